@@ -1,0 +1,38 @@
+# Two commands: `make demo` shows what RunGuard does, `make test` checks everything. Both set up what they need by themselves.
+PYTHON ?= python3
+NEW := .venv
+OLD := .venv-oldest-adk
+
+.PHONY: demo test lint types bench clean
+
+demo: $(NEW)/.ready
+	@$(NEW)/bin/runguard demo
+
+test: $(NEW)/.ready $(OLD)/.ready lint types
+	@echo "== tests on the newest google-adk" && $(NEW)/bin/python -m pytest -n 2
+	@echo "== tests on the oldest supported google-adk" && $(OLD)/bin/python -m pytest -n 2
+
+lint: $(NEW)/.ready
+	@$(NEW)/bin/ruff check . && $(NEW)/bin/ruff format --check .
+
+types: $(NEW)/.ready
+	@$(NEW)/bin/mypy
+
+bench: $(NEW)/.ready
+	@$(NEW)/bin/python benchmarks/hooks.py
+
+$(NEW)/.ready: pyproject.toml
+	@echo "setting up $(NEW) (once)"
+	@$(PYTHON) -m venv $(NEW)
+	@$(NEW)/bin/python -m pip install --quiet --disable-pip-version-check uv
+	@$(NEW)/bin/uv pip install --quiet --python $(NEW)/bin/python --editable . --group dev
+	@touch $@
+
+$(OLD)/.ready: pyproject.toml $(NEW)/.ready
+	@echo "setting up $(OLD) (once)"
+	@$(PYTHON) -m venv $(OLD)
+	@$(NEW)/bin/uv pip install --quiet --python $(OLD)/bin/python --editable . --group oldest
+	@touch $@
+
+clean:
+	@rm -rf $(NEW) $(OLD) .mypy_cache .pytest_cache .ruff_cache

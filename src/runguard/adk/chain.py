@@ -1,0 +1,165 @@
+"""Who called whom: which lane of which run a hook belongs to, on every path ADK takes.
+
+Three facts of ADK 2.x shape this file. A transfer is not nested and the transferring agent's after-hook never fires, so nothing
+here counts enters and leaves. Each tool call runs in a task of its own, so a context variable set before it cannot leak, and is
+how an AgentTool's nested run or a single-turn agent finds its caller. Events arrive in the runner's task where that variable is
+not visible, so calls are also kept by their id.
+"""
+
+import asyncio
+from collections import OrderedDict
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from google.adk.agents import BaseAgent, LlmAgent
+
+from runguard.conductor import Guard, Run
+from runguard.events import ROOT_LANE, Outcome
+
+_CALLS_KEPT: Final = 4_096
+
+
+@dataclass(slots=True)
+class Call:
+    """A function call from the model's response until its answer."""
+
+    tool: str
+    args: Any
+    lane: str
+    batch: str
+    fingerprint: bytes = b""
+    refused: bool = False
+    outcome: Outcome | None = None
+    error: str = ""
+    running: bool = False
+
+
+@dataclass(slots=True)
+class ModelInFlight:
+    """A model call between its before-hook and its answer."""
+
+    agent: str
+    branch: str | None
+    lane: str
+    answered: bool = False
+    settled: bool = False
+    prompt_tokens: int = 0
+    output_tokens: int = 0
+
+
+@dataclass(slots=True)
+class Invocation:
+    """One Runner invocation: the root of a run, or nested in a tool call of one."""
+
+    id: str
+    run: Run
+    manager: Any  # the runner's plugin manager: tells runners apart
+    session: str
+    root_agent: str
+    lane: str = ROOT_LANE
+    depth: int = 0
+    live: bool = False
+    nested: bool = False
+    batch: str = ""
+    calls: OrderedDict[str, Call] = field(default_factory=OrderedDict)
+    flights: dict[asyncio.Task[Any] | None, ModelInFlight] = field(default_factory=dict)
+    lanes: dict[tuple[str, str | None], str] = field(default_factory=dict)
+    skips: dict[tuple[str, str], int] = field(default_factory=dict)  # short-circuits after a stop, per agent and lane
+
+    def remember(self, call_id: str, call: Call) -> None:
+        self.calls[call_id] = call
+        if len(self.calls) > _CALLS_KEPT:  # long-running calls that ADK never answers
+            self.calls.popitem(last=False)
+
+    def is_quiet(self) -> bool:
+        """Nothing paid is in flight and no call is waiting for its answer: ending now throws nothing away."""
+        return not any(call.running for call in self.calls.values()) and not self.in_flight()
+
+    def in_flight(self) -> int:
+        return sum(1 for task, flight in self.flights.items() if not flight.answered and not (task is not None and task.done()))
+
+
+@dataclass(slots=True, frozen=True)
+class Frame:
+    """The tool call we are inside of."""
+
+    guard: Guard
+    invocation: Invocation
+    call_id: str
+    tool: str
+    lane: str
+    depth: int
+    path: tuple[str, ...]
+
+
+FRAME: Final[ContextVar[Frame | None]] = ContextVar("runguard_frame", default=None)
+
+
+def child_lane(frame: Frame) -> str:
+    return f"{frame.lane}/{frame.tool}@{frame.call_id}"
+
+
+def enclosing_frame(guard: Guard) -> Frame | None:
+    """The frame of a guarded tool call that is still open, or None: a frame of an ended run says nothing."""
+    frame = FRAME.get()
+    if frame is None or frame.guard is not guard or guard.runs.get(frame.invocation.run.info.run) is not frame.invocation.run:
+        return None
+    return frame
+
+
+def open_child(guard: Guard, frame: Frame) -> str:
+    """The lane of an agent called as a tool. Beside other running calls of the same response it counts as a parallel strand."""
+    key = child_lane(frame)
+    run = frame.invocation.run
+    if key not in run.lanes:
+        beside = sum(1 for call in frame.invocation.calls.values() if call.running and call.lane == frame.lane)
+        guard.open_lane(run, key, frame.lane, concurrent=beside > 1, path=frame.path)
+    return key
+
+
+def lane_of(guard: Guard, invocation: Invocation, branch: str | None) -> str:
+    """The lane that a hook of this invocation works in."""
+    frame = FRAME.get()
+    inside = frame is not None and frame.invocation is invocation
+    cached = invocation.lanes.get((frame.call_id if inside else "", branch))  # type: ignore[union-attr]
+    if cached is not None and cached in invocation.run.lanes:
+        return cached
+    if inside:
+        assert frame is not None
+        key = open_child(guard, frame)
+    elif not branch:
+        key = invocation.lane
+    else:
+        key = _branch_lane(guard, invocation, branch)
+    if len(invocation.lanes) < _CALLS_KEPT:
+        invocation.lanes[frame.call_id if inside else "", branch] = key  # type: ignore[union-attr]
+    return key
+
+
+def _branch_lane(guard: Guard, invocation: Invocation, branch: str) -> str:
+    """A lane for a branch. ADK names branches by dots; one opened by a function call carries that call's id behind ``@``."""
+    run = invocation.run
+    key = f"{invocation.lane}/{branch}"
+    if key in run.lanes:
+        return key
+    above = branch
+    parent = invocation.lane
+    while "." in above:
+        above = above.rpartition(".")[0]
+        if f"{invocation.lane}/{above}" in run.lanes:
+            parent = f"{invocation.lane}/{above}"
+            break
+    opened_by = branch.rpartition("@")[2] if "@" in branch else ""
+    guard.open_lane(run, key, parent, concurrent=opened_by not in invocation.calls, path=run.lanes[parent].path)
+    return key
+
+
+def depth_of(agent: BaseAgent, invocation: Invocation) -> int:
+    """Delegations above an agent: models that could have sent the work down to it. Containers do not count."""
+    depth = invocation.depth
+    current, above = agent, agent.parent_agent
+    while above is not None and current.name != invocation.root_agent:
+        depth += isinstance(above, LlmAgent)
+        current, above = above, above.parent_agent
+    return depth

@@ -1,0 +1,533 @@
+"""``RunGuardPlugin``: ADK's hooks in, events out, decisions carried out. It translates and decides nothing.
+
+Register it first in ``App(plugins=[RunGuardPlugin(...)])``: a plugin before it that answers a call hides that call from it.
+Results are judged on the function-response event, which precedes the next model call and shows what callbacks made of them.
+"""
+
+import asyncio
+import logging
+from typing import Any, Final
+
+from google.adk.agents import BaseAgent, ParallelAgent
+from google.adk.agents.callback_context import CallbackContext
+from google.adk.agents.invocation_context import InvocationContext
+from google.adk.events import Event
+from google.adk.models.llm_request import LlmRequest
+from google.adk.models.llm_response import LlmResponse
+from google.adk.plugins.base_plugin import BasePlugin
+from google.adk.tools.agent_tool import AgentTool
+from google.adk.tools.base_tool import BaseTool
+from google.adk.tools.tool_context import ToolContext
+from google.genai import types
+
+from runguard.adk import runners
+from runguard.adk.chain import FRAME, Call, Frame, Invocation, ModelInFlight, depth_of, enclosing_frame, lane_of, open_child
+from runguard.adk.stops import mark_stop, may_escalate, refusal, stop_content, stop_response, with_notice
+from runguard.adk.tool_time import limit_time
+from runguard.conductor import Guard
+from runguard.decision import Action, Decision, Trip
+from runguard.errors import PolicyError
+from runguard.events import AgentEntered, Answer, HandOff, ModelCall, ModelResult, Outcome, RunInfo, ToolCall, ToolResults
+from runguard.policy import Policy
+
+_log: Final = logging.getLogger("runguard")
+NAME: Final = "runguard"
+TRANSFER: Final = "transfer_to_agent"
+# Tools by which ADK itself steers: no work, so neither progress nor repetition.
+FRAMEWORK_TOOLS: Final = frozenset({TRANSFER, "finish_task", "set_model_response", "exit_loop"})
+_SPINS: Final = 2  # how often one agent may be skipped after a stop before the run is ended from outside
+_INVOCATIONS_KEPT: Final = 10_000
+
+
+class RunGuardPlugin(BasePlugin):
+    """Guards every run of the App or Runner it is registered with. Keywords are the policy; see ``runguard.policy``."""
+
+    def __init__(self, *, name: str = NAME, **policy: Any) -> None:
+        super().__init__(name=name)
+        self.policy_error: str | None = None
+        self.from_file_only = name != NAME and not policy  # how ``adk web --extra_plugins`` builds it
+        try:
+            built = Policy.build(**policy)
+        except PolicyError as error:
+            if not self.from_file_only:
+                raise
+            # ADK only logs a constructor's exception and would go on unguarded: stop every run instead.
+            self.policy_error = str(error)
+            built = Policy.validated({}, "")
+        self.guard = Guard(built)
+        self._off = built.mode == "off" and self.policy_error is None
+        self._invocations: dict[str, Invocation] = {}
+        self._known_tools: set[str] = set()
+        self.warned_order = False
+        runners.watch(self)
+        _log.info("runguard.start: %s", self.describe())
+
+    def describe(self) -> str:
+        """Mode, limits, store and ADK version in one line."""
+        from google.adk.version import __version__ as adk_version
+
+        policy = self.guard.policy
+        limits = {name: value for name in _SHOWN_LIMITS if (value := getattr(policy, name)) is not None}
+        shown = ", ".join(f"{name}={value}" for name, value in limits.items())
+        return f"mode={policy.mode}, on_stop={policy.on_stop}, {shown}, store=memory, policy={policy.digest}, google-adk {adk_version}"
+
+    # ---- looking in -------------------------------------------------------------------------------------------------
+
+    @property
+    def trips(self) -> list[Trip]:
+        """The last 1,000 trips, oldest first; in shadow mode those that would have been."""
+        return list(self.guard.trips)
+
+    def snapshot(self) -> dict[str, Any]:
+        """What runs now: calls, tokens, prompt growth, breakers. Plain data."""
+        return self.guard.snapshot()
+
+    def flush(self, seconds: float = 2.0) -> bool:
+        """Wait, bounded, until callbacks sent so far have run: for tests and shutdown."""
+        return self.guard.outbox.flush(seconds)
+
+    # ---- runs -------------------------------------------------------------------------------------------------------
+
+    async def before_run_callback(self, *, invocation_context: InvocationContext) -> types.Content | None:
+        if self._off:
+            return None
+        try:
+            self._begin(invocation_context)
+        except Exception as error:
+            self._own_fault("before_run", error, None)
+        return None
+
+    def _begin(self, ic: InvocationContext) -> Invocation:
+        guard = self.guard
+        root = getattr(ic.agent, "name", "") or ""
+        frame = enclosing_frame(guard)
+        if frame is None:
+            limit = ic.run_config.max_llm_calls if ic.run_config else None
+            info = RunInfo(
+                run=ic.invocation_id,
+                app=ic.app_name,
+                user=ic.user_id,
+                session=ic.session.id,
+                invocation=ic.invocation_id,
+                at=guard.clock(),
+                model_call_limit=limit if limit and limit > 0 else None,
+            )
+            invocation = Invocation(ic.invocation_id, guard.start(info), ic.plugin_manager, ic.session.id, root)
+        else:
+            lane = open_child(guard, frame)
+            invocation = Invocation(
+                ic.invocation_id, frame.invocation.run, ic.plugin_manager, ic.session.id, root, lane=lane, depth=frame.depth + 1, nested=True
+            )
+        invocation.live = ic.live_request_queue is not None
+        self._invocations[ic.invocation_id] = invocation
+        if len(self._invocations) > _INVOCATIONS_KEPT:
+            self.forget(next(iter(self._invocations)))
+        if self.policy_error is not None and frame is None:
+            guard.fail(ic.invocation_id, "policy_error", self.policy_error, root)
+        return invocation
+
+    async def after_run_callback(self, *, invocation_context: InvocationContext) -> None:
+        self.forget(invocation_context.invocation_id)
+
+    def forget(self, invocation_id: str) -> None:
+        """An invocation is over, however it ended; called by whoever notices first."""
+        invocation = self._invocations.pop(invocation_id, None)
+        if invocation is None:
+            return
+        for task in invocation.flights:
+            if task is not None:
+                invocation.run.slots.give_back(task)
+        if not invocation.nested:
+            self.guard.end(invocation.run.info.run)
+
+    def invocation_of(self, ic: InvocationContext) -> Invocation:
+        return self._invocations.get(ic.invocation_id) or self._begin(ic)
+
+    def invocations_of(self, manager: Any, session: str) -> list[str]:
+        """Invocations of one runner and session: how a run that yielded no event is found again."""
+        return [i.id for i in list(self._invocations.values()) if i.manager is manager and i.session == session]
+
+    # ---- agents -----------------------------------------------------------------------------------------------------
+
+    async def before_agent_callback(self, *, agent: BaseAgent, callback_context: CallbackContext) -> types.Content | None:
+        if self._off:
+            return None
+        ic = callback_context._invocation_context
+        try:
+            invocation = self.invocation_of(ic)
+            lane = lane_of(self.guard, invocation, ic.branch)
+            branches = len(agent.sub_agents) if isinstance(agent, ParallelAgent) else 0
+            depth = depth_of(agent, invocation)
+            decision = self.guard.check(AgentEntered(invocation.run.info.run, lane, agent.name, self.guard.clock(), depth, branches))
+            if not decision or not decision.enforced or decision.action < Action.BLOCK:
+                return None
+            if decision.action is Action.BLOCK:  # too deep: this agent is refused, its caller goes on
+                return types.Content(role="model", parts=[types.Part(text=decision.for_model)])
+            await self._stop_spinning(invocation, agent.name, lane)
+            if may_escalate(agent):
+                callback_context.actions.escalate = True
+            assert decision.trip is not None
+            return stop_content(self.guard.stop_text(decision.trip))
+        except Exception as error:
+            if self._own_fault("before_agent", error, ic.invocation_id):
+                return stop_content(_FAULT_TEXT)
+            return None
+
+    async def _stop_spinning(self, invocation: Invocation, agent: str, lane: str) -> None:
+        """A loop that ADK cannot end (a graph cycle, a custom agent) would ask for ever: end it from outside."""
+        key = (agent, lane)
+        invocation.skips[key] = skips = invocation.skips.get(key, 0) + 1
+        if skips <= _SPINS or invocation.run.stopped is None:
+            return
+        for _ in range(600):  # paid siblings first: at most half a minute
+            if invocation.is_quiet():
+                break
+            await asyncio.sleep(0.05)
+        raise runners.Halt(invocation.run.stopped)
+
+    # ---- model calls ------------------------------------------------------------------------------------------------
+
+    async def before_model_callback(self, *, callback_context: CallbackContext, llm_request: LlmRequest) -> LlmResponse | None:
+        if self._off:
+            return None
+        ic = callback_context._invocation_context
+        guard = self.guard
+        try:
+            invocation = self._invocations.get(ic.invocation_id) or self._begin(ic)
+            agent = ic.agent
+            name = agent.name if agent is not None else ""
+            branch = ic.branch
+            lane = lane_of(guard, invocation, branch)
+            task = asyncio.current_task()
+            self._settle_unanswered(invocation, task)
+            event = ModelCall(invocation.run.info.run, lane, name, guard.clock(), llm_request.model or "")
+            decision = guard.check(event)
+            if decision.action is not Action.STOP or not decision.enforced:
+                reserved = await guard.reserve(event)
+                if reserved:
+                    decision = reserved
+            if decision.action is Action.STOP and decision.enforced:
+                await self._stop_spinning(invocation, name, lane)
+                return self._stop(callback_context, agent, decision)
+            invocation.flights[task] = ModelInFlight(name, branch, lane)
+            strand = invocation.run.lanes.get(lane)
+            if strand is not None and strand.notice:
+                llm_request.contents.append(types.Content(role="user", parts=[types.Part(text=strand.notice)]))
+                strand.notice = ""
+            return None
+        except Exception as error:
+            if self._own_fault("before_model", error, ic.invocation_id):
+                return LlmResponse(content=stop_content(_FAULT_TEXT), error_code="RUNGUARD_STOP", error_message=_FAULT_TEXT)
+            return None
+
+    def _stop(self, context: CallbackContext, agent: Any, decision: Decision) -> LlmResponse:
+        assert decision.trip is not None
+        if isinstance(agent, BaseAgent) and may_escalate(agent):
+            context.actions.escalate = True
+        runners.announce(decision.trip, self)
+        return stop_response(decision.trip, self.guard.stop_text(decision.trip))
+
+    def _settle_unanswered(self, invocation: Invocation, task: "asyncio.Task[Any] | None") -> None:
+        """The last call of this task got no answer from a model: somebody's callback or cache answered instead."""
+        flight = invocation.flights.get(task)
+        if flight is not None and not flight.answered:
+            flight.answered = True
+            self.guard.unspent(invocation.run.info.run)
+
+    async def after_model_callback(self, *, callback_context: CallbackContext, llm_response: LlmResponse) -> LlmResponse | None:
+        if self._off:
+            return None
+        ic = callback_context._invocation_context
+        try:
+            invocation = self._invocations.get(ic.invocation_id)
+            if invocation is None:
+                return None
+            task = asyncio.current_task()
+            flight = invocation.flights.get(task)
+            if flight is None:
+                return None
+            usage = llm_response.usage_metadata
+            if usage is not None:
+                self._usage(invocation, flight, usage, llm_response)
+            flight.answered = True
+            if not llm_response.partial:
+                if not flight.settled:  # no usage at all: the call still happened
+                    self._result(invocation, flight, None, None)
+                if task is not None:
+                    invocation.run.slots.give_back(task)
+        except Exception as error:
+            self._own_fault("after_model", error, ic.invocation_id)
+        return None
+
+    def _usage(self, invocation: Invocation, flight: ModelInFlight, usage: Any, response: LlmResponse) -> None:
+        """Usage of one call is the last one seen, not a sum: chunks repeat it cumulatively."""
+        prompt = (usage.prompt_token_count or 0) + (usage.tool_use_prompt_token_count or 0)
+        total = usage.total_token_count
+        output = total - prompt if total is not None else (usage.candidates_token_count or 0) + (usage.thoughts_token_count or 0)
+        output = max(output, 0)
+        if flight.settled:
+            self.guard.correct_usage(invocation.run.info.run, prompt - flight.prompt_tokens, output - flight.output_tokens)
+            flight.prompt_tokens, flight.output_tokens = prompt, output
+            return
+        flight.prompt_tokens, flight.output_tokens = prompt, output
+        if not response.partial:
+            self._result(invocation, flight, prompt, output)
+
+    def _result(self, invocation: Invocation, flight: ModelInFlight, prompt: int | None, output: int | None) -> None:
+        if prompt is None and flight.prompt_tokens:
+            prompt, output = flight.prompt_tokens, flight.output_tokens  # told on a chunk before
+        flight.settled = True
+        self.guard.after(ModelResult(invocation.run.info.run, flight.lane, flight.agent, self.guard.clock(), prompt, output))
+
+    async def on_model_error_callback(self, *, callback_context: CallbackContext, llm_request: LlmRequest, error: Exception) -> LlmResponse | None:
+        if self._off:
+            return None
+        invocation = self._invocations.get(callback_context.invocation_id)
+        task = asyncio.current_task()
+        if invocation is not None and (flight := invocation.flights.get(task)) is not None:
+            flight.answered = True
+            if task is not None:
+                invocation.run.slots.give_back(task)
+        return None
+
+    # ---- tools ------------------------------------------------------------------------------------------------------
+
+    async def before_tool_callback(self, *, tool: BaseTool, tool_args: dict[str, Any], tool_context: ToolContext) -> dict[str, Any] | None:
+        if self._off:
+            return None
+        ic = tool_context._invocation_context
+        guard = self.guard
+        try:
+            invocation = self._invocations.get(ic.invocation_id) or self._begin(ic)
+            name = tool.name
+            agent = ic.agent
+            agent_name = agent.name if agent is not None else ""
+            lane = lane_of(guard, invocation, ic.branch)
+            call_id = tool_context.function_call_id or ""
+            call = invocation.calls.get(call_id)
+            if call is None:
+                call = Call(name, tool_args, lane, invocation.batch)
+                invocation.remember(call_id, call)
+            call.lane, call.running = lane, True
+            if name not in self._known_tools:
+                self._learn_tool(tool)
+            depth = depth_of(agent, invocation) if isinstance(agent, BaseAgent) else invocation.depth
+            FRAME.set(Frame(guard, invocation, call_id, name, lane, depth, (*invocation.run.lanes[lane].path, agent_name)))
+            if name in FRAMEWORK_TOOLS:
+                return self._check_transfer(tool_args, ic, invocation, lane, agent_name) if name == TRANSFER else None
+            call.fingerprint = guard.fingerprint(name, tool_args)
+            below = depth + 1 if isinstance(tool, AgentTool) else 0
+            event = ToolCall(invocation.run.info.run, lane, agent_name, guard.clock(), name, call.fingerprint, call.batch, call_id, below)
+            decision = guard.check(event)
+            if decision.action >= Action.BLOCK and decision.enforced:
+                call.refused = True
+                if decision.trip is not None:
+                    runners.announce(decision.trip, self)
+                return refusal(decision.for_model)
+            rule = guard.tool_rule(name)
+            if guard.policy.max_seconds is not None or (rule is not None and rule.max_seconds is not None):
+                limit_time(tool, self, invocation, rule.max_seconds if rule is not None else None)
+            return None
+        except Exception as error:
+            if self._own_fault("before_tool", error, ic.invocation_id):
+                return refusal(_FAULT_TEXT)
+            return None
+
+    def _learn_tool(self, tool: BaseTool) -> None:
+        """A rule that stands beside the tool's code, told once."""
+        if len(self._known_tools) < 4_096:
+            self._known_tools.add(tool.name)
+        rule = getattr(getattr(tool, "func", None), "__runguard_tool__", None) or getattr(tool, "__runguard_tool__", None)
+        if rule is not None:
+            self.guard.declare(tool.name, rule)
+
+    def _check_transfer(self, args: dict[str, Any], ic: InvocationContext, invocation: Invocation, lane: str, agent: str) -> dict[str, Any] | None:
+        """A hand-off ever deeper is refused where the model can still hear it; hand-off circles are judged on the event."""
+        root = getattr(ic.agent, "root_agent", None)
+        target = root.find_agent(args.get("agent_name")) if root is not None else None
+        if target is None:
+            return None
+        event = AgentEntered(invocation.run.info.run, lane, agent, self.guard.clock(), depth_of(target, invocation))
+        decision = self.guard.check(event)
+        return refusal(decision.for_model) if decision.action >= Action.BLOCK and decision.enforced else None
+
+    async def on_tool_error_callback(
+        self, *, tool: BaseTool, tool_args: dict[str, Any], tool_context: ToolContext, error: BaseException
+    ) -> dict[str, Any] | None:
+        if self._off:
+            return None
+        ic = tool_context._invocation_context
+        try:
+            invocation = self._invocations.get(ic.invocation_id)
+            call = invocation.calls.get(tool_context.function_call_id or "") if invocation is not None else None
+            if invocation is None or call is None:
+                return None
+            if isinstance(error, asyncio.CancelledError):
+                call.running = False
+                return None
+            unknown = type(tool) is BaseTool
+            call.outcome = Outcome.UNKNOWN_TOOL if unknown else Outcome.TIMEOUT if isinstance(error, TimeoutError) else Outcome.ERROR
+            call.error = _said(error)
+            if call.outcome is not Outcome.UNKNOWN_TOOL:
+                self.guard.report_failure(invocation.run, call.tool, tool_context.function_call_id or "")
+            if isinstance(tool, AgentTool) and self._stop_in_force(invocation, call.lane) is not None:
+                # The nested run was stopped and its empty answer did not fit a schema: the call is answered all the same.
+                return refusal("This part was stopped. Do not call it again.")
+        except Exception as fault:
+            self._own_fault("on_tool_error", fault, ic.invocation_id)
+        return None
+
+    @staticmethod
+    def _stop_in_force(invocation: Invocation, lane: str) -> Trip | None:
+        strand = invocation.run.lanes.get(lane)
+        return invocation.run.stopped or (strand.stop_in_force() if strand is not None else None)
+
+    # ---- events -----------------------------------------------------------------------------------------------------
+
+    async def on_event_callback(self, *, invocation_context: InvocationContext, event: Event) -> Event | None:
+        if self._off or event.partial:
+            return None
+        try:
+            invocation = self._invocations.get(invocation_context.invocation_id)
+            if invocation is not None:
+                self._on_event(invocation, event)
+        except Exception as error:
+            self._own_fault("on_event", error, invocation_context.invocation_id)
+        return None
+
+    def _on_event(self, invocation: Invocation, event: Event) -> None:
+        calls: list[types.FunctionCall] = []
+        answers: list[types.FunctionResponse] = []
+        content = event.content
+        if content is not None and content.parts:
+            for part in content.parts:
+                if part.function_call is not None:
+                    calls.append(part.function_call)
+                elif part.function_response is not None:
+                    answers.append(part.function_response)
+        if answers:
+            self._on_answers(invocation, event, answers)
+        else:
+            if calls:
+                invocation.batch = event.id
+                for call in calls:
+                    if call.id and call.id not in invocation.calls:
+                        invocation.remember(call.id, Call(call.name or "", call.args, self._event_lane(invocation, event), event.id))
+            self._release_slot(invocation, event)
+            if invocation.live and event.usage_metadata is not None:
+                self._on_live_usage(invocation, event)
+        if event.actions.transfer_to_agent:
+            self._on_transfer(invocation, event)
+        if (content is not None and event.error_code is None and invocation.skips) or invocation.run.stopped is not None:
+            self._mark_skipped_agent(invocation, event)
+
+    def _event_lane(self, invocation: Invocation, event: Event) -> str:
+        for flight in invocation.flights.values():
+            if flight.agent == event.author and flight.branch == event.branch and flight.lane in invocation.run.lanes:
+                return flight.lane
+        return lane_of(self.guard, invocation, event.branch)
+
+    def _release_slot(self, invocation: Invocation, event: Event) -> None:
+        """An event of an agent whose model call shows no answer: a later plugin or callback answered it."""
+        for task, flight in invocation.flights.items():
+            if not flight.answered and flight.agent == event.author and flight.branch == event.branch:
+                flight.answered = True
+                self.guard.unspent(invocation.run.info.run)
+                if task is not None:
+                    invocation.run.slots.give_back(task)
+                return
+
+    def _on_live_usage(self, invocation: Invocation, event: Event) -> None:
+        usage = event.usage_metadata
+        assert usage is not None
+        prompt = usage.prompt_token_count or 0
+        output = max((usage.total_token_count or prompt) - prompt, 0)
+        invocation.run.spend.model_calls += 1
+        self.guard.after(ModelResult(invocation.run.info.run, self._event_lane(invocation, event), event.author, self.guard.clock(), prompt, output))
+
+    def _on_answers(self, invocation: Invocation, event: Event, responses: list[types.FunctionResponse]) -> None:
+        guard, run = self.guard, invocation.run
+        waiting = {*(event.actions.requested_tool_confirmations or ()), *(event.actions.requested_auth_configs or ())}
+        answers: list[Answer] = []
+        by_call: dict[str, types.FunctionResponse] = {}
+        lane = batch = ""
+        for response in responses:
+            call_id = response.id or ""
+            call = invocation.calls.pop(call_id, None)
+            name = response.name or ""
+            if call is None or call_id in waiting or name in FRAMEWORK_TOOLS or name.startswith("adk_request_"):
+                continue  # pending confirmation or sign-in is neither failure nor repetition
+            lane, batch = call.lane, call.batch
+            by_call[call_id] = response
+            value: object = response.response
+            if call.outcome is not None:
+                value = call.error
+            elif call.refused:
+                call.outcome = Outcome.REFUSED
+            fingerprint = call.fingerprint or guard.fingerprint(name, call.args)
+            answers.append(Answer(name, fingerprint, value, call_id, call.outcome, event.id))
+            guard.close_lane(run, f"{lane}/{name}@{call_id}")
+        if not answers:
+            return
+        decision = guard.after(ToolResults(run.info.run, lane, event.author, guard.clock(), batch, answers))
+        if not decision or not decision.enforced:
+            return
+        finding = decision.finding
+        if decision.action is Action.NUDGE and finding is not None:
+            said = next((by_call[a.id] for a in answers if a.tool == finding.tool and a.id in by_call), None)
+            if said is not None:
+                said.response = with_notice(said.response, decision.for_model)
+        elif decision.action is Action.BLOCK:
+            limit = guard.policy.max_tool_result_chars or 0
+            for a in answers:
+                if a.chars > limit and a.id in by_call:
+                    by_call[a.id].response = refusal(decision.for_model)
+        elif decision.trip is not None:
+            runners.announce(decision.trip, self)
+
+    def _on_transfer(self, invocation: Invocation, event: Event) -> None:
+        lane = self._event_lane(invocation, event)
+        target = event.actions.transfer_to_agent or ""
+        decision = self.guard.check(HandOff(invocation.run.info.run, lane, event.author, target, self.guard.clock()))
+        if not decision or not decision.enforced:
+            return
+        if decision.action is Action.NUDGE:
+            invocation.run.lanes[lane].notice = decision.for_model
+        elif decision.trip is not None:
+            runners.announce(decision.trip, self)
+
+    def _mark_skipped_agent(self, invocation: Invocation, event: Event) -> None:
+        """ADK's agent hook returns content only: give its event the code and the trip that a stop carries."""
+        content = event.content
+        if content is None or event.error_code is not None or not content.parts or not content.parts[0].thought:
+            return
+        trip = self._stop_in_force(invocation, self._event_lane(invocation, event))
+        if trip is not None and content.parts[0].text == self.guard.stop_text(trip):
+            runners.announce(trip, self)
+            mark_stop(event, trip, self.guard.stop_text(trip))
+
+    # ---- own faults -------------------------------------------------------------------------------------------------
+
+    def _own_fault(self, hook: str, error: Exception, invocation_id: str | None) -> bool:
+        """Record a failure of the guard itself; True when the policy says that it stops the run."""
+        self.guard.guard_errors += 1
+        _log.error("runguard.guard_error: %s failed with %s; on_guard_error=%s", hook, type(error).__name__, self.guard.policy.on_guard_error, exc_info=error)
+        if self.guard.policy.on_guard_error == "allow":
+            return False
+        invocation = self._invocations.get(invocation_id or "")
+        if invocation is not None:
+            try:
+                self.guard.fail(invocation.run.info.run, "guard_error", f"{hook}: {type(error).__name__}")
+            except Exception:
+                _log.exception("runguard.guard_error: the stop itself failed")
+        return True
+
+
+_FAULT_TEXT: Final = "I stopped because a safety check could not be made."
+_SHOWN_LIMITS: Final = ("max_model_calls", "max_tool_calls", "max_seconds", "max_delegation_depth", "max_concurrent_agents", "max_identical_tool_results")
+
+
+def _said(error: BaseException) -> str:
+    """An exception's own words without running its ``__str__``."""
+    words = " ".join(arg for arg in error.args if type(arg) is str)
+    return f"{type(error).__name__}: {words}"

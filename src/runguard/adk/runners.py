@@ -1,0 +1,251 @@
+"""The one wrapper on ADK's Runner, and ``install()``.
+
+The wrapper does three things and is inert for a Runner without a guard: it puts an installed guard first in the plugin order, it
+ends from outside a stopped run that ADK would let spin (a Workflow, or a loop that ignores escalation), and with
+``on_stop="raise"`` it raises the typed error after the clean stop, which no topology can then swallow.
+"""
+
+import logging
+import threading
+import weakref
+from collections import OrderedDict
+from collections.abc import AsyncGenerator, Generator
+from contextlib import aclosing
+from functools import wraps
+from typing import TYPE_CHECKING, Any, Final
+
+from google.adk.agents import BaseAgent
+from google.adk.events import Event
+from google.adk.runners import Runner
+
+from runguard.adk.chain import FRAME
+from runguard.decision import METADATA_KEY, Trip
+from runguard.errors import RunStoppedError
+
+if TYPE_CHECKING:
+    from runguard.adk.plugin import RunGuardPlugin
+
+_log: Final = logging.getLogger("runguard")
+_ANNOUNCED_KEPT: Final = 10_000
+
+
+class Halt(BaseException):
+    """Ends a stopped run that keeps asking. Not an Exception: retries, tools and nodes must not swallow it."""
+
+    def __init__(self, trip: Trip) -> None:
+        super().__init__(trip.message)
+        self.trip = trip
+
+
+class _Watch:
+    """What the wrapper knows: the installed guard, the guards in use, and whose trip is whose."""
+
+    def __init__(self) -> None:
+        self.installed: RunGuardPlugin | None = None
+        self.plugins: weakref.WeakSet[RunGuardPlugin] = weakref.WeakSet()
+        self.injected: weakref.WeakSet[Runner] = weakref.WeakSet()
+        self.announced: OrderedDict[str, weakref.ref[RunGuardPlugin]] = OrderedDict()
+        self.originals: dict[str, Any] = {}
+        self.lock = threading.Lock()
+
+
+_watch: Final = _Watch()
+
+
+def watch(plugin: "RunGuardPlugin") -> None:
+    """A guard exists: see that Runners are wrapped."""
+    _watch.plugins.add(plugin)
+    _patch()
+
+
+def announce(trip: Trip, plugin: "RunGuardPlugin") -> None:
+    """A stop event with this trip is about to appear in some stream; the plugin knows what should follow."""
+    _watch.announced[trip.id] = weakref.ref(plugin)
+    if len(_watch.announced) > _ANNOUNCED_KEPT:
+        _watch.announced.popitem(last=False)
+
+
+def _announced_in(event: Event) -> "tuple[str, RunGuardPlugin] | None":
+    metadata = event.custom_metadata
+    if not metadata or METADATA_KEY not in metadata or not isinstance(metadata[METADATA_KEY], dict):
+        return None
+    trip_id = metadata[METADATA_KEY].get("id")
+    found = _watch.announced.get(trip_id) if isinstance(trip_id, str) else None
+    plugin = found() if found is not None else None
+    return (trip_id, plugin) if plugin is not None else None
+
+
+# ---- patching -------------------------------------------------------------------------------------------------------
+
+
+def _patch() -> None:
+    with _watch.lock:
+        if _watch.originals:
+            return
+        for name, wrapper in (("run_async", _wrap_run_async), ("run", _wrap_run), ("run_live", _wrap_run_live)):
+            original = getattr(Runner, name)
+            _watch.originals[name] = original
+            setattr(Runner, name, wrapper(original))
+
+
+def unpatch_if_unused() -> None:
+    """Give Runner its methods back, unless a guard still needs them or others have patched on top: then pass through."""
+    with _watch.lock:
+        if _watch.installed is not None or len(_watch.plugins):
+            return
+        if any(getattr(getattr(Runner, name), "__wrapped__", None) is not original for name, original in _watch.originals.items()):
+            return
+        for name, original in _watch.originals.items():
+            setattr(Runner, name, original)
+        _watch.originals.clear()
+
+
+def _guard_of(runner: Runner) -> "RunGuardPlugin | None":
+    """The guard of a Runner, put in place first if it is the installed one; an App's own guard wins."""
+    from runguard.adk.plugin import RunGuardPlugin
+
+    plugins = runner.plugin_manager.plugins
+    own = next((p for p in plugins if isinstance(p, RunGuardPlugin)), None)
+    if own is None and _watch.installed is not None:
+        plugins.insert(0, _watch.installed)
+        _watch.injected.add(runner)
+        return _watch.installed
+    if own is not None and plugins[0] is not own:
+        if own.from_file_only or own is _watch.installed:
+            plugins.remove(own)
+            plugins.insert(0, own)
+        elif not own.warned_order:
+            own.warned_order = True
+            _log.warning("runguard.order: RunGuardPlugin is not first in the plugins; a plugin before it that answers a call hides that call from it")
+    return own
+
+
+def _wrap_run_async(original: Any) -> Any:
+    @wraps(original)
+    def run_async(self: Runner, *args: Any, **kwargs: Any) -> AsyncGenerator[Event, None]:
+        plugin = _guard_of(self)
+        if plugin is None and not len(_watch.plugins):
+            return original(self, *args, **kwargs)  # type: ignore[no-any-return]
+        if plugin is None:
+            _name_blind_spot(self)
+        return _stream(self, plugin, original(self, *args, **kwargs), str(kwargs.get("session_id", "")))
+
+    return run_async
+
+
+async def _stream(runner: Runner, plugin: "RunGuardPlugin | None", events: AsyncGenerator[Event, None], session: str) -> AsyncGenerator[Event, None]:
+    nested = FRAME.get() is not None
+    invocations: set[str] = set()
+    stop: tuple[str, RunGuardPlugin] | None = None
+    outside_only = not isinstance(runner.agent, BaseAgent)  # a Workflow goes on after a soft stop
+    try:
+        async with aclosing(events) as stream:
+            async for event in stream:
+                invocations.add(event.invocation_id)
+                found = _announced_in(event)
+                stop = found or stop
+                yield event
+                if found is not None and outside_only and _can_end(found[1], event.invocation_id):
+                    break
+                if stop is not None and outside_only and found is None and _can_end(stop[1], event.invocation_id):
+                    break
+    except Halt as halt:
+        if plugin is not None:
+            stop = (halt.trip.id, plugin)
+    except BaseExceptionGroup as group:
+        halts, rest = group.split(Halt)
+        if halts is None or rest is not None:
+            raise
+        if plugin is not None:
+            stop = (_first(halts).trip.id, plugin)
+    finally:
+        if plugin is not None:
+            for invocation_id in invocations or plugin.invocations_of(runner.plugin_manager, session)[-1:]:
+                plugin.forget(invocation_id)
+    if stop is not None and not nested:
+        _raise_if_asked(*stop)
+
+
+def _first(group: BaseExceptionGroup[Halt]) -> Halt:
+    first = group.exceptions[0]
+    return _first(first) if isinstance(first, BaseExceptionGroup) else first
+
+
+def _can_end(plugin: "RunGuardPlugin", invocation_id: str) -> bool:
+    """The whole run is stopped and nothing paid is in flight: closing the stream now throws nothing away."""
+    invocation = plugin._invocations.get(invocation_id)
+    return invocation is not None and invocation.run.stopped is not None and invocation.is_quiet()
+
+
+def _raise_if_asked(trip_id: str, plugin: "RunGuardPlugin") -> None:
+    if plugin.guard.policy.on_stop != "raise":
+        return
+    trip = next((t for t in reversed(plugin.guard.trips) if t.id == trip_id), None)
+    if trip is not None and trip.enforced:
+        raise RunStoppedError.of(trip)
+
+
+def _wrap_run(original: Any) -> Any:
+    @wraps(original)
+    def run(self: Runner, *args: Any, **kwargs: Any) -> Generator[Event, None, None]:
+        # Some versions of ADK swallow what is raised in the thread that Runner.run starts: raise here again.
+        stop: tuple[str, RunGuardPlugin] | None = None
+        for event in original(self, *args, **kwargs):
+            stop = _announced_in(event) or stop
+            yield event
+        if stop is not None:
+            _raise_if_asked(*stop)
+
+    return run
+
+
+def _wrap_run_live(original: Any) -> Any:
+    @wraps(original)
+    def run_live(self: Runner, *args: Any, **kwargs: Any) -> AsyncGenerator[Event, None]:
+        plugin = _guard_of(self)
+        events: AsyncGenerator[Event, None] = original(self, *args, **kwargs)
+        if plugin is None:
+            return events
+        session = kwargs.get("session")
+        return _stream(self, plugin, events, str(kwargs.get("session_id") or getattr(session, "id", "")))
+
+    return run_live
+
+
+def _name_blind_spot(runner: Runner) -> None:
+    """A Runner without a guard inside a guarded tool call: its spending is seen by nobody."""
+    frame = FRAME.get()
+    if frame is None:
+        return
+    name = getattr(runner.agent, "name", "?")
+    key = (frame.tool, name)
+    if key not in _blind_spots:
+        _blind_spots.add(key)
+        _log.warning(
+            "runguard.blind_spot: agent '%s' runs unguarded inside tool '%s' (AgentTool(include_plugins=False)?); runguard.install() guards it too",
+            name,
+            frame.tool,
+        )
+
+
+_blind_spots: Final[set[tuple[str, str]]] = set()
+
+
+# ---- install --------------------------------------------------------------------------------------------------------
+
+
+def installed() -> "RunGuardPlugin | None":
+    return _watch.installed
+
+
+def set_installed(plugin: "RunGuardPlugin | None") -> None:
+    """Make ``plugin`` the guard of every Runner, or of none: Runners that got the last one lose it."""
+    before = _watch.installed
+    _watch.installed = plugin
+    if plugin is None and before is not None:
+        for runner in list(_watch.injected):
+            if before in runner.plugin_manager.plugins:
+                runner.plugin_manager.plugins.remove(before)
+        _watch.injected.clear()
+        _watch.plugins.discard(before)
+        unpatch_if_unused()

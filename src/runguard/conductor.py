@@ -1,0 +1,615 @@
+"""The guard: takes events, asks the detectors, decides. The only place where anything is decided.
+
+``check`` before something happens and ``after`` it are synchronous and touch nothing but memory. ``reserve`` is awaited between
+them: today it holds the number of model calls in flight. ``end`` forgets everything of a run but its trips.
+"""
+
+import asyncio
+import logging
+import secrets
+import threading
+import time
+from collections import OrderedDict, deque
+from collections.abc import Iterable, Mapping
+from typing import Any, Final
+
+from runguard import detectors as rules
+from runguard.breaker import Breaker, Permit
+from runguard.decision import ALLOW, Action, Decision, Finding, Rungs, Spend, Trip, text_for_model, text_for_operator, text_for_user
+from runguard.detectors import Detector
+from runguard.events import (
+    FAILURES,
+    ROOT_LANE,
+    AgentEntered,
+    Answer,
+    Event,
+    HandOff,
+    ModelCall,
+    ModelResult,
+    Outcome,
+    RunInfo,
+    ToolCall,
+    ToolResults,
+)
+from runguard.fingerprint import AnswerBook, answer_text, call_fingerprint, size_of
+from runguard.inflight import Slots
+from runguard.outbox import Outbox
+from runguard.outcomes import classify, failure_class
+from runguard.policy import Policy, ToolRule
+
+_log: Final = logging.getLogger("runguard")
+_TRIPS_KEPT: Final = 1_000
+_SESSIONS_KEPT: Final = 10_000
+_ONCE_PER_SESSION: Final = 1_000
+_LANES_KEPT: Final = 4_096
+_TOOLS_KEPT: Final = 4_096
+_BREAKER_FAILURES: Final = 5
+_NOTED_KEPT: Final = 256
+
+# Which setting to change when a rule was too strict, for the operator's "how to resume".
+_SETTINGS: Final = {
+    "model_calls": "max_model_calls",
+    "tool_calls": "max_tool_calls",
+    "tool_limit": "tools.<name>.max_calls",
+    "fan_out": "max_fan_out or max_concurrent_agents",
+    "deadline": "max_seconds",
+    "depth": "max_delegation_depth",
+    "result_size": "max_tool_result_chars",
+}
+
+
+class Lane:
+    """One strand of a run in which things happen one after another, with its own detectors and memory."""
+
+    __slots__ = ("book", "by_event", "concurrent", "detectors", "key", "notice", "parent", "path", "stopped")
+
+    def __init__(self, key: str, parent: "Lane | None", detectors: list[Detector], *, concurrent: bool, path: tuple[str, ...]) -> None:
+        self.key, self.parent, self.concurrent, self.path = key, parent, concurrent, path
+        self.detectors = detectors
+        self.by_event = _dispatch(detectors)
+        self.book = AnswerBook()
+        self.stopped: Trip | None = None
+        self.notice = ""  # a nudge that found no tool result to ride on, for the next request
+
+    def owner(self) -> "Lane | None":
+        """The nearest strand that runs beside others: a stop ends there, or ends the run when there is none."""
+        lane: Lane | None = self
+        while lane is not None and not lane.concurrent:
+            lane = lane.parent
+        return lane
+
+    def stop_in_force(self) -> Trip | None:
+        lane: Lane | None = self
+        while lane is not None:
+            if lane.stopped is not None:
+                return lane.stopped
+            lane = lane.parent
+        return None
+
+
+def _dispatch(detectors: Iterable[Detector]) -> dict[type, list[Detector]]:
+    table: dict[type, list[Detector]] = {}
+    for detector in detectors:
+        for kind in detector.sees:
+            table.setdefault(kind, []).append(detector)
+    return table
+
+
+class Run:
+    """Everything known about one running root run. Gone when it ends."""
+
+    __slots__ = ("by_event", "growth", "info", "lanes", "model_calls", "noted", "nudges", "permits", "retired", "slots", "spend", "started", "stopped", "trips")
+
+    def __init__(self, info: RunInfo, policy: Policy) -> None:
+        self.info = info
+        self.started = info.at
+        self.spend = Spend()
+        self.lanes: dict[str, Lane] = {}
+        self.retired: OrderedDict[str, list[Detector]] = OrderedDict()  # failure streaks of ended child lanes, by name
+        self.slots = Slots(policy.in_flight)
+        self.stopped: Trip | None = None
+        self.trips: list[Trip] = []
+        self.noted: OrderedDict[tuple[str, str, str], None] = OrderedDict()
+        self.nudges = 0
+        self.permits: dict[str, tuple[str, Permit]] = {}
+        limit = policy.max_model_calls or info.model_call_limit
+        self.model_calls = rules.ModelCalls(limit) if limit else None
+        whole: list[Detector | None] = [
+            self.model_calls,
+            rules.ToolCalls(policy.max_tool_calls) if policy.max_tool_calls else None,
+            rules.CallsPerTool(lambda tool: rule.max_calls if (rule := policy.tool_rule(tool)) else None)
+            if any(r.max_calls for r in policy.tools.values())
+            else None,
+            rules.Depth(policy.max_delegation_depth) if policy.max_delegation_depth else None,
+            rules.FanOut(policy.fan_out) if policy.fan_out else None,
+            rules.Deadline(policy.max_seconds, info.at) if policy.max_seconds else None,
+        ]
+        self.by_event = _dispatch(d for d in whole if d is not None)
+        self.growth: dict[str, float] = {}
+
+    def lane(self, key: str) -> Lane:
+        return self.lanes[key]
+
+
+class Guard:
+    """One policy at work over any number of concurrent runs."""
+
+    def __init__(self, policy: Policy) -> None:
+        self.policy = policy
+        self.clock = policy.clock or time.time
+        self.runs: dict[str, Run] = {}
+        self.trips: deque[Trip] = deque(maxlen=_TRIPS_KEPT)
+        self.breakers: OrderedDict[str, Breaker] = OrderedDict()
+        self.outbox = Outbox()
+        self.guard_errors = 0
+        self._enforces = policy.mode == "enforce"
+        self._declared: dict[str, ToolRule] = {}
+        self._tool_rules: dict[str, ToolRule | None] = {}
+        self._once: OrderedDict[tuple[str, str, str], OrderedDict[bytes, None]] = OrderedDict()
+        self._lock = threading.Lock()
+        self._lane_rungs = {
+            name: rungs
+            for name in ("repetition", "no_news", "same_call", "cycle", "stall", "tool_failures", "empty", "handoff", "growth", "polling")
+            if (rungs := policy.rungs(name)) is not None and rungs != Rungs()
+        }
+
+    # ---- runs and lanes ---------------------------------------------------------------------------------------------
+
+    def start(self, info: RunInfo) -> Run:
+        """A root run begins; an id that is used again (a paused task that goes on) begins afresh."""
+        run = Run(info, self.policy)
+        run.lanes[ROOT_LANE] = self._new_lane(ROOT_LANE, None, concurrent=False, path=())
+        self.runs[info.run] = run
+        return run
+
+    def end(self, run_id: str) -> None:
+        """Forget a run. Permits it still holds go back: their calls were abandoned."""
+        run = self.runs.pop(run_id, None)
+        if run is None:
+            return
+        for tool, permit in run.permits.values():
+            if (breaker := self.breakers.get(tool)) is not None:
+                breaker.release(permit)
+
+    def open_lane(self, run: Run, key: str, parent: str, *, concurrent: bool, path: tuple[str, ...] = ()) -> Lane:
+        """A strand begins: a parallel branch, or an agent called as a tool. Failures of the last one of this name carry on."""
+        above = run.lanes.get(parent) or run.lanes[ROOT_LANE]
+        lane = self._new_lane(key, above, concurrent=concurrent, path=path)
+        inherited = run.retired.get(_retired_name(key))
+        if inherited is not None:
+            lane.detectors = [*inherited, *(d for d in lane.detectors if type(d) not in {type(i) for i in inherited})]
+            lane.by_event = _dispatch(lane.detectors)
+        if len(run.lanes) >= _LANES_KEPT:  # a run that opens so many strands has ended most of them without a word
+            oldest = next(k for k in run.lanes if k != ROOT_LANE)
+            self.close_lane(run, oldest)
+        run.lanes[key] = lane
+        return lane
+
+    def close_lane(self, run: Run, key: str) -> None:
+        """A strand ended: its memory goes, its failure streaks stay for the next strand of the same name."""
+        lane = run.lanes.pop(key, None)
+        if lane is None or lane.concurrent:
+            return
+        run.retired[_retired_name(key)] = [d for d in lane.detectors if isinstance(d, rules.Stall)]
+        if len(run.retired) > _NOTED_KEPT:
+            run.retired.popitem(last=False)
+
+    def _new_lane(self, key: str, parent: Lane | None, *, concurrent: bool, path: tuple[str, ...]) -> Lane:
+        rungs, policy = self._lane_rungs, self.policy
+        made: list[Detector] = []
+        if "repetition" in rungs:
+            made.append(rules.Repetition(rungs["repetition"]))
+        if "stall" in rungs:
+            made.append(rules.Stall(rungs["stall"]))
+        if "tool_failures" in rungs:
+            made.append(rules.ToolFailures(rungs["tool_failures"]))
+        if "no_news" in rungs:
+            made.append(rules.NoNews(rungs["no_news"]))
+        if "same_call" in rungs:
+            made.append(rules.SameCall(rungs["same_call"]))
+        if "empty" in rungs:
+            made.append(rules.EmptyAnswers(rungs["empty"]))
+        if "cycle" in rungs:
+            made.append(rules.Cycle(rungs["cycle"], policy.max_cycle_len or 4))
+        if "handoff" in rungs:
+            made.append(rules.HandOffCycle(rungs["handoff"]))
+        if "growth" in rungs:
+            made.append(rules.Growth(rungs["growth"], policy.cost_baseline_events))
+        if "polling" in rungs and any(rule.polling for rule in [*policy.tools.values(), *self._declared.values()]):
+            made.append(rules.Polling(rungs["polling"], self._is_polling))
+        if policy.max_tool_result_chars:
+            made.append(rules.ResultSize(policy.max_tool_result_chars))
+        return Lane(key, parent, made, concurrent=concurrent, path=path)
+
+    # ---- tools ------------------------------------------------------------------------------------------------------
+
+    def declare(self, tool: str, rule: ToolRule) -> None:
+        """A rule that stands beside the tool's code; the policy's own rule for that name wins."""
+        if tool not in self._declared and len(self._declared) < _TOOLS_KEPT:
+            self._declared[tool] = rule
+            self._tool_rules.pop(tool, None)
+
+    def tool_rule(self, tool: str) -> ToolRule | None:
+        try:
+            return self._tool_rules[tool]
+        except KeyError:
+            rule = self.policy.tool_rule(tool) or self._declared.get(tool)
+            if len(self._tool_rules) < _TOOLS_KEPT:  # hallucinated names must not fill memory
+                self._tool_rules[tool] = rule
+            return rule
+
+    def _is_polling(self, tool: str) -> bool:
+        rule = self.tool_rule(tool)
+        return rule is not None and rule.polling
+
+    def fingerprint(self, tool: str, args: object) -> bytes:
+        rule = self.tool_rule(tool)
+        if rule is None:
+            return call_fingerprint(tool, args)
+        return call_fingerprint(tool, args, identity=rule.identity, volatile=rule.volatile)
+
+    # ---- before -----------------------------------------------------------------------------------------------------
+
+    def check(self, event: AgentEntered | HandOff | ModelCall | ToolCall) -> Decision:
+        """May this happen? Sticky: within a stopped scope the answer stays no."""
+        run = self.runs[event.run]
+        lane = run.lanes.get(event.lane) or run.lanes[ROOT_LANE]
+        if run.stopped is not None or lane.stopped is not None or lane.parent is not None:
+            stopped = run.stopped or lane.stop_in_force()
+            if stopped is not None:
+                return Decision(Action.STOP, None, stopped, text_for_model(_STOPPED_FINDING), enforced=True)
+        kind = type(event)
+        decision = ALLOW
+        if kind is ToolCall:
+            decision = self._check_tool(run, lane, event)  # type: ignore[arg-type]
+            if decision.action >= Action.BLOCK and decision.enforced:
+                return decision
+        found = self._ask(run, lane, event)
+        if found is None:
+            if kind is ModelCall:
+                run.spend.model_calls += 1
+            elif kind is ToolCall:
+                run.spend.tool_calls += 1
+            return decision
+        decision = self._decide(run, lane, event, found)
+        if kind is ModelCall and not (decision.action is Action.STOP and decision.enforced):
+            run.spend.model_calls += 1
+        elif kind is ToolCall and not (decision.action >= Action.BLOCK and decision.enforced):
+            run.spend.tool_calls += 1
+        return decision
+
+    def _check_tool(self, run: Run, lane: Lane, event: ToolCall) -> Decision:
+        rule = self.tool_rule(event.tool)
+        if rule is not None and rule.once and event.call in self._done_once(run.info):
+            finding = Finding("once", Action.BLOCK, 2, 1, "executions", "call", event.tool, event.call.hex())
+            return self._decide(run, lane, event, finding)
+        breaker = self.breakers.get(event.tool)
+        if breaker is None:
+            return ALLOW
+        permit = breaker.admit(event.at)
+        if permit is not None:
+            run.permits[event.id] = (event.tool, permit)
+            return ALLOW
+        finding = Finding("breaker", Action.BLOCK, breaker.threshold, breaker.threshold, "failures across runs", "call", event.tool, event.tool)
+        decision = self._decide(run, lane, event, finding)
+        decision.retry_after = breaker.retry_after(event.at)
+        return decision
+
+    async def reserve(self, event: ModelCall) -> Decision:
+        """Wait for leave to make a model call, or be refused. Awaited right before the call."""
+        run = self.runs[event.run]
+        task = asyncio.current_task()
+        if task is None or run.slots.take(task):
+            return ALLOW
+        if self.policy.queues:
+            if self._enforces:
+                await run.slots.wait(task)
+            return ALLOW
+        lane = run.lanes.get(event.lane) or run.lanes[ROOT_LANE]
+        finding = Finding("fan_out", Action.STOP, len(run.slots) + 1, run.slots.limit, "model calls at once", "lane", "", "in flight", f"agent {event.agent}")
+        decision = self._decide(run, lane, event, finding)
+        if decision.enforced:
+            self.unspent(event.run)
+        return decision
+
+    def unspent(self, run_id: str) -> None:
+        """A model call that was let through was not made after all: refused, or answered by somebody's cache."""
+        run = self.runs.get(run_id)
+        if run is None:
+            return
+        run.spend.model_calls -= 1
+        if run.model_calls is not None:
+            run.model_calls.forget()
+
+    # ---- after ------------------------------------------------------------------------------------------------------
+
+    def after(self, event: ModelResult | ToolResults) -> Decision:
+        """Learn from what happened; a nudge, a refused answer or a stop may follow from it."""
+        run = self.runs[event.run]
+        lane = run.lanes.get(event.lane) or run.lanes[ROOT_LANE]
+        if isinstance(event, ToolResults):
+            self._understand(run, lane, event)
+            if run.permits:
+                self._report_breakers(run, event)
+        else:
+            run.spend.prompt_tokens += event.prompt_tokens or 0
+            run.spend.output_tokens += event.output_tokens or 0
+        if run.stopped is not None or lane.stop_in_force() is not None:
+            return ALLOW  # already ending: nothing more to decide
+        found = self._ask(run, lane, event)
+        return ALLOW if found is None else self._decide(run, lane, event, found)
+
+    def correct_usage(self, run_id: str, prompt_tokens: int, output_tokens: int) -> None:
+        """A later chunk told the usage of the same call anew: add the difference."""
+        run = self.runs.get(run_id)
+        if run is not None:
+            run.spend.prompt_tokens += prompt_tokens
+            run.spend.output_tokens += output_tokens
+
+    def _understand(self, run: Run, lane: Lane, event: ToolResults) -> None:
+        """What each answer means and whether it is news; afterwards the values are let go."""
+        kept: list[Answer] = []
+        for a in event.answers:
+            rule = self.tool_rule(a.tool)
+            if rule is not None and rule.exempt:
+                a.value = None
+                continue
+            kept.append(a)
+            if a.outcome is Outcome.REFUSED:
+                a.value = None
+                continue
+            value = a.value if rule is None and not self.policy.tool_result_normalizer else self._normalized(a, rule)
+            if a.outcome is None:
+                a.outcome, a.failure = classify(value)
+                if rule is not None and rule.failed is not None and _declared_failure(rule.failed, a.value):
+                    a.outcome, a.failure = Outcome.FAILED, failure_class(answer_text(value))
+            if self.policy.max_tool_result_chars:
+                a.chars = size_of(a.value, 2 * self.policy.max_tool_result_chars)
+            a.value = None
+            text = answer_text(value)
+            if a.outcome in FAILURES and not a.failure:
+                a.failure = failure_class(text)
+            a.answer, new = lane.book.name(a.call, text)
+            good = a.outcome is Outcome.OK or a.outcome is Outcome.EMPTY
+            if rule is not None:
+                a.counted = not (rule.polling or rule.paging)
+                if good and rule.once:
+                    self._remember_once(run.info, a.call)
+                if good and rule.writes:
+                    lane.book.forget_pairs()
+                    event.news = event.progress = True
+            if new and a.counted:
+                event.news = True
+                event.progress = event.progress or good
+        event.answers = kept
+
+    def _normalized(self, a: Answer, rule: ToolRule | None) -> object:
+        normalizer = self.policy.tool_result_normalizer.get(a.tool)
+        value = a.value
+        if normalizer is not None:
+            try:
+                value = normalizer(value)
+            except Exception:  # the user's function failed on this answer: the answer itself still identifies
+                _log.warning("runguard.normalizer_failed: tool_result_normalizer[%r] raised; the whole answer is compared", a.tool, exc_info=True)
+        if rule is not None and rule.volatile and type(value) is dict:
+            value = {key: entry for key, entry in value.items() if key not in rule.volatile}
+        return value
+
+    def _report_breakers(self, run: Run, event: ToolResults) -> None:
+        """Whatever was answered in words, even a refusal, shows that the tool works; exceptions were reported as they came."""
+        for a in event.answers:
+            held = run.permits.pop(a.id, None)
+            if held is not None and (breaker := self.breakers.get(a.tool)) is not None:
+                breaker.report(held[1], True, event.at, run.info.run)
+
+    def report_failure(self, run: Run, tool: str, call_id: str) -> None:
+        """A tool raised or timed out: the only thing that opens its breaker across runs."""
+        now = self.clock()
+        held = run.permits.pop(call_id, None)
+        with self._lock:
+            breaker = self.breakers.get(tool)
+            if breaker is None:
+                threshold = self.policy.max_tool_failures or _BREAKER_FAILURES
+                breaker = self.breakers[tool] = Breaker(threshold=threshold, reset_after_s=self.policy.half_open_reset_seconds)
+                if len(self.breakers) > _TOOLS_KEPT:
+                    self.breakers.popitem(last=False)
+        permit = held[1] if held is not None else breaker.admit(now)
+        if permit is not None:
+            breaker.report(permit, False, now, run.info.run)
+
+    # ---- deciding ---------------------------------------------------------------------------------------------------
+
+    def _ask(self, run: Run, lane: Lane, event: Event) -> Finding | None:
+        """The strongest finding of all detectors; every one of them sees the event."""
+        kind = type(event)
+        worst: Finding | None = None
+        for detector in run.by_event.get(kind, ()):
+            found = detector.observe(event)
+            if found is not None and (worst is None or found.action > worst.action):
+                worst = found
+        for detector in lane.by_event.get(kind, ()):
+            found = detector.observe(event)
+            if found is not None and (worst is None or found.action > worst.action):
+                worst = found
+        return worst
+
+    def _decide(self, run: Run, lane: Lane, event: Event, finding: Finding) -> Decision:
+        mark = (finding.rule, lane.key, finding.key)
+        action = finding.action
+        if action <= Action.NUDGE:
+            if mark in run.noted:
+                return ALLOW  # said once; saying it again changes nothing
+            if action is Action.NUDGE and run.nudges >= self.policy.max_nudges:
+                return ALLOW
+        elif not self._enforces and mark in run.noted:
+            return ALLOW
+        if action <= Action.NUDGE or not self._enforces:
+            run.noted[mark] = None
+            if len(run.noted) > _NOTED_KEPT:
+                run.noted.popitem(last=False)
+        if action is Action.NUDGE:
+            run.nudges += 1
+        decision = Decision(action, finding, None, text_for_model(finding) if action >= Action.NUDGE else "", self._enforces)
+        if action is Action.STOP:
+            decision.trip = self._trip(run, lane, event, finding)
+        self._tell(decision)
+        return decision
+
+    def _trip(self, run: Run, lane: Lane, event: Event, finding: Finding) -> Trip:
+        owner = lane.owner() if finding.scope == "lane" else None
+        for earlier in run.trips if finding.rule == "fan_out" else ():
+            if earlier.rule == finding.rule and earlier.unit == finding.unit:
+                # A surplus is one event however many branches it refuses.
+                if owner is not None and self._enforces:
+                    owner.stopped = earlier
+                return earlier
+        info, spend = run.info, run.spend
+        path = (*lane.path, event.agent)
+        if finding.rule == "handoff":
+            path = (*lane.path, *finding.detail.split("→"))
+        scope, scope_id = ("branch", owner.key) if owner is not None else ("run", info.run)
+        setting = _SETTINGS.get(finding.rule, f"rules.{finding.rule}.stop")
+        trip = Trip(
+            id=secrets.token_hex(8),
+            rule=finding.rule,
+            action=finding.action.word,
+            scope=scope,
+            scope_id=scope_id,
+            unit=finding.unit,
+            app=info.app,
+            user_id=info.user,
+            session_id=info.session,
+            run_id=info.run,
+            invocation_id=info.invocation,
+            message=text_for_operator(
+                finding, path=path, model_calls=spend.model_calls, tool_calls=spend.tool_calls, tokens=spend.tokens, enforced=self._enforces
+            ),
+            resume=f"the next user message starts with fresh counters; to allow more, raise {setting}",
+            policy_digest=self.policy.digest,
+            at=event.at,
+            observed=finding.observed,
+            limit=finding.limit,
+            agent_path=path,
+            branch=owner.key if owner is not None else None,
+            tool=finding.tool or None,
+            model=event.model or None if isinstance(event, ModelCall | ModelResult) else None,
+            evidence=finding.evidence,
+            model_calls=spend.model_calls,
+            tool_calls=spend.tool_calls,
+            tokens=spend.tokens,
+            enforced=self._enforces,
+        )
+        self._record(run, trip)
+        if self._enforces:
+            if owner is not None:
+                owner.stopped = trip
+            else:
+                run.stopped = trip
+        return trip
+
+    def fail(self, run_id: str, rule: str, message: str, agent: str = "") -> Trip | None:
+        """Stop a run for the guard's own sake: a broken policy, or a failure under ``on_guard_error="block"``."""
+        run = self.runs.get(run_id)
+        if run is None or run.stopped is not None:
+            return run.stopped if run else None
+        event = ModelCall(run_id, ROOT_LANE, agent, self.clock())
+        finding = Finding(rule, Action.STOP, 1, 0, "errors", "run", detail=message)
+        return self._decide(run, run.lanes[ROOT_LANE], event, finding).trip
+
+    def _record(self, run: Run, trip: Trip) -> None:
+        run.trips.append(trip)
+        with self._lock:
+            self.trips.append(trip)
+        _log.warning("runguard.trip: %s", trip.message, extra={"runguard_trip": trip.id, "runguard_rule": trip.rule})
+        if self.policy.on_trip is not None:
+            self.outbox.send(self.policy.on_trip, trip)
+
+    def _tell(self, decision: Decision) -> None:
+        finding = decision.finding
+        if finding is not None and decision.action < Action.STOP:
+            _log.info("runguard.%s: %s, %s %s of %s", decision.action.word, finding.rule, finding.observed, finding.unit, finding.tool or finding.detail)
+        if self.policy.on_decision is not None:
+            self.outbox.send(self.policy.on_decision, decision)
+
+    # ---- once per session -------------------------------------------------------------------------------------------
+
+    def _done_once(self, info: RunInfo) -> Mapping[bytes, None]:
+        return self._once.get((info.app, info.user, info.session), {})
+
+    def _remember_once(self, info: RunInfo, call: bytes) -> None:
+        key = (info.app, info.user, info.session)
+        with self._lock:
+            done = self._once.setdefault(key, OrderedDict())
+            self._once.move_to_end(key)
+            done[call] = None
+            if len(done) > _ONCE_PER_SESSION:
+                done.popitem(last=False)
+            if len(self._once) > _SESSIONS_KEPT:
+                self._once.popitem(last=False)
+
+    # ---- looking in -------------------------------------------------------------------------------------------------
+
+    def stop_text(self, trip: Trip) -> str:
+        return self.policy.stop_text or text_for_user(trip.rule)
+
+    def snapshot(self) -> dict[str, Any]:
+        """What runs now, with counts and growth; plain data."""
+        now = self.clock()
+        return {
+            "mode": self.policy.mode,
+            "policy": self.policy.digest,
+            "runs": [self._run_snapshot(run, now) for run in list(self.runs.values())],
+            "breakers": {tool: breaker.state(now).value for tool, breaker in list(self.breakers.items())},
+            "trips": len(self.trips),
+            "guard_errors": self.guard_errors,
+            "callbacks_dropped": self.outbox.dropped,
+            "callbacks_failed": self.outbox.failed,
+        }
+
+    def _run_snapshot(self, run: Run, now: float) -> dict[str, Any]:
+        growth: dict[str, float] = {}
+        for lane in list(run.lanes.values()):
+            for detector in lane.detectors:
+                if isinstance(detector, rules.Growth):
+                    for agent, ratio in detector.ratios().items():
+                        growth[f"{lane.key}/{agent}" if lane.key else agent] = ratio
+        return {
+            "run": run.info.run,
+            "app": run.info.app,
+            "user": run.info.user,
+            "session": run.info.session,
+            "seconds": round(now - run.started, 3),
+            "model_calls": run.spend.model_calls,
+            "tool_calls": run.spend.tool_calls,
+            "prompt_tokens": run.spend.prompt_tokens,
+            "output_tokens": run.spend.output_tokens,
+            "in_flight": run.slots.busy(),
+            "growth": growth,
+            "nudges": run.nudges,
+            "stopped": run.stopped.rule if run.stopped else None,
+        }
+
+
+_STOPPED_FINDING: Final = Finding("stopped", Action.STOP, 0, 0, "")
+
+
+def _retired_name(key: str) -> str:
+    """A lane's name without the ids of the calls that opened it: the next call of the same agent has the same name."""
+    return "/".join(part.split("@", 1)[0] for part in key.split("/"))
+
+
+def _declared_failure(failed: Any, value: object) -> bool:
+    if callable(failed):
+        try:
+            return bool(failed(value))
+        except Exception:
+            _log.warning("runguard.failed_rule_failed: a tool's `failed` function raised; the answer is judged without it", exc_info=True)
+            return False
+    if type(value) is not dict:
+        return False
+    for key, wanted in failed.items():
+        actual = value.get(key)
+        options = wanted if isinstance(wanted, list | tuple) else [wanted]
+        if type(actual) in (str, int, float, bool) and actual in options:
+            return True
+    return False

@@ -1,0 +1,248 @@
+"""What was found, what follows from it, and how it is said: to the model, to the end user, to the operator."""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from decimal import Decimal
+from enum import IntEnum
+from typing import Any, Final, Self
+
+STOP_CODE: Final = "RUNGUARD_STOP"
+METADATA_KEY: Final = "runguard"
+NOTICE_KEY: Final = "runguard_notice"
+METADATA_VERSION: Final = 1
+MAX_EVIDENCE: Final = 5
+
+
+class Action(IntEnum):
+    """The ladder. A higher rung wins over a lower one."""
+
+    ALLOW = 0
+    WARN = 1
+    NUDGE = 2
+    BLOCK = 3
+    STOP = 4
+
+    @property
+    def word(self) -> str:
+        return self.name.lower()
+
+
+@dataclass(frozen=True, slots=True)
+class Rungs:
+    """At which count a rule does what; ``None`` leaves a rung out. Counts are inclusive: ``stop=5`` acts at five."""
+
+    warn: float | None = None
+    nudge: float | None = None
+    block: float | None = None
+    stop: float | None = None
+
+    def at(self, count: float) -> tuple[Action, float] | None:
+        """The strongest rung that ``count`` has reached, and its number."""
+        if self.stop is not None and count >= self.stop:
+            return Action.STOP, self.stop
+        if self.block is not None and count >= self.block:
+            return Action.BLOCK, self.block
+        if self.nudge is not None and count >= self.nudge:
+            return Action.NUDGE, self.nudge
+        if self.warn is not None and count >= self.warn:
+            return Action.WARN, self.warn
+        return None
+
+    @property
+    def lowest(self) -> float:
+        return min((n for n in (self.warn, self.nudge, self.block, self.stop) if n is not None), default=float("inf"))
+
+
+@dataclass(slots=True)
+class Finding:
+    """A rule's observation: the number, the limit it met, and what shows it."""
+
+    rule: str
+    action: Action
+    observed: float
+    limit: float
+    unit: str
+    scope: str = "lane"  # "call" refuses one call, "lane" its strand of the run, "run" everything
+    tool: str = ""
+    key: str = ""  # what it is about: the same key is nudged once
+    detail: str = ""  # for the operator: a path, an agent, a failure class
+    evidence: tuple[dict[str, str], ...] = ()
+
+
+@dataclass(slots=True)
+class Decision:
+    """What to do about one event. ``enforced`` is False in shadow mode: decided and recorded, not carried out."""
+
+    action: Action = Action.ALLOW
+    finding: Finding | None = None
+    trip: "Trip | None" = None
+    for_model: str = ""
+    enforced: bool = True
+    retry_after: float | None = None
+
+    def __bool__(self) -> bool:
+        return self.action is not Action.ALLOW
+
+
+ALLOW: Final = Decision()
+
+
+@dataclass(frozen=True, slots=True)
+class Trip:
+    """A stop that was decided. ``str(trip)`` is the operator's message; money is ``Decimal`` or None when not known."""
+
+    id: str
+    rule: str
+    action: str
+    scope: str
+    scope_id: str
+    unit: str
+    app: str
+    user_id: str
+    session_id: str
+    run_id: str
+    invocation_id: str
+    message: str
+    resume: str
+    policy_digest: str
+    at: float
+    observed: float
+    limit: float
+    agent_path: tuple[str, ...] = ()
+    branch: str | None = None
+    tool: str | None = None
+    model: str | None = None
+    evidence: tuple[Mapping[str, str], ...] = ()
+    model_calls: int = 0
+    tool_calls: int = 0
+    tokens: int = 0
+    spent_usd: Decimal | None = None
+    reserved_usd: Decimal | None = None
+    enforced: bool = True
+    estimated: bool = False
+    resumable: bool = True
+
+    def __str__(self) -> str:
+        return self.message
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-ready, as it rides in an event's metadata: money as decimal strings."""
+        data = asdict(self)
+        for key in ("spent_usd", "reserved_usd"):
+            data[key] = None if data[key] is None else str(data[key])
+        data["agent_path"] = list(self.agent_path)
+        data["evidence"] = [dict(item) for item in self.evidence]
+        return {"v": METADATA_VERSION, "retryable": False, **data}
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Self:
+        known = {name: data[name] for name in cls.__dataclass_fields__ if name in data}
+        known["agent_path"] = tuple(known.get("agent_path", ()))
+        known["evidence"] = tuple(known.get("evidence", ()))
+        for key in ("spent_usd", "reserved_usd"):
+            if known.get(key) is not None:
+                known[key] = Decimal(known[key])
+        return cls(**known)
+
+
+def trip(event: Any) -> Trip | None:
+    """The trip that an event carries, or None. Takes an ADK event, or its JSON as a mapping, snake or camel case."""
+    if isinstance(event, Mapping):
+        metadata = event.get("custom_metadata") or event.get("customMetadata")
+    else:
+        metadata = getattr(event, "custom_metadata", None)
+    data = metadata.get(METADATA_KEY) if isinstance(metadata, Mapping) else None
+    if not isinstance(data, Mapping) or data.get("v") != METADATA_VERSION:
+        return None
+    return Trip.from_dict(data)
+
+
+# ---- texts ----------------------------------------------------------------------------------------------------------
+# For the model: what happened and what not to do again; never an invitation to vary arguments, no concept it lacks.
+
+_NUDGES: Final[dict[str, str]] = {
+    "repetition": "You have made this same call {n} times and it gave the same answer each time. It will not change. Do not call it again; use what you already have, or say what is missing.",
+    "no_news": "Your last {n} calls only repeated calls you had already made, with the answers you already had. Use those answers now, or say what is missing.",
+    "cycle": "You are going round the same calls with the same answers ({n} rounds). Leave the circle: use what you have, or say what is missing.",
+    "same_call": "You have made this same call {n} times in a row. If you are waiting for something, say so and finish; otherwise use the latest answer.",
+    "stall": "'{tool}' has failed in the same way {n} times. More attempts of this kind will fail too. Go on without it, or report the failure.",
+    "empty": "'{tool}' has found nothing {n} times in a row. What you look for may not be there. Go on without it, or say that it was not found.",
+    "tool_failures": "'{tool}' has failed {n} times in a row. Go on without it, or report the failure.",
+    "handoff": "This task has been passed between the same agents {n} times with nothing new. Do not pass it on again: answer with what is known, or say what is missing.",
+    "polling": "'{tool}' has shown no change for {n} seconds. Do not keep checking: report the current state and finish.",
+}
+_REFUSALS: Final[dict[str, str]] = {
+    "repetition": "Not executed: this exact call was already answered {before} times with the same result, which stands above. Do not make it again; use that result or finish.",
+    "stall": "Not executed: '{tool}' has failed in the same way {before} times. Do not call it again in this task; go on without it or report the failure.",
+    "tool_failures": "Not executed: '{tool}' has failed {before} times in a row. Do not call it again in this task; go on without it or report the failure.",
+    "breaker": "Not executed: '{tool}' is out of service at the moment. Do not call it again in this task; go on without it or report the failure.",
+    "depth": "Not executed: the task has been delegated too many times already. Do not delegate it further; answer with what is known.",
+    "tool_limit": "Not executed: '{tool}' may be called {limit} times in this task and has been. Do not call it again; use the answers you have.",
+    "once": "Not executed: '{tool}' has already been done with these arguments, successfully. Do not repeat it.",
+    "fan_out": "Not started: too many calls are running at once. Do not retry; go on with the results that are there.",
+    "result_size": "The answer of '{tool}' was too large ({n} characters) and was left out. Do not make the same call again; ask for a smaller part, if the tool offers it.",
+}
+_STOPPED: Final = "Not executed: this task was stopped. Do not call any more tools."
+
+# For the end user: plain, no money, no internal names.
+_STOP_TEXTS: Final[dict[str, str]] = {
+    "repetition": "I stopped because I kept repeating the same step without getting any further.",
+    "no_news": "I stopped because I kept repeating the same steps without getting any further.",
+    "cycle": "I stopped because I kept repeating the same steps without getting any further.",
+    "same_call": "I stopped because I kept repeating the same step.",
+    "stall": "I stopped because a step kept failing in the same way.",
+    "tool_failures": "I stopped because a step kept failing.",
+    "handoff": "I stopped because the request was passed back and forth without getting any further.",
+    "fan_out": "This part was not started because too much was running at once. Please do not retry it.",
+    "deadline": "I stopped because this was taking too long.",
+    "growth": "I stopped because the conversation has grown too large to go on like this.",
+    "polling": "I stopped waiting because nothing has changed for a long time.",
+    "policy_error": "I did not start because the safety settings of this service are not valid.",
+    "guard_error": "I stopped because a safety check could not be made.",
+}
+_STOP_TEXT: Final = "I stopped because this request reached a safety limit."
+
+
+def text_for_model(finding: Finding) -> str:
+    """The nudge or refusal that the model reads in place of, or beside, a tool's answer."""
+    if finding.action is Action.STOP:
+        return _STOPPED
+    texts = _NUDGES if finding.action is Action.NUDGE else _REFUSALS
+    template = texts.get(finding.rule) or _REFUSALS["repetition"]
+    return template.format(n=_number(finding.observed), before=_number(max(finding.observed - 1, 1)), limit=_number(finding.limit), tool=finding.tool)
+
+
+def text_for_user(rule: str) -> str:
+    """The sentence an end user may see; it names neither money nor anything internal."""
+    return _STOP_TEXTS.get(rule, _STOP_TEXT)
+
+
+def text_for_operator(finding: Finding, *, path: tuple[str, ...], model_calls: int, tool_calls: int, tokens: int, enforced: bool) -> str:
+    """Rule, value, limit, where, what it took so far."""
+    about = f" of tool '{finding.tool}'" if finding.tool else ""
+    detail = f" ({finding.detail})" if finding.detail else ""
+    where = f" in {' > '.join(path)}" if path else ""
+    verb = "stopped" if enforced else "would have stopped"
+    return (
+        f"{verb} by {finding.rule}{about}: {_number(finding.observed)} {finding.unit}, limit {_number(finding.limit)}{detail}{where}; "
+        f"{model_calls} model calls, {tool_calls} tool calls, {tokens} tokens so far"
+    )
+
+
+def _number(value: float) -> str:
+    return str(int(value)) if value == int(value) else f"{value:.2f}"
+
+
+@dataclass(slots=True)
+class Spend:
+    """What a run has used so far; money joins with the ledger."""
+
+    model_calls: int = 0
+    tool_calls: int = 0
+    prompt_tokens: int = 0
+    output_tokens: int = 0
+    agents: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def tokens(self) -> int:
+        return self.prompt_tokens + self.output_tokens

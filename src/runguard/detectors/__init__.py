@@ -1,0 +1,46 @@
+"""Rules as small pure objects: ``observe(event) -> Finding | None``; constructor arguments are the configuration.
+
+A detector lives in one lane of one run (or, where it says so, in the run as a whole), sees events in order, keeps a bounded
+state, reads no clock and does no I/O. It answers with the strongest rung its count has reached; what is done about it, and
+whether it is done at all, is the policy's business.
+"""
+
+from typing import Any, ClassVar, Protocol
+
+from runguard.decision import Finding
+from runguard.detectors.failures import EmptyAnswers, Stall, ToolFailures
+from runguard.detectors.growth import Growth
+from runguard.detectors.handoffs import Depth, HandOffCycle
+from runguard.detectors.limits import CallsPerTool, Deadline, FanOut, ModelCalls, ResultSize, ToolCalls
+from runguard.detectors.repetition import Cycle, NoNews, Polling, Repetition, SameCall
+
+
+class Detector(Protocol):
+    """What every rule looks like. ``sees`` names the event types it wants."""
+
+    sees: ClassVar[tuple[type, ...]]
+    per: ClassVar[str]  # "lane" or "run"
+
+    def observe(self, event: Any, /) -> Finding | None: ...
+
+
+__all__ = [
+    "CallsPerTool",
+    "Cycle",
+    "Deadline",
+    "Depth",
+    "Detector",
+    "EmptyAnswers",
+    "FanOut",
+    "Growth",
+    "HandOffCycle",
+    "ModelCalls",
+    "NoNews",
+    "Polling",
+    "Repetition",
+    "ResultSize",
+    "SameCall",
+    "Stall",
+    "ToolCalls",
+    "ToolFailures",
+]

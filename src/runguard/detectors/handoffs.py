@@ -1,0 +1,60 @@
+"""Who passes the work to whom: circles of hand-offs, and delegation that goes ever deeper."""
+
+from collections import Counter, deque
+from typing import ClassVar
+
+from runguard.decision import Action, Finding, Rungs
+from runguard.events import AgentEntered, HandOff, ToolCall, ToolResults
+
+_PATH_SHOWN = 12
+
+
+class HandOffCycle:
+    """The same hand-off edge again and again with nothing new between. One return to the parent is normal and not seen."""
+
+    sees: ClassVar[tuple[type, ...]] = (HandOff, ToolResults)
+    per: ClassVar[str] = "lane"
+    __slots__ = ("_edges", "_path", "rungs")
+
+    def __init__(self, rungs: Rungs) -> None:
+        self.rungs = rungs
+        self._edges: Counter[tuple[str, str]] = Counter()
+        self._path: deque[str] = deque(maxlen=_PATH_SHOWN)
+
+    def observe(self, event: HandOff | ToolResults) -> Finding | None:
+        if not isinstance(event, HandOff):
+            if event.progress:
+                self._edges.clear()
+                self._path.clear()
+            return None
+        if not self._path or self._path[-1] != event.agent:
+            self._path.append(event.agent)
+        self._edges[event.agent, event.target] += 1
+        count = self._edges[event.agent, event.target]
+        path = "→".join(self._path)
+        self._path.append(event.target)
+        if len(self._edges) > 256:  # so many different edges are no circle
+            self._edges.clear()
+        reached = self.rungs.at(count)
+        if reached is None:
+            return None
+        return Finding("handoff", reached[0], count, reached[1], "equal hand-offs without news", "lane", "", f"{event.agent}→{event.target}", path)
+
+
+class Depth:
+    """Delegations made by a model, one inside the other. Containers do not count; the callee is refused, the caller goes on."""
+
+    sees: ClassVar[tuple[type, ...]] = (AgentEntered, ToolCall)
+    per: ClassVar[str] = "run"
+    __slots__ = ("limit",)
+
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
+
+    def observe(self, event: AgentEntered | ToolCall) -> Finding | None:
+        if event.depth <= self.limit:
+            return None
+        tool = event.tool if isinstance(event, ToolCall) else ""
+        return Finding(
+            "depth", Action.BLOCK, event.depth, self.limit, "nested delegations", "call", tool, f"{event.agent}:{event.depth}", f"from {event.agent}"
+        )

@@ -1,0 +1,125 @@
+"""Plain limits of the whole run tree: calls, time, size, branches. Each allows exactly its number."""
+
+from collections import Counter
+from collections.abc import Callable
+from typing import ClassVar
+
+from runguard.decision import Action, Finding
+from runguard.detectors.repetition import evidence_of
+from runguard.events import AgentEntered, HandOff, ModelCall, ModelResult, ToolCall, ToolResults
+
+
+class ModelCalls:
+    """Model calls of the run and everything nested in it."""
+
+    sees: ClassVar[tuple[type, ...]] = (ModelCall,)
+    per: ClassVar[str] = "run"
+    __slots__ = ("count", "limit")
+
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
+        self.count = 0
+
+    def observe(self, event: ModelCall) -> Finding | None:
+        if self.count >= self.limit:
+            return Finding("model_calls", Action.STOP, self.count + 1, self.limit, "model calls", "run")
+        self.count += 1
+        return None
+
+    def forget(self) -> None:
+        """The call was answered by somebody else's cache or never left."""
+        self.count = max(0, self.count - 1)
+
+
+class ToolCalls:
+    """Tool calls of the run and everything nested in it."""
+
+    sees: ClassVar[tuple[type, ...]] = (ToolCall,)
+    per: ClassVar[str] = "run"
+    __slots__ = ("count", "limit")
+
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
+        self.count = 0
+
+    def observe(self, event: ToolCall) -> Finding | None:
+        self.count += 1
+        if self.count <= self.limit:
+            return None
+        return Finding("tool_calls", Action.STOP, self.count, self.limit, "tool calls", "run", event.tool)
+
+
+class CallsPerTool:
+    """Calls of one tool in the run: the surplus is refused, and asking again in a later response stops."""
+
+    sees: ClassVar[tuple[type, ...]] = (ToolCall,)
+    per: ClassVar[str] = "run"
+    __slots__ = ("_counts", "_refused", "limit_of")
+
+    def __init__(self, limit_of: Callable[[str], int | None]) -> None:
+        self.limit_of = limit_of
+        self._counts: Counter[str] = Counter()
+        self._refused: dict[str, str] = {}
+
+    def observe(self, event: ToolCall) -> Finding | None:
+        limit = self.limit_of(event.tool)
+        if limit is None:
+            return None
+        if self._counts[event.tool] < limit:
+            self._counts[event.tool] += 1
+            return None
+        refused_before = self._refused.get(event.tool)
+        again = refused_before is not None and refused_before != event.batch
+        self._refused.setdefault(event.tool, event.batch)
+        action = Action.STOP if again else Action.BLOCK
+        return Finding("tool_limit", action, limit + 1 + again, limit, "calls of one tool", "lane", event.tool, event.tool)
+
+
+class FanOut:
+    """Branches that one node starts at once: too many are refused before the first is paid."""
+
+    sees: ClassVar[tuple[type, ...]] = (AgentEntered,)
+    per: ClassVar[str] = "run"
+    __slots__ = ("limit",)
+
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
+
+    def observe(self, event: AgentEntered) -> Finding | None:
+        if event.branches <= self.limit:
+            return None
+        return Finding("fan_out", Action.STOP, event.branches, self.limit, "branches of one node", "lane", "", event.agent, f"agent {event.agent}")
+
+
+class Deadline:
+    """Wall clock of the run."""
+
+    sees: ClassVar[tuple[type, ...]] = (ModelCall, ToolCall, AgentEntered, HandOff, ModelResult, ToolResults)
+    per: ClassVar[str] = "run"
+    __slots__ = ("seconds", "started")
+
+    def __init__(self, seconds: float, started: float) -> None:
+        self.seconds, self.started = seconds, started
+
+    def observe(self, event: ModelCall | ToolCall | AgentEntered | HandOff | ModelResult | ToolResults) -> Finding | None:
+        elapsed = event.at - self.started
+        if elapsed <= self.seconds:
+            return None
+        return Finding("deadline", Action.STOP, round(elapsed, 3), self.seconds, "seconds", "run")
+
+
+class ResultSize:
+    """An answer too large to enter the history: the model gets a note instead."""
+
+    sees: ClassVar[tuple[type, ...]] = (ToolResults,)
+    per: ClassVar[str] = "lane"
+    __slots__ = ("limit",)
+
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
+
+    def observe(self, event: ToolResults) -> Finding | None:
+        for a in event.answers:
+            if a.chars > self.limit:
+                return Finding("result_size", Action.BLOCK, a.chars, self.limit, "characters", "call", a.tool, a.call.hex(), "", evidence_of(event))
+        return None

@@ -1,0 +1,196 @@
+"""Doing again what was done before: in a row, in circles, or without an end.
+
+One observation is one model response with all its calls; equal calls within it collapse. A refusal of ours is an attempt (it
+counts) but never an answer (it is no progress). Tools declared as polling or paging do not enter here.
+"""
+
+from collections import OrderedDict, deque
+from collections.abc import Callable
+from typing import ClassVar
+
+from runguard.decision import Action, Finding, Rungs
+from runguard.events import Outcome, ToolCall, ToolResults
+
+Pair = tuple[bytes, bytes]
+
+
+def evidence_of(event: ToolResults) -> tuple[dict[str, str], ...]:
+    """Digests only: arguments and results may hold secrets."""
+    return tuple({"event": a.event_id, "tool": a.tool, "call": a.call.hex(), "answer": a.answer.hex()} for a in event.answers[:5])
+
+
+class Repetition:
+    """The same call (or batch of calls) with the same answer, in a row.
+
+    Nudge N rides on the Nth answer, block N refuses the Nth call, stop N ends at the Nth attempt: after a block the next
+    identical attempt stops.
+    """
+
+    sees: ClassVar[tuple[type, ...]] = (ToolCall, ToolResults)
+    per: ClassVar[str] = "lane"
+    __slots__ = ("_batch", "_calls", "_count", "_pairs", "rungs")
+
+    def __init__(self, rungs: Rungs) -> None:
+        self.rungs = rungs
+        self._pairs: frozenset[Pair] = frozenset()
+        self._calls: frozenset[bytes] = frozenset()
+        self._count = 0
+        self._batch = ""
+
+    def observe(self, event: ToolCall | ToolResults) -> Finding | None:
+        if type(event) is ToolCall:
+            return self._attempt(event)
+        assert isinstance(event, ToolResults)
+        answers = [a for a in event.answers if a.counted]
+        if not answers:
+            return None
+        if all(a.outcome is Outcome.REFUSED for a in answers):
+            # The refusal was counted when the call was made; a mixed batch is judged by what was answered.
+            return None
+        pairs = frozenset((a.call, a.answer) for a in answers if a.outcome is not Outcome.REFUSED)
+        if event.batch and event.batch == self._batch:
+            pairs |= self._pairs  # the rest of a batch whose answers came one by one
+        if pairs == self._pairs:
+            self._count += event.batch != self._batch or not event.batch
+        else:
+            self._pairs, self._calls, self._count = pairs, frozenset(call for call, _ in pairs), 1
+        self._batch = event.batch
+        reached = self.rungs.at(self._count)
+        if reached is None or reached[0] is Action.BLOCK:
+            return None  # a block waits for the next call
+        first = answers[0]
+        return Finding(
+            "repetition", *_swap(reached, self._count), unit="identical calls and answers", tool=first.tool, key=first.call.hex(), evidence=evidence_of(event)
+        )
+
+    def _attempt(self, event: ToolCall) -> Finding | None:
+        block = self.rungs.block
+        if block is None or event.call not in self._calls or self._count + 1 < block:
+            return None
+        if event.batch != self._batch or not event.batch:
+            self._count += 1
+            self._batch = event.batch
+        action, limit = self.rungs.at(self._count) or (Action.BLOCK, block)
+        evidence = ({"event": "", "tool": event.tool, "call": event.call.hex(), "answer": ""},)
+        return Finding("repetition", action, self._count, limit, "identical calls and answers", "lane", event.tool, event.call.hex(), "", evidence)
+
+
+class NoNews:
+    """Answered calls in a row of which none brought a new (call, answer) pair: sees circles of every period."""
+
+    sees: ClassVar[tuple[type, ...]] = (ToolResults,)
+    per: ClassVar[str] = "lane"
+    __slots__ = ("_batch", "_count", "rungs")
+
+    def __init__(self, rungs: Rungs) -> None:
+        self.rungs = rungs
+        self._count = 0
+        self._batch = ""
+
+    def observe(self, event: ToolResults) -> Finding | None:
+        if event.news:
+            self._count = 0
+            return None
+        if not any(a.counted for a in event.answers) or (event.batch and event.batch == self._batch):
+            return None
+        self._batch = event.batch
+        self._count += 1
+        reached = self.rungs.at(self._count)
+        if reached is None:
+            return None
+        return Finding("no_news", *_swap(reached, self._count), unit="answers without news", tool=event.answers[0].tool, evidence=evidence_of(event))
+
+
+class SameCall:
+    """The same call over and over although its answers differ: busy waiting, or a clock in the answer."""
+
+    sees: ClassVar[tuple[type, ...]] = (ToolResults,)
+    per: ClassVar[str] = "lane"
+    __slots__ = ("_batch", "_calls", "_count", "rungs")
+
+    def __init__(self, rungs: Rungs) -> None:
+        self.rungs = rungs
+        self._calls: frozenset[bytes] = frozenset()
+        self._count = 0
+        self._batch = ""
+
+    def observe(self, event: ToolResults) -> Finding | None:
+        calls = frozenset(a.call for a in event.answers if a.counted)
+        if not calls or (event.batch and event.batch == self._batch):
+            return None
+        self._batch = event.batch
+        self._count = self._count + 1 if calls == self._calls else 1
+        self._calls = calls
+        reached = self.rungs.at(self._count)
+        if reached is None:
+            return None
+        return Finding(
+            "same_call",
+            *_swap(reached, self._count),
+            unit="identical calls in a row",
+            tool=event.answers[0].tool,
+            key=event.answers[0].call.hex(),
+            evidence=evidence_of(event),
+        )
+
+
+class Cycle:
+    """Full rounds of a circle of at most ``max_len`` observations. Off unless asked for: ``NoNews`` sees circles too."""
+
+    sees: ClassVar[tuple[type, ...]] = (ToolResults,)
+    per: ClassVar[str] = "lane"
+    __slots__ = ("_recent", "_same", "max_len", "rungs")
+
+    def __init__(self, rungs: Rungs, max_len: int = 4) -> None:
+        self.rungs, self.max_len = rungs, max_len
+        self._recent: deque[frozenset[Pair]] = deque(maxlen=max_len)
+        self._same = [0] * (max_len + 1)  # _same[p]: observations in a row equal to the one p before
+
+    def observe(self, event: ToolResults) -> Finding | None:
+        pairs = frozenset((a.call, a.answer) for a in event.answers if a.counted)
+        if not pairs:
+            return None
+        rounds, length = 0, 0
+        for period in range(1, self.max_len + 1):
+            same = len(self._recent) >= period and self._recent[-period] == pairs
+            self._same[period] = self._same[period] + 1 if same else 0
+            if self._same[period] >= period and self._same[period] // period + 1 > rounds:
+                rounds, length = self._same[period] // period + 1, period
+        self._recent.append(pairs)
+        reached = self.rungs.at(rounds)
+        if reached is None or rounds < 2:
+            return None
+        return Finding("cycle", *_swap(reached, rounds), unit="rounds", detail=f"of {length} calls", tool=event.answers[0].tool, evidence=evidence_of(event))
+
+
+class Polling:
+    """A declared polling tool that shows no change: judged by time, never by count."""
+
+    sees: ClassVar[tuple[type, ...]] = (ToolResults,)
+    per: ClassVar[str] = "lane"
+    __slots__ = ("_since", "is_polling", "rungs")
+
+    def __init__(self, rungs: Rungs, is_polling: Callable[[str], bool]) -> None:
+        self.rungs, self.is_polling = rungs, is_polling
+        self._since: OrderedDict[bytes, tuple[bytes, float]] = OrderedDict()
+
+    def observe(self, event: ToolResults) -> Finding | None:
+        for a in event.answers:
+            if a.outcome is Outcome.REFUSED or not self.is_polling(a.tool):
+                continue
+            seen = self._since.get(a.call)
+            if seen is None or seen[0] != a.answer:
+                self._since[a.call] = (a.answer, event.at)
+                if len(self._since) > 64:
+                    self._since.popitem(last=False)
+                continue
+            waited = event.at - seen[1]
+            reached = self.rungs.at(waited)
+            if reached is not None:
+                return Finding("polling", *_swap(reached, round(waited)), unit="seconds unchanged", tool=a.tool, key=a.call.hex(), evidence=evidence_of(event))
+        return None
+
+
+def _swap(reached: tuple[Action, float], observed: float) -> tuple[Action, float, float]:
+    """``Rungs.at`` gives (action, limit); a Finding wants (action, observed, limit)."""
+    return reached[0], observed, reached[1]

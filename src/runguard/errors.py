@@ -1,0 +1,85 @@
+"""The exception tree. All are ``RuntimeError``, so code written for a hand-made breaker keeps working.
+
+RunGuardError
+├── PolicyError              a policy that cannot be meant: path, value, nearest right name
+├── InstallError             a second, different ``install()``
+└── RunStoppedError          a run was stopped; ``.trip`` tells everything (only with ``on_stop="raise"``)
+    ├── LoopDetectedError        repetition, cycles, stalls, hand-off circles: ``.pattern``, ``.repeats``
+    ├── LimitExceededError       calls, branches, size, prompt growth: ``.observed``, ``.limit``
+    ├── DeadlineExceededError    wall clock
+    └── GuardFailedError         the guard itself could not decide, or its policy is broken
+"""
+
+from typing import Self
+
+from runguard.decision import Trip
+
+
+class RunGuardError(RuntimeError):
+    """Base of everything RunGuard raises."""
+
+
+class PolicyError(RunGuardError):
+    """The policy is wrong; the message names the path, the value and what would be right."""
+
+
+class InstallError(RunGuardError):
+    """``install()`` was called twice with different policies; the message names both places."""
+
+
+class RunStoppedError(RunGuardError):
+    """A run was stopped. ``str(error)`` is the operator's message."""
+
+    def __init__(self, trip: Trip) -> None:
+        super().__init__(trip)
+        self.trip = trip
+
+    def __str__(self) -> str:
+        return self.trip.message
+
+    @classmethod
+    def of(cls, trip: Trip) -> Self:
+        """The error class that fits the trip's rule."""
+        return _BY_RULE.get(trip.rule, LimitExceededError)(trip)  # type: ignore[return-value]
+
+    @property
+    def observed(self) -> float:
+        return self.trip.observed
+
+    @property
+    def limit(self) -> float:
+        return self.trip.limit
+
+
+class LoopDetectedError(RunStoppedError):
+    """The run went in circles."""
+
+    @property
+    def pattern(self) -> tuple[str, ...]:
+        """The tools or agents that repeat, in order."""
+        tools = tuple(item["tool"] for item in self.trip.evidence if item.get("tool"))
+        return tools or self.trip.agent_path
+
+    @property
+    def repeats(self) -> int:
+        return int(self.trip.observed)
+
+
+class LimitExceededError(RunStoppedError):
+    """A plain limit was reached."""
+
+
+class DeadlineExceededError(RunStoppedError):
+    """The run took too long."""
+
+
+class GuardFailedError(RunStoppedError):
+    """The guard could not do its work and was told to stop in that case."""
+
+
+_BY_RULE: dict[str, type[RunStoppedError]] = {
+    **dict.fromkeys(("repetition", "no_news", "same_call", "cycle", "stall", "tool_failures", "empty", "handoff", "polling"), LoopDetectedError),
+    "deadline": DeadlineExceededError,
+    "guard_error": GuardFailedError,
+    "policy_error": GuardFailedError,
+}

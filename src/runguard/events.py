@@ -1,0 +1,130 @@
+"""What happened, told without any framework: the only thing detectors ever see.
+
+An adapter (ADK today) builds these, live or from a recording. ``run`` names the root run, ``lane`` the strand of it in which
+things happen one after another: a parallel branch or a nested agent call has a lane of its own, so strands never mix.
+``at`` is seconds, passed in: nothing here reads a clock. Plain slotted classes, because frozen ones cost four times as much
+to build and these are built on every hook.
+"""
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+ROOT_LANE = ""
+
+
+class Outcome(StrEnum):
+    """How a tool call ended, as far as one answer can tell."""
+
+    OK = "ok"
+    EMPTY = "empty"  # nothing there: [], "", "not found"
+    FAILED = "failed"  # answered, and the answer is a failure
+    ERROR = "error"  # raised
+    TIMEOUT = "timeout"
+    UNKNOWN_TOOL = "unknown_tool"
+    REFUSED = "refused"  # RunGuard's own refusal: an attempt, never an answer
+
+
+HARD_FAILURES = frozenset({Outcome.ERROR, Outcome.TIMEOUT})
+FAILURES = frozenset({Outcome.FAILED, Outcome.ERROR, Outcome.TIMEOUT, Outcome.UNKNOWN_TOOL})
+
+
+@dataclass(slots=True)
+class AgentEntered:
+    run: str
+    lane: str
+    agent: str
+    at: float
+    depth: int = 0  # delegations made by a model above this agent
+    branches: int = 0  # how many branches this agent is about to start at once
+
+
+@dataclass(slots=True)
+class HandOff:
+    run: str
+    lane: str
+    agent: str
+    target: str
+    at: float
+
+
+@dataclass(slots=True)
+class ModelCall:
+    run: str
+    lane: str
+    agent: str
+    at: float
+    model: str = ""
+
+
+@dataclass(slots=True)
+class ModelResult:
+    run: str
+    lane: str
+    agent: str
+    at: float
+    prompt_tokens: int | None = None
+    output_tokens: int | None = None
+    model: str = ""
+
+
+@dataclass(slots=True)
+class ToolCall:
+    """A call about to be made. ``batch`` is the same for all calls of one model response."""
+
+    run: str
+    lane: str
+    agent: str
+    at: float
+    tool: str
+    call: bytes  # fingerprint of tool and arguments
+    batch: str = ""
+    id: str = ""  # the framework's id of the call
+    depth: int = 0  # depth the callee would have, when the call delegates to an agent
+
+
+@dataclass(slots=True)
+class Answer:
+    """One answered call. The adapter gives tool, call and value; the guard adds what the value means and lets it go."""
+
+    tool: str
+    call: bytes
+    value: object = None
+    id: str = ""
+    outcome: Outcome | None = None  # set by the adapter where the value cannot tell: an exception, a refusal
+    event_id: str = ""
+    answer: bytes = b""  # identity of the value, volatile parts aside
+    failure: str = ""  # class of the failure, "" when it is none
+    chars: int = 0
+    counted: bool = True  # False: a declared polling, paging or exempt tool, which repetition rules leave alone
+
+
+@dataclass(slots=True)
+class ToolResults:
+    """The answers to one model response: one observation, however many calls it made."""
+
+    run: str
+    lane: str
+    agent: str
+    at: float
+    batch: str
+    answers: list[Answer]
+    news: bool = False  # at least one (call, answer) pair never seen in this lane
+    progress: bool = False  # at least one of those was no failure
+
+
+Event = AgentEntered | HandOff | ModelCall | ModelResult | ToolCall | ToolResults
+
+
+@dataclass(slots=True)
+class RunInfo:
+    """Who runs, for whom: what a trip must be able to say."""
+
+    run: str
+    app: str = ""
+    user: str = ""
+    session: str = ""
+    invocation: str = ""
+    at: float = 0.0
+    model_call_limit: int | None = None  # the framework's own limit, now held for the whole tree
+    extra: Any = None

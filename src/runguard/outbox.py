@@ -1,0 +1,68 @@
+"""The way out for decisions: callbacks run on one thread of their own, never on the path of a call.
+
+Whatever a callback does (raise, hang, take a minute) changes nothing for the run. The queue is bounded: what does not fit is
+dropped and counted.
+"""
+
+import asyncio
+import atexit
+import inspect
+import logging
+import queue
+import threading
+from collections.abc import Callable
+from typing import Any, Final
+
+_log: Final = logging.getLogger("runguard")
+_CAPACITY: Final = 1_000
+_GOODBYE_S: Final = 2.0
+
+
+class Outbox:
+    """Runs callbacks in order on a daemon thread that starts with the first of them."""
+
+    def __init__(self) -> None:
+        self._queue: queue.Queue[tuple[Callable[..., Any], Any]] = queue.Queue(_CAPACITY)
+        self._thread: threading.Thread | None = None
+        self._lock = threading.Lock()
+        self.dropped = 0
+        self.failed = 0
+
+    def send(self, callback: Callable[..., Any], value: Any) -> None:
+        try:
+            self._queue.put_nowait((callback, value))
+        except queue.Full:
+            self.dropped += 1
+            return
+        if self._thread is None or not self._thread.is_alive():  # also after a fork, which takes no threads along
+            with self._lock:
+                if self._thread is None or not self._thread.is_alive():
+                    self._thread = threading.Thread(target=self._work, name="runguard-outbox", daemon=True)
+                    self._thread.start()
+                    atexit.register(self.flush, _GOODBYE_S)
+
+    def flush(self, seconds: float = _GOODBYE_S) -> bool:
+        """Wait, bounded, until everything sent so far was handled."""
+        if self._thread is None or threading.current_thread() is self._thread:
+            return True
+        done = threading.Event()
+        try:
+            self._queue.put((lambda _: done.set(), None), timeout=seconds)
+        except queue.Full:
+            return False
+        return done.wait(seconds)
+
+    def _work(self) -> None:
+        while True:
+            callback, value = self._queue.get()
+            try:
+                result = callback(value)
+                if inspect.isawaitable(result):
+                    asyncio.run(_finish(result))
+            except Exception:  # a callback's failure is its owner's to read, and nobody's to suffer
+                self.failed += 1
+                _log.exception("runguard.callback_failed: %s raised; the run is not affected", getattr(callback, "__name__", "callback"))
+
+
+async def _finish(result: Any) -> None:
+    await result

@@ -1,0 +1,135 @@
+"""Soft failures: recognise that an answer which looks like success says "no".
+
+A tool that answers ``{"status": "partial_parse_error"}`` has failed for every purpose but Python's. The recognition is
+deliberately narrow: a field must *say* failure (a status word, a non-empty ``error``, ``isError``), or a text must *start* like
+an error. A word somewhere inside a page of search results is not a failure.
+"""
+
+import re
+from typing import Any, Final
+
+from runguard.events import Outcome
+from runguard.fingerprint import MAX_CHARS, mask
+
+_HEAD: Final = 400  # what a text says about its own success, it says at the start
+
+_BAD_STATUS: Final = re.compile(
+    r"(?:^|[\s_\-])(?:error|errors|err|fail|failed|failure|fault|denied|forbidden|unauthori[sz]ed|invalid|rejected|refused|timeout|"
+    r"timed[\s_\-]?out|unavailable|aborted|exception|throttled|rate[\s_\-]?limited|quota[\s_\-]?exceeded|unsupported|partial[\w\s\-]*error)(?:$|[\s_\-])",
+    re.IGNORECASE,
+)
+_ABSENT: Final = re.compile(
+    r"^\W*(?:none|null|not[\s_\-]?found|no[\s_\-](?:\w+[\s_\-]){0,3}?(?:results?|matches|match|data|records?|rows?|items?|entries|documents?|hits?|output|content)"
+    r"(?:\s(?:found|returned|available|matched?).{0,80})?|nothing(?:\s(?:found|here|to\s\w+))?|empty(?:[\s_\-]result)?|0 (?:results?|matches|rows?|hits?)|(?:\w+[\s\w'\"-]{0,60})?\b(?:not found|does not exist)\b.{0,120})\W*$",
+    re.IGNORECASE | re.DOTALL,
+)
+_BAD_TEXT: Final = re.compile(
+    r"^\W{0,4}(?:error|exception|traceback|fatal|failed|failure|invalid|unknown tool|unauthori[sz]ed|forbidden|permission denied|access denied|"
+    r"usage:|no such file|command not found|syntax ?error|timed? ?out|could not|cannot|unable to|tool execution failed|"
+    r"(?:bash|sh|zsh)(?:: line \d+)?: |[a-z]+(?:error|exception)\b)",
+    re.IGNORECASE,
+)
+_UNKNOWN_TOOL: Final = re.compile(
+    r"(?:tool|function)\s[`'\"]?[\w.\-]{0,80}[`'\"]?\s(?:is\s)?(?:not found|does not exist|not available|unknown)|"
+    r"unknown (?:tool|function)|is not an? (?:known|available|valid) (?:tool|function)",
+    re.IGNORECASE,
+)
+# What varies between two reports of one failure besides times and ids: quoted names, numbers, paths.
+_PARTICULARS: Final = re.compile(r"'[^'\n]{0,200}'|\"[^\"\n]{0,200}\"|`[^`\n]{0,200}`|\S{0,200}/\S{0,200}|\d+")
+
+_STATUS_KEYS: Final = ("status", "state", "outcome", "result_status", "response_type")
+_ERROR_KEYS: Final = ("error", "errors", "error_message", "error_code", "exception", "errorMessage", "errorCode")
+_FLAG_KEYS: Final = ("ok", "success", "succeeded", "successful")
+_WRAPPERS: Final = ("result", "output", "response", "data", "results", "items", "content", "matches", "documents", "rows")
+
+
+def classify(answer: object) -> tuple[Outcome, str]:
+    """The outcome of an answer and, for a failure, its class: equal for the same failure told about other particulars."""
+    kind = type(answer)
+    if kind is dict:
+        return _of_dict(answer)  # type: ignore[arg-type]
+    if kind is str:
+        return _of_text(answer)  # type: ignore[arg-type]
+    if answer is None or ((kind is list or kind is tuple) and not answer):
+        return Outcome.EMPTY, ""
+    return Outcome.OK, ""
+
+
+def failure_class(text: str) -> str:
+    """A failure's message without its particulars: the same failure with another path or number is still the same."""
+    return _PARTICULARS.sub("#", mask(text[:_HEAD]))
+
+
+def _of_text(text: str) -> tuple[Outcome, str]:
+    head = text[:_HEAD]
+    if not head.strip():
+        return Outcome.EMPTY, ""
+    if len(text) <= _HEAD and _ABSENT.match(head):
+        return (Outcome.UNKNOWN_TOOL, failure_class(text)) if _UNKNOWN_TOOL.search(head) else (Outcome.EMPTY, "")
+    if _BAD_TEXT.match(head) or "Traceback (most recent call last)" in head:
+        return (Outcome.UNKNOWN_TOOL if _UNKNOWN_TOOL.search(head) else Outcome.FAILED), failure_class(text)
+    return Outcome.OK, ""
+
+
+def _of_dict(answer: dict[Any, object]) -> tuple[Outcome, str]:
+    if not answer:
+        return Outcome.EMPTY, ""
+    get = answer.get
+    if get("isError") is True or get("is_error") is True:
+        return _failed(_said(answer))
+    for key in _ERROR_KEYS:
+        error = get(key)
+        if error and error is not True:
+            return _failed(_said(error))
+        if error is True:
+            return _failed(_said(answer))
+    for key in _FLAG_KEYS:
+        if get(key) is False:
+            return _failed(_said(answer))
+    for key in _STATUS_KEYS:
+        status = get(key)
+        if type(status) is str and len(status) <= _HEAD:
+            if _ABSENT.match(status):
+                return Outcome.EMPTY, ""
+            if _BAD_STATUS.search(status):
+                return _failed(_said(answer))
+    # One wrapping level: {"result": "..."} is how frameworks carry a bare string, None or list.
+    if len(answer) == 1:
+        (key, value), *_ = answer.items()
+        if key in _WRAPPERS and (value is None or type(value) in (str, list, dict)):
+            if type(value) is list and value:
+                return Outcome.OK, ""
+            return classify(value)
+    elif all(key in _WRAPPERS or key in _STATUS_KEYS or key in ("count", "total", "query") for key in answer):
+        bodies = [answer[key] for key in answer if key in _WRAPPERS]
+        if bodies and all(body is None or body == "" or body == [] or body == {} for body in map(_plain, bodies)):
+            return Outcome.EMPTY, ""
+    return Outcome.OK, ""
+
+
+def _plain(value: object) -> object:
+    """Only plain values are compared: a foreign ``__eq__`` is never called."""
+    return value if type(value) in (str, list, dict, type(None)) else True
+
+
+def _failed(text: str) -> tuple[Outcome, str]:
+    if len(text) <= _HEAD and _UNKNOWN_TOOL.search(text):
+        return Outcome.UNKNOWN_TOOL, failure_class(text)
+    if len(text) <= _HEAD and _ABSENT.match(text):
+        return Outcome.EMPTY, ""
+    return Outcome.FAILED, failure_class(text)
+
+
+def _said(value: object, depth: int = 3) -> str:
+    """The texts inside a failure, in a fixed order: its message, or else its status fields."""
+    kind = type(value)
+    if kind is str:
+        return value[:MAX_CHARS]  # type: ignore[index]
+    if kind in (int, float, bool):
+        return f"{value}"
+    if depth and kind is dict:
+        parts = [f"{key}={_said(value[key], depth - 1)}" for key in sorted(k for k in value if type(k) is str)[:32]]  # type: ignore[index,attr-defined]
+        return ";".join(part for part in parts if not part.endswith("="))
+    if depth and kind is list:
+        return ";".join(_said(item, depth - 1) for item in value[:8])  # type: ignore[index]
+    return ""

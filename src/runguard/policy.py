@@ -1,0 +1,342 @@
+"""Keywords or ``runguard.toml`` -> a frozen ``Policy``. Whatever cannot be meant fails here, never in the middle of a run.
+
+Precedence: ``RUNGUARD_MODE`` over keywords over the file named by ``RUNGUARD_POLICY``, or else the first ``runguard.toml`` (or
+``[tool.runguard]`` in a ``pyproject.toml``) found upward from the working directory.
+"""
+
+import os
+import tomllib
+from collections.abc import Callable, Iterable, Mapping
+from difflib import get_close_matches
+from fnmatch import fnmatchcase
+from functools import cached_property
+from hashlib import blake2b
+from pathlib import Path
+from typing import Annotated, Any, Final, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from runguard.decision import Rungs
+from runguard.errors import PolicyError
+
+RULES: Final[dict[str, tuple[Rungs, frozenset[str]]]] = {
+    # rule: default rungs, and the rungs it can have at all. The figures are measured: see benchmarks/detection.py.
+    "repetition": (Rungs(nudge=3, block=4, stop=5), frozenset({"warn", "nudge", "block", "stop"})),
+    "no_news": (Rungs(nudge=5, stop=10), frozenset({"warn", "nudge", "stop"})),
+    "same_call": (Rungs(nudge=20, stop=40), frozenset({"warn", "nudge", "stop"})),
+    "cycle": (Rungs(), frozenset({"warn", "nudge", "stop"})),
+    "stall": (Rungs(nudge=3, block=5, stop=6), frozenset({"warn", "nudge", "block", "stop"})),
+    "tool_failures": (Rungs(nudge=5, block=8, stop=9), frozenset({"warn", "nudge", "block", "stop"})),
+    "empty": (Rungs(nudge=6), frozenset({"warn", "nudge", "stop"})),
+    "handoff": (Rungs(nudge=4, stop=6), frozenset({"warn", "nudge", "stop"})),
+    "growth": (Rungs(warn=3), frozenset({"warn", "stop"})),
+    "polling": (Rungs(nudge=600, stop=1800), frozenset({"warn", "nudge", "stop"})),
+}
+_LADDER: Final = ("warn", "nudge", "block", "stop")
+_MEASURES: Final = frozenset({"growth", "polling"})  # ratios and seconds, not counts
+_LEAST: Final = {"repetition": 2, "same_call": 2, "cycle": 2, "handoff": 2, "growth": 1.01}
+FILE_NAME: Final = "runguard.toml"
+
+Count = Annotated[int, Field(ge=1, le=1_000_000_000)]
+Seconds = Annotated[float, Field(gt=0, le=10**9, allow_inf_nan=False)]
+Ratio = Annotated[float, Field(gt=1, le=10**6, allow_inf_nan=False)]
+RungNumber = Annotated[float, Field(gt=0, le=10**9, allow_inf_nan=False)]
+_FORBID: Final = ConfigDict(frozen=True, extra="forbid", strict=True, arbitrary_types_allowed=True)
+
+
+class ToolRule(BaseModel):
+    """What is special about one tool. By name or glob in ``tools=``, or beside the tool with ``@runguard.tool(...)``."""
+
+    model_config = _FORBID
+
+    polling: bool = Field(False, description="Asks for a state until it changes: judged by time without change, not by count.")
+    paging: bool = Field(False, description="Moves on with every call, whatever it answers (next page, scroll): repetition rules leave it alone.")
+    max_calls: Count | None = Field(None, description="Calls allowed in one run, the whole tree counted.")
+    max_seconds: Seconds | None = Field(None, description="An async call is ended after this time; a sync one is judged when it returns.")
+    writes: bool = Field(False, description="Changes the world: its success is progress, so reading again afterwards is no repetition.")
+    once: bool = Field(False, description="A success with the same arguments is not repeated within the session.")
+    exempt: bool = Field(False, description="No loop or failure rule looks at this tool; limits still count it.")
+    identity: tuple[str, ...] | None = Field(None, description="The only arguments that make two calls different.", strict=False)
+    volatile: tuple[str, ...] = Field((), description="Arguments, and top-level fields of the answer, that never count.", strict=False)
+    failed: dict[str, Any] | Callable[[Any], bool] | None = Field(
+        None, description="What counts as failure: fields with the values that say so, or a function of the answer."
+    )
+
+    @model_validator(mode="after")
+    def _coherent(self) -> Self:
+        if self.exempt and (self.polling or self.paging):
+            raise ValueError("exempt already takes the tool out of the rules that polling and paging tune; keep one of them")
+        return self
+
+
+_NO_RULE: Final = ToolRule()  # type: ignore[call-arg]
+
+
+class PolicyFile(BaseModel):
+    """Everything that a ``runguard.toml`` may say; keywords have the same names."""
+
+    model_config = _FORBID
+
+    mode: Literal["enforce", "shadow", "off"] = Field("enforce", description="enforce acts, shadow only records what it would have done, off does nothing.")
+    on_stop: Literal["stop", "raise"] = Field(
+        "stop", description="stop ends the run with a final event; raise does that and then raises RunStoppedError to the caller."
+    )
+    on_guard_error: Literal["allow", "block"] = Field("allow", description="What a failure inside the guard means for the run.")
+    stop_text: str | None = Field(None, min_length=1, description="What the end user reads after a stop, instead of the built-in sentence.")
+    max_model_calls: Count | None = Field(None, description="Model calls of the run tree. None: the framework's own limit (ADK: 500), held for the tree.")
+    max_tool_calls: Count | None = Field(1000, description="Tool calls of the run tree.")
+    max_seconds: Seconds | None = Field(None, description="Wall clock of the run.")
+    max_identical_tool_results: Annotated[int, Field(ge=2, le=10**9)] | None = Field(
+        None, description="Stop at this many equal failures of a tool, or equal answers to the same call."
+    )
+    max_tool_failures: Count | None = Field(None, description="Failures in a row that a tool may have in one run, and across runs before its breaker opens.")
+    max_handoff_repeats: Annotated[int, Field(ge=2, le=10**9)] | None = Field(None, description="Stop at this many equal hand-offs without news.")
+    max_delegation_depth: Count | None = Field(5, description="Delegations made by a model, one inside the other.")
+    max_cycle_len: Annotated[int, Field(ge=1, le=64)] | None = Field(None, description="Longest circle of calls that cycle_repeats looks for.")
+    cycle_repeats: Annotated[int, Field(ge=2, le=10**6)] | None = Field(None, description="Stop at this many rounds of one circle of calls.")
+    max_event_cost_ratio: Ratio | None = Field(None, description="Stop when an agent's prompts have grown to this many times its first ones.")
+    cost_baseline_events: Annotated[int, Field(ge=1, le=1000)] = Field(5, description="How many first and last model calls the growth ratio compares.")
+    max_concurrent_agents: Count | None = Field(None, description="Model calls in flight at once. None: 20, surplus waits.")
+    on_surplus: Literal["queue", "refuse"] | None = Field(
+        None, description="What surplus model calls do: wait, or be refused (the default once max_concurrent_agents is set)."
+    )
+    max_fan_out: Count | None = Field(None, description="Branches one node may start at once. None: 100, or unlimited once max_concurrent_agents is set.")
+    max_tool_result_chars: Count | None = Field(None, description="Larger tool answers are kept out of the history.")
+    half_open_reset_seconds: Seconds = Field(60.0, description="How long an open breaker waits before its one probe.")
+    max_nudges: Annotated[int, Field(ge=0, le=1000)] = Field(2, description="Nudges in one run.")
+    rules: dict[str, dict[str, RungNumber] | bool] = Field({}, description="Rungs per rule, or false to switch a rule off.")
+    tools: dict[str, ToolRule] = Field({}, description="Rules per tool name or glob.")
+
+    @model_validator(mode="after")
+    def _coherent(self) -> Self:
+        for rule, rungs in self.rules.items():
+            _check_rule(rule, rungs)
+        if self.max_cycle_len is not None and self.cycle_repeats is None:
+            raise ValueError("max_cycle_len does nothing alone; add cycle_repeats, the number of rounds to stop at")
+        if self.on_surplus is not None and self.max_concurrent_agents is None and self.on_surplus == "refuse":
+            raise ValueError("on_surplus='refuse' needs max_concurrent_agents, the number of model calls to allow at once")
+        return self
+
+
+def _check_rule(rule: str, rungs: Mapping[str, float] | bool) -> None:
+    if rule not in RULES:
+        raise ValueError(f"rules.{rule}: no such rule{_nearest(rule, RULES)}")
+    if rungs is True:
+        raise ValueError(f"rules.{rule} = true says nothing; leave it out for the defaults, or give rungs such as {{'stop': 5}}")
+    if rungs is False:
+        return
+    allowed = RULES[rule][1]
+    previous: tuple[str, float] | None = None
+    for name, number in rungs.items():
+        if name not in _LADDER:
+            raise ValueError(f"rules.{rule}.{name}: no such rung{_nearest(name, _LADDER)}")
+        if name not in allowed:
+            raise ValueError(f"rules.{rule}.{name}: this rule has no such rung; it can {', '.join(r for r in _LADDER if r in allowed)}")
+        if rule not in _MEASURES and number != int(number):
+            raise ValueError(f"rules.{rule}.{name} = {number}: this rule counts whole things; give an integer")
+        if number < _LEAST.get(rule, 1):
+            raise ValueError(f"rules.{rule}.{name} = {number:g}: something repeats from {_LEAST[rule]:g} on; less would act on the first call")
+    for name in _LADDER:
+        if name not in rungs:
+            continue
+        if previous is not None and rungs[name] <= previous[1]:
+            raise ValueError(f"rules.{rule}.{previous[0]} = {previous[1]:g} can never fire: {name} = {rungs[name]:g} comes first or together")
+        previous = (name, rungs[name])
+
+
+class Policy(PolicyFile):
+    """A policy with the parts that only code can give. Frozen; ``Policy.build`` is the way to make one."""
+
+    tool_result_normalizer: dict[str, Callable[[Any], Any]] = Field({}, description="Per tool: what of an answer counts for its identity.")
+    on_trip: Callable[..., Any] | None = Field(None, description="Called with each Trip, off the path of the run.")
+    on_decision: Callable[..., Any] | None = Field(None, description="Called with each decision that is not allow, off the path of the run.")
+    clock: Callable[[], float] | None = Field(None, description="Seconds; for tests and replay. None: the system's clock.")
+
+    @classmethod
+    def build(cls, **keywords: Any) -> Self:
+        """Keywords over the policy file over the defaults, environment over all; raises PolicyError."""
+        values, source = _from_file()
+        if keywords:
+            values, source = {**values, **keywords}, "keywords" if not values else f"{source} and keywords"
+        mode = os.environ.get("RUNGUARD_MODE")
+        if mode:
+            values["mode"] = mode
+            source = "RUNGUARD_MODE" if not source else f"{source} and RUNGUARD_MODE"
+        return cls.validated(values, source)
+
+    @classmethod
+    def validated(cls, values: Mapping[str, Any], source: str) -> Self:
+        values = {key: value for key, value in values.items() if value is not None or key in _NONE_MEANS_OFF}
+        if isinstance(values.get("rules"), Mapping):
+            values["rules"] = {rule: (dict(r) if isinstance(r, Mapping) else r) for rule, r in values["rules"].items()}
+        try:
+            return cls(**values)
+        except ValidationError as error:
+            raise PolicyError(_explain(error, source, cls)) from None
+
+    @cached_property
+    def digest(self) -> str:
+        """Names this policy in trips: equal policies give equal digests, functions aside."""
+        data = self.model_dump_json(exclude=_CODE_ONLY | {"tools": {"__all__": {"failed"}}})
+        return blake2b(data.encode(), digest_size=6).hexdigest()
+
+    def tool_rule(self, tool: str) -> ToolRule | None:
+        """The rule for a tool: its exact name, or else the first glob that fits."""
+        rule = self.tools.get(tool)
+        if rule is not None:
+            return rule
+        return next((rule for pattern, rule in self.tools.items() if fnmatchcase(tool, pattern)), None)
+
+    def rungs(self, rule: str) -> Rungs | None:
+        """The rungs in force: explicit ones as they are, defaults where they still can fire; None when the rule is off."""
+        given = self.rules.get(rule)
+        if given is False:
+            return None
+        explicit = dict(given) if isinstance(given, Mapping) else self._from_keyword(rule)
+        return _merge(RULES[rule][0], explicit) if explicit else RULES[rule][0]
+
+    def _from_keyword(self, rule: str) -> dict[str, float]:
+        if rule in ("stall", "repetition") and self.max_identical_tool_results is not None:
+            return {"stop": self.max_identical_tool_results}
+        if rule == "tool_failures" and self.max_tool_failures is not None:
+            return {"block": self.max_tool_failures + 1}
+        if rule == "handoff" and self.max_handoff_repeats is not None:
+            return {"stop": self.max_handoff_repeats}
+        if rule == "cycle" and self.cycle_repeats is not None:
+            return {"stop": self.cycle_repeats}
+        if rule == "growth" and self.max_event_cost_ratio is not None:
+            return {"stop": self.max_event_cost_ratio}
+        return {}
+
+    @property
+    def fan_out(self) -> int | None:
+        """Branches of one node; who sets the number in flight has decided about fan-out and is not second-guessed."""
+        if self.max_fan_out is not None:
+            return self.max_fan_out
+        return 100 if self.max_concurrent_agents is None else None
+
+    @property
+    def in_flight(self) -> int:
+        return self.max_concurrent_agents or 20
+
+    @property
+    def queues(self) -> bool:
+        return self.on_surplus == "queue" or (self.on_surplus is None and self.max_concurrent_agents is None)
+
+
+_CODE_ONLY: Final = {"tool_result_normalizer": True, "on_trip": True, "on_decision": True, "clock": True}
+_NONE_MEANS_OFF: Final = frozenset({"max_tool_calls", "max_delegation_depth"})
+
+
+def _merge(default: Rungs, explicit: Mapping[str, float]) -> Rungs:
+    """Explicit rungs are obeyed exactly; a default stays only where it can still fire beside them."""
+    merged: dict[str, float | None] = dict.fromkeys(_LADDER)
+    for position, name in enumerate(_LADDER):
+        if name in explicit:
+            merged[name] = explicit[name]
+            continue
+        number = getattr(default, name)
+        if number is None:
+            continue
+        weaker = [explicit[n] for n in _LADDER[:position] if n in explicit]
+        stronger = [explicit[n] for n in _LADDER[position + 1 :] if n in explicit]
+        if all(number > n for n in weaker) and all(number < n for n in stronger):
+            merged[name] = number
+    if "block" in explicit and "stop" not in explicit:
+        merged["stop"] = explicit["block"] + 1  # after one block the next identical attempt stops
+    return Rungs(**merged)
+
+
+def policy_schema() -> dict[str, Any]:
+    """JSON Schema of ``runguard.toml``, for editors and checks."""
+    return PolicyFile.model_json_schema(mode="validation")
+
+
+def declared_rule(**options: Any) -> ToolRule:
+    """A ToolRule from keywords with readable errors: what ``@runguard.tool(...)`` uses."""
+    try:
+        return ToolRule(**options)
+    except ValidationError as error:
+        raise PolicyError(_explain(error, "@runguard.tool", ToolRule)) from None
+
+
+def tool(**options: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Declare a ToolRule beside the tool itself: ``@runguard.tool(once=True)``. The policy's rule for that name wins."""
+    rule = declared_rule(**options)
+
+    def declare(function: Callable[..., Any]) -> Callable[..., Any]:
+        function.__runguard_tool__ = rule  # type: ignore[attr-defined]
+        return function
+
+    return declare
+
+
+# ---- the file -------------------------------------------------------------------------------------------------------
+
+
+def find_policy_file(start: Path | None = None) -> Path | None:
+    """The file that applies: ``RUNGUARD_POLICY``, or the nearest one upward from the working directory."""
+    named = os.environ.get("RUNGUARD_POLICY")
+    if named:
+        return Path(named)
+    here = (start or Path.cwd()).resolve()
+    for folder in (here, *here.parents):
+        if (folder / FILE_NAME).is_file():
+            return folder / FILE_NAME
+        project = folder / "pyproject.toml"
+        if project.is_file() and b"[tool.runguard" in project.read_bytes():
+            return project
+    return None
+
+
+def _from_file() -> tuple[dict[str, Any], str]:
+    path = find_policy_file()
+    if path is None:
+        return {}, ""
+    return load_policy_file(path), str(path)
+
+
+def load_policy_file(path: Path) -> dict[str, Any]:
+    """The raw values of a policy file; PolicyError when it cannot be read."""
+    try:
+        data = tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise PolicyError(f"{path}: no such policy file (named by RUNGUARD_POLICY)") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise PolicyError(f"{path}: cannot be read: {error}") from None
+    except tomllib.TOMLDecodeError as error:
+        raise PolicyError(f"{path}: not valid TOML: {error}") from None
+    if path.name == "pyproject.toml":
+        data = data.get("tool", {}).get("runguard", {})
+    return data
+
+
+# ---- messages -------------------------------------------------------------------------------------------------------
+
+
+def _nearest(name: str, known: Iterable[str]) -> str:
+    known = list(known)
+    close = get_close_matches(name, known, n=1, cutoff=0.5)
+    return f"; did you mean '{close[0]}'?" if close else f"; known: {', '.join(known)}"
+
+
+def _explain(error: ValidationError, source: str, model: type[BaseModel]) -> str:
+    """One line per fault: where, what was given, what would be right."""
+    lines = []
+    for fault in error.errors(include_url=False):
+        path = ".".join(str(part) for part in fault["loc"] if part not in _UNION_TAGS)
+        given = fault.get("input")
+        shown = repr(given) if isinstance(given, str | int | float | bool) else f"a {type(given).__name__}"
+        if fault["type"] in ("extra_forbidden", "unexpected_keyword_argument"):
+            fields = ToolRule.model_fields if fault["loc"][0] == "tools" else model.model_fields
+            lines.append(f"{path}: no such setting{_nearest(str(fault['loc'][-1]), fields)}")
+        elif fault["type"] == "value_error":
+            message = fault["msg"].removeprefix("Value error, ")
+            lines.append(f"{path}: {message}" if path else message)
+        else:
+            lines.append(f"{path} = {shown}: {fault['msg'][0].lower()}{fault['msg'][1:]}")
+    where = f" ({source})" if source else ""
+    return f"the policy{where} is not valid:\n  " + "\n  ".join(dict.fromkeys(lines))
+
+
+_UNION_TAGS: Final = frozenset({"bool", "int", "callable", "function-after[_coherent(), ToolRule]"})
