@@ -147,10 +147,8 @@ class Trip:
 
 def trip(event: Any) -> Trip | None:
     """The trip that an event carries, or None. Takes an ADK event, or its JSON as a mapping, snake or camel case."""
-    if isinstance(event, Mapping):
-        metadata = event.get("custom_metadata") or event.get("customMetadata")
-    else:
-        metadata = getattr(event, "custom_metadata", None)
+    snake, camel = "custom_metadata", "customMetadata"
+    metadata = (event.get(snake) or event.get(camel)) if isinstance(event, Mapping) else getattr(event, snake, None)
     data = metadata.get(METADATA_KEY) if isinstance(metadata, Mapping) else None
     if not isinstance(data, Mapping) or data.get("v") != METADATA_VERSION:
         return None
@@ -161,18 +159,21 @@ def trip(event: Any) -> Trip | None:
 # For the model: what happened and what not to do again; never an invitation to vary arguments, no concept it lacks.
 
 _NUDGES: Final[dict[str, str]] = {
-    "repetition": "You have made this same call {n} times and it gave the same answer each time. It will not change. Do not call it again; use what you already have, or say what is missing.",
+    "repetition": "You have made this same call {n} times and it gave the same answer each time. It will not change. Do not call it again; "
+    "use what you already have, or say what is missing.",
     "no_news": "Your last {n} calls only repeated calls you had already made, with the answers you already had. Use those answers now, or say what is missing.",
     "cycle": "You are going round the same calls with the same answers ({n} rounds). Leave the circle: use what you have, or say what is missing.",
     "same_call": "You have made this same call {n} times in a row. If you are waiting for something, say so and finish; otherwise use the latest answer.",
     "stall": "'{tool}' has failed in the same way {n} times. More attempts of this kind will fail too. Go on without it, or report the failure.",
     "empty": "'{tool}' has found nothing {n} times in a row. What you look for may not be there. Go on without it, or say that it was not found.",
     "tool_failures": "'{tool}' has failed {n} times in a row. Go on without it, or report the failure.",
-    "handoff": "This task has been passed between the same agents {n} times with nothing new. Do not pass it on again: answer with what is known, or say what is missing.",
+    "handoff": "This task has been passed between the same agents {n} times with nothing new. Do not pass it on again: answer with what is known, "
+    "or say what is missing.",
     "polling": "'{tool}' has shown no change for {n} seconds. Do not keep checking: report the current state and finish.",
 }
 _REFUSALS: Final[dict[str, str]] = {
-    "repetition": "Not executed: this exact call was already answered {before} times with the same result, which stands above. Do not make it again; use that result or finish.",
+    "repetition": "Not executed: this exact call was already answered {before} times with the same result, which stands above. Do not make it again; "
+    "use that result or finish.",
     "stall": "Not executed: '{tool}' has failed in the same way {before} times. Do not call it again in this task; go on without it or report the failure.",
     "tool_failures": "Not executed: '{tool}' has failed {before} times in a row. Do not call it again in this task; go on without it or report the failure.",
     "breaker": "Not executed: '{tool}' is out of service at the moment. Do not call it again in this task; go on without it or report the failure.",
@@ -180,7 +181,7 @@ _REFUSALS: Final[dict[str, str]] = {
     "tool_limit": "Not executed: '{tool}' may be called {limit} times in this task and has been. Do not call it again; use the answers you have.",
     "once": "Not executed: '{tool}' has already been done with these arguments, successfully. Do not repeat it.",
     "fan_out": "Not started: too many calls are running at once. Do not retry; go on with the results that are there.",
-    "result_size": "The answer of '{tool}' was too large ({n} characters) and was left out. Do not make the same call again; ask for a smaller part, if the tool offers it.",
+    "result_size": "The answer of '{tool}' was too large and was left out. Do not make the same call again; ask for a smaller part, if the tool offers it.",
 }
 _STOPPED: Final = "Not executed: this task was stopped. Do not call any more tools."
 

@@ -25,12 +25,12 @@ _SCALARS: Final = frozenset({int, float, bool, type(None)})
 _BIG: Final = 10**40  # printing a longer integer is neither bounded nor always allowed
 
 
-class _Foreign(Exception):
+class _ForeignError(Exception):
     """The C encoder met a type it does not know."""
 
 
 def _refuse(_: object) -> Any:
-    raise _Foreign
+    raise _ForeignError
 
 
 _encode: Final[Callable[[object], str]] = json.JSONEncoder(
@@ -69,51 +69,51 @@ def answer_text(value: object) -> str:
     if _is_small(value):
         try:
             return _encode(value)
-        except (_Foreign, TypeError, ValueError, RecursionError):
+        except (_ForeignError, TypeError, ValueError, RecursionError):
             pass  # foreign types, mixed keys, too deep: the walk below knows them
     return _bounded(value)
 
 
-def _is_small(value: object) -> bool:
+def _is_small(value: Any) -> bool:
     """Whether the C encoder may see ``value``: a look at sizes only, cut off at the limit."""
     size = nodes = 0
-    pending = [value]
+    pending: list[Any] = [value]
     for item in pending:
         kind = type(item)
         if kind is str:
-            size += len(item)  # type: ignore[arg-type]
+            size += len(item)
         elif kind is dict:
-            nodes += len(item)  # type: ignore[arg-type]
+            nodes += len(item)
             if nodes > MAX_NODES:
                 return False
-            for key in item:  # type: ignore[attr-defined]
+            for key in item:
                 if type(key) is not str:
                     return False
                 size += len(key)
-            pending.extend(item.values())  # type: ignore[attr-defined]
+            pending.extend(item.values())
         elif kind is list or kind is tuple:
-            nodes += len(item)  # type: ignore[arg-type]
+            nodes += len(item)
             if nodes > MAX_NODES:
                 return False
-            pending.extend(item)  # type: ignore[arg-type]
-        elif kind not in _SCALARS or (kind is int and not -_BIG < item < _BIG):  # type: ignore[operator]
+            pending.extend(item)
+        elif kind not in _SCALARS or (kind is int and not -_BIG < item < _BIG):
             return False
         if size > MAX_CHARS:
             return False
     return True
 
 
-def _canonical(value: object, depth: int) -> object:
+def _canonical(value: Any, depth: int) -> object:
     """Arguments as they are meant: None dropped, whole floats as integers, white space collapsed."""
     kind = type(value)
     if kind is str:
-        return " ".join(value.split())  # type: ignore[attr-defined]
-    if kind is float and value.is_integer():  # type: ignore[attr-defined]
-        return int(value)  # type: ignore[call-overload]
+        return " ".join(value.split())
+    if kind is float and value.is_integer():
+        return int(value)
     if depth and kind is dict:
-        return {k: _canonical(v, depth - 1) for k, v in value.items() if v is not None}  # type: ignore[attr-defined]
+        return {k: _canonical(v, depth - 1) for k, v in value.items() if v is not None}
     if depth and (kind is list or kind is tuple):
-        return [_canonical(v, depth - 1) for v in value]  # type: ignore[attr-defined]
+        return [_canonical(v, depth - 1) for v in value]
     return value
 
 
@@ -127,7 +127,7 @@ def _bounded(value: object) -> str:
     out: list[str] = []
     left = [MAX_NODES, MAX_CHARS]
 
-    def walk(item: object, depth: int) -> None:
+    def walk(item: Any, depth: int) -> None:
         left[0] -= 1
         if left[0] < 0 or left[1] < 0:
             return
@@ -138,21 +138,21 @@ def _bounded(value: object) -> str:
         elif depth <= 0:
             text = f"<{_type_name(kind)} below>"
         elif issubclass(kind, dict):
-            out.append(f"{{{dict.__len__(item)}")  # type: ignore[arg-type]
-            for key, entry in _sorted_items(item, left[0]):  # type: ignore[arg-type]
+            out.append(f"{{{dict.__len__(item)}")
+            for key, entry in _sorted_items(item, left[0]):
                 out.append(key)
                 walk(entry, depth - 1)
             text = "}"
         elif issubclass(kind, list | tuple):
-            base = list if issubclass(kind, list) else tuple
-            out.append(f"[{base.__len__(item)}")  # type: ignore[arg-type]
-            for entry in base.__getitem__(item, slice(max(left[0], 0))):  # type: ignore[arg-type,index]
+            base: Any = list if issubclass(kind, list) else tuple
+            out.append(f"[{base.__len__(item)}")
+            for entry in base.__getitem__(item, slice(max(left[0], 0))):
                 walk(entry, depth - 1)
             text = "]"
         elif kind in (set, frozenset):
             # A set has no order, and its members' own order differs between processes: sort what they say.
-            members: Iterable[object] = item if len(item) <= left[0] else ()  # type: ignore[arg-type]
-            text = f"<set {len(item)}>" + ",".join(sorted(_atom(m, 256) or f"<{_type_name(type(m))}>" for m in members))  # type: ignore[arg-type]
+            members: Iterable[Any] = item if len(item) <= left[0] else ()
+            text = f"<set {len(item)}>" + ",".join(sorted(_atom(m, 256) or f"<{_type_name(type(m))}>" for m in members))
         else:
             text = f"<{_type_name(kind)}>{_fields(item)}"
         left[1] -= len(text)
@@ -162,15 +162,15 @@ def _bounded(value: object) -> str:
     return "\1".join(out)
 
 
-def _atom(item: object, room: int) -> str | None:
+def _atom(item: Any, room: int) -> str | None:
     kind = type(item)
     if issubclass(kind, str):
-        text = "".join((item,))  # type: ignore[arg-type]  # an exact str, without asking a subclass
+        text = str.__getitem__(item, slice(None)) if kind is not str else item
         return "s" + (text if len(text) <= min(room, MAX_CHARS) else _edges(text))
     if kind is bytes or kind is bytearray:
-        return f"b{len(item)}:{bytes(item[:_EDGE]).hex()}:{bytes(item[-64:]).hex()}"  # type: ignore[arg-type,index]
+        return f"b{len(item)}:{bytes(item[:_EDGE]).hex()}:{bytes(item[-64:]).hex()}"
     if kind is int:
-        return f"i{item:x}" if item.bit_length() < 4096 else f"i{item.bit_length()}"  # type: ignore[attr-defined]
+        return f"i{item:x}" if item.bit_length() < 4096 else f"i{item.bit_length()}"
     if kind in _SCALARS:
         return json.dumps(item)
     return None
@@ -280,18 +280,17 @@ class AnswerBook:
 
 def size_of(value: object, enough: int) -> int:
     """Characters of text inside ``value``, counted until ``enough`` is passed."""
-    size = nodes = 0
-    pending = [value]
-    for item in pending:
+    size = 0
+    pending: list[Any] = [value]
+    for nodes, item in enumerate(pending):
         kind = type(item)
-        nodes += 1
         if issubclass(kind, str | bytes | bytearray):
-            size += len(item)  # type: ignore[arg-type]
+            size += len(item)
         elif issubclass(kind, dict):
-            pending.extend(dict.keys(item))  # type: ignore[arg-type]
-            pending.extend(dict.values(item))  # type: ignore[arg-type]
+            pending.extend(dict.keys(item))
+            pending.extend(dict.values(item))
         elif issubclass(kind, list):
-            pending.extend(list.__iter__(item))  # type: ignore[arg-type]
+            pending.extend(list.__iter__(item))
         else:
             size += 4
         if size > enough or nodes > 100_000:

@@ -18,9 +18,11 @@ _BAD_STATUS: Final = re.compile(
     r"timed[\s_\-]?out|unavailable|aborted|exception|throttled|rate[\s_\-]?limited|quota[\s_\-]?exceeded|unsupported|partial[\w\s\-]*error)(?:$|[\s_\-])",
     re.IGNORECASE,
 )
+_THINGS: Final = "results?|matches|match|data|records?|rows?|items?|entries|documents?|hits?|output|content"
 _ABSENT: Final = re.compile(
-    r"^\W*(?:none|null|not[\s_\-]?found|no[\s_\-](?:\w+[\s_\-]){0,3}?(?:results?|matches|match|data|records?|rows?|items?|entries|documents?|hits?|output|content)"
-    r"(?:\s(?:found|returned|available|matched?).{0,80})?|nothing(?:\s(?:found|here|to\s\w+))?|empty(?:[\s_\-]result)?|0 (?:results?|matches|rows?|hits?)|(?:\w+[\s\w'\"-]{0,60})?\b(?:not found|does not exist)\b.{0,120})\W*$",
+    r"^\W*(?:none|null|empty(?:[\s_\-]result)?|not[\s_\-]?found|nothing(?:\s(?:found|here|to\s\w+))?|0 (?:results?|matches|rows?|hits?)"
+    rf"|no[\s_\-](?:\w+[\s_\-]){{0,3}}?(?:{_THINGS})(?:\s(?:found|returned|available|matched?).{{0,80}})?"
+    r"|(?:\w+[\s\w'\"-]{0,60})?\b(?:not found|does not exist)\b.{0,120})\W*$",
     re.IGNORECASE | re.DOTALL,
 )
 _BAD_TEXT: Final = re.compile(
@@ -43,13 +45,13 @@ _FLAG_KEYS: Final = ("ok", "success", "succeeded", "successful")
 _WRAPPERS: Final = ("result", "output", "response", "data", "results", "items", "content", "matches", "documents", "rows")
 
 
-def classify(answer: object) -> tuple[Outcome, str]:
+def classify(answer: Any) -> tuple[Outcome, str]:
     """The outcome of an answer and, for a failure, its class: equal for the same failure told about other particulars."""
     kind = type(answer)
     if kind is dict:
-        return _of_dict(answer)  # type: ignore[arg-type]
+        return _of_dict(answer)
     if kind is str:
-        return _of_text(answer)  # type: ignore[arg-type]
+        return _of_text(answer)
     if answer is None or ((kind is list or kind is tuple) and not answer):
         return Outcome.EMPTY, ""
     return Outcome.OK, ""
@@ -120,16 +122,17 @@ def _failed(text: str) -> tuple[Outcome, str]:
     return Outcome.FAILED, failure_class(text)
 
 
-def _said(value: object, depth: int = 3) -> str:
+def _said(value: Any, depth: int = 3) -> str:
     """The texts inside a failure, in a fixed order: its message, or else its status fields."""
     kind = type(value)
     if kind is str:
-        return value[:MAX_CHARS]  # type: ignore[index]
+        said: str = value[:MAX_CHARS]
+        return said
     if kind in (int, float, bool):
         return f"{value}"
     if depth and kind is dict:
-        parts = [f"{key}={_said(value[key], depth - 1)}" for key in sorted(k for k in value if type(k) is str)[:32]]  # type: ignore[index,attr-defined]
+        parts = [f"{key}={_said(value[key], depth - 1)}" for key in sorted(k for k in value if type(k) is str)[:32]]
         return ";".join(part for part in parts if not part.endswith("="))
     if depth and kind is list:
-        return ";".join(_said(item, depth - 1) for item in value[:8])  # type: ignore[index]
+        return ";".join(_said(item, depth - 1) for item in value[:8])
     return ""

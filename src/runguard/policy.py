@@ -69,9 +69,6 @@ class ToolRule(BaseModel):
         return self
 
 
-_NO_RULE: Final = ToolRule()  # type: ignore[call-arg]
-
-
 class PolicyFile(BaseModel):
     """Everything that a ``runguard.toml`` may say; keywords have the same names."""
 

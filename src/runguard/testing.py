@@ -191,7 +191,7 @@ async def run(
     **run_options: Any,
 ) -> Recording:
     """One user turn of ``agent`` on a real Runner. ``catch`` keeps an exception in the recording instead of raising it."""
-    service = session_service or InMemorySessionService()  # type: ignore[no-untyped-call]
+    service = session_service or InMemorySessionService()
     if runner is None:
         app = App(name=app_name, root_agent=agent, plugins=list(plugins))
         runner = Runner(app=app, session_service=service)
@@ -205,7 +205,7 @@ async def run(
     content = types.Content(role="user", parts=[types.Part(text=message)])
     try:
         async for event in runner.run_async(user_id=user_id, session_id=session_id, new_message=content, **run_options):
-            events.append(event)
+            events.append(event)  # noqa: PERF401 - what came before an exception is kept
     except Exception as raised:
         if not catch:
             raise

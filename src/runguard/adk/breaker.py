@@ -1,1 +1,225 @@
-class ADKCostBreaker: ...
+"""``ADKCostBreaker``: the breaker attached agent by agent, for code that wires callbacks by hand.
+
+It is the same guard as the plugin, fed by agent callbacks instead of plugin hooks. Your own callbacks stay: the breaker runs first
+before a call and last after it. Runs of different sessions never affect each other, and a trip ends its run cleanly and then
+raises a ``RuntimeError`` to whoever iterates over the run.
+"""
+
+import inspect
+from collections import deque
+from collections.abc import Callable
+from itertools import count
+from typing import Any, Final
+
+from google.adk.agents import BaseAgent, LlmAgent
+from google.adk.agents.callback_context import CallbackContext
+from google.adk.models.llm_request import LlmRequest
+from google.adk.models.llm_response import LlmResponse
+from google.adk.tools.base_tool import BaseTool
+from google.adk.tools.tool_context import ToolContext
+from google.genai import types
+
+from runguard.adk import runners
+from runguard.adk.chain import FRAME, lane_of
+from runguard.adk.plugin import TRANSFER, RunGuardPlugin
+from runguard.breaker import BreakerState
+from runguard.conductor import Run
+from runguard.errors import LimitExceededError, RunGuardError
+
+_COUNTS_KEPT: Final = 10_000
+
+
+class ADKCostBreaker:
+    """Attach with ``install_on_agent``; share one instance over the agents of a pipeline.
+
+    ``state`` and ``trip_reason`` tell about the current run, or about the last trip when none is running.
+    """
+
+    def __init__(
+        self,
+        max_identical_tool_results: int = 3,
+        max_delegation_depth: int = 5,
+        max_event_cost_ratio: float = 3.0,
+        cost_baseline_events: int = 5,
+        max_concurrent_agents: int = 20,
+        half_open_reset_seconds: float = 60,
+        *,
+        name: str = "runguard_breaker",
+        on_stop: str = "raise",
+        **policy: Any,
+    ) -> None:
+        self.max_identical_tool_results = max_identical_tool_results
+        self.max_delegation_depth = max_delegation_depth
+        self.max_event_cost_ratio = max_event_cost_ratio
+        self.cost_baseline_events = cost_baseline_events
+        self.max_concurrent_agents = max_concurrent_agents
+        self.half_open_reset_seconds = half_open_reset_seconds
+        self._plugin = RunGuardPlugin(
+            max_identical_tool_results=max_identical_tool_results,
+            max_delegation_depth=max_delegation_depth,
+            max_event_cost_ratio=max_event_cost_ratio,
+            cost_baseline_events=cost_baseline_events,
+            max_concurrent_agents=max_concurrent_agents,
+            half_open_reset_seconds=float(half_open_reset_seconds),
+            on_stop=on_stop,
+            **policy,
+        )
+        self._plugin.name = name
+        runners.watch_agents(self._plugin)
+        self._responses = count(1)
+        self._installed = False
+        self._forgiven = 0  # trips up to here were taken back by reset()
+        self._event_token_counts: deque[int] = deque(maxlen=_COUNTS_KEPT)
+        self._first_counts: list[int] = []
+
+    # ---- looking in -------------------------------------------------------------------------------------------------
+
+    @property
+    def trips(self) -> list[Any]:
+        return self._plugin.trips
+
+    @property
+    def state(self) -> BreakerState:
+        run = self._current_run()
+        if run is not None:
+            return BreakerState.OPEN if run.trips else BreakerState.CLOSED
+        trips = self._plugin.trips[self._forgiven :]
+        if not trips:
+            return BreakerState.CLOSED
+        age = self._plugin.guard.clock() - trips[-1].at
+        return BreakerState.OPEN if age < self.half_open_reset_seconds else BreakerState.HALF_OPEN
+
+    @property
+    def trip_reason(self) -> str | None:
+        run = self._current_run()
+        trips = run.trips if run is not None else self._plugin.trips[self._forgiven :]
+        return str(trips[-1]) if trips else None
+
+    def _current_run(self) -> Run | None:
+        frame = FRAME.get()
+        if frame is not None and frame.guard is self._plugin.guard:
+            return frame.invocation.run
+        return next(reversed(list(self._plugin.guard.runs.values())), None)
+
+    def reset(self) -> None:
+        """Forget the last trip and the recorded token counts. Runs need no reset: each starts afresh."""
+        self._forgiven = len(self._plugin.trips)
+        self._event_token_counts.clear()
+        self._first_counts.clear()
+
+    # ---- attaching --------------------------------------------------------------------------------------------------
+
+    def install_on_agent(self, agent: BaseAgent) -> BaseAgent:
+        """Attach to one agent, beside the callbacks it has. Attaching twice is once. Returns the agent."""
+        self._installed = True
+        if any(getattr(callback, "__self__", None) is self for callback in agent.canonical_before_agent_callbacks):
+            return agent
+        agent.before_agent_callback = [self.before_agent_callback, *agent.canonical_before_agent_callbacks]
+        agent.after_agent_callback = [*agent.canonical_after_agent_callbacks, self.after_agent_callback]
+        if isinstance(agent, LlmAgent):
+            agent.before_model_callback = [self.before_model_callback, *agent.canonical_before_model_callbacks]
+            agent.after_model_callback = [self.after_model_callback, *agent.canonical_after_model_callbacks]
+            agent.on_model_error_callback = [self.on_model_error_callback, *agent.canonical_on_model_error_callbacks]
+            agent.before_tool_callback = [self.before_tool_callback, *agent.canonical_before_tool_callbacks]
+            agent.on_tool_error_callback = [self.on_tool_error_callback, *agent.canonical_on_tool_error_callbacks]
+            # A list of callbacks ends at the first that answers: run yours inside ours, to see what they made of the result.
+            agent.after_tool_callback = self._last(list(agent.canonical_after_tool_callbacks))
+        return agent
+
+    def _last(self, theirs: list[Callable[..., Any]]) -> Callable[..., Any]:
+        async def after_tool(tool: BaseTool, args: dict[str, Any], tool_context: ToolContext, tool_response: Any) -> Any:
+            changed = None
+            for callback in theirs:
+                changed = await _call(callback, tool=tool, args=args, tool_context=tool_context, tool_response=tool_response)
+                if changed is not None:
+                    break
+            final = tool_response if changed is None else changed
+            seen = await self.after_tool_callback(tool, args, tool_context, final)
+            return changed if seen is None else seen
+
+        return after_tool
+
+    # ---- the callbacks ----------------------------------------------------------------------------------------------
+
+    async def before_agent_callback(self, callback_context: CallbackContext) -> types.Content | None:
+        agent = callback_context._invocation_context.agent
+        if not isinstance(agent, BaseAgent):
+            return None
+        return await self._plugin.before_agent_callback(agent=agent, callback_context=callback_context)
+
+    async def after_agent_callback(self, callback_context: CallbackContext) -> types.Content | None:
+        return None  # nothing is counted by enters and leaves: ADK does not tell every leave
+
+    async def before_model_callback(self, callback_context: CallbackContext, llm_request: LlmRequest) -> LlmResponse | None:
+        return await self._plugin.before_model_callback(callback_context=callback_context, llm_request=llm_request)
+
+    async def after_model_callback(self, callback_context: CallbackContext, llm_response: LlmResponse) -> LlmResponse | None:
+        await self._plugin.after_model_callback(callback_context=callback_context, llm_response=llm_response)
+        if not llm_response.partial:
+            ic = callback_context._invocation_context
+            invocation = self._plugin.invocation_of(ic)
+            invocation.batches[lane_of(self._plugin.guard, invocation, ic.branch)] = str(next(self._responses))
+        return None
+
+    async def on_model_error_callback(self, callback_context: CallbackContext, llm_request: LlmRequest, error: Exception) -> LlmResponse | None:
+        return await self._plugin.on_model_error_callback(callback_context=callback_context, llm_request=llm_request, error=error)
+
+    async def before_tool_callback(self, tool: BaseTool, args: dict[str, Any], tool_context: ToolContext) -> dict[str, Any] | None:
+        return await self._plugin.before_tool_callback(tool=tool, tool_args=args, tool_context=tool_context)
+
+    async def on_tool_error_callback(self, tool: BaseTool, args: dict[str, Any], tool_context: ToolContext, error: Exception) -> dict[str, Any] | None:
+        return await self._plugin.on_tool_error_callback(tool=tool, tool_args=args, tool_context=tool_context, error=error)
+
+    async def after_tool_callback(self, tool: BaseTool, args: dict[str, Any], tool_context: ToolContext, tool_response: Any) -> dict[str, Any] | None:
+        """Judge what the model will see of this call; a nudge comes back as a changed answer."""
+        ic = tool_context._invocation_context
+        invocation = self._plugin.invocation_of(ic)
+        author = getattr(ic.agent, "name", "")
+        if tool.name == TRANSFER:
+            self._plugin.judge_transfer(invocation, lane_of(self._plugin.guard, invocation, ic.branch), author, str(args.get("agent_name", "")))
+            return None
+        response = tool_response if isinstance(tool_response, dict) else {"result": tool_response}
+        answer = types.FunctionResponse(id=tool_context.function_call_id, name=tool.name, response=response)
+        before = answer.response
+        waiting = {*(tool_context.actions.requested_tool_confirmations or ()), *(tool_context.actions.requested_auth_configs or ())}
+        self._plugin.judge_answers(invocation, [answer], author=author, waiting=waiting)
+        return answer.response if answer.response is not before else None
+
+    # ---- by hand ----------------------------------------------------------------------------------------------------
+
+    def record_event_tokens(self, token_count: int) -> None:
+        """Tell the tokens of one model response by hand, where the breaker is attached to no agent.
+
+        Attached, it measures prompts itself, per agent: what is told here is then only kept for you to read.
+        """
+        self._event_token_counts.append(token_count)
+        if len(self._first_counts) < self.cost_baseline_events:
+            self._first_counts.append(token_count)
+            return
+        recent = list(self._event_token_counts)[-self.cost_baseline_events :]
+        if self._installed or len(self._event_token_counts) < 2 * self.cost_baseline_events or not sum(self._first_counts):
+            return
+        ratio = sum(recent) / sum(self._first_counts)
+        if ratio >= self.max_event_cost_ratio:
+            self._trip(f"the last {self.cost_baseline_events} responses took {ratio:.1f} times the tokens of the first, limit {self.max_event_cost_ratio:g}")
+
+    def _trip(self, reason: str) -> None:
+        """Replace it to be alerted without a stop."""
+        raise CostGrowthError(reason)
+
+
+class CostGrowthError(RunGuardError):
+    """Tokens told by hand have grown beyond the limit."""
+
+
+async def _call(callback: Callable[..., Any], **arguments: Any) -> Any:
+    """Call the way ADK does: by keyword, or by position where the names differ."""
+    try:
+        inspect.signature(callback).bind(**arguments)
+        result = callback(**arguments)
+    except TypeError:
+        result = callback(*arguments.values())
+    return await result if inspect.isawaitable(result) else result
+
+
+__all__ = ["ADKCostBreaker", "CostGrowthError", "LimitExceededError"]

@@ -61,7 +61,7 @@ class Invocation:
     depth: int = 0
     live: bool = False
     nested: bool = False
-    batch: str = ""
+    batches: dict[str, str] = field(default_factory=dict)  # lane -> the model response whose calls run now
     calls: OrderedDict[str, Call] = field(default_factory=OrderedDict)
     flights: dict[asyncio.Task[Any] | None, ModelInFlight] = field(default_factory=dict)
     lanes: dict[tuple[str, str | None], str] = field(default_factory=dict)

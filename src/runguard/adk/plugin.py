@@ -6,6 +6,7 @@ Results are judged on the function-response event, which precedes the next model
 
 import asyncio
 import logging
+from collections.abc import Collection
 from typing import Any, Final
 
 from google.adk.agents import BaseAgent, ParallelAgent
@@ -306,7 +307,7 @@ class RunGuardPlugin(BasePlugin):
             call_id = tool_context.function_call_id or ""
             call = invocation.calls.get(call_id)
             if call is None:
-                call = Call(name, tool_args, lane, invocation.batch)
+                call = Call(name, tool_args, lane, invocation.batches.get(lane, ""))
                 invocation.remember(call_id, call)
             call.lane, call.running = lane, True
             if name not in self._known_tools:
@@ -406,19 +407,20 @@ class RunGuardPlugin(BasePlugin):
                 elif part.function_response is not None:
                     answers.append(part.function_response)
         if answers:
-            self._on_answers(invocation, event, answers)
+            waiting = {*(event.actions.requested_tool_confirmations or ()), *(event.actions.requested_auth_configs or ())}
+            self.judge_answers(invocation, answers, author=event.author, event_id=event.id, waiting=waiting)
         else:
             if calls:
-                invocation.batch = event.id
+                lane = self._event_lane(invocation, event)
                 for call in calls:
                     if call.id and call.id not in invocation.calls:
-                        invocation.remember(call.id, Call(call.name or "", call.args, self._event_lane(invocation, event), event.id))
+                        invocation.remember(call.id, Call(call.name or "", call.args, lane, event.id))
             self._release_slot(invocation, event)
             if invocation.live and event.usage_metadata is not None:
                 self._on_live_usage(invocation, event)
         if event.actions.transfer_to_agent:
-            self._on_transfer(invocation, event)
-        if (content is not None and event.error_code is None and invocation.skips) or invocation.run.stopped is not None:
+            self.judge_transfer(invocation, self._event_lane(invocation, event), event.author, event.actions.transfer_to_agent)
+        if invocation.skips:
             self._mark_skipped_agent(invocation, event)
 
     def _event_lane(self, invocation: Invocation, event: Event) -> str:
@@ -445,9 +447,11 @@ class RunGuardPlugin(BasePlugin):
         invocation.run.spend.model_calls += 1
         self.guard.after(ModelResult(invocation.run.info.run, self._event_lane(invocation, event), event.author, self.guard.clock(), prompt, output))
 
-    def _on_answers(self, invocation: Invocation, event: Event, responses: list[types.FunctionResponse]) -> None:
+    def judge_answers(
+        self, invocation: Invocation, responses: list[types.FunctionResponse], *, author: str, event_id: str = "", waiting: Collection[str] = ()
+    ) -> None:
+        """The answers to one model response: learn from them, and let a nudge or a refusal ride in them."""
         guard, run = self.guard, invocation.run
-        waiting = {*(event.actions.requested_tool_confirmations or ()), *(event.actions.requested_auth_configs or ())}
         answers: list[Answer] = []
         by_call: dict[str, types.FunctionResponse] = {}
         lane = batch = ""
@@ -465,11 +469,11 @@ class RunGuardPlugin(BasePlugin):
             elif call.refused:
                 call.outcome = Outcome.REFUSED
             fingerprint = call.fingerprint or guard.fingerprint(name, call.args)
-            answers.append(Answer(name, fingerprint, value, call_id, call.outcome, event.id))
+            answers.append(Answer(name, fingerprint, value, call_id, call.outcome, event_id))
             guard.close_lane(run, f"{lane}/{name}@{call_id}")
         if not answers:
             return
-        decision = guard.after(ToolResults(run.info.run, lane, event.author, guard.clock(), batch, answers))
+        decision = guard.after(ToolResults(run.info.run, lane, author, guard.clock(), batch, answers))
         if not decision or not decision.enforced:
             return
         finding = decision.finding
@@ -485,10 +489,8 @@ class RunGuardPlugin(BasePlugin):
         elif decision.trip is not None:
             runners.announce(decision.trip, self)
 
-    def _on_transfer(self, invocation: Invocation, event: Event) -> None:
-        lane = self._event_lane(invocation, event)
-        target = event.actions.transfer_to_agent or ""
-        decision = self.guard.check(HandOff(invocation.run.info.run, lane, event.author, target, self.guard.clock()))
+    def judge_transfer(self, invocation: Invocation, lane: str, author: str, target: str) -> None:
+        decision = self.guard.check(HandOff(invocation.run.info.run, lane, author, target, self.guard.clock()))
         if not decision or not decision.enforced:
             return
         if decision.action is Action.NUDGE:
@@ -511,7 +513,14 @@ class RunGuardPlugin(BasePlugin):
     def _own_fault(self, hook: str, error: Exception, invocation_id: str | None) -> bool:
         """Record a failure of the guard itself; True when the policy says that it stops the run."""
         self.guard.guard_errors += 1
-        _log.error("runguard.guard_error: %s failed with %s; on_guard_error=%s", hook, type(error).__name__, self.guard.policy.on_guard_error, exc_info=error)
+        _log.log(
+            logging.ERROR if self.guard.guard_errors <= _FAULTS_LOGGED else logging.DEBUG,  # counted always, told a few times
+            "runguard.guard_error: %s failed with %s; on_guard_error=%s",
+            hook,
+            type(error).__name__,
+            self.guard.policy.on_guard_error,
+            exc_info=error,
+        )
         if self.guard.policy.on_guard_error == "allow":
             return False
         invocation = self._invocations.get(invocation_id or "")
@@ -523,6 +532,7 @@ class RunGuardPlugin(BasePlugin):
         return True
 
 
+_FAULTS_LOGGED: Final = 10
 _FAULT_TEXT: Final = "I stopped because a safety check could not be made."
 _SHOWN_LIMITS: Final = ("max_model_calls", "max_tool_calls", "max_seconds", "max_delegation_depth", "max_concurrent_agents", "max_identical_tool_results")
 

@@ -43,6 +43,7 @@ class _Watch:
     def __init__(self) -> None:
         self.installed: RunGuardPlugin | None = None
         self.plugins: weakref.WeakSet[RunGuardPlugin] = weakref.WeakSet()
+        self.per_agent: weakref.WeakSet[RunGuardPlugin] = weakref.WeakSet()  # driven by agent callbacks, see no end of a run
         self.injected: weakref.WeakSet[Runner] = weakref.WeakSet()
         self.announced: OrderedDict[str, weakref.ref[RunGuardPlugin]] = OrderedDict()
         self.originals: dict[str, Any] = {}
@@ -58,6 +59,11 @@ def watch(plugin: "RunGuardPlugin") -> None:
     _patch()
 
 
+def watch_agents(plugin: "RunGuardPlugin") -> None:
+    """A guard that is driven by agent callbacks: its runs end with the stream."""
+    _watch.per_agent.add(plugin)
+
+
 def announce(trip: Trip, plugin: "RunGuardPlugin") -> None:
     """A stop event with this trip is about to appear in some stream; the plugin knows what should follow."""
     _watch.announced[trip.id] = weakref.ref(plugin)
@@ -70,7 +76,9 @@ def _announced_in(event: Event) -> "tuple[str, RunGuardPlugin] | None":
     if not metadata or METADATA_KEY not in metadata or not isinstance(metadata[METADATA_KEY], dict):
         return None
     trip_id = metadata[METADATA_KEY].get("id")
-    found = _watch.announced.get(trip_id) if isinstance(trip_id, str) else None
+    if not isinstance(trip_id, str):
+        return None
+    found = _watch.announced.get(trip_id)
     plugin = found() if found is not None else None
     return (trip_id, plugin) if plugin is not None else None
 
@@ -150,20 +158,24 @@ async def _stream(runner: Runner, plugin: "RunGuardPlugin | None", events: Async
                 if stop is not None and outside_only and found is None and _can_end(stop[1], event.invocation_id):
                     break
     except Halt as halt:
-        if plugin is not None:
-            stop = (halt.trip.id, plugin)
+        stop = _owner(halt) or stop
     except BaseExceptionGroup as group:
         halts, rest = group.split(Halt)
         if halts is None or rest is not None:
             raise
-        if plugin is not None:
-            stop = (_first(halts).trip.id, plugin)
+        stop = _owner(_first(halts)) or stop
     finally:
-        if plugin is not None:
-            for invocation_id in invocations or plugin.invocations_of(runner.plugin_manager, session)[-1:]:
-                plugin.forget(invocation_id)
+        for guard in {*_watch.per_agent, *([plugin] if plugin is not None else [])}:
+            for invocation_id in invocations or guard.invocations_of(runner.plugin_manager, session)[-1:]:
+                guard.forget(invocation_id)
     if stop is not None and not nested:
         _raise_if_asked(*stop)
+
+
+def _owner(halt: Halt) -> "tuple[str, RunGuardPlugin] | None":
+    found = _watch.announced.get(halt.trip.id)
+    plugin = found() if found is not None else None
+    return (halt.trip.id, plugin) if plugin is not None else None
 
 
 def _first(group: BaseExceptionGroup[Halt]) -> Halt:

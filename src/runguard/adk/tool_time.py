@@ -35,7 +35,7 @@ def limit_time(tool: BaseTool, plugin: "RunGuardPlugin", invocation: Invocation,
 def _wrap(tool: BaseTool) -> "dict[str, tuple[Invocation, RunGuardPlugin, float | None]] | None":
     original = tool.run_async
     function = getattr(tool, "func", None)
-    if function is not None and not (inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(getattr(function, "__call__", None))):
+    if function is not None and not (inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(type(function).__call__)):
         return None  # a sync function cannot be interrupted, only judged on return
     deadlines: dict[str, tuple[Invocation, RunGuardPlugin, float | None]] = {}
 
