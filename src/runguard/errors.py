@@ -31,11 +31,11 @@ class RunStoppedError(RunGuardError):
     """A run was stopped. ``str(error)`` is the operator's message."""
 
     def __init__(self, trip: Trip) -> None:
-        super().__init__(trip)
+        super().__init__(trip.message)
         self.trip = trip
 
-    def __str__(self) -> str:
-        return self.trip.message
+    def __reduce__(self) -> tuple[type[Self], tuple[Trip]]:
+        return type(self), (self.trip,)
 
     @classmethod
     def of(cls, trip: Trip) -> Self:

@@ -145,6 +145,8 @@ class ADKCostBreaker:
         agent = callback_context._invocation_context.agent
         if not isinstance(agent, BaseAgent):
             return None
+        if isinstance(agent, LlmAgent) and self._plugin.invocation_of(callback_context._invocation_context).run.stopped is not None:
+            return None  # its model hook ends it with an event that can carry the trip; content alone cannot
         return await self._plugin.before_agent_callback(agent=agent, callback_context=callback_context)
 
     async def after_agent_callback(self, callback_context: CallbackContext) -> types.Content | None:
@@ -176,7 +178,10 @@ class ADKCostBreaker:
         invocation = self._plugin.invocation_of(ic)
         author = getattr(ic.agent, "name", "")
         if tool.name == TRANSFER:
-            self._plugin.judge_transfer(invocation, lane_of(self._plugin.guard, invocation, ic.branch), author, str(args.get("agent_name", "")))
+            call = invocation.calls.pop(tool_context.function_call_id or "", None)
+            target = tool_context.actions.transfer_to_agent
+            if call is not None and target:
+                self._plugin.judge_transfer(invocation, call.lane, author, target)
             return None
         response = tool_response if isinstance(tool_response, dict) else {"result": tool_response}
         answer = types.FunctionResponse(id=tool_context.function_call_id, name=tool.name, response=response)

@@ -39,7 +39,7 @@ def uninstall() -> None:
 
 def _same(a: Policy, b: Policy) -> bool:
     """Equal settings, and functions that come from the same place: a lambda that is defined again is the same lambda."""
-    return {k: _origin(v) for k, v in dict(a).items()} == {k: _origin(v) for k, v in dict(b).items()}
+    return all(_origin(getattr(a, name)) == _origin(getattr(b, name)) for name in Policy.model_fields)
 
 
 def _origin(value: Any) -> Any:

@@ -130,19 +130,23 @@ class RunGuardPlugin(BasePlugin):
     async def after_run_callback(self, *, invocation_context: InvocationContext) -> None:
         self.forget(invocation_context.invocation_id)
 
-    def forget(self, invocation_id: str) -> None:
-        """An invocation is over, however it ended; called by whoever notices first."""
+    def forget(self, invocation_id: str) -> Trip | None:
+        """An invocation is over, however it ended; called by whoever notices first. Returns its last trip, if it had one."""
         invocation = self._invocations.pop(invocation_id, None)
         if invocation is None:
-            return
+            return None
         for task in invocation.flights:
             if task is not None:
                 invocation.run.slots.give_back(task)
         if not invocation.nested:
             self.guard.end(invocation.run.info.run)
+        return invocation.run.trips[-1] if invocation.run.trips else None
 
     def invocation_of(self, ic: InvocationContext) -> Invocation:
         return self._invocations.get(ic.invocation_id) or self._begin(ic)
+
+    def find_invocation(self, invocation_id: str) -> Invocation | None:
+        return self._invocations.get(invocation_id)
 
     def invocations_of(self, manager: Any, session: str) -> list[str]:
         """Invocations of one runner and session: how a run that yielded no event is found again."""
@@ -165,6 +169,7 @@ class RunGuardPlugin(BasePlugin):
             if decision.action is Action.BLOCK:  # too deep: this agent is refused, its caller goes on
                 return types.Content(role="model", parts=[types.Part(text=decision.for_model)])
             await self._stop_spinning(invocation, agent.name, lane)
+            self._cut(invocation, lane)
             if may_escalate(agent):
                 callback_context.actions.escalate = True
             assert decision.trip is not None
@@ -185,6 +190,13 @@ class RunGuardPlugin(BasePlugin):
                 break
             await asyncio.sleep(0.05)
         raise runners.Halt(invocation.run.stopped)
+
+    @staticmethod
+    def _cut(invocation: Invocation, lane: str) -> None:
+        """This strand ended by a stop: if it was called as a tool, its caller must not take the stop for an answer."""
+        strand = invocation.run.lanes.get(lane)
+        if strand is not None:
+            strand.cut = True
 
     # ---- model calls ------------------------------------------------------------------------------------------------
 
@@ -209,6 +221,7 @@ class RunGuardPlugin(BasePlugin):
                     decision = reserved
             if decision.action is Action.STOP and decision.enforced:
                 await self._stop_spinning(invocation, name, lane)
+                self._cut(invocation, lane)
                 return self._stop(callback_context, agent, decision)
             invocation.flights[task] = ModelInFlight(name, branch, lane)
             strand = invocation.run.lanes.get(lane)
@@ -373,7 +386,7 @@ class RunGuardPlugin(BasePlugin):
                 self.guard.report_failure(invocation.run, call.tool, tool_context.function_call_id or "")
             if isinstance(tool, AgentTool) and self._stop_in_force(invocation, call.lane) is not None:
                 # The nested run was stopped and its empty answer did not fit a schema: the call is answered all the same.
-                return refusal("This part was stopped. Do not call it again.")
+                return refusal(_PART_STOPPED)
         except Exception as fault:
             self._own_fault("on_tool_error", fault, ic.invocation_id)
         return None
@@ -463,6 +476,10 @@ class RunGuardPlugin(BasePlugin):
                 continue  # pending confirmation or sign-in is neither failure nor repetition
             lane, batch = call.lane, call.batch
             by_call[call_id] = response
+            strand = run.lanes.get(f"{lane}/{name}@{call_id}")
+            if strand is not None and strand.cut:
+                response.response = refusal(_PART_STOPPED)
+                call.refused = True
             value: object = response.response
             if call.outcome is not None:
                 value = call.error
@@ -533,6 +550,7 @@ class RunGuardPlugin(BasePlugin):
 
 
 _FAULTS_LOGGED: Final = 10
+_PART_STOPPED: Final = "This part was stopped before it was finished. Do not call it again."
 _FAULT_TEXT: Final = "I stopped because a safety check could not be made."
 _SHOWN_LIMITS: Final = ("max_model_calls", "max_tool_calls", "max_seconds", "max_delegation_depth", "max_concurrent_agents", "max_identical_tool_results")
 

@@ -19,6 +19,7 @@ from google.adk.events import Event
 from google.adk.runners import Runner
 
 from runguard.adk.chain import FRAME
+from runguard.adk.stops import mark_stop, stop_content
 from runguard.decision import METADATA_KEY, Trip
 from runguard.errors import RunStoppedError
 
@@ -47,6 +48,7 @@ class _Watch:
         self.injected: weakref.WeakSet[Runner] = weakref.WeakSet()
         self.announced: OrderedDict[str, weakref.ref[RunGuardPlugin]] = OrderedDict()
         self.originals: dict[str, Any] = {}
+        self.in_sync_run: set[int] = set()  # messages that Runner.run is carrying into its thread
         self.lock = threading.Lock()
 
 
@@ -136,56 +138,69 @@ def _wrap_run_async(original: Any) -> Any:
             return original(self, *args, **kwargs)  # type: ignore[no-any-return]
         if plugin is None:
             _name_blind_spot(self)
-        return _stream(self, plugin, original(self, *args, **kwargs), str(kwargs.get("session_id", "")))
+        raises = FRAME.get() is None and id(kwargs.get("new_message")) not in _watch.in_sync_run
+        return _stream(self, plugin, original(self, *args, **kwargs), str(kwargs.get("user_id", "")), str(kwargs.get("session_id", "")), raises)
 
     return run_async
 
 
-async def _stream(runner: Runner, plugin: "RunGuardPlugin | None", events: AsyncGenerator[Event, None], session: str) -> AsyncGenerator[Event, None]:
+async def _stream(
+    runner: Runner, plugin: "RunGuardPlugin | None", events: AsyncGenerator[Event, None], user: str, session: str, raises: bool
+) -> AsyncGenerator[Event, None]:
     nested = FRAME.get() is not None
     invocations: set[str] = set()
     stop: tuple[str, RunGuardPlugin] | None = None
-    outside_only = not isinstance(runner.agent, BaseAgent)  # a Workflow goes on after a soft stop
+    goes_on = not isinstance(runner.agent, BaseAgent)  # a Workflow goes on after a soft stop
     try:
-        async with aclosing(events) as stream:
-            async for event in stream:
-                invocations.add(event.invocation_id)
-                found = _announced_in(event)
-                stop = found or stop
-                yield event
-                if found is not None and outside_only and _can_end(found[1], event.invocation_id):
-                    break
-                if stop is not None and outside_only and found is None and _can_end(stop[1], event.invocation_id):
-                    break
-    except Halt as halt:
-        stop = _owner(halt) or stop
-    except BaseExceptionGroup as group:
-        halts, rest = group.split(Halt)
-        if halts is None or rest is not None:
-            raise
-        stop = _owner(_first(halts)) or stop
+        try:
+            async with aclosing(events) as stream:
+                async for event in stream:
+                    invocations.add(event.invocation_id)
+                    stop = _announced_in(event) or stop
+                    yield event
+                    if stop is not None and goes_on and _can_end(stop[1], event.invocation_id):
+                        break
+        except Halt:
+            pass  # it has done its work: the run is over
+        except BaseExceptionGroup as group:
+            halts, rest = group.split(Halt)
+            if halts is None or rest is not None:
+                raise
+        if stop is None and plugin is not None and not nested:
+            unheard = await _unheard_stop(runner, plugin, invocations, user, session)
+            if unheard is not None:
+                stop = _announced_in(unheard)
+                yield unheard
     finally:
         for guard in {*_watch.per_agent, *([plugin] if plugin is not None else [])}:
             for invocation_id in invocations or guard.invocations_of(runner.plugin_manager, session)[-1:]:
-                guard.forget(invocation_id)
-    if stop is not None and not nested:
+                tripped = guard.forget(invocation_id)
+                if stop is None and tripped is not None:
+                    stop = (tripped.id, guard)
+    if stop is not None and raises:
         _raise_if_asked(*stop)
 
 
-def _owner(halt: Halt) -> "tuple[str, RunGuardPlugin] | None":
-    found = _watch.announced.get(halt.trip.id)
-    plugin = found() if found is not None else None
-    return (halt.trip.id, plugin) if plugin is not None else None
-
-
-def _first(group: BaseExceptionGroup[Halt]) -> Halt:
-    first = group.exceptions[0]
-    return _first(first) if isinstance(first, BaseExceptionGroup) else first
+async def _unheard_stop(runner: Runner, plugin: "RunGuardPlugin", invocations: set[str], user: str, session: str) -> Event | None:
+    """The run was stopped but its stop event got lost, swallowed by an agent or cut off by Halt: a run never ends without a word."""
+    ids = invocations or plugin.invocations_of(runner.plugin_manager, session)[-1:]
+    invocation = next((i for one in ids if (i := plugin.find_invocation(one)) is not None and i.run.stopped is not None), None)
+    if invocation is None or invocation.run.stopped is None:
+        return None
+    trip = invocation.run.stopped
+    text = plugin.guard.stop_text(trip)
+    event = Event(author=invocation.root_agent or "runguard", invocation_id=invocation.id, content=stop_content(text))
+    mark_stop(event, trip, text)
+    announce(trip, plugin)
+    stored = await runner.session_service.get_session(app_name=runner.app_name, user_id=user, session_id=session)
+    if stored is not None:
+        await runner.session_service.append_event(session=stored, event=event)
+    return event
 
 
 def _can_end(plugin: "RunGuardPlugin", invocation_id: str) -> bool:
     """The whole run is stopped and nothing paid is in flight: closing the stream now throws nothing away."""
-    invocation = plugin._invocations.get(invocation_id)
+    invocation = plugin.find_invocation(invocation_id)
     return invocation is not None and invocation.run.stopped is not None and invocation.is_quiet()
 
 
@@ -200,11 +215,16 @@ def _raise_if_asked(trip_id: str, plugin: "RunGuardPlugin") -> None:
 def _wrap_run(original: Any) -> Any:
     @wraps(original)
     def run(self: Runner, *args: Any, **kwargs: Any) -> Generator[Event, None, None]:
-        # Some versions of ADK swallow what is raised in the thread that Runner.run starts: raise here again.
+        # Some versions of ADK lose what is raised in the thread that Runner.run starts: the stream stays silent, this raises.
         stop: tuple[str, RunGuardPlugin] | None = None
-        for event in original(self, *args, **kwargs):
-            stop = _announced_in(event) or stop
-            yield event
+        message = id(kwargs.get("new_message"))
+        _watch.in_sync_run.add(message)
+        try:
+            for event in original(self, *args, **kwargs):
+                stop = _announced_in(event) or stop
+                yield event
+        finally:
+            _watch.in_sync_run.discard(message)
         if stop is not None:
             _raise_if_asked(*stop)
 
@@ -219,7 +239,8 @@ def _wrap_run_live(original: Any) -> Any:
         if plugin is None:
             return events
         session = kwargs.get("session")
-        return _stream(self, plugin, events, str(kwargs.get("session_id") or getattr(session, "id", "")))
+        session_id = kwargs.get("session_id") or getattr(session, "id", "")
+        return _stream(self, plugin, events, str(kwargs.get("user_id", "")), str(session_id), FRAME.get() is None)
 
     return run_live
 
