@@ -128,7 +128,9 @@ class RunGuardPlugin(BasePlugin):
         return invocation
 
     async def after_run_callback(self, *, invocation_context: InvocationContext) -> None:
-        self.forget(invocation_context.invocation_id)
+        invocation = self._invocations.get(invocation_context.invocation_id)
+        if invocation is not None and not invocation.run.trips:  # the runner's wrapper still has to see how a tripped run ended
+            self.forget(invocation_context.invocation_id)
 
     def forget(self, invocation_id: str) -> Trip | None:
         """An invocation is over, however it ended; called by whoever notices first. Returns its last trip, if it had one."""

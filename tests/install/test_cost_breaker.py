@@ -1,0 +1,287 @@
+"""``ADKCostBreaker``: attached agent by agent, correct where a hand-written one is not."""
+
+import asyncio
+from typing import Any
+
+import pytest
+from google.adk.agents import LlmAgent, LoopAgent, ParallelAgent, SequentialAgent
+from google.adk.runners import InMemoryRunner
+from google.genai import types
+
+import runguard
+from runguard import ADKCostBreaker, BreakerState
+from runguard.testing import FakeClock, ScriptedModel, assert_calls_answered, call, calls, run, text, transfer
+
+
+def parse_document_fragment(fragment: str, hint: str = "") -> dict[str, Any]:
+    return {"status": "partial_parse_error", "data": None, "retry_hint": "E42"}
+
+
+def lookup(key: str) -> dict[str, Any]:
+    return {"value": key}
+
+
+def stuck_model() -> ScriptedModel:
+    return ScriptedModel(lambda n, _: call("parse_document_fragment", fragment="x", hint=str(n)) if n % 2 else text("retry"))
+
+
+def test_constructor_has_the_promised_defaults() -> None:
+    breaker = ADKCostBreaker()
+    promised = {
+        "max_identical_tool_results": 3,
+        "max_delegation_depth": 5,
+        "max_event_cost_ratio": 3.0,
+        "cost_baseline_events": 5,
+        "max_concurrent_agents": 20,
+        "half_open_reset_seconds": 60,
+        "state": BreakerState.CLOSED,
+        "trip_reason": None,
+    }
+    assert {name: getattr(breaker, name) for name in promised} == promised
+
+
+def test_a_bad_argument_fails_at_construction() -> None:
+    with pytest.raises(runguard.PolicyError, match="max_concurrent_agents"):
+        ADKCostBreaker(max_concurrent_agents=0)
+
+
+async def test_the_documents_pipeline_trips_at_the_third_failure() -> None:
+    breaker, model = ADKCostBreaker(), stuck_model()
+    worker = LlmAgent(name="extraction_agent", model=model, tools=[parse_document_fragment])
+    assert breaker.install_on_agent(worker) is worker
+    recording = await run(LoopAgent(name="document_loop", sub_agents=[worker], max_iterations=8), catch=True)
+    assert isinstance(recording.error, RuntimeError)
+    assert isinstance(recording.error, runguard.LoopDetectedError)
+    assert "parse_document_fragment" in str(recording.error)
+    assert model.calls == 5
+    assert assert_calls_answered(recording.session) == 3
+    assert breaker.state is BreakerState.OPEN
+    assert breaker.trip_reason == str(recording.error)
+    breaker.reset()
+    assert (breaker.state, breaker.trip_reason) == (BreakerState.CLOSED, None)
+
+
+async def test_on_stop_stop_ends_without_an_exception() -> None:
+    breaker, model = ADKCostBreaker(on_stop="stop"), stuck_model()
+    worker = LlmAgent(name="w", model=model, tools=[parse_document_fragment])
+    breaker.install_on_agent(worker)
+    recording = await run(LoopAgent(name="l", sub_agents=[worker], max_iterations=8))
+    assert recording.events[-1].error_code == "RUNGUARD_STOP"
+    assert model.calls == 5
+
+
+def test_except_runtime_error_works_with_the_synchronous_runner() -> None:
+    breaker, model = ADKCostBreaker(), stuck_model()
+    worker = LlmAgent(name="w", model=model, tools=[parse_document_fragment])
+    breaker.install_on_agent(worker)
+    runner = InMemoryRunner(agent=LoopAgent(name="l", sub_agents=[worker], max_iterations=8), app_name="app")
+    asyncio.run(runner.session_service.create_session(app_name="app", user_id="u", session_id="s"))
+    message = types.Content(role="user", parts=[types.Part(text="go")])
+    with pytest.raises(RuntimeError, match="stall"):
+        list(runner.run(user_id="u", session_id="s", new_message=message))
+    assert model.calls == 5
+
+
+async def test_existing_callbacks_stay_and_see_everything() -> None:
+    seen: list[str] = []
+
+    def before_agent(callback_context: Any) -> None:
+        seen.append("before_agent")
+
+    async def before_model(callback_context: Any, llm_request: Any) -> None:
+        seen.append("before_model")
+
+    def before_tool(tool: Any, args: Any, tool_context: Any) -> None:
+        seen.append("before_tool")
+
+    def after_tool(tool: Any, args: Any, tool_context: Any, tool_response: Any) -> dict[str, Any]:
+        seen.append("after_tool")
+        return {"value": "replaced"}
+
+    model = ScriptedModel([call("lookup", key="a"), text("done")])
+    agent = LlmAgent(
+        name="a",
+        model=model,
+        tools=[lookup],
+        before_agent_callback=before_agent,
+        before_model_callback=[before_model],
+        before_tool_callback=before_tool,
+        after_tool_callback=after_tool,
+    )
+    breaker = ADKCostBreaker()
+    breaker.install_on_agent(agent)
+    breaker.install_on_agent(agent)  # twice is not double
+    recording = await run(agent)
+    assert seen == ["before_agent", "before_model", "before_tool", "after_tool", "before_model"]
+    answers = [r.response for e in recording.session.events for r in e.get_function_responses()]
+    assert answers == [{"value": "replaced"}]
+
+
+async def test_it_judges_what_the_users_callback_made_of_the_answer() -> None:
+    def rescue(tool: Any, args: Any, tool_context: Any, tool_response: Any) -> dict[str, Any]:
+        return {"value": args["hint"]}  # every answer is news now
+
+    model = ScriptedModel(lambda n, _: call("parse_document_fragment", fragment="x", hint=str(n)) if n < 7 else text("done"))
+    agent = LlmAgent(name="a", model=model, tools=[parse_document_fragment], after_tool_callback=rescue)
+    breaker = ADKCostBreaker()
+    breaker.install_on_agent(agent)
+    assert (await run(agent)).texts == ["done"]
+    assert breaker.trips == []
+
+
+async def test_a_return_to_the_parent_is_healthy_and_a_circle_is_not() -> None:
+    def pair(model: ScriptedModel, breaker: ADKCostBreaker) -> LlmAgent:
+        specialist = LlmAgent(name="B", description="knows", model=model)
+        root = LlmAgent(name="A", description="asks", model=model, sub_agents=[specialist])
+        breaker.install_on_agent(specialist)
+        breaker.install_on_agent(root)
+        return root
+
+    healthy = ADKCostBreaker()
+    assert (await run(pair(ScriptedModel([transfer("B"), transfer("A"), text("done")]), healthy))).texts == ["done"]
+    assert healthy.state is BreakerState.CLOSED
+    circle = ADKCostBreaker(max_handoff_repeats=3)
+    model = ScriptedModel(lambda n, _: transfer("B") if n % 2 else transfer("A"))
+    recording = await run(pair(model, circle), catch=True)
+    assert isinstance(recording.error, runguard.LoopDetectedError)
+    assert model.calls == 5
+    assert circle.trips[0].agent_path == ("A", "B", "A", "B", "A")
+
+
+async def test_task_delegation_never_trips() -> None:
+    worker = LlmAgent(name="T", description="does it", mode="task", model=ScriptedModel([call("finish_task", result="done")]))
+    coordinator = LlmAgent(
+        name="C", model=ScriptedModel([call("T", request="one"), call("T", request="two"), call("T", request="three"), text("all done")]), sub_agents=[worker]
+    )
+    breaker = ADKCostBreaker()
+    breaker.install_on_agent(worker)
+    breaker.install_on_agent(coordinator)
+    assert (await run(coordinator)).texts[-1:] == ["all done"]
+    assert breaker.trips == []
+
+
+async def test_parallel_leaves_with_equal_answers_never_trip() -> None:
+    breaker = ADKCostBreaker()
+    leaves = [
+        breaker.install_on_agent(
+            LlmAgent(name=f"p{i}", model=ScriptedModel([call("parse_document_fragment", fragment="x"), text("ok")]), tools=[parse_document_fragment])
+        )
+        for i in range(8)
+    ]
+    recording = await run(ParallelAgent(name="par", sub_agents=leaves))
+    assert recording.texts == ["ok"] * 8
+    assert breaker.trips == []
+
+
+async def test_calls_of_one_response_count_once() -> None:
+    step = calls(*[call("parse_document_fragment", fragment=str(i)) for i in range(4)])
+    breaker = ADKCostBreaker()
+    agent = LlmAgent(name="a", model=ScriptedModel([step, text("done")]), tools=[parse_document_fragment])
+    breaker.install_on_agent(agent)
+    assert (await run(agent)).texts == ["done"]
+    assert breaker.trips == []
+
+
+async def test_sessions_never_block_each_other() -> None:
+    breaker = ADKCostBreaker()
+    stuck = LlmAgent(name="stuck", model=stuck_model(), tools=[parse_document_fragment])
+    fine = LlmAgent(name="fine", model=ScriptedModel([call("lookup", key="a"), text("done")], latency_s=0.02), tools=[lookup])
+    breaker.install_on_agent(stuck)
+    breaker.install_on_agent(fine)
+    bad, good = await asyncio.gather(
+        run(LoopAgent(name="l", sub_agents=[stuck], max_iterations=8), session_id="bad", catch=True), run(fine, session_id="good", catch=True)
+    )
+    assert isinstance(bad.error, RuntimeError)
+    assert good.error is None
+    assert good.texts == ["done"]
+    assert breaker.state is BreakerState.OPEN  # outside a run: the last trip
+    again = await run(LlmAgent(name="other", model=ScriptedModel([text("free")])), session_id="third")
+    assert again.texts == ["free"]
+
+
+async def test_state_tells_about_the_current_run_and_then_the_last_trip() -> None:
+    clock = FakeClock()
+    breaker = ADKCostBreaker(clock=clock)
+    states: list[BreakerState] = []
+
+    def look() -> dict[str, Any]:
+        states.append(breaker.state)
+        return {"seen": len(states)}
+
+    stuck = LlmAgent(name="stuck", model=stuck_model(), tools=[parse_document_fragment])
+    breaker.install_on_agent(stuck)
+    await run(LoopAgent(name="l", sub_agents=[stuck], max_iterations=8), catch=True)
+    assert breaker.state is BreakerState.OPEN
+    healthy = LlmAgent(name="h", model=ScriptedModel([call("look"), text("done")]), tools=[look])
+    breaker.install_on_agent(healthy)
+    await run(healthy, session_id="s2")
+    assert states == [BreakerState.CLOSED]
+    clock.advance(61)
+    assert breaker.state is BreakerState.HALF_OPEN
+
+
+async def test_prompt_growth_trips_per_agent_and_not_across_agents() -> None:
+    grown = ADKCostBreaker(max_event_cost_ratio=3.0)
+    agent = LlmAgent(name="a", model=ScriptedModel(lambda n, _: call("lookup", key=str(n)), prompt_tokens=lambda n: 1_000 * n), tools=[lookup])
+    grown.install_on_agent(agent)
+    recording = await run(agent, catch=True)
+    assert isinstance(recording.error, runguard.LimitExceededError)
+    assert recording.error.trip.rule == "growth"
+    mixed = ADKCostBreaker(max_event_cost_ratio=3.0)
+    small = LlmAgent(name="small", model=ScriptedModel([text("x")], prompt_tokens=100))
+    large = LlmAgent(name="large", model=ScriptedModel([text("y")], prompt_tokens=10_000))
+    for one in (small, large):
+        mixed.install_on_agent(one)
+    pipeline = SequentialAgent(
+        name="s", sub_agents=[LoopAgent(name="l1", sub_agents=[small], max_iterations=6), LoopAgent(name="l2", sub_agents=[large], max_iterations=6)]
+    )
+    assert (await run(pipeline)).texts == ["x"] * 6 + ["y"] * 6
+    assert mixed.trips == []
+
+
+def test_tokens_told_by_hand_trip_at_the_ratio() -> None:
+    breaker = ADKCostBreaker(cost_baseline_events=5, max_event_cost_ratio=3.0)
+    for count in [800] * 5 + [2_400] * 4:
+        breaker.record_event_tokens(count)
+    with pytest.raises(RuntimeError, match=r"3\.0 times"):
+        breaker.record_event_tokens(2_400)
+
+
+def test_an_alert_without_a_trip_is_possible() -> None:
+    breaker, alerts = ADKCostBreaker(), []
+    breaker._trip = alerts.append  # type: ignore[method-assign]
+    for count in [800] * 5 + [2_400] * 5:
+        breaker.record_event_tokens(count)
+    assert len(alerts) == 1
+
+
+async def test_shadow_mode_alerts_through_on_trip_without_stopping() -> None:
+    reasons: list[str] = []
+    breaker = ADKCostBreaker(mode="shadow", on_trip=lambda reason: reasons.append(f"ADK breaker tripped: {reason}"))
+    worker = LlmAgent(name="w", model=stuck_model(), tools=[parse_document_fragment])
+    breaker.install_on_agent(worker)
+    await run(LoopAgent(name="l", sub_agents=[worker], max_iterations=8))
+    breaker._plugin.flush()
+    assert reasons
+    assert "would have stopped" in reasons[0]
+    assert all(not t.enforced for t in breaker.trips)
+
+
+async def test_concurrency_refuses_the_surplus_and_keeps_what_was_paid() -> None:
+    breaker = ADKCostBreaker(max_concurrent_agents=3, on_stop="stop")
+    model = ScriptedModel([text("x")], latency_s=0.05)
+    leaves = [breaker.install_on_agent(LlmAgent(name=f"p{i}", model=model)) for i in range(10)]
+    recording = await run(ParallelAgent(name="par", sub_agents=leaves))
+    assert model.calls == 3
+    assert recording.texts == ["x"] * 3
+    assert len(breaker.trips) == 1
+
+
+async def test_nothing_is_left_of_finished_runs() -> None:
+    breaker = ADKCostBreaker()
+    agent = LlmAgent(name="a", model=ScriptedModel([text("x")]))
+    breaker.install_on_agent(agent)
+    for i in range(5):
+        await run(agent, session_id=f"s{i}")
+    assert breaker._plugin.snapshot()["runs"] == []
+    assert breaker._plugin._invocations == {}
