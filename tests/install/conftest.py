@@ -1,4 +1,3 @@
-import gc
 from collections.abc import Iterator
 
 import pytest
@@ -9,9 +8,10 @@ from runguard.adk import runners
 
 @pytest.fixture(autouse=True)
 def nothing_installed() -> Iterator[None]:
-    """Every test starts and ends without an installed guard, and without guards that earlier tests dropped."""
+    """Every test starts and ends without an installed guard, and without guards of earlier tests that something still holds."""
     runguard.uninstall()
-    gc.collect()
+    runners._watch.plugins.clear()
+    runners._watch.per_agent.clear()
     runners.unpatch_if_unused()
     yield
     runguard.uninstall()
