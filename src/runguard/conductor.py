@@ -370,7 +370,7 @@ class Guard:
             text = answer_text(value)
             if a.outcome in FAILURES and not a.failure:
                 a.failure = failure_class(text)
-            a.answer, new = lane.book.name(a.call, text)
+            a.answer, new = lane.book.name(a.call, text, event.agent)
             good = a.outcome is Outcome.OK or a.outcome is Outcome.EMPTY
             if rule is not None:
                 a.counted = not (rule.polling or rule.paging)

@@ -236,10 +236,10 @@ class AnswerBook:
     def __init__(self) -> None:
         self._calls: OrderedDict[bytes, tuple[bytes, bytes]] = OrderedDict()  # call -> (exact digest, name)
         self._texts: OrderedDict[bytes, str] = OrderedDict()  # call -> last text
-        self._pairs: OrderedDict[tuple[bytes, bytes], None] = OrderedDict()
+        self._pairs: OrderedDict[tuple[str, bytes, bytes], None] = OrderedDict()
 
-    def name(self, call: bytes, text: str) -> tuple[bytes, bool]:
-        """The answer's name, and whether this (call, answer) pair is new here."""
+    def name(self, call: bytes, text: str, by: str = "") -> tuple[bytes, bool]:
+        """The answer's name, and whether this (call, answer) pair is new to whom it was told: a reviewer may read what a writer has read."""
         exact = digest(text)
         known = self._calls.get(call)
         if known is None:
@@ -264,7 +264,7 @@ class AnswerBook:
                 self._texts.popitem(last=False)
         else:
             self._texts.pop(call, None)
-        pair = (call, name)
+        pair = (by, call, name)
         if pair in self._pairs:
             self._pairs.move_to_end(pair)
             return name, False

@@ -20,7 +20,7 @@ def evidence_of(event: ToolResults) -> tuple[dict[str, str], ...]:
 
 
 class Repetition:
-    """The same call (or batch of calls) with the same answer, in a row.
+    """The same call (or batch of calls) with the same answer, in a row, by one agent.
 
     Nudge N rides on the Nth answer, block N refuses the Nth call, stop N ends at the Nth attempt: after a block the next
     identical attempt stops.
@@ -28,10 +28,11 @@ class Repetition:
 
     sees: ClassVar[tuple[type, ...]] = (ToolCall, ToolResults)
     per: ClassVar[str] = "lane"
-    __slots__ = ("_batch", "_calls", "_count", "_pairs", "rungs")
+    __slots__ = ("_agent", "_batch", "_calls", "_count", "_pairs", "rungs")
 
     def __init__(self, rungs: Rungs) -> None:
         self.rungs = rungs
+        self._agent = ""
         self._pairs: frozenset[Pair] = frozenset()
         self._calls: frozenset[bytes] = frozenset()
         self._count = 0
@@ -50,11 +51,11 @@ class Repetition:
         pairs = frozenset((a.call, a.answer) for a in answers if a.outcome is not Outcome.REFUSED)
         if event.batch and event.batch == self._batch:
             pairs |= self._pairs  # the rest of a batch whose answers came one by one
-        if pairs == self._pairs:
+        if pairs == self._pairs and event.agent == self._agent:
             self._count += event.batch != self._batch or not event.batch
         else:
             self._pairs, self._calls, self._count = pairs, frozenset(call for call, _ in pairs), 1
-        self._batch = event.batch
+        self._batch, self._agent = event.batch, event.agent
         reached = self.rungs.at(self._count)
         if reached is None or reached[0] is Action.BLOCK:
             return None  # a block waits for the next call
@@ -65,7 +66,7 @@ class Repetition:
 
     def _attempt(self, event: ToolCall) -> Finding | None:
         block = self.rungs.block
-        if block is None or event.call not in self._calls or self._count + 1 < block:
+        if block is None or event.call not in self._calls or event.agent != self._agent or self._count + 1 < block:
             return None
         if event.batch != self._batch or not event.batch:
             self._count += 1

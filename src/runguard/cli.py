@@ -1,0 +1,133 @@
+"""The ``runguard`` command. Each command loads what it needs when it is called: ``runguard --help`` loads nothing but click."""
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from runguard import __version__
+
+if TYPE_CHECKING:
+    from runguard.policy import Policy
+
+_ADK_MISSING = "runguard demo needs google-adk, which is not installed: pip install 'runguard-agents[adk]'"
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.version_option(__version__, "--version", prog_name="runguard", message="%(prog)s %(version)s")
+def main() -> None:
+    """The circuit breaker for AI agents: stops a runaway run before its next paid call."""
+
+
+@main.command()
+@click.option("--json", "as_json", is_flag=True, help="Print the result as JSON instead of tables.")
+def demo(as_json: bool) -> None:
+    """Watch four runaway agents being stopped, and six healthy ones left alone.
+
+    Runs on real Google ADK with scripted models: no network, no key. Exit code 0 when every runaway was stopped and no healthy run
+    was touched, 1 otherwise, 2 without google-adk.
+    """
+    from runguard.demo import run
+
+    try:
+        code = run(as_json=as_json)
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.split(".")[0] != "google":
+            raise
+        click.echo(_ADK_MISSING, err=True)
+        code = 2
+    sys.exit(code)
+
+
+@main.command()
+@click.argument("file", required=False, type=click.Path(path_type=Path))
+@click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
+@click.option("--schema", is_flag=True, help="Print the JSON Schema of runguard.toml and do nothing else.")
+def check(file: Path | None, as_json: bool, schema: bool) -> None:
+    """Validate a policy file and show what it changes.
+
+    FILE is a runguard.toml, or a pyproject.toml with [tool.runguard]. Without it, the file that a run started here would use. Exit
+    code 0 when it is valid, 2 when it is not.
+    """
+    from runguard.errors import PolicyError
+    from runguard.policy import find_policy_file, policy_schema
+
+    if schema:
+        click.echo(json.dumps(policy_schema(), indent=2))
+        return
+    path = file or find_policy_file()
+    try:
+        policy = _load(path)
+    except PolicyError as error:
+        if as_json:
+            click.echo(json.dumps({"ok": False, "file": str(path), "error": str(error)}, indent=2))
+        else:
+            click.echo(str(error), err=True)
+        sys.exit(2)
+    changed = _changed(policy)
+    if as_json:
+        settings = {name: {"value": value, "default": default} for name, (value, default) in changed.items()}
+        click.echo(json.dumps({"ok": True, "file": str(path) if path else None, "settings": settings, "policy": policy.digest}, indent=2))
+        return
+    click.echo(f"ok: {path}" if path else "ok: no policy file from here upward")
+    width = max((len(name) for name in changed), default=0)
+    for name, (value, default) in changed.items():
+        click.echo(f"  {name:<{width}}  {_words(value)}" + ("" if name.startswith("tools.") else f"  (default {_words(default)})"))
+    if not changed:
+        click.echo("  every setting at its default")
+    if mode := os.environ.get("RUNGUARD_MODE"):
+        click.echo(f"  note: RUNGUARD_MODE={mode} overrides the mode of every run started here")
+
+
+def _load(path: Path | None) -> "Policy":
+    from runguard.errors import PolicyError
+    from runguard.policy import Policy, load_policy_file
+
+    if path is None:
+        return Policy.validated({}, "")
+    if not path.exists():
+        raise PolicyError(f"{path}: no such policy file")
+    values: Any = load_policy_file(path)
+    if not isinstance(values, dict):
+        raise PolicyError(f"{path}: tool.runguard is not a table")
+    return Policy.validated(values, str(path))
+
+
+def _changed(policy: "Policy") -> dict[str, tuple[Any, Any]]:
+    """Settings in force that differ from the defaults: name -> (value, default). Rules as the rungs that result."""
+    from runguard.policy import RULES, PolicyFile
+
+    changed: dict[str, tuple[Any, Any]] = {}
+    for name, field in PolicyFile.model_fields.items():
+        value = getattr(policy, name)
+        if name not in ("rules", "tools") and value != field.default:
+            changed[name] = (value, field.default)
+    for rule, (default, _) in RULES.items():
+        rungs = policy.rungs(rule)
+        if rungs != default:
+            changed[f"rules.{rule}"] = (_rungs(rungs) if rungs is not None else False, _rungs(default))
+    for pattern, tool in policy.tools.items():
+        changed[f"tools.{pattern}"] = (tool.model_dump(mode="json", exclude_defaults=True), {})
+    return changed
+
+
+def _rungs(rungs: Any) -> dict[str, float]:
+    numbers = {name: getattr(rungs, name) for name in ("warn", "nudge", "block", "stop")}
+    return {name: int(number) if number == int(number) else number for name, number in numbers.items() if number is not None}
+
+
+def _words(value: Any) -> str:
+    if value is None:
+        return "none"
+    if value is False:
+        return "off"
+    if isinstance(value, dict):
+        return ", ".join(f"{name} {_word(entry)}" for name, entry in value.items()) or "nothing"
+    return _word(value)
+
+
+def _word(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value)

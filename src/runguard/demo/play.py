@@ -1,0 +1,259 @@
+"""Runs each story twice at the same time, without and with the guard, and keeps what was measured."""
+
+import asyncio
+import json
+import logging
+import os
+import sys
+import time
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from importlib.util import find_spec
+from typing import Any
+
+from google.adk.events import Event
+from google.adk.sessions import InMemorySessionService, Session
+from google.adk.version import __version__ as adk_version
+
+from runguard import __version__
+from runguard.adk import RunGuardPlugin
+from runguard.decision import Action, Decision, Trip
+from runguard.demo.stories import LOOK_ALIKES, STORIES, Meter, Story
+from runguard.testing import Recording, assert_calls_answered, run
+
+_WINDOW = 40
+_CLIENTS = {"google.adk.models.anthropic_llm": "anthropic", "google.adk.models.lite_llm": "litellm"}
+
+
+@dataclass(slots=True)
+class Side:
+    """One run of a story: its meter while it runs, and how it ended."""
+
+    meter: Meter = field(default_factory=Meter)
+    done: bool = False
+    events: int = 0
+    seconds: float = 0.0
+    error: str = ""
+    trip: Trip | None = None
+    decisions: list[Decision] = field(default_factory=list)
+    told: list[str] = field(default_factory=list)
+    answered: bool = True
+
+    @property
+    def interventions(self) -> list[Decision]:
+        """Everything that touched the run; a warning only tells the operator."""
+        return [decision for decision in self.decisions if decision.action >= Action.NUDGE]
+
+    @property
+    def warnings(self) -> list[Decision]:
+        return [decision for decision in self.decisions if decision.action is Action.WARN]
+
+    def to_dict(self) -> dict[str, Any]:
+        meter = self.meter
+        return {
+            "model_calls": meter.model_calls,
+            "tool_calls": meter.tool_calls,
+            "prompt_tokens": meter.prompt_tokens,
+            "output_tokens": meter.output_tokens,
+            "tokens": meter.tokens,
+            "max_in_flight": max((model.max_in_flight for model in meter.models), default=0),
+            "events": self.events,
+            "seconds": round(self.seconds, 3),
+            "error": self.error or None,
+        }
+
+
+@dataclass(slots=True)
+class Pair:
+    """A story and its two runs."""
+
+    story: Story
+    without: Side = field(default_factory=Side)
+    guarded: Side = field(default_factory=Side)
+    started: bool = False
+
+    @property
+    def done(self) -> bool:
+        return self.without.done and self.guarded.done
+
+    @property
+    def stopped(self) -> bool:
+        return self.guarded.trip is not None and self.guarded.trip.enforced and not self.guarded.error
+
+    @property
+    def saved(self) -> float:
+        """Share of the tokens that were not spent, in percent."""
+        before = self.without.meter.tokens
+        return 100 * (before - self.guarded.meter.tokens) / before if before else 0.0
+
+    @property
+    def untouched(self) -> bool:
+        """No intervention, no error, and the same events with the guard as without."""
+        return not self.guarded.interventions and not self.guarded.error and not self.without.error and self.guarded.told == self.without.told
+
+    def to_dict(self) -> dict[str, Any]:
+        trip = self.guarded.trip
+        return {
+            "story": self.story.key,
+            "about": self.story.about,
+            "without": self.without.to_dict(),
+            "with": self.guarded.to_dict(),
+            "saved_percent": round(self.saved, 1),
+            "interventions": len(self.guarded.interventions),
+            "warnings": len(self.guarded.warnings),
+            "decisions": [_decision(decision) for decision in self.guarded.decisions],
+            "same_events": self.guarded.told == self.without.told,
+            "calls_answered": self.guarded.answered,
+            "stopped_by": trip.rule if trip is not None else None,
+            "message": trip.message if trip is not None else None,
+        }
+
+
+def _decision(decision: Decision) -> dict[str, Any]:
+    finding = decision.finding
+    assert finding is not None
+    return {"action": decision.action.word, "rule": finding.rule, "observed": finding.observed, "limit": finding.limit, "unit": finding.unit}
+
+
+@dataclass(slots=True)
+class Report:
+    """Everything that was played. Its parts fill up while they run, so that a display can follow."""
+
+    runaways: list[Pair]
+    healthy: list[Pair]
+    seconds: float = 0.0
+
+    @property
+    def ok(self) -> bool:
+        return all(pair.stopped for pair in self.runaways) and all(pair.untouched for pair in self.healthy)
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "ok": self.ok,
+            "runguard": __version__,
+            "google_adk": adk_version,
+            "policy": "defaults",
+            "seconds": round(self.seconds, 2),
+            "stories": [{**pair.to_dict(), "stopped": pair.stopped} for pair in self.runaways],
+            "look_alikes": [{**pair.to_dict(), "untouched": pair.untouched} for pair in self.healthy],
+        }
+
+
+def new_report(stories: Sequence[Story] = STORIES, look_alikes: Sequence[Story] = LOOK_ALIKES) -> Report:
+    return Report([Pair(story) for story in stories], [Pair(story) for story in look_alikes])
+
+
+def play(report: Report, on_change: Callable[[Pair], None] = lambda pair: None) -> Report:
+    """Run every pair of the report; ``on_change`` hears of each beginning and end."""
+
+    async def all_of_them() -> None:
+        for pair in (*report.runaways, *report.healthy):
+            pair.started = True
+            on_change(pair)
+            await play_pair(pair)
+            on_change(pair)
+
+    began = time.perf_counter()
+    with quiet():
+        asyncio.run(all_of_them())
+    report.seconds = time.perf_counter() - began
+    return report
+
+
+async def play_pair(pair: Pair) -> Pair:
+    """Both runs of one story, side by side in one event loop."""
+    await asyncio.gather(_play_without(pair), _play_with(pair))
+    return pair
+
+
+async def _play_without(pair: Pair) -> None:
+    await _run(pair.story, pair.without, [])
+
+
+async def _play_with(pair: Pair) -> None:
+    side = pair.guarded
+    with defaults():
+        plugin = RunGuardPlugin(on_decision=side.decisions.append)  # every setting at its default; this one only listens
+    recording = await _run(pair.story, side, [plugin])
+    plugin.flush()
+    side.trip = next(iter(plugin.trips), None)
+    try:
+        assert_calls_answered(recording.session)
+    except AssertionError:
+        side.answered = False
+
+
+async def _run(story: Story, side: Side, plugins: list[RunGuardPlugin]) -> Recording:
+    began = time.perf_counter()
+    recording = await run(story.build(side.meter), story.message, plugins=plugins, session_service=RecentHistory(), catch=True)
+    side.seconds = time.perf_counter() - began
+    side.events = len(recording.events)
+    side.told = _told(recording.events)
+    side.error = type(recording.error).__name__ if recording.error is not None else ""
+    side.done = True
+    return recording
+
+
+def _told(events: list[Event]) -> list[str]:
+    """What the events say, without what differs between two runs of the same thing: ids, times, and the order of parallel branches."""
+    lines = []
+    for event in events:
+        parts = event.content.parts or [] if event.content is not None else []
+        said: list[Any] = [event.author, event.error_code]
+        for part in parts:
+            called, answered = part.function_call, part.function_response
+            said += [part.text, called and [called.name, called.args], answered and [answered.name, answered.response]]
+        lines.append(json.dumps(said, default=str))
+    return sorted(lines)
+
+
+class RecentHistory(InMemorySessionService):
+    """A session that shows agents the user's message and the latest events only, as applications with long runs do.
+
+    It keeps the hand-off story short: from the whole history ADK needs most of a minute to build 500 prompts. The tokens shown
+    for that story without the guard are therefore fewer than they would be.
+    """
+
+    async def append_event(self, session: Session, event: Event) -> Event:
+        appended = await super().append_event(session, event)
+        if event.get_function_responses():  # cut between a call's answer and the next call
+            del session.events[1:-_WINDOW]
+        return appended
+
+
+# ---- surroundings ---------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def defaults() -> Iterator[None]:
+    """No policy file and no environment variable of the place where the demo happens to run."""
+    kept = {name: os.environ.pop(name) for name in list(os.environ) if name.startswith("RUNGUARD_")}
+    os.environ["RUNGUARD_POLICY"] = os.devnull
+    try:
+        yield
+    finally:
+        del os.environ["RUNGUARD_POLICY"]
+        os.environ.update(kept)
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Logs and warnings are kept off the screen, and absent model clients are looked for once.
+
+    Some versions of ADK try to import them before every single request.
+    """
+    before = logging.root.manager.disable
+    logging.disable(logging.CRITICAL)
+    absent = [module for module, client in _CLIENTS.items() if module not in sys.modules and find_spec(client) is None]
+    for name in absent:
+        sys.modules[name] = None  # type: ignore[assignment]
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(before)
+        for name in absent:
+            del sys.modules[name]

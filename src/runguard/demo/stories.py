@@ -1,0 +1,277 @@
+"""The agents of the demo. A story is a function of a ``Meter``, which counts where the work is really done.
+
+The scripted models are stubborn: they ignore every hint, as a model in a rut does. Only the guard can end a runaway early.
+"""
+
+import json
+from collections.abc import AsyncGenerator, Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from google.adk.agents import BaseAgent, LlmAgent, LoopAgent, ParallelAgent, SequentialAgent
+from google.adk.agents.invocation_context import InvocationContext
+from google.adk.events import Event
+from google.adk.models.llm_request import LlmRequest
+from google.adk.models.llm_response import LlmResponse
+from google.adk.tools.agent_tool import AgentTool
+from google.adk.tools.tool_context import ToolContext
+from google.genai import types
+
+from runguard.testing import ScriptedModel, call, text, transfer
+
+CHARACTERS_PER_TOKEN = 4
+
+
+@dataclass(slots=True)
+class Meter:
+    """What one run really took, counted at the models and inside the tools; the guard has no hand in it."""
+
+    tool_calls: int = 0
+    prompt_tokens: int = 0
+    output_tokens: int = 0
+    models: list[ScriptedModel] = field(default_factory=list)
+
+    @property
+    def model_calls(self) -> int:
+        return sum(model.calls for model in self.models)
+
+    @property
+    def tokens(self) -> int:
+        return self.prompt_tokens + self.output_tokens
+
+    def model(self, script: Callable[[int], types.Part], *, latency_s: float = 0.0) -> ScriptedModel:
+        """A model that plays ``script`` (call number -> step) and bills what the request and the answer really weigh."""
+
+        def answer(number: int, request: LlmRequest) -> LlmResponse:
+            content = types.Content(role="model", parts=[script(number)])
+            prompt = _characters(request) // CHARACTERS_PER_TOKEN
+            output = max(_weight(content) // CHARACTERS_PER_TOKEN, 1)
+            self.prompt_tokens += prompt
+            self.output_tokens += output
+            usage = types.GenerateContentResponseUsageMetadata(prompt_token_count=prompt, candidates_token_count=output, total_token_count=prompt + output)
+            return LlmResponse(content=content, usage_metadata=usage)
+
+        model = ScriptedModel(answer, latency_s=latency_s)
+        self.models.append(model)
+        return model
+
+
+def _characters(request: LlmRequest) -> int:
+    """Everything that a provider would bill: instruction, tool declarations, history."""
+    config = request.config
+    total = len(str(config.system_instruction or ""))
+    for tool in config.tools or []:
+        if isinstance(tool, types.Tool):
+            total += sum(len(declared.model_dump_json(exclude_none=True)) for declared in tool.function_declarations or [])
+    return total + sum(_weight(content) for content in request.contents)
+
+
+def _weight(content: types.Content) -> int:
+    total = 0
+    for part in content.parts or []:
+        total += len(part.text or "")
+        if part.function_call is not None:
+            total += len(part.function_call.name or "") + len(json.dumps(part.function_call.args, default=str))
+        if part.function_response is not None:
+            total += len(part.function_response.name or "") + len(json.dumps(part.function_response.response, default=str))
+    return total
+
+
+@dataclass(frozen=True, slots=True)
+class Story:
+    """One agent to run, with the words that tell about it."""
+
+    key: str
+    title: str
+    about: str
+    build: Callable[[Meter], BaseAgent]
+    message: str
+
+
+# ---- runaways -------------------------------------------------------------------------------------------------------
+
+
+def stalled_loop(meter: Meter) -> BaseAgent:
+    """15 x 16 calls inside the loop and 16 around it: 256 model calls, 120 tool runs, nothing parsed."""
+
+    def parse_document(fragment: str, hint: str) -> dict[str, Any]:
+        """Parse one fragment of the document."""
+        meter.tool_calls += 1
+        return {"status": "partial_parse_error", "data": None}
+
+    def extract(n: int) -> types.Part:
+        return (
+            call("parse_document", fragment="invoice, page 1", hint=f"hint {n}")
+            if n % 2
+            else text(f"Parsed in part only. I refine the hint (attempt {n // 2}).")
+        )
+
+    def classify(n: int) -> types.Part:
+        return call("extraction", request=f"Extract the invoice. Classification hint {n}.") if n <= 15 else text("The invoice could not be extracted.")
+
+    extractor = LlmAgent(
+        name="extractor", description="Extracts fields.", instruction="Extract the fields; retry.", model=meter.model(extract), tools=[parse_document]
+    )
+    loop = LoopAgent(name="extraction", description="Extracts a document, in up to eight rounds.", max_iterations=8, sub_agents=[extractor])
+    return LlmAgent(name="classifier", instruction="Classify the document and have it extracted.", model=meter.model(classify), tools=[AgentTool(loop)])
+
+
+def handoff_cycle(meter: Meter) -> BaseAgent:
+    """Each agent is sure that the other one is in charge."""
+    refunds = LlmAgent(
+        name="refunds", description="Refunds.", instruction="Pay refunds; all else is for billing.", model=meter.model(lambda n: transfer("billing"))
+    )
+    return LlmAgent(
+        name="billing",
+        description="Bills.",
+        instruction="Explain bills; all else is for refunds.",
+        model=meter.model(lambda n: transfer("refunds")),
+        sub_agents=[refunds],
+    )
+
+
+def growing_history(meter: Meter) -> BaseAgent:
+    """40 model calls. After the sixth source nothing is new, yet every prompt carries all that was read before."""
+    sources = ("annual report", "press release", "analyst note", "filing", "interview", "blog post")
+
+    def read_source(source: str) -> dict[str, str]:
+        """Read one source."""
+        meter.tool_calls += 1
+        return {
+            "source": source,
+            "text": " ".join(f"Paragraph {k} of the {source} speaks of markets, products and people, not of the figure." for k in range(1, 21)),
+        }
+
+    def research(n: int) -> types.Part:
+        return call("read_source", source=sources[(n - 1) % len(sources)]) if n < 40 else text("The figure is in none of the sources.")
+
+    return LlmAgent(name="researcher", instruction="Find the figure in the sources.", model=meter.model(research), tools=[read_source])
+
+
+def over_spawn(meter: Meter) -> BaseAgent:
+    """The index should have listed 8 items; a broken filter lists 400, and every item gets an agent of its own."""
+
+    def list_items(query: str, tool_context: ToolContext) -> dict[str, int]:
+        """Look up the items to work on."""
+        meter.tool_calls += 1
+        tool_context.state["items"] = 400
+        return {"items": 400}
+
+    def look_up(n: int) -> types.Part:
+        return call("list_items", query="open invoices") if n == 1 else text("400 items found.")
+
+    index = LlmAgent(name="index", instruction="List the items.", model=meter.model(look_up), tools=[list_items])
+    worker = meter.model(lambda n: text("This item is done."), latency_s=0.01)
+    return SequentialAgent(name="pipeline", sub_agents=[index, OneAgentPerItem(name="dispatch", worker=worker)])
+
+
+class OneAgentPerItem(BaseAgent):
+    """Builds a ParallelAgent whose size is whatever the index said, as dynamic pipelines do."""
+
+    worker: Any
+
+    async def _run_async_impl(self, ctx: InvocationContext) -> AsyncGenerator[Event, None]:
+        items = int(ctx.session.state["items"])
+        agents: list[BaseAgent] = [LlmAgent(name=f"item_{n}", instruction="Work on your item.", model=self.worker) for n in range(1, items + 1)]
+        async for event in ParallelAgent(name="workers", sub_agents=agents).run_async(ctx):
+            yield event
+
+
+STORIES = (
+    Story(
+        "stalled_loop",
+        "stalled loop",
+        "a LoopAgent retries a tool that never gets further, and is re-submitted 15 times",
+        stalled_loop,
+        "Extract this invoice.",
+    ),
+    Story("handoff_cycle", "hand-off cycle", "two agents transfer to each other for ever", handoff_cycle, "Where is my money?"),
+    Story(
+        "growing_history", "growing history", "40 calls over the same six sources, each prompt larger than the last", growing_history, "What was the figure?"
+    ),
+    Story("over_spawn", "400-way fan-out", "an index returns 400 items instead of 8, one parallel agent each", over_spawn, "Work on the open invoices."),
+)
+
+
+# ---- healthy look-alikes --------------------------------------------------------------------------------------------
+
+
+def polling(meter: Meter) -> BaseAgent:
+    def check_job(job: str) -> dict[str, Any]:
+        """Ask how far a job is."""
+        meter.tool_calls += 1
+        return {"status": "RUNNING", "progress": 8 * meter.tool_calls} if meter.tool_calls < 12 else {"status": "DONE"}
+
+    model = meter.model(lambda n: call("check_job", job="j-1") if n <= 12 else text("The job is done."))
+    return LlmAgent(name="operator", model=model, tools=[check_job])
+
+
+def paging(meter: Meter) -> BaseAgent:
+    def list_orders(cursor: int) -> dict[str, Any]:
+        """One page of orders."""
+        meter.tool_calls += 1
+        return {"orders": [f"order {cursor + k}" for k in range(1, 6)], "next": cursor + 5 if cursor < 70 else None}
+
+    model = meter.model(lambda n: call("list_orders", cursor=5 * (n - 1)) if n <= 15 else text("75 orders."))
+    return LlmAgent(name="lister", model=model, tools=[list_orders])
+
+
+def batch(meter: Meter) -> BaseAgent:
+    def send_invoice(number: int) -> dict[str, str]:
+        """Send one invoice."""
+        meter.tool_calls += 1
+        return {"status": "ok"}
+
+    model = meter.model(lambda n: call("send_invoice", number=n) if n <= 30 else text("All 30 are sent."))
+    return LlmAgent(name="sender", model=model, tools=[send_invoice])
+
+
+def edit_test_edit(meter: Meter) -> BaseAgent:
+    """The test fails in the same way seven times: each time after another edit, which is work."""
+
+    def edit_file(path: str, line: int) -> dict[str, Any]:
+        """Change one line."""
+        meter.tool_calls += 1
+        return {"status": "ok", "changed": line}
+
+    def run_tests() -> dict[str, Any]:
+        """Run the tests."""
+        meter.tool_calls += 1
+        return {"status": "failed", "error": "test_total: 3 != 4"} if meter.tool_calls < 16 else {"status": "passed"}
+
+    def work(n: int) -> types.Part:
+        if n > 16:
+            return text("The tests pass.")
+        return call("edit_file", path="total.py", line=10 + n // 2) if n % 2 else call("run_tests")
+
+    return LlmAgent(name="coder", model=meter.model(work), tools=[edit_file, run_tests])
+
+
+def return_to_parent(meter: Meter) -> BaseAgent:
+    def find_order(number: int) -> dict[str, Any]:
+        """Look up an order."""
+        meter.tool_calls += 1
+        return {"order": number, "state": "delivered"}
+
+    orders = LlmAgent(
+        name="orders",
+        description="Knows the orders.",
+        model=meter.model(lambda n: call("find_order", number=7) if n == 1 else transfer("desk")),
+        tools=[find_order],
+    )
+    return LlmAgent(name="desk", model=meter.model(lambda n: transfer("orders") if n == 1 else text("Order 7 was delivered.")), sub_agents=[orders])
+
+
+def fan_out(meter: Meter) -> BaseAgent:
+    model = meter.model(lambda n: text("This part is done."), latency_s=0.01)
+    return ParallelAgent(name="crowd", sub_agents=[LlmAgent(name=f"part_{n}", model=model) for n in range(1, 31)])
+
+
+LOOK_ALIKES = (
+    Story("polling", "polling that moves", "12 polls of one job, each a little further", polling, "Wait for the job."),
+    Story("paging", "paging", "15 pages of one list", paging, "Count the orders."),
+    Story("batch", "a batch of 30", "30 different items, 30 times the answer ok", batch, "Send the invoices."),
+    Story("edit_test_edit", "edit, test, edit", "the same test fails seven times, with an edit before each", edit_test_edit, "Fix the total."),
+    Story("return_to_parent", "return to the parent", "a sub-agent does its part and hands back", return_to_parent, "Where is order 7?"),
+    Story("fan_out", "a fan-out of 30", "30 parallel branches, one call each", fan_out, "Do all parts."),
+)

@@ -1,0 +1,661 @@
+"""Every rule where it fires and where it must not; most of them through a guard, as they are used."""
+
+import random
+import sys
+from collections import deque
+from collections.abc import Iterable
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from runguard import detectors
+from runguard.decision import Action, Rungs
+from runguard.events import AgentEntered, Answer, HandOff, ModelCall, ModelResult, Outcome, ToolCall, ToolResults
+
+ALONE = {"same_call": False, "no_news": False, "repetition": False, "stall": False, "tool_failures": False, "empty": False, "handoff": False, "growth": False}
+
+
+def only(rule: str, **rungs: float) -> dict[str, Any]:
+    """Policy keywords under which one rule works and all others are off."""
+    return {"rules": {**{name: off for name, off in ALONE.items() if name != rule}, rule: rungs}, "max_nudges": 100}
+
+
+def results(*answers: Answer, batch: str = "", at: float = 0.0, news: bool = False, progress: bool = False) -> ToolResults:
+    return ToolResults("run", "", "agent", at, batch, list(answers), news, progress)
+
+
+def answer(call: str = "c", says: str = "a", *, tool: str = "t", outcome: Outcome = Outcome.OK, failure: str = "") -> Answer:
+    return Answer(tool, call.encode(), outcome=outcome, answer=says.encode(), failure=failure)
+
+
+def failing(failure: str = "boom", *, tool: str = "t", outcome: Outcome = Outcome.FAILED) -> Answer:
+    return answer(tool=tool, outcome=outcome, failure=failure)
+
+
+def attempt(call: str = "c", *, tool: str = "t", batch: str = "", depth: int = 0, at: float = 0.0) -> ToolCall:
+    return ToolCall("run", "", "agent", at, tool, call.encode(), batch, depth=depth)
+
+
+def word(finding: Any) -> str:
+    return "-" if finding is None else finding.action.word
+
+
+def words(steps: Iterable[Any]) -> list[str]:
+    return [step.word for step in steps]
+
+
+# ---- rungs ----------------------------------------------------------------------------------------------------------
+
+
+@given(rungs=st.builds(Rungs, *[st.none() | st.integers(1, 20)] * 4), count=st.integers(0, 25))
+def test_the_strongest_rung_that_was_reached_answers(rungs, count):
+    reached = [
+        (action, limit) for action, limit in zip(Action, (None, rungs.warn, rungs.nudge, rungs.block, rungs.stop), strict=True) if limit and count >= limit
+    ]
+    assert rungs.at(count) == (reached[-1] if reached else None)
+
+
+# ---- repetition -----------------------------------------------------------------------------------------------------
+
+
+def test_nudge_rides_on_the_third_answer_block_refuses_the_fourth_call_stop_ends_at_the_fifth_attempt(drive):
+    d = drive()
+    steps = [d.tool() for _ in range(6)]
+    assert words(steps) == ["allow", "allow", "nudge", "block", "stop", "stop"]
+    assert steps[2].after.action is Action.NUDGE
+    assert [step.ran for step in steps] == [True, True, True, False, False, False]
+    assert d.rules_tripped == ["repetition"]
+
+
+def test_a_refused_repeat_counts_as_an_attempt(drive):
+    d = drive(rules={"repetition": {"block": 3}})
+    assert words(d.tool() for _ in range(4)) == ["allow", "allow", "block", "stop"]
+
+
+def test_a_refused_repeat_followed_by_an_end_is_no_trip(drive):
+    d = drive(rules={"repetition": {"block": 3}})
+    assert words(d.tool() for _ in range(3)) == ["allow", "allow", "block"]
+    assert d.rules_tripped == []
+
+
+def test_stop_without_block_comes_with_the_answer(drive):
+    d = drive(**only("repetition", stop=3))
+    steps = [d.tool() for _ in range(3)]
+    assert words(steps) == ["allow", "allow", "stop"]
+    assert steps[2].ran
+
+
+def test_a_changed_answer_is_progress(drive):
+    d = drive()
+    assert set(words(d.tool(says={"status": "RUNNING", "progress": 8 * n}) for n in range(15))) == {"allow"}
+
+
+def test_an_answer_that_differs_in_its_time_alone_is_the_same_answer(drive):
+    d = drive()
+    steps = [d.tool(says=f"RUNNING at 2026-11-15T09:{10 + n}:00Z") for n in range(5)]
+    assert words(steps) == ["allow", "allow", "nudge", "block", "stop"]
+
+
+def test_another_call_between_starts_the_row_anew(drive):
+    d = drive(**only("repetition", stop=3))
+    assert set(words(d.tool(args={"n": n % 2}) for n in range(20))) == {"allow"}
+
+
+def test_identical_answers_to_different_arguments_are_a_batch(drive):
+    d = drive()
+    assert set(words(d.tool(args={"row": n}, says={"status": "ok"}) for n in range(100))) == {"allow"}
+
+
+def test_the_same_call_and_answer_is_a_stall_whatever_it_says(drive):
+    for says in ("fine", "Error: boom", "not found", {"status": "RUNNING"}, None):
+        d = drive()
+        assert words(d.tool(says=says) for _ in range(5))[-1] == "stop", says
+
+
+def test_parallel_equal_calls_collapse_into_one_observation(drive):
+    d = drive()
+    assert words([d.batch([("look", None, "same")] * 10)]) == ["allow"]
+    assert words([d.batch([("look", None, "same")] * 10)]) == ["allow"]
+
+
+def test_a_batch_is_one_observation(drive):
+    d = drive()
+    batch = [("look", {"n": n}, "same") for n in range(4)]
+    assert words(d.batch(batch) for _ in range(5)) == ["allow", "allow", "nudge", "block", "stop"]
+
+
+def test_a_refused_batch_counts_once_however_many_calls_it_has(drive):
+    d = drive()
+    batch = [("look", {"n": n}, "same") for n in range(4)]
+    steps = [d.batch(batch) for _ in range(4)]
+    assert [decision.action for decision in steps[3].before] == [Action.BLOCK] * 4
+
+
+def test_a_batch_that_grows_by_one_new_call_is_new(drive):
+    d = drive(**only("repetition", stop=3))
+    assert set(words(d.batch([("look", {"n": 0}, "same"), ("look", {"n": n}, "same")]) for n in range(1, 20))) == {"allow"}
+
+
+def test_repetition_names_what_it_saw(drive):
+    d = drive()
+    for _ in range(5):
+        step = d.tool("get_user", {"uid": 1})
+    finding = step.before[0].finding
+    assert (finding.rule, finding.tool, finding.observed, finding.limit, finding.scope) == ("repetition", "get_user", 5, 5, "lane")
+    assert finding.evidence[0]["call"] == d.guard.fingerprint("get_user", {"uid": 1}).hex()
+
+
+# ---- no news --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("period", [2, 3, 4, 5, 7, 11, 20])
+def test_a_circle_of_any_period_is_seen(drive, period):
+    d = drive()
+    steps = [d.tool(args={"n": n % period}) for n in range(period + 12)]
+    assert words(steps)[:period] == ["allow"] * period
+    assert words(steps)[period + 4] == "nudge"
+    assert words(steps)[period + 9] == "stop"
+    assert d.rules_tripped == ["no_news"]
+
+
+@given(period=st.integers(2, 30), before=st.integers(0, 30))
+@settings(max_examples=25)
+def test_ten_answers_without_news_stop_whatever_came_before(period, before):
+    nonews = detectors.NoNews(Rungs(nudge=5, stop=10))
+    for n in range(before + period):
+        assert nonews.observe(results(answer(str(n)), batch=f"new {n}", news=True)) is None
+    seen = [word(nonews.observe(results(answer(str(n)), batch=f"old {n}"))) for n in range(10)]
+    assert seen == ["-"] * 4 + ["nudge"] * 5 + ["stop"]
+
+
+def test_one_new_answer_starts_the_count_anew(drive):
+    d = drive(**only("no_news", stop=4))
+    for n in range(20):
+        assert d.tool("new", {"n": n}, says=f"fact {n}").word == "allow"
+        assert words(d.tool("old", {"n": i}) for i in range(3)) == ["allow"] * 3
+
+
+def test_refusals_are_no_news(drive):
+    d = drive(tools={"send": {"once": True}})
+    d.tool("send", {"to": "ann"})
+    assert words(d.tool("send", {"to": "ann"}) for _ in range(10))[-1] == "stop"
+
+
+def test_edit_test_edit_is_work_even_while_the_test_fails(drive):
+    d = drive()
+    for n in range(30):
+        assert d.tool("edit", {"change": n}, says="ok").word == "allow"
+        assert d.tool("test", says="Error: 3 tests failed").word == "allow"
+
+
+def test_reading_again_after_a_write_is_no_repetition(drive):
+    d = drive(tools={"save": {"writes": True}})
+    for _ in range(30):
+        assert d.tool("save", {"text": "draft"}, says="saved").word == "allow"
+        assert d.tool("read", says="draft").word == "allow"
+
+
+# ---- the same call with new answers ---------------------------------------------------------------------------------
+
+
+def test_the_same_call_with_ever_new_answers_is_nudged_late_and_stopped_later(drive):
+    d = drive()
+    steps = [d.tool(says=f"line {n}") for n in range(40)]
+    assert [n for n, w in enumerate(words(steps), 1) if w != "allow"] == [20, 40]
+    assert (steps[19].word, steps[39].word) == ("nudge", "stop")
+
+
+def test_a_declared_paging_tool_may_be_called_for_ever(drive):
+    d = drive(tools={"next_page": {"paging": True}})
+    assert set(words(d.tool("next_page", says=f"page {n % 3}") for n in range(100))) == {"allow"}
+
+
+def test_an_exempt_tool_is_left_alone(drive):
+    d = drive(tools={"tick": {"exempt": True}})
+    assert set(words(d.tool("tick") for _ in range(100))) == {"allow"}
+    assert set(words(d.tool("tick", says="Error: boom") for _ in range(100))) == {"allow"}
+
+
+# ---- cycles ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("period", [1, 2, 3, 4])
+def test_a_cycle_stops_after_its_third_full_round(period):
+    cycle = detectors.Cycle(Rungs(stop=3), max_len=4)
+    seen = [word(cycle.observe(results(answer(str(n % period)), batch=str(n)))) for n in range(period * 3)]
+    assert seen == ["-"] * (period * 3 - 1) + ["stop"]
+
+
+def test_a_circle_longer_than_asked_for_is_no_cycle():
+    cycle = detectors.Cycle(Rungs(stop=2), max_len=3)
+    assert {word(cycle.observe(results(answer(str(n % 4))))) for n in range(40)} == {"-"}
+
+
+def test_the_same_calls_with_other_answers_are_no_cycle():
+    cycle = detectors.Cycle(Rungs(stop=2), max_len=4)
+    assert {word(cycle.observe(results(answer(str(n % 2), says=str(n))))) for n in range(40)} == {"-"}
+
+
+def test_cycles_are_looked_for_only_when_asked(drive):
+    assert "cycle" not in {type(x).__name__.lower() for x in drive().guard.runs["run"].lanes[""].detectors}
+    d = drive(cycle_repeats=2, max_cycle_len=3, rules={"no_news": False, "repetition": False})
+    steps = [d.tool(args={"n": n % 3}) for n in range(6)]
+    assert words(steps) == ["allow"] * 5 + ["stop"]
+    assert d.rules_tripped == ["cycle"]
+
+
+# ---- polling --------------------------------------------------------------------------------------------------------
+
+
+def test_polling_is_judged_by_time_and_not_by_count(drive):
+    d = drive(tools={"check_job": {"polling": True}})
+    assert set(words(d.tool("check_job", says="RUNNING") for _ in range(200))) == {"allow"}
+
+
+def test_polling_without_change_is_nudged_after_ten_minutes_and_stopped_after_thirty(drive):
+    d = drive(tools={"check_job": {"polling": True}})
+    seen = {}
+    for minute in range(31):
+        step = d.tool("check_job", says="RUNNING")
+        if step.word != "allow":
+            seen[minute] = step.word
+        d.now += 60
+    assert seen == {10: "nudge", 30: "stop"}
+    assert d.rules_tripped == ["polling"]
+
+
+def test_polling_that_moves_goes_on_for_ever(drive):
+    d = drive(tools={"check_job": {"polling": True}})
+    for n in range(50):
+        assert d.tool("check_job", says={"progress": n}).word == "allow"
+        d.now += 500
+
+
+def test_two_polled_jobs_are_judged_apart(drive):
+    d = drive(tools={"check_job": {"polling": True}})
+    for n in range(50):
+        steps = [d.tool("check_job", {"job": 1}, says={"progress": n}), d.tool("check_job", {"job": 2}, says={"progress": -n})]
+        assert words(steps) == ["allow", "allow"]
+        d.now += 500
+
+
+def test_a_tool_that_declares_polling_itself_is_judged_by_time_from_its_first_run(drive):
+    from runguard import ToolRule
+
+    d = drive()
+    d.guard.declare("check_job", ToolRule(polling=True))  # told when the tool is first called: the run has begun
+    seen = []
+    for _ in range(31):
+        seen.append(d.tool("check_job", says="RUNNING").word)
+        d.now += 60
+    assert seen[:10] == ["allow"] * 10
+    assert seen[-1] == "stop"
+
+
+# ---- failures -------------------------------------------------------------------------------------------------------
+
+
+def test_the_same_failure_with_any_arguments_is_nudged_blocked_and_stopped(drive):
+    d = drive()
+    steps = [d.tool(args={"hint": n}, says={"status": "partial_parse_error"}) for n in range(6)]
+    assert words(steps) == ["allow", "allow", "nudge", "allow", "block", "stop"]
+    assert d.rules_tripped == ["stall"]
+
+
+def test_the_third_equal_failure_stops_when_three_are_the_limit(drive):
+    d = drive(max_identical_tool_results=3)
+    steps = [d.tool(args={"hint": n}, says={"status": "partial_parse_error", "data": None}) for n in range(3)]
+    assert words(steps) == ["allow", "allow", "stop"]
+    assert d.guard.trips[0].tool == "look"
+
+
+def test_the_same_failure_about_other_particulars_is_the_same(drive):
+    d = drive()
+    steps = [d.tool(args={"path": n}, says=f"Error: cannot read '/data/{n}.csv' (request_id={n * 7})") for n in range(6)]
+    assert words(steps)[-1] == "stop"
+
+
+def test_an_exception_is_a_failure_like_any_other(drive):
+    d = drive()
+    assert words(d.tool(args={"n": n}, says="ConnectionError: refused", outcome=Outcome.ERROR) for n in range(6))[-1] == "stop"
+
+
+def test_a_block_after_failures_refuses_the_tool_whatever_the_arguments(drive):
+    d = drive()
+    for n in range(4):
+        d.tool("parse", {"hint": n}, says="Error: boom")
+    assert not d.tool("parse", {"hint": "quite another"}).ran
+    assert d.tool("other", says="fine").ran
+
+
+def test_a_new_good_answer_of_any_tool_ends_the_stall(drive):
+    d = drive(**only("stall", stop=3))
+    for n in range(20):
+        assert words([d.tool("parse", {"n": n}, says="Error: boom"), d.tool("parse", {"m": n}, says="Error: boom")]) == ["allow", "allow"]
+        d.tool("read", {"n": n}, says=f"fact {n}")
+
+
+def test_a_good_answer_known_before_does_not_end_the_stall(drive):
+    d = drive(**only("stall", stop=3))
+    d.tool("read")
+    steps = []
+    for n in range(3):
+        steps += [d.tool("parse", {"n": n}, says="Error: boom"), d.tool("read")]
+    assert words(steps) == ["allow"] * 4 + ["stop", "stop"]
+
+
+def test_equal_failures_of_one_batch_count_once(drive):
+    d = drive()
+    assert words([d.batch([("parse", {"n": n}, "Error: boom") for n in range(10)])]) == ["allow"]
+    assert words([d.batch([("parse", {"n": n}, "Error: boom") for n in range(10, 20)])]) == ["allow"]
+
+
+def test_failures_of_two_tools_are_two_rows():
+    stall = detectors.Stall(Rungs(stop=3))
+    seen = [word(stall.observe(results(failing(tool="ab"[n % 2]), batch=str(n)))) for n in range(6)]
+    assert seen == ["-"] * 4 + ["stop", "stop"]
+
+
+def test_another_failure_starts_another_row_for_stall_but_not_for_failures_in_a_row():
+    stall, row = detectors.Stall(Rungs(stop=3)), detectors.ToolFailures(Rungs(stop=3))
+    events = [results(failing(f"failure {n}"), batch=str(n)) for n in range(3)]
+    assert [word(stall.observe(event)) for event in events] == ["-", "-", "-"]
+    assert [word(row.observe(event)) for event in events] == ["-", "-", "stop"]
+
+
+def test_failures_with_a_success_of_the_same_tool_between_are_not_in_a_row():
+    row = detectors.ToolFailures(Rungs(stop=3))
+    seen = []
+    for n in range(10):
+        seen.append(word(row.observe(results(failing(f"failure {n}"), batch=f"f{n}"))))
+        seen.append(word(row.observe(results(answer("known"), batch=f"ok{n}"))))  # worked, though it brought nothing new
+    assert set(seen) == {"-"}
+
+
+def test_a_refusal_is_no_failure():
+    stall = detectors.Stall(Rungs(stop=2))
+    assert {word(stall.observe(results(answer(outcome=Outcome.REFUSED), batch=str(n)))) for n in range(10)} == {"-"}
+
+
+@pytest.mark.parametrize("allowed", [1, 2, 5, 20])
+def test_max_tool_failures_allows_exactly_that_many(drive, allowed):
+    d = drive(max_tool_failures=allowed, rules={"stall": False, "repetition": False, "no_news": False})
+    steps = [d.tool(args={"n": n}, says=f"Error: kind {'x' * n}", outcome=Outcome.FAILED) for n in range(allowed + 2)]
+    assert [step.ran for step in steps] == [True] * allowed + [False, False]
+    assert words(steps)[-2:] == ["block", "stop"]
+
+
+def test_an_unknown_tool_is_a_failure(drive):
+    d = drive()
+    steps = [d.tool(f"tool_{'x' * (n % 2)}", {"n": n}, says="unknown tool", outcome=Outcome.UNKNOWN_TOOL) for n in range(12)]
+    assert "stop" in words(steps)
+
+
+# ---- nothing found --------------------------------------------------------------------------------------------------
+
+
+def test_a_lookup_sweep_is_nudged_and_never_stopped(drive):
+    d = drive()
+    steps = [d.tool("search", {"q": n}, says="No results found.") for n in range(60)]
+    assert [n for n, w in enumerate(words(steps), 1) if w != "allow"] == [6]
+    assert steps[5].word == "nudge"
+
+
+def test_a_hit_ends_the_sweep(drive):
+    d = drive()
+    for n in range(40):
+        assert d.tool("search", {"q": n}, says="3 hits" if n % 5 == 4 else []).word == "allow"
+
+
+def test_empty_answers_of_one_batch_count_once(drive):
+    d = drive()
+    assert words(d.batch([("search", {"q": (n, i)}, []) for i in range(10)]) for n in range(5)) == ["allow"] * 5
+
+
+def test_an_explicit_stop_for_sweeps_is_obeyed(drive):
+    d = drive(rules={"empty": {"stop": 4}})
+    assert words(d.tool("search", {"q": n}, says=None) for n in range(4)) == ["allow"] * 3 + ["stop"]
+
+
+# ---- hand-offs ------------------------------------------------------------------------------------------------------
+
+
+def test_a_hand_off_circle_without_news_is_nudged_and_stopped(drive):
+    d = drive()
+    seen = [d.hand_off(*("AB" if n % 2 == 0 else "BA")).action.word for n in range(11)]
+    assert seen.index("nudge") == 6  # the fourth A→B
+    assert seen.index("stop") == 10  # the sixth
+    assert d.rules_tripped == ["handoff"]
+
+
+def test_the_path_of_the_circle_is_told(drive):
+    d = drive(max_handoff_repeats=3)
+    for n in range(5):
+        decision = d.hand_off(*("AB" if n % 2 == 0 else "BA"))
+    assert decision.trip.agent_path == ("A", "B", "A", "B", "A")
+
+
+def test_a_circle_of_three_peers_trips(drive):
+    d = drive(max_handoff_repeats=3)
+    seen = [d.hand_off("ABC"[n % 3], "ABC"[(n + 1) % 3]).action.word for n in range(7)]
+    assert seen[-1] == "stop"
+
+
+def test_hand_offs_with_real_results_between_are_work(drive):
+    d = drive(max_handoff_repeats=3)
+    for n in range(30):
+        d.tool("work", {"n": n}, says=f"fact {n}")
+        assert d.hand_off(*("AB" if n % 2 == 0 else "BA")).action is Action.ALLOW
+
+
+def test_a_failure_between_is_no_news(drive):
+    d = drive(max_handoff_repeats=3, rules={"stall": False})
+    seen = []
+    for n in range(5):
+        d.tool("work", {"n": n}, says="Error: boom")
+        seen.append(d.hand_off(*("AB" if n % 2 == 0 else "BA")).action.word)
+    assert seen == ["allow"] * 4 + ["stop"]
+
+
+def test_one_return_to_the_parent_is_normal(drive):
+    d = drive(max_handoff_repeats=2)
+    assert [d.hand_off(*edge).action for edge in ("AB", "BA", "AC", "CA", "AD", "DA")] == [Action.ALLOW] * 6
+
+
+# ---- limits ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("limit", [1, 3, 25])
+def test_max_model_calls_allows_exactly_that_many(drive, limit):
+    d = drive(max_model_calls=limit)
+    assert [d.model().action.word for _ in range(limit + 1)] == ["allow"] * limit + ["stop"]
+
+
+@pytest.mark.parametrize("limit", [1, 3, 25])
+def test_max_tool_calls_allows_exactly_that_many(drive, limit):
+    d = drive(max_tool_calls=limit)
+    steps = [d.tool(args={"n": n}, says=f"fact {n}") for n in range(limit + 1)]
+    assert [step.ran for step in steps] == [True] * limit + [False]
+    assert d.rules_tripped == ["tool_calls"]
+
+
+def test_the_frameworks_own_limit_of_model_calls_holds_for_the_tree(drive):
+    d = drive()
+    d.start("tree", model_call_limit=3)
+    lane = d.lane("child", run="tree", concurrent=False)
+    assert [d.model(run="tree", lane=where).action.word for where in ("", lane, lane, "")] == ["allow"] * 3 + ["stop"]
+
+
+def test_calls_of_one_tool_are_counted_over_all_lanes_and_the_surplus_is_refused_then_stopped(drive):
+    d = drive(tools={"search": {"max_calls": 2}})
+    lane = d.lane("branch")
+    steps = [d.tool("search", {"q": n}, says=f"hit {n}", lane=where) for n, where in enumerate(("", lane, "", ""))]
+    assert words(steps) == ["allow", "allow", "block", "stop"]
+    assert d.rules_tripped == ["tool_limit"]
+
+
+def test_a_surplus_in_one_batch_is_refused_and_not_stopped(drive):
+    d = drive(tools={"search": {"max_calls": 2}})
+    step = d.batch([("search", {"q": n}, f"hit {n}") for n in range(6)])
+    assert [decision.action.word for decision in step.before] == ["allow"] * 2 + ["block"] * 4
+
+
+def test_a_limit_declared_beside_the_tool_holds(drive):
+    from runguard import ToolRule
+
+    d = drive()
+    d.guard.declare("search", ToolRule(max_calls=2))
+    assert [d.tool("search", {"q": n}, says=f"hit {n}").ran for n in range(3)] == [True, True, False]
+
+
+def test_the_deadline_is_inclusive(drive):
+    d = drive(max_seconds=60)
+    d.now += 60
+    assert d.model().action is Action.ALLOW
+    d.now += 0.01
+    assert d.model().action is Action.STOP
+    assert d.rules_tripped == ["deadline"]
+
+
+@pytest.mark.parametrize(
+    "event",
+    [
+        ModelCall("run", "", "a", 61.0),
+        ModelResult("run", "", "a", 61.0),
+        attempt(at=61.0),
+        AgentEntered("run", "", "a", 61.0),
+        HandOff("run", "", "a", "b", 61.0),
+        results(at=61.0),
+    ],
+    ids=lambda event: type(event).__name__,
+)
+def test_the_deadline_is_seen_at_every_event(event):
+    deadline = detectors.Deadline(60, started=0.0)
+    assert type(event) in deadline.sees
+    assert word(deadline.observe(event)) == "stop"
+
+
+def test_depth_refuses_the_callee_and_not_the_caller():
+    depth = detectors.Depth(5)
+    assert depth.observe(attempt(depth=5)) is None
+    found = depth.observe(attempt(depth=6))
+    assert (found.action, found.scope, found.observed, found.limit) == (Action.BLOCK, "call", 6, 5)
+    assert word(depth.observe(AgentEntered("run", "", "a", 0.0, depth=6))) == "block"
+
+
+def test_branches_of_one_node_are_limited_before_the_first_is_paid(drive):
+    d = drive()
+    assert d.guard.check(AgentEntered("run", "", "fan", d.now, branches=100)).action is Action.ALLOW
+    assert d.guard.check(AgentEntered("run", "", "fan", d.now, branches=101)).action is Action.STOP
+
+
+def test_an_answer_too_large_is_kept_out(drive):
+    d = drive(max_tool_result_chars=1_000)
+    assert d.tool(args={"n": 1}, says="x" * 900).word == "allow"
+    step = d.tool(args={"n": 2}, says={"rows": ["x" * 600, "x" * 600]})
+    assert (step.after.action, step.after.finding.rule, step.ran) == (Action.BLOCK, "result_size", True)
+
+
+# ---- growth ---------------------------------------------------------------------------------------------------------
+
+
+def test_growth_compares_the_last_calls_with_the_first(drive):
+    d = drive(**only("growth", stop=3), cost_baseline_events=2)
+    seen = [d.model_result(prompt).action.word for prompt in (100, 100, 200, 200, 290, 309, 291)]
+    assert seen == ["allow"] * 6 + ["stop"]
+    assert d.guard.trips[0].observed == 3.0
+
+
+def test_growth_only_warns_by_default_and_says_it_once(drive):
+    d = drive()
+    seen = [d.model_result(1_000 * n).action.word for n in range(1, 60)]
+    assert seen.count("warn") == 1
+    assert set(seen) == {"allow", "warn"}
+
+
+def test_growth_is_told_apart_by_agent_and_lane(drive):
+    d = drive(**only("growth", stop=2), cost_baseline_events=1)
+    lane = d.lane("branch")
+    sizes = {"small": 100, "large": 10_000}
+    for _ in range(10):
+        for agent, prompt in sizes.items():
+            assert d.model_result(prompt, agent=agent).action is Action.ALLOW
+            assert d.model_result(3 * prompt, agent=agent, lane=lane).action is Action.ALLOW
+
+
+def test_growth_knows_nothing_of_calls_without_usage(drive):
+    d = drive(**only("growth", stop=2), cost_baseline_events=1)
+    assert [d.model_result(prompt).action.word for prompt in (None, 100, None, 150, None)] == ["allow"] * 5
+
+
+def test_growth_is_shown_in_the_snapshot(drive):
+    d = drive(cost_baseline_events=1)
+    d.model_result(100)
+    d.model_result(250)
+    assert d.guard.snapshot()["runs"][0]["growth"] == {"agent": 2.5}
+
+
+# ---- what every rule owes -------------------------------------------------------------------------------------------
+
+
+def test_every_detector_says_what_it_sees_and_where_it_lives():
+    for name in detectors.__all__:
+        if name != "Detector":
+            kind = getattr(detectors, name)
+            assert kind.per in ("lane", "run"), name
+            assert kind.sees, name
+
+
+def weigh(root: Any) -> tuple[int, int]:
+    """How many objects hang on ``root``, and their bytes; code and classes aside."""
+    seen: dict[int, Any] = {}
+    pending = [root]
+    while pending:
+        item = pending.pop()
+        if id(item) in seen or isinstance(item, type) or callable(item) or type(item).__module__ in ("builtins.module", "_thread", "threading"):
+            continue
+        seen[id(item)] = item
+        if isinstance(item, dict):
+            pending += [*item.keys(), *item.values()]
+        elif isinstance(item, list | tuple | set | frozenset | deque):
+            pending += item
+        pending += [getattr(item, name) for kind in type(item).__mro__ for name in getattr(kind, "__slots__", ()) if hasattr(item, name)]
+        if type(item).__module__.startswith("runguard") and hasattr(item, "__dict__"):
+            pending += vars(item).values()
+    return len(seen), sum(map(sys.getsizeof, seen.values()))
+
+
+def test_the_state_of_a_run_is_bounded(drive):
+    d = drive(
+        mode="shadow",  # so that it goes on whatever is found
+        max_tool_calls=None,
+        rules={"cycle": {"stop": 3}},
+        tools={"poll_*": {"polling": True}, "many_*": {"max_calls": 10}},
+    )
+    rng = random.Random(7)
+    weights = []
+    for _ in range(2):
+        for n in range(12_500):  # four events each: 100,000 in all
+            tool = rng.choice(["same", "read", f"poll_{n % 500}", f"many_{n % 3}", f"made_up_{rng.random()}"])
+            says = rng.choice(["same", f"fact {rng.random()}", "Error: boom", f"Error: kind {'x' * (n % 100)}", [], "x" * (n % 50) ** 2])
+            d.tool(tool, {"n": rng.choice([0, 1, rng.random()])}, says)
+            d.model_result(rng.randint(1, 10_000), agent=f"agent {rng.choice([0, rng.random()])}")
+            d.hand_off(f"agent {rng.randint(0, 999)}", "b")
+        weights.append(weigh(d.guard.runs["run"]))
+    objects, size = zip(*weights, strict=True)
+    assert objects[1] < 20_000
+    assert objects[1] < 1.1 * objects[0]
+    assert size[1] < 3_000_000
+
+
+def test_a_loop_that_never_ends_keeps_the_state_bounded_in_shadow_mode(drive):
+    d = drive(mode="shadow", max_tool_calls=None, rules={"no_news": False, "same_call": False, "empty": False})
+    weights = []
+    for start in (0, 1_000):
+        for n in range(start, start + 1_000):  # every call is made until it would have been stopped, then the next one
+            for _ in range(5):
+                d.tool(args={"n": n})
+        weights.append(weigh(d.guard.runs["run"])[0])
+    assert weights[1] < 1.1 * weights[0]

@@ -1,0 +1,314 @@
+"""A bounded number of model calls at once: never more, nobody forgotten, in the order of asking."""
+
+import asyncio
+import threading
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from runguard import inflight
+from runguard.inflight import Slots
+
+PATIENCE_S = 20  # far beyond anything that works
+
+
+def me() -> asyncio.Task[Any]:
+    task = asyncio.current_task()
+    assert task is not None
+    return task
+
+
+async def ticks(number: int) -> None:
+    for _ in range(number):
+        await asyncio.sleep(0)
+
+
+async def forever() -> None:
+    await asyncio.Event().wait()
+
+
+async def end(*tasks: asyncio.Task[Any]) -> None:
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
+@pytest.fixture
+def no_second_look(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without the regular look for free slots, whoever was not woken waits for ever."""
+    monkeypatch.setattr(inflight, "_SWEEP_S", 10 * PATIENCE_S)
+
+
+# ---- never more than the limit --------------------------------------------------------------------------------------
+
+
+@dataclass
+class Call:
+    """One model call of a random schedule."""
+
+    comes: int  # turns of the loop before it asks
+    holds: int  # turns it takes
+    gives_back: bool  # or just ends
+    cancelled: int | None  # turns until somebody cancels it
+
+
+schedules = st.lists(
+    st.builds(Call, comes=st.integers(0, 6), holds=st.integers(0, 6), gives_back=st.booleans(), cancelled=st.none() | st.integers(0, 15)),
+    min_size=1,
+    max_size=12,
+)
+
+
+@given(limit=st.integers(1, 4), calls=schedules)
+@settings(max_examples=60)
+def test_never_more_than_the_limit_and_everybody_has_a_turn(limit, calls):
+    async def main() -> None:
+        slots, flying, served = Slots(limit), set(), set()
+
+        async def work(number: int, call: Call) -> None:
+            await ticks(call.comes)
+            await slots.wait(me())
+            flying.add(number)
+            assert len(flying) <= limit
+            assert len(slots) <= limit
+            served.add(number)
+            try:
+                await ticks(call.holds)
+            finally:
+                flying.discard(number)
+            if call.gives_back:
+                slots.give_back(me())
+
+        async def cancel(task: asyncio.Task[None], after: int) -> None:
+            await ticks(after)
+            task.cancel()
+
+        tasks = [asyncio.create_task(work(n, call)) for n, call in enumerate(calls)]
+        cancels = [asyncio.create_task(cancel(task, call.cancelled)) for task, call in zip(tasks, calls, strict=True) if call.cancelled is not None]
+        ends = await asyncio.wait_for(asyncio.gather(*tasks, return_exceptions=True), PATIENCE_S)
+        await asyncio.gather(*cancels)
+        for number, result in enumerate(ends):
+            assert result is None or isinstance(result, asyncio.CancelledError)
+            assert number in served or calls[number].cancelled is not None
+        assert slots.busy() == 0
+
+    before = inflight._SWEEP_S
+    inflight._SWEEP_S = 0.002
+    try:
+        asyncio.run(main())
+    finally:
+        inflight._SWEEP_S = before
+
+
+async def test_a_task_that_holds_a_slot_goes_on_with_it():
+    slots = Slots(1)
+    assert slots.take(me())
+    assert slots.take(me())
+    await asyncio.wait_for(slots.wait(me()), PATIENCE_S)
+    assert len(slots) == 1
+
+
+async def test_giving_back_what_one_does_not_hold_is_nothing():
+    slots, holder = Slots(1), asyncio.create_task(forever())
+    slots.take(holder)
+    slots.give_back(me())
+    assert len(slots) == 1
+    await end(holder)
+
+
+# ---- tasks that end without a word ----------------------------------------------------------------------------------
+
+
+async def test_a_finished_task_gives_its_slot_back():
+    slots = Slots(1)
+
+    async def careless() -> None:
+        slots.take(me())
+
+    await asyncio.create_task(careless())
+    assert slots.busy() == 0
+    assert slots.take(me())
+
+
+async def test_a_cancelled_task_gives_its_slot_back():
+    slots, holder = Slots(1), asyncio.create_task(forever())
+    assert slots.take(holder)
+    assert not slots.take(me())
+    await end(holder)
+    assert slots.take(me())
+
+
+async def test_a_waiting_call_notices_that_a_holder_ended_without_a_word(monkeypatch):
+    monkeypatch.setattr(inflight, "_SWEEP_S", 0.005)
+    slots, holder = Slots(1), asyncio.create_task(forever())
+    slots.take(holder)
+    waiting = asyncio.create_task(waits_for(slots))
+    await ticks(3)
+    assert not waiting.done()
+    await end(holder)
+    await asyncio.wait_for(waiting, PATIENCE_S)
+
+
+async def waits_for(slots: Slots) -> None:
+    await slots.wait(me())
+
+
+# ---- nobody is forgotten --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("no_second_look")
+async def test_each_slot_given_back_wakes_one_that_waits():
+    slots = Slots(3)
+    done: list[int] = []
+
+    async def work(number: int) -> None:
+        await slots.wait(me())
+        await ticks(2)
+        done.append(number)
+        slots.give_back(me())
+
+    await asyncio.wait_for(asyncio.gather(*(work(n) for n in range(50))), PATIENCE_S)
+    assert sorted(done) == list(range(50))
+
+
+@pytest.mark.usefixtures("no_second_look")
+async def test_a_waiter_cancelled_before_its_turn_passes_the_turn_on():
+    slots, holder = Slots(1), asyncio.create_task(forever())
+    slots.take(holder)
+    first, second = (asyncio.create_task(waits_for(slots)) for _ in range(2))
+    await ticks(3)
+    await end(first)
+    slots.give_back(holder)
+    await asyncio.wait_for(second, 1)
+    await end(holder)
+
+
+@pytest.mark.usefixtures("no_second_look")
+@pytest.mark.parametrize("turns", [0, 1, 2, 3])
+async def test_a_waiter_cancelled_in_the_moment_of_its_turn_passes_the_turn_on(turns):
+    slots, holder = Slots(1), asyncio.create_task(forever())
+    slots.take(holder)
+    first, second = (asyncio.create_task(served(slots, [], n)) for n in range(2))
+    await ticks(3)
+    slots.give_back(holder)
+    await ticks(turns)
+    first.cancel()
+    await asyncio.wait((second,), timeout=1)
+    got_it = second.done()
+    await end(first, second, holder)
+    assert got_it
+
+
+# ---- in the order of asking -----------------------------------------------------------------------------------------
+
+
+async def served(slots: Slots, order: list[int], number: int) -> None:
+    await slots.wait(me())
+    order.append(number)
+    try:
+        await ticks(2)
+    finally:
+        slots.give_back(me())
+
+
+async def test_waiting_calls_are_served_in_the_order_of_asking():
+    slots, holder, order = Slots(1), asyncio.create_task(forever()), []
+    slots.take(holder)
+    tasks = []
+    for n in range(10):
+        tasks.append(asyncio.create_task(served(slots, order, n)))
+        await ticks(2)
+    slots.give_back(holder)
+    await asyncio.wait_for(asyncio.gather(*tasks), PATIENCE_S)
+    assert order == list(range(10))
+    await end(holder)
+
+
+async def test_the_order_holds_however_long_they_wait(monkeypatch):
+    monkeypatch.setattr(inflight, "_SWEEP_S", 0.03)
+    slots, holder, order = Slots(1), asyncio.create_task(forever()), []
+    slots.take(holder)
+    tasks = []
+    for n in range(4):
+        tasks.append(asyncio.create_task(served(slots, order, n)))
+        await asyncio.sleep(0.02)
+    slots.give_back(holder)
+    await asyncio.wait_for(asyncio.gather(*tasks), PATIENCE_S)
+    assert order == list(range(4))
+    await end(holder)
+
+
+async def test_a_newcomer_does_not_jump_the_queue():
+    slots, holder, order = Slots(1), asyncio.create_task(forever()), []
+    slots.take(holder)
+    tasks = [asyncio.create_task(served(slots, order, n)) for n in range(3)]
+    await ticks(3)
+    newcomer = asyncio.create_task(served(slots, order, 99))
+    slots.give_back(holder)  # the newcomer's first step comes before anybody who waits can wake
+    await asyncio.wait_for(asyncio.gather(*tasks, newcomer), PATIENCE_S)
+    assert order == [0, 1, 2, 99]
+    await end(holder)
+
+
+async def test_waiting_long_leaves_nothing_behind(monkeypatch):
+    monkeypatch.setattr(inflight, "_SWEEP_S", 0.001)
+    slots, holder = Slots(1), asyncio.create_task(forever())
+    slots.take(holder)
+    waiting = [asyncio.create_task(waits_for(slots)) for _ in range(3)]
+    await asyncio.sleep(0.1)
+    assert len(slots._waiting) <= 6
+    await end(*waiting, holder)
+
+
+# ---- several event loops --------------------------------------------------------------------------------------------
+
+
+def test_two_loops_in_two_threads_share_the_slots():
+    slots, lock = Slots(3), threading.Lock()
+    flying, most, done = 0, 0, 0
+
+    async def work() -> None:
+        nonlocal flying, most, done
+        for _ in range(10):
+            await slots.wait(me())
+            with lock:
+                flying += 1
+                most = max(most, flying)
+            await asyncio.sleep(0.0005)
+            with lock:
+                flying -= 1
+                done += 1
+            slots.give_back(me())
+
+    async def main() -> None:
+        await asyncio.wait_for(asyncio.gather(*(work() for _ in range(10))), PATIENCE_S)
+
+    threads = [threading.Thread(target=asyncio.run, args=(main(),)) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(2 * PATIENCE_S)
+    assert done == 200
+    assert most <= 3
+
+
+async def test_a_loop_that_was_closed_while_waiting_holds_nobody_up():
+    slots, holder = Slots(1), asyncio.create_task(forever())
+    slots.take(holder)
+
+    async def give_up() -> None:
+        await asyncio.wait_for(waits_for(slots), 0.01)
+
+    def elsewhere() -> None:
+        with pytest.raises(TimeoutError):
+            asyncio.run(give_up())
+
+    await asyncio.to_thread(elsewhere)
+    waiting = asyncio.create_task(waits_for(slots))
+    await ticks(3)
+    slots.give_back(holder)
+    await asyncio.wait_for(waiting, PATIENCE_S)
+    await end(holder)

@@ -1,0 +1,311 @@
+"""Answers that look like success and say no; and answers that mention failure and are none."""
+
+import time
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from runguard.events import FAILURES, Outcome
+from runguard.outcomes import classify, failure_class
+
+GENEROUS_S = 0.150  # 50 times the 3 ms that the worst input should cost
+
+FAILED: list[Any] = [
+    {"status": "error"},
+    {"status": "ERROR", "data": None},
+    {"status": "partial_parse_error", "data": None},
+    {"status": "partial parse error"},
+    {"status": "error: disk full"},
+    {"status": "failed"},
+    {"status": "Failed."},
+    {"status": "FAILURE", "items": [1]},
+    {"status": "permission_denied"},
+    {"status": "unauthorized"},
+    {"status": "invalid request"},
+    {"status": "timeout"},
+    {"status": "timed out"},
+    {"status": "timed_out"},
+    {"status": "rate_limited"},
+    {"status": "quota exceeded"},
+    {"status": "service unavailable"},
+    {"state": "FAILED", "job": 7},
+    {"outcome": "rejected"},
+    {"result_status": "aborted"},
+    {"response_type": "error", "text": "no"},
+    {"error": "disk full"},
+    {"error": {"code": 500, "message": "boom"}},
+    {"error": True, "message": "boom"},
+    {"errors": ["first", "second"]},
+    {"error_message": "boom"},
+    {"errorMessage": "boom"},
+    {"error_code": "E42"},
+    {"errorCode": 17},
+    {"exception": "ValueError: x"},
+    {"isError": True, "content": [{"type": "text", "text": "boom"}]},
+    {"content": [{"type": "text", "text": "could not connect"}], "isError": True},
+    {"is_error": True, "value": 1},
+    {"success": False},
+    {"success": False, "data": [1, 2]},
+    {"ok": False, "reason": "x"},
+    {"succeeded": False},
+    {"successful": False},
+    {"result": "Error: disk full"},
+    {"result": {"status": "error"}},
+    {"output": "Traceback (most recent call last):\n  File ..."},
+    "Error: disk full",
+    "error executing tool: boom",
+    "ERROR 500",
+    "Exception: boom",
+    "ValueError: invalid literal for int()",
+    "Traceback (most recent call last):\n  File 'x.py', line 1\nKeyError: 'a'",
+    "Running...\nTraceback (most recent call last):\n  File 'x.py', line 1",
+    "Fatal: not a git repository",
+    "fatal: not a git repository",
+    "Failed to connect to host",
+    "Failure: x",
+    "Invalid arguments",
+    "Permission denied",
+    "Access denied for user",
+    "bash: line 1: foo: command not found",
+    "sh: foo: not found here at all, and a reason why",
+    "SyntaxError: invalid syntax",
+    "Timed out after 30 s",
+    "Could not read the file",
+    "Cannot open the file",
+    "Unable to reach the server",
+    "Tool execution failed: x",
+    "  [Error] disk full",
+    "Unauthorized",
+    "Forbidden",
+]
+
+EMPTY: list[Any] = [
+    None,
+    "",
+    "   \n",
+    [],
+    (),
+    {},
+    "None",
+    "null",
+    "not found",
+    "Not found.",
+    "No results",
+    "No results found.",
+    "No matching documents found",
+    "no matches",
+    "nothing found",
+    "0 results",
+    "Empty result",
+    "User 'bob' not found",
+    "File does not exist",
+    {"result": None},
+    {"result": ""},
+    {"result": []},
+    {"result": {}},
+    {"result": "No results found."},
+    {"output": "not found"},
+    {"status": "not_found"},
+    {"status": "no_results"},
+    {"error": "not found"},
+    {"error": "user 7 not found"},
+    {"status": "success", "data": None},
+    {"status": "ok", "results": []},
+    {"results": [], "total": 0},
+    {"items": [], "count": 0, "query": "x"},
+]
+
+UNKNOWN_TOOL: list[Any] = [
+    {"error": "Tool 'fly' not found"},
+    {"error": "unknown tool: fly"},
+    {"error": "'fly' is not a valid tool"},
+    {"error": "Function fly is not available"},
+    "Error: tool 'fly' does not exist",
+    "Unknown tool fly",
+]
+
+HEALTHY: list[Any] = [
+    "done",
+    "ok",
+    "42",
+    "0",
+    "false",
+    "Ann",
+    "The error in the second paragraph was corrected.",
+    "3 results:\n1. How to fix error 500\n2. Failed builds explained",
+    "2026-11-15 09:30 INFO start\n2026-11-15 09:31 ERROR disk full\n2026-11-15 09:32 INFO stop",
+    "The page was not found in the old index, so a new one was built with 300 entries and stored. " * 5,
+    "No problem, the order was placed.",
+    "No errors.",
+    "Nothing else matters is a song by Metallica.",
+    "Exceptional results in the third quarter.",
+    "Exceptions and how to handle them: a guide",
+    "Invalidated 3 cache entries.",
+    "Fatality rates fell by 3 %.",
+    "Usages of the function: 12",
+    0,
+    1,
+    3.5,
+    False,
+    True,
+    b"bytes",
+    [0],
+    [None],
+    ["error", "failed"],
+    [{"status": "error"}],
+    {"status": "RUNNING"},
+    {"status": "RUNNING", "progress": 8},
+    {"status": "success"},
+    {"status": "ok", "data": {"a": 1}},
+    {"status": "DONE"},
+    {"status": "pending"},
+    {"status": "terrorist watch list checked"},
+    {"status": "10 passed, 0 failed"},
+    {"status": "no errors"},
+    {"status": "completed without errors"},
+    {"status": 200},
+    {"state": "open"},
+    {"error": None, "data": 1},
+    {"error": None},
+    {"error": ""},
+    {"error": False},
+    {"errors": []},
+    {"errors": [], "data": {"a": 1}},
+    {"error": {}},
+    {"error_code": 0, "rows": [1]},
+    {"error_code": "0", "rows": [1]},
+    {"isError": False, "content": [{"type": "text", "text": "Error pages of the site: 3"}]},
+    {"success": True},
+    {"success": None, "data": 1},
+    {"ok": True},
+    {"result": 0},
+    {"result": False},
+    {"result": [0]},
+    {"result": {"count": 0, "name": "x"}},
+    {"results": [{"title": "Error handling in Go", "error": "x"}]},
+    {"logs": ["ERROR disk full", "Traceback (most recent call last)"]},
+    {"content": "An article about failure."},
+    {"data": {"error_rate": 0.5}},
+    {"title": "Error", "body": "Failed"},
+    {"query": "x"},
+    {"count": 0},
+]
+
+
+@pytest.mark.parametrize("answer", FAILED, ids=repr)
+def test_an_answer_that_says_no_is_a_failure(answer):
+    outcome, failure = classify(answer)
+    assert outcome is Outcome.FAILED
+    assert failure
+
+
+@pytest.mark.parametrize("answer", EMPTY, ids=repr)
+def test_nothing_there_is_empty(answer):
+    assert classify(answer) == (Outcome.EMPTY, "")
+
+
+@pytest.mark.parametrize("answer", UNKNOWN_TOOL, ids=repr)
+def test_a_tool_that_is_not_there_is_unknown(answer):
+    assert classify(answer)[0] is Outcome.UNKNOWN_TOOL
+
+
+@pytest.mark.parametrize("answer", HEALTHY, ids=lambda answer: repr(answer)[:60])
+def test_a_healthy_answer_is_ok(answer):
+    assert classify(answer) == (Outcome.OK, "")
+
+
+@given(
+    st.recursive(
+        st.none() | st.booleans() | st.integers() | st.text(max_size=30), lambda i: st.lists(i) | st.dictionaries(st.text(max_size=8), i), max_leaves=12
+    )
+)
+def test_every_answer_has_an_outcome(answer):
+    outcome, failure = classify(answer)
+    assert not failure or outcome in FAILURES
+
+
+# ---- the class of a failure -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        pytest.param("No such file: '/a/b.txt'", "No such file: '/c/d.txt'", id="quoted name"),
+        pytest.param("Error 7 in line 12", "Error 9 in line 80", id="numbers"),
+        pytest.param("cannot open /tmp/a", "cannot open /var/b", id="path"),
+        pytest.param("timeout at 2026-11-15T09:30:00Z", "timeout at 2026-11-15T10:31:10Z", id="time"),
+        pytest.param("denied, request_id=abc", "denied, request_id=xyz", id="request id"),
+    ],
+)
+def test_the_same_failure_about_another_thing_is_the_same_failure(one, other):
+    assert failure_class(one) == failure_class(other)
+
+
+@pytest.mark.parametrize(("one", "other"), [("permission denied", "disk full"), ("KeyError: 'a'", "ValueError: 'a'")])
+def test_another_failure_is_another_failure(one, other):
+    assert failure_class(one) != failure_class(other)
+
+
+def test_the_class_does_not_depend_on_the_order_of_fields():
+    one = classify({"status": "error", "reason": "quota", "job": 7})
+    other = classify({"job": 8, "reason": "quota", "status": "error"})
+    assert one == other
+
+
+def test_the_class_of_a_failure_is_short():
+    assert len(classify({"error": "x" * 1_000_000})[1]) <= 1_000
+
+
+# ---- bounded --------------------------------------------------------------------------------------------------------
+
+
+def a_deep_list() -> Any:
+    value: Any = "x"
+    for _ in range(50_000):
+        value = [value]
+    return value
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "no " + "_" * 390,
+        "no " + "a_" * 195,
+        "no_" + "a" * 390,
+        "no " + "a-" * 195,
+        "a " * 200,
+        "a" * 400,
+        "a'" * 199,
+        "'" * 400,
+        "/" * 400,
+        "a/" * 200,
+        " " * 400,
+        "-" * 400,
+        "not found" + "." * 390 + "a",
+        "error " * 20_000,
+        "tool " * 80,
+    ],
+    ids=lambda text: repr(text[:12]),
+)
+@pytest.mark.parametrize("shape", [lambda text: text, lambda text: {"error": text}, lambda text: {"status": text}], ids=["text", "error", "status"])
+def test_no_text_takes_long_to_understand(shape, text):
+    began = time.process_time()
+    classify(shape(text))
+    assert time.process_time() - began < GENEROUS_S
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        pytest.param({"error": a_deep_list()}, id="deep"),
+        pytest.param({"error": ["x" * 1_000_000] * 100}, id="100 MB"),
+        pytest.param({"isError": True, **{str(i): "y" * 1_000 for i in range(20_000)}}, id="many fields"),
+        pytest.param("x" * 100_000_000, id="long text"),
+    ],
+)
+def test_no_answer_takes_long_to_understand(answer):
+    began = time.process_time()
+    classify(answer)
+    assert time.process_time() - began < GENEROUS_S

@@ -1,0 +1,449 @@
+"""Whatever cannot be meant fails when the policy is built, with a message that says what would be right."""
+
+import subprocess
+import sys
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from runguard.decision import Rungs
+from runguard.errors import PolicyError
+from runguard.policy import RULES, Policy, PolicyFile, ToolRule, declared_rule, find_policy_file, policy_schema, tool
+
+LADDER = ("warn", "nudge", "block", "stop")
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty working directory and no RUNGUARD_* in the environment."""
+    for name in ("RUNGUARD_MODE", "RUNGUARD_POLICY", "RUNGUARD_STORE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def refused(**keywords: Any) -> str:
+    with pytest.raises(PolicyError) as caught:
+        Policy.build(**keywords)
+    return str(caught.value)
+
+
+def a_step(at: dict[str, float]) -> dict[str, Any]:
+    return {"rules": {"repetition": at}}
+
+
+# ---- keywords that cannot be meant ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("keywords", "path", "nearest"),
+    [
+        ({"max_model_cals": 5}, "max_model_cals", "max_model_calls"),
+        ({"on_stopp": "raise"}, "on_stopp", "on_stop"),
+        ({"tools": {"x": {"pollng": True}}}, "tools.x.pollng", "polling"),
+        ({"rules": {"repetitions": {"stop": 5}}}, "rules.repetitions", "repetition"),
+        ({"rules": {"repetition": {"stopp": 5}}}, "rules.repetition.stopp", "stop"),
+    ],
+)
+def test_an_unknown_name_is_refused_with_the_nearest_right_one(keywords, path, nearest):
+    message = refused(**keywords)
+    assert path in message
+    assert f"did you mean '{nearest}'?" in message
+
+
+def test_a_name_near_to_nothing_is_refused_with_those_there_are():
+    assert "repetition" in refused(rules={"zzzz": {"stop": 5}})
+
+
+@pytest.mark.parametrize(
+    ("keywords", "path"),
+    [
+        ({"max_model_calls": "5"}, "max_model_calls = '5'"),
+        ({"max_model_calls": 5.5}, "max_model_calls = 5.5"),
+        ({"max_model_calls": True}, "max_model_calls = True"),
+        ({"max_seconds": "soon"}, "max_seconds = 'soon'"),
+        ({"mode": "shdow"}, "mode = 'shdow'"),
+        ({"mode": 1}, "mode = 1"),
+        ({"on_trip": "print"}, "on_trip = 'print'"),
+        ({"tools": {"x": {"once": "yes"}}}, "tools.x.once = 'yes'"),
+        ({"tools": {"x": True}}, "tools.x = True"),
+        ({"tools": ["x"]}, "tools = a list"),
+        ({"rules": "strict"}, "rules = 'strict'"),
+        (a_step({"stop": "5"}), "rules.repetition.stop = '5'"),
+        (a_step({"stop": True}), "rules.repetition.stop = True"),
+        ({"rules": {"repetition": 5}}, "rules.repetition = 5"),
+        ({"tool_result_normalizer": {"x": "f"}}, "tool_result_normalizer.x = 'f'"),
+    ],
+)
+def test_a_wrong_type_is_refused_with_path_and_value(keywords, path):
+    message = refused(**keywords)
+    assert path in message
+    assert "dict[str" not in message  # the path is the user's, not the validator's
+
+
+@pytest.mark.parametrize(
+    "keywords",
+    [
+        {"max_model_calls": 0},
+        {"max_model_calls": -1},
+        {"max_tool_calls": 0},
+        {"max_seconds": 0},
+        {"max_seconds": float("nan")},
+        {"max_seconds": float("inf")},
+        {"max_identical_tool_results": 1},
+        {"max_handoff_repeats": 1},
+        {"max_event_cost_ratio": 1.0},
+        {"cost_baseline_events": 0},
+        {"max_nudges": -1},
+        {"half_open_reset_seconds": 0},
+        {"stop_text": ""},
+        {"max_cycle_len": 4},
+        {"cycle_repeats": 1},
+        {"on_surplus": "refuse"},
+        {"rules": {"repetition": True}},
+        {"tools": {"x": {"exempt": True, "polling": True}}},
+        {"tools": {"x": {"max_calls": 0}}},
+        a_step({"stop": 0}),
+        a_step({"stop": -3}),
+        a_step({"stop": 1}),
+        a_step({"stop": 2.5}),
+        a_step({"stop": float("nan")}),
+        {"rules": {"growth": {"stop": 1}}},
+        {"rules": {"growth": {"nudge": 3}}},
+        {"rules": {"no_news": {"block": 3}}},
+        {"rules": {"empty": {"block": 3}}},
+        {"rules": {"polling": {"stop": 0.5}}},
+    ],
+    ids=repr,
+)
+def test_an_impossible_value_is_refused(keywords):
+    assert "is not valid" in refused(**keywords)
+
+
+@pytest.mark.parametrize(
+    ("rungs", "never"),
+    [
+        ({"nudge": 5, "stop": 5}, "nudge"),
+        ({"nudge": 6, "stop": 5}, "nudge"),
+        ({"block": 5, "stop": 4}, "block"),
+        ({"warn": 3, "nudge": 3}, "warn"),
+        ({"stop": 3, "warn": 9}, "warn"),
+    ],
+)
+def test_a_rung_that_can_never_fire_is_refused_and_named(rungs, never):
+    assert f"rules.repetition.{never}" in refused(**a_step(rungs))
+
+
+def test_all_faults_are_told_at_once():
+    message = refused(max_model_calls=0, max_tool_cals=1)
+    assert "max_model_calls" in message
+    assert "max_tool_cals" in message
+
+
+def test_the_policy_is_frozen():
+    policy = Policy.build()
+    with pytest.raises(Exception, match="frozen"):
+        policy.mode = "off"
+
+
+# ---- files and environment ------------------------------------------------------------------------------------------
+
+
+def test_without_file_and_keywords_the_defaults_hold():
+    assert Policy.build() == Policy()
+
+
+def test_runguard_toml_is_found_upward(folder, monkeypatch):
+    (folder / "runguard.toml").write_text('mode = "shadow"\nmax_model_calls = 7\n[rules]\ngrowth = false\n[tools."send_*"]\nonce = true\n')
+    (folder / "a" / "b").mkdir(parents=True)
+    monkeypatch.chdir(folder / "a" / "b")
+    policy = Policy.build()
+    assert (policy.mode, policy.max_model_calls, policy.rungs("growth")) == ("shadow", 7, None)
+    assert policy.tool_rule("send_mail").once
+
+
+def test_the_nearest_file_wins(folder, monkeypatch):
+    (folder / "runguard.toml").write_text("max_model_calls = 1\n")
+    inner = folder / "inner"
+    inner.mkdir()
+    (inner / "runguard.toml").write_text("max_model_calls = 2\n")
+    monkeypatch.chdir(inner)
+    assert Policy.build().max_model_calls == 2
+
+
+def test_pyproject_has_a_table_of_the_same_names(folder):
+    (folder / "pyproject.toml").write_text("[tool.other]\nx = 1\n[tool.runguard]\nmax_model_calls = 3\n[tool.runguard.rules]\ngrowth = false\n")
+    policy = Policy.build()
+    assert (policy.max_model_calls, policy.rungs("growth")) == (3, None)
+
+
+def test_a_pyproject_without_the_table_is_passed_over(folder, monkeypatch):
+    (folder / "runguard.toml").write_text("max_model_calls = 4\n")
+    inner = folder / "inner"
+    inner.mkdir()
+    (inner / "pyproject.toml").write_text("[project]\nname = 'x'\n")
+    monkeypatch.chdir(inner)
+    assert Policy.build().max_model_calls == 4
+
+
+def test_runguard_toml_comes_before_pyproject(folder):
+    (folder / "runguard.toml").write_text("max_model_calls = 1\n")
+    (folder / "pyproject.toml").write_text("[tool.runguard]\nmax_model_calls = 2\n")
+    assert Policy.build().max_model_calls == 1
+
+
+def test_the_environment_names_the_file(folder, monkeypatch):
+    (folder / "runguard.toml").write_text("max_model_calls = 1\n")
+    named = folder / "strict.toml"
+    named.write_text("max_model_calls = 2\n")
+    monkeypatch.setenv("RUNGUARD_POLICY", str(named))
+    assert find_policy_file() == named
+    assert Policy.build().max_model_calls == 2
+
+
+def test_keywords_come_before_the_file(folder):
+    (folder / "runguard.toml").write_text("max_model_calls = 1\nmax_seconds = 5\n")
+    policy = Policy.build(max_model_calls=9)
+    assert (policy.max_model_calls, policy.max_seconds) == (9, 5)
+
+
+def test_a_keyword_of_none_leaves_the_default():
+    assert Policy.build(max_seconds=None, on_surplus=None, half_open_reset_seconds=None) == Policy()
+
+
+@pytest.mark.parametrize("name", ["max_tool_calls", "max_delegation_depth"])
+def test_none_switches_off_a_limit_that_has_a_default(name):
+    assert getattr(Policy.build(), name) is not None
+    assert getattr(Policy.build(**{name: None}), name) is None
+
+
+def test_the_mode_of_the_environment_comes_before_all(folder, monkeypatch):
+    (folder / "runguard.toml").write_text('mode = "enforce"\n')
+    monkeypatch.setenv("RUNGUARD_MODE", "shadow")
+    assert Policy.build(mode="off").mode == "shadow"
+
+
+def test_a_wrong_mode_in_the_environment_is_refused_by_name(monkeypatch):
+    monkeypatch.setenv("RUNGUARD_MODE", "loud")
+    message = refused()
+    assert "RUNGUARD_MODE" in message
+    assert "'loud'" in message
+
+
+def test_a_fault_in_a_file_names_the_file(folder):
+    (folder / "runguard.toml").write_text("max_model_cals = 1\n")
+    assert str(folder / "runguard.toml") in refused()
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        pytest.param(b"max_model_calls = = 1", id="not TOML"),
+        pytest.param(b"\xff\xfe", id="not UTF-8"),
+        pytest.param(b"on_trip = 'print'", id="code in a file"),
+    ],
+)
+def test_a_file_that_cannot_be_read_is_refused(folder, content):
+    (folder / "runguard.toml").write_bytes(content)
+    assert "runguard.toml" in refused()
+
+
+def test_a_file_that_is_not_there_is_refused(folder, monkeypatch):
+    monkeypatch.setenv("RUNGUARD_POLICY", str(folder / "missing.toml"))
+    assert "missing.toml" in refused()
+
+
+def test_a_folder_in_place_of_a_file_is_refused(folder, monkeypatch):
+    monkeypatch.setenv("RUNGUARD_POLICY", str(folder))
+    assert str(folder) in refused()
+
+
+def test_a_pyproject_whose_entry_is_no_table_is_refused(folder, monkeypatch):
+    (folder / "pyproject.toml").write_text("[tool]\nrunguard = 5\n")
+    monkeypatch.setenv("RUNGUARD_POLICY", str(folder / "pyproject.toml"))
+    assert "pyproject.toml" in refused()
+
+
+# ---- rungs ----------------------------------------------------------------------------------------------------------
+
+
+@st.composite
+def explicit_rungs(draw):
+    rule = draw(st.sampled_from(sorted(RULES)))
+    names = draw(st.lists(st.sampled_from([n for n in LADDER if n in RULES[rule][1]]), unique=True, min_size=1))
+    numbers = sorted(draw(st.lists(st.integers(2, 60), min_size=len(names), max_size=len(names), unique=True)))
+    return rule, dict(zip([n for n in LADDER if n in names], numbers, strict=True))
+
+
+def in_force(rungs: Rungs) -> dict[str, float]:
+    return {name: number for name in LADDER if (number := getattr(rungs, name)) is not None}
+
+
+@given(explicit_rungs())
+def test_explicit_rungs_are_kept_exactly_and_every_rung_can_fire(given_rungs):
+    rule, explicit = given_rungs
+    merged = in_force(Policy.validated({"rules": {rule: explicit}}, "").rungs(rule))
+    assert explicit.items() <= merged.items()
+    assert all(weaker < stronger for weaker, stronger in pairwise(merged.values()))
+    for name, number in merged.items():
+        assert Rungs(**merged).at(number)[0].word == name
+
+
+@given(explicit_rungs())
+def test_every_rung_in_force_is_explicit_a_default_or_the_stop_after_a_block(given_rungs):
+    rule, explicit = given_rungs
+    merged = in_force(Policy.validated({"rules": {rule: explicit}}, "").rungs(rule))
+    for name, number in merged.items():
+        follows_block = name == "stop" and number == explicit.get("block", -1) + 1
+        assert explicit.get(name) == number or getattr(RULES[rule][0], name) == number or follows_block
+
+
+@pytest.mark.parametrize(
+    ("explicit", "merged"),
+    [
+        ({"stop": 3}, Rungs(stop=3)),
+        ({"stop": 4}, Rungs(nudge=3, stop=4)),
+        ({"stop": 9}, Rungs(nudge=3, block=4, stop=9)),
+        ({"block": 3}, Rungs(block=3, stop=4)),
+        ({"block": 10}, Rungs(nudge=3, block=10, stop=11)),
+        ({"nudge": 10}, Rungs(nudge=10)),
+        ({"nudge": 2}, Rungs(nudge=2, block=4, stop=5)),
+    ],
+)
+def test_an_explicit_rung_drops_the_defaults_that_cannot_stand_beside_it(explicit, merged):
+    assert Policy.build(**a_step(explicit)).rungs("repetition") == merged
+
+
+@pytest.mark.parametrize("rule", sorted(RULES))
+def test_a_rule_can_be_switched_off(rule):
+    assert Policy.build(rules={rule: False}).rungs(rule) is None
+
+
+@pytest.mark.parametrize("rule", sorted(RULES))
+def test_without_a_word_the_defaults_hold(rule):
+    assert Policy.build().rungs(rule) == RULES[rule][0]
+
+
+@pytest.mark.parametrize(
+    ("keywords", "rule", "stop"),
+    [
+        ({"max_identical_tool_results": 3}, "stall", 3),
+        ({"max_identical_tool_results": 3}, "repetition", 3),
+        ({"max_handoff_repeats": 3}, "handoff", 3),
+        ({"cycle_repeats": 4}, "cycle", 4),
+        ({"max_event_cost_ratio": 2.5}, "growth", 2.5),
+    ],
+)
+def test_keywords_set_the_stop_of_their_rule(keywords, rule, stop):
+    assert Policy.build(**keywords).rungs(rule).stop == stop
+
+
+def test_explicit_rungs_come_before_a_keyword_for_the_same_rule():
+    policy = Policy.build(max_identical_tool_results=3, rules={"stall": {"stop": 8}})
+    assert policy.rungs("stall").stop == 8
+    assert policy.rungs("repetition").stop == 3
+
+
+# ---- tools ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_tool_has_the_rule_of_its_exact_name_or_else_of_the_first_glob():
+    policy = Policy.build(tools={"*": {"max_calls": 1}, "send_*": {"max_calls": 2}, "send_mail": {"max_calls": 3}})
+    assert policy.tool_rule("send_mail").max_calls == 3
+    assert policy.tool_rule("send_fax").max_calls == 1
+    assert Policy.build(tools={"send_*": {}}).tool_rule("read") is None
+
+
+def test_globs_mind_the_case():
+    assert Policy.build(tools={"Send*": {"once": True}}).tool_rule("send_mail") is None
+
+
+def test_a_rule_can_stand_beside_the_tool():
+    @tool(once=True, identity=["to"])
+    def send(to: str) -> str:
+        return to
+
+    assert send("ann") == "ann"
+    assert send.__runguard_tool__ == ToolRule(once=True, identity=("to",))
+
+
+def test_a_wrong_rule_beside_the_tool_is_refused():
+    with pytest.raises(PolicyError, match="did you mean 'once'"):
+        tool(onc=True)
+    with pytest.raises(PolicyError, match="exempt"):
+        declared_rule(exempt=True, paging=True)
+
+
+# ---- fan-out and queue ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("keywords", "in_flight", "queues", "fan_out"),
+    [
+        ({}, 20, True, 100),
+        ({"max_concurrent_agents": 5}, 5, False, None),
+        ({"max_concurrent_agents": 5, "on_surplus": "queue"}, 5, True, None),
+        ({"max_concurrent_agents": 5, "max_fan_out": 7}, 5, False, 7),
+        ({"max_fan_out": 7}, 20, True, 7),
+    ],
+)
+def test_who_sets_the_number_in_flight_decides_about_the_surplus(keywords, in_flight, queues, fan_out):
+    policy = Policy.build(**keywords)
+    assert (policy.in_flight, policy.queues, policy.fan_out) == (in_flight, queues, fan_out)
+
+
+# ---- schema and digest ----------------------------------------------------------------------------------------------
+
+EXAMPLE = {
+    "mode": "shadow",
+    "max_model_calls": 50,
+    "max_seconds": 12.5,
+    "rules": {"repetition": {"nudge": 3, "stop": 6}, "growth": False},
+    "tools": {"check_*": {"polling": True}, "send_mail": {"once": True, "identity": ["to"], "failed": {"status": ["bounced"]}}},
+}
+
+
+def test_the_schema_accepts_what_the_policy_accepts_and_refuses_what_it_refuses():
+    jsonschema = pytest.importorskip("jsonschema")
+    validator = jsonschema.Draft202012Validator(policy_schema())
+    validator.check_schema(policy_schema())
+    assert not list(validator.iter_errors(EXAMPLE))
+    assert Policy.build(**EXAMPLE).max_model_calls == 50
+    for wrong in ({"max_model_cals": 1}, {"mode": "loud"}, {"max_model_calls": 0}, {"tools": {"x": {"pollng": True}}}, {"rules": {"growth": "off"}}):
+        assert list(validator.iter_errors(wrong)), wrong
+        refused(**wrong)
+
+
+def test_the_schema_names_and_explains_every_setting_of_the_file():
+    properties = policy_schema()["properties"]
+    assert set(properties) == set(PolicyFile.model_fields)
+    assert all(entry.get("description") for entry in properties.values())
+
+
+def test_equal_policies_have_equal_digests_and_others_have_others():
+    digests = {Policy.build(**EXAMPLE).digest, Policy.build(**EXAMPLE).digest}
+    assert len(digests) == 1
+    others = [{}, {"max_model_calls": 51}, {"rules": {"stall": {"stop": 9}}}, {"tools": {"x": {"once": True}}}]
+    assert len(digests | {Policy.build(**{**EXAMPLE, **other}).digest for other in others}) == 4
+
+
+def test_the_digest_does_not_depend_on_the_order_of_rules():
+    one = Policy.build(rules={"stall": {"stop": 5}, "repetition": {"stop": 4, "nudge": 2}})
+    other = Policy.build(rules={"repetition": {"nudge": 2, "stop": 4}, "stall": {"stop": 5}})
+    assert one == other
+    assert one.digest == other.digest
+
+
+def test_functions_have_no_part_in_the_digest():
+    with_code = Policy.build(on_trip=print, clock=float, tool_result_normalizer={"x": str}, tools={"t": ToolRule(failed=bool)})
+    assert with_code.digest == Policy.build(tools={"t": ToolRule()}).digest
+
+
+def test_the_digest_is_the_same_in_another_process():
+    script = f"from runguard import Policy; print(Policy.validated({EXAMPLE!r}, '').digest)"
+    elsewhere = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout.strip()
+    assert elsewhere == Policy.build(**EXAMPLE).digest

@@ -1,0 +1,205 @@
+"""The public names, what importing them costs, and who may import whom."""
+
+import ast
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import runguard
+
+SOURCE = Path(runguard.__file__).parent
+MODULES = {".".join(path.relative_to(SOURCE.parent).with_suffix("").parts).removesuffix(".__init__"): path for path in sorted(SOURCE.rglob("*.py"))}
+PURE = {"runguard." + name for name in ("events", "fingerprint", "outcomes", "breaker", "decision", "errors")} | {
+    name for name in MODULES if name.startswith("runguard.detectors")
+}
+EDGES = ("runguard.adk", "runguard.functions", "runguard.replay", "runguard.cli", "runguard.dashboard", "runguard.testing", "runguard.demo")
+
+
+def is_edge(module: str) -> bool:
+    """Adapters and programs: they import the rest, and nothing imports them."""
+    return any(module == edge or module.startswith((edge + ".", edge + "_")) for edge in EDGES)
+
+
+def tree(module: str) -> ast.Module:
+    return ast.parse(MODULES[module].read_text(encoding="utf-8"))
+
+
+def imports(module: str) -> set[str]:
+    """Every module that ``module`` imports, anywhere in its text; names under TYPE_CHECKING aside."""
+    found: set[str] = set()
+
+    def visit(node: ast.AST) -> None:
+        if isinstance(node, ast.If) and ast.unparse(node.test) in ("TYPE_CHECKING", "typing.TYPE_CHECKING"):
+            return
+        if isinstance(node, ast.Import):
+            found.update(alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            package = module if MODULES[module].name == "__init__.py" else module.rpartition(".")[0]
+            base = ".".join(filter(None, [*package.split(".")[: len(package.split(".")) - node.level + 1], node.module])) if node.level else node.module or ""
+            found.update(f"{base}.{alias.name}" if f"{base}.{alias.name}" in MODULES else base for alias in node.names)
+        for child in ast.iter_child_nodes(node):
+            visit(child)
+
+    visit(tree(module))
+    return found
+
+
+def outside(module: str) -> set[str]:
+    """Top-level packages that ``module`` imports from neither the standard library nor this package."""
+    return {top for name in imports(module) if (top := name.split(".")[0]) not in sys.stdlib_module_names and top != "runguard"}
+
+
+def inside(module: str) -> set[str]:
+    return {name for name in imports(module) if name.split(".")[0] == "runguard"}
+
+
+# ---- names ----------------------------------------------------------------------------------------------------------
+
+
+def test_the_public_names_are_these():
+    assert runguard.__all__ == [
+        "ADKCostBreaker",
+        "BreakerState",
+        "DeadlineExceededError",
+        "Decision",
+        "Finding",
+        "GuardFailedError",
+        "InstallError",
+        "LimitExceededError",
+        "LoopDetectedError",
+        "Policy",
+        "PolicyError",
+        "RunGuardError",
+        "RunStoppedError",
+        "ToolRule",
+        "Trip",
+        "install",
+        "tool",
+        "trip",
+        "uninstall",
+    ]
+
+
+@pytest.mark.parametrize("name", runguard.__all__)
+def test_every_public_name_is_there(name):
+    assert getattr(runguard, name) is not None
+
+
+def test_an_unknown_name_is_an_attribute_error():
+    with pytest.raises(AttributeError, match="no_such_name"):
+        _ = runguard.no_such_name
+
+
+def test_dir_shows_the_public_names():
+    assert set(dir(runguard)) == {*runguard.__all__, "__version__"}
+
+
+def test_the_package_is_typed():
+    assert (SOURCE / "py.typed").is_file()
+
+
+# ---- what importing costs -------------------------------------------------------------------------------------------
+
+
+def modules_after(statement: str) -> set[str]:
+    """The modules that ``statement`` loads in a fresh interpreter."""
+    script = f"import sys, json; before = set(sys.modules); exec({statement!r}); print(json.dumps(sorted(set(sys.modules) - before)))"
+    return set(json.loads(subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout))
+
+
+def third_party(modules: set[str]) -> set[str]:
+    return {top for name in modules if (top := name.split(".")[0]) not in sys.stdlib_module_names and top != "runguard"}
+
+
+def test_importing_the_package_loads_nothing_else_and_little_at_that():
+    loaded = modules_after("import runguard")
+    assert third_party(loaded) == set()
+    assert {name for name in loaded if name.startswith("runguard")} == {"runguard"}
+    assert len(loaded) < 60
+
+
+@pytest.mark.parametrize("name", ["Trip", "trip", "Finding", "BreakerState", "RunStoppedError", "LoopDetectedError"])
+def test_names_of_the_pure_part_load_no_third_party_module(name):
+    assert third_party(modules_after(f"import runguard; runguard.{name}")) == set()
+
+
+@pytest.mark.parametrize("statement", ["import runguard; runguard.Policy", "import runguard.conductor"])
+def test_policy_and_guard_do_without_any_framework(statement):
+    assert "google" not in third_party(modules_after(statement))
+
+
+def test_without_adk_the_error_says_what_to_install():
+    script = """
+import sys
+sys.modules["google"] = None
+sys.modules["google.adk"] = None
+import runguard
+try:
+    runguard.install
+except ImportError as error:
+    print(error)
+"""
+    said = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout
+    assert "runguard-agents[adk]" in said
+
+
+# ---- who imports whom -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("module", sorted(PURE))
+def test_pure_modules_import_the_standard_library_and_each_other(module):
+    assert outside(module) == set()
+    assert inside(module) <= PURE
+
+
+@pytest.mark.parametrize("module", sorted(PURE))
+def test_pure_modules_do_no_io_read_no_clock_and_await_nothing(module):
+    tops = {name.split(".")[0] for name in imports(module)}
+    assert tops & {"time", "asyncio", "os", "io", "pathlib", "socket", "subprocess", "logging", "random", "secrets", "queue"} == set()
+    for node in ast.walk(tree(module)):
+        if isinstance(node, ast.Call):
+            called = ast.unparse(node.func)
+            assert called not in ("open", "print", "input"), called
+            assert called.rpartition(".")[2] not in ("now", "utcnow", "today", "fromtimestamp", "monotonic", "perf_counter"), called
+        assert not isinstance(node, ast.AsyncFunctionDef | ast.Await)
+
+
+@pytest.mark.parametrize(
+    ("module", "packages", "rooms"),
+    [
+        ("runguard.policy", {"pydantic"}, PURE),
+        ("runguard.inflight", set(), PURE),
+        ("runguard.outbox", set(), PURE),
+        ("runguard.conductor", set(), PURE | {"runguard.policy", "runguard.inflight", "runguard.outbox"}),
+    ],
+)
+def test_each_layer_imports_only_what_lies_below(module, packages, rooms):
+    assert outside(module) <= packages
+    assert inside(module) <= rooms
+
+
+@pytest.mark.parametrize("module", sorted(MODULES))
+def test_only_adapters_and_programs_know_a_framework(module):
+    if not is_edge(module):
+        assert "google" not in outside(module)
+
+
+@pytest.mark.parametrize("module", sorted(MODULES))
+def test_nobody_below_imports_an_adapter_or_a_program(module):
+    if not is_edge(module):
+        assert {name for name in inside(module) if is_edge(name)} == set()
+
+
+def test_the_package_itself_imports_nothing_of_its_own():
+    assert inside("runguard") == set()
+    assert outside("runguard") == set()
+
+
+def test_the_graph_is_really_read():
+    assert "runguard.events" in inside("runguard.conductor")
+    assert "runguard.detectors.repetition" in inside("runguard.detectors")
+    assert "pydantic" in outside("runguard.policy")
+    assert "google" in outside("runguard.adk.plugin")

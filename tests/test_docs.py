@@ -1,0 +1,55 @@
+"""Every Python snippet of the README and the docs runs; every TOML one is a valid policy; every link has a target."""
+
+import re
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from runguard.policy import Policy
+
+ROOT = Path(__file__).parents[1]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md")), ROOT / "benchmarks" / "README.md"]
+
+
+def snippets(language: str) -> list[object]:
+    found = []
+    for page in PAGES:
+        for number, block in enumerate(re.findall(rf"```{language}\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL), 1):
+            found.append(pytest.param(block, id=f"{page.relative_to(ROOT)}-{number}"))
+    return found
+
+
+@pytest.mark.parametrize("code", snippets("python"))
+def test_snippet_runs(code: str, tmp_path: Path) -> None:
+    done = subprocess.run([sys.executable, "-W", "ignore", "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+    said = {line.strip() for line in done.stdout.splitlines()}
+    for promised in re.findall(r"print\(.*\)  # (\w.*)$", code, re.MULTILINE):
+        start = promised.split(" ...")[0].split(":")[0]
+        if start.isupper() or start[0].isdigit():
+            assert any(line.startswith(start.split(",")[0]) for line in said), f"promised {promised!r}, said {sorted(said)}"
+
+
+@pytest.mark.parametrize("text", snippets("toml"))
+def test_policy_snippet_is_valid(text: str) -> None:
+    Policy.validated(tomllib.loads(text), "docs")
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_have_targets(page: Path) -> None:
+    for target in re.findall(r"\]\((?!https?://|#)([^)#]+)", page.read_text(encoding="utf-8")):
+        assert (page.parent / target).exists(), f"{page.name} links to {target}"
+
+
+def test_readme_shows_the_measured_stop() -> None:
+    """The README's numbers are those of its own snippet."""
+    code = next(param.values[0] for param in snippets("python") if "parse_document" in str(param.values[0]))  # type: ignore[attr-defined]
+    done = subprocess.run([sys.executable, "-W", "ignore", "-c", str(code)], capture_output=True, text=True, timeout=60, check=True)
+    lines = done.stdout.splitlines()
+    assert lines[0] == "RUNGUARD_STOP"
+    assert lines[1] == "stall parse_document 6 6"
+    assert lines[2].startswith("stopped by stall of tool 'parse_document': 6 equal failures, limit 6")
+    assert lines[-1] == "6 model calls instead of 500"
