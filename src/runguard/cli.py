@@ -13,8 +13,6 @@ from runguard import __version__
 if TYPE_CHECKING:
     from runguard.policy import Policy
 
-_ADK_MISSING = "runguard demo needs google-adk, which is not installed: pip install 'runguard-agents[adk]'"
-
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
 @click.version_option(__version__, "--version", prog_name="runguard", message="%(prog)s %(version)s")
@@ -25,19 +23,18 @@ def main() -> None:
 @main.command()
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON instead of tables.")
 def demo(as_json: bool) -> None:
-    """Watch four runaway agents being stopped, and six healthy ones left alone.
+    """Watch runaway agents being stopped, healthy ones left alone.
 
-    Runs on real Google ADK with scripted models: no network, no key. Exit code 0 when every runaway was stopped and no healthy run
-    was touched, 1 otherwise, 2 without google-adk.
+    Four runaways and six healthy look-alikes, each run without and with the guard on its defaults, on real Google ADK with
+    scripted models: no network, no key. Exit code 0 when every runaway was stopped and no healthy run was touched, 1 otherwise,
+    2 without google-adk.
     """
-    from runguard.demo import run
+    from runguard.demo import AdkMissingError, run
 
     try:
         code = run(as_json=as_json)
-    except ModuleNotFoundError as error:
-        if error.name is None or error.name.split(".")[0] != "google":
-            raise
-        click.echo(_ADK_MISSING, err=True)
+    except AdkMissingError as error:
+        click.echo(str(error), err=True)
         code = 2
     sys.exit(code)
 
@@ -60,7 +57,7 @@ def check(file: Path | None, as_json: bool, schema: bool) -> None:
         return
     path = file or find_policy_file()
     try:
-        policy = _load(path)
+        policy = _load(path, given=file is not None)
     except PolicyError as error:
         if as_json:
             click.echo(json.dumps({"ok": False, "file": str(path), "error": str(error)}, indent=2))
@@ -82,18 +79,15 @@ def check(file: Path | None, as_json: bool, schema: bool) -> None:
         click.echo(f"  note: RUNGUARD_MODE={mode} overrides the mode of every run started here")
 
 
-def _load(path: Path | None) -> "Policy":
+def _load(path: Path | None, *, given: bool) -> "Policy":
     from runguard.errors import PolicyError
     from runguard.policy import Policy, load_policy_file
 
     if path is None:
         return Policy.validated({}, "")
-    if not path.exists():
-        raise PolicyError(f"{path}: no such policy file")
-    values: Any = load_policy_file(path)
-    if not isinstance(values, dict):
-        raise PolicyError(f"{path}: tool.runguard is not a table")
-    return Policy.validated(values, str(path))
+    if given and not path.exists():
+        raise PolicyError(f"{path}: no such file")
+    return Policy.validated(load_policy_file(path), str(path))
 
 
 def _changed(policy: "Policy") -> dict[str, tuple[Any, Any]]:

@@ -10,7 +10,7 @@ import secrets
 import threading
 import time
 from collections import OrderedDict, deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final
 
 from runguard import detectors as rules
@@ -101,7 +101,7 @@ class Run:
 
     __slots__ = ("by_event", "growth", "info", "lanes", "model_calls", "noted", "nudges", "permits", "retired", "slots", "spend", "started", "stopped", "trips")
 
-    def __init__(self, info: RunInfo, policy: Policy) -> None:
+    def __init__(self, info: RunInfo, policy: Policy, tool_rule: Callable[[str], ToolRule | None]) -> None:
         self.info = info
         self.started = info.at
         self.spend = Spend()
@@ -109,8 +109,8 @@ class Run:
         self.retired: OrderedDict[str, list[Detector]] = OrderedDict()  # failure streaks of ended child lanes, by name
         self.slots = Slots(policy.in_flight)
         self.stopped: Trip | None = None
-        self.trips: list[Trip] = []
-        self.noted: OrderedDict[tuple[str, str, str], None] = OrderedDict()
+        self.trips: deque[Trip] = deque(maxlen=100)
+        self.noted: OrderedDict[tuple[str, str, str, Action], None] = OrderedDict()
         self.nudges = 0
         self.permits: dict[str, tuple[str, Permit]] = {}
         limit = policy.max_model_calls or info.model_call_limit
@@ -118,9 +118,7 @@ class Run:
         whole: list[Detector | None] = [
             self.model_calls,
             rules.ToolCalls(policy.max_tool_calls) if policy.max_tool_calls else None,
-            rules.CallsPerTool(lambda tool: rule.max_calls if (rule := policy.tool_rule(tool)) else None)
-            if any(r.max_calls for r in policy.tools.values())
-            else None,
+            rules.CallsPerTool(lambda tool: rule.max_calls if (rule := tool_rule(tool)) is not None else None),
             rules.Depth(policy.max_delegation_depth) if policy.max_delegation_depth else None,
             rules.FanOut(policy.fan_out) if policy.fan_out else None,
             rules.Deadline(policy.max_seconds, info.at) if policy.max_seconds else None,
@@ -158,7 +156,7 @@ class Guard:
 
     def start(self, info: RunInfo) -> Run:
         """A root run begins; an id that is used again (a paused task that goes on) begins afresh."""
-        run = Run(info, self.policy)
+        run = Run(info, self.policy, self.tool_rule)
         run.lanes[ROOT_LANE] = self._new_lane(ROOT_LANE, None, concurrent=False, path=())
         self.runs[info.run] = run
         return run
@@ -216,7 +214,7 @@ class Guard:
             made.append(rules.HandOffCycle(rungs["handoff"]))
         if "growth" in rungs:
             made.append(rules.Growth(rungs["growth"], policy.cost_baseline_events))
-        if "polling" in rungs and any(rule.polling for rule in [*policy.tools.values(), *self._declared.values()]):
+        if "polling" in rungs:
             made.append(rules.Polling(rungs["polling"], self._is_polling))
         if policy.max_tool_result_chars:
             made.append(rules.ResultSize(policy.max_tool_result_chars))
@@ -330,8 +328,6 @@ class Guard:
         lane = run.lanes.get(event.lane) or run.lanes[ROOT_LANE]
         if isinstance(event, ToolResults):
             self._understand(run, lane, event)
-            if run.permits:
-                self._report_breakers(run, event)
         else:
             run.spend.prompt_tokens += event.prompt_tokens or 0
             run.spend.output_tokens += event.output_tokens or 0
@@ -352,6 +348,8 @@ class Guard:
         kept: list[Answer] = []
         for a in event.answers:
             rule = self.tool_rule(a.tool)
+            if run.permits:
+                self._report_answer(run, a, event.at)
             if rule is not None and rule.exempt:
                 a.value = None
                 continue
@@ -396,12 +394,16 @@ class Guard:
             value = {key: entry for key, entry in value.items() if key not in rule.volatile}
         return value
 
-    def _report_breakers(self, run: Run, event: ToolResults) -> None:
-        """Whatever was answered in words, even a refusal, shows that the tool works; exceptions were reported as they came."""
-        for a in event.answers:
-            held = run.permits.pop(a.id, None)
-            if held is not None and (breaker := self.breakers.get(a.tool)) is not None:
-                breaker.report(held[1], True, event.at, run.info.run)
+    def _report_answer(self, run: Run, a: Answer, now: float) -> None:
+        """Whatever the tool answered in words shows that it works; exceptions were reported as they came, refusals prove nothing."""
+        held = run.permits.pop(a.id, None)
+        breaker = self.breakers.get(a.tool)
+        if held is None or breaker is None:
+            return
+        if a.outcome is Outcome.REFUSED:
+            breaker.release(held[1])
+        else:
+            breaker.report(held[1], True, now, run.info.run)
 
     def report_failure(self, run: Run, tool: str, call_id: str) -> None:
         """A tool raised or timed out: the only thing that opens its breaker across runs."""
@@ -435,8 +437,8 @@ class Guard:
         return worst
 
     def _decide(self, run: Run, lane: Lane, event: Event, finding: Finding) -> Decision:
-        mark = (finding.rule, lane.key, finding.key)
         action = finding.action
+        mark = (finding.rule, lane.key, finding.key, action)
         if action <= Action.NUDGE:
             if mark in run.noted:
                 return ALLOW  # said once; saying it again changes nothing

@@ -11,9 +11,17 @@ large, deep, cyclic or of an unknown type goes through ``_bounded`` instead of t
 import json
 import re
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
+from datetime import date, datetime, timedelta
+from datetime import time as dt_time
+from decimal import Decimal
+from fractions import Fraction
 from hashlib import blake2b
+from itertools import islice
+from operator import itemgetter
+from types import GetSetDescriptorType, MemberDescriptorType
 from typing import Any, Final
+from uuid import UUID
 
 DIGEST_SIZE: Final = 16
 MAX_CHARS: Final = 65_536  # an answer beyond this is known by its head, its tail and its length
@@ -25,17 +33,7 @@ _SCALARS: Final = frozenset({int, float, bool, type(None)})
 _BIG: Final = 10**40  # printing a longer integer is neither bounded nor always allowed
 
 
-class _ForeignError(Exception):
-    """The C encoder met a type it does not know."""
-
-
-def _refuse(_: object) -> Any:
-    raise _ForeignError
-
-
-_encode: Final[Callable[[object], str]] = json.JSONEncoder(
-    sort_keys=True, separators=(",", ":"), ensure_ascii=False, check_circular=False, default=_refuse
-).encode
+_encode: Final[Callable[[object], str]] = json.JSONEncoder(sort_keys=True, separators=(",", ":"), ensure_ascii=False, check_circular=False).encode
 
 
 def digest(text: str) -> bytes:
@@ -45,134 +43,181 @@ def digest(text: str) -> bytes:
 
 def call_fingerprint(
     tool: str,
-    args: object,
+    args: Any,
     *,
     identity: Iterable[str] | None = None,
     volatile: Iterable[str] = (),
 ) -> bytes:
     """Digest of a call. ``identity`` names the only arguments that count, ``volatile`` those that never do."""
-    if isinstance(args, Mapping):
-        if identity is not None:
-            kept = frozenset(identity)
-            args = {key: value for key, value in args.items() if key in kept}
-        if volatile:
-            dropped = frozenset(volatile)
-            args = {key: value for key, value in args.items() if key not in dropped}
-    text = answer_text(_canonical(args, MAX_DEPTH)) if _is_small(args) else answer_text(args)
+    if type(args) is dict and (identity is not None or volatile):
+        kept = None if identity is None else frozenset(identity)
+        dropped = frozenset(volatile)
+        args = {key: value for key, value in args.items() if type(key) is not str or ((kept is None or key in kept) and key not in dropped)}
+    text = _encode(_canonical(args)) if _is_small(args) else _bounded(args)
     return digest(f"{tool}\0{text}")
 
 
-def answer_text(value: object) -> str:
+def answer_text(value: Any) -> str:
     """The bounded canonical text of any value; equal data gives equal text in every process."""
     if type(value) is str:
-        return value if len(value) <= MAX_CHARS else _edges(value)
-    if _is_small(value):
-        try:
-            return _encode(value)
-        except (_ForeignError, TypeError, ValueError, RecursionError):
-            pass  # foreign types, mixed keys, too deep: the walk below knows them
-    return _bounded(value)
+        return value if len(value) <= MAX_CHARS else _edges(value, _EDGE)
+    return _encode(value) if _is_small(value) else _bounded(value)
 
 
 def _is_small(value: Any) -> bool:
-    """Whether the C encoder may see ``value``: a look at sizes only, cut off at the limit."""
+    """Whether the C encoder may see ``value``: plain JSON, within the limits. A look at sizes only, level by level."""
     size = nodes = 0
-    pending: list[Any] = [value]
-    for item in pending:
-        kind = type(item)
-        if kind is str:
-            size += len(item)
-        elif kind is dict:
-            nodes += len(item)
-            if nodes > MAX_NODES:
-                return False
-            for key in item:
-                if type(key) is not str:
+    level: list[Any] = [value]
+    for _ in range(MAX_DEPTH):
+        below: list[Any] = []
+        for item in level:
+            kind = type(item)
+            if kind is str:
+                size += len(item)
+            elif kind is dict:
+                nodes += len(item)
+                if nodes > MAX_NODES:
                     return False
-                size += len(key)
-            pending.extend(item.values())
-        elif kind is list or kind is tuple:
-            nodes += len(item)
-            if nodes > MAX_NODES:
+                for key in item:
+                    if type(key) is not str:
+                        return False
+                    size += len(key)
+                below += item.values()
+            elif kind is list or kind is tuple:
+                nodes += len(item)
+                if nodes > MAX_NODES:
+                    return False
+                below += item
+            elif kind not in _SCALARS or (kind is int and not -_BIG < item < _BIG):
                 return False
-            pending.extend(item)
-        elif kind not in _SCALARS or (kind is int and not -_BIG < item < _BIG):
-            return False
-        if size > MAX_CHARS:
-            return False
-    return True
+            if size > MAX_CHARS:
+                return False
+        if not below:
+            return True
+        level = below
+    return False  # deeper than the encoder should have to go, wherever the caller stands
 
 
-def _canonical(value: Any, depth: int) -> object:
-    """Arguments as they are meant: None dropped, whole floats as integers, white space collapsed."""
+def _canonical(value: Any) -> object:
+    """Arguments as they are meant: None dropped, whole floats as integers, white space collapsed. Only for small values."""
     kind = type(value)
     if kind is str:
         return " ".join(value.split())
     if kind is float and value.is_integer():
         return int(value)
-    if depth and kind is dict:
-        return {k: _canonical(v, depth - 1) for k, v in value.items() if v is not None}
-    if depth and (kind is list or kind is tuple):
-        return [_canonical(v, depth - 1) for v in value]
+    if kind is dict:
+        return {k: _canonical(v) for k, v in value.items() if v is not None}
+    if kind is list or kind is tuple:
+        return [_canonical(v) for v in value]
     return value
 
 
-def _edges(text: str) -> str:
+def _edges(text: str, edge: int) -> str:
     """Head, tail and length of a long text. A middle that differs alone is not seen: the price of a bounded cost."""
-    return f"{text[:_EDGE]}\0{len(text)}\0{text[-_EDGE:]}"
+    return f"{text[:edge]}\0{len(text)}\0{text[-edge:]}"
 
 
-def _bounded(value: object) -> str:
-    """Canonical text of anything, by a walk with a budget of nodes, characters and depth."""
+# ---- any value at all: a walk with a budget, shallow things first ---------------------------------------------------
+
+# Values of the standard library whose text is theirs: exact types only, a subclass may bring code of its own.
+_SPOKEN: Final = frozenset({Decimal, Fraction, UUID, complex, date, datetime, dt_time, timedelta})
+_WIDTH: Final = 512  # of a longer sequence or mapping, the first and last entries count
+_LONG: Final = 512  # a longer text is told by its edges
+
+
+class _Budget:
+    """What is left of a walk. When characters run out, texts are told by their length and a few of their characters."""
+
+    __slots__ = ("chars", "nodes")
+
+    def __init__(self) -> None:
+        self.nodes, self.chars = MAX_NODES, MAX_CHARS
+
+    def text(self, text: str) -> str:
+        if self.chars <= 0:
+            return text if len(text) <= 16 else f"#{len(text)}"
+        told = text if len(text) <= _LONG else _edges(text, min(_EDGE, max(self.chars // 4, 16)))
+        self.chars -= len(told)
+        return told
+
+
+def _bounded(value: Any) -> str:
+    """Canonical text of anything. Breadth first: what stands beside a long list still counts."""
     out: list[str] = []
-    left = [MAX_NODES, MAX_CHARS]
-
-    def walk(item: Any, depth: int) -> None:
-        left[0] -= 1
-        if left[0] < 0 or left[1] < 0:
-            return
-        kind = type(item)
-        text = _atom(item, left[1])
-        if text is not None:
-            pass
-        elif depth <= 0:
-            text = f"<{_type_name(kind)} below>"
-        elif issubclass(kind, dict):
-            out.append(f"{{{dict.__len__(item)}")
-            for key, entry in _sorted_items(item, left[0]):
-                out.append(key)
-                walk(entry, depth - 1)
-            text = "}"
-        elif issubclass(kind, list | tuple):
-            base: Any = list if issubclass(kind, list) else tuple
-            out.append(f"[{base.__len__(item)}")
-            for entry in base.__getitem__(item, slice(max(left[0], 0))):
-                walk(entry, depth - 1)
-            text = "]"
-        elif kind in (set, frozenset):
-            # A set has no order, and its members' own order differs between processes: sort what they say.
-            members: Iterable[Any] = item if len(item) <= left[0] else ()
-            text = f"<set {len(item)}>" + ",".join(sorted(_atom(m, 256) or f"<{_type_name(type(m))}>" for m in members))
-        else:
-            text = f"<{_type_name(kind)}>{_fields(item)}"
-        left[1] -= len(text)
-        out.append(text)
-
-    walk(value, MAX_DEPTH)
+    budget = _Budget()
+    level: list[Any] = [value]
+    for _ in range(MAX_DEPTH):
+        below: list[Any] = []
+        for item in level:
+            budget.nodes -= 1
+            if budget.nodes < 0:
+                break
+            out.append(_told(item, below, budget))
+        if not below or budget.nodes < 0:
+            break
+        out.append("\2")
+        level = below
     return "\1".join(out)
 
 
-def _atom(item: Any, room: int) -> str | None:
+def _told(item: Any, below: list[Any], budget: _Budget) -> str:
+    """One node's own text; what it contains goes to the next level."""
+    atom = _atom(item, budget)
+    if atom is not None:
+        return atom
+    kind = type(item)
+    if issubclass(kind, dict):
+        entries = _some(list(dict.items(item))) if dict.__len__(item) <= 8 * MAX_NODES else list(islice(dict.items(item), _WIDTH))
+        keyed = sorted(((_atom(key, budget) or f"<{_type_name(type(key))}>", value) for key, value in entries), key=itemgetter(0))
+        below += (value for _, value in keyed)
+        return f"{{{dict.__len__(item)}:" + ",".join(key for key, _ in keyed)
+    if issubclass(kind, list | tuple):
+        base: Any = list if issubclass(kind, list) else tuple
+        size = base.__len__(item)
+        below += base.__getitem__(item, slice(None)) if size <= _WIDTH else [*_slice(base, item, 0, _WIDTH // 2), *_slice(base, item, size - _WIDTH // 2, size)]
+        return f"[{size}"
+    if issubclass(kind, set | frozenset):
+        # A set has no order, and the order of its members differs between processes: sort what they say.
+        base = set if issubclass(kind, set) else frozenset
+        members = sorted(_bounded_member(member, budget) for member in islice(base.__iter__(item), _WIDTH))
+        return f"<set {base.__len__(item)}>" + ",".join(members)
+    fields = sorted(_fields(item), key=itemgetter(0))[:64]
+    below += (value for _, value in fields)
+    return f"<{_type_name(kind)}>" + ",".join(name for name, _ in fields)
+
+
+def _slice(base: Any, item: Any, start: int, stop: int) -> Any:
+    return base.__getitem__(item, slice(start, stop))
+
+
+def _some(entries: list[Any]) -> list[Any]:
+    return entries if len(entries) <= _WIDTH else [*entries[: _WIDTH // 2], *entries[-_WIDTH // 2 :]]
+
+
+def _bounded_member(member: Any, budget: _Budget) -> str:
+    budget.nodes -= 1
+    atom = _atom(member, budget)
+    if atom is None and budget.nodes > 0 and issubclass(type(member), tuple):
+        return "(" + ",".join(_bounded_member(part, budget) for part in tuple.__getitem__(member, slice(16))) + ")"
+    return atom if atom is not None else f"<{_type_name(type(member))}>"
+
+
+def _atom(item: Any, budget: _Budget) -> str | None:
     kind = type(item)
     if issubclass(kind, str):
-        text = str.__getitem__(item, slice(None)) if kind is not str else item
-        return "s" + (text if len(text) <= min(room, MAX_CHARS) else _edges(text))
-    if kind is bytes or kind is bytearray:
-        return f"b{len(item)}:{bytes(item[:_EDGE]).hex()}:{bytes(item[-64:]).hex()}"
-    if kind is int:
-        return f"i{item:x}" if item.bit_length() < 4096 else f"i{item.bit_length()}"
-    if kind in _SCALARS:
-        return json.dumps(item)
+        return "s" + budget.text(item if kind is str else str.__getitem__(item, slice(None)))
+    if kind is bool or item is None:
+        return "1b" if item is True else "0b" if item is False else "n"
+    if issubclass(kind, int):
+        bits = int.bit_length(item)
+        return f"i{int.__format__(item, 'x')}" if bits < 4_096 else f"i{bits}:{int.__mod__(item, 2**61 - 1)}"
+    if issubclass(kind, float):
+        return f"f{float.__repr__(item)}"
+    if issubclass(kind, bytes | bytearray):
+        base: Any = bytes if issubclass(kind, bytes) else bytearray
+        return f"b{base.__len__(item)}:{bytes(_slice(base, item, 0, 256)).hex()}:{bytes(base.__getitem__(item, slice(-64, None))).hex()}"
+    if kind in _SPOKEN:
+        return f"<{kind.__name__}>" + budget.text(str(item))
     return None
 
 
@@ -180,25 +225,21 @@ def _type_name(kind: type) -> str:
     return f"{kind.__module__}.{kind.__qualname__}"
 
 
-def _fields(item: object) -> str:
-    """Plain attributes of an object without running its code: an address in a repr would make equal things differ."""
-    try:
-        fields = object.__getattribute__(item, "__dict__")
-    except AttributeError:
-        return ""
-    if type(fields) is not dict:
-        return ""
-    atoms = sorted((key, _atom(value, 1_024)) for key, value in list(fields.items())[:64] if type(key) is str)
-    return ",".join(f"{key}={atom}" for key, atom in atoms if atom is not None)
-
-
-def _sorted_items(mapping: dict[Any, object], room: int) -> list[tuple[str, object]]:
-    """Items in an order that does not depend on insertion; keys of any type are told by their atom."""
-    if dict.__len__(mapping) > max(room, 0):
-        return []  # known by its length alone
-    keyed = [(_atom(key, 256) or f"<{_type_name(type(key))}>", value) for key, value in dict.items(mapping)]
-    keyed.sort(key=lambda pair: pair[0])
-    return keyed
+def _fields(item: Any) -> Iterable[tuple[str, Any]]:
+    """Attributes of an object without running its code: an address in a repr would make equal things differ."""
+    for kind in type(item).__mro__:
+        for name, found in list(vars(kind).items())[:256]:
+            if type(found) not in (MemberDescriptorType, GetSetDescriptorType):
+                continue
+            if name == "__dict__":
+                attributes = found.__get__(item)
+                if type(attributes) is dict:
+                    yield from ((key, value) for key, value in list(attributes.items())[:256] if type(key) is str)
+            elif type(found) is MemberDescriptorType:
+                try:
+                    yield name, found.__get__(item)
+                except AttributeError:
+                    continue
 
 
 # ---- masking: what differs between two tellings of the same answer --------------------------------------------------
@@ -208,10 +249,10 @@ _VOLATILE: Final = re.compile(
     r"|\b\d\d:\d\d:\d\d(?:[.,]\d+)?\b"  # 09:30:00
     r"|\b[0-9a-fA-F]{8}-(?:[0-9a-fA-F]{4}-){3}[0-9a-fA-F]{12}\b"  # UUID
     r"|\b0x[0-9a-fA-F]{4,}\b"  # addresses
-    r"|\b(?=[0-9a-f]*[0-9])(?=[0-9a-f]*[a-f])[0-9a-f]{12,64}\b"  # hashes, object ids
+    r"|\b(?=[0-9a-fA-F]{0,63}[0-9])(?=[0-9a-fA-F]{0,63}[a-fA-F])[0-9a-fA-F]{12,64}\b"  # hashes, object ids
     r"|\b1[4-9]\d{8}(?:\d{3}|\d{6}|\d{9})?(?:\.\d+)?\b"  # seconds, ms, us, ns since 1970
-    r"|\b\d+(?:\.\d+)?\s?(?:ns|us|µs|ms|sec|secs|seconds|minutes|min|s)\b"  # durations
-    r"|(?i:\b(?:request|req|trace|span|correlation|session|call|message|msg|event|job_run)[_-]?id\b[\"']?\s{0,2}[:=]?\s{0,2}[\"']?[\w.-]{1,80})"
+    r"|\b\d+(?:\.\d+)?\s?(?:ns|us|µs|ms|secs?|seconds?|mins?|minutes?|hours?|s)\b"  # durations
+    r"|(?i:\b(?:request|req|trace|span|correlation|session|call|message|msg|event|job_run)[ _-]?id\b[\"']?\s{0,2}[:=]?\s{0,2}[\"']?[\w.-]{1,80})"
     r"|(?i:\b(?:elapsed|took|duration\w{0,8}|latency\w{0,8}|uptime|timestamp|\w{1,24}_at|pid)[\"']?\s{0,2}[:=]\s{0,2}[\"']?[\w.:+-]{1,40})"
 )
 
@@ -278,21 +319,28 @@ class AnswerBook:
         self._pairs.clear()
 
 
-def size_of(value: object, enough: int) -> int:
+def size_of(value: Any, enough: int) -> int:
     """Characters of text inside ``value``, counted until ``enough`` is passed."""
     size = 0
     pending: list[Any] = [value]
     for nodes, item in enumerate(pending):
         kind = type(item)
-        if issubclass(kind, str | bytes | bytearray):
-            size += len(item)
-        elif issubclass(kind, dict):
-            pending.extend(dict.keys(item))
-            pending.extend(dict.values(item))
-        elif issubclass(kind, list):
-            pending.extend(list.__iter__(item))
+        if issubclass(kind, dict):
+            pending += islice(dict.keys(item), _SIZED)
+            pending += islice(dict.values(item), _SIZED)
+        elif (texts := next((b for b in _TEXTS if issubclass(kind, b)), None)) is not None:
+            size += texts.__len__(item)
+        elif (parts := next((b for b in _PARTS if issubclass(kind, b)), None)) is not None:
+            pending += islice(parts.__iter__(item), _SIZED)
         else:
             size += 4
-        if size > enough or nodes > 100_000:
-            return max(size, enough + 1 if nodes > 100_000 else size)
+        if size > enough:
+            return size
+        if nodes > _SIZED:
+            return max(size, enough + 1)  # so many parts are too large whatever they hold
     return size
+
+
+_SIZED: Final = 100_000
+_TEXTS: Final[tuple[Any, ...]] = (str, bytes, bytearray)
+_PARTS: Final[tuple[Any, ...]] = (list, tuple, set, frozenset)

@@ -6,10 +6,11 @@ said so. Works across event loops: tools in a thread pool may run nested agents 
 
 import asyncio
 import threading
-from collections import deque
+from collections import OrderedDict
 from typing import Any
 
 _SWEEP_S = 0.5  # how often a waiting call looks for slots whose tasks ended without a word
+_Task = asyncio.Task[Any]
 
 
 class Slots:
@@ -19,43 +20,53 @@ class Slots:
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
-        self._holders: set[asyncio.Task[Any]] = set()
-        self._waiting: deque[tuple[asyncio.AbstractEventLoop, asyncio.Future[None]]] = deque()
+        self._holders: set[_Task] = set()
+        self._waiting: OrderedDict[_Task, tuple[asyncio.AbstractEventLoop, asyncio.Future[None]]] = OrderedDict()
         self._lock = threading.Lock()
 
     def __len__(self) -> int:
         return len(self._holders)
 
-    def take(self, task: asyncio.Task[Any]) -> bool:
-        """A slot now, or False. A task that already holds one goes on with it."""
+    def take(self, task: _Task) -> bool:
+        """A slot now, or False. A task that already holds one goes on with it; nobody overtakes those who wait."""
         with self._lock:
             if task in self._holders:
                 return True
-            if len(self._holders) >= self.limit:
+            if self._waiting or len(self._holders) >= self.limit:
                 self._sweep_locked()
-                if len(self._holders) >= self.limit:
+                if self._waiting or len(self._holders) >= self.limit:
                     return False
             self._holders.add(task)
             return True
 
-    async def wait(self, task: asyncio.Task[Any]) -> None:
-        """A slot, in the order of asking."""
+    async def wait(self, task: _Task) -> None:
+        """A slot, in the order of asking. Whoever gives one back hands it to the first who waits."""
         loop = asyncio.get_running_loop()
-        while not self.take(task):
-            turn: asyncio.Future[None] = loop.create_future()
-            with self._lock:
-                self._waiting.append((loop, turn))
-            try:
-                await asyncio.wait((turn,), timeout=_SWEEP_S)
-            finally:
-                turn.cancel()
-
-    def give_back(self, task: asyncio.Task[Any]) -> None:
+        turn: asyncio.Future[None] = loop.create_future()
         with self._lock:
-            if task not in self._holders:
+            if task in self._holders:
                 return
-            self._holders.discard(task)
-            self._wake_locked()
+            self._waiting[task] = (loop, turn)
+            self._sweep_locked()
+        try:
+            while not turn.done():
+                await asyncio.wait((turn,), timeout=_SWEEP_S)
+                with self._lock:
+                    if task in self._holders:
+                        return
+                    self._sweep_locked()
+        except BaseException:
+            with self._lock:  # cancelled while waiting, or in the very moment of its turn: the next one's turn
+                self._waiting.pop(task, None)
+                self._holders.discard(task)
+                self._hand_on_locked()
+            raise
+
+    def give_back(self, task: _Task) -> None:
+        with self._lock:
+            if task in self._holders:
+                self._holders.discard(task)
+                self._hand_on_locked()
 
     def busy(self) -> int:
         """Holders that still run."""
@@ -64,18 +75,17 @@ class Slots:
             return len(self._holders)
 
     def _sweep_locked(self) -> None:
-        ended = [task for task in self._holders if task.done()]
-        for task in ended:
+        for task in [task for task in self._holders if task.done()]:
             self._holders.discard(task)
-            self._wake_locked()
+        self._hand_on_locked()
 
-    def _wake_locked(self) -> None:
-        while self._waiting:
-            loop, turn = self._waiting.popleft()
-            if turn.cancelled() or loop.is_closed():
+    def _hand_on_locked(self) -> None:
+        while self._waiting and len(self._holders) < self.limit:
+            task, (loop, turn) = self._waiting.popitem(last=False)
+            if task.done() or loop.is_closed():
                 continue
+            self._holders.add(task)
             loop.call_soon_threadsafe(_resolve, turn)
-            return
 
 
 def _resolve(turn: asyncio.Future[None]) -> None:

@@ -59,7 +59,7 @@ class Outbox:
                 result = callback(value)
                 if inspect.isawaitable(result):
                     asyncio.run(_finish(result))
-            except Exception:  # a callback's failure is its owner's to read, and nobody's to suffer
+            except BaseException:  # a callback's failure is its owner's to read, and nobody's to suffer
                 self.failed += 1
                 _log.exception("runguard.callback_failed: %s raised; the run is not affected", getattr(callback, "__name__", "callback"))
 

@@ -13,22 +13,23 @@ from runguard.fingerprint import MAX_CHARS, mask
 
 _HEAD: Final = 400  # what a text says about its own success, it says at the start
 
-_BAD_STATUS: Final = re.compile(
-    r"(?:^|[\s_\-])(?:error|errors|err|fail|failed|failure|fault|denied|forbidden|unauthori[sz]ed|invalid|rejected|refused|timeout|"
-    r"timed[\s_\-]?out|unavailable|aborted|exception|throttled|rate[\s_\-]?limited|quota[\s_\-]?exceeded|unsupported|partial[\w\s\-]*error)(?:$|[\s_\-])",
-    re.IGNORECASE,
+_BAD_WORDS: Final = (
+    r"error|errors|err|fail|failed|failure|fault|denied|forbidden|unauthori[sz]ed|invalid|rejected|refused|timeout|timed[\s_\-]?out|unavailable|"
+    r"aborted|exception|throttled|rate[\s_\-]?limited|quota[\s_\-]?exceeded|unsupported"
 )
+# A status is a few words; "no errors", "0 failed" and "without errors" say the opposite.
+_BAD_STATUS: Final = re.compile(rf"(?<![a-z])(?<!\bno[\s_\-])(?<!\b0[\s_\-])(?<!\bwithout[\s_\-])(?:{_BAD_WORDS})(?![a-z])", re.IGNORECASE)
 _THINGS: Final = "results?|matches|match|data|records?|rows?|items?|entries|documents?|hits?|output|content"
 _ABSENT: Final = re.compile(
     r"^\W*(?:none|null|empty(?:[\s_\-]result)?|not[\s_\-]?found|nothing(?:\s(?:found|here|to\s\w+))?|0 (?:results?|matches|rows?|hits?)"
-    rf"|no[\s_\-](?:\w+[\s_\-]){{0,3}}?(?:{_THINGS})(?:\s(?:found|returned|available|matched?).{{0,80}})?"
-    r"|(?:\w+[\s\w'\"-]{0,60})?\b(?:not found|does not exist)\b.{0,120})\W*$",
+    rf"|no[\s_\-](?:[^\W_]{{1,30}}[\s_\-]){{0,3}}(?:{_THINGS})(?:\s(?:found|returned|available|matched?).{{0,80}})?"
+    r"|(?:\w[\s\w'\"-]{0,80}\s)?(?:not found|does not exist)\b.{0,120})\W*$",
     re.IGNORECASE | re.DOTALL,
 )
 _BAD_TEXT: Final = re.compile(
-    r"^\W{0,4}(?:error|exception|traceback|fatal|failed|failure|invalid|unknown tool|unauthori[sz]ed|forbidden|permission denied|access denied|"
-    r"usage:|no such file|command not found|syntax ?error|timed? ?out|could not|cannot|unable to|tool execution failed|"
-    r"(?:bash|sh|zsh)(?:: line \d+)?: |[a-z]+(?:error|exception)\b)",
+    r"^\W{0,4}(?:(?:error|exception|traceback|fatal|failed|failure|invalid|unknown tool|unauthori[sz]ed|forbidden|permission denied|access denied|"
+    r"no such file|command not found|syntax ?error|timed? ?out|could not|cannot|unable to|tool execution failed|[a-z]{1,60}(?:error|exception))(?![a-z])"
+    r"|usage:|(?:bash|sh|zsh)(?:: line \d+)?: )",
     re.IGNORECASE,
 )
 _UNKNOWN_TOOL: Final = re.compile(
@@ -41,6 +42,9 @@ _PARTICULARS: Final = re.compile(r"'[^'\n]{0,200}'|\"[^\"\n]{0,200}\"|`[^`\n]{0,
 
 _STATUS_KEYS: Final = ("status", "state", "outcome", "result_status", "response_type")
 _ERROR_KEYS: Final = ("error", "errors", "error_message", "error_code", "exception", "errorMessage", "errorCode")
+_PLAIN: Final = frozenset({str, int, float, bool, dict, list, tuple})  # only these are asked for their truth: others may run code
+_NO_ERROR: Final = ("0", "none", "None", "null", "ok", "OK")
+_BESIDE: Final = (*_STATUS_KEYS, "count", "total", "query")  # what may stand beside an empty body
 _FLAG_KEYS: Final = ("ok", "success", "succeeded", "successful")
 _WRAPPERS: Final = ("result", "output", "response", "data", "results", "items", "content", "matches", "documents", "rows")
 
@@ -76,15 +80,17 @@ def _of_text(text: str) -> tuple[Outcome, str]:
 def _of_dict(answer: dict[Any, object]) -> tuple[Outcome, str]:
     if not answer:
         return Outcome.EMPTY, ""
+    for key in answer:
+        if type(key) is not str:  # looking such a dict up may run a key's code; no tool's status looks like this
+            return Outcome.OK, ""
     get = answer.get
     if get("isError") is True or get("is_error") is True:
         return _failed(_said(answer))
     for key in _ERROR_KEYS:
         error = get(key)
-        if error and error is not True:
-            return _failed(_said(error))
-        if error is True:
-            return _failed(_said(answer))
+        if error is None or (type(error) in _PLAIN and (not error or error in _NO_ERROR)):
+            continue
+        return _failed(_said(answer if error is True else error) or type(error).__name__)
     for key in _FLAG_KEYS:
         if get(key) is False:
             return _failed(_said(answer))
@@ -102,16 +108,11 @@ def _of_dict(answer: dict[Any, object]) -> tuple[Outcome, str]:
             if type(value) is list and value:
                 return Outcome.OK, ""
             return classify(value)
-    elif all(key in _WRAPPERS or key in _STATUS_KEYS or key in ("count", "total", "query") for key in answer):
+    elif all(type(key) is str and (key in _WRAPPERS or key in _BESIDE) for key in answer):
         bodies = [answer[key] for key in answer if key in _WRAPPERS]
-        if bodies and all(body is None or body == "" or body == [] or body == {} for body in map(_plain, bodies)):
+        if bodies and all(body is None or (type(body) in (str, list, dict) and not body) for body in bodies):
             return Outcome.EMPTY, ""
     return Outcome.OK, ""
-
-
-def _plain(value: object) -> object:
-    """Only plain values are compared: a foreign ``__eq__`` is never called."""
-    return value if type(value) in (str, list, dict, type(None)) else True
 
 
 def _failed(text: str) -> tuple[Outcome, str]:

@@ -4,6 +4,7 @@ Precedence: ``RUNGUARD_MODE`` over keywords over the file named by ``RUNGUARD_PO
 ``[tool.runguard]`` in a ``pyproject.toml``) found upward from the working directory.
 """
 
+import json
 import os
 import tomllib
 from collections.abc import Callable, Iterable, Mapping
@@ -132,7 +133,7 @@ def _check_rule(rule: str, rungs: Mapping[str, float] | bool) -> None:
         if rule not in _MEASURES and number != int(number):
             raise ValueError(f"rules.{rule}.{name} = {number}: this rule counts whole things; give an integer")
         if number < _LEAST.get(rule, 1):
-            raise ValueError(f"rules.{rule}.{name} = {number:g}: something repeats from {_LEAST[rule]:g} on; less would act on the first call")
+            raise ValueError(f"rules.{rule}.{name} = {number:g}: must be at least {_LEAST.get(rule, 1):g}")
     for name in _LADDER:
         if name not in rungs:
             continue
@@ -174,7 +175,7 @@ class Policy(PolicyFile):
     @cached_property
     def digest(self) -> str:
         """Names this policy in trips: equal policies give equal digests, functions aside."""
-        data = self.model_dump_json(exclude=_CODE_ONLY | {"tools": {"__all__": {"failed"}}})
+        data = json.dumps(self.model_dump(mode="json", exclude=_CODE_ONLY | {"tools": {"__all__": {"failed"}}}), sort_keys=True)
         return blake2b(data.encode(), digest_size=6).hexdigest()
 
     def tool_rule(self, tool: str) -> ToolRule | None:
@@ -305,6 +306,8 @@ def load_policy_file(path: Path) -> dict[str, Any]:
         raise PolicyError(f"{path}: not valid TOML: {error}") from None
     if path.name == "pyproject.toml":
         data = data.get("tool", {}).get("runguard", {})
+    if not isinstance(data, dict):
+        raise PolicyError(f"{path}: tool.runguard must be a table, not a {type(data).__name__}")
     return data
 
 
@@ -321,7 +324,7 @@ def _explain(error: ValidationError, source: str, model: type[BaseModel]) -> str
     """One line per fault: where, what was given, what would be right."""
     lines = []
     for fault in error.errors(include_url=False):
-        path = ".".join(str(part) for part in fault["loc"] if part not in _UNION_TAGS)
+        path = ".".join(str(part) for part in fault["loc"] if part not in _UNION_TAGS and "[" not in str(part))
         given = fault.get("input")
         shown = repr(given) if isinstance(given, str | int | float | bool) else f"a {type(given).__name__}"
         if fault["type"] in ("extra_forbidden", "unexpected_keyword_argument"):
@@ -330,6 +333,8 @@ def _explain(error: ValidationError, source: str, model: type[BaseModel]) -> str
         elif fault["type"] == "value_error":
             message = fault["msg"].removeprefix("Value error, ")
             lines.append(f"{path}: {message}" if path else message)
+        elif fault["loc"][0] == "rules" and fault["type"] in ("bool_type", "dict_type"):
+            lines.append(f"{path} = {shown}: give rungs such as {{'stop': 5}}, or false to switch the rule off") if not isinstance(given, dict) else None
         else:
             lines.append(f"{path} = {shown}: {fault['msg'][0].lower()}{fault['msg'][1:]}")
     where = f" ({source})" if source else ""

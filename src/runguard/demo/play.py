@@ -23,7 +23,6 @@ from runguard.decision import Action, Decision, Trip
 from runguard.demo.stories import LOOK_ALIKES, STORIES, Meter, Story
 from runguard.testing import Recording, assert_calls_answered, run
 
-_WINDOW = 40
 _CLIENTS = {"google.adk.models.anthropic_llm": "anthropic", "google.adk.models.lite_llm": "litellm"}
 
 
@@ -58,6 +57,8 @@ class Side:
             "prompt_tokens": meter.prompt_tokens,
             "output_tokens": meter.output_tokens,
             "tokens": meter.tokens,
+            "first_prompt_tokens": meter.first_prompt,
+            "largest_prompt_tokens": meter.largest_prompt,
             "max_in_flight": max((model.max_in_flight for model in meter.models), default=0),
             "events": self.events,
             "seconds": round(self.seconds, 3),
@@ -187,7 +188,8 @@ async def _play_with(pair: Pair) -> None:
 
 async def _run(story: Story, side: Side, plugins: list[RunGuardPlugin]) -> Recording:
     began = time.perf_counter()
-    recording = await run(story.build(side.meter), story.message, plugins=plugins, session_service=RecentHistory(), catch=True)
+    history = RecentHistory(story.window) if story.window else InMemorySessionService()
+    recording = await run(story.build(side.meter), story.message, plugins=plugins, session_service=history, catch=True)
     side.seconds = time.perf_counter() - began
     side.events = len(recording.events)
     side.told = _told(recording.events)
@@ -212,14 +214,17 @@ def _told(events: list[Event]) -> list[str]:
 class RecentHistory(InMemorySessionService):
     """A session that shows agents the user's message and the latest events only, as applications with long runs do.
 
-    It keeps the hand-off story short: from the whole history ADK needs most of a minute to build 500 prompts. The tokens shown
-    for that story without the guard are therefore fewer than they would be.
+    It keeps the hand-off story short: from the whole history ADK needs most of a minute to build 500 prompts.
     """
+
+    def __init__(self, window: int) -> None:
+        super().__init__()
+        self.window = window
 
     async def append_event(self, session: Session, event: Event) -> Event:
         appended = await super().append_event(session, event)
         if event.get_function_responses():  # cut between a call's answer and the next call
-            del session.events[1:-_WINDOW]
+            del session.events[1 : -self.window]
         return appended
 
 

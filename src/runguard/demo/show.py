@@ -5,18 +5,18 @@ import sys
 import time
 from collections.abc import Callable
 from contextlib import nullcontext
-from importlib.metadata import version
 from io import TextIOWrapper
+from textwrap import fill
 from typing import TYPE_CHECKING
 
 from rich import box
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
-from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
 from runguard import __version__
+from runguard.demo import load
 
 if TYPE_CHECKING:
     from runguard.demo.play import Pair, Report
@@ -25,9 +25,8 @@ _FRAMES = "⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏"
 
 
 def show_json() -> int:
-    from runguard.demo.play import new_report, play
-
-    report = play(new_report())
+    play = load()
+    report: Report = play.play(play.new_report())
     sys.stdout.write(json.dumps(report.to_dict(), indent=2, ensure_ascii=False) + "\n")
     return 0 if report.ok else 1
 
@@ -37,24 +36,24 @@ def show() -> int:
         sys.stdout.reconfigure(errors="replace")  # an arrow that the terminal cannot write is no reason to fail
     console = Console(highlight=False, markup=False)
     with console.status("loading google-adk") if console.is_terminal else nullcontext():
-        from runguard.demo.play import new_report, play
-    console.print(_head())
-    report = new_report()
+        play = load()
+    console.print(_head(play.adk_version))
+    report: Report = play.new_report()
     if console.is_terminal:
         # Drawn again and again from the numbers as they are at that moment; the last drawing stays.
         with Live(get_renderable=lambda: tables(report), console=console, refresh_per_second=10):
-            play(report)
+            play.play(report)
     else:
-        play(report, _line_by_line(console))
+        play.play(report, _line_by_line(console))
         console.print(tables(report))
-    console.print(messages(report))
+    console.print(messages(report, console.width), soft_wrap=True)
     console.print(_verdict(report))
     return 0 if report.ok else 1
 
 
-def _head() -> RenderableType:
+def _head(adk_version: str) -> RenderableType:
     return Group(
-        Text.assemble(("RunGuard", "bold"), f" {__version__} on google-adk {version('google-adk')}"),
+        Text.assemble(("RunGuard", "bold"), f" {__version__} on google-adk {adk_version}"),
         Text("Each agent runs twice: without and with RunGuardPlugin() on its defaults.", "dim"),
         Text("Real ADK, scripted models: no network, no key, no cost.", "dim"),
     )
@@ -78,83 +77,94 @@ def _line_by_line(console: Console) -> "Callable[[Pair], None]":
 
 def tables(report: "Report") -> RenderableType:
     """Both tables, at any moment of the play."""
-    return Group(_runaways(report), _healthy(report))
+    return Group(Text(), _runaways(report), Text(), _healthy(report), Text())
 
 
 def _runaways(report: "Report") -> Table:
     table = _table("runaway", "model calls", "tool calls", "tokens")
-    table.add_column(Text("saved"), justify="right")
+    table.columns[3].min_width = 18  # what the numbers will need: the table does not move while they grow
+    table.add_column("\nsaved", justify="right", min_width=5)
     for pair in report.runaways:
         before, after = pair.without.meter, pair.guarded.meter
         table.add_row(
             _title(pair),
-            _change(pair, before.model_calls, after.model_calls),
-            _change(pair, before.tool_calls, after.tool_calls),
-            _change(pair, before.tokens, after.tokens),
-            Text(f"{pair.saved:.1f}%", "green" if pair.stopped else "red") if pair.done else Text("…", "dim"),
+            _change(pair, before.model_calls, after.model_calls, 3),
+            _change(pair, before.tool_calls, after.tool_calls, 3),
+            _change(pair, before.tokens, after.tokens, 6),
+            _last(pair, f"{pair.saved:.1f}%", good=pair.stopped),
         )
     return table
 
 
 def _healthy(report: "Report") -> Table:
     table = _table("healthy look-alike", "model calls", "tool calls", "events")
-    table.add_column(Text("touched"), justify="right")
+    table.add_column("\ntouched", justify="right")
     for pair in report.healthy:
         before, after = pair.without, pair.guarded
         touched = len(after.interventions)
-        verdict = Text(str(touched) if pair.untouched else f"{touched} ✗", "green" if pair.untouched else "red")
         table.add_row(
             _title(pair),
-            _change(pair, before.meter.model_calls, after.meter.model_calls),
-            _change(pair, before.meter.tool_calls, after.meter.tool_calls),
-            _change(pair, before.events, after.events),
-            verdict if pair.done else Text("…", "dim"),
+            _change(pair, before.meter.model_calls, after.meter.model_calls, 3),
+            _change(pair, before.meter.tool_calls, after.meter.tool_calls, 3),
+            _change(pair, before.events, after.events, 3),
+            _last(pair, f"{touched}" if pair.untouched else f"{touched} ✗", good=pair.untouched),
         )
     return table
 
 
 def _table(first: str, *others: str) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, header_style="bold")
-    table.add_column(first, min_width=21, no_wrap=True, vertical="bottom")
+    table = Table(box=box.SIMPLE_HEAD, show_edge=False, padding=(0, 1, 0, 0), pad_edge=False, header_style="bold")
+    table.add_column("\n" + first, min_width=20, no_wrap=True)
     for name in others:
         table.add_column(Text.assemble(name, ("\nwithout → with", "not bold dim")), justify="right", no_wrap=True)
     return table
 
 
 def _title(pair: "Pair") -> Text:
-    if pair.started and not pair.done:
-        return Text.assemble((_FRAMES[int(time.monotonic() * 10) % len(_FRAMES)] + " ", "cyan"), (pair.story.title, "bold"))
-    return Text("  " + pair.story.title, "" if pair.done else "dim")
+    return Text(pair.story.title, "" if pair.done else "bold" if pair.started else "dim")
 
 
-def _change(pair: "Pair", before: int, after: int) -> Text:
+def _change(pair: "Pair", before: int, after: int, width: int) -> Text:
     if not pair.started:
         return Text("…", "dim")
-    return Text.assemble((f"{before:,}", "" if pair.without.done else "cyan"), (" → ", "dim"), (f"{after:>6,}", "bold" if pair.guarded.done else "cyan"))
+    return Text.assemble((f"{before:,}", "" if pair.without.done else "cyan"), (" → ", "dim"), (f"{after:>{width},}", "bold" if pair.guarded.done else "cyan"))
+
+
+def _last(pair: "Pair", words: str, *, good: bool) -> Text:
+    if pair.done:
+        return Text(words, "green" if good else "red")
+    return Text(_FRAMES[int(time.monotonic() * 10) % len(_FRAMES)], "cyan") if pair.started else Text("…", "dim")
 
 
 # ---- words ----------------------------------------------------------------------------------------------------------
 
 
-def messages(report: "Report") -> RenderableType:
+def messages(report: "Report", width: int) -> Text:
     """How each runaway ended, in the operator's words."""
-    lines: list[RenderableType] = []
+    words = Text()
     for pair in report.runaways:
-        lines.append(Text.assemble((pair.story.title, "bold"), (f": {pair.story.about}", "dim")))
-        lines += [Padding(Text(line, style), (0, 0, 0, 2)) for line, style in _endings(pair)]
-    lines.append(Text())
-    lines.append(Text("Calls are counted at the models and inside the tools, tokens are characters of the real requests and answers / 4.", "dim"))
-    lines.append(Text("The scripted models ignore every nudge; a real one may heed it and never meet the stop.", "dim"))
-    warned = [pair.story.title for pair in report.healthy if pair.guarded.warnings]
-    if warned:
-        lines.append(Text(f"A warning is a log line for the operator and touches nothing: {', '.join(warned)}.", "dim"))
-    return Group(*lines)
+        words.append(_fill(f"{pair.story.title}: {pair.story.about}", width), "bold")
+        for line, style in _endings(pair):
+            words.append(_fill(line, width, "  "), style)
+        words.append("\n")
+    words.append(_fill("Calls are counted at the models and in the tools; tokens are the characters of the real requests and answers, over 4.", width), "dim")
+    words.append(_fill("The scripted models ignore every nudge; a real one may heed it and never meet the stop.", width), "dim")
+    if any(pair.guarded.warnings for pair in report.healthy):
+        words.append(_fill("Long healthy runs may be warned of growth: a line in the log, which touches nothing.", width), "dim")
+    return words
+
+
+def _fill(line: str, width: int, indent: str = "") -> str:
+    return fill(line, width, initial_indent=indent, subsequent_indent=indent, break_on_hyphens=False) + "\n"
 
 
 def _endings(pair: "Pair") -> list[tuple[str, str]]:
     lines: list[tuple[str, str]] = []
     if pair.without.error:
         lines.append((f"without: {pair.without.error}, ADK's own limit, after {pair.without.meter.model_calls} model calls", ""))
+    before, after = pair.without.meter, pair.guarded.meter
+    if before.largest_prompt > 20 * before.first_prompt:
+        lines.append((f"prompt of one call: from {before.first_prompt:,} to {before.largest_prompt:,} tokens without, {after.largest_prompt:,} with", ""))
     rungs = [f"{d.action.word} ({d.finding.rule} at {d.finding.observed:g})" for d in pair.guarded.decisions if d.finding is not None]
     if rungs:
         lines.append((f"with: {' → '.join(rungs)}", ""))
@@ -166,10 +176,12 @@ def _endings(pair: "Pair") -> list[tuple[str, str]]:
         lines.append((f"the guarded run raised {pair.guarded.error}", "red"))
     if not pair.guarded.answered:
         lines.append(("function calls were left without an answer", "red"))
+    if pair.story.note:
+        lines.append((f"Note: {pair.story.note}", "dim"))
     return lines
 
 
 def _verdict(report: "Report") -> RenderableType:
     stopped, untouched = sum(pair.stopped for pair in report.runaways), sum(pair.untouched for pair in report.healthy)
     words = f"{stopped} of {len(report.runaways)} runaways stopped, {untouched} of {len(report.healthy)} healthy runs untouched"
-    return Text.assemble("\n", (words, "bold green" if report.ok else "bold red"), (f" ({report.seconds:.1f} s)", "dim"))
+    return Text.assemble((words, "bold green" if report.ok else "bold red"), (f" ({report.seconds:.1f} s)", "dim"))

@@ -29,6 +29,8 @@ class Meter:
     tool_calls: int = 0
     prompt_tokens: int = 0
     output_tokens: int = 0
+    first_prompt: int = 0
+    largest_prompt: int = 0
     models: list[ScriptedModel] = field(default_factory=list)
 
     @property
@@ -46,6 +48,8 @@ class Meter:
             content = types.Content(role="model", parts=[script(number)])
             prompt = _characters(request) // CHARACTERS_PER_TOKEN
             output = max(_weight(content) // CHARACTERS_PER_TOKEN, 1)
+            self.first_prompt = self.first_prompt or prompt
+            self.largest_prompt = max(self.largest_prompt, prompt)
             self.prompt_tokens += prompt
             self.output_tokens += output
             usage = types.GenerateContentResponseUsageMetadata(prompt_token_count=prompt, candidates_token_count=output, total_token_count=prompt + output)
@@ -86,6 +90,8 @@ class Story:
     about: str
     build: Callable[[Meter], BaseAgent]
     message: str
+    note: str = ""
+    window: int | None = None  # how many of the latest events the agents are shown; None: all of them
 
 
 # ---- runaways -------------------------------------------------------------------------------------------------------
@@ -181,15 +187,29 @@ STORIES = (
     Story(
         "stalled_loop",
         "stalled loop",
-        "a LoopAgent retries a tool that never gets further, and is re-submitted 15 times",
+        "a LoopAgent retries a tool that never gets further; its caller re-submits the document 15 times",
         stalled_loop,
         "Extract this invoice.",
+        "The guard counts the call of the inner agent as a tool call too; the table counts the tool alone.",
     ),
-    Story("handoff_cycle", "hand-off cycle", "two agents transfer to each other for ever", handoff_cycle, "Where is my money?"),
     Story(
-        "growing_history", "growing history", "40 calls over the same six sources, each prompt larger than the last", growing_history, "What was the figure?"
+        "handoff_cycle",
+        "hand-off cycle",
+        "two agents transfer to each other for ever",
+        handoff_cycle,
+        "Where is my money?",
+        "The agents see the latest 40 events only; with the whole history, what is spent without the guard would be far more.",
+        window=40,
     ),
-    Story("over_spawn", "400-way fan-out", "an index returns 400 items instead of 8, one parallel agent each", over_spawn, "Work on the open invoices."),
+    Story(
+        "growing_history",
+        "growing history",
+        "40 calls over the same six sources, each prompt larger than the one before",
+        growing_history,
+        "What was the figure?",
+        "By default growth alone only warns; the stop came because nothing new was read.",
+    ),
+    Story("over_spawn", "400-way fan-out", "an index returns 400 items instead of 8, and each gets a parallel agent", over_spawn, "Work on the open invoices."),
 )
 
 

@@ -67,6 +67,8 @@ class Stall:
             self._streaks.clear()
         worst: Finding | None = None
         for a in event.answers:
+            if a.outcome is Outcome.OK or a.outcome is Outcome.EMPTY:
+                self._streaks.clear(a.tool)  # the tool works, though it said nothing new
             if a.outcome not in FAILURES:
                 continue
             count = self._streaks.add(a.tool, self._kind(a.failure), event.batch)
