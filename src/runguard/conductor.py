@@ -291,7 +291,8 @@ class Guard:
             return ALLOW
         finding = Finding("breaker", Action.BLOCK, breaker.threshold, breaker.threshold, "failures across runs", "call", event.tool, event.tool)
         decision = self._decide(run, lane, event, finding)
-        decision.retry_after = breaker.retry_after(event.at)
+        if decision:
+            decision.retry_after = breaker.retry_after(event.at)
         return decision
 
     async def reserve(self, event: ModelCall) -> Decision:
