@@ -142,6 +142,8 @@ class Guard:
         self.outbox = Outbox()
         self.guard_errors = 0
         self._enforces = policy.mode == "enforce"
+        self._max_chars = policy.max_tool_result_chars or 0
+        self._normalizes = bool(policy.tool_result_normalizer)
         self._declared: dict[str, ToolRule] = {}
         self._tool_rules: dict[str, ToolRule | None] = {}
         self._once: OrderedDict[tuple[str, str, str], OrderedDict[bytes, None]] = OrderedDict()
@@ -327,15 +329,20 @@ class Guard:
         """Learn from what happened; a nudge, a refused answer or a stop may follow from it."""
         run = self.runs[event.run]
         lane = run.lanes.get(event.lane) or run.lanes[ROOT_LANE]
-        if isinstance(event, ToolResults):
+        if type(event) is ToolResults:
             self._understand(run, lane, event)
-        else:
+        elif type(event) is ModelResult:
             run.spend.prompt_tokens += event.prompt_tokens or 0
             run.spend.output_tokens += event.output_tokens or 0
-        if run.stopped is not None or lane.stop_in_force() is not None:
-            return ALLOW  # already ending: nothing more to decide
-        found = self._ask(run, lane, event)
-        return ALLOW if found is None else self._decide(run, lane, event, found)
+        if run.stopped is not None or ((lane.stopped is not None or lane.parent is not None) and lane.stop_in_force() is not None):
+            found = None  # already ending: nothing more to decide
+        else:
+            found = self._ask(run, lane, event)
+        decision = ALLOW if found is None else self._decide(run, lane, event, found)
+        if type(event) is ToolResults:
+            for a in event.answers:
+                a.value = None  # answers are not ours to keep
+        return decision
 
     def correct_usage(self, run_id: str, prompt_tokens: int, output_tokens: int) -> None:
         """A later chunk told the usage of the same call anew: add the difference."""
@@ -345,43 +352,52 @@ class Guard:
             run.spend.output_tokens += output_tokens
 
     def _understand(self, run: Run, lane: Lane, event: ToolResults) -> None:
-        """What each answer means and whether it is news; afterwards the values are let go."""
+        """What each answer means and whether it is news."""
         kept: list[Answer] = []
+        pairs: list[tuple[bytes, int]] = []
+        agent = event.agent
         for a in event.answers:
-            rule = self.tool_rule(a.tool)
+            tool = a.tool
+            rule = self._tool_rules[tool] if tool in self._tool_rules else self.tool_rule(tool)
             if run.permits:
                 self._report_answer(run, a, event.at)
             if rule is not None and rule.exempt:
-                a.value = None
                 continue
             kept.append(a)
             if a.outcome is Outcome.REFUSED:
-                a.value = None
                 continue
-            value = a.value if rule is None and not self.policy.tool_result_normalizer else self._normalized(a, rule)
-            if a.outcome is None:
-                a.outcome, a.failure = classify(value)
-                if rule is not None and rule.failed is not None and _declared_failure(rule.failed, a.value):
-                    a.outcome, a.failure = Outcome.FAILED, failure_class(answer_text(value))
-            if self.policy.max_tool_result_chars:
-                a.chars = size_of(a.value, 2 * self.policy.max_tool_result_chars)
-            a.value = None
-            text = answer_text(value)
-            if a.outcome in FAILURES and not a.failure:
-                a.failure = failure_class(text)
-            a.answer, new = lane.book.name(a.call, text, event.agent)
-            good = a.outcome is Outcome.OK or a.outcome is Outcome.EMPTY
+            if self._max_chars:
+                a.chars = size_of(a.value, 2 * self._max_chars)
+            if rule is not None or self._normalizes:
+                a.value = self._normalized(a, rule)
+            value = a.value
+            outcome: Outcome | None = a.outcome
+            if outcome is None:
+                outcome, a.failure = classify(value)
+                a.outcome = outcome
+            if outcome in FAILURES:
+                event.failures = True
+                a.failure = a.failure or failure_class(answer_text(value))
+            a.answer, new = lane.book.name(a.call, value, agent)
+            good = outcome is Outcome.OK or outcome is Outcome.EMPTY
             if rule is not None:
-                a.counted = not (rule.polling or rule.paging)
-                if good and rule.once:
-                    self._remember_once(run.info, a.call)
-                if good and rule.writes:
-                    lane.book.forget_pairs()
-                    event.news = event.progress = True
-            if new and a.counted:
-                event.news = True
-                event.progress = event.progress or good
+                self._apply_rule(run, lane, event, a, rule, good)
+            if a.counted:
+                pairs.append((a.call, a.answer))
+                if new:
+                    event.news = True
+                    event.progress = event.progress or good
         event.answers = kept
+        event.pairs = frozenset(pairs)
+        event.calls = frozenset([a.call for a in kept if a.counted])
+
+    def _apply_rule(self, run: Run, lane: Lane, event: ToolResults, a: Answer, rule: ToolRule, good: bool) -> None:
+        a.counted = not (rule.polling or rule.paging)
+        if good and rule.once:
+            self._remember_once(run.info, a.call)
+        if good and rule.writes:
+            lane.book.forget_pairs()
+            event.news = event.progress = True
 
     def _normalized(self, a: Answer, rule: ToolRule | None) -> object:
         normalizer = self.policy.tool_result_normalizer.get(a.tool)
@@ -391,7 +407,11 @@ class Guard:
                 value = normalizer(value)
             except Exception:  # the user's function failed on this answer: the answer itself still identifies
                 _log.warning("runguard.normalizer_failed: tool_result_normalizer[%r] raised; the whole answer is compared", a.tool, exc_info=True)
-        if rule is not None and rule.volatile and type(value) is dict:
+        if rule is None:
+            return value
+        if a.outcome is None and rule.failed is not None and _declared_failure(rule.failed, a.value):
+            a.outcome = Outcome.FAILED
+        if rule.volatile and type(value) is dict:
             value = {key: entry for key, entry in value.items() if key not in rule.volatile}
         return value
 

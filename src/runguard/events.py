@@ -85,7 +85,7 @@ class ToolCall:
 
 @dataclass(slots=True)
 class Answer:
-    """One answered call. The adapter gives tool, call and value; the guard adds what the value means and lets it go."""
+    """One answered call. The adapter gives tool, call and value; the guard adds what the value means and then lets it go."""
 
     tool: str
     call: bytes
@@ -93,7 +93,7 @@ class Answer:
     id: str = ""
     outcome: Outcome | None = None  # set by the adapter where the value cannot tell: an exception, a refusal
     event_id: str = ""
-    answer: bytes = b""  # identity of the value, volatile parts aside
+    answer: int = 0  # name of the value within its lane, volatile parts aside
     failure: str = ""  # class of the failure, "" when it is none
     chars: int = 0
     counted: bool = True  # False: a declared polling, paging or exempt tool, which repetition rules leave alone
@@ -111,6 +111,9 @@ class ToolResults:
     answers: list[Answer]
     news: bool = False  # at least one (call, answer) pair never seen in this lane
     progress: bool = False  # at least one of those was no failure
+    failures: bool = False  # at least one answer is a failure
+    calls: frozenset[bytes] = frozenset()  # of the answers that count
+    pairs: frozenset[tuple[bytes, int]] = frozenset()  # (call, answer) of those that were not refused
 
 
 Event = AgentEntered | HandOff | ModelCall | ModelResult | ToolCall | ToolResults

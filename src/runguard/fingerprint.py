@@ -9,13 +9,13 @@ large, deep, cyclic or of an unknown type goes through ``_bounded`` instead of t
 """
 
 import json
+import marshal
 import re
-from collections import OrderedDict
-from collections.abc import Callable, Iterable
+from collections import OrderedDict, deque
+from collections.abc import Iterable
 from datetime import date, datetime, timedelta
 from datetime import time as dt_time
 from decimal import Decimal
-from fractions import Fraction
 from hashlib import blake2b
 from itertools import islice
 from operator import itemgetter
@@ -33,7 +33,14 @@ _SCALARS: Final = frozenset({int, float, bool, type(None)})
 _BIG: Final = 10**40  # printing a longer integer is neither bounded nor always allowed
 
 
-_encode: Final[Callable[[object], str]] = json.JSONEncoder(sort_keys=True, separators=(",", ":"), ensure_ascii=False, check_circular=False).encode
+_encoder: Final = json.JSONEncoder(sort_keys=True, separators=(",", ":"), ensure_ascii=False, check_circular=False)
+# JSONEncoder builds its C encoder anew for every text; building it once saves a third of the time.
+_make: Final[Any] = getattr(json.encoder, "c_make_encoder", None)
+_c_encode: Final[Any] = _make and _make(None, None, json.encoder.encode_basestring, None, ":", ",", True, False, True)
+
+
+def _encode(value: object) -> str:
+    return "".join(_c_encode(value, 0)) if _c_encode is not None else _encoder.encode(value)
 
 
 def digest(text: str) -> bytes:
@@ -53,8 +60,37 @@ def call_fingerprint(
         kept = None if identity is None else frozenset(identity)
         dropped = frozenset(volatile)
         args = {key: value for key, value in args.items() if type(key) is not str or ((kept is None or key in kept) and key not in dropped)}
+    plain = _plain_args(args)
+    if plain is not None:
+        return digest(f"{tool}\0{_encode(plain)}")
     text = _encode(_canonical(args)) if _is_small(args) else _bounded(args)
     return digest(f"{tool}\0{text}")
+
+
+def _plain_args(args: Any) -> dict[str, object] | None:
+    """Canonical arguments when they are what they nearly always are, a flat dict of short values; else None."""
+    if type(args) is not dict or len(args) > 32:
+        return None
+    plain: dict[str, object] = {}
+    for key, value in args.items():
+        kind = type(value)
+        if type(key) is not str or len(key) > 256:
+            return None
+        if kind is str:
+            if len(value) > 1_024:
+                return None
+            plain[key] = " ".join(value.split())
+        elif kind is int:
+            if not -_BIG < value < _BIG:
+                return None
+            plain[key] = value
+        elif kind is float:
+            plain[key] = int(value) if value.is_integer() else value
+        elif kind is bool:
+            plain[key] = value
+        elif value is not None:
+            return None
+    return plain
 
 
 def answer_text(value: Any) -> str:
@@ -120,8 +156,9 @@ def _edges(text: str, edge: int) -> str:
 # ---- any value at all: a walk with a budget, shallow things first ---------------------------------------------------
 
 # Values of the standard library whose text is theirs: exact types only, a subclass may bring code of its own.
-_SPOKEN: Final = frozenset({Decimal, Fraction, UUID, complex, date, datetime, dt_time, timedelta})
-_WIDTH: Final = 512  # of a longer sequence or mapping, the first and last entries count
+_SPOKEN: Final = frozenset({Decimal, UUID, complex, date, timedelta})
+_TIMES: Final = frozenset({datetime, dt_time})  # without their zone, whose code may be anybody's
+_WIDTH: Final = 2_048  # of a longer sequence or mapping, the first and last entries count
 _LONG: Final = 512  # a longer text is told by its edges
 
 
@@ -183,7 +220,7 @@ def _told(item: Any, below: list[Any], budget: _Budget) -> str:
         return f"<set {base.__len__(item)}>" + ",".join(members)
     fields = sorted(_fields(item), key=itemgetter(0))[:64]
     below += (value for _, value in fields)
-    return f"<{_type_name(kind)}>" + ",".join(name for name, _ in fields)
+    return f"<{_type_name(kind)}>" + ",".join(budget.text(name) for name, _ in fields)
 
 
 def _slice(base: Any, item: Any, start: int, stop: int) -> Any:
@@ -218,6 +255,8 @@ def _atom(item: Any, budget: _Budget) -> str | None:
         return f"b{base.__len__(item)}:{bytes(_slice(base, item, 0, 256)).hex()}:{bytes(base.__getitem__(item, slice(-64, None))).hex()}"
     if kind in _SPOKEN:
         return f"<{kind.__name__}>" + budget.text(str(item))
+    if kind in _TIMES:
+        return f"<{kind.__name__}>{item.replace(tzinfo=None)}"
     return None
 
 
@@ -265,58 +304,126 @@ def mask(text: str) -> str:
 class AnswerBook:
     """Names the answers of one lane so that two tellings of the same answer get the same name.
 
-    The exact text is compared first; only when a call repeats with a different text are both masked. Texts are kept for the
-    most recent calls alone: an older call that repeats is compared from its second repetition on.
+    Nothing is said about a call's first answer but a snapshot's hash. Only when the call repeats with another snapshot are both
+    masked and compared. Snapshots are kept for the most recent calls alone: an older call that repeats differently is compared from
+    its second repetition on. Names are numbers of this process, for comparing; ``digest`` is for telling.
     """
 
-    __slots__ = ("_calls", "_pairs", "_texts")
+    __slots__ = ("_calls", "_recent")
     CALLS: Final = 512
-    TEXTS: Final = 16
-    TEXT_CHARS: Final = 16_384
+    SNAPSHOTS: Final = 16
+    SNAPSHOT_BYTES: Final = 16_384
+    ANSWERS: Final = 64  # different answers remembered of one call
 
     def __init__(self) -> None:
-        self._calls: OrderedDict[bytes, tuple[bytes, bytes]] = OrderedDict()  # call -> (exact digest, name)
-        self._texts: OrderedDict[bytes, str] = OrderedDict()  # call -> last text
-        self._pairs: OrderedDict[tuple[str, bytes, bytes], None] = OrderedDict()
+        self._calls: OrderedDict[bytes, _Known] = OrderedDict()
+        self._recent: deque[_Known] = deque(maxlen=self.SNAPSHOTS)
 
-    def name(self, call: bytes, text: str, by: str = "") -> tuple[bytes, bool]:
+    def name(self, call: bytes, value: Any, by: str = "") -> tuple[int, bool]:
         """The answer's name, and whether this (call, answer) pair is new to whom it was told: a reviewer may read what a writer has read."""
-        exact = digest(text)
+        shot = snapshot(value)
+        exact = hash(shot)
         known = self._calls.get(call)
         if known is None:
-            name = exact
-        elif known[0] == exact:
-            name = known[1]
-        else:
-            name = digest(mask(text))
-            before = self._texts.get(call)
-            if before is not None and digest(mask(before)) == name:
-                name = known[1]
-        self._calls[call] = (exact, name)
-        if known is None:
+            known = self._calls[call] = _Known(exact)
+            known.told.add((by, exact))
             if len(self._calls) > self.CALLS:
                 self._calls.popitem(last=False)
-        else:
-            self._calls.move_to_end(call)
-        if len(text) <= self.TEXT_CHARS:
-            self._texts[call] = text
-            self._texts.move_to_end(call)
-            if len(self._texts) > self.TEXTS:
-                self._texts.popitem(last=False)
-        else:
-            self._texts.pop(call, None)
-        pair = (by, call, name)
-        if pair in self._pairs:
-            self._pairs.move_to_end(pair)
+            self._keep(known, shot)
+            return exact, True
+        self._calls.move_to_end(call)
+        name = known.names.get(exact)
+        if name is None:
+            name = known.identify(exact, value)
+        self._keep(known, shot)
+        if (by, name) in known.told:
             return name, False
-        self._pairs[pair] = None
-        if len(self._pairs) > self.CALLS:
-            self._pairs.popitem(last=False)
+        known.told.add((by, name))
+        if len(known.told) > self.ANSWERS:
+            known.told = {(by, name)}  # a call with so many answers moves on; its oldest may be told again
         return name, True
+
+    def _keep(self, known: "_Known", shot: bytes | str) -> None:
+        if known.shot is None:
+            if len(self._recent) == self.SNAPSHOTS:
+                self._recent[0].shot = None
+            self._recent.append(known)
+        known.shot = shot if len(shot) <= self.SNAPSHOT_BYTES else ""  # "" holds its place and says nothing
 
     def forget_pairs(self) -> None:
         """Something changed the world: what was known may be asked again."""
-        self._pairs.clear()
+        for known in self._calls.values():
+            known.told.clear()
+
+
+class _Known:
+    """The answers of one call: their names by snapshot and by masked text, and to whom they were told."""
+
+    __slots__ = ("names", "shot", "told")
+
+    def __init__(self, exact: int) -> None:
+        self.names = {exact: exact}
+        self.told: set[tuple[str, int]] = set()
+        self.shot: bytes | str | None = None
+
+    def identify(self, exact: int, value: Any) -> int:
+        """A name for a snapshot not seen before: that of an answer which differs in volatile parts alone, or its own."""
+        if len(self.names) > AnswerBook.ANSWERS:
+            self.names.clear()
+        if self.shot:
+            before = _from_snapshot(self.shot)
+            self.names.setdefault(_masked(before), self.names.get(hash(self.shot), hash(self.shot)))
+        masked = _masked(value)
+        name = self.names.setdefault(masked, exact)
+        self.names[exact] = name
+        return name
+
+
+def snapshot(value: Any) -> bytes | str:
+    """A copy for comparing, as cheap as copying gets; larger or stranger values by their bounded text."""
+    if _fits(value):
+        try:
+            return marshal.dumps(value, 2)
+        except ValueError:  # too deep
+            pass
+    return _bounded(value)
+
+
+def _from_snapshot(shot: bytes | str) -> Any:
+    return marshal.loads(shot) if type(shot) is bytes else shot  # our own bytes, which never left this process
+
+
+def _masked(value: Any) -> int:
+    return hash(mask(answer_text(value)))
+
+
+def _fits(value: Any) -> bool:
+    """Like ``_is_small`` without counting levels, for the one check that every answer pays."""
+    size = nodes = 0
+    pending: list[Any] = [value]
+    for item in pending:
+        kind = type(item)
+        if kind is str:
+            size += len(item)
+            if size > MAX_CHARS:
+                return False
+        elif kind is dict:
+            nodes += len(item)
+            if nodes > MAX_NODES:
+                return False
+            try:
+                size += len("".join(item)) if len(item) < 64 else sum(map(len, item))
+            except TypeError:
+                return False
+            pending += item.values()
+        elif kind is list or kind is tuple:
+            nodes += len(item)
+            if nodes > MAX_NODES:
+                return False
+            pending += item
+        elif kind not in _SCALARS or (kind is int and not -_BIG < item < _BIG):
+            return False
+    return True
 
 
 def size_of(value: Any, enough: int) -> int:

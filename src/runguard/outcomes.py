@@ -44,9 +44,10 @@ _STATUS_KEYS: Final = ("status", "state", "outcome", "result_status", "response_
 _ERROR_KEYS: Final = ("error", "errors", "error_message", "error_code", "exception", "errorMessage", "errorCode")
 _PLAIN: Final = frozenset({str, int, float, bool, dict, list, tuple})  # only these are asked for their truth: others may run code
 _NO_ERROR: Final = ("0", "none", "None", "null", "ok", "OK")
-_BESIDE: Final = (*_STATUS_KEYS, "count", "total", "query")  # what may stand beside an empty body
 _FLAG_KEYS: Final = ("ok", "success", "succeeded", "successful")
+_TELLING: Final = frozenset({"isError", "is_error", *_ERROR_KEYS, *_FLAG_KEYS, *_STATUS_KEYS})
 _WRAPPERS: Final = ("result", "output", "response", "data", "results", "items", "content", "matches", "documents", "rows")
+_BODY_KEYS: Final = frozenset({*_WRAPPERS, *_STATUS_KEYS, "count", "total", "query"})  # what may stand beside an empty body
 
 
 def classify(answer: Any) -> tuple[Outcome, str]:
@@ -80,9 +81,17 @@ def _of_text(text: str) -> tuple[Outcome, str]:
 def _of_dict(answer: dict[Any, object]) -> tuple[Outcome, str]:
     if not answer:
         return Outcome.EMPTY, ""
+    telling = False
     for key in answer:
         if type(key) is not str:  # looking such a dict up may run a key's code; no tool's status looks like this
             return Outcome.OK, ""
+        if key in _TELLING:
+            telling = True
+    return (_told(answer) if telling else None) or _of_body(answer)
+
+
+def _told(answer: dict[str, object]) -> tuple[Outcome, str] | None:
+    """What the fields that speak of success or failure say, or None."""
     get = answer.get
     if get("isError") is True or get("is_error") is True:
         return _failed(_said(answer))
@@ -101,14 +110,18 @@ def _of_dict(answer: dict[Any, object]) -> tuple[Outcome, str]:
                 return Outcome.EMPTY, ""
             if _BAD_STATUS.search(status):
                 return _failed(_said(answer))
-    # One wrapping level: {"result": "..."} is how frameworks carry a bare string, None or list.
+    return None
+
+
+def _of_body(answer: dict[str, object]) -> tuple[Outcome, str]:
+    """One wrapping level: {"result": "..."} is how frameworks carry a bare string, None or list."""
     if len(answer) == 1:
         (key, value), *_ = answer.items()
         if key in _WRAPPERS and (value is None or type(value) in (str, list, dict)):
             if type(value) is list and value:
                 return Outcome.OK, ""
             return classify(value)
-    elif all(type(key) is str and (key in _WRAPPERS or key in _BESIDE) for key in answer):
+    elif _BODY_KEYS.issuperset(answer):
         bodies = [answer[key] for key in answer if key in _WRAPPERS]
         if bodies and all(body is None or (type(body) in (str, list, dict) and not body) for body in bodies):
             return Outcome.EMPTY, ""

@@ -80,9 +80,9 @@ class Invocation:
         return sum(1 for task, flight in self.flights.items() if not flight.answered and not (task is not None and task.done()))
 
 
-@dataclass(slots=True, frozen=True)
+@dataclass(slots=True)
 class Frame:
-    """The tool call we are inside of."""
+    """The tool call we are inside of. Never changed once made."""
 
     guard: Guard
     invocation: Invocation

@@ -217,7 +217,7 @@ class RunGuardPlugin(BasePlugin):
             self._settle_unanswered(invocation, task)
             event = ModelCall(invocation.run.info.run, lane, name, guard.clock(), llm_request.model or "")
             decision = guard.check(event)
-            if decision.action is not Action.STOP or not decision.enforced:
+            if (decision.action is not Action.STOP or not decision.enforced) and not (task is not None and invocation.run.slots.take(task)):
                 reserved = await guard.reserve(event)
                 if reserved:
                     decision = reserved
@@ -422,7 +422,10 @@ class RunGuardPlugin(BasePlugin):
                 elif part.function_response is not None:
                     answers.append(part.function_response)
         if answers:
-            waiting = {*(event.actions.requested_tool_confirmations or ()), *(event.actions.requested_auth_configs or ())}
+            actions = event.actions
+            waiting: Collection[str] = ()
+            if actions.requested_tool_confirmations or actions.requested_auth_configs:
+                waiting = {*(actions.requested_tool_confirmations or ()), *(actions.requested_auth_configs or ())}
             self.judge_answers(invocation, answers, author=event.author, event_id=event.id, waiting=waiting)
         else:
             if calls:

@@ -29,6 +29,6 @@ def load() -> ModuleType:
         name = error.name or ""
         if name.split(".")[0] != "google":
             raise
-        reason = "is not installed" if name in ("google", "google.adk") else f"is too old (no {name})"
-        raise AdkMissingError(f"runguard demo needs google-adk 2.3 or newer, which {reason}: pip install 'runguard-agents[adk]'") from None
+        reason = "which is not installed" if name in ("google", "google.adk") else f"the installed one lacks {name}"
+        raise AdkMissingError(f"runguard demo needs google-adk 2.3 or newer, {reason}: pip install -U 'runguard-agents[adk]'") from None
     return play

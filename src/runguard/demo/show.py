@@ -35,11 +35,12 @@ def show() -> int:
     if isinstance(sys.stdout, TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # an arrow that the terminal cannot write is no reason to fail
     console = Console(highlight=False, markup=False)
-    with console.status("loading google-adk") if console.is_terminal else nullcontext():
+    live = sys.stdout.isatty() and not console.is_dumb_terminal
+    with console.status("loading google-adk") if live else nullcontext():
         play = load()
     console.print(_head(play.adk_version))
     report: Report = play.new_report()
-    if console.is_terminal:
+    if live:
         # Drawn again and again from the numbers as they are at that moment; the last drawing stays.
         with Live(get_renderable=lambda: tables(report), console=console, refresh_per_second=10):
             play.play(report)

@@ -198,8 +198,8 @@ STORIES = (
         "two agents transfer to each other for ever",
         handoff_cycle,
         "Where is my money?",
-        "The agents see the latest 40 events only; with the whole history, what is spent without the guard would be far more.",
-        window=40,
+        "The agents see the latest 24 events only; with the whole history, what is spent without the guard would be far more.",
+        window=24,
     ),
     Story(
         "growing_history",

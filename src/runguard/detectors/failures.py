@@ -65,6 +65,8 @@ class Stall:
         assert isinstance(event, ToolResults)
         if event.progress:
             self._streaks.clear()
+            if not event.failures:
+                return None
         worst: Finding | None = None
         for a in event.answers:
             if a.outcome is Outcome.OK or a.outcome is Outcome.EMPTY:

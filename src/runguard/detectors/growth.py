@@ -21,22 +21,17 @@ class Growth:
 
     def __init__(self, rungs: Rungs, events: int = 5) -> None:
         self.rungs, self.events = rungs, events
-        self._agents: OrderedDict[str, tuple[list[int], deque[int]]] = OrderedDict()
+        self._agents: OrderedDict[str, _Prompts] = OrderedDict()
 
     def observe(self, event: ModelResult) -> Finding | None:
         if event.prompt_tokens is None:
             return None
-        history = self._agents.get(event.agent)
-        if history is None:
-            history = self._agents[event.agent] = ([], deque(maxlen=self.events))
+        prompts = self._agents.get(event.agent)
+        if prompts is None:
+            prompts = self._agents[event.agent] = _Prompts(self.events)
             if len(self._agents) > _AGENTS_KEPT:
                 self._agents.popitem(last=False)
-        first, last = history
-        if len(first) < self.events:
-            first.append(event.prompt_tokens)
-            return None
-        last.append(event.prompt_tokens)
-        ratio = self.ratio(event.agent)
+        ratio = prompts.add(event.prompt_tokens)
         if ratio is None:
             return None
         reached = self.rungs.at(ratio)
@@ -44,12 +39,31 @@ class Growth:
             return None
         return Finding("growth", reached[0], round(ratio, 2), reached[1], "times the first prompts", "lane", "", event.agent, f"agent {event.agent}")
 
-    def ratio(self, agent: str) -> float | None:
-        """Recent over first, or None while there are too few calls to say."""
-        history = self._agents.get(agent)
-        if history is None or len(history[1]) < self.events or not sum(history[0]):
-            return None
-        return sum(history[1]) / sum(history[0])
-
     def ratios(self) -> dict[str, float]:
-        return {agent: round(ratio, 3) for agent in self._agents if (ratio := self.ratio(agent)) is not None}
+        """Recent over first, for every agent with enough calls to say."""
+        return {agent: round(prompts.ratio, 3) for agent, prompts in self._agents.items() if prompts.ratio is not None}
+
+
+class _Prompts:
+    """Sums of the first and the last prompts of one agent, kept up to date."""
+
+    __slots__ = ("first", "last", "last_sum", "ratio", "seen", "wanted")
+
+    def __init__(self, wanted: int) -> None:
+        self.wanted = wanted
+        self.seen = self.first = self.last_sum = 0
+        self.last: deque[int] = deque()
+        self.ratio: float | None = None
+
+    def add(self, tokens: int) -> float | None:
+        self.seen += 1
+        if self.seen <= self.wanted:
+            self.first += tokens
+            return None
+        self.last.append(tokens)
+        self.last_sum += tokens
+        if len(self.last) > self.wanted:
+            self.last_sum -= self.last.popleft()
+        if self.seen >= 2 * self.wanted and self.first:
+            self.ratio = self.last_sum / self.first
+        return self.ratio

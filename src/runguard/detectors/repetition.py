@@ -8,15 +8,20 @@ from collections import OrderedDict, deque
 from collections.abc import Callable
 from typing import ClassVar
 
-from runguard.decision import Action, Finding, Rungs
-from runguard.events import Outcome, ToolCall, ToolResults
+from runguard.decision import MAX_EVIDENCE, Action, Finding, Rungs
+from runguard.events import Answer, Outcome, ToolCall, ToolResults
+from runguard.fingerprint import answer_text, digest, mask
 
-Pair = tuple[bytes, bytes]
+Pair = tuple[bytes, int]
 
 
 def evidence_of(event: ToolResults) -> tuple[dict[str, str], ...]:
     """Digests only: arguments and results may hold secrets."""
-    return tuple({"event": a.event_id, "tool": a.tool, "call": a.call.hex(), "answer": a.answer.hex()} for a in event.answers[:5])
+    return tuple({"event": a.event_id, "tool": a.tool, "call": a.call.hex(), "answer": _digest_of(a)} for a in event.answers[:MAX_EVIDENCE])
+
+
+def _digest_of(answer: Answer) -> str:
+    return "" if answer.outcome is Outcome.REFUSED else digest(mask(answer_text(answer.value))).hex()
 
 
 class Repetition:
@@ -28,10 +33,11 @@ class Repetition:
 
     sees: ClassVar[tuple[type, ...]] = (ToolCall, ToolResults)
     per: ClassVar[str] = "lane"
-    __slots__ = ("_agent", "_batch", "_calls", "_count", "_pairs", "rungs")
+    __slots__ = ("_agent", "_batch", "_calls", "_count", "_first", "_pairs", "rungs")
 
     def __init__(self, rungs: Rungs) -> None:
         self.rungs = rungs
+        self._first = rungs.lowest  # nothing to say below the lowest rung
         self._agent = ""
         self._pairs: frozenset[Pair] = frozenset()
         self._calls: frozenset[bytes] = frozenset()
@@ -42,26 +48,30 @@ class Repetition:
         if type(event) is ToolCall:
             return self._attempt(event)
         assert isinstance(event, ToolResults)
-        answers = [a for a in event.answers if a.counted]
-        if not answers:
-            return None
-        if all(a.outcome is Outcome.REFUSED for a in answers):
-            # The refusal was counted when the call was made; a mixed batch is judged by what was answered.
-            return None
-        pairs = frozenset((a.call, a.answer) for a in answers if a.outcome is not Outcome.REFUSED)
-        if event.batch and event.batch == self._batch:
+        pairs = event.pairs
+        if not pairs:
+            return None  # nothing that counts, or refusals only: those were counted when the calls were made
+        same_batch = bool(event.batch) and event.batch == self._batch
+        if same_batch:
             pairs |= self._pairs  # the rest of a batch whose answers came one by one
         if pairs == self._pairs and event.agent == self._agent:
-            self._count += event.batch != self._batch or not event.batch
+            self._count += not same_batch
         else:
             self._pairs, self._calls, self._count = pairs, frozenset(call for call, _ in pairs), 1
         self._batch, self._agent = event.batch, event.agent
+        if self._count < self._first:
+            return None
         reached = self.rungs.at(self._count)
         if reached is None or reached[0] is Action.BLOCK:
             return None  # a block waits for the next call
-        first = answers[0]
+        first = next(a for a in event.answers if a.counted)
         return Finding(
-            "repetition", *_swap(reached, self._count), unit="identical calls and answers", tool=first.tool, key=first.call.hex(), evidence=evidence_of(event)
+            "repetition",
+            *_swap(reached, self._count),
+            unit="identical calls and answers",
+            tool=first.tool,
+            key=first.call.hex(),
+            evidence=evidence_of(event),
         )
 
     def _attempt(self, event: ToolCall) -> Finding | None:
@@ -92,7 +102,7 @@ class NoNews:
         if event.news:
             self._count = 0
             return None
-        if not any(a.counted for a in event.answers) or (event.batch and event.batch == self._batch):
+        if not event.calls or (event.batch and event.batch == self._batch):
             return None
         self._batch = event.batch
         self._count += 1
@@ -116,7 +126,7 @@ class SameCall:
         self._batch = ""
 
     def observe(self, event: ToolResults) -> Finding | None:
-        calls = frozenset(a.call for a in event.answers if a.counted)
+        calls = event.calls
         if not calls or (event.batch and event.batch == self._batch):
             return None
         self._batch = event.batch
@@ -148,7 +158,7 @@ class Cycle:
         self._same = [0] * (max_len + 1)  # _same[p]: observations in a row equal to the one p before
 
     def observe(self, event: ToolResults) -> Finding | None:
-        pairs = frozenset((a.call, a.answer) for a in event.answers if a.counted)
+        pairs = event.pairs
         if not pairs:
             return None
         rounds, length = 0, 0
@@ -173,7 +183,7 @@ class Polling:
 
     def __init__(self, rungs: Rungs, is_polling: Callable[[str], bool]) -> None:
         self.rungs, self.is_polling = rungs, is_polling
-        self._since: OrderedDict[bytes, tuple[bytes, float]] = OrderedDict()
+        self._since: OrderedDict[bytes, tuple[int, float]] = OrderedDict()
 
     def observe(self, event: ToolResults) -> Finding | None:
         for a in event.answers:
