@@ -221,13 +221,17 @@ def text_for_user(rule: str) -> str:
 def text_for_operator(finding: Finding, *, path: tuple[str, ...], model_calls: int, tool_calls: int, tokens: int, enforced: bool) -> str:
     """Rule, value, limit, where, what it took so far."""
     about = f" of tool '{finding.tool}'" if finding.tool else ""
-    detail = f" ({finding.detail})" if finding.detail else ""
-    where = f" in {' > '.join(path)}" if path else ""
+    detail = f" ({finding.detail})" if finding.detail and finding.rule != "handoff" else ""  # a hand-off's detail is its path
+    where = f" in {'→'.join(path)}" if path else ""
     verb = "stopped" if enforced else "would have stopped"
     return (
         f"{verb} by {finding.rule}{about}: {_number(finding.observed)} {finding.unit}, limit {_number(finding.limit)}{detail}{where}; "
-        f"{model_calls} model calls, {tool_calls} tool calls, {tokens} tokens so far"
+        f"{_count(model_calls, 'model call')}, {_count(tool_calls, 'tool call')}, {_count(tokens, 'token')} so far"
     )
+
+
+def _count(number: int, thing: str) -> str:
+    return f"{number} {thing}" if number == 1 else f"{number} {thing}s"
 
 
 def _number(value: float) -> str:

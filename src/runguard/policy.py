@@ -15,7 +15,7 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from runguard.decision import Rungs
 from runguard.errors import PolicyError
@@ -105,10 +105,15 @@ class PolicyFile(BaseModel):
     rules: dict[str, dict[str, RungNumber] | bool] = Field({}, description="Rungs per rule, or false to switch a rule off.")
     tools: dict[str, ToolRule] = Field({}, description="Rules per tool name or glob.")
 
+    @field_validator("rules")
+    @classmethod
+    def _rules_can_fire(cls, rules: dict[str, dict[str, float] | bool]) -> dict[str, dict[str, float] | bool]:
+        for rule, rungs in rules.items():
+            _check_rule(rule, rungs)
+        return rules
+
     @model_validator(mode="after")
     def _coherent(self) -> Self:
-        for rule, rungs in self.rules.items():
-            _check_rule(rule, rungs)
         if self.max_cycle_len is not None and self.cycle_repeats is None:
             raise ValueError("max_cycle_len does nothing alone; add cycle_repeats, the number of rounds to stop at")
         if self.on_surplus is not None and self.max_concurrent_agents is None and self.on_surplus == "refuse":
@@ -282,7 +287,7 @@ def find_policy_file(start: Path | None = None) -> Path | None:
         if (folder / FILE_NAME).is_file():
             return folder / FILE_NAME
         project = folder / "pyproject.toml"
-        if project.is_file() and b"[tool.runguard" in project.read_bytes():
+        if project.is_file() and b"runguard" in project.read_bytes() and load_policy_file(project):
             return project
     return None
 
@@ -305,7 +310,8 @@ def load_policy_file(path: Path) -> dict[str, Any]:
     except tomllib.TOMLDecodeError as error:
         raise PolicyError(f"{path}: not valid TOML: {error}") from None
     if path.name == "pyproject.toml":
-        data = data.get("tool", {}).get("runguard", {})
+        tool = data.get("tool", {})
+        data = tool.get("runguard", {}) if isinstance(tool, dict) else {}
     if not isinstance(data, dict):
         raise PolicyError(f"{path}: tool.runguard must be a table, not a {type(data).__name__}")
     return data
@@ -332,7 +338,7 @@ def _explain(error: ValidationError, source: str, model: type[BaseModel]) -> str
             lines.append(f"{path}: no such setting{_nearest(str(fault['loc'][-1]), fields)}")
         elif fault["type"] == "value_error":
             message = fault["msg"].removeprefix("Value error, ")
-            lines.append(f"{path}: {message}" if path else message)
+            lines.append(f"{path}: {message}" if path and not message.startswith(path) else message)
         elif fault["loc"][0] == "rules" and fault["type"] in ("bool_type", "dict_type"):
             lines.append(f"{path} = {shown}: give rungs such as {{'stop': 5}}, or false to switch the rule off") if not isinstance(given, dict) else None
         else:

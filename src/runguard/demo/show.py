@@ -65,7 +65,7 @@ def _line_by_line(console: Console) -> "Callable[[Pair], None]":
         if not pair.done:
             return
         trip = pair.guarded.trip
-        end = f"stopped by {trip.rule}" if trip is not None else "untouched" if pair.untouched else "not stopped"
+        end = f"stopped by {trip.rule}" if trip is not None else "untouched" if pair.untouched else "touched, not stopped"
         calls = f"{pair.without.meter.model_calls} model calls without, {pair.guarded.meter.model_calls} with"
         console.print(f"{pair.story.title}: {calls}; {end}", soft_wrap=True)
 
@@ -148,7 +148,10 @@ def messages(report: "Report", width: int) -> Text:
         for line, style in _endings(pair):
             words.append(_fill(line, width, "  "), style)
         words.append("\n")
-    words.append(_fill("Calls are counted at the models and in the tools; tokens are the characters of the real requests and answers, over 4.", width), "dim")
+    words.append(
+        _fill("Calls are counted at the models and in the tools; tokens are the characters of the real requests and answers, over 4; saved are tokens.", width),
+        "dim",
+    )
     words.append(_fill("The scripted models ignore every nudge; a real one may heed it and never meet the stop.", width), "dim")
     if any(pair.guarded.warnings for pair in report.healthy):
         words.append(_fill("Long healthy runs may be warned of growth: a line in the log, which touches nothing.", width), "dim")
