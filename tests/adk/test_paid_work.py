@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from google.adk.agents import LlmAgent, LoopAgent, ParallelAgent, SequentialAgent
+from google.adk.agents.run_config import RunConfig, StreamingMode
 from google.adk.tools.agent_tool import AgentTool
 from google.adk.workflow import JoinNode, Workflow
 
@@ -162,6 +163,18 @@ async def test_answers_on_their_way_are_kept(shape: Callable[[], Any], on_stop: 
     assert_calls_answered(result.session)
     assert type(result.error) is (runguard.LimitExceededError if on_stop == "raise" else type(None))
     assert plugin.snapshot()["runs"] == []
+
+
+@pytest.mark.parametrize("shape", [beside_in_parallel, workflow_join], ids=lambda shape: shape.__name__)
+async def test_streamed_answers_on_their_way_are_kept(shape: Callable[[], Any]) -> None:
+    root = shape()
+    members = root.sub_agents if isinstance(root, ParallelAgent) else [node for node in root.graph.nodes if isinstance(node, LlmAgent)]
+    for member in members:
+        member.model.chunks = 7
+    plugin = RunGuardPlugin(max_model_calls=SLOW + 5)
+    result = await play(root, plugins=[plugin], run_config=RunConfig(streaming_mode=StreamingMode.SSE))
+    assert kept(result) == SLOW
+    assert_stopped(result, "model_calls")
 
 
 async def test_single_turn_agents_on_their_way_are_kept() -> None:

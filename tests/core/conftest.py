@@ -57,11 +57,9 @@ class Driver:
         self.guard.open_lane(self.guard.runs[run], key, parent, concurrent=concurrent)
         return key
 
-    def tool(
-        self, tool: str = "look", args: Any = None, says: Any = "same", *, outcome: Outcome | None = None, run: str = "run", lane: str = ROOT_LANE
-    ) -> Step:
+    def tool(self, tool: str = "look", args: Any = None, says: Any = "same", **how: Any) -> Step:
         """One call and its answer."""
-        return self.batch([(tool, args, says)], outcome=outcome, run=run, lane=lane)
+        return self.batch([(tool, args, says)], **how)
 
     def batch(
         self,
@@ -70,19 +68,20 @@ class Driver:
         outcome: Outcome | None = None,
         run: str = "run",
         lane: str = ROOT_LANE,
+        agent: str = "agent",
     ) -> Step:
-        """Calls of one model response: all are asked for, then those that ran are answered together."""
+        """Calls of one model response: all are asked for, then answered together; those refused are answered with the refusal."""
         guard, batch = self.guard, f"batch {next(self._ids)}"
         before, answers = [], []
         for tool, args, says in calls:
             call, call_id = guard.fingerprint(tool, args or {}), f"call {next(self._ids)}"
-            decision = guard.check(ToolCall(run, lane, "agent", self.now, tool, call, batch, call_id))
+            decision = guard.check(ToolCall(run, lane, agent, self.now, tool, call, batch, call_id))
             before.append(decision)
             refused = refuses(decision)
             if outcome in HARD_FAILURES and not refused:
                 guard.report_failure(guard.runs[run], tool, call_id)
             answers.append(Answer(tool, call, None if refused else says, call_id, Outcome.REFUSED if refused else outcome, event_id=batch))
-        return Step(before, guard.after(ToolResults(run, lane, "agent", self.now, batch, answers)))
+        return Step(before, guard.after(ToolResults(run, lane, agent, self.now, batch, answers)))
 
     def model(self, *, run: str = "run", lane: str = ROOT_LANE, agent: str = "agent") -> Decision:
         return self.guard.check(ModelCall(run, lane, agent, self.now, "model-1"))

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from runguard import detectors
 from runguard.decision import Action, Rungs
-from runguard.events import AgentEntered, Answer, HandOff, ModelCall, ModelResult, Outcome, ToolCall, ToolResults
+from runguard.events import FAILURES, AgentEntered, Answer, HandOff, ModelCall, ModelResult, Outcome, ToolCall, ToolResults
 
 ALONE = {"same_call": False, "no_news": False, "repetition": False, "stall": False, "tool_failures": False, "empty": False, "handoff": False, "growth": False}
 
@@ -23,11 +23,16 @@ def only(rule: str, **rungs: float) -> dict[str, Any]:
 
 
 def results(*answers: Answer, batch: str = "", at: float = 0.0, news: bool = False, progress: bool = False) -> ToolResults:
-    return ToolResults("run", "", "agent", at, batch, list(answers), news, progress)
+    """What the guard shows a detector: answers with their names, and the sets it made of them."""
+    event = ToolResults("run", "", "agent", at, batch, list(answers), news, progress)
+    event.calls = frozenset(a.call for a in answers)
+    event.pairs = frozenset((a.call, a.answer) for a in answers if a.outcome is not Outcome.REFUSED)
+    event.failures = any(a.outcome in FAILURES for a in answers)
+    return event
 
 
 def answer(call: str = "c", says: str = "a", *, tool: str = "t", outcome: Outcome = Outcome.OK, failure: str = "") -> Answer:
-    return Answer(tool, call.encode(), outcome=outcome, answer=says.encode(), failure=failure)
+    return Answer(tool, call.encode(), says, outcome=outcome, answer=hash(says), failure=failure)
 
 
 def failing(failure: str = "boom", *, tool: str = "t", outcome: Outcome = Outcome.FAILED) -> Answer:
@@ -195,6 +200,25 @@ def test_reading_again_after_a_write_is_no_repetition(drive):
     for _ in range(30):
         assert d.tool("save", {"text": "draft"}, says="saved").word == "allow"
         assert d.tool("read", says="draft").word == "allow"
+
+
+def test_a_write_makes_everything_worth_reading_again(drive):
+    d = drive(tools={"save": {"writes": True}})
+    for _ in range(3):
+        assert set(words(d.tool("read", {"file": n}, says=f"content {n}") for n in range(12))) == {"allow"}
+        d.tool("save", {"text": "draft"}, says="saved")
+
+
+def test_another_agent_may_read_what_the_first_has_read(drive):
+    d = drive()
+    for agent in ("writer", "reviewer", "editor", "publisher"):
+        steps = [d.tool("read", {"file": n}, says=f"content {n}", agent=agent) for n in range(4)]
+        assert set(words(steps)) == {"allow"}
+
+
+def test_the_same_call_by_one_agent_after_the_other_is_no_row(drive):
+    d = drive(**only("repetition", stop=3))
+    assert set(words(d.tool(agent=agent) for agent in ("writer", "reviewer") * 5)) == {"allow"}
 
 
 # ---- the same call with new answers ---------------------------------------------------------------------------------
@@ -627,6 +651,25 @@ def weigh(root: Any) -> tuple[int, int]:
     return len(seen), sum(map(sys.getsizeof, seen.values()))
 
 
+@pytest.mark.parametrize(
+    ("detector", "event"),
+    [
+        pytest.param(detectors.HandOffCycle(Rungs(stop=9)), lambda n: HandOff("run", "", f"agent {n}", "b", 0.0), id="hand-offs"),
+        pytest.param(detectors.Growth(Rungs(stop=9)), lambda n: ModelResult("run", "", f"agent {n}", 0.0, 100), id="growth"),
+        pytest.param(detectors.Stall(Rungs(stop=9)), lambda n: results(failing(f"failure {n}", tool=f"tool {n}")), id="stall"),
+        pytest.param(detectors.EmptyAnswers(Rungs(stop=9)), lambda n: results(answer(tool=f"tool {n}", outcome=Outcome.EMPTY)), id="empty"),
+        pytest.param(detectors.Polling(Rungs(stop=9), lambda tool: True), lambda n: results(answer(f"call {n}", f"answer {n}")), id="polling"),
+        pytest.param(detectors.Cycle(Rungs(stop=9), 64), lambda n: results(answer(f"call {n}")), id="cycle"),
+        pytest.param(detectors.Repetition(Rungs(stop=9)), lambda n: results(answer(f"call {n}")), id="repetition"),
+        pytest.param(detectors.SameCall(Rungs(stop=9)), lambda n: results(answer(f"call {n}")), id="same call"),
+    ],
+)
+def test_the_state_of_a_detector_is_bounded(detector, event):
+    for n in range(2_000):
+        detector.observe(event(n))
+    assert weigh(detector)[0] < 1_500
+
+
 def test_the_state_of_a_run_is_bounded(drive):
     d = drive(
         mode="shadow",  # so that it goes on whatever is found
@@ -642,7 +685,7 @@ def test_the_state_of_a_run_is_bounded(drive):
             says = rng.choice(["same", f"fact {rng.random()}", "Error: boom", f"Error: kind {'x' * (n % 100)}", [], "x" * (n % 50) ** 2])
             d.tool(tool, {"n": rng.choice([0, 1, rng.random()])}, says)
             d.model_result(rng.randint(1, 10_000), agent=f"agent {rng.choice([0, rng.random()])}")
-            d.hand_off(f"agent {rng.randint(0, 999)}", "b")
+            d.hand_off(f"agent {rng.choice([0, rng.random()])}", "b")
         weights.append(weigh(d.guard.runs["run"]))
     objects, size = zip(*weights, strict=True)
     assert objects[1] < 20_000

@@ -7,6 +7,7 @@ not visible, so calls are also kept by their id.
 """
 
 import asyncio
+import time
 from collections import OrderedDict
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -18,6 +19,8 @@ from runguard.conductor import Guard, Run
 from runguard.events import ROOT_LANE, Outcome
 
 _CALLS_KEPT: Final = 4_096
+_FLIGHTS_KEPT: Final = 64
+_DELIVERY_S: Final = 0.25  # from a model's answer to its event; an agent that keeps the event to itself must not hold us for ever
 
 
 @dataclass(slots=True)
@@ -42,10 +45,17 @@ class ModelInFlight:
     agent: str
     branch: str | None
     lane: str
-    answered: bool = False
+    answered: bool = False  # by the model or by somebody else
+    done_at: float = 0.0  # when its last chunk came, by the monotonic clock
+    delivered: bool = False  # its event has passed the runner
     settled: bool = False
     prompt_tokens: int = 0
     output_tokens: int = 0
+
+    def is_over(self, task: "asyncio.Task[Any] | None", now: float) -> bool:
+        if self.done_at and not self.delivered:
+            return now - self.done_at > _DELIVERY_S
+        return self.delivered or (task is not None and task.done())
 
 
 @dataclass(slots=True)
@@ -77,7 +87,16 @@ class Invocation:
         return not any(call.running for call in self.calls.values()) and not self.in_flight()
 
     def in_flight(self) -> int:
-        return sum(1 for task, flight in self.flights.items() if not flight.answered and not (task is not None and task.done()))
+        """Model calls whose answer has not passed the runner yet."""
+        now = time.monotonic()
+        return sum(1 for task, flight in self.flights.items() if not flight.is_over(task, now))
+
+    def begin_flight(self, task: "asyncio.Task[Any] | None", flight: ModelInFlight) -> None:
+        self.flights[task] = flight
+        if len(self.flights) > _FLIGHTS_KEPT:  # a long run of many agents has a task for each
+            now = time.monotonic()
+            for done in [t for t, f in self.flights.items() if f.is_over(t, now)]:
+                del self.flights[done]
 
 
 @dataclass(slots=True)

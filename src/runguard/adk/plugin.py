@@ -6,6 +6,7 @@ Results are judged on the function-response event, which precedes the next model
 
 import asyncio
 import logging
+import time
 from collections.abc import Collection
 from typing import Any, Final
 
@@ -225,7 +226,7 @@ class RunGuardPlugin(BasePlugin):
                 await self._stop_spinning(invocation, name, lane)
                 self._cut(invocation, lane)
                 return self._stop(callback_context, agent, decision)
-            invocation.flights[task] = ModelInFlight(name, branch, lane)
+            invocation.begin_flight(task, ModelInFlight(name, branch, lane))
             strand = invocation.run.lanes.get(lane)
             if strand is not None and strand.notice:
                 llm_request.contents.append(types.Content(role="user", parts=[types.Part(text=strand.notice)]))
@@ -247,7 +248,7 @@ class RunGuardPlugin(BasePlugin):
         """The last call of this task got no answer from a model: somebody's callback or cache answered instead."""
         flight = invocation.flights.get(task)
         if flight is not None and not flight.answered:
-            flight.answered = True
+            flight.answered = flight.delivered = True
             self.guard.unspent(invocation.run.info.run)
 
     async def after_model_callback(self, *, callback_context: CallbackContext, llm_response: LlmResponse) -> LlmResponse | None:
@@ -267,6 +268,7 @@ class RunGuardPlugin(BasePlugin):
                 self._usage(invocation, flight, usage, llm_response)
             flight.answered = True
             if not llm_response.partial:
+                flight.done_at, flight.delivered = time.monotonic(), False
                 if not flight.settled:  # no usage at all: the call still happened
                     self._result(invocation, flight, None, None)
                 if task is not None:
@@ -301,7 +303,7 @@ class RunGuardPlugin(BasePlugin):
         invocation = self._invocations.get(callback_context.invocation_id)
         task = asyncio.current_task()
         if invocation is not None and (flight := invocation.flights.get(task)) is not None:
-            flight.answered = True
+            flight.answered = flight.delivered = True
             if task is not None:
                 invocation.run.slots.give_back(task)
         return None
@@ -448,14 +450,22 @@ class RunGuardPlugin(BasePlugin):
         return lane_of(self.guard, invocation, event.branch)
 
     def _release_slot(self, invocation: Invocation, event: Event) -> None:
-        """An event of an agent whose model call shows no answer: a later plugin or callback answered it."""
+        """An event of an agent: its model's answer has arrived. Without one, a later plugin or callback answered the call."""
+        unanswered: tuple[asyncio.Task[Any] | None, ModelInFlight] | None = None
         for task, flight in invocation.flights.items():
-            if not flight.answered and flight.agent == event.author and flight.branch == event.branch:
-                flight.answered = True
-                self.guard.unspent(invocation.run.info.run)
-                if task is not None:
-                    invocation.run.slots.give_back(task)
+            if flight.agent != event.author or flight.branch != event.branch or flight.delivered:
+                continue
+            if flight.done_at:
+                flight.delivered = True
                 return
+            if not flight.answered and unanswered is None:
+                unanswered = (task, flight)
+        if unanswered is not None:
+            task, flight = unanswered
+            flight.answered = flight.delivered = True
+            self.guard.unspent(invocation.run.info.run)
+            if task is not None:
+                invocation.run.slots.give_back(task)
 
     def _on_live_usage(self, invocation: Invocation, event: Event) -> None:
         usage = event.usage_metadata

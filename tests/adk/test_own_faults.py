@@ -1,0 +1,264 @@
+"""The guard's own faults, slow or failing callbacks, shadow mode: nothing of it may change what a healthy run does."""
+
+import asyncio
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from google.adk.agents import LlmAgent, LoopAgent, ParallelAgent
+
+import runguard
+from runguard.adk import RunGuardPlugin
+from runguard.events import AgentEntered, HandOff, ModelCall, ToolCall
+from runguard.testing import ScriptedModel, assert_calls_answered, assert_stopped, call, text
+
+from .helpers import play, prompts, told
+from .topologies import TOPOLOGIES, Team, loop, parallel, single, step, task, task_again, transfer_to_child, workflow_cycle
+
+Topology = Callable[[Team], Any]
+everywhere = pytest.mark.parametrize("topology", TOPOLOGIES, ids=lambda topology: topology.__name__)
+somewhere = pytest.mark.parametrize("topology", [single, transfer_to_child, loop, parallel, workflow_cycle], ids=lambda topology: topology.__name__)
+
+
+class FaultError(Exception):
+    """What a bug in the guard would raise."""
+
+
+def break_guard(plugin: RunGuardPlugin, monkeypatch: pytest.MonkeyPatch, method: str, *, on: tuple[type, ...] = (), after: int = 0) -> list[int]:
+    """Let a method of the guard raise: for these events, from the nth on."""
+    original, met = getattr(plugin.guard, method), []
+
+    def broken(*args: Any, **kwargs: Any) -> Any:
+        if not on or isinstance(args[0], on):
+            met.append(1)
+            if len(met) > after:
+                raise FaultError("a bug")
+        return original(*args, **kwargs)
+
+    async def broken_async(*args: Any, **kwargs: Any) -> Any:
+        return broken(*args, **kwargs) if len(met) >= after else await broken(*args, **kwargs)
+
+    monkeypatch.setattr(plugin.guard, method, broken_async if asyncio.iscoroutinefunction(original) else broken)
+    return met
+
+
+# ---- faults inside the guard ----------------------------------------------------------------------------------------
+
+
+@everywhere
+@pytest.mark.parametrize("method", ["check", "after", "reserve", "fingerprint", "start"])
+async def test_allow_leaves_the_run_as_it_was_and_counts_the_fault(topology: Topology, method: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    bare, team, plugin = Team(endless=False), Team(endless=False), RunGuardPlugin(on_guard_error="allow")
+    met = break_guard(plugin, monkeypatch, method)
+    without, result = await play(topology(bare)), await play(topology(team), plugins=[plugin])
+    assert told(result.events) == told(without.events)
+    assert prompts(team.requests) == prompts(bare.requests)
+    assert plugin.trips == []
+    assert bool(plugin.snapshot()["guard_errors"]) == bool(met)
+    assert plugin.snapshot()["runs"] == []
+
+
+@pytest.mark.timeout(15)  # a loop that nobody ends leaves no room for asyncio's own timeout
+@everywhere
+@pytest.mark.parametrize("event", [AgentEntered, ModelCall, ToolCall], ids=lambda event: event.__name__)
+@pytest.mark.parametrize("after", [0, 2])
+async def test_block_stops_the_run_with_guard_error(topology: Topology, event: type, after: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    team, plugin = Team(endless=True), RunGuardPlugin(on_guard_error="block", max_model_calls=12)
+    met = break_guard(plugin, monkeypatch, "check", on=(event,), after=after)
+    result = await play(topology(team), plugins=[plugin])
+    if len(met) <= after:
+        assert_stopped(result, "model_calls")  # this topology has too few of these events
+        return
+    trip = assert_stopped(result, "guard_error")
+    assert [t.rule for t in plugin.trips] == ["guard_error"]
+    assert "FaultError" in trip.message
+    assert all(runguard.trip(e) == trip for e in result.events if e.error_code == "RUNGUARD_STOP")
+    assert team.calls <= (after + 1) * 3
+    if event is ModelCall:
+        assert team.calls == after
+    assert_calls_answered(result.session, open_calls=int(topology in (task, task_again) and bool(team.calls % 2 or topology is task) and team.calls > 0))
+    assert plugin.snapshot()["runs"] == []
+
+
+async def test_block_in_raise_mode_raises_that_the_guard_failed(monkeypatch: pytest.MonkeyPatch) -> None:
+    plugin = RunGuardPlugin(on_guard_error="block", on_stop="raise")
+    break_guard(plugin, monkeypatch, "check", on=(ModelCall,), after=1)
+    result = await play(single(Team(endless=True)), plugins=[plugin], catch=True)
+    assert type(result.error) is runguard.GuardFailedError
+    assert_calls_answered(result.session)
+
+
+async def test_block_also_means_faults_while_learning(monkeypatch: pytest.MonkeyPatch) -> None:
+    team, plugin = Team(endless=True), RunGuardPlugin(on_guard_error="block", max_model_calls=12)
+    break_guard(plugin, monkeypatch, "after")
+    result = await play(single(team), plugins=[plugin])
+    assert_stopped(result, "guard_error")
+    assert team.calls == 1
+    assert_calls_answered(result.session)
+
+
+async def test_a_fault_at_hand_offs_is_a_fault_like_any_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    team, plugin = Team(endless=True), RunGuardPlugin(on_guard_error="block")
+    break_guard(plugin, monkeypatch, "check", on=(HandOff,))
+    result = await play(transfer_to_child(team), plugins=[plugin])
+    assert_stopped(result, "guard_error")
+    assert team.calls == 1
+
+
+async def test_a_fault_while_stopping_does_not_let_the_run_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Even when the stop cannot be recorded, block means that no further call is paid."""
+    team, plugin = Team(endless=True), RunGuardPlugin(on_guard_error="block", max_model_calls=12)
+    break_guard(plugin, monkeypatch, "check", on=(ModelCall,), after=1)
+    break_guard(plugin, monkeypatch, "fail")
+    result = await play(single(team), plugins=[plugin])
+    assert team.calls == 1
+    assert any(event.error_code == "RUNGUARD_STOP" for event in result.events)
+
+
+# ---- callbacks ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("wanted", ["on_trip", "on_decision"])
+async def test_a_callback_that_raises_changes_nothing(wanted: str) -> None:
+    def broken(_: Any) -> None:
+        raise FaultError("not the run's business")
+
+    team, plugin = Team(endless=True), RunGuardPlugin(max_model_calls=4, **{wanted: broken})
+    result = await play(single(team), plugins=[plugin])
+    assert plugin.flush()
+    assert_stopped(result, "model_calls")
+    assert team.calls == 4
+    assert (plugin.snapshot()["callbacks_failed"], plugin.snapshot()["guard_errors"]) == (1, 0)
+
+
+@pytest.mark.parametrize("slow", ["sync", "async"])
+async def test_a_callback_that_sleeps_holds_up_nobody(slow: str) -> None:
+    heard: list[runguard.Trip] = []
+
+    def on_trip(trip: runguard.Trip) -> None:
+        time.sleep(1)
+        heard.append(trip)
+
+    async def on_trip_async(trip: runguard.Trip) -> None:
+        await asyncio.sleep(1)
+        heard.append(trip)
+
+    team, plugin = Team(endless=True), RunGuardPlugin(max_model_calls=4, on_trip=on_trip if slow == "sync" else on_trip_async)
+    started = time.monotonic()
+    result = await play(single(team), plugins=[plugin])
+    assert time.monotonic() - started < 0.9
+    trip = assert_stopped(result)
+    assert heard == []
+    assert await asyncio.to_thread(plugin.flush, 5)
+    assert heard == [trip]
+
+
+# ---- shadow ---------------------------------------------------------------------------------------------------------
+
+
+@everywhere
+async def test_shadow_records_what_would_have_happened_and_changes_nothing(topology: Topology) -> None:
+    bare, team, heard = Team(endless=False), Team(endless=False), []
+    plugin = RunGuardPlugin(mode="shadow", max_model_calls=1, on_trip=heard.append)
+    without, result = await play(topology(bare)), await play(topology(team), plugins=[plugin])
+    assert told(result.events) == told(without.events)
+    assert told(result.session.events) == told(without.session.events)
+    assert prompts(team.requests) == prompts(bare.requests)
+    assert team.calls == bare.calls
+    (trip,) = plugin.trips
+    assert (trip.rule, trip.limit, trip.observed, trip.enforced) == ("model_calls", 1, 2, False)
+    assert "would have" in trip.message
+    assert plugin.flush()
+    assert heard == [trip]
+    assert plugin.snapshot()["runs"] == []
+
+
+async def test_shadow_neither_nudges_nor_refuses() -> None:
+    def build() -> LlmAgent:
+        return LlmAgent(name="worker", model=ScriptedModel([call("step", n=1)] * 12 + [text("done")]), tools=[step])
+
+    decisions: list[Any] = []
+    plugin = RunGuardPlugin(mode="shadow", on_decision=decisions.append)
+    without, result = await play(build()), await play(build(), plugins=[plugin])
+    assert told(result.events) == told(without.events)
+    assert plugin.flush()
+    assert {decision.action.word for decision in decisions} >= {"nudge", "stop"}
+    assert not any(decision.enforced for decision in decisions)
+    assert "repetition" in [trip.rule for trip in plugin.trips]
+
+
+async def test_shadow_does_not_raise() -> None:
+    plugin = RunGuardPlugin(mode="shadow", on_stop="raise", max_model_calls=1)
+    result = await play(single(Team(endless=False)), plugins=[plugin])
+    assert result.texts == ["solo is done"]
+    assert len(plugin.trips) == 1
+
+
+async def test_shadow_neither_queues_nor_refuses_a_crowd() -> None:
+    for policy in ({}, {"max_concurrent_agents": 5}, {"max_fan_out": 5}):
+        model = ScriptedModel([text("x")], latency_s=0.05)
+        root = ParallelAgent(name="par", sub_agents=[LlmAgent(name=f"p{n}", model=model) for n in range(40)])
+        result = await play(root, plugins=[RunGuardPlugin(mode="shadow", **policy)])
+        assert (model.calls, model.max_in_flight, len(result.texts)) == (40, 40, 40)
+
+
+@somewhere
+async def test_off_does_nothing_at_all(topology: Topology) -> None:
+    bare, team = Team(endless=False), Team(endless=False)
+    plugin = RunGuardPlugin(mode="off", max_model_calls=1)
+    without, result = await play(topology(bare)), await play(topology(team), plugins=[plugin])
+    assert told(result.events) == told(without.events)
+    assert (plugin.trips, plugin.snapshot()["runs"]) == ([], [])
+
+
+# ---- the environment's word -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("mode", "trips", "calls"), [("off", 0, 3), ("shadow", 1, 3), ("enforce", 1, 1)])
+@pytest.mark.parametrize("keyword", ["off", "shadow", "enforce"])
+async def test_the_environments_mode_wins_over_the_keyword(mode: str, trips: int, calls: int, keyword: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RUNGUARD_MODE", mode)
+    team, plugin = Team(endless=False), RunGuardPlugin(mode=keyword, max_model_calls=1)
+    await play(single(team), plugins=[plugin])
+    assert (len(plugin.trips), team.calls, plugin.snapshot()["mode"]) == (trips, calls, mode)
+
+
+async def test_the_environments_mode_holds_for_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RUNGUARD_MODE", "shadow")
+    team, plugin = Team(endless=False), runguard.install(max_model_calls=1)
+    await play(single(team))
+    assert (team.calls, [trip.enforced for trip in plugin.trips]) == (3, [False])
+
+
+def test_a_mode_that_does_not_exist_is_refused_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RUNGUARD_MODE", "shadw")
+    with pytest.raises(runguard.PolicyError, match="shadw"):
+        RunGuardPlugin()
+
+
+@everywhere
+async def test_a_plugin_built_by_name_with_a_broken_policy_stops_every_run(topology: Topology, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """ADK's command line builds plugins by name and only logs what their constructor raises: it would go on unguarded."""
+    policy = tmp_path / "runguard.toml"
+    policy.write_text("max_model_cals = 3\n")
+    monkeypatch.setenv("RUNGUARD_POLICY", str(policy))
+    with pytest.raises(runguard.PolicyError, match="max_model_calls"):
+        RunGuardPlugin()
+    team, plugin = Team(endless=True), RunGuardPlugin(name="runguard.adk.RunGuardPlugin")
+    result = await play(topology(team), plugins=[plugin])
+    assert team.calls == 0
+    assert "max_model_cals" in assert_stopped(result, "policy_error").message
+    assert len(plugin.trips) == 1
+
+
+@pytest.mark.timeout(15)
+async def test_a_stopped_loop_with_a_broken_guard_does_not_spin(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The worst of both: the guard fails in every hook and the loop has no end of its own."""
+    model = ScriptedModel([text("again")])
+    plugin = RunGuardPlugin(on_guard_error="block")
+    break_guard(plugin, monkeypatch, "check")
+    result = await play(LoopAgent(name="loop", sub_agents=[LlmAgent(name="member", model=model)]), plugins=[plugin])
+    assert model.calls == 0
+    assert len(result.events) < 20

@@ -1,0 +1,392 @@
+"""Streams, broken-off runs, databases, threads: what is counted once, and what is left behind when a run does not end as planned."""
+
+import asyncio
+import gc
+import threading
+from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing, suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+from google.adk.agents import LlmAgent, LoopAgent, ParallelAgent, SequentialAgent
+from google.adk.agents.run_config import RunConfig, StreamingMode
+from google.adk.apps import App
+from google.adk.models.base_llm import BaseLlm
+from google.adk.models.llm_request import LlmRequest
+from google.adk.models.llm_response import LlmResponse
+from google.adk.runners import Runner
+from google.adk.sessions import BaseSessionService, DatabaseSessionService, InMemorySessionService
+from google.adk.sessions.sqlite_session_service import SqliteSessionService
+from google.adk.tools.agent_tool import AgentTool
+from google.adk.workflow import Workflow
+from google.genai import types
+
+import runguard
+from runguard.adk import RunGuardPlugin
+from runguard.testing import ScriptedModel, assert_calls_answered, assert_stopped, call, run, text
+
+from .helpers import play, told
+from .topologies import Team, custom_quiet_loop, parallel, single, step, workflow_cycle
+
+SSE = RunConfig(streaming_mode=StreamingMode.SSE)
+
+
+def worker(script: Any, *, name: str = "worker", **options: Any) -> LlmAgent:
+    model = script if isinstance(script, BaseLlm) else ScriptedModel(script, **options)
+    return LlmAgent(name=name, description=name, model=model, tools=[step])
+
+
+# ---- tokens ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("usage_on", "tokens"), [("all", 1_250), ("last", 1_250), ("final", 1_250), ("none", 0)])
+@pytest.mark.parametrize("streaming", [True, False])
+async def test_usage_is_counted_once_however_often_it_is_told(usage_on: str, tokens: int, streaming: bool) -> None:
+    seen: list[tuple[int, int, int]] = []
+
+    def look(n: int) -> dict[str, int]:
+        (running,) = plugin.snapshot()["runs"]
+        seen.append((running["model_calls"], running["prompt_tokens"], running["output_tokens"]))
+        return {"n": n}
+
+    if not streaming and usage_on == "last":
+        pytest.skip("one response has no last chunk before it")
+    plugin = RunGuardPlugin(max_model_calls=3)
+    model = ScriptedModel(lambda n, _: call("look", n=n), chunks=7, usage_on=usage_on)
+    result = await play(LlmAgent(name="worker", model=model, tools=[look]), plugins=[plugin], **({"run_config": SSE} if streaming else {}))
+    prompt, output = (1_000, 250) if tokens else (0, 0)
+    assert seen == [(n, n * prompt, n * output) for n in (1, 2, 3)]
+    assert assert_stopped(result, "model_calls").tokens == 3 * tokens
+    assert sum(bool(event.partial) for event in result.events) == (18 if streaming else 0)
+
+
+class ToldTwice(BaseLlm):
+    """Streams a text, then the whole of it, then an empty end, with the growing usage on each."""
+
+    model: str = "told-twice"
+
+    async def generate_content_async(self, llm_request: LlmRequest, stream: bool = False) -> AsyncGenerator[LlmResponse, None]:
+        def usage(output: int) -> types.GenerateContentResponseUsageMetadata:
+            return types.GenerateContentResponseUsageMetadata(prompt_token_count=100, candidates_token_count=output, total_token_count=100 + output)
+
+        yield LlmResponse(content=types.Content(role="model", parts=[types.Part(text="he")]), partial=True, usage_metadata=usage(5))
+        yield LlmResponse(content=types.Content(role="model", parts=[types.Part(text="hello")]), usage_metadata=usage(9))
+        yield LlmResponse(content=types.Content(role="model", parts=[types.Part(text="")]), usage_metadata=usage(10))
+
+
+async def test_two_whole_responses_of_one_call_are_one_call() -> None:
+    plugin, second = RunGuardPlugin(max_model_calls=1), ScriptedModel([text("never said")])
+    root = SequentialAgent(name="seq", sub_agents=[LlmAgent(name="first", model=ToldTwice()), worker(second, name="second")])
+    result = await play(root, plugins=[plugin], run_config=SSE)
+    trip = assert_stopped(result, "model_calls")
+    assert (trip.model_calls, trip.tokens, second.calls) == (1, 110, 0)
+
+
+async def test_thoughts_and_tool_prompts_are_tokens_too() -> None:
+    usage = types.GenerateContentResponseUsageMetadata(prompt_token_count=100, tool_use_prompt_token_count=20, candidates_token_count=30, thoughts_token_count=50)
+    said = LlmResponse(content=types.Content(role="model", parts=[types.Part(text="x")]), usage_metadata=usage)
+    plugin = RunGuardPlugin(max_model_calls=1)
+    root = LoopAgent(name="loop", max_iterations=2, sub_agents=[worker([said])])
+    assert assert_stopped(await play(root, plugins=[plugin])).tokens == 200
+
+
+async def test_a_streamed_run_is_the_same_with_and_without_the_guard() -> None:
+    def build() -> LlmAgent:
+        return worker([call("step", n=1), text("done")], chunks=7)
+
+    plugin = RunGuardPlugin()
+    assert told((await play(build(), plugins=[plugin], run_config=SSE)).events) == told((await play(build(), run_config=SSE)).events)
+    assert plugin.trips == []
+
+
+# ---- runs that do not end as planned --------------------------------------------------------------------------------
+
+
+def _slow(name: str = "slow", **options: Any) -> LlmAgent:
+    return worker([call("step", n=1), text("done")], name=name, latency_s=30, **options)
+
+
+def slow_single() -> Any:
+    return _slow()
+
+
+def slow_sequence() -> Any:
+    return SequentialAgent(name="seq", sub_agents=[worker([text("first")], name="first"), _slow()])
+
+
+def slow_parallel() -> Any:
+    return ParallelAgent(name="par", sub_agents=[_slow("a"), _slow("b"), worker([text("first")], name="first")])
+
+
+def slow_workflow() -> Any:
+    first, second = worker([text("first")], name="first"), _slow()
+    return Workflow(name="wf", edges=[("START", first), (first, second)])
+
+
+def slow_agent_tool() -> Any:
+    return LlmAgent(name="lead", model=ScriptedModel([call("slow", request="go"), text("done")]), tools=[AgentTool(_slow())])
+
+
+SLOW: list[Callable[[], Any]] = [slow_single, slow_sequence, slow_parallel, slow_workflow, slow_agent_tool]
+slow_shapes = pytest.mark.parametrize("shape", SLOW, ids=lambda shape: shape.__name__)
+
+
+async def _stream(root: Any, plugin: RunGuardPlugin, **options: Any) -> Any:
+    service = InMemorySessionService()
+    await service.create_session(app_name="app", user_id="u1", session_id="s1")
+    runner = Runner(app=App(name="app", root_agent=root, plugins=[plugin]), session_service=service)
+    return runner.run_async(user_id="u1", session_id="s1", new_message=types.Content(role="user", parts=[types.Part(text="go")]), **options)
+
+
+async def _eventually(condition: Callable[[], bool], seconds: float = 5) -> bool:
+    async with asyncio.timeout(seconds):
+        while not condition():
+            gc.collect()
+            await asyncio.sleep(0.01)
+    return True
+
+
+def _nothing_left(plugin: RunGuardPlugin) -> bool:
+    return plugin.snapshot()["runs"] == [] and not plugin._invocations
+
+
+@slow_shapes
+async def test_a_cancelled_run_leaves_nothing_behind(shape: Callable[[], Any]) -> None:
+    plugin = RunGuardPlugin()
+    task = asyncio.create_task(play(shape(), plugins=[plugin]))
+    await _eventually(lambda: any(r["in_flight"] for r in plugin.snapshot()["runs"]))
+    await asyncio.sleep(0.05)
+    task.cancel()
+    with suppress(asyncio.CancelledError):
+        await task
+    assert await _eventually(lambda: _nothing_left(plugin))
+    assert (plugin.trips, plugin.snapshot()["guard_errors"]) == ([], 0)
+
+
+@slow_shapes
+async def test_a_run_that_times_out_outside_leaves_nothing_behind(shape: Callable[[], Any]) -> None:
+    plugin = RunGuardPlugin()
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(run(shape(), plugins=[plugin]), timeout=0.2)
+    assert await _eventually(lambda: _nothing_left(plugin))
+
+
+TALKATIVE: list[Callable[[], Any]] = [
+    lambda: single(Team(endless=True)),
+    lambda: parallel(Team(endless=True)),
+    lambda: workflow_cycle(Team(endless=True)),
+    lambda: LoopAgent(name="loop", sub_agents=[worker([text("again")])]),
+]
+
+
+@pytest.mark.parametrize("shape", TALKATIVE, ids=["single", "parallel", "workflow", "loop"])
+@pytest.mark.parametrize("close", [True, False], ids=["closed", "dropped"])
+async def test_an_abandoned_generator_leaves_nothing_behind(shape: Callable[[], Any], close: bool) -> None:
+    plugin = RunGuardPlugin()
+    stream = await _stream(shape(), plugin)
+    if close:
+        with suppress(BaseExceptionGroup):  # old versions of ADK let a ParallelAgent's GeneratorExit out as a group
+            async with aclosing(stream):
+                async for _ in stream:
+                    break
+    else:
+        async for _ in stream:
+            break
+    del stream
+    assert await _eventually(lambda: _nothing_left(plugin))
+    assert plugin.trips == []
+
+
+async def test_a_generator_that_was_never_started_leaves_nothing_behind() -> None:
+    plugin = RunGuardPlugin()
+    stream = await _stream(single(Team(endless=True)), plugin)
+    await stream.aclose()
+    assert _nothing_left(plugin)
+
+
+FAILING: list[Callable[[Any], Any]] = [
+    lambda agent: agent,
+    lambda agent: SequentialAgent(name="seq", sub_agents=[agent]),
+    lambda agent: LoopAgent(name="loop", sub_agents=[agent]),
+    lambda agent: Workflow(name="wf", edges=[("START", agent)]),
+    lambda agent: LlmAgent(name="lead", model=ScriptedModel([call("worker", request="go")]), tools=[AgentTool(agent)]),
+]
+
+
+@pytest.mark.parametrize("shape", FAILING, ids=["single", "sequence", "loop", "workflow", "agent tool"])
+@pytest.mark.parametrize("broken", ["model", "tool"])
+async def test_an_error_stays_what_it_was_and_leaves_nothing_behind(shape: Callable[[Any], Any], broken: str) -> None:
+    def fall(n: int) -> None:
+        raise LookupError("not mine")
+
+    def build() -> Any:
+        script = [LookupError("not mine")] if broken == "model" else [call("fall", n=1)]
+        return shape(LlmAgent(name="worker", description="works", model=ScriptedModel(script), tools=[fall]))
+
+    plugin = RunGuardPlugin()
+    bare, guarded = await play(build(), catch=True), await play(build(), plugins=[plugin], catch=True)
+    assert (type(guarded.error), str(guarded.error)) == (type(bare.error), str(bare.error))
+    assert told(guarded.events) == told(bare.events)
+    assert _nothing_left(plugin)
+    assert plugin.trips == []
+
+
+async def test_a_model_call_that_fails_gives_its_place_back() -> None:
+    def build(n: int) -> LlmAgent:
+        return LlmAgent(name=f"p{n}", model=ScriptedModel([ConnectionError("down")]), on_model_error_callback=recover)
+
+    def recover(callback_context: Any, llm_request: Any, error: Exception) -> LlmResponse:
+        return LlmResponse(content=types.Content(role="model", parts=[types.Part(text="recovered")]))
+
+    plugin = RunGuardPlugin(max_concurrent_agents=2, on_surplus="queue")
+    result = await play(ParallelAgent(name="par", sub_agents=[build(n) for n in range(8)]), plugins=[plugin])
+    assert result.texts == ["recovered"] * 8
+
+
+async def test_calls_answered_by_somebody_else_are_not_counted() -> None:
+    """A cache in an agent's own callback: the model is not called, so no limit is used up."""
+
+    def cached(callback_context: Any, llm_request: Any) -> LlmResponse:
+        return LlmResponse(content=types.Content(role="model", parts=[types.Part(text="from the cache")]))
+
+    cache = LlmAgent(name="cache", model=ScriptedModel([text("never said")]), before_model_callback=cached)
+    paid = ScriptedModel([text("paid")])
+    root = LoopAgent(name="loop", max_iterations=3, sub_agents=[cache, worker(paid)])
+    plugin = RunGuardPlugin(max_model_calls=3, max_concurrent_agents=1, on_surplus="queue")
+    result = await play(root, plugins=[plugin])
+    assert result.texts == ["from the cache", "paid"] * 3
+    assert (paid.calls, plugin.trips) == (3, [])
+
+
+# ---- databases ------------------------------------------------------------------------------------------------------
+
+
+def _services(folder: Path) -> dict[str, Callable[[], BaseSessionService]]:
+    return {
+        "sqlite": lambda: SqliteSessionService(str(folder / "sessions.db")),
+        "database": lambda: DatabaseSessionService(f"sqlite+aiosqlite:///{folder / 'sessions.db'}"),
+    }
+
+
+@pytest.mark.parametrize("kind", ["sqlite", "database"])
+@pytest.mark.parametrize("topology", [single, parallel, workflow_cycle], ids=lambda topology: topology.__name__)
+async def test_a_stop_survives_in_a_database(kind: str, topology: Callable[[Team], Any], tmp_path: Path) -> None:
+    make = _services(tmp_path)[kind]
+    team, plugin = Team(endless=True), RunGuardPlugin(max_model_calls=6)
+    root = topology(team)
+    first = await play(root, plugins=[plugin], session_service=make())
+    assert team.calls == 6
+    assert_stopped(first, "model_calls")
+
+    service = make()  # another process
+    stored = await service.get_session(app_name="app", user_id="u1", session_id="s1")
+    assert stored is not None
+    assert plugin.trips[0] in [runguard.trip(event) for event in stored.events]
+    assert_calls_answered(stored)
+
+    team.calm = True
+    second = await play(root, "and now?", plugins=[plugin], session_service=service)
+    assert team.calls > 6
+    assert not any(event.error_code for event in second.events)
+
+
+@pytest.mark.parametrize("kind", ["sqlite", "database"])
+async def test_a_swallowed_stop_is_stored_in_a_database_too(kind: str, tmp_path: Path) -> None:
+    plugin = RunGuardPlugin(max_model_calls=3)
+    result = await play(custom_quiet_loop(Team(endless=True)), plugins=[plugin], session_service=_services(tmp_path)[kind]())
+    assert_stopped(result)
+    assert [runguard.trip(event) for event in result.session.events if event.error_code] == plugin.trips
+
+
+# ---- threads and loops ----------------------------------------------------------------------------------------------
+
+
+def test_one_guard_serves_two_event_loops_in_two_threads() -> None:
+    plugin, failures = RunGuardPlugin(max_model_calls=7), []
+
+    def serve(number: int) -> None:
+        async def all_runs() -> None:
+            for turn in range(5):
+                for topology in (single, parallel, workflow_cycle):
+                    team = Team(endless=True)
+                    result = await play(topology(team), plugins=[plugin], session_id=f"s{number}-{turn}-{topology.__name__}")
+                    assert team.calls == 7
+                    assert assert_stopped(result).session_id == f"s{number}-{turn}-{topology.__name__}"
+
+        try:
+            asyncio.run(all_runs())
+        except BaseException as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=serve, args=(number,)) for number in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(50)
+    assert failures == []
+    assert len({trip.id for trip in plugin.trips}) == 30
+    assert _nothing_left(plugin)
+
+
+async def test_runs_at_the_same_time_do_not_share_their_counts() -> None:
+    plugin = RunGuardPlugin(max_model_calls=4)
+    teams = [Team(endless=number % 2 == 0) for number in range(20)]
+    results = await asyncio.gather(*(play(single(team), plugins=[plugin], session_id=f"s{number}") for number, team in enumerate(teams)))
+    assert [team.calls for team in teams] == [4, 3] * 10
+    assert [bool(result.trips) for result in results] == [True, False] * 10
+    assert {trip.session_id for trip in plugin.trips} == {f"s{number}" for number in range(0, 20, 2)}
+
+
+async def test_two_runs_in_one_session_at_once_are_two_runs() -> None:
+    plugin, service = RunGuardPlugin(max_model_calls=4), InMemorySessionService()
+    await service.create_session(app_name="app", user_id="u1", session_id="s1")
+    teams = [Team(endless=True), Team(endless=True)]
+    await asyncio.gather(*(play(single(team), plugins=[plugin], session_service=service) for team in teams))
+    assert [team.calls for team in teams] == [4, 4]
+    assert len({trip.run_id for trip in plugin.trips}) == 2
+
+
+# ---- the framework's own limit --------------------------------------------------------------------------------------
+
+
+def _outer_and_inner() -> tuple[LlmAgent, ScriptedModel, ScriptedModel]:
+    """An agent that asks another one for ever; that one makes nine steps and answers."""
+    inner = ScriptedModel(lambda n, _: call("step", n=n) if n % 10 else text(f"report {n // 10}"))
+    outer = ScriptedModel(lambda n, _: call("inner", request=f"part {n}"))
+    return LlmAgent(name="outer", model=outer, tools=[AgentTool(worker(inner, name="inner"))]), outer, inner
+
+
+async def test_one_limit_over_agent_tools() -> None:
+    root, outer, inner = _outer_and_inner()
+    plugin = RunGuardPlugin(max_model_calls=25)
+    result = await play(root, plugins=[plugin])
+    assert (outer.calls, inner.calls) == (3, 22)
+    trip = assert_stopped(result, "model_calls")
+    assert (trip.tokens, len(plugin.trips)) == (31_250, 1)
+    assert assert_calls_answered(result.session) == 3
+    assert result.events[-1].author == "outer"
+
+
+async def test_the_frameworks_own_limit_is_held_for_the_tree() -> None:
+    root, outer, inner = _outer_and_inner()
+    plugin = RunGuardPlugin()
+    result = await play(root, plugins=[plugin], run_config=RunConfig(max_llm_calls=10))
+    assert outer.calls + inner.calls == 10
+    assert assert_stopped(result, "model_calls").limit == 10
+    assert_calls_answered(result.session)
+
+
+@pytest.mark.parametrize("limit", [1, 3])
+async def test_the_frameworks_own_limit_ends_in_a_clean_stop(limit: int) -> None:
+    team, plugin = Team(endless=True), RunGuardPlugin()
+    result = await play(single(team), plugins=[plugin], run_config=RunConfig(max_llm_calls=limit))
+    assert team.calls == limit
+    assert_stopped(result, "model_calls")
+    assert_calls_answered(result.session)
+
+
+async def test_without_a_limit_of_the_framework_there_is_none() -> None:
+    team, plugin = Team(endless=False), RunGuardPlugin()
+    result = await play(single(team), plugins=[plugin], run_config=RunConfig(max_llm_calls=0))
+    assert (result.texts, plugin.trips) == (["solo is done"], [])
