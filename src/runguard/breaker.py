@@ -105,7 +105,10 @@ class Breaker:
         with self._lock:
             if self._state is BreakerState.FORCED_OPEN:
                 return None
-            return max(0.0, self._opened_at + self.reset_after_s - now) if self._state is not BreakerState.CLOSED else 0.0
+            if self._state is BreakerState.CLOSED:
+                return 0.0
+            since = self._opened_at if self._probe_at is None else self._probe_at  # an unreported probe expires as well
+            return max(0.0, since + self.reset_after_s - now)
 
     def force_open(self, now: float) -> None:
         with self._lock:

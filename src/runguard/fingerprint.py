@@ -29,6 +29,7 @@ MAX_NODES: Final = 4_096
 MAX_DEPTH: Final = 32
 _EDGE: Final = MAX_CHARS // 4
 
+_STR: Final = frozenset({str})
 _SCALARS: Final = frozenset({int, float, bool, type(None)})
 _BIG: Final = 10**40  # printing a longer integer is neither bounded nor always allowed
 
@@ -167,8 +168,8 @@ class _Budget:
 
     __slots__ = ("chars", "nodes")
 
-    def __init__(self) -> None:
-        self.nodes, self.chars = MAX_NODES, MAX_CHARS
+    def __init__(self, nodes: int = MAX_NODES, chars: int = MAX_CHARS) -> None:
+        self.nodes, self.chars = nodes, chars
 
     def text(self, text: str) -> str:
         if self.chars <= 0:
@@ -216,8 +217,11 @@ def _told(item: Any, below: list[Any], budget: _Budget) -> str:
     if issubclass(kind, set | frozenset):
         # A set has no order, and the order of its members differs between processes: sort what they say.
         base = set if issubclass(kind, set) else frozenset
-        members = sorted(_bounded_member(member, budget) for member in islice(base.__iter__(item), _WIDTH))
-        return f"<set {base.__len__(item)}>" + ",".join(members)
+        # Each member has a small budget of its own: a shared one would run out at another member in another process.
+        size = base.__len__(item)
+        members = sorted(_bounded_member(member, _Budget(16, 256)) for member in base.__iter__(item)) if size <= budget.nodes else []
+        budget.nodes -= len(members)
+        return f"<set {size}>" + budget.text(",".join(members))
     fields = sorted(_fields(item), key=itemgetter(0))[:64]
     below += (value for _, value in fields)
     return f"<{_type_name(kind)}>" + ",".join(budget.text(name) for name, _ in fields)
@@ -411,9 +415,10 @@ def _fits(value: Any) -> bool:
             nodes += len(item)
             if nodes > MAX_NODES:
                 return False
-            try:
-                size += len("".join(item)) if len(item) < 64 else sum(map(len, item))
-            except TypeError:
+            if not _STR.issuperset(map(type, item)):
+                return False
+            size += sum(map(len, item))
+            if size > MAX_CHARS:
                 return False
             pending += item.values()
         elif kind is list or kind is tuple:

@@ -75,7 +75,7 @@ class Slots:
             return len(self._holders)
 
     def _sweep_locked(self) -> None:
-        for task in [task for task in self._holders if task.done()]:
+        for task in [task for task in self._holders if task.done() or task.get_loop().is_closed()]:
             self._holders.discard(task)
         self._hand_on_locked()
 

@@ -117,6 +117,7 @@ class EmptyAnswers:
         self._streaks = _Streaks()
 
     def observe(self, event: ToolResults) -> Finding | None:
+        worst: Finding | None = None
         for a in event.answers:
             if not a.counted:
                 continue
@@ -125,6 +126,6 @@ class EmptyAnswers:
                 continue
             count = self._streaks.add(a.tool, "empty", event.batch)
             reached = self.rungs.at(count)
-            if reached is not None:
-                return Finding("empty", reached[0], count, reached[1], "empty answers", "lane", a.tool, a.tool, "", evidence_of(event))
-        return None
+            if reached is not None and (worst is None or reached[0] > worst.action):
+                worst = Finding("empty", reached[0], count, reached[1], "empty answers", "lane", a.tool, a.tool, "", evidence_of(event))
+        return worst

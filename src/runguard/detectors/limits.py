@@ -69,7 +69,7 @@ class CallsPerTool:
             self._counts[event.tool] += 1
             return None
         refused_before = self._refused.get(event.tool)
-        again = refused_before is not None and refused_before != event.batch
+        again = refused_before is not None and (not event.batch or refused_before != event.batch)
         self._refused.setdefault(event.tool, event.batch)
         action = Action.STOP if again else Action.BLOCK
         return Finding("tool_limit", action, limit + 1 + again, limit, "calls of one tool", "lane", event.tool, event.tool)

@@ -186,8 +186,9 @@ class Polling:
         self._since: OrderedDict[bytes, tuple[int, float]] = OrderedDict()
 
     def observe(self, event: ToolResults) -> Finding | None:
+        worst: Finding | None = None
         for a in event.answers:
-            if a.outcome is Outcome.REFUSED or not self.is_polling(a.tool):
+            if a.counted or a.outcome is Outcome.REFUSED or not self.is_polling(a.tool):
                 continue
             seen = self._since.get(a.call)
             if seen is None or seen[0] != a.answer:
@@ -197,9 +198,10 @@ class Polling:
                 continue
             waited = event.at - seen[1]
             reached = self.rungs.at(waited)
-            if reached is not None:
-                return Finding("polling", *_swap(reached, round(waited)), unit="seconds unchanged", tool=a.tool, key=a.call.hex(), evidence=evidence_of(event))
-        return None
+            if reached is not None and (worst is None or reached[0] > worst.action):
+                unit, key = "seconds unchanged", a.call.hex()
+                worst = Finding("polling", *_swap(reached, round(waited)), unit=unit, tool=a.tool, key=key, evidence=evidence_of(event))
+        return worst
 
 
 def _swap(reached: tuple[Action, float], observed: float) -> tuple[Action, float, float]:
