@@ -75,7 +75,6 @@ class Invocation:
     calls: OrderedDict[str, Call] = field(default_factory=OrderedDict)
     flights: dict[asyncio.Task[Any] | None, ModelInFlight] = field(default_factory=dict)
     lanes: dict[tuple[str, str | None], str] = field(default_factory=dict)
-    skips: dict[tuple[str, str], int] = field(default_factory=dict)  # short-circuits after a stop, per agent and lane
 
     def remember(self, call_id: str, call: Call) -> None:
         self.calls[call_id] = call

@@ -24,12 +24,13 @@ from google.genai import types
 
 from runguard.adk import runners
 from runguard.adk.chain import FRAME, Call, Frame, Invocation, ModelInFlight, depth_of, enclosing_frame, lane_of, open_child
-from runguard.adk.stops import mark_stop, may_escalate, refusal, stop_content, stop_response, with_notice
+from runguard.adk.ending import Ending
+from runguard.adk.stops import refusal, with_notice
 from runguard.adk.tool_time import limit_time
 from runguard.conductor import Guard
-from runguard.decision import Action, Decision, Trip
+from runguard.decision import Action, Trip
 from runguard.errors import PolicyError
-from runguard.events import AgentEntered, Answer, HandOff, ModelCall, ModelResult, Outcome, RunInfo, ToolCall, ToolResults
+from runguard.events import ROOT_LANE, AgentEntered, Answer, HandOff, ModelCall, ModelResult, Outcome, RunInfo, ToolCall, ToolResults
 from runguard.policy import Policy
 
 _log: Final = logging.getLogger("runguard")
@@ -37,7 +38,6 @@ NAME: Final = "runguard"
 TRANSFER: Final = "transfer_to_agent"
 # Tools by which ADK itself steers: no work, so neither progress nor repetition.
 FRAMEWORK_TOOLS: Final = frozenset({TRANSFER, "finish_task", "set_model_response", "exit_loop"})
-_SPINS: Final = 2  # how often one agent may be skipped after a stop before the run is ended from outside
 _INVOCATIONS_KEPT: Final = 10_000
 
 
@@ -57,6 +57,7 @@ class RunGuardPlugin(BasePlugin):
             self.policy_error = str(error)
             built = Policy.validated({}, "")
         self.guard = Guard(built)
+        self.ending = Ending(self, self.guard)
         self._off = built.mode == "off" and self.policy_error is None
         self._invocations: dict[str, Invocation] = {}
         self._known_tools: set[str] = set()
@@ -96,7 +97,7 @@ class RunGuardPlugin(BasePlugin):
         try:
             self._begin(invocation_context)
         except Exception as error:
-            self._own_fault("before_run", error, None)
+            self.ending.fault("before_run", error, invocation_context)
         return None
 
     def _begin(self, ic: InvocationContext) -> Invocation:
@@ -136,17 +137,24 @@ class RunGuardPlugin(BasePlugin):
     def forget(self, invocation_id: str) -> Trip | None:
         """An invocation is over, however it ended; called by whoever notices first. Returns its last trip, if it had one."""
         invocation = self._invocations.pop(invocation_id, None)
+        gave_up = self.ending.faulted.get(invocation_id)
+        self.ending.forget(invocation_id)
         if invocation is None:
-            return None
+            return gave_up
         for task in invocation.flights:
             if task is not None:
                 invocation.run.slots.give_back(task)
         if not invocation.nested:
             self.guard.end(invocation.run.info.run)
-        return invocation.run.trips[-1] if invocation.run.trips else None
+        return invocation.run.trips[-1] if invocation.run.trips else gave_up
 
     def invocation_of(self, ic: InvocationContext) -> Invocation:
         return self._invocations.get(ic.invocation_id) or self._begin(ic)
+
+    def stop_of(self, invocation_id: str) -> Trip | None:
+        """Why the whole run of an invocation is stopped, or None."""
+        invocation = self._invocations.get(invocation_id)
+        return self.ending.faulted.get(invocation_id) or (invocation.run.stopped if invocation is not None else None)
 
     def find_invocation(self, invocation_id: str) -> Invocation | None:
         return self._invocations.get(invocation_id)
@@ -161,45 +169,28 @@ class RunGuardPlugin(BasePlugin):
         if self._off:
             return None
         ic = callback_context._invocation_context
-        try:
-            invocation = self.invocation_of(ic)
-            lane = lane_of(self.guard, invocation, ic.branch)
-            branches = len(agent.sub_agents) if isinstance(agent, ParallelAgent) else 0
-            depth = depth_of(agent, invocation)
-            decision = self.guard.check(AgentEntered(invocation.run.info.run, lane, agent.name, self.guard.clock(), depth, branches))
-            if not decision or not decision.enforced or decision.action < Action.BLOCK:
-                return None
-            if decision.action is Action.BLOCK:  # too deep: this agent is refused, its caller goes on
-                return types.Content(role="model", parts=[types.Part(text=decision.for_model)])
-            await self._stop_spinning(invocation, agent.name, lane)
-            self._cut(invocation, lane)
-            if may_escalate(agent):
-                callback_context.actions.escalate = True
-            assert decision.trip is not None
-            return stop_content(self.guard.stop_text(decision.trip))
-        except Exception as error:
-            if self._own_fault("before_agent", error, ic.invocation_id):
-                return stop_content(_FAULT_TEXT)
+        trip, lane = self._gave_up(ic), ROOT_LANE
+        if trip is None:
+            try:
+                invocation = self.invocation_of(ic)
+                lane = lane_of(self.guard, invocation, ic.branch)
+                branches = len(agent.sub_agents) if isinstance(agent, ParallelAgent) else 0
+                event = AgentEntered(invocation.run.info.run, lane, agent.name, self.guard.clock(), depth_of(agent, invocation), branches)
+                decision = self.guard.check(event)
+                if not decision.enforced or decision.action < Action.BLOCK:
+                    return None
+                if decision.action is Action.BLOCK:  # too deep: this agent is refused, its caller goes on
+                    return types.Content(role="model", parts=[types.Part(text=decision.for_model)])
+                trip = decision.trip
+            except Exception as error:
+                trip = self.ending.fault("before_agent", error, ic)
+        if trip is None:
             return None
+        return await self.ending.at_agent(callback_context, agent, trip, self.find_invocation(ic.invocation_id), lane)
 
-    async def _stop_spinning(self, invocation: Invocation, agent: str, lane: str) -> None:
-        """A loop that ADK cannot end (a graph cycle, a custom agent) would ask for ever: end it from outside."""
-        key = (agent, lane)
-        invocation.skips[key] = skips = invocation.skips.get(key, 0) + 1
-        if skips <= _SPINS or invocation.run.stopped is None:
-            return
-        for _ in range(600):  # paid siblings first: at most half a minute
-            if invocation.is_quiet():
-                break
-            await asyncio.sleep(0.05)
-        raise runners.Halt(invocation.run.stopped)
-
-    @staticmethod
-    def _cut(invocation: Invocation, lane: str) -> None:
-        """This strand ended by a stop: if it was called as a tool, its caller must not take the stop for an answer."""
-        strand = invocation.run.lanes.get(lane)
-        if strand is not None:
-            strand.cut = True
+    def _gave_up(self, ic: InvocationContext) -> Trip | None:
+        """The guard failed in this invocation and was told to stop then: it is not asked again."""
+        return self.ending.faulted.get(ic.invocation_id) if self.ending.faulted else None
 
     # ---- model calls ------------------------------------------------------------------------------------------------
 
@@ -207,42 +198,37 @@ class RunGuardPlugin(BasePlugin):
         if self._off:
             return None
         ic = callback_context._invocation_context
-        guard = self.guard
-        try:
-            invocation = self._invocations.get(ic.invocation_id) or self._begin(ic)
-            agent = ic.agent
-            name = agent.name if agent is not None else ""
-            branch = ic.branch
-            lane = lane_of(guard, invocation, branch)
-            task = asyncio.current_task()
-            self._settle_unanswered(invocation, task)
-            event = ModelCall(invocation.run.info.run, lane, name, guard.clock(), llm_request.model or "")
-            decision = guard.check(event)
-            if (decision.action is not Action.STOP or not decision.enforced) and not (task is not None and invocation.run.slots.take(task)):
-                reserved = await guard.reserve(event)
-                if reserved:
-                    decision = reserved
-            if decision.action is Action.STOP and decision.enforced:
-                await self._stop_spinning(invocation, name, lane)
-                self._cut(invocation, lane)
-                return self._stop(callback_context, agent, decision)
-            invocation.begin_flight(task, ModelInFlight(name, branch, lane))
-            strand = invocation.run.lanes.get(lane)
-            if strand is not None and strand.notice:
-                llm_request.contents.append(types.Content(role="user", parts=[types.Part(text=strand.notice)]))
-                strand.notice = ""
+        trip, lane = self._gave_up(ic), ROOT_LANE
+        if trip is None:
+            try:
+                invocation = self._invocations.get(ic.invocation_id) or self._begin(ic)
+                lane = lane_of(self.guard, invocation, ic.branch)
+                trip = await self._before_model(invocation, lane, ic, llm_request)
+            except Exception as error:
+                trip = self.ending.fault("before_model", error, ic)
+        if trip is None:
             return None
-        except Exception as error:
-            if self._own_fault("before_model", error, ic.invocation_id):
-                return LlmResponse(content=stop_content(_FAULT_TEXT), error_code="RUNGUARD_STOP", error_message=_FAULT_TEXT)
-            return None
+        return await self.ending.at_model(callback_context, trip, self.find_invocation(ic.invocation_id), lane)
 
-    def _stop(self, context: CallbackContext, agent: Any, decision: Decision) -> LlmResponse:
-        assert decision.trip is not None
-        if isinstance(agent, BaseAgent) and may_escalate(agent):
-            context.actions.escalate = True
-        runners.announce(decision.trip, self)
-        return stop_response(decision.trip, self.guard.stop_text(decision.trip))
+    async def _before_model(self, invocation: Invocation, lane: str, ic: InvocationContext, request: LlmRequest) -> Trip | None:
+        """Ask for leave; the trip, when there is none."""
+        guard, run = self.guard, invocation.run
+        agent = ic.agent
+        name = agent.name if agent is not None else ""
+        task = asyncio.current_task()
+        self._settle_unanswered(invocation, task)
+        event = ModelCall(run.info.run, lane, name, guard.clock(), request.model or "")
+        decision = guard.check(event)
+        if (decision.action is not Action.STOP or not decision.enforced) and not (task is not None and run.slots.take(task)):
+            decision = await guard.reserve(event) or decision
+        if decision.action is Action.STOP and decision.enforced:
+            return decision.trip
+        invocation.begin_flight(task, ModelInFlight(name, ic.branch, lane))
+        strand = run.lanes.get(lane)
+        if strand is not None and strand.notice:
+            request.contents.append(types.Content(role="user", parts=[types.Part(text=strand.notice)]))
+            strand.notice = ""
+        return None
 
     def _settle_unanswered(self, invocation: Invocation, task: "asyncio.Task[Any] | None") -> None:
         """The last call of this task got no answer from a model: somebody's callback or cache answered instead."""
@@ -274,7 +260,7 @@ class RunGuardPlugin(BasePlugin):
                 if task is not None:
                     invocation.run.slots.give_back(task)
         except Exception as error:
-            self._own_fault("after_model", error, ic.invocation_id)
+            self.ending.fault("after_model", error, ic)
         return None
 
     def _usage(self, invocation: Invocation, flight: ModelInFlight, usage: Any, response: LlmResponse) -> None:
@@ -315,6 +301,8 @@ class RunGuardPlugin(BasePlugin):
             return None
         ic = tool_context._invocation_context
         guard = self.guard
+        if self._gave_up(ic) is not None:
+            return refusal(_STOPPED)
         try:
             invocation = self._invocations.get(ic.invocation_id) or self._begin(ic)
             name = tool.name
@@ -347,9 +335,7 @@ class RunGuardPlugin(BasePlugin):
                 limit_time(tool, self, invocation, rule.max_seconds if rule is not None else None)
             return None
         except Exception as error:
-            if self._own_fault("before_tool", error, ic.invocation_id):
-                return refusal(_FAULT_TEXT)
-            return None
+            return refusal(_STOPPED) if self.ending.fault("before_tool", error, ic) is not None else None
 
     def _learn_tool(self, tool: BaseTool) -> None:
         """A rule that stands beside the tool's code, told once."""
@@ -392,7 +378,7 @@ class RunGuardPlugin(BasePlugin):
                 # The nested run was stopped and its empty answer did not fit a schema: the call is answered all the same.
                 return refusal(_PART_STOPPED)
         except Exception as fault:
-            self._own_fault("on_tool_error", fault, ic.invocation_id)
+            self.ending.fault("on_tool_error", fault, ic)
         return None
 
     @staticmethod
@@ -405,12 +391,15 @@ class RunGuardPlugin(BasePlugin):
     async def on_event_callback(self, *, invocation_context: InvocationContext, event: Event) -> Event | None:
         if self._off or event.partial:
             return None
+        if self.ending.faulted and (trip := self._gave_up(invocation_context)) is not None:
+            self.ending.mark(event, trip)
+            return None
         try:
             invocation = self._invocations.get(invocation_context.invocation_id)
             if invocation is not None:
                 self._on_event(invocation, event)
         except Exception as error:
-            self._own_fault("on_event", error, invocation_context.invocation_id)
+            self.ending.fault("on_event", error, invocation_context)
         return None
 
     def _on_event(self, invocation: Invocation, event: Event) -> None:
@@ -440,8 +429,8 @@ class RunGuardPlugin(BasePlugin):
                 self._on_live_usage(invocation, event)
         if event.actions.transfer_to_agent:
             self.judge_transfer(invocation, self._event_lane(invocation, event), event.author, event.actions.transfer_to_agent)
-        if invocation.skips:
-            self._mark_skipped_agent(invocation, event)
+        if self.ending.skips:
+            self.ending.mark(event, self._stop_in_force(invocation, self._event_lane(invocation, event)))
 
     def _event_lane(self, invocation: Invocation, event: Event) -> str:
         for flight in invocation.flights.values():
@@ -530,43 +519,9 @@ class RunGuardPlugin(BasePlugin):
         elif decision.trip is not None:
             runners.announce(decision.trip, self)
 
-    def _mark_skipped_agent(self, invocation: Invocation, event: Event) -> None:
-        """ADK's agent hook returns content only: give its event the code and the trip that a stop carries."""
-        content = event.content
-        if content is None or event.error_code is not None or not content.parts or not content.parts[0].thought:
-            return
-        trip = self._stop_in_force(invocation, self._event_lane(invocation, event))
-        if trip is not None and content.parts[0].text == self.guard.stop_text(trip):
-            runners.announce(trip, self)
-            mark_stop(event, trip, self.guard.stop_text(trip))
 
-    # ---- own faults -------------------------------------------------------------------------------------------------
-
-    def _own_fault(self, hook: str, error: Exception, invocation_id: str | None) -> bool:
-        """Record a failure of the guard itself; True when the policy says that it stops the run."""
-        self.guard.guard_errors += 1
-        _log.log(
-            logging.ERROR if self.guard.guard_errors <= _FAULTS_LOGGED else logging.DEBUG,  # counted always, told a few times
-            "runguard.guard_error: %s failed with %s; on_guard_error=%s",
-            hook,
-            type(error).__name__,
-            self.guard.policy.on_guard_error,
-            exc_info=error,
-        )
-        if self.guard.policy.on_guard_error == "allow":
-            return False
-        invocation = self._invocations.get(invocation_id or "")
-        if invocation is not None:
-            try:
-                self.guard.fail(invocation.run.info.run, "guard_error", f"{hook}: {type(error).__name__}")
-            except Exception:
-                _log.exception("runguard.guard_error: the stop itself failed")
-        return True
-
-
-_FAULTS_LOGGED: Final = 10
 _PART_STOPPED: Final = "This part was stopped before it was finished. Do not call it again."
-_FAULT_TEXT: Final = "I stopped because a safety check could not be made."
+_STOPPED: Final = "Not executed: this task was stopped. Do not call any more tools."
 _SHOWN_LIMITS: Final = ("max_model_calls", "max_tool_calls", "max_seconds", "max_delegation_depth", "max_concurrent_agents", "max_identical_tool_results")
 
 

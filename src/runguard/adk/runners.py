@@ -184,12 +184,12 @@ async def _stream(
 async def _unheard_stop(runner: Runner, plugin: "RunGuardPlugin", invocations: set[str], user: str, session: str) -> Event | None:
     """The run was stopped but its stop event got lost, swallowed by an agent or cut off by Halt: a run never ends without a word."""
     ids = invocations or plugin.invocations_of(runner.plugin_manager, session)[-1:]
-    invocation = next((i for one in ids if (i := plugin.find_invocation(one)) is not None and i.run.stopped is not None), None)
-    if invocation is None or invocation.run.stopped is None:
+    invocation_id = next((one for one in ids if plugin.stop_of(one) is not None), None)
+    trip = plugin.stop_of(invocation_id) if invocation_id is not None else None
+    if invocation_id is None or trip is None:
         return None
-    trip = invocation.run.stopped
     text = plugin.guard.stop_text(trip)
-    event = Event(author=invocation.root_agent or "runguard", invocation_id=invocation.id, content=stop_content(text))
+    event = Event(author=getattr(runner.agent, "name", "") or "runguard", invocation_id=invocation_id, content=stop_content(text))
     mark_stop(event, trip, text)
     announce(trip, plugin)
     stored = await runner.session_service.get_session(app_name=runner.app_name, user_id=user, session_id=session)
@@ -201,7 +201,7 @@ async def _unheard_stop(runner: Runner, plugin: "RunGuardPlugin", invocations: s
 def _can_end(plugin: "RunGuardPlugin", invocation_id: str) -> bool:
     """The whole run is stopped and nothing paid is in flight: closing the stream now throws nothing away."""
     invocation = plugin.find_invocation(invocation_id)
-    return invocation is not None and invocation.run.stopped is not None and invocation.is_quiet()
+    return plugin.stop_of(invocation_id) is not None and (invocation is None or invocation.is_quiet())
 
 
 def _raise_if_asked(trip_id: str, plugin: "RunGuardPlugin") -> None:

@@ -1,0 +1,134 @@
+"""Carrying out a stop: at a model call, at an agent, after a fault of the guard itself, and for loops that ADK cannot end."""
+
+import asyncio
+import logging
+import secrets
+from collections import OrderedDict
+from typing import TYPE_CHECKING, Any, Final
+
+from google.adk.agents import BaseAgent
+from google.adk.agents.callback_context import CallbackContext
+from google.adk.agents.invocation_context import InvocationContext
+from google.adk.events import Event
+from google.adk.models.llm_response import LlmResponse
+from google.genai import types
+
+from runguard.adk import runners
+from runguard.adk.chain import Invocation
+from runguard.adk.stops import mark_stop, may_escalate, stop_content, stop_response
+from runguard.conductor import Guard
+from runguard.decision import Trip
+
+if TYPE_CHECKING:
+    from runguard.adk.plugin import RunGuardPlugin
+
+_log: Final = logging.getLogger("runguard")
+_SPINS: Final = 2  # how often one agent may be skipped after a stop before the run is ended from outside
+_FAULTS_LOGGED: Final = 10
+_FAULTED_KEPT: Final = 1_000
+
+
+class Ending:
+    """How runs of one plugin end. Knows faults of the guard, so that it never has to ask a broken guard again."""
+
+    def __init__(self, plugin: "RunGuardPlugin", guard: Guard) -> None:
+        self._plugin, self._guard = plugin, guard
+        self.faulted: OrderedDict[str, Trip] = OrderedDict()  # invocation -> why the guard gave up on it
+        self.skips: dict[str, dict[tuple[str, str | None], int]] = {}  # invocation -> agent and branch -> times skipped
+
+    def forget(self, invocation_id: str) -> None:
+        self.faulted.pop(invocation_id, None)
+        self.skips.pop(invocation_id, None)
+
+    async def at_model(self, context: CallbackContext, trip: Trip, invocation: Invocation | None, lane: str) -> LlmResponse:
+        """Answer a model call with the stop."""
+        ic = context._invocation_context
+        agent = ic.agent
+        await self._skip(ic, getattr(agent, "name", ""), trip, invocation, lane)
+        if isinstance(agent, BaseAgent) and may_escalate(agent):
+            context.actions.escalate = True
+        return stop_response(trip, self._guard.stop_text(trip))
+
+    async def at_agent(self, context: CallbackContext, agent: BaseAgent, trip: Trip, invocation: Invocation | None, lane: str) -> types.Content:
+        """Skip an agent. ADK takes content only: ``mark`` gives the event the rest."""
+        await self._skip(context._invocation_context, agent.name, trip, invocation, lane)
+        if may_escalate(agent):
+            context.actions.escalate = True
+        return stop_content(self._guard.stop_text(trip))
+
+    async def _skip(self, ic: InvocationContext, agent: str, trip: Trip, invocation: Invocation | None, lane: str) -> None:
+        runners.announce(trip, self._plugin)
+        strand = invocation.run.lanes.get(lane) if invocation is not None else None
+        if strand is not None:
+            strand.cut = True  # if it was called as a tool, its caller must not take the stop for an answer
+        skips = self.skips.setdefault(ic.invocation_id, {})
+        skips[agent, ic.branch] = times = skips.get((agent, ic.branch), 0) + 1
+        whole_run = ic.invocation_id in self.faulted or (invocation is not None and invocation.run.stopped is not None)
+        if times <= _SPINS or not whole_run:
+            return
+        # A loop that ADK cannot end (a graph cycle, a custom agent) would ask for ever. Paid siblings first: at most half a minute.
+        for _ in range(600):
+            if invocation is None or invocation.is_quiet():
+                break
+            await asyncio.sleep(0.05)
+        raise runners.Halt(trip)
+
+    def mark(self, event: Event, trip: Trip | None) -> None:
+        """Give the event of a skipped agent the code and the trip that a stop carries."""
+        content = event.content
+        if trip is None or content is None or event.error_code is not None or not content.parts or not content.parts[0].thought:
+            return
+        text = self._guard.stop_text(trip)
+        if content.parts[0].text == text:
+            mark_stop(event, trip, text)
+
+    # ---- faults of the guard itself ---------------------------------------------------------------------------------
+
+    def fault(self, hook: str, error: Exception, ic: InvocationContext) -> Trip | None:
+        """Record a failure of the guard itself. The trip to stop with, when the policy says so; None lets the run go on."""
+        guard = self._guard
+        guard.guard_errors += 1
+        level = logging.ERROR if guard.guard_errors <= _FAULTS_LOGGED else logging.DEBUG  # counted always, told a few times
+        _log.log(level, "runguard.guard_error: %s failed with %s; on_guard_error=%s", hook, type(error).__name__, guard.policy.on_guard_error, exc_info=error)
+        if guard.policy.on_guard_error == "allow":
+            return None
+        return self.faulted.get(ic.invocation_id) or self._give_up(f"{hook}: {type(error).__name__}", ic)
+
+    def _give_up(self, reason: str, ic: InvocationContext) -> Trip:
+        guard = self._guard
+        invocation = self._plugin.find_invocation(ic.invocation_id)
+        agent = getattr(ic.agent, "name", "")
+        trip: Trip | None = None
+        try:
+            if invocation is not None:
+                trip = guard.fail(invocation.run.info.run, "guard_error", reason, agent)
+        except Exception:
+            _log.exception("runguard.guard_error: the guard cannot even stop the run; it is stopped without it")
+        if trip is None:
+            trip = self._bare_trip(reason, ic, agent)
+            guard.trips.append(trip)
+        self.faulted[ic.invocation_id] = trip
+        if len(self.faulted) > _FAULTED_KEPT:
+            self.faulted.popitem(last=False)
+        return trip
+
+    def _bare_trip(self, reason: str, ic: InvocationContext, agent: str) -> Trip:
+        """A trip made of what the context says: the guard could not begin."""
+        facts: dict[str, Any] = {"app": ic.app_name, "user_id": ic.user_id, "session_id": ic.session.id, "agent_path": (agent,)}
+        return Trip(
+            id=secrets.token_hex(8),
+            rule="guard_error",
+            action="stop",
+            scope="run",
+            scope_id=ic.invocation_id,
+            unit="errors",
+            run_id=ic.invocation_id,
+            invocation_id=ic.invocation_id,
+            message=f"stopped by guard_error: {reason}",
+            resume="this is a fault of RunGuard; on_guard_error='allow' lets runs go on unguarded",
+            policy_digest=self._guard.policy.digest,
+            at=self._guard.clock(),
+            observed=1,
+            limit=0,
+            **facts,
+        )
