@@ -459,7 +459,7 @@ class Guard:
 
     def _decide(self, run: Run, lane: Lane, event: Event, finding: Finding) -> Decision:
         action = finding.action
-        mark = (finding.rule, lane.key, finding.key, action)
+        mark = (finding.rule, "" if finding.scope == "run" else lane.key, finding.key, action)
         if action <= Action.NUDGE:
             if mark in run.noted:
                 return ALLOW  # said once; saying it again changes nothing

@@ -20,6 +20,7 @@ from runguard.events import ROOT_LANE, Outcome
 
 _CALLS_KEPT: Final = 4_096
 _FLIGHTS_KEPT: Final = 64
+_START_S: Final = 1.0  # from a function call's event to its start; a paused task's delegation never starts
 _DELIVERY_S: Final = 0.25  # from a model's answer to its event; an agent that keeps the event to itself must not hold us for ever
 
 
@@ -36,6 +37,7 @@ class Call:
     outcome: Outcome | None = None
     error: str = ""
     running: bool = False
+    asked_at: float = 0.0  # when the model asked, by the monotonic clock; 0 where nothing has to follow soon
 
 
 @dataclass(slots=True)
@@ -83,7 +85,9 @@ class Invocation:
 
     def is_quiet(self) -> bool:
         """Nothing paid is in flight and no call is waiting for its answer: ending now throws nothing away."""
-        return not any(call.running for call in self.calls.values()) and not self.in_flight()
+        now = time.monotonic()
+        busy = any(call.running or (call.asked_at and now - call.asked_at < _START_S) for call in self.calls.values())
+        return not busy and not self.in_flight()
 
     def in_flight(self) -> int:
         """Model calls whose answer has not passed the runner yet."""

@@ -337,6 +337,16 @@ class RunGuardPlugin(BasePlugin):
         except Exception as error:
             return refusal(_STOPPED) if self.ending.fault("before_tool", error, ic) is not None else None
 
+    async def after_tool_callback(
+        self, *, tool: BaseTool, tool_args: dict[str, Any], tool_context: ToolContext, result: dict[str, Any]
+    ) -> dict[str, Any] | None:
+        if tool.is_long_running:  # its answer may come much later, or never: nobody waits for it
+            invocation = self._invocations.get(tool_context.invocation_id)
+            call = invocation.calls.get(tool_context.function_call_id or "") if invocation is not None else None
+            if call is not None:
+                call.running = False
+        return None
+
     def _learn_tool(self, tool: BaseTool) -> None:
         """A rule that stands beside the tool's code, told once."""
         if len(self._known_tools) < 4_096:
@@ -423,7 +433,8 @@ class RunGuardPlugin(BasePlugin):
                 lane = self._event_lane(invocation, event)
                 for call in calls:
                     if call.id and call.id not in invocation.calls:
-                        invocation.remember(call.id, Call(call.name or "", call.args, lane, event.id))
+                        asked_at = 0.0 if call.id in (event.long_running_tool_ids or ()) else time.monotonic()
+                        invocation.remember(call.id, Call(call.name or "", call.args, lane, event.id, asked_at=asked_at))
             self._release_slot(invocation, event)
             if invocation.live and event.usage_metadata is not None:
                 self._on_live_usage(invocation, event)
