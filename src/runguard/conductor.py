@@ -99,7 +99,7 @@ def _dispatch(detectors: Iterable[Detector]) -> dict[type, list[Detector]]:
 class Run:
     """Everything known about one running root run. Gone when it ends."""
 
-    __slots__ = ("by_event", "growth", "info", "lanes", "model_calls", "noted", "nudges", "permits", "retired", "slots", "spend", "started", "stopped", "trips")
+    __slots__ = ("detectors", "info", "lanes", "model_calls", "noted", "nudges", "permits", "retired", "slots", "spend", "started", "stopped", "trips")
 
     def __init__(self, info: RunInfo, policy: Policy, tool_rule: Callable[[str], ToolRule | None]) -> None:
         self.info = info
@@ -123,8 +123,7 @@ class Run:
             rules.FanOut(policy.fan_out) if policy.fan_out else None,
             rules.Deadline(policy.max_seconds, info.at) if policy.max_seconds else None,
         ]
-        self.by_event = _dispatch(d for d in whole if d is not None)
-        self.growth: dict[str, float] = {}
+        self.detectors = [d for d in whole if d is not None]
 
     def lane(self, key: str) -> Lane:
         return self.lanes[key]
@@ -159,7 +158,7 @@ class Guard:
     def start(self, info: RunInfo) -> Run:
         """A root run begins; an id that is used again (a paused task that goes on) begins afresh."""
         run = Run(info, self.policy, self.tool_rule)
-        run.lanes[ROOT_LANE] = self._new_lane(ROOT_LANE, None, concurrent=False, path=())
+        run.lanes[ROOT_LANE] = self._new_lane(run, ROOT_LANE, None, concurrent=False, path=())
         self.runs[info.run] = run
         return run
 
@@ -175,7 +174,7 @@ class Guard:
     def open_lane(self, run: Run, key: str, parent: str, *, concurrent: bool, path: tuple[str, ...] = ()) -> Lane:
         """A strand begins: a parallel branch, or an agent called as a tool. Failures of the last one of this name carry on."""
         above = run.lanes.get(parent) or run.lanes[ROOT_LANE]
-        lane = self._new_lane(key, above, concurrent=concurrent, path=path)
+        lane = self._new_lane(run, key, above, concurrent=concurrent, path=path)
         inherited = run.retired.get(_retired_name(key))
         if inherited is not None:
             lane.detectors = [*inherited, *(d for d in lane.detectors if type(d) not in {type(i) for i in inherited})]
@@ -195,9 +194,9 @@ class Guard:
         if len(run.retired) > _NOTED_KEPT:
             run.retired.popitem(last=False)
 
-    def _new_lane(self, key: str, parent: Lane | None, *, concurrent: bool, path: tuple[str, ...]) -> Lane:
+    def _new_lane(self, run: Run, key: str, parent: Lane | None, *, concurrent: bool, path: tuple[str, ...]) -> Lane:
         rungs, policy = self._lane_rungs, self.policy
-        made: list[Detector] = []
+        made: list[Detector] = [*run.detectors]  # those of the whole run first, shared by all its lanes
         if "repetition" in rungs:
             made.append(rules.Repetition(rungs["repetition"]))
         if "stall" in rungs:
@@ -445,13 +444,8 @@ class Guard:
 
     def _ask(self, run: Run, lane: Lane, event: Event) -> Finding | None:
         """The strongest finding of all detectors; every one of them sees the event."""
-        kind = type(event)
         worst: Finding | None = None
-        for detector in run.by_event.get(kind, ()):
-            found = detector.observe(event)
-            if found is not None and (worst is None or found.action > worst.action):
-                worst = found
-        for detector in lane.by_event.get(kind, ()):
+        for detector in lane.by_event.get(type(event), ()):
             found = detector.observe(event)
             if found is not None and (worst is None or found.action > worst.action):
                 worst = found

@@ -29,7 +29,6 @@ MAX_NODES: Final = 4_096
 MAX_DEPTH: Final = 32
 _EDGE: Final = MAX_CHARS // 4
 
-_STR: Final = frozenset({str})
 _SCALARS: Final = frozenset({int, float, bool, type(None)})
 _BIG: Final = 10**40  # printing a longer integer is neither bounded nor always allowed
 
@@ -329,23 +328,15 @@ class AnswerBook:
         exact = hash(shot)
         known = self._calls.get(call)
         if known is None:
-            known = self._calls[call] = _Known(exact)
-            known.told.add((by, exact))
+            known = self._calls[call] = _Known(exact, by)
             if len(self._calls) > self.CALLS:
                 self._calls.popitem(last=False)
             self._keep(known, shot)
             return exact, True
         self._calls.move_to_end(call)
-        name = known.names.get(exact)
-        if name is None:
-            name = known.identify(exact, value)
+        name, new = known.again(exact, value, by)
         self._keep(known, shot)
-        if (by, name) in known.told:
-            return name, False
-        known.told.add((by, name))
-        if len(known.told) > self.ANSWERS:
-            known.told = {(by, name)}  # a call with so many answers moves on; its oldest may be told again
-        return name, True
+        return name, new
 
     def _keep(self, known: "_Known", shot: bytes | str) -> None:
         if known.shot is None:
@@ -357,29 +348,45 @@ class AnswerBook:
     def forget_pairs(self) -> None:
         """Something changed the world: what was known may be asked again."""
         for known in self._calls.values():
-            known.told.clear()
+            known.told = set()
 
 
 class _Known:
     """The answers of one call: their names by snapshot and by masked text, and to whom they were told."""
 
-    __slots__ = ("names", "shot", "told")
+    __slots__ = ("by", "exact", "names", "shot", "told")
 
-    def __init__(self, exact: int) -> None:
-        self.names = {exact: exact}
-        self.told: set[tuple[str, int]] = set()
+    def __init__(self, exact: int, by: str) -> None:
+        self.exact, self.by = exact, by
+        self.names: dict[int, int] | None = None  # made when the call repeats: most never do
+        self.told: set[tuple[str, int]] | None = None
         self.shot: bytes | str | None = None
 
-    def identify(self, exact: int, value: Any) -> int:
+    def again(self, exact: int, value: Any, by: str) -> tuple[int, bool]:
+        """The name of one more answer, and whether it is news to ``by``."""
+        if self.names is None:
+            self.names = {self.exact: self.exact}
+        if self.told is None:
+            self.told = {(self.by, self.exact)}
+        name = self.names.get(exact)
+        if name is None:
+            name = self._identify(exact, value, self.names)
+        if (by, name) in self.told:
+            return name, False
+        if len(self.told) >= AnswerBook.ANSWERS:
+            self.told.clear()  # a call with so many answers moves on; its oldest may be told again
+        self.told.add((by, name))
+        return name, True
+
+    def _identify(self, exact: int, value: Any, names: dict[int, int]) -> int:
         """A name for a snapshot not seen before: that of an answer which differs in volatile parts alone, or its own."""
-        if len(self.names) > AnswerBook.ANSWERS:
-            self.names.clear()
+        if len(names) > 2 * AnswerBook.ANSWERS:
+            names.clear()
         if self.shot:
-            before = _from_snapshot(self.shot)
-            self.names.setdefault(_masked(before), self.names.get(hash(self.shot), hash(self.shot)))
-        masked = _masked(value)
-        name = self.names.setdefault(masked, exact)
-        self.names[exact] = name
+            before = hash(self.shot)
+            names.setdefault(_masked(_from_snapshot(self.shot)), names.get(before, before))
+        name = names.setdefault(_masked(value), exact)
+        names[exact] = name
         return name
 
 
@@ -388,7 +395,7 @@ def snapshot(value: Any) -> bytes | str:
     if _fits(value):
         try:
             return marshal.dumps(value, 2)
-        except ValueError:  # too deep
+        except ValueError:  # a type of its own, or too deep
             pass
     return _bounded(value)
 
@@ -402,7 +409,7 @@ def _masked(value: Any) -> int:
 
 
 def _fits(value: Any) -> bool:
-    """Like ``_is_small`` without counting levels, for the one check that every answer pays."""
+    """Whether copying ``value`` is cheap: the one look that every answer pays for, so it looks at sizes only."""
     size = nodes = 0
     pending: list[Any] = [value]
     for item in pending:
@@ -415,18 +422,17 @@ def _fits(value: Any) -> bool:
             nodes += len(item)
             if nodes > MAX_NODES:
                 return False
-            if not _STR.issuperset(map(type, item)):
-                return False
-            size += sum(map(len, item))
-            if size > MAX_CHARS:
-                return False
+            pending += item  # keys have a size too
             pending += item.values()
         elif kind is list or kind is tuple:
             nodes += len(item)
             if nodes > MAX_NODES:
                 return False
             pending += item
-        elif kind not in _SCALARS or (kind is int and not -_BIG < item < _BIG):
+        elif kind is int:
+            if not -_BIG < item < _BIG:
+                return False
+        elif kind not in _SCALARS:
             return False
     return True
 

@@ -32,6 +32,11 @@ _BAD_TEXT: Final = re.compile(
     r"|usage:|(?:bash|sh|zsh)(?:: line \d+)?: )",
     re.IGNORECASE,
 )
+_LEADING: Final = " \t\r\n\"'`*#[({<-:>|!~."
+_BAD_STARTS: Final = (
+    *("traceback", "fatal", "fail", "invalid", "unknown tool", "unauthori", "forbidden", "permission denied", "access denied", "no such file"),
+    *("command not found", "syntax", "time", "could not", "cannot", "unable to", "tool execution failed", "usage:", "bash", "sh:", "zsh"),
+)
 _UNKNOWN_TOOL: Final = re.compile(
     r"(?:tool|function)\s[`'\"]?[\w.\-]{0,80}[`'\"]?\s(?:is\s)?(?:not found|does not exist|not available|unknown)|"
     r"unknown (?:tool|function)|is not an? (?:known|available|valid) (?:tool|function)",
@@ -73,9 +78,15 @@ def _of_text(text: str) -> tuple[Outcome, str]:
         return Outcome.EMPTY, ""
     if len(text) <= _HEAD and _ABSENT.match(head):
         return (Outcome.UNKNOWN_TOOL, failure_class(text)) if _UNKNOWN_TOOL.search(head) else (Outcome.EMPTY, "")
-    if _BAD_TEXT.match(head) or "Traceback (most recent call last)" in head:
+    if "Traceback (most recent call last)" in head or (_may_be_bad(head) and _BAD_TEXT.match(head)):
         return (Outcome.UNKNOWN_TOOL if _UNKNOWN_TOOL.search(head) else Outcome.FAILED), failure_class(text)
     return Outcome.OK, ""
+
+
+def _may_be_bad(head: str) -> bool:
+    """A quick look at the first words, for the many texts that are fine; the regular expression decides."""
+    start = head[:80].lower().lstrip(_LEADING)
+    return start.startswith(_BAD_STARTS) or "error" in start or "exception" in start
 
 
 def _of_dict(answer: dict[Any, object]) -> tuple[Outcome, str]:

@@ -201,34 +201,28 @@ class RunGuardPlugin(BasePlugin):
         trip, lane = self._gave_up(ic), ROOT_LANE
         if trip is None:
             try:
+                guard = self.guard
                 invocation = self._invocations.get(ic.invocation_id) or self._begin(ic)
-                lane = lane_of(self.guard, invocation, ic.branch)
-                trip = await self._before_model(invocation, lane, ic, llm_request)
+                run, branch, agent, task = invocation.run, ic.branch, ic.agent, asyncio.current_task()
+                lane = lane_of(guard, invocation, branch)
+                self._settle_unanswered(invocation, task)
+                event = ModelCall(run.info.run, lane, agent.name if agent is not None else "", guard.clock(), llm_request.model or "")
+                decision = guard.check(event)
+                if (decision.action is not Action.STOP or not decision.enforced) and not (task is not None and run.slots.take(task)):
+                    decision = await guard.reserve(event) or decision
+                if decision.action is not Action.STOP or not decision.enforced:
+                    invocation.begin_flight(task, ModelInFlight(event.agent, branch, lane))
+                    strand = run.lanes.get(lane)
+                    if strand is not None and strand.notice:
+                        llm_request.contents.append(types.Content(role="user", parts=[types.Part(text=strand.notice)]))
+                        strand.notice = ""
+                    return None
+                trip = decision.trip
             except Exception as error:
                 trip = self.ending.fault("before_model", error, ic)
         if trip is None:
             return None
         return await self.ending.at_model(callback_context, trip, self.find_invocation(ic.invocation_id), lane)
-
-    async def _before_model(self, invocation: Invocation, lane: str, ic: InvocationContext, request: LlmRequest) -> Trip | None:
-        """Ask for leave; the trip, when there is none."""
-        guard, run = self.guard, invocation.run
-        agent = ic.agent
-        name = agent.name if agent is not None else ""
-        task = asyncio.current_task()
-        self._settle_unanswered(invocation, task)
-        event = ModelCall(run.info.run, lane, name, guard.clock(), request.model or "")
-        decision = guard.check(event)
-        if (decision.action is not Action.STOP or not decision.enforced) and not (task is not None and run.slots.take(task)):
-            decision = await guard.reserve(event) or decision
-        if decision.action is Action.STOP and decision.enforced:
-            return decision.trip
-        invocation.begin_flight(task, ModelInFlight(name, ic.branch, lane))
-        strand = run.lanes.get(lane)
-        if strand is not None and strand.notice:
-            request.contents.append(types.Content(role="user", parts=[types.Part(text=strand.notice)]))
-            strand.notice = ""
-        return None
 
     def _settle_unanswered(self, invocation: Invocation, task: "asyncio.Task[Any] | None") -> None:
         """The last call of this task got no answer from a model: somebody's callback or cache answered instead."""

@@ -18,6 +18,9 @@ class _Streaks:
     def __init__(self) -> None:
         self._by_tool: OrderedDict[str, tuple[str, int, str]] = OrderedDict()
 
+    def __len__(self) -> int:
+        return len(self._by_tool)
+
     def count(self, tool: str) -> int:
         return self._by_tool.get(tool, ("", 0, ""))[1]
 
@@ -64,7 +67,8 @@ class Stall:
             return self._attempt(event)
         assert isinstance(event, ToolResults)
         if event.progress:
-            self._streaks.clear()
+            if self._streaks:
+                self._streaks.clear()
             if not event.failures:
                 return None
         worst: Finding | None = None
@@ -83,7 +87,7 @@ class Stall:
 
     def _attempt(self, event: ToolCall) -> Finding | None:
         block = self.rungs.block
-        if block is None or self._streaks.count(event.tool) + 1 < block:
+        if block is None or not self._streaks or self._streaks.count(event.tool) + 1 < block:
             return None
         count = self._streaks.add(event.tool, self._streaks.kind(event.tool), event.batch)
         action, limit = self.rungs.at(count) or (Action.BLOCK, block)
@@ -122,7 +126,8 @@ class EmptyAnswers:
             if not a.counted:
                 continue
             if a.outcome is not Outcome.EMPTY:
-                self._streaks.clear(a.tool)
+                if self._streaks:
+                    self._streaks.clear(a.tool)
                 continue
             count = self._streaks.add(a.tool, "empty", event.batch)
             reached = self.rungs.at(count)

@@ -23,7 +23,7 @@ class HandOffCycle:
 
     def observe(self, event: HandOff | ToolResults) -> Finding | None:
         if not isinstance(event, HandOff):
-            if event.progress:
+            if event.progress and self._edges:
                 self._edges.clear()
                 self._path.clear()
             return None

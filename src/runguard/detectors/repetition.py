@@ -57,7 +57,7 @@ class Repetition:
         if pairs == self._pairs and event.agent == self._agent:
             self._count += not same_batch
         else:
-            self._pairs, self._calls, self._count = pairs, frozenset(call for call, _ in pairs), 1
+            self._pairs, self._calls, self._count = pairs, event.calls if not same_batch else self._calls | event.calls, 1
         self._batch, self._agent = event.batch, event.agent
         if self._count < self._first:
             return None
