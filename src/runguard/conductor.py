@@ -61,7 +61,7 @@ _SETTINGS: Final = {
 class Lane:
     """One strand of a run in which things happen one after another, with its own detectors and memory."""
 
-    __slots__ = ("book", "by_event", "concurrent", "cut", "detectors", "key", "notice", "parent", "path", "stopped")
+    __slots__ = ("book", "by_event", "concurrent", "cut", "detectors", "fresh", "key", "notice", "parent", "path", "starting", "stopped")
 
     def __init__(self, key: str, parent: "Lane | None", detectors: list[Detector], *, concurrent: bool, path: tuple[str, ...]) -> None:
         self.key, self.parent, self.concurrent, self.path = key, parent, concurrent, path
@@ -70,6 +70,8 @@ class Lane:
         self.book = AnswerBook()
         self.stopped: Trip | None = None
         self.cut = False  # ended by a stop rather than by itself
+        self.fresh = True  # no model call yet
+        self.starting = 0  # branches below that have begun and not yet been judged: those that start at once
         self.notice = ""  # a nudge that found no tool result to ride on, for the next request
 
     def owner(self) -> "Lane | None":

@@ -1,4 +1,4 @@
-"""A clean process between tests, and quick ones on old versions of ADK."""
+"""A clean process between tests, and no imports that fail again and again."""
 
 import sys
 from collections.abc import Iterator
@@ -8,8 +8,13 @@ import pytest
 
 import runguard
 
-# Old versions of ADK try these imports before every model call; where the package behind is missing, each try compiles the module anew.
-for package, module in (("anthropic", "google.adk.models.anthropic_llm"), ("litellm", "google.adk.models.lite_llm")):
+# ADK tries these imports again and again while it runs; where the package behind is missing, each try compiles the module anew.
+_OPTIONAL = {
+    "anthropic": "google.adk.models.anthropic_llm",
+    "litellm": "google.adk.models.lite_llm",
+    "a2a": "google.adk.agents.remote_a2a_agent",
+}
+for package, module in _OPTIONAL.items():
     if find_spec(package) is None:
         sys.modules.setdefault(module, None)  # type: ignore[arg-type]
 

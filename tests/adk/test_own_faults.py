@@ -78,7 +78,8 @@ async def test_block_stops_the_run_with_guard_error(topology: Topology, event: t
     assert team.calls <= (after + 1) * 3
     if event is ModelCall:
         assert team.calls == after
-    assert_calls_answered(result.session, open_calls=int(topology in (task, task_again) and bool(team.calls % 2 or topology is task) and team.calls > 0))
+    if topology not in (task, task_again):  # a stopped task keeps its delegation open
+        assert_calls_answered(result.session)
     assert plugin.snapshot()["runs"] == []
 
 

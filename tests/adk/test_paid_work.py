@@ -23,9 +23,7 @@ SLOW = 3
 
 def slow_agents(seconds: float = 0.4, **options: Any) -> list[LlmAgent]:
     """Agents whose only model call takes a while."""
-    return [
-        LlmAgent(name=f"slow{n}", description="slow", model=ScriptedModel([text(f"paid answer {n}")], latency_s=seconds), **options) for n in range(SLOW)
-    ]
+    return [LlmAgent(name=f"slow{n}", description="slow", model=ScriptedModel([text(f"paid answer {n}")], latency_s=seconds), **options) for n in range(SLOW)]
 
 
 def quick(**options: Any) -> LlmAgent:

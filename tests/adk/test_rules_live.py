@@ -7,7 +7,10 @@ from typing import Any
 
 import pytest
 from google.adk.agents import LlmAgent, LoopAgent, ParallelAgent, SequentialAgent
+from google.adk.apps import App
+from google.adk.events import Event
 from google.adk.plugins.base_plugin import BasePlugin
+from google.adk.runners import Runner
 from google.adk.sessions import InMemorySessionService
 from google.adk.tools import FunctionTool, LongRunningFunctionTool, ToolContext
 from google.adk.tools.agent_tool import AgentTool
@@ -23,7 +26,8 @@ from .helpers import observe, play, prompts, told
 
 
 def agent(script: Any, *tools: Any, name: str = "worker", **options: Any) -> LlmAgent:
-    return LlmAgent(name=name, description=f"does {name}", model=script if isinstance(script, ScriptedModel) else ScriptedModel(script), tools=list(tools), **options)
+    model = script if isinstance(script, ScriptedModel) else ScriptedModel(script)
+    return LlmAgent(name=name, description=f"does {name}", model=model, tools=list(tools), **options)
 
 
 class Tool:
@@ -119,12 +123,11 @@ async def test_a_reviewer_may_read_again_what_the_writer_has_read() -> None:
 
 async def test_two_agents_that_only_ask_the_same_things_in_turn_are_going_nowhere() -> None:
     """News per agent must not hide a circle of agents."""
-    pair = [agent([call("load", q=1), text("over to you"), call("load", q=1), text("over to you")], Tool("load", ["text"]), name=name) for name in ("a", "b")]
-    for member in pair:
-        member.model = ScriptedModel(always(call("load", q=1), text("over to you")))
+    models = [ScriptedModel(always(call("load", q=1), text("over to you"))) for _ in range(2)]
+    pair = [agent(model, Tool("load", ["text"]), name=name) for name, model in zip("ab", models, strict=True)]
     seen = await observe(LoopAgent(name="loop", max_iterations=30, sub_agents=pair))
     assert_stopped(seen.result)
-    assert sum(member.model.calls for member in pair) <= 30
+    assert sum(model.calls for model in models) <= 30
 
 
 async def test_max_identical_tool_results_stops_at_its_number() -> None:
@@ -382,8 +385,16 @@ async def test_max_event_cost_ratio_stops_at_its_ratio_and_the_snapshot_shows_it
     assert model.calls == 5  # (4,000 + 5,000) / (1,000 + 2,000)
     trip = assert_stopped(seen.result, "growth")
     assert (trip.observed, trip.limit) == (3, 3)
-    assert ratios == [None, None, None, 2.333], "the fifth call is not made any more"
+    assert ratios == [None, None, None, 2.333, 3.0]
     assert_calls_answered(seen.result.session)
+
+
+async def test_growth_does_not_stop_a_run_whose_last_answer_is_there() -> None:
+    model = ScriptedModel(ask_new("dig", 4), prompt_tokens=lambda n: 1_000 * n)
+    seen = await observe(agent(model, Tool("dig", lambda n: {"found": n})), max_event_cost_ratio=3, cost_baseline_events=2, on_stop="raise")
+    assert model.calls == 5  # the fifth answers and reaches the ratio: nothing is left to stop
+    assert seen.result.texts == ["done"]
+    assert seen.plugin.trips == []
 
 
 async def test_growth_warns_by_default_and_changes_nothing() -> None:
@@ -395,9 +406,11 @@ async def test_growth_warns_by_default_and_changes_nothing() -> None:
 
 
 async def test_growth_compares_an_agent_with_itself_only() -> None:
-    sizes = (("a", 500), ("b", 50_000))
-    small, large = (agent(ScriptedModel(ask_new(f"dig_{name}", 5), prompt_tokens=size), Tool(f"dig_{name}", lambda n: {"n": n}), name=name) for name, size in sizes)
-    seen = await observe(SequentialAgent(name="seq", sub_agents=[small, large]), max_event_cost_ratio=2, cost_baseline_events=2)
+    def digger(name: str, size: int) -> LlmAgent:
+        return agent(ScriptedModel(ask_new(f"dig_{name}", 5), prompt_tokens=size), Tool(f"dig_{name}", lambda n: {"n": n}), name=name)
+
+    root = SequentialAgent(name="seq", sub_agents=[digger("small", 500), digger("large", 50_000)])
+    seen = await observe(root, max_event_cost_ratio=2, cost_baseline_events=2)
     assert seen.decisions == []
 
 
@@ -513,6 +526,19 @@ async def test_max_seconds_allows_exactly_its_time() -> None:
 
     seen = await observe(agent(ask_new("crawl", 3), crawl), max_seconds=60, clock=clock)
     assert seen.decisions == []
+
+
+async def test_max_seconds_does_not_stop_a_run_whose_last_answer_is_there() -> None:
+    clock = FakeClock()
+
+    def late(n: int, _: Any) -> Any:
+        clock.advance(61)
+        return text("done")
+
+    seen = await observe(agent(late), max_seconds=60, clock=clock, on_stop="raise")
+    assert seen.result.texts == ["done"]
+    assert seen.plugin.trips == []
+    assert not any(event.error_code for event in seen.result.events)
 
 
 async def test_a_tools_own_time_ends_that_call_and_the_run_goes_on() -> None:
@@ -693,39 +719,23 @@ async def test_a_pending_confirmation_is_neither_failure_nor_repeat() -> None:
 
 
 async def test_a_confirmed_call_runs_as_it_does_without_the_guard() -> None:
-    streams = []
-    for plugins in ([], [RunGuardPlugin(max_identical_tool_results=2)]):
-        paid: list[int] = []
+    async def pay_and_confirm(*plugins: BasePlugin) -> list[Any]:
+        pay, service = Tool("pay", [{"paid": 1}]), InMemorySessionService()
+        await service.create_session(app_name="app", user_id="u1", session_id="s1")
+        root = agent([call("pay", q=1), text("paid")], FunctionTool(pay, require_confirmation=True))
+        runner = Runner(app=App(name="app", root_agent=root, plugins=list(plugins)), session_service=service)
+        events: list[Event] = []
+        part = types.Part(text="go")
+        for _ in range(2):
+            message = types.Content(role="user", parts=[part])
+            async with asyncio.timeout(10):
+                events += [event async for event in runner.run_async(user_id="u1", session_id="s1", new_message=message)]
+            request = next(c for event in events for c in event.get_function_calls() if c.name == "adk_request_confirmation")
+            part = types.Part(function_response=types.FunctionResponse(id=request.id, name=request.name, response={"confirmed": True}))
+        assert pay.runs == 1
+        return told(events)
 
-        def pay(q: int, paid: list[int] = paid) -> dict[str, int]:
-            paid.append(q)
-            return {"paid": q}
-
-        service, root = InMemorySessionService(), agent([call("pay", q=1), text("paid")], FunctionTool(_only_q(pay), require_confirmation=True))
-        first = await play(root, plugins=plugins, session_service=service)
-        request = next(c for event in first.events for c in event.get_function_calls() if c.name == "adk_request_confirmation")
-        answer = types.FunctionResponse(id=request.id, name=request.name, response={"confirmed": True})
-        second = await _send(root, plugins, service, types.Part(function_response=answer))
-        assert paid == [1]
-        streams.append(told([*first.events, *second]))
-    assert streams[0] == streams[1]
-
-
-def _only_q(function: Callable[..., Any]) -> Callable[..., Any]:
-    def pay(q: int) -> dict[str, int]:
-        return function(q)  # type: ignore[no-any-return]
-
-    return pay
-
-
-async def _send(root: Any, plugins: list[Any], service: Any, part: types.Part) -> list[Any]:
-    from google.adk.apps import App
-    from google.adk.runners import Runner
-
-    runner = Runner(app=App(name="app", root_agent=root, plugins=plugins), session_service=service)
-    message = types.Content(role="user", parts=[part])
-    async with asyncio.timeout(10):
-        return [event async for event in runner.run_async(user_id="u1", session_id="s1", new_message=message)]
+    assert await pay_and_confirm(RunGuardPlugin(max_identical_tool_results=2)) == await pay_and_confirm()
 
 
 @pytest.mark.parametrize("answer", [None, {"status": "pending", "ticket": 7}], ids=["silent", "pending"])
@@ -997,14 +1007,10 @@ async def test_an_apps_own_plugin_wins_over_install() -> None:
 @pytest.mark.parametrize("include_plugins", [True, False])
 async def test_install_reaches_every_agent_tool(include_plugins: bool) -> None:
     plugin = runguard.install(max_model_calls=5)
-    inner = ScriptedModel(ask_new("step"))
-    root = agent(ask_new("inner"), AgentTool(agent(inner, Tool("step", lambda n: {"n": n}), name="inner"), include_plugins=include_plugins), name="outer")
-    for part in root.tools:
-        part.agent.input_schema = None
-    model = ScriptedModel([call("inner", request="go")])
-    root.model = model
-    result = await play(root)
-    assert model.calls + inner.calls == 5
+    outer, inner = ScriptedModel([call("inner", request="go")]), ScriptedModel(ask_new("step"))
+    called = AgentTool(agent(inner, Tool("step", lambda n: {"n": n}), name="inner"), include_plugins=include_plugins)
+    result = await play(agent(outer, called, name="outer"))
+    assert (outer.calls, inner.calls) == (1, 4)
     assert_stopped(result, "model_calls")
     assert len(plugin.trips) == 1
 

@@ -84,7 +84,8 @@ async def test_two_whole_responses_of_one_call_are_one_call() -> None:
 
 
 async def test_thoughts_and_tool_prompts_are_tokens_too() -> None:
-    usage = types.GenerateContentResponseUsageMetadata(prompt_token_count=100, tool_use_prompt_token_count=20, candidates_token_count=30, thoughts_token_count=50)
+    counts = {"prompt_token_count": 100, "tool_use_prompt_token_count": 20, "candidates_token_count": 30, "thoughts_token_count": 50}
+    usage = types.GenerateContentResponseUsageMetadata(**counts)
     said = LlmResponse(content=types.Content(role="model", parts=[types.Part(text="x")]), usage_metadata=usage)
     plugin = RunGuardPlugin(max_model_calls=1)
     root = LoopAgent(name="loop", max_iterations=2, sub_agents=[worker([said])])

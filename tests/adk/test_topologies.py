@@ -115,10 +115,9 @@ def test_raise_mode_raises_through_the_synchronous_runner(topology: Topology, mo
     asyncio.run(service.create_session(app_name="app", user_id="u1", session_id="s1"))
     runner = Runner(app=App(name="app", root_agent=topology(team), plugins=[plugin]), session_service=service)
     message = types.Content(role="user", parts=[types.Part(text="go")])
-    events = []
+    events: list[Event] = []
     with pytest.raises(runguard.LimitExceededError) as raised:
-        for event in runner.run(user_id="u1", session_id="s1", new_message=message):
-            events.append(event)
+        events.extend(runner.run(user_id="u1", session_id="s1", new_message=message))
     assert raised.value.trip == assert_stopped(events)
     assert team.calls == 5
     assert plugin.snapshot()["runs"] == []
@@ -221,7 +220,10 @@ def schema_in_single_turn(agent: LlmAgent) -> Any:
     return LlmAgent(name="lead", model=ScriptedModel(lambda n, _: call("writer", request=f"{n}")), sub_agents=[agent])
 
 
-@pytest.mark.parametrize("shape", [schema_alone, schema_in_sequence, schema_in_loop, schema_in_workflow, schema_in_single_turn], ids=lambda shape: shape.__name__)
+SCHEMA_SHAPES = [schema_alone, schema_in_sequence, schema_in_loop, schema_in_workflow, schema_in_single_turn]
+
+
+@pytest.mark.parametrize("shape", SCHEMA_SHAPES, ids=lambda shape: shape.__name__)
 @pytest.mark.parametrize("limit", [1, 2, 3])
 async def test_a_stop_neither_breaks_an_output_schema_nor_lands_in_the_state(shape: Callable[[LlmAgent], Any], limit: int) -> None:
     agent, model = _writer()

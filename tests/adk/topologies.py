@@ -4,6 +4,7 @@ A topology is a function of a ``Team``. The team hands out agents with a scripte
 and can be told to calm down, so that the user's next turn finds agents that simply answer.
 """
 
+import asyncio
 from collections.abc import AsyncGenerator, Callable, Sequence
 from typing import Any
 
@@ -14,7 +15,7 @@ from google.adk.events import Event
 from google.adk.models.llm_request import LlmRequest
 from google.adk.tools import exit_loop
 from google.adk.tools.agent_tool import AgentTool
-from google.adk.workflow import JoinNode, Workflow, node
+from google.adk.workflow import JoinNode, RetryConfig, Workflow, node
 from google.genai import types
 from pydantic import BaseModel
 
@@ -145,6 +146,26 @@ def agent_tool_with_schema(team: Team) -> Any:
     return team.agent("outer", ask, lambda n: call("inner", request=f"part {n}"), tools=[AgentTool(inner)])
 
 
+def agent_tools_at_once(team: Team) -> Any:
+    helpers = [team.speaker("left"), team.speaker("right")]
+
+    def both(n: int) -> Step:
+        return calls(call("left", request=f"room {n}"), call("right", request=f"room {n}"))
+
+    return team.agent("lead", [both(1), both(2), text("lead is done")], both, tools=[AgentTool(helper) for helper in helpers])
+
+
+def agent_tool_of_loop(team: Team) -> Any:
+    """The agent behind the tool is a loop without an end of its own."""
+    inner = loop(team)
+    return team.agent("outer", [call("loop", request="one"), text("outer is done")], lambda n: call("loop", request=f"{n}"), tools=[AgentTool(inner)])
+
+
+def agent_tool_of_parallel(team: Team) -> Any:
+    inner = parallel(team)
+    return team.agent("outer", [call("par", request="one"), text("outer is done")], lambda n: call("par", request=f"{n}"), tools=[AgentTool(inner)])
+
+
 # ---- containers -----------------------------------------------------------------------------------------------------
 
 
@@ -183,6 +204,13 @@ def loop_of_parallel(team: Team) -> Any:
 def sequential_with_parallel(team: Team) -> Any:
     pair = ParallelAgent(name="par", sub_agents=[team.worker("p1"), team.worker("p2")])
     return SequentialAgent(name="seq", sub_agents=[pair, team.speaker("third")])
+
+
+def transfer_inside_sequence(team: Team) -> Any:
+    """Below a container a transfer is nested, not handed over."""
+    child = team.worker("child")
+    lead = team.agent("lead", [transfer("child")], lambda n: transfer("child"), sub_agents=[child])
+    return SequentialAgent(name="seq", sub_agents=[lead, team.speaker("third")])
 
 
 # ---- workflows ------------------------------------------------------------------------------------------------------
@@ -229,8 +257,8 @@ def workflow_join(team: Team) -> Any:
     def publish(node_input: Any) -> str:
         return "published"
 
-    edges = [("START", left), ("START", right), (left, join), (right, join), (join, review), (review, {"again": again, "good": publish}), (again, left), (again, right)]
-    return Workflow(name="wf", edges=edges)
+    there = [("START", left), ("START", right), (left, join), (right, join), (join, review), (review, {"again": again, "good": publish})]
+    return Workflow(name="wf", edges=[*there, (again, left), (again, right)])
 
 
 def workflow_parallel_worker(team: Team) -> Any:
@@ -254,6 +282,39 @@ def workflow_dynamic_node(team: Team) -> Any:
         return "all rooms done"
 
     return Workflow(name="wf", edges=[("START", orchestrate)])
+
+
+def workflow_dynamic_nodes_at_once(team: Team) -> Any:
+    workers = [team.speaker("left"), team.speaker("right")]
+
+    @node(rerun_on_resume=True)
+    async def orchestrate(ctx: CallbackContext) -> str:
+        rounds = 0
+        while rounds == 0 or (not team.calm and (team.endless or rounds < 2)):
+            rounds += 1
+            await asyncio.gather(*(ctx.run_node(worker, f"room {rounds}", use_sub_branch=True) for worker in workers))
+        return "all rooms done"
+
+    return Workflow(name="wf", edges=[("START", orchestrate)])
+
+
+def workflow_in_workflow(team: Team) -> Any:
+    inner = workflow_cycle(team)
+    inner.name = "inner"
+    last = team.speaker("last")
+    return Workflow(name="outer", edges=[("START", inner), (inner, last)])
+
+
+def workflow_of_containers(team: Team) -> Any:
+    looped = loop(team)
+    last = team.speaker("last")
+    return Workflow(name="wf", edges=[("START", looped), (looped, last)])
+
+
+def workflow_with_retries(team: Team) -> Any:
+    """A stop is no failure: nothing is tried again because of it."""
+    worker = team.worker("worker", retry_config=RetryConfig(max_attempts=3, initial_delay=0.01))
+    return Workflow(name="wf", edges=[("START", worker)])
 
 
 # ---- agents of one's own --------------------------------------------------------------------------------------------
@@ -281,6 +342,11 @@ class Quiet(Again):
         yield Event(author=self.name, invocation_id=ctx.invocation_id, content=types.Content(role="model", parts=[types.Part(text="all done")]))
 
 
+def custom_loop_in_workflow(team: Team) -> Any:
+    custom, last = Again(name="custom", sub_agents=[team.speaker("member")], team=team), team.speaker("last")
+    return Workflow(name="wf", edges=[("START", custom), (custom, last)])
+
+
 def custom_loop(team: Team) -> Any:
     return Again(name="custom", sub_agents=[team.speaker("member")], team=team)
 
@@ -301,6 +367,9 @@ TOPOLOGIES: list[Callable[[Team], Any]] = [
     agent_tool,
     agent_tool_two_deep,
     agent_tool_with_schema,
+    agent_tools_at_once,
+    agent_tool_of_loop,
+    agent_tool_of_parallel,
     sequential,
     loop,
     parallel,
@@ -308,11 +377,17 @@ TOPOLOGIES: list[Callable[[Team], Any]] = [
     parallel_of_loops,
     loop_of_parallel,
     sequential_with_parallel,
+    transfer_inside_sequence,
     workflow_chain,
     workflow_cycle,
     workflow_join,
     workflow_parallel_worker,
     workflow_dynamic_node,
+    workflow_dynamic_nodes_at_once,
+    workflow_in_workflow,
+    workflow_of_containers,
+    workflow_with_retries,
+    custom_loop_in_workflow,
     custom_loop,
     custom_quiet_loop,
 ]

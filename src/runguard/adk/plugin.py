@@ -27,7 +27,7 @@ from runguard.adk.chain import FRAME, Call, Frame, Invocation, ModelInFlight, de
 from runguard.adk.ending import Ending
 from runguard.adk.stops import refusal, with_notice
 from runguard.adk.tool_time import limit_time
-from runguard.conductor import Guard
+from runguard.conductor import Guard, Lane
 from runguard.decision import Action, Trip
 from runguard.errors import PolicyError
 from runguard.events import ROOT_LANE, AgentEntered, Answer, HandOff, ModelCall, ModelResult, Outcome, RunInfo, ToolCall, ToolResults
@@ -207,13 +207,15 @@ class RunGuardPlugin(BasePlugin):
                 lane = lane_of(guard, invocation, branch)
                 self._settle_unanswered(invocation, task)
                 event = ModelCall(run.info.run, lane, agent.name if agent is not None else "", guard.clock(), llm_request.model or "")
+                strand = run.lanes[lane]
+                if strand.fresh and strand.parent is not None and branch is not None and "@" in branch and branch.rpartition("@")[2] not in invocation.calls:
+                    await self._count_siblings(strand, strand.parent, event)
                 decision = guard.check(event)
                 if (decision.action is not Action.STOP or not decision.enforced) and not (task is not None and run.slots.take(task)):
                     decision = await guard.reserve(event) or decision
                 if decision.action is not Action.STOP or not decision.enforced:
                     invocation.begin_flight(task, ModelInFlight(event.agent, branch, lane))
-                    strand = run.lanes.get(lane)
-                    if strand is not None and strand.notice:
+                    if strand.notice:
                         llm_request.contents.append(types.Content(role="user", parts=[types.Part(text=strand.notice)]))
                         strand.notice = ""
                     return None
@@ -223,6 +225,21 @@ class RunGuardPlugin(BasePlugin):
         if trip is None:
             return None
         return await self.ending.at_model(callback_context, trip, self.find_invocation(ic.invocation_id), lane)
+
+    async def _count_siblings(self, strand: Lane, above: Lane, event: ModelCall) -> None:
+        """A Workflow's branch begins. Its siblings begin in the same turn of the event loop: let them, then judge all of them as one.
+
+        Only so can too many be refused before the first is paid: no hook of ADK tells how many branches a node starts.
+        """
+        strand.fresh = False
+        if not strand.concurrent:
+            return
+        above.starting += 1
+        try:
+            await asyncio.sleep(0)
+            self.guard.check(AgentEntered(event.run, above.key, event.agent, event.at, 0, above.starting))  # a stop shows at the next check
+        finally:
+            above.starting -= 1
 
     def _settle_unanswered(self, invocation: Invocation, task: "asyncio.Task[Any] | None") -> None:
         """The last call of this task got no answer from a model: somebody's callback or cache answered instead."""
@@ -485,8 +502,7 @@ class RunGuardPlugin(BasePlugin):
                 continue  # pending confirmation or sign-in is neither failure nor repetition
             lane, batch = call.lane, call.batch
             by_call[call_id] = response
-            strand = run.lanes.get(f"{lane}/{name}@{call_id}")
-            if strand is not None and strand.cut:
+            if self._was_cut(invocation, f"{lane}/{name}@{call_id}", response.response):
                 response.response = refusal(_PART_STOPPED)
                 call.refused = True
             value: object = response.response
@@ -514,6 +530,18 @@ class RunGuardPlugin(BasePlugin):
                     by_call[a.id].response = refusal(decision.for_model)
         elif decision.trip is not None:
             runners.announce(decision.trip, self)
+
+    def _was_cut(self, invocation: Invocation, key: str, answer: dict[str, Any] | None) -> bool:
+        """Whether an agent called as a tool was stopped before it answered. What a branch of it said in words stays: it is paid."""
+        lanes = invocation.run.lanes
+        strand = lanes.get(key)
+        if strand is None:
+            return False
+        if strand.cut:
+            return True
+        below = next((lane for lane in lanes.values() if lane.cut and lane.key.startswith(f"{key}/")), None)
+        trip = invocation.run.stopped or (below.stop_in_force() if below is not None else None)
+        return below is not None and trip is not None and (answer or {}).get("result") in ("", self.guard.stop_text(trip))
 
     def judge_transfer(self, invocation: Invocation, lane: str, author: str, target: str) -> None:
         decision = self.guard.check(HandOff(invocation.run.info.run, lane, author, target, self.guard.clock()))

@@ -3,8 +3,8 @@
 from collections import OrderedDict, deque
 from typing import ClassVar
 
-from runguard.decision import Finding, Rungs
-from runguard.events import ModelResult
+from runguard.decision import Action, Finding, Rungs
+from runguard.events import ModelCall, ModelResult
 
 _AGENTS_KEPT = 32
 
@@ -15,7 +15,7 @@ class Growth:
     By default it only warns: three times the first prompt is normal for an agent that uses tools.
     """
 
-    sees: ClassVar[tuple[type, ...]] = (ModelResult,)
+    sees: ClassVar[tuple[type, ...]] = (ModelResult, ModelCall)
     per: ClassVar[str] = "lane"
     __slots__ = ("_agents", "events", "rungs")
 
@@ -23,7 +23,10 @@ class Growth:
         self.rungs, self.events = rungs, events
         self._agents: OrderedDict[str, _Prompts] = OrderedDict()
 
-    def observe(self, event: ModelResult) -> Finding | None:
+    def observe(self, event: ModelResult | ModelCall) -> Finding | None:
+        if isinstance(event, ModelCall):  # a stop is for the next call: a run whose last answer is there is not stopped any more
+            known = self._agents.get(event.agent)
+            return self._finding(event.agent, known.ratio, stops=True) if known is not None else None
         if event.prompt_tokens is None:
             return None
         prompts = self._agents.get(event.agent)
@@ -31,13 +34,13 @@ class Growth:
             prompts = self._agents[event.agent] = _Prompts(self.events)
             if len(self._agents) > _AGENTS_KEPT:
                 self._agents.popitem(last=False)
-        ratio = prompts.add(event.prompt_tokens)
-        if ratio is None:
+        return self._finding(event.agent, prompts.add(event.prompt_tokens), stops=False)
+
+    def _finding(self, agent: str, ratio: float | None, *, stops: bool) -> Finding | None:
+        reached = self.rungs.at(ratio) if ratio is not None else None
+        if ratio is None or reached is None or (reached[0] is Action.STOP) is not stops:
             return None
-        reached = self.rungs.at(ratio)
-        if reached is None:
-            return None
-        return Finding("growth", reached[0], round(ratio, 2), reached[1], "times the first prompts", "lane", "", event.agent, f"agent {event.agent}")
+        return Finding("growth", reached[0], round(ratio, 2), reached[1], "times the first prompts", "lane", "", agent, f"agent {agent}")
 
     def ratios(self) -> dict[str, float]:
         """Recent over first, for every agent with enough calls to say."""

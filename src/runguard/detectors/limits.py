@@ -94,7 +94,7 @@ class FanOut:
 class Deadline:
     """Wall clock of the run."""
 
-    sees: ClassVar[tuple[type, ...]] = (ModelCall, ToolCall, AgentEntered, HandOff, ModelResult, ToolResults)
+    sees: ClassVar[tuple[type, ...]] = (ModelCall, ToolCall, AgentEntered, HandOff)  # before the next step: a finished run is not stopped
     per: ClassVar[str] = "run"
     __slots__ = ("seconds", "started")
 

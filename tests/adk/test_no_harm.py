@@ -1,0 +1,309 @@
+"""Beside the guard everything goes on as before: other plugins, callbacks, the order of things, waiting in line, pausing and resuming."""
+
+import asyncio
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from google.adk.agents import LlmAgent, SequentialAgent
+from google.adk.agents.run_config import RunConfig
+from google.adk.apps import App
+from google.adk.plugins.base_plugin import BasePlugin
+from google.adk.runners import InMemoryRunner, Runner
+from google.adk.sessions import InMemorySessionService
+from google.adk.tools import ToolContext
+from google.adk.tools.agent_tool import AgentTool
+from google.genai import types
+
+import runguard
+from runguard.adk import RunGuardPlugin
+from runguard.testing import ScriptedModel, assert_calls_answered, assert_stopped, call, text
+
+from .helpers import observe, play, prompts, told
+from .topologies import TOPOLOGIES, Team, single, step, workflow_parallel_worker
+
+Topology = Callable[[Team], Any]
+everywhere = pytest.mark.parametrize("topology", TOPOLOGIES, ids=lambda topology: topology.__name__)
+
+
+class Witness(BasePlugin):
+    """Writes down every hook it is called in."""
+
+    def __init__(self) -> None:
+        super().__init__(name="witness")
+        self.seen: list[tuple[str, str]] = []
+
+    async def before_run_callback(self, *, invocation_context: Any) -> None:
+        self.seen.append(("before_run", invocation_context.agent.name if invocation_context.agent else ""))
+
+    async def after_run_callback(self, *, invocation_context: Any) -> None:
+        self.seen.append(("after_run", ""))
+
+    async def before_agent_callback(self, *, agent: Any, callback_context: Any) -> None:
+        self.seen.append(("before_agent", agent.name))
+
+    async def after_agent_callback(self, *, agent: Any, callback_context: Any) -> None:
+        self.seen.append(("after_agent", agent.name))
+
+    async def before_model_callback(self, *, callback_context: Any, llm_request: Any) -> None:
+        self.seen.append(("before_model", callback_context.agent_name))
+
+    async def after_model_callback(self, *, callback_context: Any, llm_response: Any) -> None:
+        self.seen.append(("after_model", callback_context.agent_name))
+
+    async def before_tool_callback(self, *, tool: Any, tool_args: Any, tool_context: Any) -> None:
+        self.seen.append(("before_tool", f"{tool.name}{sorted(tool_args.items())}"))
+
+    async def after_tool_callback(self, *, tool: Any, tool_args: Any, tool_context: Any, result: Any) -> None:
+        self.seen.append(("after_tool", f"{tool.name}{result}"))
+
+    async def on_event_callback(self, *, invocation_context: Any, event: Any) -> None:
+        self.seen.append(("on_event", event.author))
+
+
+@everywhere
+@pytest.mark.parametrize("first", [True, False], ids=["guard first", "guard last"])
+async def test_other_plugins_see_the_same_hooks_in_the_same_order(topology: Topology, first: bool) -> None:
+    alone, beside = Witness(), Witness()
+    await play(topology(Team(endless=False)), plugins=[alone])
+    plugin = RunGuardPlugin(max_seconds=60)
+    await play(topology(Team(endless=False)), plugins=[plugin, beside] if first else [beside, plugin])
+    assert sorted(beside.seen) == sorted(alone.seen)
+    for agent in {author for _, author in alone.seen}:  # strands that run side by side have no order between them
+        assert [hook for hook, author in beside.seen if author == agent] == [hook for hook, author in alone.seen if author == agent]
+
+
+async def test_an_agents_own_callbacks_keep_their_order_and_their_say() -> None:
+    async def story(*plugins: BasePlugin) -> tuple[list[str], list[Any], list[Any]]:
+        seen: list[str] = []
+
+        def note(name: str, answer: Any = None) -> Callable[..., Any]:
+            def callback(**kwargs: Any) -> Any:
+                seen.append(name)
+                return answer(kwargs) if answer else None
+
+            return callback
+
+        model = ScriptedModel([call("step", n=1), call("step", n=2), text("done")])
+        agent = LlmAgent(
+            name="worker",
+            model=model,
+            tools=[step],
+            before_agent_callback=lambda callback_context: seen.append("before_agent"),
+            after_agent_callback=lambda callback_context: types.Content(role="model", parts=[types.Part(text="one more thing")]),
+            before_model_callback=[note("before_model 1"), note("before_model 2")],
+            after_model_callback=note("after_model"),
+            before_tool_callback=note("before_tool", lambda kwargs: {"from": "cache"} if kwargs["args"]["n"] == 2 else None),
+            after_tool_callback=note("after_tool", lambda kwargs: {**kwargs["tool_response"], "seen": True}),
+        )
+        result = await play(agent, plugins=list(plugins))
+        return seen, told(result.events), prompts(model.requests)
+
+    assert await story(RunGuardPlugin()) == await story()
+
+
+# ---- waiting in line ------------------------------------------------------------------------------------------------
+
+
+@everywhere
+async def test_one_model_call_at_a_time_never_deadlocks(topology: Topology) -> None:
+    """A queue holds model calls, never agents: whoever waits for another agent holds nothing."""
+    bare, team = Team(endless=False), Team(endless=False)
+    plugin = RunGuardPlugin(max_concurrent_agents=1, on_surplus="queue")
+    without, result = await play(topology(bare)), await play(topology(team), plugins=[plugin])
+    assert sorted(result.texts) == sorted(without.texts)
+    assert team.calls == bare.calls
+    assert max(model.max_in_flight for model in team.models.values()) == 1
+    assert plugin.trips == []
+
+
+@everywhere
+async def test_a_limit_holds_while_calls_wait_in_line(topology: Topology) -> None:
+    team, plugin = Team(endless=True), RunGuardPlugin(max_concurrent_agents=1, on_surplus="queue", max_model_calls=5)
+    result = await play(topology(team), plugins=[plugin])
+    assert team.calls == 5
+    assert_stopped(result, "model_calls")
+    assert len(plugin.trips) == 1
+
+
+# ---- the session ----------------------------------------------------------------------------------------------------
+
+
+@everywhere
+async def test_the_guard_writes_no_session_state(topology: Topology) -> None:
+    team, plugin = Team(endless=True), RunGuardPlugin(max_model_calls=4)
+    result = await play(topology(team), plugins=[plugin])
+    assert {key for key in result.session.state if not key.endswith("_said") and key != "word"} == set()
+
+
+@everywhere
+async def test_the_last_word_of_a_stopped_run_is_the_stop(topology: Topology) -> None:
+    if topology is workflow_parallel_worker:
+        pytest.skip("answers of workers that were on their way may follow the stop of another")
+    plugin = RunGuardPlugin(max_model_calls=4)
+    result = await play(topology(Team(endless=True)), plugins=[plugin])
+    last = result.events[-1]
+    assert last.is_final_response()
+    assert runguard.trip(last) == plugin.trips[0]
+
+
+# ---- pausing --------------------------------------------------------------------------------------------------------
+
+
+async def test_a_task_that_waits_for_the_user_begins_each_turn_afresh() -> None:
+    """ADK may go on under the same invocation id: counters belong to the turn, not to the id."""
+    finish = call("finish_task", result="booked")
+    asks = ScriptedModel([call("step", n=1), call("step", n=2), text("which day?"), call("step", n=3), call("step", n=4), text("which hour?"), finish])
+    clerk = LlmAgent(name="clerk", description="books", model=asks, mode="task", tools=[step])
+    lead = ScriptedModel([call("clerk", request="book"), text("all booked")])
+    root = LlmAgent(name="lead", model=lead, sub_agents=[clerk])
+    plugin, service = RunGuardPlugin(max_model_calls=4), InMemorySessionService()
+    turns = [await play(root, message, plugins=[plugin], session_service=service) for message in ("book it", "monday", "noon")]
+    assert [turn.texts for turn in turns] == [["which day?"], ["which hour?"], ["all booked"]]
+    assert plugin.trips == []
+    assert plugin.snapshot()["runs"] == []
+    assert_calls_answered(turns[-1].session)
+
+
+async def test_a_users_message_re_arms() -> None:
+    model = ScriptedModel(lambda n, _: text("done") if n % 3 == 0 else call("step", n=1))
+    root, plugin, service = LlmAgent(name="worker", model=model, tools=[step]), RunGuardPlugin(), InMemorySessionService()
+    for _ in range(6):
+        result = await play(root, plugins=[plugin], session_service=service)
+        assert result.texts == ["done"]
+    assert "runguard" not in str(told(result.session.events))
+
+
+@pytest.mark.skipif("abort_signal" not in inspect.signature(Runner.run_async).parameters, reason="this ADK cannot abort a run")
+async def test_a_run_that_the_caller_aborts_leaves_nothing_behind() -> None:
+    plugin, signal = RunGuardPlugin(), asyncio.Event()
+    model = ScriptedModel(lambda n, _: call("step", n=n), latency_s=0.02)
+    asyncio.get_running_loop().call_later(0.2, signal.set)
+    result = await play(LlmAgent(name="worker", model=model, tools=[step]), plugins=[plugin], abort_signal=signal)
+    assert result.events[-1].error_code == "INVOCATION_ABORTED"
+    assert (plugin.trips, plugin.snapshot()["runs"]) == ([], [])
+
+
+# ---- runners inside tools -------------------------------------------------------------------------------------------
+
+
+async def _ask_inside(model: ScriptedModel) -> str:
+    """What a user's tool may do: run another agent on a Runner of its own."""
+    runner = InMemoryRunner(agent=LlmAgent(name="inner", model=model, tools=[step]), app_name="inner_app")
+    session = await runner.session_service.create_session(app_name="inner_app", user_id="u2")
+    message = types.Content(role="user", parts=[types.Part(text="go")])
+    events = [event async for event in runner.run_async(user_id="u2", session_id=session.id, new_message=message)]
+    return str(events[-1].error_code or "ok")
+
+
+async def test_under_install_a_runner_inside_a_tool_is_on_the_same_account() -> None:
+    plugin = runguard.install(max_model_calls=6)
+    inner, endings = ScriptedModel(lambda n, _: call("step", n=n)), []
+
+    async def research(q: int) -> dict[str, str]:
+        endings.append(await _ask_inside(inner))
+        return {"ending": endings[-1]}
+
+    outer = ScriptedModel(lambda n, _: call("research", q=n))
+    result = await play(LlmAgent(name="outer", model=outer, tools=[research]))
+    assert (outer.calls, inner.calls, endings) == (1, 5, ["RUNGUARD_STOP"])
+    assert_stopped(result, "model_calls")
+    (trip,) = plugin.trips
+    assert trip.agent_path == ("outer", "inner")
+    assert trip.session_id == "s1", "the account is that of the root run"
+    assert_calls_answered(result.session)
+
+
+async def test_a_hidden_agent_tool_is_named_as_a_blind_spot(caplog: pytest.LogCaptureFixture) -> None:
+    inner = LlmAgent(name="hidden", description="hidden", model=ScriptedModel([text("done")]))
+    root = LlmAgent(name="outer", model=ScriptedModel([call("hidden", request="go"), text("done")]), tools=[AgentTool(inner, include_plugins=False)])
+    with caplog.at_level("WARNING", logger="runguard"):
+        result = await play(root, plugins=[RunGuardPlugin()])
+    assert result.texts == ["done"]
+    assert "blind_spot" in caplog.text
+    assert "hidden" in caplog.text
+
+
+@pytest.mark.skipif("tool_thread_pool_config" not in RunConfig.model_fields, reason="this ADK has no thread pool for tools")
+async def test_tools_in_a_thread_pool_are_counted_like_others() -> None:
+    from google.adk.agents.run_config import ToolThreadPoolConfig
+
+    pool = RunConfig(tool_thread_pool_config=ToolThreadPoolConfig(max_workers=4))
+    model = ScriptedModel(lambda n, _: [call("step", n=4 * n + k) for k in range(4)])
+    seen = await observe(LlmAgent(name="worker", model=model, tools=[step]), play_with={"run_config": pool}, max_tool_calls=10)
+    trip = assert_stopped(seen.result, "tool_calls")
+    assert (trip.tool_calls, model.calls) == (10, 3)
+    assert assert_calls_answered(seen.result.session) == 12
+
+
+# ---- the account across agents called as tools ----------------------------------------------------------------------
+
+
+def _asks_inner(times: int, inner_model: ScriptedModel, tool: Any) -> LlmAgent:
+    inner = LlmAgent(name="inner", description="inner", model=inner_model, tools=[tool])
+    ask = [call("inner", request=f"part {n}") for n in range(times)]
+    return LlmAgent(name="outer", model=ScriptedModel([*ask, text("done")]), tools=[AgentTool(inner)])
+
+
+async def test_the_same_failure_in_every_call_of_an_agent_is_a_stall() -> None:
+    runs = 0
+
+    def fetch(n: int) -> dict[str, str]:
+        nonlocal runs
+        runs += 1
+        return {"error": "quota exceeded"}
+
+    model = ScriptedModel(lambda n, _: call("fetch", n=n) if n % 2 else text("could not fetch it"))
+    seen = await observe(_asks_inner(12, model, fetch))
+    assert_stopped(seen.result, "stall")
+    assert runs == 4
+    assert_calls_answered(seen.result.session)
+
+
+async def test_an_agent_that_loads_the_same_thing_in_every_call_is_healthy() -> None:
+    def load(n: int) -> dict[str, str]:
+        return {"document": "text"}
+
+    model = ScriptedModel(lambda n, _: call("load", n=1) if n % 2 else text(f"part {n} is done"))
+    seen = await observe(_asks_inner(12, model, load))
+    assert seen.decisions == []
+    assert seen.result.texts == ["done"]
+
+
+async def test_the_path_of_a_nested_trip_names_every_agent() -> None:
+    plugin = RunGuardPlugin(max_model_calls=3)
+    inner = LlmAgent(name="inner", description="inner", model=ScriptedModel(lambda n, _: call("step", n=n)), tools=[step])
+    middle = LlmAgent(name="middle", description="middle", model=ScriptedModel([call("inner", request="go")]), tools=[AgentTool(inner)])
+    outer = LlmAgent(name="outer", model=ScriptedModel([call("middle", request="go")]), tools=[AgentTool(middle)])
+    await play(SequentialAgent(name="seq", sub_agents=[outer]), plugins=[plugin])
+    assert plugin.trips[0].agent_path == ("outer", "middle", "inner")
+
+
+async def test_state_written_by_tools_survives_beside_the_guard() -> None:
+    def note(n: int, tool_context: ToolContext) -> dict[str, int]:
+        tool_context.state[f"note_{n}"] = n
+        return {"noted": n}
+
+    model = ScriptedModel(lambda n, _: call("note", n=n))
+    result = await play(LlmAgent(name="worker", model=model, tools=[note]), plugins=[RunGuardPlugin(max_model_calls=3)])
+    assert result.session.state == {"note_1": 1, "note_2": 2, "note_3": 3}
+
+
+async def test_a_second_user_is_not_stopped_by_the_firsts_stop() -> None:
+    plugin, service = RunGuardPlugin(max_model_calls=3), InMemorySessionService()
+    for user, endless in (("ann", True), ("bob", False)):
+        team = Team(endless=endless)
+        result = await play(single(team), plugins=[plugin], session_service=service, user_id=user, session_id=user)
+        assert bool(result.trips) is endless
+
+
+async def test_one_runner_serves_many_turns() -> None:
+    team, plugin = Team(endless=True), RunGuardPlugin(max_model_calls=4)
+    service = InMemorySessionService()
+    runner = Runner(app=App(name="app", root_agent=single(team), plugins=[plugin]), session_service=service)
+    for turn in range(1, 4):
+        result = await play(None, runner=runner)
+        assert_stopped(result, "model_calls")
+        assert team.calls == 4 * turn
+    assert len(plugin.trips) == 3
