@@ -301,6 +301,8 @@ _VOLATILE: Final = re.compile(
 
 def mask(text: str) -> str:
     """``text`` with volatile parts replaced; counts, percentages, exit codes and line numbers stay."""
+    if "\\" in text:  # an escaped line break of JSON would glue its letter to the next word
+        text = text.replace("\\n", "\n").replace("\\t", "\t").replace("\\r", "\r")
     return _VOLATILE.sub("~", text)
 
 

@@ -127,7 +127,7 @@ class EmptyAnswers:
                 continue
             if a.outcome is not Outcome.EMPTY:
                 if self._streaks:
-                    self._streaks.clear(a.tool)
+                    self._streaks.clear(a.tool if a.outcome in FAILURES else None)  # whatever was found elsewhere: the work moves
                 continue
             count = self._streaks.add(a.tool, "empty", event.batch)
             reached = self.rungs.at(count)

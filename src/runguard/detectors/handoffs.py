@@ -38,7 +38,9 @@ class HandOffCycle:
         reached = self.rungs.at(count)
         if reached is None:
             return None
-        return Finding("handoff", reached[0], count, reached[1], "equal hand-offs without news", "lane", "", f"{event.agent}→{event.target}", path)
+        return Finding(
+            "handoff", reached[0], count, reached[1], "equal hand-offs without news", "lane", "", "↔".join(sorted((event.agent, event.target))), path
+        )
 
 
 class Depth:
