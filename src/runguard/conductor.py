@@ -38,6 +38,9 @@ from runguard.outcomes import classify, failure_class
 from runguard.policy import Policy, ToolRule
 
 _log: Final = logging.getLogger("runguard")
+# Members bound once: looking one up on its enum costs as much as the rest of a line.
+_NUDGE, _BLOCK, _STOP = Action.NUDGE, Action.BLOCK, Action.STOP
+_OK, _EMPTY, _FAILED, _REFUSED = Outcome.OK, Outcome.EMPTY, Outcome.FAILED, Outcome.REFUSED
 _TRIPS_KEPT: Final = 1_000
 _SESSIONS_KEPT: Final = 10_000
 _ONCE_PER_SESSION: Final = 1_000
@@ -259,12 +262,12 @@ class Guard:
         if run.stopped is not None or lane.stopped is not None or lane.parent is not None:
             stopped = run.stopped or lane.stop_in_force()
             if stopped is not None:
-                return Decision(Action.STOP, None, stopped, text_for_model(_STOPPED_FINDING), enforced=True)
+                return Decision(_STOP, None, stopped, text_for_model(_STOPPED_FINDING), enforced=True)
         kind = type(event)
         decision = ALLOW
         if kind is ToolCall:
             decision = self._check_tool(run, lane, event)  # type: ignore[arg-type]
-            if decision.action >= Action.BLOCK and decision.enforced:
+            if decision.action >= _BLOCK and decision.enforced:
                 return decision
         found = self._ask(run, lane, event)
         if found is None:
@@ -274,16 +277,16 @@ class Guard:
                 run.spend.tool_calls += 1
             return decision
         decision = self._decide(run, lane, event, found)
-        if kind is ModelCall and not (decision.action is Action.STOP and decision.enforced):
+        if kind is ModelCall and not (decision.action is _STOP and decision.enforced):
             run.spend.model_calls += 1
-        elif kind is ToolCall and not (decision.action >= Action.BLOCK and decision.enforced):
+        elif kind is ToolCall and not (decision.action >= _BLOCK and decision.enforced):
             run.spend.tool_calls += 1
         return decision
 
     def _check_tool(self, run: Run, lane: Lane, event: ToolCall) -> Decision:
         rule = self.tool_rule(event.tool)
         if rule is not None and rule.once and event.call in self._done_once(run.info):
-            finding = Finding("once", Action.BLOCK, 2, 1, "executions", "call", event.tool, event.call.hex())
+            finding = Finding("once", _BLOCK, 2, 1, "executions", "call", event.tool, event.call.hex())
             return self._decide(run, lane, event, finding)
         breaker = self.breakers.get(event.tool)
         if breaker is None:
@@ -292,7 +295,7 @@ class Guard:
         if permit is not None:
             run.permits[event.id] = (event.tool, permit)
             return ALLOW
-        finding = Finding("breaker", Action.BLOCK, breaker.threshold, breaker.threshold, "failures across runs", "call", event.tool, event.tool)
+        finding = Finding("breaker", _BLOCK, breaker.threshold, breaker.threshold, "failures across runs", "call", event.tool, event.tool)
         decision = self._decide(run, lane, event, finding)
         if decision:
             decision.retry_after = breaker.retry_after(event.at)
@@ -309,7 +312,7 @@ class Guard:
                 await run.slots.wait(task)
             return ALLOW
         lane = run.lanes.get(event.lane) or run.lanes[ROOT_LANE]
-        finding = Finding("fan_out", Action.STOP, len(run.slots) + 1, run.slots.limit, "model calls at once", "lane", "", "in flight", f"agent {event.agent}")
+        finding = Finding("fan_out", _STOP, len(run.slots) + 1, run.slots.limit, "model calls at once", "lane", "", "in flight", f"agent {event.agent}")
         decision = self._decide(run, lane, event, finding)
         if decision.enforced:
             self.unspent(event.run)
@@ -365,7 +368,7 @@ class Guard:
             if rule is not None and rule.exempt:
                 continue
             kept.append(a)
-            if a.outcome is Outcome.REFUSED:
+            if a.outcome is _REFUSED:
                 continue
             if self._max_chars:
                 a.chars = size_of(a.value, 2 * self._max_chars)
@@ -380,7 +383,7 @@ class Guard:
                 event.failures = True
                 a.failure = a.failure or failure_class(answer_text(value))
             a.answer, new = lane.book.name(a.call, value, agent)
-            good = outcome is Outcome.OK or outcome is Outcome.EMPTY
+            good = outcome is _OK or outcome is _EMPTY
             if rule is not None:
                 self._apply_rule(run, lane, event, a, rule, good)
             if a.counted:
@@ -411,7 +414,7 @@ class Guard:
         if rule is None:
             return value
         if a.outcome is None and rule.failed is not None and _declared_failure(rule.failed, a.value):
-            a.outcome = Outcome.FAILED
+            a.outcome = _FAILED
         if rule.volatile and type(value) is dict:
             value = {key: entry for key, entry in value.items() if key not in rule.volatile}
         return value
@@ -422,7 +425,7 @@ class Guard:
         breaker = self.breakers.get(a.tool)
         if held is None or breaker is None:
             return
-        if a.outcome is Outcome.REFUSED:
+        if a.outcome is _REFUSED:
             breaker.release(held[1])
         else:
             breaker.report(held[1], True, now, run.info.run)
@@ -456,21 +459,21 @@ class Guard:
     def _decide(self, run: Run, lane: Lane, event: Event, finding: Finding) -> Decision:
         action = finding.action
         mark = (finding.rule, "" if finding.scope == "run" else lane.key, finding.key, action)
-        if action <= Action.NUDGE:
+        if action <= _NUDGE:
             if mark in run.noted:
                 return ALLOW  # said once; saying it again changes nothing
-            if action is Action.NUDGE and run.nudges >= self.policy.max_nudges:
+            if action is _NUDGE and run.nudges >= self.policy.max_nudges:
                 return ALLOW
         elif not self._enforces and mark in run.noted:
             return ALLOW
-        if action <= Action.NUDGE or not self._enforces:
+        if action <= _NUDGE or not self._enforces:
             run.noted[mark] = None
             if len(run.noted) > _NOTED_KEPT:
                 run.noted.popitem(last=False)
-        if action is Action.NUDGE:
+        if action is _NUDGE:
             run.nudges += 1
-        decision = Decision(action, finding, None, text_for_model(finding) if action >= Action.NUDGE else "", self._enforces)
-        if action is Action.STOP:
+        decision = Decision(action, finding, None, text_for_model(finding) if action >= _NUDGE else "", self._enforces)
+        if action is _STOP:
             decision.trip = self._trip(run, lane, event, finding)
         self._tell(decision)
         return decision
@@ -533,7 +536,7 @@ class Guard:
         if run is None or run.stopped is not None:
             return run.stopped if run else None
         event = ModelCall(run_id, ROOT_LANE, agent, self.clock())
-        finding = Finding(rule, Action.STOP, 1, 0, "errors", "run", detail=message)
+        finding = Finding(rule, _STOP, 1, 0, "errors", "run", detail=message)
         return self._decide(run, run.lanes[ROOT_LANE], event, finding).trip
 
     def _record(self, run: Run, trip: Trip) -> None:
@@ -546,7 +549,7 @@ class Guard:
 
     def _tell(self, decision: Decision) -> None:
         finding = decision.finding
-        if finding is not None and decision.action < Action.STOP:
+        if finding is not None and decision.action < _STOP:
             _log.info("runguard.%s: %s, %s %s of %s", decision.action.word, finding.rule, finding.observed, finding.unit, finding.tool or finding.detail)
         if self.policy.on_decision is not None:
             self.outbox.send(self.policy.on_decision, decision)
@@ -610,7 +613,7 @@ class Guard:
         }
 
 
-_STOPPED_FINDING: Final = Finding("stopped", Action.STOP, 0, 0, "")
+_STOPPED_FINDING: Final = Finding("stopped", _STOP, 0, 0, "")
 
 
 def _retired_name(key: str) -> str:

@@ -11,6 +11,8 @@ from typing import Any, Final
 from runguard.events import Outcome
 from runguard.fingerprint import MAX_CHARS, mask
 
+# Members bound once: looking one up on its enum costs as much as the rest of a line.
+_OK, _EMPTY, _FAILED, _UNKNOWN_TOOL = Outcome.OK, Outcome.EMPTY, Outcome.FAILED, Outcome.UNKNOWN_TOOL
 _HEAD: Final = 400  # what a text says about its own success, it says at the start
 
 _BAD_WORDS: Final = (
@@ -37,7 +39,7 @@ _BAD_STARTS: Final = (
     *("traceback", "fatal", "fail", "invalid", "unknown tool", "unauthori", "forbidden", "permission denied", "access denied", "no such file"),
     *("command not found", "syntax", "time", "could not", "cannot", "unable to", "tool execution failed", "usage:", "bash", "sh:", "zsh"),
 )
-_UNKNOWN_TOOL: Final = re.compile(
+_NO_SUCH_TOOL: Final = re.compile(
     r"(?:tool|function)\s[`'\"]?[\w.\-]{0,80}[`'\"]?\s(?:is\s)?(?:not found|does not exist|not available|unknown)|"
     r"unknown (?:tool|function)|is not an? (?:known|available|valid) (?:tool|function)",
     re.IGNORECASE,
@@ -63,8 +65,8 @@ def classify(answer: Any) -> tuple[Outcome, str]:
     if kind is str:
         return _of_text(answer)
     if answer is None or ((kind is list or kind is tuple) and not answer):
-        return Outcome.EMPTY, ""
-    return Outcome.OK, ""
+        return _EMPTY, ""
+    return _OK, ""
 
 
 def failure_class(text: str) -> str:
@@ -75,12 +77,12 @@ def failure_class(text: str) -> str:
 def _of_text(text: str) -> tuple[Outcome, str]:
     head = text[:_HEAD]
     if not head.strip():
-        return Outcome.EMPTY, ""
+        return _EMPTY, ""
     if len(text) <= _HEAD and _ABSENT.match(head):
-        return (Outcome.UNKNOWN_TOOL, failure_class(text)) if _UNKNOWN_TOOL.search(head) else (Outcome.EMPTY, "")
+        return (_UNKNOWN_TOOL, failure_class(text)) if _NO_SUCH_TOOL.search(head) else (_EMPTY, "")
     if "Traceback (most recent call last)" in head or (_may_be_bad(head) and _BAD_TEXT.match(head)):
-        return (Outcome.UNKNOWN_TOOL if _UNKNOWN_TOOL.search(head) else Outcome.FAILED), failure_class(text)
-    return Outcome.OK, ""
+        return (_UNKNOWN_TOOL if _NO_SUCH_TOOL.search(head) else _FAILED), failure_class(text)
+    return _OK, ""
 
 
 def _may_be_bad(head: str) -> bool:
@@ -91,11 +93,11 @@ def _may_be_bad(head: str) -> bool:
 
 def _of_dict(answer: dict[Any, object]) -> tuple[Outcome, str]:
     if not answer:
-        return Outcome.EMPTY, ""
+        return _EMPTY, ""
     telling = False
     for key in answer:
         if type(key) is not str:  # looking such a dict up may run a key's code; no tool's status looks like this
-            return Outcome.OK, ""
+            return _OK, ""
         if key in _TELLING:
             telling = True
     return (_told(answer) if telling else None) or _of_body(answer)
@@ -118,7 +120,7 @@ def _told(answer: dict[str, object]) -> tuple[Outcome, str] | None:
         status = get(key)
         if type(status) is str and len(status) <= _HEAD:
             if _ABSENT.match(status):
-                return Outcome.EMPTY, ""
+                return _EMPTY, ""
             if _BAD_STATUS.search(status):
                 return _failed(_said(answer))
     return None
@@ -130,21 +132,21 @@ def _of_body(answer: dict[str, object]) -> tuple[Outcome, str]:
         (key, value), *_ = answer.items()
         if key in _WRAPPERS and (value is None or type(value) in (str, list, dict)):
             if type(value) is list and value:
-                return Outcome.OK, ""
+                return _OK, ""
             return classify(value)
     elif _BODY_KEYS.issuperset(answer):
         bodies = [answer[key] for key in answer if key in _WRAPPERS]
         if bodies and all(body is None or (type(body) in (str, list, dict) and not body) for body in bodies):
-            return Outcome.EMPTY, ""
-    return Outcome.OK, ""
+            return _EMPTY, ""
+    return _OK, ""
 
 
 def _failed(text: str) -> tuple[Outcome, str]:
-    if len(text) <= _HEAD and _UNKNOWN_TOOL.search(text):
-        return Outcome.UNKNOWN_TOOL, failure_class(text)
+    if len(text) <= _HEAD and _NO_SUCH_TOOL.search(text):
+        return _UNKNOWN_TOOL, failure_class(text)
     if len(text) <= _HEAD and _ABSENT.match(text):
-        return Outcome.EMPTY, ""
-    return Outcome.FAILED, failure_class(text)
+        return _EMPTY, ""
+    return _FAILED, failure_class(text)
 
 
 def _said(value: Any, depth: int = 3) -> str:

@@ -34,6 +34,9 @@ from runguard.events import ROOT_LANE, AgentEntered, Answer, HandOff, ModelCall,
 from runguard.policy import Policy
 
 _log: Final = logging.getLogger("runguard")
+# Members bound once: looking one up on its enum costs as much as the rest of a line.
+_NUDGE, _BLOCK, _STOP = Action.NUDGE, Action.BLOCK, Action.STOP
+_ERROR, _TIMEOUT, _UNKNOWN_TOOL, _REFUSED = Outcome.ERROR, Outcome.TIMEOUT, Outcome.UNKNOWN_TOOL, Outcome.REFUSED
 NAME: Final = "runguard"
 TRANSFER: Final = "transfer_to_agent"
 # Tools by which ADK itself steers: no work, so neither progress nor repetition.
@@ -177,9 +180,9 @@ class RunGuardPlugin(BasePlugin):
                 branches = len(agent.sub_agents) if isinstance(agent, ParallelAgent) else 0
                 event = AgentEntered(invocation.run.info.run, lane, agent.name, self.guard.clock(), depth_of(agent, invocation), branches)
                 decision = self.guard.check(event)
-                if not decision.enforced or decision.action < Action.BLOCK:
+                if not decision.enforced or decision.action < _BLOCK:
                     return None
-                if decision.action is Action.BLOCK:  # too deep: this agent is refused, its caller goes on
+                if decision.action is _BLOCK:  # too deep: this agent is refused, its caller goes on
                     return types.Content(role="model", parts=[types.Part(text=decision.for_model)])
                 trip = decision.trip
             except Exception as error:
@@ -211,9 +214,9 @@ class RunGuardPlugin(BasePlugin):
                 if strand.fresh and strand.parent is not None and branch is not None and "@" in branch and branch.rpartition("@")[2] not in invocation.calls:
                     await self._count_siblings(strand, strand.parent, event)
                 decision = guard.check(event)
-                if (decision.action is not Action.STOP or not decision.enforced) and not (task is not None and run.slots.take(task)):
+                if (decision.action is not _STOP or not decision.enforced) and not (task is not None and run.slots.take(task)):
                     decision = await guard.reserve(event) or decision
-                if decision.action is not Action.STOP or not decision.enforced:
+                if decision.action is not _STOP or not decision.enforced:
                     invocation.begin_flight(task, ModelInFlight(event.agent, branch, lane))
                     if strand.notice:
                         llm_request.contents.append(types.Content(role="user", parts=[types.Part(text=strand.notice)]))
@@ -336,7 +339,7 @@ class RunGuardPlugin(BasePlugin):
             below = depth + 1 if isinstance(tool, AgentTool) else 0
             event = ToolCall(invocation.run.info.run, lane, agent_name, guard.clock(), name, call.fingerprint, call.batch, call_id, below)
             decision = guard.check(event)
-            if decision.action >= Action.BLOCK and decision.enforced:
+            if decision.action >= _BLOCK and decision.enforced:
                 call.refused = True
                 if decision.trip is not None:
                     runners.announce(decision.trip, self)
@@ -374,7 +377,7 @@ class RunGuardPlugin(BasePlugin):
             return None
         event = AgentEntered(invocation.run.info.run, lane, agent, self.guard.clock(), depth_of(target, invocation))
         decision = self.guard.check(event)
-        return refusal(decision.for_model) if decision.action >= Action.BLOCK and decision.enforced else None
+        return refusal(decision.for_model) if decision.action >= _BLOCK and decision.enforced else None
 
     async def on_tool_error_callback(
         self, *, tool: BaseTool, tool_args: dict[str, Any], tool_context: ToolContext, error: BaseException
@@ -391,9 +394,9 @@ class RunGuardPlugin(BasePlugin):
                 call.running = False
                 return None
             unknown = type(tool) is BaseTool
-            call.outcome = Outcome.UNKNOWN_TOOL if unknown else Outcome.TIMEOUT if isinstance(error, TimeoutError) else Outcome.ERROR
+            call.outcome = _UNKNOWN_TOOL if unknown else _TIMEOUT if isinstance(error, TimeoutError) else _ERROR
             call.error = _said(error)
-            if call.outcome is not Outcome.UNKNOWN_TOOL:
+            if call.outcome is not _UNKNOWN_TOOL:
                 self.guard.report_failure(invocation.run, call.tool, tool_context.function_call_id or "")
             if isinstance(tool, AgentTool) and self._stop_in_force(invocation, call.lane) is not None:
                 # The nested run was stopped and its empty answer did not fit a schema: the call is answered all the same.
@@ -509,7 +512,7 @@ class RunGuardPlugin(BasePlugin):
             if call.outcome is not None:
                 value = call.error
             elif call.refused:
-                call.outcome = Outcome.REFUSED
+                call.outcome = _REFUSED
             fingerprint = call.fingerprint or guard.fingerprint(name, call.args)
             answers.append(Answer(name, fingerprint, value, call_id, call.outcome, event_id))
             guard.close_lane(run, f"{lane}/{name}@{call_id}")
@@ -519,11 +522,11 @@ class RunGuardPlugin(BasePlugin):
         if not decision or not decision.enforced:
             return
         finding = decision.finding
-        if decision.action is Action.NUDGE and finding is not None:
+        if decision.action is _NUDGE and finding is not None:
             said = next((by_call[a.id] for a in answers if a.tool == finding.tool and a.id in by_call), None)
             if said is not None:
                 said.response = with_notice(said.response, decision.for_model)
-        elif decision.action is Action.BLOCK:
+        elif decision.action is _BLOCK:
             limit = guard.policy.max_tool_result_chars or 0
             for a in answers:
                 if a.chars > limit and a.id in by_call:
@@ -547,7 +550,7 @@ class RunGuardPlugin(BasePlugin):
         decision = self.guard.check(HandOff(invocation.run.info.run, lane, author, target, self.guard.clock()))
         if not decision or not decision.enforced:
             return
-        if decision.action is Action.NUDGE:
+        if decision.action is _NUDGE:
             invocation.run.lanes[lane].notice = decision.for_model
         elif decision.trip is not None:
             runners.announce(decision.trip, self)

@@ -7,6 +7,8 @@ from runguard.decision import Action, Finding, Rungs
 from runguard.detectors.repetition import evidence_of
 from runguard.events import FAILURES, Outcome, ToolCall, ToolResults
 
+# Members bound once: looking one up on its enum costs as much as the rest of a line.
+_OK, _EMPTY = Outcome.OK, Outcome.EMPTY
 _TOOLS_KEPT = 64
 
 
@@ -73,7 +75,7 @@ class Stall:
                 return None
         worst: Finding | None = None
         for a in event.answers:
-            if a.outcome is Outcome.OK or a.outcome is Outcome.EMPTY:
+            if a.outcome is _OK or a.outcome is _EMPTY:
                 self._streaks.clear(a.tool)  # the tool works, though it said nothing new
             if a.outcome not in FAILURES:
                 continue
@@ -125,7 +127,7 @@ class EmptyAnswers:
         for a in event.answers:
             if not a.counted:
                 continue
-            if a.outcome is not Outcome.EMPTY:
+            if a.outcome is not _EMPTY:
                 if self._streaks:
                     self._streaks.clear(a.tool if a.outcome in FAILURES else None)  # whatever was found elsewhere: the work moves
                 continue
