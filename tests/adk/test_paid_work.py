@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from google.adk.agents import LlmAgent, LoopAgent, ParallelAgent, SequentialAgent
 from google.adk.agents.run_config import RunConfig, StreamingMode
+from google.adk.events import Event
 from google.adk.tools.agent_tool import AgentTool
 from google.adk.workflow import JoinNode, Workflow
 
@@ -85,6 +86,58 @@ async def test_a_branch_stopped_in_raise_mode_still_keeps_its_siblings() -> None
     assert type(result.error) is runguard.LoopDetectedError
     assert result.error.pattern == ("step",)
     assert kept(result) == SLOW
+
+
+def loop_around() -> Any:
+    return LoopAgent(name="loop", sub_agents=[ParallelAgent(name="par", sub_agents=[looping()])])
+
+
+def loop_and_sequence_around() -> Any:
+    pair = ParallelAgent(name="par", sub_agents=[looping("one"), looping("two")])
+    return LoopAgent(name="loop", sub_agents=[SequentialAgent(name="seq", sub_agents=[pair])])
+
+
+def workflow_cycle_around() -> Any:
+    pair = ParallelAgent(name="par", sub_agents=[looping()])
+
+    def again(node_input: Any) -> Event:
+        return Event(route="again", output="again")
+
+    return Workflow(name="wf", edges=[("START", pair), (pair, again), (again, {"again": pair})])
+
+
+def custom_loop_inside() -> Any:
+    again = Again(name="custom", sub_agents=[looping()], team=Team(endless=True))
+    return ParallelAgent(name="par", sub_agents=[again, LlmAgent(name="sibling", model=ScriptedModel([text("sibling is done")]))])
+
+
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize("shape", [loop_around, loop_and_sequence_around, workflow_cycle_around, custom_loop_inside], ids=lambda shape: shape.__name__)
+async def test_a_stopped_branch_does_not_spin(shape: Callable[[], Any]) -> None:
+    """The branch may not escalate for its siblings' sake; the loop around or inside it must end all the same."""
+    plugin = RunGuardPlugin()
+    result = await play(shape(), plugins=[plugin])
+    assert_stopped(result, "repetition")
+    assert len(result.events) < 100
+    assert_calls_answered(result.session)
+    assert plugin.snapshot()["runs"] == []
+
+
+async def test_a_branch_that_spins_after_its_stop_waits_for_its_siblings_whole_work() -> None:
+    again = Again(name="custom", sub_agents=[looping()], team=Team(endless=True))
+    busy = ScriptedModel([*(call("step", n=n) for n in range(6)), text("busy is done")], latency_s=0.1)
+    root = ParallelAgent(name="par", sub_agents=[again, LlmAgent(name="busy", model=busy, tools=[step])])
+    result = await play(root, plugins=[RunGuardPlugin()])
+    assert busy.calls == 7
+    assert result.texts == ["busy is done"]
+
+
+async def test_a_loop_goes_on_beside_its_stopped_branch() -> None:
+    good = ScriptedModel(lambda n, _: text(f"round {n}"))
+    pair = ParallelAgent(name="par", sub_agents=[looping(), LlmAgent(name="good", model=good)])
+    result = await play(LoopAgent(name="loop", max_iterations=12, sub_agents=[pair]), plugins=[RunGuardPlugin()])
+    assert good.calls == 12
+    assert [words for words in result.texts if words.startswith("round")] == [f"round {n}" for n in range(1, 13)]
 
 
 # ---- a stop of the whole run while others are on their way ----------------------------------------------------------

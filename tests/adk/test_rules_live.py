@@ -284,7 +284,7 @@ async def test_hand_offs_without_news_are_nudged_then_stopped() -> None:
     model = ScriptedModel(always(transfer("B"), transfer("A")))
     root = agent(model, name="A", sub_agents=[agent(model, name="B")])
     seen = await observe(root)
-    assert seen.rules == [("nudge", "handoff"), ("nudge", "handoff"), ("stop", "handoff")], "each of the two agents is told once"
+    assert seen.rules == [("nudge", "handoff"), ("stop", "handoff")], "one circle is told once"
     assert model.calls == 11  # the sixth A→B
     assert assert_stopped(seen.result, "handoff").observed == 6
 
@@ -296,7 +296,7 @@ async def test_the_hand_off_nudge_goes_into_the_next_request_and_not_into_the_hi
     seen = await observe(root, play_with={"session_service": service})
     said = {decision.for_model for decision in seen.decisions}
     heard = [sum(str(prompts([request])).count(words) for words in said) for request in model.requests]
-    assert heard == [0] * 7 + [1, 1]
+    assert heard == [0] * 7 + [1, 0]
     again = await play(root, "more?", plugins=[RunGuardPlugin()], session_service=service)
     assert again.texts
     for words in said:
