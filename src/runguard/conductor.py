@@ -50,6 +50,10 @@ _BREAKER_FAILURES: Final = 5
 _NOTED_KEPT: Final = 256
 
 # Which setting to change when a rule was too strict, for the operator's "how to resume".
+_RESUME: Final = {
+    "policy_error": "correct the policy file and start the process again",
+    "guard_error": "this is a fault of RunGuard; on_guard_error='allow' lets runs go on unguarded",
+}
 _SETTINGS: Final = {
     "model_calls": "max_model_calls",
     "tool_calls": "max_tool_calls",
@@ -104,7 +108,24 @@ def _dispatch(detectors: Iterable[Detector]) -> dict[type, list[Detector]]:
 class Run:
     """Everything known about one running root run. Gone when it ends."""
 
-    __slots__ = ("detectors", "info", "lanes", "model_calls", "noted", "nudges", "permits", "retired", "slots", "spend", "started", "stopped", "trips")
+    __slots__ = (
+        "cut_off",
+        "deadline",
+        "detectors",
+        "info",
+        "lanes",
+        "model_calls",
+        "noted",
+        "nudges",
+        "pending_once",
+        "permits",
+        "retired",
+        "slots",
+        "spend",
+        "started",
+        "stopped",
+        "trips",
+    )
 
     def __init__(self, info: RunInfo, policy: Policy, tool_rule: Callable[[str], ToolRule | None]) -> None:
         self.info = info
@@ -120,18 +141,18 @@ class Run:
         self.permits: dict[str, tuple[str, Permit]] = {}
         limit = policy.max_model_calls or info.model_call_limit
         self.model_calls = rules.ModelCalls(limit) if limit else None
+        self.cut_off: OrderedDict[str, Trip | None] = OrderedDict()  # strands that were stopped, by name: called again they stay stopped
+        self.pending_once: set[bytes] = set()  # side effects on their way: an equal call of the same response must not run too
+        self.deadline = rules.Deadline(policy.max_seconds, info.at) if policy.max_seconds else None
         whole: list[Detector | None] = [
             self.model_calls,
             rules.ToolCalls(policy.max_tool_calls) if policy.max_tool_calls else None,
             rules.CallsPerTool(lambda tool: rule.max_calls if (rule := tool_rule(tool)) is not None else None),
             rules.Depth(policy.max_delegation_depth) if policy.max_delegation_depth else None,
             rules.FanOut(policy.fan_out) if policy.fan_out else None,
-            rules.Deadline(policy.max_seconds, info.at) if policy.max_seconds else None,
+            self.deadline,
         ]
         self.detectors = [d for d in whole if d is not None]
-
-    def lane(self, key: str) -> Lane:
-        return self.lanes[key]
 
 
 class Guard:
@@ -180,6 +201,7 @@ class Guard:
         """A strand begins: a parallel branch, or an agent called as a tool. Failures of the last one of this name carry on."""
         above = run.lanes.get(parent) or run.lanes[ROOT_LANE]
         lane = self._new_lane(run, key, above, concurrent=concurrent, path=path)
+        lane.stopped = run.cut_off.get(_retired_name(key))
         inherited = run.retired.get(_retired_name(key))
         if inherited is not None:
             lane.detectors = [*inherited, *(d for d in lane.detectors if type(d) not in {type(i) for i in inherited})]
@@ -193,9 +215,18 @@ class Guard:
     def close_lane(self, run: Run, key: str) -> None:
         """A strand ended: its memory goes, its failure streaks stay for the next strand of the same name."""
         lane = run.lanes.pop(key, None)
-        if lane is None or lane.concurrent:
+        if lane is None:
             return
-        run.retired[_retired_name(key)] = [d for d in lane.detectors if isinstance(d, rules.Stall)]
+        name = _retired_name(key)
+        if lane.stopped is None:
+            run.cut_off[name] = None  # one of this name ended well: no later one is refused for a sibling's sake
+        elif name not in run.cut_off:
+            run.cut_off[name] = lane.stopped
+        if len(run.cut_off) > _NOTED_KEPT:
+            run.cut_off.popitem(last=False)
+        if lane.concurrent:
+            return
+        run.retired[name] = [d for d in lane.detectors if isinstance(d, rules.Stall)]
         if len(run.retired) > _NOTED_KEPT:
             run.retired.popitem(last=False)
 
@@ -285,9 +316,11 @@ class Guard:
 
     def _check_tool(self, run: Run, lane: Lane, event: ToolCall) -> Decision:
         rule = self.tool_rule(event.tool)
-        if rule is not None and rule.once and event.call in self._done_once(run.info):
+        if rule is not None and rule.once and (event.call in run.pending_once or event.call in self._done_once(run.info)):
             finding = Finding("once", _BLOCK, 2, 1, "executions", "call", event.tool, event.call.hex())
             return self._decide(run, lane, event, finding)
+        if rule is not None and rule.once:
+            run.pending_once.add(event.call)
         breaker = self.breakers.get(event.tool)
         if breaker is None:
             return ALLOW
@@ -308,9 +341,18 @@ class Guard:
         if task is None or run.slots.take(task):
             return ALLOW
         if self.policy.queues:
-            if self._enforces:
-                await run.slots.wait(task)
-            return ALLOW
+            if not self._enforces:
+                return ALLOW
+            await run.slots.wait(task)
+            lane = run.lanes.get(event.lane) or run.lanes[ROOT_LANE]
+            event.at = self.clock()
+            stopped = run.stopped or lane.stop_in_force()
+            late = None if stopped is not None or run.deadline is None else run.deadline.observe(event)
+            if stopped is None and late is None:
+                return ALLOW
+            run.slots.give_back(task)  # the world changed while it waited
+            self.unspent(event.run)
+            return self._decide(run, lane, event, late) if late is not None else Decision(_STOP, None, stopped, text_for_model(_STOPPED_FINDING))
         lane = run.lanes.get(event.lane) or run.lanes[ROOT_LANE]
         finding = Finding("fan_out", _STOP, len(run.slots) + 1, run.slots.limit, "model calls at once", "lane", "", "in flight", f"agent {event.agent}")
         decision = self._decide(run, lane, event, finding)
@@ -331,7 +373,9 @@ class Guard:
 
     def after(self, event: ModelResult | ToolResults) -> Decision:
         """Learn from what happened; a nudge, a refused answer or a stop may follow from it."""
-        run = self.runs[event.run]
+        run = self.runs.get(event.run)
+        if run is None:
+            return ALLOW  # told after the end of its run
         lane = run.lanes.get(event.lane) or run.lanes[ROOT_LANE]
         if type(event) is ToolResults:
             self._understand(run, lane, event)
@@ -366,18 +410,21 @@ class Guard:
             if run.permits:
                 self._report_answer(run, a, event.at)
             if rule is not None and rule.exempt:
+                if rule.once:
+                    self._settle_once(run, a.call, a.outcome is None and classify(a.value)[0] in (_OK, _EMPTY))
                 continue
             kept.append(a)
             if a.outcome is _REFUSED:
                 continue
             if self._max_chars:
                 a.chars = size_of(a.value, 2 * self._max_chars)
+            raw = a.value
             if rule is not None or self._normalizes:
                 a.value = self._normalized(a, rule)
             value = a.value
             outcome: Outcome | None = a.outcome
             if outcome is None:
-                outcome, a.failure = classify(value)
+                outcome, a.failure = classify(raw)
                 a.outcome = outcome
             if outcome in FAILURES:
                 event.failures = True
@@ -388,17 +435,17 @@ class Guard:
                 self._apply_rule(run, lane, event, a, rule, good)
             if a.counted:
                 pairs.append((a.call, a.answer))
-                if new:
-                    event.news = True
-                    event.progress = event.progress or good
+            if new:
+                event.news = True
+                event.progress = event.progress or good
         event.answers = kept
         event.pairs = frozenset(pairs)
         event.calls = frozenset([a.call for a in kept if a.counted])
 
     def _apply_rule(self, run: Run, lane: Lane, event: ToolResults, a: Answer, rule: ToolRule, good: bool) -> None:
         a.counted = not (rule.polling or rule.paging)
-        if good and rule.once:
-            self._remember_once(run.info, a.call)
+        if rule.once:
+            self._settle_once(run, a.call, good)
         if good and rule.writes:
             lane.book.forget_pairs()
             event.news = event.progress = True
@@ -441,9 +488,8 @@ class Guard:
                 breaker = self.breakers[tool] = Breaker(threshold=threshold, reset_after_s=self.policy.half_open_reset_seconds)
                 if len(self.breakers) > _TOOLS_KEPT:
                     self.breakers.popitem(last=False)
-        permit = held[1] if held is not None else breaker.admit(now)
-        if permit is not None:
-            breaker.report(permit, False, now, run.info.run)
+        permit = held[1] if held is not None else Permit(0)  # begun before the breaker existed
+        breaker.report(permit, False, now, run.info.run)
 
     # ---- deciding ---------------------------------------------------------------------------------------------------
 
@@ -507,7 +553,7 @@ class Guard:
             message=text_for_operator(
                 finding, path=path, model_calls=spend.model_calls, tool_calls=spend.tool_calls, tokens=spend.tokens, enforced=self._enforces
             ),
-            resume=f"the next user message starts with fresh counters; to allow more, raise {setting}",
+            resume=_RESUME.get(finding.rule) or f"the next user message starts with fresh counters; to allow more, raise {setting}",
             policy_digest=self.policy.digest,
             at=event.at,
             observed=finding.observed,
@@ -558,6 +604,11 @@ class Guard:
 
     def _done_once(self, info: RunInfo) -> Mapping[bytes, None]:
         return self._once.get((info.app, info.user, info.session), {})
+
+    def _settle_once(self, run: Run, call: bytes, done: bool) -> None:
+        run.pending_once.discard(call)
+        if done:
+            self._remember_once(run.info, call)
 
     def _remember_once(self, info: RunInfo, call: bytes) -> None:
         key = (info.app, info.user, info.session)

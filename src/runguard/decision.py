@@ -1,7 +1,7 @@
 """What was found, what follows from it, and how it is said: to the model, to the end user, to the operator."""
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from decimal import Decimal
 from enum import IntEnum
 from typing import Any, Final, Self
@@ -183,7 +183,7 @@ _REFUSALS: Final[dict[str, str]] = {
     "fan_out": "Not started: too many calls are running at once. Do not retry; go on with the results that are there.",
     "result_size": "The answer of '{tool}' was too large and was left out. Do not make the same call again; ask for a smaller part, if the tool offers it.",
 }
-_STOPPED: Final = "Not executed: this task was stopped. Do not call any more tools."
+STOPPED: Final = "Not executed: this task was stopped. Do not call any more tools."
 
 # For the end user: plain, no money, no internal names.
 _STOP_TEXTS: Final[dict[str, str]] = {
@@ -207,7 +207,7 @@ _STOP_TEXT: Final = "I stopped because this request reached a safety limit."
 def text_for_model(finding: Finding) -> str:
     """The nudge or refusal that the model reads in place of, or beside, a tool's answer."""
     if finding.action is Action.STOP:
-        return _STOPPED
+        return STOPPED
     texts = _NUDGES if finding.action is Action.NUDGE else _REFUSALS
     template = texts.get(finding.rule) or _REFUSALS["repetition"]
     return template.format(n=_number(finding.observed), before=_number(max(finding.observed - 1, 1)), limit=_number(finding.limit), tool=finding.tool)
@@ -246,7 +246,6 @@ class Spend:
     tool_calls: int = 0
     prompt_tokens: int = 0
     output_tokens: int = 0
-    agents: dict[str, int] = field(default_factory=dict)
 
     @property
     def tokens(self) -> int:

@@ -8,7 +8,6 @@ to build and these are built on every hook.
 
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any
 
 ROOT_LANE = ""
 
@@ -25,7 +24,6 @@ class Outcome(StrEnum):
     REFUSED = "refused"  # RunGuard's own refusal: an attempt, never an answer
 
 
-HARD_FAILURES = frozenset({Outcome.ERROR, Outcome.TIMEOUT})
 FAILURES = frozenset({Outcome.FAILED, Outcome.ERROR, Outcome.TIMEOUT, Outcome.UNKNOWN_TOOL})
 
 
@@ -66,6 +64,7 @@ class ModelResult:
     prompt_tokens: int | None = None
     output_tokens: int | None = None
     model: str = ""
+    said: int = 0  # name of the words that ended an activation, 0 when the response called tools or said nothing
 
 
 @dataclass(slots=True)
@@ -130,4 +129,3 @@ class RunInfo:
     invocation: str = ""
     at: float = 0.0
     model_call_limit: int | None = None  # the framework's own limit, now held for the whole tree
-    extra: Any = None

@@ -16,9 +16,10 @@ _OK, _EMPTY, _FAILED, _UNKNOWN_TOOL = Outcome.OK, Outcome.EMPTY, Outcome.FAILED,
 _HEAD: Final = 400  # what a text says about its own success, it says at the start
 
 _BAD_WORDS: Final = (
-    r"error|errors|err|fail|failed|failure|fault|denied|forbidden|unauthori[sz]ed|invalid|rejected|refused|timeout|timed[\s_\-]?out|unavailable|"
-    r"aborted|exception|throttled|rate[\s_\-]?limited|quota[\s_\-]?exceeded|unsupported"
+    r"error|errors|err|fail|failed|failure|fault|forbidden|unauthori[sz]ed|timeout|timed[\s_\-]?out|unavailable|"
+    r"aborted|exception|throttled|rate[\s_\-]?limited|quota[\s_\-]?exceeded|(?:permission|access|request)[\s_\-]?(?:denied|refused|rejected)|invalid[\s_\-](?:request|argument|input|parameter)s?"
 )
+# What a tool did, not what it found: "rejected" or "denied" may be the verdict that was asked for.
 # A status is a few words; "no errors", "0 failed" and "without errors" say the opposite.
 _BAD_STATUS: Final = re.compile(rf"(?<![a-z])(?<!\bno[\s_\-])(?<!\b0[\s_\-])(?<!\bwithout[\s_\-])(?:{_BAD_WORDS})(?![a-z])", re.IGNORECASE)
 _THINGS: Final = "results?|matches|match|data|records?|rows?|items?|entries|documents?|hits?|output|content"

@@ -287,9 +287,16 @@ def find_policy_file(start: Path | None = None) -> Path | None:
         if (folder / FILE_NAME).is_file():
             return folder / FILE_NAME
         project = folder / "pyproject.toml"
-        if project.is_file() and b"runguard" in project.read_bytes() and load_policy_file(project):
+        if project.is_file() and _mentions_us(project) and load_policy_file(project):
             return project
     return None
+
+
+def _mentions_us(project: Path) -> bool:
+    try:
+        return b"runguard" in project.read_bytes()
+    except OSError as error:
+        raise PolicyError(f"{project}: cannot be read: {error}") from None
 
 
 def _from_file() -> tuple[dict[str, Any], str]:

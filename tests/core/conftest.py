@@ -9,7 +9,7 @@ from hypothesis import settings
 
 from runguard.conductor import Guard
 from runguard.decision import Action, Decision
-from runguard.events import HARD_FAILURES, ROOT_LANE, Answer, HandOff, ModelCall, ModelResult, Outcome, RunInfo, ToolCall, ToolResults
+from runguard.events import ROOT_LANE, Answer, HandOff, ModelCall, ModelResult, Outcome, RunInfo, ToolCall, ToolResults
 from runguard.policy import Policy
 
 settings.register_profile("untimed", deadline=None, max_examples=60)  # a slow machine is no failure
@@ -78,7 +78,7 @@ class Driver:
             decision = guard.check(ToolCall(run, lane, agent, self.now, tool, call, batch, call_id))
             before.append(decision)
             refused = refuses(decision)
-            if outcome in HARD_FAILURES and not refused:
+            if outcome in (Outcome.ERROR, Outcome.TIMEOUT) and not refused:
                 guard.report_failure(guard.runs[run], tool, call_id)
             answers.append(Answer(tool, call, None if refused else says, call_id, Outcome.REFUSED if refused else outcome, event_id=batch))
         return Step(before, guard.after(ToolResults(run, lane, agent, self.now, batch, answers)))

@@ -31,7 +31,6 @@ FAILED: list[Any] = [
     {"status": "quota exceeded"},
     {"status": "service unavailable"},
     {"state": "FAILED", "job": 7},
-    {"outcome": "rejected"},
     {"result_status": "aborted"},
     {"response_type": "error", "text": "no"},
     {"error": "disk full"},

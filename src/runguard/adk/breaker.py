@@ -21,10 +21,10 @@ from google.genai import types
 
 from runguard.adk import runners
 from runguard.adk.chain import FRAME, lane_of
-from runguard.adk.plugin import TRANSFER, RunGuardPlugin
+from runguard.adk.plugin import TRANSFER, RunGuardPlugin, words_of
 from runguard.breaker import BreakerState
 from runguard.conductor import Run
-from runguard.errors import LimitExceededError, RunGuardError
+from runguard.errors import RunGuardError
 
 _COUNTS_KEPT: Final = 10_000
 
@@ -68,7 +68,7 @@ class ADKCostBreaker:
         runners.watch_agents(self._plugin)
         self._responses = count(1)
         self._installed = False
-        self._forgiven = 0  # trips up to here were taken back by reset()
+        self._forgiven = ""  # the last trip that reset() took back
         self._event_token_counts: deque[int] = deque(maxlen=_COUNTS_KEPT)
         self._first_counts: list[int] = []
 
@@ -83,7 +83,7 @@ class ADKCostBreaker:
         run = self._current_run()
         if run is not None:
             return BreakerState.OPEN if run.trips else BreakerState.CLOSED
-        trips = self._plugin.trips[self._forgiven :]
+        trips = self._last_trips()
         if not trips:
             return BreakerState.CLOSED
         age = self._plugin.guard.clock() - trips[-1].at
@@ -92,8 +92,12 @@ class ADKCostBreaker:
     @property
     def trip_reason(self) -> str | None:
         run = self._current_run()
-        trips = run.trips if run is not None else self._plugin.trips[self._forgiven :]
+        trips = run.trips if run is not None else self._last_trips()
         return str(trips[-1]) if trips else None
+
+    def _last_trips(self) -> list[Any]:
+        trips = self._plugin.trips[-1:]
+        return [] if trips and trips[0].id == self._forgiven else trips
 
     def _current_run(self) -> Run | None:
         frame = FRAME.get()
@@ -103,7 +107,8 @@ class ADKCostBreaker:
 
     def reset(self) -> None:
         """Forget the last trip and the recorded token counts. Runs need no reset: each starts afresh."""
-        self._forgiven = len(self._plugin.trips)
+        trips = self._plugin.trips
+        self._forgiven = trips[-1].id if trips else ""
         self._event_token_counts.clear()
         self._first_counts.clear()
 
@@ -170,10 +175,22 @@ class ADKCostBreaker:
         return await self._plugin.before_tool_callback(tool=tool, tool_args=args, tool_context=tool_context)
 
     async def on_tool_error_callback(self, tool: BaseTool, args: dict[str, Any], tool_context: ToolContext, error: Exception) -> dict[str, Any] | None:
-        return await self._plugin.on_tool_error_callback(tool=tool, tool_args=args, tool_context=tool_context, error=error)
+        answer = await self._plugin.on_tool_error_callback(tool=tool, tool_args=args, tool_context=tool_context, error=error)
+        if answer is None and type(tool) is BaseTool:  # ADK answers a tool that does not exist by itself, past every after-hook
+            await self.after_tool_callback(tool, args, tool_context, {"error": words_of(error)})
+        return answer
 
     async def after_tool_callback(self, tool: BaseTool, args: dict[str, Any], tool_context: ToolContext, tool_response: Any) -> dict[str, Any] | None:
         """Judge what the model will see of this call; a nudge comes back as a changed answer."""
+        ic = tool_context._invocation_context
+        try:
+            self._plugin.judge_time()
+            return self._judge(tool, tool_context, tool_response)
+        except Exception as error:
+            self._plugin.ending.fault("after_tool", error, ic)
+            return None
+
+    def _judge(self, tool: BaseTool, tool_context: ToolContext, tool_response: Any) -> dict[str, Any] | None:
         ic = tool_context._invocation_context
         invocation = self._plugin.invocation_of(ic)
         author = getattr(ic.agent, "name", "")
@@ -221,10 +238,11 @@ async def _call(callback: Callable[..., Any], **arguments: Any) -> Any:
     """Call the way ADK does: by keyword, or by position where the names differ."""
     try:
         inspect.signature(callback).bind(**arguments)
-        result = callback(**arguments)
     except TypeError:
         result = callback(*arguments.values())
+    else:
+        result = callback(**arguments)  # outside the try: a TypeError of the callback's own must not call it twice
     return await result if inspect.isawaitable(result) else result
 
 
-__all__ = ["ADKCostBreaker", "CostGrowthError", "LimitExceededError"]
+__all__ = ["ADKCostBreaker", "CostGrowthError"]

@@ -37,6 +37,8 @@ class Call:
     outcome: Outcome | None = None
     error: str = ""
     running: bool = False
+    task: "asyncio.Task[Any] | None" = None  # the task that runs it: each call has its own
+    deadline: float = 0.0  # by the guard's clock; 0 without one
     asked_at: float = 0.0  # when the model asked, by the monotonic clock; 0 where nothing has to follow soon
 
 
@@ -53,6 +55,7 @@ class ModelInFlight:
     settled: bool = False
     prompt_tokens: int = 0
     output_tokens: int = 0
+    said: int = 0
 
     def is_over(self, task: "asyncio.Task[Any] | None", now: float) -> bool:
         if self.done_at and not self.delivered:
@@ -89,6 +92,11 @@ class Invocation:
         busy = any(call.running or (call.asked_at and now - call.asked_at < _START_S) for call in self.calls.values())
         return not busy and not self.in_flight()
 
+    def is_idle(self, beside: str) -> bool:
+        """No call runs and no model is asked, the calls aside that lane ``beside`` stands in: they wait for it."""
+        running = (call_id for call_id, call in self.calls.items() if call.running and call.task is not None and not call.task.done())
+        return all(f"@{call_id}" in beside for call_id in running) and not self.in_flight()
+
     def in_flight(self) -> int:
         """Model calls whose answer has not passed the runner yet."""
         now = time.monotonic()
@@ -113,9 +121,13 @@ class Frame:
     lane: str
     depth: int
     path: tuple[str, ...]
+    outer: "Frame | None" = None  # the frame around it: another guard's, or that of the caller
 
 
 FRAME: Final[ContextVar[Frame | None]] = ContextVar("runguard_frame", default=None)
+
+
+STREAM: Final[ContextVar[list[str] | None]] = ContextVar("runguard_stream", default=None)  # ids of the invocations a stream began
 
 
 def child_lane(frame: Frame) -> str:
@@ -125,7 +137,9 @@ def child_lane(frame: Frame) -> str:
 def enclosing_frame(guard: Guard) -> Frame | None:
     """The frame of a guarded tool call that is still open, or None: a frame of an ended run says nothing."""
     frame = FRAME.get()
-    if frame is None or frame.guard is not guard or guard.runs.get(frame.invocation.run.info.run) is not frame.invocation.run:
+    while frame is not None and frame.guard is not guard:
+        frame = frame.outer
+    if frame is None or guard.runs.get(frame.invocation.run.info.run) is not frame.invocation.run:
         return None
     return frame
 
@@ -135,7 +149,10 @@ def open_child(guard: Guard, frame: Frame) -> str:
     key = child_lane(frame)
     run = frame.invocation.run
     if key not in run.lanes:
-        beside = sum(1 for call in frame.invocation.calls.values() if call.running and call.lane == frame.lane)
+        calls = frame.invocation.calls
+        mine = calls.get(frame.call_id)
+        batch = mine.batch if mine is not None else ""
+        beside = sum(1 for c in calls.values() if (c.batch == batch if batch else c.running and c.lane == frame.lane))
         guard.open_lane(run, key, frame.lane, concurrent=beside > 1, path=frame.path)
     return key
 
@@ -143,6 +160,8 @@ def open_child(guard: Guard, frame: Frame) -> str:
 def lane_of(guard: Guard, invocation: Invocation, branch: str | None) -> str:
     """The lane that a hook of this invocation works in."""
     frame = FRAME.get()
+    while frame is not None and frame.guard is not guard:
+        frame = frame.outer
     inside = frame is not None and frame.invocation is invocation
     cached = invocation.lanes.get((frame.call_id if inside else "", branch))  # type: ignore[union-attr]
     if cached is not None and cached in invocation.run.lanes:

@@ -24,8 +24,20 @@ if TYPE_CHECKING:
 
 _log: Final = logging.getLogger("runguard")
 _SPINS: Final = 2  # how often one agent may be skipped after a stop before the run is ended from outside
+_SPINS_IN_ALL: Final = 300  # how often anything may be skipped without one model call between
+_IDLE_LOOKS: Final = 10  # half a second
 _FAULTS_LOGGED: Final = 10
 _FAULTED_KEPT: Final = 1_000
+
+
+_Skips = dict[tuple[str, str | None], tuple[int, int]]  # agent and branch -> times skipped since the last model call, and which call that was
+
+
+def _one_more(skips: _Skips, key: tuple[str, str | None], made: int) -> int:
+    """Others that work in between start the count anew: a loop goes on beside its stopped branch."""
+    times, before = skips.get(key, (0, made))
+    skips[key] = times, _ = (times + 1 if made == before else 1, made)
+    return times
 
 
 class Ending:
@@ -34,7 +46,7 @@ class Ending:
     def __init__(self, plugin: "RunGuardPlugin", guard: Guard) -> None:
         self._plugin, self._guard = plugin, guard
         self.faulted: OrderedDict[str, Trip] = OrderedDict()  # invocation -> why the guard gave up on it
-        self.skips: dict[str, dict[tuple[str, str | None], int]] = {}  # invocation -> agent and branch -> times skipped
+        self.skips: dict[str, _Skips] = {}  # by invocation
 
     def forget(self, invocation_id: str) -> None:
         self.faulted.pop(invocation_id, None)
@@ -62,9 +74,16 @@ class Ending:
         if strand is not None:
             strand.cut = True  # if it was called as a tool, its caller must not take the stop for an answer
         skips = self.skips.setdefault(ic.invocation_id, {})
-        skips[agent, ic.branch] = times = skips.get((agent, ic.branch), 0) + 1
-        whole_run = ic.invocation_id in self.faulted or (invocation is not None and invocation.run.stopped is not None)
-        if times <= _SPINS or not whole_run:
+        made = invocation.run.spend.model_calls if invocation is not None else 0
+        times = _one_more(skips, (agent, ic.branch), made)
+        in_all = _one_more(skips, ("", None), made)  # a Workflow that goes round gives its branches new names
+        if times <= _SPINS and in_all <= _SPINS_IN_ALL:
+            return
+        if invocation is not None and not self._is_whole(ic, invocation):
+            await self._until_idle(invocation, lane)
+            if invocation.run.stopped is None:
+                invocation.run.stopped = trip  # nothing but stopped branches ask any more: the stop is the run's
+                skips.clear()
             return
         # A loop that ADK cannot end (a graph cycle, a custom agent) would ask for ever. Paid siblings first: at most half a minute.
         for _ in range(600):
@@ -72,6 +91,23 @@ class Ending:
                 break
             await asyncio.sleep(0.05)
         raise runners.Halt(trip)
+
+    def _is_whole(self, ic: InvocationContext, invocation: Invocation) -> bool:
+        """The stop covers all of this invocation: the run, or the branch in which it was called as a tool."""
+        if ic.invocation_id in self.faulted or invocation.run.stopped is not None:
+            return True
+        strand = invocation.run.lanes.get(invocation.lane)
+        return strand is not None and strand.stop_in_force() is not None
+
+    async def _until_idle(self, invocation: Invocation, lane: str) -> None:
+        """Hold a branch that spins after its stop until no other one of the run has moved for a while."""
+        run, still = invocation.run, 0
+        seen = (run.spend.model_calls, run.spend.tool_calls)
+        while still < _IDLE_LOOKS and run.stopped is None:
+            await asyncio.sleep(0.05)
+            now = (run.spend.model_calls, run.spend.tool_calls)
+            still = still + 1 if now == seen and self._plugin.is_idle(run, lane) else 0
+            seen = now
 
     def mark(self, event: Event, trip: Trip | None) -> None:
         """Give the event of a skipped agent the code and the trip that a stop carries."""

@@ -23,12 +23,12 @@ from google.adk.tools.tool_context import ToolContext
 from google.genai import types
 
 from runguard.adk import runners
-from runguard.adk.chain import FRAME, Call, Frame, Invocation, ModelInFlight, depth_of, enclosing_frame, lane_of, open_child
+from runguard.adk.chain import FRAME, STREAM, Call, Frame, Invocation, ModelInFlight, depth_of, enclosing_frame, lane_of, open_child
 from runguard.adk.ending import Ending
 from runguard.adk.stops import refusal, with_notice
-from runguard.adk.tool_time import limit_time
-from runguard.conductor import Guard, Lane
-from runguard.decision import Action, Trip
+from runguard.adk.tool_time import limit_time, timed_out
+from runguard.conductor import Guard, Lane, Run
+from runguard.decision import STOPPED, Action, Trip
 from runguard.errors import PolicyError
 from runguard.events import ROOT_LANE, AgentEntered, Answer, HandOff, ModelCall, ModelResult, Outcome, RunInfo, ToolCall, ToolResults
 from runguard.policy import Policy
@@ -126,6 +126,8 @@ class RunGuardPlugin(BasePlugin):
             )
         invocation.live = ic.live_request_queue is not None
         self._invocations[ic.invocation_id] = invocation
+        if (began := STREAM.get()) is not None:
+            began.append(ic.invocation_id)
         if len(self._invocations) > _INVOCATIONS_KEPT:
             self.forget(next(iter(self._invocations)))
         if self.policy_error is not None and frame is None:
@@ -152,7 +154,10 @@ class RunGuardPlugin(BasePlugin):
         return invocation.run.trips[-1] if invocation.run.trips else gave_up
 
     def invocation_of(self, ic: InvocationContext) -> Invocation:
-        return self._invocations.get(ic.invocation_id) or self._begin(ic)
+        found = self._invocations.get(ic.invocation_id)
+        if found is None or (found.nested and self.guard.runs.get(found.run.info.run) is not found.run):
+            return self._begin(ic)  # new, or the run it was nested in has ended: from here on a run of its own
+        return found
 
     def stop_of(self, invocation_id: str) -> Trip | None:
         """Why the whole run of an invocation is stopped, or None."""
@@ -162,9 +167,9 @@ class RunGuardPlugin(BasePlugin):
     def find_invocation(self, invocation_id: str) -> Invocation | None:
         return self._invocations.get(invocation_id)
 
-    def invocations_of(self, manager: Any, session: str) -> list[str]:
-        """Invocations of one runner and session: how a run that yielded no event is found again."""
-        return [i.id for i in list(self._invocations.values()) if i.manager is manager and i.session == session]
+    def is_idle(self, run: Run, beside: str) -> bool:
+        """Nothing of a run moves, the calls aside that lane ``beside`` stands in."""
+        return all(invocation.is_idle(beside) for invocation in list(self._invocations.values()) if invocation.run is run)
 
     # ---- agents -----------------------------------------------------------------------------------------------------
 
@@ -205,7 +210,7 @@ class RunGuardPlugin(BasePlugin):
         if trip is None:
             try:
                 guard = self.guard
-                invocation = self._invocations.get(ic.invocation_id) or self._begin(ic)
+                invocation = self.invocation_of(ic)
                 run, branch, agent, task = invocation.run, ic.branch, ic.agent, asyncio.current_task()
                 lane = lane_of(guard, invocation, branch)
                 self._settle_unanswered(invocation, task)
@@ -264,6 +269,8 @@ class RunGuardPlugin(BasePlugin):
             if flight is None:
                 return None
             usage = llm_response.usage_metadata
+            if not llm_response.partial:
+                flight.said = _final_words(llm_response)
             if usage is not None:
                 self._usage(invocation, flight, usage, llm_response)
             flight.answered = True
@@ -295,7 +302,7 @@ class RunGuardPlugin(BasePlugin):
         if prompt is None and flight.prompt_tokens:
             prompt, output = flight.prompt_tokens, flight.output_tokens  # told on a chunk before
         flight.settled = True
-        self.guard.after(ModelResult(invocation.run.info.run, flight.lane, flight.agent, self.guard.clock(), prompt, output))
+        self.guard.after(ModelResult(invocation.run.info.run, flight.lane, flight.agent, self.guard.clock(), prompt, output, said=flight.said))
 
     async def on_model_error_callback(self, *, callback_context: CallbackContext, llm_request: LlmRequest, error: Exception) -> LlmResponse | None:
         if self._off:
@@ -316,9 +323,9 @@ class RunGuardPlugin(BasePlugin):
         ic = tool_context._invocation_context
         guard = self.guard
         if self._gave_up(ic) is not None:
-            return refusal(_STOPPED)
+            return refusal(STOPPED)
         try:
-            invocation = self._invocations.get(ic.invocation_id) or self._begin(ic)
+            invocation = self.invocation_of(ic)
             name = tool.name
             agent = ic.agent
             agent_name = agent.name if agent is not None else ""
@@ -328,15 +335,19 @@ class RunGuardPlugin(BasePlugin):
             if call is None:
                 call = Call(name, tool_args, lane, invocation.batches.get(lane, ""))
                 invocation.remember(call_id, call)
-            call.lane, call.running = lane, True
+            call.lane, call.running, call.task = lane, True, asyncio.current_task()
             if name not in self._known_tools:
                 self._learn_tool(tool)
             depth = depth_of(agent, invocation) if isinstance(agent, BaseAgent) else invocation.depth
-            FRAME.set(Frame(guard, invocation, call_id, name, lane, depth, (*invocation.run.lanes[lane].path, agent_name)))
+            FRAME.set(Frame(guard, invocation, call_id, name, lane, depth, (*invocation.run.lanes[lane].path, agent_name), FRAME.get()))
             if name in FRAMEWORK_TOOLS:
                 return self._check_transfer(tool_args, ic, invocation, lane, agent_name) if name == TRANSFER else None
             call.fingerprint = guard.fingerprint(name, tool_args)
-            below = depth + 1 if isinstance(tool, AgentTool) else 0
+            below = 0
+            if isinstance(tool, AgentTool):
+                below = depth + 1
+                beside = sum(1 for other in invocation.calls.values() if other.batch == call.batch and other.tool == name)
+                guard.check(AgentEntered(invocation.run.info.run, lane, agent_name, guard.clock(), 0, beside))  # a stop shows at the next check
             event = ToolCall(invocation.run.info.run, lane, agent_name, guard.clock(), name, call.fingerprint, call.batch, call_id, below)
             decision = guard.check(event)
             if decision.action >= _BLOCK and decision.enforced:
@@ -346,20 +357,36 @@ class RunGuardPlugin(BasePlugin):
                 return refusal(decision.for_model)
             rule = guard.tool_rule(name)
             if guard.policy.max_seconds is not None or (rule is not None and rule.max_seconds is not None):
-                limit_time(tool, self, invocation, rule.max_seconds if rule is not None else None)
+                limit_time(tool)
+                call.deadline = guard.clock() + rule.max_seconds if rule is not None and rule.max_seconds is not None else 0.0
             return None
         except Exception as error:
-            return refusal(_STOPPED) if self.ending.fault("before_tool", error, ic) is not None else None
+            return refusal(STOPPED) if self.ending.fault("before_tool", error, ic) is not None else None
 
     async def after_tool_callback(
         self, *, tool: BaseTool, tool_args: dict[str, Any], tool_context: ToolContext, result: dict[str, Any]
     ) -> dict[str, Any] | None:
-        if tool.is_long_running:  # its answer may come much later, or never: nobody waits for it
-            invocation = self._invocations.get(tool_context.invocation_id)
-            call = invocation.calls.get(tool_context.function_call_id or "") if invocation is not None else None
-            if call is not None:
-                call.running = False
+        if self._off:
+            return None
+        ic = tool_context._invocation_context
+        try:
+            self.judge_time()
+            if tool.is_long_running or not isinstance(ic.agent, BaseAgent):
+                # A long-running tool's answer comes later or never, a Workflow's tool node gives no function response: nobody waits for it.
+                invocation = self._invocations.get(ic.invocation_id)
+                call = invocation.calls.get(tool_context.function_call_id or "") if invocation is not None else None
+                if call is not None:
+                    call.running = False
+        except Exception as error:
+            self.ending.fault("after_tool", error, ic)
         return None
+
+    def judge_time(self) -> None:
+        """A call has returned: a sync tool that took too long is found out here."""
+        frame = FRAME.get()
+        call = frame.invocation.calls.get(frame.call_id) if frame is not None and frame.guard is self.guard else None
+        if frame is not None and call is not None and call.deadline and self.guard.clock() > call.deadline:
+            timed_out(frame)
 
     def _learn_tool(self, tool: BaseTool) -> None:
         """A rule that stands beside the tool's code, told once."""
@@ -395,7 +422,7 @@ class RunGuardPlugin(BasePlugin):
                 return None
             unknown = type(tool) is BaseTool
             call.outcome = _UNKNOWN_TOOL if unknown else _TIMEOUT if isinstance(error, TimeoutError) else _ERROR
-            call.error = _said(error)
+            call.error = words_of(error)
             if call.outcome is not _UNKNOWN_TOOL:
                 self.guard.report_failure(invocation.run, call.tool, tool_context.function_call_id or "")
             if isinstance(tool, AgentTool) and self._stop_in_force(invocation, call.lane) is not None:
@@ -556,12 +583,20 @@ class RunGuardPlugin(BasePlugin):
             runners.announce(decision.trip, self)
 
 
+_WORDS_READ: Final = 16_384
 _PART_STOPPED: Final = "This part was stopped before it was finished. Do not call it again."
-_STOPPED: Final = "Not executed: this task was stopped. Do not call any more tools."
 _SHOWN_LIMITS: Final = ("max_model_calls", "max_tool_calls", "max_seconds", "max_delegation_depth", "max_concurrent_agents", "max_identical_tool_results")
 
 
-def _said(error: BaseException) -> str:
+def _final_words(response: LlmResponse) -> int:
+    """A name for what the agent said at the end of an activation; 0 when it goes on by calling tools."""
+    parts = response.content.parts if response.content is not None else None
+    if not parts or any(part.function_call is not None for part in parts):
+        return 0
+    return hash("".join(part.text for part in parts if part.text and not part.thought)[:_WORDS_READ])
+
+
+def words_of(error: BaseException) -> str:
     """An exception's own words without running its ``__str__``."""
     words = " ".join(arg for arg in error.args if type(arg) is str)
     return f"{type(error).__name__}: {words}"

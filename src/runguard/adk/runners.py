@@ -18,7 +18,7 @@ from google.adk.agents import BaseAgent
 from google.adk.events import Event
 from google.adk.runners import Runner
 
-from runguard.adk.chain import FRAME
+from runguard.adk.chain import FRAME, STREAM
 from runguard.adk.stops import mark_stop, stop_content
 from runguard.decision import METADATA_KEY, Trip
 from runguard.errors import RunStoppedError
@@ -150,6 +150,8 @@ async def _stream(
     nested = FRAME.get() is not None
     invocations: set[str] = set()
     stop: tuple[str, RunGuardPlugin] | None = None
+    began: list[str] = []
+    STREAM.set(began)
     goes_on = not isinstance(runner.agent, BaseAgent)  # a Workflow goes on after a soft stop
     try:
         try:
@@ -167,13 +169,13 @@ async def _stream(
             if halts is None or rest is not None:
                 raise
         if stop is None and plugin is not None and not nested:
-            unheard = await _unheard_stop(runner, plugin, invocations, user, session)
+            unheard = await _unheard_stop(runner, plugin, invocations or set(began), user, session)
             if unheard is not None:
                 stop = _announced_in(unheard)
                 yield unheard
     finally:
         for guard in {*_watch.per_agent, *([plugin] if plugin is not None else [])}:
-            for invocation_id in invocations or guard.invocations_of(runner.plugin_manager, session)[-1:]:
+            for invocation_id in invocations or began:
                 tripped = guard.forget(invocation_id)
                 if stop is None and tripped is not None:
                     stop = (tripped.id, guard)
@@ -183,8 +185,7 @@ async def _stream(
 
 async def _unheard_stop(runner: Runner, plugin: "RunGuardPlugin", invocations: set[str], user: str, session: str) -> Event | None:
     """The run was stopped but its stop event got lost, swallowed by an agent or cut off by Halt: a run never ends without a word."""
-    ids = invocations or plugin.invocations_of(runner.plugin_manager, session)[-1:]
-    invocation_id = next((one for one in ids if plugin.stop_of(one) is not None), None)
+    invocation_id = next((one for one in invocations if plugin.stop_of(one) is not None), None)
     trip = plugin.stop_of(invocation_id) if invocation_id is not None else None
     if invocation_id is None or trip is None:
         return None
@@ -192,9 +193,12 @@ async def _unheard_stop(runner: Runner, plugin: "RunGuardPlugin", invocations: s
     event = Event(author=getattr(runner.agent, "name", "") or "runguard", invocation_id=invocation_id, content=stop_content(text))
     mark_stop(event, trip, text)
     announce(trip, plugin)
-    stored = await runner.session_service.get_session(app_name=runner.app_name, user_id=user, session_id=session)
-    if stored is not None:
-        await runner.session_service.append_event(session=stored, event=event)
+    try:
+        stored = await runner.session_service.get_session(app_name=runner.app_name, user_id=user, session_id=session)
+        if stored is not None:
+            await runner.session_service.append_event(session=stored, event=event)
+    except Exception:  # the caller is told all the same
+        _log.exception("runguard.stop_not_stored: the session service refused the stop event")
     return event
 
 

@@ -19,7 +19,6 @@ class Detector(Protocol):
     """What every rule looks like. ``sees`` names the event types it wants."""
 
     sees: ClassVar[tuple[type, ...]]
-    per: ClassVar[str]  # "lane" or "run"
 
     def observe(self, event: Any, /) -> Finding | None: ...
 

@@ -55,7 +55,6 @@ class Stall:
     """
 
     sees: ClassVar[tuple[type, ...]] = (ToolCall, ToolResults)
-    per: ClassVar[str] = "lane"
     rule: ClassVar[str] = "stall"
     unit: ClassVar[str] = "equal failures"
     __slots__ = ("_streaks", "rungs")
@@ -77,7 +76,7 @@ class Stall:
         for a in event.answers:
             if a.outcome is _OK or a.outcome is _EMPTY:
                 self._streaks.clear(a.tool)  # the tool works, though it said nothing new
-            if a.outcome not in FAILURES:
+            if a.outcome not in FAILURES or (a.outcome is Outcome.FAILED and not a.counted):
                 continue
             count = self._streaks.add(a.tool, self._kind(a.failure), event.batch)
             reached = self.rungs.at(count)
@@ -115,7 +114,6 @@ class EmptyAnswers:
     """One tool finds nothing, again and again with new arguments: a sweep, so by default it is only nudged."""
 
     sees: ClassVar[tuple[type, ...]] = (ToolResults,)
-    per: ClassVar[str] = "lane"
     __slots__ = ("_streaks", "rungs")
 
     def __init__(self, rungs: Rungs) -> None:

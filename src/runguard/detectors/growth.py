@@ -16,7 +16,6 @@ class Growth:
     """
 
     sees: ClassVar[tuple[type, ...]] = (ModelResult, ModelCall)
-    per: ClassVar[str] = "lane"
     __slots__ = ("_agents", "events", "rungs")
 
     def __init__(self, rungs: Rungs, events: int = 5) -> None:

@@ -13,7 +13,6 @@ class HandOffCycle:
     """The same hand-off edge again and again with nothing new between. One return to the parent is normal and not seen."""
 
     sees: ClassVar[tuple[type, ...]] = (HandOff, ToolResults)
-    per: ClassVar[str] = "lane"
     __slots__ = ("_edges", "_path", "rungs")
 
     def __init__(self, rungs: Rungs) -> None:
@@ -47,7 +46,6 @@ class Depth:
     """Delegations made by a model, one inside the other. Containers do not count; the callee is refused, the caller goes on."""
 
     sees: ClassVar[tuple[type, ...]] = (AgentEntered, ToolCall)
-    per: ClassVar[str] = "run"
     __slots__ = ("limit",)
 
     def __init__(self, limit: int) -> None:

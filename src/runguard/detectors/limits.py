@@ -6,14 +6,13 @@ from typing import ClassVar
 
 from runguard.decision import Action, Finding
 from runguard.detectors.repetition import evidence_of
-from runguard.events import AgentEntered, HandOff, ModelCall, ModelResult, ToolCall, ToolResults
+from runguard.events import AgentEntered, HandOff, ModelCall, ToolCall, ToolResults
 
 
 class ModelCalls:
     """Model calls of the run and everything nested in it."""
 
     sees: ClassVar[tuple[type, ...]] = (ModelCall,)
-    per: ClassVar[str] = "run"
     __slots__ = ("count", "limit")
 
     def __init__(self, limit: int) -> None:
@@ -35,7 +34,6 @@ class ToolCalls:
     """Tool calls of the run and everything nested in it."""
 
     sees: ClassVar[tuple[type, ...]] = (ToolCall,)
-    per: ClassVar[str] = "run"
     __slots__ = ("count", "limit")
 
     def __init__(self, limit: int) -> None:
@@ -53,7 +51,6 @@ class CallsPerTool:
     """Calls of one tool in the run: the surplus is refused, and asking again in a later response stops."""
 
     sees: ClassVar[tuple[type, ...]] = (ToolCall,)
-    per: ClassVar[str] = "run"
     __slots__ = ("_counts", "_refused", "limit_of")
 
     def __init__(self, limit_of: Callable[[str], int | None]) -> None:
@@ -79,7 +76,6 @@ class FanOut:
     """Branches that one node starts at once: too many are refused before the first is paid."""
 
     sees: ClassVar[tuple[type, ...]] = (AgentEntered,)
-    per: ClassVar[str] = "run"
     __slots__ = ("limit",)
 
     def __init__(self, limit: int) -> None:
@@ -95,13 +91,12 @@ class Deadline:
     """Wall clock of the run."""
 
     sees: ClassVar[tuple[type, ...]] = (ModelCall, ToolCall, AgentEntered, HandOff)  # before the next step: a finished run is not stopped
-    per: ClassVar[str] = "run"
     __slots__ = ("seconds", "started")
 
     def __init__(self, seconds: float, started: float) -> None:
         self.seconds, self.started = seconds, started
 
-    def observe(self, event: ModelCall | ToolCall | AgentEntered | HandOff | ModelResult | ToolResults) -> Finding | None:
+    def observe(self, event: ModelCall | ToolCall | AgentEntered | HandOff) -> Finding | None:
         elapsed = event.at - self.started
         if elapsed <= self.seconds:
             return None
@@ -112,7 +107,6 @@ class ResultSize:
     """An answer too large to enter the history: the model gets a note instead."""
 
     sees: ClassVar[tuple[type, ...]] = (ToolResults,)
-    per: ClassVar[str] = "lane"
     __slots__ = ("limit",)
 
     def __init__(self, limit: int) -> None:

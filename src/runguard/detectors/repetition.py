@@ -9,10 +9,11 @@ from collections.abc import Callable
 from typing import ClassVar
 
 from runguard.decision import MAX_EVIDENCE, Action, Finding, Rungs
-from runguard.events import Answer, Outcome, ToolCall, ToolResults
+from runguard.events import AgentEntered, Answer, ModelResult, Outcome, ToolCall, ToolResults
 from runguard.fingerprint import answer_text, digest, mask
 
 Pair = tuple[bytes, int]
+_TEXTS_KEPT = 256
 
 
 def evidence_of(event: ToolResults) -> tuple[dict[str, str], ...]:
@@ -31,8 +32,7 @@ class Repetition:
     identical attempt stops.
     """
 
-    sees: ClassVar[tuple[type, ...]] = (ToolCall, ToolResults)
-    per: ClassVar[str] = "lane"
+    sees: ClassVar[tuple[type, ...]] = (AgentEntered, ToolCall, ToolResults)
     __slots__ = ("_agent", "_batch", "_calls", "_count", "_first", "_pairs", "rungs")
 
     def __init__(self, rungs: Rungs) -> None:
@@ -44,9 +44,13 @@ class Repetition:
         self._count = 0
         self._batch = ""
 
-    def observe(self, event: ToolCall | ToolResults) -> Finding | None:
+    def observe(self, event: AgentEntered | ToolCall | ToolResults) -> Finding | None:
         if type(event) is ToolCall:
             return self._attempt(event)
+        if type(event) is AgentEntered:
+            self._count = 0  # a new activation may ask once more what the last one asked; circles of them are NoNews' business
+            self._pairs, self._calls = frozenset(), frozenset()
+            return None
         assert isinstance(event, ToolResults)
         pairs = event.pairs
         if not pairs:
@@ -87,18 +91,28 @@ class Repetition:
 
 
 class NoNews:
-    """Answered calls in a row of which none brought a new (call, answer) pair: sees circles of every period."""
+    """Answered calls in a row of which none brought a new (call, answer) pair: sees circles of every period.
 
-    sees: ClassVar[tuple[type, ...]] = (ToolResults,)
-    per: ClassVar[str] = "lane"
-    __slots__ = ("_batch", "_count", "rungs")
+    An agent that ends an activation with words it has not said before has made something: its count starts again.
+    """
+
+    sees: ClassVar[tuple[type, ...]] = (ModelResult, ToolResults)
+    __slots__ = ("_batch", "_count", "_said", "rungs")
 
     def __init__(self, rungs: Rungs) -> None:
         self.rungs = rungs
         self._count = 0
         self._batch = ""
+        self._said: OrderedDict[int, None] = OrderedDict()
 
-    def observe(self, event: ToolResults) -> Finding | None:
+    def observe(self, event: ModelResult | ToolResults) -> Finding | None:
+        if isinstance(event, ModelResult):
+            if event.said and event.said not in self._said:
+                self._said[event.said] = None
+                self._count = 0
+                if len(self._said) > _TEXTS_KEPT:
+                    self._said.popitem(last=False)
+            return None
         if event.news:
             self._count = 0
             return None
@@ -116,7 +130,6 @@ class SameCall:
     """The same call over and over although its answers differ: busy waiting, or a clock in the answer."""
 
     sees: ClassVar[tuple[type, ...]] = (ToolResults,)
-    per: ClassVar[str] = "lane"
     __slots__ = ("_batch", "_calls", "_count", "rungs")
 
     def __init__(self, rungs: Rungs) -> None:
@@ -149,7 +162,6 @@ class Cycle:
     """Full rounds of a circle of at most ``max_len`` observations. Off unless asked for: ``NoNews`` sees circles too."""
 
     sees: ClassVar[tuple[type, ...]] = (ToolResults,)
-    per: ClassVar[str] = "lane"
     __slots__ = ("_recent", "_same", "max_len", "rungs")
 
     def __init__(self, rungs: Rungs, max_len: int = 4) -> None:
@@ -178,7 +190,6 @@ class Polling:
     """A declared polling tool that shows no change: judged by time, never by count."""
 
     sees: ClassVar[tuple[type, ...]] = (ToolResults,)
-    per: ClassVar[str] = "lane"
     __slots__ = ("_since", "is_polling", "rungs")
 
     def __init__(self, rungs: Rungs, is_polling: Callable[[str], bool]) -> None:
