@@ -355,6 +355,15 @@ def custom_quiet_loop(team: Team) -> Any:
     return Quiet(name="custom", sub_agents=[team.speaker("member")], team=team)
 
 
+def parallel_of_custom_loops(team: Team) -> Any:
+    """Loops that nobody can escalate, in branches of branches."""
+
+    def branch(name: str) -> ParallelAgent:
+        return ParallelAgent(name=f"par_{name}", sub_agents=[Again(name=f"custom_{name}", sub_agents=[team.speaker(name)], team=team)])
+
+    return ParallelAgent(name="outer", sub_agents=[branch("m1"), branch("m2"), branch("m3")])
+
+
 TOPOLOGIES: list[Callable[[Team], Any]] = [
     single,
     transfer_to_child,
@@ -390,4 +399,5 @@ TOPOLOGIES: list[Callable[[Team], Any]] = [
     custom_loop_in_workflow,
     custom_loop,
     custom_quiet_loop,
+    parallel_of_custom_loops,
 ]
