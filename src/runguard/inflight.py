@@ -68,6 +68,9 @@ class Slots:
                 self._holders.discard(task)
                 self._hand_on_locked()
 
+    def has_waiting(self) -> bool:
+        return bool(self._waiting)
+
     def busy(self) -> int:
         """Holders that still run."""
         with self._lock:

@@ -90,7 +90,7 @@ class Invocation:
         """Nothing paid is in flight and no call is waiting for its answer: ending now throws nothing away."""
         now = time.monotonic()
         busy = any(call.running or (call.asked_at and now - call.asked_at < _START_S) for call in self.calls.values())
-        return not busy and not self.in_flight()
+        return not busy and not self.in_flight() and not self.run.slots.has_waiting()
 
     def is_idle(self, beside: str) -> bool:
         """No call runs and no model is asked, the calls aside that lane ``beside`` stands in: they wait for it."""

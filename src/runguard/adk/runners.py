@@ -166,7 +166,8 @@ async def _stream(
             pass  # it has done its work: the run is over
         except BaseExceptionGroup as group:
             _, rest = group.split((Halt, GeneratorExit))  # closing nested ParallelAgents may put a GeneratorExit in the Halt's place
-            if rest is not None or not _halted(group):
+            stopped = plugin is not None and any(plugin.stop_of(one) is not None for one in invocations)
+            if rest is not None or not (stopped or group.subgroup(Halt) is not None):
                 raise
         if stop is None and plugin is not None and not nested:
             unheard = await _unheard_stop(runner, plugin, invocations or set(began), user, session)
@@ -200,15 +201,6 @@ async def _unheard_stop(runner: Runner, plugin: "RunGuardPlugin", invocations: s
     except Exception:  # the caller is told all the same
         _log.exception("runguard.stop_not_stored: the session service refused the stop event")
     return event
-
-
-def _halted(error: BaseException | None) -> bool:
-    """Whether a Halt is in an exception group, or is what was being handled when it was raised."""
-    while error is not None:
-        if isinstance(error, Halt) or (isinstance(error, BaseExceptionGroup) and error.subgroup(Halt) is not None):
-            return True
-        error = error.__context__
-    return False
 
 
 def _can_end(plugin: "RunGuardPlugin", invocation_id: str) -> bool:
