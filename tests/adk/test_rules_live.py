@@ -9,6 +9,7 @@ import pytest
 from google.adk.agents import LlmAgent, LoopAgent, ParallelAgent, SequentialAgent
 from google.adk.apps import App
 from google.adk.events import Event
+from google.adk.plugins import ReflectAndRetryToolPlugin
 from google.adk.plugins.base_plugin import BasePlugin
 from google.adk.runners import Runner
 from google.adk.sessions import InMemorySessionService
@@ -220,6 +221,13 @@ async def test_stall_obeys_max_identical_tool_results(answers: Any) -> None:
     seen = await observe(agent(model, read, on_tool_error_callback=recover), max_identical_tool_results=3)
     assert (read.runs, model.calls) == (3, 3)
     assert_stopped(seen.result, "stall")
+
+
+async def test_stall_is_seen_through_a_plugin_that_asks_to_try_again() -> None:
+    read, model, plugin = Tool("read", lambda n: RuntimeError("the file is locked")), ScriptedModel(ask_new("read")), RunGuardPlugin()
+    result = await play(agent(model, read), plugins=[plugin, ReflectAndRetryToolPlugin(max_retries=20)])
+    assert_stopped(result, "stall")
+    assert (read.runs, model.calls) == (4, 6)
 
 
 async def test_stall_leaves_failures_between_successes_alone() -> None:
@@ -667,6 +675,52 @@ async def test_failed_says_what_a_failure_is() -> None:
     seen = await observe(agent(ask_new("look"), look), tools={"look": ToolRule(failed={"verdict": ["nope"]})})
     assert_stopped(seen.result, "stall")
     assert (await observe(agent(ask_new("look", 9), Tool("look", [{"verdict": "nope"}])))).decisions == []
+
+
+# ---- tools as nodes of a workflow -----------------------------------------------------------------------------------
+
+
+def _tool_circle(tool: Tool, rounds: int) -> Workflow:
+    """A Workflow that runs a tool without any agent, round and round."""
+    done = 0
+
+    def start(node_input: Any) -> dict[str, int]:
+        return {"q": 0}
+
+    def again(node_input: Any) -> Event:
+        nonlocal done
+        done += 1
+        return Event(route="again" if done < rounds else "good", output={"q": done})
+
+    def publish(node_input: Any) -> str:
+        return "published"
+
+    fetch = FunctionTool(tool)
+    return Workflow(name="wf", edges=[("START", start), (start, fetch), (fetch, again), (again, {"again": fetch, "good": publish})])
+
+
+async def test_a_circle_of_tool_nodes_ends_at_its_limit() -> None:
+    class Asked(BasePlugin):
+        times = 0
+
+        async def before_tool_callback(self, *, tool: Any, tool_args: Any, tool_context: Any) -> None:
+            Asked.times += 1
+
+    await play(_tool_circle(Tool("fetch", lambda n: {"n": n}), 1), plugins=[Asked(name="asked")])
+    if not Asked.times:
+        pytest.skip("this ADK tells no plugin about tool nodes")
+    fetch = Tool("fetch", lambda n: {"n": n})
+    seen = await observe(_tool_circle(fetch, 10_000), max_tool_calls=5)
+    assert fetch.runs == 5
+    assert assert_stopped(seen.result, "tool_calls").tool == "fetch"
+    assert len(seen.result.events) < 40
+
+
+async def test_tool_nodes_are_the_same_with_and_without_the_guard() -> None:
+    seen = await observe(_tool_circle(Tool("fetch", lambda n: {"n": n}), 4))
+    without = await play(_tool_circle(Tool("fetch", lambda n: {"n": n}), 4))
+    assert seen.decisions == []
+    assert told(seen.result.events) == told(without.events)
 
 
 # ---- special answers ------------------------------------------------------------------------------------------------

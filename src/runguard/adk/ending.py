@@ -68,6 +68,10 @@ class Ending:
             context.actions.escalate = True
         return stop_content(self._guard.stop_text(trip))
 
+    async def at_tool_node(self, ic: InvocationContext, tool: str, trip: Trip, invocation: Invocation, lane: str) -> None:
+        """A node that is a tool was refused: a graph that goes round through such nodes is ended from outside."""
+        await self._skip(ic, tool, trip, invocation, lane)
+
     async def _skip(self, ic: InvocationContext, agent: str, trip: Trip, invocation: Invocation | None, lane: str) -> None:
         runners.announce(trip, self._plugin)
         strand = invocation.run.lanes.get(lane) if invocation is not None else None

@@ -354,6 +354,9 @@ class RunGuardPlugin(BasePlugin):
                 call.refused = True
                 if decision.trip is not None:
                     runners.announce(decision.trip, self)
+                    if not isinstance(agent, BaseAgent):  # a Workflow's tool node has no model that would hear the refusal
+                        call.running = False
+                        await self.ending.at_tool_node(ic, name, decision.trip, invocation, lane)
                 return refusal(decision.for_model)
             rule = guard.tool_rule(name)
             if guard.policy.max_seconds is not None or (rule is not None and rule.max_seconds is not None):
