@@ -119,14 +119,16 @@ async def test_a_random_tree_ends_exactly_and_without_harm(seed: int) -> None:
     assert plugin.snapshot()["runs"] == []
     assert plugin.snapshot()["guard_errors"] == 0
 
-    tree.team.calm, before, known = True, tree.team.calls, len(plugin.trips)
+    if not _ends_when_calm(tree.root):
+        return
+    tree.team.calm, before = True, tree.team.calls
     for model in tree.team.models.values():
         model.requests.clear()
     plugin = RunGuardPlugin(max_model_calls=500)
-    second = await play(tree.root, "and now?", plugins=[plugin], session_service=service, seconds=20) if _ends_when_calm(tree.root) else None
-    if second is not None:
-        assert (tree.team.calls > before, plugin.trips) == (True, []), known
-        assert not any(words in str(prompts(tree.team.requests)) for words in said)
+    await play(tree.root, "and now?", plugins=[plugin], session_service=service, seconds=20)
+    assert tree.team.calls > before
+    assert plugin.trips == []
+    assert not any(words in str(prompts(tree.team.requests)) for words in said)
 
 
 def _ends_when_calm(agent: Any) -> bool:
