@@ -9,9 +9,13 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from runguard.adk import ADKCostBreaker, install, uninstall
+    from runguard.adk.budget_plugin import BudgetPlugin
     from runguard.breaker import BreakerState
+    from runguard.budget import Budget, BudgetStatus, Scope
     from runguard.decision import Decision, Finding, Trip, trip
     from runguard.errors import (
+        BudgetExceededError,
+        ContextOverflowError,
         DeadlineExceededError,
         GuardFailedError,
         InstallError,
@@ -20,8 +24,12 @@ if TYPE_CHECKING:
         PolicyError,
         RunGuardError,
         RunStoppedError,
+        UnpricedModelError,
     )
+    from runguard.monitor import BudgetMonitor, BudgetPolicy, CompressionTriggered
     from runguard.policy import Policy, ToolRule, tool
+    from runguard.pricing import ModelLimits, Price
+    from runguard.threshold import Threshold
 
 __version__ = "0.1.0"
 
@@ -29,11 +37,17 @@ _HOMES = {
     "ADKCostBreaker": "runguard.adk",
     "install": "runguard.adk",
     "uninstall": "runguard.adk",
+    "BudgetPlugin": "runguard.adk.budget_plugin",
     "BreakerState": "runguard.breaker",
+    "Budget": "runguard.budget",
+    "BudgetStatus": "runguard.budget",
+    "Scope": "runguard.budget",
     "Decision": "runguard.decision",
     "Finding": "runguard.decision",
     "Trip": "runguard.decision",
     "trip": "runguard.decision",
+    "BudgetExceededError": "runguard.errors",
+    "ContextOverflowError": "runguard.errors",
     "DeadlineExceededError": "runguard.errors",
     "GuardFailedError": "runguard.errors",
     "InstallError": "runguard.errors",
@@ -42,14 +56,29 @@ _HOMES = {
     "PolicyError": "runguard.errors",
     "RunGuardError": "runguard.errors",
     "RunStoppedError": "runguard.errors",
+    "UnpricedModelError": "runguard.errors",
+    "BudgetMonitor": "runguard.monitor",
+    "BudgetPolicy": "runguard.monitor",
+    "CompressionTriggered": "runguard.monitor",
     "Policy": "runguard.policy",
     "ToolRule": "runguard.policy",
     "tool": "runguard.policy",
+    "ModelLimits": "runguard.pricing",
+    "Price": "runguard.pricing",
+    "Threshold": "runguard.threshold",
 }
 
 __all__ = [
     "ADKCostBreaker",
     "BreakerState",
+    "Budget",
+    "BudgetExceededError",
+    "BudgetMonitor",
+    "BudgetPlugin",
+    "BudgetPolicy",
+    "BudgetStatus",
+    "CompressionTriggered",
+    "ContextOverflowError",
     "DeadlineExceededError",
     "Decision",
     "Finding",
@@ -57,12 +86,17 @@ __all__ = [
     "InstallError",
     "LimitExceededError",
     "LoopDetectedError",
+    "ModelLimits",
     "Policy",
     "PolicyError",
+    "Price",
     "RunGuardError",
     "RunStoppedError",
+    "Scope",
+    "Threshold",
     "ToolRule",
     "Trip",
+    "UnpricedModelError",
     "install",
     "tool",
     "trip",
@@ -77,7 +111,7 @@ def __getattr__(name: str) -> Any:
     try:
         return getattr(import_module(home), name)
     except ModuleNotFoundError as error:
-        if home == "runguard.adk" and error.name is not None and error.name.split(".")[0] == "google":
+        if home.startswith("runguard.adk") and error.name is not None and error.name.split(".")[0] == "google":
             raise ImportError(f"runguard.{name} needs google-adk, which is not installed: pip install 'runguard-agents[adk]'") from None
         raise
 

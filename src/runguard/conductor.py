@@ -1,7 +1,8 @@
 """The guard: takes events, asks the detectors, decides. The only place where anything is decided.
 
 ``check`` before something happens and ``after`` it are synchronous and touch nothing but memory. ``reserve`` is awaited between
-them: today it holds the number of model calls in flight. ``end`` forgets everything of a run but its trips.
+them: it holds a place among the calls in flight and the call's worst case on every budget; ``settle`` books what the call took.
+``end`` forgets everything of a run but its trips and its figures.
 """
 
 import asyncio
@@ -10,12 +11,15 @@ import secrets
 import threading
 import time
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Mapping
+from datetime import UTC, datetime
 from typing import Any, Final
 
 from runguard import detectors as rules
+from runguard.accounts import Accounts, Charge, Denied, Meter, describe, refusal_text, status_of
 from runguard.breaker import Breaker, Permit
-from runguard.decision import ALLOW, Action, Decision, Finding, Rungs, Spend, Trip, text_for_model, text_for_operator, text_for_user
+from runguard.budget import UNLIMITED, to_usd, usd_text
+from runguard.decision import ALLOW, Action, Decision, Finding, Money, Rungs, Trip, text_for_model, text_for_operator, text_for_user
 from runguard.detectors import Detector
 from runguard.events import (
     FAILURES,
@@ -31,15 +35,18 @@ from runguard.events import (
     ToolCall,
     ToolResults,
 )
-from runguard.fingerprint import AnswerBook, answer_text, call_fingerprint, size_of
-from runguard.inflight import Slots
+from runguard.fingerprint import answer_text, call_fingerprint, size_of
+from runguard.ledger import Account
 from runguard.outbox import Outbox
 from runguard.outcomes import classify, failure_class
 from runguard.policy import Policy, ToolRule
+from runguard.pricing import Usage
+from runguard.runs import Lane, Run, dispatch, retired_name
+from runguard.threshold import Threshold
 
 _log: Final = logging.getLogger("runguard")
 # Members bound once: looking one up on its enum costs as much as the rest of a line.
-_NUDGE, _BLOCK, _STOP = Action.NUDGE, Action.BLOCK, Action.STOP
+_WARN, _NUDGE, _BLOCK, _STOP = Action.WARN, Action.NUDGE, Action.BLOCK, Action.STOP
 _OK, _EMPTY, _FAILED, _REFUSED = Outcome.OK, Outcome.EMPTY, Outcome.FAILED, Outcome.REFUSED
 _TRIPS_KEPT: Final = 1_000
 _SESSIONS_KEPT: Final = 10_000
@@ -62,97 +69,8 @@ _SETTINGS: Final = {
     "deadline": "max_seconds",
     "depth": "max_delegation_depth",
     "result_size": "max_tool_result_chars",
+    "context": "max_context_tokens",
 }
-
-
-class Lane:
-    """One strand of a run in which things happen one after another, with its own detectors and memory."""
-
-    __slots__ = ("book", "by_event", "concurrent", "cut", "detectors", "fresh", "key", "notice", "parent", "path", "starting", "stopped")
-
-    def __init__(self, key: str, parent: "Lane | None", detectors: list[Detector], *, concurrent: bool, path: tuple[str, ...]) -> None:
-        self.key, self.parent, self.concurrent, self.path = key, parent, concurrent, path
-        self.detectors = detectors
-        self.by_event = _dispatch(detectors)
-        self.book = AnswerBook()
-        self.stopped: Trip | None = None
-        self.cut = False  # ended by a stop rather than by itself
-        self.fresh = True  # no model call yet
-        self.starting = 0  # branches below that have begun and not yet been judged: those that start at once
-        self.notice = ""  # a nudge that found no tool result to ride on, for the next request
-
-    def owner(self) -> "Lane | None":
-        """The nearest strand that runs beside others: a stop ends there, or ends the run when there is none."""
-        lane: Lane | None = self
-        while lane is not None and not lane.concurrent:
-            lane = lane.parent
-        return lane
-
-    def stop_in_force(self) -> Trip | None:
-        lane: Lane | None = self
-        while lane is not None:
-            if lane.stopped is not None:
-                return lane.stopped
-            lane = lane.parent
-        return None
-
-
-def _dispatch(detectors: Iterable[Detector]) -> dict[type, list[Detector]]:
-    table: dict[type, list[Detector]] = {}
-    for detector in detectors:
-        for kind in detector.sees:
-            table.setdefault(kind, []).append(detector)
-    return table
-
-
-class Run:
-    """Everything known about one running root run. Gone when it ends."""
-
-    __slots__ = (
-        "cut_off",
-        "deadline",
-        "detectors",
-        "info",
-        "lanes",
-        "model_calls",
-        "noted",
-        "nudges",
-        "pending_once",
-        "permits",
-        "retired",
-        "slots",
-        "spend",
-        "started",
-        "stopped",
-        "trips",
-    )
-
-    def __init__(self, info: RunInfo, policy: Policy, tool_rule: Callable[[str], ToolRule | None]) -> None:
-        self.info = info
-        self.started = info.at
-        self.spend = Spend()
-        self.lanes: dict[str, Lane] = {}
-        self.retired: OrderedDict[str, list[Detector]] = OrderedDict()  # failure streaks of ended child lanes, by name
-        self.slots = Slots(policy.in_flight)
-        self.stopped: Trip | None = None
-        self.trips: deque[Trip] = deque(maxlen=100)
-        self.noted: OrderedDict[tuple[str, str, str, Action], None] = OrderedDict()
-        self.nudges = 0
-        self.permits: dict[str, tuple[str, Permit]] = {}
-        limit = policy.max_model_calls or info.model_call_limit
-        self.model_calls = rules.ModelCalls(limit) if limit else None
-        self.cut_off: OrderedDict[str, Trip | None] = OrderedDict()  # strands that were stopped, by name: called again they stay stopped
-        self.pending_once: set[bytes] = set()  # side effects on their way: an equal call of the same response must not run too
-        self.deadline = rules.Deadline(policy.max_seconds, info.at) if policy.max_seconds else None
-        whole: list[Detector | None] = [
-            self.model_calls,
-            rules.ToolCalls(policy.max_tool_calls) if policy.max_tool_calls else None,
-            rules.CallsPerTool(lambda tool: rule.max_calls if (rule := tool_rule(tool)) is not None else None),
-            rules.Depth(policy.max_delegation_depth) if policy.max_delegation_depth else None,
-            rules.FanOut(policy.fan_out) if policy.fan_out else None,
-            self.deadline,
-        ]
-        self.detectors = [d for d in whole if d is not None]
 
 
 class Guard:
@@ -165,6 +83,7 @@ class Guard:
         self.trips: deque[Trip] = deque(maxlen=_TRIPS_KEPT)
         self.breakers: OrderedDict[str, Breaker] = OrderedDict()
         self.outbox = Outbox()
+        self.accounts = Accounts(policy, self.clock)
         self.guard_errors = 0
         self._enforces = policy.mode == "enforce"
         self._max_chars = policy.max_tool_result_chars or 0
@@ -173,9 +92,10 @@ class Guard:
         self._tool_rules: dict[str, ToolRule | None] = {}
         self._once: OrderedDict[tuple[str, str, str], OrderedDict[bytes, None]] = OrderedDict()
         self._lock = threading.Lock()
+        self._alerts = 0
         self._lane_rungs = {
             name: rungs
-            for name in ("repetition", "no_news", "same_call", "cycle", "stall", "tool_failures", "empty", "handoff", "growth", "polling")
+            for name in ("repetition", "no_news", "same_call", "cycle", "stall", "tool_failures", "empty", "handoff", "growth", "polling", "context")
             if (rungs := policy.rungs(name)) is not None and rungs != Rungs()
         }
 
@@ -183,7 +103,9 @@ class Guard:
 
     def start(self, info: RunInfo) -> Run:
         """A root run begins; an id that is used again (a paused task that goes on) begins afresh."""
-        run = Run(info, self.policy, self.tool_rule)
+        if (before := self.runs.get(info.run)) is not None:
+            self.accounts.end(before.purse)
+        run = Run(info, self.policy, self.tool_rule, self.accounts.begin(info))
         run.lanes[ROOT_LANE] = self._new_lane(run, ROOT_LANE, None, concurrent=False, path=())
         self.runs[info.run] = run
         return run
@@ -193,6 +115,7 @@ class Guard:
         run = self.runs.pop(run_id, None)
         if run is None:
             return
+        self.accounts.end(run.purse)
         for tool, permit in run.permits.values():
             if (breaker := self.breakers.get(tool)) is not None:
                 breaker.release(permit)
@@ -201,11 +124,11 @@ class Guard:
         """A strand begins: a parallel branch, or an agent called as a tool. Failures of the last one of this name carry on."""
         above = run.lanes.get(parent) or run.lanes[ROOT_LANE]
         lane = self._new_lane(run, key, above, concurrent=concurrent, path=path)
-        lane.stopped = run.cut_off.get(_retired_name(key))
-        inherited = run.retired.get(_retired_name(key))
+        lane.stopped = run.cut_off.get(retired_name(key))
+        inherited = run.retired.get(retired_name(key))
         if inherited is not None:
             lane.detectors = [*inherited, *(d for d in lane.detectors if type(d) not in {type(i) for i in inherited})]
-            lane.by_event = _dispatch(lane.detectors)
+            lane.by_event = dispatch(lane.detectors)
         if len(run.lanes) >= _LANES_KEPT:  # a run that opens so many strands has ended most of them without a word
             oldest = next(k for k in run.lanes if k != ROOT_LANE)
             self.close_lane(run, oldest)
@@ -217,7 +140,7 @@ class Guard:
         lane = run.lanes.pop(key, None)
         if lane is None:
             return
-        name = _retired_name(key)
+        name = retired_name(key)
         if lane.stopped is None:
             run.cut_off[name] = None  # one of this name ended well: no later one is refused for a sibling's sake
         elif name not in run.cut_off:
@@ -253,6 +176,8 @@ class Guard:
             made.append(rules.Growth(rungs["growth"], policy.cost_baseline_events))
         if "polling" in rungs:
             made.append(rules.Polling(rungs["polling"], self._is_polling))
+        if "context" in rungs:
+            made.append(rules.Context(rungs["context"].warn))
         if policy.max_tool_result_chars:
             made.append(rules.ResultSize(policy.max_tool_result_chars))
         return Lane(key, parent, made, concurrent=concurrent, path=path)
@@ -334,28 +259,62 @@ class Guard:
             decision.retry_after = breaker.retry_after(event.at)
         return decision
 
-    async def reserve(self, event: ModelCall) -> Decision:
-        """Wait for leave to make a model call, or be refused. Awaited right before the call."""
+    async def reserve(self, event: ModelCall, *, slot: bool = True) -> Decision:
+        """Wait for leave to make a model call, or be refused. Awaited right before the call; ``event.charge`` is its account then.
+
+        ``slot=False``: the call is made inside of another one's place among the calls in flight, or beside the agents.
+        """
         run = self.runs[event.run]
-        task = asyncio.current_task()
-        if task is None or run.slots.take(task):
-            return ALLOW
+        lane = run.lanes.get(event.lane) or run.lanes[ROOT_LANE]
+        task = asyncio.current_task() if slot else None
+        decision = ALLOW
+        run.waiting += 1
+        try:
+            if task is not None and not run.slots.take(task):
+                decision = await self._wait_for_slot(run, lane, event, task)
+                if decision.action is _STOP and decision.enforced:
+                    return decision
+            charge, denied = await self.accounts.open(run.purse, event, self._enforces, lambda: self._stop_meanwhile(run, lane) is not None)
+        except BaseException:  # cancelled while it waited, or the ledger failed: the place is free again
+            if task is not None:
+                run.slots.give_back(task)
+            self.unspent(event.run)
+            raise
+        finally:
+            run.waiting -= 1
+        event.charge = charge
+        if denied is None:
+            if charge is not None and charge.lowered:
+                decision = self._tell_lowered(run, lane, event, charge) or decision
+            return decision
+        stopped = self._stop_meanwhile(run, lane)
+        if charge is None:
+            if task is not None:
+                run.slots.give_back(task)
+            self.unspent(event.run)
+            if stopped is not None:
+                return Decision(_STOP, None, stopped, text_for_model(_STOPPED_FINDING))
+        return self._decide(run, lane, event, self._finding_of(denied, event))
+
+    @staticmethod
+    def _stop_meanwhile(run: Run, lane: Lane) -> Trip | None:
+        """A stop that came while a call waited. Not the limit on calls: this one was counted and is within it."""
+        stopped = run.stopped or lane.stop_in_force()
+        return None if stopped is not None and stopped.rule == "model_calls" else stopped
+
+    async def _wait_for_slot(self, run: Run, lane: Lane, event: ModelCall, task: "asyncio.Task[Any]") -> Decision:
         if self.policy.queues:
             if not self._enforces:
                 return ALLOW
             await run.slots.wait(task)
-            lane = run.lanes.get(event.lane) or run.lanes[ROOT_LANE]
             event.at = self.clock()
-            stopped = run.stopped or lane.stop_in_force()
-            if stopped is not None and stopped.rule == "model_calls":
-                stopped = None  # this call was counted and is within the limit that another one met
+            stopped = self._stop_meanwhile(run, lane)
             late = None if stopped is not None or run.deadline is None else run.deadline.observe(event)
             if stopped is None and late is None:
                 return ALLOW
             run.slots.give_back(task)  # the world changed while it waited
             self.unspent(event.run)
             return self._decide(run, lane, event, late) if late is not None else Decision(_STOP, None, stopped, text_for_model(_STOPPED_FINDING))
-        lane = run.lanes.get(event.lane) or run.lanes[ROOT_LANE]
         finding = Finding("fan_out", _STOP, len(run.slots) + 1, run.slots.limit, "model calls at once", "lane", "", "in flight", f"agent {event.agent}")
         decision = self._decide(run, lane, event, finding)
         if decision.enforced:
@@ -371,6 +330,84 @@ class Guard:
         if run.model_calls is not None:
             run.model_calls.forget()
 
+    # ---- money ------------------------------------------------------------------------------------------------------
+
+    def _finding_of(self, denied: Denied, event: ModelCall) -> Finding:
+        if denied.unpriced is not None:
+            line = f'prices={{"{event.model}": {{"input": …, "output": …}}}} (USD per million tokens)'
+            money = Money("run", f"model '{event.model}'", None, None, resume=f"add {line}, or set on_unpriced to a rate or to 'tokens'")
+            return Finding(
+                "unpriced", _STOP, 1, 0, "models without a price", "run", "", event.model, f"no price: {denied.unpriced.reason}; add {line}", money=money
+            )
+        assert denied.refusal is not None
+        assert denied.meter is not None
+        unit, observed, limit = describe(denied)
+        account = denied.refusal.account
+        scope = "run" if denied.meter.per.stops_run else "lane"
+        resume = f"plugin.extend({account.scope!r}, {unit}=…) moves the cap and the next turn goes on"
+        if denied.meter.per.kind == "run":
+            resume = f"the next user message starts with a fresh budget; to allow more, raise max_{unit} or the run's budget"
+        if account.ends is not None:
+            resume += f"; its window begins anew at {datetime.fromtimestamp(account.ends, UTC):%Y-%m-%d %H:%M:%S} UTC"
+        in_usd = account.cap_usd < UNLIMITED
+        money = Money(
+            denied.meter.per.kind,
+            account.scope,
+            to_usd(account.spent_usd) if in_usd else None,
+            to_usd(account.due_usd - account.spent_usd) if in_usd else None,
+            account.ends,
+            resume,
+        )
+        return Finding("budget", _STOP, observed, limit, unit, scope, "", account.scope, refusal_text(denied), money=money)
+
+    def _tell_lowered(self, run: Run, lane: Lane, event: ModelCall, charge: Charge) -> Decision:
+        """The answer had to be capped to what the rest can pay: said once per agent, seen in the request."""
+        finding = Finding(
+            "budget", _WARN, charge.max_output, charge.max_output, "output tokens left", "lane", "", f"lowered:{event.agent}", f"agent {event.agent}"
+        )
+        return self._decide(run, lane, event, finding)
+
+    def settle(self, charge: Charge, usage: Usage, model: str = "", *, estimated: bool = False, free: bool = False) -> None:
+        """Book what a call took; told again, the later figure replaces the earlier. Fires the thresholds that it reaches."""
+        before = charge.booked
+        fired = self.accounts.settle(charge, usage, model, estimated=estimated, free=free)
+        run = self.runs.get(charge.purse.info.run)
+        if run is None or run.purse is not charge.purse:
+            return  # told after the end of its run: booked all the same
+        run.spend.prompt_tokens += usage.input - (before.input if before is not None else 0)
+        run.spend.output_tokens += usage.output - (before.output if before is not None else 0)
+        for account, meter, threshold in fired:
+            self._threshold(run, charge, account, meter, threshold)
+
+    def release(self, charge: Charge) -> None:
+        """A call that was given leave never left."""
+        self.accounts.release(charge)
+
+    def abandon(self, charge: Charge, streamed_tokens: int = 0, *, streaming: bool = False, refused: bool = False) -> None:
+        """A call that left ended without telling its usage: an estimate stands for it, marked. ``refused``: by the provider, unbilled."""
+        if charge.over:
+            return
+        if refused and not streamed_tokens:
+            self.settle(charge, Usage(), free=True)
+        else:
+            self.settle(charge, self.accounts.guess(charge, streamed_tokens, streaming), estimated=True)
+
+    def _threshold(self, run: Run, charge: Charge, account: Account, meter: Meter, threshold: Threshold) -> None:
+        status = status_of(account)
+        if threshold.callback is not None:
+            self.outbox.send(threshold.callback, status)
+        self._alerts += 1
+        action = _NUDGE if threshold.action == "nudge" else _WARN
+        key = f"{account.key}:{threshold.percent}:{threshold.action}:{self._alerts if threshold.recurring else ''}"
+        detail = f"{threshold.percent:.0%} of the budget of {account.scope} is spent"
+        money = Money(meter.per.kind, account.scope, to_usd(account.spent_usd), to_usd(account.due_usd - account.spent_usd), account.ends)
+        finding = Finding("budget", action, status.spent, status.limit, status.unit, "run", "", key, detail, money=money)
+        lane = run.lanes.get(charge.lane) or run.lanes[ROOT_LANE]
+        event = ModelResult(run.info.run, lane.key, charge.agent, self.clock())
+        decision = self._decide(run, lane, event, finding)
+        if decision.action is _NUDGE and decision.enforced:
+            lane.notice = decision.for_model
+
     # ---- after ------------------------------------------------------------------------------------------------------
 
     def after(self, event: ModelResult | ToolResults) -> Decision:
@@ -381,9 +418,6 @@ class Guard:
         lane = run.lanes.get(event.lane) or run.lanes[ROOT_LANE]
         if type(event) is ToolResults:
             self._understand(run, lane, event)
-        elif type(event) is ModelResult:
-            run.spend.prompt_tokens += event.prompt_tokens or 0
-            run.spend.output_tokens += event.output_tokens or 0
         if run.stopped is not None or ((lane.stopped is not None or lane.parent is not None) and lane.stop_in_force() is not None):
             found = None  # already ending: nothing more to decide
         else:
@@ -394,18 +428,11 @@ class Guard:
                 a.value = None  # answers are not ours to keep
         return decision
 
-    def correct_usage(self, run_id: str, prompt_tokens: int, output_tokens: int) -> None:
-        """A later chunk told the usage of the same call anew: add the difference."""
-        run = self.runs.get(run_id)
-        if run is not None:
-            run.spend.prompt_tokens += prompt_tokens
-            run.spend.output_tokens += output_tokens
-
     def _understand(self, run: Run, lane: Lane, event: ToolResults) -> None:
         """What each answer means and whether it is news."""
         kept: list[Answer] = []
         pairs: list[tuple[bytes, int]] = []
-        agent = event.agent
+        agent, context = event.agent, lane.context
         for a in event.answers:
             tool = a.tool
             rule = self._tool_rules[tool] if tool in self._tool_rules else self.tool_rule(tool)
@@ -432,6 +459,8 @@ class Guard:
                 event.failures = True
                 a.failure = a.failure or failure_class(answer_text(value))
             a.answer, new = lane.book.name(a.call, value, agent)
+            if context is not None and (lane.book.size < 0 or lane.book.size > context.suspicious_chars > 0) and not a.chars:
+                a.chars = size_of(raw, 8 * context.limit)
             good = outcome is _OK or outcome is _EMPTY
             if rule is not None:
                 self._apply_rule(run, lane, event, a, rule, good)
@@ -539,6 +568,9 @@ class Guard:
         if finding.rule == "handoff":
             path = (*lane.path, *finding.detail.split("→"))
         scope, scope_id = ("branch", owner.key) if owner is not None else ("run", info.run)
+        purse, money, made = run.purse, finding.money, spend.model_calls - run.waiting
+        if money is not None:
+            scope, scope_id = money.kind, money.scope
         setting = _SETTINGS.get(finding.rule, f"rules.{finding.rule}.stop")
         trip = Trip(
             id=secrets.token_hex(8),
@@ -553,9 +585,17 @@ class Guard:
             run_id=info.run,
             invocation_id=info.invocation,
             message=text_for_operator(
-                finding, path=path, model_calls=spend.model_calls, tool_calls=spend.tool_calls, tokens=spend.tokens, enforced=self._enforces
+                finding,
+                path=path,
+                model_calls=made,
+                tool_calls=spend.tool_calls,
+                tokens=spend.tokens,
+                spent=_spent_text(run),
+                enforced=self._enforces,
             ),
-            resume=_RESUME.get(finding.rule) or f"the next user message starts with fresh counters; to allow more, raise {setting}",
+            resume=(money.resume if money is not None else "")
+            or _RESUME.get(finding.rule)
+            or f"the next user message starts with fresh counters; to allow more, raise {setting}",
             policy_digest=self.policy.digest,
             at=event.at,
             observed=finding.observed,
@@ -565,10 +605,13 @@ class Guard:
             tool=finding.tool or None,
             model=event.model or None if isinstance(event, ModelCall | ModelResult) else None,
             evidence=finding.evidence,
-            model_calls=spend.model_calls,
+            model_calls=made,
             tool_calls=spend.tool_calls,
             tokens=spend.tokens,
+            spent_usd=money.spent_usd if money is not None and money.spent_usd is not None else purse.spent_usd,
+            reserved_usd=money.reserved_usd if money is not None and money.reserved_usd is not None else to_usd(purse.reserved),
             enforced=self._enforces,
+            estimated=bool(purse.estimated or purse.unpriced),
         )
         self._record(run, trip)
         if self._enforces:
@@ -635,9 +678,10 @@ class Guard:
             "mode": self.policy.mode,
             "policy": self.policy.digest,
             "runs": [self._run_snapshot(run, now) for run in list(self.runs.values())],
+            "budgets": self.accounts.budgets(),
             "breakers": {tool: breaker.state(now).value for tool, breaker in list(self.breakers.items())},
             "trips": len(self.trips),
-            "guard_errors": self.guard_errors,
+            "guard_errors": self.guard_errors + self.accounts.errors,
             "callbacks_dropped": self.outbox.dropped,
             "callbacks_failed": self.outbox.failed,
         }
@@ -659,6 +703,10 @@ class Guard:
             "tool_calls": run.spend.tool_calls,
             "prompt_tokens": run.spend.prompt_tokens,
             "output_tokens": run.spend.output_tokens,
+            "spent_usd": run.purse.spent_usd,
+            "reserved_usd": to_usd(run.purse.reserved),
+            "unpriced_calls": run.purse.unpriced,
+            "estimated_calls": run.purse.estimated,
             "in_flight": run.slots.busy(),
             "growth": growth,
             "nudges": run.nudges,
@@ -666,12 +714,15 @@ class Guard:
         }
 
 
+def _spent_text(run: Run) -> str:
+    purse = run.purse
+    if purse.spent_usd is None:
+        return ""
+    unpriced = f" and {purse.unpriced} calls without a price" if purse.unpriced else ""
+    return f", {'about ' if purse.estimated else ''}{usd_text(purse.nano)}{unpriced}"
+
+
 _STOPPED_FINDING: Final = Finding("stopped", _STOP, 0, 0, "")
-
-
-def _retired_name(key: str) -> str:
-    """A lane's name without the ids of the calls that opened it: the next call of the same agent has the same name."""
-    return "/".join(part.split("@", 1)[0] for part in key.split("/"))
 
 
 def _declared_failure(failed: Any, value: object) -> bool:

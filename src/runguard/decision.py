@@ -59,14 +59,27 @@ class Finding:
 
     rule: str
     action: Action
-    observed: float
-    limit: float
+    observed: Decimal | float
+    limit: Decimal | float
     unit: str
     scope: str = "lane"  # "call" refuses one call, "lane" its strand of the run, "run" everything
     tool: str = ""
     key: str = ""  # what it is about: the same key is nudged once
     detail: str = ""  # for the operator: a path, an agent, a failure class
     evidence: tuple[dict[str, str], ...] = ()
+    money: "Money | None" = None  # of a finding about a budget
+
+
+@dataclass(frozen=True, slots=True)
+class Money:
+    """Whose budget a finding is about, and how it stands."""
+
+    kind: str
+    scope: str
+    spent_usd: Decimal | None
+    reserved_usd: Decimal | None
+    ends: float | None = None  # when its window begins anew
+    resume: str = ""
 
 
 @dataclass(slots=True)
@@ -106,8 +119,8 @@ class Trip:
     resume: str
     policy_digest: str
     at: float
-    observed: float
-    limit: float
+    observed: Decimal | float
+    limit: Decimal | float
     agent_path: tuple[str, ...] = ()
     branch: str | None = None
     tool: str | None = None
@@ -128,8 +141,8 @@ class Trip:
     def to_dict(self) -> dict[str, Any]:
         """JSON-ready, as it rides in an event's metadata: money as decimal strings."""
         data = asdict(self)
-        for key in ("spent_usd", "reserved_usd"):
-            data[key] = None if data[key] is None else str(data[key])
+        for key in _MONEY:
+            data[key] = str(data[key]) if isinstance(data[key], Decimal) else data[key]
         data["agent_path"] = list(self.agent_path)
         data["evidence"] = [dict(item) for item in self.evidence]
         return {"v": METADATA_VERSION, "retryable": False, **data}
@@ -139,10 +152,13 @@ class Trip:
         known = {name: data[name] for name in cls.__dataclass_fields__ if name in data}
         known["agent_path"] = tuple(known.get("agent_path", ()))
         known["evidence"] = tuple(known.get("evidence", ()))
-        for key in ("spent_usd", "reserved_usd"):
-            if known.get(key) is not None:
+        for key in _MONEY:
+            if isinstance(known.get(key), str):
                 known[key] = Decimal(known[key])
         return cls(**known)
+
+
+_MONEY: Final = ("spent_usd", "reserved_usd", "observed", "limit")
 
 
 def trip(event: Any) -> Trip | None:
@@ -169,6 +185,7 @@ _NUDGES: Final[dict[str, str]] = {
     "tool_failures": "'{tool}' has failed {n} times in a row. Go on without it, or report the failure.",
     "handoff": "This task has been passed between the same agents {n} times with nothing new. Do not pass it on again: answer with what is known, "
     "or say what is missing.",
+    "budget": "Little is left of what may be used for this task. Finish now: give your best answer with what you already have.",
     "polling": "'{tool}' has shown no change for {n} seconds. Do not keep checking: report the current state and finish.",
 }
 _REFUSALS: Final[dict[str, str]] = {
@@ -181,6 +198,8 @@ _REFUSALS: Final[dict[str, str]] = {
     "tool_limit": "Not executed: '{tool}' may be called {limit} times in this task and has been. Do not call it again; use the answers you have.",
     "once": "Not executed: '{tool}' has already been done with these arguments, successfully. Do not repeat it.",
     "fan_out": "Not started: too many calls are running at once. Do not retry; go on with the results that are there.",
+    "context": "The answer of '{tool}' was too large for this conversation and was left out. Do not make the same call again; ask for a smaller part, "
+    "if the tool offers it.",
     "result_size": "The answer of '{tool}' was too large and was left out. Do not make the same call again; ask for a smaller part, if the tool offers it.",
 }
 STOPPED: Final = "Not executed: this task was stopped. Do not call any more tools."
@@ -197,6 +216,7 @@ _STOP_TEXTS: Final[dict[str, str]] = {
     "fan_out": "This part was not started because too much was running at once. Please do not retry it.",
     "deadline": "I stopped because this was taking too long.",
     "growth": "I stopped because the conversation has grown too large to go on like this.",
+    "context": "I stopped because the conversation has grown too large to go on.",
     "polling": "I stopped waiting because nothing has changed for a long time.",
     "policy_error": "I did not start because the safety settings of this service are not valid.",
     "guard_error": "I stopped because a safety check could not be made.",
@@ -218,29 +238,30 @@ def text_for_user(rule: str) -> str:
     return _STOP_TEXTS.get(rule, _STOP_TEXT)
 
 
-def text_for_operator(finding: Finding, *, path: tuple[str, ...], model_calls: int, tool_calls: int, tokens: int, enforced: bool) -> str:
+def text_for_operator(finding: Finding, *, path: tuple[str, ...], model_calls: int, tool_calls: int, tokens: int, spent: str, enforced: bool) -> str:
     """Rule, value, limit, where, what it took so far."""
     about = f" of tool '{finding.tool}'" if finding.tool else ""
     detail = f" ({finding.detail})" if finding.detail and finding.rule != "handoff" else ""  # a hand-off's detail is its path
     where = f" in {'→'.join(path)}" if path else ""
     verb = "stopped" if enforced else "would have stopped"
-    return (
-        f"{verb} by {finding.rule}{about}: {_number(finding.observed)} {finding.unit}, limit {_number(finding.limit)}{detail}{where}; "
-        f"{_count(model_calls, 'model call')}, {_count(tool_calls, 'tool call')}, {_count(tokens, 'token')} so far"
-    )
+    found = f"{_number(finding.observed)} {finding.unit}, limit {_number(finding.limit)}{detail}"
+    if finding.money is not None:
+        found = f"{finding.money.scope}, {finding.detail}"
+    so_far = f"{_count(model_calls, 'model call')}, {_count(tool_calls, 'tool call')}, {_count(tokens, 'token')}{spent} so far"
+    return f"{verb} by {finding.rule}{about}: {found}{where}; {so_far}"
 
 
 def _count(number: int, thing: str) -> str:
     return f"{number} {thing}" if number == 1 else f"{number} {thing}s"
 
 
-def _number(value: float) -> str:
+def _number(value: Decimal | float) -> str:
     return str(int(value)) if value == int(value) else f"{value:.2f}"
 
 
 @dataclass(slots=True)
 class Spend:
-    """What a run has used so far; money joins with the ledger."""
+    """What a run has used so far; its money is in its purse."""
 
     model_calls: int = 0
     tool_calls: int = 0

@@ -7,9 +7,13 @@ RunGuardError
     ├── LoopDetectedError        repetition, cycles, stalls, hand-off circles: ``.pattern``, ``.repeats``
     ├── LimitExceededError       calls, branches, size, prompt growth: ``.observed``, ``.limit``
     ├── DeadlineExceededError    wall clock
+    ├── BudgetExceededError      money, tokens or calls of a scope: ``.spent``, ``.limit``, ``.scope``
+    │   └── UnpricedModelError       a dollar limit and a model whose price nobody knows
+    ├── ContextOverflowError     the next prompt would not fit: ``.projected_tokens``
     └── GuardFailedError         the guard itself could not decide, or its policy is broken
 """
 
+from decimal import Decimal
 from typing import Self
 
 from runguard.decision import Trip
@@ -43,11 +47,11 @@ class RunStoppedError(RunGuardError):
         return _BY_RULE.get(trip.rule, LimitExceededError)(trip)  # type: ignore[return-value]
 
     @property
-    def observed(self) -> float:
+    def observed(self) -> Decimal | float:
         return self.trip.observed
 
     @property
-    def limit(self) -> float:
+    def limit(self) -> Decimal | float:
         return self.trip.limit
 
 
@@ -73,6 +77,32 @@ class DeadlineExceededError(RunStoppedError):
     """The run took too long."""
 
 
+class BudgetExceededError(RunStoppedError):
+    """A budget is spent, or what is left cannot pay for the next call."""
+
+    @property
+    def spent(self) -> Decimal | float:
+        """Spent on the scope so far, in the budget's unit."""
+        return self.trip.spent_usd if self.trip.unit == "usd" and self.trip.spent_usd is not None else self.trip.observed
+
+    @property
+    def scope(self) -> str:
+        """Whose budget it is; what ``plugin.extend`` takes."""
+        return self.trip.scope_id
+
+
+class UnpricedModelError(BudgetExceededError):
+    """There is a dollar limit and no price for the model."""
+
+
+class ContextOverflowError(RunStoppedError):
+    """The next request would be larger than the context."""
+
+    @property
+    def projected_tokens(self) -> int:
+        return int(self.trip.observed)
+
+
 class GuardFailedError(RunStoppedError):
     """The guard could not do its work and was told to stop in that case."""
 
@@ -80,6 +110,9 @@ class GuardFailedError(RunStoppedError):
 _BY_RULE: dict[str, type[RunStoppedError]] = {
     **dict.fromkeys(("repetition", "no_news", "same_call", "cycle", "stall", "tool_failures", "empty", "handoff", "polling"), LoopDetectedError),
     "deadline": DeadlineExceededError,
+    "budget": BudgetExceededError,
+    "unpriced": UnpricedModelError,
+    "context": ContextOverflowError,
     "guard_error": GuardFailedError,
     "policy_error": GuardFailedError,
 }

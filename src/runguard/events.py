@@ -6,8 +6,10 @@ things happen one after another: a parallel branch or a nested agent call has a 
 to build and these are built on every hook.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Any
 
 ROOT_LANE = ""
 
@@ -53,6 +55,13 @@ class ModelCall:
     agent: str
     at: float
     model: str = ""
+    input_tokens: int = 0  # an upper estimate of the prompt
+    audio_tokens: int = 0  # of the prompt
+    max_output_tokens: int | None = None  # as the request says; None: whatever the model can
+    projected_tokens: int | None = None  # the likely size of the prompt
+    context_limit: int | None = None  # how large it may be; None: nobody knows
+    tool: str = ""  # the tool call it is made in
+    charge: Any = None  # its account, once leave was given
 
 
 @dataclass(slots=True)
@@ -95,6 +104,7 @@ class Answer:
     answer: int = 0  # name of the value within its lane, volatile parts aside
     failure: str = ""  # class of the failure, "" when it is none
     chars: int = 0
+    too_large: bool = False  # must not enter the history
     counted: bool = True  # False: a declared polling, paging or exempt tool, which repetition rules leave alone
 
 
@@ -129,3 +139,6 @@ class RunInfo:
     invocation: str = ""
     at: float = 0.0
     model_call_limit: int | None = None  # the framework's own limit, now held for the whole tree
+    labels: Mapping[str, str] | None = None
+    max_usd: int | None = None  # nano-USD; given for this run alone, it replaces the policy's
+    max_tokens: int | None = None

@@ -314,7 +314,7 @@ class AnswerBook:
     its second repetition on. Names are numbers of this process, for comparing; ``digest`` is for telling.
     """
 
-    __slots__ = ("_calls", "_recent")
+    __slots__ = ("_calls", "_recent", "size")
     CALLS: Final = 512
     SNAPSHOTS: Final = 16
     SNAPSHOT_BYTES: Final = 16_384
@@ -323,10 +323,12 @@ class AnswerBook:
     def __init__(self) -> None:
         self._calls: OrderedDict[bytes, _Known] = OrderedDict()
         self._recent: deque[_Known] = deque(maxlen=self.SNAPSHOTS)
+        self.size = 0  # of the last answer, about; -1 when it is too large to be copied
 
     def name(self, call: bytes, value: Any, by: str = "") -> tuple[int, bool]:
         """The answer's name, and whether this (call, answer) pair is new to whom it was told: a reviewer may read what a writer has read."""
         shot = snapshot(value)
+        self.size = len(shot) if type(shot) is bytes else -1
         exact = hash(shot)
         known = self._calls.get(call)
         if known is None:

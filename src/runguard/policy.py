@@ -8,6 +8,7 @@ import json
 import os
 import tomllib
 from collections.abc import Callable, Iterable, Mapping
+from decimal import Decimal
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
 from functools import cached_property
@@ -15,10 +16,23 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    InstanceOf,
+    PlainSerializer,
+    ValidationError,
+    WithJsonSchema,
+    field_validator,
+    model_validator,
+)
 
+from runguard.budget import KINDS, Budget, to_nano
 from runguard.decision import Rungs
 from runguard.errors import PolicyError
+from runguard.pricing import ModelLimits, Price
 
 RULES: Final[dict[str, tuple[Rungs, frozenset[str]]]] = {
     # rule: default rungs, and the rungs it can have at all. The figures are measured: see benchmarks/detection.py.
@@ -31,17 +45,51 @@ RULES: Final[dict[str, tuple[Rungs, frozenset[str]]]] = {
     "empty": (Rungs(nudge=6), frozenset({"warn", "nudge", "stop"})),
     "handoff": (Rungs(nudge=4, stop=6), frozenset({"warn", "nudge", "stop"})),
     "growth": (Rungs(warn=3), frozenset({"warn", "stop"})),
+    "context": (Rungs(warn=0.8), frozenset({"warn"})),
     "polling": (Rungs(nudge=600, stop=1800), frozenset({"warn", "nudge", "stop"})),
 }
 _LADDER: Final = ("warn", "nudge", "block", "stop")
-_MEASURES: Final = frozenset({"growth", "polling"})  # ratios and seconds, not counts
-_LEAST: Final = {"repetition": 2, "same_call": 2, "cycle": 2, "handoff": 2, "growth": 1.01}
+_MEASURES: Final = frozenset({"growth", "polling", "context"})  # ratios, seconds and fractions, not counts
+_LEAST: Final = {"repetition": 2, "same_call": 2, "cycle": 2, "handoff": 2, "growth": 1.01, "context": 0}
 FILE_NAME: Final = "runguard.toml"
 
 Count = Annotated[int, Field(ge=1, le=1_000_000_000)]
 Seconds = Annotated[float, Field(gt=0, le=10**9, allow_inf_nan=False)]
 Ratio = Annotated[float, Field(gt=1, le=10**6, allow_inf_nan=False)]
 RungNumber = Annotated[float, Field(gt=0, le=10**9, allow_inf_nan=False)]
+
+
+def _dollars(value: object) -> object:
+    try:
+        to_nano(value, "")
+    except PolicyError as error:
+        raise ValueError(str(error).removeprefix(f" = {value!r}: ")) from None
+    return Decimal(str(value))
+
+
+def _budget(entry: object) -> Budget:
+    try:
+        return Budget.of(entry)
+    except PolicyError as error:
+        raise ValueError(str(error)) from None
+
+
+_AMOUNT: Final = {"anyOf": [{"type": "number", "exclusiveMinimum": 0}, {"type": "string"}]}
+_BUDGET_SCHEMA: Final = {
+    "type": "object",
+    "additionalProperties": False,
+    "properties": {
+        "usd": _AMOUNT,
+        "tokens": {"type": "integer", "minimum": 1},
+        "calls": {"type": "integer", "minimum": 1},
+        "per": {"type": "string", "default": "run", "description": f"{', '.join(KINDS)}; 'agent:research*' by name, 'run+agent' for both at once."},
+        "window": {"type": "string", "description": "'1m', '1h', '1d', '1w' or 'month'; none: for as long as the ledger lives."},
+        "tz": {"type": "string", "description": "Time zone by whose calendar days, weeks and months begin."},
+        "thresholds": {"type": "array", "items": {"anyOf": [{"type": "number"}, {"type": "object"}]}},
+    },
+}
+Usd = Annotated[Decimal, BeforeValidator(_dollars), WithJsonSchema(_AMOUNT)]
+OneBudget = Annotated[InstanceOf[Budget], BeforeValidator(_budget), PlainSerializer(Budget.to_dict), WithJsonSchema(_BUDGET_SCHEMA)]
 _FORBID: Final = ConfigDict(frozen=True, extra="forbid", strict=True, arbitrary_types_allowed=True)
 
 
@@ -84,6 +132,20 @@ class PolicyFile(BaseModel):
     max_model_calls: Count | None = Field(None, description="Model calls of the run tree. None: the framework's own limit (ADK: 500), held for the tree.")
     max_tool_calls: Count | None = Field(1000, description="Tool calls of the run tree.")
     max_seconds: Seconds | None = Field(None, description="Wall clock of the run.")
+    max_usd: Usd | None = Field(None, description="Dollars of the run tree.")
+    max_tokens: Annotated[int, Field(ge=1, le=10**15)] | None = Field(None, description="Tokens of the run tree, input and output.")
+    max_context_tokens: Count | None = Field(None, description="Largest prompt of one model call. None: the model's context window, where it is known.")
+    context_headroom: Annotated[int, Field(ge=0, le=10**9)] = Field(0, description="Tokens of the context to keep free.")
+    budgets: tuple[OneBudget, ...] = Field((), strict=False, description="Limits per session, user, app, agent, model, tool or label, with windows.")
+    prices: dict[str, Price | list[Price]] = Field({}, description="USD per million tokens, by model id or glob: adds to and overrides the price list.")
+    models: dict[str, ModelLimits] = Field({}, description="Context window and output limit, by model id or glob, where they are not known or differ.")
+    on_unpriced: Literal["refuse", "tokens"] | Price = Field(
+        "refuse", description="A dollar limit and a model without a price: refuse the call, count tokens only, or take this price."
+    )
+    min_output_tokens: Count = Field(1024, description="When the rest of a budget cannot pay for a full answer, the answer is capped, down to this.")
+    max_wait_seconds: Annotated[float, Field(ge=0, le=3600, allow_inf_nan=False)] = Field(
+        60.0, description="How long a call may wait for other calls' reservations when only those stand in its way."
+    )
     max_identical_tool_results: Annotated[int, Field(ge=2, le=10**9)] | None = Field(
         None, description="Stop at this many equal failures of a tool, or equal answers to the same call."
     )
@@ -116,6 +178,8 @@ class PolicyFile(BaseModel):
     def _coherent(self) -> Self:
         if self.max_cycle_len is not None and self.cycle_repeats is None:
             raise ValueError("max_cycle_len does nothing alone; add cycle_repeats, the number of rounds to stop at")
+        if self.max_context_tokens is not None and self.context_headroom >= self.max_context_tokens:
+            raise ValueError(f"context_headroom = {self.context_headroom} leaves nothing of max_context_tokens = {self.max_context_tokens}")
         if self.on_surplus is not None and self.max_concurrent_agents is None and self.on_surplus == "refuse":
             raise ValueError("on_surplus='refuse' needs max_concurrent_agents, the number of model calls to allow at once")
         return self
@@ -153,6 +217,7 @@ class Policy(PolicyFile):
     tool_result_normalizer: dict[str, Callable[[Any], Any]] = Field({}, description="Per tool: what of an answer counts for its identity.")
     on_trip: Callable[..., Any] | None = Field(None, description="Called with each Trip, off the path of the run.")
     on_decision: Callable[..., Any] | None = Field(None, description="Called with each decision that is not allow, off the path of the run.")
+    tokens: Callable[..., Any] | None = Field(None, description="Counts the tokens of a request, now or awaited. None: estimated, exact after the first call.")
     clock: Callable[[], float] | None = Field(None, description="Seconds; for tests and replay. None: the system's clock.")
 
     @classmethod
@@ -227,7 +292,7 @@ class Policy(PolicyFile):
         return self.on_surplus == "queue" or (self.on_surplus is None and self.max_concurrent_agents is None)
 
 
-_CODE_ONLY: Final = {"tool_result_normalizer": True, "on_trip": True, "on_decision": True, "clock": True}
+_CODE_ONLY: Final = {"tool_result_normalizer": True, "on_trip": True, "on_decision": True, "tokens": True, "clock": True}
 _NONE_MEANS_OFF: Final = frozenset({"max_tool_calls", "max_delegation_depth"})
 
 
@@ -341,7 +406,7 @@ def _explain(error: ValidationError, source: str, model: type[BaseModel]) -> str
         given = fault.get("input")
         shown = repr(given) if isinstance(given, str | int | float | bool) else f"a {type(given).__name__}"
         if fault["type"] in ("extra_forbidden", "unexpected_keyword_argument"):
-            fields = ToolRule.model_fields if fault["loc"][0] == "tools" else model.model_fields
+            fields = _PARTS.get(str(fault["loc"][0]), model).model_fields if len(fault["loc"]) > 1 else model.model_fields
             lines.append(f"{path}: no such setting{_nearest(str(fault['loc'][-1]), fields)}")
         elif fault["type"] == "value_error":
             message = fault["msg"].removeprefix("Value error, ")
@@ -354,4 +419,5 @@ def _explain(error: ValidationError, source: str, model: type[BaseModel]) -> str
     return f"the policy{where} is not valid:\n  " + "\n  ".join(dict.fromkeys(lines))
 
 
+_PARTS: Final[dict[str, type[BaseModel]]] = {"tools": ToolRule, "prices": Price, "models": ModelLimits, "on_unpriced": Price}
 _UNION_TAGS: Final = frozenset({"bool", "int", "callable", "function-after[_coherent(), ToolRule]"})

@@ -5,6 +5,7 @@ import gc
 import threading
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing, suppress
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -55,9 +56,13 @@ async def test_usage_is_counted_once_however_often_it_is_told(usage_on: str, tok
     plugin = RunGuardPlugin(max_model_calls=3)
     model = ScriptedModel(lambda n, _: call("look", n=n), chunks=7, usage_on=usage_on)
     result = await play(LlmAgent(name="worker", model=model, tools=[look]), plugins=[plugin], **({"run_config": SSE} if streaming else {}))
-    prompt, output = (1_000, 250) if tokens else (0, 0)
-    assert seen == [(n, n * prompt, n * output) for n in (1, 2, 3)]
-    assert assert_stopped(result, "model_calls").tokens == 3 * tokens
+    trip = assert_stopped(result, "model_calls")
+    if tokens:
+        assert seen == [(n, n * 1_000, n * 250) for n in (1, 2, 3)]
+        assert (trip.tokens, plugin.spend()["estimated_calls"]) == (3 * tokens, 0)
+    else:  # never told: unknown is not zero, it is estimated and marked
+        assert all(0 < a[1] < b[1] and 0 < a[2] < b[2] for a, b in pairwise(seen))
+        assert (trip.tokens > 0, trip.estimated, plugin.spend()["estimated_calls"]) == (True, True, 3)
     assert sum(bool(event.partial) for event in result.events) == (18 if streaming else 0)
 
 

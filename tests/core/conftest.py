@@ -11,6 +11,7 @@ from runguard.conductor import Guard
 from runguard.decision import Action, Decision
 from runguard.events import ROOT_LANE, Answer, HandOff, ModelCall, ModelResult, Outcome, RunInfo, ToolCall, ToolResults
 from runguard.policy import Policy
+from runguard.pricing import Usage
 
 settings.register_profile("untimed", deadline=None, max_examples=60)  # a slow machine is no failure
 settings.load_profile("untimed")
@@ -52,6 +53,11 @@ class Driver:
 
     def start(self, run: str, **info: Any) -> None:
         self.guard.start(RunInfo(run, at=self.now, **info))
+
+    def bill(self, prompt: int, output: int, *, run: str = "run", model: str = "", agent: str = "agent") -> None:
+        """What a model call took, told without having been asked for."""
+        call = ModelCall(run, ROOT_LANE, agent, self.now, model)
+        self.guard.settle(self.guard.accounts.open_settled(self.guard.runs[run].purse, call), Usage(prompt, output))
 
     def lane(self, key: str, *, parent: str = ROOT_LANE, concurrent: bool = True, run: str = "run") -> str:
         self.guard.open_lane(self.guard.runs[run], key, parent, concurrent=concurrent)

@@ -130,7 +130,7 @@ def test_a_trip_tells_who_what_where_and_how_much(drive):
     d = drive(max_model_calls=1)
     d.start("r1", app="shop", user="ann", session="s1", invocation="i1")
     d.model(run="r1")
-    d.model_result(100, 20, run="r1")
+    d.bill(100, 20, run="r1")
     decision = d.model(run="r1", agent="writer")
     stopped = decision.trip
     assert (stopped.app, stopped.user_id, stopped.session_id, stopped.run_id, stopped.invocation_id) == ("shop", "ann", "s1", "r1", "i1")
@@ -632,8 +632,8 @@ def test_the_end_user_reads_a_plain_sentence(rule):
 
 def test_the_operator_reads_rule_value_limit_and_path():
     finding = Finding("stall", Action.STOP, 6, 6, "equal failures", tool="parse")
-    said = text_for_operator(finding, path=("root", "child"), model_calls=7, tool_calls=6, tokens=800, enforced=True)
-    parts = ("stopped by stall", "'parse'", "6 equal failures, limit 6", "root", "child", "7 model calls, 6 tool calls, 800 tokens")
+    said = text_for_operator(finding, path=("root", "child"), model_calls=7, tool_calls=6, tokens=800, spent=", $0.02", enforced=True)
+    parts = ("stopped by stall", "'parse'", "6 equal failures, limit 6", "root", "child", "7 model calls, 6 tool calls, 800 tokens, $0.02")
     assert all(part in said for part in parts)
     assert sorted(parts, key=said.index) == list(parts)
 

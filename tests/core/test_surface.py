@@ -12,7 +12,7 @@ import runguard
 
 SOURCE = Path(runguard.__file__).parent
 MODULES = {".".join(path.relative_to(SOURCE.parent).with_suffix("").parts).removesuffix(".__init__"): path for path in sorted(SOURCE.rglob("*.py"))}
-PURE = {"runguard." + name for name in ("events", "fingerprint", "outcomes", "breaker", "decision", "errors")} | {
+PURE = {"runguard." + name for name in ("budget", "events", "fingerprint", "outcomes", "breaker", "decision", "errors", "threshold")} | {
     name for name in MODULES if name.startswith("runguard.detectors")
 }
 EDGES = ("runguard.adk", "runguard.functions", "runguard.replay", "runguard.cli", "runguard.dashboard", "runguard.testing", "runguard.demo")
@@ -63,6 +63,14 @@ def test_the_public_names_are_these():
     assert runguard.__all__ == [
         "ADKCostBreaker",
         "BreakerState",
+        "Budget",
+        "BudgetExceededError",
+        "BudgetMonitor",
+        "BudgetPlugin",
+        "BudgetPolicy",
+        "BudgetStatus",
+        "CompressionTriggered",
+        "ContextOverflowError",
         "DeadlineExceededError",
         "Decision",
         "Finding",
@@ -70,12 +78,17 @@ def test_the_public_names_are_these():
         "InstallError",
         "LimitExceededError",
         "LoopDetectedError",
+        "ModelLimits",
         "Policy",
         "PolicyError",
+        "Price",
         "RunGuardError",
         "RunStoppedError",
+        "Scope",
+        "Threshold",
         "ToolRule",
         "Trip",
+        "UnpricedModelError",
         "install",
         "tool",
         "trip",
@@ -121,7 +134,7 @@ def test_importing_the_package_loads_nothing_else_and_little_at_that():
     assert len(loaded) < 60
 
 
-@pytest.mark.parametrize("name", ["Trip", "trip", "Finding", "BreakerState", "RunStoppedError", "LoopDetectedError"])
+@pytest.mark.parametrize("name", ["Trip", "trip", "Finding", "Budget", "Threshold", "BudgetMonitor", "BreakerState", "RunStoppedError", "LoopDetectedError"])
 def test_names_of_the_pure_part_load_no_third_party_module(name):
     assert third_party(modules_after(f"import runguard; runguard.{name}")) == set()
 
@@ -170,10 +183,16 @@ def test_pure_modules_do_no_io_read_no_clock_and_await_nothing(module):
 @pytest.mark.parametrize(
     ("module", "packages", "rooms"),
     [
-        ("runguard.policy", {"pydantic"}, PURE),
+        ("runguard.policy", {"pydantic"}, PURE | {"runguard.pricing"}),
+        ("runguard.monitor", set(), PURE),
+        ("runguard.pricing", {"pydantic", "genai_prices"}, PURE | {"runguard.model_limits"}),
+        ("runguard.ledger.base", set(), PURE),
+        ("runguard.ledger.memory", set(), PURE | {"runguard.ledger.base"}),
+        ("runguard.accounts", set(), PURE | {"runguard.policy", "runguard.pricing", "runguard.ledger"}),
+        ("runguard.runs", set(), PURE | {"runguard.policy", "runguard.accounts", "runguard.inflight"}),
         ("runguard.inflight", set(), PURE),
         ("runguard.outbox", set(), PURE),
-        ("runguard.conductor", set(), PURE | {"runguard.policy", "runguard.inflight", "runguard.outbox"}),
+        ("runguard.conductor", set(), PURE | {f"runguard.{room}" for room in ("policy", "pricing", "outbox", "accounts", "ledger", "runs")}),
     ],
 )
 def test_each_layer_imports_only_what_lies_below(module, packages, rooms):

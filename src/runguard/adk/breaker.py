@@ -23,8 +23,8 @@ from runguard.adk import runners
 from runguard.adk.chain import FRAME, lane_of
 from runguard.adk.plugin import TRANSFER, RunGuardPlugin, words_of
 from runguard.breaker import BreakerState
-from runguard.conductor import Run
 from runguard.errors import RunGuardError
+from runguard.runs import Run
 
 _COUNTS_KEPT: Final = 10_000
 

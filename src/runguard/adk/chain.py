@@ -11,15 +11,23 @@ import time
 from collections import OrderedDict
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from google.adk.agents import BaseAgent, LlmAgent
 
-from runguard.conductor import Guard, Run
+from runguard.accounts import Charge
+from runguard.adk.estimate import Projection, Prompt
+from runguard.conductor import Guard
 from runguard.events import ROOT_LANE, Outcome
+from runguard.pricing import Usage
+from runguard.runs import Run
+
+if TYPE_CHECKING:
+    from runguard.adk.plugin import RunGuardPlugin
 
 _CALLS_KEPT: Final = 4_096
 _FLIGHTS_KEPT: Final = 64
+_PROMPTS_KEPT: Final = 1_024
 _START_S: Final = 1.0  # from a function call's event to its start; a paused task's delegation never starts
 _DELIVERY_S: Final = 0.25  # from a model's answer to its event; an agent that keeps the event to itself must not hold us for ever
 
@@ -52,9 +60,11 @@ class ModelInFlight:
     answered: bool = False  # by the model or by somebody else
     done_at: float = 0.0  # when its last chunk came, by the monotonic clock
     delivered: bool = False  # its event has passed the runner
-    settled: bool = False
-    prompt_tokens: int = 0
-    output_tokens: int = 0
+    charge: Charge | None = None
+    left: bool = False  # it reached the model's border
+    projection: Projection | None = None
+    usage: Usage | None = None  # the last one told
+    judged: bool = False  # its result was told to the detectors
     said: int = 0
 
     def is_over(self, task: "asyncio.Task[Any] | None", now: float) -> bool:
@@ -80,6 +90,15 @@ class Invocation:
     calls: OrderedDict[str, Call] = field(default_factory=OrderedDict)
     flights: dict[asyncio.Task[Any] | None, ModelInFlight] = field(default_factory=dict)
     lanes: dict[tuple[str, str | None], str] = field(default_factory=dict)
+    prompts: dict[tuple[str, str], Prompt] = field(default_factory=dict)  # by lane and agent
+    streamed: bool = False  # the runner's wrapper sees its end
+
+    def learn_prompt(self, flight: ModelInFlight, tokens: int) -> None:
+        """The model has counted the prompt."""
+        if flight.projection is not None and tokens > 0:
+            if len(self.prompts) >= _PROMPTS_KEPT:
+                self.prompts.clear()
+            self.prompts[flight.lane, flight.agent] = flight.projection.learned(tokens)
 
     def remember(self, call_id: str, call: Call) -> None:
         self.calls[call_id] = call
@@ -102,12 +121,13 @@ class Invocation:
         now = time.monotonic()
         return sum(1 for task, flight in self.flights.items() if not flight.is_over(task, now))
 
-    def begin_flight(self, task: "asyncio.Task[Any] | None", flight: ModelInFlight) -> None:
+    def begin_flight(self, task: "asyncio.Task[Any] | None", flight: ModelInFlight) -> list[ModelInFlight]:
+        """Returns flights that are over and forgotten now: a long run of many agents has a task for each."""
         self.flights[task] = flight
-        if len(self.flights) > _FLIGHTS_KEPT:  # a long run of many agents has a task for each
-            now = time.monotonic()
-            for done in [t for t, f in self.flights.items() if f.is_over(t, now)]:
-                del self.flights[done]
+        if len(self.flights) <= _FLIGHTS_KEPT:
+            return []
+        now = time.monotonic()
+        return [self.flights.pop(done) for done in [t for t, f in self.flights.items() if f.is_over(t, now)]]
 
 
 @dataclass(slots=True)
@@ -127,7 +147,17 @@ class Frame:
 FRAME: Final[ContextVar[Frame | None]] = ContextVar("runguard_frame", default=None)
 
 
-STREAM: Final[ContextVar[list[str] | None]] = ContextVar("runguard_stream", default=None)  # ids of the invocations a stream began
+@dataclass(slots=True)
+class Stream:
+    """A runner at work: whose guard it has, and the invocations it began."""
+
+    plugin: "RunGuardPlugin | None"
+    invocations: list[str] = field(default_factory=list)
+
+
+STREAM: Final[ContextVar[Stream | None]] = ContextVar("runguard_stream", default=None)
+# Model calls that were given leave in this task and have not reached the model yet, one per guard.
+FLIGHTS: Final[ContextVar[tuple[tuple[Guard, Invocation, ModelInFlight], ...]]] = ContextVar("runguard_flights", default=())
 
 
 def child_lane(frame: Frame) -> str:

@@ -5,7 +5,9 @@ Results are judged on the function-response event, which precedes the next model
 """
 
 import asyncio
+import inspect
 import logging
+import threading
 import time
 from collections.abc import Collection
 from typing import Any, Final
@@ -23,15 +25,21 @@ from google.adk.tools.tool_context import ToolContext
 from google.genai import types
 
 from runguard.adk import runners
-from runguard.adk.chain import FRAME, STREAM, Call, Frame, Invocation, ModelInFlight, depth_of, enclosing_frame, lane_of, open_child
+from runguard.adk.border import usage_of
+from runguard.adk.chain import FLIGHTS, FRAME, STREAM, Call, Frame, Invocation, ModelInFlight, depth_of, enclosing_frame, lane_of, open_child
 from runguard.adk.ending import Ending
+from runguard.adk.estimate import project
+from runguard.adk.labels import run_options
 from runguard.adk.stops import refusal, with_notice
 from runguard.adk.tool_time import limit_time, timed_out
-from runguard.conductor import Guard, Lane, Run
-from runguard.decision import STOPPED, Action, Trip
+from runguard.budget import BudgetStatus
+from runguard.conductor import Guard
+from runguard.decision import METADATA_KEY, STOPPED, Action, Trip
 from runguard.errors import PolicyError
 from runguard.events import ROOT_LANE, AgentEntered, Answer, HandOff, ModelCall, ModelResult, Outcome, RunInfo, ToolCall, ToolResults
 from runguard.policy import Policy
+from runguard.pricing import Usage, preload
+from runguard.runs import Lane, Run
 
 _log: Final = logging.getLogger("runguard")
 # Members bound once: looking one up on its enum costs as much as the rest of a line.
@@ -64,8 +72,13 @@ class RunGuardPlugin(BasePlugin):
         self._off = built.mode == "off" and self.policy_error is None
         self._invocations: dict[str, Invocation] = {}
         self._known_tools: set[str] = set()
+        self._told_counter = False
         self.warned_order = False
+        self._counter = built.tokens
+        self._watches_context = built.rungs("context") is not None
         runners.watch(self)
+        if not self._off:
+            threading.Thread(target=preload, name="runguard-prices", daemon=True).start()  # a tenth of a second that no run should wait for
         _log.info("runguard.start: %s", self.describe())
 
     def describe(self) -> str:
@@ -75,7 +88,9 @@ class RunGuardPlugin(BasePlugin):
         policy = self.guard.policy
         limits = {name: value for name in _SHOWN_LIMITS if (value := getattr(policy, name)) is not None}
         shown = ", ".join(f"{name}={value}" for name, value in limits.items())
-        return f"mode={policy.mode}, on_stop={policy.on_stop}, {shown}, store=memory, policy={policy.digest}, google-adk {adk_version}"
+        return (
+            f"mode={policy.mode}, on_stop={policy.on_stop}, {shown}, store={self.guard.accounts.ledger.name}, policy={policy.digest}, google-adk {adk_version}"
+        )
 
     # ---- looking in -------------------------------------------------------------------------------------------------
 
@@ -87,6 +102,18 @@ class RunGuardPlugin(BasePlugin):
     def snapshot(self) -> dict[str, Any]:
         """What runs now: calls, tokens, prompt growth, breakers. Plain data."""
         return self.guard.snapshot()
+
+    def spend(self, scope: str | None = None) -> dict[str, Any]:
+        """What was spent, in all and per agent, model and tool: of a scope ("run:…", "session:app/user/id", "user:app/user", "app:…"), or of everything."""
+        return self.guard.accounts.spend(scope)
+
+    def budgets(self, scope: str | None = None) -> list[BudgetStatus]:
+        """Every budget as it stands: spent, reserved and limit apart."""
+        return self.guard.accounts.budgets(scope)
+
+    def extend(self, scope: str, *, usd: Any = None, tokens: Any = None, calls: Any = None) -> list[BudgetStatus]:
+        """Move the caps of a scope: ``plugin.extend("user:docs/alice", usd=5)``. What was spent stays spent; the next turn goes on."""
+        return self.guard.accounts.extend(scope, usd, tokens, calls)
 
     def flush(self, seconds: float = 2.0) -> bool:
         """Wait, bounded, until callbacks sent so far have run: for tests and shutdown."""
@@ -109,6 +136,10 @@ class RunGuardPlugin(BasePlugin):
         frame = enclosing_frame(guard)
         if frame is None:
             limit = ic.run_config.max_llm_calls if ic.run_config else None
+            runners.watch_models()
+            labels, max_usd, max_tokens, wrong = run_options(
+                ic.run_config.custom_metadata.get(METADATA_KEY) if ic.run_config and ic.run_config.custom_metadata else None
+            )
             info = RunInfo(
                 run=ic.invocation_id,
                 app=ic.app_name,
@@ -117,8 +148,13 @@ class RunGuardPlugin(BasePlugin):
                 invocation=ic.invocation_id,
                 at=guard.clock(),
                 model_call_limit=limit if limit and limit > 0 else None,
+                labels=labels,
+                max_usd=max_usd,
+                max_tokens=max_tokens,
             )
             invocation = Invocation(ic.invocation_id, guard.start(info), ic.plugin_manager, ic.session.id, root)
+            if wrong:
+                guard.fail(ic.invocation_id, "policy_error", wrong, root)
         else:
             lane = open_child(guard, frame)
             invocation = Invocation(
@@ -126,8 +162,9 @@ class RunGuardPlugin(BasePlugin):
             )
         invocation.live = ic.live_request_queue is not None
         self._invocations[ic.invocation_id] = invocation
-        if (began := STREAM.get()) is not None:
-            began.append(ic.invocation_id)
+        if (stream := STREAM.get()) is not None:
+            stream.invocations.append(ic.invocation_id)
+            invocation.streamed = True
         if len(self._invocations) > _INVOCATIONS_KEPT:
             self.forget(next(iter(self._invocations)))
         if self.policy_error is not None and frame is None:
@@ -136,7 +173,7 @@ class RunGuardPlugin(BasePlugin):
 
     async def after_run_callback(self, *, invocation_context: InvocationContext) -> None:
         invocation = self._invocations.get(invocation_context.invocation_id)
-        if invocation is not None and not invocation.run.trips:  # the runner's wrapper still has to see how a tripped run ended
+        if invocation is not None and not invocation.streamed:  # else the runner's wrapper sees its end: a compaction may still follow
             self.forget(invocation_context.invocation_id)
 
     def forget(self, invocation_id: str) -> Trip | None:
@@ -146,12 +183,23 @@ class RunGuardPlugin(BasePlugin):
         self.ending.forget(invocation_id)
         if invocation is None:
             return gave_up
-        for task in invocation.flights:
+        for task, flight in invocation.flights.items():
+            self._close(flight)
             if task is not None:
                 invocation.run.slots.give_back(task)
         if not invocation.nested:
             self.guard.end(invocation.run.info.run)
         return invocation.run.trips[-1] if invocation.run.trips else gave_up
+
+    def _close(self, flight: ModelInFlight) -> None:
+        """Whatever is still held for a call that is over: given back if it never left, an estimate if it did."""
+        charge = flight.charge
+        if charge is None or charge.over:
+            return
+        if flight.left:
+            self.guard.abandon(charge)
+        else:
+            self.guard.release(charge)
 
     def invocation_of(self, ic: InvocationContext) -> Invocation:
         found = self._invocations.get(ic.invocation_id)
@@ -215,14 +263,16 @@ class RunGuardPlugin(BasePlugin):
                 lane = lane_of(guard, invocation, branch)
                 self._settle_unanswered(invocation, task)
                 event = ModelCall(run.info.run, lane, agent.name if agent is not None else "", guard.clock(), llm_request.model or "")
+                flight = ModelInFlight(event.agent, branch, lane)
+                await self._measure(invocation, event, flight, llm_request)
                 strand = run.lanes[lane]
                 if strand.fresh and strand.parent is not None and branch is not None and "@" in branch and branch.rpartition("@")[2] not in invocation.calls:
                     await self._count_siblings(strand, strand.parent, event)
                 decision = guard.check(event)
-                if (decision.action is not _STOP or not decision.enforced) and not (task is not None and run.slots.take(task)):
+                if decision.action is not _STOP or not decision.enforced:
                     decision = await guard.reserve(event) or decision
                 if decision.action is not _STOP or not decision.enforced:
-                    invocation.begin_flight(task, ModelInFlight(event.agent, branch, lane))
+                    self._let_go(invocation, event, flight, llm_request, task)
                     if strand.notice:
                         llm_request.contents.append(types.Content(role="user", parts=[types.Part(text=strand.notice)]))
                         strand.notice = ""
@@ -233,6 +283,48 @@ class RunGuardPlugin(BasePlugin):
         if trip is None:
             return None
         return await self.ending.at_model(callback_context, trip, self.find_invocation(ic.invocation_id), lane)
+
+    async def _measure(self, invocation: Invocation, event: ModelCall, flight: ModelInFlight, request: LlmRequest) -> None:
+        """What the call may take: the size of its prompt, and how much it may answer."""
+        sizes = flight.projection = project(request, invocation.prompts.get((event.lane, event.agent)))
+        event.input_tokens, event.audio_tokens, event.projected_tokens = sizes.upper, sizes.audio, sizes.likely
+        if self._counter is not None and (counted := await self._count(request)) is not None:
+            event.input_tokens = event.projected_tokens = counted
+        event.max_output_tokens = request.config.max_output_tokens
+        if invocation.live:
+            event.input_tokens = event.max_output_tokens = 1  # told by events as it goes: nothing to reserve but the leave to go on
+        if self._watches_context:
+            event.context_limit = self.guard.accounts.context_limit(event.model)
+        frame = FRAME.get()
+        event.tool = frame.tool if frame is not None and frame.guard is self.guard else ""
+
+    async def _count(self, request: LlmRequest) -> int | None:
+        """The user's own counter; when it fails the estimate stands."""
+        assert self._counter is not None
+        try:
+            counted = self._counter(request)
+            if inspect.isawaitable(counted):
+                counted = await counted
+            if type(counted) is int and counted >= 0:
+                return counted
+            problem = f"gave {counted!r}, not a number of tokens"
+        except Exception as error:
+            problem = f"raised {words_of(error)}"
+        if not self._told_counter:
+            self._told_counter = True
+            _log.warning("runguard.counter_failed: tokens= %s; requests are estimated instead", problem)
+        return None
+
+    def _let_go(self, invocation: Invocation, event: ModelCall, flight: ModelInFlight, request: LlmRequest, task: "asyncio.Task[Any] | None") -> None:
+        """The call may be made: from here on the model's border, or whoever answers instead, tells how it ended."""
+        charge = flight.charge = event.charge
+        if charge is not None and charge.lowered:
+            request.config.max_output_tokens = charge.max_output
+        if charge is not None and invocation.live:
+            self.guard.release(charge)
+        for over in invocation.begin_flight(task, flight):
+            self._close(over)
+        FLIGHTS.set((*(entry for entry in FLIGHTS.get() if entry[0] is not self.guard and not entry[2].left), (self.guard, invocation, flight)))
 
     async def _count_siblings(self, strand: Lane, above: Lane, event: ModelCall) -> None:
         """A Workflow's branch begins. Its siblings begin in the same turn of the event loop: let them, then judge all of them as one.
@@ -252,9 +344,10 @@ class RunGuardPlugin(BasePlugin):
     def _settle_unanswered(self, invocation: Invocation, task: "asyncio.Task[Any] | None") -> None:
         """The last call of this task got no answer from a model: somebody's callback or cache answered instead."""
         flight = invocation.flights.get(task)
-        if flight is not None and not flight.answered:
+        if flight is not None and not flight.answered and not flight.left:
             flight.answered = flight.delivered = True
             self.guard.unspent(invocation.run.info.run)
+            self._close(flight)
 
     async def after_model_callback(self, *, callback_context: CallbackContext, llm_response: LlmResponse) -> LlmResponse | None:
         if self._off:
@@ -268,40 +361,28 @@ class RunGuardPlugin(BasePlugin):
             flight = invocation.flights.get(task)
             if flight is None:
                 return None
-            usage = llm_response.usage_metadata
-            if not llm_response.partial:
-                flight.said = _final_words(llm_response)
-            if usage is not None:
-                self._usage(invocation, flight, usage, llm_response)
+            if llm_response.usage_metadata is not None:
+                flight.usage = usage_of(llm_response.usage_metadata)
             flight.answered = True
             if not llm_response.partial:
+                flight.said = _final_words(llm_response)
                 flight.done_at, flight.delivered = time.monotonic(), False
-                if not flight.settled:  # no usage at all: the call still happened
-                    self._result(invocation, flight, None, None)
+                self._judge_result(invocation, flight)
                 if task is not None:
                     invocation.run.slots.give_back(task)
         except Exception as error:
             self.ending.fault("after_model", error, ic)
         return None
 
-    def _usage(self, invocation: Invocation, flight: ModelInFlight, usage: Any, response: LlmResponse) -> None:
-        """Usage of one call is the last one seen, not a sum: chunks repeat it cumulatively."""
-        prompt = (usage.prompt_token_count or 0) + (usage.tool_use_prompt_token_count or 0)
-        total = usage.total_token_count
-        output = total - prompt if total is not None else (usage.candidates_token_count or 0) + (usage.thoughts_token_count or 0)
-        output = max(output, 0)
-        if flight.settled:
-            self.guard.correct_usage(invocation.run.info.run, prompt - flight.prompt_tokens, output - flight.output_tokens)
-            flight.prompt_tokens, flight.output_tokens = prompt, output
+    def _judge_result(self, invocation: Invocation, flight: ModelInFlight) -> None:
+        """An answer has arrived: once for the detectors, however many responses it came in."""
+        usage = flight.usage
+        if flight.charge is not None and not flight.left and not flight.charge.over:  # a model that is no class of ADK's: its border is unseen
+            self.guard.settle(flight.charge, usage or Usage(input=flight.charge.input), estimated=usage is None)
+        if flight.judged:
             return
-        flight.prompt_tokens, flight.output_tokens = prompt, output
-        if not response.partial:
-            self._result(invocation, flight, prompt, output)
-
-    def _result(self, invocation: Invocation, flight: ModelInFlight, prompt: int | None, output: int | None) -> None:
-        if prompt is None and flight.prompt_tokens:
-            prompt, output = flight.prompt_tokens, flight.output_tokens  # told on a chunk before
-        flight.settled = True
+        flight.judged = True
+        prompt, output = (usage.input, usage.output) if usage is not None else (None, None)
         self.guard.after(ModelResult(invocation.run.info.run, flight.lane, flight.agent, self.guard.clock(), prompt, output, said=flight.said))
 
     async def on_model_error_callback(self, *, callback_context: CallbackContext, llm_request: LlmRequest, error: Exception) -> LlmResponse | None:
@@ -502,22 +583,24 @@ class RunGuardPlugin(BasePlugin):
             if flight.done_at:
                 flight.delivered = True
                 return
-            if not flight.answered and unanswered is None:
+            if not flight.answered and not flight.left and unanswered is None:
                 unanswered = (task, flight)
         if unanswered is not None:
             task, flight = unanswered
             flight.answered = flight.delivered = True
             self.guard.unspent(invocation.run.info.run)
+            self._close(flight)
             if task is not None:
                 invocation.run.slots.give_back(task)
 
     def _on_live_usage(self, invocation: Invocation, event: Event) -> None:
-        usage = event.usage_metadata
-        assert usage is not None
-        prompt = usage.prompt_token_count or 0
-        output = max((usage.total_token_count or prompt) - prompt, 0)
-        invocation.run.spend.model_calls += 1
-        self.guard.after(ModelResult(invocation.run.info.run, self._event_lane(invocation, event), event.author, self.guard.clock(), prompt, output))
+        """A live model tells its usage as it goes: booked as it comes; a budget that is spent shows at the next user content."""
+        run, lane, guard = invocation.run, self._event_lane(invocation, event), self.guard
+        usage = usage_of(event.usage_metadata)
+        call = ModelCall(run.info.run, lane, event.author, guard.clock(), event.model_version or getattr(getattr(event, "agent", None), "model", "") or "")
+        run.spend.model_calls += 1
+        guard.settle(guard.accounts.open_settled(run.purse, call), usage)
+        guard.after(ModelResult(run.info.run, lane, event.author, guard.clock(), usage.input, usage.output))
 
     def judge_answers(
         self, invocation: Invocation, responses: list[types.FunctionResponse], *, author: str, event_id: str = "", waiting: Collection[str] = ()
@@ -557,9 +640,8 @@ class RunGuardPlugin(BasePlugin):
             if said is not None:
                 said.response = with_notice(said.response, decision.for_model)
         elif decision.action is _BLOCK:
-            limit = guard.policy.max_tool_result_chars or 0
             for a in answers:
-                if a.chars > limit and a.id in by_call:
+                if a.too_large and a.id in by_call:
                     by_call[a.id].response = refusal(decision.for_model)
         elif decision.trip is not None:
             runners.announce(decision.trip, self)
@@ -588,7 +670,17 @@ class RunGuardPlugin(BasePlugin):
 
 _WORDS_READ: Final = 16_384
 _PART_STOPPED: Final = "This part was stopped before it was finished. Do not call it again."
-_SHOWN_LIMITS: Final = ("max_model_calls", "max_tool_calls", "max_seconds", "max_delegation_depth", "max_concurrent_agents", "max_identical_tool_results")
+_SHOWN_LIMITS: Final = (
+    "max_usd",
+    "max_tokens",
+    "max_context_tokens",
+    "max_model_calls",
+    "max_tool_calls",
+    "max_seconds",
+    "max_delegation_depth",
+    "max_concurrent_agents",
+    "max_identical_tool_results",
+)
 
 
 def _final_words(response: LlmResponse) -> int:

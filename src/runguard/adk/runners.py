@@ -1,8 +1,9 @@
 """The one wrapper on ADK's Runner, and ``install()``.
 
-The wrapper does three things and is inert for a Runner without a guard: it puts an installed guard first in the plugin order, it
-ends from outside a stopped run that ADK would let spin (a Workflow, or a loop that ignores escalation), and with
-``on_stop="raise"`` it raises the typed error after the clean stop, which no topology can then swallow.
+The wrapper does four things and is inert for a Runner without a guard: it puts an installed guard first in the plugin order, it
+ends from outside a stopped run that ADK would let spin (a Workflow, or a loop that ignores escalation), with ``on_stop="raise"``
+it raises the typed error after the clean stop, which no topology can then swallow, and it tells the model's border which run is
+at work, so that calls which no hook announces find their account.
 """
 
 import logging
@@ -18,7 +19,8 @@ from google.adk.agents import BaseAgent
 from google.adk.events import Event
 from google.adk.runners import Runner
 
-from runguard.adk.chain import FRAME, STREAM
+from runguard.adk.border import Border
+from runguard.adk.chain import FRAME, STREAM, Stream
 from runguard.adk.stops import mark_stop, stop_content
 from runguard.decision import METADATA_KEY, Trip
 from runguard.errors import RunStoppedError
@@ -49,6 +51,7 @@ class _Watch:
         self.announced: OrderedDict[str, weakref.ref[RunGuardPlugin]] = OrderedDict()
         self.originals: dict[str, Any] = {}
         self.in_sync_run: set[int] = set()  # messages that Runner.run is carrying into its thread
+        self.border = Border()
         self.lock = threading.Lock()
 
 
@@ -88,8 +91,15 @@ def _announced_in(event: Event) -> "tuple[str, RunGuardPlugin] | None":
 # ---- patching -------------------------------------------------------------------------------------------------------
 
 
+def watch_models() -> None:
+    """Models whose classes were defined since the last look."""
+    with _watch.lock:
+        _watch.border.watch_all()
+
+
 def _patch() -> None:
     with _watch.lock:
+        _watch.border.watch_all()
         if _watch.originals:
             return
         for name, wrapper in (("run_async", _wrap_run_async), ("run", _wrap_run), ("run_live", _wrap_run_live)):
@@ -108,6 +118,7 @@ def unpatch_if_unused() -> None:
         for name, original in _watch.originals.items():
             setattr(Runner, name, original)
         _watch.originals.clear()
+        _watch.border.take_down()
 
 
 def _guard_of(runner: Runner) -> "RunGuardPlugin | None":
@@ -150,8 +161,8 @@ async def _stream(
     nested = FRAME.get() is not None
     invocations: set[str] = set()
     stop: tuple[str, RunGuardPlugin] | None = None
-    began: list[str] = []
-    STREAM.set(began)
+    outer, here = STREAM.get(), Stream(plugin)
+    STREAM.set(here)
     goes_on = not isinstance(runner.agent, BaseAgent)  # a Workflow goes on after a soft stop
     try:
         try:
@@ -159,7 +170,9 @@ async def _stream(
                 async for event in stream:
                     invocations.add(event.invocation_id)
                     stop = _announced_in(event) or stop
+                    STREAM.set(outer)  # what the caller does between two events is not the run's
                     yield event
+                    STREAM.set(here)
                     if stop is not None and goes_on and _can_end(stop[1], event.invocation_id):
                         break
         except Halt:
@@ -170,13 +183,14 @@ async def _stream(
             if rest is not None or not (stopped or group.subgroup(Halt) is not None):
                 raise
         if stop is None and plugin is not None and not nested:
-            unheard = await _unheard_stop(runner, plugin, invocations or set(began), user, session)
+            unheard = await _unheard_stop(runner, plugin, invocations or set(here.invocations), user, session)
             if unheard is not None:
                 stop = _announced_in(unheard)
                 yield unheard
     finally:
+        STREAM.set(outer)
         for guard in {*_watch.per_agent, *([plugin] if plugin is not None else [])}:
-            for invocation_id in invocations or began:
+            for invocation_id in {*invocations, *here.invocations}:
                 tripped = guard.forget(invocation_id)
                 if stop is None and tripped is not None:
                     stop = (tripped.id, guard)
@@ -251,7 +265,7 @@ def _wrap_run_live(original: Any) -> Any:
 
 
 def _name_blind_spot(runner: Runner) -> None:
-    """A Runner without a guard inside a guarded tool call: its spending is seen by nobody."""
+    """A Runner without a guard inside a guarded tool call: its money is seen at the model's border, its loops by nobody."""
     frame = FRAME.get()
     if frame is None:
         return
@@ -260,7 +274,8 @@ def _name_blind_spot(runner: Runner) -> None:
     if key not in _blind_spots:
         _blind_spots.add(key)
         _log.warning(
-            "runguard.blind_spot: agent '%s' runs unguarded inside tool '%s' (AgentTool(include_plugins=False)?); runguard.install() guards it too",
+            "runguard.blind_spot: agent '%s' runs without the plugin inside tool '%s' (AgentTool(include_plugins=False)?); its model calls are billed and "
+            "limited, its loops are not seen; runguard.install() guards it too",
             name,
             frame.tool,
         )

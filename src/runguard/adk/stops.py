@@ -30,6 +30,11 @@ def stop_response(trip: Trip, text: str) -> LlmResponse:
     )
 
 
+def refused_response(trip: Trip, text: str) -> LlmResponse:
+    """The answer to a call that no agent announced: without content, so that nobody takes it for a summary or an advice."""
+    return LlmResponse(error_code=STOP_CODE, error_message=text, custom_metadata={METADATA_KEY: trip.to_dict()})
+
+
 def mark_stop(event: Event, trip: Trip, text: str) -> None:
     """Make the event of a skipped agent say what ``stop_response`` says: ADK's agent hook can return content only."""
     event.error_code = STOP_CODE

@@ -8,6 +8,7 @@ whether it is done at all, is the policy's business.
 from typing import Any, ClassVar, Protocol
 
 from runguard.decision import Finding
+from runguard.detectors.context import Context
 from runguard.detectors.failures import EmptyAnswers, Stall, ToolFailures
 from runguard.detectors.growth import Growth
 from runguard.detectors.handoffs import Depth, HandOffCycle
@@ -25,6 +26,7 @@ class Detector(Protocol):
 
 __all__ = [
     "CallsPerTool",
+    "Context",
     "Cycle",
     "Deadline",
     "Depth",

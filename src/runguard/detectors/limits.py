@@ -113,7 +113,9 @@ class ResultSize:
         self.limit = limit
 
     def observe(self, event: ToolResults) -> Finding | None:
+        found: Finding | None = None
         for a in event.answers:
             if a.chars > self.limit:
-                return Finding("result_size", Action.BLOCK, a.chars, self.limit, "characters", "call", a.tool, a.call.hex(), "", evidence_of(event))
-        return None
+                a.too_large = True
+                found = found or Finding("result_size", Action.BLOCK, a.chars, self.limit, "characters", "call", a.tool, a.call.hex(), "", evidence_of(event))
+        return found

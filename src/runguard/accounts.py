@@ -1,0 +1,669 @@
+"""The bill: what every model call may cost, what it did cost, and on whose account.
+
+``open`` reserves the worst case of a call on every budget that is about it; ``settle`` books what it took; ``release`` undoes a
+call that never left. Who spent what is kept per agent, model and tool of each run, with or without a budget.
+"""
+
+import asyncio
+import logging
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from decimal import Decimal
+from typing import Any, Final
+from urllib.parse import unquote
+
+from runguard.budget import (
+    NOTHING,
+    UNITS,
+    UNLIMITED,
+    Amount,
+    Budget,
+    BudgetStatus,
+    Per,
+    Scope,
+    Window,
+    amount_text,
+    edge,
+    scope_part,
+    to_count,
+    to_nano,
+    to_usd,
+)
+from runguard.errors import PolicyError
+from runguard.events import ModelCall, RunInfo
+from runguard.ledger import Account, Hold, Ledger, MemoryLedger, Refusal
+from runguard.policy import Policy
+from runguard.pricing import Pricing, Rates, Unpriced, Usage, normalise
+from runguard.threshold import Threshold
+
+_log: Final = logging.getLogger("runguard")
+ASSUMED_OUTPUT: Final = 65_536  # of a model whose limit nobody knows
+_TYPICAL_OUTPUT: Final = 1_024  # of a call that was cut off, before any of its kind was seen to end
+_LINES_KEPT: Final = 256
+_HISTORY_KEPT: Final = 10_000
+_MODELS_KEPT: Final = 1_024
+_LOOKS_S: Final = 1.0  # a waiting call looks at least this often, should a wake-up get lost with its loop
+_FOREVER: Final = float("inf")
+
+
+class Meter:
+    """All budgets that count by the same thing over the same window: they share one account per scope."""
+
+    def __init__(self, per: Per, window: Window | None, budgets: list[Budget]) -> None:
+        self.per, self.window, self.budgets = per, window, budgets
+        self.thresholds = sorted((t for b in budgets for t in b.thresholds), key=lambda t: t.percent)
+        self.marks = [f"{t.percent}:{t.action}:{n}" for n, t in enumerate(self.thresholds)]
+        self.stops_at = min((t.percent for t in self.thresholds if t.action == "stop"), default=None)
+        self.suffix = "" if window is None else f"@{window.text}" + ("" if window.tz == "UTC" else f"/{window.tz}")
+
+    def caps(self, scope: Scope, flat: Amount | None) -> Amount:
+        """The tightest limit in each unit; ``flat`` replaces what the policy says, in the units it gives."""
+        limits = [budget.limits(scope) for budget in self.budgets]
+        usd, tokens, calls = (min((x[unit] for x in limits), default=UNLIMITED) for unit in range(3))
+        if flat is not None:
+            usd, tokens = (flat[0] if flat[0] < UNLIMITED else usd), (flat[1] if flat[1] < UNLIMITED else tokens)
+        return usd, tokens, calls
+
+
+@dataclass(slots=True)
+class Lines:
+    """The accounts that a call of one agent, model and tool goes on."""
+
+    accounts: tuple[Account, ...]
+    meters: tuple[Meter, ...]
+    in_usd: bool
+    until: float
+
+
+@dataclass(slots=True)
+class Entry:
+    """What one agent took from one model inside one tool."""
+
+    calls: int = 0
+    input: int = 0
+    output: int = 0
+    cached: int = 0
+    thinking: int = 0
+    nano: int = 0
+    unpriced: int = 0  # calls whose price nobody knows: their cost is not in ``nano``
+    estimated: int = 0  # calls whose usage or rate was estimated
+
+    def add(self, other: "Entry", sign: int = 1) -> None:
+        for name in Entry.__dataclass_fields__:
+            setattr(self, name, getattr(self, name) + sign * getattr(other, name))
+
+
+Tally = dict[tuple[str, str, str], Entry]  # agent, model, tool
+
+
+class Purse:
+    """The money of one run."""
+
+    __slots__ = ("calls", "estimated", "flat", "info", "lines", "nano", "reserved", "tally", "unpriced")
+
+    def __init__(self, info: RunInfo, flat: Amount | None) -> None:
+        self.info, self.flat = info, flat
+        self.tally: Tally = {}
+        self.lines: dict[tuple[str, str, str], Lines] = {}
+        self.nano = self.reserved = self.unpriced = self.estimated = self.calls = 0
+
+    @property
+    def spent_usd(self) -> Decimal | None:
+        """Dollars spent; None when nothing has a known price."""
+        return None if self.unpriced and self.unpriced == self.calls else to_usd(self.nano)
+
+
+@dataclass(slots=True)
+class Charge:
+    """One model call on its way from reserve to settle."""
+
+    purse: Purse
+    agent: str
+    model: str
+    tool: str
+    rates: Rates | Unpriced
+    input: int
+    audio: int
+    max_output: int  # what was reserved for
+    at: float
+    lane: str
+    lines: Lines
+    hold: Hold | None = None
+    held: int = 0  # nano-USD
+    lowered: bool = False  # the request must be capped to ``max_output``
+    booked: Entry | None = None
+    entry: tuple[str, str, str] = ("", "", "")
+    over: bool = False  # settled or released
+
+    @property
+    def is_capped(self) -> bool:
+        """Whether some budget relies on the output limit."""
+        return self.hold is not None
+
+
+@dataclass(slots=True)
+class Denied:
+    """Why a call may not be made."""
+
+    refusal: Refusal | None = None
+    meter: Meter | None = None
+    unpriced: Unpriced | None = None
+    fraction: float = 0.0  # a stop threshold that was reached
+
+
+class Accounts:
+    """One policy's budgets and prices over any number of runs."""
+
+    def __init__(self, policy: Policy, clock: Callable[[], float], ledger: Ledger | None = None) -> None:
+        self.policy, self.clock = policy, clock
+        self.ledger: Ledger = ledger or MemoryLedger()
+        fallback = policy.on_unpriced if not isinstance(policy.on_unpriced, str) else None
+        self.pricing = Pricing(policy.prices, policy.models, fallback)
+        self.meters = _meters(policy)
+        self.errors = 0  # amounts whose functions failed
+        self._history: OrderedDict[str, Tally] = OrderedDict()
+        self._typical: dict[str, int] = {}
+        self._told: set[str] = set()
+        self._lock = threading.Lock()
+        self._purses: dict[str, Purse] = {}
+
+    # ---- runs -------------------------------------------------------------------------------------------------------
+
+    def begin(self, info: RunInfo) -> Purse:
+        purse = Purse(info, _flat_limits(info))
+        self._purses[info.run] = purse
+        return purse
+
+    def end(self, purse: Purse) -> None:
+        """The run is over: its figures join those of its session, user and app."""
+        info = purse.info
+        self._purses.pop(info.run, None)
+        self.ledger.forget(f"run:{scope_part(info.run)}")
+        if not purse.tally:
+            return
+        with self._lock:
+            for scope in ("", *_scopes_of(info)):
+                kept = self._history.setdefault(scope, {})
+                self._history.move_to_end(scope)
+                _add(kept, purse.tally)
+            while len(self._history) > _HISTORY_KEPT:
+                oldest = next(key for key in self._history if key)
+                del self._history[oldest]
+
+    # ---- before a call ----------------------------------------------------------------------------------------------
+
+    def context_limit(self, model: str) -> int | None:
+        """How many input tokens a request may have: the policy's word, or the model's window; None when nobody knows."""
+        headroom = self.policy.context_headroom
+        if self.policy.max_context_tokens is not None:
+            return self.policy.max_context_tokens - headroom
+        window = self.pricing.limits(model)[0]
+        if window is None:
+            self._tell_once(
+                f"window:{model}", "runguard.unknown_window: the context window of '%s' is not known; models={'%s': {'context_window': …}} tells it", model
+            )
+            return None
+        return max(window - headroom, 1)
+
+    def max_output(self, model: str) -> int:
+        limit = self.pricing.limits(model)[1]
+        if limit is None:
+            self._tell_once(
+                f"output:{model}",
+                "runguard.unknown_output_limit: '%s' is taken to answer with at most 65,536 tokens; models={'%s': {'max_output_tokens': …}} tells better",
+                model,
+            )
+            return ASSUMED_OUTPUT
+        return limit
+
+    def _tell_once(self, mark: str, message: str, model: str) -> None:
+        if mark not in self._told and len(self._told) < _MODELS_KEPT:
+            self._told.add(mark)
+            _log.info(message, model, model)
+
+    async def open(self, purse: Purse, event: ModelCall, enforce: bool, stopped: Callable[[], bool]) -> tuple[Charge | None, Denied | None]:
+        """Reserve the worst case of a call. When only other calls' holds stand in the way, wait for them, bounded.
+
+        A charge, or why not; both where nothing is enforced: the call is made and billed, and what would have happened is told.
+        """
+        rates = self.pricing.rates(event.model, event.at)
+        lines = self._lines(purse, event)
+        output = event.max_output_tokens
+        if output is None and lines.accounts:
+            output = self.max_output(event.model)
+        output = output or 0
+        charge = Charge(purse, event.agent, event.model, event.tool, rates, event.input_tokens, event.audio_tokens, output, event.at, event.lane, lines)
+        if not lines.accounts:
+            purse.calls += 1
+            return charge, None
+        denied = self._denied_at_once(lines, rates)
+        if denied is not None and enforce:
+            return None, denied
+        result = await self.ledger.reserve(lines.accounts, _worst(charge))
+        if isinstance(result, Refusal):
+            denied = Denied(result)
+            held = (
+                await self._wait_or_lower(charge, event, denied, stopped) if enforce else await self.ledger.reserve(lines.accounts, _worst(charge), force=True)
+            )
+            if held is None:
+                denied.meter = self._meter_of(charge, denied)
+                return None, denied
+            assert isinstance(held, Hold)
+            result = held
+            if enforce:
+                denied = None
+            else:
+                denied.meter = self._meter_of(charge, denied)
+        charge.hold, charge.held = result, result.amount[0]
+        with self._lock:
+            purse.calls += 1
+            purse.reserved += charge.held
+        return charge, denied
+
+    def open_settled(self, purse: Purse, event: ModelCall) -> Charge:
+        """The account of a call that nobody could be asked about before: nothing held, to be settled at once."""
+        lines = self._lines(purse, event)
+        charge = Charge(purse, event.agent, event.model, event.tool, self.pricing.rates(event.model, event.at), 0, 0, 0, event.at, event.lane, lines)
+        charge.hold = Hold(lines.accounts, NOTHING) if lines.accounts else None
+        with self._lock:
+            purse.calls += 1
+        return charge
+
+    def _denied_at_once(self, lines: Lines, rates: Rates | Unpriced) -> Denied | None:
+        if isinstance(rates, Unpriced) and lines.in_usd and self.policy.on_unpriced == "refuse":
+            return Denied(unpriced=rates)
+        for account, meter in zip(lines.accounts, lines.meters, strict=True):
+            if meter.stops_at is not None and account.utilization >= meter.stops_at:
+                unit = next(i for i in range(3) if account.caps[i] < UNLIMITED and account.spent[i] >= meter.stops_at * account.caps[i])
+                return Denied(Refusal(account, unit, NOTHING, account.room, False, 0), meter, fraction=meter.stops_at)
+        return None
+
+    @staticmethod
+    def _meter_of(charge: Charge, denied: Denied) -> Meter:
+        assert denied.refusal is not None
+        lines = charge.lines
+        return next(m for a, m in zip(lines.accounts, lines.meters, strict=True) if a is denied.refusal.account)
+
+    async def _wait_or_lower(self, charge: Charge, event: ModelCall, denied: Denied, stopped: Callable[[], bool]) -> Hold | None:
+        """Wait while that can help, then cap the answer to what the rest can pay, down to a useful minimum."""
+        ledger, loop = self.ledger, asyncio.get_running_loop()
+        give_up = loop.time() + self.policy.max_wait_seconds
+        refusal = denied.refusal
+        assert refusal is not None
+        while not stopped():
+            left = give_up - loop.time()
+            if refusal.wait_helps and left > 0:
+                await ledger.changed(refusal, min(left, _LOOKS_S))
+                charge.lines = self._lines(charge.purse, event, self.clock())
+            else:
+                lowered = self._affordable(charge, refusal)
+                if lowered is None:
+                    break
+                charge.max_output, charge.lowered = lowered, True
+            result = await ledger.reserve(charge.lines.accounts, _worst(charge))
+            if isinstance(result, Hold):
+                return result
+            denied.refusal = refusal = result
+        return None
+
+    def _affordable(self, charge: Charge, refusal: Refusal) -> int | None:
+        """The most output the rest can pay, or None when that is too little to be useful."""
+        usd, tokens, calls = refusal.room
+        output = charge.max_output
+        if isinstance(charge.rates, Rates) and charge.lines.in_usd:
+            output = min(output, charge.rates.affordable_output(usd, charge.input, charge.audio))
+        output = min(output, tokens - charge.input)
+        least = min(self.policy.min_output_tokens, charge.max_output)
+        if calls < 1 or output < least or output >= charge.max_output or output < 1:
+            return None
+        return output
+
+    def _lines(self, purse: Purse, event: ModelCall, now: float | None = None) -> Lines:
+        key = (event.agent, event.model, event.tool)
+        at = event.at if now is None else now
+        known = purse.lines.get(key)
+        if known is not None and at < known.until:
+            return known
+        lines = self._find_lines(purse, event, at)
+        if len(purse.lines) >= _LINES_KEPT:
+            purse.lines.clear()
+        purse.lines[key] = lines
+        return lines
+
+    def _find_lines(self, purse: Purse, event: ModelCall, at: float) -> Lines:
+        info = purse.info
+        accounts: list[Account] = []
+        meters: list[Meter] = []
+        until = _FOREVER
+        for meter in self.meters:
+            scope = Scope(
+                meter.per.kind,
+                "",
+                info.app,
+                info.user,
+                info.session,
+                info.run,
+                event.agent,
+                normalise(event.model) if event.model else "",
+                event.tool,
+                info.labels,
+            )
+            account = self._account(meter, scope, at, purse.flat)
+            if account is None:
+                continue
+            if account.ends is not None:
+                until = min(until, account.ends)
+            accounts.append(account)
+            meters.append(meter)
+        return Lines(tuple(accounts), tuple(meters), any(a.cap_usd < UNLIMITED for a in accounts), until)
+
+    def _account(self, meter: Meter, scope: Scope, at: float, flat: Amount | None = None) -> Account | None:
+        key = meter.per.key(scope)
+        if key is None:
+            return None
+        named = Scope(scope.kind, key, scope.app, scope.user, scope.session, scope.run, scope.agent, scope.model, scope.tool, scope.labels)
+        try:
+            caps = meter.caps(named, flat if meter.per.kind == "run" and meter.window is None else None)
+        except Exception:
+            # A cap that cannot be told is neither none nor zero; what follows is the policy's choice.
+            self.errors += 1
+            if self.policy.on_guard_error == "block":
+                raise
+            _log.exception("runguard.budget_function_failed: no amount for %s; on_guard_error=allow lets it go without this budget", key)
+            return None
+        if caps == (UNLIMITED, UNLIMITED, UNLIMITED):
+            return None
+        period, ends = meter.window.period(at) if meter.window is not None else ("", None)
+        account = self.ledger.account(f"{key}{meter.suffix}#{period}", key, meter.window.text if meter.window else None, ends, caps)
+        account.alert = min(account.alert, 0.0) if meter.thresholds else account.alert
+        return account
+
+    # ---- after a call -----------------------------------------------------------------------------------------------
+
+    def settle(self, charge: Charge, usage: Usage, model: str = "", *, estimated: bool = False, free: bool = False) -> "list[tuple[Account, Meter, Threshold]]":
+        """Book what a call took; told again, the later figure replaces the earlier. Returns the thresholds that fire.
+
+        The model that answered wins over the one that was asked. ``free``: the provider refused the call and billed nothing.
+        """
+        rates = charge.rates
+        if model and model != charge.model:
+            answering = self.pricing.rates(model, charge.at)
+            if isinstance(answering, Rates):
+                rates = answering
+        entry = Entry(1, usage.input, usage.output, usage.cached, usage.thinking)
+        if isinstance(rates, Rates):
+            entry.nano = 0 if free else rates.cost(usage)
+            entry.estimated = int(estimated or rates.estimated)
+        else:
+            entry.unpriced, entry.estimated = int(not free), int(estimated)
+        amount: Amount = (entry.nano, usage.input + usage.output, 1)
+        self._book(charge, entry, model or charge.model)
+        if not estimated and not free and usage.output:
+            self._learn_output(charge.model, usage.output)
+        if charge.hold is None:
+            return []
+        self.ledger.settle(charge.hold, amount)
+        fired: list[tuple[Account, Meter, Threshold]] = []
+        for account, meter in zip(charge.lines.accounts, charge.lines.meters, strict=True):
+            if meter.thresholds and (reached := account.utilization) >= account.alert:
+                fired.extend(self._fire(account, meter, reached))
+        return fired
+
+    def _book(self, charge: Charge, entry: Entry, model: str) -> None:
+        purse, before = charge.purse, charge.booked
+        key = (charge.agent, model, charge.tool)
+        with self._lock:
+            if before is not None:
+                purse.tally[charge.entry].add(before, -1)
+                purse.nano -= before.nano
+                purse.unpriced -= before.unpriced
+                purse.estimated -= before.estimated
+            else:
+                purse.reserved -= charge.held
+            kept = purse.tally.get(key)
+            if kept is None:
+                if len(purse.tally) >= _LINES_KEPT:  # names beyond that share one line: a run must not grow without bound
+                    key = ("(others)", "(others)", "(others)")
+                kept = purse.tally.setdefault(key, Entry())
+            kept.add(entry)
+            purse.nano += entry.nano
+            purse.unpriced += entry.unpriced
+            purse.estimated += entry.estimated
+            charge.booked, charge.entry, charge.over = entry, key, True
+
+    def _fire(self, account: Account, meter: Meter, reached: float) -> Iterable[tuple[Account, Meter, Threshold]]:
+        following = 2.0 * UNLIMITED
+        for threshold, mark in zip(meter.thresholds, meter.marks, strict=True):
+            if threshold.percent > reached:
+                following = min(following, threshold.percent)
+                continue
+            if threshold.recurring:
+                following = min(following, threshold.percent)
+                yield account, meter, threshold
+            elif self.ledger.first(account, mark, threshold.percent):
+                yield account, meter, threshold
+        account.alert = following
+
+    def release(self, charge: Charge) -> None:
+        """The call never left: nothing was spent."""
+        if charge.over:
+            return
+        charge.over = True
+        with self._lock:
+            charge.purse.reserved -= charge.held
+            charge.purse.calls -= 1
+        if charge.hold is not None:
+            self.ledger.release(charge.hold)
+
+    def guess(self, charge: Charge, streamed_tokens: int, streaming: bool) -> Usage:
+        """What a call that left and never told its usage may have taken: its prompt, and what answers of that model are like."""
+        output = streamed_tokens
+        if not streaming:
+            output = max(output, self._typical.get(charge.model, _TYPICAL_OUTPUT))
+        if charge.max_output:
+            output = min(output, charge.max_output)
+        return Usage(input=charge.input, output=output, audio=charge.audio)
+
+    def _learn_output(self, model: str, output: int) -> None:
+        typical = self._typical.get(model)
+        if typical is None and len(self._typical) >= _MODELS_KEPT:
+            return
+        self._typical[model] = output if typical is None else (typical * 7 + output) // 8
+
+    # ---- extending --------------------------------------------------------------------------------------------------
+
+    def extend(self, scope: str, usd: Any = None, tokens: Any = None, calls: Any = None) -> list[BudgetStatus]:
+        """Move the caps of a scope in its current period. What was spent stays spent."""
+        more: Amount = (
+            to_nano(usd) if usd is not None else 0,
+            to_count(tokens, "tokens") if tokens is not None else 0,
+            to_count(calls, "calls") if calls is not None else 0,
+        )
+        if more == NOTHING:
+            raise PolicyError(f"extend({scope!r}): by how much? Give usd=, tokens= or calls=")
+        wanted = [unit for unit in range(3) if more[unit]]
+        accounts = [a for a in self._accounts_of(scope) if any(a.caps[u] < UNLIMITED for u in wanted)]
+        if not accounts:
+            units = " or ".join(UNITS[u] for u in wanted)
+            counted = ", ".join(sorted({m.per.kind for m in self.meters})) or "nothing"
+            raise PolicyError(
+                f"extend({scope!r}): no budget limits {units} there; this policy's budgets count by {counted}. A trip's scope_id is a scope to extend"
+            )
+        for account in accounts:
+            self.ledger.extend(account, more)
+        return [status for account in accounts for status in _statuses(account)]
+
+    def _accounts_of(self, scope: str) -> list[Account]:
+        now = self.clock()
+        found = [a for a in self.ledger.find(scope) if a.ends is None or a.ends > now]
+        kind, _, rest = scope.partition(":")
+        parts = rest.split("/")
+        if kind == "session" and len(parts) == 2 and not found:  # without the user, where only one can be meant
+            same = [a for a in self.ledger.accounts() if a.scope.startswith(f"session:{parts[0]}/") and a.scope.endswith(f"/{parts[1]}")]
+            if len({a.scope for a in same}) == 1:
+                return [a for a in same if a.ends is None or a.ends > now]
+        have = {a.key for a in found}
+        for meter in self.meters:  # a scope that has spent nothing yet
+            if meter.per.kind == kind and (named := _parse_scope(kind, parts)) is not None:
+                account = self._account(meter, named, now)
+                if account is not None and account.key not in have:
+                    found.append(account)
+        return found
+
+    # ---- looking in -------------------------------------------------------------------------------------------------
+
+    def budgets(self, scope: str | None = None) -> list[BudgetStatus]:
+        now = self.clock()
+        accounts = self.ledger.find(scope) if scope is not None else self.ledger.accounts()
+        return [status for a in accounts if a.ends is None or a.ends > now for status in _statuses(a)]
+
+    def spend(self, scope: str | None = None) -> dict[str, Any]:
+        """What was spent, in all and per agent, model and tool. A scope as budgets name it, or None for everything."""
+        total: Tally = {}
+        reserved = 0
+        with self._lock:
+            _add(total, self._history.get(scope or "", {}))
+            for purse in list(self._purses.values()):
+                if scope is None or scope in _scopes_of(purse.info):
+                    _add(total, purse.tally)
+                    reserved += purse.reserved
+        return {
+            **_figures(total.values()),
+            "reserved_usd": to_usd(reserved),
+            "by_agent": _by(total, 0),
+            "by_model": _by(total, 1),
+            "by_tool": _by(total, 2),
+        }
+
+
+# ---- helpers --------------------------------------------------------------------------------------------------------
+
+
+def _meters(policy: Policy) -> list[Meter]:
+    budgets = list(policy.budgets)
+    if policy.max_usd is not None or policy.max_tokens is not None:
+        budgets.insert(0, Budget(usd=policy.max_usd, tokens=policy.max_tokens, per="run"))
+    elif not any(Per.parse(b.per).kind == "run" and b.window is None for b in budgets):
+        # One that limits nothing, so that a single run can be given a limit through its RunConfig.
+        return [Meter(Per.parse("run"), None, []), *_grouped(budgets)]
+    return _grouped(budgets)
+
+
+def _grouped(budgets: list[Budget]) -> list[Meter]:
+    groups: dict[tuple[Per, Window | None], list[Budget]] = {}
+    for budget in budgets:
+        window = Window.parse(budget.window, budget.tz) if budget.window is not None else None
+        groups.setdefault((Per.parse(budget.per), window), []).append(budget)
+    return [Meter(per, window, group) for (per, window), group in groups.items()]
+
+
+def _flat_limits(info: RunInfo) -> Amount | None:
+    if info.max_usd is None and info.max_tokens is None:
+        return None
+    return (UNLIMITED if info.max_usd is None else info.max_usd, UNLIMITED if info.max_tokens is None else info.max_tokens, UNLIMITED)
+
+
+def _worst(charge: Charge) -> Amount:
+    usd = charge.rates.worst(charge.input, charge.max_output, charge.audio) if isinstance(charge.rates, Rates) else 0
+    return usd, charge.input + charge.max_output, 1
+
+
+def _scopes_of(info: RunInfo) -> tuple[str, str, str, str]:
+    app, user = scope_part(info.app), scope_part(info.user)
+    return f"run:{scope_part(info.run)}", f"session:{app}/{user}/{scope_part(info.session)}", f"user:{app}/{user}", f"app:{app}"
+
+
+def _parse_scope(kind: str, parts: list[str]) -> Scope | None:
+    """A scope from its key, for the kinds whose key says everything."""
+    names = [unquote(part) for part in parts]
+    if kind == "app" and len(names) == 1:
+        return Scope(kind, "", app=names[0])
+    if kind == "model" and len(names) == 1:
+        return Scope(kind, "", model=names[0])
+    if kind in ("user", "agent", "tool") and len(names) == 2:
+        user, agent, tool = (names[1] if kind == wanted else "" for wanted in ("user", "agent", "tool"))
+        return Scope(kind, "", app=names[0], user=user, agent=agent, tool=tool)
+    if kind == "session" and len(names) == 3:
+        return Scope(kind, "", app=names[0], user=names[1], session=names[2])
+    if kind == "label" and len(names) == 1 and "=" in names[0]:
+        name, _, value = names[0].partition("=")
+        return Scope(kind, "", labels={name: value})
+    return None
+
+
+def _statuses(account: Account) -> list[BudgetStatus]:
+    return [
+        BudgetStatus(
+            account.scope,
+            UNITS[u],
+            edge(u, account.spent[u]),
+            edge(u, account.held[u]),
+            edge(u, account.caps[u]),
+            edge(u, account.overrun[u]),
+            account.window,
+            account.ends,
+            account.closed,
+        )
+        for u in range(3)
+        if account.caps[u] < UNLIMITED
+    ]
+
+
+def status_of(account: Account) -> BudgetStatus:
+    """The fullest of an account's limits: what a threshold is about."""
+    return max(_statuses(account), key=lambda status: status.utilization)
+
+
+def describe(denied: Denied) -> tuple[str, Decimal | int, Decimal | int]:
+    """Unit, what the call would have come to, and the limit."""
+    refusal = denied.refusal
+    assert refusal is not None
+    unit, account = refusal.unit, refusal.account
+    return UNITS[unit], edge(unit, account.spent[unit] + refusal.wanted[unit]), edge(unit, account.caps[unit])
+
+
+def refusal_text(denied: Denied) -> str:
+    """For the operator: spent, held and asked, apart."""
+    refusal = denied.refusal
+    assert refusal is not None
+    unit, account = refusal.unit, refusal.account
+    spent, held, cap = (amount_text(unit, x[unit]) for x in (account.spent, account.held, account.caps))
+    if denied.fraction:
+        return f"{spent} of {cap} spent, which is over its threshold of {denied.fraction:.0%}"
+    over = f", closed by an overrun of {amount_text(unit, account.overrun[unit])}" if account.closed else ""
+    asked = f", this call could take {amount_text(unit, refusal.wanted[unit])}"
+    return f"{spent} spent and {held} reserved of {cap}{over}{asked}"
+
+
+def _add(into: Tally, more: Mapping[tuple[str, str, str], Entry]) -> None:
+    for key, entry in list(more.items()):
+        if key not in into and len(into) >= _LINES_KEPT * 4:
+            key = ("(others)", "(others)", "(others)")
+        into.setdefault(key, Entry()).add(entry)
+
+
+def _figures(entries: Iterable[Entry]) -> dict[str, Any]:
+    total = Entry()
+    for entry in entries:
+        total.add(entry)
+    return {
+        "usd": to_usd(total.nano),
+        "calls": total.calls,
+        "tokens": total.input + total.output,
+        "input_tokens": total.input,
+        "output_tokens": total.output,
+        "cached_tokens": total.cached,
+        "thinking_tokens": total.thinking,
+        "unpriced_calls": total.unpriced,
+        "estimated_calls": total.estimated,
+    }
+
+
+def _by(tally: Tally, position: int) -> dict[str, dict[str, Any]]:
+    groups: dict[str, list[Entry]] = {}
+    for key, entry in tally.items():
+        if key[position]:
+            groups.setdefault(key[position], []).append(entry)
+    return {name: _figures(entries) for name, entries in sorted(groups.items())}

@@ -1,0 +1,311 @@
+"""The model's border: every call that reaches a model passes here, whether or not a hook announced it.
+
+A call that a hook announced brings its reservation along. One that no hook saw (a compaction's summary, an agent that runs without
+plugins inside a tool, a tool that consults a model, a custom agent's own call) is asked for here. A model that calls other models
+(a fallback) is no call itself: each of its attempts is. Whatever then happens to the call, its account is closed here.
+"""
+
+import logging
+from collections.abc import AsyncGenerator, Callable, Iterable
+from contextvars import ContextVar
+from functools import wraps
+from typing import Any, Final
+
+from google.adk.models.base_llm import BaseLlm
+from google.adk.models.llm_request import LlmRequest
+from google.adk.models.llm_response import LlmResponse
+
+from runguard.accounts import Charge
+from runguard.adk.chain import FLIGHTS, FRAME, STREAM, Invocation, ModelInFlight
+from runguard.adk.estimate import project, text_size
+from runguard.adk.stops import refused_response
+from runguard.conductor import Guard
+from runguard.decision import Action, Trip
+from runguard.events import ModelCall
+from runguard.pricing import Usage
+
+_log: Final = logging.getLogger("runguard")
+_STOP: Final = Action.STOP
+_METHOD: Final = "generate_content_async"
+DIRECT: Final = "(direct)"  # who makes a call that no agent's hook announced
+_PER_TOKEN: Final = 4
+
+
+class Toll:
+    """One guard's account of one call at the border."""
+
+    __slots__ = ("_charge", "_chars", "_flight", "_guard", "_invocation", "_model", "_usage", "delegated")
+
+    def __init__(self, guard: Guard, charge: Charge, invocation: Invocation | None = None, flight: ModelInFlight | None = None) -> None:
+        self._guard, self._charge, self._invocation, self._flight = guard, charge, invocation, flight
+        self._usage: Usage | None = None
+        self._model = ""
+        self._chars = 0
+        self.delegated = False  # other models do the work: they are billed instead
+
+    @property
+    def guard(self) -> Guard:
+        return self._guard
+
+    @property
+    def charge(self) -> Charge:
+        return self._charge
+
+    @property
+    def place(self) -> tuple[Invocation | None, ModelInFlight | None]:
+        return self._invocation, self._flight
+
+    def saw(self, response: LlmResponse) -> None:
+        """A chunk or the whole answer. Usage is the last one told; the account is settled as soon as the answer is there."""
+        usage = response.usage_metadata
+        self._chars = max(self._chars, size) if (size := _said(response)) and not response.partial else self._chars + size
+        self._model = response.model_version or self._model
+        if usage is not None:
+            self._usage = usage_of(usage)
+            if self._flight is not None and self._flight.projection is not None and self._invocation is not None:
+                self._invocation.learn_prompt(self._flight, self._usage.input)
+        if response.partial and not self._charge.over:
+            return
+        if self._usage is not None:
+            if usage is not None or not self._charge.over:
+                self._guard.settle(self._charge, self._usage, self._model)
+        elif not self._charge.over:
+            guess = Usage(input=self._charge.input, output=-(-self._chars // _PER_TOKEN), audio=self._charge.audio)
+            self._guard.settle(self._charge, guess, self._model, estimated=True)
+
+    def ended(self, error: BaseException | None, streaming: bool) -> None:
+        if self.delegated or self._charge.over:
+            return
+        if self._usage is not None:
+            self._guard.settle(self._charge, self._usage, self._model)
+            return
+        refused = isinstance(error, Exception) and _status(error) is not None
+        self._guard.abandon(self._charge, -(-self._chars // _PER_TOKEN), streaming=streaming, refused=refused)
+
+
+class Crossing:
+    """A call on its way through the border."""
+
+    __slots__ = ("llm", "tolls")
+
+    def __init__(self, llm: BaseLlm, tolls: list[Toll]) -> None:
+        self.llm, self.tolls = llm, tolls
+
+
+_CROSSING: Final[ContextVar[Crossing | None]] = ContextVar("runguard_crossing", default=None)
+
+
+async def _guarded(original: Callable[..., Any], llm: BaseLlm, request: LlmRequest, stream: bool, args: Any, kwargs: Any) -> AsyncGenerator[LlmResponse, None]:
+    outer = _CROSSING.get()
+    tolls: list[Toll] = []
+    try:
+        stop = await _enter(outer, llm, request, tolls)
+    except Exception:
+        stop = None
+        _log.exception("runguard.guard_error: the account of a call to '%s' could not be opened", llm.model)
+    if stop is not None:
+        trip, guard = stop
+        yield refused_response(trip, guard.stop_text(trip))
+        return
+    crossing = Crossing(llm, tolls)
+    error: BaseException | None = None
+    answers = original(llm, request, stream, *args, **kwargs)
+    try:
+        while True:
+            token = _CROSSING.set(crossing)
+            try:
+                response = await anext(answers)
+            except StopAsyncIteration:
+                break
+            finally:
+                _CROSSING.reset(token)
+            for toll in tolls:
+                if not toll.delegated:
+                    _carefully(toll.saw, response)
+            yield response
+    except BaseException as raised:
+        error = raised
+        raise
+    finally:
+        for toll in tolls:
+            _carefully(toll.ended, error, stream)
+        await answers.aclose()
+
+
+def _carefully(report: Callable[..., None], *facts: Any) -> None:
+    try:
+        report(*facts)
+    except Exception:  # a fault of ours must not break a call that was paid for
+        _log.exception("runguard.guard_error: a call could not be booked")
+
+
+async def _enter(outer: Crossing | None, llm: BaseLlm, request: LlmRequest, tolls: list[Toll]) -> tuple[Trip, Guard] | None:
+    """Fill in the accounts of this call; a stop when it may not be made."""
+    if outer is not None:
+        for toll in outer.tolls:
+            stop = await _attempt(toll, request, tolls)
+            if stop is not None:
+                return stop
+        return None
+    announced = False
+    for guard, invocation, flight in FLIGHTS.get():
+        if flight.charge is None or flight.left or flight.answered or flight.charge.over:
+            continue
+        announced = flight.left = True
+        _keep_cap(request, flight.charge)
+        tolls.append(Toll(guard, flight.charge, invocation, flight))
+    if announced:
+        FLIGHTS.set(())
+        return None
+    for guard, invocation, lane, agent, tool in _callers():
+        stop = await _ask(guard, invocation, lane, agent, tool, request, tolls)
+        if stop is not None:
+            return stop
+    return None
+
+
+def _keep_cap(request: LlmRequest, charge: Charge) -> None:
+    """A callback after ours may have asked for more output than was reserved."""
+    config = request.config
+    if charge.is_capped and config is not None and config.max_output_tokens is not None and config.max_output_tokens > charge.max_output > 0:
+        config.max_output_tokens = charge.max_output
+
+
+async def _attempt(toll: Toll, request: LlmRequest, tolls: list[Toll]) -> tuple[Trip, Guard] | None:
+    """A model inside a model: the first attempt takes over what was reserved, every further one is a call of its own."""
+    guard, charge = toll.guard, toll.charge
+    invocation, flight = toll.place
+    first = not toll.delegated
+    toll.delegated = True
+    if first and (request.model or "") == charge.model and not charge.over:
+        tolls.append(Toll(guard, charge, invocation, flight))
+        return None
+    if first:
+        guard.release(charge)
+        guard.unspent(charge.purse.info.run)
+    return await _ask(guard, invocation, charge.lane, charge.agent, charge.tool, request, tolls, flight)
+
+
+def _callers() -> Iterable[tuple[Guard, Invocation, str, str, str]]:
+    """Whose unannounced call this is: that of the tool call we are in, or of the runner that is at work."""
+    frame, seen = FRAME.get(), set()
+    while frame is not None:
+        run = frame.invocation.run
+        if frame.guard not in seen and frame.guard.runs.get(run.info.run) is run:
+            seen.add(frame.guard)
+            yield frame.guard, frame.invocation, frame.lane, frame.path[-1] if frame.path else DIRECT, frame.tool
+        frame = frame.outer
+    stream = STREAM.get()
+    if seen or stream is None or stream.plugin is None:
+        return
+    for invocation_id in reversed(stream.invocations):
+        invocation = stream.plugin.find_invocation(invocation_id)
+        if invocation is not None:
+            yield stream.plugin.guard, invocation, invocation.lane, DIRECT, ""
+            return
+
+
+async def _ask(
+    guard: Guard, invocation: Invocation | None, lane: str, agent: str, tool: str, request: LlmRequest, tolls: list[Toll], flight: ModelInFlight | None = None
+) -> tuple[Trip, Guard] | None:
+    if guard.policy.mode == "off" or invocation is None:
+        return None
+    sizes = project(request, None)
+    limit = request.config.max_output_tokens if request.config is not None else None
+    event = ModelCall(invocation.run.info.run, lane, agent, guard.clock(), request.model or "", sizes.upper, sizes.audio, limit, None, None, tool)
+    decision = guard.check(event)
+    if decision.action is not _STOP or not decision.enforced:
+        decision = await guard.reserve(event, slot=False)
+    if decision.action is _STOP and decision.enforced and decision.trip is not None:
+        return decision.trip, guard
+    charge = event.charge
+    if charge is not None:
+        if charge.lowered and request.config is not None:
+            request.config.max_output_tokens = charge.max_output
+        tolls.append(Toll(guard, charge, invocation, flight))
+    return None
+
+
+# ---- reading answers ------------------------------------------------------------------------------------------------
+
+
+def usage_of(usage: Any) -> Usage:
+    """ADK's usage in our terms. Models differ in whether candidates include thoughts, so output is what the total leaves."""
+    prompt = (usage.prompt_token_count or 0) + (getattr(usage, "tool_use_prompt_token_count", None) or 0)
+    thinking = getattr(usage, "thoughts_token_count", None) or 0
+    total = usage.total_token_count
+    output = total - prompt if total is not None else (usage.candidates_token_count or 0) + thinking
+    return Usage(
+        input=max(prompt, 0),
+        output=max(output, 0),
+        cached=getattr(usage, "cached_content_token_count", None) or 0,
+        cache_write=getattr(usage, "cache_creation_input_tokens", None) or 0,
+        audio=_audio(getattr(usage, "prompt_tokens_details", None)) + _audio(getattr(usage, "tool_use_prompt_tokens_details", None)),
+        cached_audio=_audio(getattr(usage, "cache_tokens_details", None)),
+        audio_output=_audio(getattr(usage, "candidates_tokens_details", None)),
+        thinking=thinking,
+    )
+
+
+def _audio(details: Any) -> int:
+    return sum(d.token_count or 0 for d in details if getattr(d.modality, "value", d.modality) == "AUDIO") if details else 0
+
+
+def _said(response: LlmResponse) -> int:
+    parts = response.content.parts if response.content is not None else None
+    return sum(text_size(p.text) if p.text else 48 for p in parts) if parts else 0
+
+
+def _status(error: Exception) -> int | None:
+    """The provider's own refusal: it answered with an error status, so it billed nothing."""
+    for holder in (error, getattr(error, "response", None)):
+        for name in ("code", "status_code"):
+            status = getattr(holder, name, None)
+            if type(status) is int and 400 <= status < 600:
+                return status
+    return None
+
+
+# ---- putting it in place --------------------------------------------------------------------------------------------
+
+
+class Border:
+    """Wraps every class of models there is; a class that comes later is found when a run starts or an agent uses it."""
+
+    def __init__(self) -> None:
+        self._wrapped: dict[type, Any] = {}
+
+    def watch_all(self) -> None:
+        pending: list[type] = [BaseLlm]
+        for kind in pending:
+            pending.extend(kind.__subclasses__())
+            if kind is not BaseLlm:
+                self.watch(kind)
+
+    def watch(self, kind: type) -> None:
+        if kind in self._wrapped:
+            return
+        original = kind.__dict__.get(_METHOD)
+        self._wrapped[kind] = original
+        if callable(original):
+            setattr(kind, _METHOD, _wrap(original))
+
+    def take_down(self) -> None:
+        for kind, original in self._wrapped.items():
+            if original is not None and getattr(kind.__dict__.get(_METHOD), "__wrapped__", None) is original:
+                setattr(kind, _METHOD, original)
+        self._wrapped.clear()
+
+
+def _wrap(original: Any) -> Any:
+    @wraps(original)
+    def generate_content_async(self: BaseLlm, llm_request: LlmRequest, stream: bool = False, *args: Any, **kwargs: Any) -> Any:
+        crossing = _CROSSING.get()
+        if crossing is not None:
+            if crossing.llm is self or not crossing.tolls:  # a class that calls its parent's method: the same call
+                return original(self, llm_request, stream, *args, **kwargs)
+        elif not FLIGHTS.get() and FRAME.get() is None and STREAM.get() is None:
+            return original(self, llm_request, stream, *args, **kwargs)
+        return _guarded(original, self, llm_request, stream, args, kwargs)
+
+    return generate_content_async

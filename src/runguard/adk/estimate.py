@@ -1,0 +1,123 @@
+"""How large the next request is, before a model has counted it.
+
+The first request of an agent is measured whole. After its answer the real prompt is known, and only what was added since is
+measured: exact for the old part, an estimate for the new, and the same work however long the history has become. Where the old
+part changed (compaction, another history), the whole is measured again and scaled by what was learned.
+"""
+
+from dataclasses import dataclass
+from typing import Any, Final
+
+from google.adk.models.llm_request import LlmRequest
+from google.genai import types
+
+from runguard.fingerprint import size_of
+
+_UPPER: Final = 3  # bytes of text per token, reckoned high: for reserving
+_LIKELY: Final = 4  # and as it mostly is: for the context window
+_PART: Final = 12  # bytes that every part costs beside its text
+_ENOUGH: Final = 64_000_000
+_IMAGE_TOKENS: Final = 1_120
+_AUDIO_BYTES: Final = 500  # per token: 32 tokens a second at a common rate of 16 kB a second
+_VIDEO_BYTES: Final = 400
+_DOCUMENT_BYTES: Final = 100
+
+
+@dataclass(slots=True)
+class Prompt:
+    """The last request of an agent in a lane, and how many tokens it really was."""
+
+    tokens: int
+    size: int
+    contents: int
+    tail: int
+
+
+@dataclass(slots=True)
+class Projection:
+    upper: int  # tokens, for reserving
+    likely: int  # tokens, for the context window
+    audio: int  # tokens of it
+    size: int
+    contents: int
+    tail: int
+
+    def learned(self, tokens: int) -> Prompt:
+        return Prompt(tokens, self.size, self.contents, self.tail)
+
+
+def project(request: LlmRequest, known: Prompt | None) -> Projection:
+    """The size of a request, from what is known of the one before."""
+    contents = request.contents
+    count = len(contents)
+    if known is not None and 0 < known.contents <= count and _measure(contents[known.contents - 1])[0] == known.tail:
+        added = audio = 0
+        for content in contents[known.contents :]:
+            size, heard = _measure(content)
+            added, audio = added + size, audio + heard
+        tail = _measure(contents[-1])[0] if count > known.contents else known.tail
+        return Projection(known.tokens - (-added // _UPPER), known.tokens + added // _LIKELY, audio, known.size + added, count, tail)
+    size, audio, tail = _overhead(request), 0, 0
+    for content in contents:
+        tail, heard = _measure(content)
+        size, audio = size + tail, audio + heard
+    if known is not None and known.size:
+        likely = size * known.tokens // known.size
+        return Projection(likely + likely // 8, likely, audio, size, count, tail)
+    return Projection(-(-size // _UPPER), size // _LIKELY, audio, size, count, tail)
+
+
+def _measure(content: types.Content) -> tuple[int, int]:
+    """Bytes of a content, media counted by the text that would have as many tokens; and its audio tokens."""
+    size = audio = 0
+    for part in content.parts or ():
+        size += _PART
+        if part.text is not None:
+            size += text_size(part.text)
+        elif part.function_call is not None:
+            size += len(part.function_call.name or "") + size_of(part.function_call.args, _ENOUGH)
+        elif part.function_response is not None:
+            size += len(part.function_response.name or "") + size_of(part.function_response.response, _ENOUGH)
+        elif part.inline_data is not None:
+            tokens, heard = _media(part.inline_data.mime_type or "", len(part.inline_data.data or b""))
+            size, audio = size + tokens * _UPPER, audio + heard
+        elif part.file_data is not None:
+            size += _IMAGE_TOKENS * _UPPER  # its length is not told
+    return size, audio
+
+
+def _media(mime: str, length: int) -> tuple[int, int]:
+    if mime.startswith("audio/"):
+        return length // _AUDIO_BYTES, length // _AUDIO_BYTES
+    if mime.startswith("image/"):
+        return _IMAGE_TOKENS, 0
+    if mime.startswith("video/"):
+        return length // _VIDEO_BYTES, 0
+    if mime.startswith("text/"):
+        return length // _UPPER, 0
+    return length // _DOCUMENT_BYTES, 0
+
+
+def text_size(text: str) -> int:
+    """Bytes: other scripts take more bytes and more tokens per character alike."""
+    return len(text) if text.isascii() else len(text.encode("utf-8", "replace"))
+
+
+def _overhead(request: LlmRequest) -> int:
+    """Instruction and tool declarations: sent with every request, measured with the first."""
+    config = request.config
+    size = _instruction(config.system_instruction)
+    for tool in config.tools or ():
+        for declaration in getattr(tool, "function_declarations", None) or ():
+            size += size_of(declaration.model_dump(exclude_none=True, mode="json"), _ENOUGH) + _PART
+    return size
+
+
+def _instruction(value: Any) -> int:
+    if isinstance(value, str):
+        return text_size(value)
+    if isinstance(value, types.Content):
+        return _measure(value)[0]
+    if isinstance(value, list):
+        return sum(_instruction(item) for item in value)
+    return len(value.text) if isinstance(value, types.Part) and value.text else 0

@@ -1,0 +1,139 @@
+"""What every ledger does. Admission is one atomic step over all accounts; a settle is a fact and is never refused.
+
+A hold stands beside the spend, never on it: ``due`` is spent plus held. As long as no call bills more than it held, ``due`` of
+no account ever exceeds its cap.
+"""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from runguard.budget import NOTHING, UNITS, UNLIMITED, Amount
+
+
+class Account:
+    """One scope in one period. Numbers are nano-USD, tokens, calls."""
+
+    __slots__ = (
+        "alert",
+        "cap_calls",
+        "cap_tokens",
+        "cap_usd",
+        "closed",
+        "due_calls",
+        "due_tokens",
+        "due_usd",
+        "ends",
+        "fired",
+        "granted",
+        "key",
+        "overrun",
+        "scope",
+        "spent_calls",
+        "spent_tokens",
+        "spent_usd",
+        "window",
+    )
+
+    def __init__(self, key: str, scope: str, window: str | None, ends: float | None) -> None:
+        self.key, self.scope, self.window, self.ends = key, scope, window, ends
+        self.cap_usd = self.cap_tokens = self.cap_calls = UNLIMITED
+        self.due_usd = self.due_tokens = self.due_calls = 0
+        self.spent_usd = self.spent_tokens = self.spent_calls = 0
+        self.granted: Amount = NOTHING  # by extensions, on top of the budget
+        self.overrun: Amount = NOTHING  # billed beyond what was held, where it broke the cap
+        self.closed = False  # an overrun closes the scope until it is extended or its period ends
+        self.fired: dict[str, float] = {}  # thresholds that fired in this period, with their fractions
+        self.alert = 2.0 * UNLIMITED  # the fraction at which the next threshold fires
+
+    @property
+    def caps(self) -> Amount:
+        return self.cap_usd, self.cap_tokens, self.cap_calls
+
+    @property
+    def spent(self) -> Amount:
+        return self.spent_usd, self.spent_tokens, self.spent_calls
+
+    @property
+    def held(self) -> Amount:
+        return self.due_usd - self.spent_usd, self.due_tokens - self.spent_tokens, self.due_calls - self.spent_calls
+
+    @property
+    def room(self) -> Amount:
+        """What may still be held; nothing when closed."""
+        if self.closed:
+            return NOTHING
+        return max(self.cap_usd - self.due_usd, 0), max(self.cap_tokens - self.due_tokens, 0), max(self.cap_calls - self.due_calls, 0)
+
+    @property
+    def utilization(self) -> float:
+        """The largest fraction of a cap that is spent."""
+        return max((spent / cap for spent, cap in zip(self.spent, self.caps, strict=True) if cap < UNLIMITED), default=0.0)
+
+    def refusing_unit(self, want: Amount) -> int | None:
+        """The first unit in which ``want`` does not fit."""
+        if self.closed:
+            # Whatever it broke, or the first unit it limits at all.
+            return next((i for i in range(3) if self.overrun[i]), next(i for i in range(3) if self.caps[i] < UNLIMITED))
+        return next((i for i in range(3) if want[i] > self.room[i]), None)
+
+
+class Hold:
+    """The worst case of one call, held on all its accounts; later what it really cost."""
+
+    __slots__ = ("accounts", "amount", "booked", "is_open")
+
+    def __init__(self, accounts: Sequence[Account], amount: Amount) -> None:
+        self.accounts, self.amount = accounts, amount
+        self.booked: Amount = NOTHING
+        self.is_open = True
+
+
+class Refusal:
+    """Why a reservation did not fit: the tightest of the accounts that refused."""
+
+    __slots__ = ("account", "room", "seen", "unit", "wait_helps", "wanted")
+
+    def __init__(self, account: Account, unit: int, wanted: Amount, room: Amount, wait_helps: bool, seen: int) -> None:
+        self.account, self.unit, self.wanted = account, unit, wanted
+        self.seen = seen  # the ledger's state that refused: what changed since then is not waited for
+        self.room = room  # what would fit now on all accounts together
+        self.wait_helps = wait_helps  # other calls' holds stand in the way; when they settle, more may fit
+
+    def __str__(self) -> str:
+        return f"{self.account.scope} has no room for {self.wanted[self.unit]} {UNITS[self.unit]}"
+
+
+class Ledger(Protocol):
+    """Reserve is awaited; settling and releasing are facts that a caller only hands over."""
+
+    name: str
+
+    def account(self, key: str, scope: str, window: str | None, ends: float | None, caps: Amount) -> Account:
+        """The account of a scope and period, made if new, with the caps in force now."""
+
+    async def reserve(self, accounts: Sequence[Account], want: Amount, *, force: bool = False) -> Hold | Refusal:
+        """Hold ``want`` on all accounts, or on none. ``force`` holds it whatever the caps say: a shadow only looks on."""
+
+    def settle(self, hold: Hold, actual: Amount) -> None:
+        """Book what a call really took. Again for the same hold: the later figure replaces the earlier."""
+
+    def release(self, hold: Hold) -> None:
+        """The call never left: as if it had not been asked for."""
+
+    def extend(self, account: Account, more: Amount) -> None:
+        """Move the cap; what was spent stays spent."""
+
+    def first(self, account: Account, mark: str, fraction: float) -> bool:
+        """True for the first who asks about this mark in this account and period."""
+
+    async def changed(self, since: Refusal, seconds: float) -> bool:
+        """Wait until something was settled, released or extended since a refusal; False when the time is over."""
+
+    def find(self, scope: str) -> list[Account]:
+        """The accounts of a scope, the current period's last."""
+
+    def accounts(self) -> list[Account]:
+        """Every account there is, for those who look in."""
+
+    def forget(self, scope: str) -> None:
+        """A run has ended: its own accounts are not needed any more."""

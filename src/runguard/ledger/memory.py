@@ -1,0 +1,187 @@
+"""The ledger of one process: dictionaries and a lock."""
+
+import asyncio
+import logging
+import threading
+from collections import OrderedDict
+from collections.abc import Sequence
+from typing import Final
+
+from runguard.budget import NOTHING, UNLIMITED, Amount
+from runguard.ledger.base import Account, Hold, Refusal
+
+_log: Final = logging.getLogger("runguard")
+_ACCOUNTS_KEPT: Final = 100_000
+
+
+class MemoryLedger:
+    """Exact under any number of tasks and threads; gone with the process."""
+
+    def __init__(self) -> None:
+        self.name = "memory"
+        self._accounts: OrderedDict[str, Account] = OrderedDict()
+        self._by_scope: dict[str, list[Account]] = {}
+        self._waiting: list[tuple[asyncio.AbstractEventLoop, asyncio.Future[None]]] = []
+        self._lock = threading.Lock()
+        self._told_full = False
+        self._changes = 0
+
+    def account(self, key: str, scope: str, window: str | None, ends: float | None, caps: Amount) -> Account:
+        with self._lock:
+            account = self._accounts.get(key)
+            if account is None:
+                account = self._accounts[key] = Account(key, scope, window, ends)
+                self._by_scope.setdefault(scope, []).append(account)
+                if len(self._accounts) > _ACCOUNTS_KEPT:
+                    self._make_room_locked(account)
+            else:
+                self._accounts.move_to_end(key)
+            more = account.granted
+            account.cap_usd, account.cap_tokens, account.cap_calls = (_sum(cap, extra) for cap, extra in zip(caps, more, strict=True))
+            return account
+
+    async def reserve(self, accounts: Sequence[Account], want: Amount, *, force: bool = False) -> Hold | Refusal:
+        usd, tokens, calls = want
+        with self._lock:
+            if not force:
+                for a in accounts:
+                    if a.closed or a.due_usd + usd > a.cap_usd or a.due_tokens + tokens > a.cap_tokens or a.due_calls + calls > a.cap_calls:
+                        return _refusal(accounts, want, self._changes)
+            for a in accounts:
+                a.due_usd += usd
+                a.due_tokens += tokens
+                a.due_calls += calls
+        return Hold(accounts, want)
+
+    def settle(self, hold: Hold, actual: Amount) -> None:
+        usd, tokens, calls = actual
+        with self._lock:
+            was_usd, was_tokens, was_calls = hold.booked
+            due_usd, due_tokens, due_calls = hold.amount if hold.is_open else hold.booked
+            more_usd, more_tokens, more_calls = usd - due_usd, tokens - due_tokens, calls - due_calls
+            for a in hold.accounts:
+                a.spent_usd += usd - was_usd
+                a.spent_tokens += tokens - was_tokens
+                a.spent_calls += calls - was_calls
+                a.due_usd += more_usd
+                a.due_tokens += more_tokens
+                a.due_calls += more_calls
+                if a.due_usd > a.cap_usd or a.due_tokens > a.cap_tokens or a.due_calls > a.cap_calls:
+                    _overrun(a)
+            hold.booked, hold.is_open = actual, False
+            self._changes += 1
+            waiting, self._waiting = self._waiting, []
+        if waiting:
+            _wake(waiting)
+
+    def release(self, hold: Hold) -> None:
+        with self._lock:
+            if not hold.is_open:
+                return
+            hold.is_open = False
+            usd, tokens, calls = hold.amount
+            for a in hold.accounts:
+                a.due_usd -= usd
+                a.due_tokens -= tokens
+                a.due_calls -= calls
+            self._changes += 1
+            waiting, self._waiting = self._waiting, []
+        if waiting:
+            _wake(waiting)
+
+    def extend(self, account: Account, more: Amount) -> None:
+        with self._lock:
+            account.granted = (account.granted[0] + more[0], account.granted[1] + more[1], account.granted[2] + more[2])
+            account.cap_usd = _sum(account.cap_usd, more[0])
+            account.cap_tokens = _sum(account.cap_tokens, more[1])
+            account.cap_calls = _sum(account.cap_calls, more[2])
+            account.closed = account.due_usd > account.cap_usd or account.due_tokens > account.cap_tokens or account.due_calls > account.cap_calls
+            reached = account.utilization
+            account.fired = {mark: fraction for mark, fraction in account.fired.items() if fraction <= reached}
+            account.alert = 0.0  # found anew at the next settle
+            self._changes += 1
+            waiting, self._waiting = self._waiting, []
+        _wake(waiting)
+
+    def first(self, account: Account, mark: str, fraction: float) -> bool:
+        with self._lock:
+            if mark in account.fired:
+                return False
+            account.fired[mark] = fraction
+            return True
+
+    async def changed(self, since: Refusal, seconds: float) -> bool:
+        loop = asyncio.get_running_loop()
+        woken: asyncio.Future[None] = loop.create_future()
+        entry = (loop, woken)
+        with self._lock:
+            if self._changes != since.seen:
+                return True
+            self._waiting.append(entry)
+        try:
+            await asyncio.wait((woken,), timeout=seconds)
+        finally:
+            with self._lock:
+                if entry in self._waiting:
+                    self._waiting.remove(entry)
+        return woken.done()
+
+    def find(self, scope: str) -> list[Account]:
+        with self._lock:
+            return sorted(self._by_scope.get(scope, ()), key=lambda a: a.ends or 0.0)
+
+    def accounts(self) -> list[Account]:
+        with self._lock:
+            return list(self._accounts.values())
+
+    def forget(self, scope: str) -> None:
+        with self._lock:
+            for account in self._by_scope.pop(scope, ()):
+                self._accounts.pop(account.key, None)
+
+    def _make_room_locked(self, newest: Account) -> None:
+        """The oldest account without a hold goes. Its scope starts anew if it comes back: said once, as it resets a limit."""
+        for key, account in self._accounts.items():
+            if account.held == NOTHING and account is not newest:
+                del self._accounts[key]
+                mine = self._by_scope[account.scope]
+                mine.remove(account)
+                if not mine:
+                    del self._by_scope[account.scope]
+                break
+        if not self._told_full:
+            self._told_full = True
+            _log.warning("runguard.ledger_full: more than %d accounts in memory, the oldest are forgotten", _ACCOUNTS_KEPT)
+
+
+def _sum(cap: int, more: int) -> int:
+    return UNLIMITED if cap >= UNLIMITED else cap + more
+
+
+def _overrun(account: Account) -> None:
+    """A call billed more than it held and broke the cap: book it, and let nobody in any more."""
+    due = (account.due_usd, account.due_tokens, account.due_calls)
+    account.overrun = tuple(max(o, d - c) for o, d, c in zip(account.overrun, due, account.caps, strict=True))  # type: ignore[assignment]
+    account.closed = True
+
+
+def _refusal(accounts: Sequence[Account], want: Amount, seen: int) -> Refusal:
+    """Name the tightest of those that refuse: the one with the least room, dollars first."""
+    refusing = [(unit, a.room[unit], a) for a in accounts if (unit := a.refusing_unit(want)) is not None]
+    unit, _, account = min(refusing, key=lambda entry: entry[:2])
+    rooms = [a.room for a in accounts]
+    room = (min(r[0] for r in rooms), min(r[1] for r in rooms), min(r[2] for r in rooms))
+    # Waiting helps while others hold something: when they settle for less, more room appears.
+    wait_helps = all(not a.closed and a.held[u] > 0 and a.spent[u] < a.caps[u] for u, _, a in refusing)
+    return Refusal(account, unit, want, room, wait_helps, seen)
+
+
+def _wake(waiting: list[tuple[asyncio.AbstractEventLoop, "asyncio.Future[None]"]]) -> None:
+    for loop, woken in waiting:
+        if not loop.is_closed():
+            loop.call_soon_threadsafe(_resolve, woken)
+
+
+def _resolve(woken: "asyncio.Future[None]") -> None:
+    if not woken.done():
+        woken.set_result(None)

@@ -1,0 +1,113 @@
+"""The state of one running root run, and of each of its strands. Kept by the guard, gone when the run ends."""
+
+from collections import OrderedDict, deque
+from collections.abc import Callable, Iterable
+
+from runguard import detectors as rules
+from runguard.accounts import Purse
+from runguard.breaker import Permit
+from runguard.decision import Action, Spend, Trip
+from runguard.detectors import Detector
+from runguard.events import RunInfo
+from runguard.fingerprint import AnswerBook
+from runguard.inflight import Slots
+from runguard.policy import Policy, ToolRule
+
+
+class Lane:
+    """One strand of a run in which things happen one after another, with its own detectors and memory."""
+
+    __slots__ = ("book", "by_event", "concurrent", "context", "cut", "detectors", "fresh", "key", "notice", "parent", "path", "starting", "stopped")
+
+    def __init__(self, key: str, parent: "Lane | None", detectors: list[Detector], *, concurrent: bool, path: tuple[str, ...]) -> None:
+        self.key, self.parent, self.concurrent, self.path = key, parent, concurrent, path
+        self.detectors = detectors
+        self.by_event = dispatch(detectors)
+        self.book = AnswerBook()
+        self.context = next((d for d in detectors if isinstance(d, rules.Context)), None)
+        self.stopped: Trip | None = None
+        self.cut = False  # ended by a stop rather than by itself
+        self.fresh = True  # no model call yet
+        self.starting = 0  # branches below that have begun and not yet been judged: those that start at once
+        self.notice = ""  # a nudge that found no tool result to ride on, for the next request
+
+    def owner(self) -> "Lane | None":
+        """The nearest strand that runs beside others: a stop ends there, or ends the run when there is none."""
+        lane: Lane | None = self
+        while lane is not None and not lane.concurrent:
+            lane = lane.parent
+        return lane
+
+    def stop_in_force(self) -> Trip | None:
+        lane: Lane | None = self
+        while lane is not None:
+            if lane.stopped is not None:
+                return lane.stopped
+            lane = lane.parent
+        return None
+
+
+def dispatch(detectors: Iterable[Detector]) -> dict[type, list[Detector]]:
+    table: dict[type, list[Detector]] = {}
+    for detector in detectors:
+        for kind in detector.sees:
+            table.setdefault(kind, []).append(detector)
+    return table
+
+
+class Run:
+    """Everything known about one running root run. Gone when it ends."""
+
+    __slots__ = (
+        "cut_off",
+        "deadline",
+        "detectors",
+        "info",
+        "lanes",
+        "model_calls",
+        "noted",
+        "nudges",
+        "pending_once",
+        "permits",
+        "purse",
+        "retired",
+        "slots",
+        "spend",
+        "started",
+        "stopped",
+        "trips",
+        "waiting",
+    )
+
+    def __init__(self, info: RunInfo, policy: Policy, tool_rule: Callable[[str], ToolRule | None], purse: Purse) -> None:
+        self.info, self.purse = info, purse
+        self.started = info.at
+        self.spend = Spend()
+        self.waiting = 0  # of the model calls counted, those that wait for a place or for money
+        self.lanes: dict[str, Lane] = {}
+        self.retired: OrderedDict[str, list[Detector]] = OrderedDict()  # failure streaks of ended child lanes, by name
+        self.slots = Slots(policy.in_flight)
+        self.stopped: Trip | None = None
+        self.trips: deque[Trip] = deque(maxlen=100)
+        self.noted: OrderedDict[tuple[str, str, str, Action], None] = OrderedDict()
+        self.nudges = 0
+        self.permits: dict[str, tuple[str, Permit]] = {}
+        limit = policy.max_model_calls or info.model_call_limit
+        self.model_calls = rules.ModelCalls(limit) if limit else None
+        self.cut_off: OrderedDict[str, Trip | None] = OrderedDict()  # strands that were stopped, by name: called again they stay stopped
+        self.pending_once: set[bytes] = set()  # side effects on their way: an equal call of the same response must not run too
+        self.deadline = rules.Deadline(policy.max_seconds, info.at) if policy.max_seconds else None
+        whole: list[Detector | None] = [
+            self.model_calls,
+            rules.ToolCalls(policy.max_tool_calls) if policy.max_tool_calls else None,
+            rules.CallsPerTool(lambda tool: rule.max_calls if (rule := tool_rule(tool)) is not None else None),
+            rules.Depth(policy.max_delegation_depth) if policy.max_delegation_depth else None,
+            rules.FanOut(policy.fan_out) if policy.fan_out else None,
+            self.deadline,
+        ]
+        self.detectors = [d for d in whole if d is not None]
+
+
+def retired_name(key: str) -> str:
+    """A lane's name without the ids of the calls that opened it: the next call of the same agent has the same name."""
+    return "/".join(part.split("@", 1)[0] for part in key.split("/"))
