@@ -33,7 +33,7 @@ from runguard.budget import (
 )
 from runguard.errors import PolicyError
 from runguard.events import ModelCall, RunInfo
-from runguard.ledger import Account, Hold, Ledger, MemoryLedger, Refusal
+from runguard.ledger import NEVER, Account, Hold, Ledger, MemoryLedger, Refusal
 from runguard.policy import Policy
 from runguard.pricing import Pricing, Rates, Unpriced, Usage, normalise
 from runguard.threshold import Threshold
@@ -74,6 +74,7 @@ class Lines:
     accounts: tuple[Account, ...]
     meters: tuple[Meter, ...]
     in_usd: bool
+    may_stop: bool  # some budget has a threshold that stops
     until: float
 
 
@@ -91,8 +92,14 @@ class Entry:
     estimated: int = 0  # calls whose usage or rate was estimated
 
     def add(self, other: "Entry", sign: int = 1) -> None:
-        for name in Entry.__dataclass_fields__:
-            setattr(self, name, getattr(self, name) + sign * getattr(other, name))
+        self.calls += sign * other.calls
+        self.input += sign * other.input
+        self.output += sign * other.output
+        self.cached += sign * other.cached
+        self.thinking += sign * other.thinking
+        self.nano += sign * other.nano
+        self.unpriced += sign * other.unpriced
+        self.estimated += sign * other.estimated
 
 
 Tally = dict[tuple[str, str, str], Entry]  # agent, model, tool
@@ -238,9 +245,11 @@ class Accounts:
         if not lines.accounts:
             purse.calls += 1
             return charge, None
-        denied = self._denied_at_once(lines, rates)
-        if denied is not None and enforce:
-            return None, denied
+        denied = None
+        if lines.may_stop or type(rates) is Unpriced:
+            denied = self._denied_at_once(lines, rates)
+            if denied is not None and enforce:
+                return None, denied
         result = await self.ledger.reserve(lines.accounts, _worst(charge))
         if isinstance(result, Refusal):
             denied = Denied(result)
@@ -357,7 +366,7 @@ class Accounts:
                 until = min(until, account.ends)
             accounts.append(account)
             meters.append(meter)
-        return Lines(tuple(accounts), tuple(meters), any(a.cap_usd < UNLIMITED for a in accounts), until)
+        return Lines(tuple(accounts), tuple(meters), any(a.cap_usd < UNLIMITED for a in accounts), any(m.stops_at is not None for m in meters), until)
 
     def _account(self, meter: Meter, scope: Scope, at: float, flat: Amount | None = None) -> Account | None:
         key = meter.per.key(scope)
@@ -377,7 +386,8 @@ class Accounts:
             return None
         period, ends = meter.window.period(at) if meter.window is not None else ("", None)
         account = self.ledger.account(f"{key}{meter.suffix}#{period}", key, meter.window.text if meter.window else None, ends, caps)
-        account.alert = min(account.alert, 0.0) if meter.thresholds else account.alert
+        if meter.thresholds:
+            account.alert = 0.0  # found anew at the next settle
         return account
 
     # ---- after a call -----------------------------------------------------------------------------------------------
@@ -407,8 +417,8 @@ class Accounts:
         self.ledger.settle(charge.hold, amount)
         fired: list[tuple[Account, Meter, Threshold]] = []
         for account, meter in zip(charge.lines.accounts, charge.lines.meters, strict=True):
-            if meter.thresholds and (reached := account.utilization) >= account.alert:
-                fired.extend(self._fire(account, meter, reached))
+            if account.reaches(account.alert):
+                fired.extend(self._fire(account, meter))
         return fired
 
     def _book(self, charge: Charge, entry: Entry, model: str) -> None:
@@ -433,8 +443,9 @@ class Accounts:
             purse.estimated += entry.estimated
             charge.booked, charge.entry, charge.over = entry, key, True
 
-    def _fire(self, account: Account, meter: Meter, reached: float) -> Iterable[tuple[Account, Meter, Threshold]]:
-        following = 2.0 * UNLIMITED
+    def _fire(self, account: Account, meter: Meter) -> Iterable[tuple[Account, Meter, Threshold]]:
+        following = NEVER
+        reached = account.utilization
         for threshold, mark in zip(meter.thresholds, meter.marks, strict=True):
             if threshold.percent > reached:
                 following = min(following, threshold.percent)

@@ -14,6 +14,7 @@ from click.testing import CliRunner, Result
 from rich.console import Console
 
 import runguard.demo
+from runguard.budget import to_usd
 from runguard.cli import main
 from runguard.demo import play, show
 from runguard.demo.stories import LOOK_ALIKES, STORIES, Story
@@ -130,6 +131,15 @@ async def test_tokens_are_what_the_requests_weigh() -> None:
     assert pair.guarded.trip.model_calls == pair.guarded.meter.model_calls
 
 
+async def test_the_cost_is_the_list_price_and_the_guards_own_bill_agrees() -> None:
+    pair = await play.play_pair(play.Pair(BY_KEY["growing_history"]))
+    assert 0 < pair.guarded.meter.nano_usd < pair.without.meter.nano_usd
+    assert pair.guarded.billed == to_usd(pair.guarded.meter.nano_usd)
+    assert pair.guarded.trip is not None
+    assert pair.guarded.trip.spent_usd == pair.guarded.billed
+    assert not pair.guarded.trip.estimated
+
+
 # ---- on the screen --------------------------------------------------------------------------------------------------
 
 
@@ -149,7 +159,7 @@ def test_plain_lines_where_there_is_no_terminal(monkeypatch: pytest.MonkeyPatch)
     assert ran.stderr == ""
     assert max(len(line) for line in ran.stdout.splitlines()) <= 80
     assert "growing history: 40 model calls without, 16 with; stopped by no_news" in ran.stdout
-    assert re.search(r"^growing history +40 → +16 +39 → +16 +[\d,]+ → +[\d,]+ +\d\d\.\d%$", ran.stdout, re.MULTILINE)
+    assert re.search(r"^growing history +40 → +16 +[\d,]+ → +[\d,]+ +\$0\.\d{4} → \$0\.\d{4} +\d\d\.\d%$", ran.stdout, re.MULTILINE)
     assert re.search(r"^polling that moves +13 → +13 +12 → +12 +25 → +25 +0$", ran.stdout, re.MULTILINE)
     assert "stopped by no_news of tool 'read_source': 10 answers without news" in ran.stdout
     assert "By default growth alone only warns" in ran.stdout

@@ -10,6 +10,7 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from decimal import Decimal
 from importlib.util import find_spec
 from typing import Any
 
@@ -19,8 +20,9 @@ from google.adk.version import __version__ as adk_version
 
 from runguard import __version__
 from runguard.adk import RunGuardPlugin
+from runguard.budget import to_usd
 from runguard.decision import Action, Decision, Trip
-from runguard.demo.stories import LOOK_ALIKES, STORIES, Meter, Story
+from runguard.demo.stories import LOOK_ALIKES, PRICED_AS, STORIES, Meter, Story
 from runguard.testing import Recording, assert_calls_answered, run
 
 _CLIENTS = {"google.adk.models.anthropic_llm": "anthropic", "google.adk.models.lite_llm": "litellm"}
@@ -39,6 +41,7 @@ class Side:
     decisions: list[Decision] = field(default_factory=list)
     told: list[str] = field(default_factory=list)
     answered: bool = True
+    billed: Decimal | None = None  # by the guard's own account
 
     @property
     def interventions(self) -> list[Decision]:
@@ -57,6 +60,7 @@ class Side:
             "prompt_tokens": meter.prompt_tokens,
             "output_tokens": meter.output_tokens,
             "tokens": meter.tokens,
+            "usd": str(to_usd(meter.nano_usd)),
             "first_prompt_tokens": meter.first_prompt,
             "largest_prompt_tokens": meter.largest_prompt,
             "max_in_flight": max((model.max_in_flight for model in meter.models), default=0),
@@ -115,7 +119,7 @@ class Pair:
 def _decision(decision: Decision) -> dict[str, Any]:
     finding = decision.finding
     assert finding is not None
-    return {"action": decision.action.word, "rule": finding.rule, "observed": finding.observed, "limit": finding.limit, "unit": finding.unit}
+    return {"action": decision.action.word, "rule": finding.rule, "observed": float(finding.observed), "limit": float(finding.limit), "unit": finding.unit}
 
 
 @dataclass(slots=True)
@@ -136,6 +140,7 @@ class Report:
             "runguard": __version__,
             "google_adk": adk_version,
             "policy": "defaults",
+            "priced_as": PRICED_AS,
             "seconds": round(self.seconds, 2),
             "stories": [{**pair.to_dict(), "stopped": pair.stopped} for pair in self.runaways],
             "look_alikes": [{**pair.to_dict(), "untouched": pair.untouched} for pair in self.healthy],
@@ -179,6 +184,7 @@ async def _play_with(pair: Pair) -> None:
         plugin = RunGuardPlugin(on_decision=side.decisions.append)  # every setting at its default; this one only listens
     recording = await _run(pair.story, side, [plugin])
     plugin.flush()
+    side.billed = plugin.spend()["usd"]
     side.trip = next(iter(plugin.trips), None)
     try:
         assert_calls_answered(recording.session)

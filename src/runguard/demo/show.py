@@ -16,6 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 from runguard import __version__
+from runguard.budget import NANO
 from runguard.demo import load
 
 if TYPE_CHECKING:
@@ -82,16 +83,17 @@ def tables(report: "Report") -> RenderableType:
 
 
 def _runaways(report: "Report") -> Table:
-    table = _table("runaway", "model calls", "tool calls", "tokens")
-    table.columns[3].min_width = 18  # what the numbers will need: the table does not move while they grow
+    table = _table("runaway", "model calls", "tokens", "cost, list price", width=15)
+    table.columns[2].min_width = 18  # what the numbers will need: the table does not move while they grow
+    table.columns[3].min_width = 17
     table.add_column("\nsaved", justify="right", min_width=5)
     for pair in report.runaways:
         before, after = pair.without.meter, pair.guarded.meter
         table.add_row(
             _title(pair),
             _change(pair, before.model_calls, after.model_calls, 3),
-            _change(pair, before.tool_calls, after.tool_calls, 3),
             _change(pair, before.tokens, after.tokens, 6),
+            _cost(pair, before.nano_usd, after.nano_usd),
             _last(pair, f"{pair.saved:.1f}%", good=pair.stopped),
         )
     return table
@@ -113,9 +115,9 @@ def _healthy(report: "Report") -> Table:
     return table
 
 
-def _table(first: str, *others: str) -> Table:
+def _table(first: str, *others: str, width: int = 20) -> Table:
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, padding=(0, 1, 0, 0), pad_edge=False, header_style="bold")
-    table.add_column("\n" + first, min_width=20, no_wrap=True)
+    table.add_column("\n" + first, min_width=width, no_wrap=True)
     for name in others:
         table.add_column(Text.assemble(name, ("\nwithout → with", "not bold dim")), justify="right", no_wrap=True)
     return table
@@ -129,6 +131,13 @@ def _change(pair: "Pair", before: int, after: int, width: int) -> Text:
     if not pair.started:
         return Text("…", "dim")
     return Text.assemble((f"{before:,}", "" if pair.without.done else "cyan"), (" → ", "dim"), (f"{after:>{width},}", "bold" if pair.guarded.done else "cyan"))
+
+
+def _cost(pair: "Pair", before: int, after: int) -> Text:
+    if not pair.started:
+        return Text("…", "dim")
+    dollars = [f"${nano / NANO:.4f}" for nano in (before, after)]
+    return Text.assemble((dollars[0], "" if pair.without.done else "cyan"), (" → ", "dim"), (dollars[1], "bold" if pair.guarded.done else "cyan"))
 
 
 def _last(pair: "Pair", words: str, *, good: bool) -> Text:
@@ -149,7 +158,11 @@ def messages(report: "Report", width: int) -> Text:
             words.append(_fill(line, width, "  "), style)
         words.append("\n")
     words.append(
-        _fill("Calls are counted at the models and in the tools; tokens are the characters of the real requests and answers, over 4; saved are tokens.", width),
+        _fill(
+            "Calls are counted at the models and in the tools; tokens are the characters of the real requests and answers, over 4; saved are tokens. "
+            "Cost: what gemini-2.5-flash would have billed at list price.",
+            width,
+        ),
         "dim",
     )
     words.append(_fill("The scripted models ignore every nudge; a real one may heed it and never meet the stop.", width), "dim")

@@ -4,8 +4,10 @@ The scripted models are stubborn: they ignore every hint, as a model in a rut do
 """
 
 import json
+import time
 from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any
 
 from google.adk.agents import BaseAgent, LlmAgent, LoopAgent, ParallelAgent, SequentialAgent
@@ -17,9 +19,18 @@ from google.adk.tools.agent_tool import AgentTool
 from google.adk.tools.tool_context import ToolContext
 from google.genai import types
 
+from runguard.pricing import Pricing, Rates, Usage
 from runguard.testing import ScriptedModel, call, text, transfer
 
 CHARACTERS_PER_TOKEN = 4
+PRICED_AS = "gemini-2.5-flash"  # the scripted models bill what this one would, at list price
+
+
+@cache
+def list_price() -> Rates:
+    price = Pricing().rates(PRICED_AS, time.time())  # noqa: TID251 - the price of today
+    assert isinstance(price, Rates), price
+    return price
 
 
 @dataclass(slots=True)
@@ -29,6 +40,7 @@ class Meter:
     tool_calls: int = 0
     prompt_tokens: int = 0
     output_tokens: int = 0
+    nano_usd: int = 0
     first_prompt: int = 0
     largest_prompt: int = 0
     models: list[ScriptedModel] = field(default_factory=list)
@@ -52,10 +64,11 @@ class Meter:
             self.largest_prompt = max(self.largest_prompt, prompt)
             self.prompt_tokens += prompt
             self.output_tokens += output
+            self.nano_usd += list_price().cost(Usage(prompt, output))
             usage = types.GenerateContentResponseUsageMetadata(prompt_token_count=prompt, candidates_token_count=output, total_token_count=prompt + output)
             return LlmResponse(content=content, usage_metadata=usage)
 
-        model = ScriptedModel(answer, latency_s=latency_s)
+        model = ScriptedModel(answer, latency_s=latency_s, model=PRICED_AS)
         self.models.append(model)
         return model
 
