@@ -62,7 +62,8 @@ class Toll:
         self._model = response.model_version or self._model
         if usage is not None:
             self._usage = usage_of(usage)
-            if self._flight is not None and self._flight.projection is not None and self._invocation is not None:
+            if self._flight is not None and self._invocation is not None:
+                self._flight.usage = self._usage
                 self._invocation.learn_prompt(self._flight, self._usage.input)
         if response.partial and not self._charge.over:
             return
@@ -231,18 +232,19 @@ async def _ask(
 
 def usage_of(usage: Any) -> Usage:
     """ADK's usage in our terms. Models differ in whether candidates include thoughts, so output is what the total leaves."""
-    prompt = (usage.prompt_token_count or 0) + (getattr(usage, "tool_use_prompt_token_count", None) or 0)
-    thinking = getattr(usage, "thoughts_token_count", None) or 0
-    total = usage.total_token_count
-    output = total - prompt if total is not None else (usage.candidates_token_count or 0) + thinking
+    told = vars(usage).get  # some models add fields that ADK's class does not have, and asking a pydantic object for those is slow
+    prompt = (told("prompt_token_count") or 0) + (told("tool_use_prompt_token_count") or 0)
+    thinking = told("thoughts_token_count") or 0
+    total = told("total_token_count")
+    output = total - prompt if total is not None else (told("candidates_token_count") or 0) + thinking
     return Usage(
         input=max(prompt, 0),
         output=max(output, 0),
-        cached=getattr(usage, "cached_content_token_count", None) or 0,
-        cache_write=getattr(usage, "cache_creation_input_tokens", None) or 0,
-        audio=_audio(getattr(usage, "prompt_tokens_details", None)) + _audio(getattr(usage, "tool_use_prompt_tokens_details", None)),
-        cached_audio=_audio(getattr(usage, "cache_tokens_details", None)),
-        audio_output=_audio(getattr(usage, "candidates_tokens_details", None)),
+        cached=told("cached_content_token_count") or 0,
+        cache_write=told("cache_creation_input_tokens") or 0,
+        audio=_audio(told("prompt_tokens_details")) + _audio(told("tool_use_prompt_tokens_details")),
+        cached_audio=_audio(told("cache_tokens_details")),
+        audio_output=_audio(told("candidates_tokens_details")),
         thinking=thinking,
     )
 

@@ -361,9 +361,11 @@ class RunGuardPlugin(BasePlugin):
             flight = invocation.flights.get(task)
             if flight is None:
                 return None
-            if llm_response.usage_metadata is not None:
+            if llm_response.usage_metadata is not None and not flight.left:
                 flight.usage = usage_of(llm_response.usage_metadata)
             flight.answered = True
+            if FLIGHTS.get():
+                FLIGHTS.set(())  # it has passed the border or has none: a context that outlives the run must not keep the run
             if not llm_response.partial:
                 flight.said = _final_words(llm_response)
                 flight.done_at, flight.delivered = time.monotonic(), False
