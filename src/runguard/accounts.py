@@ -209,7 +209,10 @@ class Accounts:
         window = self.pricing.limits(model)[0]
         if window is None:
             self._tell_once(
-                f"window:{model}", "runguard.unknown_window: the context window of '%s' is not known; models={'%s': {'context_window': …}} tells it", model
+                logging.INFO,
+                f"window:{model}",
+                "runguard.unknown_window: the context window of '%s' is not known; models={'%s': {'context_window': …}} tells it",
+                model,
             )
             return None
         return max(window - headroom, 1)
@@ -218,6 +221,7 @@ class Accounts:
         limit = self.pricing.limits(model)[1]
         if limit is None:
             self._tell_once(
+                logging.WARNING,
                 f"output:{model}",
                 "runguard.unknown_output_limit: '%s' is taken to answer with at most 65,536 tokens; models={'%s': {'max_output_tokens': …}} tells better",
                 model,
@@ -225,10 +229,10 @@ class Accounts:
             return ASSUMED_OUTPUT
         return limit
 
-    def _tell_once(self, mark: str, message: str, model: str) -> None:
+    def _tell_once(self, level: int, mark: str, message: str, model: str) -> None:
         if mark not in self._told and len(self._told) < _MODELS_KEPT:
             self._told.add(mark)
-            _log.info(message, model, model)
+            _log.log(level, message, model, model)
 
     async def open(self, purse: Purse, event: ModelCall, enforce: bool, stopped: Callable[[], bool]) -> tuple[Charge | None, Denied | None]:
         """Reserve the worst case of a call. When only other calls' holds stand in the way, wait for them, bounded.

@@ -48,7 +48,7 @@ def to_nano(value: object, name: str = "usd") -> int:
     if not dollars.is_finite():
         raise PolicyError(f"{name} = {value!r}: must be finite; leave it out for no limit")
     if dollars <= 0:
-        raise PolicyError(f"{name} = {value!r}: must be more than 0; a zero budget would stop every run, mode='off' and no plugin are the ways to say that")
+        raise PolicyError(f"{name} = {value!r}: must be more than 0: nothing could ever run")
     if dollars > MOST_USD:
         raise PolicyError(f"{name} = {value!r}: more than {MOST_USD:,} dollars is no limit; leave it out")
     nano = int((dollars * NANO).to_integral_value(ROUND_FLOOR))

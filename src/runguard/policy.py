@@ -401,8 +401,10 @@ def _nearest(name: str, known: Iterable[str]) -> str:
 def _explain(error: ValidationError, source: str, model: type[BaseModel]) -> str:
     """One line per fault: where, what was given, what would be right."""
     lines = []
-    for fault in error.errors(include_url=False):
-        path = ".".join(str(part) for part in fault["loc"] if part not in _UNION_TAGS and "[" not in str(part))
+    faults = [(_path(fault), fault) for fault in error.errors(include_url=False)]
+    for path, fault in faults:
+        if fault["type"] in _OTHER_SHAPES and any(other != path and other.startswith(path) for other, _ in faults):
+            continue  # the shape that was meant has a fault of its own
         given = fault.get("input")
         shown = repr(given) if isinstance(given, str | int | float | bool) else f"a {type(given).__name__}"
         if fault["type"] in ("extra_forbidden", "unexpected_keyword_argument"):
@@ -410,7 +412,12 @@ def _explain(error: ValidationError, source: str, model: type[BaseModel]) -> str
             lines.append(f"{path}: no such setting{_nearest(str(fault['loc'][-1]), fields)}")
         elif fault["type"] == "value_error":
             message = fault["msg"].removeprefix("Value error, ")
-            lines.append(f"{path}: {message}" if path and not message.startswith(path) else message)
+            named = f"{path} = {shown}" if isinstance(given, str | int | float | bool) and not message.startswith(shown) else path
+            lines.append(f"{named}: {message}" if path and not message.startswith(path) else message)
+        elif fault["type"] == "missing":
+            lines.append(f"{path}: missing")
+        elif fault["type"] in _OTHER_SHAPES and fault["loc"][0] in _SHAPES:
+            lines.append(f"{path} = {shown}: {_SHAPES[fault['loc'][0]]}")
         elif fault["loc"][0] == "rules" and fault["type"] in ("bool_type", "dict_type"):
             lines.append(f"{path} = {shown}: give rungs such as {{'stop': 5}}, or false to switch the rule off") if not isinstance(given, dict) else None
         else:
@@ -419,5 +426,16 @@ def _explain(error: ValidationError, source: str, model: type[BaseModel]) -> str
     return f"the policy{where} is not valid:\n  " + "\n  ".join(dict.fromkeys(lines))
 
 
+def _path(fault: Any) -> str:
+    return ".".join(str(part) for part in fault["loc"] if part not in _UNION_TAGS and "[" not in str(part))
+
+
+_OTHER_SHAPES: Final = frozenset({"list_type", "tuple_type", "model_type", "dict_type", "literal_error"})
+_SHAPES: Final[dict[str | int, str]] = {
+    "prices": "give {'model-id': {'input': 3, 'output': 15}} in USD per million tokens",
+    "models": "give {'model-id': {'context_window': 200_000, 'max_output_tokens': 8_192}}",
+    "on_unpriced": "give 'refuse', 'tokens', or a price such as {'input': 3, 'output': 15}",
+    "budgets": "give a list of Budget(...) or of tables such as {'usd': 5, 'per': 'user', 'window': '1d'}",
+}
 _PARTS: Final[dict[str, type[BaseModel]]] = {"tools": ToolRule, "prices": Price, "models": ModelLimits, "on_unpriced": Price}
-_UNION_TAGS: Final = frozenset({"bool", "int", "callable", "function-after[_coherent(), ToolRule]"})
+_UNION_TAGS: Final = frozenset({"bool", "int", "callable", "Price", "function-after[_coherent(), ToolRule]"})

@@ -7,6 +7,7 @@ Results are judged on the function-response event, which precedes the next model
 import asyncio
 import inspect
 import logging
+import sys
 import threading
 import time
 from collections.abc import Collection
@@ -77,7 +78,7 @@ class RunGuardPlugin(BasePlugin):
         self._counter = built.tokens
         self._watches_context = built.rungs("context") is not None
         runners.watch(self)
-        if not self._off:
+        if not self._off and "genai_prices.data" not in sys.modules:
             threading.Thread(target=preload, name="runguard-prices", daemon=True).start()  # a tenth of a second that no run should wait for
         _log.info("runguard.start: %s", self.describe())
 
@@ -88,6 +89,8 @@ class RunGuardPlugin(BasePlugin):
         policy = self.guard.policy
         limits = {name: value for name in _SHOWN_LIMITS if (value := getattr(policy, name)) is not None}
         shown = ", ".join(f"{name}={value}" for name, value in limits.items())
+        if policy.budgets:
+            shown += f", budgets={len(policy.budgets)}"
         return (
             f"mode={policy.mode}, on_stop={policy.on_stop}, {shown}, store={self.guard.accounts.ledger.name}, policy={policy.digest}, google-adk {adk_version}"
         )
