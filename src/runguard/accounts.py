@@ -11,6 +11,8 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from decimal import Decimal
+from fractions import Fraction
+from math import ceil
 from typing import Any, Final
 from urllib.parse import unquote
 
@@ -33,7 +35,7 @@ from runguard.budget import (
 )
 from runguard.errors import PolicyError
 from runguard.events import ModelCall, RunInfo
-from runguard.ledger import NEVER, Account, Hold, Ledger, MemoryLedger, Refusal
+from runguard.ledger import Account, Hold, Ledger, MemoryLedger, Refusal
 from runguard.policy import Policy
 from runguard.pricing import Pricing, Rates, Unpriced, Usage, normalise
 from runguard.threshold import Threshold
@@ -48,23 +50,26 @@ _LOOKS_S: Final = 1.0  # a waiting call looks at least this often, should a wake
 _FOREVER: Final = float("inf")
 
 
+NO_LIMIT: Final[Amount] = (UNLIMITED, UNLIMITED, UNLIMITED)
+
+
 class Meter:
     """All budgets that count by the same thing over the same window: they share one account per scope."""
 
     def __init__(self, per: Per, window: Window | None, budgets: list[Budget]) -> None:
         self.per, self.window, self.budgets = per, window, budgets
-        self.thresholds = sorted((t for b in budgets for t in b.thresholds), key=lambda t: t.percent)
-        self.marks = [f"{t.percent}:{t.action}:{n}" for n, t in enumerate(self.thresholds)]
-        self.stops_at = min((t.percent for t in self.thresholds if t.action == "stop"), default=None)
-        self.suffix = "" if window is None else f"@{window.text}" + ("" if window.tz == "UTC" else f"/{window.tz}")
+        self.thresholds = [sorted(budget.thresholds, key=lambda t: t.percent) for budget in budgets]
+        self.stops = any(t.action == "stop" for of_one in self.thresholds for t in of_one)
+        patterns = [scope_part(name) for kind, name in per.parts if kind != "label" and name != "*"]  # "agent" and "agent:research*" count apart
+        self.suffix = f"/{'+'.join(patterns)}" if patterns else ""
+        self.suffix += "" if window is None else f"@{window.text}" + ("" if window.tz == "UTC" else f"/{window.tz}")
 
-    def caps(self, scope: Scope, flat: Amount | None) -> Amount:
-        """The tightest limit in each unit; ``flat`` replaces what the policy says, in the units it gives."""
-        limits = [budget.limits(scope) for budget in self.budgets]
-        usd, tokens, calls = (min((x[unit] for x in limits), default=UNLIMITED) for unit in range(3))
-        if flat is not None:
-            usd, tokens = (flat[0] if flat[0] < UNLIMITED else usd), (flat[1] if flat[1] < UNLIMITED else tokens)
-        return usd, tokens, calls
+    def limits(self, scope: Scope, flat: Amount | None) -> list[Amount]:
+        """What each budget allows; ``flat`` replaces what the policy says, in the units it gives."""
+        limits = [budget.limits(scope) for budget in self.budgets] or [NO_LIMIT]
+        if flat is None:
+            return limits
+        return [(flat[0] if flat[0] < UNLIMITED else usd, flat[1] if flat[1] < UNLIMITED else tokens, calls) for usd, tokens, calls in limits]
 
 
 @dataclass(slots=True)
@@ -73,6 +78,7 @@ class Lines:
 
     accounts: tuple[Account, ...]
     meters: tuple[Meter, ...]
+    limits: tuple[list[Amount], ...]  # of each account, what each of its budgets allows
     in_usd: bool
     may_stop: bool  # some budget has a threshold that stops
     until: float
@@ -108,13 +114,15 @@ Tally = dict[tuple[str, str, str], Entry]  # agent, model, tool
 class Purse:
     """The money of one run."""
 
-    __slots__ = ("calls", "estimated", "flat", "info", "lines", "nano", "reserved", "tally", "unpriced")
+    __slots__ = ("calls", "ended", "estimated", "flat", "info", "lines", "nano", "own", "reserved", "tally", "unpriced")
 
     def __init__(self, info: RunInfo, flat: Amount | None) -> None:
         self.info, self.flat = info, flat
         self.tally: Tally = {}
         self.lines: dict[tuple[str, str, str], Lines] = {}
         self.nano = self.reserved = self.unpriced = self.estimated = self.calls = 0
+        self.own: set[str] = set()  # scopes that end with the run
+        self.ended = False
 
     @property
     def spent_usd(self) -> Decimal | None:
@@ -148,6 +156,16 @@ class Charge:
     def is_capped(self) -> bool:
         """Whether some budget relies on the output limit."""
         return self.hold is not None
+
+
+@dataclass(slots=True)
+class Fired:
+    """A threshold that was reached, and its budget as it stands."""
+
+    account: Account
+    meter: Meter
+    threshold: Threshold
+    status: BudgetStatus
 
 
 @dataclass(slots=True)
@@ -187,10 +205,12 @@ class Accounts:
         """The run is over: its figures join those of its session, user and app."""
         info = purse.info
         self._purses.pop(info.run, None)
-        self.ledger.forget(f"run:{scope_part(info.run)}")
-        if not purse.tally:
-            return
+        for own in purse.own:
+            self.ledger.forget(own)
         with self._lock:
+            purse.ended = True
+            if not purse.tally:
+                return
             for scope in ("", *_scopes_of(info)):
                 kept = self._history.setdefault(scope, {})
                 self._history.move_to_end(scope)
@@ -261,7 +281,7 @@ class Accounts:
                 await self._wait_or_lower(charge, event, denied, stopped) if enforce else await self.ledger.reserve(lines.accounts, _worst(charge), force=True)
             )
             if held is None:
-                denied.meter = self._meter_of(charge, denied)
+                denied.meter = denied.meter or (self._meter_of(charge, denied) if denied.refusal is not None else None)
                 return None, denied
             assert isinstance(held, Hold)
             result = held
@@ -287,10 +307,11 @@ class Accounts:
     def _denied_at_once(self, lines: Lines, rates: Rates | Unpriced) -> Denied | None:
         if isinstance(rates, Unpriced) and lines.in_usd and self.policy.on_unpriced == "refuse":
             return Denied(unpriced=rates)
-        for account, meter in zip(lines.accounts, lines.meters, strict=True):
-            if meter.stops_at is not None and account.utilization >= meter.stops_at:
-                unit = next(i for i in range(3) if account.caps[i] < UNLIMITED and account.spent[i] >= meter.stops_at * account.caps[i])
-                return Denied(Refusal(account, unit, NOTHING, account.room, False, 0), meter, fraction=meter.stops_at)
+        for account, meter, limits in zip(lines.accounts, lines.meters, lines.limits, strict=True):
+            for thresholds, limit in zip(meter.thresholds, limits, strict=False) if meter.stops else ():
+                for threshold in thresholds:
+                    if threshold.action == "stop" and (unit := _reached(account, limit, threshold)) is not None:
+                        return Denied(Refusal(account, unit, NOTHING, account.room, False, 0), meter, fraction=threshold.percent)
         return None
 
     @staticmethod
@@ -310,6 +331,14 @@ class Accounts:
             if refusal.wait_helps and left > 0:
                 await ledger.changed(refusal, min(left, _LOOKS_S))
                 charge.lines = self._lines(charge.purse, event, self.clock())
+                if (now_denied := self._denied_at_once(charge.lines, charge.rates)) is not None:  # what was waited for reached a threshold that stops
+                    denied.refusal, denied.meter, denied.unpriced, denied.fraction = (
+                        now_denied.refusal,
+                        now_denied.meter,
+                        now_denied.unpriced,
+                        now_denied.fraction,
+                    )
+                    return None
             else:
                 lowered = self._affordable(charge, refusal)
                 if lowered is None:
@@ -349,6 +378,7 @@ class Accounts:
         info = purse.info
         accounts: list[Account] = []
         meters: list[Meter] = []
+        allowed: list[list[Amount]] = []
         until = _FOREVER
         for meter in self.meters:
             scope = Scope(
@@ -363,22 +393,27 @@ class Accounts:
                 event.tool,
                 info.labels,
             )
-            account = self._account(meter, scope, at, purse.flat)
-            if account is None:
+            found = self._account(meter, scope, at, purse.flat)
+            if found is None:
                 continue
+            account, limits = found
             if account.ends is not None:
                 until = min(until, account.ends)
+            if any(kind == "run" for kind, _ in meter.per.parts):
+                purse.own.add(account.scope)
             accounts.append(account)
             meters.append(meter)
-        return Lines(tuple(accounts), tuple(meters), any(a.cap_usd < UNLIMITED for a in accounts), any(m.stops_at is not None for m in meters), until)
+            allowed.append(limits)
+        in_usd, may_stop = any(a.cap_usd < UNLIMITED for a in accounts), any(m.stops for m in meters)
+        return Lines(tuple(accounts), tuple(meters), tuple(allowed), in_usd, may_stop, until)
 
-    def _account(self, meter: Meter, scope: Scope, at: float, flat: Amount | None = None) -> Account | None:
+    def _account(self, meter: Meter, scope: Scope, at: float, flat: Amount | None = None) -> tuple[Account, list[Amount]] | None:
         key = meter.per.key(scope)
         if key is None:
             return None
         named = Scope(scope.kind, key, scope.app, scope.user, scope.session, scope.run, scope.agent, scope.model, scope.tool, scope.labels)
         try:
-            caps = meter.caps(named, flat if meter.per.kind == "run" and meter.window is None else None)
+            limits = meter.limits(named, flat if meter.per.kind == "run" and meter.window is None else None)
         except Exception:
             # A cap that cannot be told is neither none nor zero; what follows is the policy's choice.
             self.errors += 1
@@ -386,17 +421,23 @@ class Accounts:
                 raise
             _log.exception("runguard.budget_function_failed: no amount for %s; on_guard_error=allow lets it go without this budget", key)
             return None
-        if caps == (UNLIMITED, UNLIMITED, UNLIMITED):
+        usd, tokens, calls = (min(limit[unit] for limit in limits) for unit in range(3))
+        if (usd, tokens, calls) == NO_LIMIT:
             return None
+        name, ends = self._key(meter, key, at)
+        account = self.ledger.account(name, key, meter.window.text if meter.window else None, ends, (usd, tokens, calls))
+        account.alert = NOTHING if any(meter.thresholds) else NO_LIMIT  # found anew at the next settle
+        return account, limits
+
+    @staticmethod
+    def _key(meter: Meter, key: str, at: float) -> tuple[str, float | None]:
+        """An account's key, and when its period ends."""
         period, ends = meter.window.period(at) if meter.window is not None else ("", None)
-        account = self.ledger.account(f"{key}{meter.suffix}#{period}", key, meter.window.text if meter.window else None, ends, caps)
-        if meter.thresholds:
-            account.alert = 0.0  # found anew at the next settle
-        return account
+        return f"{key}{meter.suffix}#{period}", ends
 
     # ---- after a call -----------------------------------------------------------------------------------------------
 
-    def settle(self, charge: Charge, usage: Usage, model: str = "", *, estimated: bool = False, free: bool = False) -> "list[tuple[Account, Meter, Threshold]]":
+    def settle(self, charge: Charge, usage: Usage, model: str = "", *, estimated: bool = False, free: bool = False) -> list[Fired]:
         """Book what a call took; told again, the later figure replaces the earlier. Returns the thresholds that fire.
 
         The model that answered wins over the one that was asked. ``free``: the provider refused the call and billed nothing.
@@ -419,10 +460,12 @@ class Accounts:
         if charge.hold is None:
             return []
         self.ledger.settle(charge.hold, amount)
-        fired: list[tuple[Account, Meter, Threshold]] = []
-        for account, meter in zip(charge.lines.accounts, charge.lines.meters, strict=True):
-            if account.reaches(account.alert):
-                fired.extend(self._fire(account, meter))
+        fired: list[Fired] = []
+        lines = charge.lines
+        for account, meter, limits in zip(lines.accounts, lines.meters, lines.limits, strict=True):
+            alert_usd, alert_tokens, alert_calls = account.alert
+            if account.spent_usd >= alert_usd or account.spent_tokens >= alert_tokens or account.spent_calls >= alert_calls:
+                fired.extend(self._fire(account, meter, limits))
         return fired
 
     def _book(self, charge: Charge, entry: Entry, model: str) -> None:
@@ -430,12 +473,17 @@ class Accounts:
         key = (charge.agent, model, charge.tool)
         with self._lock:
             if before is not None:
-                purse.tally[charge.entry].add(before, -1)
+                old = purse.tally[charge.entry]
+                old.add(before, -1)
+                if not old.calls:
+                    del purse.tally[charge.entry]
                 purse.nano -= before.nano
                 purse.unpriced -= before.unpriced
                 purse.estimated -= before.estimated
-            else:
+            elif not charge.over:
                 purse.reserved -= charge.held
+            else:  # released, and left after all
+                purse.calls += 1
             kept = purse.tally.get(key)
             if kept is None:
                 if len(purse.tally) >= _LINES_KEPT:  # names beyond that share one line: a run must not grow without bound
@@ -445,21 +493,30 @@ class Accounts:
             purse.nano += entry.nano
             purse.unpriced += entry.unpriced
             purse.estimated += entry.estimated
+            if purse.ended:  # told after the end of its run, whose figures have moved on
+                for scope in ("", *_scopes_of(purse.info)):
+                    kept_there = self._history.setdefault(scope, {})
+                    if before is not None and charge.entry in kept_there:
+                        kept_there[charge.entry].add(before, -1)
+                    _add(kept_there, {key: entry})
             charge.booked, charge.entry, charge.over = entry, key, True
 
-    def _fire(self, account: Account, meter: Meter) -> Iterable[tuple[Account, Meter, Threshold]]:
-        following = NEVER
-        reached = account.utilization
-        for threshold, mark in zip(meter.thresholds, meter.marks, strict=True):
-            if threshold.percent > reached:
-                following = min(following, threshold.percent)
-                continue
-            if threshold.recurring:
-                following = min(following, threshold.percent)
-                yield account, meter, threshold
-            elif self.ledger.first(account, mark, threshold.percent):
-                yield account, meter, threshold
-        account.alert = following
+    def _fire(self, account: Account, meter: Meter, limits: list[Amount]) -> Iterable[Fired]:
+        """The thresholds that are reached, each against its own budget; and when to look again."""
+        following, granted = list(NO_LIMIT), account.granted
+        for number, (thresholds, limit) in enumerate(zip(meter.thresholds, limits, strict=False)):
+            for threshold in thresholds:
+                unit = _reached(account, limit, threshold)
+                if unit is None:
+                    following = [min(now, need) for now, need in zip(following, _needs(account, limit, threshold), strict=True)]
+                    continue
+                if threshold.recurring:
+                    following = [0, 0, 0]
+                if threshold.recurring or self.ledger.first(account, f"{number}:{threshold.percent}:{threshold.action}", threshold.percent):
+                    yield Fired(account, meter, threshold, _status(account, unit, limit[unit] + account.granted[unit]))
+        account.alert = (following[0], following[1], following[2])
+        if account.granted != granted:  # extended meanwhile: what was re-armed must be found
+            account.alert = NOTHING
 
     def release(self, charge: Charge) -> None:
         """The call never left: nothing was spent."""
@@ -496,6 +553,8 @@ class Accounts:
             to_count(tokens, "tokens") if tokens is not None else 0,
             to_count(calls, "calls") if calls is not None else 0,
         )
+        if not isinstance(scope, str):
+            raise PolicyError(f"extend({scope!r}): give a scope such as 'user:app/alice'; a trip's scope_id is one")
         if more == NOTHING:
             raise PolicyError(f"extend({scope!r}): by how much? Give usd=, tokens= or calls=")
         wanted = [unit for unit in range(3) if more[unit]]
@@ -521,11 +580,26 @@ class Accounts:
                 return [a for a in same if a.ends is None or a.ends > now]
         have = {a.key for a in found}
         for meter in self.meters:  # a scope that has spent nothing yet
-            if meter.per.kind == kind and (named := _parse_scope(kind, parts)) is not None:
-                account = self._account(meter, named, now)
-                if account is not None and account.key not in have:
-                    found.append(account)
+            if meter.per.kind == kind and (named := self._scope_named(kind, parts)) is not None:
+                key = meter.per.key(named)
+                if key is None or self._key(meter, key, now)[0] in have:
+                    continue  # the caps in force were told with more than the scope's name: not to be asked again
+                purse = self._purses.get(named.run)
+                made = self._account(meter, named, now, purse.flat if purse is not None else None)
+                if made is not None:
+                    if purse is not None:
+                        purse.own.add(made[0].scope)
+                    found.append(made[0])
         return found
+
+    def _scope_named(self, kind: str, parts: list[str]) -> Scope | None:
+        if kind != "run":
+            return _parse_scope(kind, parts)
+        purse = self._purses.get(unquote(parts[0])) if len(parts) == 1 else None
+        if purse is None:
+            return None
+        info = purse.info
+        return Scope("run", "", info.app, info.user, info.session, info.run, labels=info.labels)
 
     # ---- looking in -------------------------------------------------------------------------------------------------
 
@@ -570,7 +644,10 @@ def _grouped(budgets: list[Budget]) -> list[Meter]:
     groups: dict[tuple[Per, Window | None], list[Budget]] = {}
     for budget in budgets:
         window = Window.parse(budget.window, budget.tz) if budget.window is not None else None
-        groups.setdefault((Per.parse(budget.per), window), []).append(budget)
+        per = Per.parse(budget.per)
+        # Models are known by their plain names: "model:models/gemini-*" means what "model:gemini-*" means.
+        plain = Per(tuple((kind, normalise(name) if kind == "model" and name != "*" else name) for kind, name in per.parts))
+        groups.setdefault((plain, window), []).append(budget)
     return [Meter(per, window, group) for (per, window), group in groups.items()]
 
 
@@ -608,27 +685,26 @@ def _parse_scope(kind: str, parts: list[str]) -> Scope | None:
     return None
 
 
+def _status(account: Account, unit: int, limit: int) -> BudgetStatus:
+    spent, held, over = edge(unit, account.spent[unit]), edge(unit, account.held[unit]), edge(unit, account.overrun[unit])
+    return BudgetStatus(account.scope, UNITS[unit], spent, held, edge(unit, limit), over, account.window, account.ends, account.closed)
+
+
 def _statuses(account: Account) -> list[BudgetStatus]:
-    return [
-        BudgetStatus(
-            account.scope,
-            UNITS[u],
-            edge(u, account.spent[u]),
-            edge(u, account.held[u]),
-            edge(u, account.caps[u]),
-            edge(u, account.overrun[u]),
-            account.window,
-            account.ends,
-            account.closed,
-        )
-        for u in range(3)
-        if account.caps[u] < UNLIMITED
-    ]
+    return [_status(account, unit, cap) for unit, cap in enumerate(account.caps) if cap < UNLIMITED]
 
 
-def status_of(account: Account) -> BudgetStatus:
-    """The fullest of an account's limits: what a threshold is about."""
-    return max(_statuses(account), key=lambda status: status.utilization)
+def _needs(account: Account, limit: Amount, threshold: Threshold) -> tuple[int, int, int]:
+    """How much must be spent for a threshold, by integers: 7 of 100 is 7 %, whatever floats say."""
+    share = Fraction(str(threshold.percent))
+    usd, tokens, calls = (UNLIMITED if cap >= UNLIMITED else ceil((cap + more) * share) for cap, more in zip(limit, account.granted, strict=True))
+    return usd, tokens, calls
+
+
+def _reached(account: Account, limit: Amount, threshold: Threshold) -> int | None:
+    """The unit in which a budget has reached a threshold."""
+    needs, spent = _needs(account, limit, threshold), account.spent
+    return next((unit for unit in range(3) if needs[unit] < UNLIMITED and spent[unit] >= needs[unit]), None)
 
 
 def describe(denied: Denied) -> tuple[str, Decimal | int, Decimal | int]:
@@ -637,6 +713,15 @@ def describe(denied: Denied) -> tuple[str, Decimal | int, Decimal | int]:
     assert refusal is not None
     unit, account = refusal.unit, refusal.account
     return UNITS[unit], edge(unit, account.spent[unit] + refusal.wanted[unit]), edge(unit, account.caps[unit])
+
+
+def figures(denied: Denied) -> dict[str, str]:
+    """The same as plain data, for the trip's evidence."""
+    refusal = denied.refusal
+    assert refusal is not None
+    unit, account = refusal.unit, refusal.account
+    amounts = {"spent": account.spent, "reserved": account.held, "wanted": refusal.wanted, "limit": account.caps}
+    return {"unit": UNITS[unit], **{name: str(edge(unit, amount[unit])) for name, amount in amounts.items()}}
 
 
 def refusal_text(denied: Denied) -> str:

@@ -9,7 +9,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta, tzinfo
-from decimal import ROUND_FLOOR, Decimal, InvalidOperation
+from decimal import Decimal, InvalidOperation
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
 from typing import Any, Final, Self
@@ -25,6 +25,7 @@ UNLIMITED: Final = 1 << 62
 NANO: Final = 1_000_000_000
 MOST_USD: Final = 1_000_000_000  # more than that is a slip of the keyboard, and stays exact in every store
 MOST_COUNT: Final = 10**15
+_LEAST_USD: Final = Decimal("1e-9")
 KINDS: Final = ("run", "session", "user", "app", "agent", "model", "tool", "label")
 _SHARED: Final = frozenset({"run", "session", "user", "app", "label"})  # spent here, nobody in the run may go on
 _WINDOW: Final = re.compile(r"([1-9]\d{0,5})([smhdw])")
@@ -41,6 +42,8 @@ def to_nano(value: object, name: str = "usd") -> int:
     """Dollars -> nano-USD; a fraction of a nano is dropped, so that a cap is never wider than it was written."""
     if isinstance(value, bool) or not isinstance(value, int | float | str | Decimal):
         raise PolicyError(f"{name} = {value!r}: give dollars as a number or a decimal string such as '2.50'")
+    if isinstance(value, int) and abs(value) > MOST_COUNT:
+        raise PolicyError(f"{name} = {_digits(value)}: more than {MOST_USD:,} dollars is no limit; leave it out")
     try:
         dollars = Decimal(str(value))
     except InvalidOperation:
@@ -51,16 +54,22 @@ def to_nano(value: object, name: str = "usd") -> int:
         raise PolicyError(f"{name} = {value!r}: must be more than 0: nothing could ever run")
     if dollars > MOST_USD:
         raise PolicyError(f"{name} = {value!r}: more than {MOST_USD:,} dollars is no limit; leave it out")
-    nano = int((dollars * NANO).to_integral_value(ROUND_FLOOR))
-    if nano == 0:
+    if dollars < _LEAST_USD:
         raise PolicyError(f"{name} = {value!r}: less than a billionth of a dollar")
-    return nano
+    numerator, denominator = dollars.as_integer_ratio()  # by integers: Decimal arithmetic obeys a context that the host program may have changed
+    return numerator * NANO // denominator
+
+
+def _digits(value: int) -> str:
+    """An absurd number need not be printable: Python refuses to write out more than 4,300 digits."""
+    return repr(value) if abs(value) < 10**30 else f"{'-' if value < 0 else ''}(a number of {value.bit_length() * 3 // 10} digits)"
 
 
 def to_usd(nano: int) -> Decimal:
     """nano-USD -> dollars, exact, without trailing zeros."""
-    dollars = Decimal(nano).scaleb(-9).normalize()
-    return dollars if dollars.as_tuple().exponent <= 0 else dollars.quantize(Decimal(1))  # type: ignore[operator]
+    whole, rest = divmod(abs(nano), NANO)
+    text = f"{whole}.{rest:09d}".rstrip("0").rstrip(".")
+    return Decimal(text if nano >= 0 else f"-{text}")  # from text, which no context rounds
 
 
 def usd_text(nano: int) -> str:
@@ -86,7 +95,7 @@ def to_count(value: object, name: str) -> int:
         else:
             raise PolicyError(f"{name} = {value!r}: give a whole number")
     if not 0 < value <= MOST_COUNT:
-        raise PolicyError(f"{name} = {value!r}: must be between 1 and {MOST_COUNT:,}; leave it out for no limit")
+        raise PolicyError(f"{name} = {_digits(value)}: must be between 1 and {MOST_COUNT:,}; leave it out for no limit")
     return value
 
 
@@ -127,16 +136,19 @@ class Window:
             return str(number), float((number + 1) * length)
         zone = _zone(self.tz)
         local = (_EPOCH + timedelta(seconds=at)).astimezone(zone)
+        name, end = self._period_of(local.toordinal(), zone)
+        if at >= end:  # the clock went back over midnight: what comes twice belongs to the new period
+            name, end = self._period_of(local.toordinal() + 1, zone)
+        return name, end
+
+    def _period_of(self, ordinal: int, zone: tzinfo) -> tuple[str, float]:
+        day = datetime.fromordinal(ordinal)
         if self.text == "month":
-            begin = local.replace(day=1, hour=0, minute=0, second=0, microsecond=0, fold=0)
-            after = begin.replace(year=begin.year + begin.month // 12, month=begin.month % 12 + 1)
-            return begin.strftime("%Y-%m"), after.timestamp()
+            after = day.replace(year=day.year + day.month // 12, month=day.month % 12 + 1, day=1, tzinfo=zone)
+            return day.strftime("%Y-%m"), after.timestamp()
         days = int(self.text[:-1]) * (7 if self.text[-1] == "w" else 1)
-        ordinal = local.toordinal()
-        first = ordinal - (ordinal - 1) % days  # day 1 of the calendar was a Monday, so weeks begin on Mondays
-        begin_day = datetime.fromordinal(first)
-        after = (begin_day + timedelta(days=days)).replace(tzinfo=zone)
-        return begin_day.strftime("%Y-%m-%d"), after.timestamp()
+        begin = day - timedelta(days=(ordinal - 1) % days)  # day 1 of the calendar was a Monday, so weeks begin on Mondays
+        return begin.strftime("%Y-%m-%d"), (begin + timedelta(days=days)).replace(tzinfo=zone).timestamp()
 
 
 def _zone(name: object) -> tzinfo:
@@ -231,6 +243,8 @@ class Per:
                 values.append(f"{scope_part(scope.app)}/{scope_part(scope.user)}/{scope_part(name)}")
             else:
                 values.append(scope_part(name))
+        if len(values) > 1:
+            values = [value.replace("+", "%2B") for value in values]
         return f"{self.kind}:{'+'.join(values)}"
 
 
@@ -274,6 +288,8 @@ class Budget:
                 )
         elif self.tz is not None:
             raise PolicyError(f"tz = {self.tz!r} without a window does nothing; add window='1d', '1w' or 'month'")
+        if not isinstance(self.thresholds, list | tuple):
+            raise PolicyError(f"thresholds = {self.thresholds!r}: give a list such as [0.5, 0.8]; an empty one for none")
         object.__setattr__(self, "thresholds", tuple(_threshold(entry) for entry in self.thresholds))
 
     @classmethod

@@ -16,7 +16,7 @@ from datetime import UTC, datetime
 from typing import Any, Final
 
 from runguard import detectors as rules
-from runguard.accounts import Accounts, Charge, Denied, Meter, describe, refusal_text, status_of
+from runguard.accounts import Accounts, Charge, Denied, Fired, describe, figures, refusal_text
 from runguard.breaker import Breaker, Permit
 from runguard.budget import UNLIMITED, to_usd, usd_text
 from runguard.decision import ALLOW, Action, Decision, Finding, Money, Rungs, Trip, text_for_model, text_for_operator, text_for_user
@@ -36,13 +36,11 @@ from runguard.events import (
     ToolResults,
 )
 from runguard.fingerprint import answer_text, call_fingerprint, size_of
-from runguard.ledger import Account
 from runguard.outbox import Outbox
 from runguard.outcomes import classify, failure_class
 from runguard.policy import Policy, ToolRule
 from runguard.pricing import Usage
 from runguard.runs import Lane, Run, dispatch, retired_name
-from runguard.threshold import Threshold
 
 _log: Final = logging.getLogger("runguard")
 # Members bound once: looking one up on its enum costs as much as the rest of a line.
@@ -358,7 +356,7 @@ class Guard:
             account.ends,
             resume,
         )
-        return Finding("budget", _STOP, observed, limit, unit, scope, "", account.scope, refusal_text(denied), money=money)
+        return Finding("budget", _STOP, observed, limit, unit, scope, "", account.scope, refusal_text(denied), (figures(denied),), money)
 
     def _tell_lowered(self, run: Run, lane: Lane, event: ModelCall, charge: Charge) -> Decision:
         """The answer had to be capped to what the rest can pay: said once per agent, seen in the request."""
@@ -376,8 +374,8 @@ class Guard:
             return  # told after the end of its run: booked all the same
         run.spend.prompt_tokens += usage.input - (before.input if before is not None else 0)
         run.spend.output_tokens += usage.output - (before.output if before is not None else 0)
-        for account, meter, threshold in fired:
-            self._threshold(run, charge, account, meter, threshold)
+        for reached in fired:
+            self._threshold(run, charge, reached)
 
     def release(self, charge: Charge) -> None:
         """A call that was given leave never left."""
@@ -392,15 +390,15 @@ class Guard:
         else:
             self.settle(charge, self.accounts.guess(charge, streamed_tokens, streaming), estimated=True)
 
-    def _threshold(self, run: Run, charge: Charge, account: Account, meter: Meter, threshold: Threshold) -> None:
-        status = status_of(account)
+    def _threshold(self, run: Run, charge: Charge, reached: Fired) -> None:
+        account, threshold, status = reached.account, reached.threshold, reached.status
         if threshold.callback is not None:
             self.outbox.send(threshold.callback, status)
         self._alerts += 1
         action = _NUDGE if threshold.action == "nudge" else _WARN
-        key = f"{account.key}:{threshold.percent}:{threshold.action}:{self._alerts if threshold.recurring else ''}"
+        key = f"{account.key}:{account.granted}:{threshold.percent}:{threshold.action}:{self._alerts if threshold.recurring else ''}"
         detail = f"{threshold.percent:.0%} of the budget of {account.scope} is spent"
-        money = Money(meter.per.kind, account.scope, to_usd(account.spent_usd), to_usd(account.due_usd - account.spent_usd), account.ends)
+        money = Money(reached.meter.per.kind, account.scope, to_usd(account.spent_usd), to_usd(account.due_usd - account.spent_usd), account.ends)
         finding = Finding("budget", action, status.spent, status.limit, status.unit, "run", "", key, detail, money=money)
         lane = run.lanes.get(charge.lane) or run.lanes[ROOT_LANE]
         event = ModelResult(run.info.run, lane.key, charge.agent, self.clock())

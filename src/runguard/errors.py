@@ -81,9 +81,9 @@ class BudgetExceededError(RunStoppedError):
     """A budget is spent, or what is left cannot pay for the next call."""
 
     @property
-    def spent(self) -> Decimal | float:
+    def spent(self) -> Decimal:
         """Spent on the scope so far, in the budget's unit."""
-        return self.trip.spent_usd if self.trip.unit == "usd" and self.trip.spent_usd is not None else self.trip.observed
+        return Decimal(next((item["spent"] for item in self.trip.evidence if "spent" in item), 0))
 
     @property
     def scope(self) -> str:

@@ -70,6 +70,7 @@ class Run:
         "pending_once",
         "permits",
         "purse",
+        "refused_at_border",
         "retired",
         "slots",
         "spend",
@@ -83,6 +84,7 @@ class Run:
         self.info, self.purse = info, purse
         self.started = info.at
         self.spend = Spend()
+        self.refused_at_border = 0
         self.waiting = 0  # of the model calls counted, those that wait for a place or for money
         self.lanes: dict[str, Lane] = {}
         self.retired: OrderedDict[str, list[Detector]] = OrderedDict()  # failure streaks of ended child lanes, by name

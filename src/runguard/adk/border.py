@@ -5,6 +5,7 @@ plugins inside a tool, a tool that consults a model, a custom agent's own call) 
 (a fallback) is no call itself: each of its attempts is. Whatever then happens to the call, its account is closed here.
 """
 
+import asyncio
 import logging
 from collections.abc import AsyncGenerator, Callable, Iterable
 from contextvars import ContextVar
@@ -18,7 +19,7 @@ from google.adk.models.llm_response import LlmResponse
 from runguard.accounts import Charge
 from runguard.adk.chain import FLIGHTS, FRAME, STREAM, Invocation, ModelInFlight
 from runguard.adk.estimate import project, text_size
-from runguard.adk.stops import refused_response
+from runguard.adk.stops import Halt, refused_response
 from runguard.conductor import Guard
 from runguard.decision import Action, Trip
 from runguard.events import ModelCall
@@ -29,6 +30,8 @@ _STOP: Final = Action.STOP
 _METHOD: Final = "generate_content_async"
 DIRECT: Final = "(direct)"  # who makes a call that no agent's hook announced
 _PER_TOKEN: Final = 4
+_SPINS: Final = 20  # how often a stopped run may ask at the border before it is ended
+_BORN: Final = "__pydantic_init_subclass__"
 
 
 class Toll:
@@ -74,6 +77,12 @@ class Toll:
             guess = Usage(input=self._charge.input, output=-(-self._chars // _PER_TOKEN), audio=self._charge.audio)
             self._guard.settle(self._charge, guess, self._model, estimated=True)
 
+    def called_off(self) -> None:
+        """The call is not made after all."""
+        if not self._charge.over:
+            self._guard.release(self._charge)
+            self._guard.unspent(self._charge.purse.info.run)
+
     def ended(self, error: BaseException | None, streaming: bool) -> None:
         if self.delegated or self._charge.over:
             return
@@ -106,7 +115,9 @@ async def _guarded(original: Callable[..., Any], llm: BaseLlm, request: LlmReque
         _log.exception("runguard.guard_error: the account of a call to '%s' could not be opened", llm.model)
     if stop is not None:
         trip, guard = stop
-        yield refused_response(trip, guard.stop_text(trip))
+        for toll in tolls:  # another guard had let it through: it does not leave now
+            toll.called_off()
+        yield await _refuse(trip, guard)
         return
     crossing = Crossing(llm, tolls)
     error: BaseException | None = None
@@ -133,6 +144,17 @@ async def _guarded(original: Callable[..., Any], llm: BaseLlm, request: LlmReque
         await answers.aclose()
 
 
+async def _refuse(trip: Trip, guard: Guard) -> LlmResponse:
+    """Answer instead of the model. A loop that asks again and again, whatever the answer, is ended from outside."""
+    await asyncio.sleep(0)  # whoever asks in a loop must not keep the event loop to itself
+    run = guard.runs.get(trip.run_id)
+    if run is not None:
+        run.refused_at_border += 1
+        if run.refused_at_border > _SPINS:
+            raise Halt(trip)
+    return refused_response(trip, guard.stop_text(trip))
+
+
 def _carefully(report: Callable[..., None], *facts: Any) -> None:
     try:
         report(*facts)
@@ -150,13 +172,13 @@ async def _enter(outer: Crossing | None, llm: BaseLlm, request: LlmRequest, toll
         return None
     announced = False
     for guard, invocation, flight in FLIGHTS.get():
-        if flight.charge is None or flight.left or flight.answered or flight.charge.over:
+        if flight.charge is None or flight.left or flight.answered or flight.charge.over or flight.request() is not request:
             continue
         announced = flight.left = True
         _keep_cap(request, flight.charge)
         tolls.append(Toll(guard, flight.charge, invocation, flight))
     if announced:
-        FLIGHTS.set(())
+        FLIGHTS.set(tuple(entry for entry in FLIGHTS.get() if not entry[2].left))
         return None
     for guard, invocation, lane, agent, tool in _callers():
         stop = await _ask(guard, invocation, lane, agent, tool, request, tolls)
@@ -167,9 +189,14 @@ async def _enter(outer: Crossing | None, llm: BaseLlm, request: LlmRequest, toll
 
 def _keep_cap(request: LlmRequest, charge: Charge) -> None:
     """A callback after ours may have asked for more output than was reserved."""
-    config = request.config
-    if charge.is_capped and config is not None and config.max_output_tokens is not None and config.max_output_tokens > charge.max_output > 0:
-        config.max_output_tokens = charge.max_output
+    asked = request.config.max_output_tokens
+    if charge.is_capped and asked is not None and asked > charge.max_output > 0:
+        cap_output(request, charge.max_output)
+
+
+def cap_output(request: LlmRequest, tokens: int) -> None:
+    """In a copy: the configuration may be shared with every later call."""
+    request.config = request.config.model_copy(update={"max_output_tokens": tokens})
 
 
 async def _attempt(toll: Toll, request: LlmRequest, tolls: list[Toll]) -> tuple[Trip, Guard] | None:
@@ -212,7 +239,7 @@ async def _ask(
     if guard.policy.mode == "off" or invocation is None:
         return None
     sizes = project(request, None)
-    limit = request.config.max_output_tokens if request.config is not None else None
+    limit = request.config.max_output_tokens
     event = ModelCall(invocation.run.info.run, lane, agent, guard.clock(), request.model or "", sizes.upper, sizes.audio, limit, None, None, tool)
     decision = guard.check(event)
     if decision.action is not _STOP or not decision.enforced:
@@ -221,8 +248,8 @@ async def _ask(
         return decision.trip, guard
     charge = event.charge
     if charge is not None:
-        if charge.lowered and request.config is not None:
-            request.config.max_output_tokens = charge.max_output
+        if charge.lowered:
+            cap_output(request, charge.max_output)
         tolls.append(Toll(guard, charge, invocation, flight))
     return None
 
@@ -272,10 +299,15 @@ def _status(error: Exception) -> int | None:
 
 
 class Border:
-    """Wraps every class of models there is; a class that comes later is found when a run starts or an agent uses it."""
+    """Wraps every class of models there is, and those that come later."""
 
     def __init__(self) -> None:
         self._wrapped: dict[type, Any] = {}
+
+    def put_up(self) -> None:
+        self.watch_all()
+        if _BORN not in BaseLlm.__dict__:
+            setattr(BaseLlm, _BORN, classmethod(lambda kind, **_: self.watch(kind)))
 
     def watch_all(self) -> None:
         pending: list[type] = [BaseLlm]
@@ -297,6 +329,8 @@ class Border:
             if original is not None and getattr(kind.__dict__.get(_METHOD), "__wrapped__", None) is original:
                 setattr(kind, _METHOD, original)
         self._wrapped.clear()
+        if _BORN in BaseLlm.__dict__:
+            delattr(BaseLlm, _BORN)
 
 
 def _wrap(original: Any) -> Any:

@@ -9,6 +9,7 @@ not visible, so calls are also kept by their id.
 import asyncio
 import time
 from collections import OrderedDict
+from collections.abc import Callable
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
@@ -50,6 +51,10 @@ class Call:
     asked_at: float = 0.0  # when the model asked, by the monotonic clock; 0 where nothing has to follow soon
 
 
+def _no_request() -> None:
+    return None
+
+
 @dataclass(slots=True)
 class ModelInFlight:
     """A model call between its before-hook and its answer."""
@@ -62,6 +67,7 @@ class ModelInFlight:
     delivered: bool = False  # its event has passed the runner
     charge: Charge | None = None
     left: bool = False  # it reached the model's border
+    request: Callable[[], Any] = _no_request  # the request that was let go, while it lives
     projection: Projection | None = None
     usage: Usage | None = None  # the last one told
     judged: bool = False  # its result was told to the detectors

@@ -15,7 +15,7 @@ from google.genai import types
 
 from runguard.adk import runners
 from runguard.adk.chain import Invocation
-from runguard.adk.stops import mark_stop, may_escalate, stop_content, stop_response
+from runguard.adk.stops import Halt, mark_stop, may_escalate, stop_content, stop_response
 from runguard.conductor import Guard
 from runguard.decision import Trip
 
@@ -94,7 +94,7 @@ class Ending:
             if invocation is None or invocation.is_quiet():
                 break
             await asyncio.sleep(0.05)
-        raise runners.Halt(trip)
+        raise Halt(trip)
 
     def _is_whole(self, ic: InvocationContext, invocation: Invocation) -> bool:
         """The stop covers all of this invocation: the run, or the branch in which it was called as a tool."""

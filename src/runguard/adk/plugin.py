@@ -10,6 +10,7 @@ import logging
 import sys
 import threading
 import time
+import weakref
 from collections.abc import Collection
 from typing import Any, Final
 
@@ -26,7 +27,7 @@ from google.adk.tools.tool_context import ToolContext
 from google.genai import types
 
 from runguard.adk import runners
-from runguard.adk.border import usage_of
+from runguard.adk.border import cap_output, usage_of
 from runguard.adk.chain import FLIGHTS, FRAME, STREAM, Call, Frame, Invocation, ModelInFlight, depth_of, enclosing_frame, lane_of, open_child
 from runguard.adk.ending import Ending
 from runguard.adk.estimate import project
@@ -139,7 +140,6 @@ class RunGuardPlugin(BasePlugin):
         frame = enclosing_frame(guard)
         if frame is None:
             limit = ic.run_config.max_llm_calls if ic.run_config else None
-            runners.watch_models()
             labels, max_usd, max_tokens, wrong = run_options(
                 ic.run_config.custom_metadata.get(METADATA_KEY) if ic.run_config and ic.run_config.custom_metadata else None
             )
@@ -321,8 +321,9 @@ class RunGuardPlugin(BasePlugin):
     def _let_go(self, invocation: Invocation, event: ModelCall, flight: ModelInFlight, request: LlmRequest, task: "asyncio.Task[Any] | None") -> None:
         """The call may be made: from here on the model's border, or whoever answers instead, tells how it ended."""
         charge = flight.charge = event.charge
+        flight.request = weakref.ref(request)
         if charge is not None and charge.lowered:
-            request.config.max_output_tokens = charge.max_output
+            cap_output(request, charge.max_output)
         if charge is not None and invocation.live:
             self.guard.release(charge)
         for over in invocation.begin_flight(task, flight):

@@ -21,7 +21,7 @@ from google.adk.runners import Runner
 
 from runguard.adk.border import Border
 from runguard.adk.chain import FRAME, STREAM, Stream
-from runguard.adk.stops import mark_stop, stop_content
+from runguard.adk.stops import Halt, mark_stop, stop_content
 from runguard.decision import METADATA_KEY, Trip
 from runguard.errors import RunStoppedError
 
@@ -30,14 +30,6 @@ if TYPE_CHECKING:
 
 _log: Final = logging.getLogger("runguard")
 _ANNOUNCED_KEPT: Final = 10_000
-
-
-class Halt(BaseException):
-    """Ends a stopped run that keeps asking. Not an Exception: retries, tools and nodes must not swallow it."""
-
-    def __init__(self, trip: Trip) -> None:
-        super().__init__(trip.message)
-        self.trip = trip
 
 
 class _Watch:
@@ -91,17 +83,11 @@ def _announced_in(event: Event) -> "tuple[str, RunGuardPlugin] | None":
 # ---- patching -------------------------------------------------------------------------------------------------------
 
 
-def watch_models() -> None:
-    """Models whose classes were defined since the last look."""
-    with _watch.lock:
-        _watch.border.watch_all()
-
-
 def _patch() -> None:
     with _watch.lock:
-        _watch.border.watch_all()
         if _watch.originals:
             return
+        _watch.border.put_up()
         for name, wrapper in (("run_async", _wrap_run_async), ("run", _wrap_run), ("run_live", _wrap_run_live)):
             original = getattr(Runner, name)
             _watch.originals[name] = original

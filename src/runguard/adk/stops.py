@@ -17,6 +17,14 @@ REFUSED_KEY: Final = "status"
 REFUSED: Final = "not_executed"
 
 
+class Halt(BaseException):
+    """Ends a stopped run that keeps asking. Not an Exception: retries, tools and nodes must not swallow it."""
+
+    def __init__(self, trip: Trip) -> None:
+        super().__init__(trip.message)
+        self.trip = trip
+
+
 def stop_content(text: str) -> types.Content:
     return types.Content(role="model", parts=[types.Part(text=text, thought=True)])
 

@@ -5,11 +5,9 @@ no account ever exceeds its cap.
 """
 
 from collections.abc import Sequence
-from typing import Final, Protocol
+from typing import Protocol
 
 from runguard.budget import NOTHING, UNITS, UNLIMITED, Amount
-
-NEVER: Final = 1e30  # a fraction that no spend reaches
 
 
 class Account:
@@ -45,7 +43,7 @@ class Account:
         self.overrun: Amount = NOTHING  # billed beyond what was held, where it broke the cap
         self.closed = False  # an overrun closes the scope until it is extended or its period ends
         self.fired: dict[str, float] = {}  # thresholds that fired in this period, with their fractions
-        self.alert = NEVER  # the fraction at which the next threshold fires
+        self.alert: Amount = (UNLIMITED, UNLIMITED, UNLIMITED)  # the spend at which the next threshold fires
 
     @property
     def caps(self) -> Amount:
@@ -70,10 +68,6 @@ class Account:
     def utilization(self) -> float:
         """The largest fraction of a cap that is spent."""
         return max((spent / cap for spent, cap in zip(self.spent, self.caps, strict=True) if cap < UNLIMITED), default=0.0)
-
-    def reaches(self, fraction: float) -> bool:
-        """Whether that fraction of some cap is spent; no float is added up, it only compares."""
-        return self.spent_usd >= fraction * self.cap_usd or self.spent_tokens >= fraction * self.cap_tokens or self.spent_calls >= fraction * self.cap_calls
 
     def refusing_unit(self, want: Amount) -> int | None:
         """The first unit in which ``want`` does not fit."""

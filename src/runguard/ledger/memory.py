@@ -31,6 +31,7 @@ class MemoryLedger:
             account = self._accounts.get(key)
             if account is None:
                 account = self._accounts[key] = Account(key, scope, window, ends)
+                self._drop_past_locked(account)
                 self._by_scope.setdefault(scope, []).append(account)
                 if len(self._accounts) > _ACCOUNTS_KEPT:
                     self._make_room_locked(account)
@@ -66,8 +67,12 @@ class MemoryLedger:
                 a.due_usd += more_usd
                 a.due_tokens += more_tokens
                 a.due_calls += more_calls
-                if a.due_usd > a.cap_usd or a.due_tokens > a.cap_tokens or a.due_calls > a.cap_calls:
-                    _overrun(a)
+                if (
+                    (more_usd > 0 and a.due_usd > a.cap_usd)
+                    or (more_tokens > 0 and a.due_tokens > a.cap_tokens)
+                    or (more_calls > 0 and a.due_calls > a.cap_calls)
+                ):
+                    _overrun(a, (more_usd, more_tokens, more_calls))
             hold.booked, hold.is_open = actual, False
             self._changes += 1
             waiting, self._waiting = self._waiting, []
@@ -98,7 +103,7 @@ class MemoryLedger:
             account.closed = account.due_usd > account.cap_usd or account.due_tokens > account.cap_tokens or account.due_calls > account.cap_calls
             reached = account.utilization
             account.fired = {mark: fraction for mark, fraction in account.fired.items() if fraction <= reached}
-            account.alert = 0.0  # found anew at the next settle
+            account.alert = NOTHING  # found anew at the next settle
             self._changes += 1
             waiting, self._waiting = self._waiting, []
         _wake(waiting)
@@ -139,6 +144,16 @@ class MemoryLedger:
             for account in self._by_scope.pop(scope, ()):
                 self._accounts.pop(account.key, None)
 
+    def _drop_past_locked(self, new: Account) -> None:
+        """Of a scope's earlier periods only those with calls on their way are kept."""
+        if new.ends is None:
+            return
+        meter = new.key.rpartition("#")[0]
+        mine = self._by_scope.get(new.scope, [])
+        for old in [a for a in mine if a.ends is not None and a.ends < new.ends and a.key.rpartition("#")[0] == meter and a.held == NOTHING]:
+            mine.remove(old)
+            self._accounts.pop(old.key, None)
+
     def _make_room_locked(self, newest: Account) -> None:
         """The oldest account without a hold goes. Its scope starts anew if it comes back: said once, as it resets a limit."""
         for key, account in self._accounts.items():
@@ -158,10 +173,11 @@ def _sum(cap: int, more: int) -> int:
     return UNLIMITED if cap >= UNLIMITED else cap + more
 
 
-def _overrun(account: Account) -> None:
+def _overrun(account: Account, more: Amount) -> None:
     """A call billed more than it held and broke the cap: book it, and let nobody in any more."""
     due = (account.due_usd, account.due_tokens, account.due_calls)
-    account.overrun = tuple(max(o, d - c) for o, d, c in zip(account.overrun, due, account.caps, strict=True))  # type: ignore[assignment]
+    beyond = (max(o, min(d - c, o + m)) if m > 0 else o for o, d, c, m in zip(account.overrun, due, account.caps, more, strict=True))
+    account.overrun = tuple(beyond)  # type: ignore[assignment]
     account.closed = True
 
 
@@ -178,8 +194,10 @@ def _refusal(accounts: Sequence[Account], want: Amount, seen: int) -> Refusal:
 
 def _wake(waiting: list[tuple[asyncio.AbstractEventLoop, "asyncio.Future[None]"]]) -> None:
     for loop, woken in waiting:
-        if not loop.is_closed():
+        try:
             loop.call_soon_threadsafe(_resolve, woken)
+        except RuntimeError:  # its loop is closed: nobody waits there any more
+            continue
 
 
 def _resolve(woken: "asyncio.Future[None]") -> None:
