@@ -176,6 +176,7 @@ class Denied:
     meter: Meter | None = None
     unpriced: Unpriced | None = None
     fraction: float = 0.0  # a stop threshold that was reached
+    least: int = 0  # output tokens below which an answer was not worth asking for
 
 
 class Accounts:
@@ -342,6 +343,7 @@ class Accounts:
             else:
                 lowered = self._affordable(charge, refusal)
                 if lowered is None:
+                    denied.least = min(self.policy.min_output_tokens, charge.max_output)
                     break
                 charge.max_output, charge.lowered = lowered, True
             result = await ledger.reserve(charge.lines.accounts, _worst(charge))
@@ -734,6 +736,8 @@ def refusal_text(denied: Denied) -> str:
         return f"{spent} of {cap} spent, which is over its threshold of {denied.fraction:.0%}"
     over = f", closed by an overrun of {amount_text(unit, account.overrun[unit])}" if account.closed else ""
     asked = f", this call could take {amount_text(unit, refusal.wanted[unit])}"
+    if denied.least:
+        asked += f" and the rest does not pay for {denied.least:,} output tokens"
     return f"{spent} spent and {held} reserved of {cap}{over}{asked}"
 
 

@@ -84,7 +84,7 @@ class Run:
         self.info, self.purse = info, purse
         self.started = info.at
         self.spend = Spend()
-        self.refused_at_border = 0
+        self.refused_at_border = (0, 0)  # times since the last model call that was made, and which one that was
         self.waiting = 0  # of the model calls counted, those that wait for a place or for money
         self.lanes: dict[str, Lane] = {}
         self.retired: OrderedDict[str, list[Detector]] = OrderedDict()  # failure streaks of ended child lanes, by name

@@ -30,7 +30,7 @@ _STOP: Final = Action.STOP
 _METHOD: Final = "generate_content_async"
 DIRECT: Final = "(direct)"  # who makes a call that no agent's hook announced
 _PER_TOKEN: Final = 4
-_SPINS: Final = 20  # how often a stopped run may ask at the border before it is ended
+_SPINS: Final = 50  # how often a stopped run may ask at the border before it is ended
 _BORN: Final = "__pydantic_init_subclass__"
 
 
@@ -108,6 +108,7 @@ _CROSSING: Final[ContextVar[Crossing | None]] = ContextVar("runguard_crossing", 
 async def _guarded(original: Callable[..., Any], llm: BaseLlm, request: LlmRequest, stream: bool, args: Any, kwargs: Any) -> AsyncGenerator[LlmResponse, None]:
     outer = _CROSSING.get()
     tolls: list[Toll] = []
+    own = request.config
     try:
         stop = await _enter(outer, llm, request, tolls)
     except Exception:
@@ -116,9 +117,10 @@ async def _guarded(original: Callable[..., Any], llm: BaseLlm, request: LlmReque
     if stop is not None:
         trip, guard = stop
         for toll in tolls:  # another guard had let it through: it does not leave now
-            toll.called_off()
+            _carefully(toll.called_off)
         yield await _refuse(trip, guard)
         return
+    capped = request.config
     crossing = Crossing(llm, tolls)
     error: BaseException | None = None
     answers = original(llm, request, stream, *args, **kwargs)
@@ -139,6 +141,8 @@ async def _guarded(original: Callable[..., Any], llm: BaseLlm, request: LlmReque
         error = raised
         raise
     finally:
+        if request.config is capped:
+            request.config = own  # the caller may use his request again
         for toll in tolls:
             _carefully(toll.ended, error, stream)
         await answers.aclose()
@@ -149,8 +153,13 @@ async def _refuse(trip: Trip, guard: Guard) -> LlmResponse:
     await asyncio.sleep(0)  # whoever asks in a loop must not keep the event loop to itself
     run = guard.runs.get(trip.run_id)
     if run is not None:
-        run.refused_at_border += 1
-        if run.refused_at_border > _SPINS:
+        times, made = run.refused_at_border  # others that work in between start the count anew
+        run.refused_at_border = (times + 1 if made == run.spend.model_calls else 1, run.spend.model_calls)
+        if run.refused_at_border[0] > _SPINS:
+            for _ in range(600):  # paid calls first: at most half a minute
+                if not run.slots.busy():
+                    break
+                await asyncio.sleep(0.05)
             raise Halt(trip)
     return refused_response(trip, guard.stop_text(trip))
 
