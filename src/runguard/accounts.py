@@ -11,8 +11,6 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from decimal import Decimal
-from fractions import Fraction
-from math import ceil
 from typing import Any, Final
 from urllib.parse import unquote
 
@@ -29,15 +27,19 @@ from runguard.budget import (
     amount_text,
     edge,
     scope_part,
+    share_of,
     to_count,
     to_nano,
     to_usd,
+    unit_reached,
 )
 from runguard.errors import PolicyError
 from runguard.events import ModelCall, RunInfo
-from runguard.ledger import Account, Hold, Ledger, MemoryLedger, Refusal
+from runguard.ledger import Account, Hold, Ledger, Refusal, Stale, StoreError, StoreOutage
+from runguard.ledger.urls import open_ledger
 from runguard.policy import Policy
 from runguard.pricing import Pricing, Rates, Unpriced, Usage, normalise
+from runguard.switch import Stop, Switch
 from runguard.threshold import Threshold
 
 _log: Final = logging.getLogger("runguard")
@@ -48,6 +50,7 @@ _HISTORY_KEPT: Final = 10_000
 _MODELS_KEPT: Final = 1_024
 _LOOKS_S: Final = 1.0  # a waiting call looks at least this often, should a wake-up get lost with its loop
 _FOREVER: Final = float("inf")
+_CLOCK_TRIES: Final = 5
 
 
 NO_LIMIT: Final[Amount] = (UNLIMITED, UNLIMITED, UNLIMITED)
@@ -176,7 +179,12 @@ class Denied:
     meter: Meter | None = None
     unpriced: Unpriced | None = None
     fraction: float = 0.0  # a stop threshold that was reached
+    stop: Stop | None = None  # somebody threw the kill switch
+    outage: str = ""  # the store is away
     least: int = 0  # output tokens below which an answer was not worth asking for
+
+
+OnFired = Callable[[Charge, Fired], None]
 
 
 class Accounts:
@@ -184,7 +192,9 @@ class Accounts:
 
     def __init__(self, policy: Policy, clock: Callable[[], float], ledger: Ledger | None = None) -> None:
         self.policy, self.clock = policy, clock
-        self.ledger: Ledger = ledger or MemoryLedger()
+        self.ledger: Ledger = ledger or open_ledger(policy.store, policy.store_timeout)
+        self.switch = Switch()
+        self.outages: dict[str, int] = {"closed": 0, "open": 0}  # calls that met a store that was away, by what was done
         fallback = policy.on_unpriced if not isinstance(policy.on_unpriced, str) else None
         self.pricing = Pricing(policy.prices, policy.models, fallback)
         self.meters = _meters(policy)
@@ -212,7 +222,7 @@ class Accounts:
             purse.ended = True
             if not purse.tally:
                 return
-            for scope in ("", *_scopes_of(info)):
+            for scope in ("", *scopes_of(info)):
                 kept = self._history.setdefault(scope, {})
                 self._history.move_to_end(scope)
                 _add(kept, purse.tally)
@@ -267,40 +277,70 @@ class Accounts:
             output = self.max_output(event.model)
         output = output or 0
         charge = Charge(purse, event.agent, event.model, event.tool, rates, event.input_tokens, event.audio_tokens, output, event.at, event.lane, lines)
-        if not lines.accounts:
+        if self.switch.stops and (stop := self.switch.of(scopes_of(purse.info))) is not None:
+            return None, Denied(stop=stop)
+        if not lines.accounts and not self.ledger.is_shared:
             purse.calls += 1
             return charge, None
+        try:
+            return await self._open(charge, event, enforce, stopped)
+        except (StoreOutage, StoreError) as error:
+            return self._without_store(charge, error)
+
+    def _without_store(self, charge: Charge, error: Exception) -> tuple[Charge | None, Denied | None]:
+        """No account can be opened: no paid call without one, unless the policy goes on and books later."""
+        self.outages[self.policy.on_outage] += 1
+        if self.policy.on_outage == "closed":
+            return None, Denied(outage=str(error))
+        charge.hold = self.ledger.book(charge.lines.accounts)
+        with self._lock:
+            charge.purse.calls += 1
+        return charge, None
+
+    async def _open(self, charge: Charge, event: ModelCall, enforce: bool, stopped: Callable[[], bool]) -> tuple[Charge | None, Denied | None]:
+        purse, lines, rates = charge.purse, charge.lines, charge.rates
         denied = None
         if lines.may_stop or type(rates) is Unpriced:
             denied = self._denied_at_once(lines, rates)
             if denied is not None and enforce:
                 return None, denied
-        result = await self.ledger.reserve(lines.accounts, _worst(charge))
+        result: Hold | Refusal | None = await self._reserve(charge, event)
         if isinstance(result, Refusal):
             denied = Denied(result)
-            held = (
-                await self._wait_or_lower(charge, event, denied, stopped) if enforce else await self.ledger.reserve(lines.accounts, _worst(charge), force=True)
-            )
-            if held is None:
-                denied.meter = denied.meter or (self._meter_of(charge, denied) if denied.refusal is not None else None)
-                return None, denied
-            assert isinstance(held, Hold)
-            result = held
             if enforce:
+                result = await self._wait_or_lower(charge, event, denied, stopped)
+                if result is None:
+                    denied.meter = denied.meter or (self._meter_of(charge, denied) if denied.refusal is not None else None)
+                    return None, denied
                 denied = None
             else:
                 denied.meter = self._meter_of(charge, denied)
+                result = await self._reserve(charge, event, force=True)
+        assert isinstance(result, Hold)
+        if self.switch.stops and (stop := self.switch.of(scopes_of(purse.info))) is not None:  # told with the reservation
+            self.ledger.release(result)
+            return None, Denied(stop=stop)
         charge.hold, charge.held = result, result.amount[0]
         with self._lock:
             purse.calls += 1
             purse.reserved += charge.held
         return charge, denied
 
+    async def _reserve(self, charge: Charge, event: ModelCall, *, force: bool = False) -> Hold | Refusal:
+        """Ask the ledger; when a period is over by its clock, ask again with the accounts of the current one."""
+        for _ in range(_CLOCK_TRIES):
+            result = await self.ledger.reserve(charge.lines.accounts, _worst(charge), force=force, ttl=self.policy.hold_seconds)
+            if not isinstance(result, Stale):
+                return result
+            charge.purse.lines.clear()
+            charge.lines = self._lines(charge.purse, event, self.clock())
+        raise StoreOutage(f"{self.ledger.name}: its clock moves faster than it answers")
+
     def open_settled(self, purse: Purse, event: ModelCall) -> Charge:
         """The account of a call that nobody could be asked about before: nothing held, to be settled at once."""
         lines = self._lines(purse, event)
         charge = Charge(purse, event.agent, event.model, event.tool, self.pricing.rates(event.model, event.at), 0, 0, 0, event.at, event.lane, lines)
-        charge.hold = Hold(lines.accounts, NOTHING) if lines.accounts else None
+        charge.hold = self.ledger.book(lines.accounts) if lines.accounts else None
         with self._lock:
             purse.calls += 1
         return charge
@@ -311,7 +351,10 @@ class Accounts:
         for account, meter, limits in zip(lines.accounts, lines.meters, lines.limits, strict=True):
             for thresholds, limit in zip(meter.thresholds, limits, strict=False) if meter.stops else ():
                 for threshold in thresholds:
-                    if threshold.action == "stop" and (unit := _reached(account, limit, threshold)) is not None:
+                    if threshold.action != "stop":
+                        continue
+                    unit = unit_reached(account.spent, share_of(limit, account.granted, threshold.percent))
+                    if unit is not None:
                         return Denied(Refusal(account, unit, NOTHING, account.room, False, 0), meter, fraction=threshold.percent)
         return None
 
@@ -343,10 +386,10 @@ class Accounts:
             else:
                 lowered = self._affordable(charge, refusal)
                 if lowered is None:
-                    denied.least = min(self.policy.min_output_tokens, charge.max_output)
+                    denied.least = self.policy.min_output_tokens if self.policy.min_output_tokens < charge.max_output else 0
                     break
                 charge.max_output, charge.lowered = lowered, True
-            result = await ledger.reserve(charge.lines.accounts, _worst(charge))
+            result = await self._reserve(charge, event)
             if isinstance(result, Hold):
                 return result
             denied.refusal = refusal = result
@@ -366,7 +409,7 @@ class Accounts:
 
     def _lines(self, purse: Purse, event: ModelCall, now: float | None = None) -> Lines:
         key = (event.agent, event.model, event.tool)
-        at = event.at if now is None else now
+        at = self.ledger.now(event.at if now is None else now)
         known = purse.lines.get(key)
         if known is not None and at < known.until:
             return known
@@ -426,29 +469,36 @@ class Accounts:
         usd, tokens, calls = (min(limit[unit] for limit in limits) for unit in range(3))
         if (usd, tokens, calls) == NO_LIMIT:
             return None
-        name, ends = self._key(meter, key, at)
-        account = self.ledger.account(name, key, meter.window.text if meter.window else None, ends, (usd, tokens, calls))
+        name, begins, ends = self._key(meter, key, at)
+        account = self.ledger.account(name, key, meter.window.text if meter.window else None, ends, (usd, tokens, calls), begins)
         account.alert = NOTHING if any(meter.thresholds) else NO_LIMIT  # found anew at the next settle
         return account, limits
 
     @staticmethod
-    def _key(meter: Meter, key: str, at: float) -> tuple[str, float | None]:
-        """An account's key, and when its period ends."""
-        period, ends = meter.window.period(at) if meter.window is not None else ("", None)
-        return f"{key}{meter.suffix}#{period}", ends
+    def _key(meter: Meter, key: str, at: float) -> tuple[str, float | None, float | None]:
+        """An account's key, and when its period begins and ends."""
+        if meter.window is None:
+            return f"{key}{meter.suffix}#", None, None
+        period, begins, ends = meter.window.bounds(at)
+        return f"{key}{meter.suffix}#{period}", begins, ends
 
     # ---- after a call -----------------------------------------------------------------------------------------------
 
-    def settle(self, charge: Charge, usage: Usage, model: str = "", *, estimated: bool = False, free: bool = False) -> list[Fired]:
-        """Book what a call took; told again, the later figure replaces the earlier. Returns the thresholds that fire.
+    def settle(
+        self, charge: Charge, usage: Usage, model: str = "", *, estimated: bool = False, free: bool = False, on_fired: "OnFired | None" = None
+    ) -> list[Fired]:
+        """Book what a call took; told again, the later figure replaces the earlier.
 
-        The model that answered wins over the one that was asked. ``free``: the provider refused the call and billed nothing.
+        The model that answered wins over the one that was asked. ``free``: the provider refused the call and billed nothing. Thresholds
+        that fire go to ``on_fired``, once the ledger has booked it; without that, those known at once are returned.
         """
         rates = charge.rates
         if model and model != charge.model:
             answering = self.pricing.rates(model, charge.at)
             if isinstance(answering, Rates):
                 rates = answering
+            else:
+                estimated = estimated or isinstance(rates, Rates)  # the price of the model that was asked stands for it
         entry = Entry(1, usage.input, usage.output, usage.cached, usage.thinking)
         if isinstance(rates, Rates):
             entry.nano = 0 if free else rates.cost(usage)
@@ -461,13 +511,17 @@ class Accounts:
             self._learn_output(charge.model, usage.output)
         if charge.hold is None:
             return []
-        self.ledger.settle(charge.hold, amount)
         fired: list[Fired] = []
-        lines = charge.lines
-        for account, meter, limits in zip(lines.accounts, lines.meters, lines.limits, strict=True):
-            alert_usd, alert_tokens, alert_calls = account.alert
-            if account.spent_usd >= alert_usd or account.spent_tokens >= alert_tokens or account.spent_calls >= alert_calls:
-                fired.extend(self._fire(account, meter, limits))
+
+        def look() -> None:
+            lines = charge.lines
+            for account, meter, limits in zip(lines.accounts, lines.meters, lines.limits, strict=True):
+                alert_usd, alert_tokens, alert_calls = account.alert
+                if account.spent_usd >= alert_usd or account.spent_tokens >= alert_tokens or account.spent_calls >= alert_calls:
+                    for reached in self._fire(account, meter, limits):
+                        fired.append(reached) if on_fired is None else on_fired(charge, reached)
+
+        self.ledger.settle(charge.hold, amount, look)
         return fired
 
     def _book(self, charge: Charge, entry: Entry, model: str) -> None:
@@ -496,7 +550,7 @@ class Accounts:
             purse.unpriced += entry.unpriced
             purse.estimated += entry.estimated
             if purse.ended:  # told after the end of its run, whose figures have moved on
-                for scope in ("", *_scopes_of(purse.info)):
+                for scope in ("", *scopes_of(purse.info)):
                     kept_there = self._history.setdefault(scope, {})
                     if before is not None and charge.entry in kept_there:
                         kept_there[charge.entry].add(before, -1)
@@ -507,14 +561,16 @@ class Accounts:
         """The thresholds that are reached, each against its own budget; and when to look again."""
         following, granted = list(NO_LIMIT), account.granted
         for number, (thresholds, limit) in enumerate(zip(meter.thresholds, limits, strict=False)):
-            for threshold in thresholds:
-                unit = _reached(account, limit, threshold)
+            for position, threshold in enumerate(thresholds):
+                needed = share_of(limit, granted, threshold.percent)
+                unit = unit_reached(account.spent, needed)
                 if unit is None:
-                    following = [min(now, need) for now, need in zip(following, _needs(account, limit, threshold), strict=True)]
+                    following = [min(now, need) for now, need in zip(following, needed, strict=True)]
                     continue
                 if threshold.recurring:
                     following = [0, 0, 0]
-                if threshold.recurring or self.ledger.first(account, f"{number}:{threshold.percent}:{threshold.action}", threshold.percent):
+                mark = f"{number}.{position}:{threshold.percent}:{threshold.action}"
+                if threshold.recurring or self.ledger.first(account, mark, threshold.percent, limit):
                     yield Fired(account, meter, threshold, _status(account, unit, limit[unit] + account.granted[unit]))
         account.alert = (following[0], following[1], following[2])
         if account.granted != granted:  # extended meanwhile: what was re-armed must be found
@@ -617,7 +673,7 @@ class Accounts:
         with self._lock:
             _add(total, self._history.get(scope or "", {}))
             for purse in list(self._purses.values()):
-                if scope is None or scope in _scopes_of(purse.info):
+                if scope is None or scope in scopes_of(purse.info):
                     _add(total, purse.tally)
                     reserved += purse.reserved
         return {
@@ -664,7 +720,7 @@ def _worst(charge: Charge) -> Amount:
     return usd, charge.input + charge.max_output, 1
 
 
-def _scopes_of(info: RunInfo) -> tuple[str, str, str, str]:
+def scopes_of(info: RunInfo) -> tuple[str, str, str, str]:
     app, user = scope_part(info.app), scope_part(info.user)
     return f"run:{scope_part(info.run)}", f"session:{app}/{user}/{scope_part(info.session)}", f"user:{app}/{user}", f"app:{app}"
 
@@ -696,25 +752,12 @@ def _statuses(account: Account) -> list[BudgetStatus]:
     return [_status(account, unit, cap) for unit, cap in enumerate(account.caps) if cap < UNLIMITED]
 
 
-def _needs(account: Account, limit: Amount, threshold: Threshold) -> tuple[int, int, int]:
-    """How much must be spent for a threshold, by integers: 7 of 100 is 7 %, whatever floats say."""
-    share = Fraction(str(threshold.percent))
-    usd, tokens, calls = (UNLIMITED if cap >= UNLIMITED else ceil((cap + more) * share) for cap, more in zip(limit, account.granted, strict=True))
-    return usd, tokens, calls
-
-
-def _reached(account: Account, limit: Amount, threshold: Threshold) -> int | None:
-    """The unit in which a budget has reached a threshold."""
-    needs, spent = _needs(account, limit, threshold), account.spent
-    return next((unit for unit in range(3) if needs[unit] < UNLIMITED and spent[unit] >= needs[unit]), None)
-
-
 def describe(denied: Denied) -> tuple[str, Decimal | int, Decimal | int]:
     """Unit, what the call would have come to, and the limit."""
     refusal = denied.refusal
     assert refusal is not None
-    unit, account = refusal.unit, refusal.account
-    return UNITS[unit], edge(unit, account.spent[unit] + refusal.wanted[unit]), edge(unit, account.caps[unit])
+    unit = refusal.unit
+    return UNITS[unit], edge(unit, refusal.spent[unit] + refusal.wanted[unit]), edge(unit, refusal.account.caps[unit])
 
 
 def figures(denied: Denied) -> dict[str, str]:
@@ -722,7 +765,7 @@ def figures(denied: Denied) -> dict[str, str]:
     refusal = denied.refusal
     assert refusal is not None
     unit, account = refusal.unit, refusal.account
-    amounts = {"spent": account.spent, "reserved": account.held, "wanted": refusal.wanted, "limit": account.caps}
+    amounts = {"spent": refusal.spent, "reserved": refusal.held, "wanted": refusal.wanted, "limit": account.caps}
     return {"unit": UNITS[unit], **{name: str(edge(unit, amount[unit])) for name, amount in amounts.items()}}
 
 
@@ -731,7 +774,7 @@ def refusal_text(denied: Denied) -> str:
     refusal = denied.refusal
     assert refusal is not None
     unit, account = refusal.unit, refusal.account
-    spent, held, cap = (amount_text(unit, x[unit]) for x in (account.spent, account.held, account.caps))
+    spent, held, cap = (amount_text(unit, x[unit]) for x in (refusal.spent, refusal.held, account.caps))
     if denied.fraction:
         return f"{spent} of {cap} spent, which is over its threshold of {denied.fraction:.0%}"
     over = f", closed by an overrun of {amount_text(unit, account.overrun[unit])}" if account.closed else ""

@@ -12,6 +12,7 @@ from datetime import UTC, datetime, timedelta, tzinfo
 from decimal import Decimal, InvalidOperation
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
+from fractions import Fraction
 from typing import Any, Final, Self
 
 from runguard.errors import PolicyError
@@ -99,6 +100,18 @@ def to_count(value: object, name: str) -> int:
     return value
 
 
+def share_of(limit: Amount, granted: Amount, percent: float) -> Amount:
+    """What must be spent to reach a share of a limit, by integers: 7 of 100 is 7 %, whatever floats say. Unlimited stays unlimited."""
+    share = Fraction(str(percent))
+    usd, tokens, calls = (UNLIMITED if cap >= UNLIMITED else math.ceil((cap + more) * share) for cap, more in zip(limit, granted, strict=True))
+    return usd, tokens, calls
+
+
+def unit_reached(spent: Amount, needed: Amount) -> int | None:
+    """The first unit in which what is needed is spent."""
+    return next((unit for unit in range(3) if needed[unit] < UNLIMITED and spent[unit] >= needed[unit]), None)
+
+
 # ---- periods --------------------------------------------------------------------------------------------------------
 
 
@@ -130,25 +143,32 @@ class Window:
 
     def period(self, at: float) -> tuple[str, float]:
         """The name of the period that ``at`` falls into, and when it ends."""
+        name, _, ends = self.bounds(at)
+        return name, ends
+
+    def bounds(self, at: float) -> tuple[str, float, float]:
+        """The name of the period that ``at`` falls into, when it begins and when it ends."""
         if self.text[-1] in _SECONDS and self.text != "month":
             length = int(self.text[:-1]) * _SECONDS[self.text[-1]]
             number = int(at // length)
-            return str(number), float((number + 1) * length)
+            return str(number), float(number * length), float((number + 1) * length)
         zone = _zone(self.tz)
         local = (_EPOCH + timedelta(seconds=at)).astimezone(zone)
-        name, end = self._period_of(local.toordinal(), zone)
-        if at >= end:  # the clock went back over midnight: what comes twice belongs to the new period
-            name, end = self._period_of(local.toordinal() + 1, zone)
-        return name, end
+        found = self._period_of(local.toordinal(), zone)
+        if at >= found[2]:  # the clock went back over midnight: what comes twice belongs to the new period
+            found = self._period_of(local.toordinal() + 1, zone)
+        return found
 
-    def _period_of(self, ordinal: int, zone: tzinfo) -> tuple[str, float]:
+    def _period_of(self, ordinal: int, zone: tzinfo) -> tuple[str, float, float]:
         day = datetime.fromordinal(ordinal)
         if self.text == "month":
-            after = day.replace(year=day.year + day.month // 12, month=day.month % 12 + 1, day=1, tzinfo=zone)
-            return day.strftime("%Y-%m"), after.timestamp()
-        days = int(self.text[:-1]) * (7 if self.text[-1] == "w" else 1)
-        begin = day - timedelta(days=(ordinal - 1) % days)  # day 1 of the calendar was a Monday, so weeks begin on Mondays
-        return begin.strftime("%Y-%m-%d"), (begin + timedelta(days=days)).replace(tzinfo=zone).timestamp()
+            begin, after = day.replace(day=1), day.replace(year=day.year + day.month // 12, month=day.month % 12 + 1, day=1)
+            name = day.strftime("%Y-%m")
+        else:
+            days = int(self.text[:-1]) * (7 if self.text[-1] == "w" else 1)
+            begin = day - timedelta(days=(ordinal - 1) % days)  # day 1 of the calendar was a Monday, so weeks begin on Mondays
+            after, name = begin + timedelta(days=days), begin.strftime("%Y-%m-%d")
+        return name, begin.replace(tzinfo=zone).timestamp(), after.replace(tzinfo=zone).timestamp()
 
 
 def _zone(name: object) -> tzinfo:

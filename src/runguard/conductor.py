@@ -6,17 +6,18 @@ them: it holds a place among the calls in flight and the call's worst case on ev
 """
 
 import asyncio
+import json
 import logging
 import secrets
 import threading
 import time
 from collections import OrderedDict, deque
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from datetime import UTC, datetime
 from typing import Any, Final
 
 from runguard import detectors as rules
-from runguard.accounts import Accounts, Charge, Denied, Fired, describe, figures, refusal_text
+from runguard.accounts import Accounts, Charge, Denied, Fired, describe, figures, refusal_text, scopes_of
 from runguard.breaker import Breaker, Permit
 from runguard.budget import UNLIMITED, to_usd, usd_text
 from runguard.decision import ALLOW, Action, Decision, Finding, Money, Rungs, Trip, text_for_model, text_for_operator, text_for_user
@@ -41,6 +42,7 @@ from runguard.outcomes import classify, failure_class
 from runguard.policy import Policy, ToolRule
 from runguard.pricing import Usage
 from runguard.runs import Lane, Run, dispatch, retired_name
+from runguard.switch import Stop, check_scope, dump, read_stops
 
 _log: Final = logging.getLogger("runguard")
 # Members bound once: looking one up on its enum costs as much as the rest of a line.
@@ -82,6 +84,8 @@ class Guard:
         self.breakers: OrderedDict[str, Breaker] = OrderedDict()
         self.outbox = Outbox()
         self.accounts = Accounts(policy, self.clock)
+        self.accounts.switch.listeners.append(self._enforce_stops)
+        self.accounts.ledger.watch(self.accounts.switch.load, self._signs_of_life)
         self.guard_errors = 0
         self._enforces = policy.mode == "enforce"
         self._max_chars = policy.max_tool_result_chars or 0
@@ -281,6 +285,13 @@ class Guard:
         finally:
             run.waiting -= 1
         event.charge = charge
+        late = self._too_late(run, event) if charge is not None and self._enforces else None
+        if charge is not None and late is not None:
+            self.accounts.release(charge)
+            if task is not None:
+                run.slots.give_back(task)
+            self.unspent(event.run)
+            return self._decide(run, lane, event, late)
         if denied is None:
             if charge is not None and charge.lowered:
                 decision = self._tell_lowered(run, lane, event, charge) or decision
@@ -293,6 +304,13 @@ class Guard:
             if stopped is not None:
                 return Decision(_STOP, None, stopped, text_for_model(_STOPPED_FINDING))
         return self._decide(run, lane, event, self._finding_of(denied, event))
+
+    def _too_late(self, run: Run, event: ModelCall) -> Finding | None:
+        """The run's time was over while the call waited for money."""
+        if run.deadline is None:
+            return None
+        event.at = max(event.at, self.clock())
+        return run.deadline.observe(event)
 
     @staticmethod
     def _stop_meanwhile(run: Run, lane: Lane) -> Trip | None:
@@ -331,6 +349,10 @@ class Guard:
     # ---- money ------------------------------------------------------------------------------------------------------
 
     def _finding_of(self, denied: Denied, event: ModelCall) -> Finding:
+        if denied.stop is not None:
+            return _finding_of_stop(denied.stop)
+        if denied.outage:
+            return Finding("guard_error", _STOP, 1, 0, "outages", "run", "", "store", f"no account could be opened: {denied.outage}; on_outage=closed")
         if denied.unpriced is not None:
             line = f'prices={{"{event.model}": {{"input": …, "output": …}}}} (USD per million tokens)'
             money = Money("run", f"model '{event.model}'", None, None, resume=f"add {line}, or set on_unpriced to a rate or to 'tokens'")
@@ -351,8 +373,8 @@ class Guard:
         money = Money(
             denied.meter.per.kind,
             account.scope,
-            to_usd(account.spent_usd) if in_usd else None,
-            to_usd(account.due_usd - account.spent_usd) if in_usd else None,
+            to_usd(denied.refusal.spent[0]) if in_usd else None,
+            to_usd(denied.refusal.held[0]) if in_usd else None,
             account.ends,
             resume,
         )
@@ -368,14 +390,15 @@ class Guard:
     def settle(self, charge: Charge, usage: Usage, model: str = "", *, estimated: bool = False, free: bool = False) -> None:
         """Book what a call took; told again, the later figure replaces the earlier. Fires the thresholds that it reaches."""
         before = charge.booked
-        fired = self.accounts.settle(charge, usage, model, estimated=estimated, free=free)
+        run = self._run_of(charge)
+        if run is not None:  # else told after the end of its run: booked all the same
+            run.spend.prompt_tokens += usage.input - (before.input if before is not None else 0)
+            run.spend.output_tokens += usage.output - (before.output if before is not None else 0)
+        self.accounts.settle(charge, usage, model, estimated=estimated, free=free, on_fired=self._threshold)
+
+    def _run_of(self, charge: Charge) -> Run | None:
         run = self.runs.get(charge.purse.info.run)
-        if run is None or run.purse is not charge.purse:
-            return  # told after the end of its run: booked all the same
-        run.spend.prompt_tokens += usage.input - (before.input if before is not None else 0)
-        run.spend.output_tokens += usage.output - (before.output if before is not None else 0)
-        for reached in fired:
-            self._threshold(run, charge, reached)
+        return run if run is not None and run.purse is charge.purse else None
 
     def release(self, charge: Charge) -> None:
         """A call that was given leave never left."""
@@ -390,10 +413,14 @@ class Guard:
         else:
             self.settle(charge, self.accounts.guess(charge, streamed_tokens, streaming), estimated=True)
 
-    def _threshold(self, run: Run, charge: Charge, reached: Fired) -> None:
+    def _threshold(self, charge: Charge, reached: Fired) -> None:
+        """A share of a budget is spent: tell whoever asked, and the run that spent it."""
         account, threshold, status = reached.account, reached.threshold, reached.status
         if threshold.callback is not None:
             self.outbox.send(threshold.callback, status)
+        run = self._run_of(charge)
+        if run is None:
+            return
         self._alerts += 1
         action = _NUDGE if threshold.action == "nudge" else _WARN
         key = f"{account.key}:{account.granted}:{threshold.percent}:{threshold.action}:{self._alerts if threshold.recurring else ''}"
@@ -405,6 +432,37 @@ class Guard:
         decision = self._decide(run, lane, event, finding)
         if decision.action is _NUDGE and decision.enforced:
             lane.notice = decision.for_model
+
+    # ---- the kill switch --------------------------------------------------------------------------------------------
+
+    def throw_switch(self, scope: str, actor: str, reason: str) -> None:
+        """Stop a scope: calls in flight are ended, every later one and every new run is refused, by all who share the store."""
+        stop = Stop(check_scope(scope), actor, reason, self.clock())
+        self._change_stops(lambda stops: {**stops, scope: stop})
+
+    def release_switch(self, scope: str) -> None:
+        check_scope(scope)
+        self._change_stops(lambda stops: {name: stop for name, stop in stops.items() if name != scope})
+
+    def _change_stops(self, change: Callable[[dict[str, Stop]], dict[str, Stop]]) -> None:
+        switch = self.accounts.switch
+        switch.load(self.accounts.ledger.change_control(lambda text: dump(change(read_stops(text)))))
+
+    def _enforce_stops(self) -> None:
+        """Called when the list of stops has changed, from any thread."""
+        for run in list(self.runs.values()):
+            stop = self.accounts.switch.of(scopes_of(run.info)) if run.stopped is None else None
+            if stop is None:
+                continue
+            self._decide(run, run.lanes[ROOT_LANE], ModelCall(run.info.run, ROOT_LANE, "", self.clock()), _finding_of_stop(stop))
+            if self._enforces:
+                for end in list(run.in_flight):
+                    end()
+
+    def _signs_of_life(self) -> Iterator[tuple[str, str]]:
+        now = self.clock()
+        for run in list(self.runs.values()):
+            yield run.info.run, json.dumps(self._run_snapshot(run, now), default=str)
 
     # ---- after ------------------------------------------------------------------------------------------------------
 
@@ -562,7 +620,7 @@ class Guard:
                     owner.stopped = earlier
                 return earlier
         info, spend = run.info, run.spend
-        path = (*lane.path, event.agent)
+        path = (*lane.path, event.agent) if event.agent else lane.path
         if finding.rule == "handoff":
             path = (*lane.path, *finding.detail.split("→"))
         scope, scope_id = ("branch", owner.key) if owner is not None else ("run", info.run)
@@ -718,6 +776,12 @@ def _spent_text(run: Run) -> str:
         return ""
     unpriced = f" and {purse.unpriced} calls without a price" if purse.unpriced else ""
     return f", {'about ' if purse.estimated else ''}{usd_text(purse.nano)}{unpriced}"
+
+
+def _finding_of_stop(stop: Stop) -> Finding:
+    kind = stop.scope.partition(":")[0]
+    money = Money(kind, stop.scope, None, None, resume=f"plugin.resume({stop.scope!r}) lets runs start again")
+    return Finding("kill_switch", _STOP, 1, 0, "stops", "run", "", stop.scope, f"stopped by {stop.actor}: {stop.reason}", money=money)
 
 
 _STOPPED_FINDING: Final = Finding("stopped", _STOP, 0, 0, "")

@@ -1,6 +1,6 @@
 """Keywords or ``runguard.toml`` -> a frozen ``Policy``. Whatever cannot be meant fails here, never in the middle of a run.
 
-Precedence: ``RUNGUARD_MODE`` over keywords over the file named by ``RUNGUARD_POLICY``, or else the first ``runguard.toml`` (or
+Precedence: ``RUNGUARD_MODE`` and ``RUNGUARD_STORE`` over keywords over the file named by ``RUNGUARD_POLICY``, or else the first ``runguard.toml`` (or
 ``[tool.runguard]`` in a ``pyproject.toml``) found upward from the working directory.
 """
 
@@ -32,6 +32,7 @@ from pydantic import (
 from runguard.budget import KINDS, Budget, to_nano
 from runguard.decision import Rungs
 from runguard.errors import PolicyError
+from runguard.ledger.urls import check_store
 from runguard.pricing import ModelLimits, Price
 
 RULES: Final[dict[str, tuple[Rungs, frozenset[str]]]] = {
@@ -143,6 +144,14 @@ class PolicyFile(BaseModel):
         "refuse", description="A dollar limit and a model without a price: refuse the call, count tokens only, or take this price."
     )
     min_output_tokens: Count = Field(1024, description="When the rest of a budget cannot pay for a full answer, the answer is capped, down to this.")
+    store: str = Field("memory", min_length=1, description="Where accounts are kept: memory, sqlite:///path, redis://..., postgresql://... .")
+    store_timeout: Annotated[float, Field(gt=0, le=60, allow_inf_nan=False)] = Field(1.0, description="Seconds that one call of the store may take.")
+    on_outage: Literal["closed", "open"] = Field(
+        "closed", description="The store is away: closed makes no paid call without an account, open goes on and books later."
+    )
+    hold_seconds: Annotated[float, Field(gt=0, le=86_400, allow_inf_nan=False)] = Field(
+        900.0, description="After this time the reservation of a worker that never came back is charged."
+    )
     max_wait_seconds: Annotated[float, Field(ge=0, le=3600, allow_inf_nan=False)] = Field(
         60.0, description="How long a call may wait for other calls' reservations when only those stand in its way."
     )
@@ -173,6 +182,15 @@ class PolicyFile(BaseModel):
         for rule, rungs in rules.items():
             _check_rule(rule, rungs)
         return rules
+
+    @field_validator("store")
+    @classmethod
+    def _store_is_known(cls, url: str) -> str:
+        try:
+            check_store(url)
+        except PolicyError as error:
+            raise ValueError(str(error)) from None
+        return url
 
     @model_validator(mode="after")
     def _coherent(self) -> Self:
@@ -226,10 +244,11 @@ class Policy(PolicyFile):
         values, source = _from_file()
         if keywords:
             values, source = {**values, **keywords}, "keywords" if not values else f"{source} and keywords"
-        mode = os.environ.get("RUNGUARD_MODE")
-        if mode:
-            values["mode"] = mode
-            source = "RUNGUARD_MODE" if not source else f"{source} and RUNGUARD_MODE"
+        for name in ("mode", "store"):
+            variable = f"RUNGUARD_{name.upper()}"
+            if os.environ.get(variable):
+                values[name] = os.environ[variable]
+                source = variable if not source else f"{source} and {variable}"
         return cls.validated(values, source)
 
     @classmethod

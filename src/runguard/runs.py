@@ -62,6 +62,7 @@ class Run:
         "cut_off",
         "deadline",
         "detectors",
+        "in_flight",
         "info",
         "lanes",
         "model_calls",
@@ -84,6 +85,7 @@ class Run:
         self.info, self.purse = info, purse
         self.started = info.at
         self.spend = Spend()
+        self.in_flight: set[Callable[[], None]] = set()  # how to end each call that is at a model now
         self.refused_at_border = (0, 0)  # times since the last model call that was made, and which one that was
         self.waiting = 0  # of the model calls counted, those that wait for a place or for money
         self.lanes: dict[str, Lane] = {}

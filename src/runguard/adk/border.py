@@ -19,11 +19,12 @@ from google.adk.models.llm_response import LlmResponse
 from runguard.accounts import Charge
 from runguard.adk.chain import FLIGHTS, FRAME, STREAM, Invocation, ModelInFlight
 from runguard.adk.estimate import project, text_size
-from runguard.adk.stops import Halt, refused_response
+from runguard.adk.stops import Halt, refused_response, stop_response
 from runguard.conductor import Guard
 from runguard.decision import Action, Trip
 from runguard.events import ModelCall
 from runguard.pricing import Usage
+from runguard.runs import Run
 
 _log: Final = logging.getLogger("runguard")
 _STOP: Final = Action.STOP
@@ -53,6 +54,10 @@ class Toll:
     @property
     def charge(self) -> Charge:
         return self._charge
+
+    @property
+    def run(self) -> Run | None:
+        return self._guard.runs.get(self._charge.purse.info.run)
 
     @property
     def place(self) -> tuple[Invocation | None, ModelInFlight | None]:
@@ -93,6 +98,48 @@ class Toll:
         self._guard.abandon(self._charge, -(-self._chars // _PER_TOKEN), streaming=streaming, refused=refused)
 
 
+class Ended:
+    """How the kill switch ends a call at a model: its task is cancelled, and the cancellation becomes a stop here."""
+
+    __slots__ = ("_loop", "_task", "_thrown", "_tolls")
+
+    def __init__(self, tolls: list[Toll]) -> None:
+        self._tolls, self._thrown = tolls, False
+        self._task: asyncio.Task[Any] | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    def listen(self) -> None:
+        self._task, self._loop = asyncio.current_task(), asyncio.get_running_loop()
+        for toll in self._tolls:
+            run = toll.run
+            if run is not None:
+                run.in_flight.add(self._throw)
+                if run.stopped is not None and run.stopped.rule == "kill_switch":
+                    self._throw()
+
+    def deaf(self) -> None:
+        self._task = None
+        for toll in self._tolls:
+            if toll.run is not None:
+                toll.run.in_flight.discard(self._throw)
+
+    def _throw(self) -> None:
+        if self._loop is not None and not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self._cancel)
+
+    def _cancel(self) -> None:
+        if self._task is not None and not self._thrown:
+            self._thrown = True
+            self._task.cancel()
+
+    def by_switch(self) -> tuple[Trip, Guard] | None:
+        """The stop that ended the call, when it was not somebody else's cancellation."""
+        task = asyncio.current_task()
+        if not self._thrown or task is None or task.uncancel() > 0:
+            return None
+        return next(((toll.run.stopped, toll.guard) for toll in self._tolls if toll.run is not None and toll.run.stopped is not None), None)
+
+
 class Crossing:
     """A call on its way through the border."""
 
@@ -124,19 +171,28 @@ async def _guarded(original: Callable[..., Any], llm: BaseLlm, request: LlmReque
     crossing = Crossing(llm, tolls)
     error: BaseException | None = None
     answers = original(llm, request, stream, *args, **kwargs)
+    ended = Ended(tolls)
     try:
         while True:
             token = _CROSSING.set(crossing)
+            ended.listen()
             try:
                 response = await anext(answers)
             except StopAsyncIteration:
                 break
             finally:
+                ended.deaf()
                 _CROSSING.reset(token)
             for toll in tolls:
                 if not toll.delegated:
                     _carefully(toll.saw, response)
             yield response
+    except asyncio.CancelledError as raised:
+        error = raised
+        stopped = ended.by_switch()
+        if stopped is None:
+            raise
+        yield stop_response(stopped[0], stopped[1].stop_text(stopped[0]))
     except BaseException as raised:
         error = raised
         raise

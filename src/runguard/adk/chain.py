@@ -19,6 +19,7 @@ from google.adk.agents import BaseAgent, LlmAgent
 from runguard.accounts import Charge
 from runguard.adk.estimate import Projection, Prompt
 from runguard.conductor import Guard
+from runguard.decision import Trip
 from runguard.events import ROOT_LANE, Outcome
 from runguard.pricing import Usage
 from runguard.runs import Run
@@ -159,6 +160,7 @@ class Stream:
 
     plugin: "RunGuardPlugin | None"
     invocations: list[str] = field(default_factory=list)
+    halted: tuple[str, Trip, str] | None = None  # the invocation that a Halt ends, why, and the words for the user
 
 
 STREAM: Final[ContextVar[Stream | None]] = ContextVar("runguard_stream", default=None)

@@ -42,6 +42,7 @@ from runguard.events import ROOT_LANE, AgentEntered, Answer, HandOff, ModelCall,
 from runguard.policy import Policy
 from runguard.pricing import Usage, preload
 from runguard.runs import Lane, Run
+from runguard.switch import Stop
 
 _log: Final = logging.getLogger("runguard")
 # Members bound once: looking one up on its enum costs as much as the rest of a line.
@@ -119,9 +120,24 @@ class RunGuardPlugin(BasePlugin):
         """Move the caps of a scope: ``plugin.extend("user:docs/alice", usd=5)``. What was spent stays spent; the next turn goes on."""
         return self.guard.accounts.extend(scope, usd, tokens, calls)
 
+    def stop(self, scope: str, *, actor: str, reason: str) -> None:
+        """The kill switch: ``plugin.stop("user:docs/alice", actor="ops", reason="...")``; a run, session, user, app or "all".
+
+        Model calls in flight are ended, new ones and new runs are refused until ``resume``; with a shared store, by every worker.
+        """
+        self.guard.throw_switch(scope, actor, reason)
+
+    def resume(self, scope: str) -> None:
+        """Take a stop back."""
+        self.guard.release_switch(scope)
+
+    def stops(self) -> list[Stop]:
+        """The stops in force."""
+        return list(self.guard.accounts.switch.stops.values())
+
     def flush(self, seconds: float = 2.0) -> bool:
         """Wait, bounded, until callbacks sent so far have run: for tests and shutdown."""
-        return self.guard.outbox.flush(seconds)
+        return self.guard.accounts.ledger.flush(seconds) and self.guard.outbox.flush(seconds)
 
     # ---- runs -------------------------------------------------------------------------------------------------------
 

@@ -17,12 +17,13 @@ from typing import TYPE_CHECKING, Any, Final
 
 from google.adk.agents import BaseAgent
 from google.adk.events import Event
+from google.adk.plugins.base_plugin import BasePlugin
 from google.adk.runners import Runner
 
 from runguard.adk.border import Border
 from runguard.adk.chain import FRAME, STREAM, Stream
 from runguard.adk.stops import Halt, mark_stop, stop_content
-from runguard.decision import METADATA_KEY, Trip
+from runguard.decision import METADATA_KEY, STOP_CODE, Trip
 from runguard.errors import RunStoppedError
 
 if TYPE_CHECKING:
@@ -37,7 +38,7 @@ class _Watch:
 
     def __init__(self) -> None:
         self.installed: RunGuardPlugin | None = None
-        self.plugins: weakref.WeakSet[RunGuardPlugin] = weakref.WeakSet()
+        self.plugins: weakref.WeakSet[BasePlugin] = weakref.WeakSet()  # guards, and budgets that may have to end a run
         self.per_agent: weakref.WeakSet[RunGuardPlugin] = weakref.WeakSet()  # driven by agent callbacks, see no end of a run
         self.injected: weakref.WeakSet[Runner] = weakref.WeakSet()
         self.announced: OrderedDict[str, weakref.ref[RunGuardPlugin]] = OrderedDict()
@@ -50,8 +51,8 @@ class _Watch:
 _watch: Final = _Watch()
 
 
-def watch(plugin: "RunGuardPlugin") -> None:
-    """A guard exists: see that Runners are wrapped."""
+def watch(plugin: BasePlugin) -> None:
+    """A guard or a budget exists: see that Runners are wrapped."""
     _watch.plugins.add(plugin)
     _patch()
 
@@ -66,6 +67,14 @@ def announce(trip: Trip, plugin: "RunGuardPlugin") -> None:
     _watch.announced[trip.id] = weakref.ref(plugin)
     if len(_watch.announced) > _ANNOUNCED_KEPT:
         _watch.announced.popitem(last=False)
+
+
+def halt(invocation_id: str, trip: Trip, text: str) -> Halt:
+    """What a plugin raises to end an invocation from outside. The stream knows of it even where nested branches hide the Halt."""
+    stream = STREAM.get()
+    if stream is not None:
+        stream.halted = (invocation_id, trip, text)
+    return Halt(trip)
 
 
 def _announced_in(event: Event) -> "tuple[str, RunGuardPlugin] | None":
@@ -149,6 +158,7 @@ async def _stream(
     stop: tuple[str, RunGuardPlugin] | None = None
     outer, here = STREAM.get(), Stream(plugin)
     STREAM.set(here)
+    heard = False  # a stop event has passed
     goes_on = not isinstance(runner.agent, BaseAgent)  # a Workflow goes on after a soft stop
     try:
         try:
@@ -156,6 +166,7 @@ async def _stream(
                 async for event in stream:
                     invocations.add(event.invocation_id)
                     stop = _announced_in(event) or stop
+                    heard = heard or event.error_code == STOP_CODE
                     STREAM.set(outer)  # what the caller does between two events is not the run's
                     yield event
                     STREAM.set(here)
@@ -166,13 +177,16 @@ async def _stream(
         except BaseExceptionGroup as group:
             _, rest = group.split((Halt, GeneratorExit))  # closing nested ParallelAgents may put a GeneratorExit in the Halt's place
             stopped = plugin is not None and any(plugin.stop_of(one) is not None for one in invocations)
-            if rest is not None or not (stopped or group.subgroup(Halt) is not None):
+            if rest is not None or not (stopped or here.halted is not None or group.subgroup(Halt) is not None):
                 raise
         if stop is None and plugin is not None and not nested:
             unheard = await _unheard_stop(runner, plugin, invocations or set(here.invocations), user, session)
             if unheard is not None:
                 stop = _announced_in(unheard)
+                heard = True
                 yield unheard
+        if here.halted is not None and not heard:
+            yield await _stop_event(runner, *here.halted, user, session)
     finally:
         STREAM.set(outer)
         for guard in {*_watch.per_agent, *([plugin] if plugin is not None else [])}:
@@ -190,10 +204,13 @@ async def _unheard_stop(runner: Runner, plugin: "RunGuardPlugin", invocations: s
     trip = plugin.stop_of(invocation_id) if invocation_id is not None else None
     if invocation_id is None or trip is None:
         return None
-    text = plugin.guard.stop_text(trip)
+    announce(trip, plugin)
+    return await _stop_event(runner, invocation_id, trip, plugin.guard.stop_text(trip), user, session)
+
+
+async def _stop_event(runner: Runner, invocation_id: str, trip: Trip, text: str, user: str, session: str) -> Event:
     event = Event(author=getattr(runner.agent, "name", "") or "runguard", invocation_id=invocation_id, content=stop_content(text))
     mark_stop(event, trip, text)
-    announce(trip, plugin)
     try:
         stored = await runner.session_service.get_session(app_name=runner.app_name, user_id=user, session_id=session)
         if stored is not None:

@@ -4,10 +4,11 @@ A hold stands beside the spend, never on it: ``due`` is spent plus held. As long
 no account ever exceeds its cap.
 """
 
-from collections.abc import Sequence
-from typing import Protocol
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Final, Protocol
 
 from runguard.budget import NOTHING, UNITS, UNLIMITED, Amount
+from runguard.ledger.store import Session
 
 
 class Account:
@@ -42,7 +43,7 @@ class Account:
         self.granted: Amount = NOTHING  # by extensions, on top of the budget
         self.overrun: Amount = NOTHING  # billed beyond what was held, where it broke the cap
         self.closed = False  # an overrun closes the scope until it is extended or its period ends
-        self.fired: dict[str, float] = {}  # thresholds that fired in this period, with their fractions
+        self.fired: dict[str, tuple[float, Amount]] = {}  # thresholds that fired in this period: share and limit
         self.alert: Amount = (UNLIMITED, UNLIMITED, UNLIMITED)  # the spend at which the next threshold fires
 
     @property
@@ -64,11 +65,6 @@ class Account:
             return NOTHING
         return max(self.cap_usd - self.due_usd, 0), max(self.cap_tokens - self.due_tokens, 0), max(self.cap_calls - self.due_calls, 0)
 
-    @property
-    def utilization(self) -> float:
-        """The largest fraction of a cap that is spent."""
-        return max((spent / cap for spent, cap in zip(self.spent, self.caps, strict=True) if cap < UNLIMITED), default=0.0)
-
     def refusing_unit(self, want: Amount) -> int | None:
         """The first unit in which ``want`` does not fit."""
         if self.closed:
@@ -80,10 +76,10 @@ class Account:
 class Hold:
     """The worst case of one call, held on all its accounts; later what it really cost."""
 
-    __slots__ = ("accounts", "amount", "booked", "is_open")
+    __slots__ = ("accounts", "amount", "booked", "id", "is_open")
 
-    def __init__(self, accounts: Sequence[Account], amount: Amount) -> None:
-        self.accounts, self.amount = accounts, amount
+    def __init__(self, accounts: Sequence[Account], amount: Amount, id: str = "") -> None:  # noqa: A002
+        self.accounts, self.amount, self.id = accounts, amount, id
         self.booked: Amount = NOTHING
         self.is_open = True
 
@@ -91,10 +87,11 @@ class Hold:
 class Refusal:
     """Why a reservation did not fit: the tightest of the accounts that refused."""
 
-    __slots__ = ("account", "room", "seen", "unit", "wait_helps", "wanted")
+    __slots__ = ("account", "held", "room", "seen", "spent", "unit", "wait_helps", "wanted")
 
     def __init__(self, account: Account, unit: int, wanted: Amount, room: Amount, wait_helps: bool, seen: int) -> None:
         self.account, self.unit, self.wanted = account, unit, wanted
+        self.spent, self.held = account.spent, account.held  # as they were when it refused
         self.seen = seen  # the ledger's state that refused: what changed since then is not waited for
         self.room = room  # what would fit now on all accounts together
         self.wait_helps = wait_helps  # other calls' holds stand in the way; when they settle, more may fit
@@ -103,19 +100,47 @@ class Refusal:
         return f"{self.account.scope} has no room for {self.wanted[self.unit]} {UNITS[self.unit]}"
 
 
+class Stale:
+    """A period is over by the ledger's clock: ask again with the accounts of the current one."""
+
+
+STALE: Final = Stale()
+
+
+def refusal_of(accounts: Sequence[Account], want: Amount, seen: int) -> Refusal:
+    """Name the tightest of those that refuse: the one with the least room, dollars first."""
+    refusing = [(unit, a.room[unit], a) for a in accounts if (unit := a.refusing_unit(want)) is not None]
+    unit, _, account = min(refusing, key=lambda entry: entry[:2])
+    rooms = [a.room for a in accounts]
+    room = (min(r[0] for r in rooms), min(r[1] for r in rooms), min(r[2] for r in rooms))
+    # Waiting helps while others hold something: when they settle for less, more room appears.
+    wait_helps = all(not a.closed and a.held[u] > 0 and a.spent[u] < a.caps[u] for u, _, a in refusing)
+    return Refusal(account, unit, want, room, wait_helps, seen)
+
+
 class Ledger(Protocol):
     """Reserve is awaited; settling and releasing are facts that a caller only hands over."""
 
     name: str
+    is_shared: bool  # other processes see it: ask it before every paid call
 
-    def account(self, key: str, scope: str, window: str | None, ends: float | None, caps: Amount) -> Account:
+    def now(self, at: float) -> float:
+        """The ledger's clock, by which periods begin and end; ``at`` is the caller's."""
+
+    def account(self, key: str, scope: str, window: str | None, ends: float | None, caps: Amount, begins: float | None = None) -> Account:
         """The account of a scope and period, made if new, with the caps in force now."""
 
-    async def reserve(self, accounts: Sequence[Account], want: Amount, *, force: bool = False) -> Hold | Refusal:
-        """Hold ``want`` on all accounts, or on none. ``force`` holds it whatever the caps say: a shadow only looks on."""
+    async def reserve(self, accounts: Sequence[Account], want: Amount, *, force: bool = False, ttl: float = 0.0) -> Hold | Refusal | Stale:
+        """Hold ``want`` on all accounts, or on none. ``force`` holds it whatever the caps say: a shadow only looks on.
 
-    def settle(self, hold: Hold, actual: Amount) -> None:
-        """Book what a call really took. Again for the same hold: the later figure replaces the earlier."""
+        ``ttl``: seconds after which a ledger that outlives this process charges the hold. Raises ``StoreOutage`` or ``StoreError``.
+        """
+
+    def book(self, accounts: Sequence[Account]) -> Hold:
+        """A hold of nothing, for a call that could not be asked about: its settlement is booked all the same."""
+
+    def settle(self, hold: Hold, actual: Amount, then: Callable[[], None] | None = None) -> None:
+        """Book what a call really took. Again for the same hold: the later figure replaces the earlier. ``then``: once it is booked."""
 
     def release(self, hold: Hold) -> None:
         """The call never left: as if it had not been asked for."""
@@ -123,7 +148,7 @@ class Ledger(Protocol):
     def extend(self, account: Account, more: Amount) -> None:
         """Move the cap; what was spent stays spent."""
 
-    def first(self, account: Account, mark: str, fraction: float) -> bool:
+    def first(self, account: Account, mark: str, percent: float, limit: Amount) -> bool:
         """True for the first who asks about this mark in this account and period."""
 
     async def changed(self, since: Refusal, seconds: float) -> bool:
@@ -137,3 +162,15 @@ class Ledger(Protocol):
 
     def forget(self, scope: str) -> None:
         """A run has ended: its own accounts are not needed any more."""
+
+    def flush(self, seconds: float) -> bool:
+        """Wait, bounded, until every fact handed over is booked."""
+
+    def tell(self, fact: Callable[[Session], Any]) -> None:
+        """Something for the records of a ledger that has some."""
+
+    def change_control(self, change: Callable[[str], str]) -> str:
+        """Change the control document, whoever else does so at the same time; returns the new text."""
+
+    def watch(self, on_control: Callable[[str], None], running: Callable[[], Iterable[tuple[str, str]]]) -> None:
+        """Tell a guard when the control document changed, and let it say which runs are alive: names and texts."""

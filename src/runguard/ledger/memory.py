@@ -4,11 +4,12 @@ import asyncio
 import logging
 import threading
 from collections import OrderedDict
-from collections.abc import Sequence
-from typing import Final
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Final
 
-from runguard.budget import NOTHING, UNLIMITED, Amount
-from runguard.ledger.base import Account, Hold, Refusal
+from runguard.budget import NOTHING, UNLIMITED, Amount, share_of, unit_reached
+from runguard.ledger.base import Account, Hold, Refusal, refusal_of
+from runguard.ledger.store import Session
 
 _log: Final = logging.getLogger("runguard")
 _ACCOUNTS_KEPT: Final = 100_000
@@ -18,7 +19,8 @@ class MemoryLedger:
     """Exact under any number of tasks and threads; gone with the process."""
 
     def __init__(self) -> None:
-        self.name = "memory"
+        self.name, self.is_shared = "memory", False
+        self._control = ""
         self._accounts: OrderedDict[str, Account] = OrderedDict()
         self._by_scope: dict[str, list[Account]] = {}
         self._waiting: list[tuple[asyncio.AbstractEventLoop, asyncio.Future[None]]] = []
@@ -26,7 +28,10 @@ class MemoryLedger:
         self._told_full = False
         self._changes = 0
 
-    def account(self, key: str, scope: str, window: str | None, ends: float | None, caps: Amount) -> Account:
+    def now(self, at: float) -> float:
+        return at
+
+    def account(self, key: str, scope: str, window: str | None, ends: float | None, caps: Amount, begins: float | None = None) -> Account:
         with self._lock:
             account = self._accounts.get(key)
             if account is None:
@@ -41,20 +46,23 @@ class MemoryLedger:
             account.cap_usd, account.cap_tokens, account.cap_calls = (_sum(cap, extra) for cap, extra in zip(caps, more, strict=True))
             return account
 
-    async def reserve(self, accounts: Sequence[Account], want: Amount, *, force: bool = False) -> Hold | Refusal:
+    async def reserve(self, accounts: Sequence[Account], want: Amount, *, force: bool = False, ttl: float = 0.0) -> Hold | Refusal:
         usd, tokens, calls = want
         with self._lock:
             if not force:
                 for a in accounts:
                     if a.closed or a.due_usd + usd > a.cap_usd or a.due_tokens + tokens > a.cap_tokens or a.due_calls + calls > a.cap_calls:
-                        return _refusal(accounts, want, self._changes)
+                        return refusal_of(accounts, want, self._changes)
             for a in accounts:
                 a.due_usd += usd
                 a.due_tokens += tokens
                 a.due_calls += calls
         return Hold(accounts, want)
 
-    def settle(self, hold: Hold, actual: Amount) -> None:
+    def book(self, accounts: Sequence[Account]) -> Hold:
+        return Hold(accounts, NOTHING)
+
+    def settle(self, hold: Hold, actual: Amount, then: Callable[[], None] | None = None) -> None:
         usd, tokens, calls = actual
         with self._lock:
             was_usd, was_tokens, was_calls = hold.booked
@@ -77,7 +85,9 @@ class MemoryLedger:
             self._changes += 1
             waiting, self._waiting = self._waiting, []
         if waiting:
-            _wake(waiting)
+            wake(waiting)
+        if then is not None:
+            then()
 
     def release(self, hold: Hold) -> None:
         with self._lock:
@@ -92,7 +102,7 @@ class MemoryLedger:
             self._changes += 1
             waiting, self._waiting = self._waiting, []
         if waiting:
-            _wake(waiting)
+            wake(waiting)
 
     def extend(self, account: Account, more: Amount) -> None:
         with self._lock:
@@ -101,18 +111,18 @@ class MemoryLedger:
             account.cap_tokens = _sum(account.cap_tokens, more[1])
             account.cap_calls = _sum(account.cap_calls, more[2])
             account.closed = account.due_usd > account.cap_usd or account.due_tokens > account.cap_tokens or account.due_calls > account.cap_calls
-            reached = account.utilization
-            account.fired = {mark: fraction for mark, fraction in account.fired.items() if fraction <= reached}
+            spent, granted = account.spent, account.granted
+            account.fired = {m: (p, limit) for m, (p, limit) in account.fired.items() if unit_reached(spent, share_of(limit, granted, p)) is not None}
             account.alert = NOTHING  # found anew at the next settle
             self._changes += 1
             waiting, self._waiting = self._waiting, []
-        _wake(waiting)
+        wake(waiting)
 
-    def first(self, account: Account, mark: str, fraction: float) -> bool:
+    def first(self, account: Account, mark: str, percent: float, limit: Amount) -> bool:
         with self._lock:
             if mark in account.fired:
                 return False
-            account.fired[mark] = fraction
+            account.fired[mark] = (percent, limit)
             return True
 
     async def changed(self, since: Refusal, seconds: float) -> bool:
@@ -143,6 +153,20 @@ class MemoryLedger:
         with self._lock:
             for account in self._by_scope.pop(scope, ()):
                 self._accounts.pop(account.key, None)
+
+    def flush(self, seconds: float) -> bool:
+        return True
+
+    def tell(self, fact: Callable[[Session], Any]) -> None:
+        """Nothing is kept beyond the process: there are no records."""
+
+    def change_control(self, change: Callable[[str], str]) -> str:
+        with self._lock:
+            self._control = change(self._control)
+            return self._control
+
+    def watch(self, on_control: Callable[[str], None], running: Callable[[], Iterable[tuple[str, str]]]) -> None:
+        """Nobody else can change it."""
 
     def _drop_past_locked(self, new: Account) -> None:
         """Of a scope's earlier periods only those with calls on their way are kept."""
@@ -181,18 +205,7 @@ def _overrun(account: Account, more: Amount) -> None:
     account.closed = True
 
 
-def _refusal(accounts: Sequence[Account], want: Amount, seen: int) -> Refusal:
-    """Name the tightest of those that refuse: the one with the least room, dollars first."""
-    refusing = [(unit, a.room[unit], a) for a in accounts if (unit := a.refusing_unit(want)) is not None]
-    unit, _, account = min(refusing, key=lambda entry: entry[:2])
-    rooms = [a.room for a in accounts]
-    room = (min(r[0] for r in rooms), min(r[1] for r in rooms), min(r[2] for r in rooms))
-    # Waiting helps while others hold something: when they settle for less, more room appears.
-    wait_helps = all(not a.closed and a.held[u] > 0 and a.spent[u] < a.caps[u] for u, _, a in refusing)
-    return Refusal(account, unit, want, room, wait_helps, seen)
-
-
-def _wake(waiting: list[tuple[asyncio.AbstractEventLoop, "asyncio.Future[None]"]]) -> None:
+def wake(waiting: list[tuple[asyncio.AbstractEventLoop, "asyncio.Future[None]"]]) -> None:
     for loop, woken in waiting:
         try:
             loop.call_soon_threadsafe(_resolve, woken)

@@ -1,0 +1,319 @@
+"""``BudgetPlugin``: a token budget for each session, counted over every model call of a run and of the agents it calls as tools.
+
+One model call is told apart by its ``actions`` object: ADK makes one for each call and hands it to every hook and every chunk of it.
+Which session pays is decided by the run that no tool of another run has started. A tool call runs in a task of its own, so a context
+variable that is set before it reaches the runs inside it and nothing else.
+"""
+
+import asyncio
+import logging
+import secrets
+import threading
+import time
+from collections import OrderedDict
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from hashlib import blake2b
+from typing import Any, Final
+
+from google.adk.agents import BaseAgent
+from google.adk.agents.callback_context import CallbackContext
+from google.adk.agents.invocation_context import InvocationContext
+from google.adk.events import Event
+from google.adk.models.llm_request import LlmRequest
+from google.adk.models.llm_response import LlmResponse
+from google.adk.plugins.base_plugin import BasePlugin
+from google.adk.tools.agent_tool import AgentTool
+from google.adk.tools.base_tool import BaseTool
+from google.adk.tools.tool_context import ToolContext
+from google.genai import types
+
+from runguard.adk import runners
+from runguard.adk.stops import may_escalate, refusal, stop_response
+from runguard.decision import Trip, text_for_user
+from runguard.monitor import BudgetMonitor, BudgetPolicy
+
+_log: Final = logging.getLogger("runguard")
+_SESSIONS_KEPT: Final = 10_000
+_RUNS_KEPT: Final = 10_000
+_REFUSALS: Final = 3  # how often one agent is refused in a row before the run is ended from outside
+_REFUSALS_IN_ALL: Final = 30  # the same for all agents of a run: a graph that goes round may give its branches new names, and slows down as it does
+_LOOKS: Final = 600  # half a minute, for siblings whose answer is paid already
+_LOOK_S: Final = 0.05
+_DELIVERY_S: Final = 0.25  # from a model's answer to its event
+_STOP_TEXT: Final = text_for_user("budget")
+_CUT_SHORT: Final = "This part was stopped before it was finished. Do not call it again."
+
+_Key = tuple[str, str, str]  # app, user, session
+
+
+@dataclass(slots=True, eq=False)
+class _Run:
+    """A run that pays: it was not started inside a tool call of another one."""
+
+    owner: object
+    key: _Key
+    monitor: BudgetMonitor
+    invocation_id: str = ""
+    is_open: bool = True
+    trip: Trip | None = None
+    refusals: dict[tuple[str, str, str | None], int] = field(default_factory=dict)  # invocation, agent, branch -> times in a row
+    asked: "set[asyncio.Task[Any]]" = field(default_factory=set)  # tasks that wait for a model
+
+
+# A tuple with at most one run of each plugin: several budgets may watch the same run.
+_CURRENT: Final[ContextVar[tuple[_Run, ...]]] = ContextVar("runguard_budget_current", default=())
+_INSIDE: Final[ContextVar[tuple[_Run, ...]]] = ContextVar("runguard_budget_inside", default=())
+
+
+def _get(variable: ContextVar[tuple[_Run, ...]], owner: object) -> _Run | None:
+    return next((run for run in variable.get() if run.owner is owner), None)
+
+
+def _put(variable: ContextVar[tuple[_Run, ...]], run: _Run) -> None:
+    if _get(variable, run.owner) is not run:
+        variable.set((*(other for other in variable.get() if other.owner is not run.owner), run))
+
+
+class BudgetPlugin(BasePlugin):
+    """Counts every model call of the App or Runner it is registered with, and carries out its thresholds' nudges and stops.
+
+    A ``BudgetPolicy`` gives each session a budget of its own, kept in memory for the last 10,000 sessions. A ``BudgetMonitor`` is one
+    budget for everything. A stop refuses model calls until the session's monitor is resumed, reset or adjusted below the threshold.
+    """
+
+    def __init__(self, policy_or_monitor: BudgetPolicy | BudgetMonitor, *, name: str = "runguard_budget") -> None:
+        if not isinstance(policy_or_monitor, BudgetPolicy | BudgetMonitor):
+            raise TypeError(f"a BudgetPolicy or a BudgetMonitor is needed, not {policy_or_monitor!r}")
+        super().__init__(name=name)
+        self._policy = policy_or_monitor if isinstance(policy_or_monitor, BudgetPolicy) else None
+        self._own = policy_or_monitor.build_monitor() if isinstance(policy_or_monitor, BudgetPolicy) else policy_or_monitor
+        self._last = self._own
+        self._owner = object()  # stands for this plugin in context variables, without keeping it alive
+        self._sessions: OrderedDict[_Key, BudgetMonitor] = OrderedDict()
+        self._runs: OrderedDict[str, _Run] = OrderedDict()
+        self._lock = threading.Lock()
+        runners.watch(self)  # only its wrapper can end a loop that ADK cannot
+
+    # ---- looking in -------------------------------------------------------------------------------------------------
+
+    @property
+    def monitor(self) -> BudgetMonitor:
+        """The monitor of the session at hand; outside of any, the one used last."""
+        run = _get(_CURRENT, self._owner)
+        return run.monitor if run is not None else self._last
+
+    def monitor_for(self, *, app_name: str, user_id: str, session_id: str) -> BudgetMonitor:
+        """The monitor of one session, for example to ``resume()`` it. Without a policy there is one for all."""
+        return self._monitor_of((app_name, user_id, session_id))
+
+    def _monitor_of(self, key: _Key) -> BudgetMonitor:
+        if self._policy is None:
+            return self._own
+        with self._lock:
+            monitor = self._sessions.get(key)
+            if monitor is None:
+                monitor = self._policy.build_monitor()
+                if self._own.turn_count == 0:  # who has asked for ``monitor`` before the first session sees it count
+                    monitor, self._own = self._own, monitor
+                self._sessions[key] = monitor
+                if len(self._sessions) > _SESSIONS_KEPT:
+                    self._sessions.popitem(last=False)
+            self._sessions.move_to_end(key)
+            return monitor
+
+    # ---- runs -------------------------------------------------------------------------------------------------------
+
+    async def before_run_callback(self, *, invocation_context: InvocationContext) -> types.Content | None:
+        try:
+            with self._lock:
+                self._runs.pop(invocation_context.invocation_id, None)  # ADK uses an id again for a run that goes on after a pause
+            self._run_of(invocation_context)
+        except Exception as error:
+            self._fault("before_run", error)
+        return None
+
+    async def after_run_callback(self, *, invocation_context: InvocationContext) -> None:
+        self._end(invocation_context.invocation_id)
+
+    async def on_run_error_callback(self, *, invocation_context: InvocationContext, error: Exception) -> None:
+        self._end(invocation_context.invocation_id)
+
+    def _end(self, invocation_id: str) -> None:
+        with self._lock:
+            run = self._runs.pop(invocation_id, None)
+        if run is not None:
+            run.is_open = False  # a task that a tool has left behind may serve others from now on
+
+    def _run_of(self, ic: InvocationContext) -> _Run:
+        """The run that pays for what happens here."""
+        run = _get(_INSIDE, self._owner)
+        if run is None or not run.is_open:
+            with self._lock:
+                run = self._runs.get(ic.invocation_id)
+            if run is None:
+                key = (ic.app_name, ic.user_id, ic.session.id)
+                run = _Run(self._owner, key, self._monitor_of(key), ic.invocation_id)
+                with self._lock:
+                    run = self._runs.setdefault(ic.invocation_id, run)
+                    if len(self._runs) > _RUNS_KEPT:  # runs that broke off: older versions of ADK tell nobody
+                        self._runs.popitem(last=False)
+        _put(_CURRENT, run)
+        self._last = run.monitor
+        return run
+
+    def _without_context(self) -> _Run:
+        """Called by hand, as in a unit test."""
+        run = _Run(self._owner, ("", "", ""), self._own)
+        _put(_CURRENT, run)
+        self._last = run.monitor
+        return run
+
+    async def before_tool_callback(self, *, tool: BaseTool, tool_args: dict[str, Any], tool_context: ToolContext) -> dict[str, Any] | None:
+        try:
+            _put(_INSIDE, self._run_of(tool_context._invocation_context))
+        except Exception as error:
+            self._fault("before_tool", error)
+        return None
+
+    async def after_tool_callback(self, *, tool: BaseTool, tool_args: dict[str, Any], tool_context: ToolContext, result: Any) -> dict[str, Any] | None:
+        said = result.get("result") if isinstance(result, dict) else result
+        return self._cut_short(tool, tool_context) if said in ("", _STOP_TEXT) else None
+
+    async def on_tool_error_callback(
+        self, *, tool: BaseTool, tool_args: dict[str, Any], tool_context: ToolContext, error: BaseException
+    ) -> dict[str, Any] | None:
+        return self._cut_short(tool, tool_context) if isinstance(error, ValueError) else None
+
+    def _cut_short(self, tool: BaseTool, tool_context: ToolContext) -> dict[str, Any] | None:
+        """An agent called as a tool was stopped: its silence, or what a schema makes of that, must not pass for its answer."""
+        try:
+            if isinstance(tool, AgentTool) and self._run_of(tool_context._invocation_context).monitor.stopped:
+                return refusal(_CUT_SHORT)
+        except Exception as error:
+            self._fault("after_tool", error)
+        return None
+
+    # ---- model calls ------------------------------------------------------------------------------------------------
+
+    async def before_model_callback(self, *, callback_context: CallbackContext | None, llm_request: LlmRequest) -> LlmResponse | None:
+        try:
+            ic = callback_context._invocation_context if callback_context is not None else None
+            run = self._run_of(ic) if ic is not None else self._without_context()
+            if not run.monitor.stopped:
+                self._admit(run, ic, llm_request)
+                return None
+            trip = run.trip = run.trip or self._trip(run, ic, llm_request)
+            if ic is None or callback_context is None or not self._is_spinning(run, ic):
+                if callback_context is not None and ic is not None and isinstance(ic.agent, BaseAgent) and may_escalate(ic.agent):
+                    callback_context.actions.escalate = True
+                return stop_response(trip, _STOP_TEXT)
+        except Exception as error:
+            self._fault("before_model", error)
+            return None
+        # A graph cycle or a custom agent would ask for ever. Siblings that are paid for come first.
+        await self._until_answered(run)
+        if run.invocation_id == ic.invocation_id:
+            self._end(run.invocation_id)
+        raise runners.halt(ic.invocation_id, trip, _STOP_TEXT)
+
+    def _admit(self, run: _Run, ic: InvocationContext | None, llm_request: LlmRequest) -> None:
+        run.trip = None
+        run.refusals.clear()
+        if ic is not None and (task := asyncio.current_task()) is not None:
+            run.asked.add(task)
+            if len(run.asked) > 64:  # a long run of many agents has a task for each
+                run.asked = {one for one in run.asked if not one.done()}
+        if ic is None or ic.live_request_queue is None:  # a live connection does not read the request again
+            nudge = run.monitor.take_nudge()
+            if nudge:
+                llm_request.contents.append(types.Content(role="user", parts=[types.Part(text=nudge)]))
+
+    def _is_spinning(self, run: _Run, ic: InvocationContext) -> bool:
+        who = (ic.invocation_id, getattr(ic.agent, "name", ""), ic.branch)
+        run.refusals[who] = run.refusals.get(who, 0) + 1
+        return run.refusals[who] > _REFUSALS or sum(run.refusals.values()) > _REFUSALS_IN_ALL
+
+    async def _until_answered(self, run: _Run) -> None:
+        mine, waited = asyncio.current_task(), False
+        for _ in range(_LOOKS):
+            if all(task is mine or task.done() for task in run.asked):
+                break
+            waited = True
+            await asyncio.sleep(_LOOK_S)
+        if waited:
+            await asyncio.sleep(_DELIVERY_S)
+
+    async def after_model_callback(self, *, callback_context: CallbackContext | None, llm_response: LlmResponse) -> LlmResponse | None:
+        try:
+            if callback_context is None:
+                self._without_context().monitor.record_response(llm_response)
+                return None
+            ic = callback_context._invocation_context
+            run = self._run_of(ic)
+            if not llm_response.partial and (task := asyncio.current_task()) is not None:
+                run.asked.discard(task)
+            if ic.live_request_queue is None:  # live usage comes in events of its own
+                run.monitor.record_response(llm_response, callback_context.actions)
+        except Exception as error:
+            self._fault("after_model", error)
+        return None
+
+    async def on_model_error_callback(self, *, callback_context: CallbackContext, llm_request: LlmRequest, error: Exception) -> LlmResponse | None:
+        try:
+            if (task := asyncio.current_task()) is not None:
+                self._run_of(callback_context._invocation_context).asked.discard(task)
+        except Exception as own:
+            self._fault("on_model_error", own)
+        return None
+
+    async def on_event_callback(self, *, invocation_context: InvocationContext, event: Event) -> Event | None:
+        try:
+            if invocation_context.live_request_queue is not None and event.usage_metadata is not None:
+                self._run_of(invocation_context).monitor.record_response(event, event.actions)
+        except Exception as error:
+            self._fault("on_event", error)
+        return None
+
+    # ---- saying so --------------------------------------------------------------------------------------------------
+
+    def _trip(self, run: _Run, ic: InvocationContext | None, llm_request: LlmRequest) -> Trip:
+        monitor, (app, user, session) = run.monitor, run.key
+        agent = getattr(ic.agent, "name", "") if ic is not None else ""
+        where = f" in {agent}" if agent else ""
+        tokens, limit, turns = monitor.current_tokens, monitor.stop_limit, monitor.turn_count
+        trip = Trip(
+            id=secrets.token_hex(8),
+            rule="budget",
+            action="stop",
+            scope="session",
+            scope_id=session,
+            unit="tokens",
+            app=app,
+            user_id=user,
+            session_id=session,
+            run_id=run.invocation_id,
+            invocation_id=ic.invocation_id if ic is not None else "",
+            message=f"stopped by budget: {tokens} tokens, limit {limit} ({monitor.stop_reason}){where}; {turns} model call{'s' if turns != 1 else ''} so far",
+            resume="resume(), reset() or adjust() the session's monitor: plugin.monitor_for(app_name=..., user_id=..., session_id=...)",
+            policy_digest=_digest(monitor),
+            at=time.time(),  # noqa: TID251 - an adapter, for the operator's eyes; nothing is decided by it
+            observed=tokens,
+            limit=limit,
+            agent_path=(agent,) if agent else (),
+            branch=ic.branch if ic is not None else None,
+            model=getattr(llm_request, "model", None),
+            model_calls=turns,
+            tokens=tokens,
+        )
+        _log.warning("runguard.budget: %s", trip.message)
+        return trip
+
+    def _fault(self, hook: str, error: Exception) -> None:
+        _log.error("runguard.budget_error: %s failed with %s; the run goes on", hook, type(error).__name__, exc_info=error)
+
+
+def _digest(monitor: BudgetMonitor) -> str:
+    """Names the budget in trips: equal limits give equal digests, functions aside."""
+    limits = [monitor.max_tokens, *((t.percent, t.recurring, t.action) for t in monitor.thresholds)]
+    return blake2b(repr(limits).encode(), digest_size=6).hexdigest()

@@ -1,0 +1,420 @@
+"""A ledger over a durable store. The event loop never waits for the store: threads do, and every wait has a deadline.
+
+Reservations are asked on a few threads and awaited. Settlements and releases are facts: they go to one writer in order, and are told
+again until the store has heard them. A reservation that answers too late is given back.
+"""
+
+import asyncio
+import atexit
+import itertools
+import logging
+import os
+import queue
+import secrets
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FutureTimeout
+from dataclasses import dataclass
+from typing import Any, Final, TypeVar
+
+from runguard.budget import NOTHING, UNLIMITED, Amount, share_of, unit_reached
+from runguard.ledger.base import STALE, Account, Hold, Refusal, Stale, refusal_of
+from runguard.ledger.memory import wake
+from runguard.ledger.store import Balance, Line, Reply, Session, Store, StoreError, StoreOutage
+
+_log: Final = logging.getLogger("runguard")
+_T = TypeVar("_T")
+_ASKERS: Final = 4
+_POLL_S: Final = 0.1  # a waiting call looks this often for what other workers have settled
+_REST_S: Final = 1.0  # after an outage: so long nobody is made to wait for the store again
+_BACKOFF_S: Final = (0.05, 0.1, 0.2, 0.5, 1.0)
+_ACCOUNTS_KEPT: Final = 10_000
+_FACTS_KEPT: Final = 100_000
+_GOODBYE_S: Final = 2.0
+_BEAT_S: Final = 1.0
+_BEATS_AT_ONCE: Final = 200
+_CONTROL_TRIES: Final = 20
+
+
+class StoredAccount(Account):
+    """An account as the store last told it."""
+
+    __slots__ = ("line",)
+
+    def __init__(self, line: Line) -> None:
+        super().__init__(line.key, line.scope, line.window, line.ends)
+        self.line = line
+        self.limit(line.caps)
+
+    def limit(self, caps: Amount) -> None:
+        self.cap_usd, self.cap_tokens, self.cap_calls = (UNLIMITED if cap >= UNLIMITED else cap + more for cap, more in zip(caps, self.granted, strict=True))
+
+    def learn(self, balance: Balance) -> None:
+        self.granted, self.overrun, self.closed = balance.granted, balance.overrun, balance.closed
+        self.limit(self.line.caps)
+        self.spent_usd, self.spent_tokens, self.spent_calls = balance.spent
+        self.due_usd, self.due_tokens, self.due_calls = (s + h for s, h in zip(balance.spent, balance.held, strict=True))
+
+
+@dataclass(slots=True)
+class _Fact:
+    """Something that happened and must be told."""
+
+    tell: Callable[[Session], Reply | None]
+    accounts: Sequence[Account] = ()
+    then: Callable[[], None] | None = None
+
+
+class StoreLedger:
+    """One per store and process, shared by all guards that name the same store."""
+
+    def __init__(self, store: Store, timeout: float) -> None:
+        self.store, self.timeout, self.name, self.is_shared = store, timeout, store.name, True
+        self.worker = f"{os.uname().nodename if hasattr(os, 'uname') else 'worker'}:{os.getpid()}"
+        self.outages = 0
+        self.lost = 0  # facts that could never be told
+        self.control = 0  # version of the control document that was last seen
+        self._on_control: list[Callable[[str], None]] = []
+        self._running: list[Callable[[], Iterable[tuple[str, str]]]] = []
+        self._accounts: OrderedDict[str, StoredAccount] = OrderedDict()
+        self._offset = 0.0  # the store's clock less ours
+        self._down_until = 0.0
+        self._lock = threading.Lock()
+        self._start()
+        os.register_at_fork(after_in_child=self._start)
+        atexit.register(self.flush, _GOODBYE_S)
+
+    def _start(self) -> None:
+        """Also in a forked child: threads and connections stay with the parent."""
+        self._prefix, self._ids = f"{secrets.token_hex(8)}-", itertools.count(1)
+        self._jobs: queue.SimpleQueue[tuple[Callable[[Session], Any], Future[Any]]] = queue.SimpleQueue()
+        self._facts: queue.Queue[_Fact] = queue.Queue(_FACTS_KEPT)
+        self._waiting: list[tuple[asyncio.AbstractEventLoop, asyncio.Future[None]]] = []
+        self._changes = 0
+        self._local = threading.local()
+        self._threads: list[threading.Thread] = []
+        self._lock = threading.Lock()
+
+    # ---- threads ----------------------------------------------------------------------------------------------------
+
+    def _ensure_threads(self) -> None:
+        if self._threads:
+            return
+        with self._lock:
+            if self._threads:
+                return
+            works = [self._answer] * _ASKERS + [self._tell]
+            self._threads = [threading.Thread(target=work, name=f"runguard-store-{n}", daemon=True) for n, work in enumerate(works)]
+            for thread in self._threads:
+                thread.start()
+
+    def session(self) -> Session:
+        """This thread's connection."""
+        session: Session | None = getattr(self._local, "session", None)
+        if session is None:
+            session = self._local.session = self.store.connect(self.timeout)
+        return session
+
+    def _drop_session(self) -> None:
+        session, self._local.session = getattr(self._local, "session", None), None
+        if session is not None:
+            try:
+                session.close()
+            except Exception:
+                _log.debug("runguard.store_close: a broken connection could not be closed", exc_info=True)
+
+    def _answer(self) -> None:
+        while True:
+            job, future = self._jobs.get()
+            if not future.set_running_or_notify_cancel():
+                continue
+            try:
+                future.set_result(job(self.session()))
+            except BaseException as error:
+                self._drop_session()
+                future.set_exception(error)
+
+    def _tell(self) -> None:
+        """The writer: every fact in order, each until it is heard."""
+        beaten = 0.0
+        while True:
+            if time.monotonic() - beaten >= _BEAT_S:
+                beaten = time.monotonic()
+                self._beat()
+            try:
+                fact = self._facts.get(timeout=_BEAT_S)
+            except queue.Empty:
+                continue
+            try:
+                self._tell_one(fact)
+            except Exception:
+                self.lost += 1
+                _log.exception("runguard.store_error: %s: a settlement could not be booked", self.name)
+                self._drop_session()
+            finally:
+                self._facts.task_done()
+
+    def _beat(self) -> None:
+        """Say which runs are alive, and see whether somebody has stopped something: also while a model takes its time."""
+        alive = [entry for running in list(self._running) for entry in itertools.islice(running(), _BEATS_AT_ONCE)]
+        if not alive:
+            return
+        try:
+            session, version = self.session(), self.control
+            for run, text in alive:
+                version = session.beat(run, self.worker, text)
+            if version != self.control:
+                self._read_control(session)
+        except Exception as error:
+            self._outage(error)
+            self._drop_session()
+
+    def _tell_one(self, fact: _Fact) -> None:
+        tries = 0
+        while True:
+            try:
+                reply = fact.tell(self.session())
+                break
+            except StoreOutage as error:
+                if tries == 0:
+                    self._outage(error)
+                self._drop_session()
+                time.sleep(_BACKOFF_S[min(tries, len(_BACKOFF_S) - 1)])
+                tries += 1
+        if reply is not None:
+            self._heard(reply, fact.accounts)
+        if fact.then is not None:
+            fact.then()
+
+    def _outage(self, error: Exception) -> None:
+        self.outages += 1
+        if time.monotonic() >= self._down_until:
+            _log.error("runguard.store_outage: %s", error)
+        self._down_until = time.monotonic() + _REST_S
+
+    async def _ask(self, job: Callable[[Session], _T], late: Callable[[_T], None] | None = None) -> _T:
+        """Run a job on a thread and await it; when it answers after the deadline, ``late`` gets the answer."""
+        if time.monotonic() < self._down_until:
+            raise StoreOutage(f"{self.name}: did not answer a moment ago")
+        self._ensure_threads()
+        future: Future[_T] = Future()
+        self._jobs.put((job, future))
+        try:
+            async with asyncio.timeout(self.timeout):
+                return await asyncio.shield(asyncio.wrap_future(future))
+        except TimeoutError:
+            error = StoreOutage(f"{self.name}: no answer within {self.timeout:g} s")
+            self._outage(error)
+            self._when_late(future, late)
+            raise error from None
+        except StoreOutage as error:
+            self._outage(error)
+            raise
+        except asyncio.CancelledError:
+            self._when_late(future, late)
+            raise
+
+    @staticmethod
+    def _when_late(future: "Future[_T]", late: Callable[[_T], None] | None) -> None:
+        if late is not None and not future.cancel():
+            future.add_done_callback(lambda done: late(done.result()) if not done.cancelled() and done.exception() is None else None)
+
+    def call(self, job: Callable[[Session], _T]) -> _T:
+        """For callers that are not on the path of a run: ask, and wait here."""
+        self._ensure_threads()
+        future: Future[_T] = Future()
+        self._jobs.put((job, future))
+        try:
+            return future.result(2 * self.timeout)
+        except FutureTimeout:
+            future.cancel()
+            raise StoreOutage(f"{self.name}: no answer within {2 * self.timeout:g} s") from None
+
+    # ---- the ledger -------------------------------------------------------------------------------------------------
+
+    def now(self, at: float) -> float:
+        return time.time() + self._offset  # noqa: TID251 - the store's clock, as last told
+
+    def account(self, key: str, scope: str, window: str | None, ends: float | None, caps: Amount, begins: float | None = None) -> Account:
+        with self._lock:
+            line = Line(key, scope, window, begins, ends, caps)
+            account = self._accounts.get(key)
+            if account is None:
+                account = self._accounts[key] = StoredAccount(line)
+                if len(self._accounts) > _ACCOUNTS_KEPT:
+                    self._accounts.popitem(last=False)  # a copy only: the store keeps it
+            else:
+                self._accounts.move_to_end(key)
+                account.line = line
+                account.limit(caps)
+            return account
+
+    async def reserve(self, accounts: Sequence[Account], want: Amount, *, force: bool = False, ttl: float = 900.0) -> Hold | Refusal | Stale:
+        hold = Hold(accounts, want, f"{self._prefix}{next(self._ids)}")
+        lines = _lines(accounts)
+
+        def job(session: Session) -> Reply:
+            reply = session.reserve(hold.id, ttl, lines, want, force=force)
+            self._heard(reply, accounts, session)
+            return reply
+
+        reply = await self._ask(job, lambda late: self.release(hold) if late.ok else None)
+        if reply.stale:
+            return STALE
+        if not reply.ok:
+            return refusal_of(accounts, want, self._changes)
+        return hold
+
+    def book(self, accounts: Sequence[Account]) -> Hold:
+        return Hold(accounts, NOTHING, f"{self._prefix}{next(self._ids)}")
+
+    def settle(self, hold: Hold, actual: Amount, then: Callable[[], None] | None = None) -> None:
+        hold.booked, hold.is_open = actual, False
+        lines = _lines(hold.accounts)
+        self._put(_Fact(lambda session: session.settle(hold.id, lines, actual), hold.accounts, then))
+
+    def release(self, hold: Hold) -> None:
+        if hold.is_open:
+            hold.is_open = False
+            self._put(_Fact(lambda session: session.release(hold.id), hold.accounts))
+
+    def tell(self, fact: Callable[[Session], Any]) -> None:
+        """Something for the records: told in order with the settlements, dropped when too much is waiting."""
+        if self._facts.qsize() < _FACTS_KEPT // 2:
+            self._put(_Fact(lambda session: _nothing(fact(session))))
+
+    def _put(self, fact: _Fact) -> None:
+        self._ensure_threads()
+        try:
+            self._facts.put_nowait(fact)
+        except queue.Full:
+            self.lost += 1
+            _log.error("runguard.store_full: %s: %d facts are waiting to be told; one was dropped", self.name, _FACTS_KEPT)
+
+    def _heard(self, reply: Reply, accounts: Sequence[Account], session: Session | None = None) -> None:
+        """Learn what the store told."""
+        self._offset = reply.now - time.time()  # noqa: TID251
+        told = {balance.key: balance for balance in reply.balances}
+        for account in accounts:
+            balance = told.get(account.key)
+            if balance is not None and isinstance(account, StoredAccount):
+                account.learn(balance)
+        if reply.control != self.control:
+            self._read_control(session or self.session())
+        with self._lock:
+            self._changes += 1
+            waiting, self._waiting = self._waiting, []
+        wake(waiting)
+
+    def _read_control(self, session: Session) -> None:
+        self.control, text = session.get("control")
+        for listener in list(self._on_control):
+            listener(text)
+
+    def watch(self, on_control: Callable[[str], None], running: Callable[[], Iterable[tuple[str, str]]]) -> None:
+        self._on_control.append(on_control)
+        self._running.append(running)
+
+    def change_control(self, change: Callable[[str], str]) -> str:
+        def job(session: Session) -> str:
+            for _ in range(_CONTROL_TRIES):
+                version, text = session.get("control")
+                changed = change(text)
+                if session.put("control", version, changed):
+                    self._read_control(session)
+                    return changed
+            raise StoreOutage(f"{self.name}: too many others change the list of stops at the same time")
+
+        return self.call(job)
+
+    def first(self, account: Account, mark: str, percent: float, limit: Amount) -> bool:
+        """Asked by the writer, after it has booked what reached the mark."""
+        try:
+            return self.session().first(account.key, mark, percent, limit)
+        except StoreOutage as error:  # unheard: nobody fires now, the next settlement asks again
+            self._outage(error)
+            self._drop_session()
+            return False
+
+    def extend(self, account: Account, more: Amount) -> None:
+        assert isinstance(account, StoredAccount)
+
+        def job(session: Session) -> Balance:
+            balance = session.extend(account.line, more)
+            reached = {m: unit_reached(balance.spent, share_of(limit, balance.granted, p)) for m, (p, limit) in session.marks(account.key).items()}
+            session.unmark(account.key, [mark for mark, unit in reached.items() if unit is None])
+            return balance
+
+        account.learn(self.call(job))
+        account.alert = NOTHING
+
+    async def changed(self, since: Refusal, seconds: float) -> bool:
+        loop = asyncio.get_running_loop()
+        woken: asyncio.Future[None] = loop.create_future()
+        entry = (loop, woken)
+        with self._lock:
+            if self._changes != since.seen:
+                return True
+            self._waiting.append(entry)
+        try:
+            await asyncio.wait((woken,), timeout=min(seconds, _POLL_S))
+        finally:
+            with self._lock:
+                if entry in self._waiting:
+                    self._waiting.remove(entry)
+        return True  # others may have settled: nobody tells us, so ask
+
+    def find(self, scope: str) -> list[Account]:
+        return [self._known(balance) for balance in sorted(self.call(lambda session: session.read(scope)), key=lambda b: b.ends or 0.0)]
+
+    def accounts(self) -> list[Account]:
+        return [self._known(balance) for balance in self.call(lambda session: session.read())]
+
+    def _known(self, balance: Balance) -> Account:
+        with self._lock:
+            account = self._accounts.get(balance.key)
+        if account is None:
+            account = StoredAccount(Line(balance.key, balance.scope, balance.window, None, balance.ends, balance.caps))
+        account.learn(balance)
+        return account
+
+    def forget(self, scope: str) -> None:
+        with self._lock:
+            for key in [key for key, account in self._accounts.items() if account.scope == scope]:
+                del self._accounts[key]
+
+    def flush(self, seconds: float) -> bool:
+        """Wait, bounded, until every fact handed over is booked."""
+        end = time.monotonic() + seconds
+        while self._facts.unfinished_tasks and time.monotonic() < end:
+            time.sleep(0.005)
+        return not self._facts.unfinished_tasks
+
+
+def _nothing(_: Any) -> None:
+    return None
+
+
+def _lines(accounts: Sequence[Account]) -> list[Line]:
+    return [account.line for account in accounts if isinstance(account, StoredAccount)]
+
+
+# ---- one per store --------------------------------------------------------------------------------------------------
+
+_open: Final[dict[str, StoreLedger]] = {}
+_opening: Final = threading.Lock()
+
+
+def ledger_of(store: Store, url: str, timeout: float) -> StoreLedger:
+    """The ledger of this process for a store: guards that name the same one share it."""
+    with _opening:
+        ledger = _open.get(url)
+        if ledger is None:
+            ledger = _open[url] = StoreLedger(store, timeout)
+        return ledger
+
+
+__all__ = ["StoreError", "StoreLedger", "StoreOutage", "ledger_of"]

@@ -1,0 +1,11 @@
+-- ARGV: key, done.
+local at = P .. 'c:' .. ARGV[1]
+local _, stamp = clock()
+if ARGV[2] == '1' then
+  call('ZADD', P .. 'claims', stamp, ARGV[1])
+  call('SET', at, 'done', 'EX', PERIODS_KEPT)
+elseif call('GET', at) == 'pending' then
+  call('DEL', at)
+  call('ZREM', P .. 'claims', ARGV[1])
+end
+return 1

@@ -1,0 +1,164 @@
+"""What a durable store must be able to do. One ``Session`` is one connection, used by one thread at a time; all of it is synchronous.
+
+Rules that every store keeps:
+- ``reserve`` is one atomic step over all lines. Holds stand beside the spend, never on it.
+- A hold's id is unique; a reserve with a known id changes nothing and answers as before.
+- ``settle`` is a fact: never refused, booked once; again with another amount it replaces the earlier one. It books also when the
+  hold expired (it was charged then: the difference is booked) or is not known at all (the store forgot, or was away).
+- An expired hold is *charged*, not released: the provider may have billed.
+- Time is the store's own clock; workers' clocks do not matter. A line whose period is over, or not yet begun, by that clock is
+  ``Stale``, and nothing is held.
+- Amounts are whole numbers. Whatever else arrives is refused before anything is written.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from runguard.budget import NOTHING, Amount
+from runguard.errors import RunGuardError
+
+SCHEMA_VERSION = 1
+
+
+class StoreError(RunGuardError):
+    """The store answered, and the answer cannot be worked with: wrong schema, damaged file, no permission."""
+
+
+class StoreOutage(RunGuardError):  # noqa: N818 - it is a state of the world rather than a mistake
+    """The store cannot be reached, is too slow, or is full. Another attempt may succeed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """An account as a reservation names it."""
+
+    key: str  # scope, window and period: unique
+    scope: str
+    window: str | None
+    begins: float | None  # of the period, by the store's clock
+    ends: float | None
+    caps: Amount  # the budget's, without extensions
+
+
+@dataclass(frozen=True, slots=True)
+class Balance:
+    """An account as the store has it."""
+
+    key: str
+    scope: str
+    window: str | None
+    ends: float | None
+    caps: Amount  # without extensions
+    spent: Amount = NOTHING
+    held: Amount = NOTHING
+    granted: Amount = NOTHING
+    overrun: Amount = NOTHING
+    expired: Amount = NOTHING  # of spent: charged for holds that nobody settled
+    closed: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """The answer to a reservation or a settlement, with what the caller should know of the world."""
+
+    balances: Sequence[Balance]
+    now: float  # the store's clock
+    control: int  # version of the control document: when it changed, read it
+    ok: bool = True
+    stale: bool = False  # a line's period is not the current one: nothing was held
+
+
+class Session(Protocol):
+    """One connection. Every method raises ``StoreOutage`` when the store is away and ``StoreError`` when it is unusable."""
+
+    def reserve(self, hold: str, ttl: float, lines: Sequence[Line], want: Amount, *, force: bool = False) -> Reply:
+        """Hold ``want`` on all lines or on none (``ok`` False, with the balances that refused and the others)."""
+
+    def settle(self, hold: str, lines: Sequence[Line], actual: Amount) -> Reply:
+        """Book what a call took."""
+
+    def release(self, hold: str) -> Reply:
+        """The call never left. Of an expired or settled hold nothing is taken back."""
+
+    def extend(self, line: Line, more: Amount) -> Balance:
+        """Move the cap of one account, made if new."""
+
+    def read(self, scope: str | None = None) -> list[Balance]:
+        """The accounts of a scope, or all; expired holds charged."""
+
+    def first(self, key: str, mark: str, percent: float, limit: Amount) -> bool:
+        """True once per account and mark."""
+
+    def marks(self, key: str) -> dict[str, tuple[float, Amount]]:
+        """What ``first`` has answered True to."""
+
+    def unmark(self, key: str, marks: Sequence[str]) -> None:
+        """Arm again."""
+
+    def get(self, name: str) -> tuple[int, str]:
+        """A document and its version; (0, "") when there is none. "control" is one."""
+
+    def put(self, name: str, version: int, text: str) -> bool:
+        """Replace a document if it still has this version; its next one is one higher."""
+
+    def now(self) -> float:
+        """The store's clock."""
+
+    def append(self, kind: str, ref: str, text: str) -> None:
+        """Add a record. Never changed, dropped by ``purge`` alone."""
+
+    def tail(self, kind: str, count: int) -> list[tuple[float, str, str]]:
+        """The last records of a kind, oldest first: when, about what, text."""
+
+    def beat(self, run: str, worker: str, text: str, *, ended: bool = False) -> int:
+        """A run is alive, or ended; returns the control version."""
+
+    def running(self, within: float) -> list[tuple[str, str, float, str]]:
+        """Runs that gave a sign of life within so many seconds: run, worker, when, text."""
+
+    def claim(self, key: str, ttl: float) -> str:
+        """Claim a side effect: "yes", "pending" (somebody is at it), or "done"."""
+
+    def finish(self, key: str, done: bool) -> None:
+        """The claimed side effect was done, or is free again."""
+
+    def purge(self, older_than: float) -> None:
+        """Drop records, ended runs, finished holds and past periods without open holds that are older than so many seconds."""
+
+    def close(self) -> None: ...
+
+
+class Store(Protocol):
+    """A place to keep accounts. Making one does no I/O."""
+
+    name: str  # for people: no password
+    durable: str  # what survives which failure, in one sentence
+
+    def connect(self, timeout: float) -> Session:
+        """A session whose every call ends within about ``timeout``. Creates or migrates the schema; ``StoreError`` for another one."""
+
+
+# ---- arithmetic that every store shares -----------------------------------------------------------------------------
+
+
+def check_amounts(amounts: Amount) -> None:
+    for amount in amounts:
+        if type(amount) is not int or not 0 <= amount < 1 << 62:
+            raise ValueError(f"{amount!r} is no amount: a whole number, not negative")
+
+
+def fits(balance: Balance, want: Amount) -> bool:
+    parts = zip(balance.spent, balance.held, want, balance.caps, balance.granted, strict=True)
+    return all(spent + held + wanted <= cap + granted for spent, held, wanted, cap, granted in parts)
+
+
+def overrun_of(balance: Balance, more: Amount) -> tuple[Amount, bool]:
+    """What a call that billed ``more`` than it held adds to the overrun, and whether that closes the account."""
+    over, closed = list(balance.overrun), False
+    for unit in range(3):
+        due = balance.spent[unit] + balance.held[unit] - balance.caps[unit] - balance.granted[unit]
+        if more[unit] > 0 and due > 0:
+            closed = True
+            over[unit] = max(over[unit], min(due, over[unit] + more[unit]))
+    return (over[0], over[1], over[2]), closed

@@ -1,0 +1,49 @@
+"""A store's URL -> its ledger."""
+
+from importlib.util import find_spec
+from typing import Final
+
+from runguard.errors import PolicyError
+from runguard.ledger.base import Ledger
+from runguard.ledger.memory import MemoryLedger
+from runguard.ledger.store import Store
+
+_KINDS: Final = "memory, sqlite:///path, redis://host:6379/0, postgresql://user@host/database"
+
+
+def check_store(url: str) -> None:
+    """Whether a URL can be meant at all; nothing is connected."""
+    if url != "memory":
+        _store(url)
+
+
+def open_ledger(url: str, timeout: float) -> Ledger:
+    if url == "memory":
+        return MemoryLedger()
+    from runguard.ledger.remote import ledger_of
+
+    return ledger_of(_store(url), url, timeout)
+
+
+def _store(url: str) -> Store:
+    scheme = url.partition(":")[0]
+    if scheme == "sqlite":
+        from runguard.ledger.sqlite import SqliteStore
+
+        return SqliteStore(url)
+    if scheme in ("redis", "rediss", "unix", "valkey", "valkeys"):
+        from runguard.ledger.redis import RedisStore
+
+        _need("redis", "redis", scheme)
+        return RedisStore(url)
+    if scheme in ("postgresql", "postgres"):
+        from runguard.ledger.postgres import PostgresStore
+
+        _need("psycopg", "postgres", scheme)
+        return PostgresStore(url)
+    raise PolicyError(f"store = {url!r}: no such store; known: {_KINDS}")
+
+
+def _need(package: str, extra: str, scheme: str) -> None:
+    if find_spec(package) is None:
+        raise PolicyError(f"store = '{scheme}://…' needs {package}, which is not installed: pip install 'runguard-agents[{extra}]'")

@@ -1,0 +1,61 @@
+"""The kill switch: who is stopped, by whom and why. Kept with the accounts, so that every worker of a store sees it."""
+
+import json
+import logging
+from collections.abc import Callable, Iterable
+from dataclasses import asdict, dataclass
+from typing import Any, Final
+
+from runguard.errors import PolicyError
+
+_log: Final = logging.getLogger("runguard")
+ALL: Final = "all"
+_KINDS: Final = ("all", "app:…", "user:app/user", "session:app/user/session", "run:…")
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """One stop in force."""
+
+    scope: str
+    actor: str
+    reason: str
+    at: float
+
+
+class Switch:
+    """The stops in force, and how to change them."""
+
+    def __init__(self) -> None:
+        self.stops: dict[str, Stop] = {}
+        self.listeners: list[Callable[[], None]] = []
+
+    def of(self, scopes: Iterable[str]) -> Stop | None:
+        """The stop that covers one of these scopes."""
+        if not self.stops:
+            return None
+        return self.stops.get(ALL) or next((self.stops[scope] for scope in scopes if scope in self.stops), None)
+
+    def load(self, text: str) -> None:
+        """What the store says. Unreadable is not "nothing": the stops known so far stay."""
+        try:
+            self.stops = read_stops(text)
+        except (ValueError, TypeError, AttributeError):
+            _log.exception("runguard.control_unreadable: the list of stops in the store cannot be read; those known stay in force")
+            return
+        for listener in list(self.listeners):
+            listener()
+
+
+def read_stops(text: str) -> dict[str, Stop]:
+    return {scope: Stop(scope, **fields) for scope, fields in json.loads(text or "{}").items()}
+
+
+def dump(stops: dict[str, Stop]) -> str:
+    return json.dumps({scope: {k: v for k, v in asdict(stop).items() if k != "scope"} for scope, stop in stops.items()}, sort_keys=True)
+
+
+def check_scope(scope: Any) -> str:
+    if isinstance(scope, str) and (scope == ALL or (scope.split(":")[0] in ("app", "user", "session", "run") and scope.partition(":")[2])):
+        return scope
+    raise PolicyError(f"{scope!r} cannot be stopped; give one of {', '.join(_KINDS)}")

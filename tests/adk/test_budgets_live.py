@@ -1,0 +1,728 @@
+"""Budgets of every kind on real ADK: whom they stop, when they warn, how they cap, and that nobody else notices them."""
+
+import asyncio
+import logging
+from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing, asynccontextmanager
+from decimal import Decimal
+from typing import Any
+
+import pytest
+from google.adk.agents import LiveRequestQueue, LlmAgent, LoopAgent, ParallelAgent, SequentialAgent
+from google.adk.agents.context_cache_config import ContextCacheConfig
+from google.adk.agents.run_config import RunConfig, StreamingMode
+from google.adk.apps import App
+from google.adk.apps.app import EventsCompactionConfig
+from google.adk.apps.llm_event_summarizer import LlmEventSummarizer
+from google.adk.models.base_llm_connection import BaseLlmConnection
+from google.adk.models.llm_request import LlmRequest
+from google.adk.models.llm_response import LlmResponse
+from google.adk.runners import Runner
+from google.adk.sessions import InMemorySessionService
+from google.adk.tools.agent_tool import AgentTool
+from google.genai import types
+
+import runguard
+from runguard import Budget, Threshold
+from runguard.adk import RunGuardPlugin
+from runguard.testing import FakeClock, Recording, ScriptedModel, assert_calls_answered, assert_stopped, call, text
+
+from .helpers import play, told
+from .test_money_scenarios import CALL_TOKENS, CALL_USD, agent, assert_nothing_reserved, guard, step
+from .topologies import TOPOLOGIES, Team
+
+TWO_PRICES = {"scripted-1": {"input": 10, "output": 40}, "small-1": {"input": 1, "output": 4}}
+
+
+def endless(**options: Any) -> ScriptedModel:
+    """Steps for ever, each with a new answer."""
+    return ScriptedModel(lambda n, _: call("step", q=n), **options)
+
+
+def worker(name: str = "a", model: Any = None, **options: Any) -> LlmAgent:
+    return agent(name, model or endless(), tools=[step], **options)
+
+
+def options(**given: Any) -> RunConfig:
+    return RunConfig(custom_metadata={"runguard": given})
+
+
+# ---- whom a budget is about -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("per", "scope_id", "same", "other"),
+    [
+        ("session", "session:app/u1/s1", {"session_id": "s1"}, {"session_id": "s2"}),
+        ("user", "user:app/u1", {"session_id": "s2"}, {"user_id": "u2"}),
+        ("app", "app:app", {"user_id": "u2"}, {"app_name": "another"}),
+        (
+            "label:team",
+            "label:team=search",
+            {"user_id": "u2", "run_config": options(labels={"team": "search"})},
+            {"run_config": options(labels={"team": "ads"})},
+        ),
+        ("label:team", "label:team=search", {"user_id": "u2", "run_config": options(labels={"team": "search"})}, {}),
+        ("user+label:team", "user+label:app/u1+team=search", {"run_config": options(labels={"team": "search"})}, {"user_id": "u2"}),
+    ],
+)
+async def test_a_budget_is_shared_by_those_it_names_and_by_nobody_else(per: str, scope_id: str, same: dict[str, Any], other: dict[str, Any]) -> None:
+    model, service = endless(), InMemorySessionService()
+    plugin = guard(budgets=[Budget(usd="0.06", per=per)], max_model_calls=7)
+    labelled = {"run_config": options(labels={"team": "search"})} if "label" in per else {}
+
+    async def turn(**how: Any) -> Recording:
+        return await play(worker(model=model), plugins=[plugin], session_service=service, **how)
+
+    first = await turn(**labelled)
+    assert model.calls == 3
+    trip = assert_stopped(first, "budget")
+    assert (trip.scope, trip.scope_id, trip.spent_usd, trip.limit) == (per.replace(":team", ""), scope_id, Decimal("0.06"), Decimal("0.06"))
+    second = await turn(**same)
+    assert model.calls == 3, "nothing is left for the next one either"
+    assert assert_stopped(second, "budget").scope_id == scope_id
+    third = await turn(**other)
+    assert model.calls > 5, "somebody else has a budget of his own, or none"
+    assert_calls_answered(third.session)
+    assert_nothing_reserved(plugin)
+
+
+async def test_an_agents_budget_stops_that_agent_and_its_siblings_go_on() -> None:
+    greedy, modest = endless(), ScriptedModel([*(call("step", q=n) for n in range(8)), text("modest is done")])
+    root = ParallelAgent(name="par", sub_agents=[worker("greedy", greedy), worker("modest", modest)])
+    plugin = guard(budgets=[Budget(usd="0.04", per="agent:greedy")])
+    result = await play(root, plugins=[plugin])
+    assert (greedy.calls, modest.calls) == (2, 9)
+    assert result.texts == ["modest is done"]
+    (trip,) = plugin.trips
+    assert (trip.scope, trip.scope_id) == ("agent", "agent:app/greedy")
+    assert_calls_answered(result.session)
+    assert_nothing_reserved(plugin)
+
+
+async def test_a_budget_per_agent_counts_each_by_itself_over_all_runs() -> None:
+    models = {name: ScriptedModel([text("x")]) for name in ("one", "two")}
+    root = SequentialAgent(name="seq", sub_agents=[agent(name, model) for name, model in models.items()])
+    plugin, service = guard(budgets=[Budget(calls=2, per="agent")]), InMemorySessionService()
+    for _ in range(2):
+        assert (await play(root, plugins=[plugin], session_service=service)).trips == []
+    third = await play(root, plugins=[plugin], session_service=service)
+    assert {name: model.calls for name, model in models.items()} == {"one": 2, "two": 2}
+    assert assert_stopped(third, "budget").scope_id == "agent:app/one"
+    assert {(s.scope, s.unit, s.spent) for s in plugin.budgets() if s.scope.startswith("agent")} == {
+        ("agent:app/one", "calls", 2),
+        ("agent:app/two", "calls", 2),
+    }
+
+
+async def test_a_models_budget_leaves_other_models_alone() -> None:
+    dear, cheap = endless(), ScriptedModel([*(call("step", q=n) for n in range(8)), text("cheap is done")], model="small-1")
+    root = ParallelAgent(name="par", sub_agents=[worker("dear", dear), worker("cheap", cheap)])
+    plugin = guard(prices=TWO_PRICES, budgets=[Budget(usd="0.04", per="model:scripted-*")])
+    result = await play(root, plugins=[plugin])
+    assert (dear.calls, cheap.calls) == (2, 9)
+    assert result.texts == ["cheap is done"]
+    assert plugin.trips[0].scope_id == "model:scripted-1"
+
+
+async def test_a_tools_budget_is_about_the_calls_made_inside_of_it() -> None:
+    inner = ScriptedModel(lambda n, _: call("step", q=n) if n % 3 else text(f"part {n // 3}"))
+    outer = ScriptedModel([*(call("inner", request=f"part {n}") for n in range(4)), text("outer is done")])
+    root = agent("outer", outer, tools=[AgentTool(worker("inner", inner))])
+    plugin = guard(budgets=[Budget(usd="0.10", per="tool:inner")])
+    result = await play(root, plugins=[plugin])
+    assert inner.calls == 5
+    assert plugin.spend()["by_tool"]["inner"]["usd"] == Decimal("0.10")
+    assert {trip.scope_id for trip in plugin.trips} == {"tool:app/inner"}
+    assert_calls_answered(result.session)
+    assert_nothing_reserved(plugin)
+
+
+async def test_a_budget_for_each_agent_of_each_run_begins_anew_with_the_run() -> None:
+    model, service, plugin = endless(), InMemorySessionService(), guard(budgets=[Budget(calls=2, per="run+agent")])
+    for turn in (1, 2):
+        result = await play(worker(model=model), plugins=[plugin], session_service=service)
+        assert_stopped(result, "budget")
+        assert model.calls == 2 * turn
+    assert [status for status in plugin.budgets() if status.scope.startswith("run")] == [], "accounts of ended runs are gone"
+
+
+# ---- windows and functions ------------------------------------------------------------------------------------------
+
+
+async def test_dollars_per_minute_stop_a_burst_and_let_the_next_minute_go_on() -> None:
+    clock = FakeClock(now=1_000_000_040.0)  # 40 seconds before the next minute begins
+    model, service = endless(), InMemorySessionService()
+    plugin = guard(budgets=[Budget(usd="0.06", per="app", window="1m")], clock=clock)
+    first = await play(worker(model=model), plugins=[plugin], session_service=service)
+    assert model.calls == 3
+    assert "begins anew" in assert_stopped(first, "budget").resume
+    clock.advance(39)
+    await play(worker(model=model), plugins=[plugin], session_service=service)
+    assert model.calls == 3
+    clock.advance(1)
+    await play(worker(model=model), plugins=[plugin], session_service=service)
+    assert model.calls == 6
+    assert plugin.spend()["usd"] == Decimal("0.12"), "what was spent before is not forgotten"
+    assert_nothing_reserved(plugin)
+
+
+async def test_a_window_that_begins_anew_in_the_middle_of_a_run_pays_for_its_later_calls() -> None:
+    clock = FakeClock(now=1_000_000_040.0)
+
+    def script(n: int, _: LlmRequest) -> types.Part:
+        if n == 3:
+            clock.advance(60)
+        return call("step", q=n)
+
+    model = ScriptedModel(script)
+    plugin = guard(budgets=[Budget(usd="0.06", per="app", window="1m")], clock=clock)
+    await play(worker(model=model), plugins=[plugin])
+    assert model.calls == 6, "two and a third that was asked for in the first minute, three in the second"
+    assert_nothing_reserved(plugin)
+
+
+async def test_a_cap_from_a_function_knows_whom_it_is_for() -> None:
+    seen: list[tuple[str, str]] = []
+
+    def allowance(scope: Any) -> Decimal | None:
+        seen.append((scope.kind, scope.user))
+        return {"pro": Decimal("0.10"), "free": Decimal("0.02")}.get(scope.user)
+
+    plugin, made = guard(budgets=[Budget(usd=allowance, per="user")], max_model_calls=8), {}
+    for user in ("free", "pro", "staff"):
+        model = endless()
+        await play(worker(model=model), plugins=[plugin], user_id=user)
+        made[user] = model.calls
+    assert made == {"free": 1, "pro": 5, "staff": 8}
+    assert set(seen) == {("user", "free"), ("user", "pro"), ("user", "staff")}
+    assert_nothing_reserved(plugin)
+
+
+@pytest.mark.parametrize(("on_guard_error", "calls"), [("allow", 4), ("block", 0)])
+async def test_a_cap_function_that_fails_follows_the_policy(on_guard_error: str, calls: int) -> None:
+    def broken(scope: Any) -> int:
+        raise KeyError(scope.user)
+
+    model = endless()
+    plugin = guard(budgets=[Budget(usd=broken, per="user")], max_model_calls=4, on_guard_error=on_guard_error)
+    result = await play(worker(model=model), plugins=[plugin])
+    assert model.calls == calls
+    assert_stopped(result, "guard_error" if calls == 0 else "model_calls")
+    assert plugin.snapshot()["guard_errors"] > 0
+
+
+# ---- what one run says for itself -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("given", "calls", "unit"), [({"max_usd": "0.04"}, 2, "usd"), ({"max_usd": 0.10}, 5, "usd"), ({"max_tokens": 4_000}, 3, "tokens")])
+async def test_a_run_may_bring_its_own_limit(given: dict[str, Any], calls: int, unit: str) -> None:
+    model, service, plugin = endless(), InMemorySessionService(), guard(max_model_calls=8)
+    result = await play(worker(model=model), plugins=[plugin], session_service=service, run_config=options(**given))
+    assert model.calls == calls
+    trip = assert_stopped(result, "budget")
+    assert (trip.scope, trip.unit) == ("run", unit)
+    assert runguard.trip(result.events[-1]) == trip, "also where the caller's own metadata stands on every event"
+    await play(worker(model=model), plugins=[plugin], session_service=service)
+    assert model.calls == calls + 8, "the next run has no such limit"
+
+
+async def test_a_runs_own_limit_replaces_the_policys() -> None:
+    for given, calls in ({"max_usd": "0.02"}, 1), ({"max_usd": "0.10"}, 5), ({"labels": {"team": "x"}}, 3):
+        model = endless()
+        await play(worker(model=model), plugins=[guard(max_usd="0.06")], run_config=options(**given))
+        assert model.calls == calls
+
+
+async def test_a_runs_own_limit_holds_for_the_agents_in_its_tools_once() -> None:
+    inner, outer = endless(), ScriptedModel(lambda n, _: call("inner", request=f"{n}"))
+    plugin = guard()
+    root = agent("outer", outer, tools=[AgentTool(worker("inner", inner))])
+    result = await play(root, plugins=[plugin], run_config=options(max_usd="0.10", labels={"team": "search"}))
+    assert outer.calls + inner.calls == 5
+    assert len(plugin.trips) == 1
+    assert_stopped(result, "budget")
+
+
+@pytest.mark.parametrize(
+    "given",
+    [{"max_usd": -1}, {"max_usd": "abc"}, {"max_usd": True}, {"max_tokens": 1.5}, {"labels": "search"}, {"max_dollars": 1}, "a lot", 5, ["max_usd"]],
+    ids=str,
+)
+async def test_a_mistake_in_what_a_run_says_stops_it_before_anything_is_paid(given: Any) -> None:
+    model, service, plugin = ScriptedModel([text("x")]), InMemorySessionService(), guard()
+    config = RunConfig(custom_metadata={"runguard": given})
+    result = await play(agent("a", model), plugins=[plugin], session_service=service, run_config=config)
+    assert model.calls == 0
+    trip = assert_stopped(result, "policy_error")
+    assert "custom_metadata" in trip.message
+    again = await play(agent("a", model), plugins=[plugin], session_service=service)
+    assert (model.calls, again.texts) == (1, ["x"])
+    assert_nothing_reserved(plugin)
+
+
+# ---- thresholds -----------------------------------------------------------------------------------------------------
+
+
+async def test_a_threshold_calls_back_once_with_the_budget_as_it_stands() -> None:
+    told_once: list[Any] = []
+    plugin, service = guard(budgets=[Budget(usd="0.20", per="session", thresholds=[Threshold(0.5, told_once.append)])]), InMemorySessionService()
+    model = ScriptedModel(lambda n, _: call("step", q=n) if n % 4 else text("x"))
+    for _ in range(2):
+        await play(worker(model=model), plugins=[plugin], session_service=service)
+    assert plugin.flush()
+    (status,) = told_once
+    assert (status.scope, status.unit, status.spent, status.limit) == ("session:app/u1/s1", "usd", Decimal("0.10"), Decimal("0.20"))
+    assert plugin.trips == []
+
+
+async def test_a_recurring_threshold_calls_back_at_every_call_above_it() -> None:
+    told_often: list[Any] = []
+    plugin = guard(budgets=[Budget(usd="0.12", thresholds=[Threshold(0.5, told_often.append, recurring=True)])])
+    await play(worker(), plugins=[plugin])
+    assert plugin.flush()
+    assert [status.spent for status in told_often] == [Decimal("0.06"), Decimal("0.08"), Decimal("0.10"), Decimal("0.12")]
+
+
+async def test_a_callback_that_fails_harms_nothing() -> None:
+    def broken(status: Any) -> None:
+        raise ValueError("no")
+
+    model = ScriptedModel([call("step", q=1), text("x")])
+    plugin = guard(max_model_calls=5, budgets=[Budget(usd="0.04", thresholds=[Threshold(0.5, broken), Threshold(1.0, broken)])])
+    result = await play(worker(model=model), plugins=[plugin])
+    assert plugin.flush()
+    assert result.texts == ["x"]
+    assert plugin.snapshot()["callbacks_failed"] == 2
+
+
+async def test_a_nudge_is_in_the_next_request_and_not_in_the_session() -> None:
+    seen: list[list[str]] = []
+
+    def script(n: int, request: LlmRequest) -> types.Part:
+        seen.append([part.text for content in request.contents for part in content.parts or [] if part.text])
+        return call("step", q=n) if n < 4 else text("x")
+
+    plugin, service = guard(budgets=[Budget(usd="0.10", per="session", thresholds=[Threshold(0.4, action="nudge")])]), InMemorySessionService()
+    root = worker(model=ScriptedModel(script))
+    result = await play(root, plugins=[plugin], session_service=service)
+    nudged = [any("Finish now" in words for words in request) for request in seen]
+    assert nudged == [False, False, True, False], "said once, in the request after the call that reached it"
+    assert "Finish now" not in str([event.content for event in result.session.events])
+    await play(root, "and?", plugins=[plugin], session_service=service)
+    assert not any("Finish now" in words for words in seen[-1])
+    assert_calls_answered(result.session)
+
+
+async def test_a_stop_threshold_stops_before_the_budget_is_spent() -> None:
+    model, plugin = endless(), guard(budgets=[Budget(usd="0.20", per="session", thresholds=[Threshold(0.5, action="stop")])])
+    result = await play(worker(model=model), plugins=[plugin])
+    assert model.calls == 5
+    trip = assert_stopped(result, "budget")
+    assert (trip.spent_usd, trip.limit, trip.scope) == (Decimal("0.10"), Decimal("0.20"), "session")
+    assert "50%" in trip.message
+    plugin.extend("session:app/u1/s1", usd="0.20")
+    again = await play(worker(model=ScriptedModel([text("x")])), plugins=[plugin], session_service=None)
+    assert again.texts == ["x"], "an extended budget is below its threshold again"
+
+
+async def test_warnings_are_decisions_that_change_nothing() -> None:
+    decisions: list[Any] = []
+    model = ScriptedModel([call("step", q=1), text("x")])
+    plugin = guard(budgets=[Budget(usd="0.04", per="session")], on_decision=decisions.append)
+    result = await play(worker(model=model), plugins=[plugin])
+    assert plugin.flush()
+    assert result.texts == ["x"]
+    assert {(decision.action.word, decision.finding.rule) for decision in decisions} == {("warn", "budget")}
+    assert len(decisions) == 3, "at 50, 80 and 95 %"
+    assert plugin.trips == []
+
+
+# ---- capping and waiting --------------------------------------------------------------------------------------------
+
+
+def _talker(limits: list[int | None], **config: Any) -> LlmAgent:
+    """An agent that may answer at length; what each request really allows is noted."""
+
+    def script(n: int, request: LlmRequest) -> types.Part:
+        limits.append(request.config.max_output_tokens)
+        return call("step", q=n)
+
+    return LlmAgent(name="a", model=ScriptedModel(script), tools=[step], generate_content_config=types.GenerateContentConfig(**config) if config else None)
+
+
+async def test_the_answer_is_capped_to_what_the_rest_of_the_budget_pays() -> None:
+    limits: list[int | None] = []
+    root, service, plugin = (
+        _talker(limits, max_output_tokens=2_000, temperature=0.5),
+        InMemorySessionService(),
+        guard(budgets=[Budget(usd="0.10", per="session")]),
+    )
+    result = await play(root, plugins=[plugin], session_service=service)
+    assert limits == [2_000, 1_750, 1_250], "and 750 would have been too little to be useful"
+    trip = assert_stopped(result, "budget")
+    assert trip.spent_usd == Decimal("0.06")
+    plugin.extend("session:app/u1/s1", usd=1)
+    await play(root, plugins=[plugin], session_service=service, run_config=RunConfig(max_llm_calls=1))
+    assert limits[3] == 2_000, "the agent's own configuration is as it was"
+    assert root.generate_content_config.max_output_tokens == 2_000
+    assert_nothing_reserved(plugin)
+
+
+async def test_an_agent_without_an_output_limit_gets_one_that_the_budget_pays() -> None:
+    limits: list[int | None] = []
+    root, plugin = _talker(limits), guard(max_usd="0.10", models={"scripted-1": {"max_output_tokens": 2_000}})
+    await play(root, plugins=[plugin])
+    assert limits == [None, 1_750, 1_250], "what the model can do by itself needs no cap"
+    assert root.generate_content_config is None or root.generate_content_config.max_output_tokens is None
+
+
+async def test_a_callback_cannot_ask_for_more_than_was_reserved() -> None:
+    limits: list[int | None] = []
+
+    def greedy(callback_context: Any, llm_request: LlmRequest) -> None:
+        llm_request.config.max_output_tokens = 50_000
+
+    root, plugin = _talker(limits, max_output_tokens=1_000), guard(max_usd="0.10")
+    root.before_model_callback = greedy
+    await play(root, plugins=[plugin])
+    assert limits
+    assert all(limit is not None and limit <= 1_000 for limit in limits)
+
+
+@pytest.mark.parametrize(("tokens", "calls"), [(5_000, 4), (4_999, 3)])
+async def test_a_token_budget_allows_exactly_its_number(tokens: int, calls: int) -> None:
+    model, plugin = endless(), guard(max_tokens=tokens)
+    result = await play(worker(model=model), plugins=[plugin])
+    assert model.calls == calls
+    assert assert_stopped(result, "budget").tokens == calls * CALL_TOKENS
+
+
+@pytest.mark.parametrize(("wait", "answers"), [(60.0, 3), (0, 1)])
+async def test_a_call_waits_for_what_others_hold_before_it_is_refused(wait: float, answers: int) -> None:
+    """Each could cost $0.09 and does cost $0.02: one after the other they fit into $0.14, all at once only one does."""
+    big = types.GenerateContentConfig(max_output_tokens=2_000)
+    model = ScriptedModel([text("x")], latency_s=0.02)
+    root = ParallelAgent(name="par", sub_agents=[LlmAgent(name=f"p{n}", model=model, generate_content_config=big) for n in range(3)])
+    plugin = guard(max_usd="0.14", max_wait_seconds=wait, min_output_tokens=2_000)
+    result = await play(root, plugins=[plugin])
+    assert (model.calls, len(result.texts)) == (answers, answers)
+    assert model.max_in_flight == 1
+    assert_nothing_reserved(plugin)
+
+
+# ---- raising, looking on, rewinding ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("shape", [lambda a: a, lambda a: LoopAgent(name="loop", sub_agents=[a]), lambda a: ParallelAgent(name="par", sub_agents=[a])])
+async def test_a_spent_budget_is_raised_with_its_figures(shape: Callable[[Any], Any]) -> None:
+    result = await play(shape(worker()), plugins=[guard(budgets=[Budget(usd="0.06", per="user")], on_stop="raise")], catch=True)
+    error = result.error
+    assert type(error) is runguard.BudgetExceededError
+    assert (error.spent, error.limit, error.scope) == (Decimal("0.06"), Decimal("0.06"), "user:app/u1")
+    assert_calls_answered(result.session)
+
+
+@pytest.mark.parametrize(("budget", "spent"), [({"tokens": 3_000}, 2_500), ({"calls": 2}, 2)])
+async def test_spent_is_in_the_budgets_own_unit(budget: dict[str, Any], spent: int) -> None:
+    result = await play(worker(), plugins=[guard(budgets=[Budget(**budget)], on_stop="raise")], catch=True)
+    assert type(result.error) is runguard.BudgetExceededError
+    assert result.error.spent == spent
+
+
+async def test_a_model_without_a_price_is_raised_as_such() -> None:
+    model = ScriptedModel([text("x")], model="acme-unknown-1")
+    result = await play(agent("a", model), plugins=[guard(max_usd=1, on_stop="raise")], catch=True)
+    assert type(result.error) is runguard.UnpricedModelError
+    assert model.calls == 0
+
+
+async def test_a_full_context_is_raised_with_its_size() -> None:
+    plugin = guard(max_context_tokens=900, on_stop="raise")
+    result = await play(worker(), plugins=[plugin], catch=True)
+    assert type(result.error) is runguard.ContextOverflowError
+    assert (result.error.projected_tokens, result.error.limit) == (1_000, 900)
+
+
+async def test_a_shadow_makes_every_call_and_tells_what_it_would_have_done() -> None:
+    model = ScriptedModel([*(call("step", q=n) for n in range(5)), text("x")])
+    plugin = guard(mode="shadow", max_usd="0.04", budgets=[Budget(usd="0.06", per="session", thresholds=[Threshold(0.5, action="nudge")])])
+    result = await play(worker(model=model), plugins=[plugin])
+    assert (model.calls, result.texts, result.trips) == (6, ["x"], [])
+    assert plugin.spend()["usd"] == Decimal("0.12")
+    assert plugin.trips
+    assert all(not trip.enforced and trip.rule == "budget" for trip in plugin.trips)
+    assert "Finish now" not in str(model.requests)
+    assert_nothing_reserved(plugin)
+
+
+async def test_a_shadow_neither_caps_answers_nor_refuses_models_without_a_price() -> None:
+    limits: list[int | None] = []
+    plugin = guard(mode="shadow", max_usd="0.10", max_model_calls=4)
+    await play(_talker(limits, max_output_tokens=2_000), plugins=[plugin], run_config=RunConfig(max_llm_calls=6), catch=True)
+    assert limits == [2_000] * 6
+    model = ScriptedModel([text("x")], model="acme-unknown-1")
+    result = await play(agent("a", model), plugins=[guard(mode="shadow", max_usd=1)])
+    assert result.texts == ["x"]
+
+
+async def test_rewinding_a_session_gives_no_money_back() -> None:
+    model, service, plugin = endless(), InMemorySessionService(), guard(budgets=[Budget(usd="0.06", per="session")])
+    runner = Runner(app=App(name="app", root_agent=worker(model=model), plugins=[plugin]), session_service=service)
+    first = await play(runner.agent, runner=runner)
+    assert model.calls == 3
+    await runner.rewind_async(user_id="u1", session_id="s1", rewind_before_invocation_id=first.events[0].invocation_id)
+    second = await play(runner.agent, runner=runner)
+    assert model.calls == 3
+    assert_stopped(second, "budget")
+    assert plugin.spend("session:app/u1/s1")["usd"] == Decimal("0.06")
+
+
+@pytest.mark.parametrize("topology", TOPOLOGIES, ids=lambda topology: topology.__name__)
+async def test_a_healthy_run_does_not_notice_its_budgets(topology: Callable[[Team], Any]) -> None:
+    alone, beside = Team(endless=False), Team(endless=False)
+    plain = await play(topology(alone))
+    kinds = ("session", "user", "agent", "model", "run+agent", "tool")
+    plugin = guard(max_usd=1_000, max_context_tokens=1_000_000, budgets=[Budget(usd=1_000, tokens=10**9, calls=10_000, per=kind) for kind in kinds])
+    guarded = await play(topology(beside), plugins=[plugin])
+    assert sorted(map(str, told(guarded.events))) == sorted(map(str, told(plain.events)))  # strands side by side have no order between them
+    assert beside.calls == alone.calls
+    assert plugin.spend()["usd"] == beside.calls * CALL_USD
+    assert plugin.trips == []
+    assert_nothing_reserved(plugin)
+
+
+# ---- the context window ---------------------------------------------------------------------------------------------
+
+
+def _growing(**options: Any) -> tuple[LlmAgent, ScriptedModel]:
+    """Call n has 1,000·n prompt tokens."""
+    model = ScriptedModel(lambda n, _: call("step", q=n), prompt_tokens=lambda n: 1_000 * n, output_tokens=10)
+    return worker(model=model, **options), model
+
+
+@pytest.mark.parametrize(
+    ("policy", "limit"),
+    [
+        ({"max_context_tokens": 5_000}, 5_000),
+        ({"models": {"scripted-1": {"context_window": 5_000}}}, 5_000),
+        ({"models": {"scripted-*": {"context_window": 6_000}}, "context_headroom": 1_000}, 5_000),
+        ({"max_context_tokens": 5_500, "context_headroom": 500}, 5_000),
+        ({"max_context_tokens": 5_000, "models": {"scripted-1": {"context_window": 50_000}}}, 5_000),
+    ],
+    ids=str,
+)
+async def test_the_window_comes_from_the_policy_or_from_the_model(policy: dict[str, Any], limit: int) -> None:
+    root, model = _growing()
+    plugin = guard(tokens=lambda request: 1_000 * (model.calls + 1), **policy)
+    result = await play(root, plugins=[plugin])
+    assert model.calls == 5
+    trip = assert_stopped(result, "context")
+    assert (trip.observed, trip.limit) == (6_000, limit)
+    assert assert_calls_answered(result.session) == 5
+
+
+async def test_an_unknown_window_limits_nothing() -> None:
+    root, model = _growing()
+    result = await play(root, plugins=[guard(tokens=None, max_model_calls=12)])
+    assert model.calls == 12
+    assert_stopped(result, "model_calls")
+
+
+async def test_without_a_counter_the_size_is_learned_from_what_models_tell() -> None:
+    """The model says how large each prompt was; what was added since is small."""
+    root, model = _growing()
+    plugin = guard(tokens=None, max_context_tokens=5_000)
+    result = await play(root, plugins=[plugin])
+    assert model.calls in (5, 6), "the sixth is found out only after a fifth of 5,000 tokens has been told"
+    assert_stopped(result, "context")
+    assert_calls_answered(result.session)
+
+
+async def test_a_session_that_is_too_full_ends_each_turn_without_a_call() -> None:
+    model, service = ScriptedModel([text("x")]), InMemorySessionService()
+    plugin = guard(tokens=lambda request: 10_000, max_context_tokens=5_000)
+    for _ in range(2):
+        result = await play(agent("a", model), plugins=[plugin], session_service=service)
+        assert_stopped(result, "context")
+    assert model.calls == 0
+    assert_nothing_reserved(plugin)
+
+
+async def test_an_answer_that_would_overflow_the_window_does_not_enter_the_history() -> None:
+    def dump(q: int) -> dict[str, str]:
+        return {"rows": "row " * 750_000}
+
+    model = ScriptedModel([call("dump", q=1), text("I will ask for less")])
+    service, plugin = InMemorySessionService(), guard(tokens=None, models={"scripted-1": {"context_window": 200_000}}, max_usd=1)
+    root = agent("a", model, tools=[dump])
+    result = await play(root, plugins=[plugin], session_service=service)
+    assert result.texts == ["I will ask for less"]
+    (answer,) = [response.response for event in result.session.events for response in event.get_function_responses()]
+    assert answer["status"] == "not_executed"
+    assert "too large" in answer["message"]
+    assert len(str(model.requests[-1].contents)) < 10_000
+    assert plugin.trips == []
+    again = await play(root, "and?", plugins=[plugin], session_service=service)
+    assert again.texts == ["I will ask for less"]
+
+
+async def test_a_large_answer_that_fits_is_left_alone() -> None:
+    def dump(q: int) -> dict[str, str]:
+        return {"rows": "row " * 90_000}
+
+    model = ScriptedModel([call("dump", q=1), text("thanks")])
+    plugin = guard(tokens=None, models={"scripted-1": {"context_window": 200_000}}, max_usd=10)
+    result = await play(agent("a", model, tools=[dump]), plugins=[plugin])
+    assert result.texts == ["thanks"]
+    assert plugin.trips == []
+    assert "row row" in str(model.requests[-1].contents)
+
+
+async def test_several_answers_that_overflow_the_window_together_stop_the_next_request() -> None:
+    def dump(q: int) -> dict[str, str]:
+        return {"rows": f"{q} " + "row " * 70_000}
+
+    model = ScriptedModel([[call("dump", q=n) for n in range(4)], text("never said")])
+    plugin = guard(tokens=None, models={"scripted-1": {"context_window": 200_000}})
+    result = await play(agent("a", model, tools=[dump]), plugins=[plugin])
+    assert model.calls == 1
+    assert_stopped(result, "context")
+    assert assert_calls_answered(result.session) == 4
+
+
+async def test_an_agent_that_forgets_its_history_is_measured_by_what_it_sends() -> None:
+    """Twenty turns of a session that would be far too long, for an agent that looks at the last one only."""
+    model, service = ScriptedModel([text("word " * 2_000)], prompt_tokens=100), InMemorySessionService()
+    plugin = guard(tokens=None, max_context_tokens=4_000)
+    root = agent("a", model, include_contents="none")
+    for _ in range(5):
+        result = await play(root, plugins=[plugin], session_service=service)
+        assert result.trips == []
+    full = agent("a", ScriptedModel([text("x")]))
+    assert_stopped(await play(full, plugins=[plugin], session_service=service), "context")
+
+
+async def test_a_summary_makes_room_again() -> None:
+    """The prompt of the third turn would not fit; the summary of the first two does."""
+    summarizer = ScriptedModel([text("in short")])
+    model = ScriptedModel([text("word " * 1_500)], prompt_tokens=lambda n: 500)
+    compaction = EventsCompactionConfig(summarizer=LlmEventSummarizer(llm=summarizer), compaction_interval=2, overlap_size=0)
+    plugin = guard(tokens=None, max_context_tokens=4_500)
+    app = App(name="app", root_agent=agent("a", model), plugins=[plugin], events_compaction_config=compaction)
+    runner = Runner(app=app, session_service=InMemorySessionService())
+    for turn in range(1, 7):
+        result = await play(runner.agent, f"turn {turn}", runner=runner)
+        assert result.trips == []
+    assert (model.calls, summarizer.calls) == (6, 3)
+
+
+async def test_a_context_cache_changes_no_figures() -> None:
+    model, plugin = ScriptedModel([call("step", q=1), text("x")]), guard(max_usd="0.04")
+    app = App(name="app", root_agent=worker(model=model), plugins=[plugin], context_cache_config=ContextCacheConfig(min_tokens=0))
+    result = await play(app.root_agent, runner=Runner(app=app, session_service=InMemorySessionService()))
+    assert result.texts == ["x"]
+    assert plugin.spend()["usd"] == Decimal("0.04")
+    assert plugin.trips == []
+    assert_nothing_reserved(plugin)
+
+
+# ---- the user's own counter -----------------------------------------------------------------------------------------
+
+
+async def test_a_counter_may_be_awaited() -> None:
+    async def count(request: LlmRequest) -> int:
+        await asyncio.sleep(0)
+        return 1_000
+
+    model, plugin = endless(), guard(tokens=count, max_usd="0.06")
+    result = await play(worker(model=model), plugins=[plugin])
+    assert model.calls == 3
+    assert_stopped(result, "budget")
+
+
+def _raises(request: LlmRequest) -> int:
+    raise ConnectionError("the counting service is down")
+
+
+@pytest.mark.parametrize("counter", [_raises, lambda request: None, lambda request: -5, lambda request: "many", lambda request: 1.5, lambda request: True])
+async def test_a_counter_that_fails_or_talks_nonsense_is_replaced_by_the_estimate(counter: Any, caplog: pytest.LogCaptureFixture) -> None:
+    """The run goes on under its limits, and the failure is told once."""
+    model, plugin = endless(), guard(tokens=counter, max_usd="0.06")
+    with caplog.at_level(logging.WARNING, "runguard"):
+        result = await play(worker(model=model), plugins=[plugin])
+    assert 2 <= model.calls <= 3
+    assert_stopped(result, "budget")
+    assert plugin.spend()["usd"] <= Decimal("0.06")
+    assert len([record for record in caplog.records if "counter_failed" in record.message]) == 1
+    assert_nothing_reserved(plugin)
+
+
+# ---- live sessions --------------------------------------------------------------------------------------------------
+
+
+class Talk(BaseLlmConnection):
+    """Answers every content it is sent and then tells its usage in an event of its own."""
+
+    def __init__(self) -> None:
+        self.heard: asyncio.Queue[str] = asyncio.Queue()
+
+    async def send_history(self, history: list[types.Content]) -> None:
+        return None
+
+    async def send_content(self, content: types.Content) -> None:
+        await self.heard.put("content")
+
+    async def send_realtime(self, blob: Any) -> None:
+        return None
+
+    async def receive(self) -> AsyncGenerator[LlmResponse, None]:
+        await self.heard.get()
+        yield LlmResponse(content=types.Content(role="model", parts=[types.Part(text="hello")]))
+        yield LlmResponse(
+            usage_metadata=types.GenerateContentResponseUsageMetadata(prompt_token_count=1_000, candidates_token_count=250, total_token_count=CALL_TOKENS)
+        )
+        yield LlmResponse(turn_complete=True)
+
+    async def close(self) -> None:
+        return None
+
+
+class LiveModel(ScriptedModel):
+    @asynccontextmanager
+    async def connect(self, llm_request: Any) -> AsyncGenerator[Talk, None]:  # type: ignore[override]
+        yield Talk()
+
+
+async def _talk(plugin: RunGuardPlugin, turns: int) -> list[str]:
+    """Say something, wait for the answer, and again; what was said, and stops."""
+    service = InMemorySessionService()
+    await service.create_session(app_name="app", user_id="u1", session_id="s1")
+    root = LlmAgent(name="talker", model=LiveModel([text("unused")]))
+    runner = Runner(app=App(name="app", root_agent=root, plugins=[plugin]), session_service=service)
+    queue, said = LiveRequestQueue(), []
+    hello = types.Content(role="user", parts=[types.Part(text="hi")])
+    queue.send_content(hello)
+    done = 0
+    config = RunConfig(streaming_mode=StreamingMode.BIDI, response_modalities=["TEXT"])
+    live = runner.run_live(user_id="u1", session_id="s1", live_request_queue=queue, run_config=config)
+    async with asyncio.timeout(20), aclosing(live):
+        async for event in live:
+            said += [part.text for part in (event.content.parts if event.content else []) or [] if part.text and not part.thought]
+            if event.turn_complete:
+                done += 1
+                if done == turns:
+                    queue.close()
+                    break
+                queue.send_content(hello)
+    return said
+
+
+async def test_a_live_sessions_usage_is_booked_once_at_the_price_of_its_model() -> None:
+    plugin = guard(max_usd=1, budgets=[Budget(usd=1, per="session")])
+    assert await _talk(plugin, 3) == ["hello"] * 3
+    spent = plugin.spend()
+    assert (spent["calls"], spent["tokens"], spent["usd"], spent["estimated_calls"], spent["unpriced_calls"]) == (3, 3 * CALL_TOKENS, 3 * CALL_USD, 0, 0)
+    assert {status.spent for status in plugin.budgets("session:app/u1/s1")} == {3 * CALL_USD}
+    assert plugin.trips == []
+    assert_nothing_reserved(plugin)

@@ -1,0 +1,780 @@
+"""Token budgets: each documented rule firing and not firing, against a simple model, and under real threads."""
+
+import gc
+import json
+import threading
+from types import SimpleNamespace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+
+from runguard.monitor import BudgetMonitor, BudgetPolicy, CompressionTriggered
+from runguard.threshold import Threshold
+
+WRONG_COUNTS = [-1, True, 1.5, float("nan"), "1", None]
+
+
+def handler(monitor):
+    """A callback with an import path."""
+    handled.append(monitor.current_tokens)
+
+
+handled: list[int] = []
+
+
+class Handlers:
+    @staticmethod
+    def static(monitor):
+        handled.append(monitor.current_tokens)
+
+    def method(self, monitor):
+        handled.append(monitor.current_tokens)
+
+
+def response(prompt=None, output=None, *, partial=None, **counts):
+    counts = {"prompt": prompt, "candidates": output, **counts}
+    usage = SimpleNamespace(**{f"{name}_token_count": count for name, count in counts.items() if count is not None})
+    return SimpleNamespace(usage_metadata=usage, partial=partial, content="words")
+
+
+# ---- thresholds -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("percent", [0, 0.0, -0.1, 1.0001, 2, float("nan"), float("inf"), True, False, "0.5", None])
+def test_a_percent_that_is_no_fraction_is_refused(percent):
+    with pytest.raises(ValueError, match="percent"):
+        Threshold(percent)
+
+
+@pytest.mark.parametrize("percent", [1e-9, 0.5, 1.0, 1])
+def test_a_fraction_is_taken(percent):
+    assert Threshold(percent).percent == percent
+
+
+@pytest.mark.parametrize(("field", "value"), [("callback", "print"), ("callback", 3), ("recurring", "false"), ("action", "abort"), ("action", None)])
+def test_other_fields_are_checked_too(field, value):
+    with pytest.raises(ValueError, match=field):
+        Threshold(0.5, **{field: value})
+
+
+def test_a_threshold_is_a_value():
+    assert Threshold(0.5, handler) == Threshold(0.5, handler)
+    assert len({Threshold(0.5, handler), Threshold(0.5, handler), Threshold(0.5)}) == 2
+    with pytest.raises(AttributeError):
+        Threshold(0.5).percent = 0.6  # type: ignore[misc]
+
+
+# ---- firing ---------------------------------------------------------------------------------------------------------
+
+
+def test_it_fires_at_its_share_and_not_before():
+    fired = []
+    monitor = BudgetMonitor(100).on_threshold(0.8, lambda m: fired.append(m.current_tokens))
+    monitor.record_usage(79)
+    assert fired == []
+    monitor.record_usage(output_tokens=1)
+    assert fired == [80]
+
+
+def test_it_fires_once_in_a_cycle():
+    fired = []
+    monitor = BudgetMonitor(100).on_threshold(0.5, fired.append)
+    for _ in range(3):
+        monitor.record_usage(60)
+    assert fired == [monitor]
+    monitor.reset()
+    monitor.record_usage(60)
+    assert fired == [monitor, monitor]
+
+
+def test_a_recurring_one_fires_on_every_record_above():
+    fired = []
+    monitor = BudgetMonitor(100).on_threshold(0.5, lambda m: fired.append(m.current_tokens), recurring=True)
+    for _ in range(4):
+        monitor.record_usage(30)
+    assert fired == [60, 90, 120]
+    assert monitor.thresholds_fired() == 1
+
+
+def test_several_fire_in_ascending_order_however_they_were_added():
+    fired = []
+    monitor = BudgetMonitor(100)
+    for percent in (0.9, 0.2, 0.5):
+        assert monitor.on_threshold(percent, lambda m, p=percent: fired.append(p)) is monitor
+    assert [t.percent for t in monitor.thresholds] == [0.2, 0.5, 0.9]
+    monitor.record_usage(95)
+    assert fired == [0.2, 0.5, 0.9]
+
+
+def test_a_callback_that_makes_room_keeps_higher_ones_from_firing():
+    fired = []
+    monitor = BudgetMonitor(100).on_threshold(0.8, lambda m: m.adjust(10)).on_threshold(0.95, fired.append, action="stop")
+    monitor.record_usage(99)
+    assert (fired, monitor.stopped, monitor.current_tokens) == ([], False, 10)
+
+
+def test_one_threshold_serves_many_monitors():
+    fired = []
+    shared = Threshold(0.5, fired.append)
+    first, second = BudgetMonitor(100).add_threshold(shared), BudgetMonitor(100).add_threshold(shared)
+    first.record_usage(60)
+    assert fired == [first]
+    second.record_usage(60)
+    assert fired == [first, second]
+
+
+def test_only_thresholds_are_added():
+    with pytest.raises(TypeError):
+        BudgetMonitor().add_threshold(0.5)  # type: ignore[arg-type]
+
+
+def test_the_view_cannot_be_changed():
+    assert BudgetMonitor().on_threshold(0.5).thresholds == (Threshold(0.5),)
+
+
+# ---- counting -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("wrong", [value for value in WRONG_COUNTS if value is not None])
+@pytest.mark.parametrize("argument", ["input_tokens", "output_tokens"])
+def test_usage_that_cannot_be_meant_is_refused(argument, wrong):
+    monitor = BudgetMonitor()
+    with pytest.raises(ValueError, match=argument):
+        monitor.record_usage(**{argument: wrong})
+    assert (monitor.current_tokens, monitor.turn_count) == (0, 0)
+
+
+def test_numbers_of_a_fresh_monitor():
+    monitor = BudgetMonitor()
+    assert (monitor.max_tokens, monitor.current_tokens, monitor.remaining, monitor.utilization) == (200_000, 0, 200_000, 0.0)
+    assert (monitor.turn_count, monitor.avg_tokens_per_turn, monitor.estimated_turns_remaining) == (0, 0.0, None)
+
+
+def test_numbers_after_some_turns():
+    monitor = BudgetMonitor(1_000).on_threshold(0.3).on_threshold(0.9)
+    monitor.record_usage(100, 33)
+    monitor.record_usage(200, 1)
+    assert monitor.summary() == {
+        "max_tokens": 1_000,
+        "current_tokens": 334,
+        "utilization": 0.334,
+        "turns": 2,
+        "avg_per_turn": 167.0,
+        "remaining": 666,
+        "est_turns_remaining": 3,
+        "thresholds_fired": 1,
+    }
+    assert json.dumps(monitor.summary())
+    assert repr(monitor) == "BudgetMonitor(334 of 1000 tokens, 33%)"
+
+
+def test_what_goes_beyond_is_counted_but_not_shown_as_a_share():
+    monitor = BudgetMonitor(100)
+    monitor.record_usage(250)
+    assert (monitor.current_tokens, monitor.remaining, monitor.utilization, monitor.estimated_turns_remaining) == (250, 0, 1.0, 0)
+
+
+def test_adjust_sets_the_count_and_rearms_what_lies_above():
+    fired = []
+    monitor = BudgetMonitor(100)
+    for percent in (0.3, 0.5, 0.8):
+        monitor.on_threshold(percent, lambda m, p=percent: fired.append(p))
+    monitor.record_usage(90)
+    monitor.adjust(50)
+    assert (monitor.current_tokens, monitor.turn_count, monitor.avg_tokens_per_turn, monitor.thresholds_fired()) == (50, 1, 90.0, 2)
+    monitor.record_usage(40)
+    assert fired == [0.3, 0.5, 0.8, 0.8], "0.5 is not above 50 of 100, so it stays fired"
+
+
+@pytest.mark.parametrize("wrong", WRONG_COUNTS)
+def test_a_count_that_cannot_be_meant_is_refused(wrong):
+    with pytest.raises(ValueError, match="new_count"):
+        BudgetMonitor().adjust(wrong)
+
+
+def test_reset_starts_a_new_cycle():
+    monitor = BudgetMonitor(100).on_threshold(0.5, action="stop").on_threshold(0.6, action="nudge")
+    monitor.record_usage(90)
+    monitor.reset()
+    assert (monitor.current_tokens, monitor.turn_count, monitor.avg_tokens_per_turn, monitor.thresholds_fired()) == (0, 0, 0.0, 0)
+    assert not monitor.stopped
+    assert not monitor.take_nudge()
+
+
+# ---- responses ------------------------------------------------------------------------------------------------------
+
+
+def test_chunks_with_a_name_of_their_call_are_one_call():
+    monitor, calls = BudgetMonitor(), [SimpleNamespace(), SimpleNamespace()]
+    for output in (1, 5, 10):  # two streams at once
+        for call in calls:
+            monitor.record_response(response(100, output, partial=True), call)
+    for call in calls:
+        monitor.record_response(response(100, 10), call)
+        monitor.record_response(response(100, 10), call)
+    assert (monitor.current_tokens, monitor.turn_count) == (220, 2)
+
+
+def test_chunks_without_a_name_belong_to_the_next_whole_response():
+    monitor = BudgetMonitor()
+    for _ in range(2):
+        for output in (1, 5):
+            monitor.record_response(response(100, output, partial=True))
+        monitor.record_response(SimpleNamespace(usage_metadata=None))
+    assert (monitor.current_tokens, monitor.turn_count) == (210, 2)
+
+
+def test_a_stream_that_breaks_off_has_been_paid():
+    monitor = BudgetMonitor()
+    monitor.record_response(response(100, 5, partial=True), SimpleNamespace())
+    assert (monitor.current_tokens, monitor.turn_count) == (105, 1)
+
+
+def test_calls_are_told_apart_after_their_names_are_gone():
+    monitor = BudgetMonitor()
+    for _ in range(500):
+        monitor.record_response(response(1, 1), SimpleNamespace())  # the next one may get the same address
+        gc.collect(0)
+    assert monitor.turn_count == 500
+
+
+def test_only_so_many_calls_are_kept():
+    monitor, names = BudgetMonitor(), [SimpleNamespace() for _ in range(1_000)]
+    for name in names:
+        monitor.record_response(response(1, 1), name)
+    assert len(monitor._ended) <= 64
+    assert not monitor._streams
+
+
+def test_a_name_that_cannot_be_referred_to_weakly_will_do():
+    monitor, name = BudgetMonitor(), (1, 2)
+    for _ in range(2):
+        monitor.record_response(response(100, 5), name)
+    assert monitor.turn_count == 1
+
+
+@pytest.mark.parametrize("wrong", [-1, True, 1.5, "many"])
+def test_numbers_of_a_response_that_cannot_be_meant_are_ignored_and_logged(wrong, caplog):
+    monitor = BudgetMonitor()
+    monitor.after_model_hook()(callback_context=None, llm_response=response(wrong, 7))
+    assert (monitor.current_tokens, monitor.turn_count) == (7, 1)
+    assert "runguard.usage_ignored" in caplog.text
+    monitor.after_model_hook()(callback_context=None, llm_response=response(wrong))
+    assert monitor.turn_count == 1
+
+
+def test_a_total_that_is_none_is_not_believed():
+    monitor = BudgetMonitor()
+    monitor.record_response(response(100, 20, total=0))
+    assert monitor.current_tokens == 120
+
+
+def test_no_response_breaks_the_hook(caplog):
+    class Broken:
+        @property
+        def usage_metadata(self):
+            raise LookupError("not mine")
+
+    hook = BudgetMonitor().after_model_hook()
+    for strange in (None, object(), SimpleNamespace(usage_metadata=3), Broken()):
+        assert hook(callback_context=None, llm_response=strange) is None
+    assert "runguard.budget_error" in caplog.text
+
+
+# ---- stop and nudge -------------------------------------------------------------------------------------------------
+
+
+def test_a_stopping_threshold_stops_and_says_why():
+    monitor = BudgetMonitor(1_000).on_threshold(0.8, action="stop")
+    monitor.record_usage(799)
+    assert (monitor.stopped, monitor.stop_reason) == (False, "")
+    monitor.record_usage(1)
+    assert (monitor.stopped, monitor.stop_reason, monitor.stop_limit) == (True, "80% of 1000 tokens reached", 800)
+
+
+def test_warnings_and_nudges_do_not_stop():
+    monitor = BudgetMonitor(10).on_threshold(0.5).on_threshold(0.5, action="nudge")
+    monitor.record_usage(20)
+    assert not monitor.stopped
+
+
+def test_a_stop_by_hand_holds_until_resumed_or_reset():
+    monitor = BudgetMonitor()
+    for lift in (monitor.resume, monitor.reset):
+        monitor.stop("enough")
+        monitor.adjust(0)
+        assert (monitor.stopped, monitor.stop_reason) == (True, "enough")
+        lift()
+        assert not monitor.stopped
+    monitor.stop()
+    assert monitor.stop_reason
+
+
+def test_adjusting_below_the_threshold_lifts_its_stop():
+    monitor = BudgetMonitor(100).on_threshold(0.8, action="stop").on_threshold(0.9, action="stop")
+    monitor.record_usage(95)
+    monitor.adjust(85)
+    assert monitor.stopped, "0.8 still holds"
+    monitor.adjust(79)
+    assert not monitor.stopped
+    monitor.record_usage(1)
+    assert monitor.stopped
+
+
+@pytest.mark.parametrize("recurring", [False, True])
+def test_resuming_holds_unless_the_stop_recurs(recurring):
+    monitor = BudgetMonitor(100).on_threshold(0.8, action="stop", recurring=recurring)
+    monitor.record_usage(80)
+    monitor.resume()
+    assert not monitor.stopped
+    monitor.record_usage(1)
+    assert monitor.stopped is recurring
+
+
+def test_a_nudge_is_given_out_once():
+    monitor = BudgetMonitor(100).on_threshold(0.5, action="nudge")
+    assert monitor.take_nudge() == ""
+    monitor.record_usage(60)
+    assert monitor.take_nudge().startswith("60% of the token budget")
+    monitor.record_usage(10)
+    assert monitor.take_nudge() == ""
+
+
+# ---- callbacks and buses --------------------------------------------------------------------------------------------
+
+
+def test_a_failing_callback_is_counted_and_logged_and_the_next_one_runs(caplog):
+    fired = []
+
+    def fall(monitor):
+        raise LookupError("not mine")
+
+    monitor = BudgetMonitor(100).on_threshold(0.5, fall).on_threshold(0.6, fired.append)
+    monitor.record_usage(70)
+    assert (fired, monitor.callback_errors) == ([monitor], 1)
+    assert "LookupError" in caplog.text
+
+
+def test_an_async_callback_is_an_error_and_not_silence(recwarn):
+    async def later(monitor):
+        return None
+
+    monitor = BudgetMonitor(100).on_threshold(0.5, later)
+    monitor.record_usage(70)
+    gc.collect()
+    assert monitor.callback_errors == 1
+    assert not [warning for warning in recwarn if "never awaited" in str(warning.message)]
+
+
+def test_a_callback_may_do_anything_with_the_monitor():
+    """The lock is not held while it runs."""
+    monitor = BudgetMonitor(100)
+
+    def busy(m):
+        m.on_threshold(0.99)
+        m.stop("busy")
+        m.resume()
+        m.summary()
+        m.reset()
+        m.record_usage(1)
+
+    monitor.on_threshold(0.5, busy)
+    monitor.record_usage(60)
+    assert (monitor.current_tokens, monitor.callback_errors) == (1, 0)
+
+
+@pytest.mark.parametrize("as_object", [True, False])
+def test_a_bus_hears_every_threshold_that_fires(as_object):
+    heard, order = [], []
+    bus = SimpleNamespace(emit=heard.append) if as_object else heard.append
+    monitor = BudgetMonitor(1_000).on_threshold(0.5, lambda m: order.append(len(heard))).on_threshold(0.755)
+    assert monitor.with_bus(bus) is monitor
+    monitor.record_usage(600)
+    monitor.record_usage(200)
+    monitor.record_usage(1)
+    assert heard == [CompressionTriggered(token_count=600, threshold=500), CompressionTriggered(token_count=800, threshold=755)]
+    assert order == [1], "the bus hears it before the callback"
+
+
+def test_a_failing_bus_is_counted_and_the_callback_runs():
+    fired = []
+
+    def fall(event):
+        raise LookupError("not mine")
+
+    monitor = BudgetMonitor(100).with_bus(fall).on_threshold(0.5, fired.append)
+    monitor.record_usage(60)
+    assert (fired, monitor.callback_errors) == ([monitor], 1)
+
+
+@pytest.mark.parametrize("bus", [None, 3, SimpleNamespace(emit="no")])
+def test_something_else_is_no_bus(bus):
+    with pytest.raises(TypeError):
+        BudgetMonitor().with_bus(bus)
+
+
+# ---- policies -------------------------------------------------------------------------------------------------------
+
+
+def test_a_policy_is_a_value():
+    policy = BudgetPolicy(100, [Threshold(0.5, handler)])  # type: ignore[arg-type]
+    assert policy == BudgetPolicy(100, (Threshold(0.5, handler),))
+    assert hash(policy) == hash(BudgetPolicy(100, (Threshold(0.5, handler),)))
+    assert BudgetPolicy() == BudgetPolicy(200_000, ())
+    with pytest.raises(AttributeError):
+        policy.max_tokens = 3  # type: ignore[misc]
+
+
+def test_adding_a_threshold_makes_a_copy():
+    policy = BudgetPolicy(100)
+    more = policy.with_threshold(0.9, handler).with_threshold(0.5, recurring=True, action="nudge")
+    assert policy.thresholds == ()
+    assert more.thresholds == (Threshold(0.9, handler), Threshold(0.5, None, True, "nudge"))
+
+
+def test_each_monitor_of_a_policy_counts_for_itself():
+    policy = BudgetPolicy(100).with_threshold(0.9).with_threshold(0.5)
+    first, second = policy.build_monitor(), policy.build_monitor()
+    first.record_usage(60)
+    assert (first.current_tokens, first.thresholds_fired()) == (60, 1)
+    assert (second.current_tokens, second.thresholds_fired(), second.max_tokens) == (0, 0, 100)
+    assert [t.percent for t in second.thresholds] == [0.5, 0.9]
+
+
+@pytest.mark.parametrize("thresholds", [(0.5,), ("x",), (None,)])
+def test_a_policy_takes_thresholds_only(thresholds):
+    with pytest.raises(ValueError, match="thresholds"):
+        BudgetPolicy(100, thresholds)
+
+
+# ---- the nine defects that a budget of this kind is known for ---------------------------------------------------------
+
+
+def test_defect_1_a_lower_threshold_added_later_fires_and_the_higher_one_not_again():
+    fired = []
+    monitor = BudgetMonitor(100).on_threshold(0.8, lambda m: fired.append("high"))
+    monitor.record_usage(85)
+    monitor.on_threshold(0.5, lambda m: fired.append("low"))
+    monitor.record_usage(1)
+    monitor.record_usage(1)
+    assert fired == ["high", "low"]
+
+
+def test_defect_2_a_callback_can_abort():
+    monitor = BudgetMonitor(100).on_threshold(0.5, lambda m: m.stop("too expensive"))
+    monitor.record_usage(60)
+    assert (monitor.stopped, monitor.stop_reason) == (True, "too expensive")
+
+
+@pytest.mark.parametrize("wrong", [0, *WRONG_COUNTS])
+@pytest.mark.parametrize("make", [BudgetMonitor, BudgetPolicy])
+def test_defect_3_a_budget_that_cannot_fire_is_refused(make, wrong):
+    with pytest.raises(ValueError, match="max_tokens"):
+        make(wrong)
+
+
+@pytest.mark.parametrize(
+    ("usage", "tokens"),
+    [
+        ({"prompt": 100, "candidates": 10, "thoughts": 5_000, "total": 5_110}, 5_110),
+        ({"prompt": 100, "candidates": 10, "thoughts": 5_000}, 5_110),
+        ({"prompt": 100, "tool_use_prompt": 40, "candidates": 10, "total": 150}, 150),
+        ({"prompt": 100, "tool_use_prompt": 40, "candidates": 10}, 150),
+        ({"prompt": 100, "cached_content": 80, "candidates": 10, "total": 110}, 110),
+        ({"prompt": 100, "cached_content": 80, "candidates": 10}, 110),
+        ({"prompt": 100, "candidates": 60, "thoughts": 50, "total": 160}, 160),
+    ],
+)
+def test_defect_4_thoughts_tool_prompts_and_the_cache_are_counted_right(usage, tokens):
+    monitor = BudgetMonitor()
+    monitor.record_response(response(**usage))
+    assert monitor.current_tokens == tokens
+
+
+@pytest.mark.parametrize("told", ["every chunk", "the last chunk", "the whole", "twice"])
+def test_defect_5_a_streamed_call_counts_once(told):
+    monitor, context = BudgetMonitor(), SimpleNamespace(actions=SimpleNamespace())
+    silent = SimpleNamespace(usage_metadata=None, partial=True)
+    whole = SimpleNamespace(usage_metadata=None, partial=False)
+    stream = {
+        "every chunk": [response(100, 3, partial=True), response(100, 7, partial=True), response(100, 10)],
+        "the last chunk": [silent, response(100, 10, partial=True), whole],
+        "the whole": [silent, silent, response(100, 10)],
+        "twice": [response(100, 3, partial=True), response(100, 10), response(100, 10)],
+    }[told]
+    for chunk in stream:
+        monitor.after_model_hook()(callback_context=context, llm_response=chunk)
+    assert (monitor.current_tokens, monitor.turn_count) == (110, 1)
+
+
+def test_defect_6_sessions_have_monitors_of_their_own():
+    """One policy, two users; that a plugin keeps them apart on ADK is tested there."""
+    policy = BudgetPolicy(100).with_threshold(0.5, action="stop")
+    alice, bob = policy.build_monitor(), policy.build_monitor()
+    alice.record_usage(90)
+    assert (alice.stopped, bob.stopped) == (True, False)
+
+
+def test_defect_7_the_hook_lets_later_callbacks_run():
+    assert BudgetMonitor().after_model_hook()(callback_context=None, llm_response=response(1, 1)) is None
+
+
+def test_defect_8_the_count_needs_no_model_name():
+    monitor = BudgetMonitor()
+    monitor.record_response(SimpleNamespace(usage_metadata=response(1, 1).usage_metadata, model_version="some-model-001"))
+    assert monitor.current_tokens == 2
+
+
+def test_defect_9_a_policy_can_be_shipped_as_data():
+    policy = BudgetPolicy(100).with_threshold(0.8, handler).with_threshold(0.9, Handlers.static, recurring=True).with_threshold(1.0, action="stop")
+    data = json.loads(json.dumps(policy.to_dict()))
+    assert data["thresholds"][0] == {"percent": 0.8, "callback": f"{__name__}:handler", "recurring": False, "action": "warn"}
+    assert BudgetPolicy.from_dict(data) == policy
+    handled.clear()
+    BudgetPolicy.from_dict(data).build_monitor().record_usage(95)
+    assert handled == [95, 95]
+
+
+# ---- policies as data -----------------------------------------------------------------------------------------------
+
+
+def test_little_data_will_do():
+    assert BudgetPolicy.from_dict({}) == BudgetPolicy()
+    assert BudgetPolicy.from_dict({"max_tokens": 5, "thresholds": None}) == BudgetPolicy(5)
+    assert BudgetPolicy.from_dict({"thresholds": [{"percent": 0.5}]}) == BudgetPolicy().with_threshold(0.5)
+
+
+def a_closure():
+    def inner(monitor):
+        return None
+
+    return inner
+
+
+class Callback:
+    def __call__(self, monitor):
+        return None
+
+
+@pytest.mark.parametrize(
+    "callback", [lambda m: None, a_closure(), Handlers().method, [].append, Callback()], ids=["lambda", "closure", "method", "bound builtin", "object"]
+)
+def test_a_function_without_an_import_path_is_refused_as_data(callback):
+    with pytest.raises(ValueError, match=r"import path|cannot be written|cannot be imported"):
+        BudgetPolicy().with_threshold(0.5, callback).to_dict()
+
+
+def test_a_function_of_the_script_itself_is_refused_as_data(monkeypatch):
+    monkeypatch.setattr(handler, "__module__", "__main__")
+    with pytest.raises(ValueError, match="script itself"):
+        BudgetPolicy().with_threshold(0.5, handler).to_dict()
+
+
+@pytest.mark.parametrize(
+    ("data", "words"),
+    [
+        ([], "mapping"),
+        ({"max_token": 5}, "max_token"),
+        ({"max_tokens": "5"}, "max_tokens"),
+        ({"thresholds": {"percent": 0.5}}, "must be a list"),
+        ({"thresholds": [0.5]}, r"thresholds\[0\].*mapping"),
+        ({"thresholds": [{"percent": 0.5}, {"action": "stop"}]}, r"thresholds\[1\].*percent"),
+        ({"thresholds": [{"percent": 0.5, "colour": 1}]}, "colour"),
+        ({"thresholds": [{"percent": 0.5, "callback": "print"}]}, "package.module:function"),
+        ({"thresholds": [{"percent": 0.5, "callback": 3}]}, "package.module:function"),
+        ({"thresholds": [{"percent": 0.5, "callback": "no_such_module_here:f"}]}, "cannot be imported"),
+        ({"thresholds": [{"percent": 0.5, "callback": "json:no_such_function"}]}, "cannot be imported"),
+        ({"thresholds": [{"percent": 0.5, "callback": "json:__name__"}]}, "not callable"),
+        ({"thresholds": [{"percent": 50}]}, "percent"),
+    ],
+)
+def test_wrong_data_says_what_is_wrong(data, words):
+    with pytest.raises(ValueError, match=words):
+        BudgetPolicy.from_dict(data)
+
+
+thresholds = st.builds(
+    Threshold,
+    percent=st.floats(0, 1, exclude_min=True),
+    callback=st.sampled_from([None, handler, Handlers.static]),
+    recurring=st.booleans(),
+    action=st.sampled_from(["warn", "nudge", "stop"]),
+)
+
+
+@given(st.builds(BudgetPolicy, max_tokens=st.integers(1, 10**12), thresholds=st.lists(thresholds, max_size=4).map(tuple)))
+def test_every_policy_survives_the_way_through_data(policy):
+    assert BudgetPolicy.from_dict(json.loads(json.dumps(policy.to_dict()))) == policy
+
+
+# ---- against a model ------------------------------------------------------------------------------------------------
+
+
+class MonitorAgainstItsModel(RuleBasedStateMachine):
+    """The model keeps plain facts: the tokens, what each turn cost, and for each threshold whether it has fired and how often."""
+
+    @initialize(limit=st.integers(1, 50))
+    def begin(self, limit):
+        self.limit, self.tokens, self.turns, self.stopped_by_hand = limit, 0, [], False
+        self.monitor = BudgetMonitor(limit)
+        self.known = []  # percent, recurring, action; fired, stopping, expected calls, seen calls
+        self.open = None
+
+    def share(self):
+        return min(self.tokens / self.limit, 1)
+
+    def expect(self, *, whole=True, told=None):
+        for entry in self.known:
+            if self.share() < entry["percent"]:
+                continue
+            if entry["recurring"]:
+                if not whole or (told is not None and id(entry) in told):
+                    continue
+                if told is not None:
+                    told.add(id(entry))
+            elif entry["fired"]:
+                continue
+            entry["fired"] = True
+            entry["stopping"] |= entry["action"] == "stop"
+            entry["expected"] += 1
+
+    @rule(percent=st.floats(0.01, 1), recurring=st.booleans(), action=st.sampled_from(["warn", "nudge", "stop"]))
+    def add(self, percent, recurring, action):
+        entry = {"percent": percent, "recurring": recurring, "action": action, "fired": False, "stopping": False, "expected": 0, "seen": 0}
+
+        def seen(monitor):
+            entry["seen"] += 1
+
+        self.monitor.on_threshold(percent, seen, recurring=recurring, action=action)
+        self.known.append(entry)
+
+    @rule(given=st.integers(0, 20), output=st.integers(0, 20))
+    def record(self, given, output):
+        self.monitor.record_usage(given, output)
+        self.tokens += given + output
+        self.turns.append(given + output)
+        self.expect()
+
+    @rule(outputs=st.lists(st.integers(0, 20), min_size=1, max_size=4), wholes=st.integers(0, 2))
+    def stream(self, outputs, wholes):
+        """Chunks with growing usage, then one or two whole responses with the last of it, or none if it breaks off."""
+        call, told, counted = SimpleNamespace(), set(), 0
+        outputs = sorted(outputs)
+        self.turns.append(0)
+        for number, output in enumerate([*outputs, *[outputs[-1]] * wholes]):
+            whole = number >= len(outputs)
+            self.monitor.record_response(response(1, output, partial=not whole), call)
+            self.tokens += 1 + output - counted
+            self.turns[-1] = counted = 1 + output
+            self.expect(whole=whole, told=told)
+
+    @rule(count=st.integers(0, 60))
+    def adjust(self, count):
+        self.monitor.adjust(count)
+        self.tokens = count
+        for entry in self.known:
+            if entry["percent"] > self.share():
+                entry["fired"] = entry["stopping"] = False
+
+    @rule()
+    def reset(self):
+        self.monitor.reset()
+        self.tokens, self.turns, self.stopped_by_hand = 0, [], False
+        for entry in self.known:
+            entry["fired"] = entry["stopping"] = False
+
+    @rule()
+    def stop(self):
+        self.monitor.stop("by hand")
+        self.stopped_by_hand = True
+
+    @rule()
+    def resume(self):
+        self.monitor.resume()
+        self.stopped_by_hand = False
+        for entry in self.known:
+            entry["stopping"] = False
+
+    @invariant()
+    def they_agree(self):
+        monitor = self.monitor
+        assert [entry["seen"] for entry in self.known] == [entry["expected"] for entry in self.known]
+        assert (monitor.current_tokens, monitor.turn_count) == (self.tokens, len(self.turns))
+        assert monitor.remaining == max(self.limit - self.tokens, 0)
+        assert monitor.utilization == self.share()
+        assert monitor.avg_tokens_per_turn == (sum(self.turns) / len(self.turns) if self.turns else 0)
+        assert monitor.thresholds_fired() == sum(entry["fired"] for entry in self.known)
+        assert monitor.stopped == (self.stopped_by_hand or any(entry["stopping"] for entry in self.known))
+        assert [t.percent for t in monitor.thresholds] == sorted(entry["percent"] for entry in self.known)
+        assert monitor.callback_errors == 0
+
+
+TestMonitorAgainstItsModel = MonitorAgainstItsModel.TestCase
+
+
+# ---- threads --------------------------------------------------------------------------------------------------------
+
+
+def in_threads(work, number=8):
+    barrier, failures = threading.Barrier(number), []
+
+    def begin(index):
+        try:
+            barrier.wait(10)
+            work(index)
+        except BaseException as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=begin, args=(index,)) for index in range(number)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    assert failures == []
+
+
+def test_under_threads_nothing_is_lost_and_each_threshold_fires_once():
+    fired, lock = [], threading.Lock()
+    monitor = BudgetMonitor(8_000)
+
+    def note(percent):
+        with lock:
+            fired.append(percent)
+
+    for step in range(1, 101):
+        monitor.on_threshold(step / 100, lambda m, p=step: note(p))
+    in_threads(lambda _: [monitor.record_usage(1, 1) for _ in range(500)])
+    assert (monitor.current_tokens, monitor.turn_count) == (8_000, 4_000)
+    assert sorted(fired) == list(range(1, 101))
+
+
+def test_streams_in_threads_stay_apart():
+    monitor = BudgetMonitor()
+
+    def stream(_):
+        for _ in range(100):
+            call = SimpleNamespace()
+            for output in (1, 2, 3):
+                monitor.record_response(response(7, output, partial=True), call)
+            monitor.record_response(response(7, 3), call)
+
+    in_threads(stream)
+    assert (monitor.current_tokens, monitor.turn_count) == (8_000, 800)
+
+
+def test_everything_at_once_ends_and_breaks_nothing():
+    monitor = BudgetMonitor(100).on_threshold(0.5, lambda m: m.adjust(0)).on_threshold(0.9, action="stop")
+    moves = [
+        lambda: monitor.record_usage(3),
+        lambda: monitor.record_response(response(2, 1), SimpleNamespace()),
+        lambda: monitor.on_threshold(0.7),
+        monitor.summary,
+        monitor.resume,
+        monitor.take_nudge,
+        monitor.reset,
+        lambda: monitor.stop("x"),
+    ]
+    in_threads(lambda index: [moves[index]() for _ in range(200)])
+    assert monitor.callback_errors == 0
