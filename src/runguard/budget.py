@@ -205,7 +205,11 @@ class Scope:
 
 def scope_part(text: str) -> str:
     """A part of a scope's key: the separator cannot come from inside a name, so two names never make one key."""
-    return text.replace("%", "%25").replace("/", "%2F")
+    plain = text.replace("%", "%25").replace("/", "%2F")
+    if plain.isascii() and "\0" not in plain:
+        return plain
+    # What no store can write as text: half of a surrogate pair, and NUL.
+    return "".join(f"%{ord(c):X}" if c == "\0" or "\ud800" <= c <= "\udfff" else c for c in plain)
 
 
 @dataclass(frozen=True, slots=True)

@@ -591,6 +591,8 @@ class Guard:
 
     def _decide(self, run: Run, lane: Lane, event: Event, finding: Finding) -> Decision:
         action = finding.action
+        if action is _STOP and type(event) is ModelCall and event.aside:
+            action = _BLOCK
         mark = (finding.rule, "" if finding.scope == "run" else lane.key, finding.key, action)
         if action <= _NUDGE:
             if mark in run.noted:

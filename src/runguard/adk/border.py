@@ -18,20 +18,21 @@ from google.adk.models.llm_response import LlmResponse
 
 from runguard.accounts import Charge
 from runguard.adk.chain import FLIGHTS, FRAME, STREAM, Invocation, ModelInFlight
-from runguard.adk.estimate import project, text_size
+from runguard.adk.estimate import count_tokens, project, text_size
 from runguard.adk.stops import Halt, refused_response, stop_response
 from runguard.conductor import Guard
-from runguard.decision import Action, Trip
+from runguard.decision import STOP_CODE, Action, Trip, text_for_user
+from runguard.errors import RunStoppedError
 from runguard.events import ModelCall
 from runguard.pricing import Usage
 from runguard.runs import Run
 
 _log: Final = logging.getLogger("runguard")
-_STOP: Final = Action.STOP
+_BLOCK: Final = Action.BLOCK
 _METHOD: Final = "generate_content_async"
 DIRECT: Final = "(direct)"  # who makes a call that no agent's hook announced
 _PER_TOKEN: Final = 4
-_SPINS: Final = 50  # how often a stopped run may ask at the border before it is ended
+_SPINS: Final = 1_000  # rounds that a stopped run may ask at the border before it is ended: a long list of documents is no endless loop
 _BORN: Final = "__pydantic_init_subclass__"
 
 
@@ -170,9 +171,10 @@ async def _guarded(original: Callable[..., Any], llm: BaseLlm, request: LlmReque
     capped = request.config
     crossing = Crossing(llm, tolls)
     error: BaseException | None = None
-    answers = original(llm, request, stream, *args, **kwargs)
+    answers: Any = None
     ended = Ended(tolls)
     try:
+        answers = aiter(original(llm, request, stream, *args, **kwargs))  # not every one is a generator
         while True:
             token = _CROSSING.set(crossing)
             ended.listen()
@@ -201,17 +203,27 @@ async def _guarded(original: Callable[..., Any], llm: BaseLlm, request: LlmReque
             request.config = own  # the caller may use his request again
         for toll in tolls:
             _carefully(toll.ended, error, stream)
-        await answers.aclose()
+        close = getattr(answers, "aclose", None)
+        if close is not None:
+            await close()
 
 
-async def _refuse(trip: Trip, guard: Guard) -> LlmResponse:
+async def _refuse(trip: Trip | None, guard: Guard) -> LlmResponse:
     """Answer instead of the model. A loop that asks again and again, whatever the answer, is ended from outside."""
-    await asyncio.sleep(0)  # whoever asks in a loop must not keep the event loop to itself
+    if trip is None:  # aside of a run that has given its answer: nothing is stopped
+        return LlmResponse(error_code=STOP_CODE, error_message=text_for_user(""))
     run = guard.runs.get(trip.run_id)
+    first = run is not None and not run.refusing
     if run is not None:
+        run.refusing = True
+    await asyncio.sleep(0)  # whoever asks in a loop must not keep the event loop to itself
+    if run is not None and first:  # calls that are refused together are one round
+        run.refusing = False
         times, made = run.refused_at_border  # others that work in between start the count anew
         run.refused_at_border = (times + 1 if made == run.spend.model_calls else 1, run.spend.model_calls)
         if run.refused_at_border[0] > _SPINS:
+            if FRAME.get() is not None and run.refused_at_border[0] <= 2 * _SPINS:
+                raise RunStoppedError.of(trip)  # inside a tool: its call gets an answer, unless it swallows this
             for _ in range(600):  # paid calls first: at most half a minute
                 if not run.slots.busy():
                     break
@@ -227,7 +239,7 @@ def _carefully(report: Callable[..., None], *facts: Any) -> None:
         _log.exception("runguard.guard_error: a call could not be booked")
 
 
-async def _enter(outer: Crossing | None, llm: BaseLlm, request: LlmRequest, tolls: list[Toll]) -> tuple[Trip, Guard] | None:
+async def _enter(outer: Crossing | None, llm: BaseLlm, request: LlmRequest, tolls: list[Toll]) -> tuple[Trip | None, Guard] | None:
     """Fill in the accounts of this call; a stop when it may not be made."""
     if outer is not None:
         for toll in outer.tolls:
@@ -244,8 +256,10 @@ async def _enter(outer: Crossing | None, llm: BaseLlm, request: LlmRequest, toll
         tolls.append(Toll(guard, flight.charge, invocation, flight))
     if announced:
         FLIGHTS.set(tuple(entry for entry in FLIGHTS.get() if not entry[2].left))
-        return None
+    mine = {toll.guard for toll in tolls}
     for guard, invocation, lane, agent, tool in _callers():
+        if guard in mine:
+            continue  # its own hook announced the call
         stop = await _ask(guard, invocation, lane, agent, tool, request, tolls)
         if stop is not None:
             return stop
@@ -264,7 +278,7 @@ def cap_output(request: LlmRequest, tokens: int) -> None:
     request.config = request.config.model_copy(update={"max_output_tokens": tokens})
 
 
-async def _attempt(toll: Toll, request: LlmRequest, tolls: list[Toll]) -> tuple[Trip, Guard] | None:
+async def _attempt(toll: Toll, request: LlmRequest, tolls: list[Toll]) -> tuple[Trip | None, Guard] | None:
     """A model inside a model: the first attempt takes over what was reserved, every further one is a call of its own."""
     guard, charge = toll.guard, toll.charge
     invocation, flight = toll.place
@@ -300,16 +314,20 @@ def _callers() -> Iterable[tuple[Guard, Invocation, str, str, str]]:
 
 async def _ask(
     guard: Guard, invocation: Invocation | None, lane: str, agent: str, tool: str, request: LlmRequest, tolls: list[Toll], flight: ModelInFlight | None = None
-) -> tuple[Trip, Guard] | None:
+) -> tuple[Trip | None, Guard] | None:
     if guard.policy.mode == "off" or invocation is None:
         return None
     sizes = project(request, None)
     limit = request.config.max_output_tokens
     event = ModelCall(invocation.run.info.run, lane, agent, guard.clock(), request.model or "", sizes.upper, sizes.audio, limit, None, None, tool)
+    event.aside = invocation.finished
+    counter = guard.policy.tokens
+    if counter is not None and (counted := await count_tokens(counter, request)) is not None:
+        event.input_tokens = counted
     decision = guard.check(event)
-    if decision.action is not _STOP or not decision.enforced:
+    if decision.action < _BLOCK or not decision.enforced:
         decision = await guard.reserve(event, slot=False)
-    if decision.action is _STOP and decision.enforced and decision.trip is not None:
+    if decision.action >= _BLOCK and decision.enforced:
         return decision.trip, guard
     charge = event.charge
     if charge is not None:

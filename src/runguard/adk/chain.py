@@ -99,6 +99,7 @@ class Invocation:
     lanes: dict[tuple[str, str | None], str] = field(default_factory=dict)
     prompts: dict[tuple[str, str], Prompt] = field(default_factory=dict)  # by lane and agent
     streamed: bool = False  # the runner's wrapper sees its end
+    finished: bool = False  # its agents are done; a compaction may follow
 
     def learn_prompt(self, flight: ModelInFlight, tokens: int) -> None:
         """The model has counted the prompt."""

@@ -5,6 +5,10 @@ measured: exact for the old part, an estimate for the new, and the same work how
 part changed (compaction, another history), the whole is measured again and scaled by what was learned.
 """
 
+import inspect
+import logging
+from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -13,6 +17,7 @@ from google.genai import types
 
 from runguard.fingerprint import size_of
 
+_log: Final = logging.getLogger("runguard")
 _UPPER: Final = 3  # bytes of text per token, reckoned high: for reserving
 _LIKELY: Final = 4  # and as it mostly is: for the context window
 _PART: Final = 12  # bytes that every part costs beside its text
@@ -44,6 +49,26 @@ class Projection:
 
     def learned(self, tokens: int) -> Prompt:
         return Prompt(tokens, self.size, self.contents, self.tail)
+
+
+async def count_tokens(counter: Callable[..., Any], request: LlmRequest) -> int | None:
+    """The user's own counter, plain or awaited. When it fails the estimate stands, and that is said once."""
+    try:
+        counted = counter(request)
+        if inspect.isawaitable(counted):
+            counted = await counted
+        if type(counted) is int and counted >= 0:
+            return counted
+        problem = f"gave {counted!r}, not a number of tokens"
+    except Exception as error:
+        problem = f"raised {type(error).__name__}"
+    if counter not in _told:
+        _told.append(counter)
+        _log.warning("runguard.counter_failed: tokens= %s; requests are estimated instead", problem)
+    return None
+
+
+_told: Final[deque[Any]] = deque(maxlen=64)
 
 
 def project(request: LlmRequest, known: Prompt | None) -> Projection:

@@ -5,7 +5,6 @@ Results are judged on the function-response event, which precedes the next model
 """
 
 import asyncio
-import inspect
 import logging
 import sys
 import threading
@@ -30,14 +29,14 @@ from runguard.adk import runners
 from runguard.adk.border import cap_output, usage_of
 from runguard.adk.chain import FLIGHTS, FRAME, STREAM, Call, Frame, Invocation, ModelInFlight, depth_of, enclosing_frame, lane_of, open_child
 from runguard.adk.ending import Ending
-from runguard.adk.estimate import project
+from runguard.adk.estimate import count_tokens, project
 from runguard.adk.labels import run_options
 from runguard.adk.stops import refusal, with_notice
 from runguard.adk.tool_time import limit_time, timed_out
 from runguard.budget import BudgetStatus
 from runguard.conductor import Guard
 from runguard.decision import METADATA_KEY, STOPPED, Action, Trip
-from runguard.errors import PolicyError
+from runguard.errors import PolicyError, RunStoppedError
 from runguard.events import ROOT_LANE, AgentEntered, Answer, HandOff, ModelCall, ModelResult, Outcome, RunInfo, ToolCall, ToolResults
 from runguard.policy import Policy
 from runguard.pricing import Usage, preload
@@ -75,9 +74,7 @@ class RunGuardPlugin(BasePlugin):
         self._off = built.mode == "off" and self.policy_error is None
         self._invocations: dict[str, Invocation] = {}
         self._known_tools: set[str] = set()
-        self._told_counter = False
         self.warned_order = False
-        self._counter = built.tokens
         self._watches_context = built.rungs("context") is not None
         runners.watch(self)
         if not self._off and "genai_prices.data" not in sys.modules:
@@ -192,6 +189,8 @@ class RunGuardPlugin(BasePlugin):
 
     async def after_run_callback(self, *, invocation_context: InvocationContext) -> None:
         invocation = self._invocations.get(invocation_context.invocation_id)
+        if invocation is not None:
+            invocation.finished = True
         if invocation is not None and not invocation.streamed:  # else the runner's wrapper sees its end: a compaction may still follow
             self.forget(invocation_context.invocation_id)
 
@@ -307,7 +306,8 @@ class RunGuardPlugin(BasePlugin):
         """What the call may take: the size of its prompt, and how much it may answer."""
         sizes = flight.projection = project(request, invocation.prompts.get((event.lane, event.agent)))
         event.input_tokens, event.audio_tokens, event.projected_tokens = sizes.upper, sizes.audio, sizes.likely
-        if self._counter is not None and (counted := await self._count(request)) is not None:
+        counter = self.guard.policy.tokens
+        if counter is not None and (counted := await count_tokens(counter, request)) is not None:
             event.input_tokens = event.projected_tokens = counted
         event.max_output_tokens = request.config.max_output_tokens
         if invocation.live:
@@ -316,23 +316,6 @@ class RunGuardPlugin(BasePlugin):
             event.context_limit = self.guard.accounts.context_limit(event.model)
         frame = FRAME.get()
         event.tool = frame.tool if frame is not None and frame.guard is self.guard else ""
-
-    async def _count(self, request: LlmRequest) -> int | None:
-        """The user's own counter; when it fails the estimate stands."""
-        assert self._counter is not None
-        try:
-            counted = self._counter(request)
-            if inspect.isawaitable(counted):
-                counted = await counted
-            if type(counted) is int and counted >= 0:
-                return counted
-            problem = f"gave {counted!r}, not a number of tokens"
-        except Exception as error:
-            problem = f"raised {words_of(error)}"
-        if not self._told_counter:
-            self._told_counter = True
-            _log.warning("runguard.counter_failed: tokens= %s; requests are estimated instead", problem)
-        return None
 
     def _let_go(self, invocation: Invocation, event: ModelCall, flight: ModelInFlight, request: LlmRequest, task: "asyncio.Task[Any] | None") -> None:
         """The call may be made: from here on the model's border, or whoever answers instead, tells how it ended."""
@@ -531,8 +514,8 @@ class RunGuardPlugin(BasePlugin):
             call.error = words_of(error)
             if call.outcome is not _UNKNOWN_TOOL:
                 self.guard.report_failure(invocation.run, call.tool, tool_context.function_call_id or "")
-            if isinstance(tool, AgentTool) and self._stop_in_force(invocation, call.lane) is not None:
-                # The nested run was stopped and its empty answer did not fit a schema: the call is answered all the same.
+            if (isinstance(tool, AgentTool) or isinstance(error, RunStoppedError)) and self._stop_in_force(invocation, call.lane) is not None:
+                # It asked for a model again and again, or the nested run was stopped and its empty answer did not fit a schema: the call is answered.
                 return refusal(_PART_STOPPED)
         except Exception as fault:
             self.ending.fault("on_tool_error", fault, ic)
@@ -554,12 +537,12 @@ class RunGuardPlugin(BasePlugin):
         try:
             invocation = self._invocations.get(invocation_context.invocation_id)
             if invocation is not None:
-                self._on_event(invocation, event)
+                self._on_event(invocation, event, invocation_context)
         except Exception as error:
             self.ending.fault("on_event", error, invocation_context)
         return None
 
-    def _on_event(self, invocation: Invocation, event: Event) -> None:
+    def _on_event(self, invocation: Invocation, event: Event, ic: InvocationContext) -> None:
         calls: list[types.FunctionCall] = []
         answers: list[types.FunctionResponse] = []
         content = event.content
@@ -584,7 +567,7 @@ class RunGuardPlugin(BasePlugin):
                         invocation.remember(call.id, Call(call.name or "", call.args, lane, event.id, asked_at=asked_at))
             self._release_slot(invocation, event)
             if invocation.live and event.usage_metadata is not None:
-                self._on_live_usage(invocation, event)
+                self._on_live_usage(invocation, event, ic)
         if event.actions.transfer_to_agent:
             self.judge_transfer(invocation, self._event_lane(invocation, event), event.author, event.actions.transfer_to_agent)
         if self.ending.skips:
@@ -615,11 +598,11 @@ class RunGuardPlugin(BasePlugin):
             if task is not None:
                 invocation.run.slots.give_back(task)
 
-    def _on_live_usage(self, invocation: Invocation, event: Event) -> None:
+    def _on_live_usage(self, invocation: Invocation, event: Event, ic: InvocationContext) -> None:
         """A live model tells its usage as it goes: booked as it comes; a budget that is spent shows at the next user content."""
         run, lane, guard = invocation.run, self._event_lane(invocation, event), self.guard
         usage = usage_of(event.usage_metadata)
-        call = ModelCall(run.info.run, lane, event.author, guard.clock(), event.model_version or getattr(getattr(event, "agent", None), "model", "") or "")
+        call = ModelCall(run.info.run, lane, event.author, guard.clock(), event.model_version or _live_model(ic, event.author))
         run.spend.model_calls += 1
         guard.settle(guard.accounts.open_settled(run.purse, call), usage)
         guard.after(ModelResult(run.info.run, lane, event.author, guard.clock(), usage.input, usage.output))
@@ -711,6 +694,14 @@ def _final_words(response: LlmResponse) -> int:
     if not parts or any(part.function_call is not None for part in parts):
         return 0
     return hash("".join(part.text for part in parts if part.text and not part.thought)[:_WORDS_READ])
+
+
+def _live_model(ic: InvocationContext, author: str) -> str:
+    """The model of a live agent, where its events do not name it."""
+    root = getattr(ic.agent, "root_agent", None)
+    agent = (root.find_agent(author) if root is not None else None) or ic.agent
+    model = getattr(agent, "canonical_live_model", None) or getattr(agent, "canonical_model", None)
+    return getattr(model, "model", "") or ""
 
 
 def words_of(error: BaseException) -> str:

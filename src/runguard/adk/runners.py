@@ -19,11 +19,12 @@ from google.adk.agents import BaseAgent
 from google.adk.events import Event
 from google.adk.plugins.base_plugin import BasePlugin
 from google.adk.runners import Runner
+from google.genai import types
 
 from runguard.adk.border import Border
 from runguard.adk.chain import FRAME, STREAM, Stream
-from runguard.adk.stops import Halt, mark_stop, stop_content
-from runguard.decision import METADATA_KEY, STOP_CODE, Trip
+from runguard.adk.stops import Halt, mark_stop, refusal, stop_content
+from runguard.decision import METADATA_KEY, STOP_CODE, STOPPED, Trip
 from runguard.errors import RunStoppedError
 
 if TYPE_CHECKING:
@@ -181,12 +182,12 @@ async def _stream(
                 raise
         if stop is None and plugin is not None and not nested:
             unheard = await _unheard_stop(runner, plugin, invocations or set(here.invocations), user, session)
-            if unheard is not None:
-                stop = _announced_in(unheard)
-                heard = True
-                yield unheard
+            for event in unheard:
+                stop, heard = _announced_in(event) or stop, True
+                yield event
         if here.halted is not None and not heard:
-            yield await _stop_event(runner, *here.halted, user, session)
+            for event in await _stop_events(runner, *here.halted, user, session):
+                yield event
     finally:
         STREAM.set(outer)
         for guard in {*_watch.per_agent, *([plugin] if plugin is not None else [])}:
@@ -198,26 +199,44 @@ async def _stream(
         _raise_if_asked(*stop)
 
 
-async def _unheard_stop(runner: Runner, plugin: "RunGuardPlugin", invocations: set[str], user: str, session: str) -> Event | None:
+async def _unheard_stop(runner: Runner, plugin: "RunGuardPlugin", invocations: set[str], user: str, session: str) -> list[Event]:
     """The run was stopped but its stop event got lost, swallowed by an agent or cut off by Halt: a run never ends without a word."""
     invocation_id = next((one for one in invocations if plugin.stop_of(one) is not None), None)
     trip = plugin.stop_of(invocation_id) if invocation_id is not None else None
     if invocation_id is None or trip is None:
-        return None
+        return []
     announce(trip, plugin)
-    return await _stop_event(runner, invocation_id, trip, plugin.guard.stop_text(trip), user, session)
+    return await _stop_events(runner, invocation_id, trip, plugin.guard.stop_text(trip), user, session)
 
 
-async def _stop_event(runner: Runner, invocation_id: str, trip: Trip, text: str, user: str, session: str) -> Event:
+async def _stop_events(runner: Runner, invocation_id: str, trip: Trip, text: str, user: str, session: str) -> list[Event]:
+    """The stop, and before it an answer for every call that is still open: models reject a history with a call that has none."""
     event = Event(author=getattr(runner.agent, "name", "") or "runguard", invocation_id=invocation_id, content=stop_content(text))
     mark_stop(event, trip, text)
+    answers: list[Event] = []
     try:
         stored = await runner.session_service.get_session(app_name=runner.app_name, user_id=user, session_id=session)
         if stored is not None:
-            await runner.session_service.append_event(session=stored, event=event)
+            answers = _open_calls(stored, invocation_id)
+            for each in (*answers, event):
+                await runner.session_service.append_event(session=stored, event=each)
     except Exception:  # the caller is told all the same
         _log.exception("runguard.stop_not_stored: the session service refused the stop event")
-    return event
+    return [*answers, event]
+
+
+def _open_calls(session: Any, invocation_id: str) -> list[Event]:
+    """An answer for every call of this invocation that has none and that nobody outside will answer."""
+    events = [event for event in session.events if event.invocation_id == invocation_id]
+    answered = {response.id for event in events for response in event.get_function_responses()}
+    answers: list[Event] = []
+    for event in events:
+        open_calls = [c for c in event.get_function_calls() if c.id not in answered and c.id not in (event.long_running_tool_ids or ())]
+        parts = [types.Part(function_response=types.FunctionResponse(id=c.id, name=c.name, response=refusal(STOPPED))) for c in open_calls]
+        if parts:
+            content = types.Content(role="user", parts=parts)
+            answers.append(Event(author=event.author, invocation_id=invocation_id, branch=event.branch, content=content))
+    return answers
 
 
 def _can_end(plugin: "RunGuardPlugin", invocation_id: str) -> bool:

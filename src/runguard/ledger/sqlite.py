@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any, Final
 from urllib.parse import parse_qs, unquote, urlsplit
 
-from runguard.budget import NOTHING, Amount
+from runguard.budget import NOTHING, UNITS, Amount
 from runguard.errors import PolicyError
-from runguard.ledger.store import SCHEMA_VERSION, Balance, Line, Reply, StoreError, StoreOutage, check_amounts, fits, overrun_of
+from runguard.ledger.store import SCHEMA_VERSION, Balance, Line, Reply, StoreError, StoreOutage, check_amounts, check_ttl, fits, overrun_of
 
 try:
     import fcntl
@@ -19,6 +19,7 @@ except ImportError:  # a system without flock: SQLite's own busy handler is all 
     fcntl = None  # type: ignore[assignment]
 
 _CONTROL: Final = "control"
+_APPLICATION: Final = 0x52474C47  # "RGLG" in the file's header: whose database it is
 _EXPIRE_AT_ONCE: Final = 64
 _SCHEMA: Final = """
 CREATE TABLE accounts (
@@ -56,13 +57,13 @@ class SqliteStore:
     def __init__(self, url: str) -> None:
         parts = urlsplit(url)
         path = unquote(parts.path)
-        if parts.netloc or not path.startswith("/") or path == "/":
-            raise PolicyError(f"store = {url!r}: write 'sqlite:///relative/path.db' or 'sqlite:////absolute/path.db'")
+        if parts.netloc or parts.fragment or not path.startswith("/") or path == "/":
+            raise PolicyError(f"store = {url!r}: write 'sqlite:///relative/path.db' or 'sqlite:////absolute/path.db' (and %23 for a #)")
         options = parse_qs(parts.query)
         self.synchronous = options.pop("synchronous", ["full"])[0].lower()
         if self.synchronous not in ("full", "normal") or options:
             raise PolicyError(f"store = {url!r}: the only option of a SQLite store is ?synchronous=full (default) or normal")
-        self.path = Path(path[1:]).expanduser()
+        self.path = Path(path[1:]).expanduser().absolute()  # now: a program may change its directory
         self.name = f"sqlite:///{self.path}"
         lost = "a power cut loses nothing that was settled" if self.synchronous == "full" else "a power cut may lose the last moments"
         self.durable = f"survives the end of any process; {lost}"
@@ -80,27 +81,40 @@ class SqliteSession:
         with _translated(path):
             path.parent.mkdir(parents=True, exist_ok=True)
             self._db = sqlite3.connect(path, timeout=timeout, isolation_level=None, check_same_thread=False)
-            self._db.execute("PRAGMA journal_mode=WAL")
-            self._db.execute(f"PRAGMA synchronous={synchronous}")
-            if fcntl is not None:
-                self._queue = Path(f"{path}-queue").open("a")  # noqa: SIM115 - open for as long as the session
-            self._inode = path.stat().st_ino
-            self._migrate()
+            try:
+                self._is_ours()  # before anything is changed
+                self._db.execute("PRAGMA journal_mode=WAL")
+                self._db.execute(f"PRAGMA synchronous={synchronous}")
+                if fcntl is not None:
+                    self._queue = Path(f"{path}-queue").open("a")  # noqa: SIM115 - open for as long as the session
+                self._inode = path.stat().st_ino
+                self._migrate()
+            except BaseException:
+                self.close()
+                raise
+
+    def _is_ours(self) -> bool:
+        """Whether the schema is there; an error when the file is somebody else's, or of another version."""
+        version = self._db.execute("PRAGMA user_version").fetchone()[0]
+        owner = self._db.execute("PRAGMA application_id").fetchone()[0]
+        if owner == _APPLICATION and version == SCHEMA_VERSION:
+            return True
+        if owner == _APPLICATION and version > SCHEMA_VERSION:
+            raise StoreError(
+                f"{self._path}: its schema is version {version}, made by a newer RunGuard; this one knows version {SCHEMA_VERSION}. Upgrade runguard-agents"
+            )
+        if owner or version or self._db.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]:
+            raise StoreError(f"{self._path}: this database belongs to something else (schema version {version}); choose another file")
+        return False
 
     def _migrate(self) -> None:
         with self._write():
-            version = self._db.execute("PRAGMA user_version").fetchone()[0]
-            if version == SCHEMA_VERSION:
+            if self._is_ours():
                 return
-            if version > SCHEMA_VERSION:
-                raise StoreError(
-                    f"{self._path}: its schema is version {version}, made by a newer RunGuard; this one knows version {SCHEMA_VERSION}. Upgrade runguard-agents"
-                )
-            if version or self._db.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]:
-                raise StoreError(f"{self._path}: this database belongs to something else (schema version {version}); choose another file")
             for statement in _SCHEMA.split(";\n"):
                 if statement.strip():
                     self._db.execute(statement)
+            self._db.execute(f"PRAGMA application_id={_APPLICATION}")
             self._db.execute(f"PRAGMA user_version={SCHEMA_VERSION}")
 
     # ---- transactions -----------------------------------------------------------------------------------------------
@@ -142,14 +156,16 @@ class SqliteSession:
     # ---- accounts ---------------------------------------------------------------------------------------------------
 
     def reserve(self, hold: str, ttl: float, lines: Sequence[Line], want: Amount, *, force: bool = False) -> Reply:
-        check_amounts(want)
+        check_amounts(want, lines)
+        check_ttl(ttl)
+        lines = list({line.key: line for line in lines}.values())
         with self._write() as now:
-            if any((line.ends is not None and now >= line.ends) or (line.begins is not None and now < line.begins) for line in lines):
-                return Reply((), now, self._control(), ok=False, stale=True)
-            self._expire(now)
             known = self._db.execute("SELECT state FROM holds WHERE id = ?", (hold,)).fetchone()
             if known is not None:
                 return Reply(self._balances([line.key for line in lines]), now, self._control(), ok=known[0] == "open")
+            if any((line.ends is not None and now >= line.ends) or (line.begins is not None and now < line.begins) for line in lines):
+                return Reply((), now, self._control(), ok=False, stale=True)
+            self._expire(now)
             for line in lines:
                 self._touch(line, now)
             keys = [line.key for line in lines]
@@ -165,7 +181,7 @@ class SqliteSession:
             return Reply(self._balances(keys), now, self._control())
 
     def settle(self, hold: str, lines: Sequence[Line], actual: Amount) -> Reply:
-        check_amounts(actual)
+        check_amounts(actual, lines)
         with self._write() as now:
             row = self._db.execute("SELECT keys, state, usd, tokens, calls FROM holds WHERE id = ?", (hold,)).fetchone()
             if row is None:  # the store forgot it, or was away when it was made: the spend is a fact all the same
@@ -174,6 +190,10 @@ class SqliteSession:
                 keys, state, amount = [line.key for line in lines], "unknown", NOTHING
             else:
                 keys, state, amount = json.loads(row[0]), row[1], (row[2], row[3], row[4])
+                there = {balance.key for balance in self._balances(keys)}
+                for line in lines:  # dropped by a purge meanwhile
+                    if line.key in keys and line.key not in there:
+                        self._touch(line, now)
             held = amount if state == "open" else NOTHING
             booked = amount if state in ("settled", "expired") else NOTHING
             for key in keys:
@@ -187,7 +207,7 @@ class SqliteSession:
 
     def release(self, hold: str) -> Reply:
         with self._write() as now:
-            row = self._db.execute("SELECT keys, usd, tokens, calls FROM holds WHERE id = ? AND state = 'open'", (hold,)).fetchone()
+            row = self._db.execute("SELECT keys, usd, tokens, calls FROM holds WHERE id = ? AND state = 'open' AND expires > ?", (hold, now)).fetchone()
             if row is None:
                 return Reply((), now, self._control())
             keys = json.loads(row[0])
@@ -197,7 +217,7 @@ class SqliteSession:
             return Reply(self._balances(keys), now, self._control())
 
     def extend(self, line: Line, more: Amount) -> Balance:
-        check_amounts(more)
+        check_amounts(more, [line])
         with self._write() as now:
             self._touch(line, now)
             self._db.execute(
@@ -211,7 +231,7 @@ class SqliteSession:
 
     def read(self, scope: str | None = None) -> list[Balance]:
         with self._write() as now:
-            self._expire(now)
+            self._expire(now, everything=True)
             where, facts = ("WHERE scope = ?", (scope,)) if scope is not None else ("", ())
             return [_balance(row) for row in self._db.execute(f"SELECT {_BALANCE} FROM accounts {where} ORDER BY key", facts)]
 
@@ -253,20 +273,19 @@ class SqliteSession:
         if closed:
             self._db.execute("UPDATE accounts SET overrun_usd = ?, overrun_tokens = ?, overrun_calls = ?, closed = 1 WHERE key = ?", (*overrun, key))
 
-    def _expire(self, now: float) -> None:
-        """Charge holds whose worker never came back."""
-        rows = self._db.execute(
-            "SELECT id, keys, usd, tokens, calls FROM holds WHERE state = 'open' AND expires <= ? LIMIT ?", (now, _EXPIRE_AT_ONCE)
-        ).fetchall()
-        for hold, keys, *amounts in rows:
-            amount: Amount = (amounts[0], amounts[1], amounts[2])
-            for key in json.loads(keys):
-                self._book(key, amount, NOTHING, amount, expired=False, now=now)
-                self._db.execute(
-                    "UPDATE accounts SET expired_usd = expired_usd + ?, expired_tokens = expired_tokens + ?, expired_calls = expired_calls + ? WHERE key = ?",
-                    (*amount, key),
-                )
-            self._db.execute("UPDATE holds SET state = 'expired', updated = ? WHERE id = ?", (now, hold))
+    def _expire(self, now: float, *, everything: bool = False) -> None:
+        """Charge holds whose worker never came back; a few at a time where a call waits for the answer."""
+        query = "SELECT id, keys, usd, tokens, calls FROM holds WHERE state = 'open' AND expires <= ? LIMIT ?"
+        while rows := self._db.execute(query, (now, _EXPIRE_AT_ONCE)).fetchall():
+            for hold, keys, usd, tokens, calls in rows:
+                amount: Amount = (usd, tokens, calls)
+                for key in json.loads(keys):
+                    self._book(key, amount, NOTHING, amount, expired=False, now=now)
+                    expired = ", ".join(f"expired_{unit} = expired_{unit} + ?" for unit in UNITS)
+                    self._db.execute(f"UPDATE accounts SET {expired} WHERE key = ?", (*amount, key))
+                self._db.execute("UPDATE holds SET state = 'expired', updated = ? WHERE id = ?", (now, hold))
+            if not everything:
+                return
 
     # ---- marks and documents ----------------------------------------------------------------------------------------
 
@@ -343,7 +362,7 @@ class SqliteSession:
 
     def purge(self, older_than: float) -> None:
         with self._write() as now:
-            self._expire(now)
+            self._expire(now, everything=True)
             old = now - older_than
             self._db.execute("DELETE FROM holds WHERE state != 'open' AND updated < ?", (old,))
             self._db.execute("DELETE FROM records WHERE at < ?", (old,))
@@ -371,12 +390,14 @@ def _translated(path: Path) -> Iterator[None]:
     """SQLite's errors in our terms: what may pass, and what somebody must repair."""
     try:
         yield
-    except sqlite3.OperationalError as error:
-        name = getattr(error, "sqlite_errorname", "")
+    except sqlite3.Error as error:
+        name = getattr(error, "sqlite_errorname", "") or ""
         if name.startswith(("SQLITE_BUSY", "SQLITE_LOCKED", "SQLITE_FULL", "SQLITE_IOERR")):
             raise StoreOutage(f"{path}: {error}") from error
-        raise StoreError(f"{path}: {error}; check that the file and its folder can be written") from error
-    except sqlite3.DatabaseError as error:
-        raise StoreError(f"{path}: {error}; the file is damaged or no database. Move it away and keep it: it holds your accounts") from error
+        if name.startswith(("SQLITE_CORRUPT", "SQLITE_NOTADB")):
+            raise StoreError(f"{path}: {error}; the file is damaged or no database. Move it away and keep it: it holds your accounts") from error
+        if name.startswith(("SQLITE_CANTOPEN", "SQLITE_READONLY", "SQLITE_PERM", "SQLITE_AUTH")):
+            raise StoreError(f"{path}: {error}; check that the file and its folder can be written") from error
+        raise StoreError(f"{path}: {error}") from error
     except OSError as error:
         raise StoreError(f"{path}: {error}") from error

@@ -13,9 +13,9 @@ Rules that every store keeps:
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Final, Protocol
 
-from runguard.budget import NOTHING, Amount
+from runguard.budget import NOTHING, UNLIMITED, Amount
 from runguard.errors import RunGuardError
 
 SCHEMA_VERSION = 1
@@ -124,7 +124,8 @@ class Session(Protocol):
         """The claimed side effect was done, or is free again."""
 
     def purge(self, older_than: float) -> None:
-        """Drop records, ended runs, finished holds and past periods without open holds that are older than so many seconds."""
+        """Drop what is older than so many seconds and has no open hold: records, ended or silent runs with their accounts, finished holds,
+        past periods, finished claims."""
 
     def close(self) -> None: ...
 
@@ -142,10 +143,24 @@ class Store(Protocol):
 # ---- arithmetic that every store shares -----------------------------------------------------------------------------
 
 
-def check_amounts(amounts: Amount) -> None:
+MOST: Final = 10**17  # of one amount: a hundred million dollars, and few enough digits to be added up for ever
+
+
+def check_amounts(amounts: Amount, lines: Sequence[Line] = ()) -> None:
+    """Refuse what is no amount before anything is written."""
+    if len(amounts) != 3 or any(len(line.caps) != 3 for line in lines):
+        raise ValueError("three amounts belong together: nano-USD, tokens, calls")
     for amount in amounts:
-        if type(amount) is not int or not 0 <= amount < 1 << 62:
-            raise ValueError(f"{amount!r} is no amount: a whole number, not negative")
+        if type(amount) is not int or not 0 <= amount <= MOST:
+            raise ValueError(f"{amount!r} is no amount: a whole number from 0 to {MOST}")
+    for cap in (cap for line in lines for cap in line.caps):
+        if type(cap) is not int or not 0 <= cap <= UNLIMITED:
+            raise ValueError(f"{cap!r} is no limit: a whole number, not negative")
+
+
+def check_ttl(ttl: float) -> None:
+    if not 0 <= ttl <= 10**9:
+        raise ValueError(f"{ttl!r} is no time to live: seconds, not negative")
 
 
 def fits(balance: Balance, want: Amount) -> bool:

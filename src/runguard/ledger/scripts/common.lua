@@ -108,8 +108,8 @@ local function create(key, scope, line, caps, now, stamp)
   end
   if ends ~= '-' then
     for _, old in ipairs(call('ZRANGEBYSCORE', P .. 'accounts', '-inf', format('(%.6f', now - PERIODS_KEPT), 'LIMIT', 0, 16)) do
-      local found = call('HMGET', P .. 'a:' .. old, 'held', 'scope')
-      if old ~= key and (found[1] or ZERO) == ZERO then
+      local found = redis.pcall('HMGET', P .. 'a:' .. old, 'held', 'scope', 'updated')
+      if not found.err and (found[1] or ZERO) == ZERO and tonumber(found[3] or 0) < now - PERIODS_KEPT and old ~= key then
         drop(old, found[2])
       end
     end

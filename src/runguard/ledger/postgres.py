@@ -1,0 +1,462 @@
+"""PostgreSQL: one schema of its own; every operation is one call of a function there, so one round trip and one commit.
+
+The server's clock is the only one. No call outlasts the time it was given: the server ends statements and lock waits before that, the
+client gives up after it.
+"""
+
+import contextlib
+import functools
+import json
+import math
+import os
+import queue
+import re
+import threading
+import time
+from collections.abc import Generator, Iterator, Sequence
+from importlib.resources import files
+from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import unquote, urlsplit
+
+from runguard.budget import Amount
+from runguard.errors import PolicyError
+from runguard.ledger.store import SCHEMA_VERSION, Balance, Line, Reply, StoreError, StoreOutage, check_amounts
+
+if TYPE_CHECKING:
+    import psycopg
+
+_DEFAULT_SCHEMA: Final = "runguard"
+_SCHEMA_NAME: Final = re.compile(r"(?!pg_)[A-Za-z_][A-Za-z0-9_]{0,62}")
+_HOSTS: Final = re.compile(r"(\[[0-9A-Fa-f:.%]+\]|[^\[\]:,@/]*)(:\d*)?(,(\[[0-9A-Fa-f:.%]+\]|[^\[\]:,@/]*)(:\d*)?)*")
+_SYNCHRONOUS: Final = re.compile(r"synchronous_commit\s*=\s*(\w+)")
+_EXPIRE_AT_ONCE: Final = 64  # as in the SQL
+_PURGE_AT_ONCE: Final = 1_000
+_MIGRATION: Final = 5.0  # making the schema happens once; it may take longer than a call
+_ARRAYS: Final = "%s::text[], %s::text[], %s::text[]"
+
+# What may pass by itself: no connection, interference, no resources, operator or system, read-only (a standby before its promotion).
+_PASSING: Final = ("08", "40", "53", "57", "58", "55P03", "25006", "25P03", "25P04")
+# The server refuses a connection before it has a way to say why in codes.
+_REFUSED: Final = re.compile(
+    r"authentication failed|no password supplied|pg_hba\.conf|(role|database|user) \"?.*\"? does not exist|permission denied|not permitted to log in|"
+    r"not currently accepting connections|(server|root) certificate|certificate verify failed|server does not support SSL|unsupported startup parameter|"
+    r"unrecognized configuration parameter|invalid value for parameter|invalid connection option|invalid .* value",
+    re.IGNORECASE,
+)
+
+
+class PostgresStore:
+    """``postgresql://user:password@host:5432/database``; ``?schema=name`` for another schema than "runguard". Other options go to libpq."""
+
+    def __init__(self, url: str) -> None:
+        parts = urlsplit(url)
+        hosts, query = parts.netloc.rpartition("@")[2], [part for part in parts.query.split("&") if part]
+        # A message never repeats the URL: where it is not understood, nobody knows which part of it is the password.
+        if parts.scheme not in ("postgresql", "postgres"):
+            raise PolicyError("a PostgreSQL store is 'postgresql://user:password@host:5432/database'")
+        if parts.fragment or "@" in parts.path or not _HOSTS.fullmatch(hosts) or any("=" not in part for part in query):
+            raise PolicyError(
+                "store = 'postgresql://…': not understood; write 'postgresql://user:password@host:5432/database' "
+                "and any of @ : / ? # % in the user or password as %40 %3A %2F %3F %23 %25"
+            )
+        options = {name: unquote(value) for name, _, value in (part.partition("=") for part in query)}
+        self.schema = options.get("schema", _DEFAULT_SCHEMA)
+        if not _SCHEMA_NAME.fullmatch(self.schema):
+            raise PolicyError(f"store = 'postgresql://…?schema={self.schema}': a schema's name has letters, digits and underscores, and no pg_ in front")
+        self._url = parts._replace(query="&".join(part for part in query if not part.startswith("schema="))).geturl()
+        if not parts.netloc:  # urlunsplit drops the empty authority, which libpq needs
+            self._url = f"{parts.scheme}://{self._url.removeprefix(f'{parts.scheme}:').removeprefix('//')}"
+        shown = {"host": options.get("host"), "schema": self.schema if self.schema != _DEFAULT_SCHEMA else None}
+        extra = "&".join(f"{name}={value}" for name, value in shown.items() if value)
+        self.name = f"postgresql://{hosts}{parts.path}" + (f"?{extra}" if extra else "")
+        said = _SYNCHRONOUS.findall(options.get("options", ""))
+        survives = "survives the end of any process"
+        if said and said[-1].lower() in ("off", "false", "no", "0"):
+            self.durable = f"{survives}; a crash of the server may lose the last moments (synchronous_commit = off)"
+        else:
+            self.durable = f"{survives}, of the server too; a power cut loses nothing that was settled, as long as the server runs with fsync"
+
+    def connect(self, timeout: float) -> "PostgresSession":
+        try:
+            import psycopg
+        except ImportError:
+            raise PolicyError("store = 'postgresql://…' needs psycopg: pip install 'runguard-agents[postgres]'") from None
+        try:
+            params = psycopg.conninfo.conninfo_to_dict(self._url)
+        except psycopg.Error:  # its message may quote the URL
+            raise PolicyError(f"store = {self.name!r}: libpq does not understand an option after the question mark, or a part before it") from None
+        return PostgresSession(self.name, self.schema, params, timeout)
+
+
+class PostgresSession:
+    """One connection, made again at the next call when it was lost. What was under way then is unknown; each operation may be repeated."""
+
+    def __init__(self, name: str, schema: str, params: dict[str, Any], timeout: float) -> None:
+        self._name, self._schema, self._timeout = name, schema, timeout
+        self._params = {**_patience(timeout), **params, "client_encoding": "UTF8", "options": _settings(timeout, params.get("options"))}
+        self._secret = str(params.get("password") or "")
+        self._db: psycopg.Cursor[tuple[Any, ...]] | None = None
+        self._process = os.getpid()
+        self._closed = False
+        functions = f'SELECT * FROM "{schema}".'
+        self._reserve = f"{functions}reserve(%s::text, %s::float8, {_ARRAYS}, %s::float8[], %s::float8[], %s::bigint[], %s::bigint[], %s::boolean)"
+        self._settle = f"{functions}settle(%s::text, {_ARRAYS}, %s::float8[], %s::bigint[], %s::bigint[])"
+        with self._translated():
+            self._open(time.monotonic() + timeout)
+
+    # ---- accounts ---------------------------------------------------------------------------------------------------
+
+    def reserve(self, hold: str, ttl: float, lines: Sequence[Line], want: Amount, *, force: bool = False) -> Reply:
+        check_amounts(want)
+        keys, scopes, windows, ends, caps = _columns(lines)
+        begins = _numbers([line.begins for line in _sorted(lines)])
+        rows = self._call(self._reserve, (hold, repr(float(ttl)), keys, scopes, windows, begins, ends, caps, _whole(want), "t" if force else "f"))
+        return _reply(rows, lines)
+
+    def settle(self, hold: str, lines: Sequence[Line], actual: Amount) -> Reply:
+        check_amounts(actual)
+        return _reply(self._call(self._settle, (hold, *_columns(lines), _whole(actual))), lines)
+
+    def release(self, hold: str) -> Reply:
+        return _reply(self._call(f'SELECT * FROM "{self._schema}".release(%s::text)', (hold,)), ())
+
+    def extend(self, line: Line, more: Amount) -> Balance:
+        check_amounts(more)
+        sql = f'SELECT * FROM "{self._schema}".extend(%s::text, %s::text, %s::text, %s::float8, %s::bigint[], %s::bigint[])'
+        ends = None if line.ends is None else repr(float(line.ends))
+        return _balance(self._call(sql, (line.key, line.scope, line.window, ends, _whole(line.caps), _whole(more)))[0])
+
+    def read(self, scope: str | None = None) -> list[Balance]:
+        end = time.monotonic() + self._timeout
+        while True:
+            rows = self._call(f'SELECT * FROM "{self._schema}".read(%s::text)', (scope,))
+            if not rows or rows[0][3] < _EXPIRE_AT_ONCE or time.monotonic() >= end:
+                return [_balance(row) for row in rows]
+
+    # ---- marks and documents ----------------------------------------------------------------------------------------
+
+    def first(self, key: str, mark: str, percent: float, limit: Amount) -> bool:
+        sql = f'INSERT INTO "{self._schema}".marks VALUES (%s::text, %s::text, %s::float8, %s::text) ON CONFLICT (key, mark) DO NOTHING RETURNING 1'
+        return bool(self._call(sql, (key, mark, repr(float(percent)), json.dumps(limit))))
+
+    def marks(self, key: str) -> dict[str, tuple[float, Amount]]:
+        rows = self._call(f'SELECT mark, percent, amounts FROM "{self._schema}".marks WHERE key = %s::text', (key,))
+        return {mark: (percent, tuple(json.loads(amounts))) for mark, percent, amounts in rows}
+
+    def unmark(self, key: str, marks: Sequence[str]) -> None:
+        self._call(f'DELETE FROM "{self._schema}".marks WHERE key = %s::text AND mark = ANY (%s::text[]) RETURNING 1', (key, _texts(marks)))
+
+    def get(self, name: str) -> tuple[int, str]:
+        rows = self._call(f'SELECT version, text FROM "{self._schema}".documents WHERE name = %s::text', (name,))
+        return rows[0] if rows else (0, "")
+
+    def put(self, name: str, version: int, text: str) -> bool:
+        return bool(self._call(f'SELECT "{self._schema}".put(%s::text, %s::bigint, %s::text)', (name, str(version), text))[0][0])
+
+    def now(self) -> float:
+        return float(self._call(f'SELECT "{self._schema}".clock()', ())[0][0])
+
+    # ---- records ----------------------------------------------------------------------------------------------------
+
+    def append(self, kind: str, ref: str, text: str) -> None:
+        sql = f'INSERT INTO "{self._schema}".records (at, kind, ref, text) VALUES ("{self._schema}".clock(), %s::text, %s::text, %s::text) RETURNING 1'
+        self._call(sql, (kind, ref, text))
+
+    def tail(self, kind: str, count: int) -> list[tuple[float, str, str]]:
+        sql = f'SELECT at, ref, text FROM "{self._schema}".records WHERE kind = %s::text ORDER BY seq DESC LIMIT %s::bigint'
+        return self._call(sql, (kind, str(count)))[::-1]
+
+    def beat(self, run: str, worker: str, text: str, *, ended: bool = False) -> int:
+        sql = f'SELECT "{self._schema}".beat(%s::text, %s::text, %s::text, %s::boolean)'
+        return int(self._call(sql, (run, worker, text, "t" if ended else "f"))[0][0])
+
+    def running(self, within: float) -> list[tuple[str, str, float, str]]:
+        sql = f'SELECT id, worker, beat, text FROM "{self._schema}".runs WHERE NOT ended AND beat >= "{self._schema}".clock() - %s::float8 ORDER BY beat'
+        return self._call(sql, (repr(float(within)),))
+
+    def claim(self, key: str, ttl: float) -> str:
+        return str(self._call(f'SELECT "{self._schema}".claim(%s::text, %s::float8)', (key, repr(float(ttl))))[0][0])
+
+    def finish(self, key: str, done: bool) -> None:
+        self._call(f'SELECT "{self._schema}".finish(%s::text, %s::boolean)', (key, "t" if done else "f"))
+
+    def purge(self, older_than: float) -> None:
+        """In parts, as far as the time goes; the rest is for the next time."""
+        end = time.monotonic() + self._timeout
+        old = repr(self.now() - older_than)
+        while time.monotonic() < end:
+            if not self._call(f'SELECT "{self._schema}".purge(%s::float8, %s::int)', (old, str(_PURGE_AT_ONCE)))[0][0]:
+                return
+
+    def close(self) -> None:
+        self._closed = True
+        self._drop()
+
+    # ---- the connection ---------------------------------------------------------------------------------------------
+
+    def _call(self, sql: str, params: tuple[str | None, ...]) -> list[Any]:
+        """One round trip. All parameters are texts with a type in the statement, so that each statement is prepared once."""
+        end = time.monotonic() + self._timeout
+        with self._translated():
+            db = self._db
+            if db is None or self._process != os.getpid():
+                db = self._open(end)
+            db.connection.end = end  # type: ignore[attr-defined]
+            return db.execute(sql, params, prepare=True).fetchall()
+
+    def _open(self, end: float) -> "psycopg.Cursor[tuple[Any, ...]]":
+        if self._closed:
+            raise StoreError(f"{self._name}: this session is closed")
+        if self._process != os.getpid():
+            self._db, self._process = None, os.getpid()  # the connection is the parent process's
+        connection = self._dial(end)
+        try:
+            connection.end = end  # type: ignore[attr-defined]
+            self._migrate(connection)
+        except BaseException:
+            connection.close()
+            raise
+        self._db = connection.cursor()
+        return self._db
+
+    def _dial(self, end: float) -> "psycopg.Connection[tuple[Any, ...]]":
+        """In a thread, because nothing else ends in time whatever happens: libpq knows no fractions of a second, the resolver no limit."""
+        answers: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        late = threading.Event()
+
+        def dial() -> None:
+            try:
+                answers.put(_connection_class().connect(**self._params, autocommit=True))
+            except BaseException as error:
+                answers.put(error)
+            if late.is_set():
+                with contextlib.suppress(queue.Empty):
+                    _discard(answers.get_nowait())
+
+        threading.Thread(target=dial, name="runguard-postgres", daemon=True).start()
+        try:
+            answer = answers.get(timeout=max(end - time.monotonic(), 0.001))
+        except queue.Empty:
+            late.set()
+            with contextlib.suppress(queue.Empty):
+                _discard(answers.get_nowait())
+            raise _LateError from None
+        if isinstance(answer, BaseException):
+            raise answer
+        connection: psycopg.Connection[tuple[Any, ...]] = answer
+        return connection
+
+    def _drop(self) -> None:
+        db, self._db = self._db, None
+        if db is not None and self._process == os.getpid():
+            _discard(db.connection)
+
+    # ---- the schema -------------------------------------------------------------------------------------------------
+
+    def _migrate(self, connection: "psycopg.Connection[tuple[Any, ...]]") -> None:
+        import psycopg
+
+        known = f'SELECT version FROM "{self._schema}".runguard_schema'
+        with contextlib.suppress(psycopg.errors.UndefinedTable, psycopg.errors.InvalidSchemaName, psycopg.errors.UndefinedColumn):
+            self._check(connection.execute(known).fetchall())
+            return
+        connection.end = max(connection.end, time.monotonic() + _MIGRATION)  # type: ignore[attr-defined]
+        with connection.transaction():
+            connection.execute(f"SET LOCAL statement_timeout = {round(_MIGRATION * 1000)}; SET LOCAL lock_timeout = {round(_MIGRATION * 1000)}")
+            connection.execute("SELECT pg_advisory_xact_lock(hashtextextended('runguard:' || %s::text, 0))", (self._schema,))  # one at a time
+            made = connection.execute(
+                "SELECT to_regclass(%s) IS NOT NULL, (SELECT count(*) FROM pg_class WHERE relnamespace = n.oid) + "
+                "(SELECT count(*) FROM pg_proc WHERE pronamespace = n.oid) FROM pg_namespace AS n WHERE nspname = %s",
+                (f'"{self._schema}".runguard_schema', self._schema),
+            ).fetchone()
+            if made is None:
+                connection.execute(f'CREATE SCHEMA "{self._schema}"')  # IF NOT EXISTS asks for a right even where there is nothing to do
+            elif made[0]:
+                self._check(connection.execute(known).fetchall())
+                return
+            elif made[1]:
+                self._check([])
+            script = files("runguard.ledger").joinpath("scripts/postgres.sql").read_text(encoding="utf-8")
+            connection.execute(re.sub(r"\brunguard\.", f'"{self._schema}".', script).encode())
+            connection.execute(f'INSERT INTO "{self._schema}".runguard_schema VALUES ({SCHEMA_VERSION})')
+
+    def _check(self, rows: Sequence[Sequence[Any]]) -> None:
+        version = rows[0][0] if len(rows) == 1 else None
+        if version == SCHEMA_VERSION:
+            return
+        if isinstance(version, int) and version > SCHEMA_VERSION:
+            raise StoreError(
+                f"{self._name}: its schema is version {version}, made by a newer RunGuard; this one knows version {SCHEMA_VERSION}. Upgrade runguard-agents"
+            )
+        raise StoreError(
+            f"{self._name}: the schema {self._schema!r} belongs to something else (schema version {version or 0}); choose another one with ?schema=name"
+        )
+
+    # ---- errors -----------------------------------------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def _translated(self) -> Iterator[None]:
+        import psycopg
+
+        try:
+            yield
+        except _LateError:
+            self._drop()
+            raise StoreOutage(f"{self._name}: no answer within {self._timeout:g} s") from None
+        except psycopg.Error as error:
+            if self._db is not None and (self._db.connection.closed or self._db.connection.info.transaction_status != 0):
+                self._drop()
+            raise self._named(error) from None
+        except BaseException:  # an interrupt in the middle of a statement: its answer must not become the next one's
+            self._drop()
+            raise
+
+    def _named(self, error: "psycopg.Error") -> StoreError | StoreOutage:
+        import psycopg
+
+        code = error.sqlstate
+        text = " ".join((error.diag.message_primary or str(error)).split()) or type(error).__name__
+        if self._secret:
+            text = text.replace(self._secret, "***")
+        said = f"{self._name}: {text}"
+        if code is None:
+            if isinstance(error, psycopg.OperationalError | psycopg.InterfaceError) and not _REFUSED.search(text):
+                return StoreOutage(said)
+            if isinstance(error, psycopg.DataError):
+                return StoreError(f"{said}; nothing was written")
+            return StoreError(f"{said}; check the address, the user, the password and the database")
+        if code.startswith(_PASSING) and code != "57P04":
+            return StoreOutage(said)
+        if code == "42501":
+            role = self._params.get("user") or "<user>"
+            return StoreError(
+                f'{said}; let somebody who may run: CREATE SCHEMA IF NOT EXISTS "{self._schema}" AUTHORIZATION "{role}", '
+                "or grant USAGE on the schema and all rights on its tables"
+            )
+        if code in ("26000", "42P05"):
+            return StoreError(f"{said}; a connection pooler in between does not keep prepared statements: connect to the server itself, or pool by session")
+        if code.startswith(("42", "3F")):
+            return StoreError(f"{said}; the schema {self._schema!r} is damaged or incomplete. Restore it, or choose another one with ?schema=name")
+        if code.startswith("28"):
+            return StoreError(f"{said}; check the user and the password")
+        return StoreError(f"{said} ({code})")
+
+
+class _LateError(Exception):
+    """The time of a call is over."""
+
+
+@functools.cache
+def _connection_class() -> "type[psycopg.Connection[tuple[Any, ...]]]":
+    import psycopg
+
+    class Bounded(psycopg.Connection[tuple[Any, ...]]):
+        """Waits for the server until ``end`` and not longer: a stalled one answers no keepalive probe wrongly, and sends nothing."""
+
+        end = math.inf
+
+        def wait(self, gen: Any, *_args: Any, **_options: Any) -> Any:
+            end = self.end
+            return super().wait(_until(gen, end), min(max(end - time.monotonic(), 0.001), 600.0))
+
+    return Bounded
+
+
+def _until(gen: Generator[Any, Any, Any], end: float) -> Generator[Any, Any, Any]:
+    """psycopg's conversation with a socket, ended when the socket is silent for too long."""
+    try:
+        state = next(gen)
+        while True:
+            ready = yield state
+            if not ready and time.monotonic() >= end:
+                raise _LateError
+            state = gen.send(ready)
+    except StopIteration as done:
+        return done.value
+
+
+def _discard(connection: Any) -> None:
+    with contextlib.suppress(Exception):
+        connection.close()
+
+
+def _patience(timeout: float) -> dict[str, Any]:
+    """What libpq and the operating system know of limits; a URL may say otherwise."""
+    seconds = max(math.ceil(timeout), 1)
+    return {
+        "connect_timeout": max(seconds, 2),  # libpq knows no less
+        "tcp_user_timeout": _milliseconds(timeout),
+        "keepalives_idle": seconds,
+        "keepalives_interval": seconds,
+        "keepalives_count": 2,
+        "fallback_application_name": "runguard",
+    }
+
+
+def _settings(timeout: float, more: object) -> str:
+    """The server gives up before the client does: then its answer still comes, and the connection can be kept. What a URL adds comes last and wins."""
+    settings = {
+        "statement_timeout": _milliseconds(timeout * 0.9),
+        "lock_timeout": _milliseconds(timeout * 0.8),
+        "idle_in_transaction_session_timeout": _milliseconds(max(timeout, _MIGRATION) * 2),  # of a worker that vanished while it made the schema
+        "synchronous_commit": "on",
+        "default_transaction_isolation": "read\\ committed",  # each statement sees what was committed while it waited for a lock
+        "plan_cache_mode": "force_generic_plan",
+        "enable_seqscan": "off",  # plans are made while the tables are small, and kept
+        "jit": "off",
+    }
+    return " ".join([*(f"-c {name}={value}" for name, value in settings.items()), *([str(more)] if more else [])])
+
+
+def _milliseconds(seconds: float) -> int:
+    return min(max(round(seconds * 1000), 1), 2**31 - 1)
+
+
+# ---- to and from the server -----------------------------------------------------------------------------------------
+
+
+def _sorted(lines: Sequence[Line]) -> Sequence[Line]:
+    """In the order in which accounts are locked: by code points, as the server's "C" collation; none twice."""
+    if len(lines) < 2:
+        return lines
+    by_key = {line.key: line for line in lines}
+    return [by_key[key] for key in sorted(by_key)]
+
+
+def _columns(lines: Sequence[Line]) -> tuple[str, str, str, str, str]:
+    """Key, scope, window, end and caps of all lines, as array literals."""
+    ordered = _sorted(lines)
+    return (
+        _texts([line.key for line in ordered]),
+        _texts([line.scope for line in ordered]),
+        _texts([line.window for line in ordered]),
+        _numbers([line.ends for line in ordered]),
+        _whole([cap for line in ordered for cap in line.caps]),
+    )
+
+
+def _texts(values: Sequence[str | None]) -> str:
+    return "{" + ",".join(["NULL" if v is None else '"' + v.replace("\\", "\\\\").replace('"', '\\"') + '"' for v in values]) + "}"
+
+
+def _numbers(values: Sequence[float | None]) -> str:
+    return "{" + ",".join(["NULL" if v is None else repr(float(v)) for v in values]) + "}"
+
+
+def _whole(values: Sequence[int]) -> str:
+    return "{" + ",".join(map(str, values)) + "}"
+
+
+def _reply(rows: Sequence[Sequence[Any]], lines: Sequence[Line]) -> Reply:
+    ok, stale, now, control = rows[-1][:4]
+    if stale:
+        return Reply((), now, control, ok=False, stale=True)
+    found = {row[4]: row for row in rows if row[4] is not None}
+    if len(found) > 1:  # as the caller has them
+        order = [line.key for line in lines if line.key in found]
+        found = {key: found[key] for key in (*order, *found)}
+    return Reply([_balance(row) for row in found.values()], now, control, ok=ok)
+
+
+def _balance(row: Sequence[Any]) -> Balance:
+    return Balance(row[4], row[5], row[6], row[7], row[8:11], row[11:14], row[14:17], row[17:20], row[20:23], row[23:26], row[26])

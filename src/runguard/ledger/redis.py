@@ -1,0 +1,396 @@
+"""Redis or Valkey: many machines share one server. Every operation is one Lua script, so that it is one step and one round trip.
+
+All keys begin with ``{namespace}:``. The braces make it the hash tag of every key: in a cluster a namespace lives in one slot and
+thus on one node, and a reservation over many accounts stays one atomic step. It also means that a namespace is as fast as one
+node; teams that need more take one namespace each. This client speaks to one server: give it the node that owns the slot.
+Scripts name their keys from the prefix (``KEYS[1]``), which is all that a router needs to find the slot.
+
+Lua counts in doubles, which are exact up to 2**53: amounts beyond 9,007,199,254,740,991 (9.007 million dollars) are refused.
+``?timeout`` and the like are not options: every call ends within about the timeout that ``connect`` was given. Half of it is for
+reaching the server, half for each answer; only the look-up of a host name is not ours to bound.
+"""
+
+import json
+import math
+import re
+from collections.abc import Iterator, Sequence
+from functools import cache
+from importlib.resources import files
+from typing import Any, Final
+from urllib.parse import parse_qsl, unquote, urlencode, urlsplit, urlunsplit
+
+from runguard.budget import UNLIMITED, Amount
+from runguard.errors import PolicyError, RunGuardError
+from runguard.ledger.store import SCHEMA_VERSION, Balance, Line, Reply, StoreError, StoreOutage, check_amounts
+
+MOST: Final = (1 << 53) - 1
+RECORDS_KEPT: Final = 100_000  # of each kind, about
+_SCHEMES: Final = {"redis": "redis", "rediss": "rediss", "valkey": "redis", "valkeys": "rediss", "unix": "unix"}
+_OPTIONS: Final = frozenset({"db", "client_name", "socket_keepalive"})
+_TLS: Final = frozenset(
+    {"ssl_cert_reqs", "ssl_ca_certs", "ssl_ca_path", "ssl_certfile", "ssl_keyfile", "ssl_password", "ssl_check_hostname", "ssl_min_version", "ssl_ciphers"}
+)
+_NAMESPACE: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.:/-]{0,99}")
+_PASSING: Final = re.compile(r"\b(OOM|READONLY|MISCONF|NOREPLICAS|MASTERDOWN|CLUSTERDOWN|LOADING|BUSY|TRYAGAIN|UNBLOCKED|UNKILLABLE)\b")
+_OURS: Final = re.compile(r"RUNGUARD (\w+)(?:: ([^@]*?))?(?: script: .*)?$")
+_LONG: Final = 1e9  # seconds: longer than anybody waits, short enough for every command
+_AT_ONCE: Final = 500
+_MOST_BATCHES: Final = 20_000
+_EVICTS: Final = "allkeys-"
+
+
+class RedisStore:
+    """``redis://[user:password@]host[:port][/db]``, ``rediss://`` with TLS, ``unix:///path``; ``?namespace=`` keeps programs apart."""
+
+    def __init__(self, url: str) -> None:
+        try:
+            parts = urlsplit(url)
+            port = parts.port
+            query = parse_qsl(parts.query, keep_blank_values=True, strict_parsing=bool(parts.query))
+        except ValueError:
+            raise PolicyError("store: this Redis URL cannot be read; write 'redis://host:6379/0?namespace=name'") from None
+        if parts.scheme not in _SCHEMES:
+            raise PolicyError(f"store = '{parts.scheme}://…': write redis://, rediss://, valkey:// or unix://")
+        scheme = _SCHEMES[parts.scheme]
+        place = parts.path if scheme == "unix" else _host(parts.hostname or "localhost", port)
+        self.name = f"{parts.scheme}://{place}"
+        options: dict[str, str] = {}
+        for key, value in query:
+            if key in options:
+                raise PolicyError(f"store = {self.name!r}: option {key} is given twice")
+            options[key] = value
+        self.namespace = options.pop("namespace", "runguard")
+        if not _NAMESPACE.fullmatch(self.namespace):
+            raise PolicyError(f"store = {self.name!r}: namespace = {self.namespace!r}: letters, digits and _ . : / - only, at most 100")
+        allowed = _OPTIONS | (_TLS if scheme == "rediss" else frozenset())
+        strange = sorted(set(options) - allowed)
+        if strange:
+            raise PolicyError(f"store = {self.name!r}: option {strange[0]!r} is not one of: {', '.join(sorted(allowed | {'namespace'}))}")
+        if scheme == "unix" and not parts.path.startswith("/"):
+            raise PolicyError(f"store = {self.name!r}: write 'unix:///path/of/the.sock'")
+        database = options.get("db", parts.path.strip("/") if scheme != "unix" else "") or "0"
+        if not re.fullmatch(r"\d{1,5}", database):
+            raise PolicyError(f"store = {self.name!r}: the database is a number, as in 'redis://host:6379/0'")
+        if database != "0":
+            self.name += f"/{database}" if scheme != "unix" else f"?db={database}"
+        if self.namespace != "runguard":
+            self.name += f"{'&' if '?' in self.name else '?'}namespace={self.namespace}"
+        self._url = urlunsplit((scheme, parts.netloc, parts.path, urlencode(options), ""))
+        self.durable = (
+            "survives the end of any client; a crash of the server loses nothing with appendfsync always, about a second with everysec, "
+            "and all since the last snapshot without an append-only file; a failover loses what the replica had not yet received"
+        )
+
+    def __repr__(self) -> str:
+        return f"RedisStore({self.name!r})"
+
+    def connect(self, timeout: float) -> "RedisSession":
+        return RedisSession(self._url, self.name, self.namespace, timeout)
+
+
+class RedisSession:
+    """One connection, made when it is needed and made again after a cut. Nothing is tried twice: the caller knows whether that is wise."""
+
+    def __init__(self, url: str, name: str, namespace: str, timeout: float) -> None:
+        try:
+            import redis
+            from redis.backoff import NoBackoff
+            from redis.retry import Retry
+        except ImportError:
+            raise PolicyError(f"store = '{url.partition('://')[0]}://…' needs the redis package: pip install 'runguard-agents[redis]'") from None
+        self._name, self._prefix = name, f"{{{namespace}}}:"
+        self._errors = (redis.RedisError, OSError, UnicodeDecodeError)
+        self._no_script = redis.exceptions.NoScriptError
+        try:
+            self._client: Any = redis.Redis.from_url(
+                url,
+                socket_timeout=timeout / 2,
+                socket_connect_timeout=timeout / 2,
+                retry=Retry(NoBackoff(), 0),
+                health_check_interval=0,
+                decode_responses=True,
+                protocol=2,  # nothing here needs 3, whose greeting costs a round trip more and which some proxies do not speak
+            )
+        except (ValueError, TypeError, redis.RedisError) as error:
+            raise PolicyError(f"store = {name!r}: {error}") from None
+        self._send = self._client.execute_command
+        self._check_eviction()
+        self._migrate()
+
+    def _check_eviction(self) -> None:
+        """A server that drops what it likes when memory is short is a cache: an account that is gone would count as unspent."""
+        try:
+            memory = self._send("INFO", "memory")
+        except self._errors as error:
+            told = self._told(error)
+            if isinstance(told, StoreOutage) or "INFO" not in str(error).upper():
+                raise told from error
+            return  # this user may not ask
+        policy = str(memory.get("maxmemory_policy", ""))
+        if memory.get("maxmemory") and policy.startswith(_EVICTS):
+            raise StoreError(
+                f"{self._name}: this server is a cache (maxmemory-policy {policy}) and would drop accounts when memory is short; "
+                "set maxmemory-policy noeviction, or use another server"
+            )
+
+    def _migrate(self) -> None:
+        version = self._run("open")
+        if version == str(SCHEMA_VERSION):
+            return
+        if version.isdecimal() and int(version) > SCHEMA_VERSION:
+            raise StoreError(
+                f"{self._name}: its schema is version {version}, made by a newer RunGuard; this one knows version {SCHEMA_VERSION}. Upgrade runguard-agents"
+            )
+        found = f"schema version {version}" if version else "it holds data and no schema version"
+        raise StoreError(f"{self._name}: this namespace belongs to something else ({found}); choose another with ?namespace=name")
+
+    # ---- calls ------------------------------------------------------------------------------------------------------
+
+    def _run(self, script: str, *args: str) -> Any:
+        sha, source = _script(script)
+        try:
+            try:
+                return self._send("EVALSHA", sha, 1, self._prefix, *args)
+            except self._no_script:  # a server that was restarted, or is another one
+                return self._send("EVAL", source, 1, self._prefix, *args)
+        except self._errors as error:
+            raise self._told(error) from error
+
+    def _do(self, *command: Any) -> Any:
+        try:
+            return self._send(*command)
+        except self._errors as error:
+            raise self._told(error) from error
+
+    def _told(self, error: Exception) -> RunGuardError:
+        """Errors of the server and of the way to it in our terms: what may pass, and what somebody must repair."""
+        from redis import exceptions
+
+        name, text = self._name, str(error)
+        ours = _OURS.search(text)
+        if ours is not None:
+            return self._refused(ours[1], ours[2] or "")
+        if isinstance(error, exceptions.AuthenticationError | exceptions.AuthorizationError | exceptions.AuthenticationWrongNumberOfArgsError):
+            return StoreError(f"{name}: the server refuses the user name or password of the URL, or wants one")
+        if isinstance(error, exceptions.NoPermissionError):
+            return StoreError(f"{name}: {text}; this user needs the keys ~{self._prefix}* and +@read +@write +@scripting +info")
+        if isinstance(error, exceptions.MovedError):
+            return StoreError(f"{name}: a cluster, and {error.node_addr} has this namespace; give the address of that node")
+        passing = exceptions.ReadOnlyError | exceptions.OutOfMemoryError | exceptions.ClusterDownError | exceptions.TryAgainError | exceptions.AskError
+        if isinstance(error, passing) or (isinstance(error, exceptions.ResponseError) and _PASSING.search(text)):
+            if isinstance(error, exceptions.ReadOnlyError) or "READONLY" in text:
+                self._client.connection_pool.disconnect()  # a replica now: the next call looks for the primary
+            return StoreOutage(f"{name}: {text}")
+        if isinstance(error, exceptions.ConnectionError | exceptions.TimeoutError | OSError):
+            return StoreOutage(f"{name}: {text or type(error).__name__}")
+        if "WRONGTYPE" in text:
+            return StoreError(f"{name}: a key that begins with {self._prefix} is not of the right type: something else uses it; choose another ?namespace=name")
+        if "unknown command" in text.lower():
+            return StoreError(f"{name}: {text}; a server with Lua scripts is needed: Redis 6.2 or later, or Valkey")
+        if isinstance(error, UnicodeDecodeError):
+            return StoreError(f"{name}: a key that begins with {self._prefix} holds what is no text; something else uses it; choose another ?namespace=name")
+        return StoreError(f"{name}: {text}")
+
+    def _refused(self, kind: str, text: str) -> RunGuardError:
+        match kind:
+            case "schema":
+                return StoreError(
+                    f"{self._name}: the namespace lost its schema version while it was in use: the server was emptied, or came back without its data. "
+                    "Restore it; a new connection begins with empty accounts"
+                )
+            case "damaged":
+                return StoreError(f"{self._name}: an account or a hold is damaged: something else writes keys that begin with {self._prefix}")
+            case "amount":
+                return StoreError(f"{self._name}: an amount was refused: {text}")
+        return StoreError(f"{self._name}: refused by a script: {kind} {text}".rstrip())
+
+    def _amount(self, amount: Amount) -> str:
+        check_amounts(amount)
+        if max(amount) > MOST:
+            raise StoreError(f"{self._name}: {max(amount)} is more than a Redis store can count exactly ({MOST}, or $9,007,199.25); use another store")
+        return "%d %d %d" % amount
+
+    def _lines(self, lines: Sequence[Line]) -> Iterator[str]:
+        for line in lines:
+            caps = line.caps
+            for cap in caps:
+                if type(cap) is not int or cap < 0:
+                    raise ValueError(f"{cap!r} is no amount: a whole number, not negative")
+                if MOST < cap < UNLIMITED:
+                    raise StoreError(
+                        f"{self._name}: the cap {cap} of {line.scope} is more than a Redis store can count exactly ({MOST}, or $9,007,199.25); "
+                        "lower it, leave it out, or use another store"
+                    )
+            usd, tokens, calls = ("-" if cap >= UNLIMITED else cap for cap in caps)
+            yield line.key
+            yield line.scope
+            yield f"{_moment(line.begins)} {_moment(line.ends)} {usd} {tokens} {calls} {line.window or ''}"
+
+    def _reply(self, lines: Sequence[Line], reply: list[str]) -> Reply:
+        answer, now, control = reply[0].split(" ")
+        if answer == "full":
+            return Reply(_full(reply, 1), float(now), int(control))
+        balances = [_balance(line.key, line.scope, line.window, line.ends, numbers) for line, numbers in zip(lines, reply[1:], strict=False) if numbers]
+        return Reply(balances, float(now), int(control), answer == "yes", answer == "stale")
+
+    # ---- accounts ---------------------------------------------------------------------------------------------------
+
+    def reserve(self, hold: str, ttl: float, lines: Sequence[Line], want: Amount, *, force: bool = False) -> Reply:
+        reply = self._run("reserve", hold, _seconds(ttl), self._amount(want), "1" if force else "0", _keys(lines), *self._lines(lines))
+        return self._reply(lines, reply)
+
+    def settle(self, hold: str, lines: Sequence[Line], actual: Amount) -> Reply:
+        return self._reply(lines, self._run("settle", hold, self._amount(actual), _keys(lines), *self._lines(lines)))
+
+    def release(self, hold: str) -> Reply:
+        return self._reply((), self._run("release", hold))
+
+    def extend(self, line: Line, more: Amount) -> Balance:
+        numbers = self._run("extend", self._amount(more), *self._lines((line,)))
+        return _balance(line.key, line.scope, line.window, line.ends, numbers)
+
+    def read(self, scope: str | None = None) -> list[Balance]:
+        which = ("all", "") if scope is None else ("one", scope)
+        for _ in range(_MOST_BATCHES):
+            charged, *keys = self._run("list", *which)
+            if charged == "0":
+                break
+        balances: list[Balance] = []
+        for start in range(0, len(keys), _AT_ONCE):
+            balances += _full(self._run("read", *keys[start : start + _AT_ONCE]), 0)
+        return sorted(balances, key=lambda balance: balance.key)
+
+    # ---- marks and documents ----------------------------------------------------------------------------------------
+
+    def first(self, key: str, mark: str, percent: float, limit: Amount) -> bool:
+        return bool(self._do("HSETNX", f"{self._prefix}m:{key}", mark, json.dumps([percent, *limit])))
+
+    def marks(self, key: str) -> dict[str, tuple[float, Amount]]:
+        found: dict[str, tuple[float, Amount]] = {}
+        for mark, text in self._do("HGETALL", f"{self._prefix}m:{key}").items():
+            percent, usd, tokens, calls = json.loads(text)
+            found[mark] = percent, (usd, tokens, calls)
+        return found
+
+    def unmark(self, key: str, marks: Sequence[str]) -> None:
+        if marks:
+            self._do("HDEL", f"{self._prefix}m:{key}", *marks)
+
+    def get(self, name: str) -> tuple[int, str]:
+        version, text = self._do("MGET", f"{self._prefix}v:{name}", f"{self._prefix}t:{name}")
+        return (int(version), text or "") if version is not None else (0, "")
+
+    def put(self, name: str, version: int, text: str) -> bool:
+        return bool(self._run("put", name, str(version), text))
+
+    def now(self) -> float:
+        seconds, micros = self._do("TIME")
+        return float(f"{seconds}.{micros:06d}")
+
+    # ---- records ----------------------------------------------------------------------------------------------------
+
+    def append(self, kind: str, ref: str, text: str) -> None:
+        self._run("append", kind, ref, text, str(RECORDS_KEPT))
+
+    def tail(self, kind: str, count: int) -> list[tuple[float, str, str]]:
+        if count <= 0:
+            return []
+        found = self._do("XREVRANGE", f"{self._prefix}r:{kind}", "+", "-", "COUNT", count)
+        return [(float(fields["at"]), fields["ref"], fields["text"]) for _, fields in reversed(found)]
+
+    def beat(self, run: str, worker: str, text: str, *, ended: bool = False) -> int:
+        return int(self._run("beat", run, json.dumps([worker, text]), "1" if ended else "0"))
+
+    def running(self, within: float) -> list[tuple[str, str, float, str]]:
+        found = self._run("running", _seconds(within))
+        runs = []
+        for run, beat, facts in zip(found[::3], found[1::3], found[2::3], strict=True):
+            worker, text = json.loads(facts)
+            runs.append((run, worker, float(beat), text))
+        return runs
+
+    def claim(self, key: str, ttl: float) -> str:
+        return str(self._run("claim", key, _seconds(ttl)))
+
+    def finish(self, key: str, done: bool) -> None:
+        self._run("finish", key, "1" if done else "0")
+
+    def purge(self, older_than: float) -> None:
+        old = _moment(self.now() - float(_seconds(older_than)))
+        for what in ("expire", "holds", "claims", "runs", "accounts", "passing"):
+            self._batches(what, old)
+        for kind in self._do("SMEMBERS", f"{self._prefix}kinds"):
+            self._batches("records", old, kind)
+
+    def _batches(self, what: str, old: str, kind: str = "") -> None:
+        skip = 0
+        for _ in range(_MOST_BATCHES):
+            seen, kept = self._run("purge", what, old, str(_AT_ONCE), str(skip), kind)
+            if seen < _AT_ONCE:
+                return
+            skip += kept
+
+    def close(self) -> None:
+        self._client.close()
+
+
+@cache
+def _script(name: str) -> tuple[str, str]:
+    """The digest and the text of a script."""
+    import hashlib
+
+    folder = files("runguard.ledger") / "scripts"
+    common, own = ((folder / f"{part}.lua").read_text(encoding="utf-8") for part in ("common", name))
+    source = f"local SCHEMA = '{SCHEMA_VERSION}'\n{common}\n{own}"
+    return hashlib.sha1(source.encode(), usedforsecurity=False).hexdigest(), source
+
+
+def _host(host: str, port: int | None) -> str:
+    host = unquote(host)
+    return f"{f'[{host}]' if ':' in host else host}:{port or 6379}"
+
+
+def _keys(lines: Sequence[Line]) -> str:
+    return json.dumps([line.key for line in lines], ensure_ascii=False)
+
+
+def _seconds(seconds: float) -> str:
+    if math.isnan(seconds):
+        raise ValueError("a duration must be a number")
+    return format(max(-_LONG, min(seconds, _LONG)), ".6f")
+
+
+def _moment(at: float | None) -> str:
+    if at is None:
+        return "-"
+    if not math.isfinite(at):
+        raise ValueError(f"{at!r} is no moment")
+    text = repr(float(at))
+    return text if "e" not in text else format(at, ".6f")
+
+
+def _balance(key: str, scope: str, window: str | None, ends: float | None, text: str) -> Balance:
+    c0, c1, c2, s0, s1, s2, h0, h1, h2, g0, g1, g2, o0, o1, o2, e0, e1, e2, closed = text.split(" ")
+    caps = (
+        UNLIMITED if c0 == "-" else int(c0),
+        UNLIMITED if c1 == "-" else int(c1),
+        UNLIMITED if c2 == "-" else int(c2),
+    )
+    return Balance(
+        key,
+        scope,
+        window,
+        ends,
+        caps,
+        (int(s0), int(s1), int(s2)),
+        (int(h0), int(h1), int(h2)),
+        (int(g0), int(g1), int(g2)),
+        (int(o0), int(o1), int(o2)),
+        (int(e0), int(e1), int(e2)),
+        closed == "1",
+    )
+
+
+def _full(reply: list[str], start: int) -> list[Balance]:
+    rows = (reply[at : at + 5] for at in range(start, len(reply), 5))
+    return [_balance(key, scope, window or None, None if ends == "-" else float(ends), numbers) for key, scope, window, ends, numbers in rows]
