@@ -9,7 +9,7 @@ import logging
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from decimal import Decimal
 from typing import Any, Final
 from urllib.parse import unquote
@@ -192,7 +192,7 @@ class Accounts:
 
     def __init__(self, policy: Policy, clock: Callable[[], float], ledger: Ledger | None = None) -> None:
         self.policy, self.clock = policy, clock
-        self.ledger: Ledger = ledger or open_ledger(policy.store, policy.store_timeout)
+        self.ledger: Ledger = ledger or open_ledger(policy.store, policy.store_timeout, policy.retention_days * 86_400)
         self.switch = Switch()
         self.outages: dict[str, int] = {"closed": 0, "open": 0}  # calls that met a store that was away, by what was done
         fallback = policy.on_unpriced if not isinstance(policy.on_unpriced, str) else None
@@ -374,6 +374,8 @@ class Accounts:
             left = give_up - loop.time()
             if refusal.wait_helps and left > 0:
                 await ledger.changed(refusal, min(left, _LOOKS_S))
+                if stopped():
+                    break
                 charge.lines = self._lines(charge.purse, event, self.clock())
                 if (now_denied := self._denied_at_once(charge.lines, charge.rates)) is not None:  # what was waited for reached a threshold that stops
                     denied.refusal, denied.meter, denied.unpriced, denied.fraction = (
@@ -665,6 +667,20 @@ class Accounts:
         now = self.clock()
         accounts = self.ledger.find(scope) if scope is not None else self.ledger.accounts()
         return [status for a in accounts if a.ends is None or a.ends > now for status in _statuses(a)]
+
+    def spend_of(self, purse: Purse) -> dict[str, Any]:
+        """One run's figures, JSON-ready but for its dollars."""
+        with self._lock:
+            tally = {key: replace(entry) for key, entry in purse.tally.items()}
+        return {**_figures(tally.values()), "by_agent": _by(tally, 0), "by_model": _by(tally, 1), "by_tool": _by(tally, 2)}
+
+    @staticmethod
+    def record_of(charge: Charge) -> dict[str, Any]:
+        """What one call took, for the records: numbers and names, no text of anybody."""
+        entry, (agent, model, tool) = charge.booked or Entry(), charge.entry
+        facts = {"agent": agent, "model": model, "tool": tool, "input": entry.input, "output": entry.output, "cached": entry.cached}
+        unknown = {"estimated": True} if entry.estimated else {}
+        return {**facts, **unknown, "usd": None if entry.unpriced else str(to_usd(entry.nano))}
 
     def spend(self, scope: str | None = None) -> dict[str, Any]:
         """What was spent, in all and per agent, model and tool. A scope as budgets name it, or None for everything."""

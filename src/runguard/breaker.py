@@ -14,9 +14,10 @@ new generation, and a report from an older one is ignored: a late result cannot 
 """
 
 import threading
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Final
+from typing import Any, Final
 
 
 class BreakerState(StrEnum):
@@ -109,6 +110,36 @@ class Breaker:
                 return 0.0
             since = self._opened_at if self._probe_at is None else self._probe_at  # an unreported probe expires as well
             return max(0.0, since + self.reset_after_s - now)
+
+    @property
+    def is_pristine(self) -> bool:
+        """Closed, and no failure counted."""
+        return self._state is BreakerState.CLOSED and not self._failures
+
+    def permit(self) -> Permit:
+        """What a call that was let through by a copy of this breaker holds."""
+        return Permit(self._generation)
+
+    def dump(self) -> dict[str, Any]:
+        """The state as plain data, for those who share it."""
+        with self._lock:
+            return {
+                "state": self._state.value,
+                "generation": self._generation,
+                "failures": self._failures,
+                "runs": sorted(self._runs),
+                "opened_at": self._opened_at,
+                "probe_at": self._probe_at,
+            }
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        """Take over a dumped state."""
+        if not state:
+            return
+        with self._lock:
+            self._state, self._generation = BreakerState(state["state"]), int(state["generation"])
+            self._failures, self._runs = int(state["failures"]), set(state["runs"])
+            self._opened_at, self._probe_at = float(state["opened_at"]), state["probe_at"]
 
     def force_open(self, now: float) -> None:
         with self._lock:

@@ -11,14 +11,14 @@ import logging
 import secrets
 import threading
 import time
-from collections import OrderedDict, deque
-from collections.abc import Callable, Iterator, Mapping
+from collections import deque
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from typing import Any, Final
 
 from runguard import detectors as rules
 from runguard.accounts import Accounts, Charge, Denied, Fired, describe, figures, refusal_text, scopes_of
-from runguard.breaker import Breaker, Permit
+from runguard.breaker import Permit
 from runguard.budget import UNLIMITED, to_usd, usd_text
 from runguard.decision import ALLOW, Action, Decision, Finding, Money, Rungs, Trip, text_for_model, text_for_operator, text_for_user
 from runguard.detectors import Detector
@@ -37,20 +37,20 @@ from runguard.events import (
     ToolResults,
 )
 from runguard.fingerprint import answer_text, call_fingerprint, size_of
+from runguard.ledger.store import Session
 from runguard.outbox import Outbox
 from runguard.outcomes import classify, failure_class
 from runguard.policy import Policy, ToolRule
 from runguard.pricing import Usage
 from runguard.runs import Lane, Run, dispatch, retired_name
-from runguard.switch import Stop, check_scope, dump, read_stops
+from runguard.shared import Breakers, Once
+from runguard.switch import Stop, check_scope, read_stops, with_stops
 
 _log: Final = logging.getLogger("runguard")
 # Members bound once: looking one up on its enum costs as much as the rest of a line.
 _WARN, _NUDGE, _BLOCK, _STOP = Action.WARN, Action.NUDGE, Action.BLOCK, Action.STOP
 _OK, _EMPTY, _FAILED, _REFUSED = Outcome.OK, Outcome.EMPTY, Outcome.FAILED, Outcome.REFUSED
 _TRIPS_KEPT: Final = 1_000
-_SESSIONS_KEPT: Final = 10_000
-_ONCE_PER_SESSION: Final = 1_000
 _LANES_KEPT: Final = 4_096
 _TOOLS_KEPT: Final = 4_096
 _BREAKER_FAILURES: Final = 5
@@ -81,18 +81,18 @@ class Guard:
         self.clock = policy.clock or time.time  # noqa: TID251 - the one place that names the clock
         self.runs: dict[str, Run] = {}
         self.trips: deque[Trip] = deque(maxlen=_TRIPS_KEPT)
-        self.breakers: OrderedDict[str, Breaker] = OrderedDict()
         self.outbox = Outbox()
         self.accounts = Accounts(policy, self.clock)
         self.accounts.switch.listeners.append(self._enforce_stops)
-        self.accounts.ledger.watch(self.accounts.switch.load, self._signs_of_life)
+        self.breakers = Breakers(self.accounts.ledger, policy.max_tool_failures or _BREAKER_FAILURES, policy.half_open_reset_seconds)
+        self.once = Once(self.accounts.ledger, policy.hold_seconds)
+        self.accounts.ledger.watch(self._on_control, self._signs_of_life)
         self.guard_errors = 0
         self._enforces = policy.mode == "enforce"
         self._max_chars = policy.max_tool_result_chars or 0
         self._normalizes = bool(policy.tool_result_normalizer)
         self._declared: dict[str, ToolRule] = {}
         self._tool_rules: dict[str, ToolRule | None] = {}
-        self._once: OrderedDict[tuple[str, str, str], OrderedDict[bytes, None]] = OrderedDict()
         self._lock = threading.Lock()
         self._alerts = 0
         self._lane_rungs = {
@@ -118,9 +118,11 @@ class Guard:
         if run is None:
             return
         self.accounts.end(run.purse)
+        self._record_end(run)
         for tool, permit in run.permits.values():
-            if (breaker := self.breakers.get(tool)) is not None:
-                breaker.release(permit)
+            self.breakers.release(tool, permit)
+        for call in run.pending_once:
+            self.once.settle(run.info, call, False)
 
     def open_lane(self, run: Run, key: str, parent: str, *, concurrent: bool, path: tuple[str, ...] = ()) -> Lane:
         """A strand begins: a parallel branch, or an agent called as a tool. Failures of the last one of this name carry on."""
@@ -243,22 +245,27 @@ class Guard:
 
     def _check_tool(self, run: Run, lane: Lane, event: ToolCall) -> Decision:
         rule = self.tool_rule(event.tool)
-        if rule is not None and rule.once and (event.call in run.pending_once or event.call in self._done_once(run.info)):
+        if (
+            rule is not None
+            and rule.once
+            and (event.call in run.pending_once or event.call in run.claimed_elsewhere or self.once.is_done(run.info, event.call))
+        ):
             finding = Finding("once", _BLOCK, 2, 1, "executions", "call", event.tool, event.call.hex())
             return self._decide(run, lane, event, finding)
         if rule is not None and rule.once:
             run.pending_once.add(event.call)
         breaker = self.breakers.get(event.tool)
-        if breaker is None:
+        if breaker is None or event.id in run.permits:  # none, or its probe was claimed for this call
             return ALLOW
-        permit = breaker.admit(event.at)
+        now = self.accounts.ledger.now(event.at)
+        permit = breaker.admit(now)
         if permit is not None:
             run.permits[event.id] = (event.tool, permit)
             return ALLOW
         finding = Finding("breaker", _BLOCK, breaker.threshold, breaker.threshold, "failures across runs", "call", event.tool, event.tool)
         decision = self._decide(run, lane, event, finding)
         if decision:
-            decision.retry_after = breaker.retry_after(event.at)
+            decision.retry_after = breaker.retry_after(now)
         return decision
 
     async def reserve(self, event: ModelCall, *, slot: bool = True) -> Decision:
@@ -395,6 +402,9 @@ class Guard:
             run.spend.prompt_tokens += usage.input - (before.input if before is not None else 0)
             run.spend.output_tokens += usage.output - (before.output if before is not None else 0)
         self.accounts.settle(charge, usage, model, estimated=estimated, free=free, on_fired=self._threshold)
+        if self.accounts.ledger.is_shared and charge.booked is not None:
+            text = json.dumps(self.accounts.record_of(charge))
+            self.accounts.ledger.tell(lambda session: session.append("call", charge.purse.info.run, text))
 
     def _run_of(self, charge: Charge) -> Run | None:
         run = self.runs.get(charge.purse.info.run)
@@ -445,8 +455,15 @@ class Guard:
         self._change_stops(lambda stops: {name: stop for name, stop in stops.items() if name != scope})
 
     def _change_stops(self, change: Callable[[dict[str, Stop]], dict[str, Stop]]) -> None:
-        switch = self.accounts.switch
-        switch.load(self.accounts.ledger.change_control(lambda text: dump(change(read_stops(text)))))
+        self.accounts.switch.load(self.accounts.ledger.change_control(lambda text: with_stops(text, change(read_stops(text)))))
+
+    def _on_control(self, text: str) -> None:
+        """The control document of the store has changed: stops and breakers."""
+        self.accounts.switch.load(text)
+        try:
+            self.breakers.load(json.loads(text or "{}"))
+        except (ValueError, TypeError, KeyError, AttributeError):
+            _log.exception("runguard.control_unreadable: the breakers in the store cannot be read; those known here stay")
 
     def _enforce_stops(self) -> None:
         """Called when the list of stops has changed, from any thread."""
@@ -458,6 +475,20 @@ class Guard:
             if self._enforces:
                 for end in list(run.in_flight):
                     end()
+
+    def _record_end(self, run: Run) -> None:
+        """The run's figures, for whoever looks at the store later; and that it is not running any more."""
+        ledger = self.accounts.ledger
+        if not ledger.is_shared:
+            return
+        snapshot = self._run_snapshot(run, self.clock())
+        summary = json.dumps({**snapshot, "in_flight": 0, "spend": self.accounts.spend_of(run.purse)}, default=str)
+
+        def tell(session: Session) -> None:
+            session.append("run", run.info.run, summary)
+            session.beat(run.info.run, ledger.worker, summary, ended=True)
+
+        ledger.tell(tell)
 
     def _signs_of_life(self) -> Iterator[tuple[str, str]]:
         now = self.clock()
@@ -556,27 +587,18 @@ class Guard:
     def _report_answer(self, run: Run, a: Answer, now: float) -> None:
         """Whatever the tool answered in words shows that it works; exceptions were reported as they came, refusals prove nothing."""
         held = run.permits.pop(a.id, None)
-        breaker = self.breakers.get(a.tool)
-        if held is None or breaker is None:
+        if held is None:
             return
         if a.outcome is _REFUSED:
-            breaker.release(held[1])
+            self.breakers.release(a.tool, held[1])
         else:
-            breaker.report(held[1], True, now, run.info.run)
+            self.breakers.report(a.tool, held[1], True, now, run.info.run)
 
     def report_failure(self, run: Run, tool: str, call_id: str) -> None:
         """A tool raised or timed out: the only thing that opens its breaker across runs."""
-        now = self.clock()
         held = run.permits.pop(call_id, None)
-        with self._lock:
-            breaker = self.breakers.get(tool)
-            if breaker is None:
-                threshold = self.policy.max_tool_failures or _BREAKER_FAILURES
-                breaker = self.breakers[tool] = Breaker(threshold=threshold, reset_after_s=self.policy.half_open_reset_seconds)
-                if len(self.breakers) > _TOOLS_KEPT:
-                    self.breakers.popitem(last=False)
         permit = held[1] if held is not None else Permit(0)  # begun before the breaker existed
-        breaker.report(permit, False, now, run.info.run)
+        self.breakers.report(tool, permit, False, self.clock(), run.info.run)
 
     # ---- deciding ---------------------------------------------------------------------------------------------------
 
@@ -692,6 +714,9 @@ class Guard:
         run.trips.append(trip)
         with self._lock:
             self.trips.append(trip)
+        if self.accounts.ledger.is_shared:
+            text = json.dumps(trip.to_dict())
+            self.accounts.ledger.tell(lambda session: session.append("trip", trip.id, text))
         _log.warning("runguard.trip: %s", trip.message, extra={"runguard_trip": trip.id, "runguard_rule": trip.rule})
         if self.policy.on_trip is not None:
             self.outbox.send(self.policy.on_trip, trip)
@@ -705,24 +730,21 @@ class Guard:
 
     # ---- once per session -------------------------------------------------------------------------------------------
 
-    def _done_once(self, info: RunInfo) -> Mapping[bytes, None]:
-        return self._once.get((info.app, info.user, info.session), {})
+    async def prepare_tool(self, run: Run, tool: str, call: bytes, call_id: str) -> None:
+        """What must be asked of others before a tool call is judged: the probe of its breaker, and the claim of its side effect."""
+        if not self.accounts.ledger.is_shared:
+            return
+        permit = await self.breakers.claim_probe(tool, self.clock())
+        if permit is not None:
+            run.permits[call_id] = (tool, permit)
+        rule = self.tool_rule(tool)
+        is_new = rule is not None and rule.once and call not in run.pending_once and not self.once.is_done(run.info, call)
+        if is_new and not await self.once.claim(run.info, call):
+            run.claimed_elsewhere.add(call)
 
     def _settle_once(self, run: Run, call: bytes, done: bool) -> None:
         run.pending_once.discard(call)
-        if done:
-            self._remember_once(run.info, call)
-
-    def _remember_once(self, info: RunInfo, call: bytes) -> None:
-        key = (info.app, info.user, info.session)
-        with self._lock:
-            done = self._once.setdefault(key, OrderedDict())
-            self._once.move_to_end(key)
-            done[call] = None
-            if len(done) > _ONCE_PER_SESSION:
-                done.popitem(last=False)
-            if len(self._once) > _SESSIONS_KEPT:
-                self._once.popitem(last=False)
+        self.once.settle(run.info, call, done)
 
     # ---- looking in -------------------------------------------------------------------------------------------------
 

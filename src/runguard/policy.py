@@ -152,6 +152,9 @@ class PolicyFile(BaseModel):
     hold_seconds: Annotated[float, Field(gt=0, le=86_400, allow_inf_nan=False)] = Field(
         900.0, description="After this time the reservation of a worker that never came back is charged."
     )
+    retention_days: Annotated[float, Field(gt=0, le=3660, allow_inf_nan=False)] = Field(
+        30.0, description="How long a store keeps records, ended runs and past periods."
+    )
     max_wait_seconds: Annotated[float, Field(ge=0, le=3600, allow_inf_nan=False)] = Field(
         60.0, description="How long a call may wait for other calls' reservations when only those stand in its way."
     )

@@ -59,6 +59,7 @@ class Run:
     """Everything known about one running root run. Gone when it ends."""
 
     __slots__ = (
+        "claimed_elsewhere",
         "cut_off",
         "deadline",
         "detectors",
@@ -101,6 +102,7 @@ class Run:
         limit = policy.max_model_calls or info.model_call_limit
         self.model_calls = rules.ModelCalls(limit) if limit else None
         self.cut_off: OrderedDict[str, Trip | None] = OrderedDict()  # strands that were stopped, by name: called again they stay stopped
+        self.claimed_elsewhere: set[bytes] = set()  # side effects that another worker has done or is doing
         self.pending_once: set[bytes] = set()  # side effects on their way: an equal call of the same response must not run too
         self.deadline = rules.Deadline(policy.max_seconds, info.at) if policy.max_seconds else None
         whole: list[Detector | None] = [

@@ -48,11 +48,15 @@ class Switch:
 
 
 def read_stops(text: str) -> dict[str, Stop]:
-    return {scope: Stop(scope, **fields) for scope, fields in json.loads(text or "{}").items()}
+    """The stops of a control document."""
+    return {scope: Stop(scope, **fields) for scope, fields in (json.loads(text or "{}").get("stops") or {}).items()}
 
 
-def dump(stops: dict[str, Stop]) -> str:
-    return json.dumps({scope: {k: v for k, v in asdict(stop).items() if k != "scope"} for scope, stop in stops.items()}, sort_keys=True)
+def with_stops(text: str, stops: dict[str, Stop]) -> str:
+    """A control document with other stops and everything else as it was."""
+    document = json.loads(text or "{}")
+    document["stops"] = {scope: {k: v for k, v in asdict(stop).items() if k != "scope"} for scope, stop in stops.items()}
+    return json.dumps(document, sort_keys=True)
 
 
 def check_scope(scope: Any) -> str:

@@ -848,6 +848,10 @@ async def test_an_extension_is_for_the_current_period_only():
     shop = Shop(user_budget(2, window="1h"))
     await shop.buy(2_000)
     shop.accounts.extend("user:app/ann", usd=CALL)
+    await shop.ask()  # still on its way when the period ends
+    shop.now += 3_600
+    (status,) = shop.accounts.extend("user:app/ann", usd=CALL * 5)
+    assert (status.limit, status.ends > shop.now) == (CALL * 7, True)
     shop.now += 3_600
     assert (await shop.ask(5_000)).output == 2_000
 

@@ -404,6 +404,9 @@ def test_a_period_contains_its_moment_and_ends_where_the_next_begins(text, tz, a
     assert following != name
     assert later > ends
     assert w.period(ends - 1)[0] == name  # no overlap: until then it is the same one
+    assert w.bounds(at) == (name, w.bounds(ends - 1)[1], ends)
+    assert w.bounds(at)[1] <= at
+    assert w.bounds(ends)[1] == ends
 
 
 @given(text=st.sampled_from(WINDOWS), tz=st.sampled_from(ZONES), moments=st.lists(times, min_size=2, max_size=30))

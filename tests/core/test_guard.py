@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from runguard import conductor, errors
+from runguard import conductor, errors, shared
 from runguard.decision import ALLOW, Action, Decision, Finding, Trip, text_for_model, text_for_operator, text_for_user, trip
 from runguard.events import ROOT_LANE, AgentEntered, ModelCall, Outcome, ToolCall
 from runguard.policy import RULES, ToolRule
@@ -297,16 +297,16 @@ def test_what_failed_may_be_tried_again(drive, says, outcome):
 
 
 def test_the_memory_of_sessions_is_bounded(drive, monkeypatch):
-    monkeypatch.setattr(conductor, "_SESSIONS_KEPT", 20)
-    monkeypatch.setattr(conductor, "_ONCE_PER_SESSION", 30)
+    monkeypatch.setattr(shared, "_SESSIONS_KEPT", 20)
+    monkeypatch.setattr(shared, "_ONCE_PER_SESSION", 30)
     d = drive(tools={"send": {"once": True}})
     for n in range(100):
         d.start(f"r{n}", session=f"s{n}")
         for to in range(50):
             d.tool("send", {"to": to}, says=f"sent {to}", run=f"r{n}")
         d.guard.end(f"r{n}")
-    assert len(d.guard._once) == 20
-    assert all(len(done) == 30 for done in d.guard._once.values())
+    assert len(d.guard.once._done) == 20
+    assert all(len(done) == 30 for done in d.guard.once._done.values())
 
 
 # ---- the breaker across runs ----------------------------------------------------------------------------------------
@@ -347,9 +347,9 @@ def test_soft_failures_stay_in_their_run(drive):
 def test_max_tool_failures_is_the_number_across_runs_too(drive):
     d = drive(max_tool_failures=2, half_open_reset_seconds=10)
     raise_in(d, "r1")
-    assert d.guard.breakers["flaky"].state(d.now).value == "closed"
+    assert d.guard.breakers.get("flaky").state(d.now).value == "closed"
     raise_in(d, "r2")
-    assert d.guard.breakers["flaky"].state(d.now).value == "open"
+    assert d.guard.breakers.get("flaky").state(d.now).value == "open"
 
 
 def test_one_probe_closes_it_again(drive):
@@ -357,7 +357,7 @@ def test_one_probe_closes_it_again(drive):
     raise_in(d, "r1", "r2")
     d.now += 10
     assert d.tool("flaky", says="back").ran
-    assert d.guard.breakers["flaky"].state(d.now).value == "closed"
+    assert d.guard.breakers.get("flaky").state(d.now).value == "closed"
 
 
 def test_while_a_probe_is_out_the_others_are_refused(drive):
@@ -385,7 +385,7 @@ def test_a_probe_that_another_rule_refused_proves_nothing(drive):
     raise_in(d, "r1", "r2")
     d.now += 10
     assert not d.tool("flaky", run="r2").ran  # its one call of this run is spent: the tool was not reached
-    assert d.guard.breakers["flaky"].state(d.now).value == "half_open"
+    assert d.guard.breakers.get("flaky").state(d.now).value == "half_open"
     assert d.tool("flaky", run="run", says="back").ran  # and the probe is free for the next
 
 

@@ -18,6 +18,9 @@ PURE = {"runguard." + name for name in ("budget", "events", "fingerprint", "outc
 EDGES = ("runguard.adk", "runguard.functions", "runguard.replay", "runguard.cli", "runguard.dashboard", "runguard.testing", "runguard.demo")
 
 
+_BELOW_THE_CONDUCTOR = ("policy", "pricing", "outbox", "accounts", "ledger", "ledger.store", "runs", "shared", "switch")
+
+
 def is_edge(module: str) -> bool:
     """Adapters and programs: they import the rest, and nothing imports them."""
     return any(module == edge or module.startswith((edge + ".", edge + "_")) for edge in EDGES)
@@ -183,16 +186,27 @@ def test_pure_modules_do_no_io_read_no_clock_and_await_nothing(module):
 @pytest.mark.parametrize(
     ("module", "packages", "rooms"),
     [
-        ("runguard.policy", {"pydantic"}, PURE | {"runguard.pricing"}),
+        ("runguard.policy", {"pydantic"}, PURE | {"runguard.pricing", "runguard.ledger.urls"}),
         ("runguard.monitor", set(), PURE),
         ("runguard.pricing", {"pydantic", "genai_prices"}, PURE | {"runguard.model_limits"}),
-        ("runguard.ledger.base", set(), PURE),
-        ("runguard.ledger.memory", set(), PURE | {"runguard.ledger.base"}),
-        ("runguard.accounts", set(), PURE | {"runguard.policy", "runguard.pricing", "runguard.ledger"}),
+        ("runguard.switch", set(), PURE),
+        ("runguard.shared", set(), PURE | {"runguard.ledger", "runguard.ledger.store"}),
+        ("runguard.ledger.store", set(), PURE),
+        ("runguard.ledger.base", set(), PURE | {"runguard.ledger.store"}),
+        ("runguard.ledger.memory", set(), PURE | {"runguard.ledger.base", "runguard.ledger.store"}),
+        ("runguard.ledger.sqlite", set(), PURE | {"runguard.ledger.store"}),
+        ("runguard.ledger.redis", {"redis"}, PURE | {"runguard.ledger.store"}),
+        ("runguard.ledger.postgres", {"psycopg"}, PURE | {"runguard.ledger.store"}),
+        ("runguard.ledger.remote", set(), PURE | {"runguard.ledger.base", "runguard.ledger.memory", "runguard.ledger.store"}),
+        ("runguard.accounts", set(), PURE | {f"runguard.{room}" for room in ("policy", "pricing", "switch", "ledger", "ledger.urls")}),
         ("runguard.runs", set(), PURE | {"runguard.policy", "runguard.accounts", "runguard.inflight"}),
         ("runguard.inflight", set(), PURE),
         ("runguard.outbox", set(), PURE),
-        ("runguard.conductor", set(), PURE | {f"runguard.{room}" for room in ("policy", "pricing", "outbox", "accounts", "ledger", "runs")}),
+        (
+            "runguard.conductor",
+            set(),
+            PURE | {f"runguard.{room}" for room in ("policy", "pricing", "outbox", "accounts", "ledger", "runs", "shared", "switch")},
+        ),
     ],
 )
 def test_each_layer_imports_only_what_lies_below(module, packages, rooms):

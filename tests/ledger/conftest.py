@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from runguard.ledger.store import Session, Store
+from runguard.ledger.store import MOST, Session, Store
 
 PATIENCE_S = 20.0  # far beyond anything that works
 HERE = Path(__file__).parent
@@ -43,7 +43,7 @@ class _Kind:
     needs: tuple[str, ...] = ()  # packages
     server: str = ""  # a module beside this one, and the context manager in it
     starter: str = ""
-    most: int = (1 << 62) - 1
+    most: int = MOST
 
 
 KINDS = {

@@ -328,6 +328,9 @@ async def _ask(
     if decision.action < _BLOCK or not decision.enforced:
         decision = await guard.reserve(event, slot=False)
     if decision.action >= _BLOCK and decision.enforced:
+        frame = FRAME.get()
+        if frame is not None and (call := frame.invocation.calls.get(frame.call_id)) is not None:
+            call.cut = True
         return decision.trip, guard
     charge = event.charge
     if charge is not None:

@@ -434,6 +434,7 @@ class RunGuardPlugin(BasePlugin):
                 below = depth + 1
                 beside = sum(1 for other in invocation.calls.values() if other.batch == call.batch and other.tool == name)
                 guard.check(AgentEntered(invocation.run.info.run, lane, agent_name, guard.clock(), 0, beside))  # a stop shows at the next check
+            await guard.prepare_tool(invocation.run, name, call.fingerprint, call_id)
             event = ToolCall(invocation.run.info.run, lane, agent_name, guard.clock(), name, call.fingerprint, call.batch, call_id, below)
             decision = guard.check(event)
             if decision.action >= _BLOCK and decision.enforced:
@@ -623,7 +624,8 @@ class RunGuardPlugin(BasePlugin):
                 continue  # pending confirmation or sign-in is neither failure nor repetition
             lane, batch = call.lane, call.batch
             by_call[call_id] = response
-            if self._was_cut(invocation, f"{lane}/{name}@{call_id}", response.response):
+            said = response.response
+            if self._was_cut(invocation, f"{lane}/{name}@{call_id}", said) or (call.cut and self._is_stop_text(invocation, lane, said)):
                 response.response = refusal(_PART_STOPPED)
                 call.refused = True
             value: object = response.response
@@ -662,6 +664,12 @@ class RunGuardPlugin(BasePlugin):
         below = next((lane for lane in lanes.values() if lane.cut and lane.key.startswith(f"{key}/")), None)
         trip = invocation.run.stopped or (below.stop_in_force() if below is not None else None)
         return below is not None and trip is not None and (answer or {}).get("result") in ("", self.guard.stop_text(trip))
+
+    def _is_stop_text(self, invocation: Invocation, lane: str, answer: dict[str, Any] | None) -> bool:
+        """Whether a tool answers with our own words: it ran an agent whose model call was refused."""
+        trip = self._stop_in_force(invocation, lane)
+        said = (answer or {}).get("result")
+        return trip is not None and said in ("", self.guard.stop_text(trip))
 
     def judge_transfer(self, invocation: Invocation, lane: str, author: str, target: str) -> None:
         decision = self.guard.check(HandOff(invocation.run.info.run, lane, author, target, self.guard.clock()))

@@ -123,6 +123,7 @@ class Ledger(Protocol):
 
     name: str
     is_shared: bool  # other processes see it: ask it before every paid call
+    worker: str  # this process, for those who look at a shared ledger
 
     def now(self, at: float) -> float:
         """The ledger's clock, by which periods begin and end; ``at`` is the caller's."""
@@ -165,6 +166,9 @@ class Ledger(Protocol):
 
     def flush(self, seconds: float) -> bool:
         """Wait, bounded, until every fact handed over is booked."""
+
+    async def ask(self, job: Callable[[Session], None]) -> None:
+        """Let a shared store do something now, within its deadline."""
 
     def tell(self, fact: Callable[[Session], Any]) -> None:
         """Something for the records of a ledger that has some."""

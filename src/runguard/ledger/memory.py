@@ -19,7 +19,7 @@ class MemoryLedger:
     """Exact under any number of tasks and threads; gone with the process."""
 
     def __init__(self) -> None:
-        self.name, self.is_shared = "memory", False
+        self.name, self.is_shared, self.worker = "memory", False, ""
         self._control = ""
         self._accounts: OrderedDict[str, Account] = OrderedDict()
         self._by_scope: dict[str, list[Account]] = {}
@@ -156,6 +156,9 @@ class MemoryLedger:
 
     def flush(self, seconds: float) -> bool:
         return True
+
+    async def ask(self, job: Callable[[Session], None]) -> None:
+        """There is no store to ask."""
 
     def tell(self, fact: Callable[[Session], Any]) -> None:
         """Nothing is kept beyond the process: there are no records."""

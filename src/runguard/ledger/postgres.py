@@ -32,7 +32,6 @@ _SYNCHRONOUS: Final = re.compile(r"synchronous_commit\s*=\s*(\w+)")
 _EXPIRE_AT_ONCE: Final = 64  # as in the SQL
 _PURGE_AT_ONCE: Final = 1_000
 _MIGRATION: Final = 5.0  # making the schema happens once; it may take longer than a call
-_ARRAYS: Final = "%s::text[], %s::text[], %s::text[]"
 
 # What may pass by itself: no connection, interference, no resources, operator or system, read-only (a standby before its promotion).
 _PASSING: Final = ("08", "40", "53", "57", "58", "55P03", "25006", "25P03", "25P04")
@@ -98,9 +97,8 @@ class PostgresSession:
         self._db: psycopg.Cursor[tuple[Any, ...]] | None = None
         self._process = os.getpid()
         self._closed = False
-        functions = f'SELECT * FROM "{schema}".'
-        self._reserve = f"{functions}reserve(%s::text, %s::float8, {_ARRAYS}, %s::float8[], %s::float8[], %s::bigint[], %s::bigint[], %s::boolean)"
-        self._settle = f"{functions}settle(%s::text, {_ARRAYS}, %s::float8[], %s::bigint[], %s::bigint[])"
+        self._reserve = f'SELECT "{schema}".reserve(%s::text, %s::float8, %s::text[], %s::float8[], %s::bigint[], %s::bigint[], %s::boolean)'
+        self._settle = f'SELECT "{schema}".settle(%s::text, %s::text[], %s::float8[], %s::bigint[], %s::bigint[])'
         with self._translated():
             self._open(time.monotonic() + timeout)
 
@@ -108,30 +106,37 @@ class PostgresSession:
 
     def reserve(self, hold: str, ttl: float, lines: Sequence[Line], want: Amount, *, force: bool = False) -> Reply:
         check_amounts(want)
-        keys, scopes, windows, ends, caps = _columns(lines)
-        begins = _numbers([line.begins for line in _sorted(lines)])
-        rows = self._call(self._reserve, (hold, repr(float(ttl)), keys, scopes, windows, begins, ends, caps, _whole(want), "t" if force else "f"))
-        return _reply(rows, lines)
+        ordered = _sorted(lines)
+        rows = self._call(self._reserve, (hold, repr(float(ttl)), *_columns(ordered), _whole(want), "t" if force else "f"))
+        ok, stale, now, control, late, found = json.loads(rows[0][0])
+        if late and not stale:
+            rows = self._call(f'SELECT "{self._schema}".charged(%s::text[])', (_texts([line.key for line in ordered]),))
+            found = json.loads(rows[0][0])
+        return Reply(_balances(found, lines), now, control, ok, stale)
 
     def settle(self, hold: str, lines: Sequence[Line], actual: Amount) -> Reply:
         check_amounts(actual)
-        return _reply(self._call(self._settle, (hold, *_columns(lines), _whole(actual))), lines)
+        return self._settled(hold, lines, _whole(actual))
 
     def release(self, hold: str) -> Reply:
-        return _reply(self._call(f'SELECT * FROM "{self._schema}".release(%s::text)', (hold,)), ())
+        return self._settled(hold, (), None)
+
+    def _settled(self, hold: str, lines: Sequence[Line], actual: str | None) -> Reply:
+        _, _, now, control, _, found = json.loads(self._call(self._settle, (hold, *_columns(_sorted(lines)), actual))[0][0])
+        return Reply(_balances(found, lines), now, control)
 
     def extend(self, line: Line, more: Amount) -> Balance:
         check_amounts(more)
-        sql = f'SELECT * FROM "{self._schema}".extend(%s::text, %s::text, %s::text, %s::float8, %s::bigint[], %s::bigint[])'
+        sql = f'SELECT "{self._schema}".extend(%s::text, %s::text, %s::text, %s::float8, %s::bigint[], %s::bigint[])'
         ends = None if line.ends is None else repr(float(line.ends))
-        return _balance(self._call(sql, (line.key, line.scope, line.window, ends, _whole(line.caps), _whole(more)))[0])
+        return _balance(json.loads(self._call(sql, (line.key, line.scope, line.window, ends, _whole(line.caps), _whole(more)))[0][0]))
 
     def read(self, scope: str | None = None) -> list[Balance]:
         end = time.monotonic() + self._timeout
         while True:
-            rows = self._call(f'SELECT * FROM "{self._schema}".read(%s::text)', (scope,))
-            if not rows or rows[0][3] < _EXPIRE_AT_ONCE or time.monotonic() >= end:
-                return [_balance(row) for row in rows]
+            ((charged, found),) = self._call(f'SELECT * FROM "{self._schema}".read(%s::text)', (scope,))
+            if charged < _EXPIRE_AT_ONCE or time.monotonic() >= end:
+                return [_balance(row) for row in json.loads(found)]
 
     # ---- marks and documents ----------------------------------------------------------------------------------------
 
@@ -423,16 +428,11 @@ def _sorted(lines: Sequence[Line]) -> Sequence[Line]:
     return [by_key[key] for key in sorted(by_key)]
 
 
-def _columns(lines: Sequence[Line]) -> tuple[str, str, str, str, str]:
-    """Key, scope, window, end and caps of all lines, as array literals."""
-    ordered = _sorted(lines)
-    return (
-        _texts([line.key for line in ordered]),
-        _texts([line.scope for line in ordered]),
-        _texts([line.window for line in ordered]),
-        _numbers([line.ends for line in ordered]),
-        _whole([cap for line in ordered for cap in line.caps]),
-    )
+def _columns(lines: Sequence[Line]) -> tuple[str, str, str]:
+    """Names, times and caps of all lines, as array literals."""
+    names = [*[line.key for line in lines], *[line.scope for line in lines], *[line.window for line in lines]]
+    times = [*[line.begins for line in lines], *[line.ends for line in lines]]
+    return _texts(names), _numbers(times), _whole([cap for line in lines for cap in line.caps])
 
 
 def _texts(values: Sequence[str | None]) -> str:
@@ -447,16 +447,17 @@ def _whole(values: Sequence[int]) -> str:
     return "{" + ",".join(map(str, values)) + "}"
 
 
-def _reply(rows: Sequence[Sequence[Any]], lines: Sequence[Line]) -> Reply:
-    ok, stale, now, control = rows[-1][:4]
-    if stale:
-        return Reply((), now, control, ok=False, stale=True)
-    found = {row[4]: row for row in rows if row[4] is not None}
-    if len(found) > 1:  # as the caller has them
-        order = [line.key for line in lines if line.key in found]
-        found = {key: found[key] for key in (*order, *found)}
-    return Reply([_balance(row) for row in found.values()], now, control, ok=ok)
+def _balances(rows: Sequence[Sequence[Any]], lines: Sequence[Line]) -> list[Balance]:
+    if len(rows) > 1:  # as the caller has them
+        found = {row[0]: row for row in rows}
+        known = [line.key for line in lines if line.key in found]
+        rows = [found[key] for key in dict.fromkeys((*known, *found))]
+    return [_balance(row) for row in rows]
 
 
 def _balance(row: Sequence[Any]) -> Balance:
-    return Balance(row[4], row[5], row[6], row[7], row[8:11], row[11:14], row[14:17], row[17:20], row[20:23], row[23:26], row[26])
+    key, scope, window, ends, *n, closed = row
+    return Balance(
+        key, scope, window, None if ends is None else float(ends),
+        (n[0], n[1], n[2]), (n[3], n[4], n[5]), (n[6], n[7], n[8]), (n[9], n[10], n[11]), (n[12], n[13], n[14]), (n[15], n[16], n[17]), closed,
+    )  # fmt: skip

@@ -13,7 +13,7 @@ reaching the server, half for each answer; only the look-up of a host name is no
 import json
 import math
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from functools import cache
 from importlib.resources import files
 from typing import Any, Final
@@ -21,7 +21,7 @@ from urllib.parse import parse_qsl, unquote, urlencode, urlsplit, urlunsplit
 
 from runguard.budget import UNLIMITED, Amount
 from runguard.errors import PolicyError, RunGuardError
-from runguard.ledger.store import SCHEMA_VERSION, Balance, Line, Reply, StoreError, StoreOutage, check_amounts
+from runguard.ledger.store import SCHEMA_VERSION, Balance, Line, Reply, StoreError, StoreOutage, check_amounts, check_ttl
 
 MOST: Final = (1 << 53) - 1
 RECORDS_KEPT: Final = 100_000  # of each kind, about
@@ -34,6 +34,7 @@ _NAMESPACE: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.:/-]{0,99}")
 _PASSING: Final = re.compile(r"\b(OOM|READONLY|MISCONF|NOREPLICAS|MASTERDOWN|CLUSTERDOWN|LOADING|BUSY|TRYAGAIN|UNBLOCKED|UNKILLABLE)\b")
 _OURS: Final = re.compile(r"RUNGUARD (\w+)(?:: ([^@]*?))?(?: script: .*)?$")
 _LONG: Final = 1e9  # seconds: longer than anybody waits, short enough for every command
+_LINES_KEPT: Final = 1_024
 _AT_ONCE: Final = 500
 _MOST_BATCHES: Final = 20_000
 _EVICTS: Final = "allkeys-"
@@ -99,6 +100,7 @@ class RedisSession:
         except ImportError:
             raise PolicyError(f"store = '{url.partition('://')[0]}://…' needs the redis package: pip install 'runguard-agents[redis]'") from None
         self._name, self._prefix = name, f"{{{namespace}}}:"
+        self._known: dict[str, tuple[Line, tuple[bytes, bytes, bytes]]] = {}
         self._errors = (redis.RedisError, OSError, UnicodeDecodeError)
         self._no_script = redis.exceptions.NoScriptError
         try:
@@ -146,7 +148,7 @@ class RedisSession:
 
     # ---- calls ------------------------------------------------------------------------------------------------------
 
-    def _run(self, script: str, *args: str) -> Any:
+    def _run(self, script: str, *args: str | bytes) -> Any:
         sha, source = _script(script)
         try:
             try:
@@ -204,49 +206,61 @@ class RedisSession:
                 return StoreError(f"{self._name}: an amount was refused: {text}")
         return StoreError(f"{self._name}: refused by a script: {kind} {text}".rstrip())
 
-    def _amount(self, amount: Amount) -> str:
-        check_amounts(amount)
+    def _amount(self, amount: Amount, lines: Sequence[Line] = ()) -> str:
+        check_amounts(amount, lines)
         if max(amount) > MOST:
             raise StoreError(f"{self._name}: {max(amount)} is more than a Redis store can count exactly ({MOST}, or $9,007,199.25); use another store")
         return "%d %d %d" % amount
 
-    def _lines(self, lines: Sequence[Line]) -> Iterator[str]:
+    def _lines(self, lines: Sequence[Line]) -> list[bytes]:
+        """The arguments of lines. A run asks for the same ones again and again."""
+        args: list[bytes] = []
         for line in lines:
-            caps = line.caps
-            for cap in caps:
-                if type(cap) is not int or cap < 0:
-                    raise ValueError(f"{cap!r} is no amount: a whole number, not negative")
-                if MOST < cap < UNLIMITED:
-                    raise StoreError(
-                        f"{self._name}: the cap {cap} of {line.scope} is more than a Redis store can count exactly ({MOST}, or $9,007,199.25); "
-                        "lower it, leave it out, or use another store"
-                    )
-            usd, tokens, calls = ("-" if cap >= UNLIMITED else cap for cap in caps)
-            yield line.key
-            yield line.scope
-            yield f"{_moment(line.begins)} {_moment(line.ends)} {usd} {tokens} {calls} {line.window or ''}"
+            known = self._known.get(line.key)
+            if known is None or (known[0] is not line and known[0] != line):
+                if len(self._known) >= _LINES_KEPT:
+                    self._known.clear()
+                known = self._known[line.key] = line, self._packed(line)
+            args += known[1]
+        return args
 
-    def _reply(self, lines: Sequence[Line], reply: list[str]) -> Reply:
-        answer, now, control = reply[0].split(" ")
-        if answer == "full":
+    def _packed(self, line: Line) -> tuple[bytes, bytes, bytes]:
+        for cap in line.caps:
+            if MOST < cap < UNLIMITED:
+                raise StoreError(
+                    f"{self._name}: the cap {cap} of {line.scope} is more than a Redis store can count exactly ({MOST}, or $9,007,199.25); "
+                    "lower it, leave it out, or use another store"
+                )
+        usd, tokens, calls = ("-" if cap >= UNLIMITED else cap for cap in line.caps)
+        text = f"{_moment(line.begins)} {_moment(line.ends)} {usd} {tokens} {calls} {line.window or ''}"
+        return line.key.encode(), line.scope.encode(), text.encode()
+
+    def _reply(self, lines: Sequence[Line], reply: str | list[str]) -> Reply:
+        if isinstance(reply, list):
+            _, now, control = reply[0].split(" ")
             return Reply(_full(reply, 1), float(now), int(control))
-        balances = [_balance(line.key, line.scope, line.window, line.ends, numbers) for line, numbers in zip(lines, reply[1:], strict=False) if numbers]
+        head, *rows = reply.split("\n")
+        answer, now, control = head.split(" ")
+        balances = [_balance(line.key, line.scope, line.window, line.ends, row) for line, row in zip(lines, rows, strict=False) if row]
         return Reply(balances, float(now), int(control), answer == "yes", answer == "stale")
 
     # ---- accounts ---------------------------------------------------------------------------------------------------
 
     def reserve(self, hold: str, ttl: float, lines: Sequence[Line], want: Amount, *, force: bool = False) -> Reply:
-        reply = self._run("reserve", hold, _seconds(ttl), self._amount(want), "1" if force else "0", _keys(lines), *self._lines(lines))
+        check_ttl(ttl)
+        if len(lines) > 1:
+            lines = list({line.key: line for line in lines}.values())
+        reply = self._run("reserve", hold, self._amount(want, lines), _seconds(ttl), "1" if force else "0", *self._lines(lines))
         return self._reply(lines, reply)
 
     def settle(self, hold: str, lines: Sequence[Line], actual: Amount) -> Reply:
-        return self._reply(lines, self._run("settle", hold, self._amount(actual), _keys(lines), *self._lines(lines)))
+        return self._reply(lines, self._run("settle", hold, self._amount(actual, lines), *self._lines(lines)))
 
     def release(self, hold: str) -> Reply:
         return self._reply((), self._run("release", hold))
 
     def extend(self, line: Line, more: Amount) -> Balance:
-        numbers = self._run("extend", self._amount(more), *self._lines((line,)))
+        numbers = self._run("extend", self._amount(more, (line,)), *self._lines((line,)))
         return _balance(line.key, line.scope, line.window, line.ends, numbers)
 
     def read(self, scope: str | None = None) -> list[Balance]:
@@ -350,10 +364,6 @@ def _host(host: str, port: int | None) -> str:
     return f"{f'[{host}]' if ':' in host else host}:{port or 6379}"
 
 
-def _keys(lines: Sequence[Line]) -> str:
-    return json.dumps([line.key for line in lines], ensure_ascii=False)
-
-
 def _seconds(seconds: float) -> str:
     if math.isnan(seconds):
         raise ValueError("a duration must be a number")
@@ -370,25 +380,18 @@ def _moment(at: float | None) -> str:
 
 
 def _balance(key: str, scope: str, window: str | None, ends: float | None, text: str) -> Balance:
-    c0, c1, c2, s0, s1, s2, h0, h1, h2, g0, g1, g2, o0, o1, o2, e0, e1, e2, closed = text.split(" ")
+    n = text.split(" ")
+    usd, tokens, calls = n[:3]
     caps = (
-        UNLIMITED if c0 == "-" else int(c0),
-        UNLIMITED if c1 == "-" else int(c1),
-        UNLIMITED if c2 == "-" else int(c2),
+        UNLIMITED if usd == "-" else int(usd),
+        UNLIMITED if tokens == "-" else int(tokens),
+        UNLIMITED if calls == "-" else int(calls),
     )
-    return Balance(
-        key,
-        scope,
-        window,
-        ends,
-        caps,
-        (int(s0), int(s1), int(s2)),
-        (int(h0), int(h1), int(h2)),
-        (int(g0), int(g1), int(g2)),
-        (int(o0), int(o1), int(o2)),
-        (int(e0), int(e1), int(e2)),
-        closed == "1",
-    )
+    spent, held = (int(n[3]), int(n[4]), int(n[5])), (int(n[6]), int(n[7]), int(n[8]))
+    if len(n) == 9:
+        return Balance(key, scope, window, ends, caps, spent, held)
+    granted, overrun, expired = ((int(n[at]), int(n[at + 1]), int(n[at + 2])) for at in (9, 12, 15))
+    return Balance(key, scope, window, ends, caps, spent, held, granted, overrun, expired, n[18] == "1")
 
 
 def _full(reply: list[str], start: int) -> list[Balance]:

@@ -35,6 +35,7 @@ _ACCOUNTS_KEPT: Final = 10_000
 _FACTS_KEPT: Final = 100_000
 _GOODBYE_S: Final = 2.0
 _BEAT_S: Final = 1.0
+_PURGE_S: Final = 3_600.0
 _BEATS_AT_ONCE: Final = 200
 _CONTROL_TRIES: Final = 20
 
@@ -71,7 +72,8 @@ class _Fact:
 class StoreLedger:
     """One per store and process, shared by all guards that name the same store."""
 
-    def __init__(self, store: Store, timeout: float) -> None:
+    def __init__(self, store: Store, timeout: float, retention_s: float = 30 * 86_400.0) -> None:
+        self.retention_s = retention_s
         self.store, self.timeout, self.name, self.is_shared = store, timeout, store.name, True
         self.worker = f"{os.uname().nodename if hasattr(os, 'uname') else 'worker'}:{os.getpid()}"
         self.outages = 0
@@ -139,8 +141,11 @@ class StoreLedger:
 
     def _tell(self) -> None:
         """The writer: every fact in order, each until it is heard."""
-        beaten = 0.0
+        beaten, purged = 0.0, time.monotonic()
         while True:
+            if time.monotonic() - purged >= _PURGE_S:
+                purged = time.monotonic()
+                self.tell(lambda session: session.purge(self.retention_s))
             if time.monotonic() - beaten >= _BEAT_S:
                 beaten = time.monotonic()
                 self._beat()
@@ -195,7 +200,7 @@ class StoreLedger:
             _log.error("runguard.store_outage: %s", error)
         self._down_until = time.monotonic() + _REST_S
 
-    async def _ask(self, job: Callable[[Session], _T], late: Callable[[_T], None] | None = None) -> _T:
+    async def ask(self, job: Callable[[Session], _T], late: Callable[[_T], None] | None = None) -> _T:
         """Run a job on a thread and await it; when it answers after the deadline, ``late`` gets the answer."""
         if time.monotonic() < self._down_until:
             raise StoreOutage(f"{self.name}: did not answer a moment ago")
@@ -261,7 +266,7 @@ class StoreLedger:
             self._heard(reply, accounts, session)
             return reply
 
-        reply = await self._ask(job, lambda late: self.release(hold) if late.ok else None)
+        reply = await self.ask(job, lambda late: self.release(hold) if late.ok else None)
         if reply.stale:
             return STALE
         if not reply.ok:
@@ -408,12 +413,12 @@ _open: Final[dict[str, StoreLedger]] = {}
 _opening: Final = threading.Lock()
 
 
-def ledger_of(store: Store, url: str, timeout: float) -> StoreLedger:
+def ledger_of(store: Store, url: str, timeout: float, retention_s: float) -> StoreLedger:
     """The ledger of this process for a store: guards that name the same one share it."""
     with _opening:
         ledger = _open.get(url)
         if ledger is None:
-            ledger = _open[url] = StoreLedger(store, timeout)
+            ledger = _open[url] = StoreLedger(store, timeout, retention_s)
         return ledger
 
 

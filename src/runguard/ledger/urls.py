@@ -17,12 +17,12 @@ def check_store(url: str) -> None:
         _store(url)
 
 
-def open_ledger(url: str, timeout: float) -> Ledger:
+def open_ledger(url: str, timeout: float, retention_s: float = 30 * 86_400.0) -> Ledger:
     if url == "memory":
         return MemoryLedger()
     from runguard.ledger.remote import ledger_of
 
-    return ledger_of(_store(url), url, timeout)
+    return ledger_of(_store(url), url, timeout, retention_s)
 
 
 def _store(url: str) -> Store:

@@ -1,6 +1,6 @@
 -- ARGV: key, done.
 local at = P .. 'c:' .. ARGV[1]
-local _, stamp = clock()
+local _, stamp = seldom().clock()
 if ARGV[2] == '1' then
   call('ZADD', P .. 'claims', stamp, ARGV[1])
   call('SET', at, 'done', 'EX', PERIODS_KEPT)

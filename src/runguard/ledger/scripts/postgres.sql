@@ -1,29 +1,26 @@
 -- Everything of RunGuard in one schema. The name "runguard." is replaced by the schema that the store was given.
 -- Locks are taken in one order everywhere: the row of a hold, then accounts by ascending key. Keys are compared byte by byte.
--- Amounts stay between 0 and 2^62 - 1, limits reach 2^62 (no limit): no sum below leaves a bigint.
+-- Amounts end at 2^62 - 1, limits at 2^62 (no limit): no sum below leaves a bigint. A domain checks them: it costs a tenth of a table's CHECK.
+
+CREATE DOMAIN runguard.amount AS bigint CHECK (VALUE >= 0 AND VALUE <= 4611686018427387904);
 
 CREATE TABLE runguard.accounts (
   key text COLLATE "C" PRIMARY KEY, scope text COLLATE "C" NOT NULL, "window" text, ends float8,
-  cap_usd bigint NOT NULL, cap_tokens bigint NOT NULL, cap_calls bigint NOT NULL,
-  spent_usd bigint NOT NULL DEFAULT 0, spent_tokens bigint NOT NULL DEFAULT 0, spent_calls bigint NOT NULL DEFAULT 0,
-  held_usd bigint NOT NULL DEFAULT 0, held_tokens bigint NOT NULL DEFAULT 0, held_calls bigint NOT NULL DEFAULT 0,
-  granted_usd bigint NOT NULL DEFAULT 0, granted_tokens bigint NOT NULL DEFAULT 0, granted_calls bigint NOT NULL DEFAULT 0,
-  overrun_usd bigint NOT NULL DEFAULT 0, overrun_tokens bigint NOT NULL DEFAULT 0, overrun_calls bigint NOT NULL DEFAULT 0,
-  expired_usd bigint NOT NULL DEFAULT 0, expired_tokens bigint NOT NULL DEFAULT 0, expired_calls bigint NOT NULL DEFAULT 0,
-  closed boolean NOT NULL DEFAULT false, updated float8 NOT NULL,
-  CONSTRAINT accounts_not_negative CHECK (least(
-    cap_usd, cap_tokens, cap_calls, spent_usd, spent_tokens, spent_calls, held_usd, held_tokens, held_calls, granted_usd, granted_tokens, granted_calls,
-    overrun_usd, overrun_tokens, overrun_calls, expired_usd, expired_tokens, expired_calls) >= 0),
-  CONSTRAINT accounts_not_beyond CHECK (greatest(cap_usd, cap_tokens, cap_calls) <= 4611686018427387904 AND greatest(
-    spent_usd, spent_tokens, spent_calls, held_usd, held_tokens, held_calls, granted_usd, granted_tokens, granted_calls) < 4611686018427387904)
+  cap_usd runguard.amount NOT NULL, cap_tokens runguard.amount NOT NULL, cap_calls runguard.amount NOT NULL,
+  spent_usd runguard.amount NOT NULL DEFAULT 0, spent_tokens runguard.amount NOT NULL DEFAULT 0, spent_calls runguard.amount NOT NULL DEFAULT 0,
+  held_usd runguard.amount NOT NULL DEFAULT 0, held_tokens runguard.amount NOT NULL DEFAULT 0, held_calls runguard.amount NOT NULL DEFAULT 0,
+  granted_usd runguard.amount NOT NULL DEFAULT 0, granted_tokens runguard.amount NOT NULL DEFAULT 0, granted_calls runguard.amount NOT NULL DEFAULT 0,
+  overrun_usd runguard.amount NOT NULL DEFAULT 0, overrun_tokens runguard.amount NOT NULL DEFAULT 0, overrun_calls runguard.amount NOT NULL DEFAULT 0,
+  expired_usd runguard.amount NOT NULL DEFAULT 0, expired_tokens runguard.amount NOT NULL DEFAULT 0, expired_calls runguard.amount NOT NULL DEFAULT 0,
+  closed boolean NOT NULL DEFAULT false, updated float8 NOT NULL
 ) WITH (fillfactor = 50);
 CREATE INDEX accounts_scope ON runguard.accounts (scope);
 
+-- What was held, and what was paid: NULL while nothing is booked.
 CREATE TABLE runguard.holds (
-  id text COLLATE "C" PRIMARY KEY, keys text[] NOT NULL, state text NOT NULL, expires float8 NOT NULL, updated float8 NOT NULL,
-  usd bigint NOT NULL, tokens bigint NOT NULL, calls bigint NOT NULL,
-  CONSTRAINT holds_not_negative CHECK (least(usd, tokens, calls) >= 0),
-  CONSTRAINT holds_end CHECK (expires < 'NaN')
+  id text COLLATE "C" PRIMARY KEY, keys text[] NOT NULL, state text NOT NULL, expires float8 NOT NULL CHECK (expires < 'NaN'), updated float8 NOT NULL,
+  usd runguard.amount NOT NULL, tokens runguard.amount NOT NULL, calls runguard.amount NOT NULL,
+  paid_usd runguard.amount, paid_tokens runguard.amount, paid_calls runguard.amount
 ) WITH (fillfactor = 70);
 CREATE INDEX holds_open ON runguard.holds (expires) WHERE state = 'open';
 
@@ -39,26 +36,15 @@ CREATE INDEX records_kind ON runguard.records (kind, seq);
 CREATE TABLE runguard.runs (id text COLLATE "C" PRIMARY KEY, worker text NOT NULL, beat float8 NOT NULL, ended boolean NOT NULL, text text NOT NULL);
 CREATE INDEX runs_alive ON runguard.runs (beat) WHERE NOT ended;
 
--- One row for each account of an answer; a single row without a key where there is none. Where a step was undone, an account comes twice: the later row
--- counts, and so does what the last row says of the whole.
-CREATE TYPE runguard.reply AS (
-  ok boolean, stale boolean, clock float8, control bigint,
-  key text, scope text, "window" text, ends float8,
-  cap_usd bigint, cap_tokens bigint, cap_calls bigint, spent_usd bigint, spent_tokens bigint, spent_calls bigint,
-  held_usd bigint, held_tokens bigint, held_calls bigint, granted_usd bigint, granted_tokens bigint, granted_calls bigint,
-  overrun_usd bigint, overrun_tokens bigint, overrun_calls bigint, expired_usd bigint, expired_tokens bigint, expired_calls bigint,
-  closed boolean, updated float8
-);
-
 CREATE FUNCTION runguard.clock() RETURNS float8 LANGUAGE sql VOLATILE AS 'SELECT extract(epoch FROM clock_timestamp())::float8';
 
 -- One amount more, or less: it stops at both ends of the range, because what happened is never refused.
 CREATE FUNCTION runguard.plus(amount bigint, more bigint) RETURNS bigint LANGUAGE sql IMMUTABLE
 AS 'SELECT greatest(0, least(amount, 4611686018427387903 - more) + more)';
 
--- What a call that billed more than it held adds to the overrun; NULL when it broke no limit.
-CREATE FUNCTION runguard.broken(more bigint, due bigint, overrun bigint) RETURNS bigint LANGUAGE sql IMMUTABLE
-AS 'SELECT CASE WHEN more > 0 AND due > 0 THEN greatest(overrun, least(due, overrun + more)) END';
+-- The overrun after a call that billed so much more than it held, with so much due beyond the limit.
+CREATE FUNCTION runguard.beyond(more bigint, due bigint, overrun bigint) RETURNS bigint LANGUAGE sql IMMUTABLE
+AS 'SELECT CASE WHEN more > 0 AND due > 0 THEN greatest(overrun, least(due, runguard.plus(overrun, more))) ELSE overrun END';
 
 -- An account as a line names it: made if new, with the caps in force now.
 CREATE FUNCTION runguard.touch(p_key text, p_scope text, p_window text, p_ends float8, p_caps bigint[], p_now float8) RETURNS void LANGUAGE plpgsql AS $$
@@ -68,256 +54,229 @@ BEGIN
   ON CONFLICT (key) DO UPDATE SET cap_usd = p_caps[1], cap_tokens = p_caps[2], cap_calls = p_caps[3];
 END $$;
 
--- Holds whose time is over and that nobody works on at this moment, locked; NULL when there is none.
-CREATE FUNCTION runguard.overdue(p_now float8) RETURNS text[] LANGUAGE sql VOLATILE AS $$
-  SELECT array_agg(id) FROM (
-    SELECT id FROM runguard.holds WHERE state = 'open' AND expires <= p_now ORDER BY expires LIMIT 64 FOR UPDATE SKIP LOCKED
-  ) AS late
+-- An account as it goes to the client. A single text is cheaper on both sides than two dozen columns.
+CREATE FUNCTION runguard.shown(a runguard.accounts) RETURNS text LANGUAGE sql STABLE AS $$
+  SELECT json_build_array(
+    a.key, a.scope, a."window", a.ends, a.cap_usd, a.cap_tokens, a.cap_calls, a.spent_usd, a.spent_tokens, a.spent_calls, a.held_usd, a.held_tokens,
+    a.held_calls, a.granted_usd, a.granted_tokens, a.granted_calls, a.overrun_usd, a.overrun_tokens, a.overrun_calls, a.expired_usd, a.expired_tokens,
+    a.expired_calls, a.closed)::text
 $$;
 
--- Charge overdue holds. The caller has locked their accounts.
-CREATE FUNCTION runguard.charge(p_ids text[], p_now float8) RETURNS void LANGUAGE plpgsql AS $$
+-- An answer: whether it is yes, whether a period was not the current one, the clock, the control document's version, whether holds are overdue, accounts.
+CREATE FUNCTION runguard.answer(ok boolean, stale boolean, clock float8, control bigint, late boolean, accounts text) RETURNS text LANGUAGE sql STABLE
+AS $$ SELECT '[' || ok || ',' || stale || ',' || clock || ',' || coalesce(control, 0) || ',' || coalesce(late, false) || ',[' || coalesce(accounts, '') || ']]' $$;
+
+CREATE FUNCTION runguard.balances(p_keys text[]) RETURNS text LANGUAGE sql STABLE AS $$
+  SELECT string_agg(runguard.shown(a), ',' ORDER BY key) FROM runguard.accounts AS a WHERE key = ANY (p_keys)
+$$;
+
+CREATE FUNCTION runguard.control() RETURNS bigint LANGUAGE sql STABLE AS $$ SELECT version FROM runguard.documents WHERE name = 'control' $$;
+
+-- Charge a batch of holds that nobody settled in time and nobody works on at this moment; how many there were.
+CREATE FUNCTION runguard.expire() RETURNS bigint LANGUAGE plpgsql AS $$
+DECLARE
+  v_now float8 := runguard.clock();
+  v_ids text[];
 BEGIN
+  SELECT array_agg(id) INTO v_ids FROM (
+    SELECT id FROM runguard.holds WHERE state = 'open' AND expires <= v_now ORDER BY expires LIMIT 64 FOR UPDATE SKIP LOCKED
+  ) AS late;
+  IF v_ids IS NULL THEN
+    RETURN 0;
+  END IF;
+  PERFORM 1 FROM runguard.accounts WHERE key = ANY (ARRAY(SELECT unnest(keys) FROM runguard.holds WHERE id = ANY (v_ids))) ORDER BY key FOR UPDATE;
   UPDATE runguard.accounts AS a SET
     held_usd = runguard.plus(held_usd, -usd), held_tokens = runguard.plus(held_tokens, -tokens), held_calls = runguard.plus(held_calls, -calls),
     spent_usd = runguard.plus(spent_usd, usd), spent_tokens = runguard.plus(spent_tokens, tokens), spent_calls = runguard.plus(spent_calls, calls),
     expired_usd = runguard.plus(expired_usd, usd), expired_tokens = runguard.plus(expired_tokens, tokens),
-    expired_calls = runguard.plus(expired_calls, calls), updated = p_now
+    expired_calls = runguard.plus(expired_calls, calls), updated = v_now
   FROM (
     SELECT k, least(sum(usd), 4611686018427387903)::bigint AS usd, least(sum(tokens), 4611686018427387903)::bigint AS tokens,
       least(sum(calls), 4611686018427387903)::bigint AS calls
-    FROM runguard.holds, unnest(keys) AS k WHERE id = ANY (p_ids) GROUP BY k
+    FROM runguard.holds, unnest(keys) AS k WHERE id = ANY (v_ids) GROUP BY k
   ) AS late WHERE a.key = late.k;
-  UPDATE runguard.holds SET state = 'expired', updated = p_now WHERE id = ANY (p_ids);
-END $$;
-
--- A batch of overdue holds by itself; how many there were.
-CREATE FUNCTION runguard.expire() RETURNS bigint LANGUAGE plpgsql AS $$
-DECLARE
-  v_now float8 := runguard.clock();
-  v_ids text[] := runguard.overdue(v_now);
-BEGIN
-  IF v_ids IS NULL THEN
-    RETURN 0;
-  END IF;
-  PERFORM 1 FROM runguard.accounts
-  WHERE key IN (SELECT unnest(keys) FROM runguard.holds WHERE id = ANY (v_ids)) ORDER BY key FOR UPDATE;
-  PERFORM runguard.charge(v_ids, v_now);
+  UPDATE runguard.holds SET state = 'expired', updated = v_now, paid_usd = usd, paid_tokens = tokens, paid_calls = calls WHERE id = ANY (v_ids);
   RETURN cardinality(v_ids);
 END $$;
 
--- Hold an amount on all lines or on none. The lines come sorted by key. The hold is written first: its id guards against its twin.
-CREATE FUNCTION runguard.reserve(
-  p_hold text, p_ttl float8, p_keys text[], p_scopes text[], p_windows text[], p_begins float8[], p_ends float8[], p_caps bigint[], p_want bigint[],
-  p_force boolean
-) RETURNS SETOF runguard.reply LANGUAGE plpgsql AS $$
+-- The second half of a reservation that met overdue holds. It changes nothing of the decision: what is due is the same, held or spent.
+CREATE FUNCTION runguard.charged(p_keys text[]) RETURNS text LANGUAGE plpgsql AS $$
+BEGIN
+  PERFORM runguard.expire();
+  RETURN '[' || coalesce(runguard.balances(p_keys), '') || ']';
+END $$;
+
+-- Hold an amount on all lines or on none. Lines come sorted by key: first all keys, then all scopes, all windows; beginnings, then ends.
+-- The hold is written first: its id guards against its twin.
+CREATE FUNCTION runguard.reserve(p_hold text, p_ttl float8, p_names text[], p_times float8[], p_caps bigint[], p_want bigint[], p_force boolean)
+RETURNS text LANGUAGE plpgsql AS $$
 DECLARE
+  n int := cardinality(p_names) / 3;
   v_now float8 := extract(epoch FROM clock_timestamp());
-  v_control bigint := coalesce((SELECT version FROM runguard.documents WHERE name = 'control'), 0);
-  v_lines int := cardinality(p_keys);
-  v_ids text[];
-  v_key text;
-  v_at int;
+  v_control bigint;
+  v_late boolean;
+  v_row text;
+  v_rows text;
   v_done int := 0;
   v_stale boolean := false;
-  r runguard.reply;
 BEGIN
-  FOR i IN 1 .. v_lines LOOP
-    IF v_now >= p_ends[i] OR v_now < p_begins[i] THEN
-      r.ok := false; r.stale := true; r.clock := v_now; r.control := v_control;
-      RETURN NEXT r;
-      RETURN;
+  FOR i IN 1 .. n LOOP
+    IF v_now < p_times[i] OR v_now >= p_times[n + i] THEN
+      RETURN runguard.answer(false, true, v_now, runguard.control(), false, NULL);
     END IF;
   END LOOP;
 
-  v_ids := runguard.overdue(v_now);
-  IF v_ids IS NOT NULL THEN  -- their accounts and ours, in one order
-    FOR v_key IN
-      SELECT k COLLATE "C" FROM runguard.holds, unnest(keys) AS k WHERE id = ANY (v_ids) UNION SELECT unnest(p_keys) COLLATE "C" ORDER BY 1
-    LOOP
-      v_at := array_position(p_keys, v_key);
-      IF v_at IS NOT NULL THEN
-        PERFORM runguard.touch(v_key, p_scopes[v_at], p_windows[v_at], p_ends[v_at], p_caps[3 * v_at - 2 : 3 * v_at], v_now);
-      END IF;
-      PERFORM 1 FROM runguard.accounts WHERE key = v_key FOR UPDATE;
-    END LOOP;
-    PERFORM runguard.charge(v_ids, v_now);
-  END IF;
-
-  INSERT INTO runguard.holds VALUES (p_hold, p_keys, 'open', v_now + p_ttl, v_now, p_want[1], p_want[2], p_want[3]) ON CONFLICT (id) DO NOTHING;
+  INSERT INTO runguard.holds VALUES (p_hold, p_names[1 : n], 'open', v_now + p_ttl, v_now, p_want[1], p_want[2], p_want[3]) ON CONFLICT (id) DO NOTHING;
   IF NOT FOUND THEN
-    r.ok := coalesce((SELECT state = 'open' FROM runguard.holds WHERE id = p_hold), false);
-    r.stale := false; r.clock := v_now; r.control := v_control;
-    RETURN NEXT r;
-    RETURN QUERY SELECT r.ok, false, v_now, v_control, a.* FROM runguard.accounts AS a WHERE a.key = ANY (p_keys) ORDER BY a.key;
-    RETURN;
+    PERFORM runguard.expire();
+    RETURN runguard.answer(
+      coalesce((SELECT state = 'open' FROM runguard.holds WHERE id = p_hold), false), false, v_now, runguard.control(), false,
+      runguard.balances(p_names[1 : n]));
   END IF;
 
-  FOR i IN 1 .. v_lines LOOP
+  FOR i IN 1 .. n LOOP
     FOR attempt IN 1 .. 2 LOOP
       UPDATE runguard.accounts AS a SET
         cap_usd = p_caps[3 * i - 2], cap_tokens = p_caps[3 * i - 1], cap_calls = p_caps[3 * i], updated = v_now,
         held_usd = runguard.plus(held_usd, p_want[1]), held_tokens = runguard.plus(held_tokens, p_want[2]), held_calls = runguard.plus(held_calls, p_want[3])
-      WHERE key = p_keys[i] AND (p_force OR (
+      WHERE key = p_names[i] AND (p_force OR (
         NOT closed AND p_want[1] <= p_caps[3 * i - 2] + granted_usd - spent_usd - held_usd
         AND p_want[2] <= p_caps[3 * i - 1] + granted_tokens - spent_tokens - held_tokens
         AND p_want[3] <= p_caps[3 * i] + granted_calls - spent_calls - held_calls))
-      RETURNING true, false, v_now, v_control, a.* INTO r;
-      EXIT WHEN FOUND OR attempt = 2;
-      PERFORM runguard.touch(p_keys[i], p_scopes[i], p_windows[i], p_ends[i], p_caps[3 * i - 2 : 3 * i], v_now);  -- it may just be new
+      RETURNING runguard.shown(a), (SELECT version FROM runguard.documents WHERE name = 'control'),
+        EXISTS (SELECT FROM runguard.holds WHERE state = 'open' AND expires <= v_now AND id <> p_hold)
+      INTO v_row, v_control, v_late;
+      EXIT WHEN v_row IS NOT NULL OR attempt = 2;
+      PERFORM runguard.touch(p_names[i], p_names[n + i], p_names[2 * n + i], p_times[n + i], p_caps[3 * i - 2 : 3 * i], v_now);  -- it may just be new
     END LOOP;
-    EXIT WHEN r.key IS NULL;
+    EXIT WHEN v_row IS NULL;
     v_done := i;
-    RETURN NEXT r;
+    v_rows := CASE WHEN i = 1 THEN v_row ELSE v_rows || ',' || v_row END;
   END LOOP;
 
   v_now := extract(epoch FROM clock_timestamp());  -- there may have been a queue
-  FOR i IN 1 .. v_lines LOOP
-    v_stale := v_stale OR coalesce(v_now >= p_ends[i], false);
+  FOR i IN 1 .. n LOOP
+    v_stale := v_stale OR coalesce(v_now >= p_times[n + i], false);
   END LOOP;
-  IF v_done < v_lines OR v_stale THEN
+  IF v_done < n OR v_stale THEN
     DELETE FROM runguard.holds WHERE id = p_hold;
-    FOR i IN 1 .. v_lines LOOP
+    FOR i IN 1 .. n LOOP
       IF i <= v_done THEN
         UPDATE runguard.accounts SET
           held_usd = runguard.plus(held_usd, -p_want[1]), held_tokens = runguard.plus(held_tokens, -p_want[2]),
           held_calls = runguard.plus(held_calls, -p_want[3])
-        WHERE key = p_keys[i];
+        WHERE key = p_names[i];
       ELSE
-        PERFORM runguard.touch(p_keys[i], p_scopes[i], p_windows[i], p_ends[i], p_caps[3 * i - 2 : 3 * i], v_now);
+        PERFORM runguard.touch(p_names[i], p_names[n + i], p_names[2 * n + i], p_times[n + i], p_caps[3 * i - 2 : 3 * i], v_now);
       END IF;
     END LOOP;
-    RETURN QUERY SELECT false, v_stale, v_now, v_control, a.* FROM runguard.accounts AS a WHERE a.key = ANY (p_keys) ORDER BY a.key;
-  ELSIF v_lines = 0 THEN
-    r.ok := true; r.stale := false; r.clock := v_now; r.control := v_control;
-    RETURN NEXT r;
+    RETURN runguard.answer(
+      false, v_stale, v_now, runguard.control(), EXISTS (SELECT FROM runguard.holds WHERE state = 'open' AND expires <= v_now),
+      CASE WHEN NOT v_stale THEN runguard.balances(p_names[1 : n]) END);
   END IF;
+  IF n = 0 THEN
+    v_control := runguard.control();
+  END IF;
+  RETURN runguard.answer(true, false, v_now, v_control, v_late, v_rows);
 END $$;
 
--- Take a hold away from one account, put an amount in the place of what was booked there; an excess that breaks a cap closes it.
-CREATE FUNCTION runguard.book(p_key text, p_held bigint[], p_booked bigint[], p_actual bigint[], p_expired boolean, p_now float8, p_control bigint)
-RETURNS runguard.reply LANGUAGE plpgsql AS $$
+-- What a call took; NULL: it never left, the hold is released. The lines are for a hold that nobody knows: what was spent is a fact all the same.
+CREATE FUNCTION runguard.settle(p_hold text, p_names text[], p_times float8[], p_caps bigint[], p_actual bigint[]) RETURNS text LANGUAGE plpgsql AS $$
 DECLARE
-  r runguard.reply;
-  v_usd bigint; v_tokens bigint; v_calls bigint;
-BEGIN
-  UPDATE runguard.accounts AS a SET
-    held_usd = runguard.plus(held_usd, -p_held[1]), held_tokens = runguard.plus(held_tokens, -p_held[2]), held_calls = runguard.plus(held_calls, -p_held[3]),
-    spent_usd = runguard.plus(spent_usd, p_actual[1] - p_booked[1]), spent_tokens = runguard.plus(spent_tokens, p_actual[2] - p_booked[2]),
-    spent_calls = runguard.plus(spent_calls, p_actual[3] - p_booked[3]),
-    expired_usd = CASE WHEN p_expired THEN runguard.plus(expired_usd, -p_booked[1]) ELSE expired_usd END,
-    expired_tokens = CASE WHEN p_expired THEN runguard.plus(expired_tokens, -p_booked[2]) ELSE expired_tokens END,
-    expired_calls = CASE WHEN p_expired THEN runguard.plus(expired_calls, -p_booked[3]) ELSE expired_calls END,
-    updated = p_now
-  WHERE key = p_key RETURNING true, false, p_now, p_control, a.* INTO r;
-  IF p_actual[1] > p_held[1] + p_booked[1] OR p_actual[2] > p_held[2] + p_booked[2] OR p_actual[3] > p_held[3] + p_booked[3] THEN
-    v_usd := runguard.broken(p_actual[1] - p_held[1] - p_booked[1], r.spent_usd + r.held_usd - r.cap_usd - r.granted_usd, r.overrun_usd);
-    v_tokens := runguard.broken(p_actual[2] - p_held[2] - p_booked[2], r.spent_tokens + r.held_tokens - r.cap_tokens - r.granted_tokens, r.overrun_tokens);
-    v_calls := runguard.broken(p_actual[3] - p_held[3] - p_booked[3], r.spent_calls + r.held_calls - r.cap_calls - r.granted_calls, r.overrun_calls);
-    IF coalesce(v_usd, v_tokens, v_calls) IS NOT NULL THEN
-      UPDATE runguard.accounts AS a SET closed = true,
-        overrun_usd = coalesce(v_usd, overrun_usd), overrun_tokens = coalesce(v_tokens, overrun_tokens), overrun_calls = coalesce(v_calls, overrun_calls)
-      WHERE key = p_key RETURNING true, false, p_now, p_control, a.* INTO r;
-    END IF;
-  END IF;
-  RETURN r;
-END $$;
-
--- What a call took. The lines are for a hold that nobody knows: what was spent is a fact all the same.
-CREATE FUNCTION runguard.settle(
-  p_hold text, p_keys text[], p_scopes text[], p_windows text[], p_ends float8[], p_caps bigint[], p_actual bigint[]
-) RETURNS SETOF runguard.reply LANGUAGE plpgsql AS $$
-DECLARE
+  n int := cardinality(p_names) / 3;
   v_now float8 := extract(epoch FROM clock_timestamp());
-  v_control bigint := coalesce((SELECT version FROM runguard.documents WHERE name = 'control'), 0);
-  v_keys text[];
-  v_state text;
-  v_amount bigint[];
-  v_held bigint[] := '{0,0,0}';
+  v_actual bigint[] := coalesce(p_actual, '{0,0,0}');
+  v_held bigint[];
   v_booked bigint[] := '{0,0,0}';
-  v_key text;
-  v_found boolean := false;
-  r runguard.reply;
-BEGIN
-  UPDATE runguard.holds AS h SET state = 'settled', updated = v_now, usd = p_actual[1], tokens = p_actual[2], calls = p_actual[3]
-  FROM (SELECT id, keys, state, ARRAY[usd, tokens, calls] AS amount FROM runguard.holds WHERE id = p_hold FOR UPDATE) AS old
-  WHERE h.id = old.id RETURNING old.keys, old.state, old.amount INTO v_keys, v_state, v_amount;
-  IF v_state IS NULL THEN
-    INSERT INTO runguard.holds VALUES (p_hold, p_keys, 'settled', v_now, v_now, p_actual[1], p_actual[2], p_actual[3]) ON CONFLICT (id) DO NOTHING;
-    IF NOT FOUND THEN
-      RAISE EXCEPTION 'the hold was made at this moment' USING ERRCODE = 'serialization_failure';
-    END IF;
-    v_keys := p_keys;
-    FOR i IN 1 .. cardinality(p_keys) LOOP
-      PERFORM runguard.touch(p_keys[i], p_scopes[i], p_windows[i], p_ends[i], p_caps[3 * i - 2 : 3 * i], v_now);
-    END LOOP;
-  ELSIF v_state = 'open' THEN
-    v_held := v_amount;
-  ELSIF v_state IN ('settled', 'expired') THEN
-    v_booked := v_amount;
-  END IF;
-  FOREACH v_key IN ARRAY v_keys LOOP
-    r := runguard.book(v_key, v_held, v_booked, p_actual, v_state = 'expired', v_now, v_control);
-    IF r.key IS NOT NULL THEN
-      v_found := true;
-      RETURN NEXT r;
-    END IF;
-  END LOOP;
-  IF NOT v_found THEN
-    r.ok := true; r.stale := false; r.clock := v_now; r.control := v_control;
-    RETURN NEXT r;
-  END IF;
-END $$;
-
-CREATE FUNCTION runguard.release(p_hold text) RETURNS SETOF runguard.reply LANGUAGE plpgsql AS $$
-DECLARE
-  v_now float8 := extract(epoch FROM clock_timestamp());
-  v_control bigint := coalesce((SELECT version FROM runguard.documents WHERE name = 'control'), 0);
   v_keys text[];
-  v_amount bigint[];
   v_key text;
-  r runguard.reply;
+  v_state text := 'open';
+  v_control bigint;
+  v_row text;
+  v_rows text;
+  v_over boolean;
 BEGIN
-  r.ok := true; r.stale := false; r.clock := v_now; r.control := v_control;
-  RETURN NEXT r;
-  UPDATE runguard.holds SET state = 'released', updated = v_now WHERE id = p_hold AND state = 'open'
-  RETURNING keys, ARRAY[usd, tokens, calls] INTO v_keys, v_amount;
-  IF FOUND THEN
-    FOREACH v_key IN ARRAY v_keys LOOP
-      r := runguard.book(v_key, v_amount, '{0,0,0}', '{0,0,0}', false, v_now, v_control);
-      IF r.key IS NOT NULL THEN
-        RETURN NEXT r;
+  UPDATE runguard.holds SET state = CASE WHEN p_actual IS NULL THEN 'released' ELSE 'settled' END, updated = v_now,
+    paid_usd = p_actual[1], paid_tokens = p_actual[2], paid_calls = p_actual[3]
+  WHERE id = p_hold AND state = 'open' RETURNING keys, ARRAY[usd, tokens, calls] INTO v_keys, v_held;
+  IF v_keys IS NULL THEN
+    IF p_actual IS NULL THEN
+      RETURN runguard.answer(true, false, v_now, runguard.control(), false, NULL);
+    END IF;
+    v_held := '{0,0,0}';
+    SELECT keys, state, ARRAY[coalesce(paid_usd, 0), coalesce(paid_tokens, 0), coalesce(paid_calls, 0)] INTO v_keys, v_state, v_booked
+    FROM runguard.holds WHERE id = p_hold FOR UPDATE;
+    IF NOT FOUND THEN
+      v_keys := p_names[1 : n];
+      v_booked := '{0,0,0}';
+      INSERT INTO runguard.holds VALUES (p_hold, v_keys, 'settled', v_now, v_now, 0, 0, 0, p_actual[1], p_actual[2], p_actual[3]) ON CONFLICT (id) DO NOTHING;
+      IF NOT FOUND THEN
+        RAISE EXCEPTION 'the hold was made at this moment' USING ERRCODE = 'serialization_failure';
       END IF;
-    END LOOP;
+      FOR i IN 1 .. n LOOP
+        PERFORM runguard.touch(p_names[i], p_names[n + i], p_names[2 * n + i], p_times[n + i], p_caps[3 * i - 2 : 3 * i], v_now);
+      END LOOP;
+    ELSIF v_state = 'open' THEN
+      RAISE EXCEPTION 'the hold was made at this moment' USING ERRCODE = 'serialization_failure';
+    ELSE
+      UPDATE runguard.holds SET state = 'settled', updated = v_now, paid_usd = p_actual[1], paid_tokens = p_actual[2], paid_calls = p_actual[3]
+      WHERE id = p_hold;
+    END IF;
   END IF;
+
+  FOREACH v_key IN ARRAY v_keys LOOP
+    UPDATE runguard.accounts AS a SET
+      held_usd = runguard.plus(held_usd, -v_held[1]), held_tokens = runguard.plus(held_tokens, -v_held[2]), held_calls = runguard.plus(held_calls, -v_held[3]),
+      spent_usd = runguard.plus(spent_usd, v_actual[1] - v_booked[1]), spent_tokens = runguard.plus(spent_tokens, v_actual[2] - v_booked[2]),
+      spent_calls = runguard.plus(spent_calls, v_actual[3] - v_booked[3]), updated = v_now
+    WHERE key = v_key
+    RETURNING runguard.shown(a), (SELECT version FROM runguard.documents WHERE name = 'control'),
+      (v_actual[1] > v_held[1] + v_booked[1] AND spent_usd + held_usd > cap_usd + granted_usd)
+      OR (v_actual[2] > v_held[2] + v_booked[2] AND spent_tokens + held_tokens > cap_tokens + granted_tokens)
+      OR (v_actual[3] > v_held[3] + v_booked[3] AND spent_calls + held_calls > cap_calls + granted_calls)
+    INTO v_row, v_control, v_over;
+    IF v_over OR v_state = 'expired' THEN  -- it billed more than it held and broke a limit, or it was charged before
+      UPDATE runguard.accounts AS a SET closed = closed OR v_over,
+        expired_usd = CASE WHEN v_state = 'expired' THEN runguard.plus(expired_usd, -v_booked[1]) ELSE expired_usd END,
+        expired_tokens = CASE WHEN v_state = 'expired' THEN runguard.plus(expired_tokens, -v_booked[2]) ELSE expired_tokens END,
+        expired_calls = CASE WHEN v_state = 'expired' THEN runguard.plus(expired_calls, -v_booked[3]) ELSE expired_calls END,
+        overrun_usd = runguard.beyond(v_actual[1] - v_held[1] - v_booked[1], spent_usd + held_usd - cap_usd - granted_usd, overrun_usd),
+        overrun_tokens = runguard.beyond(v_actual[2] - v_held[2] - v_booked[2], spent_tokens + held_tokens - cap_tokens - granted_tokens, overrun_tokens),
+        overrun_calls = runguard.beyond(v_actual[3] - v_held[3] - v_booked[3], spent_calls + held_calls - cap_calls - granted_calls, overrun_calls)
+      WHERE key = v_key RETURNING runguard.shown(a) INTO v_row;
+    END IF;
+    v_rows := CASE WHEN v_rows IS NULL THEN v_row WHEN v_row IS NULL THEN v_rows ELSE v_rows || ',' || v_row END;
+  END LOOP;
+  RETURN runguard.answer(true, false, v_now, v_control, false, v_rows);
 END $$;
 
 -- An account that an overrun closed opens when its limit is above what is due.
 CREATE FUNCTION runguard.extend(p_key text, p_scope text, p_window text, p_ends float8, p_caps bigint[], p_more bigint[])
-RETURNS SETOF runguard.reply LANGUAGE plpgsql AS $$
+RETURNS text LANGUAGE plpgsql AS $$
 DECLARE
-  v_now float8 := runguard.clock();
+  v_row text;
 BEGIN
-  PERFORM runguard.touch(p_key, p_scope, p_window, p_ends, p_caps, v_now);
+  PERFORM runguard.touch(p_key, p_scope, p_window, p_ends, p_caps, runguard.clock());
   UPDATE runguard.accounts SET
     granted_usd = runguard.plus(granted_usd, p_more[1]), granted_tokens = runguard.plus(granted_tokens, p_more[2]),
     granted_calls = runguard.plus(granted_calls, p_more[3])
   WHERE key = p_key;
-  RETURN QUERY UPDATE runguard.accounts AS a SET closed = closed AND (
-    spent_usd + held_usd > cap_usd + granted_usd OR spent_tokens + held_tokens > cap_tokens + granted_tokens OR spent_calls + held_calls > cap_calls + granted_calls
-  ) WHERE key = p_key RETURNING true, false, v_now, 0::bigint, a.*;
+  UPDATE runguard.accounts AS a SET closed = closed AND (spent_usd + held_usd > cap_usd + granted_usd
+    OR spent_tokens + held_tokens > cap_tokens + granted_tokens OR spent_calls + held_calls > cap_calls + granted_calls)
+  WHERE key = p_key RETURNING runguard.shown(a) INTO v_row;
+  RETURN v_row;
 END $$;
 
--- In place of the control version: how many overdue holds were charged for this. A full batch: there may be more.
-CREATE FUNCTION runguard.read(p_scope text) RETURNS SETOF runguard.reply LANGUAGE plpgsql AS $$
-DECLARE
-  v_charged bigint := runguard.expire();
+-- Accounts, and how many overdue holds were charged for this: a full batch means that there may be more.
+CREATE FUNCTION runguard.read(p_scope text, OUT charged bigint, OUT accounts text) LANGUAGE plpgsql AS $$
 BEGIN
+  charged := runguard.expire();
   IF p_scope IS NULL THEN
-    RETURN QUERY SELECT true, false, 0::float8, v_charged, a.* FROM runguard.accounts AS a ORDER BY a.key;
+    SELECT string_agg(runguard.shown(a), ',' ORDER BY key) INTO accounts FROM runguard.accounts AS a;
   ELSE
-    RETURN QUERY SELECT true, false, 0::float8, v_charged, a.* FROM runguard.accounts AS a WHERE a.scope = p_scope ORDER BY a.key;
+    SELECT string_agg(runguard.shown(a), ',' ORDER BY key) INTO accounts FROM runguard.accounts AS a WHERE scope = p_scope;
   END IF;
+  accounts := '[' || coalesce(accounts, '') || ']';
 END $$;
 
 CREATE FUNCTION runguard.put(p_name text, p_version bigint, p_text text) RETURNS boolean LANGUAGE plpgsql AS $$

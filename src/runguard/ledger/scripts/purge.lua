@@ -1,10 +1,12 @@
 -- One batch. ARGV: what, before when, how many, how many to skip, kind of record. Reply: how many were looked at, how many were kept.
-local what, old, most, skip = ARGV[1], moment(ARGV[2]), tonumber(ARGV[3]), tonumber(ARGV[4])
-local now, stamp = clock()
+local rare = seldom()
+local what, old, most, skip = ARGV[1], rare.number(ARGV[2]), tonumber(ARGV[3]), tonumber(ARGV[4])
+local now, stamp = rare.clock()
 local kept, found = 0, {}
 local before = format('(%.6f', old)
 if what == 'expire' then
-  return { expire(now, stamp, most), 0 }
+  found = rare.expired(now, most)
+  rare.expire(found, now, stamp)
 elseif what == 'holds' then
   found = call('ZRANGEBYSCORE', P .. 'holds', format('(%.6f', -old), '(0', 'LIMIT', 0, most)
   for _, hold in ipairs(found) do
@@ -52,7 +54,7 @@ else
     elseif what == 'passing' and facts[4] and tonumber(facts[3]) >= old then
       call('ZADD', P .. 'passing', facts[3], key)
     else
-      drop(key, facts[2])
+      rare.drop(key, facts[2])
     end
   end
 end

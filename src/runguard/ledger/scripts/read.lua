@@ -1,9 +1,9 @@
 -- ARGV: keys. Reply: the accounts in full.
-local reply = {}
+local reply, rare = {}, seldom()
 for i = 1, #ARGV do
   local account = load(ARGV[i])
   if account then
-    full(reply, ARGV[i], account)
+    rare.full(reply, ARGV[i], account)
   end
 end
 return reply

@@ -1,29 +1,31 @@
--- ARGV: hold. Reply: "full clock control", then the accounts of the hold in full; none when it was not open.
-local now, stamp, tidy = clock()
-local control, known = state(ARGV[1])
-local reply = { 'full ' .. stamp .. ' ' .. control }
-local wanted, names = match(known or '', '^o (%d+ %d+ %d+) (.*)$')
-if not wanted then
+-- ARGV: hold. Reply: "full clock control", then the accounts of the hold in full; none when it was not open any more.
+local hold, rare = ARGV[1], seldom()
+local now, stamp, tidy = rare.clock()
+rare.check()
+local found = call('MGET', P .. 'v:control', P .. 'h:' .. hold)
+local reply = { 'full ' .. stamp .. ' ' .. (found[1] or '0') }
+local wanted, names = match(found[2] or '', '^o (%d+ %d+ %d+) (.*)$')
+if not wanted or tonumber(call('ZSCORE', P .. 'holds', hold) or 0) <= now then
   return reply
 end
 local h1, h2, h3 = stored(wanted)
-local keys, accounts = cjson.decode(names), {}
-for n = 1, #keys do
-  local account = accounts[keys[n]] or load(keys[n])
+local keys, accounts = rare.keys(names), {}
+for _, key in ipairs(keys) do
+  local account = accounts[key] or load(key)
   if account then
     book(account, h1, h2, h3, 0, 0, 0, 0, 0, 0)
-    accounts[keys[n]] = account
+    accounts[key] = account
   end
 end
-finish(ARGV[1], 'r ' .. wanted .. ' ' .. names, now)
-for n = 1, #keys do
-  local account = accounts[keys[n]]
+rare.finish(hold, 'r ' .. wanted .. ' ' .. names, now)
+for _, key in ipairs(keys) do
+  local account = accounts[key]
   if account then
-    save(keys[n], account, stamp)
-    full(reply, keys[n], account)
+    save(key, account, stamp)
+    rare.full(reply, key, account)
   end
 end
 if tidy then
-  forget(now)
+  rare.forget(now)
 end
 return reply

@@ -1,81 +1,95 @@
--- ARGV: hold, ttl, wanted, force, accounts as JSON; then of each line: key, scope, "begins ends cap cap cap window".
--- Reply: "answer clock control", then one text of numbers per line.
-local hold, ttl = ARGV[1], moment(ARGV[2])
-local w1, w2, w3 = amount(ARGV[3])
-local now, stamp = clock()
-local control, known = state(hold)
-local caps, stale = {}, false
-for i = 8, #ARGV, 3 do
-  local begins, ends, limits = match(ARGV[i], '^(%S+) (%S+) (%S+ %S+ %S+) ')
-  if not begins then
-    refuse('line')
-  end
-  begins, ends = moment(begins), moment(ends)
-  if (ends and now >= ends) or (begins and now < begins) then
-    stale = true
-  end
-  caps[i] = limits
+-- ARGV: hold, wanted, ttl, force; then the lines.
+-- Reply: one text, which clients read faster than a list: "answer clock control", then the numbers of each account on a line.
+local hold, ttl, last = ARGV[1], tonumber(ARGV[3]), #ARGV
+local w1, w2, w3 = amount(ARGV[2])
+if not ttl or ttl ~= ttl then
+  refuse('time: not a number')
 end
-if stale then
-  return { 'stale ' .. stamp .. ' ' .. control }
-end
-local accounts, answer = {}, 'yes '
-if expire(now, stamp, 64) > 0 and known then
-  known = call('GET', P .. 'h:' .. hold)
+local time = call('TIME')
+local now, stamp = time[1] + time[2] / 1000000, format('%s.%06d', time[1], time[2])
+local found = call('MGET', P .. 'schema', P .. 'v:control', P .. 'h:' .. hold)
+local world, known = ' ' .. stamp .. ' ' .. (found[2] or '0'), found[3]
+if found[1] ~= SCHEMA then
+  refuse('schema')
 end
 if known then
-  local reply = { (find(known, '^o') and 'yes ' or 'no ') .. stamp .. ' ' .. control }
-  for i = 6, #ARGV, 3 do
+  local reply = (find(known, '^o') and 'yes' or 'no') .. world
+  for i = 5, last, 3 do
     local account = load(ARGV[i])
-    reply[#reply + 1] = account and shown(account) or ''
+    reply = reply .. '\n' .. (account and shown(account) or '')
   end
   return reply
 end
-for i = 6, #ARGV, 3 do
-  local key, limits = ARGV[i], caps[i + 2]
+local lines, stale = {}, false
+for i = 5, last, 3 do
+  local begins, ends, caps, c1, c2, c3 = match(ARGV[i + 2] or '', LINE)
+  if not begins then
+    refuse('line')
+  end
+  local from, to = begins == '-' and -HUGE or tonumber(begins), ends == '-' and HUGE or tonumber(ends)
+  if not from or not to or from ~= from or to ~= to then
+    refuse('time: not a number')
+  end
+  if now >= to or now < from then
+    stale = true
+  end
+  lines[i] = { caps, tonumber(c1) or HUGE, tonumber(c2) or HUGE, tonumber(c3) or HUGE }
+end
+if stale then
+  return 'stale' .. world
+end
+local late = call('ZRANGEBYSCORE', P .. 'holds', 0, stamp, 'LIMIT', 0, 64)
+if #late > 0 then
+  seldom().expire(late, now, stamp)
+end
+local accounts, fits, fresh, names = {}, true, nil, ''
+for i = 5, last, 3 do
+  local key, line = ARGV[i], lines[i]
   local account = accounts[key] or load(key)
   if not account then
-    check_caps(limits)
-    account = { limits, new = i }
-  elseif account[1] ~= limits then
-    check_caps(limits)
-    account[1], account.moved = limits, true
+    check_caps(line[1])
+    account, fresh = { line[1], new = i }, seldom()
+  elseif account[1] ~= line[1] then
+    check_caps(line[1])
+    account[1], account.moved = line[1], true
   end
-  accounts[key], accounts[i] = account, account
+  accounts[key], line.account = account, account
   local s1, s2, s3 = stored(account[2])
   local h1, h2, h3 = stored(account[3])
   local g1, g2, g3 = stored(account[4])
-  local c1, c2, c3 = stored_caps(account[1])
-  if (account[7] == '1' or s1 + h1 + w1 > c1 + g1 or s2 + h2 + w2 > c2 + g2 or s3 + h3 + w3 > c3 + g3) and ARGV[4] ~= '1' then
-    answer = 'no '
+  if account[7] == '1' or s1 + h1 + w1 > line[2] + g1 or s2 + h2 + w2 > line[3] + g2 or s3 + h3 + w3 > line[4] + g3 then
+    fits = false
+  end
+  names = names .. #key .. ':' .. key
+end
+if fresh then
+  for i = 5, last, 3 do
+    if lines[i].account.new == i then
+      fresh.create(ARGV[i], ARGV[i + 1], ARGV[i + 2], now, stamp)
+    end
   end
 end
-local reply = { answer .. stamp .. ' ' .. control }
-for i = 6, #ARGV, 3 do
-  local key, account = ARGV[i], accounts[i]
-  if account.new == i then
-    create(key, ARGV[i + 1], ARGV[i + 2], account[1], now, stamp)
-  end
-end
-if answer == 'yes ' then
+fits = fits or ARGV[4] == '1'
+local reply = (fits and 'yes' or 'no') .. world
+if fits then
   call('ZADD', P .. 'holds', format('%.6f', now + ttl), hold)
 end
-for i = 6, #ARGV, 3 do
-  local key, account = ARGV[i], accounts[i]
-  if answer == 'yes ' then
+for i = 5, last, 3 do
+  local account = lines[i].account
+  if fits then
     local h1, h2, h3 = stored(account[3])
-    account[3] = text(h1 + w1, h2 + w2, h3 + w3)
+    account[3] = format('%.0f %.0f %.0f', h1 + w1, h2 + w2, h3 + w3)
     if account.moved then
-      call('HSET', P .. 'a:' .. key, 'held', account[3], 'updated', stamp, 'caps', account[1])
+      call('HSET', P .. 'a:' .. ARGV[i], 'held', account[3], 'updated', stamp, 'caps', account[1])
     else
-      call('HSET', P .. 'a:' .. key, 'held', account[3], 'updated', stamp)
+      call('HSET', P .. 'a:' .. ARGV[i], 'held', account[3], 'updated', stamp)
     end
   elseif account.moved then
-    call('HSET', P .. 'a:' .. key, 'caps', account[1])
+    call('HSET', P .. 'a:' .. ARGV[i], 'caps', account[1])
   end
-  reply[#reply + 1] = shown(account)
+  reply = reply .. '\n' .. shown(account)
 end
-if answer == 'yes ' then
-  call('SET', P .. 'h:' .. hold, 'o ' .. text(w1, w2, w3) .. ' ' .. ARGV[5])
+if fits then
+  call('SET', P .. 'h:' .. hold, 'o ' .. ARGV[2] .. ' ' .. names)
 end
 return reply

@@ -1,6 +1,6 @@
 -- ARGV: seconds. Reply: run, beat, facts of each, oldest beat first.
-local now = clock()
-local found = call('ZRANGEBYSCORE', P .. 'beats', format('%.6f', now - moment(ARGV[1])), '+inf', 'WITHSCORES')
+local now = seldom().clock()
+local found = call('ZRANGEBYSCORE', P .. 'beats', format('%.6f', now - seldom().number(ARGV[1])), '+inf', 'WITHSCORES')
 local reply = {}
 for i = 1, #found, 2 do
   local facts = call('HGET', P .. 'runs', found[i])

@@ -1,81 +1,92 @@
--- ARGV: hold, actual, accounts as JSON; then of each line: key, scope, "begins ends cap cap cap window".
--- Reply: "yes clock control", then one text of numbers per line; or "full clock control" and the accounts of the hold in full.
-local hold = ARGV[1]
+-- ARGV: hold, actual; then the lines.
+-- Reply: as of a reservation; or, when the hold has other accounts than the lines, the list "full clock control", then each in full.
+local hold, last = ARGV[1], #ARGV
 local a1, a2, a3 = amount(ARGV[2])
-local now, stamp, tidy = clock()
-local control, known = state(hold)
-local kind, names = 'u', ARGV[3]
-local v1, v2, v3 = 0, 0, 0
-if known then
+local time = call('TIME')
+local now, stamp = time[1] + time[2] / 1000000, format('%s.%06d', time[1], time[2])
+local found = call('MGET', P .. 'schema', P .. 'v:control', P .. 'h:' .. hold)
+if found[1] ~= SCHEMA then
+  refuse('schema')
+end
+local keys, at, given, n = {}, {}, '', 0
+for i = 3, last, 3 do
+  local key = ARGV[i]
+  n = n + 1
+  keys[n], at[key], given = key, i, given .. #key .. ':' .. key
+end
+local state, names = 'u', given
+local h1, h2, h3, b1, b2, b3 = 0, 0, 0, 0, 0, 0
+if found[3] then
   local value
-  kind, value, names = match(known, '^(%l) (%d+ %d+ %d+) (.*)$')
-  if not kind then
+  state, value, names = match(found[3], '^(%l) (%d+ %d+ %d+) (.*)$')
+  if state == 'o' then
+    h1, h2, h3 = stored(value)
+  elseif state == 's' or state == 'x' then
+    b1, b2, b3 = stored(value)
+  elseif state ~= 'r' then
     refuse('damaged')
   end
-  v1, v2, v3 = stored(value)
 end
-local keys, at, same = {}, {}, names == ARGV[3]
-for i = 4, #ARGV, 3 do
-  if not match(ARGV[i + 2] or '', '^%S+ %S+ %S+ %S+ %S+ ') then
-    refuse('line')
-  end
-  keys[#keys + 1], at[ARGV[i]] = ARGV[i], i
-end
+local same, rare = names == given, nil
 if not same then
-  keys = cjson.decode(names)
+  rare = seldom()
+  keys = rare.keys(names)
+  n = #keys
 end
-local h1, h2, h3, b1, b2, b3 = 0, 0, 0, 0, 0, 0
-if kind == 'o' then
-  h1, h2, h3 = v1, v2, v3
-elseif kind == 's' or kind == 'x' then
-  b1, b2, b3 = v1, v2, v3
-end
-local accounts = {}
-for n = 1, #keys do
-  local key = keys[n]
-  local i = at[key]
-  local account = accounts[key] or load(key)
-  local limits = i and match(ARGV[i + 2], '^%S+ %S+ (%S+ %S+ %S+) ')
-  if not account and i and (kind == 'o' or kind == 'u' or kind == 'r') then
-    check_caps(limits)
-    account = { limits, new = true }
-  elseif account and kind == 'u' and account[1] ~= limits then
-    check_caps(limits)
-    account[1], account.moved = limits, true
+local accounts, new = {}, nil
+for k = 1, n do
+  local key = keys[k]
+  local account, i = accounts[key] or load(key), at[key]
+  if i and (not account or state == 'u') then
+    local _, _, caps = match(ARGV[i + 2] or '', LINE)
+    if not caps then
+      refuse('line')
+    end
+    check_caps(caps)
+    if not account then
+      account, new = { caps, new = i }, true
+    elseif account[1] ~= caps then
+      account[1], account.moved = caps, true
+    end
   end
   if account then
     book(account, h1, h2, h3, b1, b2, b3, a1, a2, a3)
-    if kind == 'x' then
+    if state == 'x' then
       local e1, e2, e3 = stored(account[6])
-      account[6], account.late = text(math.max(e1 - b1, 0), math.max(e2 - b2, 0), math.max(e3 - b3, 0)), true
+      account[6], account.late = format('%.0f %.0f %.0f', math.max(e1 - b1, 0), math.max(e2 - b2, 0), math.max(e3 - b3, 0)), true
     end
     accounts[key] = account
   end
 end
-for n = 1, #keys do
-  local account, i = accounts[keys[n]], at[keys[n]]
-  if account and account.new then
-    create(keys[n], ARGV[i + 1], ARGV[i + 2], account[1], now, stamp)
-    account.new = false
+if new then
+  rare = rare or seldom()
+  for _, account in pairs(accounts) do
+    local i = account.new
+    if i then
+      rare.create(ARGV[i], ARGV[i + 1], ARGV[i + 2], now, stamp)
+    end
   end
 end
-finish(hold, 's ' .. text(a1, a2, a3) .. ' ' .. names, now)
-local reply = { (same and 'yes ' or 'full ') .. stamp .. ' ' .. control }
-for n = 1, #keys do
-  local account = accounts[keys[n]]
+call('ZADD', P .. 'holds', format('%.6f', -now), hold)
+call('SET', P .. 'h:' .. hold, 's ' .. ARGV[2] .. ' ' .. names, 'EX', KEEP)
+local world = stamp .. ' ' .. (found[2] or '0')
+local reply, list = 'yes ' .. world, { 'full ' .. world }
+for k = 1, n do
+  local key = keys[k]
+  local account = accounts[key]
   if account then
     if account.moved then
-      call('HSET', P .. 'a:' .. keys[n], 'caps', account[1])
+      call('HSET', P .. 'a:' .. key, 'caps', account[1])
     end
-    save(keys[n], account, stamp)
+    save(key, account, stamp)
   end
-  if not same and account then
-    full(reply, keys[n], account)
-  elseif same then
-    reply[#reply + 1] = account and shown(account) or ''
+  if same then
+    reply = reply .. '\n' .. (account and shown(account) or '')
+  elseif account then
+    rare.full(list, key, account)
   end
 end
-if tidy then
-  forget(now)
+if time[2] % 64 == 0 then
+  seldom().forget(now)
 end
-return reply
+return same and reply or list

@@ -1,0 +1,166 @@
+"""What runs share beyond money: breakers of tools, and side effects that happen once. With a shared store, all workers share it.
+
+Local copies answer at once. What changes goes to the store in order with everything else; what others changed comes back with the
+next reservation. Only two things are awaited, both rare: the one probe of an open breaker, and the claim of a side effect.
+"""
+
+import json
+import logging
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Iterable
+from typing import Any, Final
+
+from runguard.breaker import Breaker, BreakerState, Permit
+from runguard.budget import scope_part
+from runguard.events import RunInfo
+from runguard.ledger import Ledger, StoreError, StoreOutage
+from runguard.ledger.store import Session
+
+_log: Final = logging.getLogger("runguard")
+_TOOLS_KEPT: Final = 4_096
+_SESSIONS_KEPT: Final = 10_000
+_ONCE_PER_SESSION: Final = 1_000
+_TRIES: Final = 20
+CONTROL: Final = "control"
+
+
+def change_document(session: Session, change: Callable[[dict[str, Any]], None]) -> None:
+    """Change the control document, whoever else does so at the same time."""
+    for _ in range(_TRIES):
+        version, text = session.get(CONTROL)
+        document = json.loads(text or "{}")
+        change(document)
+        if session.put(CONTROL, version, json.dumps(document, sort_keys=True)):
+            return
+    raise StoreOutage("too many workers change the control document at the same time")
+
+
+class Breakers:
+    """One per tool, made with its first hard failure."""
+
+    def __init__(self, ledger: Ledger, threshold: int, reset_after_s: float) -> None:
+        self._ledger, self._threshold, self._reset_after_s = ledger, threshold, reset_after_s
+        self._tools: OrderedDict[str, Breaker] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def get(self, tool: str) -> Breaker | None:
+        return self._tools.get(tool)
+
+    def items(self) -> Iterable[tuple[str, Breaker]]:
+        return list(self._tools.items())
+
+    def _made(self, tool: str) -> Breaker:
+        with self._lock:
+            breaker = self._tools.get(tool)
+            if breaker is None:
+                breaker = self._tools[tool] = Breaker(threshold=self._threshold, reset_after_s=self._reset_after_s)
+                if len(self._tools) > _TOOLS_KEPT:
+                    self._tools.popitem(last=False)
+            return breaker
+
+    def load(self, document: dict[str, Any]) -> None:
+        """What the store says: the state of every breaker that others or we have changed."""
+        for tool, state in (document.get("breakers") or {}).items():
+            self._made(tool).load(state)
+
+    async def claim_probe(self, tool: str, at: float) -> Permit | None:
+        """The one probe across all workers, or None when it is not due or somebody else has it."""
+        breaker = self._tools.get(tool)
+        if breaker is None or not self._ledger.is_shared or breaker.state(self._ledger.now(at)) is not BreakerState.HALF_OPEN:
+            return None
+        permit: list[Permit | None] = [None]
+
+        def claim(session: Session) -> None:
+            def change(document: dict[str, Any]) -> None:
+                theirs = self._theirs(document, tool)
+                permit[0] = theirs.admit(session.now())
+                document["breakers"][tool] = theirs.dump()
+
+            change_document(session, change)
+
+        try:
+            await self._ledger.ask(claim)
+        except (StoreOutage, StoreError):
+            return None  # the local breaker decides
+        return permit[0]
+
+    def report(self, tool: str, permit: Permit, ok: bool, at: float, run: str) -> None:
+        breaker = self._tools.get(tool) if ok else self._made(tool)
+        if breaker is None:
+            return
+        pristine = breaker.is_pristine
+        breaker.report(permit, ok, self._ledger.now(at), run)
+        if self._ledger.is_shared and not (ok and pristine):
+            self._share(tool, lambda theirs, now: theirs.report(permit if permit.probe else theirs.permit(), ok, now, run))
+
+    def release(self, tool: str, permit: Permit) -> None:
+        breaker = self._tools.get(tool)
+        if breaker is None:
+            return
+        breaker.release(permit)
+        if self._ledger.is_shared and permit.probe:
+            self._share(tool, lambda theirs, _: theirs.release(permit))
+
+    def _share(self, tool: str, change: Callable[[Breaker, float], None]) -> None:
+        def tell(session: Session) -> None:
+            def both(document: dict[str, Any]) -> None:
+                theirs = self._theirs(document, tool)
+                change(theirs, session.now())
+                document["breakers"][tool] = theirs.dump()
+
+            change_document(session, both)
+
+        self._ledger.tell(tell)
+
+    def _theirs(self, document: dict[str, Any], tool: str) -> Breaker:
+        breaker = Breaker(threshold=self._threshold, reset_after_s=self._reset_after_s)
+        breaker.load(document.setdefault("breakers", {}).get(tool) or {})
+        return breaker
+
+
+class Once:
+    """Side effects that were done in a session and must not be done again."""
+
+    def __init__(self, ledger: Ledger, claim_seconds: float) -> None:
+        self._ledger, self._claim_seconds = ledger, claim_seconds
+        self._done: OrderedDict[tuple[str, str, str], OrderedDict[bytes, None]] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def is_done(self, info: RunInfo, call: bytes) -> bool:
+        return call in self._done.get((info.app, info.user, info.session), ())
+
+    async def claim(self, info: RunInfo, call: bytes) -> bool:
+        """Whether this worker may do it. A store that is away cannot say; then what is known here decides."""
+        if not self._ledger.is_shared:
+            return True
+        answer: list[str] = []
+        try:
+            await self._ledger.ask(lambda session: answer.append(session.claim(_claim_key(info, call), self._claim_seconds)))
+        except (StoreOutage, StoreError):
+            _log.warning("runguard.once_unsure: the store is away; whether a side effect was done elsewhere is not known")
+            return True
+        if answer == ["done"]:
+            self._remember(info, call)
+        return answer == ["yes"]
+
+    def settle(self, info: RunInfo, call: bytes, done: bool) -> None:
+        if done:
+            self._remember(info, call)
+        if self._ledger.is_shared:
+            self._ledger.tell(lambda session: session.finish(_claim_key(info, call), done))
+
+    def _remember(self, info: RunInfo, call: bytes) -> None:
+        key = (info.app, info.user, info.session)
+        with self._lock:
+            done = self._done.setdefault(key, OrderedDict())
+            self._done.move_to_end(key)
+            done[call] = None
+            if len(done) > _ONCE_PER_SESSION:
+                done.popitem(last=False)
+            if len(self._done) > _SESSIONS_KEPT:
+                self._done.popitem(last=False)
+
+
+def _claim_key(info: RunInfo, call: bytes) -> str:
+    return f"{scope_part(info.app)}/{scope_part(info.user)}/{scope_part(info.session)}/{call.hex()}"
