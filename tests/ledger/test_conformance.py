@@ -960,17 +960,28 @@ def test_purge_drops_what_is_over_and_old_and_nothing_else(session: Session) -> 
     session.reserve("open", LONG_S, [busy], CALL)
     session.append("alert", "r", "old")
     session.beat("ended", "w", "", ended=True)
+    session.beat("silent", "w", "")
+    session.settle("of a run", [a_line("run:silent#", scope="run:silent")], CALL)
+    session.reserve("of a waiting run", LONG_S, [a_line("run:waiting#", scope="run:waiting")], CALL)
+    session.claim("done long ago", LONG_S)
+    session.finish("done long ago", done=True)
+    session.claim("under way", LONG_S)
     session.put("control", 0, "text")
     time.sleep(1.2)
-    session.settle("new", [endless], CALL)
+    session.settle("new", [endless, a_line("run:alive#", scope="run:alive")], CALL)
     session.append("alert", "r", "new")
     session.beat("alive", "w", "")
+    session.claim("just done", LONG_S)
+    session.finish("just done", done=True)
     session.purge(0.8)
     assert {balance.key: (balance.spent, balance.held) for balance in session.read()} == {
         "busy#1": (NOTHING, CALL),
         "current#1": (CALL, NOTHING),
         "endless#": ((0, 0, 2), NOTHING),
+        "run:alive#": (CALL, NOTHING),
+        "run:waiting#": (NOTHING, CALL),
     }
+    assert [session.claim(key, LONG_S) for key in ("done long ago", "under way", "just done")] == ["yes", "pending", "done"]
     assert session.marks("gone#1") == {}
     assert list(session.marks("endless#")) == ["m"]
     assert [text for *_, text in session.tail("alert", 9)] == ["new"]
@@ -1804,6 +1815,7 @@ def test_a_schema_of_a_newer_version_is_refused_and_stays_as_it_was(path: Path, 
     assert path.read_bytes() == before
 
 
-def test_a_store_in_memory_is_refused_because_each_session_would_have_its_own() -> None:
+def test_a_store_in_memory_is_refused_because_each_session_would_have_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
     with pytest.raises((StoreError, PolicyError)):
         SqliteStore("sqlite:///:memory:").connect(PATIENCE_S)

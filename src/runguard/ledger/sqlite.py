@@ -59,6 +59,8 @@ class SqliteStore:
         path = unquote(parts.path)
         if parts.netloc or parts.fragment or not path.startswith("/") or path == "/":
             raise PolicyError(f"store = {url!r}: write 'sqlite:///relative/path.db' or 'sqlite:////absolute/path.db' (and %23 for a #)")
+        if path.endswith(":memory:"):
+            raise PolicyError(f"store = {url!r}: for accounts that live with the process use store = 'memory'")
         options = parse_qs(parts.query)
         self.synchronous = options.pop("synchronous", ["full"])[0].lower()
         if self.synchronous not in ("full", "normal") or options:
@@ -82,7 +84,11 @@ class SqliteSession:
             path.parent.mkdir(parents=True, exist_ok=True)
             self._db = sqlite3.connect(path, timeout=timeout, isolation_level=None, check_same_thread=False)
             try:
-                self._is_ours()  # before anything is changed
+                self._db.execute("BEGIN")  # one look at one moment, before anything is changed
+                try:
+                    self._is_ours()
+                finally:
+                    self._db.execute("ROLLBACK")
                 self._db.execute("PRAGMA journal_mode=WAL")
                 self._db.execute(f"PRAGMA synchronous={synchronous}")
                 if fcntl is not None:

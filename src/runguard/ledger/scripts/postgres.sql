@@ -18,7 +18,7 @@ CREATE INDEX accounts_scope ON runguard.accounts (scope);
 
 -- What was held, and what was paid: NULL while nothing is booked.
 CREATE TABLE runguard.holds (
-  id text COLLATE "C" PRIMARY KEY, keys text[] NOT NULL, state text NOT NULL, expires float8 NOT NULL CHECK (expires < 'NaN'), updated float8 NOT NULL,
+  id text COLLATE "C" PRIMARY KEY, keys text[] NOT NULL, state text NOT NULL, expires float8 NOT NULL, updated float8 NOT NULL,
   usd runguard.amount NOT NULL, tokens runguard.amount NOT NULL, calls runguard.amount NOT NULL,
   paid_usd runguard.amount, paid_tokens runguard.amount, paid_calls runguard.amount
 ) WITH (fillfactor = 70);
