@@ -8,30 +8,33 @@ import asyncio
 import logging
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
-from decimal import Decimal
+from collections.abc import Callable, Iterable
+from dataclasses import replace
 from typing import Any, Final
 from urllib.parse import unquote
 
-from runguard.budget import (
-    NOTHING,
-    UNITS,
-    UNLIMITED,
-    Amount,
-    Budget,
-    BudgetStatus,
-    Per,
-    Scope,
-    Window,
-    amount_text,
-    edge,
-    scope_part,
-    share_of,
-    to_count,
-    to_nano,
-    to_usd,
-    unit_reached,
+from runguard.budget import NOTHING, UNITS, UNLIMITED, Amount, BudgetStatus, Scope, share_of, to_count, to_nano, to_usd, unit_reached
+from runguard.charges import (
+    LINES_KEPT,
+    NO_LIMIT,
+    Charge,
+    Denied,
+    Entry,
+    Fired,
+    Lines,
+    Meter,
+    Purse,
+    Tally,
+    add_tally,
+    flat_limits,
+    meters_of,
+    parse_scope,
+    scopes_of,
+    split_by,
+    status_of,
+    statuses_of,
+    totals,
+    worst_of,
 )
 from runguard.errors import PolicyError
 from runguard.events import ModelCall, RunInfo
@@ -39,149 +42,16 @@ from runguard.ledger import Account, Hold, Ledger, Refusal, Stale, StoreError, S
 from runguard.ledger.urls import open_ledger
 from runguard.policy import Policy
 from runguard.pricing import Pricing, Rates, Unpriced, Usage, normalise
-from runguard.switch import Stop, Switch
-from runguard.threshold import Threshold
+from runguard.switch import Switch
 
 _log: Final = logging.getLogger("runguard")
 ASSUMED_OUTPUT: Final = 65_536  # of a model whose limit nobody knows
 _TYPICAL_OUTPUT: Final = 1_024  # of a call that was cut off, before any of its kind was seen to end
-_LINES_KEPT: Final = 256
 _HISTORY_KEPT: Final = 10_000
 _MODELS_KEPT: Final = 1_024
 _LOOKS_S: Final = 1.0  # a waiting call looks at least this often, should a wake-up get lost with its loop
 _FOREVER: Final = float("inf")
 _CLOCK_TRIES: Final = 5
-
-
-NO_LIMIT: Final[Amount] = (UNLIMITED, UNLIMITED, UNLIMITED)
-
-
-class Meter:
-    """All budgets that count by the same thing over the same window: they share one account per scope."""
-
-    def __init__(self, per: Per, window: Window | None, budgets: list[Budget]) -> None:
-        self.per, self.window, self.budgets = per, window, budgets
-        self.thresholds = [sorted(budget.thresholds, key=lambda t: t.percent) for budget in budgets]
-        self.stops = any(t.action == "stop" for of_one in self.thresholds for t in of_one)
-        patterns = [scope_part(name) for kind, name in per.parts if kind != "label" and name != "*"]  # "agent" and "agent:research*" count apart
-        self.suffix = f"/{'+'.join(patterns)}" if patterns else ""
-        self.suffix += "" if window is None else f"@{window.text}" + ("" if window.tz == "UTC" else f"/{window.tz}")
-
-    def limits(self, scope: Scope, flat: Amount | None) -> list[Amount]:
-        """What each budget allows; ``flat`` replaces what the policy says, in the units it gives."""
-        limits = [budget.limits(scope) for budget in self.budgets] or [NO_LIMIT]
-        if flat is None:
-            return limits
-        return [(flat[0] if flat[0] < UNLIMITED else usd, flat[1] if flat[1] < UNLIMITED else tokens, calls) for usd, tokens, calls in limits]
-
-
-@dataclass(slots=True)
-class Lines:
-    """The accounts that a call of one agent, model and tool goes on."""
-
-    accounts: tuple[Account, ...]
-    meters: tuple[Meter, ...]
-    limits: tuple[list[Amount], ...]  # of each account, what each of its budgets allows
-    in_usd: bool
-    may_stop: bool  # some budget has a threshold that stops
-    until: float
-
-
-@dataclass(slots=True)
-class Entry:
-    """What one agent took from one model inside one tool."""
-
-    calls: int = 0
-    input: int = 0
-    output: int = 0
-    cached: int = 0
-    thinking: int = 0
-    nano: int = 0
-    unpriced: int = 0  # calls whose price nobody knows: their cost is not in ``nano``
-    estimated: int = 0  # calls whose usage or rate was estimated
-
-    def add(self, other: "Entry", sign: int = 1) -> None:
-        self.calls += sign * other.calls
-        self.input += sign * other.input
-        self.output += sign * other.output
-        self.cached += sign * other.cached
-        self.thinking += sign * other.thinking
-        self.nano += sign * other.nano
-        self.unpriced += sign * other.unpriced
-        self.estimated += sign * other.estimated
-
-
-Tally = dict[tuple[str, str, str], Entry]  # agent, model, tool
-
-
-class Purse:
-    """The money of one run."""
-
-    __slots__ = ("calls", "ended", "estimated", "flat", "info", "lines", "nano", "own", "reserved", "tally", "unpriced")
-
-    def __init__(self, info: RunInfo, flat: Amount | None) -> None:
-        self.info, self.flat = info, flat
-        self.tally: Tally = {}
-        self.lines: dict[tuple[str, str, str], Lines] = {}
-        self.nano = self.reserved = self.unpriced = self.estimated = self.calls = 0
-        self.own: set[str] = set()  # scopes that end with the run
-        self.ended = False
-
-    @property
-    def spent_usd(self) -> Decimal | None:
-        """Dollars spent; None when nothing has a known price."""
-        return None if self.unpriced and self.unpriced == self.calls else to_usd(self.nano)
-
-
-@dataclass(slots=True)
-class Charge:
-    """One model call on its way from reserve to settle."""
-
-    purse: Purse
-    agent: str
-    model: str
-    tool: str
-    rates: Rates | Unpriced
-    input: int
-    audio: int
-    max_output: int  # what was reserved for
-    at: float
-    lane: str
-    lines: Lines
-    hold: Hold | None = None
-    held: int = 0  # nano-USD
-    lowered: bool = False  # the request must be capped to ``max_output``
-    booked: Entry | None = None
-    entry: tuple[str, str, str] = ("", "", "")
-    over: bool = False  # settled or released
-
-    @property
-    def is_capped(self) -> bool:
-        """Whether some budget relies on the output limit."""
-        return self.hold is not None
-
-
-@dataclass(slots=True)
-class Fired:
-    """A threshold that was reached, and its budget as it stands."""
-
-    account: Account
-    meter: Meter
-    threshold: Threshold
-    status: BudgetStatus
-
-
-@dataclass(slots=True)
-class Denied:
-    """Why a call may not be made."""
-
-    refusal: Refusal | None = None
-    meter: Meter | None = None
-    unpriced: Unpriced | None = None
-    fraction: float = 0.0  # a stop threshold that was reached
-    stop: Stop | None = None  # somebody threw the kill switch
-    outage: str = ""  # the store is away
-    least: int = 0  # output tokens below which an answer was not worth asking for
 
 
 OnFired = Callable[[Charge, Fired], None]
@@ -197,7 +67,7 @@ class Accounts:
         self.outages: dict[str, int] = {"closed": 0, "open": 0}  # calls that met a store that was away, by what was done
         fallback = policy.on_unpriced if not isinstance(policy.on_unpriced, str) else None
         self.pricing = Pricing(policy.prices, policy.models, fallback)
-        self.meters = _meters(policy)
+        self.meters = meters_of(policy)
         self.errors = 0  # amounts whose functions failed
         self._history: OrderedDict[str, Tally] = OrderedDict()
         self._typical: dict[str, int] = {}
@@ -208,7 +78,7 @@ class Accounts:
     # ---- runs -------------------------------------------------------------------------------------------------------
 
     def begin(self, info: RunInfo) -> Purse:
-        purse = Purse(info, _flat_limits(info))
+        purse = Purse(info, flat_limits(info))
         self._purses[info.run] = purse
         return purse
 
@@ -225,7 +95,7 @@ class Accounts:
             for scope in ("", *scopes_of(info)):
                 kept = self._history.setdefault(scope, {})
                 self._history.move_to_end(scope)
-                _add(kept, purse.tally)
+                add_tally(kept, purse.tally)
             while len(self._history) > _HISTORY_KEPT:
                 oldest = next(key for key in self._history if key)
                 del self._history[oldest]
@@ -329,7 +199,7 @@ class Accounts:
     async def _reserve(self, charge: Charge, event: ModelCall, *, force: bool = False) -> Hold | Refusal:
         """Ask the ledger; when a period is over by its clock, ask again with the accounts of the current one."""
         for _ in range(_CLOCK_TRIES):
-            result = await self.ledger.reserve(charge.lines.accounts, _worst(charge), force=force, ttl=self.policy.hold_seconds)
+            result = await self.ledger.reserve(charge.lines.accounts, worst_of(charge), force=force, ttl=self.policy.hold_seconds)
             if not isinstance(result, Stale):
                 return result
             charge.purse.lines.clear()
@@ -416,7 +286,7 @@ class Accounts:
         if known is not None and at < known.until:
             return known
         lines = self._find_lines(purse, event, at)
-        if len(purse.lines) >= _LINES_KEPT:
+        if len(purse.lines) >= LINES_KEPT:
             purse.lines.clear()
         purse.lines[key] = lines
         return lines
@@ -544,7 +414,7 @@ class Accounts:
                 purse.calls += 1
             kept = purse.tally.get(key)
             if kept is None:
-                if len(purse.tally) >= _LINES_KEPT:  # names beyond that share one line: a run must not grow without bound
+                if len(purse.tally) >= LINES_KEPT:  # names beyond that share one line: a run must not grow without bound
                     key = ("(others)", "(others)", "(others)")
                 kept = purse.tally.setdefault(key, Entry())
             kept.add(entry)
@@ -556,7 +426,7 @@ class Accounts:
                     kept_there = self._history.setdefault(scope, {})
                     if before is not None and charge.entry in kept_there:
                         kept_there[charge.entry].add(before, -1)
-                    _add(kept_there, {key: entry})
+                    add_tally(kept_there, {key: entry})
             charge.booked, charge.entry, charge.over = entry, key, True
 
     def _fire(self, account: Account, meter: Meter, limits: list[Amount]) -> Iterable[Fired]:
@@ -573,7 +443,7 @@ class Accounts:
                     following = [0, 0, 0]
                 mark = f"{number}.{position}:{threshold.percent}:{threshold.action}"
                 if threshold.recurring or self.ledger.first(account, mark, threshold.percent, limit):
-                    yield Fired(account, meter, threshold, _status(account, unit, limit[unit] + account.granted[unit]))
+                    yield Fired(account, meter, threshold, status_of(account, unit, limit[unit] + account.granted[unit]))
         account.alert = (following[0], following[1], following[2])
         if account.granted != granted:  # extended meanwhile: what was re-armed must be found
             account.alert = NOTHING
@@ -627,7 +497,7 @@ class Accounts:
             )
         for account in accounts:
             self.ledger.extend(account, more)
-        return [status for account in accounts for status in _statuses(account)]
+        return [status for account in accounts for status in statuses_of(account)]
 
     def _accounts_of(self, scope: str) -> list[Account]:
         now = self.clock()
@@ -654,7 +524,7 @@ class Accounts:
 
     def _scope_named(self, kind: str, parts: list[str]) -> Scope | None:
         if kind != "run":
-            return _parse_scope(kind, parts)
+            return parse_scope(kind, parts)
         purse = self._purses.get(unquote(parts[0])) if len(parts) == 1 else None
         if purse is None:
             return None
@@ -666,13 +536,13 @@ class Accounts:
     def budgets(self, scope: str | None = None) -> list[BudgetStatus]:
         now = self.clock()
         accounts = self.ledger.find(scope) if scope is not None else self.ledger.accounts()
-        return [status for a in accounts if a.ends is None or a.ends > now for status in _statuses(a)]
+        return [status for a in accounts if a.ends is None or a.ends > now for status in statuses_of(a)]
 
     def spend_of(self, purse: Purse) -> dict[str, Any]:
         """One run's figures, JSON-ready but for its dollars."""
         with self._lock:
             tally = {key: replace(entry) for key, entry in purse.tally.items()}
-        return {**_figures(tally.values()), "by_agent": _by(tally, 0), "by_model": _by(tally, 1), "by_tool": _by(tally, 2)}
+        return {**totals(tally.values()), "by_agent": split_by(tally, 0), "by_model": split_by(tally, 1), "by_tool": split_by(tally, 2)}
 
     @staticmethod
     def record_of(charge: Charge) -> dict[str, Any]:
@@ -687,146 +557,15 @@ class Accounts:
         total: Tally = {}
         reserved = 0
         with self._lock:
-            _add(total, self._history.get(scope or "", {}))
+            add_tally(total, self._history.get(scope or "", {}))
             for purse in list(self._purses.values()):
                 if scope is None or scope in scopes_of(purse.info):
-                    _add(total, purse.tally)
+                    add_tally(total, purse.tally)
                     reserved += purse.reserved
         return {
-            **_figures(total.values()),
+            **totals(total.values()),
             "reserved_usd": to_usd(reserved),
-            "by_agent": _by(total, 0),
-            "by_model": _by(total, 1),
-            "by_tool": _by(total, 2),
+            "by_agent": split_by(total, 0),
+            "by_model": split_by(total, 1),
+            "by_tool": split_by(total, 2),
         }
-
-
-# ---- helpers --------------------------------------------------------------------------------------------------------
-
-
-def _meters(policy: Policy) -> list[Meter]:
-    budgets = list(policy.budgets)
-    if policy.max_usd is not None or policy.max_tokens is not None:
-        budgets.insert(0, Budget(usd=policy.max_usd, tokens=policy.max_tokens, per="run"))
-    elif not any(Per.parse(b.per).kind == "run" and b.window is None for b in budgets):
-        # One that limits nothing, so that a single run can be given a limit through its RunConfig.
-        return [Meter(Per.parse("run"), None, []), *_grouped(budgets)]
-    return _grouped(budgets)
-
-
-def _grouped(budgets: list[Budget]) -> list[Meter]:
-    groups: dict[tuple[Per, Window | None], list[Budget]] = {}
-    for budget in budgets:
-        window = Window.parse(budget.window, budget.tz) if budget.window is not None else None
-        per = Per.parse(budget.per)
-        # Models are known by their plain names: "model:models/gemini-*" means what "model:gemini-*" means.
-        plain = Per(tuple((kind, normalise(name) if kind == "model" and name != "*" else name) for kind, name in per.parts))
-        groups.setdefault((plain, window), []).append(budget)
-    return [Meter(per, window, group) for (per, window), group in groups.items()]
-
-
-def _flat_limits(info: RunInfo) -> Amount | None:
-    if info.max_usd is None and info.max_tokens is None:
-        return None
-    return (UNLIMITED if info.max_usd is None else info.max_usd, UNLIMITED if info.max_tokens is None else info.max_tokens, UNLIMITED)
-
-
-def _worst(charge: Charge) -> Amount:
-    usd = charge.rates.worst(charge.input, charge.max_output, charge.audio) if isinstance(charge.rates, Rates) else 0
-    return usd, charge.input + charge.max_output, 1
-
-
-def scopes_of(info: RunInfo) -> tuple[str, str, str, str]:
-    app, user = scope_part(info.app), scope_part(info.user)
-    return f"run:{scope_part(info.run)}", f"session:{app}/{user}/{scope_part(info.session)}", f"user:{app}/{user}", f"app:{app}"
-
-
-def _parse_scope(kind: str, parts: list[str]) -> Scope | None:
-    """A scope from its key, for the kinds whose key says everything."""
-    names = [unquote(part) for part in parts]
-    if kind == "app" and len(names) == 1:
-        return Scope(kind, "", app=names[0])
-    if kind == "model" and len(names) == 1:
-        return Scope(kind, "", model=names[0])
-    if kind in ("user", "agent", "tool") and len(names) == 2:
-        user, agent, tool = (names[1] if kind == wanted else "" for wanted in ("user", "agent", "tool"))
-        return Scope(kind, "", app=names[0], user=user, agent=agent, tool=tool)
-    if kind == "session" and len(names) == 3:
-        return Scope(kind, "", app=names[0], user=names[1], session=names[2])
-    if kind == "label" and len(names) == 1 and "=" in names[0]:
-        name, _, value = names[0].partition("=")
-        return Scope(kind, "", labels={name: value})
-    return None
-
-
-def _status(account: Account, unit: int, limit: int) -> BudgetStatus:
-    spent, held, over = edge(unit, account.spent[unit]), edge(unit, account.held[unit]), edge(unit, account.overrun[unit])
-    return BudgetStatus(account.scope, UNITS[unit], spent, held, edge(unit, limit), over, account.window, account.ends, account.closed)
-
-
-def _statuses(account: Account) -> list[BudgetStatus]:
-    return [_status(account, unit, cap) for unit, cap in enumerate(account.caps) if cap < UNLIMITED]
-
-
-def describe(denied: Denied) -> tuple[str, Decimal | int, Decimal | int]:
-    """Unit, what the call would have come to, and the limit."""
-    refusal = denied.refusal
-    assert refusal is not None
-    unit = refusal.unit
-    return UNITS[unit], edge(unit, refusal.spent[unit] + refusal.wanted[unit]), edge(unit, refusal.account.caps[unit])
-
-
-def figures(denied: Denied) -> dict[str, str]:
-    """The same as plain data, for the trip's evidence."""
-    refusal = denied.refusal
-    assert refusal is not None
-    unit, account = refusal.unit, refusal.account
-    amounts = {"spent": refusal.spent, "reserved": refusal.held, "wanted": refusal.wanted, "limit": account.caps}
-    return {"unit": UNITS[unit], **{name: str(edge(unit, amount[unit])) for name, amount in amounts.items()}}
-
-
-def refusal_text(denied: Denied) -> str:
-    """For the operator: spent, held and asked, apart."""
-    refusal = denied.refusal
-    assert refusal is not None
-    unit, account = refusal.unit, refusal.account
-    spent, held, cap = (amount_text(unit, x[unit]) for x in (refusal.spent, refusal.held, account.caps))
-    if denied.fraction:
-        return f"{spent} of {cap} spent, which is over its threshold of {denied.fraction:.0%}"
-    over = f", closed by an overrun of {amount_text(unit, account.overrun[unit])}" if account.closed else ""
-    asked = f", this call could take {amount_text(unit, refusal.wanted[unit])}"
-    if denied.least:
-        asked += f" and the rest does not pay for {denied.least:,} output tokens"
-    return f"{spent} spent and {held} reserved of {cap}{over}{asked}"
-
-
-def _add(into: Tally, more: Mapping[tuple[str, str, str], Entry]) -> None:
-    for key, entry in list(more.items()):
-        if key not in into and len(into) >= _LINES_KEPT * 4:
-            key = ("(others)", "(others)", "(others)")
-        into.setdefault(key, Entry()).add(entry)
-
-
-def _figures(entries: Iterable[Entry]) -> dict[str, Any]:
-    total = Entry()
-    for entry in entries:
-        total.add(entry)
-    return {
-        "usd": to_usd(total.nano),
-        "calls": total.calls,
-        "tokens": total.input + total.output,
-        "input_tokens": total.input,
-        "output_tokens": total.output,
-        "cached_tokens": total.cached,
-        "thinking_tokens": total.thinking,
-        "unpriced_calls": total.unpriced,
-        "estimated_calls": total.estimated,
-    }
-
-
-def _by(tally: Tally, position: int) -> dict[str, dict[str, Any]]:
-    groups: dict[str, list[Entry]] = {}
-    for key, entry in tally.items():
-        if key[position]:
-            groups.setdefault(key[position], []).append(entry)
-    return {name: _figures(entries) for name, entries in sorted(groups.items())}

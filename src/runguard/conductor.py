@@ -17,9 +17,10 @@ from datetime import UTC, datetime
 from typing import Any, Final
 
 from runguard import detectors as rules
-from runguard.accounts import Accounts, Charge, Denied, Fired, describe, figures, refusal_text, scopes_of
+from runguard.accounts import Accounts
 from runguard.breaker import Permit
 from runguard.budget import UNLIMITED, to_usd, usd_text
+from runguard.charges import Charge, Denied, Fired, describe, figures, refusal_text, scopes_of
 from runguard.decision import ALLOW, Action, Decision, Finding, Money, Rungs, Trip, text_for_model, text_for_operator, text_for_user
 from runguard.detectors import Detector
 from runguard.events import (
@@ -294,6 +295,7 @@ class Guard:
         event.charge = charge
         late = self._too_late(run, event) if charge is not None and self._enforces else None
         if charge is not None and late is not None:
+            event.charge = None
             self.accounts.release(charge)
             if task is not None:
                 run.slots.give_back(task)

@@ -4,8 +4,8 @@ from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable
 
 from runguard import detectors as rules
-from runguard.accounts import Purse
 from runguard.breaker import Permit
+from runguard.charges import Purse
 from runguard.decision import Action, Spend, Trip
 from runguard.detectors import Detector
 from runguard.events import RunInfo

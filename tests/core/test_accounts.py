@@ -14,8 +14,10 @@ from typing import Any
 import pytest
 
 from runguard import accounts as accounts_module
-from runguard.accounts import ASSUMED_OUTPUT, Charge
+from runguard import charges
+from runguard.accounts import ASSUMED_OUTPUT
 from runguard.budget import Budget, BudgetStatus
+from runguard.charges import Charge
 from runguard.conductor import Guard
 from runguard.decision import Action, Decision
 from runguard.errors import PolicyError
@@ -1109,7 +1111,8 @@ async def test_an_answer_by_a_model_without_a_price_is_an_estimate():
 
 
 async def test_the_lines_of_a_run_and_the_history_of_runs_are_bounded(monkeypatch):
-    monkeypatch.setattr(accounts_module, "_LINES_KEPT", 5)
+    monkeypatch.setattr(accounts_module, "LINES_KEPT", 5)
+    monkeypatch.setattr(charges, "LINES_KEPT", 5)
     monkeypatch.setattr(accounts_module, "_HISTORY_KEPT", 6)
     shop = Shop(max_model_calls=1_000)
     for number in range(20):

@@ -16,10 +16,10 @@ from google.adk.models.base_llm import BaseLlm
 from google.adk.models.llm_request import LlmRequest
 from google.adk.models.llm_response import LlmResponse
 
-from runguard.accounts import Charge
 from runguard.adk.chain import FLIGHTS, FRAME, STREAM, Invocation, ModelInFlight
 from runguard.adk.estimate import count_tokens, project, text_size
 from runguard.adk.stops import Halt, refused_response, stop_response
+from runguard.charges import Charge
 from runguard.conductor import Guard
 from runguard.decision import STOP_CODE, Action, Trip, text_for_user
 from runguard.errors import RunStoppedError

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 from google.adk.agents import BaseAgent, LlmAgent
 
-from runguard.accounts import Charge
 from runguard.adk.estimate import Projection, Prompt
+from runguard.charges import Charge
 from runguard.conductor import Guard
 from runguard.decision import Trip
 from runguard.events import ROOT_LANE, Outcome

@@ -624,8 +624,8 @@ class RunGuardPlugin(BasePlugin):
                 continue  # pending confirmation or sign-in is neither failure nor repetition
             lane, batch = call.lane, call.batch
             by_call[call_id] = response
-            said = response.response
-            if self._was_cut(invocation, f"{lane}/{name}@{call_id}", said) or (call.cut and self._is_stop_text(invocation, lane, said)):
+            given = response.response
+            if self._was_cut(invocation, f"{lane}/{name}@{call_id}", given) or (call.cut and self._is_stop_text(invocation, lane, given)):
                 response.response = refusal(_PART_STOPPED)
                 call.refused = True
             value: object = response.response

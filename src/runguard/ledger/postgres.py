@@ -356,8 +356,8 @@ class PostgresSession:
         except _LateError:
             self._drop()
             raise StoreOutage(f"{self._name}: no answer within {self._timeout:g} s") from None
-        except psycopg.errors.UniqueViolation:
-            raise _TwinError from None
+        except psycopg.errors.UniqueViolation as error:
+            raise _TwinError(f"{self._name}: {error.diag.message_primary}") from None
         except psycopg.Error as error:
             if self._db is not None and (self._db.connection.closed or self._db.connection.info.transaction_status != 0):
                 self._drop()
@@ -397,8 +397,8 @@ class PostgresSession:
         return StoreError(f"{said} ({code})")
 
 
-class _TwinError(Exception):
-    """The id of a hold is taken."""
+class _TwinError(StoreOutage):
+    """A row with this id is there already, or was made at the same moment."""
 
 
 class _LateError(Exception):

@@ -10,16 +10,17 @@ Lua counts in doubles, which are exact up to 2**53: amounts beyond 9,007,199,254
 reaching the server, half for each answer; only the look-up of a host name is not ours to bound.
 """
 
+import hashlib
 import json
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
 from importlib.resources import files
 from typing import Any, Final
-from urllib.parse import parse_qsl, unquote, urlencode, urlsplit, urlunsplit
+from urllib.parse import parse_qsl, unquote, urlencode, urlsplit
 
-from runguard.budget import UNLIMITED, Amount
+from runguard.budget import NOTHING, UNLIMITED, Amount
 from runguard.errors import PolicyError, RunGuardError
 from runguard.ledger.store import SCHEMA_VERSION, Balance, Line, Reply, StoreError, StoreOutage, check_amounts, check_ttl
 
@@ -76,7 +77,7 @@ class RedisStore:
             self.name += f"/{database}" if scheme != "unix" else f"?db={database}"
         if self.namespace != "runguard":
             self.name += f"{'&' if '?' in self.name else '?'}namespace={self.namespace}"
-        self._url = urlunsplit((scheme, parts.netloc, parts.path, urlencode(options), ""))
+        self._url = f"{scheme}://{parts.netloc}{parts.path}?{urlencode(options)}"
         self.durable = (
             "survives the end of any client; a crash of the server loses nothing with appendfsync always, about a second with everysec, "
             "and all since the last snapshot without an append-only file; a failover loses what the replica had not yet received"
@@ -115,9 +116,13 @@ class RedisSession:
             )
         except (ValueError, TypeError, redis.RedisError) as error:
             raise PolicyError(f"store = {name!r}: {error}") from None
-        self._send = self._client.execute_command
-        self._check_eviction()
-        self._migrate()
+        self._send: Callable[..., Any] = self._client.execute_command
+        try:
+            self._check_eviction()
+            self._migrate()
+        except BaseException:
+            self.close()
+            raise
 
     def _check_eviction(self) -> None:
         """A server that drops what it likes when memory is short is a cache: an account that is gone would count as unspent."""
@@ -206,11 +211,12 @@ class RedisSession:
                 return StoreError(f"{self._name}: an amount was refused: {text}")
         return StoreError(f"{self._name}: refused by a script: {kind} {text}".rstrip())
 
-    def _amount(self, amount: Amount, lines: Sequence[Line] = ()) -> str:
-        check_amounts(amount, lines)
+    def _amount(self, amount: Amount) -> str:
+        check_amounts(amount)
         if max(amount) > MOST:
             raise StoreError(f"{self._name}: {max(amount)} is more than a Redis store can count exactly ({MOST}, or $9,007,199.25); use another store")
-        return "%d %d %d" % amount
+        usd, tokens, calls = amount
+        return f"{usd} {tokens} {calls}"
 
     def _lines(self, lines: Sequence[Line]) -> list[bytes]:
         """The arguments of lines. A run asks for the same ones again and again."""
@@ -225,6 +231,7 @@ class RedisSession:
         return args
 
     def _packed(self, line: Line) -> tuple[bytes, bytes, bytes]:
+        check_amounts(NOTHING, (line,))
         for cap in line.caps:
             if MOST < cap < UNLIMITED:
                 raise StoreError(
@@ -250,17 +257,17 @@ class RedisSession:
         check_ttl(ttl)
         if len(lines) > 1:
             lines = list({line.key: line for line in lines}.values())
-        reply = self._run("reserve", hold, self._amount(want, lines), _seconds(ttl), "1" if force else "0", *self._lines(lines))
+        reply = self._run("reserve", hold, self._amount(want), _seconds(ttl), "1" if force else "0", *self._lines(lines))
         return self._reply(lines, reply)
 
     def settle(self, hold: str, lines: Sequence[Line], actual: Amount) -> Reply:
-        return self._reply(lines, self._run("settle", hold, self._amount(actual, lines), *self._lines(lines)))
+        return self._reply(lines, self._run("settle", hold, self._amount(actual), *self._lines(lines)))
 
     def release(self, hold: str) -> Reply:
         return self._reply((), self._run("release", hold))
 
     def extend(self, line: Line, more: Amount) -> Balance:
-        numbers = self._run("extend", self._amount(more, (line,)), *self._lines((line,)))
+        numbers = self._run("extend", self._amount(more), *self._lines((line,)))
         return _balance(line.key, line.scope, line.window, line.ends, numbers)
 
     def read(self, scope: str | None = None) -> list[Balance]:
@@ -351,8 +358,6 @@ class RedisSession:
 @cache
 def _script(name: str) -> tuple[str, str]:
     """The digest and the text of a script."""
-    import hashlib
-
     folder = files("runguard.ledger") / "scripts"
     common, own = ((folder / f"{part}.lua").read_text(encoding="utf-8") for part in ("common", name))
     source = f"local SCHEMA = '{SCHEMA_VERSION}'\n{common}\n{own}"

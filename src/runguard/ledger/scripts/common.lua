@@ -136,6 +136,14 @@ local function seldom()
     end
   end
 
+  -- Look at the indexes of an account before anything is written: what is of another type fails here.
+  function it.ready(scope)
+    call('ZCARD', P .. 'accounts')
+    call('ZCARD', P .. 'passing')
+    call('ZCARD', P .. 'holds')
+    call('SCARD', P .. 's:' .. scope)
+  end
+
   -- Write the indexes of a new account, and its fixed fields. A new period is the moment to forget very old ones.
   function it.create(key, scope, line, now, stamp)
     local _, ends, caps, _, _, _, window = match(line, LINE)

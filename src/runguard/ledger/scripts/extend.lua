@@ -28,6 +28,7 @@ if not (s1 + h1 > c1 + g1 or s2 + h2 > c2 + g2 or s3 + h3 > c3 + g3) then
   account[7] = '0'
 end
 if new then
+  rare.ready(ARGV[3])
   rare.create(key, ARGV[3], ARGV[4], now, stamp)
 end
 call('HSET', P .. 'a:' .. key, 'caps', caps, 'granted', account[4], 'closed', account[7] or '0')

@@ -48,7 +48,8 @@ for i = 5, last, 3 do
   local account = accounts[key] or load(key)
   if not account then
     check_caps(line[1])
-    account, fresh = { line[1], new = i }, seldom()
+    account, fresh = { line[1], new = i }, fresh or seldom()
+    fresh.ready(ARGV[i + 1])
   elseif account[1] ~= line[1] then
     check_caps(line[1])
     account[1], account.moved = line[1], true
@@ -80,9 +81,9 @@ for i = 5, last, 3 do
     local h1, h2, h3 = stored(account[3])
     account[3] = format('%.0f %.0f %.0f', h1 + w1, h2 + w2, h3 + w3)
     if account.moved then
-      call('HSET', P .. 'a:' .. ARGV[i], 'held', account[3], 'updated', stamp, 'caps', account[1])
+      call('HSET', P .. 'a:' .. ARGV[i], 'held', account[3], 'caps', account[1])
     else
-      call('HSET', P .. 'a:' .. ARGV[i], 'held', account[3], 'updated', stamp)
+      call('HSET', P .. 'a:' .. ARGV[i], 'held', account[3])
     end
   elseif account.moved then
     call('HSET', P .. 'a:' .. ARGV[i], 'caps', account[1])

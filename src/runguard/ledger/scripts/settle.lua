@@ -44,7 +44,8 @@ for k = 1, n do
     end
     check_caps(caps)
     if not account then
-      account, new = { caps, new = i }, true
+      account, new, rare = { caps, new = i }, true, rare or seldom()
+      rare.ready(ARGV[i + 1])
     elseif account[1] ~= caps then
       account[1], account.moved = caps, true
     end
@@ -59,7 +60,6 @@ for k = 1, n do
   end
 end
 if new then
-  rare = rare or seldom()
   for _, account in pairs(accounts) do
     local i = account.new
     if i then

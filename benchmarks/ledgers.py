@@ -1,0 +1,317 @@
+"""What a durable ledger costs: reserve and settle on one hot budget, beside the store's own cheapest operation.
+
+    python benchmarks/ledgers.py [--quick] [--json] [--store sqlite|redis|postgres]
+
+The ratio is what counts: operations per second of RunGuard to those of a PING (Valkey), of a one-row UPDATE (Postgres), of a transaction with
+a one-row UPDATE (SQLite), in the same processes, in blocks that take turns; medians over the blocks. Workers are processes, all on the same
+budget; with one worker also the whole ledger, in which an event loop hands the work to threads. Servers are started for the run, on the
+loopback, and share the processor with the workers.
+"""
+
+import argparse
+import asyncio
+import contextlib
+import json
+import multiprocessing
+import os
+import secrets
+import shutil
+import sqlite3
+import sys
+import tempfile
+import time
+from array import array
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from runguard.budget import UNLIMITED
+from runguard.ledger import Hold
+from runguard.ledger.remote import StoreLedger
+from runguard.ledger.store import Line, Store
+from runguard.ledger.urls import _store
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "ledger"))
+
+PATIENCE_S = 30.0
+STARVED_S = 1.0
+LINE = Line("app:bench", "app:bench", None, None, None, (10**15, UNLIMITED, UNLIMITED))  # never reached
+WANT, ACTUAL = (20_000, 1_250, 1), (15_000, 1_100, 1)
+FORK = multiprocessing.get_context("fork")
+
+
+@dataclass(frozen=True)
+class Variant:
+    """A store as it is set up for a measurement."""
+
+    kind: str
+    name: str
+    goal: float | None  # of the ratio
+    raw: str
+    options: tuple[str, ...] = ()
+    query: str = ""
+
+
+VARIANTS = (
+    Variant("sqlite", "SQLite, synchronous=full", 0.6, "UPDATE"),
+    Variant("sqlite", "SQLite, synchronous=normal", 0.6, "UPDATE", query="?synchronous=normal"),
+    Variant("redis", "Valkey, no AOF", 0.7, "PING"),
+    Variant("redis", "Valkey, AOF everysec", None, "PING", ("--appendonly", "yes", "--appendfsync", "everysec")),
+    Variant("redis", "Valkey, AOF always", None, "PING", ("--appendonly", "yes", "--appendfsync", "always")),
+    Variant("postgres", "Postgres, synchronous_commit=on", 0.85, "UPDATE"),
+    Variant("postgres", "Postgres, synchronous_commit=off", None, "UPDATE", query="?options=-c%20synchronous_commit%3Doff"),
+)
+QUICK = ("SQLite, synchronous=full", "Valkey, no AOF", "Postgres, synchronous_commit=on")
+
+
+# ---- servers --------------------------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def postgres_cluster() -> Iterator[Any]:
+    """The tests' Postgres, with room for more connections."""
+    import postgres_server
+
+    class Wide(postgres_server.Server):  # type: ignore[misc]
+        def _run(self, program: str, *args: str) -> None:
+            super()._run(program, *(arg.replace("max_connections=40", "max_connections=200") for arg in args))
+
+    folder = Path(tempfile.mkdtemp(prefix="runguard-pg-"))
+    try:
+        cluster = Wide(folder)
+        cluster.start()
+        try:
+            yield cluster
+        finally:
+            cluster.stop("immediate")
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def running(variant: Variant) -> Iterator[str]:
+    """The URL of an empty store of this kind."""
+    if variant.kind == "sqlite":
+        with tempfile.TemporaryDirectory(prefix="runguard-bench-") as folder:
+            yield f"sqlite:///{folder}/accounts.db{variant.query}"
+    elif variant.kind == "redis":
+        import valkey_server
+
+        with valkey_server.valkey_process(*variant.options) as server:
+            yield server.url
+    else:
+        with postgres_cluster() as cluster:
+            yield cluster.url + variant.query
+
+
+# ---- the raw operations ---------------------------------------------------------------------------------------------
+
+
+def raw_sqlite(store: Any, make: bool) -> Callable[[], object]:
+    """A file of its own beside the accounts, no queue of writers."""
+    db = sqlite3.connect(store.path.with_name("raw.db"), timeout=PATIENCE_S, isolation_level=None)
+    db.execute("PRAGMA journal_mode=WAL")
+    db.execute(f"PRAGMA synchronous={store.synchronous}")
+    if make:
+        db.execute("CREATE TABLE raw (id INTEGER PRIMARY KEY, n INTEGER NOT NULL)")
+        db.execute("INSERT INTO raw VALUES (1, 0)")
+
+    def once() -> None:
+        db.execute("BEGIN IMMEDIATE")
+        db.execute("UPDATE raw SET n = n + 1 WHERE id = 1")
+        db.execute("COMMIT")
+
+    return once
+
+
+def raw_redis(url: str) -> Callable[[], object]:
+    import redis
+    from redis.backoff import NoBackoff
+    from redis.retry import Retry
+
+    client = redis.Redis.from_url(url, socket_timeout=PATIENCE_S, retry=Retry(NoBackoff(), 0), health_check_interval=0, decode_responses=True, protocol=2)
+    return lambda: client.execute_command("PING")
+
+
+def raw_postgres(url: str, make: bool) -> Callable[[], object]:
+    import psycopg
+
+    db = psycopg.connect(url, autocommit=True).cursor()
+    if make:
+        db.execute("CREATE TABLE public.raw (id int PRIMARY KEY, n bigint NOT NULL)")
+        db.execute("INSERT INTO public.raw VALUES (1, 0)")
+    return lambda: db.execute("UPDATE public.raw SET n = n + 1 WHERE id = 1", prepare=True)
+
+
+def raw_operation(kind: str, url: str, store: Store, make: bool = False) -> Callable[[], object]:
+    return {"sqlite": lambda: raw_sqlite(store, make), "redis": lambda: raw_redis(url), "postgres": lambda: raw_postgres(url, make)}[kind]()
+
+
+# ---- a worker -------------------------------------------------------------------------------------------------------
+
+Times = tuple[float, array, array]  # seconds it took, seconds of each first and each second operation
+
+
+class Worker:
+    """One process with its own connection."""
+
+    def __init__(self, kind: str, url: str, with_ledger: bool) -> None:
+        self.store = _store(url)
+        self.raw = raw_operation(kind, url, self.store)
+        self.session = self.store.connect(PATIENCE_S)
+        self.loop = asyncio.new_event_loop()
+        self.ledger = StoreLedger(self.store, PATIENCE_S) if with_ledger else None
+        self.prefix, self.count = f"{secrets.token_hex(8)}-", 0
+
+    def block(self, what: str, start: float, end: float) -> Times:
+        first, second = array("d"), array("d")
+        time.sleep(max(start - time.monotonic(), 0))
+        step = {"raw": self._raw, "session": self._session, "ledger": self._ledger}[what]
+        began = time.perf_counter()
+        while time.monotonic() < end:
+            step(first, second)
+        return time.perf_counter() - began, first, second
+
+    def _raw(self, first: array, _: array) -> None:
+        began = time.perf_counter()
+        self.raw()
+        first.append(time.perf_counter() - began)
+
+    def _session(self, first: array, second: array) -> None:
+        self.count += 1
+        hold = f"{self.prefix}{self.count}"
+        began = time.perf_counter()
+        reply = self.session.reserve(hold, 900.0, (LINE,), WANT)
+        first.append((between := time.perf_counter()) - began)
+        self.session.settle(hold, (LINE,), ACTUAL)
+        second.append(time.perf_counter() - between)
+        assert reply.ok
+
+    def _ledger(self, first: array, second: array) -> None:
+        self.loop.run_until_complete(self._cycles(first, second, 20))
+
+    async def _cycles(self, first: array, second: array, count: int) -> None:
+        ledger = self.ledger
+        assert ledger is not None
+        accounts = (ledger.account(LINE.key, LINE.scope, None, None, LINE.caps),)
+        for _ in range(count):
+            began = time.perf_counter()
+            hold = await ledger.reserve(accounts, WANT)
+            assert isinstance(hold, Hold)
+            first.append((between := time.perf_counter()) - began)
+            booked = self.loop.create_future()
+            ledger.settle(hold, ACTUAL, lambda: self.loop.call_soon_threadsafe(booked.set_result, None))  # noqa: B023 - awaited at once
+            await booked
+            second.append(time.perf_counter() - between)
+
+
+def work(kind: str, url: str, blocks: list[str], seconds: float, pipe: Connection) -> None:
+    worker = Worker(kind, url, "ledger" in blocks)
+    pipe.send("ready")
+    start = pipe.recv()
+    for number, what in enumerate(blocks):
+        pipe.send(worker.block(what, start + number * (seconds + 0.1), start + number * (seconds + 0.1) + seconds))
+    pipe.close()
+    os._exit(0)  # the ledger's threads have nothing left to tell
+
+
+def measure(kind: str, url: str, workers: int, rounds: int, seconds: float) -> dict[str, Any]:
+    turn = ["raw", "session", "ledger"] if workers == 1 else ["raw", "session"]
+    blocks = [what for number in range(rounds + 1) for what in (turn if number % 2 else turn[::-1])]  # the first round warms up
+    pairs = [FORK.Pipe() for _ in range(workers)]
+    processes = [FORK.Process(target=work, args=(kind, url, blocks, seconds, theirs)) for _, theirs in pairs]
+    for process in processes:
+        process.start()
+    try:
+        for ours, theirs in pairs:
+            theirs.close()
+            assert ours.recv() == "ready"
+        start = time.monotonic() + 0.2
+        for ours, _ in pairs:
+            ours.send(start)
+        found = [(what, [ours.recv() for ours, _ in pairs]) for what in blocks][len(turn) :]
+    finally:
+        for process in processes:
+            process.join(PATIENCE_S)
+            if process.is_alive():
+                process.kill()
+    rates: dict[str, list[float]] = {what: [] for what in turn}
+    firsts: dict[str, list[float]] = {what: [] for what in turn}
+    seconds_: dict[str, list[float]] = {what: [] for what in turn}
+    for what, times in found:
+        rates[what].append(sum((len(first) + len(second)) / took for took, first, second in times))
+        for _, first, second in times:
+            firsts[what].extend(first)
+            seconds_[what].extend(second)
+    figures: dict[str, Any] = {"workers": workers}
+    for what in turn:
+        figures[what] = {"per_second": round(median(rates[what])), "longest_wait_ms": round(max(*firsts[what], *seconds_[what], 0.0) * 1e3, 1)}
+        figures[what]["ratio"] = round(median(a / b for a, b in zip(rates[what], rates["raw"], strict=True)), 3)
+        for name, all_of_them in (("raw_us" if what == "raw" else "reserve_us", firsts[what]), ("settle_us", seconds_[what])):
+            if all_of_them:
+                all_of_them.sort()
+                figures[what][name] = [round(all_of_them[int(len(all_of_them) * share)] * 1e6) for share in (0.5, 0.99)]
+    return figures
+
+
+# ---- the table ------------------------------------------------------------------------------------------------------
+
+
+def verdict(variant: Variant, figures: list[dict[str, Any]]) -> str | None:
+    if variant.goal is None:
+        return None
+    worst = min(figure["session"]["ratio"] for figure in figures)
+    said = f"{variant.name}: goal {variant.goal:g} x {variant.raw}, {'reached' if worst >= variant.goal else 'NOT reached'} (least {worst:.2f})"
+    if variant.kind == "sqlite":
+        wait = max(figure["session"]["longest_wait_ms"] for figure in figures)
+        said += f"; nobody waits over {STARVED_S:g} s, {'reached' if wait <= STARVED_S * 1e3 else 'NOT reached'} (longest {wait:.0f} ms)"
+    return said
+
+
+def show(variant: Variant, figures: list[dict[str, Any]]) -> None:
+    print(f"\n{variant.name}\n{'workers':>9}  {'':22}{'op/s':>8}{'ratio':>7}  {'reserve p50/p99 us':>20}{'settle p50/p99 us':>20}{'longest ms':>12}")
+    for figure in figures:
+        for what, title in (("raw", variant.raw), ("session", "reserve, settle"), ("ledger", "the same, whole ledger")):
+            if what not in figure:
+                continue
+            row = figure[what]
+            first, second = row.get("raw_us") or row["reserve_us"], row.get("settle_us")
+            times = f"{first[0]:>11,} /{first[1]:>7,}{f'{second[0]:>11,} /{second[1]:>7,}' if second else '':>20}"
+            print(f"{figure['workers']:9}  {title:22}{row['per_second']:8,}{row['ratio']:7.2f}  {times}{row['longest_wait_ms']:12.1f}")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="1 and 8 workers, each store as it is by default")
+    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--store", choices=["sqlite", "redis", "postgres"])
+    options = parser.parse_args()
+    results: dict[str, Any] = {"cores": os.cpu_count(), "load_before": round(os.getloadavg()[0], 2), "stores": {}, "goals": []}
+    if not options.json:
+        print(f"{results['cores']} cores, load {results['load_before']} before the run")
+    for variant in VARIANTS:
+        if (options.store and variant.kind != options.store) or (options.quick and variant.name not in QUICK):
+            continue
+        figures = []
+        with running(variant) as url:
+            store = _store(url)
+            store.connect(PATIENCE_S).close()
+            raw_operation(variant.kind, url, store, make=True)
+            for workers in (1, 8) if options.quick else (1, 8, 64):
+                figures.append(measure(variant.kind, url, workers, *((3, 0.3) if options.quick else (7, 0.6))))
+        results["stores"][variant.name] = figures
+        if said := verdict(variant, figures):
+            results["goals"].append(said)
+        if not options.json:
+            show(variant, figures)
+    if options.json:
+        print(json.dumps(results, indent=2))
+        return
+    print("\n" + "\n".join(results["goals"]))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,276 @@
+"""What an account is about: budgets that share one, the money of a run, one call's way from reserve to settle, and why one is denied."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from decimal import Decimal
+from typing import Any, Final
+from urllib.parse import unquote
+
+from runguard.budget import UNITS, UNLIMITED, Amount, Budget, BudgetStatus, Per, Scope, Window, amount_text, edge, scope_part, to_usd
+from runguard.events import RunInfo
+from runguard.ledger import Account, Hold, Refusal
+from runguard.policy import Policy
+from runguard.pricing import Rates, Unpriced, normalise
+from runguard.switch import Stop
+from runguard.threshold import Threshold
+
+LINES_KEPT: Final = 256
+
+
+NO_LIMIT: Final[Amount] = (UNLIMITED, UNLIMITED, UNLIMITED)
+
+
+class Meter:
+    """All budgets that count by the same thing over the same window: they share one account per scope."""
+
+    def __init__(self, per: Per, window: Window | None, budgets: list[Budget]) -> None:
+        self.per, self.window, self.budgets = per, window, budgets
+        self.thresholds = [sorted(budget.thresholds, key=lambda t: t.percent) for budget in budgets]
+        self.stops = any(t.action == "stop" for of_one in self.thresholds for t in of_one)
+        patterns = [scope_part(name) for kind, name in per.parts if kind != "label" and name != "*"]  # "agent" and "agent:research*" count apart
+        self.suffix = f"/{'+'.join(patterns)}" if patterns else ""
+        self.suffix += "" if window is None else f"@{window.text}" + ("" if window.tz == "UTC" else f"/{window.tz}")
+
+    def limits(self, scope: Scope, flat: Amount | None) -> list[Amount]:
+        """What each budget allows; ``flat`` replaces what the policy says, in the units it gives."""
+        limits = [budget.limits(scope) for budget in self.budgets] or [NO_LIMIT]
+        if flat is None:
+            return limits
+        return [(flat[0] if flat[0] < UNLIMITED else usd, flat[1] if flat[1] < UNLIMITED else tokens, calls) for usd, tokens, calls in limits]
+
+
+@dataclass(slots=True)
+class Lines:
+    """The accounts that a call of one agent, model and tool goes on."""
+
+    accounts: tuple[Account, ...]
+    meters: tuple[Meter, ...]
+    limits: tuple[list[Amount], ...]  # of each account, what each of its budgets allows
+    in_usd: bool
+    may_stop: bool  # some budget has a threshold that stops
+    until: float
+
+
+@dataclass(slots=True)
+class Entry:
+    """What one agent took from one model inside one tool."""
+
+    calls: int = 0
+    input: int = 0
+    output: int = 0
+    cached: int = 0
+    thinking: int = 0
+    nano: int = 0
+    unpriced: int = 0  # calls whose price nobody knows: their cost is not in ``nano``
+    estimated: int = 0  # calls whose usage or rate was estimated
+
+    def add(self, other: "Entry", sign: int = 1) -> None:
+        self.calls += sign * other.calls
+        self.input += sign * other.input
+        self.output += sign * other.output
+        self.cached += sign * other.cached
+        self.thinking += sign * other.thinking
+        self.nano += sign * other.nano
+        self.unpriced += sign * other.unpriced
+        self.estimated += sign * other.estimated
+
+
+Tally = dict[tuple[str, str, str], Entry]  # agent, model, tool
+
+
+class Purse:
+    """The money of one run."""
+
+    __slots__ = ("calls", "ended", "estimated", "flat", "info", "lines", "nano", "own", "reserved", "tally", "unpriced")
+
+    def __init__(self, info: RunInfo, flat: Amount | None) -> None:
+        self.info, self.flat = info, flat
+        self.tally: Tally = {}
+        self.lines: dict[tuple[str, str, str], Lines] = {}
+        self.nano = self.reserved = self.unpriced = self.estimated = self.calls = 0
+        self.own: set[str] = set()  # scopes that end with the run
+        self.ended = False
+
+    @property
+    def spent_usd(self) -> Decimal | None:
+        """Dollars spent; None when nothing has a known price."""
+        return None if self.unpriced and self.unpriced == self.calls else to_usd(self.nano)
+
+
+@dataclass(slots=True)
+class Charge:
+    """One model call on its way from reserve to settle."""
+
+    purse: Purse
+    agent: str
+    model: str
+    tool: str
+    rates: Rates | Unpriced
+    input: int
+    audio: int
+    max_output: int  # what was reserved for
+    at: float
+    lane: str
+    lines: Lines
+    hold: Hold | None = None
+    held: int = 0  # nano-USD
+    lowered: bool = False  # the request must be capped to ``max_output``
+    booked: Entry | None = None
+    entry: tuple[str, str, str] = ("", "", "")
+    over: bool = False  # settled or released
+
+    @property
+    def is_capped(self) -> bool:
+        """Whether some budget relies on the output limit."""
+        return self.hold is not None
+
+
+@dataclass(slots=True)
+class Fired:
+    """A threshold that was reached, and its budget as it stands."""
+
+    account: Account
+    meter: Meter
+    threshold: Threshold
+    status: BudgetStatus
+
+
+@dataclass(slots=True)
+class Denied:
+    """Why a call may not be made."""
+
+    refusal: Refusal | None = None
+    meter: Meter | None = None
+    unpriced: Unpriced | None = None
+    fraction: float = 0.0  # a stop threshold that was reached
+    stop: Stop | None = None  # somebody threw the kill switch
+    outage: str = ""  # the store is away
+    least: int = 0  # output tokens below which an answer was not worth asking for
+
+
+def meters_of(policy: Policy) -> list[Meter]:
+    budgets = list(policy.budgets)
+    if policy.max_usd is not None or policy.max_tokens is not None:
+        budgets.insert(0, Budget(usd=policy.max_usd, tokens=policy.max_tokens, per="run"))
+    elif not any(Per.parse(b.per).kind == "run" and b.window is None for b in budgets):
+        # One that limits nothing, so that a single run can be given a limit through its RunConfig.
+        return [Meter(Per.parse("run"), None, []), *_grouped(budgets)]
+    return _grouped(budgets)
+
+
+def _grouped(budgets: list[Budget]) -> list[Meter]:
+    groups: dict[tuple[Per, Window | None], list[Budget]] = {}
+    for budget in budgets:
+        window = Window.parse(budget.window, budget.tz) if budget.window is not None else None
+        per = Per.parse(budget.per)
+        # Models are known by their plain names: "model:models/gemini-*" means what "model:gemini-*" means.
+        plain = Per(tuple((kind, normalise(name) if kind == "model" and name != "*" else name) for kind, name in per.parts))
+        groups.setdefault((plain, window), []).append(budget)
+    return [Meter(per, window, group) for (per, window), group in groups.items()]
+
+
+def flat_limits(info: RunInfo) -> Amount | None:
+    if info.max_usd is None and info.max_tokens is None:
+        return None
+    return (UNLIMITED if info.max_usd is None else info.max_usd, UNLIMITED if info.max_tokens is None else info.max_tokens, UNLIMITED)
+
+
+def worst_of(charge: Charge) -> Amount:
+    usd = charge.rates.worst(charge.input, charge.max_output, charge.audio) if isinstance(charge.rates, Rates) else 0
+    return usd, charge.input + charge.max_output, 1
+
+
+def scopes_of(info: RunInfo) -> tuple[str, str, str, str]:
+    app, user = scope_part(info.app), scope_part(info.user)
+    return f"run:{scope_part(info.run)}", f"session:{app}/{user}/{scope_part(info.session)}", f"user:{app}/{user}", f"app:{app}"
+
+
+def parse_scope(kind: str, parts: list[str]) -> Scope | None:
+    """A scope from its key, for the kinds whose key says everything."""
+    names = [unquote(part) for part in parts]
+    if kind == "app" and len(names) == 1:
+        return Scope(kind, "", app=names[0])
+    if kind == "model" and len(names) == 1:
+        return Scope(kind, "", model=names[0])
+    if kind in ("user", "agent", "tool") and len(names) == 2:
+        user, agent, tool = (names[1] if kind == wanted else "" for wanted in ("user", "agent", "tool"))
+        return Scope(kind, "", app=names[0], user=user, agent=agent, tool=tool)
+    if kind == "session" and len(names) == 3:
+        return Scope(kind, "", app=names[0], user=names[1], session=names[2])
+    if kind == "label" and len(names) == 1 and "=" in names[0]:
+        name, _, value = names[0].partition("=")
+        return Scope(kind, "", labels={name: value})
+    return None
+
+
+def status_of(account: Account, unit: int, limit: int) -> BudgetStatus:
+    spent, held, over = edge(unit, account.spent[unit]), edge(unit, account.held[unit]), edge(unit, account.overrun[unit])
+    return BudgetStatus(account.scope, UNITS[unit], spent, held, edge(unit, limit), over, account.window, account.ends, account.closed)
+
+
+def statuses_of(account: Account) -> list[BudgetStatus]:
+    return [status_of(account, unit, cap) for unit, cap in enumerate(account.caps) if cap < UNLIMITED]
+
+
+def describe(denied: Denied) -> tuple[str, Decimal | int, Decimal | int]:
+    """Unit, what the call would have come to, and the limit."""
+    refusal = denied.refusal
+    assert refusal is not None
+    unit = refusal.unit
+    return UNITS[unit], edge(unit, refusal.spent[unit] + refusal.wanted[unit]), edge(unit, refusal.account.caps[unit])
+
+
+def figures(denied: Denied) -> dict[str, str]:
+    """The same as plain data, for the trip's evidence."""
+    refusal = denied.refusal
+    assert refusal is not None
+    unit, account = refusal.unit, refusal.account
+    amounts = {"spent": refusal.spent, "reserved": refusal.held, "wanted": refusal.wanted, "limit": account.caps}
+    return {"unit": UNITS[unit], **{name: str(edge(unit, amount[unit])) for name, amount in amounts.items()}}
+
+
+def refusal_text(denied: Denied) -> str:
+    """For the operator: spent, held and asked, apart."""
+    refusal = denied.refusal
+    assert refusal is not None
+    unit, account = refusal.unit, refusal.account
+    spent, held, cap = (amount_text(unit, x[unit]) for x in (refusal.spent, refusal.held, account.caps))
+    if denied.fraction:
+        return f"{spent} of {cap} spent, which is over its threshold of {denied.fraction:.0%}"
+    over = f", closed by an overrun of {amount_text(unit, account.overrun[unit])}" if account.closed else ""
+    asked = f", this call could take {amount_text(unit, refusal.wanted[unit])}"
+    if denied.least:
+        asked += f" and the rest does not pay for {denied.least:,} output tokens"
+    return f"{spent} spent and {held} reserved of {cap}{over}{asked}"
+
+
+def add_tally(into: Tally, more: Mapping[tuple[str, str, str], Entry]) -> None:
+    for key, entry in list(more.items()):
+        if key not in into and len(into) >= LINES_KEPT * 4:
+            key = ("(others)", "(others)", "(others)")
+        into.setdefault(key, Entry()).add(entry)
+
+
+def totals(entries: Iterable[Entry]) -> dict[str, Any]:
+    total = Entry()
+    for entry in entries:
+        total.add(entry)
+    return {
+        "usd": to_usd(total.nano),
+        "calls": total.calls,
+        "tokens": total.input + total.output,
+        "input_tokens": total.input,
+        "output_tokens": total.output,
+        "cached_tokens": total.cached,
+        "thinking_tokens": total.thinking,
+        "unpriced_calls": total.unpriced,
+        "estimated_calls": total.estimated,
+    }
+
+
+def split_by(tally: Tally, position: int) -> dict[str, dict[str, Any]]:
+    groups: dict[str, list[Entry]] = {}
+    for key, entry in tally.items():
+        if key[position]:
+            groups.setdefault(key[position], []).append(entry)
+    return {name: totals(entries) for name, entries in sorted(groups.items())}
