@@ -147,25 +147,31 @@ class Accounts:
             output = self.max_output(event.model)
         output = output or 0
         charge = Charge(purse, event.agent, event.model, event.tool, rates, event.input_tokens, event.audio_tokens, output, event.at, event.lane, lines)
-        if self.switch.stops and (stop := self.switch.of(scopes_of(purse.info))) is not None:
-            return None, Denied(stop=stop)
+        if self.switch.stops and self.switch.of(scopes_of(purse.info)) is not None:
+            await self.ledger.refresh()  # somebody may have taken it back
+            if (stop := self.switch.of(scopes_of(purse.info))) is not None:
+                return (None if enforce else self._uncounted(charge)), Denied(stop=stop)
         if not lines.accounts and not self.ledger.is_shared:
             purse.calls += 1
             return charge, None
         try:
             return await self._open(charge, event, enforce, stopped)
         except (StoreOutage, StoreError) as error:
-            return self._without_store(charge, error)
+            return self._without_store(charge, error, enforce)
 
-    def _without_store(self, charge: Charge, error: Exception) -> tuple[Charge | None, Denied | None]:
+    def _without_store(self, charge: Charge, error: Exception, enforce: bool) -> tuple[Charge | None, Denied | None]:
         """No account can be opened: no paid call without one, unless the policy goes on and books later."""
         self.outages[self.policy.on_outage] += 1
         if self.policy.on_outage == "closed":
-            return None, Denied(outage=str(error))
-        charge.hold = self.ledger.book(charge.lines.accounts)
+            return (None if enforce else self._uncounted(charge)), Denied(outage=str(error))
+        return self._uncounted(charge), None
+
+    def _uncounted(self, charge: Charge) -> Charge:
+        """A call that is made although nobody could hold anything for it: what it takes is booked all the same."""
+        charge.hold = self.ledger.book(charge.lines.accounts) if charge.lines.accounts else None
         with self._lock:
             charge.purse.calls += 1
-        return charge, None
+        return charge
 
     async def _open(self, charge: Charge, event: ModelCall, enforce: bool, stopped: Callable[[], bool]) -> tuple[Charge | None, Denied | None]:
         purse, lines, rates = charge.purse, charge.lines, charge.rates
@@ -187,9 +193,12 @@ class Accounts:
                 denied.meter = self._meter_of(charge, denied)
                 result = await self._reserve(charge, event, force=True)
         assert isinstance(result, Hold)
-        if self.switch.stops and (stop := self.switch.of(scopes_of(purse.info))) is not None:  # told with the reservation
-            self.ledger.release(result)
-            return None, Denied(stop=stop)
+        stop = self.switch.of(scopes_of(purse.info)) if self.switch.stops else None
+        if stop is not None:  # told with the reservation
+            denied = Denied(stop=stop)
+            if enforce:
+                self.ledger.release(result)
+                return None, denied
         charge.hold, charge.held = result, result.amount[0]
         with self._lock:
             purse.calls += 1
@@ -210,10 +219,7 @@ class Accounts:
         """The account of a call that nobody could be asked about before: nothing held, to be settled at once."""
         lines = self._lines(purse, event)
         charge = Charge(purse, event.agent, event.model, event.tool, self.pricing.rates(event.model, event.at), 0, 0, 0, event.at, event.lane, lines)
-        charge.hold = self.ledger.book(lines.accounts) if lines.accounts else None
-        with self._lock:
-            purse.calls += 1
-        return charge
+        return self._uncounted(charge)
 
     def _denied_at_once(self, lines: Lines, rates: Rates | Unpriced) -> Denied | None:
         if isinstance(rates, Unpriced) and lines.in_usd and self.policy.on_unpriced == "refuse":
@@ -533,9 +539,11 @@ class Accounts:
 
     # ---- looking in -------------------------------------------------------------------------------------------------
 
-    def budgets(self, scope: str | None = None) -> list[BudgetStatus]:
-        now = self.clock()
-        accounts = self.ledger.find(scope) if scope is not None else self.ledger.accounts()
+    def budgets(self, scope: str | None = None, *, as_known_here: bool = False) -> list[BudgetStatus]:
+        """Every budget as it stands. ``as_known_here`` asks no store: what it last told."""
+        now = self.ledger.now(self.clock())
+        asked = self.ledger.known if as_known_here else self.ledger.accounts
+        accounts = asked() if scope is None or as_known_here else self.ledger.find(scope)
         return [status for a in accounts if a.ends is None or a.ends > now for status in statuses_of(a)]
 
     def spend_of(self, purse: Purse) -> dict[str, Any]:

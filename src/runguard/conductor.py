@@ -361,7 +361,9 @@ class Guard:
         if denied.stop is not None:
             return _finding_of_stop(denied.stop)
         if denied.outage:
-            return Finding("guard_error", _STOP, 1, 0, "outages", "run", "", "store", f"no account could be opened: {denied.outage}; on_outage=closed")
+            resume = "the next user message tries again; on_outage='open' goes on without the store and books later"
+            money = Money("run", f"store {self.accounts.ledger.name}", None, None, resume=resume)
+            return Finding("guard_error", _STOP, 1, 0, "outages", "run", "", "store", f"no account could be opened: {denied.outage}", money=money)
         if denied.unpriced is not None:
             line = f'prices={{"{event.model}": {{"input": …, "output": …}}}} (USD per million tokens)'
             money = Money("run", f"model '{event.model}'", None, None, resume=f"add {line}, or set on_unpriced to a rate or to 'tokens'")
@@ -760,7 +762,8 @@ class Guard:
             "mode": self.policy.mode,
             "policy": self.policy.digest,
             "runs": [self._run_snapshot(run, now) for run in list(self.runs.values())],
-            "budgets": self.accounts.budgets(),
+            "budgets": self.accounts.budgets(as_known_here=True),
+            "outages": dict(self.accounts.outages),
             "breakers": {tool: breaker.state(now).value for tool, breaker in list(self.breakers.items())},
             "trips": len(self.trips),
             "guard_errors": self.guard_errors + self.accounts.errors,

@@ -31,7 +31,7 @@ def change_document(session: Session, change: Callable[[dict[str, Any]], None]) 
         version, text = session.get(CONTROL)
         document = json.loads(text or "{}")
         change(document)
-        if session.put(CONTROL, version, json.dumps(document, sort_keys=True)):
+        if json.dumps(document, sort_keys=True) == text or session.put(CONTROL, version, json.dumps(document, sort_keys=True)):
             return
     raise StoreOutage("too many workers change the control document at the same time")
 
@@ -70,12 +70,15 @@ class Breakers:
         if breaker is None or not self._ledger.is_shared or breaker.state(self._ledger.now(at)) is not BreakerState.HALF_OPEN:
             return None
         permit: list[Permit | None] = [None]
+        state: dict[str, Any] = {}
 
         def claim(session: Session) -> None:
             def change(document: dict[str, Any]) -> None:
                 theirs = self._theirs(document, tool)
                 permit[0] = theirs.admit(session.now())
-                document["breakers"][tool] = theirs.dump()
+                state.update(theirs.dump())
+                if permit[0] is not None:  # else nothing has changed, and nobody has to read it again
+                    document["breakers"][tool] = theirs.dump()
 
             change_document(session, change)
 
@@ -83,6 +86,7 @@ class Breakers:
             await self._ledger.ask(claim)
         except (StoreOutage, StoreError):
             return None  # the local breaker decides
+        breaker.load(state)  # what the store decided: no second probe from the copy here
         return permit[0]
 
     def report(self, tool: str, permit: Permit, ok: bool, at: float, run: str) -> None:

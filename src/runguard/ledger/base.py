@@ -161,6 +161,9 @@ class Ledger(Protocol):
     def accounts(self) -> list[Account]:
         """Every account there is, for those who look in."""
 
+    def known(self) -> list[Account]:
+        """The accounts of which something is known in this process, without asking anybody."""
+
     def forget(self, scope: str) -> None:
         """A run has ended: its own accounts are not needed any more."""
 
@@ -175,6 +178,12 @@ class Ledger(Protocol):
 
     def change_control(self, change: Callable[[str], str]) -> str:
         """Change the control document, whoever else does so at the same time; returns the new text."""
+
+    async def refresh(self) -> None:
+        """See whether the control document has changed."""
+
+    def refresh_now(self) -> None:
+        """The same, for callers that are not on the path of a run."""
 
     def watch(self, on_control: Callable[[str], None], running: Callable[[], Iterable[tuple[str, str]]]) -> None:
         """Tell a guard when the control document changed, and let it say which runs are alive: names and texts."""

@@ -149,6 +149,9 @@ class MemoryLedger:
         with self._lock:
             return list(self._accounts.values())
 
+    def known(self) -> list[Account]:
+        return self.accounts()
+
     def forget(self, scope: str) -> None:
         with self._lock:
             for account in self._by_scope.pop(scope, ()):
@@ -167,6 +170,12 @@ class MemoryLedger:
         with self._lock:
             self._control = change(self._control)
             return self._control
+
+    async def refresh(self) -> None:
+        """Nobody else can change it."""
+
+    def refresh_now(self) -> None:
+        """Nobody else can change it."""
 
     def watch(self, on_control: Callable[[str], None], running: Callable[[], Iterable[tuple[str, str]]]) -> None:
         """Nobody else can change it."""

@@ -6,6 +6,7 @@ client gives up after it.
 
 import contextlib
 import functools
+import hashlib
 import json
 import math
 import os
@@ -20,7 +21,7 @@ from urllib.parse import unquote, urlsplit
 
 from runguard.budget import Amount
 from runguard.errors import PolicyError
-from runguard.ledger.store import SCHEMA_VERSION, Balance, Line, Reply, StoreError, StoreOutage, check_amounts
+from runguard.ledger.store import SCHEMA_VERSION, Balance, Line, Reply, StoreError, StoreOutage, check_amounts, check_ttl
 
 if TYPE_CHECKING:
     import psycopg
@@ -29,6 +30,7 @@ _DEFAULT_SCHEMA: Final = "runguard"
 _SCHEMA_NAME: Final = re.compile(r"(?!pg_)[A-Za-z_][A-Za-z0-9_]{0,62}")
 _HOSTS: Final = re.compile(r"(\[[0-9A-Fa-f:.%]+\]|[^\[\]:,@/]*)(:\d*)?(,(\[[0-9A-Fa-f:.%]+\]|[^\[\]:,@/]*)(:\d*)?)*")
 _SYNCHRONOUS: Final = re.compile(r"synchronous_commit\s*=\s*(\w+)")
+_LONG: Final = 500  # characters: an index entry has room for 2,700 bytes, and two names may share one
 _EXPIRE_AT_ONCE: Final = 64  # as in the SQL
 _PURGE_AT_ONCE: Final = 1_000
 _MIGRATION: Final = 5.0  # making the schema happens once; it may take longer than a call
@@ -63,7 +65,8 @@ WITH account AS (
 SELECT coalesce(
   (SELECT runguard.answer(true, false, updated, (SELECT version FROM runguard.documents WHERE name = 'control'),
     EXISTS (SELECT FROM runguard.holds WHERE state = 'open' AND expires <= account.updated), row) FROM account),
-  runguard.reserve(%(hold)s::text, %(ttl)s::float8, ARRAY[%(key)s::text, %(scope)s::text, %(window)s::text], ARRAY[%(begins)s::float8, %(ends)s::float8],
+  runguard.reserve(%(hold)s::text, %(ttl)s::float8, ARRAY[%(key)s::text, %(scope)s::text, %(window)s::text, %(long_key)s::text, %(long_scope)s::text],
+    ARRAY[%(begins)s::float8, %(ends)s::float8],
     ARRAY[%(cap0)s::bigint, %(cap1)s::bigint, %(cap2)s::bigint], ARRAY[%(want0)s::bigint, %(want1)s::bigint, %(want2)s::bigint], %(force)s::boolean))
 """
 _SETTLE_ONE: Final = """
@@ -82,8 +85,8 @@ WITH hold AS (
 )
 SELECT coalesce(
   (SELECT runguard.answer(true, false, updated, (SELECT version FROM runguard.documents WHERE name = 'control'), false, row) FROM account),
-  runguard.settle(%(hold)s::text, ARRAY[%(key)s::text, %(scope)s::text, %(window)s::text], ARRAY[NULL, %(ends)s::float8],
-    ARRAY[%(cap0)s::bigint, %(cap1)s::bigint, %(cap2)s::bigint], ARRAY[%(paid0)s::bigint, %(paid1)s::bigint, %(paid2)s::bigint]))
+  runguard.settle(%(hold)s::text, ARRAY[%(key)s::text, %(scope)s::text, %(window)s::text, %(long_key)s::text, %(long_scope)s::text],
+    ARRAY[NULL, %(ends)s::float8], ARRAY[%(cap0)s::bigint, %(cap1)s::bigint, %(cap2)s::bigint], ARRAY[%(paid0)s::bigint, %(paid1)s::bigint, %(paid2)s::bigint]))
 """
 
 
@@ -91,7 +94,10 @@ class PostgresStore:
     """``postgresql://user:password@host:5432/database``; ``?schema=name`` for another schema than "runguard". Other options go to libpq."""
 
     def __init__(self, url: str) -> None:
-        parts = urlsplit(url)
+        try:
+            parts = urlsplit(url)
+        except ValueError:
+            parts = urlsplit("postgresql://#")._replace(fragment="?")  # refused below
         hosts, query = parts.netloc.rpartition("@")[2], [part for part in parts.query.split("&") if part]
         # A message never repeats the URL: where it is not understood, nobody knows which part of it is the password.
         if parts.scheme not in ("postgresql", "postgres"):
@@ -105,7 +111,8 @@ class PostgresStore:
         self.schema = options.get("schema", _DEFAULT_SCHEMA)
         if not _SCHEMA_NAME.fullmatch(self.schema):
             raise PolicyError(f"store = 'postgresql://…?schema={self.schema}': a schema's name has letters, digits and underscores, and no pg_ in front")
-        self._url = parts._replace(query="&".join(part for part in query if not part.startswith("schema="))).geturl()
+        kept = [f"{name}={value.replace('=', '%3D')}" for name, _, value in (part.partition("=") for part in query) if name != "schema"]
+        self._url = parts._replace(query="&".join(kept)).geturl()
         if not parts.netloc:  # urlunsplit drops the empty authority, which libpq needs
             self._url = f"{parts.scheme}://{self._url.removeprefix(f'{parts.scheme}:').removeprefix('//')}"
         shown = {"host": options.get("host"), "schema": self.schema if self.schema != _DEFAULT_SCHEMA else None}
@@ -149,10 +156,9 @@ class PostgresSession:
     # ---- accounts ---------------------------------------------------------------------------------------------------
 
     def reserve(self, hold: str, ttl: float, lines: Sequence[Line], want: Amount, *, force: bool = False) -> Reply:
-        check_amounts(want)
-        if not math.isfinite(ttl):
-            raise ValueError(f"{ttl!r} is no time to live")
-        ordered, rows = _sorted(lines), None
+        check_amounts(want, lines)
+        check_ttl(ttl)
+        hold, ordered, rows = _short(hold), _sorted(lines), None
         if len(ordered) == 1 and not force:
             (line,) = ordered
             with contextlib.suppress(_TwinError):
@@ -161,50 +167,52 @@ class PostgresSession:
             rows = self._call(self._reserve, (hold, repr(float(ttl)), *_columns(ordered), _whole(want), "t" if force else "f"))
         ok, stale, now, control, late, found = json.loads(rows[0][0])
         if late and not stale:
-            rows = self._call(f'SELECT "{self._schema}".charged(%s::text[])', (_texts([line.key for line in ordered]),))
+            rows = self._call(f'SELECT "{self._schema}".charged(%s::text[])', (_texts([_short(line.key) for line in ordered]),))
             found = json.loads(rows[0][0])
         return Reply(_balances(found, lines), now, control, ok, stale)
 
     def settle(self, hold: str, lines: Sequence[Line], actual: Amount) -> Reply:
-        check_amounts(actual)
+        check_amounts(actual, lines)
+        hold = _short(hold)
         if len(lines) == 1:
             return _settled(self._call(self._settle_one, _one(hold, lines[0], "paid", actual)), lines)
         return _settled(self._call(self._settle, (hold, *_columns(_sorted(lines)), _whole(actual))), lines)
 
     def release(self, hold: str) -> Reply:
-        return _settled(self._call(self._settle, (hold, "{}", "{}", "{}", None)), ())
+        return _settled(self._call(self._settle, (_short(hold), "{}", "{}", "{}", None)), ())
 
     def extend(self, line: Line, more: Amount) -> Balance:
-        check_amounts(more)
-        sql = f'SELECT "{self._schema}".extend(%s::text, %s::text, %s::text, %s::float8, %s::bigint[], %s::bigint[])'
-        return _balance(json.loads(self._call(sql, (line.key, line.scope, line.window, _number(line.ends), _whole(line.caps), _whole(more)))[0][0]))
+        check_amounts(more, [line])
+        sql = f'SELECT "{self._schema}".extend(%s::text[], %s::float8[], %s::bigint[], %s::bigint[])'
+        return _balance(json.loads(self._call(sql, (*_columns([line]), _whole(more)))[0][0]))
 
     def read(self, scope: str | None = None) -> list[Balance]:
         end = time.monotonic() + self._timeout
         while True:
-            ((charged, found),) = self._call(f'SELECT * FROM "{self._schema}".read(%s::text)', (scope,))
+            ((charged, found),) = self._call(f'SELECT * FROM "{self._schema}".read(%s::text)', (None if scope is None else _short(scope),))
             if charged < _EXPIRE_AT_ONCE or time.monotonic() >= end:
                 return [_balance(row) for row in json.loads(found)]
 
     # ---- marks and documents ----------------------------------------------------------------------------------------
 
     def first(self, key: str, mark: str, percent: float, limit: Amount) -> bool:
-        sql = f'INSERT INTO "{self._schema}".marks VALUES (%s::text, %s::text, %s::float8, %s::text) ON CONFLICT (key, mark) DO NOTHING RETURNING 1'
-        return bool(self._call(sql, (key, mark, repr(float(percent)), json.dumps(limit))))
+        sql = f'INSERT INTO "{self._schema}".marks VALUES (%s::text, %s::text, %s::float8, %s::text, %s::text) ON CONFLICT (key, mark) DO NOTHING RETURNING 1'
+        return bool(self._call(sql, (_short(key), _short(mark), repr(float(percent)), json.dumps(limit), _long(mark))))
 
     def marks(self, key: str) -> dict[str, tuple[float, Amount]]:
-        rows = self._call(f'SELECT mark, percent, amounts FROM "{self._schema}".marks WHERE key = %s::text', (key,))
-        return {mark: (percent, tuple(json.loads(amounts))) for mark, percent, amounts in rows}
+        sql = f'SELECT coalesce(long_mark, mark), percent, amounts FROM "{self._schema}".marks WHERE key = %s::text'
+        return {mark: (percent, tuple(json.loads(amounts))) for mark, percent, amounts in self._call(sql, (_short(key),))}
 
     def unmark(self, key: str, marks: Sequence[str]) -> None:
-        self._call(f'DELETE FROM "{self._schema}".marks WHERE key = %s::text AND mark = ANY (%s::text[]) RETURNING 1', (key, _texts(marks)))
+        sql = f'DELETE FROM "{self._schema}".marks WHERE key = %s::text AND mark = ANY (%s::text[]) RETURNING 1'
+        self._call(sql, (_short(key), _texts([_short(mark) for mark in marks])))
 
     def get(self, name: str) -> tuple[int, str]:
-        rows = self._call(f'SELECT version, text FROM "{self._schema}".documents WHERE name = %s::text', (name,))
+        rows = self._call(f'SELECT version, text FROM "{self._schema}".documents WHERE name = %s::text', (_short(name),))
         return rows[0] if rows else (0, "")
 
     def put(self, name: str, version: int, text: str) -> bool:
-        return bool(self._call(f'SELECT "{self._schema}".put(%s::text, %s::bigint, %s::text)', (name, str(version), text))[0][0])
+        return bool(self._call(f'SELECT "{self._schema}".put(%s::text, %s::bigint, %s::text)', (_short(name), str(version), text))[0][0])
 
     def now(self) -> float:
         return float(self._call(f'SELECT "{self._schema}".clock()', ())[0][0])
@@ -213,25 +221,26 @@ class PostgresSession:
 
     def append(self, kind: str, ref: str, text: str) -> None:
         sql = f'INSERT INTO "{self._schema}".records (at, kind, ref, text) VALUES ("{self._schema}".clock(), %s::text, %s::text, %s::text) RETURNING 1'
-        self._call(sql, (kind, ref, text))
+        self._call(sql, (_short(kind), ref, text))
 
     def tail(self, kind: str, count: int) -> list[tuple[float, str, str]]:
         sql = f'SELECT at, ref, text FROM "{self._schema}".records WHERE kind = %s::text ORDER BY seq DESC LIMIT %s::bigint'
-        return self._call(sql, (kind, str(count)))[::-1]
+        return self._call(sql, (_short(kind), str(count)))[::-1]
 
     def beat(self, run: str, worker: str, text: str, *, ended: bool = False) -> int:
-        sql = f'SELECT "{self._schema}".beat(%s::text, %s::text, %s::text, %s::boolean)'
-        return int(self._call(sql, (run, worker, text, "t" if ended else "f"))[0][0])
+        sql = f'SELECT "{self._schema}".beat(%s::text, %s::text, %s::text, %s::boolean, %s::text)'
+        return int(self._call(sql, (_short(run), worker, text, "t" if ended else "f", _long(run)))[0][0])
 
     def running(self, within: float) -> list[tuple[str, str, float, str]]:
-        sql = f'SELECT id, worker, beat, text FROM "{self._schema}".runs WHERE NOT ended AND beat >= "{self._schema}".clock() - %s::float8 ORDER BY beat'
+        since = f'(SELECT "{self._schema}".clock() - %s::float8)'
+        sql = f'SELECT coalesce(long_id, id), worker, beat, text FROM "{self._schema}".runs WHERE NOT ended AND beat >= {since} ORDER BY beat'
         return self._call(sql, (repr(float(within)),))
 
     def claim(self, key: str, ttl: float) -> str:
-        return str(self._call(f'SELECT "{self._schema}".claim(%s::text, %s::float8)', (key, repr(float(ttl))))[0][0])
+        return str(self._call(f'SELECT "{self._schema}".claim(%s::text, %s::float8)', (_short(key), repr(float(ttl))))[0][0])
 
     def finish(self, key: str, done: bool) -> None:
-        self._call(f'SELECT "{self._schema}".finish(%s::text, %s::boolean)', (key, "t" if done else "f"))
+        self._call(f'SELECT "{self._schema}".finish(%s::text, %s::boolean)', (_short(key), "t" if done else "f"))
 
     def purge(self, older_than: float) -> None:
         """In parts, as far as the time goes; the rest is for the next time."""
@@ -478,26 +487,36 @@ def _milliseconds(seconds: float) -> int:
 # ---- to and from the server -----------------------------------------------------------------------------------------
 
 
+def _short(name: str) -> str:
+    """A name that an index takes: the beginning of a very long one, and its digest."""
+    return name if len(name) <= _LONG else f"{name[:100]}… {hashlib.sha256(name.encode()).hexdigest()}"
+
+
+def _long(name: str) -> str | None:
+    return name if len(name) > _LONG else None
+
+
 def _sorted(lines: Sequence[Line]) -> Sequence[Line]:
     """In the order in which accounts are locked: by code points, as the server's "C" collation; none twice."""
     if len(lines) < 2:
         return lines
-    by_key = {line.key: line for line in lines}
+    by_key = {_short(line.key): line for line in lines}
     return [by_key[key] for key in sorted(by_key)]
 
 
 def _columns(lines: Sequence[Line]) -> tuple[str, str, str]:
     """Names, times and caps of all lines, as array literals."""
-    names = [*[line.key for line in lines], *[line.scope for line in lines], *[line.window for line in lines]]
+    keys, scopes = [line.key for line in lines], [line.scope for line in lines]
+    names = [*map(_short, keys), *map(_short, scopes), *[line.window for line in lines], *map(_long, keys), *map(_long, scopes)]
     times = [*[line.begins for line in lines], *[line.ends for line in lines]]
     return _texts(names), _numbers(times), _whole([cap for line in lines for cap in line.caps])
 
 
 def _one(hold: str, line: Line, name: str, amount: Amount) -> dict[str, str | None]:
-    caps = line.caps
+    key, scope, caps = line.key, line.scope, line.caps
     return {
-        "hold": hold, "key": line.key, "scope": line.scope, "window": line.window, "ends": _number(line.ends),
-        "cap0": str(caps[0]), "cap1": str(caps[1]), "cap2": str(caps[2]),
+        "hold": hold, "key": _short(key), "scope": _short(scope), "window": line.window, "long_key": _long(key), "long_scope": _long(scope),
+        "ends": _number(line.ends), "cap0": str(caps[0]), "cap1": str(caps[1]), "cap2": str(caps[2]),
         f"{name}0": str(amount[0]), f"{name}1": str(amount[1]), f"{name}2": str(amount[2]),
     }  # fmt: skip
 

@@ -6,6 +6,7 @@ again until the store has heard them. A reservation that answers too late is giv
 
 import asyncio
 import atexit
+import contextlib
 import itertools
 import logging
 import os
@@ -13,6 +14,7 @@ import queue
 import secrets
 import threading
 import time
+import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
@@ -78,12 +80,12 @@ class StoreLedger:
         self.worker = f"{os.uname().nodename if hasattr(os, 'uname') else 'worker'}:{os.getpid()}"
         self.outages = 0
         self.lost = 0  # facts that could never be told
-        self.control = 0  # version of the control document that was last seen
-        self._on_control: list[Callable[[str], None]] = []
-        self._running: list[Callable[[], Iterable[tuple[str, str]]]] = []
+        self.control, self._control_text = 0, ""  # the control document as it was last seen, and its version
+        self._guards: list[tuple[weakref.WeakMethod[Any], weakref.WeakMethod[Any]]] = []  # a guard may go; the ledger stays
         self._accounts: OrderedDict[str, StoredAccount] = OrderedDict()
+        self._by_scope: dict[str, set[str]] = {}
         self._offset = 0.0  # the store's clock less ours
-        self._down_until = 0.0
+        self._down_until, self._is_away = 0.0, False
         self._lock = threading.Lock()
         self._start()
         os.register_at_fork(after_in_child=self._start)
@@ -164,17 +166,27 @@ class StoreLedger:
 
     def _beat(self) -> None:
         """Say which runs are alive, and see whether somebody has stopped something: also while a model takes its time."""
-        alive = [entry for running in list(self._running) for entry in itertools.islice(running(), _BEATS_AT_ONCE)]
+        guards = [running for _, reference in self._guards if (running := reference()) is not None]
+        alive: list[tuple[str, str]] = []
+        for running in guards:
+            try:
+                alive.extend(itertools.islice(running(), _BEATS_AT_ONCE))
+            except Exception:  # the writer must live: without it nothing is ever booked again
+                _log.exception("runguard.store_error: a guard cannot say which of its runs are alive")
         if not alive:
             return
         try:
             session, version = self.session(), self.control
             for run, text in alive:
                 version = session.beat(run, self.worker, text)
+            self._is_back()
             if version != self.control:
                 self._read_control(session)
-        except Exception as error:
+        except StoreOutage as error:
             self._outage(error)
+            self._drop_session()
+        except Exception:
+            _log.exception("runguard.store_error: %s: signs of life could not be given", self.name)
             self._drop_session()
 
     def _tell_one(self, fact: _Fact) -> None:
@@ -196,9 +208,15 @@ class StoreLedger:
 
     def _outage(self, error: Exception) -> None:
         self.outages += 1
-        if time.monotonic() >= self._down_until:
+        if not self._is_away:
+            self._is_away = True
             _log.error("runguard.store_outage: %s", error)
         self._down_until = time.monotonic() + _REST_S
+
+    def _is_back(self) -> None:
+        if self._is_away:
+            self._is_away, self._down_until = False, 0.0
+            _log.warning("runguard.store_back: %s answers again", self.name)
 
     async def ask(self, job: Callable[[Session], _T], late: Callable[[_T], None] | None = None) -> _T:
         """Run a job on a thread and await it; when it answers after the deadline, ``late`` gets the answer."""
@@ -249,8 +267,10 @@ class StoreLedger:
             account = self._accounts.get(key)
             if account is None:
                 account = self._accounts[key] = StoredAccount(line)
-                if len(self._accounts) > _ACCOUNTS_KEPT:
-                    self._accounts.popitem(last=False)  # a copy only: the store keeps it
+                self._by_scope.setdefault(scope, set()).add(key)
+                if len(self._accounts) > _ACCOUNTS_KEPT:  # copies only: the store keeps them
+                    old, dropped = self._accounts.popitem(last=False)
+                    self._unlist(dropped.scope, old)
             else:
                 self._accounts.move_to_end(key)
                 account.line = line
@@ -261,17 +281,16 @@ class StoreLedger:
         hold = Hold(accounts, want, f"{self._prefix}{next(self._ids)}")
         lines = _lines(accounts)
 
-        def job(session: Session) -> Reply:
+        def job(session: Session) -> Hold | Refusal | Stale:
+            seen = self._changes
             reply = session.reserve(hold.id, ttl, lines, want, force=force)
+            answer: Hold | Refusal | Stale = STALE if reply.stale else hold
+            if not reply.ok and not reply.stale:  # from what this reply says: others may be told something newer in the same moment
+                answer = _refusal(reply, accounts, want, seen)
             self._heard(reply, accounts, session)
-            return reply
+            return answer
 
-        reply = await self.ask(job, lambda late: self.release(hold) if late.ok else None)
-        if reply.stale:
-            return STALE
-        if not reply.ok:
-            return refusal_of(accounts, want, self._changes)
-        return hold
+        return await self.ask(job, lambda late: self.release(hold) if late is hold else None)
 
     def book(self, accounts: Sequence[Account]) -> Hold:
         return Hold(accounts, NOTHING, f"{self._prefix}{next(self._ids)}")
@@ -301,6 +320,7 @@ class StoreLedger:
 
     def _heard(self, reply: Reply, accounts: Sequence[Account], session: Session | None = None) -> None:
         """Learn what the store told."""
+        self._is_back()
         self._offset = reply.now - time.time()  # noqa: TID251
         told = {balance.key: balance for balance in reply.balances}
         for account in accounts:
@@ -315,13 +335,31 @@ class StoreLedger:
         wake(waiting)
 
     def _read_control(self, session: Session) -> None:
-        self.control, text = session.get("control")
-        for listener in list(self._on_control):
-            listener(text)
+        self.control, self._control_text = session.get("control")
+        for reference, _ in self._guards:
+            if (listener := reference()) is not None:
+                self._inform(listener)
+
+    def _inform(self, listener: Callable[[str], None]) -> None:
+        try:
+            listener(self._control_text)
+        except Exception:  # the reservation that brought the news is not to blame
+            _log.exception("runguard.store_error: a guard could not take over the control document")
+
+    async def refresh(self) -> None:
+        """Read the control document again; when the store is away, what is known here holds."""
+        with contextlib.suppress(StoreOutage, StoreError):
+            await self.ask(self._read_control)
+
+    def refresh_now(self) -> None:
+        with contextlib.suppress(StoreOutage, StoreError):
+            self.call(self._read_control)
 
     def watch(self, on_control: Callable[[str], None], running: Callable[[], Iterable[tuple[str, str]]]) -> None:
-        self._on_control.append(on_control)
-        self._running.append(running)
+        alive = [entry for entry in self._guards if entry[0]() is not None]
+        self._guards = [*alive, (weakref.WeakMethod(on_control), weakref.WeakMethod(running))]
+        if self._control_text:
+            self._inform(on_control)
 
     def change_control(self, change: Callable[[str], str]) -> str:
         def job(session: Session) -> str:
@@ -378,6 +416,10 @@ class StoreLedger:
     def accounts(self) -> list[Account]:
         return [self._known(balance) for balance in self.call(lambda session: session.read())]
 
+    def known(self) -> list[Account]:
+        with self._lock:
+            return list(self._accounts.values())
+
     def _known(self, balance: Balance) -> Account:
         with self._lock:
             account = self._accounts.get(balance.key)
@@ -388,8 +430,15 @@ class StoreLedger:
 
     def forget(self, scope: str) -> None:
         with self._lock:
-            for key in [key for key, account in self._accounts.items() if account.scope == scope]:
-                del self._accounts[key]
+            for key in self._by_scope.pop(scope, ()):
+                self._accounts.pop(key, None)
+
+    def _unlist(self, scope: str, key: str) -> None:
+        keys = self._by_scope.get(scope)
+        if keys is not None:
+            keys.discard(key)
+            if not keys:
+                del self._by_scope[scope]
 
     def flush(self, seconds: float) -> bool:
         """Wait, bounded, until every fact handed over is booked."""
@@ -397,6 +446,19 @@ class StoreLedger:
         while self._facts.unfinished_tasks and time.monotonic() < end:
             time.sleep(0.005)
         return not self._facts.unfinished_tasks
+
+
+def _refusal(reply: Reply, accounts: Sequence[Account], want: Amount, seen: int) -> Refusal:
+    told = {balance.key: balance for balance in reply.balances}
+    copies: list[Account] = []
+    for account in accounts:
+        assert isinstance(account, StoredAccount)
+        copy = StoredAccount(account.line)
+        copy.learn(told[account.key])
+        copies.append(copy)
+    refusal = refusal_of(copies, want, seen)
+    refusal.account = next(account for account in accounts if account.key == refusal.account.key)
+    return refusal
 
 
 def _nothing(_: Any) -> None:

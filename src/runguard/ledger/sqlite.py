@@ -57,6 +57,8 @@ class SqliteStore:
     def __init__(self, url: str) -> None:
         parts = urlsplit(url)
         path = unquote(parts.path)
+        if "@" in parts.netloc:
+            raise PolicyError("store = 'sqlite://…': a file has no user and password; write 'sqlite:///relative/path.db' or 'sqlite:////absolute/path.db'")
         if parts.netloc or parts.fragment or not path.startswith("/") or path == "/":
             raise PolicyError(f"store = {url!r}: write 'sqlite:///relative/path.db' or 'sqlite:////absolute/path.db' (and %23 for a #)")
         if path.endswith(":memory:"):

@@ -1,6 +1,6 @@
 """A store's URL -> its ledger."""
 
-from importlib.util import find_spec
+from importlib import import_module
 from typing import Final
 
 from runguard.errors import PolicyError
@@ -41,9 +41,13 @@ def _store(url: str) -> Store:
 
         _need("psycopg", "postgres", scheme)
         return PostgresStore(url)
-    raise PolicyError(f"store = {url!r}: no such store; known: {_KINDS}")
+    shown = f"{scheme}:…" if ":" in url else url  # the rest may hold a password
+    raise PolicyError(f"store = '{shown}': no such store; known: {_KINDS}")
 
 
 def _need(package: str, extra: str, scheme: str) -> None:
-    if find_spec(package) is None:
-        raise PolicyError(f"store = '{scheme}://…' needs {package}, which is not installed: pip install 'runguard-agents[{extra}]'")
+    """Import a client here: its import must not eat up the deadline of the first paid call."""
+    try:
+        import_module(package)
+    except ImportError:
+        raise PolicyError(f"store = '{scheme}://…' needs {package}, which is not installed: pip install 'runguard-agents[{extra}]'") from None

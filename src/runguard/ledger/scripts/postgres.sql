@@ -1,11 +1,12 @@
 -- Everything of RunGuard in one schema. The name "runguard." is replaced by the schema that the store was given.
 -- Locks are taken in one order everywhere: the row of a hold, then accounts by ascending key. Keys are compared byte by byte.
+-- Names beyond what an index takes come shortened, with the whole name in a column of its own (NULL for the others).
 -- Amounts end at 2^62 - 1, limits at 2^62 (no limit): no sum below leaves a bigint. A domain checks them: it costs a tenth of a table's CHECK.
 
 CREATE DOMAIN runguard.amount AS bigint CHECK (VALUE >= 0 AND VALUE <= 4611686018427387904);
 
 CREATE TABLE runguard.accounts (
-  key text COLLATE "C" PRIMARY KEY, scope text COLLATE "C" NOT NULL, "window" text, ends float8,
+  key text COLLATE "C" PRIMARY KEY, scope text COLLATE "C" NOT NULL, "window" text, ends float8, long_key text, long_scope text,
   cap_usd runguard.amount NOT NULL, cap_tokens runguard.amount NOT NULL, cap_calls runguard.amount NOT NULL,
   spent_usd runguard.amount NOT NULL DEFAULT 0, spent_tokens runguard.amount NOT NULL DEFAULT 0, spent_calls runguard.amount NOT NULL DEFAULT 0,
   held_usd runguard.amount NOT NULL DEFAULT 0, held_tokens runguard.amount NOT NULL DEFAULT 0, held_calls runguard.amount NOT NULL DEFAULT 0,
@@ -25,7 +26,7 @@ CREATE TABLE runguard.holds (
 CREATE INDEX holds_open ON runguard.holds (expires) WHERE state = 'open';
 
 CREATE TABLE runguard.marks (
-  key text COLLATE "C", mark text COLLATE "C", percent float8 NOT NULL, amounts text NOT NULL, PRIMARY KEY (key, mark)
+  key text COLLATE "C", mark text COLLATE "C", percent float8 NOT NULL, amounts text NOT NULL, long_mark text, PRIMARY KEY (key, mark)
 );
 CREATE TABLE runguard.documents (name text COLLATE "C" PRIMARY KEY, version bigint NOT NULL, text text NOT NULL);
 CREATE TABLE runguard.claims (key text COLLATE "C" PRIMARY KEY, state text NOT NULL, expires float8 NOT NULL);
@@ -33,7 +34,7 @@ CREATE TABLE runguard.records (
   seq bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY, at float8 NOT NULL, kind text COLLATE "C" NOT NULL, ref text NOT NULL, text text NOT NULL
 );
 CREATE INDEX records_kind ON runguard.records (kind, seq);
-CREATE TABLE runguard.runs (id text COLLATE "C" PRIMARY KEY, worker text NOT NULL, beat float8 NOT NULL, ended boolean NOT NULL, text text NOT NULL);
+CREATE TABLE runguard.runs (id text COLLATE "C" PRIMARY KEY, worker text NOT NULL, beat float8 NOT NULL, ended boolean NOT NULL, text text NOT NULL, long_id text);
 CREATE INDEX runs_alive ON runguard.runs (beat) WHERE NOT ended;
 
 CREATE FUNCTION runguard.clock() RETURNS float8 LANGUAGE sql VOLATILE AS 'SELECT extract(epoch FROM clock_timestamp())::float8';
@@ -47,17 +48,21 @@ CREATE FUNCTION runguard.beyond(more bigint, due bigint, overrun bigint) RETURNS
 AS 'SELECT CASE WHEN more > 0 AND due > 0 THEN greatest(overrun, least(due, runguard.plus(overrun, more))) ELSE overrun END';
 
 -- An account as a line names it: made if new, with the caps in force now.
-CREATE FUNCTION runguard.touch(p_key text, p_scope text, p_window text, p_ends float8, p_caps bigint[], p_now float8) RETURNS void LANGUAGE plpgsql AS $$
+-- Lines come as arrays: all keys sorted, then all scopes, windows, long keys, long scopes; beginnings, then ends; three caps for each.
+CREATE FUNCTION runguard.touch(p_names text[], p_times float8[], p_caps bigint[], i int, p_now float8) RETURNS void LANGUAGE plpgsql AS $$
+DECLARE
+  n int := cardinality(p_names) / 5;
 BEGIN
-  INSERT INTO runguard.accounts AS a (key, scope, "window", ends, cap_usd, cap_tokens, cap_calls, updated)
-  VALUES (p_key, p_scope, p_window, p_ends, p_caps[1], p_caps[2], p_caps[3], p_now)
-  ON CONFLICT (key) DO UPDATE SET cap_usd = p_caps[1], cap_tokens = p_caps[2], cap_calls = p_caps[3];
+  INSERT INTO runguard.accounts AS a (key, scope, "window", long_key, long_scope, ends, cap_usd, cap_tokens, cap_calls, updated)
+  VALUES (p_names[i], p_names[n + i], p_names[2 * n + i], p_names[3 * n + i], p_names[4 * n + i], p_times[n + i],
+    p_caps[3 * i - 2], p_caps[3 * i - 1], p_caps[3 * i], p_now)
+  ON CONFLICT (key) DO UPDATE SET cap_usd = excluded.cap_usd, cap_tokens = excluded.cap_tokens, cap_calls = excluded.cap_calls;
 END $$;
 
 -- An account as it goes to the client. A single text is cheaper on both sides than two dozen columns.
 CREATE FUNCTION runguard.shown(a runguard.accounts) RETURNS text LANGUAGE sql STABLE AS $$
   SELECT json_build_array(
-    a.key, a.scope, a."window", a.ends, a.cap_usd, a.cap_tokens, a.cap_calls, a.spent_usd, a.spent_tokens, a.spent_calls, a.held_usd, a.held_tokens,
+    coalesce(a.long_key, a.key), coalesce(a.long_scope, a.scope), a."window", a.ends, a.cap_usd, a.cap_tokens, a.cap_calls, a.spent_usd, a.spent_tokens, a.spent_calls, a.held_usd, a.held_tokens,
     a.held_calls, a.granted_usd, a.granted_tokens, a.granted_calls, a.overrun_usd, a.overrun_tokens, a.overrun_calls, a.expired_usd, a.expired_tokens,
     a.expired_calls, a.closed)::text
 $$;
@@ -106,12 +111,11 @@ BEGIN
   RETURN '[' || coalesce(runguard.balances(p_keys), '') || ']';
 END $$;
 
--- Hold an amount on all lines or on none. Lines come sorted by key: first all keys, then all scopes, all windows; beginnings, then ends.
--- The hold is written first: its id guards against its twin.
+-- Hold an amount on all lines or on none. The hold is written first: its id guards against its twin.
 CREATE FUNCTION runguard.reserve(p_hold text, p_ttl float8, p_names text[], p_times float8[], p_caps bigint[], p_want bigint[], p_force boolean)
 RETURNS text LANGUAGE plpgsql AS $$
 DECLARE
-  n int := cardinality(p_names) / 3;
+  n int := cardinality(p_names) / 5;
   v_now float8 := extract(epoch FROM clock_timestamp());
   v_control bigint;
   v_late boolean;
@@ -119,19 +123,22 @@ DECLARE
   v_rows text;
   v_done int := 0;
   v_stale boolean := false;
+  v_new boolean := false;
+  v_state text;
 BEGIN
   FOR i IN 1 .. n LOOP
-    IF v_now < p_times[i] OR v_now >= p_times[n + i] THEN
+    v_stale := v_stale OR coalesce(v_now < p_times[i], false) OR coalesce(v_now >= p_times[n + i], false);
+  END LOOP;
+  IF NOT v_stale THEN
+    INSERT INTO runguard.holds VALUES (p_hold, p_names[1 : n], 'open', v_now + p_ttl, v_now, p_want[1], p_want[2], p_want[3]) ON CONFLICT (id) DO NOTHING;
+    v_new := FOUND;
+  END IF;
+  IF NOT v_new THEN
+    SELECT state INTO v_state FROM runguard.holds WHERE id = p_hold;
+    IF v_stale AND v_state IS NULL THEN
       RETURN runguard.answer(false, true, v_now, runguard.control(), false, NULL);
     END IF;
-  END LOOP;
-
-  INSERT INTO runguard.holds VALUES (p_hold, p_names[1 : n], 'open', v_now + p_ttl, v_now, p_want[1], p_want[2], p_want[3]) ON CONFLICT (id) DO NOTHING;
-  IF NOT FOUND THEN
-    PERFORM runguard.expire();
-    RETURN runguard.answer(
-      coalesce((SELECT state = 'open' FROM runguard.holds WHERE id = p_hold), false), false, v_now, runguard.control(), false,
-      runguard.balances(p_names[1 : n]));
+    RETURN runguard.answer(coalesce(v_state = 'open', false), false, v_now, runguard.control(), false, runguard.balances(p_names[1 : n]));
   END IF;
 
   FOR i IN 1 .. n LOOP
@@ -147,7 +154,7 @@ BEGIN
         EXISTS (SELECT FROM runguard.holds WHERE state = 'open' AND expires <= v_now AND id <> p_hold)
       INTO v_row, v_control, v_late;
       EXIT WHEN v_row IS NOT NULL OR attempt = 2;
-      PERFORM runguard.touch(p_names[i], p_names[n + i], p_names[2 * n + i], p_times[n + i], p_caps[3 * i - 2 : 3 * i], v_now);  -- it may just be new
+      PERFORM runguard.touch(p_names, p_times, p_caps, i, v_now);  -- it may just be new
     END LOOP;
     EXIT WHEN v_row IS NULL;
     v_done := i;
@@ -167,7 +174,7 @@ BEGIN
           held_calls = runguard.plus(held_calls, -p_want[3])
         WHERE key = p_names[i];
       ELSE
-        PERFORM runguard.touch(p_names[i], p_names[n + i], p_names[2 * n + i], p_times[n + i], p_caps[3 * i - 2 : 3 * i], v_now);
+        PERFORM runguard.touch(p_names, p_times, p_caps, i, v_now);
       END IF;
     END LOOP;
     RETURN runguard.answer(
@@ -183,7 +190,7 @@ END $$;
 -- What a call took; NULL: it never left, the hold is released. The lines are for a hold that nobody knows: what was spent is a fact all the same.
 CREATE FUNCTION runguard.settle(p_hold text, p_names text[], p_times float8[], p_caps bigint[], p_actual bigint[]) RETURNS text LANGUAGE plpgsql AS $$
 DECLARE
-  n int := cardinality(p_names) / 3;
+  n int := cardinality(p_names) / 5;
   v_now float8 := extract(epoch FROM clock_timestamp());
   v_actual bigint[] := coalesce(p_actual, '{0,0,0}');
   v_held bigint[];
@@ -195,11 +202,13 @@ DECLARE
   v_row text;
   v_rows text;
   v_over boolean;
+  v_at int;
 BEGIN
-  UPDATE runguard.holds SET state = CASE WHEN p_actual IS NULL THEN 'released' ELSE 'settled' END, updated = v_now,
-    paid_usd = p_actual[1], paid_tokens = p_actual[2], paid_calls = p_actual[3]
-  WHERE id = p_hold AND state = 'open' RETURNING keys, ARRAY[usd, tokens, calls] INTO v_keys, v_held;
-  IF v_keys IS NULL THEN
+  LOOP
+    UPDATE runguard.holds SET state = CASE WHEN p_actual IS NULL THEN 'released' ELSE 'settled' END, updated = v_now,
+      paid_usd = p_actual[1], paid_tokens = p_actual[2], paid_calls = p_actual[3]
+    WHERE id = p_hold AND state = 'open' AND (p_actual IS NOT NULL OR expires > v_now) RETURNING keys, ARRAY[usd, tokens, calls] INTO v_keys, v_held;
+    EXIT WHEN v_keys IS NOT NULL;
     IF p_actual IS NULL THEN
       RETURN runguard.answer(true, false, v_now, runguard.control(), false, NULL);
     END IF;
@@ -207,34 +216,38 @@ BEGIN
     SELECT keys, state, ARRAY[coalesce(paid_usd, 0), coalesce(paid_tokens, 0), coalesce(paid_calls, 0)] INTO v_keys, v_state, v_booked
     FROM runguard.holds WHERE id = p_hold FOR UPDATE;
     IF NOT FOUND THEN
-      v_keys := p_names[1 : n];
       v_booked := '{0,0,0}';
-      INSERT INTO runguard.holds VALUES (p_hold, v_keys, 'settled', v_now, v_now, 0, 0, 0, p_actual[1], p_actual[2], p_actual[3]) ON CONFLICT (id) DO NOTHING;
-      IF NOT FOUND THEN
-        RAISE EXCEPTION 'the hold was made at this moment' USING ERRCODE = 'serialization_failure';
-      END IF;
-      FOR i IN 1 .. n LOOP
-        PERFORM runguard.touch(p_names[i], p_names[n + i], p_names[2 * n + i], p_times[n + i], p_caps[3 * i - 2 : 3 * i], v_now);
-      END LOOP;
-    ELSIF v_state = 'open' THEN
-      RAISE EXCEPTION 'the hold was made at this moment' USING ERRCODE = 'serialization_failure';
-    ELSE
+      INSERT INTO runguard.holds VALUES (p_hold, p_names[1 : n], 'settled', v_now, v_now, 0, 0, 0, p_actual[1], p_actual[2], p_actual[3])
+      ON CONFLICT (id) DO NOTHING RETURNING keys INTO v_keys;
+      IF v_keys IS NOT NULL THEN
+        FOR i IN 1 .. n LOOP
+          PERFORM runguard.touch(p_names, p_times, p_caps, i, v_now);
+        END LOOP;
+        EXIT;
+      END IF;  -- else it was written at this moment: look again
+    ELSIF v_state <> 'open' THEN
       UPDATE runguard.holds SET state = 'settled', updated = v_now, paid_usd = p_actual[1], paid_tokens = p_actual[2], paid_calls = p_actual[3]
       WHERE id = p_hold;
+      EXIT;
     END IF;
-  END IF;
+  END LOOP;
 
   FOREACH v_key IN ARRAY v_keys LOOP
-    UPDATE runguard.accounts AS a SET
-      held_usd = runguard.plus(held_usd, -v_held[1]), held_tokens = runguard.plus(held_tokens, -v_held[2]), held_calls = runguard.plus(held_calls, -v_held[3]),
-      spent_usd = runguard.plus(spent_usd, v_actual[1] - v_booked[1]), spent_tokens = runguard.plus(spent_tokens, v_actual[2] - v_booked[2]),
-      spent_calls = runguard.plus(spent_calls, v_actual[3] - v_booked[3]), updated = v_now
-    WHERE key = v_key
-    RETURNING runguard.shown(a), (SELECT version FROM runguard.documents WHERE name = 'control'),
-      (v_actual[1] > v_held[1] + v_booked[1] AND spent_usd + held_usd > cap_usd + granted_usd)
-      OR (v_actual[2] > v_held[2] + v_booked[2] AND spent_tokens + held_tokens > cap_tokens + granted_tokens)
-      OR (v_actual[3] > v_held[3] + v_booked[3] AND spent_calls + held_calls > cap_calls + granted_calls)
-    INTO v_row, v_control, v_over;
+    FOR attempt IN 1 .. 2 LOOP
+      UPDATE runguard.accounts AS a SET
+        held_usd = runguard.plus(held_usd, -v_held[1]), held_tokens = runguard.plus(held_tokens, -v_held[2]), held_calls = runguard.plus(held_calls, -v_held[3]),
+        spent_usd = runguard.plus(spent_usd, v_actual[1] - v_booked[1]), spent_tokens = runguard.plus(spent_tokens, v_actual[2] - v_booked[2]),
+        spent_calls = runguard.plus(spent_calls, v_actual[3] - v_booked[3]), updated = v_now
+      WHERE key = v_key
+      RETURNING runguard.shown(a), (SELECT version FROM runguard.documents WHERE name = 'control'),
+        (v_actual[1] > v_held[1] + v_booked[1] AND spent_usd + held_usd > cap_usd + granted_usd)
+        OR (v_actual[2] > v_held[2] + v_booked[2] AND spent_tokens + held_tokens > cap_tokens + granted_tokens)
+        OR (v_actual[3] > v_held[3] + v_booked[3] AND spent_calls + held_calls > cap_calls + granted_calls)
+      INTO v_row, v_control, v_over;
+      v_at := array_position(p_names[1 : n], v_key);
+      EXIT WHEN v_row IS NOT NULL OR v_at IS NULL;
+      PERFORM runguard.touch(p_names, p_times, p_caps, v_at, v_now);  -- dropped by a purge meanwhile
+    END LOOP;
     IF v_over OR v_state = 'expired' THEN  -- it billed more than it held and broke a limit, or it was charged before
       UPDATE runguard.accounts AS a SET closed = closed OR v_over,
         expired_usd = CASE WHEN v_state = 'expired' THEN runguard.plus(expired_usd, -v_booked[1]) ELSE expired_usd END,
@@ -251,19 +264,18 @@ BEGIN
 END $$;
 
 -- An account that an overrun closed opens when its limit is above what is due.
-CREATE FUNCTION runguard.extend(p_key text, p_scope text, p_window text, p_ends float8, p_caps bigint[], p_more bigint[])
-RETURNS text LANGUAGE plpgsql AS $$
+CREATE FUNCTION runguard.extend(p_names text[], p_times float8[], p_caps bigint[], p_more bigint[]) RETURNS text LANGUAGE plpgsql AS $$
 DECLARE
   v_row text;
 BEGIN
-  PERFORM runguard.touch(p_key, p_scope, p_window, p_ends, p_caps, runguard.clock());
+  PERFORM runguard.touch(p_names, p_times, p_caps, 1, runguard.clock());
   UPDATE runguard.accounts SET
     granted_usd = runguard.plus(granted_usd, p_more[1]), granted_tokens = runguard.plus(granted_tokens, p_more[2]),
     granted_calls = runguard.plus(granted_calls, p_more[3])
-  WHERE key = p_key;
+  WHERE key = p_names[1];
   UPDATE runguard.accounts AS a SET closed = closed AND (spent_usd + held_usd > cap_usd + granted_usd
     OR spent_tokens + held_tokens > cap_tokens + granted_tokens OR spent_calls + held_calls > cap_calls + granted_calls)
-  WHERE key = p_key RETURNING runguard.shown(a) INTO v_row;
+  WHERE key = p_names[1] RETURNING runguard.shown(a) INTO v_row;
   RETURN v_row;
 END $$;
 
@@ -289,11 +301,11 @@ BEGIN
   RETURN FOUND;
 END $$;
 
-CREATE FUNCTION runguard.beat(p_run text, p_worker text, p_text text, p_ended boolean) RETURNS bigint LANGUAGE plpgsql AS $$
+CREATE FUNCTION runguard.beat(p_run text, p_worker text, p_text text, p_ended boolean, p_long text) RETURNS bigint LANGUAGE plpgsql AS $$
 BEGIN
-  INSERT INTO runguard.runs VALUES (p_run, p_worker, runguard.clock(), p_ended, p_text)
+  INSERT INTO runguard.runs VALUES (p_run, p_worker, runguard.clock(), p_ended, p_text, p_long)
   ON CONFLICT (id) DO UPDATE SET worker = excluded.worker, beat = excluded.beat, ended = excluded.ended, text = excluded.text;
-  RETURN coalesce((SELECT version FROM runguard.documents WHERE name = 'control'), 0);
+  RETURN coalesce(runguard.control(), 0);
 END $$;
 
 CREATE FUNCTION runguard.claim(p_key text, p_ttl float8) RETURNS text LANGUAGE plpgsql AS $$
