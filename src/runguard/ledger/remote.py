@@ -218,8 +218,8 @@ class StoreLedger:
             self._is_away, self._down_until = False, 0.0
             _log.warning("runguard.store_back: %s answers again", self.name)
 
-    async def ask(self, job: Callable[[Session], _T], late: Callable[[_T], None] | None = None) -> _T:
-        """Run a job on a thread and await it; when it answers after the deadline, ``late`` gets the answer."""
+    async def ask(self, job: Callable[[Session], _T]) -> _T:
+        """Run a job on a thread and await it, within the deadline."""
         if time.monotonic() < self._down_until:
             raise StoreOutage(f"{self.name}: did not answer a moment ago")
         self._ensure_threads()
@@ -229,21 +229,13 @@ class StoreLedger:
             async with asyncio.timeout(self.timeout):
                 return await asyncio.shield(asyncio.wrap_future(future))
         except TimeoutError:
+            future.cancel()
             error = StoreOutage(f"{self.name}: no answer within {self.timeout:g} s")
             self._outage(error)
-            self._when_late(future, late)
             raise error from None
         except StoreOutage as error:
             self._outage(error)
             raise
-        except asyncio.CancelledError:
-            self._when_late(future, late)
-            raise
-
-    @staticmethod
-    def _when_late(future: "Future[_T]", late: Callable[[_T], None] | None) -> None:
-        if late is not None and not future.cancel():
-            future.add_done_callback(lambda done: late(done.result()) if not done.cancelled() and done.exception() is None else None)
 
     def call(self, job: Callable[[Session], _T]) -> _T:
         """For callers that are not on the path of a run: ask, and wait here."""
@@ -290,7 +282,11 @@ class StoreLedger:
             self._heard(reply, accounts, session)
             return answer
 
-        return await self.ask(job, lambda late: self.release(hold) if late is hold else None)
+        try:
+            return await self.ask(job)
+        except BaseException:  # whether it is held is not known, or will be: a release of what is not there makes sure that it never is
+            self.release(hold)
+            raise
 
     def book(self, accounts: Sequence[Account]) -> Hold:
         return Hold(accounts, NOTHING, f"{self._prefix}{next(self._ids)}")

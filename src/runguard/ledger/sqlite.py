@@ -197,7 +197,7 @@ class SqliteSession:
                     self._touch(line, now)
                 keys, state, amount = [line.key for line in lines], "unknown", NOTHING
             else:
-                keys, state, amount = json.loads(row[0]), row[1], (row[2], row[3], row[4])
+                keys, state, amount = json.loads(row[0]) or [line.key for line in lines], row[1], (row[2], row[3], row[4])
                 there = {balance.key for balance in self._balances(keys)}
                 for line in lines:  # dropped by a purge meanwhile
                     if line.key in keys and line.key not in there:
@@ -208,7 +208,7 @@ class SqliteSession:
                 self._book(key, held, booked, actual, expired=state == "expired", now=now)
             self._db.execute(
                 "INSERT INTO holds VALUES (?, ?, 'settled', ?, ?, ?, ?, ?) ON CONFLICT (id) DO UPDATE SET "
-                "state = 'settled', updated = excluded.updated, usd = excluded.usd, tokens = excluded.tokens, calls = excluded.calls",
+                "keys = excluded.keys, state = 'settled', updated = excluded.updated, usd = excluded.usd, tokens = excluded.tokens, calls = excluded.calls",
                 (hold, json.dumps(keys), now, now, *actual),
             )
             return Reply(self._balances(keys), now, self._control())
@@ -217,6 +217,8 @@ class SqliteSession:
         with self._write() as now:
             row = self._db.execute("SELECT keys, usd, tokens, calls FROM holds WHERE id = ? AND state = 'open' AND expires > ?", (hold, now)).fetchone()
             if row is None:
+                # A reservation that is still on its way must not hold anything when it arrives.
+                self._db.execute("INSERT OR IGNORE INTO holds VALUES (?, '[]', 'released', ?, ?, 0, 0, 0)", (hold, now, now))
                 return Reply((), now, self._control())
             keys = json.loads(row[0])
             for key in keys:

@@ -79,7 +79,8 @@ class Session(Protocol):
         """Book what a call took."""
 
     def release(self, hold: str) -> Reply:
-        """The call never left. Of an expired or settled hold nothing is taken back."""
+        """The call never left. Of an expired or settled hold nothing is taken back. A hold that is not known is remembered as released:
+        a reservation of it that is still on its way holds nothing when it arrives."""
 
     def extend(self, line: Line, more: Amount) -> Balance:
         """Move the cap of one account, made if new."""

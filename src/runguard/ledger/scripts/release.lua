@@ -5,6 +5,9 @@ rare.check()
 local found = call('MGET', P .. 'v:control', P .. 'h:' .. hold)
 local reply = { 'full ' .. stamp .. ' ' .. (found[1] or '0') }
 local wanted, names = match(found[2] or '', '^o (%d+ %d+ %d+) (.*)$')
+if not found[2] then -- a reservation that is still on its way must not hold anything when it arrives
+  rare.finish(hold, 'r 0 0 0 ', now)
+end
 if not wanted or tonumber(call('ZSCORE', P .. 'holds', hold) or 0) <= now then
   return reply
 end
