@@ -8,7 +8,7 @@ to a file of the worker's own, which a kill does not lose: that is the truth. At
 - overspend: billed above the cap. Must be 0.
 - lost: settled, as the store confirmed, and not in its books. Must be 0 where the setting is durable.
 - held: must be 0 after the time to live.
-- over-count: booked and never billed. At most one call per killed worker and per reservation whose answer was lost.
+- over-count: booked and never billed. At most one call per killed worker; a server that crashes and an answer that is lost cost nothing.
 
 Loopback only. The times of the faults follow from the seed, what they hit does not. Ends with 1 when something is violated.
 """
@@ -243,7 +243,7 @@ class Run:
 
     @property
     def most_over_count(self) -> int:
-        return (self.kills + self.unanswered) * WANT[0]
+        return self.kills * WANT[0]
 
     def violations(self) -> list[str]:
         assert self.balance is not None
@@ -256,7 +256,7 @@ class Run:
             found |= {
                 "overspend": self.overspend > 0,
                 "settled spend was lost": self.lost > 0 or self.over_count < 0,
-                "over-counted more than one call per kill and lost answer": self.over_count > self.most_over_count,
+                "over-counted more than one call per killed worker": self.over_count > self.most_over_count,
                 "facts were not told": self.untold > 0,
             }
         return [name for name, is_so in found.items() if is_so]
@@ -383,9 +383,9 @@ def show(run: Run) -> None:
     print(
         f"  workers killed {run.kills} ({stranded} between reserve and settle), stalled {run.stalls}; server crashes {run.crashes}, connections cut {run.cuts}"
     )
-    print(f"  reservations whose answer was lost {run.unanswered}; facts not told {run.untold}")
+    print(f"  reservations without an answer {run.unanswered}; facts not told {run.untold}")
     print(f"  overspend {run.overspend}, settled spend lost {run.lost}, held at the end {balance.held[0]}")
-    print(f"  over-count {run.over_count:,} = {run.over_count / WANT[0]:.1f} calls, at most {run.kills + run.unanswered} allowed")
+    print(f"  over-count {run.over_count:,} = {run.over_count / WANT[0]:.1f} calls, at most {run.kills} allowed")
     print(f"  {'; '.join(run.violations()).upper() or 'no violation'}")
 
 

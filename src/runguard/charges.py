@@ -6,7 +6,7 @@ from decimal import Decimal
 from typing import Any, Final
 from urllib.parse import unquote
 
-from runguard.budget import UNITS, UNLIMITED, Amount, Budget, BudgetStatus, Per, Scope, Window, amount_text, edge, scope_part, to_usd
+from runguard.budget import UNITS, UNLIMITED, Amount, Budget, BudgetStatus, Per, Scope, Window, edge, scope_part, to_usd
 from runguard.events import RunInfo
 from runguard.ledger import Account, Hold, Refusal
 from runguard.policy import Policy
@@ -210,38 +210,6 @@ def status_of(account: Account, unit: int, limit: int) -> BudgetStatus:
 
 def statuses_of(account: Account) -> list[BudgetStatus]:
     return [status_of(account, unit, cap) for unit, cap in enumerate(account.caps) if cap < UNLIMITED]
-
-
-def describe(denied: Denied) -> tuple[str, Decimal | int, Decimal | int]:
-    """Unit, what the call would have come to, and the limit."""
-    refusal = denied.refusal
-    assert refusal is not None
-    unit = refusal.unit
-    return UNITS[unit], edge(unit, refusal.spent[unit] + refusal.wanted[unit]), edge(unit, refusal.account.caps[unit])
-
-
-def figures(denied: Denied) -> dict[str, str]:
-    """The same as plain data, for the trip's evidence."""
-    refusal = denied.refusal
-    assert refusal is not None
-    unit, account = refusal.unit, refusal.account
-    amounts = {"spent": refusal.spent, "reserved": refusal.held, "wanted": refusal.wanted, "limit": account.caps}
-    return {"unit": UNITS[unit], **{name: str(edge(unit, amount[unit])) for name, amount in amounts.items()}}
-
-
-def refusal_text(denied: Denied) -> str:
-    """For the operator: spent, held and asked, apart."""
-    refusal = denied.refusal
-    assert refusal is not None
-    unit, account = refusal.unit, refusal.account
-    spent, held, cap = (amount_text(unit, x[unit]) for x in (refusal.spent, refusal.held, account.caps))
-    if denied.fraction:
-        return f"{spent} of {cap} spent, which is over its threshold of {denied.fraction:.0%}"
-    over = f", closed by an overrun of {amount_text(unit, account.overrun[unit])}" if account.closed else ""
-    asked = f", this call could take {amount_text(unit, refusal.wanted[unit])}"
-    if denied.least:
-        asked += f" and the rest does not pay for {denied.least:,} output tokens"
-    return f"{spent} spent and {held} reserved of {cap}{over}{asked}"
 
 
 def add_tally(into: Tally, more: Mapping[tuple[str, str, str], Entry]) -> None:

@@ -13,15 +13,15 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
-from datetime import UTC, datetime
 from typing import Any, Final
 
 from runguard import detectors as rules
 from runguard.accounts import Accounts
 from runguard.breaker import Permit
-from runguard.budget import UNLIMITED, to_usd, usd_text
-from runguard.charges import Charge, Denied, Fired, describe, figures, refusal_text, scopes_of
+from runguard.budget import to_usd
+from runguard.charges import Charge, Fired, scopes_of
 from runguard.decision import ALLOW, Action, Decision, Finding, Money, Rungs, Trip, text_for_model, text_for_operator, text_for_user
+from runguard.denials import finding_of, finding_of_stop
 from runguard.detectors import Detector
 from runguard.events import (
     FAILURES,
@@ -312,7 +312,7 @@ class Guard:
             self.unspent(event.run)
             if stopped is not None:
                 return Decision(_STOP, None, stopped, text_for_model(_STOPPED_FINDING))
-        return self._decide(run, lane, event, self._finding_of(denied, event))
+        return self._decide(run, lane, event, finding_of(denied, event, self.accounts.ledger.name))
 
     def _too_late(self, run: Run, event: ModelCall) -> Finding | None:
         """The run's time was over while the call waited for money."""
@@ -356,40 +356,6 @@ class Guard:
             run.model_calls.forget()
 
     # ---- money ------------------------------------------------------------------------------------------------------
-
-    def _finding_of(self, denied: Denied, event: ModelCall) -> Finding:
-        if denied.stop is not None:
-            return _finding_of_stop(denied.stop)
-        if denied.outage:
-            resume = "the next user message tries again; on_outage='open' goes on without the store and books later"
-            money = Money("run", f"store {self.accounts.ledger.name}", None, None, resume=resume)
-            return Finding("guard_error", _STOP, 1, 0, "outages", "run", "", "store", f"no account could be opened: {denied.outage}", money=money)
-        if denied.unpriced is not None:
-            line = f'prices={{"{event.model}": {{"input": …, "output": …}}}} (USD per million tokens)'
-            money = Money("run", f"model '{event.model}'", None, None, resume=f"add {line}, or set on_unpriced to a rate or to 'tokens'")
-            return Finding(
-                "unpriced", _STOP, 1, 0, "models without a price", "run", "", event.model, f"no price: {denied.unpriced.reason}; add {line}", money=money
-            )
-        assert denied.refusal is not None
-        assert denied.meter is not None
-        unit, observed, limit = describe(denied)
-        account = denied.refusal.account
-        scope = "run" if denied.meter.per.stops_run else "lane"
-        resume = f"plugin.extend({account.scope!r}, {unit}=…) moves the cap and the next turn goes on"
-        if denied.meter.per.kind == "run":
-            resume = f"the next user message starts with a fresh budget; to allow more, raise max_{unit} or the run's budget"
-        if account.ends is not None:
-            resume += f"; its window begins anew at {datetime.fromtimestamp(account.ends, UTC):%Y-%m-%d %H:%M:%S} UTC"
-        in_usd = account.cap_usd < UNLIMITED
-        money = Money(
-            denied.meter.per.kind,
-            account.scope,
-            to_usd(denied.refusal.spent[0]) if in_usd else None,
-            to_usd(denied.refusal.held[0]) if in_usd else None,
-            account.ends,
-            resume,
-        )
-        return Finding("budget", _STOP, observed, limit, unit, scope, "", account.scope, refusal_text(denied), (figures(denied),), money)
 
     def _tell_lowered(self, run: Run, lane: Lane, event: ModelCall, charge: Charge) -> Decision:
         """The answer had to be capped to what the rest can pay: said once per agent, seen in the request."""
@@ -475,7 +441,7 @@ class Guard:
             stop = self.accounts.switch.of(scopes_of(run.info)) if run.stopped is None else None
             if stop is None:
                 continue
-            self._decide(run, run.lanes[ROOT_LANE], ModelCall(run.info.run, ROOT_LANE, "", self.clock()), _finding_of_stop(stop))
+            self._decide(run, run.lanes[ROOT_LANE], ModelCall(run.info.run, ROOT_LANE, "", self.clock()), finding_of_stop(stop))
             if self._enforces:
                 for end in list(run.in_flight):
                     end()
@@ -485,7 +451,7 @@ class Guard:
         ledger = self.accounts.ledger
         if not ledger.is_shared:
             return
-        snapshot = self._run_snapshot(run, self.clock())
+        snapshot = run.snapshot(self.clock())
         summary = json.dumps({**snapshot, "in_flight": 0, "spend": self.accounts.spend_of(run.purse)}, default=str)
 
         def tell(session: Session) -> None:
@@ -497,7 +463,7 @@ class Guard:
     def _signs_of_life(self) -> Iterator[tuple[str, str]]:
         now = self.clock()
         for run in list(self.runs.values()):
-            yield run.info.run, json.dumps(self._run_snapshot(run, now), default=str)
+            yield run.info.run, json.dumps(run.snapshot(now), default=str)
 
     # ---- after ------------------------------------------------------------------------------------------------------
 
@@ -674,7 +640,7 @@ class Guard:
                 model_calls=made,
                 tool_calls=spend.tool_calls,
                 tokens=spend.tokens,
-                spent=_spent_text(run),
+                spent=run.spent_text,
                 enforced=self._enforces,
             ),
             resume=(money.resume if money is not None else "")
@@ -761,7 +727,7 @@ class Guard:
         return {
             "mode": self.policy.mode,
             "policy": self.policy.digest,
-            "runs": [self._run_snapshot(run, now) for run in list(self.runs.values())],
+            "runs": [run.snapshot(now) for run in list(self.runs.values())],
             "budgets": self.accounts.budgets(as_known_here=True),
             "outages": dict(self.accounts.outages),
             "breakers": {tool: breaker.state(now).value for tool, breaker in list(self.breakers.items())},
@@ -770,47 +736,6 @@ class Guard:
             "callbacks_dropped": self.outbox.dropped,
             "callbacks_failed": self.outbox.failed,
         }
-
-    def _run_snapshot(self, run: Run, now: float) -> dict[str, Any]:
-        growth: dict[str, float] = {}
-        for lane in list(run.lanes.values()):
-            for detector in lane.detectors:
-                if isinstance(detector, rules.Growth):
-                    for agent, ratio in detector.ratios().items():
-                        growth[f"{lane.key}/{agent}" if lane.key else agent] = ratio
-        return {
-            "run": run.info.run,
-            "app": run.info.app,
-            "user": run.info.user,
-            "session": run.info.session,
-            "seconds": round(now - run.started, 3),
-            "model_calls": run.spend.model_calls,
-            "tool_calls": run.spend.tool_calls,
-            "prompt_tokens": run.spend.prompt_tokens,
-            "output_tokens": run.spend.output_tokens,
-            "spent_usd": run.purse.spent_usd,
-            "reserved_usd": to_usd(run.purse.reserved),
-            "unpriced_calls": run.purse.unpriced,
-            "estimated_calls": run.purse.estimated,
-            "in_flight": run.slots.busy(),
-            "growth": growth,
-            "nudges": run.nudges,
-            "stopped": run.stopped.rule if run.stopped else None,
-        }
-
-
-def _spent_text(run: Run) -> str:
-    purse = run.purse
-    if purse.spent_usd is None:
-        return ""
-    unpriced = f" and {purse.unpriced} calls without a price" if purse.unpriced else ""
-    return f", {'about ' if purse.estimated else ''}{usd_text(purse.nano)}{unpriced}"
-
-
-def _finding_of_stop(stop: Stop) -> Finding:
-    kind = stop.scope.partition(":")[0]
-    money = Money(kind, stop.scope, None, None, resume=f"plugin.resume({stop.scope!r}) lets runs start again")
-    return Finding("kill_switch", _STOP, 1, 0, "stops", "run", "", stop.scope, f"stopped by {stop.actor}: {stop.reason}", money=money)
 
 
 _STOPPED_FINDING: Final = Finding("stopped", _STOP, 0, 0, "")

@@ -2,9 +2,11 @@
 
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable
+from typing import Any
 
 from runguard import detectors as rules
 from runguard.breaker import Permit
+from runguard.budget import to_usd, usd_text
 from runguard.charges import Purse
 from runguard.decision import Action, Spend, Trip
 from runguard.detectors import Detector
@@ -114,6 +116,43 @@ class Run:
             self.deadline,
         ]
         self.detectors = [d for d in whole if d is not None]
+
+    def snapshot(self, now: float) -> dict[str, Any]:
+        """Counts, money and growth as plain data."""
+        growth: dict[str, float] = {}
+        for lane in list(self.lanes.values()):
+            for detector in lane.detectors:
+                if isinstance(detector, rules.Growth):
+                    for agent, ratio in detector.ratios().items():
+                        growth[f"{lane.key}/{agent}" if lane.key else agent] = ratio
+        return {
+            "run": self.info.run,
+            "app": self.info.app,
+            "user": self.info.user,
+            "session": self.info.session,
+            "seconds": round(now - self.started, 3),
+            "model_calls": self.spend.model_calls,
+            "tool_calls": self.spend.tool_calls,
+            "prompt_tokens": self.spend.prompt_tokens,
+            "output_tokens": self.spend.output_tokens,
+            "spent_usd": self.purse.spent_usd,
+            "reserved_usd": to_usd(self.purse.reserved),
+            "unpriced_calls": self.purse.unpriced,
+            "estimated_calls": self.purse.estimated,
+            "in_flight": self.slots.busy(),
+            "growth": growth,
+            "nudges": self.nudges,
+            "stopped": self.stopped.rule if self.stopped else None,
+        }
+
+    @property
+    def spent_text(self) -> str:
+        """Dollars so far, for the operator; nothing where nothing is known."""
+        purse = self.purse
+        if purse.spent_usd is None:
+            return ""
+        unpriced = f" and {purse.unpriced} calls without a price" if purse.unpriced else ""
+        return f", {'about ' if purse.estimated else ''}{usd_text(purse.nano)}{unpriced}"
 
 
 def retired_name(key: str) -> str:

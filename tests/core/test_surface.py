@@ -18,7 +18,7 @@ PURE = {"runguard." + name for name in ("budget", "events", "fingerprint", "outc
 EDGES = ("runguard.adk", "runguard.functions", "runguard.replay", "runguard.cli", "runguard.dashboard", "runguard.testing", "runguard.demo")
 
 
-_BELOW_THE_CONDUCTOR = ("policy", "pricing", "outbox", "accounts", "charges", "ledger", "ledger.store", "runs", "shared", "switch")
+_BELOW_THE_CONDUCTOR = ("policy", "pricing", "outbox", "accounts", "charges", "denials", "ledger", "ledger.store", "runs", "shared", "switch")
 
 
 def is_edge(module: str) -> bool:
@@ -199,6 +199,7 @@ def test_pure_modules_do_no_io_read_no_clock_and_await_nothing(module):
         ("runguard.ledger.postgres", {"psycopg"}, PURE | {"runguard.ledger.store"}),
         ("runguard.ledger.remote", set(), PURE | {"runguard.ledger.base", "runguard.ledger.memory", "runguard.ledger.store"}),
         ("runguard.charges", set(), PURE | {f"runguard.{room}" for room in ("policy", "pricing", "switch", "ledger")}),
+        ("runguard.denials", set(), PURE | {"runguard.charges", "runguard.switch"}),
         ("runguard.accounts", set(), PURE | {f"runguard.{room}" for room in ("policy", "pricing", "charges", "switch", "ledger", "ledger.urls")}),
         ("runguard.runs", set(), PURE | {"runguard.policy", "runguard.charges", "runguard.inflight"}),
         ("runguard.inflight", set(), PURE),

@@ -51,23 +51,22 @@ _REFUSED: Final = re.compile(
 _RESERVE_ONE: Final = """
 WITH account AS (
   UPDATE runguard.accounts AS a SET cap_usd = %(cap0)s::bigint, cap_tokens = %(cap1)s::bigint, cap_calls = %(cap2)s::bigint, updated = runguard.clock(),
-    held_usd = runguard.plus(held_usd, %(want0)s::bigint), held_tokens = runguard.plus(held_tokens, %(want1)s::bigint),
-    held_calls = runguard.plus(held_calls, %(want2)s::bigint)
+    held_usd = least(held_usd + %(want0)s::bigint, 4611686018427387903), held_tokens = least(held_tokens + %(want1)s::bigint, 4611686018427387903),
+    held_calls = least(held_calls + %(want2)s::bigint, 4611686018427387903)
   WHERE key = %(key)s::text AND NOT closed AND %(want0)s::bigint <= %(cap0)s::bigint + granted_usd - spent_usd - held_usd
     AND %(want1)s::bigint <= %(cap1)s::bigint + granted_tokens - spent_tokens - held_tokens
     AND %(want2)s::bigint <= %(cap2)s::bigint + granted_calls - spent_calls - held_calls
-    AND runguard.clock() >= coalesce(%(begins)s::float8, 0) AND runguard.clock() < coalesce(%(ends)s::float8, 'Infinity')
+    AND runguard.clock() >= %(begins)s::float8 AND runguard.clock() < %(ends)s::float8
   RETURNING runguard.shown(a) AS row, updated
 ), hold AS (
   INSERT INTO runguard.holds SELECT %(hold)s::text, ARRAY[%(key)s::text], 'open', updated + %(ttl)s::float8, updated,
     %(want0)s::bigint, %(want1)s::bigint, %(want2)s::bigint FROM account
 )
-SELECT coalesce(
-  (SELECT runguard.answer(true, false, updated, (SELECT version FROM runguard.documents WHERE name = 'control'),
-    EXISTS (SELECT FROM runguard.holds WHERE state = 'open' AND expires <= account.updated), row) FROM account),
-  runguard.reserve(%(hold)s::text, %(ttl)s::float8, ARRAY[%(key)s::text, %(scope)s::text, %(window)s::text, %(long_key)s::text, %(long_scope)s::text],
-    ARRAY[%(begins)s::float8, %(ends)s::float8],
-    ARRAY[%(cap0)s::bigint, %(cap1)s::bigint, %(cap2)s::bigint], ARRAY[%(want0)s::bigint, %(want1)s::bigint, %(want2)s::bigint], %(force)s::boolean))
+SELECT CASE WHEN row IS NULL THEN runguard.reserve(%(hold)s::text, %(ttl)s::float8, %(names)s::text[], %(times)s::float8[],
+    ARRAY[%(cap0)s::bigint, %(cap1)s::bigint, %(cap2)s::bigint], ARRAY[%(want0)s::bigint, %(want1)s::bigint, %(want2)s::bigint], false) END,
+  row, updated, (SELECT version FROM runguard.documents WHERE name = 'control'),
+  EXISTS (SELECT FROM runguard.holds WHERE state = 'open' AND expires <= account.updated)
+FROM (SELECT) AS always LEFT JOIN account ON true
 """
 _SETTLE_ONE: Final = """
 WITH hold AS (
@@ -78,15 +77,15 @@ WITH hold AS (
   RETURNING usd, tokens, calls, updated
 ), account AS (
   UPDATE runguard.accounts AS a SET updated = hold.updated,
-    held_usd = runguard.plus(held_usd, -usd), held_tokens = runguard.plus(held_tokens, -tokens), held_calls = runguard.plus(held_calls, -calls),
-    spent_usd = runguard.plus(spent_usd, %(paid0)s::bigint), spent_tokens = runguard.plus(spent_tokens, %(paid1)s::bigint),
-    spent_calls = runguard.plus(spent_calls, %(paid2)s::bigint)
+    held_usd = greatest(held_usd - usd, 0), held_tokens = greatest(held_tokens - tokens, 0), held_calls = greatest(held_calls - calls, 0),
+    spent_usd = least(spent_usd + %(paid0)s::bigint, 4611686018427387903), spent_tokens = least(spent_tokens + %(paid1)s::bigint, 4611686018427387903),
+    spent_calls = least(spent_calls + %(paid2)s::bigint, 4611686018427387903)
   FROM hold WHERE key = %(key)s::text RETURNING runguard.shown(a) AS row, a.updated
 )
-SELECT coalesce(
-  (SELECT runguard.answer(true, false, updated, (SELECT version FROM runguard.documents WHERE name = 'control'), false, row) FROM account),
-  runguard.settle(%(hold)s::text, ARRAY[%(key)s::text, %(scope)s::text, %(window)s::text, %(long_key)s::text, %(long_scope)s::text],
-    ARRAY[NULL, %(ends)s::float8], ARRAY[%(cap0)s::bigint, %(cap1)s::bigint, %(cap2)s::bigint], ARRAY[%(paid0)s::bigint, %(paid1)s::bigint, %(paid2)s::bigint]))
+SELECT CASE WHEN row IS NULL THEN runguard.settle(%(hold)s::text, %(names)s::text[], %(times)s::float8[], %(caps)s::bigint[],
+    ARRAY[%(paid0)s::bigint, %(paid1)s::bigint, %(paid2)s::bigint]) END,
+  row, updated, (SELECT version FROM runguard.documents WHERE name = 'control')
+FROM (SELECT) AS always LEFT JOIN account ON true
 """
 
 
@@ -158,14 +157,28 @@ class PostgresSession:
     def reserve(self, hold: str, ttl: float, lines: Sequence[Line], want: Amount, *, force: bool = False) -> Reply:
         check_amounts(want, lines)
         check_ttl(ttl)
-        hold, ordered, rows = _short(hold), _sorted(lines), None
+        hold, ordered, seconds = _short(hold), _sorted(lines), repr(float(ttl))
+        names, times, caps = _columns(ordered)
+        answer = None
         if len(ordered) == 1 and not force:
             (line,) = ordered
             with contextlib.suppress(_TwinError):
-                rows = self._call(self._reserve_one, {**_one(hold, line, "want", want), "ttl": repr(float(ttl)), "begins": _number(line.begins), "force": "f"})
-        if rows is None:
-            rows = self._call(self._reserve, (hold, repr(float(ttl)), *_columns(ordered), _whole(want), "t" if force else "f"))
-        ok, stale, now, control, late, found = json.loads(rows[0][0])
+                ((answer, row, now, control, late),) = self._call(
+                    self._reserve_one,
+                    {
+                        "hold": hold, "ttl": seconds, "key": _short(line.key), "names": names, "times": times,
+                        "begins": "-infinity" if line.begins is None else repr(float(line.begins)),
+                        "ends": "infinity" if line.ends is None else repr(float(line.ends)),
+                        "cap0": str(line.caps[0]), "cap1": str(line.caps[1]), "cap2": str(line.caps[2]),
+                        "want0": str(want[0]), "want1": str(want[1]), "want2": str(want[2]),
+                    },
+                )  # fmt: skip
+                if answer is None and not late:
+                    return Reply([_balance(json.loads(row))], now, control or 0)
+                answer = answer or f"[true,false,{now!r},{control or 0},true,[{row}]]"
+        if answer is None:
+            ((answer,),) = self._call(self._reserve, (hold, seconds, names, times, caps, _whole(want), "t" if force else "f"))
+        ok, stale, now, control, late, found = json.loads(answer)
         if late and not stale:
             rows = self._call(f'SELECT "{self._schema}".charged(%s::text[])', (_texts([_short(line.key) for line in ordered]),))
             found = json.loads(rows[0][0])
@@ -174,12 +187,20 @@ class PostgresSession:
     def settle(self, hold: str, lines: Sequence[Line], actual: Amount) -> Reply:
         check_amounts(actual, lines)
         hold = _short(hold)
-        if len(lines) == 1:
-            return _settled(self._call(self._settle_one, _one(hold, lines[0], "paid", actual)), lines)
-        return _settled(self._call(self._settle, (hold, *_columns(_sorted(lines)), _whole(actual))), lines)
+        names, times, caps = _columns(_sorted(lines))
+        if len(lines) != 1:
+            return _settled(self._call(self._settle, (hold, names, times, caps, _whole(actual)))[0][0], lines)
+        ((answer, row, now, control),) = self._call(
+            self._settle_one,
+            {
+                "hold": hold, "key": _short(lines[0].key), "names": names, "times": times, "caps": caps,
+                "paid0": str(actual[0]), "paid1": str(actual[1]), "paid2": str(actual[2]),
+            },
+        )  # fmt: skip
+        return Reply([_balance(json.loads(row))], now, control or 0) if answer is None else _settled(answer, lines)
 
     def release(self, hold: str) -> Reply:
-        return _settled(self._call(self._settle, (_short(hold), "{}", "{}", "{}", None)), ())
+        return _settled(self._call(self._settle, (_short(hold), "{}", "{}", "{}", None))[0][0], ())
 
     def extend(self, line: Line, more: Amount) -> Balance:
         check_amounts(more, [line])
@@ -512,19 +533,6 @@ def _columns(lines: Sequence[Line]) -> tuple[str, str, str]:
     return _texts(names), _numbers(times), _whole([cap for line in lines for cap in line.caps])
 
 
-def _one(hold: str, line: Line, name: str, amount: Amount) -> dict[str, str | None]:
-    key, scope, caps = line.key, line.scope, line.caps
-    return {
-        "hold": hold, "key": _short(key), "scope": _short(scope), "window": line.window, "long_key": _long(key), "long_scope": _long(scope),
-        "ends": _number(line.ends), "cap0": str(caps[0]), "cap1": str(caps[1]), "cap2": str(caps[2]),
-        f"{name}0": str(amount[0]), f"{name}1": str(amount[1]), f"{name}2": str(amount[2]),
-    }  # fmt: skip
-
-
-def _number(value: float | None) -> str | None:
-    return None if value is None else repr(float(value))
-
-
 def _texts(values: Sequence[str | None]) -> str:
     return "{" + ",".join(["NULL" if v is None else '"' + v.replace("\\", "\\\\").replace('"', '\\"') + '"' for v in values]) + "}"
 
@@ -537,8 +545,8 @@ def _whole(values: Sequence[int]) -> str:
     return "{" + ",".join(map(str, values)) + "}"
 
 
-def _settled(answer: Sequence[Sequence[Any]], lines: Sequence[Line]) -> Reply:
-    _, _, now, control, _, found = json.loads(answer[0][0])
+def _settled(answer: str, lines: Sequence[Line]) -> Reply:
+    _, _, now, control, _, found = json.loads(answer)
     return Reply(_balances(found, lines), now, control)
 
 

@@ -3,7 +3,7 @@
 -- Names beyond what an index takes come shortened, with the whole name in a column of its own (NULL for the others).
 -- Amounts end at 2^62 - 1, limits at 2^62 (no limit): no sum below leaves a bigint. A domain checks them: it costs a tenth of a table's CHECK.
 
-CREATE DOMAIN runguard.amount AS bigint CHECK (VALUE >= 0 AND VALUE <= 4611686018427387904);
+CREATE DOMAIN runguard.amount AS bigint CHECK (VALUE >= 0);
 
 CREATE TABLE runguard.accounts (
   key text COLLATE "C" PRIMARY KEY, scope text COLLATE "C" NOT NULL, "window" text, ends float8, long_key text, long_scope text,
@@ -37,7 +37,7 @@ CREATE INDEX records_kind ON runguard.records (kind, seq);
 CREATE TABLE runguard.runs (id text COLLATE "C" PRIMARY KEY, worker text NOT NULL, beat float8 NOT NULL, ended boolean NOT NULL, text text NOT NULL, long_id text);
 CREATE INDEX runs_alive ON runguard.runs (beat) WHERE NOT ended;
 
-CREATE FUNCTION runguard.clock() RETURNS float8 LANGUAGE sql VOLATILE AS 'SELECT extract(epoch FROM clock_timestamp())::float8';
+CREATE FUNCTION runguard.clock() RETURNS float8 LANGUAGE sql VOLATILE AS $$ SELECT date_part('epoch', clock_timestamp()) $$;
 
 -- One amount more, or less: it stops at both ends of the range, because what happened is never refused.
 CREATE FUNCTION runguard.plus(amount bigint, more bigint) RETURNS bigint LANGUAGE sql IMMUTABLE
@@ -116,7 +116,7 @@ CREATE FUNCTION runguard.reserve(p_hold text, p_ttl float8, p_names text[], p_ti
 RETURNS text LANGUAGE plpgsql AS $$
 DECLARE
   n int := cardinality(p_names) / 5;
-  v_now float8 := extract(epoch FROM clock_timestamp());
+  v_now float8 := date_part('epoch', clock_timestamp());
   v_control bigint;
   v_late boolean;
   v_row text;
@@ -161,7 +161,7 @@ BEGIN
     v_rows := CASE WHEN i = 1 THEN v_row ELSE v_rows || ',' || v_row END;
   END LOOP;
 
-  v_now := extract(epoch FROM clock_timestamp());  -- there may have been a queue
+  v_now := date_part('epoch', clock_timestamp());  -- there may have been a queue
   FOR i IN 1 .. n LOOP
     v_stale := v_stale OR coalesce(v_now >= p_times[n + i], false);
   END LOOP;
@@ -191,7 +191,7 @@ END $$;
 CREATE FUNCTION runguard.settle(p_hold text, p_names text[], p_times float8[], p_caps bigint[], p_actual bigint[]) RETURNS text LANGUAGE plpgsql AS $$
 DECLARE
   n int := cardinality(p_names) / 5;
-  v_now float8 := extract(epoch FROM clock_timestamp());
+  v_now float8 := date_part('epoch', clock_timestamp());
   v_actual bigint[] := coalesce(p_actual, '{0,0,0}');
   v_held bigint[];
   v_booked bigint[] := '{0,0,0}';
