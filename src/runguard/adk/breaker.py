@@ -21,7 +21,8 @@ from google.genai import types
 
 from runguard.adk import runners
 from runguard.adk.chain import FRAME, lane_of
-from runguard.adk.plugin import TRANSFER, RunGuardPlugin, words_of
+from runguard.adk.plugin import RunGuardPlugin, words_of
+from runguard.adk.reading import TRANSFER
 from runguard.breaker import BreakerState
 from runguard.errors import RunGuardError
 from runguard.runs import Run
@@ -198,13 +199,13 @@ class ADKCostBreaker:
             call = invocation.calls.pop(tool_context.function_call_id or "", None)
             target = tool_context.actions.transfer_to_agent
             if call is not None and target:
-                self._plugin.judge_transfer(invocation, call.lane, author, target)
+                self._plugin.reading.judge_transfer(invocation, call.lane, author, target)
             return None
         response = tool_response if isinstance(tool_response, dict) else {"result": tool_response}
         answer = types.FunctionResponse(id=tool_context.function_call_id, name=tool.name, response=response)
         before = answer.response
         waiting = {*(tool_context.actions.requested_tool_confirmations or ()), *(tool_context.actions.requested_auth_configs or ())}
-        self._plugin.judge_answers(invocation, [answer], author=author, waiting=waiting)
+        self._plugin.reading.judge_answers(invocation, [answer], author=author, waiting=waiting)
         return answer.response if answer.response is not before else None
 
     # ---- by hand ----------------------------------------------------------------------------------------------------

@@ -244,3 +244,9 @@ def depth_of(agent: BaseAgent, invocation: Invocation) -> int:
         depth += isinstance(above, LlmAgent)
         current, above = above, above.parent_agent
     return depth
+
+
+def stop_in_force(invocation: Invocation, lane: str) -> Trip | None:
+    """Why a strand of an invocation is stopped, by itself, by one around it, or with the whole run."""
+    strand = invocation.run.lanes.get(lane)
+    return invocation.run.stopped or (strand.stop_in_force() if strand is not None else None)

@@ -10,7 +10,6 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Collection
 from typing import Any, Final
 
 from google.adk.agents import BaseAgent, ParallelAgent
@@ -27,17 +26,18 @@ from google.genai import types
 
 from runguard.adk import runners
 from runguard.adk.border import cap_output, usage_of
-from runguard.adk.chain import FLIGHTS, FRAME, STREAM, Call, Frame, Invocation, ModelInFlight, depth_of, enclosing_frame, lane_of, open_child
+from runguard.adk.chain import FLIGHTS, FRAME, STREAM, Call, Frame, Invocation, ModelInFlight, depth_of, enclosing_frame, lane_of, open_child, stop_in_force
 from runguard.adk.ending import Ending
 from runguard.adk.estimate import count_tokens, project
 from runguard.adk.labels import run_options
-from runguard.adk.stops import refusal, with_notice
+from runguard.adk.reading import FRAMEWORK_TOOLS, PART_STOPPED, TRANSFER, Reading
+from runguard.adk.stops import refusal
 from runguard.adk.tool_time import limit_time, timed_out
 from runguard.budget import BudgetStatus
 from runguard.conductor import Guard
 from runguard.decision import METADATA_KEY, STOPPED, Action, Trip
 from runguard.errors import PolicyError, RunStoppedError
-from runguard.events import ROOT_LANE, AgentEntered, Answer, HandOff, ModelCall, ModelResult, Outcome, RunInfo, ToolCall, ToolResults
+from runguard.events import ROOT_LANE, AgentEntered, ModelCall, ModelResult, Outcome, RunInfo, ToolCall
 from runguard.policy import Policy
 from runguard.pricing import Usage, preload
 from runguard.runs import Lane, Run
@@ -48,9 +48,6 @@ _log: Final = logging.getLogger("runguard")
 _NUDGE, _BLOCK, _STOP = Action.NUDGE, Action.BLOCK, Action.STOP
 _ERROR, _TIMEOUT, _UNKNOWN_TOOL, _REFUSED = Outcome.ERROR, Outcome.TIMEOUT, Outcome.UNKNOWN_TOOL, Outcome.REFUSED
 NAME: Final = "runguard"
-TRANSFER: Final = "transfer_to_agent"
-# Tools by which ADK itself steers: no work, so neither progress nor repetition.
-FRAMEWORK_TOOLS: Final = frozenset({TRANSFER, "finish_task", "set_model_response", "exit_loop"})
 _INVOCATIONS_KEPT: Final = 10_000
 
 
@@ -71,6 +68,7 @@ class RunGuardPlugin(BasePlugin):
             built = Policy.validated({}, "")
         self.guard = Guard(built)
         self.ending = Ending(self, self.guard)
+        self.reading = Reading(self, self.guard, self.ending)
         self._off = built.mode == "off" and self.policy_error is None
         self._invocations: dict[str, Invocation] = {}
         self._known_tools: set[str] = set()
@@ -203,14 +201,14 @@ class RunGuardPlugin(BasePlugin):
         if invocation is None:
             return gave_up
         for task, flight in invocation.flights.items():
-            self._close(flight)
+            self.close_flight(flight)
             if task is not None:
                 invocation.run.slots.give_back(task)
         if not invocation.nested:
             self.guard.end(invocation.run.info.run)
         return invocation.run.trips[-1] if invocation.run.trips else gave_up
 
-    def _close(self, flight: ModelInFlight) -> None:
+    def close_flight(self, flight: ModelInFlight) -> None:
         """Whatever is still held for a call that is over: given back if it never left, an estimate if it did."""
         charge = flight.charge
         if charge is None or charge.over:
@@ -327,7 +325,7 @@ class RunGuardPlugin(BasePlugin):
         if charge is not None and invocation.live:
             self.guard.release(charge)
         for over in invocation.begin_flight(task, flight):
-            self._close(over)
+            self.close_flight(over)
         FLIGHTS.set((*(entry for entry in FLIGHTS.get() if entry[0] is not self.guard and not entry[2].left), (self.guard, invocation, flight)))
 
     async def _count_siblings(self, strand: Lane, above: Lane, event: ModelCall) -> None:
@@ -351,7 +349,7 @@ class RunGuardPlugin(BasePlugin):
         if flight is not None and not flight.answered and not flight.left:
             flight.answered = flight.delivered = True
             self.guard.unspent(invocation.run.info.run)
-            self._close(flight)
+            self.close_flight(flight)
 
     async def after_model_callback(self, *, callback_context: CallbackContext, llm_response: LlmResponse) -> LlmResponse | None:
         if self._off:
@@ -516,17 +514,12 @@ class RunGuardPlugin(BasePlugin):
             call.error = words_of(error)
             if call.outcome is not _UNKNOWN_TOOL:
                 self.guard.report_failure(invocation.run, call.tool, tool_context.function_call_id or "")
-            if (isinstance(tool, AgentTool) or isinstance(error, RunStoppedError)) and self._stop_in_force(invocation, call.lane) is not None:
+            if (isinstance(tool, AgentTool) or isinstance(error, RunStoppedError)) and stop_in_force(invocation, call.lane) is not None:
                 # It asked for a model again and again, or the nested run was stopped and its empty answer did not fit a schema: the call is answered.
-                return refusal(_PART_STOPPED)
+                return refusal(PART_STOPPED)
         except Exception as fault:
             self.ending.fault("on_tool_error", fault, ic)
         return None
-
-    @staticmethod
-    def _stop_in_force(invocation: Invocation, lane: str) -> Trip | None:
-        strand = invocation.run.lanes.get(lane)
-        return invocation.run.stopped or (strand.stop_in_force() if strand is not None else None)
 
     # ---- events -----------------------------------------------------------------------------------------------------
 
@@ -539,151 +532,13 @@ class RunGuardPlugin(BasePlugin):
         try:
             invocation = self._invocations.get(invocation_context.invocation_id)
             if invocation is not None:
-                self._on_event(invocation, event, invocation_context)
+                self.reading.on_event(invocation, event, invocation_context)
         except Exception as error:
             self.ending.fault("on_event", error, invocation_context)
         return None
 
-    def _on_event(self, invocation: Invocation, event: Event, ic: InvocationContext) -> None:
-        calls: list[types.FunctionCall] = []
-        answers: list[types.FunctionResponse] = []
-        content = event.content
-        if content is not None and content.parts:
-            for part in content.parts:
-                if part.function_call is not None:
-                    calls.append(part.function_call)
-                elif part.function_response is not None:
-                    answers.append(part.function_response)
-        if answers:
-            actions = event.actions
-            waiting: Collection[str] = ()
-            if actions.requested_tool_confirmations or actions.requested_auth_configs:
-                waiting = {*(actions.requested_tool_confirmations or ()), *(actions.requested_auth_configs or ())}
-            self.judge_answers(invocation, answers, author=event.author, event_id=event.id, waiting=waiting)
-        else:
-            if calls:
-                lane = self._event_lane(invocation, event)
-                for call in calls:
-                    if call.id and call.id not in invocation.calls:
-                        asked_at = 0.0 if call.id in (event.long_running_tool_ids or ()) else time.monotonic()
-                        invocation.remember(call.id, Call(call.name or "", call.args, lane, event.id, asked_at=asked_at))
-            self._release_slot(invocation, event)
-            if invocation.live and event.usage_metadata is not None:
-                self._on_live_usage(invocation, event, ic)
-        if event.actions.transfer_to_agent:
-            self.judge_transfer(invocation, self._event_lane(invocation, event), event.author, event.actions.transfer_to_agent)
-        if self.ending.skips:
-            self.ending.mark(event, self._stop_in_force(invocation, self._event_lane(invocation, event)))
-
-    def _event_lane(self, invocation: Invocation, event: Event) -> str:
-        for flight in invocation.flights.values():
-            if flight.agent == event.author and flight.branch == event.branch and flight.lane in invocation.run.lanes:
-                return flight.lane
-        return lane_of(self.guard, invocation, event.branch)
-
-    def _release_slot(self, invocation: Invocation, event: Event) -> None:
-        """An event of an agent: its model's answer has arrived. Without one, a later plugin or callback answered the call."""
-        unanswered: tuple[asyncio.Task[Any] | None, ModelInFlight] | None = None
-        for task, flight in invocation.flights.items():
-            if flight.agent != event.author or flight.branch != event.branch or flight.delivered:
-                continue
-            if flight.done_at:
-                flight.delivered = True
-                return
-            if not flight.answered and not flight.left and unanswered is None:
-                unanswered = (task, flight)
-        if unanswered is not None:
-            task, flight = unanswered
-            flight.answered = flight.delivered = True
-            self.guard.unspent(invocation.run.info.run)
-            self._close(flight)
-            if task is not None:
-                invocation.run.slots.give_back(task)
-
-    def _on_live_usage(self, invocation: Invocation, event: Event, ic: InvocationContext) -> None:
-        """A live model tells its usage as it goes: booked as it comes; a budget that is spent shows at the next user content."""
-        run, lane, guard = invocation.run, self._event_lane(invocation, event), self.guard
-        usage = usage_of(event.usage_metadata)
-        call = ModelCall(run.info.run, lane, event.author, guard.clock(), event.model_version or _live_model(ic, event.author))
-        run.spend.model_calls += 1
-        guard.settle(guard.accounts.open_settled(run.purse, call), usage)
-        guard.after(ModelResult(run.info.run, lane, event.author, guard.clock(), usage.input, usage.output))
-
-    def judge_answers(
-        self, invocation: Invocation, responses: list[types.FunctionResponse], *, author: str, event_id: str = "", waiting: Collection[str] = ()
-    ) -> None:
-        """The answers to one model response: learn from them, and let a nudge or a refusal ride in them."""
-        guard, run = self.guard, invocation.run
-        answers: list[Answer] = []
-        by_call: dict[str, types.FunctionResponse] = {}
-        lane = batch = ""
-        for response in responses:
-            call_id = response.id or ""
-            call = invocation.calls.pop(call_id, None)
-            name = response.name or ""
-            if call is None or call_id in waiting or name in FRAMEWORK_TOOLS or name.startswith("adk_request_"):
-                continue  # pending confirmation or sign-in is neither failure nor repetition
-            lane, batch = call.lane, call.batch
-            by_call[call_id] = response
-            given = response.response
-            if self._was_cut(invocation, f"{lane}/{name}@{call_id}", given) or (call.cut and self._is_stop_text(invocation, lane, given)):
-                response.response = refusal(_PART_STOPPED)
-                call.refused = True
-            value: object = response.response
-            if call.outcome is not None:
-                value = call.error
-            elif call.refused:
-                call.outcome = _REFUSED
-            fingerprint = call.fingerprint or guard.fingerprint(name, call.args)
-            answers.append(Answer(name, fingerprint, value, call_id, call.outcome, event_id))
-            guard.close_lane(run, f"{lane}/{name}@{call_id}")
-        if not answers:
-            return
-        decision = guard.after(ToolResults(run.info.run, lane, author, guard.clock(), batch, answers))
-        if not decision or not decision.enforced:
-            return
-        finding = decision.finding
-        if decision.action is _NUDGE and finding is not None:
-            said = next((by_call[a.id] for a in answers if a.tool == finding.tool and a.id in by_call), None)
-            if said is not None:
-                said.response = with_notice(said.response, decision.for_model)
-        elif decision.action is _BLOCK:
-            for a in answers:
-                if a.too_large and a.id in by_call:
-                    by_call[a.id].response = refusal(decision.for_model)
-        elif decision.trip is not None:
-            runners.announce(decision.trip, self)
-
-    def _was_cut(self, invocation: Invocation, key: str, answer: dict[str, Any] | None) -> bool:
-        """Whether an agent called as a tool was stopped before it answered. What a branch of it said in words stays: it is paid."""
-        lanes = invocation.run.lanes
-        strand = lanes.get(key)
-        if strand is None:
-            return False
-        if strand.cut:
-            return True
-        below = next((lane for lane in lanes.values() if lane.cut and lane.key.startswith(f"{key}/")), None)
-        trip = invocation.run.stopped or (below.stop_in_force() if below is not None else None)
-        return below is not None and trip is not None and (answer or {}).get("result") in ("", self.guard.stop_text(trip))
-
-    def _is_stop_text(self, invocation: Invocation, lane: str, answer: dict[str, Any] | None) -> bool:
-        """Whether a tool answers with our own words: it ran an agent whose model call was refused."""
-        trip = self._stop_in_force(invocation, lane)
-        said = (answer or {}).get("result")
-        return trip is not None and said in ("", self.guard.stop_text(trip))
-
-    def judge_transfer(self, invocation: Invocation, lane: str, author: str, target: str) -> None:
-        decision = self.guard.check(HandOff(invocation.run.info.run, lane, author, target, self.guard.clock()))
-        if not decision or not decision.enforced:
-            return
-        if decision.action is _NUDGE:
-            invocation.run.lanes[lane].notice = decision.for_model
-        elif decision.trip is not None:
-            runners.announce(decision.trip, self)
-
 
 _WORDS_READ: Final = 16_384
-_PART_STOPPED: Final = "This part was stopped before it was finished. Do not call it again."
 _SHOWN_LIMITS: Final = (
     "max_usd",
     "max_tokens",
@@ -703,14 +558,6 @@ def _final_words(response: LlmResponse) -> int:
     if not parts or any(part.function_call is not None for part in parts):
         return 0
     return hash("".join(part.text for part in parts if part.text and not part.thought)[:_WORDS_READ])
-
-
-def _live_model(ic: InvocationContext, author: str) -> str:
-    """The model of a live agent, where its events do not name it."""
-    root = getattr(ic.agent, "root_agent", None)
-    agent = (root.find_agent(author) if root is not None else None) or ic.agent
-    model = getattr(agent, "canonical_live_model", None) or getattr(agent, "canonical_model", None)
-    return getattr(model, "model", "") or ""
 
 
 def words_of(error: BaseException) -> str:

@@ -1,0 +1,181 @@
+"""Reading ADK's events: answers of tools, hand-offs, usage of live models, and model calls that somebody else answered."""
+
+import asyncio
+import time
+from collections.abc import Collection
+from typing import TYPE_CHECKING, Any, Final
+
+from google.adk.agents.invocation_context import InvocationContext
+from google.adk.events import Event
+from google.genai import types
+
+from runguard.adk import runners
+from runguard.adk.border import usage_of
+from runguard.adk.chain import Call, Invocation, ModelInFlight, lane_of, stop_in_force
+from runguard.adk.ending import Ending
+from runguard.adk.stops import refusal, with_notice
+from runguard.conductor import Guard
+from runguard.decision import Action
+from runguard.events import Answer, HandOff, ModelCall, ModelResult, Outcome, ToolResults
+
+if TYPE_CHECKING:
+    from runguard.adk.plugin import RunGuardPlugin
+
+_NUDGE, _BLOCK = Action.NUDGE, Action.BLOCK
+_REFUSED: Final = Outcome.REFUSED
+TRANSFER: Final = "transfer_to_agent"
+# Tools by which ADK itself steers: no work, so neither progress nor repetition.
+FRAMEWORK_TOOLS: Final = frozenset({TRANSFER, "finish_task", "set_model_response", "exit_loop"})
+PART_STOPPED: Final = "This part was stopped before it was finished. Do not call it again."
+
+
+class Reading:
+    """What the events of one plugin's runs tell the guard."""
+
+    def __init__(self, plugin: "RunGuardPlugin", guard: Guard, ending: Ending) -> None:
+        self._plugin, self._guard, self._ending = plugin, guard, ending
+
+    def on_event(self, invocation: Invocation, event: Event, ic: InvocationContext) -> None:
+        calls: list[types.FunctionCall] = []
+        answers: list[types.FunctionResponse] = []
+        content = event.content
+        if content is not None and content.parts:
+            for part in content.parts:
+                if part.function_call is not None:
+                    calls.append(part.function_call)
+                elif part.function_response is not None:
+                    answers.append(part.function_response)
+        if answers:
+            actions = event.actions
+            waiting: Collection[str] = ()
+            if actions.requested_tool_confirmations or actions.requested_auth_configs:
+                waiting = {*(actions.requested_tool_confirmations or ()), *(actions.requested_auth_configs or ())}
+            self.judge_answers(invocation, answers, author=event.author, event_id=event.id, waiting=waiting)
+        else:
+            if calls:
+                lane = self._event_lane(invocation, event)
+                for call in calls:
+                    if call.id and call.id not in invocation.calls:
+                        asked_at = 0.0 if call.id in (event.long_running_tool_ids or ()) else time.monotonic()
+                        invocation.remember(call.id, Call(call.name or "", call.args, lane, event.id, asked_at=asked_at))
+            self._release_slot(invocation, event)
+            if invocation.live and event.usage_metadata is not None:
+                self._on_live_usage(invocation, event, ic)
+        if event.actions.transfer_to_agent:
+            self.judge_transfer(invocation, self._event_lane(invocation, event), event.author, event.actions.transfer_to_agent)
+        if self._ending.skips:
+            self._ending.mark(event, stop_in_force(invocation, self._event_lane(invocation, event)))
+
+    def _event_lane(self, invocation: Invocation, event: Event) -> str:
+        for flight in invocation.flights.values():
+            if flight.agent == event.author and flight.branch == event.branch and flight.lane in invocation.run.lanes:
+                return flight.lane
+        return lane_of(self._guard, invocation, event.branch)
+
+    def _release_slot(self, invocation: Invocation, event: Event) -> None:
+        """An event of an agent: its model's answer has arrived. Without one, a later plugin or callback answered the call."""
+        unanswered: tuple[asyncio.Task[Any] | None, ModelInFlight] | None = None
+        for task, flight in invocation.flights.items():
+            if flight.agent != event.author or flight.branch != event.branch or flight.delivered:
+                continue
+            if flight.done_at:
+                flight.delivered = True
+                return
+            if not flight.answered and not flight.left and unanswered is None:
+                unanswered = (task, flight)
+        if unanswered is not None:
+            task, flight = unanswered
+            flight.answered = flight.delivered = True
+            self._guard.unspent(invocation.run.info.run)
+            self._plugin.close_flight(flight)
+            if task is not None:
+                invocation.run.slots.give_back(task)
+
+    def _on_live_usage(self, invocation: Invocation, event: Event, ic: InvocationContext) -> None:
+        """A live model tells its usage as it goes: booked as it comes; a budget that is spent shows at the next user content."""
+        run, lane, guard = invocation.run, self._event_lane(invocation, event), self._guard
+        usage = usage_of(event.usage_metadata)
+        call = ModelCall(run.info.run, lane, event.author, guard.clock(), event.model_version or _live_model(ic, event.author))
+        run.spend.model_calls += 1
+        guard.settle(guard.accounts.open_settled(run.purse, call), usage)
+        guard.after(ModelResult(run.info.run, lane, event.author, guard.clock(), usage.input, usage.output))
+
+    def judge_answers(
+        self, invocation: Invocation, responses: list[types.FunctionResponse], *, author: str, event_id: str = "", waiting: Collection[str] = ()
+    ) -> None:
+        """The answers to one model response: learn from them, and let a nudge or a refusal ride in them."""
+        guard, run = self._guard, invocation.run
+        answers: list[Answer] = []
+        by_call: dict[str, types.FunctionResponse] = {}
+        lane = batch = ""
+        for response in responses:
+            call_id = response.id or ""
+            call = invocation.calls.pop(call_id, None)
+            name = response.name or ""
+            if call is None or call_id in waiting or name in FRAMEWORK_TOOLS or name.startswith("adk_request_"):
+                continue  # pending confirmation or sign-in is neither failure nor repetition
+            lane, batch = call.lane, call.batch
+            by_call[call_id] = response
+            given = response.response
+            if self._was_cut(invocation, f"{lane}/{name}@{call_id}", given) or (call.cut and self._is_stop_text(invocation, lane, given)):
+                response.response = refusal(PART_STOPPED)
+                call.refused = True
+            value: object = response.response
+            if call.outcome is not None:
+                value = call.error
+            elif call.refused:
+                call.outcome = _REFUSED
+            fingerprint = call.fingerprint or guard.fingerprint(name, call.args)
+            answers.append(Answer(name, fingerprint, value, call_id, call.outcome, event_id))
+            guard.close_lane(run, f"{lane}/{name}@{call_id}")
+        if not answers:
+            return
+        decision = guard.after(ToolResults(run.info.run, lane, author, guard.clock(), batch, answers))
+        if not decision or not decision.enforced:
+            return
+        finding = decision.finding
+        if decision.action is _NUDGE and finding is not None:
+            said = next((by_call[a.id] for a in answers if a.tool == finding.tool and a.id in by_call), None)
+            if said is not None:
+                said.response = with_notice(said.response, decision.for_model)
+        elif decision.action is _BLOCK:
+            for a in answers:
+                if a.too_large and a.id in by_call:
+                    by_call[a.id].response = refusal(decision.for_model)
+        elif decision.trip is not None:
+            runners.announce(decision.trip, self._plugin)
+
+    def _was_cut(self, invocation: Invocation, key: str, answer: dict[str, Any] | None) -> bool:
+        """Whether an agent called as a tool was stopped before it answered. What a branch of it said in words stays: it is paid."""
+        lanes = invocation.run.lanes
+        strand = lanes.get(key)
+        if strand is None:
+            return False
+        if strand.cut:
+            return True
+        below = next((lane for lane in lanes.values() if lane.cut and lane.key.startswith(f"{key}/")), None)
+        trip = invocation.run.stopped or (below.stop_in_force() if below is not None else None)
+        return below is not None and trip is not None and (answer or {}).get("result") in ("", self._guard.stop_text(trip))
+
+    def _is_stop_text(self, invocation: Invocation, lane: str, answer: dict[str, Any] | None) -> bool:
+        """Whether a tool answers with our own words: it ran an agent whose model call was refused."""
+        trip = stop_in_force(invocation, lane)
+        said = (answer or {}).get("result")
+        return trip is not None and said in ("", self._guard.stop_text(trip))
+
+    def judge_transfer(self, invocation: Invocation, lane: str, author: str, target: str) -> None:
+        decision = self._guard.check(HandOff(invocation.run.info.run, lane, author, target, self._guard.clock()))
+        if not decision or not decision.enforced:
+            return
+        if decision.action is _NUDGE:
+            invocation.run.lanes[lane].notice = decision.for_model
+        elif decision.trip is not None:
+            runners.announce(decision.trip, self._plugin)
+
+
+def _live_model(ic: InvocationContext, author: str) -> str:
+    """The model of a live agent, where its events do not name it."""
+    root = getattr(ic.agent, "root_agent", None)
+    agent = (root.find_agent(author) if root is not None else None) or ic.agent
+    model = getattr(agent, "canonical_live_model", None) or getattr(agent, "canonical_model", None)
+    return getattr(model, "model", "") or ""
