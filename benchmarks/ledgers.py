@@ -133,13 +133,22 @@ def raw_sqlite(store: Any, make: bool) -> Callable[[], object]:
     return once
 
 
-def raw_redis(url: str) -> Callable[[], object]:
+def raw_redis(url: str, bare: bool = False) -> Callable[[], object]:
+    """As programs do it, or past the client's pool of connections."""
     import redis
     from redis.backoff import NoBackoff
     from redis.retry import Retry
 
     client = redis.Redis.from_url(url, socket_timeout=PATIENCE_S, retry=Retry(NoBackoff(), 0), health_check_interval=0, decode_responses=True, protocol=2)
-    return lambda: client.execute_command("PING")
+    if not bare:
+        return lambda: client.execute_command("PING")
+    link = client.connection_pool.get_connection()
+
+    def once() -> None:
+        link.send_command("PING")
+        link.read_response()
+
+    return once
 
 
 def raw_postgres(url: str, make: bool) -> Callable[[], object]:
@@ -167,6 +176,7 @@ class Worker:
     def __init__(self, kind: str, url: str, with_ledger: bool) -> None:
         self.store = _store(url)
         self.raw = raw_operation(kind, url, self.store)
+        self.bare = raw_redis(url, bare=True) if kind == "redis" else self.raw
         self.session = self.store.connect(PATIENCE_S)
         self.loop = asyncio.new_event_loop()
         self.ledger = StoreLedger(self.store, PATIENCE_S) if with_ledger else None
@@ -175,7 +185,7 @@ class Worker:
     def block(self, what: str, start: float, end: float) -> Times:
         first, second = array("d"), array("d")
         time.sleep(max(start - time.monotonic(), 0))
-        step = {"raw": self._raw, "session": self._session, "ledger": self._ledger}[what]
+        step = {"raw": self._raw, "bare": self._bare, "session": self._session, "ledger": self._ledger}[what]
         began = time.perf_counter()
         while time.monotonic() < end:
             step(first, second)
@@ -184,6 +194,11 @@ class Worker:
     def _raw(self, first: array, _: array) -> None:
         began = time.perf_counter()
         self.raw()
+        first.append(time.perf_counter() - began)
+
+    def _bare(self, first: array, _: array) -> None:
+        began = time.perf_counter()
+        self.bare()
         first.append(time.perf_counter() - began)
 
     def _session(self, first: array, second: array) -> None:
@@ -225,7 +240,7 @@ def work(kind: str, url: str, blocks: list[str], seconds: float, pipe: Connectio
 
 
 def measure(kind: str, url: str, workers: int, rounds: int, seconds: float) -> dict[str, Any]:
-    turn = ["raw", "session", "ledger"] if workers == 1 else ["raw", "session"]
+    turn = ["raw", *(["bare"] if kind == "redis" else []), "session", *(["ledger"] if workers == 1 else [])]
     blocks = [what for number in range(rounds + 1) for what in (turn if number % 2 else turn[::-1])]  # the first round warms up
     pairs = [FORK.Pipe() for _ in range(workers)]
     processes = [FORK.Process(target=work, args=(kind, url, blocks, seconds, theirs)) for _, theirs in pairs]
@@ -256,7 +271,7 @@ def measure(kind: str, url: str, workers: int, rounds: int, seconds: float) -> d
     for what in turn:
         figures[what] = {"per_second": round(median(rates[what])), "longest_wait_ms": round(max(*firsts[what], *seconds_[what], 0.0) * 1e3, 1)}
         figures[what]["ratio"] = round(median(a / b for a, b in zip(rates[what], rates["raw"], strict=True)), 3)
-        for name, all_of_them in (("raw_us" if what == "raw" else "reserve_us", firsts[what]), ("settle_us", seconds_[what])):
+        for name, all_of_them in (("raw_us" if what in ("raw", "bare") else "reserve_us", firsts[what]), ("settle_us", seconds_[what])):
             if all_of_them:
                 all_of_them.sort()
                 figures[what][name] = [round(all_of_them[int(len(all_of_them) * share)] * 1e6) for share in (0.5, 0.99)]
@@ -280,7 +295,7 @@ def verdict(variant: Variant, figures: list[dict[str, Any]]) -> str | None:
 def show(variant: Variant, figures: list[dict[str, Any]]) -> None:
     print(f"\n{variant.name}\n{'workers':>9}  {'':22}{'op/s':>8}{'ratio':>7}  {'reserve p50/p99 us':>20}{'settle p50/p99 us':>20}{'longest ms':>12}")
     for figure in figures:
-        for what, title in (("raw", variant.raw), ("session", "reserve, settle"), ("ledger", "the same, whole ledger")):
+        for what, title in (("raw", variant.raw), ("bare", "PING, bare connection"), ("session", "reserve, settle"), ("ledger", "the same, whole ledger")):
             if what not in figure:
                 continue
             row = figure[what]

@@ -630,10 +630,21 @@ def test_of_an_expired_hold_a_release_takes_nothing_back(session: Session, looke
     assert (the(session).spent, the(session).held, the(session).expired) == (CALL, NOTHING, CALL)
 
 
-def test_a_release_of_an_unknown_hold_is_harmless(session: Session) -> None:
+def test_a_release_of_an_unknown_hold_takes_nothing_from_others(session: Session) -> None:
     session.reserve("h", LONG_S, [a_line()], CALL)
     assert session.release("another").ok
     assert the(session).held == CALL
+
+
+def test_a_reservation_that_arrives_after_its_release_holds_nothing(session: Session, connect: Connect) -> None:
+    """The caller gave up waiting and released; its reservation was only slow. Nobody would ever settle it."""
+    session.release("h")
+    late = connect().reserve("h", LONG_S, [a_line()], CALL)
+    assert not late.ok
+    assert all(balance.held == NOTHING for balance in session.read())
+    assert of(session.settle("h", [a_line()], CALL)).spent == CALL  # and should the call have left after all, it is booked
+    session.settle("h", [a_line()], CALL)
+    assert the(session).spent == CALL
 
 
 # ---- expiry ---------------------------------------------------------------------------------------------------------
@@ -1098,6 +1109,9 @@ class Paper:
             self.touch(lines)
             self.holds[hold] = OnPaper(tuple(line.key for line in lines), "unknown", NOTHING)
         known = self.holds[hold]
+        if known.state == "released" and not known.keys:  # released before it was made: nobody knew its accounts
+            self.touch(lines)
+            known.keys = tuple(line.key for line in lines)
         expected = known.holds if known.state == "open" else known.took
         known.state, known.took = "settled", actual
         for account, over in ((self.accounts[key], self.beyond(key)) for key in known.keys):
@@ -1108,8 +1122,8 @@ class Paper:
             account.closed = account.closed or any(broke)
 
     def end(self, hold: str, state: str) -> None:
-        known = self.holds.get(hold)
-        if known is not None and known.state == "open":
+        known = self.holds.setdefault(hold, OnPaper((), state, NOTHING))
+        if known.state == "open":
             known.state = state
             known.took = known.holds if state == "expired" else NOTHING
 

@@ -14,6 +14,7 @@ import hashlib
 import json
 import math
 import re
+import time
 from collections.abc import Callable, Sequence
 from functools import cache
 from importlib.resources import files
@@ -25,6 +26,8 @@ from runguard.errors import PolicyError, RunGuardError
 from runguard.ledger.store import SCHEMA_VERSION, Balance, Line, Reply, StoreError, StoreOutage, check_amounts, check_ttl
 
 MOST: Final = (1 << 53) - 1
+_IDLE_S: Final = 1.0
+_REPEATABLE: Final = frozenset({"reserve", "settle", "release", "read", "running", "list"})
 RECORDS_KEPT: Final = 100_000  # of each kind, about
 _SCHEMES: Final = {"redis": "redis", "rediss": "rediss", "valkey": "redis", "valkeys": "rediss", "unix": "unix"}
 _OPTIONS: Final = frozenset({"db", "client_name", "socket_keepalive"})
@@ -103,7 +106,7 @@ class RedisSession:
         self._name, self._prefix = name, f"{{{namespace}}}:"
         self._known: dict[str, tuple[Line, tuple[bytes, bytes, bytes]]] = {}
         self._errors = (redis.RedisError, OSError, UnicodeDecodeError)
-        self._no_script = redis.exceptions.NoScriptError
+        self._no_script, self._cut = redis.exceptions.NoScriptError, redis.exceptions.ConnectionError
         try:
             self._client: Any = redis.Redis.from_url(
                 url,
@@ -117,6 +120,8 @@ class RedisSession:
         except (ValueError, TypeError, redis.RedisError) as error:
             raise PolicyError(f"store = {name!r}: {error}") from None
         self._send: Callable[..., Any] = self._client.execute_command
+        self._link: Any = None  # a connection of our own for the scripts: the pool costs as much as the call itself
+        self._used = 0.0
         try:
             self._check_eviction()
             self._migrate()
@@ -154,14 +159,38 @@ class RedisSession:
     # ---- calls ------------------------------------------------------------------------------------------------------
 
     def _run(self, script: str, *args: str | bytes) -> Any:
-        sha, source = _script(script)
         try:
             try:
-                return self._send("EVALSHA", sha, 1, self._prefix, *args)
-            except self._no_script:  # a server that was restarted, or is another one
-                return self._send("EVAL", source, 1, self._prefix, *args)
+                return self._call(script, args)
+            except self._cut:
+                if script not in _REPEATABLE:
+                    raise
+                return self._call(script, args)  # on a new connection; whether or not it was heard before, it counts once
         except self._errors as error:
             raise self._told(error) from error
+
+    def _call(self, script: str, args: tuple[str | bytes, ...]) -> Any:
+        sha, source = _script(script)
+        try:
+            return self._straight("EVALSHA", sha, 1, self._prefix, *args)
+        except self._no_script:  # a server that was restarted, or is another one
+            return self._straight("EVAL", source, 1, self._prefix, *args)
+
+    def _straight(self, *command: Any) -> Any:
+        """One command on our own connection. After a pause it is looked at first: a server may have closed it meanwhile."""
+        link, now = self._link, time.monotonic()
+        if link is None:
+            link = self._link = self._client.connection_pool.get_connection()
+        elif now - self._used > _IDLE_S:
+            try:
+                gone = link.can_read()  # nothing is owed to us: whatever can be read is the end
+            except self._errors:
+                gone = True
+            if gone:
+                link.disconnect()
+        self._used = now
+        link.send_command(*command)  # connects if need be
+        return link.read_response()
 
     def _do(self, *command: Any) -> Any:
         try:
@@ -187,6 +216,8 @@ class RedisSession:
         if isinstance(error, passing) or (isinstance(error, exceptions.ResponseError) and _PASSING.search(text)):
             if isinstance(error, exceptions.ReadOnlyError) or "READONLY" in text:
                 self._client.connection_pool.disconnect()  # a replica now: the next call looks for the primary
+                if self._link is not None:
+                    self._link.disconnect()
             return StoreOutage(f"{name}: {text}")
         if isinstance(error, exceptions.ConnectionError | exceptions.TimeoutError | OSError):
             return StoreOutage(f"{name}: {text or type(error).__name__}")
@@ -352,6 +383,10 @@ class RedisSession:
             skip += kept
 
     def close(self) -> None:
+        link, self._link = getattr(self, "_link", None), None
+        if link is not None:
+            link.disconnect()
+            self._client.connection_pool.release(link)
         self._client.close()
 
 

@@ -197,7 +197,9 @@ class SqliteSession:
                     self._touch(line, now)
                 keys, state, amount = [line.key for line in lines], "unknown", NOTHING
             else:
-                keys, state, amount = json.loads(row[0]) or [line.key for line in lines], row[1], (row[2], row[3], row[4])
+                keys, state, amount = json.loads(row[0]), row[1], (row[2], row[3], row[4])
+                if state == "released" and not keys:  # released before it was made: nobody knew its accounts
+                    keys = [line.key for line in lines]
                 there = {balance.key for balance in self._balances(keys)}
                 for line in lines:  # dropped by a purge meanwhile
                     if line.key in keys and line.key not in there:

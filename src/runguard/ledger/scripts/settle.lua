@@ -26,7 +26,7 @@ if found[3] then
   elseif state ~= 'r' then
     refuse('damaged')
   end
-  if names == '' then -- released before it was made: nobody knew its accounts
+  if state == 'r' and names == '' then -- released before it was made: nobody knew its accounts
     names = given
   end
 end
