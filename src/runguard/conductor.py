@@ -437,14 +437,15 @@ class Guard:
 
     def _enforce_stops(self) -> None:
         """Called when the list of stops has changed, from any thread."""
+        stopped: list[Run] = []
         for run in list(self.runs.values()):
             stop = self.accounts.switch.of(scopes_of(run.info)) if run.stopped is None else None
-            if stop is None:
-                continue
-            self._decide(run, run.lanes[ROOT_LANE], ModelCall(run.info.run, ROOT_LANE, "", self.clock()), finding_of_stop(stop))
-            if self._enforces:
-                for end in list(run.in_flight):
-                    end()
+            if stop is not None:
+                self._decide(run, run.lanes[ROOT_LANE], ModelCall(run.info.run, ROOT_LANE, "", self.clock()), finding_of_stop(stop))
+                stopped.append(run)
+        for run in stopped if self._enforces else ():  # all are marked: what one gives back is not taken by another
+            for end in list(run.in_flight):
+                end()
 
     def _record_end(self, run: Run) -> None:
         """The run's figures, for whoever looks at the store later; and that it is not running any more."""
