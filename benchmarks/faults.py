@@ -386,7 +386,7 @@ def show(run: Run) -> None:
     print(f"  reservations without an answer {run.unanswered}; facts not told {run.untold}")
     print(f"  overspend {run.overspend}, settled spend lost {run.lost}, held at the end {balance.held[0]}")
     print(f"  over-count {run.over_count:,} = {run.over_count / WANT[0]:.1f} calls, at most {run.kills} allowed")
-    print(f"  {'; '.join(run.violations()).upper() or 'no violation'}")
+    print(f"  {'; '.join(run.violations()).upper() or ('no violation' if run.setting.durable else 'not judged')}")
 
 
 def main() -> int:

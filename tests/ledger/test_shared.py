@@ -42,7 +42,8 @@ from .shared_worker import PRICES, agent, step, steps
 
 CALL = Decimal("0.02")
 ALICE = "user:app/alice"
-SOON = 3.0  # generous: what must happen within a deadline of 0.3 s, or within two beats of the heart
+SOON = 3.0  # generous: what must happen within a deadline, or within two beats of the heart
+DEADLINE = 0.5  # of the store, where it goes away
 HERE = Path(__file__).parent
 
 
@@ -180,9 +181,11 @@ def balance(place: Place, scope: str = ALICE) -> tuple[Decimal, Decimal, int]:
     """Spent, held and calls of a scope, as somebody sees them who only knows the store."""
     session = place.connect()
     try:
-        (found,) = session.read(scope)
+        found = next(iter(session.read(scope)), None)
     finally:
         session.close()
+    if found is None:
+        return Decimal(0), Decimal(0), 0
     return Decimal(found.spent[0]) / 10**9, Decimal(found.held[0]) / 10**9, found.spent[2]
 
 
@@ -625,13 +628,13 @@ async def test_a_store_that_goes_away_makes_no_paid_call_and_comes_back(
     place: Place, trouble: Trouble, worker: Make, caplog: pytest.LogCaptureFixture
 ) -> None:
     """on_outage="closed", the default: in the middle of a run, at the beginning of the next, and over with the outage."""
-    plugin = worker(url=trouble.url, usd="1", store_timeout=0.3)
+    plugin = worker(url=trouble.url, usd="1", store_timeout=DEADLINE)
     warm(plugin)
     model = steps(5)
 
-    def last_step(q: int) -> dict[str, int]:
+    async def last_step(q: int) -> dict[str, int]:
         if q == 2:
-            trouble.begin()
+            await asyncio.to_thread(trouble.begin)
         return {"done": q}
 
     last_step.__name__ = "step"
@@ -646,7 +649,7 @@ async def test_a_store_that_goes_away_makes_no_paid_call_and_comes_back(
         assert_stopped(await play(plugin, refused, session="new"), "guard_error")
         assert time.monotonic() - begun < SOON
         assert refused.calls == 0
-    assert ticks.longest < 0.25, "nobody waits for a store on the event loop"
+    assert ticks.longest < 0.8 * DEADLINE, "nobody waits for a store on the event loop"
     assert plugin.guard.accounts.outages == {"closed": 2, "open": 0}
     trouble.end()
     assert await asyncio.to_thread(eventually, lambda: asyncio.run(_works(plugin)))
@@ -674,13 +677,13 @@ async def test_a_store_that_goes_away_is_told_later_what_was_spent_meanwhile(
     place: Place, trouble: Trouble, worker: Make, caplog: pytest.LogCaptureFixture
 ) -> None:
     """on_outage="open": the run goes on, and every call of it is on the account in the end."""
-    plugin = worker(url=trouble.url, usd="1", store_timeout=0.3, on_outage="open")
+    plugin = worker(url=trouble.url, usd="1", store_timeout=DEADLINE, on_outage="open")
     warm(plugin)
     model = steps(5)
 
-    def last_step(q: int) -> dict[str, int]:
+    async def last_step(q: int) -> dict[str, int]:
         if q == 2:
-            trouble.begin()
+            await asyncio.to_thread(trouble.begin)
         return {"done": q}
 
     last_step.__name__ = "step"
@@ -690,7 +693,7 @@ async def test_a_store_that_goes_away_is_told_later_what_was_spent_meanwhile(
         assert time.monotonic() - begun < SOON
         assert (model.calls, result.texts, result.trips) == (5, ["done"], [])
         assert (await play(plugin, steps(2), session="new")).texts == ["done"]
-    assert ticks.longest < 0.25
+    assert ticks.longest < 0.8 * DEADLINE
     assert plugin.guard.accounts.outages == {"closed": 0, "open": 5}
     assert not plugin.flush(0.1), "there is something left to tell"
     trouble.end()
@@ -708,7 +711,7 @@ async def test_a_real_server_that_stalls_keeps_nothing_reserved(place: Place, on
     from .valkey_server import valkey_process
 
     with valkey_process() as server, mock.patch.dict(remote._open, clear=True):
-        policy = {"prices": PRICES, "tokens": _thousand, "store": server.url, "store_timeout": 0.3, "on_outage": on_outage}
+        policy = {"prices": PRICES, "tokens": _thousand, "store": server.url, "store_timeout": DEADLINE, "on_outage": on_outage}
         plugin = RunGuardPlugin(budgets=[Budget(usd=1, per="user")], **policy)
         warm(plugin)
         await play(plugin)
@@ -730,7 +733,7 @@ async def test_a_server_that_crashes_and_comes_back_with_its_data_is_told_the_re
     from .valkey_server import valkey_process
 
     with valkey_process("--appendonly", "yes", "--appendfsync", "always") as server, mock.patch.dict(remote._open, clear=True):
-        policy = {"prices": PRICES, "tokens": _thousand, "store": server.url, "store_timeout": 0.3, "on_outage": "open"}
+        policy = {"prices": PRICES, "tokens": _thousand, "store": server.url, "store_timeout": DEADLINE, "on_outage": "open"}
         plugin = RunGuardPlugin(budgets=[Budget(usd=1, per="user")], **policy)
         warm(plugin)
         await play(plugin, steps(3))
@@ -745,7 +748,7 @@ async def test_a_server_that_crashes_and_comes_back_with_its_data_is_told_the_re
 @pytest.mark.parametrize("place", ["redis", "postgres"], indirect=True)
 async def test_a_long_outage_is_logged_once_although_a_run_goes_on_beating(place: Place, worker: Make, caplog: pytest.LogCaptureFixture) -> None:
     trouble = Trouble(place, "refuses")
-    plugin = worker(url=trouble.url, usd="1", store_timeout=0.3)
+    plugin = worker(url=trouble.url, usd="1", store_timeout=DEADLINE)
     warm(plugin)
     model = ScriptedModel([text("done")], latency_s=3.5)
     running = asyncio.create_task(play(plugin, model))
@@ -763,7 +766,7 @@ async def test_whoever_looks_in_while_the_store_is_away_gets_an_answer(worker: M
     if place.kind == "sqlite":
         pytest.skip("a file is never away")
     trouble = Trouble(place, "refuses")
-    plugin = worker(url=trouble.url, usd="1", store_timeout=0.3)
+    plugin = worker(url=trouble.url, usd="1", store_timeout=DEADLINE)
     await play(plugin, steps(2))
     assert plugin.flush(5)
     trouble.begin()
@@ -858,13 +861,18 @@ async def test_a_threshold_that_could_not_be_asked_about_fires_with_the_next_cal
 
 async def test_a_fault_in_what_the_heart_tells_does_not_end_the_bookkeeping(place: Place, worker: Make) -> None:
     """The writer asks the guards for their runs, whose state changes under its eyes; whatever that raises, it must go on booking."""
-    plugin = worker(usd="1")
-    broken = mock.Mock(side_effect=RuntimeError("dictionary changed size during iteration"))
-    with mock.patch.object(plugin.guard, "_run_snapshot", broken):
-        model = ScriptedModel([call("step", q=1), text("done")], latency_s=0.7)
-        result = await play(plugin, model)
-        assert result.texts == ["done"]
-        assert broken.called
+    asked: list[str] = []
+
+    def clock() -> float:
+        if threading.current_thread().name.startswith("runguard-store"):
+            asked.append("by the writer")
+            raise RuntimeError("a clock that belongs to another thread")
+        return time.time()  # noqa: TID251
+
+    plugin = worker(usd="1", clock=clock)
+    result = await play(plugin, ScriptedModel([call("step", q=1), text("done")], latency_s=0.7))
+    assert result.texts == ["done"]
+    assert asked, "the heart has beaten"
     await play(plugin, steps(2), session="later")
     assert plugin.flush(10)
     assert balance(place) == (4 * CALL, 0, 4)
@@ -1281,13 +1289,13 @@ async def test_a_server_that_is_not_there_is_told_at_the_first_call_and_hangs_no
     caplog.set_level(logging.DEBUG, "runguard")
     begun = time.monotonic()
     with mock.patch.dict(remote._open, clear=True):
-        plugin = RunGuardPlugin(prices=PRICES, tokens=_thousand, store=url, store_timeout=0.3, max_usd="1")
+        plugin = RunGuardPlugin(prices=PRICES, tokens=_thousand, store=url, store_timeout=DEADLINE, max_usd="1")
     assert time.monotonic() - begun < SOON
     async with Ticks() as ticks:
         begun, model = time.monotonic(), steps(1)
         trip = assert_stopped(await play(plugin, model), "guard_error")
         assert time.monotonic() - begun < SOON
-    assert ticks.longest < 0.25
+    assert ticks.longest < 0.8 * DEADLINE
     assert model.calls == 0
     assert "on_outage" in trip.resume, "what helps is said"
     assert len(_outage_lines(caplog)) == 1

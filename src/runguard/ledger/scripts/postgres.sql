@@ -209,7 +209,9 @@ BEGIN
       paid_usd = p_actual[1], paid_tokens = p_actual[2], paid_calls = p_actual[3]
     WHERE id = p_hold AND state = 'open' AND (p_actual IS NOT NULL OR expires > v_now) RETURNING keys, ARRAY[usd, tokens, calls] INTO v_keys, v_held;
     EXIT WHEN v_keys IS NOT NULL;
-    IF p_actual IS NULL THEN
+    IF p_actual IS NULL THEN  -- of one that is not known: should it still be on its way, it must not hold anything when it arrives
+      INSERT INTO runguard.holds (id, keys, state, expires, updated, usd, tokens, calls) VALUES (p_hold, '{}', 'released', v_now, v_now, 0, 0, 0)
+      ON CONFLICT (id) DO NOTHING;
       RETURN runguard.answer(true, false, v_now, runguard.control(), false, NULL);
     END IF;
     v_held := '{0,0,0}';
@@ -226,7 +228,10 @@ BEGIN
         EXIT;
       END IF;  -- else it was written at this moment: look again
     ELSIF v_state <> 'open' THEN
-      UPDATE runguard.holds SET state = 'settled', updated = v_now, paid_usd = p_actual[1], paid_tokens = p_actual[2], paid_calls = p_actual[3]
+      IF v_state = 'released' AND cardinality(v_keys) = 0 THEN  -- released before it was made: nobody knew its accounts
+        v_keys := p_names[1 : n];
+      END IF;
+      UPDATE runguard.holds SET keys = v_keys, state = 'settled', updated = v_now, paid_usd = p_actual[1], paid_tokens = p_actual[2], paid_calls = p_actual[3]
       WHERE id = p_hold;
       EXIT;
     END IF;
