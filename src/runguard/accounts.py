@@ -448,7 +448,10 @@ class Accounts:
                 if threshold.recurring:
                     following = [0, 0, 0]
                 mark = f"{number}.{position}:{threshold.percent}:{threshold.action}"
-                if threshold.recurring or self.ledger.first(account, mark, threshold.percent, limit):
+                is_first = threshold.recurring or self.ledger.first(account, mark, threshold.percent, limit)
+                if is_first is None:  # the store was away: look again with the next settlement
+                    following = [0, 0, 0]
+                elif is_first:
                     yield Fired(account, meter, threshold, status_of(account, unit, limit[unit] + account.granted[unit]))
         account.alert = (following[0], following[1], following[2])
         if account.granted != granted:  # extended meanwhile: what was re-armed must be found
@@ -506,8 +509,9 @@ class Accounts:
         return [status for account in accounts for status in statuses_of(account)]
 
     def _accounts_of(self, scope: str) -> list[Account]:
-        now = self.clock()
-        found = [a for a in self.ledger.find(scope) if a.ends is None or a.ends > now]
+        found = self.ledger.find(scope)
+        now = self.ledger.now(self.clock())  # as the store has just told it
+        found = [a for a in found if a.ends is None or a.ends > now]
         kind, _, rest = scope.partition(":")
         parts = rest.split("/")
         if kind == "session" and len(parts) == 2 and not found:  # without the user, where only one can be meant
@@ -541,9 +545,9 @@ class Accounts:
 
     def budgets(self, scope: str | None = None, *, as_known_here: bool = False) -> list[BudgetStatus]:
         """Every budget as it stands. ``as_known_here`` asks no store: what it last told."""
-        now = self.ledger.now(self.clock())
         asked = self.ledger.known if as_known_here else self.ledger.accounts
         accounts = asked() if scope is None or as_known_here else self.ledger.find(scope)
+        now = self.ledger.now(self.clock())  # as the store has just told it
         return [status for a in accounts if a.ends is None or a.ends > now for status in statuses_of(a)]
 
     def spend_of(self, purse: Purse) -> dict[str, Any]:

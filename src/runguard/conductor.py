@@ -8,6 +8,7 @@ them: it holds a place among the calls in flight and the call's worst case on ev
 import asyncio
 import json
 import logging
+import os
 import secrets
 import threading
 import time
@@ -462,8 +463,8 @@ class Guard:
         ledger.tell(tell)
 
     def _signs_of_life(self) -> Iterator[tuple[str, str]]:
-        now = self.clock()
-        for run in list(self.runs.values()):
+        now, here = self.clock(), os.getpid()
+        for run in [run for run in list(self.runs.values()) if run.pid == here]:  # after a fork, the parent's runs are the parent's
             yield run.info.run, json.dumps(run.snapshot(now), default=str)
 
     # ---- after ------------------------------------------------------------------------------------------------------
@@ -709,6 +710,7 @@ class Guard:
         if permit is not None:
             run.permits[call_id] = (tool, permit)
         rule = self.tool_rule(tool)
+        run.claimed_elsewhere.discard(call)  # whoever was at it may have failed
         is_new = rule is not None and rule.once and call not in run.pending_once and not self.once.is_done(run.info, call)
         if is_new and not await self.once.claim(run.info, call):
             run.claimed_elsewhere.add(call)
@@ -731,7 +733,7 @@ class Guard:
             "runs": [run.snapshot(now) for run in list(self.runs.values())],
             "budgets": self.accounts.budgets(as_known_here=True),
             "outages": dict(self.accounts.outages),
-            "breakers": {tool: breaker.state(now).value for tool, breaker in list(self.breakers.items())},
+            "breakers": {tool: breaker.state(self.accounts.ledger.now(now)).value for tool, breaker in list(self.breakers.items())},
             "trips": len(self.trips),
             "guard_errors": self.guard_errors + self.accounts.errors,
             "callbacks_dropped": self.outbox.dropped,

@@ -1,5 +1,6 @@
 """The state of one running root run, and of each of its strands. Kept by the guard, gone when the run ends."""
 
+import os
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -73,6 +74,7 @@ class Run:
         "nudges",
         "pending_once",
         "permits",
+        "pid",
         "purse",
         "refused_at_border",
         "refusing",
@@ -86,7 +88,7 @@ class Run:
     )
 
     def __init__(self, info: RunInfo, policy: Policy, tool_rule: Callable[[str], ToolRule | None], purse: Purse) -> None:
-        self.info, self.purse = info, purse
+        self.info, self.purse, self.pid = info, purse, os.getpid()
         self.started = info.at
         self.spend = Spend()
         self.in_flight: set[Callable[[], None]] = set()  # how to end each call that is at a model now

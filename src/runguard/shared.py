@@ -4,11 +4,13 @@ Local copies answer at once. What changes goes to the store in order with everyt
 next reservation. Only two things are awaited, both rare: the one probe of an open breaker, and the claim of a side effect.
 """
 
+import asyncio
 import json
 import logging
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
+from concurrent.futures import Future
 from typing import Any, Final
 
 from runguard.breaker import Breaker, BreakerState, Permit
@@ -22,6 +24,7 @@ _TOOLS_KEPT: Final = 4_096
 _SESSIONS_KEPT: Final = 10_000
 _ONCE_PER_SESSION: Final = 1_000
 _TRIES: Final = 20
+_FINISH_S: Final = 5.0
 CONTROL: Final = "control"
 
 
@@ -128,6 +131,7 @@ class Once:
 
     def __init__(self, ledger: Ledger, claim_seconds: float) -> None:
         self._ledger, self._claim_seconds = ledger, claim_seconds
+        self._finishing: dict[str, Future[None]] = {}  # what the store has not heard yet
         self._done: OrderedDict[tuple[str, str, str], OrderedDict[bytes, None]] = OrderedDict()
         self._lock = threading.Lock()
 
@@ -139,6 +143,9 @@ class Once:
         if not self._ledger.is_shared:
             return True
         answer: list[str] = []
+        told = self._finishing.get(_claim_key(info, call))
+        if told is not None:  # our own last attempt is over, and the store has to hear that first
+            await asyncio.wait((asyncio.wrap_future(told),), timeout=_FINISH_S)
         try:
             await self._ledger.ask(lambda session: answer.append(session.claim(_claim_key(info, call), self._claim_seconds)))
         except (StoreOutage, StoreError):
@@ -151,8 +158,18 @@ class Once:
     def settle(self, info: RunInfo, call: bytes, done: bool) -> None:
         if done:
             self._remember(info, call)
-        if self._ledger.is_shared:
-            self._ledger.tell(lambda session: session.finish(_claim_key(info, call), done))
+        if not self._ledger.is_shared:
+            return
+        key, heard = _claim_key(info, call), Future[None]()
+        self._finishing[key] = heard
+
+        def tell(session: Session) -> None:
+            session.finish(key, done)
+            if self._finishing.get(key) is heard:
+                del self._finishing[key]
+            heard.set_result(None)
+
+        self._ledger.tell(tell)
 
     def _remember(self, info: RunInfo, call: bytes) -> None:
         key = (info.app, info.user, info.session)

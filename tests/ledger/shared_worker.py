@@ -10,7 +10,9 @@ import os
 import signal
 import socket
 import sys
+import threading
 from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +26,12 @@ from runguard import Budget, Threshold
 from runguard.adk import RunGuardPlugin
 from runguard.pricing import preload
 from runguard.testing import ScriptedModel, call, run, text
+
+for package, module in {"anthropic": "anthropic_llm", "litellm": "lite_llm"}.items():
+    if find_spec(package) is None:  # ADK tries these imports again and again while it runs, and each try compiles the module anew
+        sys.modules.setdefault(f"google.adk.models.{module}", None)  # type: ignore[arg-type]
+if find_spec("a2a") is None:
+    sys.modules.setdefault("google.adk.agents.remote_a2a_agent", None)  # type: ignore[arg-type]
 
 PRICES = {"scripted-1": {"input": 10, "output": 40}}  # a call of 1,000 and 250 tokens costs $0.02
 
@@ -141,6 +149,8 @@ async def serve(connection: socket.socket) -> None:
 
 def mother(path: str) -> None:
     preload()  # prices: else a thread would load them, and threads and forks do not mix
+    asyncio.run(run(agent(steps(2), tools=[step]), plugins=[RunGuardPlugin(prices=PRICES)]))  # what the first run imports is there for all workers
+    assert threading.active_count() == 1
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     with socket.socket(socket.AF_UNIX) as door:
         door.bind(path)

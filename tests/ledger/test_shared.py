@@ -87,6 +87,18 @@ class Process:
         self._line.close()
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _awake() -> None:
+    """The first run of a process imports half of ADK: seconds that no test should measure."""
+    asyncio.run(run(agent(steps(2), tools=[step]), plugins=[RunGuardPlugin(prices=PRICES)]))
+
+
+@pytest.fixture(autouse=True)
+def _own_policy(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("RUNGUARD_MODE", "RUNGUARD_POLICY", "RUNGUARD_STORE"):
+        monkeypatch.delenv(name, raising=False)
+
+
 @pytest.fixture(scope="session")
 def mother(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     door = str(tmp_path_factory.mktemp("door") / "s")
@@ -158,7 +170,7 @@ def warm(plugin: RunGuardPlugin) -> None:
         with contextlib.suppress(threading.BrokenBarrierError):
             together.wait(5)
 
-    threads = [threading.Thread(target=lambda: contextlib.suppress(StoreOutage).__enter__() or _quietly(ledger(plugin), meet)) for _ in range(4)]
+    threads = [threading.Thread(target=_quietly, args=(ledger(plugin), meet)) for _ in range(4)]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -250,19 +262,21 @@ def test_v12_a_worker_killed_in_a_call_leaves_exact_accounts_to_the_next_one(pla
 
 
 def test_v12_every_window_begins_with_the_whole_cap_in_every_process(place: Place, process: Callable[[], Process]) -> None:
-    one, two = process(), process()
+    """Two seconds stand for a day."""
+    one, two, session = process(), process(), place.connect()
     for each in (one, two):
-        each.do("open", url=place.url, usd="0.10", window="4s")
-    session = place.connect()
-    while session.now() % 4 > 0.4:
-        time.sleep(0.02)
-    made = [one.do("run", session="a", calls=3)["calls"], two.do("run", session="b")["calls"], one.do("run", session="c")["calls"]]
-    period = session.now() // 4
+        each.do("open", url=place.url, usd="0.10", window="2s")
+    for attempt in range(10):  # a slow machine may not do all of it within one window
+        user = f"user{attempt}"
+        assert eventually(lambda: session.now() % 2 < 0.2)
+        period = session.now() // 2
+        made = [one.do("run", user=user, calls=3)["calls"], two.do("run", user=user)["calls"], one.do("run", user=user)["calls"]]
+        if session.now() // 2 == period:
+            break
     assert made == [3, 2, 0]
-    while session.now() // 4 == period:
-        time.sleep(0.02)
+    assert eventually(lambda: session.now() // 2 > period)
+    assert two.do("run", user=user)["calls"] == 5
     session.close()
-    assert [two.do("run", session="d")["calls"], one.do("run", session="e")["calls"]] == [5, 0]
 
 
 def test_an_extension_rearms_its_thresholds_for_every_worker(place: Place, worker: Make) -> None:
@@ -624,9 +638,7 @@ def _no_secret(text: str) -> bool:
 
 
 @every_way
-async def test_a_store_that_goes_away_makes_no_paid_call_and_comes_back(
-    place: Place, trouble: Trouble, worker: Make, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_a_store_that_goes_away_makes_no_paid_call_and_comes_back(place: Place, trouble: Trouble, worker: Make, caplog: pytest.LogCaptureFixture) -> None:
     """on_outage="closed", the default: in the middle of a run, at the beginning of the next, and over with the outage."""
     plugin = worker(url=trouble.url, usd="1", store_timeout=DEADLINE)
     warm(plugin)
@@ -864,13 +876,13 @@ async def test_a_fault_in_what_the_heart_tells_does_not_end_the_bookkeeping(plac
     asked: list[str] = []
 
     def clock() -> float:
-        if threading.current_thread().name.startswith("runguard-store"):
+        if model.calls == 1 and threading.current_thread().name.startswith("runguard-store"):
             asked.append("by the writer")
             raise RuntimeError("a clock that belongs to another thread")
         return time.time()  # noqa: TID251
 
-    plugin = worker(usd="1", clock=clock)
-    result = await play(plugin, ScriptedModel([call("step", q=1), text("done")], latency_s=0.7))
+    plugin, model = worker(usd="1", clock=clock), ScriptedModel([call("step", q=1), text("done")], latency_s=1.2)
+    result = await play(plugin, model)
     assert result.texts == ["done"]
     assert asked, "the heart has beaten"
     await play(plugin, steps(2), session="later")

@@ -149,8 +149,8 @@ class Ledger(Protocol):
     def extend(self, account: Account, more: Amount) -> None:
         """Move the cap; what was spent stays spent."""
 
-    def first(self, account: Account, mark: str, percent: float, limit: Amount) -> bool:
-        """True for the first who asks about this mark in this account and period."""
+    def first(self, account: Account, mark: str, percent: float, limit: Amount) -> bool | None:
+        """True for the first who asks about this mark in this account and period; None when nobody could be asked."""
 
     async def changed(self, since: Refusal, seconds: float) -> bool:
         """Wait until something was settled, released or extended since a refusal; False when the time is over."""
@@ -170,7 +170,7 @@ class Ledger(Protocol):
     def flush(self, seconds: float) -> bool:
         """Wait, bounded, until every fact handed over is booked."""
 
-    async def ask(self, job: Callable[[Session], None]) -> None:
+    async def ask(self, job: Callable[[Session], None], *, again: bool = False) -> None:
         """Let a shared store do something now, within its deadline."""
 
     def tell(self, fact: Callable[[Session], Any]) -> None:

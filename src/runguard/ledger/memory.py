@@ -160,7 +160,7 @@ class MemoryLedger:
     def flush(self, seconds: float) -> bool:
         return True
 
-    async def ask(self, job: Callable[[Session], None]) -> None:
+    async def ask(self, job: Callable[[Session], None], *, again: bool = False) -> None:
         """There is no store to ask."""
 
     def tell(self, fact: Callable[[Session], Any]) -> None:

@@ -77,7 +77,6 @@ class StoreLedger:
     def __init__(self, store: Store, timeout: float, retention_s: float = 30 * 86_400.0) -> None:
         self.retention_s = retention_s
         self.store, self.timeout, self.name, self.is_shared = store, timeout, store.name, True
-        self.worker = f"{os.uname().nodename if hasattr(os, 'uname') else 'worker'}:{os.getpid()}"
         self.outages = 0
         self.lost = 0  # facts that could never be told
         self.control, self._control_text = 0, ""  # the control document as it was last seen, and its version
@@ -85,7 +84,7 @@ class StoreLedger:
         self._accounts: OrderedDict[str, StoredAccount] = OrderedDict()
         self._by_scope: dict[str, set[str]] = {}
         self._offset = 0.0  # the store's clock less ours
-        self._down_until, self._is_away = 0.0, False
+        self._down_until, self._is_away, self._era = 0.0, False, 0
         self._lock = threading.Lock()
         self._start()
         os.register_at_fork(after_in_child=self._start)
@@ -93,8 +92,9 @@ class StoreLedger:
 
     def _start(self) -> None:
         """Also in a forked child: threads and connections stay with the parent."""
+        self.worker = f"{os.uname().nodename if hasattr(os, 'uname') else 'worker'}:{os.getpid()}"
         self._prefix, self._ids = f"{secrets.token_hex(8)}-", itertools.count(1)
-        self._jobs: queue.SimpleQueue[tuple[Callable[[Session], Any], Future[Any]]] = queue.SimpleQueue()
+        self._jobs: queue.SimpleQueue[tuple[Callable[[Session], Any], Future[Any], bool]] = queue.SimpleQueue()
         self._facts: queue.Queue[_Fact] = queue.Queue(_FACTS_KEPT)
         self._waiting: list[tuple[asyncio.AbstractEventLoop, asyncio.Future[None]]] = []
         self._changes = 0
@@ -116,9 +116,13 @@ class StoreLedger:
                 thread.start()
 
     def session(self) -> Session:
-        """This thread's connection."""
+        """This thread's connection; a new one when the store was away since it was made."""
         session: Session | None = getattr(self._local, "session", None)
+        if session is not None and self._local.era != self._era:
+            self._drop_session()
+            session = None
         if session is None:
+            self._local.era = self._era
             session = self._local.session = self.store.connect(self.timeout)
         return session
 
@@ -132,14 +136,24 @@ class StoreLedger:
 
     def _answer(self) -> None:
         while True:
-            job, future = self._jobs.get()
+            job, future, again = self._jobs.get()
             if not future.set_running_or_notify_cancel():
                 continue
             try:
-                future.set_result(job(self.session()))
+                future.set_result(self._do(job, again))
             except BaseException as error:
                 self._drop_session()
                 future.set_exception(error)
+
+    def _do(self, job: Callable[[Session], _T], again: bool) -> _T:
+        used = getattr(self._local, "session", None) is not None
+        try:
+            return job(self.session())
+        except StoreOutage:
+            if not (used and again):
+                raise
+            self._drop_session()  # a connection that was cut while nobody used it is no outage: once more on a new one
+            return job(self.session())
 
     def _tell(self) -> None:
         """The writer: every fact in order, each until it is heard."""
@@ -210,6 +224,7 @@ class StoreLedger:
         self.outages += 1
         if not self._is_away:
             self._is_away = True
+            self._era += 1
             _log.error("runguard.store_outage: %s", error)
         self._down_until = time.monotonic() + _REST_S
 
@@ -218,13 +233,13 @@ class StoreLedger:
             self._is_away, self._down_until = False, 0.0
             _log.warning("runguard.store_back: %s answers again", self.name)
 
-    async def ask(self, job: Callable[[Session], _T]) -> _T:
-        """Run a job on a thread and await it, within the deadline."""
+    async def ask(self, job: Callable[[Session], _T], *, again: bool = False) -> _T:
+        """Run a job on a thread and await it, within the deadline. ``again``: it may be done twice and counts once."""
         if time.monotonic() < self._down_until:
             raise StoreOutage(f"{self.name}: did not answer a moment ago")
         self._ensure_threads()
         future: Future[_T] = Future()
-        self._jobs.put((job, future))
+        self._jobs.put((job, future, again))
         try:
             async with asyncio.timeout(self.timeout):
                 return await asyncio.shield(asyncio.wrap_future(future))
@@ -237,11 +252,11 @@ class StoreLedger:
             self._outage(error)
             raise
 
-    def call(self, job: Callable[[Session], _T]) -> _T:
+    def call(self, job: Callable[[Session], _T], *, again: bool = False) -> _T:
         """For callers that are not on the path of a run: ask, and wait here."""
         self._ensure_threads()
         future: Future[_T] = Future()
-        self._jobs.put((job, future))
+        self._jobs.put((job, future, again))
         try:
             return future.result(2 * self.timeout)
         except FutureTimeout:
@@ -283,7 +298,7 @@ class StoreLedger:
             return answer
 
         try:
-            return await self.ask(job)
+            return await self.ask(job, again=True)
         except BaseException:  # whether it is held is not known, or will be: a release of what is not there makes sure that it never is
             self.release(hold)
             raise
@@ -345,11 +360,11 @@ class StoreLedger:
     async def refresh(self) -> None:
         """Read the control document again; when the store is away, what is known here holds."""
         with contextlib.suppress(StoreOutage, StoreError):
-            await self.ask(self._read_control)
+            await self.ask(self._read_control, again=True)
 
     def refresh_now(self) -> None:
         with contextlib.suppress(StoreOutage, StoreError):
-            self.call(self._read_control)
+            self.call(self._read_control, again=True)
 
     def watch(self, on_control: Callable[[str], None], running: Callable[[], Iterable[tuple[str, str]]]) -> None:
         alive = [entry for entry in self._guards if entry[0]() is not None]
@@ -369,14 +384,14 @@ class StoreLedger:
 
         return self.call(job)
 
-    def first(self, account: Account, mark: str, percent: float, limit: Amount) -> bool:
+    def first(self, account: Account, mark: str, percent: float, limit: Amount) -> bool | None:
         """Asked by the writer, after it has booked what reached the mark."""
         try:
             return self.session().first(account.key, mark, percent, limit)
-        except StoreOutage as error:  # unheard: nobody fires now, the next settlement asks again
+        except (StoreOutage, StoreError) as error:  # unheard: nobody fires now, the next settlement asks again
             self._outage(error)
             self._drop_session()
-            return False
+            return None
 
     def extend(self, account: Account, more: Amount) -> None:
         assert isinstance(account, StoredAccount)
@@ -407,10 +422,15 @@ class StoreLedger:
         return True  # others may have settled: nobody tells us, so ask
 
     def find(self, scope: str) -> list[Account]:
-        return [self._known(balance) for balance in sorted(self.call(lambda session: session.read(scope)), key=lambda b: b.ends or 0.0)]
+        return sorted(self._read(scope), key=lambda account: account.ends or 0.0)
 
     def accounts(self) -> list[Account]:
-        return [self._known(balance) for balance in self.call(lambda session: session.read())]
+        return self._read(None)
+
+    def _read(self, scope: str | None) -> list[Account]:
+        balances, now = self.call(lambda session: (session.read(scope), session.now()), again=True)
+        self._offset = now - time.time()  # noqa: TID251
+        return [self._known(balance) for balance in balances]
 
     def known(self) -> list[Account]:
         with self._lock:
