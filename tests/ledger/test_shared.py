@@ -762,7 +762,7 @@ async def test_a_long_outage_is_logged_once_although_a_run_goes_on_beating(place
     trouble = Trouble(place, "refuses")
     plugin = worker(url=trouble.url, usd="1", store_timeout=DEADLINE)
     warm(plugin)
-    model = ScriptedModel([text("done")], latency_s=3.5)
+    model = ScriptedModel([text("done")], latency_s=2.8)
     running = asyncio.create_task(play(plugin, model))
     await _in_flight(model)
     trouble.begin()
@@ -794,7 +794,9 @@ async def test_whoever_looks_in_while_the_store_is_away_gets_an_answer(worker: M
     trouble.end()
 
 
-# ---- stores that answer oddly ---------------------------------------------------------------------------------------
+# ---- stores that answer oddly: what the ledger makes of it is the same for every store ------------------------------
+
+on_a_file = pytest.mark.parametrize("place", ["sqlite"], indirect=True)
 
 
 class Odd:
@@ -827,6 +829,7 @@ class _OddSession:
         return asked
 
 
+@on_a_file
 async def test_a_reservation_that_is_granted_after_the_deadline_is_given_back(place: Place, worker: Make) -> None:
     plugin = worker(Odd(place.store(), reserve=lambda number: time.sleep(0.8) if number == 2 else None), usd="1", store_timeout=0.4)
     warm(plugin)
@@ -840,6 +843,7 @@ async def test_a_reservation_that_is_granted_after_the_deadline_is_given_back(pl
     assert balance(place) == (CALL, 0, 1)
 
 
+@on_a_file
 async def test_a_reservation_whose_caller_was_cancelled_is_given_back(place: Place, worker: Make) -> None:
     plugin = worker(Odd(place.store(), reserve=lambda _: time.sleep(0.4)), usd="1")
     warm(plugin)
@@ -855,6 +859,7 @@ async def test_a_reservation_whose_caller_was_cancelled_is_given_back(place: Pla
     assert balance(place) == (0, 0, 0)
 
 
+@on_a_file
 async def test_a_threshold_that_could_not_be_asked_about_fires_with_the_next_call(place: Place, worker: Make) -> None:
     """The store was away between the settlement that reached it and the question who tells."""
 
@@ -871,6 +876,7 @@ async def test_a_threshold_that_could_not_be_asked_about_fires_with_the_next_cal
     assert fired == [Decimal("0.08")]
 
 
+@on_a_file
 async def test_a_fault_in_what_the_heart_tells_does_not_end_the_bookkeeping(place: Place, worker: Make) -> None:
     """The writer asks the guards for their runs, whose state changes under its eyes; whatever that raises, it must go on booking."""
     asked: list[str] = []
@@ -890,6 +896,7 @@ async def test_a_fault_in_what_the_heart_tells_does_not_end_the_bookkeeping(plac
     assert balance(place) == (4 * CALL, 0, 4)
 
 
+@on_a_file
 async def test_a_side_effect_that_failed_can_be_tried_again_at_once_however_slow_the_records_are(place: Place, worker: Make) -> None:
     done: list[int] = []
 
@@ -1146,10 +1153,10 @@ async def test_another_process_reads_who_spent_what_and_why_runs_were_stopped(pl
 
 async def test_a_live_run_is_seen_by_others_and_forgotten_at_its_end(place: Place, worker: Make) -> None:
     plugin = worker(usd="1")
-    model = ScriptedModel([text("done")], latency_s=2.5)
+    model = ScriptedModel([text("done")], latency_s=1.8)
     running = asyncio.create_task(play(plugin, model))
     session = await asyncio.to_thread(place.connect)
-    assert await asyncio.to_thread(eventually, lambda: len(session.running(5)) == 1, 2.4)
+    assert await asyncio.to_thread(eventually, lambda: len(session.running(5)) == 1, 1.7)
     ((run_id, who, at, body),) = session.running(5)
     seen = json.loads(body)
     assert (run_id, who, seen["user"], seen["in_flight"]) == (seen["run"], ledger(plugin).worker, "alice", 1)
@@ -1294,6 +1301,19 @@ async def test_a_store_of_a_newer_version_is_left_alone_and_says_so(place: Place
     with pytest.raises(StoreError, match="newer RunGuard"):
         plugin.stop("all", actor="ops", reason="x")
     assert _no_secret(caplog.text + trip.message)
+
+
+@on_a_file
+async def test_a_worker_that_starts_while_another_writes_the_new_file_waits_for_it(place: Place, worker: Make) -> None:
+    """SQLite itself does not wait when the journal of a new file is set up."""
+    other = sqlite3.connect(urlsplit(place.url).path[1:], isolation_level=None, check_same_thread=False)
+    other.execute("BEGIN IMMEDIATE")
+    released = threading.Timer(0.3, other.close)
+    released.start()
+    model = steps(1)
+    result = await play(worker(usd="1"), model)
+    released.join()
+    assert (model.calls, result.trips) == (1, [])
 
 
 @pytest.mark.parametrize("url", ["redis://:hunter2@127.0.0.1:1/0", "postgresql://u:hunter2@127.0.0.1:1/db", "redis://:hunter2@192.0.2.1:6379/0"])

@@ -91,15 +91,28 @@ class SqliteSession:
                     self._is_ours()
                 finally:
                     self._db.execute("ROLLBACK")
-                self._db.execute("PRAGMA journal_mode=WAL")
-                self._db.execute(f"PRAGMA synchronous={synchronous}")
                 if fcntl is not None:
                     self._queue = Path(f"{path}-queue").open("a")  # noqa: SIM115 - open for as long as the session
                 self._inode = path.stat().st_ino
+                self._use_wal()
+                self._db.execute(f"PRAGMA synchronous={synchronous}")
                 self._migrate()
             except BaseException:
                 self.close()
                 raise
+
+    def _use_wal(self) -> None:
+        """SQLite does not wait here, however long it was told to, when another session is writing the new file."""
+        end = time.monotonic() + self._timeout
+        while True:
+            try:
+                with self._in_line():
+                    self._db.execute("PRAGMA journal_mode=WAL")
+                return
+            except sqlite3.OperationalError as error:
+                if not str(getattr(error, "sqlite_errorname", "")).startswith("SQLITE_BUSY") or time.monotonic() > end:
+                    raise
+                time.sleep(0.01)
 
     def _is_ours(self) -> bool:
         """Whether the schema is there; an error when the file is somebody else's, or of another version."""
