@@ -558,9 +558,17 @@ class Accounts:
 
     @staticmethod
     def record_of(charge: Charge) -> dict[str, Any]:
-        """What one call took, for the records: numbers and names, no text of anybody."""
+        """What one call took, for the records: numbers and names, no text of anybody. A later record with the same id replaces it."""
         entry, (agent, model, tool) = charge.booked or Entry(), charge.entry
-        facts = {"agent": agent, "model": model, "tool": tool, "input": entry.input, "output": entry.output, "cached": entry.cached}
+        facts = {
+            "id": charge.hold.id if charge.hold is not None else "",
+            "agent": agent,
+            "model": model,
+            "tool": tool,
+            "input": entry.input,
+            "output": entry.output,
+            "cached": entry.cached,
+        }
         unknown = {"estimated": True} if entry.estimated else {}
         return {**facts, **unknown, "usd": None if entry.unpriced else str(to_usd(entry.nano))}
 

@@ -88,7 +88,6 @@ class Guard:
         self.accounts.switch.listeners.append(self._enforce_stops)
         self.breakers = Breakers(self.accounts.ledger, policy.max_tool_failures or _BREAKER_FAILURES, policy.half_open_reset_seconds)
         self.once = Once(self.accounts.ledger, policy.hold_seconds)
-        self.accounts.ledger.watch(self._on_control, self._signs_of_life)
         self.guard_errors = 0
         self._enforces = policy.mode == "enforce"
         self._max_chars = policy.max_tool_result_chars or 0
@@ -102,6 +101,7 @@ class Guard:
             for name in ("repetition", "no_news", "same_call", "cycle", "stall", "tool_failures", "empty", "handoff", "growth", "polling", "context")
             if (rungs := policy.rungs(name)) is not None and rungs != Rungs()
         }
+        self.accounts.ledger.watch(self._on_control, self._signs_of_life)  # last: it may be told something at once
 
     # ---- runs and lanes ---------------------------------------------------------------------------------------------
 

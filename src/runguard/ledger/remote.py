@@ -16,7 +16,7 @@ import threading
 import time
 import weakref
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout
 from dataclasses import dataclass
@@ -87,7 +87,7 @@ class StoreLedger:
         self._down_until, self._is_away, self._era = 0.0, False, 0
         self._lock = threading.Lock()
         self._start()
-        os.register_at_fork(after_in_child=self._start)
+        os.register_at_fork(before=self._hush, after_in_parent=self._go_on, after_in_child=self._start)
         atexit.register(self.flush, _GOODBYE_S)
 
     def _start(self) -> None:
@@ -101,6 +101,30 @@ class StoreLedger:
         self._local = threading.local()
         self._threads: list[threading.Thread] = []
         self._lock = threading.Lock()
+        self._gate, self._inside, self._forking = threading.Condition(), 0, False
+
+    def _hush(self) -> None:
+        """Before a fork, let whoever is inside the store finish, bounded: a client library's locks are copied as they are, held for ever."""
+        with self._gate:
+            self._forking = True
+            self._gate.wait_for(lambda: not self._inside, self.timeout)
+
+    def _go_on(self) -> None:
+        with self._gate:
+            self._forking = False
+            self._gate.notify_all()
+
+    @contextlib.contextmanager
+    def _in_store(self) -> Iterator[None]:
+        with self._gate:
+            self._gate.wait_for(lambda: not self._forking, self.timeout)
+            self._inside += 1
+        try:
+            yield
+        finally:
+            with self._gate:
+                self._inside -= 1
+                self._gate.notify_all()
 
     # ---- threads ----------------------------------------------------------------------------------------------------
 
@@ -147,13 +171,14 @@ class StoreLedger:
 
     def _do(self, job: Callable[[Session], _T], again: bool) -> _T:
         used = getattr(self._local, "session", None) is not None
-        try:
-            return job(self.session())
-        except StoreOutage:
-            if not (used and again):
-                raise
-            self._drop_session()  # a connection that was cut while nobody used it is no outage: once more on a new one
-            return job(self.session())
+        with self._in_store():
+            try:
+                return job(self.session())
+            except StoreOutage:
+                if not (used and again):
+                    raise
+                self._drop_session()  # a connection that was cut while nobody used it is no outage: once more on a new one
+                return job(self.session())
 
     def _tell(self) -> None:
         """The writer: every fact in order, each until it is heard."""
@@ -190,12 +215,13 @@ class StoreLedger:
         if not alive:
             return
         try:
-            session, version = self.session(), self.control
-            for run, text in alive:
-                version = session.beat(run, self.worker, text)
-            self._is_back()
-            if version != self.control:
-                self._read_control(session)
+            with self._in_store():
+                session, version = self.session(), self.control
+                for run, text in alive:
+                    version = session.beat(run, self.worker, text)
+                self._is_back()
+                if version != self.control:
+                    self._read_control(session)
         except StoreOutage as error:
             self._outage(error)
             self._drop_session()
@@ -207,7 +233,8 @@ class StoreLedger:
         tries = 0
         while True:
             try:
-                reply = fact.tell(self.session())
+                with self._in_store():
+                    reply = fact.tell(self.session())
                 break
             except StoreOutage as error:
                 if tries == 0:
@@ -216,7 +243,12 @@ class StoreLedger:
                 time.sleep(_BACKOFF_S[min(tries, len(_BACKOFF_S) - 1)])
                 tries += 1
         if reply is not None:
-            self._heard(reply, fact.accounts)
+            try:
+                with self._in_store():
+                    self._heard(reply, fact.accounts)
+            except (StoreOutage, StoreError) as error:  # it is booked; what else there was to learn comes with the next answer
+                self._outage(error)
+                self._drop_session()
         if fact.then is not None:
             fact.then()
 
@@ -387,7 +419,8 @@ class StoreLedger:
     def first(self, account: Account, mark: str, percent: float, limit: Amount) -> bool | None:
         """Asked by the writer, after it has booked what reached the mark."""
         try:
-            return self.session().first(account.key, mark, percent, limit)
+            with self._in_store():
+                return self.session().first(account.key, mark, percent, limit)
         except (StoreOutage, StoreError) as error:  # unheard: nobody fires now, the next settlement asks again
             self._outage(error)
             self._drop_session()

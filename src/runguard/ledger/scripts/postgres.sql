@@ -212,7 +212,10 @@ BEGIN
     IF p_actual IS NULL THEN  -- of one that is not known: should it still be on its way, it must not hold anything when it arrives
       INSERT INTO runguard.holds (id, keys, state, expires, updated, usd, tokens, calls) VALUES (p_hold, '{}', 'released', v_now, v_now, 0, 0, 0)
       ON CONFLICT (id) DO NOTHING;
-      RETURN runguard.answer(true, false, v_now, runguard.control(), false, NULL);
+      IF FOUND OR NOT EXISTS (SELECT 1 FROM runguard.holds WHERE id = p_hold AND state = 'open' AND expires > v_now) THEN
+        RETURN runguard.answer(true, false, v_now, runguard.control(), false, NULL);
+      END IF;
+      CONTINUE;  -- it was made at this very moment: look again
     END IF;
     v_held := '{0,0,0}';
     SELECT keys, state, ARRAY[coalesce(paid_usd, 0), coalesce(paid_tokens, 0), coalesce(paid_calls, 0)] INTO v_keys, v_state, v_booked
