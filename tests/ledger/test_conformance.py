@@ -647,6 +647,27 @@ def test_a_reservation_that_arrives_after_its_release_holds_nothing(session: Ses
     assert the(session).spent == CALL
 
 
+def test_a_release_that_meets_its_reservation_at_the_same_moment_takes_it_back(session: Session, connect: Connect) -> None:
+    """Whichever of the two the store sees first, nothing stays held."""
+    other = connect()
+    session.reserve("first", LONG_S, [a_line()], CALL)
+    session.release("first")
+    for number in range(60):
+        together = threading.Barrier(2)
+        lines, hold = [a_line()], f"h{number}"
+
+        def ask(together: threading.Barrier = together, hold: str = hold, lines: list[Line] = lines) -> None:
+            together.wait()
+            session.reserve(hold, LONG_S, lines, CALL)
+
+        asking = threading.Thread(target=ask)
+        asking.start()
+        together.wait()
+        other.release(hold)
+        asking.join()
+    assert the(session).held == NOTHING
+
+
 # ---- expiry ---------------------------------------------------------------------------------------------------------
 
 
