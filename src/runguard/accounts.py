@@ -143,10 +143,11 @@ class Accounts:
         rates = self.pricing.rates(event.model, event.at)
         lines = self._lines(purse, event)
         output = event.max_output_tokens
-        if output is None and lines.accounts:
+        if output is None and any(a.cap_usd < UNLIMITED or a.cap_tokens < UNLIMITED for a in lines.accounts):
             output = self.max_output(event.model)
         output = output or 0
         charge = Charge(purse, event.agent, event.model, event.tool, rates, event.input_tokens, event.audio_tokens, output, event.at, event.lane, lines)
+        charge.limited = event.max_output_tokens is not None
         if self.switch.stops and self.switch.of(scopes_of(purse.info)) is not None:
             await self.ledger.refresh()  # somebody may have taken it back
             if (stop := self.switch.of(scopes_of(purse.info))) is not None:
@@ -193,6 +194,11 @@ class Accounts:
                 denied.meter = self._meter_of(charge, denied)
                 result = await self._reserve(charge, event, force=True)
         assert isinstance(result, Hold)
+        if charge.lines.may_stop and (late := self._denied_at_once(charge.lines, rates)) is not None:  # by what the store has just told
+            denied = late
+            if enforce:
+                self.ledger.release(result)
+                return None, denied
         stop = self.switch.of(scopes_of(purse.info)) if self.switch.stops else None
         if stop is not None:  # told with the reservation
             denied = Denied(stop=stop)
@@ -266,7 +272,7 @@ class Accounts:
                 if lowered is None:
                     denied.least = self.policy.min_output_tokens if self.policy.min_output_tokens < charge.max_output else 0
                     break
-                charge.max_output, charge.lowered = lowered, True
+                charge.max_output, charge.lowered, charge.limited = lowered, True, True
             result = await self._reserve(charge, event)
             if isinstance(result, Hold):
                 return result

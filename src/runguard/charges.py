@@ -115,6 +115,7 @@ class Charge:
     hold: Hold | None = None
     held: int = 0  # nano-USD
     lowered: bool = False  # the request must be capped to ``max_output``
+    limited: bool = False  # the request said how much it may answer, or was lowered: what was reserved relies on it
     booked: Entry | None = None
     entry: tuple[str, str, str] = ("", "", "")
     over: bool = False  # settled or released

@@ -92,13 +92,16 @@ def _load(path: Path | None, *, given: bool) -> "Policy":
 
 def _changed(policy: "Policy") -> dict[str, tuple[Any, Any]]:
     """Settings in force that differ from the defaults: name -> (value, default). Rules as the rungs that result."""
+    from runguard.ledger.urls import store_name
     from runguard.policy import RULES, PolicyFile
 
     changed: dict[str, tuple[Any, Any]] = {}
+    told = policy.model_dump(mode="json", include=set(PolicyFile.model_fields), exclude_none=True, exclude={"tools", "rules"})
     for name, field in PolicyFile.model_fields.items():
-        value = getattr(policy, name)
-        if name not in ("rules", "tools") and value != field.default:
-            changed[name] = (value, field.default)
+        if name not in ("rules", "tools") and getattr(policy, name) != field.default:
+            changed[name] = (told.get(name), field.default)
+    if "store" in changed:
+        changed["store"] = (store_name(policy.store), "memory")  # a URL may hold a password
     for rule, (default, _) in RULES.items():
         rungs = policy.rungs(rule)
         if rungs != default:

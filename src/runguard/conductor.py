@@ -61,6 +61,7 @@ _NOTED_KEPT: Final = 256
 # Which setting to change when a rule was too strict, for the operator's "how to resume".
 _RESUME: Final = {
     "policy_error": "correct the policy file and start the process again",
+    "context": "the next turn begins with the same history: start a new session, compact its events, or raise max_context_tokens",
     "guard_error": "this is a fault of RunGuard; on_guard_error='allow' lets runs go on unguarded",
 }
 _SETTINGS: Final = {
@@ -96,6 +97,7 @@ class Guard:
         self._tool_rules: dict[str, ToolRule | None] = {}
         self._lock = threading.Lock()
         self._alerts = 0
+        self._switching = threading.Lock()
         self._lane_rungs = {
             name: rungs
             for name in ("repetition", "no_news", "same_call", "cycle", "stall", "tool_failures", "empty", "handoff", "growth", "polling", "context")
@@ -224,12 +226,15 @@ class Guard:
         if run.stopped is not None or lane.stopped is not None or lane.parent is not None:
             stopped = run.stopped or lane.stop_in_force()
             if stopped is not None:
+                if type(event) is ToolCall:
+                    self._give_up_once(run, event)
                 return Decision(_STOP, None, stopped, text_for_model(_STOPPED_FINDING), enforced=True)
         kind = type(event)
         decision = ALLOW
         if kind is ToolCall:
             decision = self._check_tool(run, lane, event)  # type: ignore[arg-type]
             if decision.action >= _BLOCK and decision.enforced:
+                self._give_up_once(run, event)  # type: ignore[arg-type]
                 return decision
         found = self._ask(run, lane, event)
         if found is None:
@@ -241,21 +246,22 @@ class Guard:
         decision = self._decide(run, lane, event, found)
         if kind is ModelCall and not (decision.action is _STOP and decision.enforced):
             run.spend.model_calls += 1
-        elif kind is ToolCall and not (decision.action >= _BLOCK and decision.enforced):
-            run.spend.tool_calls += 1
+        elif kind is ToolCall:
+            if decision.action >= _BLOCK and decision.enforced:
+                self._give_up_once(run, event)  # type: ignore[arg-type]
+            else:
+                run.spend.tool_calls += 1
         return decision
 
     def _check_tool(self, run: Run, lane: Lane, event: ToolCall) -> Decision:
         rule = self.tool_rule(event.tool)
-        if (
-            rule is not None
-            and rule.once
-            and (event.call in run.pending_once or event.call in run.claimed_elsewhere or self.once.is_done(run.info, event.call))
-        ):
+        call = event.call
+        taken = run.pending_once.get(call, event.id) != event.id or call in run.claimed_elsewhere
+        if rule is not None and rule.once and (taken or self.once.is_done(run.info, call)):
             finding = Finding("once", _BLOCK, 2, 1, "executions", "call", event.tool, event.call.hex())
             return self._decide(run, lane, event, finding)
         if rule is not None and rule.once:
-            run.pending_once.add(event.call)
+            run.pending_once[call] = event.id
         breaker = self.breakers.get(event.tool)
         if breaker is None or event.id in run.permits:  # none, or its probe was claimed for this call
             return ALLOW
@@ -405,7 +411,7 @@ class Guard:
         self._alerts += 1
         action = _NUDGE if threshold.action == "nudge" else _WARN
         key = f"{account.key}:{account.granted}:{threshold.percent}:{threshold.action}:{self._alerts if threshold.recurring else ''}"
-        detail = f"{threshold.percent:.0%} of the budget of {account.scope} is spent"
+        detail = f"{threshold.percent:.0%} of the budget of {account.scope} is spent: {status.spent} of {status.limit} {status.unit}"
         money = Money(reached.meter.per.kind, account.scope, to_usd(account.spent_usd), to_usd(account.due_usd - account.spent_usd), account.ends)
         finding = Finding("budget", action, status.spent, status.limit, status.unit, "run", "", key, detail, money=money)
         lane = run.lanes.get(charge.lane) or run.lanes[ROOT_LANE]
@@ -426,7 +432,11 @@ class Guard:
         self._change_stops(lambda stops: {name: stop for name, stop in stops.items() if name != scope})
 
     def _change_stops(self, change: Callable[[dict[str, Stop]], dict[str, Stop]]) -> None:
-        self.accounts.switch.load(self.accounts.ledger.change_control(lambda text: with_stops(text, change(read_stops(text)))))
+        ledger = self.accounts.ledger
+        with self._switching:  # the document and what is known of it change as one
+            text = ledger.change_control(lambda text: with_stops(text, change(read_stops(text))))
+            if not ledger.is_shared:  # a shared one has told us, in order
+                self.accounts.switch.load(text)
 
     def _on_control(self, text: str) -> None:
         """The control document of the store has changed: stops and breakers."""
@@ -696,7 +706,13 @@ class Guard:
     def _tell(self, decision: Decision) -> None:
         finding = decision.finding
         if finding is not None and decision.action < _STOP:
-            _log.info("runguard.%s: %s, %s %s of %s", decision.action.word, finding.rule, finding.observed, finding.unit, finding.tool or finding.detail)
+            # What only costs nerves stays quiet; that money or context runs out is said where everybody sees it.
+            level = logging.WARNING if decision.action is _WARN and finding.rule in ("budget", "context") else logging.INFO
+            if finding.money is not None:
+                _log.log(level, "runguard.%s: %s", decision.action.word, finding.detail)
+            else:
+                facts = (decision.action.word, finding.rule, finding.observed, finding.unit, finding.tool or finding.detail)
+                _log.log(level, "runguard.%s: %s, %s %s of %s", *facts)
         if self.policy.on_decision is not None:
             self.outbox.send(self.policy.on_decision, decision)
 
@@ -711,13 +727,26 @@ class Guard:
             run.permits[call_id] = (tool, permit)
         rule = self.tool_rule(tool)
         run.claimed_elsewhere.discard(call)  # whoever was at it may have failed
-        is_new = rule is not None and rule.once and call not in run.pending_once and not self.once.is_done(run.info, call)
-        if is_new and not await self.once.claim(run.info, call):
+        if rule is None or not rule.once or call in run.pending_once or self.once.is_done(run.info, call):
+            return
+        run.pending_once[call] = call_id  # before the wait: an equal call beside this one is refused, and the end of the run gives the claim back
+        try:
+            mine = await self.once.claim(run.info, call)
+        except BaseException:  # cancelled while it asked: whatever was claimed is free again
+            self._settle_once(run, call, False)
+            raise
+        if not mine:
+            run.pending_once.pop(call, None)
             run.claimed_elsewhere.add(call)
 
     def _settle_once(self, run: Run, call: bytes, done: bool) -> None:
-        run.pending_once.discard(call)
+        run.pending_once.pop(call, None)
         self.once.settle(run.info, call, done)
+
+    def _give_up_once(self, run: Run, event: ToolCall) -> None:
+        """A call that was refused was not done: it may be tried again."""
+        if run.pending_once.get(event.call) == event.id:
+            self._settle_once(run, event.call, False)
 
     # ---- looking in -------------------------------------------------------------------------------------------------
 

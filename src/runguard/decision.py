@@ -196,7 +196,7 @@ _REFUSALS: Final[dict[str, str]] = {
     "breaker": "Not executed: '{tool}' is out of service at the moment. Do not call it again in this task; go on without it or report the failure.",
     "depth": "Not executed: the task has been delegated too many times already. Do not delegate it further; answer with what is known.",
     "tool_limit": "Not executed: '{tool}' may be called {limit} times in this task and has been. Do not call it again; use the answers you have.",
-    "once": "Not executed: '{tool}' has already been done with these arguments, successfully. Do not repeat it.",
+    "once": "Not executed: '{tool}' with these arguments has been done, or is being done right now. Do not repeat it.",
     "fan_out": "Not started: too many calls are running at once. Do not retry; go on with the results that are there.",
     "context": "The answer of '{tool}' was too large for this conversation and was left out. Do not make the same call again; ask for a smaller part, "
     "if the tool offers it.",

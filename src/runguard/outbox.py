@@ -10,12 +10,15 @@ import inspect
 import logging
 import queue
 import threading
+import time
+import weakref
 from collections.abc import Callable
 from typing import Any, Final
 
 _log: Final = logging.getLogger("runguard")
 _CAPACITY: Final = 1_000
 _GOODBYE_S: Final = 2.0
+_IDLE_S: Final = 5.0
 
 
 class Outbox:
@@ -29,17 +32,16 @@ class Outbox:
         self.failed = 0
 
     def send(self, callback: Callable[..., Any], value: Any) -> None:
-        try:
-            self._queue.put_nowait((callback, value))
-        except queue.Full:
-            self.dropped += 1
-            return
-        if self._thread is None or not self._thread.is_alive():  # also after a fork, which takes no threads along
-            with self._lock:
-                if self._thread is None or not self._thread.is_alive():
-                    self._thread = threading.Thread(target=self._work, name="runguard-outbox", daemon=True)
-                    self._thread.start()
-                    atexit.register(self.flush, _GOODBYE_S)
+        with self._lock:
+            try:
+                self._queue.put_nowait((callback, value))
+            except queue.Full:
+                self.dropped += 1
+                return
+            if self._thread is None or not self._thread.is_alive():  # also after a fork, which takes no threads along
+                self._thread = threading.Thread(target=self._work, name="runguard-outbox", daemon=True)
+                self._thread.start()
+                _outboxes.add(self)
 
     def flush(self, seconds: float = _GOODBYE_S) -> bool:
         """Wait, bounded, until everything sent so far was handled."""
@@ -54,7 +56,14 @@ class Outbox:
 
     def _work(self) -> None:
         while True:
-            callback, value = self._queue.get()
+            try:
+                callback, value = self._queue.get(timeout=_IDLE_S)
+            except queue.Empty:
+                with self._lock:
+                    if self._queue.empty():  # nothing to do: the next one starts a thread again
+                        self._thread = None
+                        return
+                continue
             try:
                 result = callback(value)
                 if inspect.isawaitable(result):
@@ -62,6 +71,17 @@ class Outbox:
             except BaseException:  # a callback's failure is its owner's to read, and nobody's to suffer
                 self.failed += 1
                 _log.exception("runguard.callback_failed: %s raised; the run is not affected", getattr(callback, "__name__", "callback"))
+
+
+_outboxes: Final["weakref.WeakSet[Outbox]"] = weakref.WeakSet()
+
+
+@atexit.register
+def _say_goodbye() -> None:
+    """At the end of the process, one deadline for all of them."""
+    end = time.monotonic() + _GOODBYE_S
+    for outbox in list(_outboxes):
+        outbox.flush(max(end - time.monotonic(), 0.0))
 
 
 async def _finish(result: Any) -> None:

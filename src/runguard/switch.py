@@ -59,7 +59,12 @@ def with_stops(text: str, stops: dict[str, Stop]) -> str:
     return json.dumps(document, sort_keys=True)
 
 
+_PARTS: Final = {"app": 1, "run": 1, "user": 2, "session": 3}
+
+
 def check_scope(scope: Any) -> str:
-    if isinstance(scope, str) and (scope == ALL or (scope.split(":")[0] in ("app", "user", "session", "run") and scope.partition(":")[2])):
-        return scope
+    """A scope that can be stopped, in full: one that names nobody would stop nobody."""
+    kind, _, names = scope.partition(":") if isinstance(scope, str) else ("", "", "")
+    if scope == ALL or (kind in _PARTS and len(names.split("/")) == _PARTS[kind] and all(names.split("/"))):
+        return str(scope)
     raise PolicyError(f"{scope!r} cannot be stopped; give one of {', '.join(_KINDS)}")

@@ -172,3 +172,13 @@ def test_the_schema_knows_every_setting() -> None:
     ran = runguard("check", "--schema")
     assert ran.exit_code == 0
     assert set(json.loads(ran.stdout)["properties"]) == set(PolicyFile.model_fields)
+
+
+def test_check_tells_budgets_prices_and_a_store_without_its_password(tmp_path: Path) -> None:
+    file = tmp_path / "runguard.toml"
+    file.write_text('store = "redis://:hunter2@127.0.0.1:6379/0"\nmax_usd = 2\n[[budgets]]\nusd = 5\nper = "user"\n[prices.acme]\ninput = 1\noutput = 2\n')
+    for options in ([], ["--json"]):
+        ran = CliRunner().invoke(main, ["check", str(file), *options])
+        assert ran.exit_code == 0, ran.output
+        assert "hunter2" not in ran.output
+        assert all(word in ran.output for word in ("max_usd", "budgets", "acme", "redis://127.0.0.1:6379"))

@@ -260,7 +260,14 @@ async def _enter(outer: Crossing | None, llm: BaseLlm, request: LlmRequest, toll
     for guard, invocation, lane, agent, tool in _callers():
         if guard in mine:
             continue  # its own hook announced the call
-        stop = await _ask(guard, invocation, lane, agent, tool, request, tolls)
+        try:
+            stop = await _ask(guard, invocation, lane, agent, tool, request, tolls)
+        except Exception as error:  # the guard's own fault: the policy says what it means
+            guard.guard_errors += 1
+            _log.exception("runguard.guard_error: the account of a call to '%s' could not be opened", request.model)
+            if guard.policy.on_guard_error == "allow":
+                continue
+            return guard.fail(invocation.run.info.run, "guard_error", f"border: {type(error).__name__}", agent), guard
         if stop is not None:
             return stop
     return None
@@ -269,7 +276,7 @@ async def _enter(outer: Crossing | None, llm: BaseLlm, request: LlmRequest, toll
 def _keep_cap(request: LlmRequest, charge: Charge) -> None:
     """A callback after ours may have asked for more output than was reserved."""
     asked = request.config.max_output_tokens
-    if charge.is_capped and asked is not None and asked > charge.max_output > 0:
+    if charge.is_capped and charge.max_output > 0 and (charge.limited if asked is None else asked > charge.max_output):
         cap_output(request, charge.max_output)
 
 

@@ -5,6 +5,7 @@ measured: exact for the old part, an estimate for the new, and the same work how
 part changed (compaction, another history), the whole is measured again and scaled by what was learned.
 """
 
+import asyncio
 import inspect
 import logging
 from collections import deque
@@ -20,6 +21,7 @@ from runguard.fingerprint import size_of
 _log: Final = logging.getLogger("runguard")
 _UPPER: Final = 3  # bytes of text per token, reckoned high: for reserving
 _LIKELY: Final = 4  # and as it mostly is: for the context window
+_COUNT_S: Final = 5.0  # a counter that takes longer holds up the call it is to protect
 _PART: Final = 12  # bytes that every part costs beside its text
 _ENOUGH: Final = 64_000_000
 _IMAGE_TOKENS: Final = 1_120
@@ -56,7 +58,8 @@ async def count_tokens(counter: Callable[..., Any], request: LlmRequest) -> int 
     try:
         counted = counter(request)
         if inspect.isawaitable(counted):
-            counted = await counted
+            async with asyncio.timeout(_COUNT_S):
+                counted = await counted
         if type(counted) is int and counted >= 0:
             return counted
         problem = f"gave {counted!r}, not a number of tokens"

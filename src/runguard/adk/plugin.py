@@ -38,6 +38,7 @@ from runguard.conductor import Guard
 from runguard.decision import METADATA_KEY, STOPPED, Action, Trip
 from runguard.errors import PolicyError, RunStoppedError
 from runguard.events import ROOT_LANE, AgentEntered, ModelCall, ModelResult, Outcome, RunInfo, ToolCall
+from runguard.ledger import StoreError
 from runguard.policy import Policy
 from runguard.pricing import Usage, preload
 from runguard.runs import Lane, Run
@@ -67,6 +68,7 @@ class RunGuardPlugin(BasePlugin):
             self.policy_error = str(error)
             built = Policy.validated({}, "")
         self.guard = Guard(built)
+        self._check_store()
         self.ending = Ending(self, self.guard)
         self.reading = Reading(self, self.guard, self.ending)
         self._off = built.mode == "off" and self.policy_error is None
@@ -78,6 +80,17 @@ class RunGuardPlugin(BasePlugin):
         if not self._off and "genai_prices.data" not in sys.modules:
             threading.Thread(target=preload, name="runguard-prices", daemon=True).start()  # a tenth of a second that no run should wait for
         _log.info("runguard.start: %s", self.describe())
+
+    def _check_store(self) -> None:
+        """A store that cannot be worked with is a mistake to be told now, not in the middle of a run."""
+        if self.policy_error is not None or self.guard.policy.mode == "off":
+            return
+        try:
+            self.guard.accounts.ledger.check()
+        except StoreError as error:
+            if not self.from_file_only:
+                raise PolicyError(f"the store cannot be used: {error}") from None
+            self.policy_error = f"the store cannot be used: {error}"
 
     def describe(self) -> str:
         """Mode, limits, store and ADK version in one line."""

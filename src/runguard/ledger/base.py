@@ -183,7 +183,10 @@ class Ledger(Protocol):
         """See whether the control document has changed."""
 
     def refresh_now(self) -> None:
-        """The same, for callers that are not on the path of a run."""
+        """The same, for callers that are not on the path of a run; raises when nobody answers."""
+
+    def check(self) -> None:
+        """Raise ``StoreError`` when the store behind it cannot be worked with."""
 
     def watch(self, on_control: Callable[[str], None], running: Callable[[], Iterable[tuple[str, str]]]) -> None:
         """Tell a guard when the control document changed, and let it say which runs are alive: names and texts."""

@@ -177,6 +177,9 @@ class MemoryLedger:
     def refresh_now(self) -> None:
         """Nobody else can change it."""
 
+    def check(self) -> None:
+        """There is nothing that could be wrong."""
+
     def watch(self, on_control: Callable[[str], None], running: Callable[[], Iterable[tuple[str, str]]]) -> None:
         """Nobody else can change it."""
 

@@ -9,6 +9,7 @@ import atexit
 import contextlib
 import itertools
 import logging
+import multiprocessing.util
 import os
 import queue
 import secrets
@@ -40,6 +41,7 @@ _BEAT_S: Final = 1.0
 _PURGE_S: Final = 3_600.0
 _BEATS_AT_ONCE: Final = 200
 _CONTROL_TRIES: Final = 20
+_ROUNDS: Final = 60  # of the deadline that a call may stand in line while others are served
 
 
 class StoredAccount(Account):
@@ -51,6 +53,14 @@ class StoredAccount(Account):
         super().__init__(line.key, line.scope, line.window, line.ends)
         self.line = line
         self.limit(line.caps)
+
+    def with_line(self, line: Line) -> "StoredAccount":
+        other = StoredAccount(line)
+        other.granted, other.overrun, other.closed, other.alert = self.granted, self.overrun, self.closed, self.alert
+        other.spent_usd, other.spent_tokens, other.spent_calls = self.spent
+        other.due_usd, other.due_tokens, other.due_calls = self.due_usd, self.due_tokens, self.due_calls
+        other.limit(line.caps)
+        return other
 
     def limit(self, caps: Amount) -> None:
         self.cap_usd, self.cap_tokens, self.cap_calls = (UNLIMITED if cap >= UNLIMITED else cap + more for cap, more in zip(caps, self.granted, strict=True))
@@ -97,11 +107,12 @@ class StoreLedger:
         self._jobs: queue.SimpleQueue[tuple[Callable[[Session], Any], Future[Any], bool]] = queue.SimpleQueue()
         self._facts: queue.Queue[_Fact] = queue.Queue(_FACTS_KEPT)
         self._waiting: list[tuple[asyncio.AbstractEventLoop, asyncio.Future[None]]] = []
-        self._changes = 0
+        self._changes = self._answered = 0
         self._local = threading.local()
         self._threads: list[threading.Thread] = []
         self._lock = threading.Lock()
         self._gate, self._inside, self._forking = threading.Condition(), 0, False
+        self._reading = threading.RLock()
 
     def _hush(self) -> None:
         """Before a fork, let whoever is inside the store finish, bounded: a client library's locks are copied as they are, held for ever."""
@@ -135,9 +146,12 @@ class StoreLedger:
             if self._threads:
                 return
             works = [self._answer] * _ASKERS + [self._tell]
-            self._threads = [threading.Thread(target=work, name=f"runguard-store-{n}", daemon=True) for n, work in enumerate(works)]
-            for thread in self._threads:
+            threads = [threading.Thread(target=work, name=f"runguard-store-{n}", daemon=True) for n, work in enumerate(works)]
+            for thread in threads:
                 thread.start()
+            self._threads = threads  # only now: should one not start, the next call tries again
+            # Children of multiprocessing leave without atexit; this is made in the process that uses it.
+            multiprocessing.util.Finalize(None, self.flush, args=(_GOODBYE_S,), exitpriority=10)
 
     def session(self) -> Session:
         """This thread's connection; a new one when the store was away since it was made."""
@@ -164,7 +178,9 @@ class StoreLedger:
             if not future.set_running_or_notify_cancel():
                 continue
             try:
-                future.set_result(self._do(job, again))
+                result = self._do(job, again)
+                self._answered += 1
+                future.set_result(result)
             except BaseException as error:
                 self._drop_session()
                 future.set_exception(error)
@@ -182,20 +198,27 @@ class StoreLedger:
 
     def _tell(self) -> None:
         """The writer: every fact in order, each until it is heard."""
-        beaten, purged = 0.0, time.monotonic()
+        next_beat, purged = 0.0, time.monotonic()
         while True:
             if time.monotonic() - purged >= _PURGE_S:
                 purged = time.monotonic()
                 self.tell(lambda session: session.purge(self.retention_s))
-            if time.monotonic() - beaten >= _BEAT_S:
-                beaten = time.monotonic()
+            if time.monotonic() >= next_beat:
+                began = time.monotonic()
                 self._beat()
+                took = time.monotonic() - began
+                next_beat = time.monotonic() + max(_BEAT_S, 9 * took)  # a tenth of the writer's time at most: facts come first
             try:
                 fact = self._facts.get(timeout=_BEAT_S)
             except queue.Empty:
                 continue
             try:
                 self._tell_one(fact)
+            except StoreError as error:
+                self.lost += 1
+                if self.lost == 1:  # counted always, told once: the store needs somebody's hand, not a flood
+                    _log.error("runguard.store_error: what was spent cannot be booked: %s", error)
+                self._drop_session()
             except Exception:
                 self.lost += 1
                 _log.exception("runguard.store_error: %s: a settlement could not be booked", self.name)
@@ -225,6 +248,8 @@ class StoreLedger:
         except StoreOutage as error:
             self._outage(error)
             self._drop_session()
+        except StoreError:
+            self._drop_session()  # whoever wants an account is told why
         except Exception:
             _log.exception("runguard.store_error: %s: signs of life could not be given", self.name)
             self._drop_session()
@@ -272,17 +297,23 @@ class StoreLedger:
         self._ensure_threads()
         future: Future[_T] = Future()
         self._jobs.put((job, future, again))
+        wrapped = asyncio.wrap_future(future)
         try:
-            async with asyncio.timeout(self.timeout):
-                return await asyncio.shield(asyncio.wrap_future(future))
-        except TimeoutError:
-            future.cancel()
-            error = StoreOutage(f"{self.name}: no answer within {self.timeout:g} s")
-            self._outage(error)
-            raise error from None
+            for _ in range(_ROUNDS):
+                answered = self._answered
+                await asyncio.wait((wrapped,), timeout=self.timeout)
+                if wrapped.done():
+                    return wrapped.result()
+                if future.running() or self._answered == answered:
+                    break  # ours hangs, or nobody has got an answer. Else others were served meanwhile: a long line is no outage
         except StoreOutage as error:
             self._outage(error)
             raise
+        future.cancel()
+        wrapped.add_done_callback(lambda late: late.cancelled() or late.exception())  # nobody waits for it any more
+        outage = StoreOutage(f"{self.name}: no answer within {self.timeout:g} s")
+        self._outage(outage)
+        raise outage
 
     def call(self, job: Callable[[Session], _T], *, again: bool = False) -> _T:
         """For callers that are not on the path of a run: ask, and wait here."""
@@ -310,10 +341,11 @@ class StoreLedger:
                 if len(self._accounts) > _ACCOUNTS_KEPT:  # copies only: the store keeps them
                     old, dropped = self._accounts.popitem(last=False)
                     self._unlist(dropped.scope, old)
+            elif account.line != line:  # another guard's limits, or new ones: whoever holds the old one keeps what it was told
+                account = self._accounts[key] = account.with_line(line)
+                self._accounts.move_to_end(key)
             else:
                 self._accounts.move_to_end(key)
-                account.line = line
-                account.limit(caps)
             return account
 
     async def reserve(self, accounts: Sequence[Account], want: Amount, *, force: bool = False, ttl: float = 900.0) -> Hold | Refusal | Stale:
@@ -325,7 +357,7 @@ class StoreLedger:
             reply = session.reserve(hold.id, ttl, lines, want, force=force)
             answer: Hold | Refusal | Stale = STALE if reply.stale else hold
             if not reply.ok and not reply.stale:  # from what this reply says: others may be told something newer in the same moment
-                answer = _refusal(reply, accounts, want, seen)
+                answer = _refusal(reply, lines, accounts, want, seen)
             self._heard(reply, accounts, session)
             return answer
 
@@ -378,10 +410,12 @@ class StoreLedger:
         wake(waiting)
 
     def _read_control(self, session: Session) -> None:
-        self.control, self._control_text = session.get("control")
-        for reference, _ in self._guards:
-            if (listener := reference()) is not None:
-                self._inform(listener)
+        with self._reading:  # read, tell and remember as one step: no older document after a newer one
+            version, self._control_text = session.get("control")
+            for reference, _ in self._guards:
+                if (listener := reference()) is not None:
+                    self._inform(listener)
+            self.control = version  # last: who sees this version knows that the guards have heard it
 
     def _inform(self, listener: Callable[[str], None]) -> None:
         try:
@@ -395,14 +429,21 @@ class StoreLedger:
             await self.ask(self._read_control, again=True)
 
     def refresh_now(self) -> None:
-        with contextlib.suppress(StoreOutage, StoreError):
-            self.call(self._read_control, again=True)
+        self.call(self._read_control, again=True)
+
+    def check(self) -> None:
+        """Whether the store can be worked with. One that is only away may come back: that is said, and no error."""
+        try:
+            self.call(lambda session: session.now(), again=True)
+        except StoreOutage as error:
+            self._outage(error)
 
     def watch(self, on_control: Callable[[str], None], running: Callable[[], Iterable[tuple[str, str]]]) -> None:
-        alive = [entry for entry in self._guards if entry[0]() is not None]
-        self._guards = [*alive, (weakref.WeakMethod(on_control), weakref.WeakMethod(running))]
-        if self._control_text:
-            self._inform(on_control)
+        with self._reading:
+            alive = [entry for entry in self._guards if entry[0]() is not None]
+            self._guards = [*alive, (weakref.WeakMethod(on_control), weakref.WeakMethod(running))]
+            if self._control_text:
+                self._inform(on_control)
 
     def change_control(self, change: Callable[[str], str]) -> str:
         def job(session: Session) -> str:
@@ -497,13 +538,12 @@ class StoreLedger:
         return not self._facts.unfinished_tasks
 
 
-def _refusal(reply: Reply, accounts: Sequence[Account], want: Amount, seen: int) -> Refusal:
+def _refusal(reply: Reply, lines: Sequence[Line], accounts: Sequence[Account], want: Amount, seen: int) -> Refusal:
     told = {balance.key: balance for balance in reply.balances}
     copies: list[Account] = []
-    for account in accounts:
-        assert isinstance(account, StoredAccount)
-        copy = StoredAccount(account.line)
-        copy.learn(told[account.key])
+    for line in lines:
+        copy = StoredAccount(line)
+        copy.learn(told[line.key])
         copies.append(copy)
     refusal = refusal_of(copies, want, seen)
     refusal.account = next(account for account in accounts if account.key == refusal.account.key)

@@ -17,6 +17,11 @@ def check_store(url: str) -> None:
         _store(url)
 
 
+def store_name(url: str) -> str:
+    """A URL for people: without a password."""
+    return url if url == "memory" else _store(url).name
+
+
 def open_ledger(url: str, timeout: float, retention_s: float = 30 * 86_400.0) -> Ledger:
     if url == "memory":
         return MemoryLedger()
