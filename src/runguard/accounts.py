@@ -177,10 +177,12 @@ class Accounts:
     async def _open(self, charge: Charge, event: ModelCall, enforce: bool, stopped: Callable[[], bool]) -> tuple[Charge | None, Denied | None]:
         purse, lines, rates = charge.purse, charge.lines, charge.rates
         denied = None
-        if lines.may_stop or type(rates) is Unpriced:
-            denied = self._denied_at_once(lines, rates)
-            if denied is not None and enforce:
-                return None, denied
+        if isinstance(rates, Unpriced) and lines.in_usd and self.policy.on_unpriced == "refuse":
+            denied = Denied(unpriced=rates)
+        elif lines.may_stop and not self.ledger.is_shared:  # what a shared one says comes with the reservation
+            denied = self._over_threshold(lines)
+        if denied is not None and enforce:
+            return None, denied
         result: Hold | Refusal | None = await self._reserve(charge, event)
         if isinstance(result, Refusal):
             denied = Denied(result)
@@ -194,7 +196,7 @@ class Accounts:
                 denied.meter = self._meter_of(charge, denied)
                 result = await self._reserve(charge, event, force=True)
         assert isinstance(result, Hold)
-        if charge.lines.may_stop and (late := self._denied_at_once(charge.lines, rates)) is not None:  # by what the store has just told
+        if charge.lines.may_stop and (late := self._over_threshold(charge.lines)) is not None:  # by what the store has just told
             denied = late
             if enforce:
                 self.ledger.release(result)
@@ -227,9 +229,9 @@ class Accounts:
         charge = Charge(purse, event.agent, event.model, event.tool, self.pricing.rates(event.model, event.at), 0, 0, 0, event.at, event.lane, lines)
         return self._uncounted(charge)
 
-    def _denied_at_once(self, lines: Lines, rates: Rates | Unpriced) -> Denied | None:
-        if isinstance(rates, Unpriced) and lines.in_usd and self.policy.on_unpriced == "refuse":
-            return Denied(unpriced=rates)
+    @staticmethod
+    def _over_threshold(lines: Lines) -> Denied | None:
+        """A budget that has reached a threshold which stops."""
         for account, meter, limits in zip(lines.accounts, lines.meters, lines.limits, strict=True):
             for thresholds, limit in zip(meter.thresholds, limits, strict=False) if meter.stops else ():
                 for threshold in thresholds:
@@ -259,7 +261,7 @@ class Accounts:
                 if stopped():
                     break
                 charge.lines = self._lines(charge.purse, event, self.clock())
-                if (now_denied := self._denied_at_once(charge.lines, charge.rates)) is not None:  # what was waited for reached a threshold that stops
+                if (now_denied := self._over_threshold(charge.lines)) is not None:  # what was waited for reached a threshold that stops
                     denied.refusal, denied.meter, denied.unpriced, denied.fraction = (
                         now_denied.refusal,
                         now_denied.meter,

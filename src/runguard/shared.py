@@ -147,7 +147,7 @@ class Once:
         if told is not None:  # our own last attempt is over, and the store has to hear that first
             await asyncio.wait((asyncio.wrap_future(told),), timeout=_FINISH_S)
         try:
-            await self._ledger.ask(lambda session: answer.append(session.claim(_claim_key(info, call), self._claim_seconds)))
+            await self._ledger.ask(lambda session: answer.append(session.claim(_claim_key(info, call), self._claim_seconds)), again=True)
         except (StoreOutage, StoreError):
             _log.warning("runguard.once_unsure: the store is away; whether a side effect was done elsewhere is not known")
             return True
@@ -164,12 +164,21 @@ class Once:
         self._finishing[key] = heard
 
         def tell(session: Session) -> None:
-            session.finish(key, done)
-            if self._finishing.get(key) is heard:
-                del self._finishing[key]
-            heard.set_result(None)
+            try:
+                session.finish(key, done)
+            except StoreOutage:
+                raise  # told again
+            except BaseException:
+                self._heard(key, heard)
+                raise
+            self._heard(key, heard)
 
         self._ledger.tell(tell)
+
+    def _heard(self, key: str, heard: "Future[None]") -> None:
+        if self._finishing.get(key) is heard:
+            del self._finishing[key]
+        heard.set_result(None)
 
     def _remember(self, info: RunInfo, call: bytes) -> None:
         key = (info.app, info.user, info.session)

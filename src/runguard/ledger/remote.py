@@ -159,6 +159,7 @@ class StoreLedger:
         if session is not None and self._local.era != self._era:
             self._drop_session()
             session = None
+        self._local.fresh = session is None
         if session is None:
             self._local.era = self._era
             session = self._local.session = self.store.connect(self.timeout)
@@ -198,7 +199,7 @@ class StoreLedger:
 
     def _tell(self) -> None:
         """The writer: every fact in order, each until it is heard."""
-        next_beat, purged = 0.0, time.monotonic()
+        next_beat, next_look, purged = 0.0, 0.0, time.monotonic()
         while True:
             if time.monotonic() - purged >= _PURGE_S:
                 purged = time.monotonic()
@@ -208,6 +209,10 @@ class StoreLedger:
                 self._beat()
                 took = time.monotonic() - began
                 next_beat = time.monotonic() + max(_BEAT_S, 9 * took)  # a tenth of the writer's time at most: facts come first
+                next_look = time.monotonic() + _BEAT_S
+            elif time.monotonic() >= next_look:
+                next_look = time.monotonic() + _BEAT_S
+                self._look_for_stops()
             try:
                 fact = self._facts.get(timeout=_BEAT_S)
             except queue.Empty:
@@ -246,13 +251,26 @@ class StoreLedger:
                 if version != self.control:
                     self._read_control(session)
         except StoreOutage as error:
-            self._outage(error)
+            if self._local.fresh:  # else it may only have been cut while nobody used it
+                self._outage(error)
             self._drop_session()
         except StoreError:
             self._drop_session()  # whoever wants an account is told why
         except Exception:
             _log.exception("runguard.store_error: %s: signs of life could not be given", self.name)
             self._drop_session()
+
+    def _look_for_stops(self) -> None:
+        """Between two rounds of signs of life: somebody may have thrown the switch while a model takes its time."""
+        if not any(reference() is not None for _, reference in self._guards):
+            return
+        try:
+            with self._in_store():
+                session = self.session()
+                if session.get("control")[0] != self.control:
+                    self._read_control(session)
+        except (StoreOutage, StoreError):
+            self._drop_session()  # whoever needs the store finds out
 
     def _tell_one(self, fact: _Fact) -> None:
         tries = 0
@@ -262,11 +280,13 @@ class StoreLedger:
                     reply = fact.tell(self.session())
                 break
             except StoreOutage as error:
-                if tries == 0:
-                    self._outage(error)
+                fresh = getattr(self._local, "fresh", True)
                 self._drop_session()
-                time.sleep(_BACKOFF_S[min(tries, len(_BACKOFF_S) - 1)])
                 tries += 1
+                if tries == 1 and not fresh:
+                    continue  # a connection that was cut while nobody used it is no outage: once more on a new one
+                self._outage(error)
+                time.sleep(_BACKOFF_S[min(tries - 1, len(_BACKOFF_S) - 1)])
         if reply is not None:
             try:
                 with self._in_store():
@@ -324,7 +344,7 @@ class StoreLedger:
             return future.result(2 * self.timeout)
         except FutureTimeout:
             future.cancel()
-            raise StoreOutage(f"{self.name}: no answer within {2 * self.timeout:g} s") from None
+            raise StoreOutage(f"{self.name}: no answer within {2 * self.timeout:g} s; what was asked may still be done: look before you repeat it") from None
 
     # ---- the ledger -------------------------------------------------------------------------------------------------
 
