@@ -316,16 +316,25 @@ class StoreLedger:
             raise StoreOutage(f"{self.name}: did not answer a moment ago")
         self._ensure_threads()
         future: Future[_T] = Future()
-        self._jobs.put((job, future, again))
+        begun: list[float] = []
+
+        def timed(session: Session) -> _T:
+            begun.append(time.monotonic())
+            return job(session)
+
+        self._jobs.put((timed, future, again))
         wrapped = asyncio.wrap_future(future)
         try:
             for _ in range(_ROUNDS):
                 answered = self._answered
-                await asyncio.wait((wrapped,), timeout=self.timeout)
+                left = begun[0] + self.timeout - time.monotonic() if begun else self.timeout  # a job's time begins when its turn comes
+                await asyncio.wait((wrapped,), timeout=left)
                 if wrapped.done():
                     return wrapped.result()
-                if future.running() or self._answered == answered:
-                    break  # ours hangs, or nobody has got an answer. Else others were served meanwhile: a long line is no outage
+                if begun and time.monotonic() - begun[0] >= self.timeout:
+                    break  # ours hangs
+                if not begun and self._answered == answered:
+                    break  # nobody has got an answer. Else others were served meanwhile: a long line is no outage
         except StoreOutage as error:
             self._outage(error)
             raise
