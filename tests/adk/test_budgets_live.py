@@ -492,6 +492,20 @@ async def test_a_healthy_run_does_not_notice_its_budgets(topology: Callable[[Tea
     assert_nothing_reserved(plugin)
 
 
+@pytest.mark.parametrize("limit", [1, 5])
+@pytest.mark.parametrize("topology", TOPOLOGIES, ids=lambda topology: topology.__name__)
+async def test_one_cap_in_dollars_holds_for_the_whole_tree_exactly(topology: Callable[[Team], Any], limit: int) -> None:
+    """Transfers, agents as tools, tasks, single turns, branches, workflow nodes: one account, whatever the shape."""
+    team, plugin = Team(endless=True), guard(max_usd=limit * CALL_USD, models={"scripted-1": {"max_output_tokens": 250}})
+    result = await play(topology(team), plugins=[plugin])
+    assert team.calls == limit
+    trip = assert_stopped(result, "budget")
+    assert [t.id for t in plugin.trips] == [trip.id]
+    assert (trip.scope, trip.unit, trip.spent_usd, trip.limit) == ("run", "usd", limit * CALL_USD, limit * CALL_USD)
+    assert plugin.spend(trip.scope_id)["usd"] == limit * CALL_USD
+    assert_nothing_reserved(plugin)
+
+
 # ---- the context window ---------------------------------------------------------------------------------------------
 
 
@@ -527,6 +541,17 @@ async def test_an_unknown_window_limits_nothing() -> None:
     result = await play(root, plugins=[guard(tokens=None, max_model_calls=12)])
     assert model.calls == 12
     assert_stopped(result, "model_calls")
+
+
+async def test_what_is_not_known_about_a_model_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
+    root = LlmAgent(name="plain", model=ScriptedModel([text("x")]))  # says nothing about how much it may answer
+    plugin = guard(tokens=None, max_usd=100)
+    with caplog.at_level(logging.INFO, "runguard"):
+        await play(root, plugins=[plugin])
+        await play(root, plugins=[plugin])
+    said = [record.getMessage() for record in caplog.records if "runguard.unknown" in record.getMessage()]
+    assert sorted(line.split(":")[0] for line in said) == ["runguard.unknown_output_limit", "runguard.unknown_window"]
+    assert all("scripted-1" in line and "models=" in line for line in said)
 
 
 async def test_without_a_counter_the_size_is_learned_from_what_models_tell() -> None:

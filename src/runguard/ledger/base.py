@@ -4,6 +4,8 @@ A hold stands beside the spend, never on it: ``due`` is spent plus held. As long
 no account ever exceeds its cap.
 """
 
+import asyncio
+import threading
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final, Protocol
 
@@ -116,6 +118,44 @@ def refusal_of(accounts: Sequence[Account], want: Amount, seen: int) -> Refusal:
     # Waiting helps while others hold something: when they settle for less, more room appears.
     wait_helps = all(not a.closed and a.held[u] > 0 and a.spent[u] < a.caps[u] for u, _, a in refusing)
     return Refusal(account, unit, want, room, wait_helps, seen)
+
+
+class Waiting:
+    """Calls that wait until something was settled, released or extended, on any event loop."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._changes = 0
+        self._waiting: list[tuple[asyncio.AbstractEventLoop, asyncio.Future[None]]] = []
+
+    async def _wait(self, since: Refusal, seconds: float) -> bool:
+        loop = asyncio.get_running_loop()
+        woken: asyncio.Future[None] = loop.create_future()
+        entry = (loop, woken)
+        with self._lock:
+            if self._changes != since.seen:
+                return True
+            self._waiting.append(entry)
+        try:
+            await asyncio.wait((woken,), timeout=seconds)
+        finally:
+            with self._lock:
+                if entry in self._waiting:
+                    self._waiting.remove(entry)
+        return woken.done()
+
+
+def wake(waiting: "list[tuple[asyncio.AbstractEventLoop, asyncio.Future[None]]]") -> None:
+    for loop, woken in waiting:
+        try:
+            loop.call_soon_threadsafe(_resolve, woken)
+        except RuntimeError:  # its loop is closed: nobody waits there any more
+            continue
+
+
+def _resolve(woken: "asyncio.Future[None]") -> None:
+    if not woken.done():
+        woken.set_result(None)
 
 
 class Ledger(Protocol):

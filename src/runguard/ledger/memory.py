@@ -1,32 +1,28 @@
 """The ledger of one process: dictionaries and a lock."""
 
-import asyncio
 import logging
-import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final
 
 from runguard.budget import NOTHING, UNLIMITED, Amount, share_of, unit_reached
-from runguard.ledger.base import Account, Hold, Refusal, refusal_of
+from runguard.ledger.base import Account, Hold, Refusal, Waiting, refusal_of, wake
 from runguard.ledger.store import Session
 
 _log: Final = logging.getLogger("runguard")
 _ACCOUNTS_KEPT: Final = 100_000
 
 
-class MemoryLedger:
+class MemoryLedger(Waiting):
     """Exact under any number of tasks and threads; gone with the process."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.name, self.is_shared, self.worker = "memory", False, ""
         self._control = ""
         self._accounts: OrderedDict[str, Account] = OrderedDict()
         self._by_scope: dict[str, list[Account]] = {}
-        self._waiting: list[tuple[asyncio.AbstractEventLoop, asyncio.Future[None]]] = []
-        self._lock = threading.Lock()
         self._told_full = False
-        self._changes = 0
 
     def now(self, at: float) -> float:
         return at
@@ -126,20 +122,7 @@ class MemoryLedger:
             return True
 
     async def changed(self, since: Refusal, seconds: float) -> bool:
-        loop = asyncio.get_running_loop()
-        woken: asyncio.Future[None] = loop.create_future()
-        entry = (loop, woken)
-        with self._lock:
-            if self._changes != since.seen:
-                return True
-            self._waiting.append(entry)
-        try:
-            await asyncio.wait((woken,), timeout=seconds)
-        finally:
-            with self._lock:
-                if entry in self._waiting:
-                    self._waiting.remove(entry)
-        return woken.done()
+        return await self._wait(since, seconds)
 
     def find(self, scope: str) -> list[Account]:
         with self._lock:
@@ -218,16 +201,3 @@ def _overrun(account: Account, more: Amount) -> None:
     beyond = (max(o, min(d - c, o + m)) if m > 0 else o for o, d, c, m in zip(account.overrun, due, account.caps, more, strict=True))
     account.overrun = tuple(beyond)  # type: ignore[assignment]
     account.closed = True
-
-
-def wake(waiting: list[tuple[asyncio.AbstractEventLoop, "asyncio.Future[None]"]]) -> None:
-    for loop, woken in waiting:
-        try:
-            loop.call_soon_threadsafe(_resolve, woken)
-        except RuntimeError:  # its loop is closed: nobody waits there any more
-            continue
-
-
-def _resolve(woken: "asyncio.Future[None]") -> None:
-    if not woken.done():
-        woken.set_result(None)

@@ -24,8 +24,7 @@ from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
 from runguard.budget import NOTHING, UNLIMITED, Amount, share_of, unit_reached
-from runguard.ledger.base import STALE, Account, Hold, Refusal, Stale, refusal_of
-from runguard.ledger.memory import wake
+from runguard.ledger.base import STALE, Account, Hold, Refusal, Stale, Waiting, refusal_of, wake
 from runguard.ledger.store import Balance, Line, Reply, Session, Store, StoreError, StoreOutage
 
 _log: Final = logging.getLogger("runguard")
@@ -81,7 +80,7 @@ class _Fact:
     then: Callable[[], None] | None = None
 
 
-class StoreLedger:
+class StoreLedger(Waiting):
     """One per store and process, shared by all guards that name the same store."""
 
     def __init__(self, store: Store, timeout: float, retention_s: float = 30 * 86_400.0) -> None:
@@ -102,15 +101,14 @@ class StoreLedger:
 
     def _start(self) -> None:
         """Also in a forked child: threads and connections stay with the parent."""
+        super().__init__()
         self.worker = f"{os.uname().nodename if hasattr(os, 'uname') else 'worker'}:{os.getpid()}"
         self._prefix, self._ids = f"{secrets.token_hex(8)}-", itertools.count(1)
         self._jobs: queue.SimpleQueue[tuple[Callable[[Session], Any], Future[Any], bool]] = queue.SimpleQueue()
         self._facts: queue.Queue[_Fact] = queue.Queue(_FACTS_KEPT)
-        self._waiting: list[tuple[asyncio.AbstractEventLoop, asyncio.Future[None]]] = []
-        self._changes = self._answered = 0
+        self._answered = 0
         self._local = threading.local()
         self._threads: list[threading.Thread] = []
-        self._lock = threading.Lock()
         self._gate, self._inside, self._forking = threading.Condition(), 0, False
         self._reading = threading.RLock()
 
@@ -509,19 +507,7 @@ class StoreLedger:
         account.alert = NOTHING
 
     async def changed(self, since: Refusal, seconds: float) -> bool:
-        loop = asyncio.get_running_loop()
-        woken: asyncio.Future[None] = loop.create_future()
-        entry = (loop, woken)
-        with self._lock:
-            if self._changes != since.seen:
-                return True
-            self._waiting.append(entry)
-        try:
-            await asyncio.wait((woken,), timeout=min(seconds, _POLL_S))
-        finally:
-            with self._lock:
-                if entry in self._waiting:
-                    self._waiting.remove(entry)
+        await self._wait(since, min(seconds, _POLL_S))
         return True  # others may have settled: nobody tells us, so ask
 
     def find(self, scope: str) -> list[Account]:

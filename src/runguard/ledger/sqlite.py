@@ -59,7 +59,7 @@ class SqliteStore:
         path = unquote(parts.path)
         if "@" in parts.netloc:
             raise PolicyError("store = 'sqlite://…': a file has no user and password; write 'sqlite:///relative/path.db' or 'sqlite:////absolute/path.db'")
-        if parts.netloc or parts.fragment or not path.startswith("/") or path == "/":
+        if parts.netloc or parts.fragment or not path.startswith("/") or path == "/" or "\0" in path:
             raise PolicyError(f"store = {url!r}: write 'sqlite:///relative/path.db' or 'sqlite:////absolute/path.db' (and %23 for a #)")
         if path.endswith(":memory:"):
             raise PolicyError(f"store = {url!r}: for accounts that live with the process use store = 'memory'")
