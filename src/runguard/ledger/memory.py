@@ -106,7 +106,8 @@ class MemoryLedger(Waiting):
             account.cap_usd = _sum(account.cap_usd, more[0])
             account.cap_tokens = _sum(account.cap_tokens, more[1])
             account.cap_calls = _sum(account.cap_calls, more[2])
-            account.closed = account.due_usd > account.cap_usd or account.due_tokens > account.cap_tokens or account.due_calls > account.cap_calls
+            due, caps = (account.due_usd, account.due_tokens, account.due_calls), account.caps
+            account.closed = account.closed and any(d > c for d, c in zip(due, caps, strict=True))  # it opens what it pays for, and closes nothing
             spent, granted = account.spent, account.granted
             account.fired = {m: (p, limit) for m, (p, limit) in account.fired.items() if unit_reached(spent, share_of(limit, granted, p)) is not None}
             account.alert = NOTHING  # found anew at the next settle

@@ -30,7 +30,7 @@ from runguard.ledger.store import Balance, Line, Reply, Session, Store, StoreErr
 _log: Final = logging.getLogger("runguard")
 _T = TypeVar("_T")
 _ASKERS: Final = 4
-_POLL_S: Final = 0.1  # a waiting call looks this often for what other workers have settled
+_POLL_S: Final = 0.03  # a waiting call looks this often for what other workers have settled
 _REST_S: Final = 1.0  # after an outage: so long nobody is made to wait for the store again
 _BACKOFF_S: Final = (0.05, 0.1, 0.2, 0.5, 1.0)
 _ACCOUNTS_KEPT: Final = 10_000
@@ -385,7 +385,7 @@ class StoreLedger(Waiting):
             answer: Hold | Refusal | Stale = STALE if reply.stale else hold
             if not reply.ok and not reply.stale:  # from what this reply says: others may be told something newer in the same moment
                 answer = _refusal(reply, lines, accounts, want, seen)
-            self._heard(reply, accounts, session)
+            self._heard(reply, accounts, session, makes_room=False)
             return answer
 
         try:
@@ -420,8 +420,8 @@ class StoreLedger(Waiting):
             self.lost += 1
             _log.error("runguard.store_full: %s: %d facts are waiting to be told; one was dropped", self.name, _FACTS_KEPT)
 
-    def _heard(self, reply: Reply, accounts: Sequence[Account], session: Session | None = None) -> None:
-        """Learn what the store told."""
+    def _heard(self, reply: Reply, accounts: Sequence[Account], session: Session | None = None, *, makes_room: bool = True) -> None:
+        """Learn what the store told. A reservation makes no room: whoever waits is not to ask again because another was answered."""
         self._is_back()
         self._offset = reply.now - time.time()  # noqa: TID251
         told = {balance.key: balance for balance in reply.balances}
@@ -431,6 +431,10 @@ class StoreLedger(Waiting):
                 account.learn(balance)
         if reply.control != self.control:
             self._read_control(session or self.session())
+        if makes_room:
+            self._wake_all()
+
+    def _wake_all(self) -> None:
         with self._lock:
             self._changes += 1
             waiting, self._waiting = self._waiting, []
@@ -505,6 +509,7 @@ class StoreLedger(Waiting):
 
         account.learn(self.call(job))
         account.alert = NOTHING
+        self._wake_all()
 
     async def changed(self, since: Refusal, seconds: float) -> bool:
         await self._wait(since, min(seconds, _POLL_S))
