@@ -1,0 +1,276 @@
+"""One whole answer of a model, whoever's: its usage, the tools it asks for, its text."""
+
+import json
+from dataclasses import dataclass
+from decimal import Decimal
+from typing import Any, Final
+
+from runguard.pricing import Usage
+from runguard.reading.fields import fields, items
+from runguard.reading.usage import dollars, stated_cost, total_of, usage_of
+
+TEXT_CHARS: Final = 10_000  # of the text that is kept
+MAX_CALLS: Final = 256
+MAX_PARTS: Final = 1_024
+MAX_ARGUMENTS: Final = 262_144  # characters of arguments that are parsed; longer ones stay text
+LONGEST_ID: Final = 512  # a longer name is no model
+_NESTED: Final = 4  # {"response": {"response": ...}} is followed so far
+_OWN: Final = frozenset({"usd", "sig", "tokens", "input_tokens", "output_tokens", "prompt_tokens", "completion_tokens", "response", "results", "result"})
+_ACTIONS: Final = {
+    # items of OpenAI's responses that the caller is to carry out, and where they say what to do; the rest OpenAI runs by itself
+    "function_call": "arguments",
+    "custom_tool_call": "input",
+    "computer_call": "action",
+    "local_shell_call": "action",
+    "shell_call": "action",
+    "apply_patch_call": "operation",
+}
+
+_parse: Final = json.JSONDecoder().decode
+
+Call = tuple[str, object]
+Result = tuple[str, object, object]
+
+
+@dataclass(slots=True)
+class Reading:
+    """What an answer says. What it does not say is None or empty, never zero."""
+
+    usage: Usage | None = None  # None: not told
+    model: str = ""  # "": not told
+    calls: tuple[Call, ...] = ()  # tools the model asks for: name, arguments (parsed; broken JSON as the text it is)
+    text: str = ""  # what the model says aloud, thinking aside; its first TEXT_CHARS characters
+    usd: Decimal | None = None  # only where someone stated it
+    sig: object | None = None  # the caller's own name for this step
+    result: object | None = None  # the caller's own word: what the step came to
+    results: tuple[Result, ...] = ()  # and of its tools: name, arguments, what came back
+    problems: tuple[str, ...] = ()  # what was there and cannot be true
+
+
+def read(response: object) -> Reading:
+    """Whatever a function gave back. Never raises: what cannot be read is not told."""
+    try:
+        return _read(response, 0)
+    except Exception as error:
+        return Reading(problems=(f"the response could not be read: {type(error).__name__}",))
+
+
+def _read(response: Any, depth: int) -> Reading:
+    told = fields(response)
+    get = told.get
+    problems: list[str] = []
+    usage, usd = _usage(response, get, problems)
+    said = Said()
+    try:
+        _content(response, get, said)
+    except Exception as error:
+        problems.append(f"the content could not be read: {type(error).__name__}")
+    reading = Reading(usage, model_of(get), said.calls, said.text, usd)
+    if type(response) is dict and not _OWN.isdisjoint(response):
+        try:
+            _own_word(response, reading, problems, depth)
+        except Exception as error:
+            problems.append(f"what the caller told could not be read: {type(error).__name__}")
+    if problems:
+        reading.problems = (*reading.problems, *problems)
+    return reading
+
+
+def _usage(response: Any, get: Any, problems: list[str]) -> tuple[Usage | None, Decimal | None]:
+    try:
+        told = get("usage")
+        usage = None if told is None else usage_of(told, problems)
+        if usage is None and (other := get("usage_metadata") or get("usageMetadata")) is not None:
+            usage = usage_of(other, problems)
+        return usage, stated_cost(response, told, problems)
+    except Exception as error:
+        problems.append(f"the usage could not be read: {type(error).__name__}")
+        return None, None
+
+
+def model_of(get: Any) -> str:
+    if type(model := get("model")) is str and 0 < len(model) <= LONGEST_ID:
+        return model
+    for name in ("model_version", "modelVersion"):
+        model = get(name)
+        if type(model) is str and 0 < len(model) <= LONGEST_ID:
+            return model
+    return ""
+
+
+# ---- what was said and asked for ------------------------------------------------------------------------------------
+
+
+class Said:
+    """Collects texts and calls, each up to its bound."""
+
+    __slots__ = ("calls", "text")
+
+    def __init__(self) -> None:
+        self.text = ""
+        self.calls: tuple[Call, ...] = ()
+
+    def say(self, text: Any) -> None:
+        if type(text) is str and len(self.text) < TEXT_CHARS:
+            self.text += text[: TEXT_CHARS - len(self.text)]
+
+    def call(self, name: Any, told: Any) -> None:
+        if type(name) is str and name and len(self.calls) < MAX_CALLS:
+            self.calls += ((name, arguments(told)),)
+
+
+def _content(response: Any, get: Any, said: Said) -> None:
+    if (found := get("choices")) and (choices := items(found)):
+        _choice(fields(choices[0]).get, said)
+    elif (found := get("candidates")) and (candidates := items(found)):
+        gemini_parts(fields(candidates[0]).get("content"), said)
+    elif (found := get("output")) and (output := items(found)):
+        for item in output[:MAX_PARTS]:
+            responses_item(fields(item).get, said)
+    elif (content := get("content")) is not None:
+        if blocks := items(content):
+            for block in blocks[:MAX_PARTS]:
+                anthropic_block(fields(block).get, said)
+        elif type(content) is str:
+            said.say(content)
+        else:
+            gemini_parts(content, said)
+    elif type(response) is str:
+        said.say(response)
+
+
+def _choice(get: Any, said: Said) -> None:
+    """One choice of a chat completion; of a chunk, what it adds; of the older completions, its text."""
+    message = get("message")
+    of = fields(get("delta") if message is None else message).get
+    content = of("content")
+    if type(content) is str:
+        said.say(content)
+    elif content is None:
+        said.say(of("refusal"))
+        said.say(get("text"))
+    else:
+        for part in items(content)[:MAX_PARTS]:
+            said.say(fields(part).get("text"))
+    if asked := of("tool_calls"):
+        for call in items(asked)[:MAX_CALLS]:
+            chat_call(fields(call).get, said)
+    if (older := of("function_call")) is not None:
+        of = fields(older).get
+        said.call(of("name"), of("arguments"))
+
+
+def chat_call(get: Any, said: Said) -> None:
+    function = get("function")
+    if function is not None:
+        of = fields(function).get
+        said.call(of("name"), of("arguments"))
+    elif (custom := get("custom")) is not None:
+        of = fields(custom).get
+        said.call(of("name"), of("input"))
+
+
+def gemini_parts(content: Any, said: Said) -> None:
+    for part in items(fields(content).get("parts"))[:MAX_PARTS]:
+        of = fields(part).get
+        if (text := of("text")) is not None and of("thought") is not True:
+            said.say(text)
+        elif (call := of("function_call") or of("functionCall")) is not None:
+            of = fields(call).get
+            said.call(of("name"), of("args"))
+
+
+def responses_item(get: Any, said: Said) -> None:
+    kind = get("type")
+    if type(kind) is not str:
+        return
+    if kind == "message":
+        for part in items(get("content"))[:MAX_PARTS]:
+            of = fields(part).get
+            text = of("text")
+            said.say(of("refusal") if text is None else text)
+    elif (where := _ACTIONS.get(kind)) is not None:
+        name = get("name")
+        said.call(kind.removesuffix("_call") if name is None else name, get(where))
+
+
+def anthropic_block(get: Any, said: Said) -> None:
+    kind = get("type")
+    if type(kind) is not str:
+        return
+    if kind == "text":
+        said.say(get("text"))
+    elif kind == "tool_use":
+        said.call(get("name"), get("input"))
+
+
+def arguments(told: Any) -> object:
+    """Parsed if they are JSON, and otherwise as they came: a model may break off in the middle."""
+    if told is None or told == "":
+        return {}
+    if type(told) is not str or len(told) > MAX_ARGUMENTS:
+        return told
+    try:
+        return _parse(told)
+    except (ValueError, RecursionError):
+        return told
+
+
+# ---- what the caller tells of its own -------------------------------------------------------------------------------
+
+
+def _own_word(told: dict[Any, Any], reading: Reading, problems: list[str], depth: int) -> None:
+    """``{"usd": 0.01, "sig": "search", "tokens": 900, "response": ...}``: what is said outside goes before what the response says."""
+    if (inner := told.get("response")) is not None and depth < _NESTED:
+        _fill(reading, _read(inner, depth + 1))
+    usage = usage_of(told, problems)
+    if usage is None and (tokens := told.get("tokens")) is not None:
+        usage = _tokens(tokens, problems)
+    reading.usage = reading.usage if usage is None else usage
+    usd = dollars(told.get("usd"), "usd", problems)
+    reading.usd = reading.usd if usd is None else usd
+    sig = told.get("sig")
+    reading.sig = reading.sig if sig is None else sig
+    result = told.get("result")
+    reading.result = reading.result if result is None else result
+    if results := _results(told.get("results"), problems):
+        reading.results = results
+
+
+def _fill(reading: Reading, inner: Reading) -> None:
+    reading.usage = inner.usage if reading.usage is None else reading.usage
+    reading.usd = inner.usd if reading.usd is None else reading.usd
+    reading.sig = inner.sig
+    reading.model = reading.model or inner.model
+    reading.calls = reading.calls or inner.calls
+    reading.text = reading.text or inner.text
+    reading.result, reading.results, reading.problems = inner.result, inner.results, inner.problems
+
+
+def _tokens(told: Any, problems: list[str]) -> Usage | None:
+    if len(pair := items(told)) == 2:
+        return usage_of({"input_tokens": pair[0], "output_tokens": pair[1]}, problems)
+    return total_of(told, problems) if type(told) in (int, float) else usage_of(told, problems)
+
+
+def _results(told: Any, problems: list[str]) -> tuple[Result, ...]:
+    """Triples, or dicts with names of their own."""
+    found: list[Result] = []
+    for entry in items(told)[:MAX_CALLS]:
+        if (result := _result(entry)) is not None:
+            found.append(result)
+        else:
+            problems.append("results: an entry names no tool")
+            break
+    return tuple(found)
+
+
+def _result(entry: Any) -> Result | None:
+    if triple := items(entry):
+        return (triple[0], triple[1], triple[2]) if len(triple) == 3 and type(triple[0]) is str else None
+    get = fields(entry).get
+    name = next((named for key in ("name", "tool") if type(named := get(key)) is str), None)
+    if name is None:
+        return None
+    args = next((found for key in ("args", "arguments", "input") if (found := get(key)) is not None), None)
+    return name, args, next((found for key in ("result", "response", "output", "content") if (found := get(key)) is not None), None)
