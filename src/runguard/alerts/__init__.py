@@ -1,0 +1,12 @@
+"""Alerts: what a person should know leaves for Slack, PagerDuty, a signed webhook, the log or a function, off the path of every call.
+
+Nothing that leaves holds content or secrets; URLs are checked when they are read, and addresses when they are used.
+"""
+
+from runguard.alerts.alert import Alert, AlertKind, Severity
+from runguard.alerts.masking import mask
+from runguard.alerts.messages import verify_signature
+from runguard.alerts.sending import Alerts
+from runguard.alerts.settings import SCHEMA, AlertSettings
+
+__all__ = ["SCHEMA", "Alert", "AlertKind", "AlertSettings", "Alerts", "Severity", "mask", "verify_signature"]

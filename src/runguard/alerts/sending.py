@@ -1,0 +1,264 @@
+"""The way out for alerts: each receiver has a bounded queue and a thread of its own.
+
+So a receiver that is slow or away delays neither the run, nor a callback, nor another receiver. A thread starts with the first alert, ends
+when there is nothing to do, and is started anew after a fork.
+"""
+
+import asyncio
+import atexit
+import inspect
+import logging
+import os
+import random
+import threading
+import time
+import traceback
+import weakref
+from collections import OrderedDict, deque
+from contextlib import suppress
+from typing import Any, Final
+
+from runguard.alerts import messages
+from runguard.alerts.alert import Alert, Parcel, parcel_of, topic_of
+from runguard.alerts.masking import mask_also
+from runguard.alerts.settings import AlertSettings, Receiver
+from runguard.alerts.transport import UndeliveredError, post
+
+_log: Final = logging.getLogger("runguard")
+_CAPACITY: Final = 100
+_KEYS: Final = 4_096
+_IDLE_S: Final = 5.0
+_GOODBYE_S: Final = 2.0
+_FIRST_PAUSE_S: Final = 0.5
+_LONGEST_PAUSE_S: Final = 15.0
+_LEAST_SECRET: Final = 8  # shorter ones would be found in ordinary words
+_EXCERPT: Final = 160
+_LEVELS: Final = {"info": logging.INFO, "warning": logging.WARNING, "critical": logging.CRITICAL}
+_COUNTS: Final = ("sent", "failed", "dropped", "suppressed")
+
+
+class Alerts:
+    """Sends alerts to every receiver of the settings, and tells each of them the same thing once.
+
+    What is told once is remembered per process; workers that share a store agree elsewhere on who tells.
+    """
+
+    def __init__(self, settings: AlertSettings) -> None:
+        self.settings = settings
+        found = {text for receiver in settings.receivers for text in receiver.secrets() if len(text) >= _LEAST_SECRET}
+        self._secrets = tuple(sorted(found, key=len, reverse=True))  # a URL before its path
+        self._lines = tuple(_Line(receiver, self._secrets) for receiver in settings.receivers)
+
+    def send(self, alert: Alert) -> None:
+        """Hand the alert over and return at once; whatever goes wrong is counted and logged, never raised."""
+        try:
+            topic = topic_of(alert)
+            lines = [line for line in self._lines if line.is_news(topic, alert.resolved)]
+            if not lines:
+                return
+            parcel = parcel_of(alert, topic, self._secrets, time.monotonic())
+            for line in lines:
+                line.put(parcel)
+        except Exception as error:  # an alert never changes what happens to a run
+            _log.error("runguard.alert_failed: the alert could not be prepared: %s", type(error).__name__)
+
+    def flush(self, seconds: float = _GOODBYE_S) -> bool:
+        """Wait, bounded, until everything sent so far was delivered or given up; False when time ran out first."""
+        end = time.monotonic() + seconds
+        return all(line.wait(end) for line in self._lines)
+
+    @property
+    def counts(self) -> dict[str, dict[str, int]]:
+        """Per receiver: sent, failed, dropped (its queue was full), suppressed (told before)."""
+        return {line.receiver.name: dict(line.counts) for line in self._lines}
+
+
+class _Line:
+    """The queue and the thread of one receiver."""
+
+    def __init__(self, receiver: Receiver, secrets: tuple[str, ...]) -> None:
+        self.receiver = receiver
+        self._secrets = secrets
+        self._told: OrderedDict[str, bool] = OrderedDict()  # topic -> whether its end was the last thing told
+        self.restart()
+        _lines.add(self)
+
+    def restart(self) -> None:
+        """Also in a forked child: the thread stays with the parent, and so does what the parent is about to send."""
+        self._changed = threading.Condition()
+        self._waiting: deque[Parcel] = deque()
+        self._thread: threading.Thread | None = None
+        self._taken = self._done = 0
+        self.counts = dict.fromkeys(_COUNTS, 0)
+
+    def is_news(self, topic: str, resolved: bool) -> bool:
+        """Remember what is told, so that it is told once."""
+        with self._changed:
+            if self._told.get(topic) is resolved:
+                self._told.move_to_end(topic)
+                self.counts["suppressed"] += 1
+                return False
+            self._told[topic] = resolved
+            self._told.move_to_end(topic)
+            if len(self._told) > _KEYS:
+                self._told.popitem(last=False)
+            return True
+
+    def put(self, parcel: Parcel) -> None:
+        with self._changed:
+            if len(self._waiting) >= _CAPACITY:
+                self.counts["dropped"] += 1
+                self._forget_locked(parcel)
+                dropped = self.counts["dropped"]
+            else:
+                self._waiting.append(parcel)
+                self._taken += 1
+                self._changed.notify_all()
+                self._start_locked()
+                return
+        if dropped & (dropped - 1) == 0:  # at 1, 2, 4, 8: a flood of alerts is no reason for a flood of lines
+            _log.warning("runguard.alert_dropped: %s has %d alerts waiting; %d dropped so far", self._place, _CAPACITY, dropped)
+
+    def wait(self, end: float) -> bool:
+        if threading.current_thread() is self._thread:
+            return True  # a function that is told something cannot wait for itself
+        with self._changed:
+            goal = self._taken
+            return self._changed.wait_for(lambda: self._done >= goal, max(end - time.monotonic(), 0.0))
+
+    def _start_locked(self) -> None:
+        if self._thread is None or not self._thread.is_alive():
+            self._thread = threading.Thread(target=self._work, name=f"runguard-alerts-{self.receiver.name}", daemon=True)
+            with suppress(RuntimeError):  # no more threads, or the interpreter is ending; the next alert tries again
+                self._thread.start()
+
+    def _work(self) -> None:
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: bool(self._waiting), _IDLE_S)
+                if not self._waiting:
+                    self._thread = None  # nothing to do: the next one starts a thread again
+                    return
+                parcel = self._waiting.popleft()
+            outcome = "sent"
+            try:
+                self._deliver(parcel)
+            except BaseException as error:  # also of a function that calls sys.exit: it ends nothing here
+                outcome = "failed"
+                self._report(error)
+            with self._changed:
+                self.counts[outcome] += 1
+                self._done += 1
+                if outcome == "failed":
+                    self._forget_locked(parcel)
+                self._changed.notify_all()
+
+    def _forget_locked(self, parcel: Parcel) -> None:
+        """What did not arrive was not told: the next time it is sent again."""
+        if self._told.get(parcel.topic) is parcel.alert.resolved:
+            del self._told[parcel.topic]
+
+    # ---- delivery -----------------------------------------------------------------------------------------------
+
+    def _deliver(self, parcel: Parcel) -> None:
+        receiver = self.receiver
+        if receiver.kind == "log":
+            level = receiver.level if receiver.level is not None else _LEVELS[parcel.alert.severity]
+            state = "resolved: " if parcel.alert.resolved else ""
+            _log.log(level, "runguard.alert: %s%s", state, parcel.alert.text, extra={"runguard_alert": messages.fields(parcel.alert)})
+        elif receiver.call is not None:
+            result = receiver.call(parcel.alert)
+            if inspect.isawaitable(result):
+                asyncio.run(asyncio.wait_for(_finish(result), receiver.deadline_s))
+        else:
+            self._post(parcel)
+
+    def _post(self, parcel: Parcel) -> None:
+        """Attempts until the deadline, which began when the alert was sent; the first one is made however long it has waited."""
+        body = messages.to_bytes(self._message(parcel))
+        end, attempt = parcel.accepted + self.receiver.deadline_s, 0
+        timeout_s = self.receiver.timeout_s
+        while True:
+            try:
+                post(self._endpoint, self._headers(parcel, body), body, timeout_s)
+                return
+            except UndeliveredError as error:
+                pause = _pause(attempt, error.wait_s)
+                if not error.again or time.monotonic() + pause >= end:
+                    raise
+                _log.debug("runguard.alert_retry: %s: %s; again in %.1f s", self._place, error.reason, pause)
+            time.sleep(pause)
+            attempt += 1
+            timeout_s = min(self.receiver.timeout_s, max(end - time.monotonic(), 0.05))
+
+    def _message(self, parcel: Parcel) -> dict[str, Any]:
+        if self.receiver.kind == "slack":
+            return messages.slack(parcel)
+        if self.receiver.kind == "pagerduty":
+            return messages.pagerduty(parcel, self.receiver.secret.reveal() if self.receiver.secret else "")
+        return messages.webhook(parcel)
+
+    def _headers(self, parcel: Parcel, body: bytes) -> dict[str, str]:
+        """Signed anew for each attempt, so that a retry is as fresh as the first; the event's name stays the same."""
+        headers = {"Content-Type": "application/json", "User-Agent": "runguard"}
+        if self.receiver.kind == "webhook":
+            headers |= {name: value.reveal() for name, value in self.receiver.headers}
+            stamp = str(int(time.time()))  # noqa: TID251 - receivers compare it with their own clock
+            headers |= {messages.EVENT_HEADER: parcel.event_id, messages.TIMESTAMP_HEADER: stamp}
+            if self.receiver.secret is not None:
+                headers[messages.SIGNATURE_HEADER] = messages.signature(self.receiver.secret.reveal(), stamp, body)
+        return headers
+
+    @property
+    def _endpoint(self) -> Any:
+        return self.receiver.endpoint
+
+    @property
+    def _place(self) -> str:
+        return self.receiver.name if self.receiver.endpoint is None else f"{self.receiver.name} at {self.receiver.endpoint}"
+
+    def _report(self, error: BaseException) -> None:
+        if isinstance(error, UndeliveredError):
+            said = f"; it said: {mask_also(error.excerpt, self._secrets, _EXCERPT)}" if error.excerpt else ""
+            _log.error("runguard.alert_failed: %s: %s%s", self._place, error.reason, said)
+            return
+        frame = traceback.extract_tb(error.__traceback__)[-1]
+        text = mask_also(_text_of(error), self._secrets, _EXCERPT)
+        _log.error("runguard.alert_failed: %s: %s: %s (%s:%s)", self._place, type(error).__name__, text, frame.filename, frame.lineno)
+
+
+def _pause(attempt: int, asked_s: float | None) -> float:
+    """Twice as long each time, with jitter, so that many workers do not come back at once; never earlier than the server asked for."""
+    pause: float = min(_FIRST_PAUSE_S * 2 ** min(attempt, 10), _LONGEST_PAUSE_S) * random.uniform(0.5, 1.0)
+    return max(pause, asked_s or 0.0)
+
+
+def _text_of(error: BaseException) -> str:
+    try:
+        return str(error)
+    except Exception:
+        return ""
+
+
+async def _finish(result: Any) -> None:
+    await result
+
+
+_lines: Final["weakref.WeakSet[_Line]"] = weakref.WeakSet()
+
+
+@atexit.register
+def _say_goodbye() -> None:
+    """At the end of the process, one deadline for all of them."""
+    end = time.monotonic() + _GOODBYE_S
+    for line in list(_lines):
+        line.wait(end)
+
+
+def _restart_all() -> None:
+    for line in list(_lines):
+        line.restart()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_restart_all)
