@@ -1,0 +1,567 @@
+"""Telemetry through a real SDK: what is counted, what events say, how gauges follow the budgets; and that none of it reaches the caller."""
+
+import ast
+import gc
+import re
+import subprocess
+import sys
+import textwrap
+import threading
+import weakref
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("opentelemetry.sdk")
+
+from opentelemetry.sdk._logs import LoggerProvider
+from opentelemetry.sdk._logs.export import InMemoryLogRecordExporter, SimpleLogRecordProcessor
+from opentelemetry.sdk.metrics import MeterProvider
+from opentelemetry.sdk.metrics.export import InMemoryMetricReader
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+
+import runguard
+from runguard import telemetry
+from runguard.budget import Budget
+from runguard.decision import ALLOW, Action, Decision, Finding, Money
+from runguard.events import ModelCall, RunInfo
+from runguard.pricing import Price, Usage
+from runguard.telemetry import Telemetry, Wires
+
+SOURCE = Path(runguard.__file__).parent
+PAGE = Path(__file__).parents[2] / "docs" / "telemetry.md"
+PRICES = {"model-1": Price(input=1, output=1)}  # a dollar per million tokens
+INFO = RunInfo("run-canary", app="shop", user="user-canary", session="session-canary", labels={"team": "label-canary"})
+CANARIES = ("run-canary", "user-canary", "session-canary", "label-canary", "trip")
+
+
+class Sdk:
+    """A whole SDK in memory. Its providers are not the global ones, which a process can set only once."""
+
+    def __init__(self) -> None:
+        self.reader = InMemoryMetricReader()
+        self.meters = MeterProvider([self.reader])
+        self.spans = InMemorySpanExporter()
+        self.tracers = TracerProvider()
+        self.tracers.add_span_processor(SimpleSpanProcessor(self.spans))
+        self.records = InMemoryLogRecordExporter()
+        self.loggers = LoggerProvider()
+        self.loggers.add_log_record_processor(SimpleLogRecordProcessor(self.records))
+        self.tracer = self.tracers.get_tracer("test")
+        self.wires = Wires(self.meters.get_meter("runguard"), self.loggers.get_logger("runguard"))
+
+    def points(self, name: str) -> list[tuple[dict[str, Any], Any]]:
+        """Attributes and data points of one metric, as a reader collects them now."""
+        self.wires.outbox.flush()
+        data = self.reader.get_metrics_data()
+        metrics = [m for r in data.resource_metrics for s in r.scope_metrics for m in s.metrics] if data is not None else []
+        return [(dict(point.attributes), point) for metric in metrics if metric.name == name for point in metric.data.data_points]
+
+    def gauges(self, kind: str, unit: str = "usd") -> dict[str, dict[str, float]]:
+        """Per gauge the values of one kind of scope, by the scope's id."""
+        found: dict[str, dict[str, float]] = {}
+        for name in ("limit", "used", "reserved"):
+            for facts, point in self.points(f"runguard.budget.{name}"):
+                if facts["runguard.scope.kind"] == kind and facts["runguard.unit"] == unit:
+                    found.setdefault(name, {})[facts.get("runguard.scope.id", "")] = point.value
+        return found
+
+    def events(self) -> list[dict[str, Any]]:
+        self.wires.outbox.flush()
+        return [dict(record.log_record.attributes) for record in self.records.get_finished_logs()]
+
+
+@pytest.fixture
+def sdk(monkeypatch: pytest.MonkeyPatch) -> Iterator[Sdk]:
+    made = Sdk()
+    monkeypatch.setattr(telemetry, "_wires", made.wires)
+    yield made
+    made.meters.shutdown()
+    made.tracers.shutdown()
+    made.loggers.shutdown()
+
+
+def report(told: Telemetry | None, *decisions: Decision, agent: str = "writer", model: str | None = None) -> None:
+    """As the conductor does: each decision once, where it was made."""
+    assert told is not None
+    for decision in decisions:
+        told.decided(decision, INFO, agent, model)
+
+
+def loop(d: Any, told: Telemetry | None, tool: str = "parse", times: int = 6) -> list[Decision]:
+    """A run that goes in circles until it is stopped, every decision reported."""
+    d.start(INFO.run, app=INFO.app, user=INFO.user, session=INFO.session, labels=INFO.labels)
+    made = []
+    for _ in range(times):
+        step = d.tool(tool, {"fragment": "argument-canary"}, "result-canary", run=INFO.run, agent="writer")
+        for decision in (*step.before, step.after):
+            if decision.finding is not None:  # the first time; later ones repeat a stop in force
+                made.append(decision)
+                if getattr(d.guard, "telemetry", None) is None:  # else it has reported by itself
+                    report(told, decision)
+    return made
+
+
+def stop_of(rule: str = "stall", tool: str = "parse") -> Decision:
+    return Decision(Action.STOP, Finding(rule, Action.STOP, 6, 6, "equal failures", tool=tool))
+
+
+# ---- decisions ------------------------------------------------------------------------------------------------------
+
+
+def test_every_decision_but_allow_is_counted_by_rule_agent_and_tool(drive, sdk):
+    d = drive()
+    made = loop(d, Telemetry.of(d.guard))
+    assert [decision.action.word for decision in made] == ["nudge", "block", "stop"]
+    counted = {facts["runguard.decision"]: (facts, point.value) for facts, point in sdk.points("runguard.decisions")}
+    assert {word: number for word, (_, number) in counted.items()} == {"nudge": 1, "block": 1, "stop": 1}
+    assert counted["stop"][0] == {
+        "runguard.decision": "stop",
+        "runguard.rule": "repetition",
+        "runguard.enforced": True,
+        "gen_ai.agent.name": "writer",
+        "gen_ai.tool.name": "parse",
+    }
+
+
+def test_allow_is_not_reported(drive, sdk):
+    d = drive()
+    with sdk.tracer.start_as_current_span("call"):
+        report(Telemetry.of(d.guard), ALLOW)
+    assert sdk.points("runguard.decisions") == []
+    assert sdk.events() == []
+    assert sdk.spans.get_finished_spans()[0].events == ()
+
+
+def test_a_decision_is_an_event_on_the_span_of_whoever_asked(drive, sdk):
+    d = drive()
+    told = Telemetry.of(d.guard)
+    with sdk.tracer.start_as_current_span("execute_tool"):
+        loop(d, told)
+    (span,) = sdk.spans.get_finished_spans()
+    assert [event.name for event in span.events] == ["runguard.decision"] * 3
+    (trip,) = d.guard.trips
+    assert dict(span.events[-1].attributes) == {
+        "runguard.decision": "stop",
+        "runguard.rule": "repetition",
+        "runguard.enforced": True,
+        "runguard.observed": 5.0,
+        "runguard.limit": 5.0,
+        "runguard.unit": trip.unit,
+        "runguard.scope.kind": "run",
+        "runguard.trip.id": trip.id,
+        "runguard.run.id": "run-canary",
+        "gen_ai.agent.name": "writer",
+        "gen_ai.tool.name": "parse",
+        "gen_ai.conversation.id": "session-canary",
+    }
+
+
+def test_a_decision_is_a_log_event_that_knows_its_span(drive, sdk):
+    d = drive()
+    told = Telemetry.of(d.guard)
+    with sdk.tracer.start_as_current_span("execute_tool") as span:
+        loop(d, told)
+    told.flush()
+    records = [data.log_record for data in sdk.records.get_finished_logs()]
+    assert [record.event_name for record in records] == ["runguard.decision"] * 3
+    assert [record.severity_text for record in records] == ["INFO", "INFO", "WARN"]
+    assert {record.span_id for record in records} == {span.get_span_context().span_id}
+    assert all(record.body is None for record in records)
+    (in_span,) = [dict(event.attributes) for event in sdk.spans.get_finished_spans()[0].events][-1:]
+    assert dict(records[-1].attributes) == in_span
+
+
+def test_without_a_span_the_log_event_is_there(drive, sdk):
+    d = drive()
+    report(Telemetry.of(d.guard), stop_of(), model="model-1")
+    (event,) = sdk.events()
+    assert (event["runguard.rule"], event["gen_ai.request.model"]) == ("stall", "model-1")
+
+
+def test_a_budget_is_named_by_kind_and_never_by_whose_it_is(drive, sdk):
+    d = drive()
+    money = Money("user", "user:shop/user-canary", None, None)
+    finding = Finding("budget", Action.WARN, 4, 5, "usd", "run", detail="80% of the budget of user:shop/user-canary is spent", money=money)
+    with sdk.tracer.start_as_current_span("call"):
+        report(Telemetry.of(d.guard), Decision(Action.WARN, finding))
+    (event,) = sdk.events()
+    assert event["runguard.scope.kind"] == "user"
+    assert sdk.records.get_finished_logs()[0].log_record.severity_text == "WARN"
+    assert "user-canary" not in str(event) + str(sdk.spans.get_finished_spans()[0].events[0].attributes)
+
+
+def test_in_shadow_mode_decisions_are_marked_as_not_enforced(drive, sdk):
+    d = drive(mode="shadow")
+    loop(d, Telemetry.of(d.guard))
+    assert {facts["runguard.enforced"] for facts, _ in sdk.points("runguard.decisions")} == {False}
+    assert {event["runguard.enforced"] for event in sdk.events()} == {False}
+
+
+def test_a_stop_in_force_that_is_told_again_speaks_for_its_trip(drive, sdk):
+    d = drive()
+    trip = next(decision.trip for decision in loop(d, Telemetry.of(d.guard)) if decision.trip is not None)
+    report(Telemetry.of(d.guard), Decision(Action.STOP, None, trip))
+    event = sdk.events()[-1]
+    assert (event["runguard.rule"], event["runguard.trip.id"], event["gen_ai.tool.name"]) == ("repetition", trip.id, "parse")
+
+
+def test_no_argument_result_or_user_is_in_any_event(drive, sdk):
+    d = drive()
+    with sdk.tracer.start_as_current_span("call"):
+        loop(d, Telemetry.of(d.guard))
+    said = str(sdk.events()) + str([dict(event.attributes) for event in sdk.spans.get_finished_spans()[0].events])
+    assert "session-canary" in said
+    for canary in ("argument-canary", "result-canary", "user-canary", "label-canary"):
+        assert canary not in said
+
+
+def test_names_that_a_model_makes_up_do_not_make_series_without_end(drive, sdk):
+    d = drive()
+    told = Telemetry.of(d.guard)
+    for number in range(300):
+        report(told, stop_of(tool=f"made up {number}"), agent=f"agent {number}" + "x" * 500)
+    points = sdk.points("runguard.decisions")
+    assert sum(point.value for _, point in points) == 300
+    for name in ("gen_ai.tool.name", "gen_ai.agent.name"):
+        names = {facts[name] for facts, _ in points}
+        assert len(names) == 201
+        assert "(others)" in names
+        assert max(map(len, names)) <= 128
+
+
+# ---- budgets --------------------------------------------------------------------------------------------------------
+
+
+async def test_gauges_follow_a_call_from_reserve_to_settle(drive, sdk):
+    d = drive(budgets=[Budget(usd=10, per="app")], prices=PRICES)
+    told = Telemetry.of(d.guard)
+    d.start("r1", app="shop", user="ann", session="s1")
+    call = ModelCall("r1", "", "writer", d.now, "model-1", 1_000_000, max_output_tokens=1_000_000)
+    assert d.guard.check(call).action is Action.ALLOW
+    assert (await d.guard.reserve(call)).action is Action.ALLOW
+    assert sdk.gauges("app") == {"limit": {"app:shop": 10}, "used": {"app:shop": 0}, "reserved": {"app:shop": 2}}
+    d.guard.settle(call.charge, Usage(1_000_000, 500_000))
+    assert sdk.gauges("app") == {"limit": {"app:shop": 10}, "used": {"app:shop": 1.5}, "reserved": {"app:shop": 0}}
+    d.guard.accounts.extend("app:shop", usd=5)
+    assert sdk.gauges("app")["limit"] == {"app:shop": 15}
+    assert told is not None
+
+
+async def test_budgets_of_users_sessions_runs_and_labels_are_summed_per_kind(drive, sdk):
+    kinds = ("user", "session", "run", "label:team", "user+model")
+    d = drive(budgets=[Budget(tokens=100, usd=1, per=per) for per in kinds], prices=PRICES)
+    told = Telemetry.of(d.guard)
+    for number in range(3):
+        d.start(f"r{number}", app="shop", user=f"user {number}", session=f"s{number}", labels={"team": f"team {number}"})
+        d.bill(10, 5, run=f"r{number}", model="model-1")
+    for kind in ("user", "session", "run", "label", "user+model"):
+        assert sdk.gauges(kind, "tokens") == {"limit": {"": 300}, "used": {"": 45}, "reserved": {"": 0}}, kind
+    assert told is not None
+
+
+def test_apps_agents_models_and_tools_are_named_and_bounded(drive, sdk):
+    d = drive(budgets=[Budget(tokens=10, per=per, window="1d") for per in ("agent", "model", "app+model")])
+    told = Telemetry.of(d.guard)
+    d.start("r1", app="shop", user="ann", session="s1")
+    d.bill(1, 1, run="r1", model="model-1", agent="writer")
+    assert sdk.gauges("agent", "tokens")["used"] == {"agent:shop/writer": 2}
+    assert sdk.gauges("model", "tokens")["used"] == {"model:model-1": 2}
+    assert sdk.gauges("app+model", "tokens")["used"] == {"app+model:shop+model-1": 2}
+    assert {facts["runguard.window"] for facts, _ in sdk.points("runguard.budget.limit")} == {"1d"}
+    for number in range(300):
+        d.bill(1, 1, run="r1", model="model-1", agent=f"made up {number}")
+    used = sdk.gauges("agent", "tokens")["used"]
+    assert len(used) <= 201
+    assert sum(used.values()) == 602
+    assert told is not None
+
+
+def test_a_budget_without_a_window_says_so_and_one_that_is_over_is_gone(drive, sdk):
+    d = drive(budgets=[Budget(tokens=100, per="app"), Budget(tokens=50, per="app", window="1m")])
+    told = Telemetry.of(d.guard)
+    d.start("r1", app="shop", user="ann", session="s1")
+    d.bill(10, 5, run="r1")
+    assert {facts["runguard.window"]: point.value for facts, point in sdk.points("runguard.budget.limit")} == {"none": 100, "1m": 50}
+    d.now += 120
+    assert {facts["runguard.window"] for facts, _ in sdk.points("runguard.budget.limit")} == {"none"}
+    assert told is not None
+
+
+def test_guards_of_one_process_share_the_instruments(drive, sdk):
+    drivers = [drive(budgets=[Budget(tokens=100, per="app")]) for _ in range(2)]
+    told = [Telemetry.of(d.guard) for d in drivers]
+    for d in drivers:
+        d.start("r1", app="shop", user="ann", session="s1")
+        d.bill(10, 5, run="r1")
+    assert sdk.gauges("app", "tokens") == {"limit": {"app:shop": 200}, "used": {"app:shop": 30}, "reserved": {"app:shop": 0}}
+    assert len(told) == 2
+
+
+def test_guards_with_the_same_store_do_not_count_its_accounts_twice(drive, sdk, tmp_path):
+    store = f"sqlite:///{tmp_path}/guard.db"
+    drivers = [drive(budgets=[Budget(tokens=100, per="app")], store=store) for _ in range(2)]
+    told = [Telemetry.of(d.guard) for d in drivers]
+    for number, d in enumerate(drivers):
+        d.start(f"r{number}", app="shop", user="ann", session="s1")
+        d.bill(10, 5, run=f"r{number}")
+        assert d.guard.accounts.ledger.flush(10)
+    assert sdk.gauges("app", "tokens") == {"limit": {"app:shop": 100}, "used": {"app:shop": 30}, "reserved": {"app:shop": 0}}
+    assert len(told) == 2
+
+
+def test_of_two_budgets_on_the_same_scope_the_one_that_ends_first_is_shown(drive, sdk):
+    d = drive(budgets=[Budget(tokens=100, per="agent"), Budget(tokens=40, per="agent:wri*")])
+    told = Telemetry.of(d.guard)
+    d.start("r1", app="shop", user="ann", session="s1")
+    d.bill(10, 5, run="r1", agent="writer")
+    shown = sdk.gauges("agent", "tokens")
+    assert (shown["limit"], shown["used"]) == ({"agent:shop/writer": 40}, {"agent:shop/writer": 15})
+    assert told is not None
+
+
+def test_a_guard_can_be_collected_and_takes_its_gauges_along(drive, sdk):
+    d = drive(budgets=[Budget(tokens=100, per="app")])
+    d.guard.telemetry = Telemetry.of(d.guard)  # as the conductor keeps it
+    d.start("r1", app="shop", user="ann", session="s1")
+    d.bill(10, 5, run="r1")
+    assert sdk.gauges("app", "tokens")
+    gone = weakref.ref(d.guard)
+    del d
+    gc.collect()
+    assert gone() is None
+    assert sdk.gauges("app", "tokens") == {}
+
+
+def test_no_id_of_a_user_session_run_or_label_is_in_any_metric(drive, sdk):
+    kinds = ("run", "session", "user", "label:team", "run+agent", "user+model", "app", "tool")
+    d = drive(budgets=[Budget(tokens=1_000, per=per) for per in kinds])
+    told = Telemetry.of(d.guard)
+    loop(d, told)
+    d.bill(10, 5, run=INFO.run, model="model-1")
+    told.took(5e-6)
+    data = sdk.reader.get_metrics_data()
+    attributes = [dict(p.attributes) for r in data.resource_metrics for s in r.scope_metrics for m in s.metrics for p in m.data.data_points]
+    assert len(attributes) > 20
+    assert not [(canary, facts) for facts in attributes for canary in CANARIES if canary in str(facts)]
+
+
+# ---- the guard's own time -------------------------------------------------------------------------------------------
+
+
+def test_the_guards_time_is_recorded_when_a_reader_collects(drive, sdk):
+    d = drive()
+    told = Telemetry.of(d.guard)
+    for seconds in (0.5e-6, 3e-6, 3e-6, 2.0):
+        told.took(seconds)
+    ((facts, point),) = sdk.points("runguard.guard.duration")
+    assert facts == {}
+    assert (point.count, point.sum) == (4, pytest.approx(2.0000065))
+    assert point.explicit_bounds[:3] == (1e-6, 2e-6, 5e-6)
+    assert (point.bucket_counts[0], point.bucket_counts[2], point.bucket_counts[-1]) == (1, 2, 1)
+    assert len(sdk.wires.durations) == 0
+
+
+def test_flush_records_at_once(drive, sdk):
+    told = Telemetry.of(drive().guard)
+    told.took(1e-6)
+    assert told.flush() is True
+    assert len(sdk.wires.durations) == 0
+
+
+def test_nobody_who_collects_means_a_bounded_buffer(drive, sdk):
+    told = Telemetry.of(drive().guard)
+    for _ in range(5_000):
+        told.took(1e-6)
+    ((_, point),) = sdk.points("runguard.guard.duration")
+    assert point.count == 1_024
+
+
+# ---- nothing of it reaches the caller -------------------------------------------------------------------------------
+
+
+class Broken:
+    """An API of which everything raises."""
+
+    def __getattr__(self, name: str) -> Any:
+        raise RuntimeError("broken")
+
+
+def test_an_api_that_raises_is_nobodys_trouble_and_said_once(drive, sdk, caplog):
+    d = drive(budgets=[Budget(tokens=100, per="app")])
+    told = Telemetry.of(d.guard)
+    sdk.wires._span = sdk.wires._counter = sdk.wires._emit = sdk.wires._histogram = Broken()
+    with sdk.tracer.start_as_current_span("call"):
+        loop(d, told)
+    told.took(1e-6)
+    assert told.flush() is False
+    assert sdk.points("runguard.budget.limit") == []
+    assert sdk.wires.failures > 3
+    assert [record.getMessage().split(":")[0] for record in caplog.records].count("runguard.telemetry_failed") == 1
+
+
+def test_what_one_signal_breaks_the_others_still_carry(drive, sdk):
+    told = Telemetry.of(drive().guard)
+    sdk.wires._span = sdk.wires._counter = Broken()
+    report(told, stop_of())
+    assert len(sdk.events()) == 1
+
+
+def test_an_exporter_that_raises_or_hangs_is_not_on_the_path(drive, monkeypatch):
+    hang = threading.Event()
+
+    class Exporter(InMemoryLogRecordExporter):
+        def export(self, batch: Any) -> Any:
+            hang.wait(20)
+            raise RuntimeError("broken exporter")
+
+    loggers = LoggerProvider()
+    loggers.add_log_record_processor(SimpleLogRecordProcessor(Exporter()))
+    wires = Wires(MeterProvider([InMemoryMetricReader()]).get_meter("runguard"), loggers.get_logger("runguard"))
+    monkeypatch.setattr(telemetry, "_wires", wires)
+    told = Telemetry.of(drive().guard)
+    report(told, stop_of(), stop_of())
+    assert told.flush(0.05) is False  # it hangs over there
+    hang.set()
+    assert told.flush(10) is True
+
+
+def test_a_guard_whose_budgets_cannot_be_read_hides_no_other(drive, sdk, monkeypatch):
+    drivers = [drive(budgets=[Budget(tokens=100, per="app")]) for _ in range(2)]
+    told = [Telemetry.of(d.guard) for d in drivers]
+    for d in drivers:
+        d.start("r1", app="shop", user="ann", session="s1")
+        d.bill(10, 5, run="r1")
+    monkeypatch.setattr(drivers[0].guard, "accounts", Broken())
+    assert sdk.gauges("app", "tokens")["used"] == {"app:shop": 15}
+    assert len(told) == 2
+
+
+def test_an_old_logs_api_means_no_log_events(drive):
+    class OldLogger:
+        def emit(self, record: Any) -> None:
+            raise AssertionError("a record made from the API alone breaks the export of everybody's")
+
+    reader = InMemoryMetricReader()
+    wires = Wires(MeterProvider([reader]).get_meter("runguard"), OldLogger())
+    wires.decided(stop_of(), INFO, "writer", None)
+    assert wires.outbox.flush()
+    assert (wires.failures, wires.outbox.failed) == (0, 0)
+    assert reader.get_metrics_data() is not None
+
+
+def in_a_process(code: str) -> str:
+    command = [sys.executable, "-W", "ignore", "-c", textwrap.dedent(code)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=50, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("missing", ["opentelemetry", "opentelemetry.metrics"])
+def test_without_the_api_there_is_no_telemetry_and_no_word_about_it(missing):
+    said = in_a_process(f"""
+        import sys
+        sys.modules[{missing!r}] = None
+        from runguard.conductor import Guard
+        from runguard.policy import Policy
+        from runguard.telemetry import Telemetry
+        print(Telemetry.of(Guard(Policy())))
+    """)
+    assert said == "None\n"
+
+
+def test_without_the_logs_api_the_rest_works():
+    said = in_a_process("""
+        import sys
+        sys.modules["opentelemetry._logs"] = None
+        from runguard.conductor import Guard
+        from runguard.decision import Action, Decision, Finding
+        from runguard.events import RunInfo
+        from runguard.policy import Policy
+        from runguard.telemetry import Telemetry
+        told = Telemetry.of(Guard(Policy()))
+        told.decided(Decision(Action.STOP, Finding("stall", Action.STOP, 1, 1, "failures")), RunInfo("r"), "a", None)
+        print(told.flush())
+    """)
+    assert said == "True\n"
+
+
+def test_importing_the_module_does_not_import_opentelemetry():
+    said = in_a_process("""
+        import sys
+        import runguard.telemetry
+        print([name for name in sys.modules if name.startswith("opentelemetry")])
+    """)
+    assert said == "[]\n"
+
+
+def test_providers_may_be_set_after_the_guard_was_made():
+    """The global way, as programs go it: the API's stand-ins connect when the providers come. And no SDK is needed before."""
+    said = in_a_process("""
+        import sys
+        from runguard.budget import Budget
+        from runguard.conductor import Guard
+        from runguard.decision import Action, Decision, Finding
+        from runguard.events import ModelCall, RunInfo
+        from runguard.policy import Policy
+        from runguard.pricing import Usage
+        from runguard.telemetry import Telemetry
+        guard = Guard(Policy(budgets=(Budget(tokens=100, per="app"),)))
+        told = Telemetry.of(guard)
+        stop = Decision(Action.STOP, Finding("stall", Action.STOP, 1, 1, "failures"))
+        told.decided(stop, RunInfo("r"), "a", None)
+        assert told.flush()
+        assert not [name for name in sys.modules if name.startswith("opentelemetry.sdk")]
+
+        from opentelemetry import _logs, metrics
+        from opentelemetry.sdk._logs import LoggerProvider
+        from opentelemetry.sdk._logs.export import InMemoryLogRecordExporter, SimpleLogRecordProcessor
+        from opentelemetry.sdk.metrics import MeterProvider
+        from opentelemetry.sdk.metrics.export import InMemoryMetricReader
+        reader, exporter, loggers = InMemoryMetricReader(), InMemoryLogRecordExporter(), LoggerProvider()
+        loggers.add_log_record_processor(SimpleLogRecordProcessor(exporter))
+        metrics.set_meter_provider(MeterProvider([reader]))
+        _logs.set_logger_provider(loggers)
+        told.decided(stop, RunInfo("r"), "a", None)
+        told.took(1e-6)
+        run = guard.start(RunInfo("r", app="shop"))
+        guard.settle(guard.accounts.open_settled(run.purse, ModelCall("r", "", "a", 0.0)), Usage(10, 5))
+        assert told.flush()
+        (scope,) = reader.get_metrics_data().resource_metrics[0].scope_metrics
+        print(scope.scope.name, len(scope.scope.version) > 0, *sorted(metric.name for metric in scope.metrics))
+        print(*[data.log_record.event_name for data in exporter.get_finished_logs()])
+    """)
+    names = "runguard.budget.limit runguard.budget.reserved runguard.budget.used runguard.decisions runguard.guard.duration"
+    assert said == f"runguard True {names}\nrunguard.decision\n"
+
+
+# ---- the page -------------------------------------------------------------------------------------------------------
+
+
+def logged() -> set[str]:
+    """Every event name that is logged anywhere, from the texts of the log calls."""
+    found: set[str] = set()
+    for path in SOURCE.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Constant) and isinstance(node.value, str):
+                found.update(re.findall(r"^runguard\.([a-z_]+|%s): ", node.value))
+    assert "%s" in found
+    return (found - {"%s"}) | {"warn", "nudge", "block"}  # a stop is logged as its trip
+
+
+def test_the_page_lists_every_log_event_and_no_other():
+    section = PAGE.read_text(encoding="utf-8").partition("## Log lines")[2].partition("\n## ")[0]
+    listed = {name for row in re.findall(r"^\| (.*?) \|", section, re.MULTILINE) for name in re.findall(r"`runguard\.([a-z_]+)`", row)}
+    assert logged() - listed == set(), "logged, and not on the page"
+    assert listed - logged() == set(), "on the page, and never logged"
+
+
+def test_the_page_names_every_instrument_and_attribute():
+    page = PAGE.read_text(encoding="utf-8")
+    names = {value for name, value in vars(telemetry).items() if name.isupper() and isinstance(value, str) and "." in value}
+    assert len(names) > 15
+    assert {name for name in names if f"`{name}`" not in page} == set()
