@@ -8,13 +8,14 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from runguard.adk import ADKCostBreaker, install, uninstall
+    from runguard.adk import ADKCostBreaker, GuardedLlm, install, uninstall
     from runguard.adk.budget_plugin import BudgetPlugin
     from runguard.breaker import BreakerState
     from runguard.budget import Budget, BudgetStatus, Scope
     from runguard.decision import Decision, Finding, Trip, trip
     from runguard.errors import (
         BudgetExceededError,
+        CircuitOpenError,
         ContextOverflowError,
         DeadlineExceededError,
         GuardFailedError,
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
         RunStoppedError,
         UnpricedModelError,
     )
+    from runguard.functions import guard, guard_async, run
     from runguard.monitor import BudgetMonitor, BudgetPolicy, CompressionTriggered
     from runguard.policy import Policy, ToolRule, tool
     from runguard.pricing import ModelLimits, Price
@@ -35,6 +37,7 @@ __version__ = "0.1.0"
 
 _HOMES = {
     "ADKCostBreaker": "runguard.adk",
+    "GuardedLlm": "runguard.adk",
     "install": "runguard.adk",
     "uninstall": "runguard.adk",
     "BudgetPlugin": "runguard.adk.budget_plugin",
@@ -47,6 +50,7 @@ _HOMES = {
     "Trip": "runguard.decision",
     "trip": "runguard.decision",
     "BudgetExceededError": "runguard.errors",
+    "CircuitOpenError": "runguard.errors",
     "ContextOverflowError": "runguard.errors",
     "DeadlineExceededError": "runguard.errors",
     "GuardFailedError": "runguard.errors",
@@ -57,6 +61,9 @@ _HOMES = {
     "RunGuardError": "runguard.errors",
     "RunStoppedError": "runguard.errors",
     "UnpricedModelError": "runguard.errors",
+    "guard": "runguard.functions",
+    "guard_async": "runguard.functions",
+    "run": "runguard.functions",
     "BudgetMonitor": "runguard.monitor",
     "BudgetPolicy": "runguard.monitor",
     "CompressionTriggered": "runguard.monitor",
@@ -77,12 +84,14 @@ __all__ = [
     "BudgetPlugin",
     "BudgetPolicy",
     "BudgetStatus",
+    "CircuitOpenError",
     "CompressionTriggered",
     "ContextOverflowError",
     "DeadlineExceededError",
     "Decision",
     "Finding",
     "GuardFailedError",
+    "GuardedLlm",
     "InstallError",
     "LimitExceededError",
     "LoopDetectedError",
@@ -97,7 +106,10 @@ __all__ = [
     "ToolRule",
     "Trip",
     "UnpricedModelError",
+    "guard",
+    "guard_async",
     "install",
+    "run",
     "tool",
     "trip",
     "uninstall",

@@ -8,7 +8,7 @@ import asyncio
 import logging
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Generator, Iterable
 from dataclasses import replace
 from typing import Any, Final
 from urllib.parse import unquote
@@ -17,6 +17,7 @@ from runguard.budget import NOTHING, UNITS, UNLIMITED, Amount, BudgetStatus, Sco
 from runguard.charges import (
     LINES_KEPT,
     NO_LIMIT,
+    OWNERS,
     Charge,
     Denied,
     Entry,
@@ -50,8 +51,16 @@ _TYPICAL_OUTPUT: Final = 1_024  # of a call that was cut off, before any of its 
 _HISTORY_KEPT: Final = 10_000
 _MODELS_KEPT: Final = 1_024
 _LOOKS_S: Final = 1.0  # a waiting call looks at least this often, should a wake-up get lost with its loop
+_FACTS_S: Final = 1.0  # until what was settled has reached a store
 _FOREVER: Final = float("inf")
 _CLOCK_TRIES: Final = 5
+
+
+class StepOut:
+    """Awaited before anything is waited for, by a call that was asked for without an event loop: it goes on on one."""
+
+    def __await__(self) -> Generator[None, None, None]:
+        yield
 
 
 OnFired = Callable[[Charge, Fired], None]
@@ -68,7 +77,10 @@ class Accounts:
         fallback = policy.on_unpriced if not isinstance(policy.on_unpriced, str) else None
         self.pricing = Pricing(policy.prices, policy.models, fallback)
         self.meters = meters_of(policy)
+        self.on_extended: Callable[[list[BudgetStatus], list[str]], None] | None = None
         self.errors = 0  # amounts whose functions failed
+        self.on_store: Callable[[str], None] | None = None  # told when the store goes away, and with "" when it is back
+        self._is_away = False
         self._history: OrderedDict[str, Tally] = OrderedDict()
         self._typical: dict[str, int] = {}
         self._told: set[str] = set()
@@ -141,13 +153,14 @@ class Accounts:
         A charge, or why not; both where nothing is enforced: the call is made and billed, and what would have happened is told.
         """
         rates = self.pricing.rates(event.model, event.at)
-        lines = self._lines(purse, event)
+        lines, within = self._own_lines(purse, event)
         output = event.max_output_tokens
-        if output is None and any(a.cap_usd < UNLIMITED or a.cap_tokens < UNLIMITED for a in lines.accounts):
+        if output is None and event.bound is None and any(a.cap_usd < UNLIMITED or a.cap_tokens < UNLIMITED for a in lines.accounts):
             output = self.max_output(event.model)
         output = output or 0
         charge = Charge(purse, event.agent, event.model, event.tool, rates, event.input_tokens, event.audio_tokens, output, event.at, event.lane, lines)
-        charge.limited = event.max_output_tokens is not None
+        charge.limited, charge.candidates = event.max_output_tokens is not None, event.candidates
+        charge.home, charge.within, charge.bound = self, within, event.bound
         if self.switch.stops and self.switch.of(scopes_of(purse.info)) is not None:
             await self.ledger.refresh()  # somebody may have taken it back
             if (stop := self.switch.of(scopes_of(purse.info))) is not None:
@@ -163,9 +176,16 @@ class Accounts:
     def _without_store(self, charge: Charge, error: Exception, enforce: bool) -> tuple[Charge | None, Denied | None]:
         """No account can be opened: no paid call without one, unless the policy goes on and books later."""
         self.outages[self.policy.on_outage] += 1
+        self._store_is(str(error))
         if self.policy.on_outage == "closed":
             return (None if enforce else self._uncounted(charge)), Denied(outage=str(error))
         return self._uncounted(charge), None
+
+    def _store_is(self, error: str) -> None:
+        if self._is_away != bool(error):
+            self._is_away = bool(error)
+            if self.on_store is not None:
+                self.on_store(error)
 
     def _uncounted(self, charge: Charge) -> Charge:
         """A call that is made although nobody could hold anything for it: what it takes is booked all the same."""
@@ -177,7 +197,7 @@ class Accounts:
     async def _open(self, charge: Charge, event: ModelCall, enforce: bool, stopped: Callable[[], bool]) -> tuple[Charge | None, Denied | None]:
         purse, lines, rates = charge.purse, charge.lines, charge.rates
         denied = None
-        if isinstance(rates, Unpriced) and lines.in_usd and self.policy.on_unpriced == "refuse":
+        if isinstance(rates, Unpriced) and lines.in_usd and charge.bound is None and self.policy.on_unpriced == "refuse":
             denied = Denied(unpriced=rates)
         elif lines.may_stop and not self.ledger.is_shared:  # what a shared one says comes with the reservation
             denied = self._over_threshold(lines)
@@ -218,9 +238,11 @@ class Accounts:
         for _ in range(_CLOCK_TRIES):
             result = await self.ledger.reserve(charge.lines.accounts, worst_of(charge), force=force, ttl=self.policy.hold_seconds)
             if not isinstance(result, Stale):
+                if self._is_away:
+                    self._store_is("")
                 return result
             charge.purse.lines.clear()
-            charge.lines = self._lines(charge.purse, event, self.clock())
+            charge.lines = self._own_lines(charge.purse, event, self.clock())[0]
         raise StoreOutage(f"{self.ledger.name}: its clock moves faster than it answers")
 
     def open_settled(self, purse: Purse, event: ModelCall) -> Charge:
@@ -250,17 +272,23 @@ class Accounts:
 
     async def _wait_or_lower(self, charge: Charge, event: ModelCall, denied: Denied, stopped: Callable[[], bool]) -> Hold | None:
         """Wait while that can help, then cap the answer to what the rest can pay, down to a useful minimum."""
+        if event.no_loop:
+            await StepOut()
         ledger, loop = self.ledger, asyncio.get_running_loop()
-        give_up = loop.time() + self.policy.max_wait_seconds
+        patience = self.policy.max_wait_seconds
+        if event.no_wait:  # those it would wait for cannot come back; what is on its way to a store can
+            patience = min(patience, _FACTS_S if self.ledger.is_shared else 0.0)
+        give_up = loop.time() + patience
         refusal = denied.refusal
         assert refusal is not None
         while not stopped():
             left = give_up - loop.time()
-            if refusal.wait_helps and left > 0:
+            if refusal.wait_helps and left > 0 and refusal.held[refusal.unit] > _held_around(refusal):
                 await ledger.changed(refusal, min(left, _LOOKS_S))
+                charge.bound = event.bound
                 if stopped():
                     break
-                charge.lines = self._lines(charge.purse, event, self.clock())
+                charge.lines = self._own_lines(charge.purse, event, self.clock())[0]
                 if (now_denied := self._over_threshold(charge.lines)) is not None:  # what was waited for reached a threshold that stops
                     denied.refusal, denied.meter, denied.unpriced, denied.fraction = (
                         now_denied.refusal,
@@ -269,6 +297,9 @@ class Accounts:
                         now_denied.fraction,
                     )
                     return None
+            elif charge.bound is not None:
+                if not self._take_the_rest(charge, event, refusal):
+                    break
             else:
                 lowered = self._affordable(charge, refusal)
                 if lowered is None:
@@ -281,17 +312,40 @@ class Accounts:
             denied.refusal = refusal = result
         return None
 
+    @staticmethod
+    def _take_the_rest(charge: Charge, event: ModelCall, refusal: Refusal) -> bool:
+        """Nobody knows what the call may take, and it asked for the whole cap: what is left of it will do."""
+        assert event.bound is not None
+        usd, tokens = event.bound
+        wanted, room = worst_of(charge), refusal.room
+        if room[2] < 1 or (usd is None and wanted[0] > 0 and not room[0]) or (tokens is None and wanted[1] > 0 and not room[1]):
+            return False
+        charge.bound = (min(wanted[0], room[0]) if usd is None else usd), (min(wanted[1], room[1]) if tokens is None else tokens)
+        return worst_of(charge) != wanted
+
     def _affordable(self, charge: Charge, refusal: Refusal) -> int | None:
         """The most output the rest can pay, or None when that is too little to be useful."""
         usd, tokens, calls = refusal.room
         output = charge.max_output
         if isinstance(charge.rates, Rates) and charge.lines.in_usd:
-            output = min(output, charge.rates.affordable_output(usd, charge.input, charge.audio))
-        output = min(output, tokens - charge.input)
+            output = min(output, charge.rates.affordable_output(usd, charge.input, charge.audio) // charge.candidates)
+        output = min(output, (tokens - charge.input) // charge.candidates)
         least = min(self.policy.min_output_tokens, charge.max_output)
         if calls < 1 or output < least or output >= charge.max_output or output < 1:
             return None
         return output
+
+    def _own_lines(self, purse: Purse, event: ModelCall, now: float | None = None) -> tuple[Lines, bool]:
+        """The accounts that this layer has to hold: one layer owns a call, so what a layer around it holds is not held again."""
+        lines = self._lines(purse, event, now)
+        around = [charge for charge in OWNERS.get() if not charge.over and charge.home is not self and charge.home.ledger is self.ledger]
+        held = {account.key for charge in around for account in charge.lines.accounts}
+        if not any(account.key in held for account in lines.accounts):
+            return lines, bool(around)
+        kept = [(a, m, limit) for a, m, limit in zip(lines.accounts, lines.meters, lines.limits, strict=True) if a.key not in held]
+        accounts, meters, limits = zip(*kept, strict=True) if kept else ((), (), ())
+        in_usd, may_stop = any(a.cap_usd < UNLIMITED for a in accounts), any(m.stops for m in meters)
+        return Lines(tuple(accounts), tuple(meters), tuple(limits), in_usd, may_stop, lines.until), True
 
     def _lines(self, purse: Purse, event: ModelCall, now: float | None = None) -> Lines:
         key = (event.agent, event.model, event.tool)
@@ -371,11 +425,20 @@ class Accounts:
     # ---- after a call -----------------------------------------------------------------------------------------------
 
     def settle(
-        self, charge: Charge, usage: Usage, model: str = "", *, estimated: bool = False, free: bool = False, on_fired: "OnFired | None" = None
+        self,
+        charge: Charge,
+        usage: Usage,
+        model: str = "",
+        *,
+        nano: int | None = None,
+        estimated: bool = False,
+        free: bool = False,
+        on_fired: "OnFired | None" = None,
     ) -> list[Fired]:
         """Book what a call took; told again, the later figure replaces the earlier.
 
-        The model that answered wins over the one that was asked. ``free``: the provider refused the call and billed nothing. Thresholds
+        The model that answered wins over the one that was asked. ``nano``: what it cost, where somebody knows better than the price list.
+        ``free``: the provider refused the call and billed nothing. Thresholds
         that fire go to ``on_fired``, once the ledger has booked it; without that, those known at once are returned.
         """
         rates = charge.rates
@@ -386,7 +449,9 @@ class Accounts:
             else:
                 estimated = estimated or isinstance(rates, Rates)  # the price of the model that was asked stands for it
         entry = Entry(1, usage.input, usage.output, usage.cached, usage.thinking)
-        if isinstance(rates, Rates):
+        if nano is not None:
+            entry.nano, entry.estimated = nano, int(estimated)
+        elif isinstance(rates, Rates):
             entry.nano = 0 if free else rates.cost(usage)
             entry.estimated = int(estimated or rates.estimated)
         else:
@@ -482,7 +547,7 @@ class Accounts:
         if not streaming:
             output = max(output, self._typical.get(charge.model, _TYPICAL_OUTPUT))
         if charge.max_output:
-            output = min(output, charge.max_output)
+            output = min(output, charge.max_output * charge.candidates)
         return Usage(input=charge.input, output=output, audio=charge.audio)
 
     def _learn_output(self, model: str, output: int) -> None:
@@ -514,7 +579,10 @@ class Accounts:
             )
         for account in accounts:
             self.ledger.extend(account, more)
-        return [status for account in accounts for status in statuses_of(account)]
+        moved = [(status, account.key) for account in accounts for status in statuses_of(account)]
+        if self.on_extended is not None:
+            self.on_extended([status for status, _ in moved], [key for _, key in moved])
+        return [status for status, _ in moved]
 
     def _accounts_of(self, scope: str) -> list[Account]:
         found = self.ledger.find(scope)
@@ -597,3 +665,10 @@ class Accounts:
             "by_model": split_by(total, 1),
             "by_tool": split_by(total, 2),
         }
+
+
+def _held_around(refusal: Refusal) -> int:
+    """What the calls around this one hold on the account that refuses: they cannot come back before it."""
+    unit, key = refusal.unit, refusal.account.key
+    holds = [charge.hold for charge in OWNERS.get() if not charge.over and charge.hold is not None]
+    return sum(hold.amount[unit] for hold in holds if any(account.key == key for account in hold.accounts))

@@ -1,6 +1,7 @@
 """What an account is about: budgets that share one, the money of a run, one call's way from reserve to settle, and why one is denied."""
 
 from collections.abc import Iterable, Mapping
+from contextvars import ContextVar
 from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any, Final
@@ -119,6 +120,10 @@ class Charge:
     booked: Entry | None = None
     entry: tuple[str, str, str] = ("", "", "")
     over: bool = False  # settled or released
+    candidates: int = 1  # each may answer with ``max_output``
+    home: Any = None  # the Accounts that opened it
+    within: bool = False  # a layer around this one has the same ledger and owns the call: what it holds is not held again
+    bound: tuple[int | None, int | None] | None = None  # what the caller says it may take: nano-USD and tokens, None where nobody knows
 
     @property
     def is_capped(self) -> bool:
@@ -176,9 +181,23 @@ def flat_limits(info: RunInfo) -> Amount | None:
     return (UNLIMITED if info.max_usd is None else info.max_usd, UNLIMITED if info.max_tokens is None else info.max_tokens, UNLIMITED)
 
 
+# The accounts of the call that is being made, from the outermost layer to the innermost.
+OWNERS: Final[ContextVar[tuple[Charge, ...]]] = ContextVar("runguard_owners", default=())
+
+
 def worst_of(charge: Charge) -> Amount:
-    usd = charge.rates.worst(charge.input, charge.max_output, charge.audio) if isinstance(charge.rates, Rates) else 0
-    return usd, charge.input + charge.max_output, 1
+    if charge.bound is not None:
+        usd, tokens = charge.bound
+        return (_least_cap(charge, 0) if usd is None else usd), (_least_cap(charge, 1) if tokens is None else tokens), 1
+    output = charge.max_output * charge.candidates
+    cost = charge.rates.worst(charge.input, output, charge.audio) if isinstance(charge.rates, Rates) else 0
+    return cost, charge.input + output, 1
+
+
+def _least_cap(charge: Charge, unit: int) -> int:
+    """Where nobody knows what a call may take, it asks for everything: nothing else is let in beside it."""
+    least = min((account.caps[unit] for account in charge.lines.accounts), default=UNLIMITED)
+    return least if least < UNLIMITED else 0
 
 
 def scopes_of(info: RunInfo) -> tuple[str, str, str, str]:

@@ -12,12 +12,14 @@ import os
 import secrets
 import threading
 import time
+import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any, Final
 
 from runguard import detectors as rules
 from runguard.accounts import Accounts
+from runguard.alarms import Alarms
 from runguard.breaker import Permit
 from runguard.budget import to_usd
 from runguard.charges import Charge, Fired, scopes_of
@@ -47,6 +49,7 @@ from runguard.pricing import Usage
 from runguard.runs import Lane, Run, dispatch, retired_name
 from runguard.shared import Breakers, Once
 from runguard.switch import Stop, check_scope, read_stops, with_stops
+from runguard.telemetry import SAMPLE, Telemetry
 
 _log: Final = logging.getLogger("runguard")
 # Members bound once: looking one up on its enum costs as much as the rest of a line.
@@ -79,7 +82,8 @@ _SETTINGS: Final = {
 class Guard:
     """One policy at work over any number of concurrent runs."""
 
-    def __init__(self, policy: Policy) -> None:
+    def __init__(self, policy: Policy, *, breaker_runs: int = 2) -> None:
+        """``breaker_runs``: how many runs must have seen failures before a breaker opens for all: one user's bad arguments are no outage."""
         self.policy = policy
         self.clock = policy.clock or time.time  # noqa: TID251 - the one place that names the clock
         self.runs: dict[str, Run] = {}
@@ -87,7 +91,7 @@ class Guard:
         self.outbox = Outbox()
         self.accounts = Accounts(policy, self.clock)
         self.accounts.switch.listeners.append(self._enforce_stops)
-        self.breakers = Breakers(self.accounts.ledger, policy.max_tool_failures or _BREAKER_FAILURES, policy.half_open_reset_seconds)
+        self.breakers = Breakers(self.accounts.ledger, policy.max_tool_failures or _BREAKER_FAILURES, policy.half_open_reset_seconds, breaker_runs)
         self.once = Once(self.accounts.ledger, policy.hold_seconds)
         self.guard_errors = 0
         self._enforces = policy.mode == "enforce"
@@ -103,6 +107,11 @@ class Guard:
             for name in ("repetition", "no_news", "same_call", "cycle", "stall", "tool_failures", "empty", "handoff", "growth", "polling", "context")
             if (rungs := policy.rungs(name)) is not None and rungs != Rungs()
         }
+        self.telemetry = Telemetry.of(self) if policy.telemetry and policy.mode != "off" else None
+        self.alarms = Alarms(policy.alerts, self.accounts.ledger, self.clock) if policy.alerts and policy.mode != "off" else None
+        if self.alarms is not None:
+            self.accounts.on_store, self.accounts.on_extended, self.breakers.on_change = self.alarms.store, self.alarms.extended, self.alarms.breaker
+        self.time_next(SAMPLE)
         self.accounts.ledger.watch(self._on_control, self._signs_of_life)  # last: it may be told something at once
 
     # ---- runs and lanes ---------------------------------------------------------------------------------------------
@@ -371,15 +380,15 @@ class Guard:
         )
         return self._decide(run, lane, event, finding)
 
-    def settle(self, charge: Charge, usage: Usage, model: str = "", *, estimated: bool = False, free: bool = False) -> None:
+    def settle(self, charge: Charge, usage: Usage, model: str = "", *, nano: int | None = None, estimated: bool = False, free: bool = False) -> None:
         """Book what a call took; told again, the later figure replaces the earlier. Fires the thresholds that it reaches."""
         before = charge.booked
         run = self._run_of(charge)
         if run is not None:  # else told after the end of its run: booked all the same
             run.spend.prompt_tokens += usage.input - (before.input if before is not None else 0)
             run.spend.output_tokens += usage.output - (before.output if before is not None else 0)
-        self.accounts.settle(charge, usage, model, estimated=estimated, free=free, on_fired=self._threshold)
-        if self.accounts.ledger.is_shared and charge.booked is not None:
+        self.accounts.settle(charge, usage, model, nano=nano, estimated=estimated, free=free, on_fired=self._threshold)
+        if self.accounts.ledger.is_shared and charge.booked is not None and not charge.within:
             text = json.dumps(self.accounts.record_of(charge))
             self.accounts.ledger.tell(lambda session: session.append("call", charge.purse.info.run, text))
 
@@ -405,6 +414,8 @@ class Guard:
         account, threshold, status = reached.account, reached.threshold, reached.status
         if threshold.callback is not None:
             self.outbox.send(threshold.callback, status)
+        if self.alarms is not None:
+            self.alarms.threshold(reached)
         run = self._run_of(charge)
         if run is None:
             return
@@ -426,10 +437,14 @@ class Guard:
         """Stop a scope: calls in flight are ended, every later one and every new run is refused, by all who share the store."""
         stop = Stop(check_scope(scope), actor, reason, self.clock())
         self._change_stops(lambda stops: {**stops, scope: stop})
+        if self.alarms is not None:
+            self.alarms.switched(scope, stop)
 
     def release_switch(self, scope: str) -> None:
         check_scope(scope)
         self._change_stops(lambda stops: {name: stop for name, stop in stops.items() if name != scope})
+        if self.alarms is not None:
+            self.alarms.switched(scope, None)
 
     def _change_stops(self, change: Callable[[dict[str, Stop]], dict[str, Stop]]) -> None:
         ledger = self.accounts.ledger
@@ -615,6 +630,9 @@ class Guard:
         if action is _STOP:
             decision.trip = self._trip(run, lane, event, finding)
         self._tell(decision)
+        if self.telemetry is not None:
+            model = event.model or None if isinstance(event, ModelCall | ModelResult) else None
+            self.telemetry.decided(decision, run.info, event.agent, model)
         return decision
 
     def _trip(self, run: Run, lane: Lane, event: Event, finding: Finding) -> Trip:
@@ -625,6 +643,20 @@ class Guard:
                 if owner is not None and self._enforces:
                     owner.stopped = earlier
                 return earlier
+        trip = self.describe(run, lane, event, finding)
+        self._record(run, trip)
+        if self.alarms is not None:
+            self.alarms.tripped(trip, finding)
+        if self._enforces:
+            if owner is not None:
+                owner.stopped = trip
+            else:
+                run.stopped = trip
+        return trip
+
+    def describe(self, run: Run, lane: Lane, event: Event, finding: Finding) -> Trip:
+        """A finding as the record that outlives the run; stops nothing by itself."""
+        owner = lane.owner() if finding.scope == "lane" else None
         info, spend = run.info, run.spend
         path = (*lane.path, event.agent) if event.agent else lane.path
         if finding.rule == "handoff":
@@ -634,7 +666,7 @@ class Guard:
         if money is not None:
             scope, scope_id = money.kind, money.scope
         setting = _SETTINGS.get(finding.rule, f"rules.{finding.rule}.stop")
-        trip = Trip(
+        return Trip(
             id=secrets.token_hex(8),
             rule=finding.rule,
             action=finding.action.word,
@@ -675,13 +707,10 @@ class Guard:
             enforced=self._enforces,
             estimated=bool(purse.estimated or purse.unpriced),
         )
-        self._record(run, trip)
-        if self._enforces:
-            if owner is not None:
-                owner.stopped = trip
-            else:
-                run.stopped = trip
-        return trip
+
+    def stop(self, run: Run, event: Event, finding: Finding) -> Trip | None:
+        """Stop a run for a reason that an adapter found."""
+        return self._decide(run, run.lanes[ROOT_LANE], event, finding).trip
 
     def fail(self, run_id: str, rule: str, message: str, agent: str = "") -> Trip | None:
         """Stop a run for the guard's own sake: a broken policy, or a failure under ``on_guard_error="block"``."""
@@ -767,7 +796,40 @@ class Guard:
             "guard_errors": self.guard_errors + self.accounts.errors,
             "callbacks_dropped": self.outbox.dropped,
             "callbacks_failed": self.outbox.failed,
+            "alerts": self.alarms.counts if self.alarms is not None else {},
         }
+
+    def flush(self, seconds: float) -> bool:
+        """Wait, bounded, until what was handed over has left: facts, callbacks, alerts, telemetry."""
+        end = time.monotonic() + seconds
+        jobs = [self.accounts.ledger.flush, self.outbox.flush]
+        jobs += [self.alarms.flush] if self.alarms is not None else []
+        jobs += [self.telemetry.flush] if self.telemetry is not None else []
+        return all([job(max(end - time.monotonic(), 0.0)) for job in jobs])  # noqa: C419 - each of them is asked
+
+    def time_next(self, calls: int) -> None:
+        """Tell telemetry how long the next so many questions take. The rest are not even looked at: nobody may be collecting."""
+        if self.telemetry is not None:
+            self.check = _timed(self, "check", self.telemetry.took, calls)  # type: ignore[method-assign, assignment]
+            self.after = _timed(self, "after", self.telemetry.took, calls)  # type: ignore[method-assign, assignment]
+
+
+def _timed(guard: Guard, name: str, took: Callable[[float], None], calls: int) -> Callable[[Any], Decision]:
+    """A method that tells how long it takes, and makes way for the plain one after so many calls."""
+    plain, itself, left = getattr(Guard, name), weakref.ref(guard), calls  # weakly: a guard must not keep itself alive
+
+    def timed(event: Any) -> Decision:
+        nonlocal left
+        guard, left = itself(), left - 1
+        if left <= 0 and guard is not None:
+            guard.__dict__.pop(name, None)
+        begin = time.perf_counter()
+        try:
+            return plain(guard, event)  # type: ignore[no-any-return]
+        finally:
+            took(time.perf_counter() - begin)
+
+    return timed
 
 
 _STOPPED_FINDING: Final = Finding("stopped", _STOP, 0, 0, "")

@@ -80,6 +80,7 @@ class Money:
     reserved_usd: Decimal | None
     ends: float | None = None  # when its window begins anew
     resume: str = ""
+    key: str = ""  # the account: its scope, window and period
 
 
 @dataclass(slots=True)

@@ -45,6 +45,7 @@ def finding_of(denied: Denied, event: ModelCall, ledger: str) -> Finding:
         to_usd(denied.refusal.held[0]) if in_usd else None,
         account.ends,
         resume,
+        account.key,
     )
     return Finding("budget", _STOP, observed, limit, unit, scope, "", account.scope, _refusal_text(denied), (_figures(denied),), money)
 

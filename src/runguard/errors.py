@@ -3,16 +3,18 @@
 RunGuardError
 ├── PolicyError              a policy that cannot be meant: path, value, nearest right name
 ├── InstallError             a second, different ``install()``
-└── RunStoppedError          a run was stopped; ``.trip`` tells everything (only with ``on_stop="raise"``)
+└── RunStoppedError          a run was stopped; ``.trip`` tells everything (on ADK only with ``on_stop="raise"``)
     ├── LoopDetectedError        repetition, cycles, stalls, hand-off circles: ``.pattern``, ``.repeats``
     ├── LimitExceededError       calls, branches, size, prompt growth: ``.observed``, ``.limit``
     ├── DeadlineExceededError    wall clock
-    ├── BudgetExceededError      money, tokens or calls of a scope: ``.spent``, ``.limit``, ``.scope``
+    ├── BudgetExceededError      money, tokens or calls of a scope: ``.spent``, ``.reserved``, ``.limit``, ``.scope``
     │   └── UnpricedModelError       a dollar limit and a model whose price nobody knows
-    ├── ContextOverflowError     the next prompt would not fit: ``.projected_tokens``
+    ├── ContextOverflowError     the next prompt would not fit: ``.projected_tokens``, ``.limit``
+    ├── CircuitOpenError         what was called has failed too often and is left alone for a while: ``.retry_after``
     └── GuardFailedError         the guard itself could not decide, or its policy is broken
 """
 
+import json
 from decimal import Decimal
 from typing import Self
 
@@ -60,7 +62,10 @@ class LoopDetectedError(RunStoppedError):
 
     @property
     def pattern(self) -> tuple[str, ...]:
-        """The tools or agents that repeat, in order."""
+        """The calls or agents that repeat, in order."""
+        told = next((item["pattern"] for item in self.trip.evidence if "pattern" in item), None)
+        if told is not None:
+            return tuple(json.loads(told))
         tools = tuple(item["tool"] for item in self.trip.evidence if item.get("tool"))
         return tools or self.trip.agent_path
 
@@ -83,7 +88,15 @@ class BudgetExceededError(RunStoppedError):
     @property
     def spent(self) -> Decimal:
         """Spent on the scope so far, in the budget's unit."""
-        return Decimal(next((item["spent"] for item in self.trip.evidence if "spent" in item), 0))
+        return self._figure("spent")
+
+    @property
+    def reserved(self) -> Decimal:
+        """Held on the scope by calls on their way, in the budget's unit."""
+        return self._figure("reserved")
+
+    def _figure(self, name: str) -> Decimal:
+        return Decimal(next((item[name] for item in self.trip.evidence if name in item), 0))
 
     @property
     def scope(self) -> str:
@@ -103,6 +116,15 @@ class ContextOverflowError(RunStoppedError):
         return int(self.trip.observed)
 
 
+class CircuitOpenError(RunStoppedError):
+    """What was called has failed too often: it is left alone until ``retry_after`` seconds from then. The run itself is not stopped."""
+
+    @property
+    def retry_after(self) -> float:
+        """Seconds from the refusal until the next attempt may be let through."""
+        return float(next((item["retry_after"] for item in self.trip.evidence if "retry_after" in item), 0))
+
+
 class GuardFailedError(RunStoppedError):
     """The guard could not do its work and was told to stop in that case."""
 
@@ -113,6 +135,7 @@ _BY_RULE: dict[str, type[RunStoppedError]] = {
     "budget": BudgetExceededError,
     "unpriced": UnpricedModelError,
     "context": ContextOverflowError,
+    "breaker": CircuitOpenError,
     "guard_error": GuardFailedError,
     "policy_error": GuardFailedError,
 }

@@ -57,12 +57,16 @@ class ModelCall:
     model: str = ""
     input_tokens: int = 0  # an upper estimate of the prompt
     audio_tokens: int = 0  # of the prompt
-    max_output_tokens: int | None = None  # as the request says; None: whatever the model can
+    max_output_tokens: int | None = None  # of each candidate, as the request says; None: whatever the model can
     projected_tokens: int | None = None  # the likely size of the prompt
     context_limit: int | None = None  # how large it may be; None: nobody knows
     tool: str = ""  # the tool call it is made in
     charge: Any = None  # its account, once leave was given
     aside: bool = False  # the run has given its answer: this call may be refused, and stops nobody
+    bound: tuple[int | None, int | None] | None = None  # nano-USD and tokens it may take, as its caller knows; None where nobody does
+    candidates: int = 1  # answers asked for, all of them paid
+    no_loop: bool = False  # asked for without an event loop: whoever has to wait steps out first
+    no_wait: bool = False  # waiting for other calls would keep them from coming back
 
 
 @dataclass(slots=True)

@@ -164,3 +164,13 @@ def _said(value: Any, depth: int = 3) -> str:
     if depth and kind is list:
         return ";".join(_said(item, depth - 1) for item in value[:8])
     return ""
+
+
+def provider_status(error: Exception) -> int | None:
+    """The provider's own refusal: it answered with an error status, so it billed nothing."""
+    for holder in (error, getattr(error, "response", None)):
+        for name in ("code", "status_code"):
+            status = getattr(holder, name, None)
+            if type(status) is int and 400 <= status < 600:
+                return status
+    return None

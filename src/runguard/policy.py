@@ -29,6 +29,8 @@ from pydantic import (
     model_validator,
 )
 
+from runguard.alerts.settings import SCHEMA as ALERTS_SCHEMA
+from runguard.alerts.settings import AlertSettings
 from runguard.budget import KINDS, Budget, to_nano
 from runguard.decision import Rungs
 from runguard.errors import PolicyError
@@ -89,6 +91,16 @@ _BUDGET_SCHEMA: Final = {
         "thresholds": {"type": "array", "items": {"anyOf": [{"type": "number"}, {"type": "object"}]}},
     },
 }
+
+
+def _receivers(given: object) -> AlertSettings:
+    try:
+        return AlertSettings.parse(given)
+    except PolicyError as error:
+        raise ValueError(str(error)) from None
+
+
+Receivers = Annotated[InstanceOf[AlertSettings], BeforeValidator(_receivers), PlainSerializer(AlertSettings.to_dict), WithJsonSchema(ALERTS_SCHEMA)]
 Usd = Annotated[Decimal, BeforeValidator(_dollars), WithJsonSchema(_AMOUNT)]
 OneBudget = Annotated[InstanceOf[Budget], BeforeValidator(_budget), PlainSerializer(Budget.to_dict), WithJsonSchema(_BUDGET_SCHEMA)]
 _FORBID: Final = ConfigDict(frozen=True, extra="forbid", strict=True, arbitrary_types_allowed=True)
@@ -129,6 +141,8 @@ class PolicyFile(BaseModel):
         "stop", description="stop ends the run with a final event; raise does that and then raises RunStoppedError to the caller."
     )
     on_guard_error: Literal["allow", "block"] = Field("allow", description="What a failure inside the guard means for the run.")
+    telemetry: bool = Field(True, description="Report to OpenTelemetry, where its API is installed.")
+    alerts: Receivers = Field(AlertSettings(), description="Who is told of stops, thresholds and outages: Slack, PagerDuty, webhooks, the log, functions.")
     stop_text: str | None = Field(None, min_length=1, description="What the end user reads after a stop, instead of the built-in sentence.")
     max_model_calls: Count | None = Field(None, description="Model calls of the run tree. None: the framework's own limit (ADK: 500), held for the tree.")
     max_tool_calls: Count | None = Field(1000, description="Tool calls of the run tree.")
@@ -428,13 +442,14 @@ def _explain(error: ValidationError, source: str, model: type[BaseModel]) -> str
         if fault["type"] in _OTHER_SHAPES and any(other != path and other.startswith(path) for other, _ in faults):
             continue  # the shape that was meant has a fault of its own
         given = fault.get("input")
-        shown = repr(given) if isinstance(given, str | int | float | bool) else f"a {type(given).__name__}"
+        is_secret = fault["loc"][:1] == ("alerts",)  # what is written there may be one: it is not repeated
+        shown = repr(given) if isinstance(given, str | int | float | bool) and not is_secret else f"a {type(given).__name__}"
         if fault["type"] in ("extra_forbidden", "unexpected_keyword_argument"):
             fields = _PARTS.get(str(fault["loc"][0]), model).model_fields if len(fault["loc"]) > 1 else model.model_fields
             lines.append(f"{path}: no such setting{_nearest(str(fault['loc'][-1]), fields)}")
         elif fault["type"] == "value_error":
             message = fault["msg"].removeprefix("Value error, ")
-            named = f"{path} = {shown}" if isinstance(given, str | int | float | bool) and not message.startswith(shown) else path
+            named = f"{path} = {shown}" if isinstance(given, str | int | float | bool) and not is_secret and not message.startswith(shown) else path
             lines.append(f"{named}: {message}" if path and not message.startswith(path) else message)
         elif fault["type"] == "missing":
             lines.append(f"{path}: missing")

@@ -42,10 +42,11 @@ def change_document(session: Session, change: Callable[[dict[str, Any]], None]) 
 class Breakers:
     """One per tool, made with its first hard failure."""
 
-    def __init__(self, ledger: Ledger, threshold: int, reset_after_s: float) -> None:
-        self._ledger, self._threshold, self._reset_after_s = ledger, threshold, reset_after_s
+    def __init__(self, ledger: Ledger, threshold: int, reset_after_s: float, min_runs: int) -> None:
+        self._ledger, self._threshold, self._reset_after_s, self._min_runs = ledger, threshold, reset_after_s, min_runs
         self._tools: OrderedDict[str, Breaker] = OrderedDict()
         self._lock = threading.Lock()
+        self.on_change: Callable[[str, bool], None] | None = None  # told when one opens or closes here
 
     def get(self, tool: str) -> Breaker | None:
         return self._tools.get(tool)
@@ -57,10 +58,13 @@ class Breakers:
         with self._lock:
             breaker = self._tools.get(tool)
             if breaker is None:
-                breaker = self._tools[tool] = Breaker(threshold=self._threshold, reset_after_s=self._reset_after_s)
+                breaker = self._tools[tool] = self._new()
                 if len(self._tools) > _TOOLS_KEPT:
                     self._tools.popitem(last=False)
             return breaker
+
+    def _new(self) -> Breaker:
+        return Breaker(threshold=self._threshold, min_runs=self._min_runs, reset_after_s=self._reset_after_s)
 
     def load(self, document: dict[str, Any]) -> None:
         """What the store says: the state of every breaker that others or we have changed."""
@@ -96,8 +100,11 @@ class Breakers:
         breaker = self._tools.get(tool) if ok else self._made(tool)
         if breaker is None:
             return
-        pristine = breaker.is_pristine
-        breaker.report(permit, ok, self._ledger.now(at), run)
+        pristine, now = breaker.is_pristine, self._ledger.now(at)
+        before = breaker.state(now)
+        breaker.report(permit, ok, now, run)
+        if self.on_change is not None and (after := breaker.state(now)) is not before and BreakerState.HALF_OPEN is not after:
+            self.on_change(tool, after is not BreakerState.CLOSED)
         if self._ledger.is_shared and not (ok and pristine):
             self._share(tool, lambda theirs, now: theirs.report(permit if permit.probe else theirs.permit(), ok, now, run))
 
@@ -121,7 +128,7 @@ class Breakers:
         self._ledger.tell(tell)
 
     def _theirs(self, document: dict[str, Any], tool: str) -> Breaker:
-        breaker = Breaker(threshold=self._threshold, reset_after_s=self._reset_after_s)
+        breaker = self._new()
         breaker.load(document.setdefault("breakers", {}).get(tool) or {})
         return breaker
 

@@ -1,7 +1,8 @@
-"""RunGuard on Google ADK: a plugin, a one-line install, and a breaker per agent."""
+"""RunGuard on Google ADK: a plugin, a one-line install, a guarded model, and a breaker per agent."""
 
 from runguard.adk.breaker import ADKCostBreaker
+from runguard.adk.guarded import GuardedLlm
 from runguard.adk.installation import install, uninstall
 from runguard.adk.plugin import RunGuardPlugin
 
-__all__ = ["ADKCostBreaker", "RunGuardPlugin", "install", "uninstall"]
+__all__ = ["ADKCostBreaker", "GuardedLlm", "RunGuardPlugin", "install", "uninstall"]

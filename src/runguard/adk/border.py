@@ -9,6 +9,7 @@ import asyncio
 import logging
 from collections.abc import AsyncGenerator, Callable, Iterable
 from contextvars import ContextVar
+from dataclasses import replace
 from functools import wraps
 from typing import Any, Final
 
@@ -16,14 +17,15 @@ from google.adk.models.base_llm import BaseLlm
 from google.adk.models.llm_request import LlmRequest
 from google.adk.models.llm_response import LlmResponse
 
-from runguard.adk.chain import FLIGHTS, FRAME, STREAM, Invocation, ModelInFlight
+from runguard.adk.chain import FLIGHTS, FRAME, LAYERS, STREAM, Invocation, ModelInFlight
 from runguard.adk.estimate import count_tokens, project, text_size
 from runguard.adk.stops import Halt, refused_response, stop_response
-from runguard.charges import Charge
+from runguard.charges import OWNERS, Charge
 from runguard.conductor import Guard
 from runguard.decision import STOP_CODE, Action, Trip, text_for_user
 from runguard.errors import RunStoppedError
 from runguard.events import ModelCall
+from runguard.outcomes import provider_status
 from runguard.pricing import Usage
 from runguard.runs import Run
 
@@ -33,6 +35,7 @@ _METHOD: Final = "generate_content_async"
 DIRECT: Final = "(direct)"  # who makes a call that no agent's hook announced
 _PER_TOKEN: Final = 4
 _SPINS: Final = 1_000  # rounds that a stopped run may ask at the border before it is ended: a long list of documents is no endless loop
+_LAYER_MODULE: Final = "runguard.adk.guarded"  # its model is no model: the one inside is
 _BORN: Final = "__pydantic_init_subclass__"
 
 
@@ -92,11 +95,17 @@ class Toll:
     def ended(self, error: BaseException | None, streaming: bool) -> None:
         if self.delegated or self._charge.over:
             return
+        heard = -(-self._chars // _PER_TOKEN)
         if self._usage is not None:
-            self._guard.settle(self._charge, self._usage, self._model)
+            more = error is not None and heard > self._usage.output  # a stream may tell its prompt first and its output only at the end
+            usage = replace(self._usage, output=heard) if more else self._usage
+            self._guard.settle(self._charge, usage, self._model, estimated=more)
             return
-        refused = isinstance(error, Exception) and _status(error) is not None
-        self._guard.abandon(self._charge, -(-self._chars // _PER_TOKEN), streaming=streaming, refused=refused)
+        if isinstance(error, RunStoppedError) and not heard:  # a guard further in refused it: it never left
+            self.called_off()
+            return
+        refused = isinstance(error, Exception) and provider_status(error) is not None
+        self._guard.abandon(self._charge, heard, streaming=streaming, refused=refused)
 
 
 class Ended:
@@ -172,11 +181,11 @@ async def _guarded(original: Callable[..., Any], llm: BaseLlm, request: LlmReque
     crossing = Crossing(llm, tolls)
     error: BaseException | None = None
     answers: Any = None
-    ended = Ended(tolls)
+    ended, around = Ended(tolls), tuple(charge for charge in OWNERS.get() if not charge.over)
     try:
         answers = aiter(original(llm, request, stream, *args, **kwargs))  # not every one is a generator
         while True:
-            token = _CROSSING.set(crossing)
+            token, owners = _CROSSING.set(crossing), OWNERS.set((*around, *(toll.charge for toll in tolls)))
             ended.listen()
             try:
                 response = await anext(answers)
@@ -184,6 +193,7 @@ async def _guarded(original: Callable[..., Any], llm: BaseLlm, request: LlmReque
                 break
             finally:
                 ended.deaf()
+                OWNERS.reset(owners)
                 _CROSSING.reset(token)
             for toll in tolls:
                 if not toll.delegated:
@@ -257,17 +267,20 @@ async def _enter(outer: Crossing | None, llm: BaseLlm, request: LlmRequest, toll
     if announced:
         FLIGHTS.set(tuple(entry for entry in FLIGHTS.get() if not entry[2].left))
     mine = {toll.guard for toll in tolls}
-    for guard, invocation, lane, agent, tool in _callers():
+    for guard, invocation, lane, agent, tool, is_layer in _callers():
         if guard in mine:
             continue  # its own hook announced the call
+        owners = OWNERS.set((*OWNERS.get(), *(toll.charge for toll in tolls)))
         try:
-            stop = await _ask(guard, invocation, lane, agent, tool, request, tolls)
+            stop = await _ask(guard, invocation, lane, agent, tool, request, tolls, is_layer=is_layer)
         except Exception as error:  # the guard's own fault: the policy says what it means
             guard.guard_errors += 1
             _log.exception("runguard.guard_error: the account of a call to '%s' could not be opened", request.model)
             if guard.policy.on_guard_error == "allow":
                 continue
             return guard.fail(invocation.run.info.run, "guard_error", f"border: {type(error).__name__}", agent), guard
+        finally:
+            OWNERS.reset(owners)
         if stop is not None:
             return stop
     return None
@@ -300,14 +313,16 @@ async def _attempt(toll: Toll, request: LlmRequest, tolls: list[Toll]) -> tuple[
     return await _ask(guard, invocation, charge.lane, charge.agent, charge.tool, request, tolls, flight)
 
 
-def _callers() -> Iterable[tuple[Guard, Invocation, str, str, str]]:
-    """Whose unannounced call this is: that of the tool call we are in, or of the runner that is at work."""
+def _callers() -> Iterable[tuple[Guard, Invocation, str, str, str, bool]]:
+    """Whose unannounced call this is: that of the tool call we are in, or of the runner that is at work; and the guarded models around."""
+    for layer in LAYERS.get():
+        yield layer.guard, layer.invocation, layer.lane, layer.agent, "", True
     frame, seen = FRAME.get(), set()
     while frame is not None:
         run = frame.invocation.run
         if frame.guard not in seen and frame.guard.runs.get(run.info.run) is run:
             seen.add(frame.guard)
-            yield frame.guard, frame.invocation, frame.lane, frame.path[-1] if frame.path else DIRECT, frame.tool
+            yield frame.guard, frame.invocation, frame.lane, frame.path[-1] if frame.path else DIRECT, frame.tool, False
         frame = frame.outer
     stream = STREAM.get()
     if seen or stream is None or stream.plugin is None:
@@ -315,22 +330,35 @@ def _callers() -> Iterable[tuple[Guard, Invocation, str, str, str]]:
     for invocation_id in reversed(stream.invocations):
         invocation = stream.plugin.find_invocation(invocation_id)
         if invocation is not None:
-            yield stream.plugin.guard, invocation, invocation.lane, DIRECT, ""
+            yield stream.plugin.guard, invocation, invocation.lane, DIRECT, "", False
             return
 
 
 async def _ask(
-    guard: Guard, invocation: Invocation | None, lane: str, agent: str, tool: str, request: LlmRequest, tolls: list[Toll], flight: ModelInFlight | None = None
+    guard: Guard,
+    invocation: Invocation | None,
+    lane: str,
+    agent: str,
+    tool: str,
+    request: LlmRequest,
+    tolls: list[Toll],
+    flight: ModelInFlight | None = None,
+    *,
+    is_layer: bool = False,
 ) -> tuple[Trip | None, Guard] | None:
     if guard.policy.mode == "off" or invocation is None:
         return None
-    sizes = project(request, None)
+    sizes = project(request, invocation.prompts.get((lane, agent)) if is_layer else None)
     limit = request.config.max_output_tokens
     event = ModelCall(invocation.run.info.run, lane, agent, guard.clock(), request.model or "", sizes.upper, sizes.audio, limit, None, None, tool)
-    event.aside = invocation.finished
+    event.aside, event.candidates = invocation.finished, request.config.candidate_count or 1
+    if is_layer:  # nobody else has looked at the size of this request
+        event.projected_tokens, event.context_limit = sizes.likely, guard.accounts.context_limit(event.model)
+        flight = ModelInFlight(agent, None, lane, projection=sizes)
     counter = guard.policy.tokens
     if counter is not None and (counted := await count_tokens(counter, request)) is not None:
         event.input_tokens = counted
+        event.projected_tokens = counted if is_layer else None
     decision = guard.check(event)
     if decision.action < _BLOCK or not decision.enforced:
         decision = await guard.reserve(event, slot=False)
@@ -378,16 +406,6 @@ def _said(response: LlmResponse) -> int:
     return sum(text_size(p.text) if p.text else 48 for p in parts) if parts else 0
 
 
-def _status(error: Exception) -> int | None:
-    """The provider's own refusal: it answered with an error status, so it billed nothing."""
-    for holder in (error, getattr(error, "response", None)):
-        for name in ("code", "status_code"):
-            status = getattr(holder, name, None)
-            if type(status) is int and 400 <= status < 600:
-                return status
-    return None
-
-
 # ---- putting it in place --------------------------------------------------------------------------------------------
 
 
@@ -410,7 +428,7 @@ class Border:
                 self.watch(kind)
 
     def watch(self, kind: type) -> None:
-        if kind in self._wrapped:
+        if kind in self._wrapped or kind.__module__ == _LAYER_MODULE:
             return
         original = kind.__dict__.get(_METHOD)
         self._wrapped[kind] = original
@@ -433,7 +451,7 @@ def _wrap(original: Any) -> Any:
         if crossing is not None:
             if crossing.llm is self or not crossing.tolls:  # a class that calls its parent's method: the same call
                 return original(self, llm_request, stream, *args, **kwargs)
-        elif not FLIGHTS.get() and FRAME.get() is None and STREAM.get() is None:
+        elif not FLIGHTS.get() and FRAME.get() is None and STREAM.get() is None and not LAYERS.get():
             return original(self, llm_request, stream, *args, **kwargs)
         return _guarded(original, self, llm_request, stream, args, kwargs)
 

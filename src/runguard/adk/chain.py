@@ -161,11 +161,30 @@ class Stream:
     """A runner at work: whose guard it has, and the invocations it began."""
 
     plugin: "RunGuardPlugin | None"
+    outer: "Stream | None" = None  # the runner inside of which this one works
+    app: str = ""
+    user: str = ""
+    session: str = ""
+    guarded: dict[Any, Any] = field(default_factory=dict)  # what guarded models know of this run
+    on_end: list[Callable[[], None]] = field(default_factory=list)
     invocations: list[str] = field(default_factory=list)
     halted: tuple[str, Trip, str] | None = None  # the invocation that a Halt ends, why, and the words for the user
 
 
 STREAM: Final[ContextVar[Stream | None]] = ContextVar("runguard_stream", default=None)
+
+
+@dataclass(slots=True)
+class Layer:
+    """A guarded model around the one that is called."""
+
+    guard: Guard
+    invocation: Invocation
+    lane: str
+    agent: str
+
+
+LAYERS: Final[ContextVar[tuple[Layer, ...]]] = ContextVar("runguard_layers", default=())
 # Model calls that were given leave in this task and have not reached the model yet, one per guard.
 FLIGHTS: Final[ContextVar[tuple[tuple[Guard, Invocation, ModelInFlight], ...]]] = ContextVar("runguard_flights", default=())
 

@@ -33,8 +33,8 @@ from runguard.adk.labels import run_options
 from runguard.adk.reading import FRAMEWORK_TOOLS, PART_STOPPED, TRANSFER, Reading
 from runguard.adk.stops import refusal
 from runguard.adk.tool_time import limit_time, timed_out
-from runguard.budget import BudgetStatus
 from runguard.conductor import Guard
+from runguard.controls import Controls
 from runguard.decision import METADATA_KEY, STOPPED, Action, Trip
 from runguard.errors import PolicyError, RunStoppedError
 from runguard.events import ROOT_LANE, AgentEntered, ModelCall, ModelResult, Outcome, RunInfo, ToolCall
@@ -42,7 +42,6 @@ from runguard.ledger import StoreError
 from runguard.policy import Policy
 from runguard.pricing import Usage, preload
 from runguard.runs import Lane, Run
-from runguard.switch import Stop
 
 _log: Final = logging.getLogger("runguard")
 # Members bound once: looking one up on its enum costs as much as the rest of a line.
@@ -52,11 +51,11 @@ NAME: Final = "runguard"
 _INVOCATIONS_KEPT: Final = 10_000
 
 
-class RunGuardPlugin(BasePlugin):
+class RunGuardPlugin(Controls, BasePlugin):
     """Guards every run of the App or Runner it is registered with. Keywords are the policy; see ``runguard.policy``."""
 
     def __init__(self, *, name: str = NAME, **policy: Any) -> None:
-        super().__init__(name=name)
+        BasePlugin.__init__(self, name=name)
         self.policy_error: str | None = None
         self.from_file_only = name != NAME and not policy  # how ``adk web --extra_plugins`` builds it
         try:
@@ -104,49 +103,6 @@ class RunGuardPlugin(BasePlugin):
         return (
             f"mode={policy.mode}, on_stop={policy.on_stop}, {shown}, store={self.guard.accounts.ledger.name}, policy={policy.digest}, google-adk {adk_version}"
         )
-
-    # ---- looking in -------------------------------------------------------------------------------------------------
-
-    @property
-    def trips(self) -> list[Trip]:
-        """The last 1,000 trips, oldest first; in shadow mode those that would have been."""
-        return list(self.guard.trips)
-
-    def snapshot(self) -> dict[str, Any]:
-        """What runs now: calls, tokens, prompt growth, breakers. Plain data."""
-        return self.guard.snapshot()
-
-    def spend(self, scope: str | None = None) -> dict[str, Any]:
-        """What was spent, in all and per agent, model and tool: of a scope ("run:…", "session:app/user/id", "user:app/user", "app:…"), or of everything."""
-        return self.guard.accounts.spend(scope)
-
-    def budgets(self, scope: str | None = None) -> list[BudgetStatus]:
-        """Every budget as it stands: spent, reserved and limit apart."""
-        return self.guard.accounts.budgets(scope)
-
-    def extend(self, scope: str, *, usd: Any = None, tokens: Any = None, calls: Any = None) -> list[BudgetStatus]:
-        """Move the caps of a scope: ``plugin.extend("user:docs/alice", usd=5)``. What was spent stays spent; the next turn goes on."""
-        return self.guard.accounts.extend(scope, usd, tokens, calls)
-
-    def stop(self, scope: str, *, actor: str, reason: str) -> None:
-        """The kill switch: ``plugin.stop("user:docs/alice", actor="ops", reason="...")``; a run, session, user, app or "all".
-
-        Model calls in flight are ended, new ones and new runs are refused until ``resume``; with a shared store, by every worker.
-        """
-        self.guard.throw_switch(scope, actor, reason)
-
-    def resume(self, scope: str) -> None:
-        """Take a stop back."""
-        self.guard.release_switch(scope)
-
-    def stops(self) -> list[Stop]:
-        """The stops in force."""
-        self.guard.accounts.ledger.refresh_now()
-        return list(self.guard.accounts.switch.stops.values())
-
-    def flush(self, seconds: float = 2.0) -> bool:
-        """Wait, bounded, until callbacks sent so far have run: for tests and shutdown."""
-        return self.guard.accounts.ledger.flush(seconds) and self.guard.outbox.flush(seconds)
 
     # ---- runs -------------------------------------------------------------------------------------------------------
 
@@ -321,7 +277,7 @@ class RunGuardPlugin(BasePlugin):
         counter = self.guard.policy.tokens
         if counter is not None and (counted := await count_tokens(counter, request)) is not None:
             event.input_tokens = event.projected_tokens = counted
-        event.max_output_tokens = request.config.max_output_tokens
+        event.max_output_tokens, event.candidates = request.config.max_output_tokens, request.config.candidate_count or 1
         if invocation.live:
             event.input_tokens = event.max_output_tokens = 1  # told by events as it goes: nothing to reserve but the leave to go on
         if self._watches_context:

@@ -24,6 +24,7 @@ from google.genai import types
 from runguard.adk.border import Border
 from runguard.adk.chain import FRAME, STREAM, Stream
 from runguard.adk.stops import Halt, mark_stop, refusal, stop_content
+from runguard.conductor import Guard
 from runguard.decision import METADATA_KEY, STOP_CODE, STOPPED, Trip
 from runguard.errors import RunStoppedError
 
@@ -45,6 +46,7 @@ class _Watch:
         self.announced: OrderedDict[str, weakref.ref[RunGuardPlugin]] = OrderedDict()
         self.originals: dict[str, Any] = {}
         self.in_sync_run: set[int] = set()  # messages that Runner.run is carrying into its thread
+        self.of_models: weakref.WeakSet[Guard] = weakref.WeakSet()  # the guards of guarded models
         self.border = Border()
         self.lock = threading.Lock()
 
@@ -55,6 +57,12 @@ _watch: Final = _Watch()
 def watch(plugin: BasePlugin) -> None:
     """A guard or a budget exists: see that Runners are wrapped."""
     _watch.plugins.add(plugin)
+    _patch()
+
+
+def watch_guard(guard: Guard) -> None:
+    """A guarded model exists: it must know which run it is called in."""
+    _watch.of_models.add(guard)
     _patch()
 
 
@@ -107,7 +115,7 @@ def _patch() -> None:
 def unpatch_if_unused() -> None:
     """Give Runner its methods back, unless a guard still needs them or others have patched on top: then pass through."""
     with _watch.lock:
-        if _watch.installed is not None or len(_watch.plugins):
+        if _watch.installed is not None or len(_watch.plugins) or len(_watch.of_models):
             return
         if any(getattr(getattr(Runner, name), "__wrapped__", None) is not original for name, original in _watch.originals.items()):
             return
@@ -141,7 +149,7 @@ def _wrap_run_async(original: Any) -> Any:
     @wraps(original)
     def run_async(self: Runner, *args: Any, **kwargs: Any) -> AsyncGenerator[Event, None]:
         plugin = _guard_of(self)
-        if plugin is None and not len(_watch.plugins):
+        if plugin is None and not len(_watch.plugins) and not len(_watch.of_models):
             return original(self, *args, **kwargs)  # type: ignore[no-any-return]
         if plugin is None:
             _name_blind_spot(self)
@@ -157,7 +165,8 @@ async def _stream(
     nested = FRAME.get() is not None
     invocations: set[str] = set()
     stop: tuple[str, RunGuardPlugin] | None = None
-    outer, here = STREAM.get(), Stream(plugin)
+    outer = STREAM.get()
+    here = Stream(plugin, outer, runner.app_name, user, session)
     STREAM.set(here)
     heard = False  # a stop event has passed
     goes_on = not isinstance(runner.agent, BaseAgent)  # a Workflow goes on after a soft stop
@@ -190,6 +199,8 @@ async def _stream(
                 yield event
     finally:
         STREAM.set(outer)
+        for end in here.on_end:
+            end()
         for guard in {*_watch.per_agent, *([plugin] if plugin is not None else [])}:
             for invocation_id in {*invocations, *here.invocations}:
                 tripped = guard.forget(invocation_id)

@@ -4,6 +4,7 @@ One observation is one model response with all its calls; equal calls within it 
 counts) but never an answer (it is no progress). Tools declared as polling or paging do not enter here.
 """
 
+import json
 from collections import OrderedDict, deque
 from collections.abc import Callable
 from typing import ClassVar
@@ -162,11 +163,12 @@ class Cycle:
     """Full rounds of a circle of at most ``max_len`` observations. Off unless asked for: ``NoNews`` sees circles too."""
 
     sees: ClassVar[tuple[type, ...]] = (ToolResults,)
-    __slots__ = ("_recent", "_same", "max_len", "rungs")
+    __slots__ = ("_names", "_recent", "_same", "max_len", "rungs")
 
     def __init__(self, rungs: Rungs, max_len: int = 4) -> None:
         self.rungs, self.max_len = rungs, max_len
         self._recent: deque[frozenset[Pair]] = deque(maxlen=max_len)
+        self._names: deque[str] = deque(maxlen=max_len)
         self._same = [0] * (max_len + 1)  # _same[p]: observations in a row equal to the one p before
 
     def observe(self, event: ToolResults) -> Finding | None:
@@ -180,10 +182,15 @@ class Cycle:
             if self._same[period] >= period and self._same[period] // period + 1 > rounds:
                 rounds, length = self._same[period] // period + 1, period
         self._recent.append(pairs)
+        self._names.append("+".join(sorted({a.tool for a in event.answers if a.counted})))
         reached = self.rungs.at(rounds)
         if reached is None or rounds < 2:
             return None
-        return Finding("cycle", *_swap(reached, rounds), unit="rounds", detail=f"of {length} calls", tool=event.answers[0].tool, evidence=evidence_of(event))
+        pattern = list(self._names)[-length:]
+        evidence = evidence_of(event)
+        evidence[0]["pattern"] = json.dumps(pattern)
+        detail = f"of {length} calls: {'→'.join(pattern)}" if length > 1 else "of one call"
+        return Finding("cycle", *_swap(reached, rounds), unit="rounds", detail=detail, tool=event.answers[0].tool, evidence=evidence)
 
 
 class Polling:

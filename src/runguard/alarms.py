@@ -1,0 +1,148 @@
+"""What a person should know of a guard's work, as alerts: stops, thresholds, a store that is away, breakers, the kill switch.
+
+Each is told once: per rule, scope and period, over all workers that share a store. What is over is told too, so that an incident
+closes by itself. Names and numbers only: what a tool was asked and what it answered is in no alert.
+"""
+
+from collections.abc import Callable
+from typing import Final
+
+from runguard.alerts import Alert, Alerts, AlertSettings
+from runguard.alerts.alert import Fact
+from runguard.budget import BudgetStatus
+from runguard.charges import Fired
+from runguard.decision import Finding, Trip
+from runguard.ledger import Ledger
+from runguard.ledger.store import Session
+from runguard.switch import Stop
+
+_HOUR: Final = 3_600.0
+_DAY: Final = 86_400.0
+_LONGEST: Final = 30 * _DAY
+
+
+class Alarms:
+    """The alerts of one guard."""
+
+    def __init__(self, settings: AlertSettings, ledger: Ledger, clock: Callable[[], float]) -> None:
+        self._alerts, self._ledger, self._clock = Alerts(settings), ledger, clock
+
+    @property
+    def counts(self) -> dict[str, dict[str, int]]:
+        return self._alerts.counts
+
+    def flush(self, seconds: float) -> bool:
+        return self._ledger.flush(seconds) and self._alerts.flush(seconds)
+
+    # ---- what happened ----------------------------------------------------------------------------------------------
+
+    def tripped(self, trip: Trip, finding: Finding) -> None:
+        """A stop. Of a budget: once for its period. Of anything else: once an hour for the same rule in the same place."""
+        if trip.rule == "kill_switch":
+            return  # told where it was thrown
+        verb = "stopped" if trip.enforced else "would have stopped"
+        where = "→".join(trip.agent_path) or trip.app or trip.run_id
+        money = finding.money
+        text = f"RunGuard {verb} {where}: {trip.rule}, {trip.observed} {trip.unit}, limit {trip.limit}"
+        key, period = f"{trip.rule} {trip.app} {where} {trip.tool or ''} {int(trip.at // _HOUR)}", _HOUR
+        if money is not None and trip.rule == "budget":
+            text = f"RunGuard {verb} {where}: the budget of {money.scope} is spent, limit {trip.limit} {trip.unit}"
+            key, period = _budget_key(money.key), _LONGEST if money.ends is None else max(money.ends - trip.at, _HOUR)
+        facts: dict[str, Fact] = {
+            "rule": trip.rule,
+            "scope": trip.scope_id,
+            "observed": str(trip.observed),
+            "limit": str(trip.limit),
+            "unit": trip.unit,
+            "app": trip.app,
+            "agent": where,
+            "tool": trip.tool,
+            "model": trip.model,
+            "run": trip.run_id,
+            "session": trip.session_id,
+            "model_calls": trip.model_calls,
+            "spent_usd": str(trip.spent_usd) if trip.spent_usd is not None else None,
+            "enforced": trip.enforced,
+            "trip": trip.id,
+            "resume": trip.resume,
+        }
+        self._tell(Alert("trip", key, "critical" if trip.enforced else "info", text, facts, trip.at), period)
+
+    def threshold(self, reached: Fired) -> None:
+        """A share of a budget is spent. The ledger says so once per period, to one worker."""
+        status, percent = reached.status, reached.threshold.percent
+        text = f"{percent:.0%} of the budget of {status.scope} is spent: {status.spent} of {status.limit} {status.unit}"
+        self._alerts.send(
+            Alert(
+                "threshold",
+                f"threshold {reached.account.key} {reached.account.granted} {percent} {reached.threshold.action}",
+                "warning",
+                text,
+                {"percent": percent, **_facts_of(status)},
+                self._clock(),
+            )
+        )
+
+    def extended(self, statuses: list[BudgetStatus], keys: list[str]) -> None:
+        """More was granted: whatever was told of these budgets is over, and may be told again."""
+        for status, key in zip(statuses, keys, strict=True):
+            text = f"the budget of {status.scope} is now {status.limit} {status.unit}"
+            self._over(Alert("trip", _budget_key(key), "info", text, _facts_of(status), self._clock(), resolved=True))
+
+    def store(self, error: str) -> None:
+        """The store is away, or back (no error). Nobody can be asked who tells: every worker does."""
+        name, mode = self._ledger.name, "is away: " + error if error else "answers again"
+        self._alerts.send(Alert("outage", f"outage {name}", "critical", f"the store {name} {mode}", {"store": name}, self._clock(), resolved=not error))
+
+    def breaker(self, tool: str, is_open: bool) -> None:
+        text = f"the breaker of '{tool}' {'is open: it failed too often' if is_open else 'is closed again'}"
+        alert = Alert("breaker", f"breaker {tool}", "warning", text, {"tool": tool}, self._clock(), resolved=not is_open)
+        self._tell(alert, _DAY) if is_open else self._over(alert)
+
+    def switched(self, scope: str, stop: Stop | None) -> None:
+        """The kill switch was thrown, or taken back."""
+        text = f"{stop.actor} stopped {scope}: {stop.reason}" if stop is not None else f"{scope} may run again"
+        facts: dict[str, Fact] = {"scope": scope, "actor": stop.actor, "reason": stop.reason} if stop is not None else {"scope": scope}
+        self._alerts.send(Alert("kill_switch", f"kill_switch {scope}", "warning", text, facts, self._clock(), resolved=stop is None))
+
+    # ---- once over all workers --------------------------------------------------------------------------------------
+
+    def _tell(self, alert: Alert, period: float) -> None:
+        if not self._ledger.is_shared:
+            self._alerts.send(alert)
+            return
+
+        def claim(session: Session) -> None:
+            if session.claim(_claim(alert), period) == "yes":
+                self._alerts.send(alert)
+
+        self._ledger.tell(claim)
+
+    def _over(self, alert: Alert) -> None:
+        def free(session: Session) -> None:
+            session.finish(_claim(alert), False)
+            self._alerts.send(alert)  # in order: what it ends may still be on its way
+
+        if self._ledger.is_shared:
+            self._ledger.tell(free)
+        else:
+            self._alerts.send(alert)
+
+
+def _claim(alert: Alert) -> str:
+    return f"alert {alert.key}"
+
+
+def _budget_key(account: str) -> str:
+    return f"budget {account}"
+
+
+def _facts_of(status: BudgetStatus) -> dict[str, Fact]:
+    return {
+        "scope": status.scope,
+        "spent": str(status.spent),
+        "reserved": str(status.reserved),
+        "limit": str(status.limit),
+        "unit": status.unit,
+        "window": status.window,
+    }

@@ -1,0 +1,598 @@
+"""The engine behind ``guard`` and ``guard_async``: one guard, its state in each run, and the way of one call through it.
+
+A call is asked for before it is made, with what it may take held on every budget. Where nobody knows that beforehand, calls go one
+after the other until one has told its cost; then each holds the dearest seen. Whatever then happens to the call, it is booked.
+"""
+
+import asyncio
+import inspect
+import logging
+import os
+import secrets
+import threading
+from collections.abc import Callable, Coroutine, Mapping
+from concurrent.futures import Future
+from contextvars import ContextVar
+from dataclasses import dataclass, field, replace
+from enum import Enum, auto
+from typing import Any, Final, TypeVar
+
+from runguard.breaker import Permit
+from runguard.budget import BudgetStatus
+from runguard.charges import OWNERS, Charge, scopes_of
+from runguard.conductor import Guard
+from runguard.controls import Controls
+from runguard.decision import Action, Decision, Finding, Trip
+from runguard.errors import PolicyError, RunStoppedError
+from runguard.events import ROOT_LANE, Answer, ModelCall, RunInfo, ToolResults
+from runguard.fingerprint import call_fingerprint
+from runguard.keywords import Settings, nano_of
+from runguard.ledger import Hold
+from runguard.ledger.store import StoreError
+from runguard.outcomes import provider_status
+from runguard.pricing import Rates, Usage
+from runguard.reading import Reading, Request, read, read_request
+from runguard.runs import Run
+
+_log: Final = logging.getLogger("runguard")
+_T = TypeVar("_T")
+_STOP, _BLOCK = Action.STOP, Action.BLOCK
+_NO_REQUEST: Final = Request()
+_NAME_CHARS: Final = 120
+_CALLERS_FAULT: Final = frozenset({400, 401, 403, 404, 405, 409, 413, 415, 422})  # a bad request says nothing about the provider
+_PER_TOKEN: Final = 4  # characters, of an answer whose usage nobody told
+
+
+@dataclass(slots=True, eq=False)
+class State:
+    """What one caller knows of one run."""
+
+    run: Run
+    lock: threading.Lock = field(default_factory=threading.Lock)
+    until: float | None = None  # the budget that stopped it begins anew then
+
+
+@dataclass(slots=True)
+class Call:
+    """One call from its reservation to its bill."""
+
+    caller: "Caller"
+    state: State
+    charge: Charge | None
+    request: Request
+    first: "First | None" = None  # it is the one that goes alone
+    beside: bool = False  # nobody knows what it may take, and it cannot wait for the one that goes alone
+    permit: Permit | None = None
+    stacked: bool = False  # what is called is guarded itself: a refusal there is no call
+    over: bool = False
+
+
+def owners_of(before: tuple[Charge, ...], calls: "list[Call]") -> tuple[Charge, ...]:
+    """The layers around a call, and its own. A call that is over is around nothing: a task begun in it may outlive it."""
+    return (*(charge for charge in before if not charge.over), *(call.charge for call in calls if call.charge is not None))
+
+
+class Turn(Enum):
+    """When a call may ask for leave."""
+
+    NOW = auto()
+    ALONE = auto()  # as the one that others wait for
+    BESIDE = auto()
+    LATER = auto()  # when the one that goes alone has come back
+
+
+class First(Future[None]):
+    """The call that goes alone. Done when it has come back."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.pid, self.thread, self.task = os.getpid(), threading.get_ident(), _task()
+        self.charge: Charge | None = None
+        self.known = (0, 0)  # nano-USD and tokens of it that are known
+
+    def is_stuck_with(self, no_loop: bool) -> bool:
+        """Whether it cannot come back while whoever asks waits: made by the same thread or task, whose answer is still being read."""
+        if self.thread != threading.get_ident():
+            return False
+        return no_loop or self.task is None or self.task is _task()
+
+
+def _task() -> "asyncio.Task[Any] | None":
+    try:
+        return asyncio.current_task()
+    except RuntimeError:
+        return None
+
+
+class RunContext:
+    """``with runguard.run(...)``: whose run this is, and what the callers know of it until it ends."""
+
+    def __init__(self, app: str, user: str, session: str, labels: Mapping[str, str] | None, caller: "Caller | None") -> None:
+        self.id = secrets.token_hex(8)
+        self.app, self.user, self.session, self.labels, self.caller = app, user, session, labels, caller
+        self.outer: RunContext | None = None
+        self.states: dict[Caller, State] = {}
+        self.ended = False
+
+    def end(self) -> None:
+        self.ended = True
+        for caller, state in list(self.states.items()):
+            caller.guard.end(state.run.info.run)
+        self.states.clear()
+
+
+_ALONE: Final[dict[int, Charge]] = {}  # by identity, of the calls that go alone: whoever is inside of one waits for no other
+RUN: Final[ContextVar[RunContext | None]] = ContextVar("runguard_run", default=None)
+
+
+class Caller(Controls):
+    """One wrapped callable, or the limits of one ``run``."""
+
+    def __init__(self, name: str, settings: Settings) -> None:
+        self.name, self.settings = name[:_NAME_CHARS], settings
+        self.guard = Guard(settings.policy, breaker_runs=1)
+        try:
+            if settings.policy.mode != "off":
+                self.guard.accounts.ledger.check()
+        except StoreError as error:
+            raise PolicyError(f"the store cannot be used: {error}") from None
+        self.is_off = settings.policy.mode == "off"
+        self.is_lazy = False  # an async generator: nothing happens before its first piece
+        self._enforces = settings.policy.mode == "enforce"
+        self._reads_request = settings.in_usd or settings.in_tokens or settings.context
+        self._dearest: tuple[int | None, int | None] = (None if settings.in_usd else 0, None if settings.in_tokens else 0)
+        self._first: First | None = None  # the call that goes alone, until its cost is known
+        self._lock = threading.Lock()
+        self._own: State | None = None
+        self.context: RunContext | None = None  # of the limits of a run: that run, also in a run inside of it
+        self._pid = os.getpid()
+
+    # ---- runs -------------------------------------------------------------------------------------------------------
+
+    def state(self) -> State:
+        """The run in force: that of ``with runguard.run(...)``, or the one that began with this callable."""
+        context = self.context or RUN.get()
+        while context is not None and context.ended:
+            context = context.outer
+        if context is None:
+            own = self._own
+            if own is None or self._pid != os.getpid():  # after a fork, the child's calls are a run of their own
+                with self._lock:
+                    own = self._own if self._pid == os.getpid() else None
+                    if own is None:
+                        own = self._own = self._begin(RunContext("", "", "", None, None))
+                    self._pid = os.getpid()
+            return own
+        known = context.states.get(self)
+        if known is None:
+            with self._lock:
+                known = context.states.get(self) or self._begin(context)
+                context.states[self] = known
+        return known
+
+    def _begin(self, context: RunContext) -> State:
+        info = RunInfo(context.id, context.app or self.name, context.user, context.session, "", self.guard.clock(), labels=context.labels)
+        return State(self.guard.start(info))
+
+    def reset(self) -> None:
+        """Begin a new run: fresh limits, an empty memory. Inside ``with runguard.run(...)`` the block is the run."""
+        with self._lock:
+            own, self._own = self._own, None
+        if own is not None:
+            self.guard.end(own.run.info.run)
+
+    # ---- before a call ----------------------------------------------------------------------------------------------
+
+    def request(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Request:
+        """What the arguments say about the call."""
+        return read_request(args, kwargs) if self._reads_request else _NO_REQUEST
+
+    def counted(self, request: Request, tokens: Any) -> Request:
+        """The user's own count wins over the estimate."""
+        if isinstance(tokens, int) and not isinstance(tokens, bool) and tokens >= 0:
+            return replace(request, input_tokens=tokens)
+        _log.warning("runguard.tokens_failed: tokens gave %.80r for '%s', which is no count; an estimate stands for it", tokens, self.name)
+        return request
+
+    def turn(self, request: Request, no_loop: bool) -> "tuple[Turn, First | None]":
+        """Where nobody knows what a call may take: whether this one goes alone, or which one it has to wait for."""
+        if not self._enforces or None not in self._bound(request):
+            return Turn.NOW, None
+        # Made inside of a call of the same callable, or of any that goes alone: waiting might never end.
+        if any(charge.home is self.guard.accounts or id(charge) in _ALONE for charge in OWNERS.get() if not charge.over):
+            return Turn.BESIDE, None
+        with self._lock:
+            if None not in self._bound(request):
+                return Turn.NOW, None
+            first = self._first
+            if first is not None and first.pid == os.getpid():  # a fork does not take along who makes it
+                return (Turn.BESIDE, None) if first.is_stuck_with(no_loop) else (Turn.LATER, first)
+            self._first = First()
+            return Turn.ALONE, self._first
+
+    def let_others_go(self, first: "First | None") -> None:
+        if first is None:
+            return
+        with self._lock:
+            if self._first is first:
+                self._first = None
+            if first.done():
+                return
+            _ALONE.pop(id(first.charge), None)
+            first.set_result(None)
+
+    def _bound(self, request: Request) -> tuple[int | None, int | None]:
+        """The most that a call can take, nano-USD and tokens; None where nobody knows yet."""
+        settings, (usd, tokens) = self.settings, self._dearest
+        known, most = request.input_tokens, request.max_output_tokens
+        if settings.in_tokens and known is not None and most is not None:
+            tokens = known + most
+        if not settings.in_usd:
+            return usd, tokens
+        if settings.fixed_cost is not None:
+            return settings.fixed_cost, tokens
+        if known is not None and most is not None:
+            if settings.cost_of_tokens is not None:
+                told = self._asked(settings.cost_of_tokens, known, most)
+                return (usd if told is None else told), tokens
+            rates = self.guard.accounts.pricing.rates(request.model, self.guard.clock()) if request.model else None
+            if isinstance(rates, Rates) and settings.cost_of_result is None:
+                return rates.worst(known, most, request.audio_tokens), tokens
+        return usd, tokens
+
+    async def open(self, request: Request, turn: Turn, first: "First | None", no_loop: bool, no_wait: bool = False) -> Call:
+        """Leave for one call, or the error that says why not. ``no_wait``: the caller holds up an event loop, and with it whoever it would wait for."""
+        try:
+            call = Call(self, self.state(), None, request, first, turn is Turn.BESIDE)
+            while True:
+                try:
+                    await self._open(call, no_loop, no_wait)
+                    break
+                except (RunStoppedError, PolicyError):
+                    raise
+                except Exception as error:  # a fault of ours: the policy says what it means
+                    if call.state.run.info.run in self.guard.runs:
+                        self.let_others_go(first)
+                        self._failed(call.state, error)
+                        break
+                    call.state = self.state()  # its run was ended meanwhile: it belongs to the next
+        except BaseException:
+            self.let_others_go(first)
+            raise
+        if first is not None and call.charge is not None and not first.done():
+            first.charge = _ALONE[id(call.charge)] = call.charge
+            usd, tokens = self._bound(request)
+            first.known = (usd or 0, tokens or 0)
+        return call
+
+    async def _open(self, call: Call, no_loop: bool, no_wait: bool) -> None:
+        guard, state, request = self.guard, call.state, call.request
+        run = state.run
+        if run.stopped is not None:
+            await self._lift(state)
+            if run.stopped is not None:
+                raise RunStoppedError.of(run.stopped)
+        if self.settings.breaker:
+            call.permit = await self._admit(state)
+        limit = guard.accounts.context_limit(request.model) if self.settings.context else None
+        event = ModelCall(run.info.run, ROOT_LANE, self.name, guard.clock(), request.model, request.input_tokens or 0, request.audio_tokens)
+        event.max_output_tokens, event.no_loop, event.no_wait = request.max_output_tokens, no_loop, no_wait
+        event.projected_tokens, event.context_limit = request.input_tokens, limit
+        usd, tokens = self._bound(request)
+        event.bound = (usd or 0, tokens or 0) if call.beside else (usd, tokens)
+        try:
+            with state.lock:
+                decision = guard.check(event)
+            self._obey(state, decision)
+            if call.beside:
+                await self._make_way()
+            self._obey(state, await guard.reserve(event, slot=False))
+        except BaseException:
+            if call.permit is not None:
+                guard.breakers.release(self.name, call.permit)
+            raise
+        call.charge = event.charge
+
+    async def _make_way(self) -> None:
+        """The call that goes alone holds all there is, which leaves no place for one that has to go beside it."""
+        first, ledger = self._first, self.guard.accounts.ledger
+        charge = first.charge if first is not None else None
+        if first is None or charge is None or charge.hold is None:
+            return
+        hold = await ledger.reserve(charge.lines.accounts, (*first.known, 1), force=True, ttl=self.settings.policy.hold_seconds)
+        if not isinstance(hold, Hold):
+            return
+        held, charge.hold = charge.hold, hold
+        ledger.release(held)
+        if charge.over:  # it came back meanwhile
+            ledger.release(hold)
+        else:
+            charge.purse.reserved -= charge.held - first.known[0]
+            charge.held = first.known[0]
+
+    def _obey(self, state: State, decision: Decision) -> None:
+        if decision.action < _BLOCK or not decision.enforced or decision.trip is None:
+            return
+        if decision.finding is not None:  # else one that was stopped before: what lifts it is known
+            money = decision.finding.money
+            state.until = money.ends if money is not None and decision.trip.rule == "budget" else None
+        raise RunStoppedError.of(decision.trip)
+
+    async def _lift(self, state: State) -> None:
+        """A stop stays, but for those whose reason can go away: a window that begins anew, a switch taken back, a store that is back."""
+        run, accounts = state.run, self.guard.accounts
+        trip = run.stopped
+        if trip is None:
+            return
+        if trip.rule == "kill_switch":
+            await accounts.ledger.refresh()
+            over = accounts.switch.of(scopes_of(run.info)) is None
+        elif trip.rule == "budget":
+            over = state.until is not None and accounts.ledger.now(self.guard.clock()) >= state.until
+        else:
+            over = trip.rule == "guard_error"
+        if over:
+            run.stopped = None
+
+    async def _admit(self, state: State) -> Permit | None:
+        guard = self.guard
+        permit = await guard.breakers.claim_probe(self.name, guard.clock())
+        breaker = guard.breakers.get(self.name)
+        if permit is not None or breaker is None:
+            return permit
+        now = guard.accounts.ledger.now(guard.clock())
+        permit = breaker.admit(now)
+        if permit is not None or not self._enforces:
+            return permit
+        wait = breaker.retry_after(now)
+        evidence = ({"retry_after": f"{wait if wait is not None else float('inf'):.3f}"},)
+        finding = Finding("breaker", _BLOCK, breaker.threshold, breaker.threshold, "failures in a row", "call", self.name, self.name, "", evidence)
+        event = ModelCall(state.run.info.run, ROOT_LANE, self.name, now)
+        raise RunStoppedError.of(guard.describe(state.run, state.run.lanes[ROOT_LANE], event, finding))
+
+    def _failed(self, state: State, error: Exception) -> None:
+        self.guard.guard_errors += 1
+        _log.exception("runguard.guard_error: a call of '%s' could not be judged", self.name)
+        if self.settings.policy.on_guard_error == "block" and self._enforces:
+            trip = self.guard.fail(state.run.info.run, "guard_error", f"functions: {type(error).__name__}", self.name)
+            if trip is not None:
+                raise RunStoppedError.of(trip)
+
+    # ---- after a call -----------------------------------------------------------------------------------------------
+
+    def done(self, call: Call, result: Any, reading: Reading | None = None) -> None:
+        """The call came back: book what it took, and see whether it goes in circles."""
+        if call.over:
+            return
+        call.over = True
+        try:
+            told = read(result) if reading is None else reading
+            self._report(call, True)
+            self._book(call, told, result)
+            if self.settings.loop:
+                self._watch(call, told, result)
+        except Exception:  # a fault of ours must not take away what was paid for
+            self.guard.guard_errors += 1
+            _log.exception("runguard.guard_error: a call of '%s' could not be booked", self.name)
+        finally:
+            self.let_others_go(call.first)
+
+    def failed(self, call: Call, error: BaseException | None, chars: int = 0, *, streaming: bool = False, told: Reading | None = None) -> None:
+        """The call raised, was cancelled or was cut off: what it may have taken stands for it, marked."""
+        if call.stacked and isinstance(error, RunStoppedError) and not chars:
+            self.never_left(call)
+        if call.over:
+            return
+        call.over = True
+        try:
+            status = provider_status(error) if isinstance(error, Exception) else None
+            refused = status is not None
+            spared = status in _CALLERS_FAULT or not isinstance(error, Exception) or isinstance(error, RunStoppedError)
+            self._report(call, None if spared else False)
+            charge = call.charge
+            if charge is None:
+                return
+            heard = -(-chars // _PER_TOKEN)
+            if told is not None and told.usage is not None:  # what was told before it broke is the least that it took
+                more = heard > told.usage.output  # a stream may tell its prompt first and its output only at the end
+                usage = replace(told.usage, output=heard) if more else told.usage
+                self.guard.settle(charge, usage, told.model, nano=self._cost(told, usage, None), estimated=more)
+            elif refused and not chars:
+                self.guard.settle(charge, Usage(), free=True)
+            elif isinstance(charge.rates, Rates) and self.settings.cost_of_result is None and self.settings.fixed_cost is None:
+                self.guard.abandon(charge, -(-chars // _PER_TOKEN), streaming=streaming)
+            else:
+                usage = Usage(input=call.request.input_tokens or 0, output=-(-chars // _PER_TOKEN))
+                nano = self.settings.fixed_cost if self.settings.fixed_cost is not None else self._dearest[0]
+                if not nano and streaming and chars and self.settings.in_usd and self.settings.policy.on_unpriced == "refuse":
+                    self._untold(call, "usd")  # pieces came, so it was billed
+                self.guard.settle(charge, usage, nano=nano or None, estimated=True)
+        except Exception:
+            self.guard.guard_errors += 1
+            _log.exception("runguard.guard_error: a failed call of '%s' could not be booked", self.name)
+        finally:
+            self.let_others_go(call.first)
+
+    def never_left(self, call: Call) -> None:
+        """Leave was given, and the call was not made."""
+        if call.over:
+            return
+        call.over = True
+        if call.permit is not None:
+            self.guard.breakers.release(self.name, call.permit)
+        if call.charge is not None:
+            self.guard.release(call.charge)
+            self.guard.unspent(call.state.run.info.run)
+        self.let_others_go(call.first)
+
+    def _report(self, call: Call, ok: bool | None) -> None:
+        """How it ended, for the breaker; None: nothing that speaks for or against what was called."""
+        breakers = self.guard.breakers
+        if ok is None and call.permit is not None:
+            breakers.release(self.name, call.permit)
+        elif ok is not None and self.settings.breaker:
+            breakers.report(self.name, call.permit or Permit(0), ok, self.guard.clock(), call.state.run.info.run)
+
+    def _book(self, call: Call, told: Reading, result: Any) -> None:
+        charge, settings = call.charge, self.settings
+        if charge is None:
+            return
+        usage, guessed = told.usage, False
+        if usage is None and (call.request.input_tokens is not None or told.text):
+            usage, guessed = Usage(input=call.request.input_tokens or 0, output=-(-len(told.text) // _PER_TOKEN)), True
+        nano = self._cost(told, usage, result)
+        model = told.model or call.request.model
+        priced = nano is not None or (usage is not None and isinstance(self._rates(charge, model), Rates))
+        estimated = guessed and (nano is None or settings.in_tokens)
+        if usage is None and settings.in_tokens:
+            if self._dearest[1]:
+                usage, estimated = Usage(input=self._dearest[1]), True
+            else:
+                self._untold(call, "tokens")
+        if not priced and settings.in_usd:
+            if self._dearest[0]:
+                nano, estimated = self._dearest[0], True
+            elif settings.policy.on_unpriced == "refuse":
+                self._untold(call, "usd")
+        self.guard.settle(charge, usage or Usage(), model, nano=nano, estimated=estimated)
+        booked = charge.booked
+        if booked is not None and not estimated:
+            self._learn(booked.nano if priced else None, booked.input + booked.output)
+
+    def _rates(self, charge: Charge, model: str) -> Any:
+        if not model or model == charge.model:
+            return charge.rates
+        rates = self.guard.accounts.pricing.rates(model, charge.at)
+        return rates if isinstance(rates, Rates) else charge.rates
+
+    def _cost(self, told: Reading, usage: Usage | None, result: Any) -> int | None:
+        settings = self.settings
+        if settings.fixed_cost is not None:
+            return settings.fixed_cost
+        if settings.cost_of_result is not None:
+            return self._asked(settings.cost_of_result, result)
+        if settings.cost_of_tokens is not None and usage is not None:
+            return self._asked(settings.cost_of_tokens, usage.input, usage.output)
+        return None if told.usd is None else nano_of(told.usd)
+
+    def _asked(self, cost: Callable[..., Any], *facts: Any) -> int | None:
+        try:
+            nano = nano_of(value := cost(*facts))
+        except Exception:
+            _log.warning("runguard.cost_failed: cost raised for '%s'", self.name, exc_info=True)
+            return None
+        if nano is None:
+            _log.warning("runguard.cost_failed: cost gave %.80r for '%s', which is no amount of dollars", value, self.name)
+        return nano
+
+    def _learn(self, nano: int | None, tokens: int) -> None:
+        with self._lock:
+            usd, most = self._dearest
+            if nano is not None and self.settings.in_usd:
+                usd = max(usd or 0, nano)
+            if tokens and self.settings.in_tokens:
+                most = max(most or 0, tokens)
+            self._dearest = usd, most
+
+    def _untold(self, call: Call, unit: str) -> None:
+        """There is a limit and nothing tells what the call took: unknown is not zero, so it is the last one."""
+        if not self._enforces:
+            return
+        what = "return {'usd': …}, give cost=, or call a model whose price is known" if unit == "usd" else "return its usage"
+        finding = Finding("unpriced", _STOP, 1, 0, f"calls without {unit}", "run", "", self.name, f"'{self.name}' told no {unit}: {what}")
+        self._stop(call, finding)
+
+    def _stop(self, call: Call, finding: Finding) -> Trip | None:
+        run = call.state.run
+        if run.stopped is not None:
+            return run.stopped
+        event = ModelCall(run.info.run, ROOT_LANE, self.name, self.guard.clock())
+        return self.guard.stop(run, event, finding)
+
+    def _watch(self, call: Call, told: Reading, result: Any) -> None:
+        run = call.state.run
+        answers = self._answers(told, result)
+        if not answers:
+            return
+        event = ToolResults(run.info.run, ROOT_LANE, self.name, self.guard.clock(), "", answers)
+        with call.state.lock:
+            self.guard.after(event)
+
+    def _answers(self, told: Reading, result: Any) -> list[Answer]:
+        """What the call did, as the loop rule sees it: its signature, or the tools that the model wants called."""
+        sig = told.sig
+        if self.settings.signature is not None:
+            try:
+                sig = self.settings.signature(result)
+            except Exception:
+                _log.warning("runguard.signature_failed: signature raised for '%s'; the call is not looked at for loops", self.name, exc_info=True)
+                return []
+            if sig is None:
+                return []
+        if sig is not None:
+            return [Answer(str(sig)[:_NAME_CHARS], call_fingerprint("", {"sig": sig}), told.result)]
+        if told.results:
+            return [Answer(tool, call_fingerprint(tool, args), value) for tool, args, value in told.results]
+        return [Answer(tool, call_fingerprint(tool, args)) for tool, args in told.calls]
+
+    # ---- more ---------------------------------------------------------------------------------------------------------
+
+    def extend(self, scope: str | None = None, *, usd: Any = None, tokens: Any = None, calls: Any = None) -> list[BudgetStatus]:
+        """Move the caps of a scope, or of the run in force, and let a run that they had stopped go on."""
+        state = self.state()
+        moved = self.guard.accounts.extend(scope or scopes_of(state.run.info)[0], usd, tokens, calls)
+        for run in list(self.guard.runs.values()):
+            if run.stopped is not None and run.stopped.rule == "budget" and any(status.scope == run.stopped.scope_id for status in moved):
+                run.stopped = None
+        return moved
+
+
+# ---- callers without an event loop ----------------------------------------------------------------------------------
+
+
+class _Waiting:
+    """One event loop in a thread of its own, for calls that have to wait and have no loop to do it on."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._pid = 0
+
+    def finish(self, job: Coroutine[Any, Any, _T], lost: Callable[[_T], None]) -> _T:
+        with self._lock:
+            if self._loop is None or self._pid != os.getpid():  # a fork takes no threads along
+                self._loop, self._pid = asyncio.new_event_loop(), os.getpid()
+                threading.Thread(target=self._loop.run_forever, name="runguard-waiting", daemon=True).start()
+            future = asyncio.run_coroutine_threadsafe(job, self._loop)
+        try:
+            return future.result()
+        except BaseException:
+            if not future.cancel() and not future.cancelled() and future.exception() is None:
+                lost(future.result())  # interrupted in the moment in which it came
+            raise
+
+
+_waiting: Final = _Waiting()
+
+
+def drive(job: Coroutine[Any, Any, _T], is_shared: bool, lost: Callable[[_T], None]) -> _T:
+    """Run a coroutine for a caller without an event loop: here, as long as it need not wait, else on a loop of our own.
+
+    ``lost``: takes a result that came when its caller had been interrupted.
+    """
+    if is_shared:
+        return _waiting.finish(job, lost)
+    try:
+        job.send(None)
+    except StopIteration as done:
+        return done.value  # type: ignore[no-any-return]
+    return _waiting.finish(job, lost)
+
+
+async def awaited(value: Any) -> Any:
+    return await value if inspect.isawaitable(value) else value
+
+
+async def finished(first: First) -> None:
+    """Wait for the call that goes alone; to give up waiting does not disturb it."""
+    await asyncio.shield(asyncio.wrap_future(first))

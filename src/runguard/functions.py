@@ -1,0 +1,305 @@
+"""``guard`` and ``guard_async``: any function that calls a model, checked before every call. ``run``: whose calls they are.
+
+    call = runguard.guard(call_model, budget={"max_usd": 2.0}, loop={"repeats": 3})
+
+The wrapped function returns what it returned before; its cost, tokens and tool calls are read from that. A call that may not be
+made raises the error that says why, and so does every later one of the same run.
+"""
+
+import asyncio
+import inspect
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from contextvars import ContextVar
+from difflib import get_close_matches
+from functools import update_wrapper
+from typing import Any, Final, ParamSpec, TypeVar, overload
+
+from runguard.caller import RUN, Call, Caller, RunContext, Turn, awaited, drive, finished, owners_of
+from runguard.charges import OWNERS
+from runguard.errors import PolicyError
+from runguard.keywords import Settings, settings_of
+from runguard.policy import Policy
+from runguard.reading import Request
+from runguard.streams import AsyncStream, Stream
+
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
+# The guard right inside of the one that calls now, until it is called: runs around both have been asked.
+_INSIDE: Final[ContextVar[list[Caller]]] = ContextVar("runguard_inside")
+_CONTROLS: Final = ("spend", "budgets", "extend", "stop", "resume", "stops", "snapshot", "flush", "reset")
+_OWN: Final = ("budget", "loop", "context", "breaker", "tokens", "signature", "cost")
+
+
+@overload
+def guard(fn: Callable[_P, _R], /, **keywords: Any) -> Callable[_P, _R]: ...
+@overload
+def guard(fn: None = None, /, **keywords: Any) -> Callable[[Callable[_P, _R]], Callable[_P, _R]]: ...
+def guard(fn: Callable[..., Any] | None = None, /, **keywords: Any) -> Any:
+    """Guard a function that calls a model. Also a decorator: ``@guard(budget={"max_usd": 2})``.
+
+    ``budget``: ``max_usd``, ``max_tokens``, ``max_calls`` of the run; ``per_minute``, ``per_hour``, ``per_day``, ``per_week``,
+    ``per_month`` over all runs, in dollars or as a mapping of the same three; or ``Budget`` objects. ``loop``: ``repeats`` rounds of
+    a circle of at most ``max_cycle_len`` calls. ``context``: ``max_context_tokens`` and ``headroom``. ``breaker``: ``failures`` in a
+    row and ``reset_seconds``. ``tokens``: counts the prompt, given the call's arguments. ``signature``: what a result did, for
+    ``loop``; None leaves it out. ``cost``: dollars of every call, or a function of the result, or one of input and output tokens.
+    ``name``: what it is called in trips and figures. All else as in a policy: ``store``, ``alerts``, ``on_trip``, ``mode``,
+    ``prices``, ``max_seconds``, ``on_outage`` and so on.
+
+    The guarded function has ``trips``, ``spend()``, ``budgets()``, ``extend()``, ``stop()``, ``resume()``, ``snapshot()``, ``flush()`` and
+    ``reset()``.
+    """
+    return _wrapped(fn, keywords, _guard)
+
+
+@overload
+def guard_async(fn: Callable[_P, _R], /, **keywords: Any) -> Callable[_P, _R]: ...
+@overload
+def guard_async(fn: None = None, /, **keywords: Any) -> Callable[[Callable[_P, _R]], Callable[_P, _R]]: ...
+def guard_async(fn: Callable[..., Any] | None = None, /, **keywords: Any) -> Any:
+    """``guard`` for a coroutine function, or one that returns an async iterator."""
+    return _wrapped(fn, keywords, _guard_async)
+
+
+def _wrapped(fn: Callable[..., Any] | None, keywords: dict[str, Any], wrap: Callable[[Callable[..., Any], Caller, Caller | None], Any]) -> Any:
+    if fn is None:
+        _settings(keywords)  # a mistake is told where it was made
+        return lambda function: _wrapped(function, keywords, wrap)
+    if not callable(fn):
+        raise PolicyError(f"{fn!r} cannot be called: give the function that calls the model, and everything else by keyword")
+    caller = _caller(getattr(fn, "__qualname__", None) or type(fn).__name__, keywords)
+    inside = getattr(fn, "__runguard__", None)
+    made = wrap(fn, caller, inside if isinstance(inside, Caller) else None)
+    update_wrapper(made, fn)
+    made.__runguard__ = caller
+    for name in _CONTROLS:
+        setattr(made, name, getattr(caller, name))
+    made.trips = caller.guard.trips
+    return made
+
+
+def _caller(name: str, keywords: dict[str, Any]) -> Caller:
+    return Caller(str(keywords.get("name") or name), _settings(keywords))
+
+
+def _check_names(keywords: dict[str, Any], also: tuple[str, ...] = ()) -> None:
+    known = (*_OWN, "name", *also, *Policy.model_fields)
+    for name in keywords:
+        if name not in known:
+            close = get_close_matches(name, known, n=1, cutoff=0.5)
+            raise PolicyError(f"{name}: no such setting" + (f"; did you mean {close[0]!r}?" if close else ""))
+
+
+def _settings(keywords: dict[str, Any]) -> Settings:
+    _check_names(keywords)
+    own = {name: keywords.get(name) for name in _OWN}
+    return settings_of(**own, policy={key: value for key, value in keywords.items() if key not in _OWN and key != "name"})
+
+
+@contextmanager
+def run(*, user: str = "", session: str = "", app: str = "", labels: Mapping[str, str] | None = None, **limits: Any) -> Iterator[RunContext]:
+    """One run: every guarded call in the block belongs to it, with fresh counters, on the account of this user and session.
+
+    With ``budget=`` or other limits of ``guard``, they hold for all guarded calls in the block together. The same in async code.
+    """
+    for name, value in (("user", user), ("session", session), ("app", app)):
+        if not isinstance(value, str):
+            raise PolicyError(f"{name} = {value!r}: give a text")
+    if labels is not None and not (isinstance(labels, Mapping) and all(isinstance(text, str) for pair in labels.items() for text in pair)):
+        raise PolicyError(f"labels = {labels!r}: give a mapping of texts to texts")
+    _check_names(limits, ("user", "session", "app", "labels"))
+    here = RunContext(app, user, session, labels, _caller(app or "run", limits) if limits else None)
+    here.outer = RUN.get()
+    if here.caller is not None:
+        here.caller.context = here
+    token = RUN.set(here)
+    try:
+        yield here
+    finally:
+        here.end()
+        with suppress(ValueError):  # left in another context than it was entered in: the other one knows nothing of it
+            RUN.reset(token)
+
+
+def _calls(fn: Callable[..., Any], inside: Caller | None, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Call the function; when it is guarded itself, it need not ask the runs again."""
+    if inside is None:
+        return fn(*args, **kwargs)
+    token = _INSIDE.set([inside])
+    try:
+        return fn(*args, **kwargs)
+    finally:
+        _INSIDE.reset(token)
+
+
+def _is_inside(own: Caller) -> bool:
+    """Whether this is the call that the guard around makes; another attempt of a retry between them is one more call."""
+    expected = _INSIDE.get([])
+    return own in expected and expected.pop() is own
+
+
+def _layers(own: Caller, is_inside: bool) -> list[Caller]:
+    """Who has a say about a call: the runs around it that have limits, the outermost first, then the callable itself."""
+    layers, context = [own], None if is_inside else RUN.get()
+    while context is not None:
+        if context.caller is not None and not context.ended and not context.caller.is_off:
+            layers.append(context.caller)
+        context = context.outer
+    layers.reverse()
+    return layers
+
+
+# ---- without an event loop ------------------------------------------------------------------------------------------
+
+
+def _guard(fn: Callable[..., Any], caller: Caller, inside: Caller | None) -> Callable[..., Any]:
+    if inspect.iscoroutinefunction(fn) or inspect.isasyncgenfunction(fn):
+        raise PolicyError(f"'{caller.name}' is async: use guard_async")
+    if caller.is_off:
+        return lambda *args, **kwargs: fn(*args, **kwargs)
+    lazy = inspect.isgeneratorfunction(fn)
+
+    def guarded(*args: Any, **kwargs: Any) -> Any:
+        calls: list[Call] = []
+        before = OWNERS.get()
+        token = OWNERS.set(owners_of(before, calls))
+        try:
+            for layer in _layers(caller, _is_inside(caller)):
+                calls.append(_open(layer, args, kwargs))
+                calls[-1].stacked = inside is not None
+                OWNERS.set(owners_of(before, calls))
+        except BaseException:
+            OWNERS.reset(token)
+            _never_left(calls)
+            raise
+        try:
+            result = _calls(fn, inside, args, kwargs)
+        except BaseException as error:
+            for call in calls:
+                call.caller.failed(call, error)
+            raise
+        finally:
+            OWNERS.reset(token)
+        if isinstance(result, Coroutine):
+            result.close()
+            _never_left(calls)
+            raise PolicyError(f"'{caller.name}' returned a coroutine: use guard_async")
+        if isinstance(result, Iterator):
+            return Stream(result, calls, lazy=lazy)
+        if isinstance(result, AsyncIterator):
+            return AsyncStream(result, calls)
+        for call in calls:
+            call.caller.done(call, result)
+        return result
+
+    return guarded
+
+
+def _open(layer: Caller, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
+    request = layer.request(args, kwargs)
+    if layer.settings.tokens is not None:
+        request = layer.counted(request, _count(layer, args, kwargs))
+    turn, first = layer.turn(request, True)
+    while turn is Turn.LATER and first is not None:
+        first.result()
+        turn, first = layer.turn(request, True)
+    on_loop = asyncio._get_running_loop() is not None  # a sync call on an event loop holds up everything on it
+    return drive(layer.open(request, turn, first, True, on_loop), layer.guard.accounts.ledger.is_shared, layer.never_left)
+
+
+def _count(layer: Caller, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    assert layer.settings.tokens is not None
+    try:
+        return layer.settings.tokens(*args, **kwargs)
+    except Exception as error:
+        return error
+
+
+def _never_left(calls: list[Call]) -> None:
+    for call in calls:
+        call.caller.never_left(call)
+
+
+# ---- with an event loop ---------------------------------------------------------------------------------------------
+
+
+def _guard_async(fn: Callable[..., Any], caller: Caller, inside: Caller | None) -> Callable[..., Any]:
+    if inspect.isgeneratorfunction(fn):
+        raise PolicyError(f"'{caller.name}' is not async: use guard")
+    if inspect.isasyncgenfunction(fn) or (inside is not None and inside.is_lazy and not inspect.iscoroutinefunction(fn)):
+        caller.is_lazy = True
+
+        def streaming(*args: Any, **kwargs: Any) -> AsyncIterator[Any]:
+            if caller.is_off:
+                return _calls(fn, None, args, kwargs)  # type: ignore[no-any-return]
+            is_inside = _is_inside(caller)
+            return AsyncStream(_calls(fn, inside, args, kwargs), opener=lambda: _open_all(caller, inside, is_inside, args, kwargs))
+
+        return streaming
+
+    async def guarded(*args: Any, **kwargs: Any) -> Any:
+        if caller.is_off:
+            return await awaited(fn(*args, **kwargs))
+        calls = await _open_all(caller, inside, _is_inside(caller), args, kwargs)
+        token = OWNERS.set(owners_of(OWNERS.get(), calls))
+        try:
+            result = await _calls_async(fn, inside, args, kwargs)
+        except BaseException as error:
+            for call in calls:
+                call.caller.failed(call, error)
+            raise
+        finally:
+            OWNERS.reset(token)
+        if isinstance(result, AsyncIterator):
+            return AsyncStream(result, calls)
+        if isinstance(result, Iterator):
+            return Stream(result, calls)
+        for call in calls:
+            call.caller.done(call, result)
+        return result
+
+    return guarded
+
+
+async def _calls_async(fn: Callable[..., Any], inside: Caller | None, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    token = _INSIDE.set([] if inside is None else [inside])
+    try:
+        return await awaited(fn(*args, **kwargs))
+    finally:
+        _INSIDE.reset(token)
+
+
+async def _open_all(caller: Caller, inside: Caller | None, is_inside: bool, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Call]:
+    calls: list[Call] = []
+    before = OWNERS.get()
+    token = OWNERS.set(owners_of(before, calls))
+    try:
+        for layer in _layers(caller, is_inside):
+            calls.append(await _open_async(layer, args, kwargs))
+            calls[-1].stacked = inside is not None
+            OWNERS.set(owners_of(before, calls))
+    except BaseException:
+        _never_left(calls)
+        raise
+    finally:
+        OWNERS.reset(token)
+    return calls
+
+
+async def _open_async(layer: Caller, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
+    request: Request = layer.request(args, kwargs)
+    if layer.settings.tokens is not None:
+        counted = _count(layer, args, kwargs)
+        request = layer.counted(request, await _quietly(counted) if inspect.isawaitable(counted) else counted)
+    turn, first = layer.turn(request, False)
+    while turn is Turn.LATER and first is not None:
+        await finished(first)
+        turn, first = layer.turn(request, False)
+    return await layer.open(request, turn, first, False)
+
+
+async def _quietly(counted: Any) -> Any:
+    try:
+        return await counted
+    except Exception as error:
+        return error

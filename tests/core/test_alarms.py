@@ -1,0 +1,228 @@
+"""What people are told of a guard's work: each thing once, over all that share a store, and when it is over."""
+
+import sqlite3
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import runguard
+from runguard import Budget, BudgetExceededError, RunStoppedError, guard, run
+from runguard.alerts import Alert
+from runguard.caller import Caller
+from runguard.functions import _settings
+from runguard.testing import FakeClock
+
+TRIPS = ("trip",)
+
+
+class Heard:
+    """A receiver that remembers."""
+
+    def __init__(self) -> None:
+        self.alerts: list[Alert] = []
+
+    def __call__(self, alert: Alert) -> None:
+        self.alerts.append(alert)
+
+    def of(self, *kinds: str, resolved: bool = False) -> list[Alert]:
+        return [alert for alert in self.alerts if alert.kind in kinds and alert.resolved is resolved]
+
+
+def caller(heard: Heard, **keywords: Any) -> Caller:
+    return Caller("model", _settings({"alerts": heard, **keywords}))
+
+
+def paid(usd: float = 0.1) -> dict[str, float]:
+    return {"usd": usd}
+
+
+def spend_all(call: Any, times: int = 30, **who: str) -> None:
+    """Calls as long as there is money, and some more."""
+    with run(**who):
+        for _ in range(times):
+            try:
+                call()
+            except RunStoppedError:
+                continue
+
+
+def settled(call: Any) -> None:
+    assert call.flush(5)
+
+
+def url(tmp_path: Path, store: str) -> str:
+    return "memory" if store == "memory" else f"sqlite:///{tmp_path}/guard.db"
+
+
+# ---- budgets --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("store", ["memory", "sqlite"])
+def test_a_spent_budget_is_told_once_for_its_period(tmp_path, store):
+    heard, clock = Heard(), FakeClock(86_400.0 * 20_000)
+    moved = {"clock": clock} if store == "memory" else {}
+    call = guard(paid, budget=Budget(usd=1, per="user", window="1d"), alerts=heard, store=url(tmp_path, store), **moved)
+    for session in ("s1", "s2", "s3"):
+        spend_all(call, user="alice", session=session, app="chat")
+    settled(call)
+    (told,) = heard.of(*TRIPS)
+    assert told.severity == "critical"
+    assert told.facts["scope"] == "user:chat/alice"
+    assert [alert.facts["percent"] for alert in heard.of("threshold")] == [0.5, 0.8, 0.95]
+    spend_all(call, user="bob", session="s", app="chat")
+    settled(call)
+    assert [alert.facts["scope"] for alert in heard.of(*TRIPS)] == ["user:chat/alice", "user:chat/bob"]
+    if store == "memory":
+        clock.advance(86_400)
+        spend_all(call, user="alice", session="s4", app="chat")
+        settled(call)
+        assert [alert.facts["scope"] for alert in heard.of(*TRIPS)] == ["user:chat/alice", "user:chat/bob", "user:chat/alice"]
+
+
+def test_workers_that_share_a_store_tell_it_once(tmp_path):
+    heard, store = Heard(), url(tmp_path, "sqlite")
+    workers = [guard(paid, budget=Budget(usd=1, per="user"), alerts=heard, store=store) for _ in range(4)]
+    for worker in workers:
+        spend_all(worker, user="alice", app="chat")
+        settled(worker)
+    assert len(heard.of(*TRIPS)) == 1
+    assert len(heard.of("threshold")) == 3
+
+
+def test_an_extension_closes_the_incident_and_the_next_stop_opens_one(tmp_path):
+    for store in ("memory", "sqlite"):
+        heard = Heard()
+        call = guard(paid, budget=Budget(usd=1, per="user"), alerts=heard, store=url(tmp_path, store))
+        spend_all(call, user="alice", app="chat")
+        call.extend("user:chat/alice", usd=1)
+        settled(call)
+        (over,) = heard.of("trip", resolved=True)
+        (told,) = heard.of("trip")
+        assert over.key == told.key
+        spend_all(call, user="alice", app="chat")
+        settled(call)
+        assert len(heard.of("trip")) == 2
+
+
+def test_a_loop_in_many_runs_is_told_once_an_hour():
+    heard, clock = Heard(), FakeClock()
+    call = guard(lambda: {"usd": 0.01, "sig": "search"}, loop={"repeats": 3}, alerts=heard, clock=clock, name="agent")
+    for _ in range(20):
+        spend_all(call, 5)
+    settled(call)
+    assert len(call.trips) == 20
+    (told,) = heard.of(*TRIPS)
+    assert (told.facts["rule"], told.facts["tool"]) == ("cycle", "search")
+    clock.advance(3_600)
+    spend_all(call, 5)
+    settled(call)
+    assert len(heard.of(*TRIPS)) == 2
+
+
+def test_what_was_said_and_answered_is_in_no_alert():
+    heard, secret = Heard(), "canary-7f3a"
+    call = guard(
+        lambda prompt: {"usd": 0.01, "sig": "search", "result": secret, "response": {"text": secret}}, loop={"repeats": 2}, budget={"max_usd": 1}, alerts=heard
+    )
+    for _ in range(4):
+        try:
+            call(secret)
+        except RunStoppedError:
+            continue
+    settled(call)
+    assert heard.alerts
+    assert secret not in repr(heard.alerts)
+
+
+def test_a_shadow_only_informs():
+    heard = Heard()
+    call = guard(paid, budget={"max_usd": 0.2}, alerts=heard, mode="shadow")
+    spend_all(call, 5)
+    settled(call)
+    assert [(alert.severity, alert.facts["enforced"]) for alert in heard.of(*TRIPS)] == [("info", False)]
+    assert "would have stopped" in heard.of(*TRIPS)[0].text
+
+
+def test_nothing_is_told_when_it_is_off():
+    heard = Heard()
+    call = guard(paid, budget={"max_usd": 0.2}, alerts=heard, mode="off")
+    spend_all(call, 5)
+    assert heard.alerts == []
+
+
+# ---- everything else ------------------------------------------------------------------------------------------------
+
+
+def test_a_store_that_goes_away_is_told_once_and_when_it_is_back(tmp_path):
+    heard = Heard()
+    call = guard(paid, budget={"max_usd": 100}, alerts=heard, store=f"sqlite:///{tmp_path}/guard.db", store_timeout=0.2)
+    call()
+    lock = sqlite3.connect(tmp_path / "guard.db", isolation_level=None)
+    lock.execute("BEGIN EXCLUSIVE")
+    for _ in range(3):
+        with pytest.raises(runguard.GuardFailedError):
+            call()
+    lock.execute("ROLLBACK")
+    lock.close()
+    end = time.monotonic() + 10
+    while call.spend()["calls"] < 2 and time.monotonic() < end:  # a store that was away is left alone for a moment
+        try:
+            call()
+        except runguard.GuardFailedError:
+            time.sleep(0.1)
+    settled(call)
+    assert [alert.severity for alert in heard.of("outage")] == ["critical"]
+    assert len(heard.of("outage", resolved=True)) == 1
+
+
+def test_a_breaker_is_told_when_it_opens_and_when_it_closes():
+    heard, clock, broken = Heard(), FakeClock(), [True]
+
+    def model() -> dict[str, float]:
+        if broken[0]:
+            raise ConnectionError("away")
+        return paid()
+
+    call = guard(model, breaker={"failures": 3, "reset_seconds": 60}, alerts=heard, clock=clock, name="gemini")
+    for _ in range(5):
+        with pytest.raises((ConnectionError, runguard.CircuitOpenError)):
+            call()
+    broken[0] = False
+    clock.advance(61)
+    call()
+    settled(call)
+    assert [alert.facts["tool"] for alert in heard.of("breaker")] == ["gemini"]
+    assert len(heard.of("breaker", resolved=True)) == 1
+
+
+def test_the_kill_switch_is_told_by_the_one_who_throws_it():
+    heard = Heard()
+    own = caller(heard)
+    own.guard.throw_switch("user:chat/alice", "ops", "runaway")
+    own.guard.throw_switch("user:chat/alice", "ops", "runaway")
+    own.guard.release_switch("user:chat/alice")
+    assert own.guard.flush(5)
+    assert [alert.facts["reason"] for alert in heard.of("kill_switch")] == ["runaway"]
+    assert len(heard.of("kill_switch", resolved=True)) == 1
+
+
+def test_a_receiver_that_fails_changes_nothing_and_is_counted():
+    def broken(alert: Alert) -> None:
+        raise RuntimeError("no")
+
+    call = guard(paid, budget={"max_usd": 0.2}, alerts=broken, name="f")
+    for _ in range(2):
+        call()
+    with pytest.raises(BudgetExceededError):
+        call()
+    settled(call)
+    assert call.snapshot()["alerts"]["call"]["failed"] >= 1
+
+
+def test_a_mistake_in_the_receivers_is_told_at_construction():
+    with pytest.raises(runguard.PolicyError, match=r"alerts\.slack_webhok.*slack_webhook"):
+        guard(paid, alerts={"slack_webhok": "https://hooks.slack.com/services/x"})
+    with pytest.raises(runguard.PolicyError, match="NO_SUCH_VARIABLE"):
+        guard(paid, alerts={"slack_webhook": "env:NO_SUCH_VARIABLE"})

@@ -1,0 +1,500 @@
+"""Answers that come in pieces: a call is under way until its stream ends, fails, is closed or is dropped, and then it is booked."""
+
+import asyncio
+import copy
+import gc
+import threading
+from collections.abc import AsyncIterator, Callable, Iterator
+from decimal import Decimal
+from typing import Any, Self
+
+import pytest
+
+from runguard import BudgetExceededError, LoopDetectedError, RunStoppedError, UnpricedModelError, guard, guard_async, run
+
+PATIENCE_S = 10
+PRICES = {"m": {"input": 1, "output": 1}}  # dollars per million tokens
+USAGE = {"model": "m", "choices": [], "usage": {"prompt_tokens": 400_000, "completion_tokens": 100_000}}  # half a dollar
+
+
+def held(guarded: Any) -> Decimal:
+    return sum((status.reserved for status in guarded.budgets()), Decimal(0))
+
+
+def chunk(words: str) -> dict[str, Any]:
+    return {"model": "m", "choices": [{"index": 0, "delta": {"content": words}}]}
+
+
+def pieces(**how: Any) -> Iterator[Any]:
+    yield chunk("one ")
+    yield chunk("two ")
+    if how.get("raises"):
+        raise how["raises"]
+    yield USAGE
+
+
+async def async_pieces(**how: Any) -> AsyncIterator[Any]:
+    for piece in pieces(**how):
+        await asyncio.sleep(0)
+        yield piece
+
+
+class Provider:
+    """What OpenAI's client gives back: an iterator that is also a context manager, with things of its own."""
+
+    def __init__(self, **how: Any) -> None:
+        self.inner = pieces(**how)
+        self.closed = self.entered = False
+        self.response = "headers"
+
+    def __iter__(self) -> Iterator[Any]:
+        return self
+
+    def __next__(self) -> Any:
+        return next(self.inner)
+
+    def __enter__(self) -> Self:
+        self.entered = True
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        self.closed = True
+
+
+class AsyncProvider:
+    def __init__(self, **how: Any) -> None:
+        self.inner = pieces(**how)
+        self.closed = self.entered = False
+        self.response = "headers"
+
+    def __aiter__(self) -> "AsyncProvider":
+        return self
+
+    async def __anext__(self) -> Any:
+        await asyncio.sleep(0)
+        try:
+            return next(self.inner)
+        except StopIteration:
+            raise StopAsyncIteration from None
+
+    async def __aenter__(self) -> Self:
+        self.entered = True
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        self.closed = True
+
+
+def dollars(fn: Callable[..., Any], **more: Any) -> Any:
+    return guard(fn, budget={"max_usd": 1.2}, prices=PRICES, **more)
+
+
+def async_dollars(fn: Callable[..., Any], **more: Any) -> Any:
+    return guard_async(fn, budget={"max_usd": 1.2}, prices=PRICES, **more)
+
+
+# ---- sync ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("fn", [pieces, Provider, lambda: iter(list(pieces()))])
+def test_a_stream_passes_every_piece_on_and_is_booked_at_its_end(fn: Callable[..., Any]):
+    call = dollars(fn)
+    stream = call()
+    assert next(stream) == chunk("one ")
+    assert (call.spend()["calls"], held(call)) == (0, Decimal("1.2"))  # under way, and nobody knows what it costs
+    assert list(stream) == [chunk("two "), USAGE]
+    assert (call.spend()["usd"], call.spend()["calls"], call.spend()["estimated_calls"], held(call)) == (Decimal("0.5"), 1, 0, 0)
+    assert list(stream) == []
+    assert call.spend()["calls"] == 1
+
+
+def test_after_a_trip_no_stream_is_begun():
+    begun = []
+
+    def counted() -> Iterator[Any]:
+        begun.append(True)
+        yield from pieces()
+
+    call = dollars(counted)
+    for _ in range(2):
+        list(call())
+    for _ in range(3):
+        with pytest.raises(BudgetExceededError):
+            call()
+    assert (len(begun), call.spend()["usd"]) == (2, 1)
+
+
+@pytest.mark.parametrize("how", ["closed", "dropped"])
+def test_a_generator_that_was_never_asked_for_a_piece_costs_nothing(how: str):
+    call = dollars(pieces)
+    stream = call()
+    assert held(call) > 0
+    if how == "closed":
+        stream.close()
+    del stream
+    gc.collect()
+    assert (call.spend()["calls"], held(call)) == (0, 0)
+    assert len(list(call())) == 3
+
+
+def test_a_providers_stream_that_was_never_read_has_been_asked_for():
+    call = dollars(Provider, max_model_calls=5)
+    call().close()
+    assert (call.spend()["calls"], call.spend()["estimated_calls"], held(call)) == (1, 1, 0)
+
+
+@pytest.mark.parametrize("how", ["closed", "dropped", "left", "raised in the block"])
+@pytest.mark.parametrize("fn", [pieces, Provider])
+def test_a_stream_that_is_left_early_is_booked_as_an_estimate(fn: Callable[..., Any], how: str):
+    call = guard(fn, budget={"max_usd": 5}, cost=0.3)
+    stream = call()
+    next(stream)
+    if how == "closed":
+        stream.close()
+        stream.close()
+    elif how == "left":
+        with stream:
+            pass
+    elif how == "raised in the block":
+        with pytest.raises(ZeroDivisionError), stream:
+            raise ZeroDivisionError
+    del stream
+    gc.collect()
+    spend = call.spend()
+    assert (spend["usd"], spend["calls"], spend["estimated_calls"], held(call)) == (Decimal("0.3"), 1, 1, 0)
+
+
+def test_a_stream_left_after_its_usage_was_told_is_exact():
+    call = dollars(pieces)
+    stream = call()
+    for _ in range(3):
+        next(stream)
+    stream.close()
+    assert (call.spend()["usd"], call.spend()["estimated_calls"]) == (Decimal("0.5"), 0)
+
+
+def test_a_stream_of_unknown_price_that_is_left_early_is_the_last():
+    begun = []
+
+    def counted() -> Iterator[str]:
+        begun.append(True)
+        while True:
+            yield "words "
+
+    call = guard(counted, budget={"max_usd": 1})
+    for _ in range(3):
+        try:
+            next(stream := call())
+            stream.close()
+        except UnpricedModelError:
+            continue
+    assert len(begun) == 1
+    assert call.spend()["unpriced_calls"] == 1
+
+
+@pytest.mark.parametrize("error", [ConnectionError("cut"), KeyboardInterrupt(), ZeroDivisionError()])
+def test_an_error_in_the_middle_comes_through_and_is_booked(error: BaseException):
+    call = guard(pieces, budget={"max_usd": 5}, cost=0.3)
+    stream = call(raises=error)
+    next(stream)
+    next(stream)
+    with pytest.raises(type(error)) as raised:
+        next(stream)
+    assert raised.value is error
+    assert (call.spend()["usd"], call.spend()["estimated_calls"], held(call)) == (Decimal("0.3"), 1, 0)
+    assert list(call())  # and the next one goes
+
+
+def test_a_refusal_of_the_provider_before_the_first_piece_is_free():
+    class Refused(Exception):  # noqa: N818
+        status_code = 429
+
+    def refusing() -> Iterator[Any]:
+        raise Refused
+        yield
+
+    call = guard(refusing, budget={"max_usd": 5}, cost=0.3)
+    with pytest.raises(Refused):
+        list(call())
+    assert (call.spend()["usd"], call.spend()["calls"], held(call)) == (0, 1, 0)
+
+
+def test_the_providers_stream_keeps_what_it_can_do():
+    call = dollars(Provider)
+    with call() as stream:
+        assert stream.response == "headers"
+        inner = stream._inner
+        assert inner.entered
+        assert len(list(stream)) == 3
+    assert inner.closed
+    with pytest.raises(AttributeError):
+        stream.nothing_of_that_name  # noqa: B018
+    assert copy.copy(stream) is not stream  # asks for attributes of one that is not made yet
+
+
+def test_a_generator_can_be_sent_to_and_that_is_a_beginning():
+    def talks() -> Iterator[Any]:
+        heard = yield "hello"
+        yield heard
+
+    call = guard(talks, budget={"max_calls": 2})
+    stream = call()
+    assert stream.send(None) == "hello"
+    assert stream.send("word") == "word"
+    del stream
+    gc.collect()
+    assert call.spend()["calls"] == 1
+    stream = call()
+    next(stream)
+    with pytest.raises(ZeroDivisionError):
+        stream.throw(ZeroDivisionError())
+    assert (call.spend()["calls"], held(call)) == (2, 0)
+
+
+def test_a_stream_can_be_delegated_to():
+    def outer() -> Iterator[Any]:
+        yield from call()
+
+    call = dollars(pieces)
+    assert len(list(outer())) == 3
+    assert call.spend()["usd"] == Decimal("0.5")
+
+
+def test_a_call_made_while_the_first_answer_is_still_read_does_not_hang():
+    call = guard(lambda n: iter([f"piece {n}", {"usd": 0.1}]), budget={"max_usd": 1})
+    results: list[Any] = []
+
+    def work() -> None:
+        results.extend(list(call(2)) for _ in call(1))
+        results.append(list(call(3)))
+
+    thread = threading.Thread(target=work, daemon=True)
+    thread.start()
+    thread.join(PATIENCE_S)
+    assert not thread.is_alive()
+    assert len(results) == 3
+    assert (call.spend()["usd"], held(call)) == (Decimal("0.4"), 0)
+
+
+def test_another_thread_waits_for_the_first_stream_to_end():
+    call = guard(lambda: iter(["piece", {"usd": 0.1}]), budget={"max_usd": 1})
+    first = call()
+    next(first)
+    began = threading.Event()
+    thread = threading.Thread(target=lambda: (call(), began.set()), daemon=True)
+    thread.start()
+    assert not began.wait(0.05)
+    list(first)
+    assert began.wait(PATIENCE_S)
+    thread.join()
+
+
+def test_a_stream_may_be_read_in_another_thread_than_it_was_asked_for():
+    call = dollars(pieces)
+    stream, read = call(), []
+    thread = threading.Thread(target=lambda: read.extend(stream))
+    thread.start()
+    thread.join()
+    assert len(read) == 3
+    assert (call.spend()["usd"], held(call)) == (Decimal("0.5"), 0)
+
+
+def test_streams_go_round_in_circles_too():
+    def searching() -> Iterator[Any]:
+        for function in ({"name": "search", "arguments": '{"q":'}, {"arguments": ' "x"}'}):
+            yield {"choices": [{"index": 0, "delta": {"tool_calls": [{"index": 0, "function": function}]}}]}
+
+    call = guard(searching, loop={"repeats": 3})
+    for _ in range(3):
+        list(call())
+    with pytest.raises(LoopDetectedError) as found:
+        call()
+    assert found.value.pattern == ("search",)
+
+
+def test_a_sync_function_may_give_an_async_stream():
+    call = dollars(lambda: AsyncProvider())
+
+    async def read() -> int:
+        return len([piece async for piece in call()])
+
+    assert asyncio.run(read()) == 3
+    assert (call.spend()["usd"], held(call)) == (Decimal("0.5"), 0)
+
+
+def test_a_run_that_is_over_books_the_stream_that_outlives_it():
+    call = dollars(pieces)
+    with run(user="alice"):
+        stream = call()
+        next(stream)
+    list(stream)
+    assert call.spend()["usd"] == Decimal("0.5")
+
+
+# ---- async -----------------------------------------------------------------------------------------------------------
+
+
+async def _provider() -> AsyncProvider:
+    return AsyncProvider()
+
+
+@pytest.mark.parametrize("fn", [async_pieces, _provider, AsyncProvider])
+async def test_an_async_stream_passes_every_piece_on_and_is_booked_at_its_end(fn: Callable[..., Any]):
+    call = async_dollars(fn)
+    stream = call()
+    stream = stream if hasattr(stream, "__anext__") else await stream
+    assert await anext(stream) == chunk("one ")
+    assert (call.spend()["calls"], held(call)) == (0, Decimal("1.2"))
+    assert [piece async for piece in stream] == [chunk("two "), USAGE]
+    assert (call.spend()["usd"], call.spend()["calls"], held(call)) == (Decimal("0.5"), 1, 0)
+
+
+async def test_a_refused_async_generator_stays_refused():
+    begun = []
+
+    async def counted() -> AsyncIterator[Any]:
+        begun.append(True)
+        yield {"usd": 0.1}
+
+    call = guard_async(counted, budget={"max_calls": 1})
+    assert [piece async for piece in call()] == [{"usd": 0.1}]
+    stream = call()
+    for _ in range(3):  # a loop that swallows errors must not get at the provider
+        with pytest.raises(BudgetExceededError):
+            await anext(stream)
+    assert len(begun) == 1
+
+
+@pytest.mark.parametrize("how", ["closed", "dropped"])
+async def test_an_async_generator_that_was_never_asked_for_a_piece_costs_nothing(how: str):
+    call = async_dollars(async_pieces)
+    stream = call()
+    if how == "closed":
+        await stream.aclose()
+        assert [piece async for piece in stream] == []
+    del stream
+    gc.collect()
+    assert (call.spend()["calls"], held(call)) == (0, 0)
+    assert not call.trips
+
+
+@pytest.mark.parametrize("how", ["aclose", "close", "dropped", "left", "cancelled"])
+@pytest.mark.parametrize("fn", [async_pieces, _provider])
+async def test_an_async_stream_that_is_left_early_is_booked_as_an_estimate(fn: Callable[..., Any], how: str):
+    call = guard_async(fn, budget={"max_usd": 5}, cost=0.3)
+    stream = call()
+    stream = stream if hasattr(stream, "__anext__") else await stream
+    await anext(stream)
+    if how in ("aclose", "close"):
+        await getattr(stream, how)()
+    elif how == "left":
+        async with stream:
+            pass
+    elif how == "cancelled":
+        task = asyncio.ensure_future(_read(stream))
+        await asyncio.sleep(0)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+    del stream
+    gc.collect()
+    spend = call.spend()
+    assert (spend["usd"], spend["calls"], spend["estimated_calls"], held(call)) == (Decimal("0.3"), 1, 1, 0)
+
+
+async def _read(stream: Any) -> list[Any]:
+    return [piece async for piece in stream]
+
+
+async def test_the_async_providers_stream_keeps_what_it_can_do():
+    call = async_dollars(_provider)
+    async with await call() as stream:
+        assert stream.response == "headers"
+        inner = stream._inner
+        assert inner.entered
+        assert len(await _read(stream)) == 3
+    assert inner.closed
+    assert call.spend()["usd"] == Decimal("0.5")
+
+
+@pytest.mark.parametrize("error", [ConnectionError("cut"), ZeroDivisionError()])
+async def test_an_error_in_the_middle_of_an_async_stream(error: Exception):
+    call = guard_async(async_pieces, budget={"max_usd": 5}, cost=0.3)
+    with pytest.raises(type(error)) as raised:
+        await _read(call(raises=error))
+    assert raised.value is error
+    assert (call.spend()["usd"], call.spend()["estimated_calls"], held(call)) == (Decimal("0.3"), 1, 0)
+
+
+async def test_an_async_call_made_while_the_first_answer_is_still_read_does_not_hang():
+    async def talks(n: int) -> AsyncIterator[Any]:
+        yield f"piece {n}"
+        yield {"usd": 0.1}
+
+    call = guard_async(talks, budget={"max_usd": 1})
+
+    async def nested() -> int:
+        return sum([len(await _read(call(2))) async for _ in call(1)])
+
+    assert await asyncio.wait_for(nested(), PATIENCE_S) == 4
+    assert (call.spend()["usd"], held(call)) == (Decimal("0.3"), 0)
+
+
+async def test_streams_at_once_stay_within_the_cap():
+    begun = 0
+
+    async def talks() -> AsyncIterator[Any]:
+        nonlocal begun
+        begun += 1
+        await asyncio.sleep(0.005)
+        yield {"usd": 0.1}
+
+    call = guard_async(talks, budget={"max_usd": 1})
+    results = await asyncio.gather(*(_read(call()) for _ in range(30)), return_exceptions=True)
+    assert sum(isinstance(result, RunStoppedError) for result in results) == 20
+    assert (begun, call.spend()["usd"], held(call)) == (10, 1, 0)
+
+
+async def test_stacked_async_generators_are_one_call_for_the_run():
+    call = guard_async(guard_async(async_pieces))
+    with run(budget={"max_calls": 2}):
+        assert len(await _read(call())) == len(await _read(call())) == 3
+        with pytest.raises(BudgetExceededError):
+            await _read(call())
+
+
+async def test_a_refused_inner_generator_costs_the_outer_guard_nothing():
+    inner = guard_async(async_pieces, budget={"max_calls": 1})
+    outer = guard_async(inner, budget={"max_usd": 5}, cost=0.5)
+    await _read(outer())
+    for _ in range(3):
+        with pytest.raises(BudgetExceededError):
+            await _read(outer())
+    assert (outer.spend()["usd"], outer.spend()["calls"], held(outer)) == (Decimal("0.5"), 1, 0)
+
+
+async def test_two_who_ask_for_the_first_piece_at_once_are_one_call():
+    async def slow() -> AsyncIterator[Any]:
+        await asyncio.sleep(0.01)
+        yield 1
+
+    def count(*_: Any) -> Any:
+        return asyncio.sleep(0.01, 5)
+
+    call = guard_async(slow, budget={"max_calls": 5}, context={"max_context_tokens": 100}, tokens=count)
+    stream = call()
+    results = await asyncio.gather(anext(stream), anext(stream), return_exceptions=True)
+    assert sum(isinstance(result, RuntimeError) for result in results) == 1
+    await stream.aclose()
+    assert (call.spend()["calls"], held(call)) == (1, 0)
+
+
+async def test_off_leaves_the_stream_as_it_is():
+    assert type(guard_async(async_pieces, mode="off")()) is type(async_pieces())
+    assert type(guard(pieces, mode="off")()) is type(pieces())
