@@ -77,17 +77,13 @@ QUICK = ("SQLite, synchronous=full", "Valkey, no AOF", "Postgres, synchronous_co
 
 
 @contextlib.contextmanager
-def postgres_cluster() -> Iterator[Any]:
+def postgres_cluster(connections: int = 200) -> Iterator[Any]:
     """The tests' Postgres, with room for more connections."""
     import postgres_server
 
-    class Wide(postgres_server.Server):  # type: ignore[misc]
-        def _run(self, program: str, *args: str) -> None:
-            super()._run(program, *(arg.replace("max_connections=40", "max_connections=200") for arg in args))
-
     folder = Path(tempfile.mkdtemp(prefix="runguard-pg-"))
     try:
-        cluster = Wide(folder)
+        cluster = postgres_server.Server(folder, connections)
         cluster.start()
         try:
             yield cluster

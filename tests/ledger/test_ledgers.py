@@ -530,8 +530,8 @@ async def test_what_changed_between_the_refusal_and_the_wait_is_not_waited_for(d
 async def test_a_wait_ends_when_its_time_is_over(desk: Desk) -> None:
     _, _, refusal = await full(desk)
     began = time.monotonic()
-    await asyncio.wait_for(desk.ledger.changed(refusal, 0.05), PATIENCE_S)
-    assert 0.04 < time.monotonic() - began < PATIENCE_S / 4
+    await asyncio.wait_for(desk.ledger.changed(refusal, 0.02), PATIENCE_S)  # a store is looked at again soon in any case
+    assert 0.015 < time.monotonic() - began < PATIENCE_S / 4
     await desk.refused([desk.account()], (10, 0, 1))
 
 
@@ -546,7 +546,7 @@ async def test_whoever_waits_does_not_ask_all_the_time(desk: Desk) -> None:
     desk.reserve = counted  # type: ignore[method-assign]
     waiting = asyncio.create_task(patiently(desk, (10, 0, 1)))
     await asyncio.sleep(0.5)
-    assert asked[0] <= 8  # a look at others' settlements now and then, and no storm
+    assert asked[0] <= 20  # a look at others' settlements now and then, and no storm
     desk.settle(hold, (1, 0, 1))
     await asyncio.wait_for(waiting, PATIENCE_S / 2)
 

@@ -14,6 +14,7 @@ import hashlib
 import json
 import math
 import re
+import socket
 import time
 from collections.abc import Callable, Sequence
 from functools import cache
@@ -27,6 +28,7 @@ from runguard.ledger.store import SCHEMA_VERSION, Balance, Line, Reply, StoreErr
 
 MOST: Final = (1 << 53) - 1
 _IDLE_S: Final = 1.0
+_PEEKED: Final = 65_536
 _REPEATABLE: Final = frozenset({"reserve", "settle", "release", "read", "running", "list"})
 RECORDS_KEPT: Final = 100_000  # of each kind, about
 _SCHEMES: Final = {"redis": "redis", "rediss": "rediss", "valkey": "redis", "valkeys": "rediss", "unix": "unix"}
@@ -106,7 +108,7 @@ class RedisSession:
         self._name, self._prefix = name, f"{{{namespace}}}:"
         self._known: dict[str, tuple[Line, tuple[bytes, bytes, bytes]]] = {}
         self._errors = (redis.RedisError, OSError, UnicodeDecodeError)
-        self._no_script, self._cut = redis.exceptions.NoScriptError, redis.exceptions.ConnectionError
+        self._no_script, self._cut, self._late = redis.exceptions.NoScriptError, redis.exceptions.ConnectionError, redis.exceptions.TimeoutError
         try:
             self._client: Any = redis.Redis.from_url(
                 url,
@@ -171,12 +173,13 @@ class RedisSession:
 
     def _call(self, script: str, args: tuple[str | bytes, ...]) -> Any:
         sha, source = _script(script)
+        tail = (b"1", self._prefix.encode(), *[arg if isinstance(arg, bytes) else arg.encode() for arg in args])
         try:
-            return self._straight("EVALSHA", sha, 1, self._prefix, *args)
+            return self._straight(_command(b"EVALSHA", sha, *tail))
         except self._no_script:  # a server that was restarted, or is another one
-            return self._straight("EVAL", source, 1, self._prefix, *args)
+            return self._straight(_command(b"EVAL", source, *tail))
 
-    def _straight(self, *command: Any) -> Any:
+    def _straight(self, command: bytes) -> Any:
         """One command on our own connection. After a pause it is looked at first: a server may have closed it meanwhile."""
         link, now = self._link, time.monotonic()
         if link is None:
@@ -189,7 +192,27 @@ class RedisSession:
             if gone:
                 link.disconnect()
         self._used = now
-        link.send_command(*command)  # connects if need be
+        link.send_packed_command((command,))  # connects if need be
+        sock = getattr(link, "_sock", None)
+        if type(sock) is not socket.socket:  # TLS: nothing can be looked at before it is taken
+            return link.read_response()
+        # Most answers are one text, and the client's parser takes longer for it than the server did. Any other is left where it is, for the parser.
+        try:
+            seen = sock.recv(_PEEKED, socket.MSG_PEEK)
+            if seen[:1] == b"$":
+                head, _, text = seen.partition(b"\r\n")
+                if len(text) == int(head[1:]) + 2:
+                    sock.recv(len(seen))
+                    return text[:-2].decode()
+        except TimeoutError:
+            link.disconnect()
+            raise self._late("Timeout reading from socket") from None
+        except OSError as error:
+            link.disconnect()
+            raise self._cut(f"Error while reading from socket: {error}") from None
+        except BaseException:  # an interrupt: this answer must not become the next one's
+            link.disconnect()
+            raise
         return link.read_response()
 
     def _do(self, *command: Any) -> Any:
@@ -391,12 +414,16 @@ class RedisSession:
 
 
 @cache
-def _script(name: str) -> tuple[str, str]:
+def _script(name: str) -> tuple[bytes, bytes]:
     """The digest and the text of a script."""
     folder = files("runguard.ledger") / "scripts"
     common, own = ((folder / f"{part}.lua").read_text(encoding="utf-8") for part in ("common", name))
-    source = f"local SCHEMA = '{SCHEMA_VERSION}'\n{common}\n{own}"
-    return hashlib.sha1(source.encode(), usedforsecurity=False).hexdigest(), source
+    source = f"local SCHEMA = '{SCHEMA_VERSION}'\n{common}\n{own}".encode()
+    return hashlib.sha1(source, usedforsecurity=False).hexdigest().encode(), source
+
+
+def _command(*parts: bytes) -> bytes:
+    return b"*%d\r\n%b" % (len(parts), b"".join([b"$%d\r\n%b\r\n" % (len(part), part) for part in parts]))
 
 
 def _host(host: str, port: int | None) -> str:

@@ -125,8 +125,8 @@ class Session(Protocol):
         """The claimed side effect was done, or is free again."""
 
     def purge(self, older_than: float) -> None:
-        """Drop what is older than so many seconds and has no open hold: records, ended or silent runs with their accounts, finished holds,
-        past periods, finished claims."""
+        """Drop what is older than so many seconds and has no open hold: records, ended or silent runs and sessions with their accounts, finished
+        holds, past periods, finished claims."""
 
     def close(self) -> None: ...
 

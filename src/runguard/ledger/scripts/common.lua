@@ -149,7 +149,7 @@ local function seldom()
     local _, ends, caps, _, _, _, window = match(line, LINE)
     call('ZADD', P .. 'accounts', ends == '-' and '+inf' or ends, key)
     call('SADD', P .. 's:' .. scope, key)
-    if find(scope, '^run') then
+    if find(scope, '^run') or find(scope, '^session:') then
       call('ZADD', P .. 'passing', stamp, key)
     end
     if ends ~= '-' then

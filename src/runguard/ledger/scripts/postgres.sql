@@ -360,7 +360,7 @@ BEGIN
   GET DIAGNOSTICS v_rows = ROW_COUNT;
   v_all := v_all + v_rows;
   SELECT array_agg(key) INTO v_keys FROM (
-    SELECT key FROM runguard.accounts WHERE held_usd = 0 AND held_tokens = 0 AND held_calls = 0 AND (ends < p_old OR (scope LIKE 'run%' AND updated < p_old))
+    SELECT key FROM runguard.accounts WHERE held_usd = 0 AND held_tokens = 0 AND held_calls = 0 AND (ends < p_old OR ((scope LIKE 'run%' OR scope LIKE 'session:%') AND updated < p_old))
     LIMIT p_most FOR UPDATE SKIP LOCKED
   ) AS past;
   DELETE FROM runguard.marks WHERE key = ANY (v_keys);

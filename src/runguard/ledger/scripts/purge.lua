@@ -45,7 +45,7 @@ elseif what == 'records' then
     call('SREM', P .. 'kinds', ARGV[5])
   end
 else
-  -- "accounts": periods by their end; "passing": accounts of runs by when they were last seen to change.
+  -- "accounts": periods by their end; "passing": accounts of runs and sessions by when they were last seen to change.
   found = call('ZRANGEBYSCORE', P .. what, '-inf', before, 'LIMIT', skip, most)
   for _, key in ipairs(found) do
     local facts = call('HMGET', P .. 'a:' .. key, 'held', 'scope', 'updated', 'caps')
