@@ -147,6 +147,30 @@ class Accounts:
             self._told.add(mark)
             _log.log(level, message, model, model)
 
+    def open_now(self, purse: Purse, event: ModelCall) -> Charge | None:
+        """``open`` of the common case: a ledger in memory, nobody to wait for, no stop, and it fits. None: ask."""
+        if self.switch.stops or self.ledger.is_shared:
+            return None
+        lines, within = self._own_lines(purse, event)
+        rates = self.pricing.rates(event.model, event.at)
+        if event.bound is None and lines.accounts:  # the most it may answer has to be found out, or its price is not known
+            return None
+        if lines.may_stop or (event.bound is not None and None in event.bound):
+            return None
+        output = event.max_output_tokens or 0
+        charge = Charge(purse, event.agent, event.model, event.tool, rates, event.input_tokens, event.audio_tokens, output, event.at, event.lane, lines)
+        charge.limited = event.max_output_tokens is not None
+        charge.home, charge.within, charge.bound, charge.candidates = self, within, event.bound, event.candidates
+        if lines.accounts:
+            hold = self.ledger.hold_now(lines.accounts, worst_of(charge))
+            if hold is None:
+                return None
+            charge.hold, charge.held = hold, hold.amount[0]
+        with self._lock:
+            purse.calls += 1
+            purse.reserved += charge.held
+        return charge
+
     async def open(self, purse: Purse, event: ModelCall, enforce: bool, stopped: Callable[[], bool]) -> tuple[Charge | None, Denied | None]:
         """Reserve the worst case of a call. When only other calls' holds stand in the way, wait for them, bounded.
 
@@ -337,8 +361,10 @@ class Accounts:
 
     def _own_lines(self, purse: Purse, event: ModelCall, now: float | None = None) -> tuple[Lines, bool]:
         """The accounts that this layer has to hold: one layer owns a call, so what a layer around it holds is not held again."""
-        lines = self._lines(purse, event, now)
-        around = [charge for charge in OWNERS.get() if not charge.over and charge.home is not self and charge.home.ledger is self.ledger]
+        lines, owners = self._lines(purse, event, now), OWNERS.get()
+        if not owners:
+            return lines, False
+        around = [charge for charge in owners if not charge.over and charge.home is not self and charge.home.ledger is self.ledger]
         held = {account.key for charge in around for account in charge.lines.accounts}
         if not any(account.key in held for account in lines.accounts):
             return lines, bool(around)
@@ -463,17 +489,25 @@ class Accounts:
         if charge.hold is None:
             return []
         fired: list[Fired] = []
-
-        def look() -> None:
-            lines = charge.lines
-            for account, meter, limits in zip(lines.accounts, lines.meters, lines.limits, strict=True):
-                alert_usd, alert_tokens, alert_calls = account.alert
-                if account.spent_usd >= alert_usd or account.spent_tokens >= alert_tokens or account.spent_calls >= alert_calls:
-                    for reached in self._fire(account, meter, limits):
-                        fired.append(reached) if on_fired is None else on_fired(charge, reached)
-
-        self.ledger.settle(charge.hold, amount, look)
+        if self.ledger.is_shared:
+            self.ledger.settle(charge.hold, amount, lambda: self._look(charge, fired, on_fired))
+            return fired
+        self.ledger.settle(charge.hold, amount)
+        for account in charge.lines.accounts:
+            alert_usd, alert_tokens, alert_calls = account.alert
+            if account.spent_usd >= alert_usd or account.spent_tokens >= alert_tokens or account.spent_calls >= alert_calls:
+                self._look(charge, fired, on_fired)
+                break
         return fired
+
+    def _look(self, charge: Charge, fired: list[Fired], on_fired: "OnFired | None") -> None:
+        """Whether what was booked reaches a threshold."""
+        lines = charge.lines
+        for account, meter, limits in zip(lines.accounts, lines.meters, lines.limits, strict=True):
+            alert_usd, alert_tokens, alert_calls = account.alert
+            if account.spent_usd >= alert_usd or account.spent_tokens >= alert_tokens or account.spent_calls >= alert_calls:
+                for reached in self._fire(account, meter, limits):
+                    fired.append(reached) if on_fired is None else on_fired(charge, reached)
 
     def _book(self, charge: Charge, entry: Entry, model: str) -> None:
         purse, before = charge.purse, charge.booked
@@ -496,10 +530,11 @@ class Accounts:
                 if len(purse.tally) >= LINES_KEPT:  # names beyond that share one line: a run must not grow without bound
                     key = ("(others)", "(others)", "(others)")
                 kept = purse.tally.setdefault(key, Entry())
-            kept.add(entry)
+            kept.count(entry)
             purse.nano += entry.nano
-            purse.unpriced += entry.unpriced
-            purse.estimated += entry.estimated
+            if entry.unpriced or entry.estimated:
+                purse.unpriced += entry.unpriced
+                purse.estimated += entry.estimated
             if purse.ended:  # told after the end of its run, whose figures have moved on
                 for scope in ("", *scopes_of(purse.info)):
                     kept_there = self._history.setdefault(scope, {})

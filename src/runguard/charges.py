@@ -65,6 +65,19 @@ class Entry:
     unpriced: int = 0  # calls whose price nobody knows: their cost is not in ``nano``
     estimated: int = 0  # calls whose usage or rate was estimated
 
+    def count(self, one: "Entry") -> None:
+        """Add the entry of one call, most of which is nothing."""
+        self.calls += one.calls
+        self.nano += one.nano
+        if one.input or one.output:
+            self.input += one.input
+            self.output += one.output
+            self.cached += one.cached
+            self.thinking += one.thinking
+        if one.unpriced or one.estimated:
+            self.unpriced += one.unpriced
+            self.estimated += one.estimated
+
     def add(self, other: "Entry", sign: int = 1) -> None:
         self.calls += sign * other.calls
         self.input += sign * other.input

@@ -285,6 +285,11 @@ class Guard:
             decision.retry_after = breaker.retry_after(now)
         return decision
 
+    def reserve_now(self, event: ModelCall) -> bool:
+        """Leave to make a model call outside of the places in flight, when it can be given at once; else ``reserve``."""
+        event.charge = charge = self.accounts.open_now(self.runs[event.run].purse, event)
+        return charge is not None
+
     async def reserve(self, event: ModelCall, *, slot: bool = True) -> Decision:
         """Wait for leave to make a model call, or be refused. Awaited right before the call; ``event.charge`` is its account then.
 

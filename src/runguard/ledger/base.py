@@ -178,6 +178,9 @@ class Ledger(Protocol):
         ``ttl``: seconds after which a ledger that outlives this process charges the hold. Raises ``StoreOutage`` or ``StoreError``.
         """
 
+    def hold_now(self, accounts: Sequence[Account], want: Amount) -> Hold | None:
+        """``reserve`` without waiting for anybody, where that can be done and it fits; None: ask."""
+
     def book(self, accounts: Sequence[Account]) -> Hold:
         """A hold of nothing, for a call that could not be asked about: its settlement is booked all the same."""
 

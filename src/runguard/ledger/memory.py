@@ -43,16 +43,17 @@ class MemoryLedger(Waiting):
             return account
 
     async def reserve(self, accounts: Sequence[Account], want: Amount, *, force: bool = False, ttl: float = 0.0) -> Hold | Refusal:
-        usd, tokens, calls = want
         with self._lock:
-            if not force:
-                for a in accounts:
-                    if a.closed or a.due_usd + usd > a.cap_usd or a.due_tokens + tokens > a.cap_tokens or a.due_calls + calls > a.cap_calls:
-                        return refusal_of(accounts, want, self._changes)
-            for a in accounts:
-                a.due_usd += usd
-                a.due_tokens += tokens
-                a.due_calls += calls
+            if not force and not _fits(accounts, want):
+                return refusal_of(accounts, want, self._changes)
+            _hold(accounts, want)
+        return Hold(accounts, want)
+
+    def hold_now(self, accounts: Sequence[Account], want: Amount) -> Hold | None:
+        with self._lock:
+            if not _fits(accounts, want):
+                return None
+            _hold(accounts, want)
         return Hold(accounts, want)
 
     def book(self, accounts: Sequence[Account]) -> Hold:
@@ -190,6 +191,22 @@ class MemoryLedger(Waiting):
         if not self._told_full:
             self._told_full = True
             _log.warning("runguard.ledger_full: more than %d accounts in memory, the oldest are forgotten", _ACCOUNTS_KEPT)
+
+
+def _fits(accounts: Sequence[Account], want: Amount) -> bool:
+    usd, tokens, calls = want
+    for a in accounts:
+        if a.closed or a.due_usd + usd > a.cap_usd or a.due_tokens + tokens > a.cap_tokens or a.due_calls + calls > a.cap_calls:
+            return False
+    return True
+
+
+def _hold(accounts: Sequence[Account], want: Amount) -> None:
+    usd, tokens, calls = want
+    for a in accounts:
+        a.due_usd += usd
+        a.due_tokens += tokens
+        a.due_calls += calls
 
 
 def _sum(cap: int, more: int) -> int:
