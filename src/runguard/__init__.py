@@ -8,7 +8,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from runguard.adk import ADKCostBreaker, GuardedLlm, install, uninstall
+    from runguard.adk import ADKCostBreaker, GuardedLlm, TerminationPlugin, install, terminate, termination_reason, uninstall
     from runguard.adk.budget_plugin import BudgetPlugin
     from runguard.breaker import BreakerState
     from runguard.budget import Budget, BudgetStatus, Scope
@@ -31,6 +31,27 @@ if TYPE_CHECKING:
     from runguard.monitor import BudgetMonitor, BudgetPolicy, CompressionTriggered
     from runguard.policy import Policy, ToolRule, tool
     from runguard.pricing import ModelLimits, Price
+    from runguard.termination import (
+        AndTerminationCondition,
+        CostTermination,
+        ExternalTermination,
+        FinalAnswerTermination,
+        FunctionalTermination,
+        FunctionCallTermination,
+        HandoffTermination,
+        MaxIterationsTermination,
+        MaxMessageTermination,
+        NoProgressTermination,
+        OrTerminationCondition,
+        RuleTermination,
+        StateTermination,
+        TerminatedError,
+        TerminationCondition,
+        TerminationResult,
+        TextMentionTermination,
+        TimeoutTermination,
+        TokenUsageTermination,
+    )
     from runguard.threshold import Threshold
 
 __version__ = "0.1.0"
@@ -38,7 +59,10 @@ __version__ = "0.1.0"
 _HOMES = {
     "ADKCostBreaker": "runguard.adk",
     "GuardedLlm": "runguard.adk",
+    "TerminationPlugin": "runguard.adk",
     "install": "runguard.adk",
+    "terminate": "runguard.adk",
+    "termination_reason": "runguard.adk",
     "uninstall": "runguard.adk",
     "BudgetPlugin": "runguard.adk.budget_plugin",
     "BreakerState": "runguard.breaker",
@@ -72,11 +96,31 @@ _HOMES = {
     "tool": "runguard.policy",
     "ModelLimits": "runguard.pricing",
     "Price": "runguard.pricing",
+    "AndTerminationCondition": "runguard.termination",
+    "CostTermination": "runguard.termination",
+    "ExternalTermination": "runguard.termination",
+    "FinalAnswerTermination": "runguard.termination",
+    "FunctionCallTermination": "runguard.termination",
+    "FunctionalTermination": "runguard.termination",
+    "HandoffTermination": "runguard.termination",
+    "MaxIterationsTermination": "runguard.termination",
+    "MaxMessageTermination": "runguard.termination",
+    "NoProgressTermination": "runguard.termination",
+    "OrTerminationCondition": "runguard.termination",
+    "RuleTermination": "runguard.termination",
+    "StateTermination": "runguard.termination",
+    "TerminatedError": "runguard.termination",
+    "TerminationCondition": "runguard.termination",
+    "TerminationResult": "runguard.termination",
+    "TextMentionTermination": "runguard.termination",
+    "TimeoutTermination": "runguard.termination",
+    "TokenUsageTermination": "runguard.termination",
     "Threshold": "runguard.threshold",
 }
 
 __all__ = [
     "ADKCostBreaker",
+    "AndTerminationCondition",
     "BreakerState",
     "Budget",
     "BudgetExceededError",
@@ -87,22 +131,41 @@ __all__ = [
     "CircuitOpenError",
     "CompressionTriggered",
     "ContextOverflowError",
+    "CostTermination",
     "DeadlineExceededError",
     "Decision",
+    "ExternalTermination",
+    "FinalAnswerTermination",
     "Finding",
+    "FunctionCallTermination",
+    "FunctionalTermination",
     "GuardFailedError",
     "GuardedLlm",
+    "HandoffTermination",
     "InstallError",
     "LimitExceededError",
     "LoopDetectedError",
+    "MaxIterationsTermination",
+    "MaxMessageTermination",
     "ModelLimits",
+    "NoProgressTermination",
+    "OrTerminationCondition",
     "Policy",
     "PolicyError",
     "Price",
+    "RuleTermination",
     "RunGuardError",
     "RunStoppedError",
     "Scope",
+    "StateTermination",
+    "TerminatedError",
+    "TerminationCondition",
+    "TerminationPlugin",
+    "TerminationResult",
+    "TextMentionTermination",
     "Threshold",
+    "TimeoutTermination",
+    "TokenUsageTermination",
     "ToolRule",
     "Trip",
     "UnpricedModelError",
@@ -110,6 +173,8 @@ __all__ = [
     "guard_async",
     "install",
     "run",
+    "terminate",
+    "termination_reason",
     "tool",
     "trip",
     "uninstall",

@@ -204,6 +204,7 @@ _REFUSALS: Final[dict[str, str]] = {
     "result_size": "The answer of '{tool}' was too large and was left out. Do not make the same call again; ask for a smaller part, if the tool offers it.",
 }
 STOPPED: Final = "Not executed: this task was stopped. Do not call any more tools."
+TERMINATED: Final = "Not executed: this part had already ended."
 
 # For the end user: plain, no money, no internal names.
 _STOP_TEXTS: Final[dict[str, str]] = {

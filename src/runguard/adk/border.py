@@ -17,7 +17,7 @@ from google.adk.models.base_llm import BaseLlm
 from google.adk.models.llm_request import LlmRequest
 from google.adk.models.llm_response import LlmResponse
 
-from runguard.adk.chain import FLIGHTS, FRAME, LAYERS, STREAM, Invocation, ModelInFlight
+from runguard.adk.chain import FLIGHTS, FRAME, LAYERS, STREAM, TERMINATIONS, Invocation, ModelInFlight
 from runguard.adk.estimate import count_tokens, project, text_size
 from runguard.adk.stops import Halt, refused_response, stop_response
 from runguard.charges import OWNERS, Charge
@@ -444,13 +444,24 @@ class Border:
             delattr(BaseLlm, _BORN)
 
 
+def _asked_first(call: AsyncGenerator[LlmResponse, None], watched: tuple[Any, ...]) -> AsyncGenerator[LlmResponse, None]:
+    from runguard.adk.termination import asked_first
+
+    stream = STREAM.get()
+    hidden = (stream is not None and stream.outer is not None) or FRAME.get() is not None  # made inside of a tool
+    return asked_first(call, watched, hidden=hidden, usage_of=usage_of)
+
+
 def _wrap(original: Any) -> Any:
     @wraps(original)
     def generate_content_async(self: BaseLlm, llm_request: LlmRequest, stream: bool = False, *args: Any, **kwargs: Any) -> Any:
         crossing = _CROSSING.get()
+        watched = TERMINATIONS.get()
         if crossing is not None:
             if crossing.llm is self or not crossing.tolls:  # a class that calls its parent's method: the same call
                 return original(self, llm_request, stream, *args, **kwargs)
+        elif watched:
+            return _asked_first(_guarded(original, self, llm_request, stream, args, kwargs), watched)
         elif not FLIGHTS.get() and FRAME.get() is None and STREAM.get() is None and not LAYERS.get():
             return original(self, llm_request, stream, *args, **kwargs)
         return _guarded(original, self, llm_request, stream, args, kwargs)

@@ -185,6 +185,8 @@ class Layer:
 
 
 LAYERS: Final[ContextVar[tuple[Layer, ...]]] = ContextVar("runguard_layers", default=())
+# Conditions that may end what is at work here, from the outermost to the innermost.
+TERMINATIONS: Final[ContextVar[tuple[Any, ...]]] = ContextVar("runguard_terminations", default=())
 # Model calls that were given leave in this task and have not reached the model yet, one per guard.
 FLIGHTS: Final[ContextVar[tuple[tuple[Guard, Invocation, ModelInFlight], ...]]] = ContextVar("runguard_flights", default=())
 

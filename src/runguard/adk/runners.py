@@ -45,7 +45,8 @@ class _Watch:
         self.injected: weakref.WeakSet[Runner] = weakref.WeakSet()
         self.announced: OrderedDict[str, weakref.ref[RunGuardPlugin]] = OrderedDict()
         self.originals: dict[str, Any] = {}
-        self.in_sync_run: set[int] = set()  # messages that Runner.run is carrying into its thread
+        self.in_sync_run: dict[int, Any] = {}  # messages that Runner.run is carrying into its thread, and the condition given with them
+        self.kept = False  # an agent has a condition of its own: the wrapper stays
         self.of_models: weakref.WeakSet[Guard] = weakref.WeakSet()  # the guards of guarded models
         self.border = Border()
         self.lock = threading.Lock()
@@ -63,6 +64,11 @@ def watch(plugin: BasePlugin) -> None:
 def watch_guard(guard: Guard) -> None:
     """A guarded model exists: it must know which run it is called in."""
     _watch.of_models.add(guard)
+    _patch()
+
+
+def keep_patched() -> None:
+    _watch.kept = True
     _patch()
 
 
@@ -115,7 +121,7 @@ def _patch() -> None:
 def unpatch_if_unused() -> None:
     """Give Runner its methods back, unless a guard still needs them or others have patched on top: then pass through."""
     with _watch.lock:
-        if _watch.installed is not None or len(_watch.plugins) or len(_watch.of_models):
+        if _watch.installed is not None or _watch.kept or len(_watch.plugins) or len(_watch.of_models):
             return
         if any(getattr(getattr(Runner, name), "__wrapped__", None) is not original for name, original in _watch.originals.items()):
             return
@@ -149,14 +155,48 @@ def _wrap_run_async(original: Any) -> Any:
     @wraps(original)
     def run_async(self: Runner, *args: Any, **kwargs: Any) -> AsyncGenerator[Event, None]:
         plugin = _guard_of(self)
-        if plugin is None and not len(_watch.plugins) and not len(_watch.of_models):
+        message = id(kwargs.get("new_message"))
+        condition = kwargs.pop("termination_condition", None) or _watch.in_sync_run.get(message)
+        if plugin is None and condition is None and not _watch.kept and not len(_watch.plugins) and not len(_watch.of_models):
             return original(self, *args, **kwargs)  # type: ignore[no-any-return]
         if plugin is None:
             _name_blind_spot(self)
-        raises = FRAME.get() is None and id(kwargs.get("new_message")) not in _watch.in_sync_run
-        return _stream(self, plugin, original(self, *args, **kwargs), str(kwargs.get("user_id", "")), str(kwargs.get("session_id", "")), raises)
+        user, session = str(kwargs.get("user_id", "")), str(kwargs.get("session_id", ""))
+        events = _until_terminated(self, original(self, *args, **kwargs), condition, user, session)
+        raises = FRAME.get() is None and message not in _watch.in_sync_run
+        return _stream(self, plugin, events, user, session, raises)
 
     return run_async
+
+
+def _until_terminated(runner: Runner, events: AsyncGenerator[Event, None], given: Any, user: str, session: str) -> AsyncGenerator[Event, None]:
+    """The events of a run until one of its conditions fires: the one given with the call, those of its plugins, that of its Workflow."""
+    from runguard.adk import termination
+
+    outermost = STREAM.get() is None  # a run inside of another is part of that one
+    found = [given, termination.condition_of(runner.agent)]
+    found += [p.condition for p in runner.plugin_manager.plugins if isinstance(p, termination.TerminationPlugin)] if outermost else []
+    for condition in found:
+        if condition is not None:
+            watched = termination.Watched(termination.checked(condition))
+            events = termination.until(events, watched, _finish(runner, watched, user, session))
+    return events
+
+
+def _finish(runner: Runner, watched: Any, user: str, session: str) -> Any:
+    async def finish(invocation_id: str) -> list[Event]:
+        stored = None
+        try:
+            stored = await runner.session_service.get_session(app_name=runner.app_name, user_id=user, session_id=session)
+        except Exception:
+            _log.exception("runguard.stop_not_stored: the session service does not give the session")
+        if not invocation_id and stored is not None and stored.events:
+            invocation_id = stored.events[-1].invocation_id  # it ended before its first event: that of the user's message
+        events: list[Event] = watched.last_events(getattr(runner.agent, "name", "") or "runguard", invocation_id, None, escalate=True)
+        await _store(runner, stored, events)
+        return events
+
+    return finish
 
 
 async def _stream(
@@ -178,7 +218,7 @@ async def _stream(
                     stop = _announced_in(event) or stop
                     heard = heard or event.error_code == STOP_CODE
                     STREAM.set(outer)  # what the caller does between two events is not the run's
-                    yield event
+                    yield _shown(event)
                     STREAM.set(here)
                     if stop is not None and goes_on and _can_end(stop[1], event.invocation_id):
                         break
@@ -229,11 +269,30 @@ async def _stop_events(runner: Runner, invocation_id: str, trip: Trip, text: str
         stored = await runner.session_service.get_session(app_name=runner.app_name, user_id=user, session_id=session)
         if stored is not None:
             answers = _open_calls(stored, invocation_id)
-            for each in (*answers, event):
-                await runner.session_service.append_event(session=stored, event=each)
+    except Exception:  # the caller is told all the same
+        stored = None
+        _log.exception("runguard.stop_not_stored: the session service does not give the session")
+    await _store(runner, stored, [*answers, event])
+    return [*answers, event]
+
+
+async def _store(runner: Runner, stored: Any, events: list[Event]) -> None:
+    try:
+        for each in events if stored is not None else ():
+            await runner.session_service.append_event(session=stored, event=each)
     except Exception:  # the caller is told all the same
         _log.exception("runguard.stop_not_stored: the session service refused the stop event")
-    return [*answers, event]
+
+
+def _shown(event: Event) -> Event:
+    """The event by which an inner loop ended says so to the caller; inside, where it would end the loops around it, it does not."""
+    if not event.custom_metadata or METADATA_KEY not in event.custom_metadata or event.actions.escalate:
+        return event
+    from runguard.adk.termination import termination_reason
+
+    if termination_reason(event) is None:
+        return event
+    return event.model_copy(update={"actions": event.actions.model_copy(update={"escalate": True})})
 
 
 def _open_calls(session: Any, invocation_id: str) -> list[Event]:
@@ -270,13 +329,13 @@ def _wrap_run(original: Any) -> Any:
         # Some versions of ADK lose what is raised in the thread that Runner.run starts: the stream stays silent, this raises.
         stop: tuple[str, RunGuardPlugin] | None = None
         message = id(kwargs.get("new_message"))
-        _watch.in_sync_run.add(message)
+        _watch.in_sync_run[message] = kwargs.pop("termination_condition", None)
         try:
             for event in original(self, *args, **kwargs):
                 stop = _announced_in(event) or stop
                 yield event
         finally:
-            _watch.in_sync_run.discard(message)
+            _watch.in_sync_run.pop(message, None)
         if stop is not None:
             _raise_if_asked(*stop)
 
@@ -328,6 +387,9 @@ def set_installed(plugin: "RunGuardPlugin | None") -> None:
     """Make ``plugin`` the guard of every Runner, or of none: Runners that got the last one lose it."""
     before = _watch.installed
     _watch.installed = plugin
+    from runguard.adk.termination import LOOP_KEYWORD
+
+    LOOP_KEYWORD.put_on() if plugin is not None else LOOP_KEYWORD.take_off()
     if plugin is None and before is not None:
         for runner in list(_watch.injected):
             if before in runner.plugin_manager.plugins:

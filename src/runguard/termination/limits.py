@@ -1,0 +1,156 @@
+"""Conditions on what a run may take: time, tokens, money."""
+
+import time
+from collections.abc import Mapping, Sequence
+from decimal import Decimal
+from typing import Any
+
+from runguard.budget import to_count, to_nano, to_usd, usd_text
+from runguard.errors import PolicyError
+from runguard.policy import Policy
+from runguard.pricing import Price, Pricing, Unpriced, Usage
+from runguard.termination.arguments import seconds_of, text_of
+from runguard.termination.condition import Event, TerminationCondition
+from runguard.termination.reading import ModelCalls, Taken
+
+_UNITS = ("total", "prompt", "completion")
+
+
+class TimeoutTermination(TerminationCondition):
+    """So many seconds. The clock starts with the run, or else when it is first asked."""
+
+    knows_early = True
+
+    def __init__(self, timeout_seconds: float) -> None:
+        self._seconds = seconds_of(timeout_seconds, "timeout_seconds")
+        self._started: float | None = None
+
+    def judge(self, events: Sequence[Event], now: float) -> str | None:
+        if self._started is None:
+            self._started = now
+        return f"Timeout of {self._seconds:g} seconds reached" if now - self._started >= self._seconds else None
+
+    def clear(self, now: float) -> None:
+        self._started = now
+
+    def wake_at(self) -> float | None:
+        return None if self._started is None or self.terminated else self._started + self._seconds
+
+    def settings(self) -> dict[str, Any]:
+        return {"timeout_seconds": self._seconds}
+
+
+class TokenUsageTermination(TerminationCondition):
+    """So many tokens of all model calls: in total, of prompts (those of tools included), or of completions (thinking included)."""
+
+    knows_early = True
+
+    def __init__(
+        self,
+        max_total: int | None = None,
+        max_prompt: int | None = None,
+        max_completion: int | None = None,
+        *,
+        max_total_token: int | None = None,  # as AutoGen names them
+        max_prompt_token: int | None = None,
+        max_completion_token: int | None = None,
+    ) -> None:
+        given = zip(_UNITS, (max_total, max_prompt, max_completion), (max_total_token, max_prompt_token, max_completion_token), strict=True)
+        self._limits: dict[str, int] = {}
+        for unit, ours, autogens in given:
+            if ours is not None and autogens is not None:
+                raise PolicyError(f"max_{unit}_token = {autogens!r}: the same as max_{unit}; give one of them")
+            limit, name = (autogens, f"max_{unit}_token") if ours is None else (ours, f"max_{unit}")
+            if limit is not None:
+                self._limits[unit] = to_count(limit, name)
+        if not self._limits:
+            raise PolicyError("a TokenUsageTermination without a limit never fires; give max_total=, max_prompt= or max_completion=")
+        self._forget()
+
+    def judge(self, events: Sequence[Event], now: float) -> str | None:
+        for taken in self._calls.read(events):
+            self._count(taken.usage, taken.model)
+            if taken.before is not None:
+                self._prompt -= taken.before.input
+                self._completion -= taken.before.output
+        counts = {"total": self._prompt + self._completion, "prompt": self._prompt, "completion": self._completion}
+        if not any(counts[unit] >= limit for unit, limit in self._limits.items()):
+            return None
+        return "Token usage limit reached, " + ", ".join(f"{unit} token count: {counts[unit]}" for unit in _UNITS)
+
+    def _count(self, usage: Usage, model: str) -> None:
+        self._prompt += usage.input
+        self._completion += usage.output
+
+    def clear(self, now: float) -> None:
+        self._forget()
+
+    def _forget(self) -> None:
+        self._prompt = self._completion = 0
+        self._calls = ModelCalls()
+
+    def settings(self) -> dict[str, Any]:
+        return {f"max_{unit}": limit for unit, limit in self._limits.items()}
+
+
+class CostTermination(TerminationCondition):
+    """So many dollars of all model calls, at the prices given here or else at list prices.
+
+    ``model`` is what calls count as whose events name no model. A call that has no price ends the run: unknown is never zero.
+    """
+
+    knows_early = True
+
+    def __init__(
+        self,
+        max_usd: float | str | Decimal,
+        prices: Mapping[str, Price | Mapping[str, Any] | Sequence[Price | Mapping[str, Any]]] | None = None,
+        model: str | None = None,
+    ) -> None:
+        self._max = to_nano(max_usd, "max_usd")
+        self._model = None if model is None else text_of(model, "model")
+        self._prices = {} if prices is None else Policy.validated({"prices": prices}, "CostTermination").prices
+        self._unpriced = ""
+        self._pricing = Pricing(self._prices)  # what it looked up is the same for every run, so copies share it
+        self._forget()
+
+    def judge(self, events: Sequence[Event], now: float) -> str | None:
+        for taken in self._calls.read(events):
+            self._book(taken)
+        if self._unpriced:
+            return f"Cost cannot be known: {self._unpriced}"
+        return f"Cost limit of {usd_text(self._max)} reached, {usd_text(self._nano)} spent" if self._nano >= self._max else None
+
+    def _count(self, usage: Usage, model: str) -> None:
+        self._book(Taken(usage, model, None))
+
+    def _book(self, taken: Taken) -> None:
+        model = taken.model or self._model
+        if model is None:
+            self._unpriced = self._unpriced or "a model call does not say which model it was; say it with model="
+            return
+        rates = self._pricing.rates(model, taken.at if taken.at is not None else time.time())  # noqa: TID251 - prices change by date
+        if isinstance(rates, Unpriced):
+            self._unpriced = self._unpriced or str(rates)
+            return
+        self._nano += rates.cost(taken.usage) - (rates.cost(taken.before) if taken.before is not None else 0)
+
+    def clear(self, now: float) -> None:
+        self._forget()
+
+    def _forget(self) -> None:
+        self._nano = 0
+        self._unpriced = ""
+        self._calls = ModelCalls()
+
+    def settings(self) -> dict[str, Any]:
+        told: dict[str, Any] = {"max_usd": f"{to_usd(self._max):f}"}
+        if self._prices:
+            told["prices"] = {model: [_plain(p) for p in given] if isinstance(given, list) else _plain(given) for model, given in self._prices.items()}
+        if self._model is not None:
+            told["model"] = self._model
+        return told
+
+
+def _plain(price: Price) -> dict[str, Any]:
+    return price.model_dump(mode="json", exclude_defaults=True)

@@ -1,0 +1,145 @@
+"""RunGuard's own rules as conditions: a guard in the shadow is told what the events show, and fires them where it would stop."""
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from typing import Any, ClassVar, Final
+
+from runguard.conductor import Guard
+from runguard.decision import Action, Decision, Finding, Trip
+from runguard.errors import PolicyError
+from runguard.events import ROOT_LANE, Answer, HandOff, ModelResult, RunInfo, ToolResults
+from runguard.policy import RULES, Policy
+from runguard.runs import Run
+from runguard.termination.arguments import nearest
+from runguard.termination.condition import Event, TerminationCondition
+from runguard.termination.reading import answers_of, author_of, branch_of, calls_of, transfer_of, visible_text, whole
+
+# What events can show. The others look at prompts, at tools declared as polling, or at the context window.
+_SEEN_IN_EVENTS: Final = ("repetition", "no_news", "same_call", "cycle", "stall", "tool_failures", "empty", "handoff")
+# Tools by which ADK itself steers: no work, so neither progress nor repetition.
+_FRAMEWORK_TOOLS: Final = frozenset({"transfer_to_agent", "finish_task", "set_model_response", "exit_loop"})
+_RUN: Final = "run"
+_CALLS_KEPT: Final = 4_096
+_WORDS_READ: Final = 10_000
+
+
+class _Judge(Guard):
+    """Decides, and tells nobody: whether anything ends is for the condition's owner to say."""
+
+    def _record(self, run: Run, trip: Trip) -> None:
+        pass
+
+
+class _Watch:
+    """One run as a guard sees it through events."""
+
+    def __init__(self, policy: Policy) -> None:
+        self._guard = _Judge(policy)
+        self._run = self._guard.start(RunInfo(_RUN))
+        self._calls: OrderedDict[str, tuple[str, Any, str, str]] = OrderedDict()  # by id: tool, arguments, lane, batch
+
+    def see(self, event: Event, now: float) -> Finding | None:
+        """The reason to stop, if there is one."""
+        decisions = []
+        if calls := calls_of(event):
+            self._remember(event, calls)
+        elif answers := answers_of(event):
+            decisions.append(self._judge_answers(event, answers, now))
+        elif text := visible_text(event):
+            said = ModelResult(_RUN, self._lane(event), author_of(event), now, said=hash(text[:_WORDS_READ]))
+            decisions.append(self._guard.after(said))
+        if target := transfer_of(event):
+            decisions.append(self._guard.check(HandOff(_RUN, self._lane(event), author_of(event), target, now)))
+        return next((decision.finding for decision in decisions if decision is not None and decision.action is Action.STOP), None)
+
+    def _lane(self, event: Event) -> str:
+        branch = branch_of(event)
+        if branch and branch not in self._run.lanes:
+            self._guard.open_lane(self._run, branch, ROOT_LANE, concurrent=True)
+        return branch
+
+    def _remember(self, event: Event, calls: list[Any]) -> None:
+        lane = self._lane(event)
+        for call in calls:
+            name = getattr(call, "name", None) or ""
+            self._calls[_key(call, lane)] = name, getattr(call, "args", None), lane, getattr(event, "id", None) or ""
+            if len(self._calls) > _CALLS_KEPT:
+                self._calls.popitem(last=False)
+
+    def _judge_answers(self, event: Event, responses: list[Any], now: float) -> Decision | None:
+        """The answers to one response of a model are one observation."""
+        answers: list[Answer] = []
+        lane = batch = ""
+        for response in responses:
+            call = self._calls.pop(_key(response, branch_of(event)), None)
+            if call is None or call[0] in _FRAMEWORK_TOOLS or call[0].startswith("adk_request_"):
+                continue
+            tool, args, lane, batch = call
+            answers.append(Answer(tool, self._guard.fingerprint(tool, args), getattr(response, "response", None), getattr(response, "id", None) or ""))
+        return self._guard.after(ToolResults(_RUN, lane, author_of(event), now, batch, answers)) if answers else None
+
+
+def _key(call: Any, lane: str) -> str:
+    """A call and its answer have the same id; where there is none, the tool's name within the branch has to do."""
+    return getattr(call, "id", None) or f"{lane}/{getattr(call, 'name', None)}"
+
+
+class _Watched(TerminationCondition):
+    """Fires where one of its rules would stop."""
+
+    _policy: Policy
+    _watch: _Watch | None = None
+
+    def judge(self, events: Sequence[Event], now: float) -> str | None:
+        for event in whole(events):
+            if self._watch is None:
+                self._watch = _Watch(self._policy)
+            found = self._watch.see(event, now)
+            if found is not None:
+                return _reason(found)
+        return None
+
+    def clear(self, now: float) -> None:
+        self._watch = None
+
+
+def _reason(found: Finding) -> str:
+    about = f" of tool '{found.tool}'" if found.tool else ""
+    detail = f" ({found.detail})" if found.detail else ""
+    return f"Rule {found.rule}{about}: {found.observed:g} {found.unit}, limit {found.limit:g}{detail}"
+
+
+def _policy_of(rules: dict[str, dict[str, float]], source: str) -> Policy:
+    """Only these rules, watched in the shadow; not from a policy file, which is about the guard that enforces."""
+    off = {rule: False for rule in RULES if rule not in rules}
+    given = {rule: rungs for rule, rungs in rules.items() if rungs}
+    quiet = {"mode": "shadow", "telemetry": False, "max_nudges": 0, "max_tool_calls": None, "max_delegation_depth": None}
+    return Policy.validated({**quiet, "rules": {**off, **given}}, source)
+
+
+class RuleTermination(_Watched):
+    """One of RunGuard's rules: ``RuleTermination("repetition", stop=4)``. Without rungs, those that the guard has by default."""
+
+    saved_keys: ClassVar[tuple[str, ...]] = ("warn", "nudge", "block", "stop")
+
+    def __init__(self, rule: str, **rungs: float) -> None:
+        if rule not in _SEEN_IN_EVENTS:
+            raise PolicyError(f"rule = {rule!r}: no rule that events can show; {nearest(str(rule), _SEEN_IN_EVENTS)}")
+        for name, number in rungs.items():
+            if isinstance(number, bool):
+                raise PolicyError(f"{name} = {number!r}: give a number")
+        self._rule, self._rungs = rule, rungs
+        self._policy = _policy_of({rule: rungs}, "RuleTermination")
+        in_force = self._policy.rungs(rule)
+        if in_force is None or in_force.stop is None:
+            raise PolicyError(f"stop: rule '{rule}' stops nothing by default; say at how many, such as RuleTermination({rule!r}, stop=5)")
+
+    def settings(self) -> dict[str, Any]:
+        return {"rule": self._rule, **self._rungs}
+
+
+class NoProgressTermination(_Watched):
+    """Any of RunGuard's loop rules at its measured default: repetition, circles, stalls, failures in a row, hand-off circles."""
+
+    def __init__(self) -> None:
+        self._policy = _policy_of({rule: {} for rule in _SEEN_IN_EVENTS}, "NoProgressTermination")
