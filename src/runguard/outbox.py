@@ -8,6 +8,7 @@ import asyncio
 import atexit
 import inspect
 import logging
+import os
 import queue
 import threading
 import time
@@ -25,11 +26,16 @@ class Outbox:
     """Runs callbacks in order on a daemon thread that starts with the first of them."""
 
     def __init__(self) -> None:
+        self.dropped = 0
+        self.failed = 0
+        self.restart()
+        _outboxes.add(self)
+
+    def restart(self) -> None:
+        """As new: a forked child has neither the thread nor what was meant for the parent, and a lock may have been held at that moment."""
         self._queue: queue.Queue[tuple[Callable[..., Any], Any]] = queue.Queue(_CAPACITY)
         self._thread: threading.Thread | None = None
         self._lock = threading.Lock()
-        self.dropped = 0
-        self.failed = 0
 
     def send(self, callback: Callable[..., Any], value: Any) -> None:
         with self._lock:
@@ -38,10 +44,9 @@ class Outbox:
             except queue.Full:
                 self.dropped += 1
                 return
-            if self._thread is None or not self._thread.is_alive():  # also after a fork, which takes no threads along
+            if self._thread is None or not self._thread.is_alive():
                 self._thread = threading.Thread(target=self._work, name="runguard-outbox", daemon=True)
                 self._thread.start()
-                _outboxes.add(self)
 
     def flush(self, seconds: float = _GOODBYE_S) -> bool:
         """Wait, bounded, until everything sent so far was handled."""
@@ -82,6 +87,15 @@ def _say_goodbye() -> None:
     end = time.monotonic() + _GOODBYE_S
     for outbox in list(_outboxes):
         outbox.flush(max(end - time.monotonic(), 0.0))
+
+
+def _restart_all() -> None:
+    for outbox in list(_outboxes):
+        outbox.restart()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_restart_all)
 
 
 async def _finish(result: Any) -> None:
