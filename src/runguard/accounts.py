@@ -49,6 +49,7 @@ _log: Final = logging.getLogger("runguard")
 ASSUMED_OUTPUT: Final = 65_536  # of a model whose limit nobody knows
 _TYPICAL_OUTPUT: Final = 1_024  # of a call that was cut off, before any of its kind was seen to end
 _HISTORY_KEPT: Final = 10_000
+_KEPT: Final = ("run", "session", "user", "app")
 _MODELS_KEPT: Final = 1_024
 _LOOKS_S: Final = 1.0  # a waiting call looks at least this often, should a wake-up get lost with its loop
 _FACTS_S: Final = 1.0  # until what was settled has reached a store
@@ -685,6 +686,8 @@ class Accounts:
 
     def spend(self, scope: str | None = None) -> dict[str, Any]:
         """What was spent, in all and per agent, model and tool. A scope as budgets name it, or None for everything."""
+        if scope is not None and (not isinstance(scope, str) or scope.partition(":")[0] not in _KEPT):
+            raise PolicyError(f"spend({scope!r}): give a scope such as 'user:app/alice'; figures are kept by {', '.join(_KEPT)}")
         total: Tally = {}
         reserved = 0
         with self._lock:

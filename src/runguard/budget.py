@@ -81,7 +81,7 @@ def usd_text(nano: int) -> str:
 
 
 def amount_text(unit: int, number: int) -> str:
-    return usd_text(number) if unit == 0 else f"{number:,} {UNITS[unit]}"
+    return usd_text(number) if unit == 0 else f"{number:,} {UNITS[unit] if number != 1 else UNITS[unit].removesuffix('s')}"
 
 
 def edge(unit: int, number: int) -> Decimal | int:

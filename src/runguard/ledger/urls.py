@@ -47,7 +47,8 @@ def _store(url: str) -> Store:
         _need("psycopg", "postgres", scheme)
         return PostgresStore(url)
     shown = f"{scheme}:…" if ":" in url else url  # the rest may hold a password
-    raise PolicyError(f"store = '{shown}': no such store; known: {_KINDS}")
+    meant = f"; a file is written 'sqlite:///{url}'" if ":" not in url and url.rpartition(".")[2] in ("db", "sqlite", "sqlite3") else ""
+    raise PolicyError(f"store = '{shown}': no such store{meant}; known: {_KINDS}")
 
 
 def _need(package: str, extra: str, scheme: str) -> None:
