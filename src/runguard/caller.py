@@ -14,6 +14,7 @@ from collections.abc import Callable, Coroutine, Mapping
 from concurrent.futures import Future
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
+from dataclasses import fields as dataclass_fields
 from enum import Enum, auto
 from typing import Any, Final, TypeVar
 
@@ -41,6 +42,7 @@ _NO_REQUEST: Final = Request()
 _NAME_CHARS: Final = 120
 _CALLERS_FAULT: Final = frozenset({400, 401, 403, 404, 405, 409, 413, 415, 422})  # a bad request says nothing about the provider
 _PER_TOKEN: Final = 4  # characters, of an answer whose usage nobody told
+_MOST_ROUNDS: Final = 100  # requests of one call whose bound is worth reckoning
 
 
 @dataclass(slots=True, eq=False)
@@ -225,6 +227,8 @@ class Caller(Controls):
         """The most that a call can take, nano-USD and tokens; None where nobody knows yet."""
         settings, (usd, tokens) = self.settings, self._dearest
         known, most = request.input_tokens, request.max_output_tokens
+        if request.rounds > 1:
+            return self._bound_of_rounds(request)
         if settings.in_tokens and known is not None and most is not None:
             tokens = known + most
         if not settings.in_usd:
@@ -239,6 +243,59 @@ class Caller(Controls):
             if isinstance(rates, Rates) and settings.cost_of_result is None:
                 return rates.worst(known, most, request.audio_tokens), tokens
         return usd, tokens
+
+    def _bound_of_rounds(self, request: Request) -> tuple[int | None, int | None]:
+        """The most that a call can take which the client may make several requests of.
+
+        Each prompt holds the answers before it, and what functions returned. Nobody knows how long that is: as long as an answer may be
+        is assumed, and a call that took more is remembered, as always.
+        """
+        settings, (usd, tokens) = self.settings, self._dearest
+        known, most, rounds = request.input_tokens, request.max_output_tokens, request.rounds
+        if settings.fixed_cost is not None:
+            usd = settings.fixed_cost if settings.in_usd else usd
+        if known is None or most is None or rounds > _MOST_ROUNDS:
+            return usd, tokens
+        prompts = [known + 2 * most * before for before in range(rounds)]
+        if settings.in_tokens:
+            tokens = max(tokens or 0, sum(prompts) + most * rounds)
+        if not settings.in_usd or settings.fixed_cost is not None or settings.cost_of_result is not None:
+            return usd, tokens
+        bound: int | None = None
+        if settings.cost_of_tokens is not None:
+            bound = self._asked(settings.cost_of_tokens, sum(prompts), most * rounds)
+        elif isinstance(rates := self.guard.accounts.pricing.rates(request.model, self.guard.clock()) if request.model else None, Rates):
+            bound = sum(rates.worst(prompt, most, request.audio_tokens) for prompt in prompts)
+        return (usd if bound is None else max(usd or 0, bound)), tokens
+
+    def open_now(self, request: Request) -> Call | None:
+        """``open`` of the common case: nobody has to be asked or waited for. None: nothing has happened, so ask."""
+        guard = self.guard
+        if self.settings.breaker or guard.accounts.ledger.is_shared:
+            return None
+        bound = self._bound(request)
+        if None in bound:
+            return None
+        state = self.state()
+        run = state.run
+        if run.stopped is not None:
+            return None
+        event = ModelCall(run.info.run, ROOT_LANE, self.name, guard.clock(), request.model, request.input_tokens or 0, request.audio_tokens)
+        event.max_output_tokens, event.bound = request.max_output_tokens, bound
+        if self.settings.context:
+            event.projected_tokens, event.context_limit = request.input_tokens, guard.accounts.context_limit(request.model)
+        try:
+            with state.lock:
+                decision = guard.check(event)
+            self._obey(state, decision)
+            if guard.reserve_now(event):
+                return Call(self, state, event.charge, request)
+        except RunStoppedError:
+            raise
+        except Exception:
+            return None  # a fault of ours, or a run that has ended meanwhile: it shows again
+        guard.unspent(run.info.run)
+        return None
 
     async def open(self, request: Request, turn: Turn, first: "First | None", no_loop: bool, no_wait: bool = False) -> Call:
         """Leave for one call, or the error that says why not. ``no_wait``: the caller holds up an event loop, and with it whoever it would wait for."""
@@ -360,25 +417,32 @@ class Caller(Controls):
 
     # ---- after a call -----------------------------------------------------------------------------------------------
 
-    def done(self, call: Call, result: Any, reading: Reading | None = None) -> None:
-        """The call came back: book what it took, and see whether it goes in circles."""
+    def done(self, call: Call, result: Any, reading: Reading | None = None, left_after: int | None = None) -> None:
+        """The call came back: book what it took, and see whether it goes in circles.
+
+        ``left_after``: characters that were heard of a stream before it was left. Its last word is missing, so what it told is marked.
+        """
         if call.over:
             return
         call.over = True
         try:
-            told = read(result) if reading is None else reading
-            self._report(call, True)
-            self._book(call, told, result)
+            told = _told(call.request, result) if reading is None else reading
+            if self.settings.breaker:
+                self._report(call, True)
+            self._book(call, told, result, left_after)
             if self.settings.loop:
                 self._watch(call, told, result)
         except Exception:  # a fault of ours must not take away what was paid for
             self.guard.guard_errors += 1
             _log.exception("runguard.guard_error: a call of '%s' could not be booked", self.name)
         finally:
-            self.let_others_go(call.first)
+            if call.first is not None:
+                self.let_others_go(call.first)
 
-    def failed(self, call: Call, error: BaseException | None, chars: int = 0, *, streaming: bool = False, told: Reading | None = None) -> None:
-        """The call raised, was cancelled or was cut off: what it may have taken stands for it, marked."""
+    def failed(
+        self, call: Call, error: BaseException | None, chars: int = 0, *, streaming: bool = False, told: Reading | None = None, last: Any = None
+    ) -> None:
+        """The call raised, was cancelled or was cut off: what it may have taken stands for it, marked. ``last``: the last piece that came."""
         if call.stacked and isinstance(error, RunStoppedError) and not chars:
             self.never_left(call)
         if call.over:
@@ -393,11 +457,14 @@ class Caller(Controls):
             if charge is None:
                 return
             heard = -(-chars // _PER_TOKEN)
+            untold = told is not None and told.earlier and told.usage is None  # its client made several requests, and the last one told nothing
+            if told is not None and untold:
+                told = replace(told, usage=Usage(input=max(usage.input for usage in told.earlier)))
             if told is not None and told.usage is not None:  # what was told before it broke is the least that it took
                 more = heard > told.usage.output  # a stream may tell its prompt first and its output only at the end
                 usage = replace(told.usage, output=heard) if more else told.usage
-                self.guard.settle(charge, usage, told.model, nano=self._cost(told, usage, None), estimated=more)
-            elif refused and not chars:
+                self._settle(call, told, usage, self._cost(told, usage, last), more or bool(untold))
+            elif refused and not chars and call.request.rounds == 1:  # else requests before the refused one may have been answered
                 self.guard.settle(charge, Usage(), free=True)
             elif isinstance(charge.rates, Rates) and self.settings.cost_of_result is None and self.settings.fixed_cost is None:
                 self.guard.abandon(charge, -(-chars // _PER_TOKEN), streaming=streaming)
@@ -433,11 +500,13 @@ class Caller(Controls):
         elif ok is not None and self.settings.breaker:
             breakers.report(self.name, call.permit or Permit(0), ok, self.guard.clock(), call.state.run.info.run)
 
-    def _book(self, call: Call, told: Reading, result: Any) -> None:
+    def _book(self, call: Call, told: Reading, result: Any, left_after: int | None) -> None:
         charge, settings = call.charge, self.settings
         if charge is None:
             return
         usage, guessed = told.usage, False
+        if left_after and usage is not None:
+            usage = replace(usage, output=max(usage.output, -(-left_after // _PER_TOKEN)))
         if usage is None and (call.request.input_tokens is not None or told.text):
             usage, guessed = Usage(input=call.request.input_tokens or 0, output=-(-len(told.text) // _PER_TOKEN)), True
         nano = self._cost(told, usage, result)
@@ -454,10 +523,30 @@ class Caller(Controls):
                 nano, estimated = self._dearest[0], True
             elif settings.policy.on_unpriced == "refuse":
                 self._untold(call, "usd")
-        self.guard.settle(charge, usage or Usage(), model, nano=nano, estimated=estimated)
+        self._settle(call, told, usage or Usage(), nano, estimated or left_after is not None)
         booked = charge.booked
         if booked is not None and not estimated:
             self._learn(booked.nano if priced else None, booked.input + booked.output)
+
+    def _settle(self, call: Call, told: Reading, usage: Usage, nano: int | None, estimated: bool) -> None:
+        charge = call.charge
+        assert charge is not None
+        model = told.model or call.request.model
+        if not told.earlier:
+            self.guard.settle(charge, usage, model, nano=nano, estimated=estimated)
+            return
+        # Several requests for one call: their sum is booked at once, and then the number of them.
+        requests = [usage, *(_reckoned(one, usage, call.request.max_output_tokens) for one in told.earlier)]
+        whole = Usage(*(sum(getattr(one, part.name) for one in requests) for part in dataclass_fields(Usage)))
+        if nano is not None and self.settings.cost_of_tokens is not None:
+            nano = self._asked(self.settings.cost_of_tokens, whole.input, whole.output)
+        elif nano is None and isinstance(rates := self._rates(charge, model), Rates):
+            nano, estimated = sum(rates.cost(one) for one in requests), estimated or rates.estimated
+        estimated = estimated or any(not one.input for one in told.earlier)
+        self.guard.settle(charge, whole, model, nano=nano, estimated=estimated)
+        for _ in told.earlier:
+            counted = replace(charge, hold=None, held=0, booked=None, over=False)
+            self.guard.settle(self.guard.accounts._uncounted(counted), Usage(), model, nano=0)
 
     def _rates(self, charge: Charge, model: str) -> Any:
         if not model or model == charge.model:
@@ -545,6 +634,24 @@ class Caller(Controls):
             if run.stopped is not None and run.stopped.rule == "budget" and any(status.scope == run.stopped.scope_id for status in moved):
                 run.stopped = None
         return moved
+
+
+def _told(request: Request, result: Any) -> Reading:
+    told = read(result)
+    if request.rounds > 1:
+        if request.untold:
+            told.earlier = (Usage(),) * (request.rounds - 1)
+        elif request.answered:  # rounds that were in the prompt
+            told.earlier = told.earlier[: -request.answered]
+    return told
+
+
+def _reckoned(one: Usage, last: Usage, most: int | None) -> Usage:
+    """A request before the last one. What nobody told of it: the last prompt was the longest, and nothing of it need have been cached."""
+    if one.input:
+        return one
+    output = max(one.output + last.thinking, last.output)
+    return Usage(input=last.input, output=output if most is None else min(output, max(most, last.output)), audio=last.audio)
 
 
 # ---- callers without an event loop ----------------------------------------------------------------------------------

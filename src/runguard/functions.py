@@ -10,18 +10,18 @@ import asyncio
 import inspect
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from contextvars import ContextVar
+from contextvars import ContextVar, Token
 from difflib import get_close_matches
 from functools import update_wrapper
 from typing import Any, Final, ParamSpec, TypeVar, overload
 
 from runguard.caller import RUN, Call, Caller, RunContext, Turn, awaited, drive, finished, owners_of
-from runguard.charges import OWNERS
+from runguard.charges import OWNERS, Charge
 from runguard.errors import PolicyError
 from runguard.keywords import Settings, settings_of
 from runguard.policy import Policy
-from runguard.reading import Request
-from runguard.streams import AsyncStream, Stream
+from runguard.reading import Reading, Request, earlier_in, read
+from runguard.streams import AsyncStream, Pending, Stream, is_manager, manage
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
@@ -149,6 +149,19 @@ def _layers(own: Caller, is_inside: bool) -> list[Caller]:
     return layers
 
 
+def _history(fn: Callable[..., Any]) -> Callable[[], Any] | None:
+    """A chat of google-genai asks again by itself when it has called functions, and only its history tells how often."""
+    told = getattr(getattr(fn, "__self__", None), "get_history", None) if getattr(fn, "__name__", "") == "send_message" else None
+    return told if callable(told) else None
+
+
+def _chat_reading(result: Any, history: Callable[[], Any]) -> Reading:
+    told = read(result)
+    with suppress(Exception):
+        told.earlier = told.earlier or earlier_in(history())
+    return told
+
+
 # ---- without an event loop ------------------------------------------------------------------------------------------
 
 
@@ -157,21 +170,10 @@ def _guard(fn: Callable[..., Any], caller: Caller, inside: Caller | None) -> Cal
         raise PolicyError(f"'{caller.name}' is async: use guard_async")
     if caller.is_off:
         return lambda *args, **kwargs: fn(*args, **kwargs)
-    lazy = inspect.isgeneratorfunction(fn)
+    lazy, history = inspect.isgeneratorfunction(fn), _history(fn)
 
     def guarded(*args: Any, **kwargs: Any) -> Any:
-        calls: list[Call] = []
-        before = OWNERS.get()
-        token = OWNERS.set(owners_of(before, calls))
-        try:
-            for layer in _layers(caller, _is_inside(caller)):
-                calls.append(_open(layer, args, kwargs))
-                calls[-1].stacked = inside is not None
-                OWNERS.set(owners_of(before, calls))
-        except BaseException:
-            OWNERS.reset(token)
-            _never_left(calls)
-            raise
+        calls, token = _open_layers(caller, inside, args, kwargs)
         try:
             result = _calls(fn, inside, args, kwargs)
         except BaseException as error:
@@ -180,25 +182,52 @@ def _guard(fn: Callable[..., Any], caller: Caller, inside: Caller | None) -> Cal
             raise
         finally:
             OWNERS.reset(token)
-        if isinstance(result, Coroutine):
-            result.close()
-            _never_left(calls)
-            raise PolicyError(f"'{caller.name}' returned a coroutine: use guard_async")
-        if isinstance(result, Iterator):
-            return Stream(result, calls, lazy=lazy)
-        if isinstance(result, AsyncIterator):
-            return AsyncStream(result, calls)
+        if type(result) is not dict:  # most are
+            if isinstance(result, Coroutine):
+                result.close()
+                _never_left(calls)
+                raise PolicyError(f"'{caller.name}' returned a coroutine: use guard_async")
+            if isinstance(result, Iterator):
+                return Stream(result, calls, lazy=lazy)
+            if isinstance(result, AsyncIterator):
+                return AsyncStream(result, calls)
+            if is_manager(result):
+                return manage(result, calls)
+        told = None if history is None else _chat_reading(result, history)
         for call in calls:
-            call.caller.done(call, result)
+            call.caller.done(call, result, told)
         return result
 
     return guarded
+
+
+def _open_layers(caller: Caller, inside: Caller | None, args: tuple[Any, ...], kwargs: dict[str, Any]) -> "tuple[list[Call], Token[tuple[Charge, ...]]]":
+    """Leave from everybody who has a say; from then on they own what is called, until the token is reset."""
+    layers, before = _layers(caller, _is_inside(caller)), OWNERS.get()
+    if len(layers) == 1 and not before:
+        call = _open(caller, args, kwargs)
+        call.stacked = inside is not None
+        return [call], OWNERS.set((call.charge,) if call.charge is not None else ())
+    calls: list[Call] = []
+    token = OWNERS.set(owners_of(before, calls))
+    try:
+        for layer in layers:
+            calls.append(_open(layer, args, kwargs))
+            calls[-1].stacked = inside is not None
+            OWNERS.set(owners_of(before, calls))
+    except BaseException:
+        OWNERS.reset(token)
+        _never_left(calls)
+        raise
+    return calls, token
 
 
 def _open(layer: Caller, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
     request = layer.request(args, kwargs)
     if layer.settings.tokens is not None:
         request = layer.counted(request, _count(layer, args, kwargs))
+    if (call := layer.open_now(request)) is not None:
+        return call
     turn, first = layer.turn(request, True)
     while turn is Turn.LATER and first is not None:
         first.result()
@@ -237,6 +266,8 @@ def _guard_async(fn: Callable[..., Any], caller: Caller, inside: Caller | None) 
 
         return streaming
 
+    history = _history(fn)
+
     async def guarded(*args: Any, **kwargs: Any) -> Any:
         if caller.is_off:
             return await awaited(fn(*args, **kwargs))
@@ -250,14 +281,20 @@ def _guard_async(fn: Callable[..., Any], caller: Caller, inside: Caller | None) 
             raise
         finally:
             OWNERS.reset(token)
-        if isinstance(result, AsyncIterator):
-            return AsyncStream(result, calls)
-        if isinstance(result, Iterator):
-            return Stream(result, calls)
+        if type(result) is not dict:
+            if isinstance(result, AsyncIterator):
+                return AsyncStream(result, calls)
+            if isinstance(result, Iterator):
+                return Stream(result, calls)
+            if is_manager(result):
+                return manage(result, calls)
+        told = None if history is None else _chat_reading(result, history)
         for call in calls:
-            call.caller.done(call, result)
+            call.caller.done(call, result, told)
         return result
 
+    if getattr(fn, "__name__", "") == "stream" and not inspect.iscoroutinefunction(fn):
+        return lambda *args, **kwargs: Pending(guarded(*args, **kwargs))
     return guarded
 
 
@@ -291,6 +328,8 @@ async def _open_async(layer: Caller, args: tuple[Any, ...], kwargs: dict[str, An
     if layer.settings.tokens is not None:
         counted = _count(layer, args, kwargs)
         request = layer.counted(request, await _quietly(counted) if inspect.isawaitable(counted) else counted)
+    if (call := layer.open_now(request)) is not None:
+        return call
     turn, first = layer.turn(request, False)
     while turn is Turn.LATER and first is not None:
         await finished(first)

@@ -3,14 +3,28 @@
 Everything else that the provider's stream can do is still there.
 """
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Generator, Iterator
 from functools import partial
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Final, Self
 
 from runguard.caller import Call, owners_of
 from runguard.charges import OWNERS
 from runguard.reading import StreamReading
+
+# What the streams of Anthropic's and OpenAI's libraries have put together so far. Both fail while nothing has come.
+_SNAPSHOTS: Final = ("current_message_snapshot", "current_completion_snapshot")
+
+
+def is_manager(result: Any) -> bool:
+    """Whether a call gave what has to be entered to get a stream. Those of Anthropic and OpenAI ask the provider only then."""
+    kind = type(result)
+    return kind.__name__.endswith("StreamManager") and (hasattr(kind, "__enter__") or hasattr(kind, "__aenter__"))
+
+
+def _reads_on(name: str) -> bool:
+    """Methods of such streams that read all the rest by themselves."""
+    return name == "until_done" or name.startswith("get_final_")
 
 
 class _Booked:
@@ -18,6 +32,7 @@ class _Booked:
 
     def __init__(self, inner: Any, calls: list[Call], lazy: bool) -> None:
         self._inner, self._calls, self._reading = inner, calls, StreamReading()
+        self._last: Any = None  # piece that came
         self._begun = not lazy  # a generator has done nothing until it is asked for its first piece
 
     def __getattr__(self, name: str) -> Any:
@@ -27,16 +42,39 @@ class _Booked:
 
     def _ended(self) -> None:
         for call in self._calls:
-            call.caller.done(call, None, self._reading.reading())
+            call.caller.done(call, self._last, self._reading.reading())
+
+    def _feed(self, chunk: Any) -> None:
+        self._reading.feed(chunk)
+        self._last = chunk
 
     def _cut(self, error: BaseException | None) -> None:
+        """It failed, or was left. What it told stands for it, marked unless that was the provider's last word."""
         for call in self._calls:
+            if call.over:
+                continue
             if not self._begun:
                 call.caller.never_left(call)
-            elif error is None and self._reading.reading().usage is not None:
-                call.caller.done(call, None, self._reading.reading())
+                continue
+            self._look_back()
+            heard, told = self._reading, self._reading.reading()
+            if error is None and (told.usage is not None or told.usd is not None):
+                call.caller.done(call, self._last, told, None if heard.is_final else heard.heard)
             else:
-                call.caller.failed(call, error, self._reading.chars, streaming=True, told=self._reading.reading())
+                call.caller.failed(call, error, heard.heard, streaming=True, told=told, last=self._last)
+
+    def _look_back(self) -> None:
+        """It may have been read past us, as with Anthropic's ``text_stream``: then it knows more than was heard here."""
+        for name in () if self._reading.is_final else _SNAPSHOTS:
+            try:
+                snapshot = getattr(self._inner, name, None)
+            except Exception:
+                continue
+            if snapshot is not None:
+                self._reading = StreamReading()
+                self._reading.take_whole(snapshot)
+                self._last = snapshot
+                return
 
     def __del__(self) -> None:
         if any(not call.over for call in self.__dict__.get("_calls", ())):  # dropped without a word
@@ -55,7 +93,15 @@ class Stream(_Booked, Iterator[Any]):
 
     def __getattr__(self, name: str) -> Any:
         found = super().__getattr__(name)
-        return partial(self._piece, found) if name in ("send", "throw") else found  # of a generator
+        if name in ("send", "throw"):  # of a generator
+            return partial(self._piece, found)
+        return partial(self._rest, found) if _reads_on(name) else found
+
+    def _rest(self, then: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        for _ in self:
+            pass
+        result = then(*args, **kwargs)
+        return self if result is self._inner else result
 
     def _piece(self, ask: Callable[..., Any], *args: Any) -> Any:
         self._begun = True
@@ -70,7 +116,7 @@ class Stream(_Booked, Iterator[Any]):
             raise
         finally:
             OWNERS.reset(token)
-        self._reading.feed(chunk)
+        self._feed(chunk)
         return chunk
 
     def close(self) -> None:
@@ -107,6 +153,16 @@ class AsyncStream(_Booked, AsyncIterator[Any]):
     def __aiter__(self) -> Self:
         return self
 
+    def __getattr__(self, name: str) -> Any:
+        found = super().__getattr__(name)
+        return partial(self._rest, found) if _reads_on(name) else found
+
+    async def _rest(self, then: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        async for _ in self:
+            pass
+        result = await then(*args, **kwargs)
+        return self if result is self._inner else result
+
     async def __anext__(self) -> Any:
         if self._opener is not None:  # refused, it is asked for again with the next piece
             if self._opening:
@@ -129,7 +185,7 @@ class AsyncStream(_Booked, AsyncIterator[Any]):
             raise
         finally:
             OWNERS.reset(token)
-        self._reading.feed(chunk)
+        self._feed(chunk)
         return chunk
 
     async def aclose(self) -> None:
@@ -159,3 +215,107 @@ class AsyncStream(_Booked, AsyncIterator[Any]):
                 await leave(kind, error, trace)
         finally:
             await self.aclose()
+
+
+# ---- streams that have to be entered --------------------------------------------------------------------------------
+
+
+class _Manager:
+    """What has to be entered to get a stream: entered, it is the call; dropped before, none was made."""
+
+    def __init__(self, inner: Any, calls: list[Call]) -> None:
+        self._inner, self._calls = inner, calls
+        self._stream: Any = None  # what was entered
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "_inner":  # not made yet
+            raise AttributeError(name)
+        return getattr(self._inner, name)
+
+    def _begin(self) -> None:
+        if any(call.over for call in self._calls) or self._stream is not None:
+            raise RuntimeError("a stream is entered once: ask for another")
+
+    def _fail(self, error: BaseException) -> None:
+        for call in self._calls:
+            call.caller.failed(call, error)
+
+    def __del__(self) -> None:
+        if self.__dict__.get("_stream") is None:
+            for call in self.__dict__.get("_calls", ()):
+                call.caller.never_left(call)
+
+
+class Manager(_Manager):
+    def __enter__(self) -> Stream:
+        self._begin()
+        token = OWNERS.set(owners_of(OWNERS.get(), self._calls))
+        try:
+            entered = self._inner.__enter__()
+        except BaseException as error:
+            self._fail(error)
+            raise
+        finally:
+            OWNERS.reset(token)
+        self._stream = stream = Stream(entered, self._calls)
+        return stream
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> Any:
+        try:
+            return self._inner.__exit__(kind, error, trace)
+        finally:
+            if self._stream is not None:
+                self._stream._cut(None)
+
+
+class AsyncManager(_Manager):
+    async def __aenter__(self) -> AsyncStream:
+        self._begin()
+        token = OWNERS.set(owners_of(OWNERS.get(), self._calls))
+        try:
+            entered = await self._inner.__aenter__()
+        except BaseException as error:
+            self._fail(error)
+            raise
+        finally:
+            OWNERS.reset(token)
+        self._stream = stream = AsyncStream(entered, self._calls)
+        return stream
+
+    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> Any:
+        try:
+            return await self._inner.__aexit__(kind, error, trace)
+        finally:
+            if self._stream is not None:
+                self._stream._cut(None)
+
+
+def manage(inner: Any, calls: list[Call]) -> _Manager:
+    return AsyncManager(inner, calls) if hasattr(type(inner), "__aenter__") else Manager(inner, calls)
+
+
+class Pending(Coroutine[Any, Any, Any]):
+    """A call that can be awaited, or entered at once: ``async with client.messages.stream(...)`` needs no ``await`` either."""
+
+    def __init__(self, job: Coroutine[Any, Any, Any]) -> None:
+        self._job, self._manager = job, None
+
+    def __await__(self) -> Generator[Any, Any, Any]:
+        return self._job.__await__()
+
+    def send(self, value: Any) -> Any:
+        return self._job.send(value)
+
+    def throw(self, *error: Any) -> Any:
+        return self._job.throw(*error)
+
+    def close(self) -> None:
+        self._job.close()
+
+    async def __aenter__(self) -> Any:
+        self._manager = manager = await self._job
+        return await manager.__aenter__()
+
+    async def __aexit__(self, *error: object) -> Any:
+        manager: Any = self._manager
+        return await manager.__aexit__(*error)

@@ -98,7 +98,7 @@ def limits(cap: int) -> dict[str, Any]:
     return {"budget": {"max_usd": Decimal(cap) / 10**6}, "prices": PRICES, "tokens": lambda *args, **kwargs: 0, "max_wait_seconds": 0.02}
 
 
-SLOW = settings(max_examples=50, suppress_health_check=[HealthCheck.too_slow])
+SLOW = settings(max_examples=30, suppress_health_check=[HealthCheck.too_slow])
 
 
 @SLOW
@@ -253,7 +253,7 @@ def _first_circle(signs: list[str], repeats: int, longest: int) -> int | None:
     return None
 
 
-@settings(max_examples=150)
+@settings(max_examples=60)
 @given(signs=st.lists(st.sampled_from("abc"), max_size=40), repeats=st.integers(2, 4), longest=st.integers(1, 5))
 def test_circles_are_found_at_once_and_only_there(signs: list[str], repeats: int, longest: int):
     steps = count()

@@ -170,13 +170,162 @@ def test_a_stream_that_is_left_early_is_booked_as_an_estimate(fn: Callable[..., 
     assert (spend["usd"], spend["calls"], spend["estimated_calls"], held(call)) == (Decimal("0.3"), 1, 1, 0)
 
 
-def test_a_stream_left_after_its_usage_was_told_is_exact():
-    call = dollars(pieces)
+LAST_WORDS = {
+    "chat": (USAGE,),
+    "chat, with its end": ({**USAGE, "choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}]},),
+    "gemini": ({"modelVersion": "m", "candidates": [{"finishReason": "STOP"}], "usageMetadata": {"promptTokenCount": 400_000, "totalTokenCount": 500_000}},),
+    "messages": (
+        {"type": "message_start", "message": {"model": "m", "usage": {"input_tokens": 400_000, "output_tokens": 1}}},
+        {"type": "message_delta", "delta": {"stop_reason": "end_turn"}, "usage": {"output_tokens": 100_000}},
+    ),
+    "responses": ({"type": "response.completed", "response": {"model": "m", "output": [], "usage": {"input_tokens": 400_000, "output_tokens": 100_000}}},),
+}
+SO_FAR = {
+    "chat": ({**USAGE, "choices": [{"index": 0, "delta": {"content": "one "}}]},),
+    "gemini": (
+        {
+            "modelVersion": "m",
+            "candidates": [{"content": {"parts": [{"text": "one "}]}}],
+            "usageMetadata": {"promptTokenCount": 400_000, "totalTokenCount": 500_000},
+        },
+    ),
+    "messages": (LAST_WORDS["messages"][0], {"type": "message_delta", "delta": {}, "usage": {"output_tokens": 100_000}}),
+}
+
+
+@pytest.mark.parametrize("told", LAST_WORDS.values(), ids=LAST_WORDS)
+def test_a_stream_left_after_the_last_word_is_exact(told: tuple[Any, ...]):
+    call = dollars(lambda: iter([*told, "more"]))
     stream = call()
-    for _ in range(3):
+    for _ in told:
         next(stream)
     stream.close()
-    assert (call.spend()["usd"], call.spend()["estimated_calls"]) == (Decimal("0.5"), 0)
+    assert (call.spend()["usd"], call.spend()["estimated_calls"], held(call)) == (Decimal("0.5"), 0, 0)
+
+
+@pytest.mark.parametrize("told", SO_FAR.values(), ids=SO_FAR)
+def test_a_stream_left_after_usage_so_far_is_marked(told: tuple[Any, ...]):
+    """More may come, and be billed."""
+    call = dollars(lambda: iter([*told, "more"]))
+    stream = call()
+    for _ in told:
+        next(stream)
+    stream.close()
+    assert (call.spend()["usd"], call.spend()["calls"], call.spend()["estimated_calls"], held(call)) == (Decimal("0.5"), 1, 1, 0)
+    assert call.budgets()[0].limit - held(call) > 0
+    list(call())  # and what it took is known to the next one
+
+
+def test_a_stream_left_early_costs_at_least_what_was_heard():
+    usage = {"promptTokenCount": 400_000, "totalTokenCount": 400_000}
+    first = {"modelVersion": "m", "candidates": [{"content": {"parts": [{"text": "x" * 400}]}}], "usageMetadata": usage}
+    call = dollars(lambda: iter([first, "more"]))
+    stream = call()
+    next(stream)
+    stream.close()
+    assert (call.spend()["output_tokens"], call.spend()["estimated_calls"]) == (100, 1)
+
+
+def test_a_stream_left_after_it_told_its_cost_is_marked_and_costs_that():
+    call = guard(lambda: iter([{"usd": 0.3}, "more"]), budget={"max_usd": 1})
+    stream = call()
+    next(stream)
+    stream.close()
+    assert (call.spend()["usd"], call.spend()["estimated_calls"]) == (Decimal("0.3"), 1)
+
+
+def test_streams_that_are_left_early_go_round_in_circles_too():
+    asks = {"index": 0, "delta": {"tool_calls": [{"index": 0, "function": {"name": "search", "arguments": "{}"}}]}}
+    call = guard(lambda: iter([{**USAGE, "choices": [asks]}, "more"]), loop={"repeats": 3})
+    for _ in range(3):
+        stream = call()
+        next(stream)
+        stream.close()
+    with pytest.raises(LoopDetectedError) as found:
+        call()
+    assert found.value.pattern == ("search",)
+
+
+@pytest.mark.parametrize("left", [False, True])
+def test_cost_and_signature_get_the_last_piece_of_a_stream(left: bool):
+    seen: list[Any] = []
+
+    def cost(piece: Any) -> Decimal:
+        seen.append(piece)
+        return Decimal("0.1")
+
+    call = guard(lambda: iter([chunk("one "), USAGE]), cost=cost, signature=lambda piece: piece["model"], budget={"max_usd": 1}, loop={"repeats": 3})
+    for _ in range(3):
+        stream = call()
+        assert [next(stream), next(stream)] == [chunk("one "), USAGE]
+        if left:
+            stream.close()
+        else:
+            assert list(stream) == []
+    assert seen == [USAGE] * 3
+    assert call.spend()["usd"] == Decimal("0.3")
+    with pytest.raises(LoopDetectedError) as found:
+        call()
+    assert found.value.pattern == ("m",)
+
+
+class _Snapshot:
+    """What Anthropic's library makes: entered, it gives a stream that can also be read past whoever holds it."""
+
+    def __init__(self, broken: bool) -> None:
+        self.broken = broken
+
+    @property
+    def current_message_snapshot(self) -> Any:
+        if self.broken:
+            raise AssertionError
+        return {"model": "m", "content": [], "stop_reason": "end_turn", "usage": {"input_tokens": 400_000, "output_tokens": 100_000}}
+
+
+class MessageStreamManager:
+    def __init__(self, broken: bool = False, fails: bool = False) -> None:
+        self.broken, self.fails = broken, fails
+
+    def __enter__(self) -> _Snapshot:
+        if self.fails:
+            raise ConnectionError
+        return _Snapshot(self.broken)
+
+    def __exit__(self, *error: object) -> None:
+        pass
+
+
+def test_what_has_to_be_entered_is_booked_from_what_it_knows():
+    call = dollars(MessageStreamManager)
+    with call():
+        pass
+    assert (call.spend()["usd"], call.spend()["estimated_calls"], held(call)) == (Decimal("0.5"), 0, 0)
+    assert copy.copy(call()) is not None  # asks for attributes of one that is not made yet
+
+
+def test_what_has_to_be_entered_and_knows_nothing_is_an_estimate():
+    call = guard(MessageStreamManager, budget={"max_usd": 5}, cost=0.3)
+    with call(broken=True):
+        pass
+    with pytest.raises(ConnectionError), call(fails=True):
+        pass
+    assert (call.spend()["usd"], call.spend()["calls"], call.spend()["estimated_calls"], held(call)) == (Decimal("0.6"), 2, 2, 0)
+
+
+def test_no_other_context_manager_is_touched():
+    class Response:
+        """As a client of HTTP gives it: the request was made, whether or not it is entered."""
+
+        def __enter__(self) -> Self:
+            return self
+
+        def __exit__(self, *error: object) -> None:
+            pass
+
+    call = guard(Response, budget={"max_usd": 1})
+    assert type(call()) is Response
+    with pytest.raises(UnpricedModelError):
+        call()
 
 
 def test_a_stream_of_unknown_price_that_is_left_early_is_the_last():

@@ -986,3 +986,79 @@ def test_importing_it_loads_no_library_of_a_provider():
     script = "import sys, runguard.reading; print([m for m in ('google', 'openai', 'anthropic', 'litellm', 'genai_prices') if m in sys.modules])"
     assert subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout.strip() == "[]"
     assert find_spec("google.genai") is not None  # else the line above says nothing
+
+
+# ---- several requests for one call --------------------------------------------------------------------------------------
+
+
+def look_up(q: str) -> str:
+    return q
+
+
+class Session:
+    """As a session of MCP: not callable, and the client calls its tools."""
+
+    def call_tool(self, name: str) -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("config", "rounds"),
+    [
+        ({"tools": [look_up]}, 10),
+        ({"tools": [Session()]}, 10),
+        ({"tools": [look_up], "automatic_function_calling": {"maximum_remote_calls": 3}}, 3),
+        ({"tools": [look_up], "automaticFunctionCalling": {"maximumRemoteCalls": 3}}, 3),
+        ({"tools": [look_up], "automatic_function_calling": {"maximum_remote_calls": None}}, 10),
+        ({"tools": [look_up], "automatic_function_calling": {"maximum_remote_calls": 0}}, 1),
+        ({"tools": [look_up], "automatic_function_calling": {"disable": True}}, 1),
+        ({"tools": [{"function_declarations": [{"name": "look_up"}]}]}, 1),
+        ({"tools": look_up}, 1),
+        ({"tools": []}, 1),
+        ({}, 1),
+        (None, 1),
+    ],
+)
+def test_functions_among_the_tools_may_make_several_requests_of_a_call(config: Any, rounds: int):
+    request = read_request((), {"model": "gemini-2.5-flash", "contents": "go", "config": config})
+    assert (request.rounds, request.untold, request.answered) == (rounds, False, 0)
+
+
+def test_functions_outside_of_a_config_are_the_callers_own():
+    assert read_request((), {"model": "m", "messages": "go", "tools": [look_up]}).rounds == 1
+
+
+def test_rounds_that_a_prompt_ends_with_are_known():
+    asked = {"role": "model", "parts": [{"function_call": {"name": "look_up"}}]}
+    answered = {"role": "user", "parts": [{"function_response": {"name": "look_up"}}]}
+    word = {"role": "user", "parts": [{"text": "go"}]}
+    silent = {"tools": [look_up], "automatic_function_calling": {"ignore_call_history": True}}
+    for contents, rounds in (([word], 0), ([word, asked, answered], 1), ([word, asked, answered, word, asked, answered, asked, answered], 2)):
+        request = read_request((), {"contents": contents, "config": silent})
+        assert (request.answered, request.untold) == (rounds, True)
+
+
+class Answered:
+    """A response of google-genai whose client asked twice before."""
+
+    def __init__(self, history: Any) -> None:
+        self.usage_metadata = {"prompt_token_count": 10, "total_token_count": 15}
+        self.candidates = [{"content": {"parts": [{"text": "done"}]}}]
+        self.automatic_function_calling_history = history
+
+
+def test_the_requests_before_the_last_are_told():
+    asked = {"role": "model", "parts": [{"function_call": {"name": "look_up", "args": {"q": "x" * 300}}}]}
+    answered = {"role": "user", "parts": [{"function_response": {"name": "look_up"}}]}
+    word = {"role": "user", "parts": [{"text": "go"}]}
+    reading = read(Answered([word, asked, answered, asked, asked, answered]))
+    assert reading.usage == Usage(10, 5)
+    newest, oldest = reading.earlier
+    assert newest.input == oldest.input == 0  # nobody told
+    assert newest.output > oldest.output > 100
+    wrapped = read({"response": Answered([word, asked, answered]), "sig": "x"})
+    assert len(wrapped.earlier) == 1
+
+
+@pytest.mark.parametrize("history", [None, [], "text", [None], [object()], [{"parts": None}], {"role": "model"}, 3])
+def test_a_history_that_tells_nothing(history: Any):
+    assert read(Answered(history)).earlier == ()

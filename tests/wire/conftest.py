@@ -1,5 +1,6 @@
 """A server per test, models whose clients are closed, and a clean process."""
 
+import os
 import sys
 from collections.abc import AsyncIterator, Callable, Iterator
 from functools import cached_property
@@ -18,6 +19,7 @@ import runguard
 from .gemini_server import KEY, GeminiServer
 
 MODEL = "gemini-2.5-flash"
+os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")  # it would ask the network when it is imported
 
 # ADK tries these imports again and again while it runs; where the package behind is missing, each try compiles the module anew.
 for package, module in {"anthropic": "anthropic_llm", "litellm": "lite_llm"}.items():

@@ -4,8 +4,8 @@ Known by their shapes: google-genai, OpenAI (chat completions and responses), An
 JSON, and a dict of the caller's own: ``{"usd": 0.01, "sig": "search", "tokens": 900, "response": ..., "result": ...}``.
 """
 
-from runguard.reading.answers import Reading, read
+from runguard.reading.answers import Reading, earlier_in, read
 from runguard.reading.prompts import Request, read_request
 from runguard.reading.streams import StreamReading
 
-__all__ = ["Reading", "Request", "StreamReading", "read", "read_request"]
+__all__ = ["Reading", "Request", "StreamReading", "earlier_in", "read", "read_request"]

@@ -7,6 +7,7 @@ from typing import Any, Final
 
 from runguard.pricing import Usage
 from runguard.reading.fields import fields, items
+from runguard.reading.sizes import UPPER, size_of
 from runguard.reading.usage import dollars, stated_cost, total_of, usage_of
 
 TEXT_CHARS: Final = 10_000  # of the text that is kept
@@ -16,6 +17,7 @@ MAX_ARGUMENTS: Final = 262_144  # characters of arguments that are parsed; longe
 LONGEST_ID: Final = 512  # a longer name is no model
 _NESTED: Final = 4  # {"response": {"response": ...}} is followed so far
 _OWN: Final = frozenset({"usd", "sig", "tokens", "input_tokens", "output_tokens", "prompt_tokens", "completion_tokens", "response", "results", "result"})
+_PLAIN: Final = frozenset({"usd", "sig", "result"})
 _ACTIONS: Final = {
     # items of OpenAI's responses that the caller is to carry out, and where they say what to do; the rest OpenAI runs by itself
     "function_call": "arguments",
@@ -45,10 +47,16 @@ class Reading:
     result: object | None = None  # the caller's own word: what the step came to
     results: tuple[Result, ...] = ()  # and of its tools: name, arguments, what came back
     problems: tuple[str, ...] = ()  # what was there and cannot be true
+    # Requests that the client made by itself before the one that ``usage`` is of, the newest first; an input of 0 is not told.
+    earlier: tuple[Usage, ...] = ()
 
 
 def read(response: object) -> Reading:
     """Whatever a function gave back. Never raises: what cannot be read is not told."""
+    if type(response) is dict and response and response.keys() <= _PLAIN:  # nothing else to look for
+        problems: list[str] = []
+        usd = dollars(response.get("usd"), "usd", problems)
+        return Reading(usd=usd, sig=response.get("sig"), result=response.get("result"), problems=tuple(problems))
     try:
         return _read(response, 0)
     except Exception as error:
@@ -66,11 +74,14 @@ def _read(response: Any, depth: int) -> Reading:
     except Exception as error:
         problems.append(f"the content could not be read: {type(error).__name__}")
     reading = Reading(usage, model_of(get), said.calls, said.text, usd)
-    if type(response) is dict and not _OWN.isdisjoint(response):
-        try:
-            _own_word(response, reading, problems, depth)
-        except Exception as error:
-            problems.append(f"what the caller told could not be read: {type(error).__name__}")
+    if type(response) is dict:
+        if not _OWN.isdisjoint(response):
+            try:
+                _own_word(response, reading, problems, depth)
+            except Exception as error:
+                problems.append(f"what the caller told could not be read: {type(error).__name__}")
+    elif history := items(get("automatic_function_calling_history")):
+        reading.earlier = earlier_in(history)
     if problems:
         reading.problems = (*reading.problems, *problems)
     return reading
@@ -96,6 +107,29 @@ def model_of(get: Any) -> str:
         if type(model) is str and 0 < len(model) <= LONGEST_ID:
             return model
     return ""
+
+
+def earlier_in(history: Any) -> tuple[Usage, ...]:
+    """The requests before the last one that a history of google-genai tells of."""
+    return tuple(Usage(output=tokens) for tokens in rounds_of(history))
+
+
+def rounds_of(contents: Any) -> list[int]:
+    """The rounds of function calling that contents of Gemini end with, the newest first: tokens of what the model said in each.
+
+    google-genai calls functions by itself and asks again. Further back than the last word of the user, the rounds are of earlier calls.
+    """
+    rounds: list[int] = []
+    for content in reversed(items(contents)[-MAX_PARTS:]):
+        of = fields(content).get
+        if of("role") == "model":
+            if rounds:
+                rounds[-1] += -(-size_of(content) // UPPER)
+        elif any(fields(part).get("function_response") or fields(part).get("functionResponse") for part in items(of("parts"))[:MAX_PARTS]):
+            rounds.append(0)
+        else:
+            break
+    return rounds
 
 
 # ---- what was said and asked for ------------------------------------------------------------------------------------
@@ -244,7 +278,7 @@ def _fill(reading: Reading, inner: Reading) -> None:
     reading.model = reading.model or inner.model
     reading.calls = reading.calls or inner.calls
     reading.text = reading.text or inner.text
-    reading.result, reading.results, reading.problems = inner.result, inner.results, inner.problems
+    reading.result, reading.results, reading.problems, reading.earlier = inner.result, inner.results, inner.problems, inner.earlier
 
 
 def _tokens(told: Any, problems: list[str]) -> Usage | None:

@@ -6,13 +6,15 @@ from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Any, Final
 
-from runguard.reading.answers import LONGEST_ID
+from runguard.reading.answers import LONGEST_ID, rounds_of
 from runguard.reading.fields import attributes
 from runguard.reading.sizes import UPPER, measure
 
 _MOST_TOKENS: Final = 10**12
 _MOST_CANDIDATES: Final = 1_024
 _NESTED: Final = 3  # a request in a body in an argument
+_TOOLS: Final = 1_024  # that are looked at
+_ROUNDS: Final = 10  # requests that google-genai makes of one call, unless it is told otherwise
 
 
 class _Is(Enum):
@@ -57,17 +59,20 @@ class Request:
     audio_tokens: int = 0  # of input_tokens
     candidates: int = 1  # answers asked for: without a limit of its own, each may reach the model's
     unseen: bool = False  # the provider adds a conversation or a cache that it keeps, so the input is larger than what is seen
+    rounds: int = 1  # requests that it may become: google-genai calls functions by itself and asks again
+    answered: int = 0  # rounds of function calling that the contents end with already
+    untold: bool = False  # and the answer will not say how many there were
 
 
 class _Found:
-    __slots__ = ("audio", "candidates", "limit", "model", "size", "unseen")
+    __slots__ = ("audio", "candidates", "limit", "model", "rounds", "size", "unseen", "untold")
 
     def __init__(self) -> None:
         self.model = ""
         self.size = self.audio = 0
         self.limit: int | None = None
-        self.candidates = 1
-        self.unseen = False
+        self.candidates = self.rounds = 1
+        self.unseen = self.untold = False
 
     def take(self, entries: Iterable[tuple[Any, Any]], depth: int) -> None:
         for name, value in entries:
@@ -87,7 +92,21 @@ class _Found:
             elif what is _Is.ELSEWHERE:
                 self.unseen = True
             elif depth < _NESTED:
-                self.take(attributes(value).items(), depth + 1)
+                held = attributes(value)
+                self.take(held.items(), depth + 1)
+                if held.get("tools"):
+                    self.automatic(held)
+
+    def automatic(self, config: dict[Any, Any]) -> None:
+        """Functions among the tools of google-genai: unless told not to, the client calls them and asks again."""
+        tools = config["tools"]
+        if not any(callable(tool) or hasattr(type(tool), "call_tool") for tool in (tools[:_TOOLS] if type(tools) is list else ())):
+            return
+        told = attributes(config.get("automatic_function_calling", config.get("automaticFunctionCalling")))
+        most = told.get("maximum_remote_calls", told.get("maximumRemoteCalls"))
+        if not told.get("disable"):
+            self.rounds = max(_ROUNDS if type(most) is not int else most, 1)
+            self.untold = bool(told.get("ignore_call_history", told.get("ignoreCallHistory")))
 
     def prompt(self, value: Any) -> None:
         size, heard = measure(value)
@@ -119,7 +138,7 @@ def read_request(args: tuple[object, ...], kwargs: Mapping[str, object]) -> Requ
             found.positional(value)
     except Exception:
         found.unseen = True  # something was there that could not be measured
-    return Request(
+    request = Request(
         found.model,
         -(-found.size // UPPER) if found.size else None,
         None if found.limit is None else found.limit * found.candidates,
@@ -127,3 +146,7 @@ def read_request(args: tuple[object, ...], kwargs: Mapping[str, object]) -> Requ
         found.candidates,
         found.unseen,
     )
+    if found.rounds > 1:
+        request.rounds, request.untold = found.rounds, found.untold
+        request.answered = len(rounds_of(kwargs.get("contents")))
+    return request

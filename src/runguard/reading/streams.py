@@ -20,7 +20,7 @@ from runguard.reading.answers import (
     responses_item,
 )
 from runguard.reading.fields import fields, items
-from runguard.reading.sizes import size_of, text_size
+from runguard.reading.sizes import UPPER, size_of, text_size
 from runguard.reading.usage import stated_cost, usage_of
 
 _MAX_PROBLEMS: Final = 16
@@ -28,6 +28,13 @@ _CHOICES: Final = 128
 _CUMULATIVE: Final = ("input_tokens", "output_tokens", "cache_read_input_tokens", "cache_creation_input_tokens")
 _OTHER: Final = ("output_tokens_details", "iterations")
 _ENDS: Final = frozenset({"response.completed", "response.incomplete", "response.failed"})
+
+
+def _ends(get: Any) -> bool:
+    """Whether a chunk of Gemini says why the answer ends."""
+    for candidate in items(get("candidates"))[:1]:
+        get = fields(candidate).get
+    return (get("finish_reason") or get("finishReason")) is not None
 
 
 class _Growing:
@@ -52,7 +59,10 @@ class _Growing:
 class StreamReading:
     """``feed`` it every chunk; ``reading()`` is what they say together so far, also when the stream was left in the middle."""
 
-    __slots__ = ("_begun", "_calls", "_full", "_merged", "_model", "_own", "_partial", "_problems", "_room", "_texts", "_usage", "_usd", "chars")
+    __slots__ = (
+        *("_asked", "_begun", "_calls", "_closed", "_earlier", "_full", "_history", "_merged", "_model", "_own", "_partial", "_problems", "_room"),
+        *("_spoken", "_texts", "_usage", "_usd", "chars", "is_final"),
+    )
 
     def __init__(self) -> None:
         self.chars = 0  # bytes of everything streamed, thinking and arguments included: as estimates count text
@@ -68,6 +78,10 @@ class StreamReading:
         self._problems: list[str] = []
         self._partial = False
         self._full = (0, TEXT_CHARS, 0, 0)  # texts, room, calls, chars before the first partial response
+        self.is_final = False  # the usage so far is the provider's last word
+        self._earlier: list[Usage] = []  # of requests that were made before, where a client makes several
+        self._history = self._spoken = self._asked = 0  # how much was known, said and asked for when the one under way began
+        self._closed = False  # it said why it ends
 
     def feed(self, chunk: object) -> None:
         """One more piece. Never raises."""
@@ -76,6 +90,13 @@ class StreamReading:
         except Exception as error:
             self._problem(f"a chunk could not be read: {type(error).__name__}")
 
+    def take_whole(self, snapshot: object) -> None:
+        """What somebody else has put together from the same pieces so far."""
+        self.feed(snapshot)
+        get = fields(snapshot).get
+        ends = [get("stop_reason"), *(fields(choice).get("finish_reason") for choice in items(get("choices"))[:1])]
+        self.is_final = self._usage is not None and any(end is not None for end in ends)
+
     def reading(self) -> Reading:
         """What has been said so far; asking changes nothing."""
         problems = list(self._problems)
@@ -83,7 +104,13 @@ class StreamReading:
         if self._merged and (merged := usage_of(self._merged, problems)) is not None:
             usage = merged
         calls = tuple(call.whole() if type(call) is _Growing else call for call in self._calls)
-        return Reading(usage, self._model, calls, "".join(self._texts), self._usd, *self._own, tuple(problems[:_MAX_PROBLEMS]))  # type: ignore[arg-type]
+        told: tuple[Any, ...] = (*self._own, tuple(problems[:_MAX_PROBLEMS]), tuple(reversed(self._earlier)))
+        return Reading(usage, self._model, calls, "".join(self._texts), self._usd, *told)  # type: ignore[arg-type]
+
+    @property
+    def heard(self) -> int:
+        """``chars`` of the request under way."""
+        return self.chars - self._spoken
 
     # ---- which kind of piece ----------------------------------------------------------------------------------------
 
@@ -187,6 +214,8 @@ class StreamReading:
                 self._chat_call(fields(call).get, first)
             if (older := delta("function_call")) is not None:
                 self._chat_piece(("function",), fields(older).get, None, "arguments", first)
+            self._closed = self._closed or of("finish_reason") is not None
+        self.is_final = self.is_final or (told is not None and (self._closed or not choices))
 
     def _chat_call(self, get: Any, first: bool) -> None:
         index = get("index")
@@ -210,9 +239,14 @@ class StreamReading:
 
     def _gemini_chunk(self, get: Any, content: Any) -> None:
         self._model = model_of(get) or self._model
-        told = get("usage_metadata")
-        self._told(get("usageMetadata") if told is None else told)
         parts = items(fields(content).get("parts"))
+        if (history := len(items(get("automatic_function_calling_history")))) != self._history or (self._closed and parts):
+            self._next_request(history)
+        self._closed = self._closed or _ends(get)
+        told = get("usage_metadata")
+        told = get("usageMetadata") if told is None else told
+        self._told(told)
+        self.is_final = self._closed and told is not None
         if not parts:
             return
         partial = get("partial")
@@ -226,6 +260,13 @@ class StreamReading:
         self._partial = partial is True
         if not self._partial:
             self._full = (len(self._texts), self._room, len(self._calls), self.chars)
+
+    def _next_request(self, history: int) -> None:
+        """google-genai has called functions by itself and asks again: what was told so far is of a request that is over."""
+        if history > self._history or len(self._calls) > self._asked:  # else a provider that goes on after its end
+            self._earlier.append(self._usage or Usage(output=-(-self.heard // UPPER)))
+            self._usage, self._history, self._spoken, self._asked = None, history, self.chars, len(self._calls)
+        self._closed = False
 
     def _gemini_part(self, get: Any) -> None:
         if (text := get("text")) is not None:
@@ -246,6 +287,7 @@ class StreamReading:
             self._calls += said.calls[: MAX_CALLS - len(self._calls)]  # their characters came as deltas
         elif (response := get("response")) is not None:
             self._response(response, whole=kind in _ENDS)
+            self.is_final = kind in _ENDS and self._usage is not None
 
     def _response(self, response: Any, *, whole: bool) -> None:
         told, streamed = read(response), self.chars
@@ -265,6 +307,7 @@ class StreamReading:
 
     def _message_delta(self, get: Any) -> None:
         self._merge(get("usage"))
+        self.is_final = fields(get("delta")).get("stop_reason") is not None
 
     def _merge(self, usage: Any) -> None:
         """Input comes first and output last, both cumulative; what comes again never says less."""
