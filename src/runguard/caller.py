@@ -187,7 +187,7 @@ class Caller(Controls):
 
     def request(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Request:
         """What the arguments say about the call."""
-        return read_request(args, kwargs) if self._reads_request else _NO_REQUEST
+        return read_request(args, kwargs) if self._reads_request and (args or kwargs) else _NO_REQUEST
 
     def counted(self, request: Request, tokens: Any) -> Request:
         """The user's own count wins over the estimate."""
@@ -575,6 +575,9 @@ class Caller(Controls):
         return nano
 
     def _learn(self, nano: int | None, tokens: int) -> None:
+        usd, most = self._dearest
+        if (nano is None or (usd is not None and nano <= usd)) and (not tokens or (most is not None and tokens <= most)):
+            return  # nothing dearer: no need to take turns
         with self._lock:
             usd, most = self._dearest
             if nano is not None and self.settings.in_usd:

@@ -140,7 +140,10 @@ def _is_inside(own: Caller) -> bool:
 
 def _layers(own: Caller, is_inside: bool) -> list[Caller]:
     """Who has a say about a call: the runs around it that have limits, the outermost first, then the callable itself."""
-    layers, context = [own], None if is_inside else RUN.get()
+    context = None if is_inside else RUN.get()
+    layers = [own]
+    if context is None:
+        return layers
     while context is not None:
         if context.caller is not None and not context.ended and not context.caller.is_off:
             layers.append(context.caller)

@@ -257,15 +257,9 @@ async def _enter(outer: Crossing | None, llm: BaseLlm, request: LlmRequest, toll
             if stop is not None:
                 return stop
         return None
-    announced = False
-    for guard, invocation, flight in FLIGHTS.get():
-        if flight.charge is None or flight.left or flight.answered or flight.charge.over or flight.request() is not request:
-            continue
-        announced = flight.left = True
-        _keep_cap(request, flight.charge)
-        tolls.append(Toll(guard, flight.charge, invocation, flight))
-    if announced:
-        FLIGHTS.set(tuple(entry for entry in FLIGHTS.get() if not entry[2].left))
+    for toll in _announced(request):
+        _keep_cap(request, toll.charge)
+        tolls.append(toll)
     mine = {toll.guard for toll in tolls}
     for guard, invocation, lane, agent, tool, is_layer in _callers():
         if guard in mine:
@@ -284,6 +278,19 @@ async def _enter(outer: Crossing | None, llm: BaseLlm, request: LlmRequest, toll
         if stop is not None:
             return stop
     return None
+
+
+def _announced(request: LlmRequest) -> list[Toll]:
+    """The accounts that hooks have opened for this call."""
+    found: list[Toll] = []
+    for guard, invocation, flight in FLIGHTS.get():
+        if flight.charge is None or flight.left or flight.answered or flight.charge.over or flight.request() is not request:
+            continue
+        flight.left = True
+        found.append(Toll(guard, flight.charge, invocation, flight))
+    if found:
+        FLIGHTS.set(tuple(entry for entry in FLIGHTS.get() if not entry[2].left))
+    return found
 
 
 def _keep_cap(request: LlmRequest, charge: Charge) -> None:
@@ -444,12 +451,14 @@ class Border:
             delattr(BaseLlm, _BORN)
 
 
-def _asked_first(call: AsyncGenerator[LlmResponse, None], watched: tuple[Any, ...]) -> AsyncGenerator[LlmResponse, None]:
+def _asked_first(call: AsyncGenerator[LlmResponse, None], request: LlmRequest, watched: tuple[Any, ...]) -> AsyncGenerator[LlmResponse, None]:
     from runguard.adk.termination import asked_first
 
-    stream = STREAM.get()
-    hidden = (stream is not None and stream.outer is not None) or FRAME.get() is not None  # made inside of a tool
-    return asked_first(call, watched, hidden=hidden, usage_of=usage_of)
+    def call_off() -> None:
+        for toll in _announced(request):
+            _carefully(toll.called_off)
+
+    return asked_first(call, watched, usage_of, call_off)
 
 
 def _wrap(original: Any) -> Any:
@@ -461,7 +470,7 @@ def _wrap(original: Any) -> Any:
             if crossing.llm is self or not crossing.tolls:  # a class that calls its parent's method: the same call
                 return original(self, llm_request, stream, *args, **kwargs)
         elif watched:
-            return _asked_first(_guarded(original, self, llm_request, stream, args, kwargs), watched)
+            return _asked_first(_guarded(original, self, llm_request, stream, args, kwargs), llm_request, watched)
         elif not FLIGHTS.get() and FRAME.get() is None and STREAM.get() is None and not LAYERS.get():
             return original(self, llm_request, stream, *args, **kwargs)
         return _guarded(original, self, llm_request, stream, args, kwargs)

@@ -12,6 +12,7 @@ import weakref
 from collections import OrderedDict
 from collections.abc import AsyncGenerator, Generator
 from contextlib import aclosing
+from copy import copy
 from functools import wraps
 from typing import TYPE_CHECKING, Any, Final
 
@@ -25,7 +26,7 @@ from runguard.adk.border import Border
 from runguard.adk.chain import FRAME, STREAM, Stream
 from runguard.adk.stops import Halt, mark_stop, refusal, stop_content
 from runguard.conductor import Guard
-from runguard.decision import METADATA_KEY, STOP_CODE, STOPPED, Trip
+from runguard.decision import METADATA_KEY, STOP_CODE, STOPPED, TERMINATED, Trip
 from runguard.errors import RunStoppedError
 
 if TYPE_CHECKING:
@@ -47,6 +48,7 @@ class _Watch:
         self.originals: dict[str, Any] = {}
         self.in_sync_run: dict[int, Any] = {}  # messages that Runner.run is carrying into its thread, and the condition given with them
         self.kept = False  # an agent has a condition of its own: the wrapper stays
+        self.ends_runs = False  # and some agent's condition ends the whole run
         self.of_models: weakref.WeakSet[Guard] = weakref.WeakSet()  # the guards of guarded models
         self.border = Border()
         self.lock = threading.Lock()
@@ -67,8 +69,10 @@ def watch_guard(guard: Guard) -> None:
     _patch()
 
 
-def keep_patched() -> None:
+def keep_patched(*, ends_runs: bool) -> None:
+    """An agent has a condition of its own, which may end it alone or the whole run."""
     _watch.kept = True
+    _watch.ends_runs = _watch.ends_runs or ends_runs
     _patch()
 
 
@@ -174,17 +178,24 @@ def _until_terminated(runner: Runner, events: AsyncGenerator[Event, None], given
     from runguard.adk import termination
 
     outermost = STREAM.get() is None  # a run inside of another is part of that one
-    found = [given, termination.condition_of(runner.agent)]
-    found += [p.condition for p in runner.plugin_manager.plugins if isinstance(p, termination.TerminationPlugin)] if outermost else []
+    own, scope = termination.condition_of(runner.agent)
+    found = [own, given]
+    if outermost:
+        found += [p.condition for p in runner.plugin_manager.plugins if isinstance(p, termination.TerminationPlugin)]
+        found.append(termination.Passive() if _watch.ends_runs else None)  # around all others
     for condition in found:
         if condition is not None:
             watched = termination.Watched(termination.checked(condition))
-            events = termination.until(events, watched, _finish(runner, watched, user, session))
+            watched.of_root = own if condition is own else None
+            ends_run = condition is own and scope == "run"
+            events = termination.until(events, watched, _finish(runner, watched, user, session, ends_run))
     return events
 
 
-def _finish(runner: Runner, watched: Any, user: str, session: str) -> Any:
-    async def finish(invocation_id: str) -> list[Event]:
+def _finish(runner: Runner, watched: Any, user: str, session: str, ends_run: bool) -> Any:
+    async def finish(invocation_id: str, told: str | None) -> list[Event]:
+        if ends_run:
+            watched.end_run()
         stored = None
         try:
             stored = await runner.session_service.get_session(app_name=runner.app_name, user_id=user, session_id=session)
@@ -192,7 +203,10 @@ def _finish(runner: Runner, watched: Any, user: str, session: str) -> Any:
             _log.exception("runguard.stop_not_stored: the session service does not give the session")
         if not invocation_id and stored is not None and stored.events:
             invocation_id = stored.events[-1].invocation_id  # it ended before its first event: that of the user's message
-        events: list[Event] = watched.last_events(getattr(runner.agent, "name", "") or "runguard", invocation_id, None, escalate=True)
+        answers = _open_calls(stored, invocation_id, TERMINATED) if stored is not None else None
+        events: list[Event] = watched.last_events(getattr(runner.agent, "name", "") or "runguard", invocation_id, None, answers, escalate=True)
+        if told == watched.reason and len(events) == 1:
+            return []  # the agent that ended the run has said so
         await _store(runner, stored, events)
         return events
 
@@ -268,7 +282,7 @@ async def _stop_events(runner: Runner, invocation_id: str, trip: Trip, text: str
     try:
         stored = await runner.session_service.get_session(app_name=runner.app_name, user_id=user, session_id=session)
         if stored is not None:
-            answers = _open_calls(stored, invocation_id)
+            answers = _open_calls(stored, invocation_id, STOPPED)
     except Exception:  # the caller is told all the same
         stored = None
         _log.exception("runguard.stop_not_stored: the session service does not give the session")
@@ -295,18 +309,22 @@ def _shown(event: Event) -> Event:
     return event.model_copy(update={"actions": event.actions.model_copy(update={"escalate": True})})
 
 
-def _open_calls(session: Any, invocation_id: str) -> list[Event]:
+def _open_calls(session: Any, invocation_id: str, why: str) -> list[Event]:
     """An answer for every call of this invocation that has none and that nobody outside will answer."""
     events = [event for event in session.events if event.invocation_id == invocation_id]
     answered = {response.id for event in events for response in event.get_function_responses()}
     answers: list[Event] = []
     for event in events:
         open_calls = [c for c in event.get_function_calls() if c.id not in answered and c.id not in (event.long_running_tool_ids or ())]
-        parts = [types.Part(function_response=types.FunctionResponse(id=c.id, name=c.name, response=refusal(STOPPED))) for c in open_calls]
-        if parts:
-            content = types.Content(role="user", parts=parts)
-            answers.append(Event(author=event.author, invocation_id=invocation_id, branch=event.branch, content=content))
+        if open_calls:
+            answers.append(answer_to(event, open_calls, invocation_id, why))
     return answers
+
+
+def answer_to(asker: Event, calls: list[types.FunctionCall], invocation_id: str, why: str) -> Event:
+    """One event for the calls of one response, as ADK does it."""
+    parts = [types.Part(function_response=types.FunctionResponse(id=c.id, name=c.name, response=refusal(why))) for c in calls]
+    return Event(author=asker.author, invocation_id=invocation_id, branch=asker.branch, content=types.Content(role="user", parts=parts))
 
 
 def _can_end(plugin: "RunGuardPlugin", invocation_id: str) -> bool:
@@ -327,9 +345,16 @@ def _wrap_run(original: Any) -> Any:
     @wraps(original)
     def run(self: Runner, *args: Any, **kwargs: Any) -> Generator[Event, None, None]:
         # Some versions of ADK lose what is raised in the thread that Runner.run starts: the stream stays silent, this raises.
+        from runguard.adk.termination import checked
+
         stop: tuple[str, RunGuardPlugin] | None = None
+        condition = kwargs.pop("termination_condition", None)
+        if condition is not None:
+            checked(condition)  # here: what is raised in the thread may be lost
+        if kwargs.get("new_message") is not None:
+            kwargs["new_message"] = copy(kwargs["new_message"])  # tells this run from others with the same message
         message = id(kwargs.get("new_message"))
-        _watch.in_sync_run[message] = kwargs.pop("termination_condition", None)
+        _watch.in_sync_run[message] = condition
         try:
             for event in original(self, *args, **kwargs):
                 stop = _announced_in(event) or stop

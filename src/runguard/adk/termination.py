@@ -7,12 +7,14 @@ for; an external signal, or time that is up, ends them. Whatever function call i
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from collections import deque
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import aclosing
+from dataclasses import dataclass
 from functools import wraps
 from typing import Any, Final
 
-from google.adk.agents import BaseAgent, LoopAgent
+from google.adk.agents import BaseAgent, LlmAgent, LoopAgent
 from google.adk.agents.invocation_context import InvocationContext
 from google.adk.events import Event, EventActions
 from google.adk.models.llm_response import LlmResponse
@@ -21,8 +23,7 @@ from google.adk.workflow import Workflow
 from google.genai import types
 
 from runguard.adk import runners
-from runguard.adk.chain import TERMINATIONS
-from runguard.adk.stops import refusal
+from runguard.adk.chain import STREAM, TERMINATIONS
 from runguard.decision import METADATA_KEY, TERMINATED
 from runguard.errors import PolicyError
 from runguard.pricing import Usage
@@ -32,6 +33,9 @@ _OWN: Final = "__runguard_termination__"
 _KEY: Final = "termination"
 _INIT: Final = "__init__"
 _DELIVERY_S: Final = 0.25  # from a model's answer to its event
+_SOONEST_S: Final = 0.02
+_COUNTED_KEPT: Final = 1_024
+_REPR_CHARS: Final = 500
 SCOPES: Final = ("loop", "run")
 
 
@@ -53,25 +57,25 @@ class TerminationPlugin(BasePlugin):
 def terminate(agent: Any, condition: TerminationCondition, *, scope: str = "loop") -> Any:
     """Let a condition end this agent, and nothing around it; returns the agent. For a LoopAgent, any other agent, or a Runner's Workflow.
 
-    ``scope="run"`` escalates: loops around the agent end with it.
+    ``scope="run"`` ends the whole run with it, whatever is around the agent.
     """
     checked(condition)
     if scope not in SCOPES:
-        raise PolicyError(f"scope = {scope!r}: 'loop' ends the agent alone, 'run' escalates to what is around it")
-    if isinstance(agent, Workflow):
-        agent.__dict__[_OWN] = condition
-    elif isinstance(agent, BaseAgent):
-        agent.__dict__["_run_async_impl"] = _ending(type(agent)._run_async_impl, condition, scope)
-    else:
+        raise PolicyError(f"scope = {scope!r}: 'loop' ends the agent alone, 'run' the whole run")
+    if not isinstance(agent, BaseAgent | Workflow):
         raise PolicyError(f"terminate({agent!r}, …): give an agent or a Workflow of google-adk")
-    runners.keep_patched()
+    if isinstance(agent, LlmAgent | Workflow):  # at the root, what they hand over to is not inside of them
+        agent.__dict__[_OWN] = condition, scope
+    if isinstance(agent, BaseAgent):
+        agent.__dict__["_run_async_impl"] = _ending(type(agent)._run_async_impl, condition, scope)
+    runners.keep_patched(ends_runs=scope == "run")
     return agent
 
 
-def condition_of(root: Any) -> TerminationCondition | None:
-    """The condition that was put on a Workflow."""
-    found = getattr(root, "__dict__", {}).get(_OWN)
-    return found if isinstance(found, TerminationCondition) else None
+def condition_of(root: Any) -> tuple[TerminationCondition | None, str]:
+    """The condition that was put on a Runner's root, if it has to be kept for the whole run, and its scope."""
+    found: tuple[TerminationCondition | None, str] = getattr(root, "__dict__", {}).get(_OWN, (None, "loop"))
+    return found
 
 
 def termination_reason(event: Any) -> str | None:
@@ -91,123 +95,252 @@ def checked(condition: object) -> TerminationCondition:
 # ---- one condition in one run or loop -------------------------------------------------------------------------------
 
 
+@dataclass(slots=True, eq=False)
+class _Paid:
+    """A model's answer whose event has not passed yet. An agent may keep it to itself, so that it never does."""
+
+    task: asyncio.Task[Any] | None
+    shown: Any  # its usage as the event will show it
+    usage: Usage | None
+    model: str
+    at: float
+
+
 class Watched:
     """One condition at work, with what it has to know to end cleanly."""
 
     def __init__(self, condition: TerminationCondition) -> None:
+        self.of_root: TerminationCondition | None = None  # what was put on the runner's root: not to be watched twice
         self.condition = condition.for_run(time.monotonic())
         self.reason: str | None = None
+        self.stream: Any = None  # the runner whose events are told
         self.in_flight = 0  # calls on their way to a model
-        self.undelivered = 0  # answers that were paid and whose events have not passed yet
-        self._open: dict[str, tuple[types.FunctionCall, str, str | None]] = {}  # function calls without an answer
+        self._by = repr(self.condition)
+        self._paid: list[_Paid] = []
+        self._counted: deque[_Paid] = deque(maxlen=_COUNTED_KEPT)  # answers that were counted without their events: they may still come
+        self._open: dict[str, tuple[types.FunctionCall, Event]] = {}  # function calls without an answer
         self._task: asyncio.Task[Any] | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._thrown = False
+        self._alarm: asyncio.TimerHandle | None = None
+        self._urgent = self._thrown = self._left = False
 
     async def tell(self, events: list[Event]) -> None:
         """What happened; nothing: what can be known without."""
-        for event in events:
-            self._remember(event)
-        if self.reason is None and (events or self.condition.knows_early):
-            fired = await self.condition(events)
-            if fired is not None:
-                self.reason = fired.reason
+        told = [self._remember(event) for event in events]
+        if self.reason is not None:
+            self._ask_early()
+        elif told or self.condition.knows_early:
+            if not self.condition.terminated:  # else another task is just being told
+                await self.condition(told)
+            self._heed()
 
-    def count(self, usage: Usage, model: str) -> None:
-        """A model call that no event of the stream shows."""
+    def end(self, reason: str, by: str) -> None:
+        """Another condition ends what this one watches."""
         if self.reason is None:
-            self.condition.count(usage.input, usage.output, model=model, usage=usage)
+            self.reason, self._by = reason, by
+            self._arm()
+
+    def end_run(self) -> bool:
+        """End the run around it too. ADK's escalation would end no sequence, and throw away what parallel branches have paid for."""
+        around = TERMINATIONS.get()
+        if around:
+            around[0].end(self.reason or "", self._by)
+        return bool(around)
 
     @property
     def is_over(self) -> bool:
-        """It has fired, and nothing that was paid would be thrown away."""
-        return self.reason is not None and not self.in_flight and not self.undelivered
+        """It has fired, and nothing that was paid would be thrown away; or there is no more time to wait for it."""
+        return self.reason is not None and (self._urgent or not (self.in_flight or self._paid))
 
-    def _remember(self, event: Event) -> None:
-        waiting = event.long_running_tool_ids or ()
-        if self.undelivered and not event.partial and not event.get_function_responses():
-            self.undelivered -= 1
-        for call in event.get_function_calls():
-            if call.id and call.id not in waiting and not event.partial:
-                self._open[call.id] = (call, event.author, event.branch)
-        for response in event.get_function_responses():
-            self._open.pop(response.id or "", None)
+    @property
+    def is_left(self) -> bool:
+        """The work has ended by itself: what goes on in the background is not its own."""
+        return self._left and self.reason is None
 
-    def last_events(self, author: str, invocation_id: str, branch: str | None, escalate: bool) -> list[Event]:
+    def leave(self) -> None:
+        self._left = True
+
+    def _heed(self) -> None:
+        if self.reason is None and self.condition.terminated:
+            self.reason = self.condition.reason or ""
+            self._arm()
+        if self.reason is not None:
+            self._urgent = any(leaf.terminated and _is_urgent(leaf) for leaf in self.condition.leaves())
+
+    def _ask_early(self) -> None:
+        """What needs no event. Also of a condition that has fired: a signal, or the clock, ends the wait for paid answers."""
+        for leaf in self.condition.leaves():
+            if leaf.knows_early and not leaf.terminated and not leaf.needs_await:
+                leaf.check([])
+        self._heed()
+
+    def last_events(self, author: str, invocation_id: str, branch: str | None, answers: list[Event] | None = None, *, escalate: bool) -> list[Event]:
         """An answer to every open call, and the event that says why it ends."""
         reason = self.reason or ""
-        events: list[Event] = []
-        for call, caller, place in self._open.values():
-            part = types.Part(function_response=types.FunctionResponse(id=call.id, name=call.name, response=refusal(TERMINATED)))
-            events.append(Event(author=caller, invocation_id=invocation_id, branch=place, content=types.Content(role="user", parts=[part])))
         actions = TerminationActions(escalate=True if escalate else None, termination_reason=reason)
-        metadata = {METADATA_KEY: {_KEY: {"reason": reason, "condition": repr(self.condition)[:500]}}}
-        return [*events, Event(author=author, invocation_id=invocation_id, branch=branch, actions=actions, custom_metadata=metadata)]
+        metadata = {METADATA_KEY: {_KEY: {"reason": reason, "condition": self._by[:_REPR_CHARS]}}}
+        last = Event(author=author, invocation_id=invocation_id, branch=branch, actions=actions, custom_metadata=metadata)
+        return [*(self._answers(invocation_id) if answers is None else answers), last]
+
+    def _answers(self, invocation_id: str) -> list[Event]:
+        calls: dict[str, list[types.FunctionCall]] = {}
+        askers: dict[str, Event] = {}
+        for call, asker in self._open.values():
+            calls.setdefault(asker.id, []).append(call)
+            askers[asker.id] = asker
+        return [runners.answer_to(askers[one], calls[one], invocation_id, TERMINATED) for one in calls]
+
+    # ---- what was paid ----------------------------------------------------------------------------------------------
+
+    def asks(self, task: asyncio.Task[Any] | None) -> None:
+        """A task asks a model again, or has ended: the event of its last answer has passed or never will. Nor will one that is long overdue."""
+        now = time.monotonic()
+        for paid in [one for one in self._paid if one.task is None or one.task is task or one.task.done() or now - one.at > _DELIVERY_S]:
+            self._paid.remove(paid)
+            self._counted.append(paid)
+            self._count(paid.usage, paid.model)
+
+    def answered(self, paid: _Paid, stream: Any) -> None:
+        self.in_flight -= 1
+        if stream is self.stream:
+            self._paid.append(paid)
+        else:  # of a runner inside of a tool, whose events are not told
+            self._count(paid.usage, paid.model)
+
+    def cut_off(self, usage: Usage | None, model: str) -> None:
+        self.in_flight -= 1
+        self._count(usage, model)
+
+    def _count(self, usage: Usage | None, model: str) -> None:
+        if self.reason is None and usage is not None:
+            self.condition.count(usage.input, usage.output, model=model, usage=usage)
+
+    def _remember(self, event: Event) -> Event:
+        """Returns the event as the condition is to see it: what was counted before is not told again."""
+        if event.partial:
+            return event
+        waiting = event.long_running_tool_ids or ()
+        for call in event.get_function_calls():
+            if call.id and call.id not in waiting:
+                self._open[call.id] = call, event
+        responses = event.get_function_responses()
+        for response in responses:
+            self._open.pop(response.id or "", None)
+        usage = event.usage_metadata
+        if responses or (usage is None and event.content is None):
+            return event
+        for paid in self._paid:
+            if paid.shown == usage:
+                self._paid.remove(paid)
+                return event
+        for paid in self._counted if usage is not None else ():
+            if paid.shown == usage:
+                self._counted.remove(paid)
+                return event.model_copy(update={"usage_metadata": None})
+        return event
 
     # ---- ending what waits ------------------------------------------------------------------------------------------
 
     async def pull(self, events: AsyncIterator[Event]) -> Event | None:
         """The next event, or None when there is none, or when a signal or the clock has ended the wait for it."""
-        self._task, self._loop = asyncio.current_task(), asyncio.get_running_loop()
+        task = self._task = asyncio.current_task()
+        self._loop, self.stream = asyncio.get_running_loop(), STREAM.get()
         token = TERMINATIONS.set((*TERMINATIONS.get(), self))
-        silence = self.condition.on_set(self._throw)
-        wake = self.condition.wake_at() if self.reason is None else time.monotonic() + _DELIVERY_S
-        alarm = self._loop.call_later(max(wake - time.monotonic(), 0.0), self._cancel) if wake is not None else None
+        silence = self.condition.on_set(self._look_soon)
+        self._thrown = False
+        self._arm()
         try:
             await self.tell([])  # it may have been set before anybody listened
-            return None if self.is_over else await anext(events)
+            event = None if self.is_over else await anext(events)
+            if self._thrown and task is not None:  # somebody has swallowed it
+                task.uncancel()
+            return event
         except StopAsyncIteration:
             return None
         except asyncio.CancelledError:
-            task = asyncio.current_task()
             if not self._thrown or task is None or task.uncancel() > 0:
-                raise
-            await self.tell([])
-            if self.reason is None:  # another part of it has to fire first
                 raise
             return None
         finally:
             self._task = None
             silence()
-            if alarm is not None:
-                alarm.cancel()
+            self._disarm()
             TERMINATIONS.reset(token)
 
-    def _throw(self) -> None:
-        loop = self._loop
-        if loop is not None and not loop.is_closed():
-            loop.call_soon_threadsafe(self._cancel)
-
-    def _cancel(self) -> None:
-        """Only if it ends the work: a signal in an And may not be enough yet."""
-        if self._task is None or self._thrown or self.condition.needs_await:
-            return
-        if self.reason is None and not self.condition.terminated:
-            fired = self.condition.check([])
-            self.reason = fired.reason if fired else None
-        if self.reason is not None:
-            self.end_wait()
-
     def end_wait(self) -> None:
+        """From any thread."""
+        if self._loop is not None and not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self._throw)
+
+    def _throw(self) -> None:
         if self._task is not None and not self._thrown:
             self._thrown = True
             self._task.cancel()
 
+    def _look_soon(self) -> None:
+        """From any thread."""
+        if self._loop is not None and not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self._look)
 
-async def until(events: AsyncGenerator[Event, None], watched: Watched, finish: Callable[[str], Awaitable[list[Event]]]) -> AsyncGenerator[Event, None]:
+    def _look(self) -> None:
+        """Whether the wait is to end: a signal in an And may not be enough yet, and events of paid answers get a moment to pass."""
+        if self._task is None:
+            return
+        self._ask_early()
+        now = time.monotonic()
+        if self.is_over or (self.reason is not None and not self.in_flight and all(now - one.at > _DELIVERY_S for one in self._paid)):
+            self._throw()
+        else:
+            self._arm(_SOONEST_S)
+
+    def _arm(self, soonest: float = 0.0) -> None:
+        """Look again when the clock may have a say, or when events of paid answers are overdue."""
+        self._disarm()
+        if self._task is None or self._loop is None:
+            return
+        now = time.monotonic()
+        moments = [self.condition.wake_at(), now + _DELIVERY_S if self.reason is not None else None]
+        wake = min((moment for moment in moments if moment is not None), default=None)
+        if wake is not None:
+            self._alarm = self._loop.call_later(max(wake - now, soonest), self._look)
+
+    def _disarm(self) -> None:
+        if self._alarm is not None:
+            self._alarm.cancel()
+            self._alarm = None
+
+
+def _is_urgent(leaf: TerminationCondition) -> bool:
+    """It has a clock or a signal: what it ends is not waited for."""
+    kind = type(leaf)
+    return kind.wake_at is not TerminationCondition.wake_at or kind._subscribe is not TerminationCondition._subscribe
+
+
+class Passive(TerminationCondition):
+    """Never fires by itself: for a run that conditions of its agents may end."""
+
+    def judge(self, events: Sequence[Event], now: float) -> str | None:
+        return None
+
+
+Finish = Callable[[str, str | None], Awaitable[list[Event]]]  # given the last event's invocation, and the reason that it told
+
+
+async def until(events: AsyncGenerator[Event, None], watched: Watched, finish: Finish) -> AsyncGenerator[Event, None]:
     """The events of a run or of an agent until the condition fires and nothing paid is on its way; then those that end it."""
-    last_invocation = ""
+    invocation, told = "", None
     try:
         while (event := await watched.pull(events)) is not None:
-            last_invocation = event.invocation_id
+            invocation, told = event.invocation_id, termination_reason(event)
+            await watched.tell([event])  # before others can make their next call
             yield event
-            await watched.tell([event])
             if watched.is_over:
                 break
     finally:
+        watched.leave()
         await _close(events)
     if watched.reason is not None:
-        for ending in await finish(last_invocation):
+        for ending in await finish(invocation, told):
             yield ending
 
 
@@ -225,13 +358,16 @@ def _ending(original: Any, condition: TerminationCondition, scope: str) -> Any:
 
     @wraps(original)
     def run_until(ctx: InvocationContext) -> AsyncGenerator[Event, None]:
-        watched, agent = Watched(condition), ctx.agent
-        name = getattr(agent, "name", "")
+        events: AsyncGenerator[Event, None] = original(ctx.agent, ctx)
+        if any(one.of_root is condition and one.stream is STREAM.get() for one in TERMINATIONS.get()):
+            return events  # the runner sees to it
+        watched, name = Watched(condition), getattr(ctx.agent, "name", "")
 
-        async def finish(_: str) -> list[Event]:
-            return watched.last_events(name, ctx.invocation_id, ctx.branch, escalate=scope == "run")
+        async def finish(*_: Any) -> list[Event]:
+            ends_run = scope == "run" and watched.end_run()
+            return watched.last_events(name, ctx.invocation_id, ctx.branch, escalate=scope == "run" and not ends_run)
 
-        return until(original(agent, ctx), watched, finish)
+        return until(events, watched, finish)
 
     return run_until
 
@@ -240,15 +376,16 @@ def _ending(original: Any, condition: TerminationCondition, scope: str) -> Any:
 
 
 async def asked_first(
-    call: AsyncGenerator[LlmResponse, None], watched: tuple[Watched, ...], *, hidden: bool, usage_of: Callable[[Any], Usage]
+    call: AsyncGenerator[LlmResponse, None], watched: tuple[Watched, ...], usage_of: Callable[[Any], Usage], call_off: Callable[[], None]
 ) -> AsyncGenerator[LlmResponse, None]:
-    """A model call that is made unless some condition around it has fired. Without content, the answer becomes nobody's.
-
-    ``hidden``: no event of the stream shows it; what it takes is told here.
-    """
+    """A model call that is made unless some condition around it has fired. Without content, the answer becomes nobody's."""
+    watched = tuple(one for one in watched if not one.is_left)
+    task, stream = asyncio.current_task(), STREAM.get()
     for one in watched:
+        one.asks(task)
         await one.tell([])
     if any(one.reason is not None for one in watched):
+        call_off()
         await call.aclose()
         await asyncio.sleep(0)  # whoever asks in a loop must not keep the event loop to itself
         for one in watched:
@@ -265,15 +402,13 @@ async def asked_first(
                 usage, model = response.usage_metadata or usage, response.model_version or model
                 if not response.partial and not answered:
                     answered = True
+                    taken = usage_of(usage) if usage is not None else None
                     for one in watched:
-                        one.in_flight -= 1
-                        one.undelivered += not hidden
+                        one.answered(_Paid(task, response.usage_metadata, taken, model, time.monotonic()), stream)
                 yield response
     finally:
-        for one in watched:
-            one.in_flight -= not answered
-            if usage is not None and hidden:
-                one.count(usage_of(usage), model)
+        for one in watched if not answered else ():
+            one.cut_off(usage_of(usage) if usage is not None else None, model)
 
 
 # ---- under install(): as if ADK had it ------------------------------------------------------------------------------
