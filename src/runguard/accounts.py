@@ -189,7 +189,7 @@ class Accounts:
         if self.switch.stops and self.switch.of(scopes_of(purse.info)) is not None:
             await self.ledger.refresh()  # somebody may have taken it back
             if (stop := self.switch.of(scopes_of(purse.info))) is not None:
-                return (None if enforce else self._uncounted(charge)), Denied(stop=stop)
+                return (None if enforce else self.uncounted(charge)), Denied(stop=stop)
         if not lines.accounts and not self.ledger.is_shared:
             purse.calls += 1
             return charge, None
@@ -203,8 +203,8 @@ class Accounts:
         self.outages[self.policy.on_outage] += 1
         self._store_is(str(error))
         if self.policy.on_outage == "closed":
-            return (None if enforce else self._uncounted(charge)), Denied(outage=str(error))
-        return self._uncounted(charge), None
+            return (None if enforce else self.uncounted(charge)), Denied(outage=str(error))
+        return self.uncounted(charge), None
 
     def _store_is(self, error: str) -> None:
         if self._is_away != bool(error):
@@ -212,7 +212,14 @@ class Accounts:
             if self.on_store is not None:
                 self.on_store(error)
 
-    def _uncounted(self, charge: Charge) -> Charge:
+    def rates_of(self, charge: Charge, model: str) -> Rates | Unpriced:
+        """The model that answered wins over the one that was asked, whose price stands for it where it has none."""
+        if not model or model == charge.model:
+            return charge.rates
+        rates = self.pricing.rates(model, charge.at)
+        return rates if isinstance(rates, Rates) else charge.rates
+
+    def uncounted(self, charge: Charge) -> Charge:
         """A call that is made although nobody could hold anything for it: what it takes is booked all the same."""
         charge.hold = self.ledger.book(charge.lines.accounts) if charge.lines.accounts else None
         with self._lock:
@@ -274,7 +281,7 @@ class Accounts:
         """The account of a call that nobody could be asked about before: nothing held, to be settled at once."""
         lines = self._lines(purse, event)
         charge = Charge(purse, event.agent, event.model, event.tool, self.pricing.rates(event.model, event.at), 0, 0, 0, event.at, event.lane, lines)
-        return self._uncounted(charge)
+        return self.uncounted(charge)
 
     @staticmethod
     def _over_threshold(lines: Lines) -> Denied | None:

@@ -4,45 +4,41 @@ A call is asked for before it is made, with what it may take held on every budge
 after the other until one has told its cost; then each holds the dearest seen. Whatever then happens to the call, it is booked.
 """
 
-import asyncio
-import inspect
 import logging
 import os
 import secrets
 import threading
-from collections.abc import Callable, Coroutine, Mapping
-from concurrent.futures import Future
+from collections.abc import Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from dataclasses import fields as dataclass_fields
-from enum import Enum, auto
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 from runguard.breaker import Permit
 from runguard.budget import BudgetStatus
 from runguard.charges import OWNERS, Charge, scopes_of
 from runguard.conductor import Guard
 from runguard.controls import Controls
+from runguard.costs import Costs
 from runguard.decision import Action, Decision, Finding, Trip
 from runguard.errors import PolicyError, RunStoppedError
 from runguard.events import ROOT_LANE, Answer, ModelCall, RunInfo, ToolResults
 from runguard.fingerprint import call_fingerprint
-from runguard.keywords import Settings, nano_of
+from runguard.keywords import Settings
 from runguard.ledger import Hold
 from runguard.ledger.store import StoreError
 from runguard.outcomes import provider_status
 from runguard.pricing import Rates, Usage
 from runguard.reading import Reading, Request, read, read_request
 from runguard.runs import Run
+from runguard.turns import First, Turn
 
 _log: Final = logging.getLogger("runguard")
-_T = TypeVar("_T")
 _STOP, _BLOCK = Action.STOP, Action.BLOCK
 _NO_REQUEST: Final = Request()
 _NAME_CHARS: Final = 120
 _CALLERS_FAULT: Final = frozenset({400, 401, 403, 404, 405, 409, 413, 415, 422})  # a bad request says nothing about the provider
 _PER_TOKEN: Final = 4  # characters, of an answer whose usage nobody told
-_MOST_ROUNDS: Final = 100  # requests of one call whose bound is worth reckoning
 
 
 @dataclass(slots=True, eq=False)
@@ -72,38 +68,6 @@ class Call:
 def owners_of(before: tuple[Charge, ...], calls: "list[Call]") -> tuple[Charge, ...]:
     """The layers around a call, and its own. A call that is over is around nothing: a task begun in it may outlive it."""
     return (*(charge for charge in before if not charge.over), *(call.charge for call in calls if call.charge is not None))
-
-
-class Turn(Enum):
-    """When a call may ask for leave."""
-
-    NOW = auto()
-    ALONE = auto()  # as the one that others wait for
-    BESIDE = auto()
-    LATER = auto()  # when the one that goes alone has come back
-
-
-class First(Future[None]):
-    """The call that goes alone. Done when it has come back."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.pid, self.thread, self.task = os.getpid(), threading.get_ident(), _task()
-        self.charge: Charge | None = None
-        self.known = (0, 0)  # nano-USD and tokens of it that are known
-
-    def is_stuck_with(self, no_loop: bool) -> bool:
-        """Whether it cannot come back while whoever asks waits: made by the same thread or task, whose answer is still being read."""
-        if self.thread != threading.get_ident():
-            return False
-        return no_loop or self.task is None or self.task is _task()
-
-
-def _task() -> "asyncio.Task[Any] | None":
-    try:
-        return asyncio.current_task()
-    except RuntimeError:
-        return None
 
 
 class RunContext:
@@ -142,7 +106,7 @@ class Caller(Controls):
         self.is_lazy = False  # an async generator: nothing happens before its first piece
         self._enforces = settings.policy.mode == "enforce"
         self._reads_request = settings.in_usd or settings.in_tokens or settings.context
-        self._dearest: tuple[int | None, int | None] = (None if settings.in_usd else 0, None if settings.in_tokens else 0)
+        self.costs = Costs(self.name, settings, self.guard.accounts.pricing, self.guard.clock)
         self._first: First | None = None  # the call that goes alone, until its cost is known
         self._lock = threading.Lock()
         self._own: State | None = None
@@ -198,13 +162,13 @@ class Caller(Controls):
 
     def turn(self, request: Request, no_loop: bool) -> "tuple[Turn, First | None]":
         """Where nobody knows what a call may take: whether this one goes alone, or which one it has to wait for."""
-        if not self._enforces or None not in self._bound(request):
+        if not self._enforces or None not in self.costs.bound(request):
             return Turn.NOW, None
         # Made inside of a call of the same callable, or of any that goes alone: waiting might never end.
         if any(charge.home is self.guard.accounts or id(charge) in _ALONE for charge in OWNERS.get() if not charge.over):
             return Turn.BESIDE, None
         with self._lock:
-            if None not in self._bound(request):
+            if None not in self.costs.bound(request):
                 return Turn.NOW, None
             first = self._first
             if first is not None and first.pid == os.getpid():  # a fork does not take along who makes it
@@ -223,57 +187,12 @@ class Caller(Controls):
             _ALONE.pop(id(first.charge), None)
             first.set_result(None)
 
-    def _bound(self, request: Request) -> tuple[int | None, int | None]:
-        """The most that a call can take, nano-USD and tokens; None where nobody knows yet."""
-        settings, (usd, tokens) = self.settings, self._dearest
-        known, most = request.input_tokens, request.max_output_tokens
-        if request.rounds > 1:
-            return self._bound_of_rounds(request)
-        if settings.in_tokens and known is not None and most is not None:
-            tokens = known + most
-        if not settings.in_usd:
-            return usd, tokens
-        if settings.fixed_cost is not None:
-            return settings.fixed_cost, tokens
-        if known is not None and most is not None:
-            if settings.cost_of_tokens is not None:
-                told = self._asked(settings.cost_of_tokens, known, most)
-                return (usd if told is None else told), tokens
-            rates = self.guard.accounts.pricing.rates(request.model, self.guard.clock()) if request.model else None
-            if isinstance(rates, Rates) and settings.cost_of_result is None:
-                return rates.worst(known, most, request.audio_tokens), tokens
-        return usd, tokens
-
-    def _bound_of_rounds(self, request: Request) -> tuple[int | None, int | None]:
-        """The most that a call can take which the client may make several requests of.
-
-        Each prompt holds the answers before it, and what functions returned. Nobody knows how long that is: as long as an answer may be
-        is assumed, and a call that took more is remembered, as always.
-        """
-        settings, (usd, tokens) = self.settings, self._dearest
-        known, most, rounds = request.input_tokens, request.max_output_tokens, request.rounds
-        if settings.fixed_cost is not None:
-            usd = settings.fixed_cost if settings.in_usd else usd
-        if known is None or most is None or rounds > _MOST_ROUNDS:
-            return usd, tokens
-        prompts = [known + 2 * most * before for before in range(rounds)]
-        if settings.in_tokens:
-            tokens = max(tokens or 0, sum(prompts) + most * rounds)
-        if not settings.in_usd or settings.fixed_cost is not None or settings.cost_of_result is not None:
-            return usd, tokens
-        bound: int | None = None
-        if settings.cost_of_tokens is not None:
-            bound = self._asked(settings.cost_of_tokens, sum(prompts), most * rounds)
-        elif isinstance(rates := self.guard.accounts.pricing.rates(request.model, self.guard.clock()) if request.model else None, Rates):
-            bound = sum(rates.worst(prompt, most, request.audio_tokens) for prompt in prompts)
-        return (usd if bound is None else max(usd or 0, bound)), tokens
-
     def open_now(self, request: Request) -> Call | None:
         """``open`` of the common case: nobody has to be asked or waited for. None: nothing has happened, so ask."""
         guard = self.guard
         if self.settings.breaker or guard.accounts.ledger.is_shared:
             return None
-        bound = self._bound(request)
+        bound = self.costs.bound(request)
         if None in bound:
             return None
         state = self.state()
@@ -318,7 +237,7 @@ class Caller(Controls):
             raise
         if first is not None and call.charge is not None and not first.done():
             first.charge = _ALONE[id(call.charge)] = call.charge
-            usd, tokens = self._bound(request)
+            usd, tokens = self.costs.bound(request)
             first.known = (usd or 0, tokens or 0)
         return call
 
@@ -335,7 +254,7 @@ class Caller(Controls):
         event = ModelCall(run.info.run, ROOT_LANE, self.name, guard.clock(), request.model, request.input_tokens or 0, request.audio_tokens)
         event.max_output_tokens, event.no_loop, event.no_wait = request.max_output_tokens, no_loop, no_wait
         event.projected_tokens, event.context_limit = request.input_tokens, limit
-        usd, tokens = self._bound(request)
+        usd, tokens = self.costs.bound(request)
         event.bound = (usd or 0, tokens or 0) if call.beside else (usd, tokens)
         try:
             with state.lock:
@@ -463,14 +382,14 @@ class Caller(Controls):
             if told is not None and told.usage is not None:  # what was told before it broke is the least that it took
                 more = heard > told.usage.output  # a stream may tell its prompt first and its output only at the end
                 usage = replace(told.usage, output=heard) if more else told.usage
-                self._settle(call, told, usage, self._cost(told, usage, last), more or bool(untold))
+                self._settle(call, told, usage, self.costs.of(told, usage, last), more or bool(untold))
             elif refused and not chars and call.request.rounds == 1:  # else requests before the refused one may have been answered
                 self.guard.settle(charge, Usage(), free=True)
             elif isinstance(charge.rates, Rates) and self.settings.cost_of_result is None and self.settings.fixed_cost is None:
                 self.guard.abandon(charge, -(-chars // _PER_TOKEN), streaming=streaming)
             else:
                 usage = Usage(input=call.request.input_tokens or 0, output=-(-chars // _PER_TOKEN))
-                nano = self.settings.fixed_cost if self.settings.fixed_cost is not None else self._dearest[0]
+                nano = self.settings.fixed_cost if self.settings.fixed_cost is not None else self.costs.dearest[0]
                 if not nano and streaming and chars and self.settings.in_usd and self.settings.policy.on_unpriced == "refuse":
                     self._untold(call, "usd")  # pieces came, so it was billed
                 self.guard.settle(charge, usage, nano=nano or None, estimated=True)
@@ -509,24 +428,24 @@ class Caller(Controls):
             usage = replace(usage, output=max(usage.output, -(-left_after // _PER_TOKEN)))
         if usage is None and (call.request.input_tokens is not None or told.text):
             usage, guessed = Usage(input=call.request.input_tokens or 0, output=-(-len(told.text) // _PER_TOKEN)), True
-        nano = self._cost(told, usage, result)
+        nano = self.costs.of(told, usage, result)
         model = told.model or call.request.model
-        priced = nano is not None or (usage is not None and isinstance(self._rates(charge, model), Rates))
+        priced = nano is not None or (usage is not None and isinstance(self.guard.accounts.rates_of(charge, model), Rates))
         estimated = guessed and (nano is None or settings.in_tokens)
         if usage is None and settings.in_tokens:
-            if self._dearest[1]:
-                usage, estimated = Usage(input=self._dearest[1]), True
+            if self.costs.dearest[1]:
+                usage, estimated = Usage(input=self.costs.dearest[1]), True
             else:
                 self._untold(call, "tokens")
         if not priced and settings.in_usd:
-            if self._dearest[0]:
-                nano, estimated = self._dearest[0], True
+            if self.costs.dearest[0]:
+                nano, estimated = self.costs.dearest[0], True
             elif settings.policy.on_unpriced == "refuse":
                 self._untold(call, "usd")
         self._settle(call, told, usage or Usage(), nano, estimated or left_after is not None)
         booked = charge.booked
         if booked is not None and not estimated:
-            self._learn(booked.nano if priced else None, booked.input + booked.output)
+            self.costs.learn(booked.nano if priced else None, booked.input + booked.output)
 
     def _settle(self, call: Call, told: Reading, usage: Usage, nano: int | None, estimated: bool) -> None:
         charge = call.charge
@@ -539,52 +458,14 @@ class Caller(Controls):
         requests = [usage, *(_reckoned(one, usage, call.request.max_output_tokens) for one in told.earlier)]
         whole = Usage(*(sum(getattr(one, part.name) for one in requests) for part in dataclass_fields(Usage)))
         if nano is not None and self.settings.cost_of_tokens is not None:
-            nano = self._asked(self.settings.cost_of_tokens, whole.input, whole.output)
-        elif nano is None and isinstance(rates := self._rates(charge, model), Rates):
+            nano = self.costs.asked(self.settings.cost_of_tokens, whole.input, whole.output)
+        elif nano is None and isinstance(rates := self.guard.accounts.rates_of(charge, model), Rates):
             nano, estimated = sum(rates.cost(one) for one in requests), estimated or rates.estimated
         estimated = estimated or any(not one.input for one in told.earlier)
         self.guard.settle(charge, whole, model, nano=nano, estimated=estimated)
         for _ in told.earlier:
             counted = replace(charge, hold=None, held=0, booked=None, over=False)
-            self.guard.settle(self.guard.accounts._uncounted(counted), Usage(), model, nano=0)
-
-    def _rates(self, charge: Charge, model: str) -> Any:
-        if not model or model == charge.model:
-            return charge.rates
-        rates = self.guard.accounts.pricing.rates(model, charge.at)
-        return rates if isinstance(rates, Rates) else charge.rates
-
-    def _cost(self, told: Reading, usage: Usage | None, result: Any) -> int | None:
-        settings = self.settings
-        if settings.fixed_cost is not None:
-            return settings.fixed_cost
-        if settings.cost_of_result is not None:
-            return self._asked(settings.cost_of_result, result)
-        if settings.cost_of_tokens is not None and usage is not None:
-            return self._asked(settings.cost_of_tokens, usage.input, usage.output)
-        return None if told.usd is None else nano_of(told.usd)
-
-    def _asked(self, cost: Callable[..., Any], *facts: Any) -> int | None:
-        try:
-            nano = nano_of(value := cost(*facts))
-        except Exception:
-            _log.warning("runguard.cost_failed: cost raised for '%s'", self.name, exc_info=True)
-            return None
-        if nano is None:
-            _log.warning("runguard.cost_failed: cost gave %.80r for '%s', which is no amount of dollars", value, self.name)
-        return nano
-
-    def _learn(self, nano: int | None, tokens: int) -> None:
-        usd, most = self._dearest
-        if (nano is None or (usd is not None and nano <= usd)) and (not tokens or (most is not None and tokens <= most)):
-            return  # nothing dearer: no need to take turns
-        with self._lock:
-            usd, most = self._dearest
-            if nano is not None and self.settings.in_usd:
-                usd = max(usd or 0, nano)
-            if tokens and self.settings.in_tokens:
-                most = max(most or 0, tokens)
-            self._dearest = usd, most
+            self.guard.settle(self.guard.accounts.uncounted(counted), Usage(), model, nano=0)
 
     def _untold(self, call: Call, unit: str) -> None:
         """There is a limit and nothing tells what the call took: unknown is not zero, so it is the last one."""
@@ -655,54 +536,3 @@ def _reckoned(one: Usage, last: Usage, most: int | None) -> Usage:
         return one
     output = max(one.output + last.thinking, last.output)
     return Usage(input=last.input, output=output if most is None else min(output, max(most, last.output)), audio=last.audio)
-
-
-# ---- callers without an event loop ----------------------------------------------------------------------------------
-
-
-class _Waiting:
-    """One event loop in a thread of its own, for calls that have to wait and have no loop to do it on."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._pid = 0
-
-    def finish(self, job: Coroutine[Any, Any, _T], lost: Callable[[_T], None]) -> _T:
-        with self._lock:
-            if self._loop is None or self._pid != os.getpid():  # a fork takes no threads along
-                self._loop, self._pid = asyncio.new_event_loop(), os.getpid()
-                threading.Thread(target=self._loop.run_forever, name="runguard-waiting", daemon=True).start()
-            future = asyncio.run_coroutine_threadsafe(job, self._loop)
-        try:
-            return future.result()
-        except BaseException:
-            if not future.cancel() and not future.cancelled() and future.exception() is None:
-                lost(future.result())  # interrupted in the moment in which it came
-            raise
-
-
-_waiting: Final = _Waiting()
-
-
-def drive(job: Coroutine[Any, Any, _T], is_shared: bool, lost: Callable[[_T], None]) -> _T:
-    """Run a coroutine for a caller without an event loop: here, as long as it need not wait, else on a loop of our own.
-
-    ``lost``: takes a result that came when its caller had been interrupted.
-    """
-    if is_shared:
-        return _waiting.finish(job, lost)
-    try:
-        job.send(None)
-    except StopIteration as done:
-        return done.value  # type: ignore[no-any-return]
-    return _waiting.finish(job, lost)
-
-
-async def awaited(value: Any) -> Any:
-    return await value if inspect.isawaitable(value) else value
-
-
-async def finished(first: First) -> None:
-    """Wait for the call that goes alone; to give up waiting does not disturb it."""
-    await asyncio.shield(asyncio.wrap_future(first))

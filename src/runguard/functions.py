@@ -15,13 +15,15 @@ from difflib import get_close_matches
 from functools import update_wrapper
 from typing import Any, Final, ParamSpec, TypeVar, overload
 
-from runguard.caller import RUN, Call, Caller, RunContext, Turn, awaited, drive, finished, owners_of
+from runguard.caller import RUN, Call, Caller, RunContext, owners_of
 from runguard.charges import OWNERS, Charge
+from runguard.driving import awaited, drive
 from runguard.errors import PolicyError
 from runguard.keywords import Settings, settings_of
 from runguard.policy import Policy
 from runguard.reading import Reading, Request, earlier_in, read
 from runguard.streams import AsyncStream, Pending, Stream, is_manager, manage
+from runguard.turns import Turn, finished
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")

@@ -1,0 +1,53 @@
+"""Coroutines for callers without an event loop: run on the spot as long as nothing has to be waited for."""
+
+import asyncio
+import inspect
+import os
+import threading
+from collections.abc import Callable, Coroutine
+from typing import Any, Final, TypeVar
+
+_T = TypeVar("_T")
+
+
+class _Waiting:
+    """One event loop in a thread of its own, for calls that have to wait and have no loop to do it on."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._pid = 0
+
+    def finish(self, job: Coroutine[Any, Any, _T], lost: Callable[[_T], None]) -> _T:
+        with self._lock:
+            if self._loop is None or self._pid != os.getpid():  # a fork takes no threads along
+                self._loop, self._pid = asyncio.new_event_loop(), os.getpid()
+                threading.Thread(target=self._loop.run_forever, name="runguard-waiting", daemon=True).start()
+            future = asyncio.run_coroutine_threadsafe(job, self._loop)
+        try:
+            return future.result()
+        except BaseException:
+            if not future.cancel() and not future.cancelled() and future.exception() is None:
+                lost(future.result())  # interrupted in the moment in which it came
+            raise
+
+
+_waiting: Final = _Waiting()
+
+
+def drive(job: Coroutine[Any, Any, _T], is_shared: bool, lost: Callable[[_T], None]) -> _T:
+    """Run a coroutine for a caller without an event loop: here, as long as it need not wait, else on a loop of our own.
+
+    ``lost``: takes a result that came when its caller had been interrupted.
+    """
+    if is_shared:
+        return _waiting.finish(job, lost)
+    try:
+        job.send(None)
+    except StopIteration as done:
+        return done.value  # type: ignore[no-any-return]
+    return _waiting.finish(job, lost)
+
+
+async def awaited(value: Any) -> Any:
+    return await value if inspect.isawaitable(value) else value
