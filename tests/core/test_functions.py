@@ -41,6 +41,7 @@ from runguard import (
     run,
 )
 from runguard.caller import Caller
+from runguard.costs import Costs
 
 PATIENCE_S = 10  # far beyond anything that works
 DIME = Decimal("0.1")
@@ -429,7 +430,7 @@ def test_an_interrupt_while_waiting_for_the_store_gives_back_what_came_too_late(
         monkeypatch.setattr(future, "result", lambda *args: result(*args) if len(struck) > 1 else (struck.append(True), _interrupt())[0])
         return future
 
-    monkeypatch.setattr("runguard.caller.asyncio.run_coroutine_threadsafe", interrupted)
+    monkeypatch.setattr("runguard.driving.asyncio.run_coroutine_threadsafe", interrupted)
     with pytest.raises(KeyboardInterrupt):
         call()
     assert call.spend()["reserved_usd"] == 0
@@ -1175,7 +1176,7 @@ def test_a_fault_of_the_guard_means_what_the_policy_says(mode: str, monkeypatch:
         return 0, 0
 
     armed: list[bool] = []
-    monkeypatch.setattr(Caller, "_bound", broken)
+    monkeypatch.setattr(Costs, "bound", broken)
     model = Model()
     call = guard(model, budget={"max_calls": 9}, on_guard_error=mode, breaker=True)
     call()
