@@ -162,6 +162,12 @@ class Caller(Controls):
 
     def turn(self, request: Request, no_loop: bool) -> "tuple[Turn, First | None]":
         """Where nobody knows what a call may take: whether this one goes alone, or which one it has to wait for."""
+        try:
+            return self._turn(request, no_loop)
+        except Exception:  # a fault of ours: it shows again when leave is asked for, and the policy says what it means
+            return Turn.NOW, None
+
+    def _turn(self, request: Request, no_loop: bool) -> "tuple[Turn, First | None]":
         if not self._enforces or None not in self.costs.bound(request):
             return Turn.NOW, None
         # Made inside of a call of the same callable, or of any that goes alone: waiting might never end.
@@ -192,28 +198,28 @@ class Caller(Controls):
         guard = self.guard
         if self.settings.breaker or guard.accounts.ledger.is_shared:
             return None
-        bound = self.costs.bound(request)
-        if None in bound:
-            return None
-        state = self.state()
-        run = state.run
-        if run.stopped is not None:
-            return None
-        event = ModelCall(run.info.run, ROOT_LANE, self.name, guard.clock(), request.model, request.input_tokens or 0, request.audio_tokens)
-        event.max_output_tokens, event.bound = request.max_output_tokens, bound
-        if self.settings.context:
-            event.projected_tokens, event.context_limit = request.input_tokens, guard.accounts.context_limit(request.model)
+        counted = ""
         try:
+            bound, state = self.costs.bound(request), self.state()
+            run = state.run
+            if None in bound or run.stopped is not None:
+                return None
+            event = ModelCall(run.info.run, ROOT_LANE, self.name, guard.clock(), request.model, request.input_tokens or 0, request.audio_tokens)
+            event.max_output_tokens, event.bound = request.max_output_tokens, bound
+            if self.settings.context:
+                event.projected_tokens, event.context_limit = request.input_tokens, guard.accounts.context_limit(request.model)
             with state.lock:
                 decision = guard.check(event)
             self._obey(state, decision)
+            counted = event.run
             if guard.reserve_now(event):
                 return Call(self, state, event.charge, request)
         except RunStoppedError:
             raise
         except Exception:
-            return None  # a fault of ours, or a run that has ended meanwhile: it shows again
-        guard.unspent(run.info.run)
+            _log.debug("runguard.guard_error: the short way failed for '%s'", self.name, exc_info=True)  # or its run has ended: it shows again
+        if counted:
+            guard.unspent(counted)
         return None
 
     async def open(self, request: Request, turn: Turn, first: "First | None", no_loop: bool, no_wait: bool = False) -> Call:
