@@ -12,6 +12,8 @@ def nothing_installed() -> Iterator[None]:
     runguard.uninstall()
     runners._watch.plugins.clear()
     runners._watch.per_agent.clear()
+    runners._watch.of_models.clear()
+    runners._watch.kept = False
     runners.unpatch_if_unused()
     yield
     runguard.uninstall()
