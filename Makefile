@@ -9,8 +9,8 @@ demo: $(NEW)/.ready
 	@$(NEW)/bin/runguard demo
 
 test: $(NEW)/.ready $(OLD)/.ready lint types
-	@echo "== tests on the newest google-adk" && $(NEW)/bin/python -m pytest -n 2
-	@echo "== tests on the oldest supported google-adk: all that touch it" && $(OLD)/bin/python -m pytest -n 2 tests/adk tests/wire tests/install tests/demo tests/test_docs.py
+	@echo "== tests on the newest google-adk" && $(NEW)/bin/python -m pytest -n 2 --dist loadgroup
+	@echo "== tests on the oldest supported google-adk: all that touch it" && $(OLD)/bin/python -m pytest -n 2 --dist loadgroup tests/adk tests/wire tests/install tests/demo tests/test_docs.py
 
 lint: $(NEW)/.ready
 	@$(NEW)/bin/ruff check . && $(NEW)/bin/ruff format --check .

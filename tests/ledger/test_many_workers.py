@@ -17,7 +17,7 @@ from runguard.ledger.remote import StoreLedger
 WORKERS = 64
 PROCESSES = 16  # with a ledger of its own each
 BUDGET = 5
-ROUNDS = {"memory": 100, "redis": 60, "sqlite": 30, "postgres": 30}  # benchmarks/crowd.py makes 100 on each
+ROUNDS = {"memory": 100, "redis": 60, "sqlite": 20, "postgres": 15}  # benchmarks/crowd.py makes 100 on each
 PATIENCE_S = 50.0
 
 # Forked from a process that has imported everything: to start one costs milliseconds.
