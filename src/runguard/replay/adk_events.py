@@ -1,0 +1,150 @@
+"""ADK's stored events, snake or camel case -> neutral steps: what the live adapter reads from hooks, read from the record."""
+
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from typing import Any, Final
+
+from runguard.decision import METADATA_KEY, NOTICE_KEY, STOP_CODE
+from runguard.events import Outcome
+from runguard.pricing import Usage
+from runguard.replay.steps import Answered, Asked, Called, Delegated, Passed, Step, Turn
+
+_Data = dict[str, Any]
+_WORDS_READ: Final = 16_384
+_USER: Final = "user"
+# Stops that a model call was refused with: the call was asked for and not made.
+_AT_MODEL: Final = frozenset({"model_calls", "deadline", "growth", "context", "budget", "unpriced"})
+
+
+def either(data: dict[str, Any], snake: str, camel: str) -> Any:
+    value = data.get(snake)
+    return data.get(camel) if value is None else value
+
+
+class Events:
+    """The events of one session, in the order in which they passed the runner."""
+
+    def __init__(self, model: str = "") -> None:
+        self._model = model  # where events do not name theirs
+        self._invocation = ""
+        self._usage: tuple[str, str, Any] | None = None  # author, branch and usage of the last model event
+
+    def steps(self, event: dict[str, Any]) -> Iterator[Step]:
+        """Raises ValueError or TypeError for what is no event."""
+        author = event.get("author") or ""
+        content = event.get("content") or {}
+        if not isinstance(author, str) or not isinstance(content, dict):
+            raise TypeError("an event has an author and a content")
+        if event.get("partial"):
+            return
+        at = _time(event.get("timestamp"))
+        actions = event.get("actions") or {}
+        parts = [part for part in content.get("parts") or () if isinstance(part, dict)]
+        calls = [call for part in parts if isinstance(call := either(part, "function_call", "functionCall"), dict)]
+        answers = [answer for part in parts if isinstance(answer := either(part, "function_response", "functionResponse"), dict)]
+        invocation = either(event, "invocation_id", "invocationId") or ""
+        compaction = actions.get("compaction")
+        is_message = author == _USER and bool(parts) and not answers and not compaction
+        if (invocation and invocation != self._invocation) or is_message or not self._invocation:
+            self._invocation, self._usage = invocation or "?", None
+            yield Turn(at, invocation)
+        branch = event.get("branch") or ""
+        if compaction:
+            yield Asked(at, "", branch, self._named(event), _usage(event), aside=True)
+        elif answers:
+            self._usage = None
+            yield from self._answered(event, at, author, actions, answers)
+        elif author != _USER:
+            yield from self._spoke(event, at, author, branch, parts, calls)
+        target = either(actions, "transfer_to_agent", "transferToAgent")
+        if target:
+            yield Passed(at, author, branch, str(target))
+
+    def _named(self, event: dict[str, Any]) -> str:
+        return either(event, "model_version", "modelVersion") or self._model
+
+    def _spoke(
+        self, event: dict[str, Any], at: float | None, author: str, branch: str, parts: list[dict[str, Any]], calls: list[dict[str, Any]]
+    ) -> Iterator[Step]:
+        if either(event, "error_code", "errorCode") == STOP_CODE:
+            trip = (either(event, "custom_metadata", "customMetadata") or {}).get(METADATA_KEY)
+            if isinstance(trip, dict) and trip.get("rule") in _AT_MODEL:
+                yield Asked(at, author, branch, self._named(event), Usage(), refused=True)
+            return
+        raw = either(event, "usage_metadata", "usageMetadata")
+        told = raw is not None or bool(calls) or any(event.get(name) for name in ("model_version", "modelVersion", "finish_reason", "finishReason"))
+        if not told or (not parts and (author, branch, raw) == self._usage):
+            return  # an agent's or a node's own event; or the empty end of a stream that tells its usage again
+        self._usage = (author, branch, raw)
+        path = (either(event, "node_info", "nodeInfo") or {}).get("path") or ""
+        opened_by = path.rpartition("@")[2]
+        if opened_by and not opened_by.isdigit():
+            yield Delegated(opened_by)  # a task: its node is named by the call; one of an agent called as a tool has a number
+        said = 0
+        if parts and not calls:
+            said = hash("".join(p["text"] for p in parts if isinstance(p.get("text"), str) and not p.get("thought"))[:_WORDS_READ])
+        batch = event.get("id") or ""
+        yield Asked(at, author, branch, self._named(event), _usage(event), batch=batch, said=said, goes_on=bool(calls))
+        for call in calls:
+            yield Called(at, author, branch, batch, str(call.get("id") or ""), str(call.get("name") or ""), call.get("args"))
+
+    def _answered(self, event: dict[str, Any], at: float | None, author: str, actions: dict[str, Any], answers: list[dict[str, Any]]) -> Iterator[Step]:
+        waiting = {
+            *(either(actions, "requested_tool_confirmations", "requestedToolConfirmations") or ()),
+            *(either(actions, "requested_auth_configs", "requestedAuthConfigs") or ()),
+        }
+        ends = author == _USER or bool(either(actions, "skip_summarization", "skipSummarization") or actions.get("escalate"))
+        for answer in answers:
+            value, outcome = answer.get("response"), None
+            if isinstance(value, dict):
+                if value.get("status") == "not_executed" and "message" in value and len(value) == 2:
+                    outcome = Outcome.REFUSED
+                elif NOTICE_KEY in value:
+                    value = {key: entry for key, entry in value.items() if key != NOTICE_KEY}  # it was judged without
+            name, call_id = str(answer.get("name") or ""), str(answer.get("id") or "")
+            yield Answered(at, author, call_id, name, value, outcome, event.get("id") or "", ends, call_id in waiting)
+
+
+def _usage(event: dict[str, Any]) -> Usage | None:
+    """ADK's usage in our terms; the same arithmetic as at the model's border."""
+    usage = either(event, "usage_metadata", "usageMetadata")
+    if not isinstance(usage, dict):
+        return None
+
+    def count(snake: str, camel: str) -> int:
+        value = either(usage, snake, camel)
+        return value if isinstance(value, int) and value > 0 else 0
+
+    prompt = count("prompt_token_count", "promptTokenCount") + count("tool_use_prompt_token_count", "toolUsePromptTokenCount")
+    thinking = count("thoughts_token_count", "thoughtsTokenCount")
+    total = either(usage, "total_token_count", "totalTokenCount")
+    output = total - prompt if isinstance(total, int) else count("candidates_token_count", "candidatesTokenCount") + thinking
+    return Usage(
+        input=prompt,
+        output=max(output, 0),
+        cached=min(count("cached_content_token_count", "cachedContentTokenCount"), prompt),
+        audio=_audio(usage, "prompt_tokens_details", "promptTokensDetails") + _audio(usage, "tool_use_prompt_tokens_details", "toolUsePromptTokensDetails"),
+        cached_audio=_audio(usage, "cache_tokens_details", "cacheTokensDetails"),
+        audio_output=_audio(usage, "candidates_tokens_details", "candidatesTokensDetails"),
+        thinking=thinking,
+    )
+
+
+def _audio(usage: dict[str, Any], snake: str, camel: str) -> int:
+    details = either(usage, snake, camel)
+    if not isinstance(details, list):
+        return 0
+    heard = [entry for entry in details if isinstance(entry, dict) and str(entry.get("modality")).upper() == "AUDIO"]
+    return sum(count for entry in heard if isinstance(count := either(entry, "token_count", "tokenCount"), int))
+
+
+def _time(value: Any) -> float | None:
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        return float(value)
+    if not isinstance(value, str):
+        return None
+    try:
+        moment = datetime.fromisoformat(value)
+    except ValueError:
+        return None
+    return (moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)).timestamp()

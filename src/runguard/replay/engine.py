@@ -1,0 +1,455 @@
+"""Recorded steps -> the events that a live run makes -> the same ``Guard``, in shadow mode, with the recorded time as its clock.
+
+Open loop: what the guard would have said changes nothing of what follows in the recording. Each recorded run meets a guard of its
+own, so budgets of a run and of its session are replayed; what runs share with others (users' and apps' budgets, breakers) is not.
+"""
+
+import logging
+from collections.abc import Coroutine, Iterator
+from contextlib import contextmanager
+from typing import Any, Final
+
+from runguard.alerts.settings import AlertSettings
+from runguard.conductor import Guard
+from runguard.decision import Action, Decision
+from runguard.events import ROOT_LANE, AgentEntered, Answer, HandOff, ModelCall, ModelResult, RunInfo, ToolCall, ToolResults
+from runguard.policy import Policy
+from runguard.pricing import Unpriced, Usage
+from runguard.replay.prices import RecordedPrices
+from runguard.replay.results import CURVE_KEPT, VERDICTS_KEPT, After, RunResult, Verdict
+from runguard.replay.steps import FRAMEWORK_TOOLS, Answered, Asked, Called, Delegated, Passed, RecordedRun, Step, Turn
+
+ADK_MODEL_CALLS: Final = 500  # RunConfig.max_llm_calls, which the guard holds for the whole tree
+_STOP, _WARN = Action.STOP, Action.WARN
+_CALLS_KEPT: Final = 4_096
+_SIGN_IN: Final = "adk_request_"
+
+
+class Clock:
+    """The time of the recording."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """The guard's own log would tell of recorded runs as if they happened now."""
+    log = logging.getLogger("runguard")
+    before, log.disabled = log.disabled, True
+    try:
+        yield
+    finally:
+        log.disabled = before
+
+
+class Judge:
+    """A policy made harmless: it decides in the shadow, keeps its accounts in memory and tells nobody."""
+
+    def __init__(self, policy: Policy, *, to_the_end: bool = False) -> None:
+        """``to_the_end``: judge also what a stopped run would not have come to, as a live guard in the shadow does."""
+        self.told, self.to_the_end = policy, to_the_end
+        self.clock = Clock()
+        quietly = {"mode": "shadow", "store": "memory", "telemetry": False, "alerts": AlertSettings(), "on_trip": None, "on_decision": None}
+        self.policy = policy.model_copy(update={**quietly, "clock": self.clock})
+        self.pricing = RecordedPrices(policy)  # one for all runs
+        self.watches_context = self.policy.rungs("context") is not None
+        self._limits: dict[str, int | None] = {}
+
+    def context_limit(self, guard: Guard, model: str) -> int | None:
+        if model not in self._limits:
+            if len(self._limits) > 1_000:
+                self._limits.clear()
+            self._limits[model] = guard.accounts.context_limit(model)
+        return self._limits[model]
+
+    def play(self, run: RecordedRun) -> RunResult:
+        return play(run, [self])[0]
+
+
+def play(run: RecordedRun, judges: list[Judge]) -> list[RunResult]:
+    """One walk through a recorded run, past every judge."""
+    players = [Player(judge, run) for judge in judges]
+    if len(players) == 1:
+        feed = players[0].feed
+        for step in run.steps:
+            feed(step)
+    else:
+        for step in run.steps:
+            for player in players:
+                player.feed(step)
+    return [player.finish() for player in players]
+
+
+class Hearing(Guard):
+    """A guard whose decisions are heard where they are made."""
+
+    player: "Player"
+
+    def _tell(self, decision: Decision) -> None:
+        self.player.hear(decision)
+
+
+class _Call:
+    __slots__ = ("agent", "batch", "fingerprint", "lane", "tool")
+
+    def __init__(self, tool: str, fingerprint: bytes, lane: str, batch: str, agent: str) -> None:
+        self.tool, self.fingerprint, self.lane, self.batch, self.agent = tool, fingerprint, lane, batch, agent
+
+
+class Player:
+    """Plays one recorded run to one judge, step by step."""
+
+    guard_type: type[Hearing] = Hearing
+
+    def __init__(self, judge: Judge, run: RecordedRun) -> None:
+        self.judge, self.clock, self.recorded = judge, judge.clock, run
+        self._over = False  # the run was stopped, and nothing more of it is judged
+        self.guard = self.guard_type(judge.policy)
+        self.guard.player = self
+        self.guard.accounts.pricing = judge.pricing
+        policy = judge.policy
+        self._budgets = policy.max_usd is not None or policy.max_tokens is not None or bool(policy.budgets)
+        self.result = RunResult(run.id, run.app, run.user, run.session, run.source, run.success, run.capped)
+        self.clock.now = 0.0
+        self._takes = {Turn: self._turn, Asked: self._asked, Called: self._called, Answered: self._answered, Passed: self._passed, Delegated: self._delegated}
+        self._run = ""
+        self._live: Any = None  # the guard's run
+        self._begun = False
+        self._agent = self._lane_now = ""
+        self._calls: dict[str, _Call] = {}
+        self._lanes: dict[str, str] = {}
+        self._active: dict[str, str] = {}  # lane -> the agent at work in it
+        self._delegations: set[str] = set()
+        self._agents: set[str] = set()  # tools that are agents: work of theirs was seen in a branch
+        self._waiting: list[Called] = []  # calls of the last response, until it is known that tools answer them
+        self._answers: list[Answer] = []
+        self._answered_as = ("", "", "", "")  # lane, batch, agent, event of self._answers
+        self._stopped = False
+        self._stopped_lanes: set[str] = set()
+        self._open: list[tuple[Verdict, int, int, int, int]] = []  # verdicts of this run, and what had been spent by then
+
+    # ---- steps ------------------------------------------------------------------------------------------------------
+
+    def feed(self, step: Step) -> None:
+        self.result.steps += 1
+        self._takes[type(step)](step)  # type: ignore[operator]
+
+    def finish(self) -> RunResult:
+        if self._waiting:
+            self._settle_calls()
+        if self._answers:
+            self._flush()
+        self._close()
+        return self.result
+
+    def _turn(self, step: Turn) -> None:
+        if self._waiting:
+            self._settle_calls()
+        if self._answers:
+            self._flush()
+        self._tick(step.at)
+        self._begin(step.run)
+
+    def _begin(self, name: str) -> None:
+        self._close()
+        result, recorded = self.result, self.recorded
+        result.runs += 1
+        self._run = name or f"{recorded.id}#{result.runs}"
+        info = RunInfo(
+            self._run, recorded.app, recorded.user, recorded.session, self._run, self.clock.now, model_call_limit=ADK_MODEL_CALLS, labels=recorded.labels
+        )
+        self._live = self.guard.start(info)
+        self._begun = True
+        for kept in (self._calls, self._lanes, self._active, self._delegations, self._stopped_lanes):
+            kept.clear()
+        self._stopped = self._over = False
+
+    def _close(self) -> None:
+        """The run is over: what came after each of its verdicts is known now."""
+        if not self._begun:
+            return
+        result = self.result
+        for verdict, calls, tools, tokens, nano in self._open:
+            if verdict.action != "stop":
+                verdict.after = After(result.model_calls - calls, result.tool_calls - tools, result.tokens - tokens, result.nano - nano)
+        self._open.clear()
+        self.guard.end(self._run)
+        self._begun = False
+
+    def _asked(self, step: Asked) -> None:
+        if self._waiting and step.branch:
+            path, _, opened_by = step.branch.rpartition("@")
+            name = path.rpartition(".")[2] if opened_by.isdigit() else ""  # older ADK numbers the branches of agents called as tools
+            self._agents.update(call.tool for call in self._waiting if call.id == opened_by or call.tool == name)
+        if self._waiting:
+            self._settle_calls()
+        if self._answers:
+            self._flush()
+        if not self._begun:
+            self._begin("")
+        if self._over:
+            self._tick(step.at)
+            if not step.refused:
+                self._book(step, ModelCall(self._run, ROOT_LANE, step.agent, self.clock.now, step.model), step.usage or Usage())
+            return
+        lane = self._lane(step.branch)
+        began = self.clock.now  # it was asked when the last thing before it had happened
+        if not step.aside:
+            self._enter(lane, step.agent)
+        guard, judge = self.guard, self.judge
+        usage = step.usage or Usage()
+        event = ModelCall(self._run, lane, step.agent, began, step.model, usage.input, usage.audio, judge.policy.min_output_tokens)
+        event.aside = step.aside
+        if judge.watches_context and step.usage is not None and not step.estimated:
+            event.projected_tokens, event.context_limit = usage.input, judge.context_limit(guard, step.model)
+        self._lane_now, self._agent = lane, step.agent
+        guard.check(event)
+        if self._budgets and not guard.reserve_now(event):
+            _drive(guard.reserve(event, slot=False))
+        self._tick(step.at)
+        if step.refused:
+            if event.charge is not None:
+                guard.release(event.charge)
+            return
+        self._book(step, event, usage)
+        if not step.aside:
+            told = step.usage is not None and not step.estimated
+            prompt, output = (usage.input, usage.output) if told else (None, None)
+            guard.after(ModelResult(self._run, lane, step.agent, self.clock.now, prompt, output, said=step.said))
+            if not step.goes_on:
+                self._active.pop(lane, None)
+
+    def _book(self, step: Asked, event: ModelCall, usage: Usage) -> None:
+        result = self.result
+        nano = self._cost(step, event, usage)
+        is_estimate = step.usage is None or step.estimated
+        result.model_calls += 1
+        result.prompt_tokens += usage.input
+        result.output_tokens += usage.output
+        result.nano += nano
+        result.estimated += is_estimate
+        if len(result.curve) < CURVE_KEPT:
+            result.curve.append((usage.input, nano))
+        for after in self._afters(event.lane) if self._stopped or self._stopped_lanes else ():
+            after.model_calls += 1
+            after.tokens += usage.input + usage.output
+            after.nano += nano
+
+    def _cost(self, step: Asked, event: ModelCall, usage: Usage) -> int:
+        if event.charge is not None:
+            purse = self._live.purse
+            before, unpriced = purse.nano, purse.unpriced
+            self.guard.settle(event.charge, usage, step.model, estimated=step.usage is None or step.estimated)
+            self.result.unpriced += purse.unpriced - unpriced
+            return int(purse.nano - before)
+        rates = self.judge.pricing.rates(step.model, event.at)  # no budget looks at it: the price alone
+        if isinstance(rates, Unpriced):
+            self.result.unpriced += 1
+            return 0
+        return rates.cost(usage)
+
+    def _called(self, step: Called) -> None:
+        if self._answers:
+            self._flush()
+        if not self._begun:
+            self._begin("")
+        self._waiting.append(step)
+
+    def _delegated(self, step: Delegated) -> None:
+        self.result.steps -= 1
+        self._delegations.add(step.id)
+
+    def _settle_calls(self) -> None:
+        """The calls of the last response are judged when something follows: a task's delegation is no call of a tool."""
+        waiting, self._waiting = self._waiting, []
+        guard = self.guard
+        for step in waiting:
+            if self._over:
+                if step.tool not in FRAMEWORK_TOOLS and step.id not in self._delegations:
+                    self.result.tool_calls += 1
+                    for after in self._afters(ROOT_LANE):
+                        after.tool_calls += 1
+                continue
+            lane = self._lane(step.branch)
+            self._tick(step.at)
+            call = _Call(step.tool, guard.fingerprint(step.tool, step.args), lane, step.batch, step.agent)
+            if len(self._calls) >= _CALLS_KEPT:
+                del self._calls[next(iter(self._calls))]
+            self._calls[step.id] = call
+            if step.tool in FRAMEWORK_TOOLS or step.id in self._delegations:
+                continue
+            self.result.tool_calls += 1
+            for after in self._afters(lane) if self._stopped or self._stopped_lanes else ():
+                after.tool_calls += 1
+            self._lane_now, self._agent = lane, step.agent
+            if step.tool in self._agents:
+                beside = sum(other.batch == step.batch and other.tool == step.tool for other in waiting)
+                guard.check(AgentEntered(self._run, lane, step.agent, self.clock.now, 0, beside))
+            guard.check(ToolCall(self._run, lane, step.agent, self.clock.now, step.tool, call.fingerprint, step.batch, step.id))
+
+    def _answered(self, step: Answered) -> None:
+        if self._waiting:
+            self._settle_calls()
+        call = self._calls.pop(step.id, None)
+        if call is None:
+            return  # the record holds no call for it, or it was made in another run
+        if step.ends:
+            self._active.pop(call.lane, None)
+        if step.pending or step.tool in FRAMEWORK_TOOLS or step.tool.startswith(_SIGN_IN):
+            return
+        known_as = (call.lane, call.batch, step.agent or call.agent, step.event)
+        if known_as != self._answered_as:
+            if self._answers:
+                self._flush()
+            self._answered_as = known_as
+        self._tick(step.at)
+        self._answers.append(Answer(step.tool, call.fingerprint, step.value, step.id, step.outcome, step.event))
+        if self._live is not None and len(self._live.lanes) > 1:
+            self.guard.close_lane(self._live, f"{call.lane}/{step.tool}@{step.id}")
+
+    def _flush(self) -> None:
+        """The answers to one model response are one observation."""
+        answers, self._answers = self._answers, []
+        if self._over:
+            return
+        lane, batch, agent, _ = self._answered_as
+        self._lane_now, self._agent = lane, agent
+        self.guard.after(ToolResults(self._run, lane, agent, self.clock.now, batch, answers))
+
+    def _passed(self, step: Passed) -> None:
+        if self._waiting:
+            self._settle_calls()
+        if self._answers:
+            self._flush()
+        self._tick(step.at)
+        if not self._begun:
+            self._begin("")
+        if self._over:
+            return
+        lane = self._lane(step.branch)
+        self._lane_now, self._agent = lane, step.agent
+        self.guard.check(HandOff(self._run, lane, step.agent, step.target, self.clock.now))
+        self._active.pop(lane, None)
+
+    def _tick(self, at: float | None) -> None:
+        if at is not None and at > self.clock.now:
+            self.clock.now = at
+
+    # ---- strands ----------------------------------------------------------------------------------------------------
+
+    def _enter(self, lane: str, agent: str) -> None:
+        """An agent begins to work: another one than before, or once more after it had finished."""
+        if self._active.get(lane) == agent:
+            return
+        self._active[lane] = agent
+        self._lane_now, self._agent = lane, agent
+        self.guard.check(AgentEntered(self._run, lane, agent, self.clock.now))
+
+    def _lane(self, branch: str) -> str:
+        """The lane of a branch, named and nested as live: see ``runguard.adk.chain``."""
+        if not branch:
+            return ROOT_LANE
+        key = self._lanes.get(branch)
+        if key is not None and key in self._live.lanes:
+            return key
+        opened_by = branch.rpartition("@")[2] if "@" in branch else ""
+        if opened_by.isdigit():  # older ADK
+            name = branch.rpartition("@")[0].rpartition(".")[2]
+            opened_by = next((mine for mine, other in self._calls.items() if other.tool == name), opened_by)
+        call = self._calls.get(opened_by)
+        if call is not None and opened_by not in self._delegations:
+            key, parent = f"{call.lane}/{call.tool}@{opened_by}", call.lane
+            concurrent = sum(other.batch == call.batch for other in self._calls.values()) > 1
+        else:
+            key, parent, concurrent = f"/{branch}", self._above(branch), call is None
+        self._lanes[branch] = key
+        if key not in self._live.lanes:
+            self.guard.open_lane(self._live, key, parent, concurrent=concurrent, path=self._live.lanes[parent].path)
+        return key
+
+    def _above(self, branch: str) -> str:
+        while "." in branch:
+            branch = branch.rpartition(".")[0]
+            if f"/{branch}" in self._live.lanes:
+                return f"/{branch}"
+        return ROOT_LANE
+
+    # ---- verdicts ---------------------------------------------------------------------------------------------------
+
+    def hear(self, decision: Decision) -> None:
+        finding = decision.finding
+        if finding is None:
+            return
+        result, lane = self.result, self._lane_now
+        stops = decision.action is _STOP
+        verdict = Verdict(
+            decision.action.word,
+            finding.rule,
+            result.steps,
+            result.model_calls,
+            self._run,
+            lane,
+            self._agent,
+            finding.tool,
+            float(finding.observed),
+            float(finding.limit),
+            finding.unit,
+            finding.detail,
+            self.clock.now,
+            finding.evidence,
+            self._is_stopped(lane),
+        )
+        if len(result.verdicts) < VERDICTS_KEPT or (stops and not verdict.moot):
+            result.verdicts.append(verdict)
+            self._open.append((verdict, result.model_calls, result.tool_calls, result.tokens, result.nano))
+        else:
+            result.more += 1
+        if stops and not verdict.moot:
+            strand = self._live.lanes.get(lane)
+            owner = strand.owner() if finding.scope == "lane" and strand is not None else None
+            if owner is None:
+                self._stopped, self._over = True, not self.judge.to_the_end
+            else:
+                self._stopped_lanes.add(owner.key)
+
+    def _is_stopped(self, lane: str) -> bool:
+        if self._stopped:
+            return True
+        return bool(self._stopped_lanes) and any(key in self._stopped_lanes for key in self._chain(lane))
+
+    def _chain(self, lane: str) -> Iterator[str]:
+        strand = self._live.lanes.get(lane)
+        while strand is not None:
+            yield strand.key
+            strand = strand.parent
+
+    def _afters(self, lane: str) -> Iterator[After]:
+        """Whose account a paid step is on that a stop would have spared."""
+        if not self._is_stopped(lane):
+            return
+        yield self.result.saved
+        covering = None if self._stopped else set(self._chain(lane))
+        for verdict, *_ in self._open:
+            if verdict.action != "stop" or verdict.moot:
+                continue
+            if covering is None or verdict.lane in covering or self._chain_meets(verdict.lane, covering):
+                yield verdict.after
+                return
+
+    def _chain_meets(self, lane: str, covering: set[str]) -> bool:
+        return any(key in covering and key in self._stopped_lanes for key in self._chain(lane))
+
+
+def _drive(waiting: Coroutine[Any, Any, Decision]) -> Decision:
+    """A coroutine that has nobody to wait for: in memory and in the shadow."""
+    try:
+        waiting.send(None)
+    except StopIteration as done:
+        decision: Decision = done.value
+        return decision
+    waiting.close()
+    raise RuntimeError("a reservation in memory had to wait")

@@ -1,0 +1,143 @@
+"""Why did it not stop? How near each rule came, where, and what was missing."""
+
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+from runguard.decision import Finding, Rungs
+from runguard.events import Event
+from runguard.policy import RULES
+from runguard.replay.engine import ADK_MODEL_CALLS, Hearing, Judge, Player
+from runguard.replay.results import RunResult
+from runguard.replay.steps import RecordedRun
+from runguard.runs import Lane, Run
+
+_NOT_RECORDED: Final = {
+    "depth": "how agents are nested is not recorded",
+    "fan_out": "how many branches begin at once is not recorded",
+    "breaker": "breakers stand between runs: each recorded run is replayed alone",
+    "kill_switch": "operators' stops are not replayed",
+}
+
+
+@dataclass(slots=True)
+class Peak:
+    """The highest count of a rule in a run."""
+
+    observed: float
+    unit: str
+    step: int
+    turn: int
+    tool: str
+    agent: str
+
+
+@dataclass(slots=True)
+class Near:
+    """One rule: how near it came to each of its rungs."""
+
+    rule: str
+    rungs: dict[str, float]
+    peak: Peak | None
+    why: str
+
+
+@dataclass(slots=True)
+class Explanation:
+    result: RunResult
+    rules: list[Near]
+    not_recorded: dict[str, str]
+
+    def to_dict(self) -> dict[str, Any]:
+        rules = [
+            {
+                "rule": near.rule,
+                "rungs": near.rungs,
+                "peak": None if near.peak is None else {name: getattr(near.peak, name) for name in Peak.__slots__},
+                "why": near.why,
+            }
+            for near in self.rules
+        ]
+        return {"run": self.result.to_dict(), "rules": rules, "not_recorded": self.not_recorded}
+
+
+class _Watching(Hearing):
+    """A guard whose detectors tell every count, not only those that reach a rung."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.peaks: dict[str, Peak] = {}
+        self._lane_rungs = {name: _telling(rungs) for name, rungs in self._lane_rungs.items()}
+
+    def _ask(self, run: Run, lane: Lane, event: Event) -> Finding | None:
+        result = self.player.result
+        worst: Finding | None = None
+        for detector in lane.by_event.get(type(event), ()):
+            found = detector.observe(event)
+            if found is None:
+                continue
+            peak = self.peaks.get(found.rule)
+            if peak is None or found.observed > peak.observed:
+                self.peaks[found.rule] = Peak(float(found.observed), found.unit, result.steps, result.model_calls, found.tool, event.agent)
+            if worst is None or found.action > worst.action:
+                worst = found
+        return worst
+
+
+def _telling(rungs: Rungs) -> Rungs:
+    lowest = rungs.lowest
+    return replace(rungs, warn=min(1.0, lowest) if lowest > 0 else lowest)
+
+
+class _Watcher(Player):
+    guard_type = _Watching
+
+
+def explain(run: RecordedRun, judge: Judge) -> Explanation:
+    """Walk a run twice at once: as it is judged, and with every count told."""
+    plain, watching = Player(judge, run), _Watcher(Judge(judge.told, to_the_end=True), run)
+    for step in run.steps:
+        plain.feed(step)
+        watching.feed(step)
+    result = plain.finish()
+    watching.finish()
+    peaks = watching.guard.peaks  # type: ignore[attr-defined]
+    found = [_near(rule, judge, peaks.get(rule)) for rule in RULES]
+    return Explanation(result, [*found, *_limits(judge, result)], _NOT_RECORDED)
+
+
+def _near(rule: str, judge: Judge, peak: Peak | None) -> Near:
+    rungs = judge.policy.rungs(rule)
+    if rungs is None or rungs == Rungs():
+        return Near(rule, {}, None, "off in this policy")
+    told = {name: number for name in ("warn", "nudge", "block", "stop") if (number := getattr(rungs, name)) is not None}
+    if rule == "context":
+        return Near(rule, told, peak, "the prompt came near the window" if peak is not None else "no prompt came near the model's window, or it is not known")
+    if peak is None:
+        return Near(rule, told, None, "nothing to count was seen")
+    reached = [name for name, number in told.items() if peak.observed >= number]
+    stop = rungs.stop
+    if stop is None:
+        why = "has no stop in this policy"
+    elif peak.observed >= stop:
+        why = "reached its stop"
+    else:
+        why = f"{peak.observed:g} of the {stop:g} that stop"
+    if reached and reached[-1] != "stop":
+        why += f"; reached its {reached[-1]}"
+    return Near(rule, told, peak, why)
+
+
+def _limits(judge: Judge, result: RunResult) -> list[Near]:
+    policy = judge.policy
+    spent = {
+        "max_model_calls": (policy.max_model_calls or ADK_MODEL_CALLS, result.model_calls, "model calls"),
+        "max_tool_calls": (policy.max_tool_calls, result.tool_calls, "tool calls"),
+        "max_tokens": (policy.max_tokens, result.tokens, "tokens"),
+        "max_usd": (policy.max_usd, float(result.usd or 0), "USD"),
+    }
+    found = []
+    for name, (limit, seen, unit) in spent.items():
+        peak = Peak(float(seen), unit, result.steps, result.model_calls, "", "")
+        why = "no limit in this policy" if limit is None else f"{seen:g} {unit} in {result.runs} user turns; the limit is {float(limit):g} for each"
+        found.append(Near(name, {} if limit is None else {"stop": float(limit)}, peak, why))
+    return found

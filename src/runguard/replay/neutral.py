@@ -1,0 +1,181 @@
+"""The neutral JSONL: one run per line, with messages, model calls, tool calls and results of any framework.
+
+``{"id", "steps": [...]}``, optionally ``source, model, task, success, capped, labels, total_cost_usd, app, user, session``. A step has
+``kind`` (message, model, tool_call, tool_result, error), ``agent``, ``tool``, ``args``, ``result``, ``text`` and, when known, ``call_id``,
+``error``, ``branch``, ``input_tokens``, ``output_tokens``, ``cached_tokens``, ``ts``, ``text_chars``, ``result_chars``.
+"""
+
+import json
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from typing import Any, Final
+
+from runguard.events import Outcome
+from runguard.fingerprint import size_of
+from runguard.outcomes import classify
+from runguard.pricing import Usage
+from runguard.replay.steps import TRANSFER, Answered, Asked, Called, Faults, Passed, RecordedRun, Step, Turn
+
+_CHARS_PER_TOKEN: Final = 4
+_ENOUGH: Final = 64_000_000
+_WORDS_READ: Final = 16_384
+_KINDS: Final = ("model", "tool_call", "tool_result", "message", "error")  # a broken kind may not be hashable
+
+
+def read_line(line: bytes, where: str, faults: Faults) -> RecordedRun | None:
+    """The run of one line, or None with a fault noted."""
+    try:
+        run = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        faults.add(where, f"not valid JSON: {error}")
+        return None
+    if not isinstance(run, dict) or not isinstance(run.get("steps"), list):
+        faults.add(where, "no run: an object with a list of steps is expected")
+        return None
+    return run_of(run, where, faults)
+
+
+def run_of(run: dict[str, Any], where: str, faults: Faults) -> RecordedRun:
+    name = str(run.get("id") or run.get("session") or where)
+    return RecordedRun(
+        name,
+        Translation(run, f"{where} ({name})", faults).steps(),
+        app=_word(run.get("app")),
+        user=_word(run.get("user")),
+        session=_word(run.get("session")) or name,
+        source=_word(run.get("source")),
+        success=_flag(run.get("success")),
+        capped=_flag(run.get("capped")),
+    )
+
+
+class Translation:
+    """The steps of one run, told one by one."""
+
+    def __init__(self, run: dict[str, Any], where: str, faults: Faults) -> None:
+        self._run, self._where, self._faults = run, where, faults
+        self._model = _word(run.get("model"))
+        self._open: list[tuple[Any, str, str, str]] = []  # calls without an answer: their own id, tool, agent, ours
+        self._calls = self._turns = self._history = 0
+        given = run["steps"]
+        self._sizes = any(isinstance(step, dict) and step.get("kind") == "model" and step.get("input_tokens") is None for step in given)
+
+    def steps(self) -> Iterator[Step]:
+        given = self._run["steps"]
+        opened = any(isinstance(s, dict) and s.get("kind") == "message" and s.get("agent") == "user" for s in given[:3])
+        if not opened:  # nobody recorded what was asked for
+            self._history += len(_word(self._run.get("task"))) if self._sizes else 0
+            yield Turn(_time(given[0].get("ts")) if given and isinstance(given[0], dict) else None)
+        for position, step in enumerate(given):
+            if step.__class__ is not dict or step.get("kind") not in _KINDS:
+                self._faults.add(f"{self._where} step {position}", "no step: an object with a known kind is expected")
+                continue
+            kind, agent = step["kind"], step.get("agent") or ""
+            if agent.__class__ is not str:
+                agent = str(agent)
+            if kind == "message":
+                if self._sizes:
+                    self._history += _size(step)
+                if agent == "user":
+                    self._open.clear()
+                    yield Turn(_time(step.get("ts")))
+            elif agent == "user":
+                continue  # a simulated customer's own calls
+            elif kind == "model":
+                yield self._asked(step, agent, given, position)
+            elif kind == "tool_call":
+                yield self._called(step, agent)
+            else:
+                answered = self._answered(step, kind)
+                if answered is not None:
+                    yield answered
+
+    def _asked(self, step: dict[str, Any], agent: str, given: list[Any], position: int) -> Asked:
+        self._turns += 1
+        following = given[position + 1] if position + 1 < len(given) else None
+        goes_on = isinstance(following, dict) and following.get("kind") == "tool_call" and (following.get("agent") or "") == agent
+        text = step.get("text")
+        said = hash(text[:_WORDS_READ]) if not goes_on and text.__class__ is str and text else 0
+        prompt, output = _count(step.get("input_tokens")), _count(step.get("output_tokens"))
+        estimated = prompt is None
+        if self._sizes:
+            size = _size(step)
+            if prompt is None:
+                answer = size + self._called_size(given, position + 1)
+                prompt, output = self._history // _CHARS_PER_TOKEN, output if output is not None else answer // _CHARS_PER_TOKEN
+            self._history += size
+        usage = Usage(prompt or 0, output or 0)
+        if "cached_tokens" in step:
+            usage.cached = min(_count(step["cached_tokens"]) or 0, usage.input)
+        model = _word(step["model"]) or self._model if "model" in step else self._model
+        return Asked(_time(step.get("ts")), agent, _word(step.get("branch")), model, usage, estimated, batch=str(self._turns), said=said, goes_on=goes_on)
+
+    @staticmethod
+    def _called_size(given: list[Any], position: int) -> int:
+        size = 0
+        while position < len(given) and isinstance(given[position], dict) and given[position].get("kind") == "tool_call":
+            size += size_of(given[position].get("args"), _ENOUGH)
+            position += 1
+        return size
+
+    def _called(self, step: dict[str, Any], agent: str) -> Step:
+        tool, args = _word(step.get("tool")) or "None", step.get("args")
+        if self._sizes:
+            self._history += size_of(args, _ENOUGH)
+        branch = _word(step.get("branch"))
+        if tool == TRANSFER:
+            return Passed(_time(step.get("ts")), agent, branch, str(args.get("agent_name") if isinstance(args, dict) else args))
+        self._calls += 1
+        mine = f"call-{self._calls}"
+        self._open.append((step.get("call_id"), tool, agent, mine))
+        return Called(_time(step.get("ts")), agent, branch, str(self._turns), mine, tool, args)
+
+    def _answered(self, step: dict[str, Any], kind: str) -> Answered | None:
+        value = step.get("result", step.get("text"))
+        if self._sizes:
+            self._history += _count(step.get("result_chars")) or size_of(value, _ENOUGH)
+        call_id, tool = step.get("call_id"), _word(step.get("tool")) or "None"
+        asked = next((call for call in self._open if call[0] == call_id and call[1] == tool), None)
+        if asked is None:
+            return None  # the record holds no call for it
+        self._open.remove(asked)
+        outcome = None
+        if kind == "error":  # raised, or no such tool: ADK says so by a hook of its own
+            outcome = Outcome.UNKNOWN_TOOL if classify(value)[0] is Outcome.UNKNOWN_TOOL else Outcome.ERROR
+        elif step.get("error"):
+            outcome = Outcome.FAILED
+        # ADK wraps what is no mapping in just this way before anybody sees it.
+        given = value if isinstance(value, dict) or outcome is not None else {"result": value}
+        return Answered(_time(step.get("ts")), asked[2], asked[3], tool, given, outcome)
+
+
+def _size(step: dict[str, Any]) -> int:
+    return _count(step.get("text_chars")) or len(_word(step.get("text")))
+
+
+def _word(value: Any) -> str:
+    return value if value.__class__ is str else "" if value is None else str(value)
+
+
+def _flag(value: Any) -> bool | None:
+    return value if isinstance(value, bool) else None
+
+
+def _count(value: Any) -> int | None:
+    if value.__class__ is int and value >= 0:
+        return int(value)
+    return int(value) if isinstance(value, float) and 0 <= value < 1e15 else None
+
+
+def _time(value: Any) -> float | None:
+    """Seconds, or an ISO date."""
+    kind = value.__class__
+    if value is None or kind is bool:
+        return None
+    if kind is int or kind is float:
+        return float(value) if -1e12 < value < 1e12 else None
+    try:
+        moment = datetime.fromisoformat(str(value))
+    except ValueError:
+        return None
+    return (moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)).timestamp()

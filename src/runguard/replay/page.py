@@ -1,0 +1,192 @@
+"""The result as one self-contained page: tables and plots, no script, no request to anywhere, light and dark."""
+
+from html import escape
+from typing import Final
+
+from runguard.replay.results import RunResult
+from runguard.replay.steps import Faults
+from runguard.replay.svg import Plot
+from runguard.replay.table import Rows
+from runguard.replay.totals import BINS, TURNS, Group, Totals
+from runguard.replay.words import cost, count, money, share
+
+_NANO: Final = 1e9
+_STYLES: Final = ("first", "second")
+_CSS: Final = """
+:root { color-scheme: light dark; --bg: #ffffff; --fg: #1c2024; --dim: #60646c; --rule: #d9d9e0;
+  --first: #0a6cc9; --second: #b4530a; --bad: #c62a2f; --many: #8b8d98; }
+@media (prefers-color-scheme: dark) {
+  :root { --bg: #111113; --fg: #edeef0; --dim: #b0b4ba; --rule: #363a3f; --first: #70b8ff; --second: #ffa057; --bad: #ff9592; --many: #696e77; } }
+body { background: var(--bg); color: var(--fg); font: 15px/1.5 system-ui, sans-serif; margin: 2rem auto; max-width: 1400px; padding: 0 1rem; }
+h1 { font-size: 1.4rem; } h2 { font-size: 1.1rem; margin-top: 2rem; }
+table { border-collapse: collapse; font-variant-numeric: tabular-nums; } .wide { overflow-x: auto; }
+th, td { padding: .25rem .75rem; border-bottom: 1px solid var(--rule); text-align: right; vertical-align: top; }
+th:first-child, td:first-child, td.text { text-align: left; } td.id { overflow-wrap: anywhere; max-width: 28rem; }
+.plots { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 34rem), 1fr)); gap: 1.5rem; }
+figure { margin: 0; } figcaption { font-weight: 600; } svg { width: 100%; height: auto; }
+.grid { stroke: var(--rule); } .tick, .axis, .label { fill: var(--dim); font-size: 11px; } .axis { font-size: 12px; }
+polyline { fill: none; stroke-width: 2; } polyline.first { stroke: var(--first); } polyline.second { stroke: var(--second); stroke-dasharray: 5 3; }
+polyline.many { stroke: var(--many); stroke-width: 1; opacity: .6; }
+rect.first, circle.first { fill: var(--first); opacity: .8; } rect.second, circle.second { fill: var(--second); opacity: .8; } circle.stop { fill: var(--bad); }
+.dim { color: var(--dim); } .bad { color: var(--bad); }
+"""
+
+
+def page_of(sources: list[str], totals: list[Totals], rows: Rows, faults: Faults) -> str:
+    policy = totals[0].name if len(totals) < 2 else f"{totals[0].name} against {totals[1].name}"
+    parts = [
+        "<!doctype html>",
+        '<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">',
+        f"<title>RunGuard replay</title><style>{_CSS}</style></head><body>",
+        "<h1>What RunGuard would have done</h1>",
+        f"<p>{escape(', '.join(sources[:10]))}{' and others' if len(sources) > 10 else ''}, under {escape(policy)}.</p>",
+        *(_summary(each, len(totals) > 1) for each in totals),
+        '<div class="plots">',
+        _cost_plot(totals[0]),
+        _prompt_plot(totals[0]),
+        _where_plot(totals),
+        _saved_plot(totals),
+        "</div>",
+        _rules(totals),
+        _runs(rows),
+        _false_stops(totals),
+        _skipped(faults),
+        "</body></html>\n",
+    ]
+    return "\n".join(parts)
+
+
+# ---- tables ---------------------------------------------------------------------------------------------------------
+
+
+def _table(head: list[str], rows: list[list[str]]) -> str:
+    top = "".join(f"<th>{escape(name)}</th>" for name in head)
+    body = "".join(f"<tr>{''.join(row)}</tr>" for row in rows)
+    return f'<div class="wide"><table><thead><tr>{top}</tr></thead><tbody>{body}</tbody></table></div>'
+
+
+def _cell(text: str, kind: str = "") -> str:
+    return f'<td class="{kind}">{escape(text)}</td>' if kind else f"<td>{escape(text)}</td>"
+
+
+def _summary(totals: Totals, several: bool) -> str:
+    groups = {"all": totals.all, **{name: group for name, group in totals.by_label.items() if group.runs and group.runs != totals.all.runs}}
+    head = ["", "runs", "nudged", "blocked", "stopped", "model calls", "tokens", "cost", "tokens after the stops", "money after the stops"]
+    title = f"<h2>{escape(totals.name)}</h2>" if several else ""
+    return title + _table(head, [[_cell(name), *_group(group)] for name, group in groups.items()])
+
+
+def _group(group: Group) -> list[str]:
+    touched = [f"{number} ({share(number, group.runs)})" for number in (group.nudged, group.blocked, group.stopped)]
+    saved = group.saved
+    after = [f"{count(saved.tokens)} ({share(saved.tokens, group.tokens)})", f"{money(saved.nano)} ({share(saved.nano, group.nano)})"]
+    return [_cell(text) for text in (str(group.runs), *touched, count(group.model_calls), count(group.tokens), money(group.nano), *after)]
+
+
+def _rules(totals: list[Totals]) -> str:
+    rows = [
+        [_cell(name), _cell(each.name, "text"), *(_cell(str(n)) for n in (rule.nudge, rule.block, rule.stop, rule.false_stops)), _cell(money(rule.saved.nano))]
+        for each in totals
+        for name, rule in sorted(each.rules.items())
+    ]
+    head = ["rule", "policy", "nudged first", "blocked first", "stopped", "of those labelled a success", "money after its stops"]
+    return f"<h2>Rules</h2>{_table(head, rows)}" if rows else ""
+
+
+def _runs(rows: Rows) -> str:
+    shown = [
+        [_cell(run.id, "id"), *(_cell(text) for text in (count(run.model_calls), count(run.tool_calls), count(run.tokens), cost(run))), *map(_story, results)]
+        for results in rows.shown
+        for run in results[:1]
+    ]
+    several = bool(rows.shown) and len(rows.shown[0]) > 1
+    head = ["run", "model calls", "tool calls", "tokens", "cost", "would have been", *(["would have been, second policy"] if several else [])]
+    more = f'<p class="dim">and {rows.hidden} more that would have been touched</p>' if rows.hidden else ""
+    return f"<h2>Runs</h2>{_table(head, shown)}{more}"
+
+
+def _story(run: RunResult) -> str:
+    told = [verdict for action in ("nudge", "block", "stop") if (verdict := run.first(action)) is not None]
+    lines = "<br>".join(escape(f"after call {v.turn}: {v}; then {count(v.after.tokens)} tokens, {money(v.after.nano)}") for v in told)
+    return f'<td class="text">{lines or "left alone"}</td>'
+
+
+def _false_stops(totals: list[Totals]) -> str:
+    parts = []
+    for each in totals:
+        if each.false_stop_count:
+            names = "".join(f"<li>{escape(name)}</li>" for name in each.false_stops)
+            parts.append(f'<h2 class="bad">Stopped although labelled a success, under {escape(each.name)}: {each.false_stop_count}</h2><ul>{names}</ul>')
+    return "".join(parts)
+
+
+def _skipped(faults: Faults) -> str:
+    if not faults.count:
+        return ""
+    lines = "".join(f"<li>{escape(line)}</li>" for line in faults.first)
+    return f"<h2>Records that could not be read: {faults.count}</h2><ul>{lines}</ul>"
+
+
+# ---- plots ----------------------------------------------------------------------------------------------------------
+
+
+def _turns(totals: Totals) -> int:
+    """How many turns are worth drawing: as many as one run in a hundred has."""
+    enough = max(totals.turn_counts[0] // 100, 1)
+    return max(sum(1 for seen in totals.turn_counts if seen >= enough), 2)
+
+
+def _means(sums: list[int], counts: list[int], turns: int, scale: float = 1.0) -> list[tuple[float, float]]:
+    return [(turn + 1, sums[turn] / counts[turn] / scale) for turn in range(min(turns, TURNS)) if counts[turn]]
+
+
+def _cost_plot(totals: Totals) -> str:
+    turns = _turns(totals)
+    means = _means(totals.cost_sums, totals.turn_counts, turns, _NANO)
+    lines = [(name, [(turn + 1.0, nano / _NANO) for turn, (_, nano) in enumerate(curve[:turns])], stop) for _, name, curve, stop in totals.lines]
+    return _curves("Cost per turn: the mean, and the dearest runs", "model call of the run", "USD", turns, means, lines, "$")
+
+
+def _prompt_plot(totals: Totals) -> str:
+    turns = _turns(totals)
+    means = _means(totals.prompt_sums, totals.turn_counts, turns)
+    lines = [(name, [(turn + 1.0, float(prompt)) for turn, (prompt, _) in enumerate(curve[:turns])], stop) for _, name, curve, stop in totals.lines]
+    return _curves("Prompt growth: the mean, and the dearest runs", "model call of the run", "prompt tokens", turns, means, lines, "")
+
+
+_Line = tuple[str, list[tuple[float, float]], int | None]
+
+
+def _curves(title: str, x: str, y: str, turns: int, means: list[tuple[float, float]], lines: list[_Line], prefix: str) -> str:
+    top = max((value for points in (means, *(line[1] for line in lines)) for _, value in points), default=1.0)
+    plot = Plot(title, x, y, turns, top, y_prefix=prefix)
+    for name, points, stop in lines:
+        plot.line(points, "many", name)
+        if stop is not None and 0 < stop <= len(points):
+            plot.point(*points[stop - 1], "stop", f"{name}: would have been stopped after call {stop}")
+    plot.line(means, "first", "mean of all runs")
+    return plot.svg()
+
+
+def _where_plot(totals: list[Totals]) -> str:
+    top = max((height for each in totals for height in each.stop_shares), default=1)
+    plot = Plot("Where stops fall", "% of the run's model calls made by then", "runs stopped", 100, top)
+    width = 100 / BINS / len(totals)
+    for number, each in enumerate(totals):
+        for position, height in enumerate(each.stop_shares):
+            if height:
+                start = position * 100 / BINS + number * width
+                plot.bar(start, start + width, height, _STYLES[number], f"{each.name}: {height} runs stopped at {position * 100 // BINS} % or later")
+    return plot.svg()
+
+
+def _saved_plot(totals: list[Totals]) -> str:
+    points = [(name, rule, number) for number, each in enumerate(totals) for name, rule in each.rules.items() if rule.stop]
+    by_money = any(rule.saved.nano for _, rule, _ in points)
+    saved = [(name, rule.false_stops, rule.saved.nano / _NANO if by_money else rule.saved.tokens, number) for name, rule, number in points]
+    right, top = max((false for _, false, _, _ in saved), default=1), max((value for _, _, value, _ in saved), default=1.0)
+    title = "Saved against false stops, by rule"
+    plot = Plot(title, "stops of runs labelled a success", "USD after the stops" if by_money else "tokens after the stops", max(right, 1), top or 1.0)
+    for name, false, value, number in saved:
+        plot.point(false, value, _STYLES[number], f"{totals[number].name}: {name}, {false} false stops", name)
+    return plot.svg()

@@ -1,0 +1,128 @@
+"""``runguard replay``: sources in, a table, JSON or a page out."""
+
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+from runguard.policy import Policy
+from runguard.replay.engine import Judge, quiet
+from runguard.replay.explain import Explanation, explain
+from runguard.replay.sources import Source
+from runguard.replay.steps import Faults, RecordedRun, Turn
+from runguard.replay.table import Rows, print_table
+from runguard.replay.told import JsonReport, print_explanation
+from runguard.replay.totals import Totals
+from runguard.replay.work import Batch, replay
+
+if TYPE_CHECKING:
+    from runguard.replay.results import RunResult
+
+
+def run(
+    sources: list[Source],
+    policies: list[tuple[str, Policy]],
+    *,
+    as_json: bool = False,
+    page: Path | None = None,
+    every: bool = False,
+    workers: int | None = None,
+    model: str = "",
+) -> None:
+    """Replay everything and print what it came to."""
+    console = _console()
+    totals = [Totals(name) for name, _ in policies]
+    faults, rows = Faults(), Rows(every)
+    report = JsonReport(sys.stdout, _head(sources, policies)) if as_json else None
+    for batch in _with_progress(sources, replay(sources, [policy for _, policy in policies], workers=workers or os.cpu_count() or 1, model=model)):
+        faults.merge(batch.faults)
+        for results in batch.results:
+            _add(results, totals, rows, report)
+    if page is not None:
+        from runguard.replay.page import page_of
+
+        page.write_text(page_of([source.name for source in sources], totals, rows, faults), encoding="utf-8")
+        print(f"{page} written", file=sys.stderr)  # noqa: T201 - beside the table or the JSON on stdout
+    if report is not None:
+        report.end(totals, faults)
+    else:
+        print_table(console, rows, totals, faults)
+
+
+def _console() -> Console:
+    """A file or a pipe has no width of its own."""
+    return Console() if sys.stdout.isatty() else Console(width=160)
+
+
+def _add(results: "list[RunResult]", totals: list[Totals], rows: Rows, report: JsonReport | None) -> None:
+    rows.add(results)
+    for total, result in zip(totals, results, strict=True):
+        total.add(result)
+    if report is not None:
+        report.add(results)
+
+
+def _head(sources: list[Source], policies: list[tuple[str, Policy]]) -> dict[str, Any]:
+    told = [{"name": name, "digest": policy.digest} for name, policy in policies]
+    return {"sources": [source.name for source in sources], "policy": told[0]} | ({"against_policy": told[1]} if len(told) > 1 else {})
+
+
+@contextmanager
+def _bar(sources: list[Source]) -> Iterator[Progress | None]:
+    if not sys.stderr.isatty():
+        yield None
+        return
+    shown = (TextColumn("replaying"), BarColumn(), TextColumn("{task.percentage:>3.0f} %  {task.fields[runs]} runs"), TimeRemainingColumn())
+    with Progress(*shown, console=Console(stderr=True), transient=True) as progress:
+        sizes = [source.size for source in sources]
+        known = None if None in sizes or len({source.unit for source in sources}) > 1 else sum(size or 0 for size in sizes)
+        progress.add_task("", total=known, runs=0)
+        yield progress
+
+
+def _with_progress(sources: list[Source], batches: Iterator[Batch]) -> Iterator[Batch]:
+    runs = 0
+    with _bar(sources) as progress:
+        for batch in batches:
+            runs += len(batch.results)
+            if progress is not None:
+                progress.update(progress.task_ids[0], advance=batch.size, runs=runs)
+            yield batch
+
+
+def run_explanation(sources: list[Source], name: str, policy: Policy, *, as_json: bool = False, model: str = "") -> bool:
+    """Explain one run, by its own id, its session's, or that of a run within it; False when there is none."""
+    told = find_and_explain(sources, name, policy, model)
+    if told is None:
+        return False
+    if as_json:
+        import json
+
+        sys.stdout.write(json.dumps(told.to_dict(), indent=2, ensure_ascii=False) + "\n")
+    else:
+        print_explanation(_console(), told)
+    return True
+
+
+def find_and_explain(sources: list[Source], name: str, policy: Policy, model: str = "") -> Explanation | None:
+    with quiet():
+        for recorded in _runs(sources, model):
+            if name in (recorded.id, recorded.session):
+                return explain(recorded, Judge(policy, to_the_end=True))
+        for recorded in _runs(sources, model):  # a trip names the run within its session
+            steps = list(recorded.steps)
+            if any(type(step) is Turn and step.run == name for step in steps):
+                recorded.steps = iter(steps)
+                return explain(recorded, Judge(policy, to_the_end=True))
+    return None
+
+
+def _runs(sources: list[Source], model: str) -> Iterator[RecordedRun]:
+    for source in sources:
+        for piece in source.pieces():
+            yield from piece.runs(Faults(), model)

@@ -1,0 +1,111 @@
+"""What one recorded run came to under one policy: small, plain, and the same from every process."""
+
+from dataclasses import asdict, dataclass, field
+from decimal import Decimal
+from typing import Any, Final
+
+from runguard.budget import to_usd
+
+CURVE_KEPT: Final = 400  # turns whose prompt and cost are kept for the plots
+VERDICTS_KEPT: Final = 200
+
+
+@dataclass(slots=True)
+class After:
+    """What the recording spent after a point."""
+
+    model_calls: int = 0
+    tool_calls: int = 0
+    tokens: int = 0
+    nano: int = 0
+
+
+@dataclass(slots=True)
+class Verdict:
+    """Something that the guard would have said or done."""
+
+    action: str
+    rule: str
+    step: int  # of the recorded run, from 1
+    turn: int  # model calls made before it
+    run: str
+    lane: str
+    agent: str
+    tool: str
+    observed: float
+    limit: float
+    unit: str
+    detail: str
+    at: float
+    evidence: tuple[dict[str, str], ...] = ()
+    moot: bool = False  # would not have come to it: stopped before
+    after: After = field(default_factory=After)
+
+    def __str__(self) -> str:
+        about = f" of {self.tool}" if self.tool else ""
+        done = {"stop": "stopped", "block": "refused", "nudge": "nudged", "warn": "warned"}.get(self.action, self.action)
+        return f"{done} by {self.rule}{about}: {self.observed:g} {self.unit}, limit {self.limit:g}"
+
+
+@dataclass(slots=True)
+class RunResult:
+    """Counts, cost and verdicts of one recorded run."""
+
+    id: str
+    app: str = ""
+    user: str = ""
+    session: str = ""
+    source: str = ""
+    success: bool | None = None
+    capped: bool | None = None
+    steps: int = 0
+    runs: int = 0  # user messages
+    model_calls: int = 0
+    tool_calls: int = 0
+    prompt_tokens: int = 0
+    output_tokens: int = 0
+    nano: int = 0
+    unpriced: int = 0  # model calls without a price
+    estimated: int = 0  # model calls whose tokens are estimated
+    verdicts: list[Verdict] = field(default_factory=list)
+    more: int = 0  # verdicts beyond those kept
+    saved: After = field(default_factory=After)  # after the stops
+    curve: list[tuple[int, int]] = field(default_factory=list)  # per model call: prompt tokens, nano-USD
+
+    @property
+    def tokens(self) -> int:
+        return self.prompt_tokens + self.output_tokens
+
+    @property
+    def usd(self) -> Decimal | None:
+        """None where no call had a price."""
+        return None if self.unpriced and not self.nano else to_usd(self.nano)
+
+    def first(self, action: str) -> Verdict | None:
+        """The first verdict of that action that would have come to pass."""
+        return next((v for v in self.verdicts if v.action == action and not v.moot), None)
+
+    @property
+    def is_false_stop(self) -> bool:
+        """Stopped although it is labelled a success."""
+        return self.success is True and self.first("stop") is not None
+
+    def to_dict(self) -> dict[str, Any]:
+        verdicts = []
+        for verdict in self.verdicts:
+            told = asdict(verdict)
+            told["evidence"] = list(verdict.evidence)
+            told["after"] = after_dict(verdict.after)
+            verdicts.append(told)
+        names = ("id", "app", "user", "session", "source", "success", "capped", "steps", "runs", "model_calls", "tool_calls", "prompt_tokens", "output_tokens")
+        told = {name: getattr(self, name) for name in names}
+        told |= {"usd": _text(self.usd), "unpriced_calls": self.unpriced, "estimated_calls": self.estimated}
+        return told | {"verdicts": verdicts, "more_verdicts": self.more, "after_stop": after_dict(self.saved)}
+
+
+def after_dict(after: After) -> dict[str, Any]:
+    return {"model_calls": after.model_calls, "tool_calls": after.tool_calls, "tokens": after.tokens, "usd": _text(to_usd(after.nano))}
+
+
+def _text(usd: Decimal | None) -> str | None:
+    return None if usd is None else f"{usd:f}"

@@ -1,0 +1,228 @@
+"""What a user names as SOURCE -> pieces of work, each small enough to be held, each readable by itself in another process."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Final, Protocol, TypeVar
+
+from runguard.replay import adk_database as database
+from runguard.replay import adk_json, own_records
+from runguard.replay.adk_database import Session
+from runguard.replay.lines import is_gzip, lines_of, ranges
+from runguard.replay.neutral import read_line
+from runguard.replay.steps import Faults, RecordedRun, UnreadableError
+
+_T = TypeVar("_T")
+_PART: Final = 4 * 1024 * 1024  # bytes of JSONL that one piece holds
+_SESSIONS: Final = 64
+_SUFFIXES: Final = (".jsonl", ".jsonl.gz", ".ndjson", ".ndjson.gz", ".json", ".json.gz", ".db", ".sqlite", ".sqlite3")
+_SQLITE: Final = b"SQLite format 3\x00"
+_POSTGRES: Final = ("postgres", "postgresql")
+
+
+class Piece(Protocol):
+    """Part of a source. ``size`` is its share of the progress."""
+
+    size: int
+
+    def runs(self, faults: Faults, model: str) -> Iterator[RecordedRun]: ...
+
+
+@dataclass(slots=True)
+class Part:
+    """Bytes of a plain JSONL file."""
+
+    path: Path
+    start: int
+    end: int
+    size: int
+
+    def runs(self, faults: Faults, model: str) -> Iterator[RecordedRun]:
+        return _of_lines(lines_of(self.path, faults, self.start, self.end), self.path.name, faults)
+
+
+@dataclass(slots=True)
+class Lines:
+    """Lines of a compressed file, unpacked by whoever cut it."""
+
+    name: str
+    lines: list[tuple[int, bytes]]
+    size: int
+    faults: Faults
+
+    def runs(self, faults: Faults, model: str) -> Iterator[RecordedRun]:
+        faults.merge(self.faults)
+        return _of_lines(iter(self.lines), self.name, faults)
+
+
+@dataclass(slots=True)
+class Document:
+    """A JSON file of ADK's."""
+
+    path: Path
+    size: int
+
+    def runs(self, faults: Faults, model: str) -> Iterator[RecordedRun]:
+        return adk_json.runs_of(self.path, faults, model)
+
+
+@dataclass(slots=True)
+class Sessions:
+    """Sessions of one of ADK's databases: a SQLite file, or a URL of Postgres."""
+
+    where: Path | str
+    sessions: list[Session]
+    size: int
+
+    def runs(self, faults: Faults, model: str) -> Iterator[RecordedRun]:
+        if isinstance(self.where, Path):
+            return database.sqlite_runs(self.where, self.sessions, faults, model)
+        return database.postgres_runs(self.where, self.sessions, faults, model)
+
+
+@dataclass(slots=True)
+class Records:
+    """A store of RunGuard's: a SQLite file, or a URL of Postgres."""
+
+    where: Path | str
+    size: int
+
+    def runs(self, faults: Faults, model: str) -> Iterator[RecordedRun]:
+        if isinstance(self.where, Path):
+            return own_records.sqlite_records(self.where, faults)
+        return own_records.postgres_records(self.where, faults)
+
+
+@dataclass(slots=True)
+class Source:
+    """Something to replay. ``unit`` says what its sizes count."""
+
+    name: str
+    kind: str
+    size: int | None
+    unit: str
+    where: Path | str
+
+    def pieces(self) -> Iterator[Piece]:
+        if self.kind == "jsonl":
+            assert isinstance(self.where, Path)
+            yield from _jsonl_pieces(self.where)
+        elif self.kind == "json":
+            assert isinstance(self.where, Path)
+            yield Document(self.where, self.size or 0)
+        elif self.kind == "records":
+            yield Records(self.where, 1)
+        else:
+            found = database.sqlite_sessions(self.where) if isinstance(self.where, Path) else database.postgres_sessions(self.where)
+            for sessions in _batches(found, _SESSIONS):
+                yield Sessions(self.where, sessions, len(sessions))
+
+
+def open_sources(given: str) -> list[Source]:
+    """The sources behind a path, a folder or a URL; UnreadableError when there is nothing to replay."""
+    scheme, mark, rest = given.partition("://")
+    if mark:
+        return [_of_url(given, scheme.partition("+")[0], rest)]
+    path = Path(given)
+    if path.is_dir():
+        files = sorted(file for file in path.rglob("*") if file.is_file() and file.name.lower().endswith(_SUFFIXES))
+        found = [source for file in files if (source := _of_file_in_folder(file)) is not None]
+        if not found:
+            raise UnreadableError(f"{given}: no recording in this folder; looked for {', '.join(_SUFFIXES)}")
+        return found
+    if not path.is_file():
+        raise UnreadableError(f"{given}: no such file")
+    return [_of_file(path)]
+
+
+def _of_file_in_folder(path: Path) -> Source | None:
+    """What merely lies beside the recordings is passed over; what is one and cannot be read is told."""
+    try:
+        return _of_file(path)
+    except UnreadableError:
+        if path.name.lower().endswith((".db", ".sqlite", ".sqlite3")):
+            raise
+        return None
+
+
+def _of_file(path: Path) -> Source:
+    try:
+        with path.open("rb") as file:
+            head = file.read(16)
+    except OSError as error:
+        raise UnreadableError(f"{path}: cannot be read: {error}") from None
+    size = path.stat().st_size
+    if head == _SQLITE:
+        return _of_sqlite(path)
+    if adk_json.is_document(path):
+        return Source(path.name, "json", size, "bytes", path)
+    if adk_json.is_one_object(path):
+        raise UnreadableError(f"{path}: JSON, but neither a session of ADK's nor an eval set nor lines of runs")
+    return Source(path.name, "jsonl", size, "bytes", path)
+
+
+def _of_sqlite(path: Path) -> Source:
+    try:
+        tables = database.sqlite_tables(path)
+        if {"events", "sessions"} <= tables.keys():
+            database.check_columns(tables["events"])
+            with_size = sum(1 for _ in database.sqlite_sessions(path))
+            return Source(path.name, "sessions", with_size, "sessions", path)
+    except UnreadableError as error:
+        raise UnreadableError(f"{path}: {error}") from None
+    if {"records", "accounts"} <= tables.keys():
+        return Source(path.name, "records", 1, "stores", path)
+    raise UnreadableError(f"{path}: neither a session database of ADK's nor a store of RunGuard's")
+
+
+def _of_url(given: str, scheme: str, rest: str) -> Source:
+    if scheme == "sqlite":
+        return _of_file(Path(rest.removeprefix("/") if rest.startswith("/") else rest)) if rest else _nothing(given)
+    if scheme in _POSTGRES:
+        name = f"{scheme}://{rest.rpartition('@')[2]}"  # without a password
+        try:
+            tables = database.postgres_columns(own_records.without_schema(given)[0])
+            if {"events", "sessions"} <= tables.keys():
+                database.check_columns(tables["events"])
+                return Source(name, "sessions", None, "sessions", own_records.without_schema(given)[0])
+            if own_records.has_records(given):
+                return Source(name, "records", 1, "stores", given)
+        except UnreadableError as error:
+            raise UnreadableError(f"{name}: {error}") from None
+        raise UnreadableError(f"{name}: neither a session database of ADK's nor a store of RunGuard's")
+    raise UnreadableError(f"{scheme}://…: cannot be replayed; give a file, a folder, sqlite:///path or postgresql://…")
+
+
+def _nothing(given: str) -> Source:
+    raise UnreadableError(f"{given}: names no file")
+
+
+def _jsonl_pieces(path: Path) -> Iterator[Piece]:
+    if not is_gzip(path):
+        for start, end in ranges(path, _PART):
+            yield Part(path, start, end, end - start)
+        return
+    faults = Faults()
+    held: list[tuple[int, bytes]] = []
+    size = 0
+    packed = path.stat().st_size
+    for begins, line in lines_of(path, faults):
+        held.append((begins, line))
+        size += len(line)
+        if size >= _PART:
+            yield Lines(path.name, held, 0, faults)
+            held, size, faults = [], 0, Faults()
+    yield Lines(path.name, held, packed, faults)  # how much of a compressed file is read is not known before its end
+
+
+def _of_lines(lines: Iterator[tuple[int, bytes]], name: str, faults: Faults) -> Iterator[RecordedRun]:
+    for begins, line in lines:
+        run = read_line(line, f"{name} at byte {begins}", faults)
+        if run is not None:
+            yield run
+
+
+def _batches(items: Iterator[_T], size: int) -> Iterator[list[_T]]:
+    while batch := list(islice(items, size)):
+        yield batch

@@ -1,0 +1,186 @@
+"""``runguard replay``: the table, JSON, the page, two policies, one run explained."""
+
+import json
+import re
+import subprocess
+import sys
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from runguard.cli import main
+
+from .conftest import looping, working
+
+
+@pytest.fixture
+def recorded(tmp_path: Path) -> Path:
+    path = tmp_path / "runs.jsonl"
+    runs = [looping("stuck"), working("fine"), looping("false-stop", success=True), looping("short", 3), looping("no-label", success=None)]
+    path.write_text("".join(json.dumps(run) + "\n" for run in runs) + "{broken\n")
+    return path
+
+
+def replay(*args: Any) -> Result:
+    return CliRunner().invoke(main, ["replay", *map(str, args)])
+
+
+def test_the_table_shows_who_would_have_been_touched_and_the_totals(recorded):
+    done = replay(recorded)
+    assert done.exit_code == 0, done.output
+    told = " ".join(done.output.split())
+    assert "stop at call 5: repetition of look, 5 identical calls and answers" in told
+    assert "fine" not in told.partition("in all")[0]
+    assert "stopped although labelled a success: 1 false-stop" in told
+    assert "1 records could not be read and were skipped" in told
+
+
+def test_all_shows_the_others_too(recorded):
+    assert "fine" in replay(recorded, "--all").output
+
+
+def test_json_is_one_document_with_every_run(recorded):
+    done = replay(recorded, "--json")
+    told = json.loads(done.stdout)
+    assert [run["id"] for run in told["runs"]] == ["stuck", "fine", "false-stop", "short", "no-label"]
+    assert told["runs"][0]["verdicts"][-1]["evidence"][0]["tool"] == "look"
+    assert told["runs"][0]["after_stop"] == {"model_calls": 3, "tool_calls": 3, "tokens": 4950, "usd": told["runs"][0]["after_stop"]["usd"]}
+    totals = told["totals"]
+    assert (totals["runs"], totals["stopped"], totals["by_label"]["success"]["stopped"]) == (5, 3, 1)
+    assert totals["false_stops"] == {"count": 1, "ids": ["false-stop"]}
+    assert totals["by_rule"]["repetition"]["stop"] == 3
+    assert told["skipped"]["count"] == 1
+
+
+def test_a_policy_file_decides(recorded, tmp_path):
+    policy = tmp_path / "strict.toml"
+    policy.write_text("max_model_calls = 2\n")
+    told = json.loads(replay(recorded, "--policy", policy, "--json").stdout)
+    assert all(run["verdicts"][0]["rule"] == "model_calls" for run in told["runs"])
+    assert told["policy"]["name"] == "strict.toml"
+
+
+def test_two_policies_side_by_side(recorded, tmp_path):
+    policy = tmp_path / "strict.toml"
+    policy.write_text("max_model_calls = 2\n")
+    told = json.loads(replay(recorded, "--against", policy, "--json").stdout)
+    assert (told["totals"]["stopped"], told["against"]["stopped"]) == (3, 5)
+    assert told["runs"][1]["against"]["verdicts"][0]["rule"] == "model_calls"
+    table = replay(recorded, "--against", policy).output
+    assert "under strict.toml" in table
+    assert "under the defaults" in table
+
+
+def test_explain_says_why_it_did_not_stop(recorded):
+    told = " ".join(replay(recorded, "--explain", "short").output.split())
+    assert "would have been nudged by repetition of look: 3 identical calls and answers, limit 3" in told
+    assert "3 of the 5 that stop; reached its nudge" in told
+    assert "fan_out: not judged here" in told
+    data = json.loads(replay(recorded, "--explain", "short", "--json").stdout)
+    assert {near["rule"] for near in data["rules"]} >= {"repetition", "stall", "growth", "max_usd"}
+    missing = replay(recorded, "--explain", "nobody")
+    assert missing.exit_code == 2
+    assert "no run of that id" in missing.output
+
+
+@pytest.mark.parametrize("args", [("nowhere.jsonl",), ("{recorded}", "--policy", "nowhere.toml")])
+def test_what_cannot_be_used_is_said_with_exit_code_2(recorded, args):
+    done = replay(*(arg.format(recorded=recorded) for arg in args))
+    assert done.exit_code == 2
+    assert "nowhere" in done.output
+
+
+class Page(HTMLParser):
+    """What a page is made of; fails on a tag that is closed out of order."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tags: list[str] = []
+        self.open: list[str] = []
+        self.attributes: list[tuple[str, str | None]] = []
+        self.text = ""
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        self.attributes += attrs
+        if tag not in ("meta", "br", "line"):
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        if tag != "line":
+            assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        self.text += data
+
+
+def test_the_page_is_whole_self_contained_and_escaped(tmp_path):
+    evil = "<script>alert(1)</script>\"&'</title></svg>"
+    runs = tmp_path / "runs.jsonl"
+    run = looping(evil, success=True)
+    for step in run["steps"]:
+        step["tool"], step["agent"] = evil, step["agent"] if step["agent"] == "user" else evil
+    runs.write_text(json.dumps(run) + "\n" + json.dumps(working(times=30)) + "\n")
+    policy = tmp_path / "a<b>.toml"
+    policy.write_text("max_model_calls = 2\n")
+    page = tmp_path / "page.html"
+    done = replay(runs, "--html", page, "--against", policy)
+    assert done.exit_code == 0, done.output
+    text = page.read_text()
+    seen = Page()
+    seen.feed(text)
+    assert seen.open == []
+    assert "script" not in seen.tags
+    assert seen.tags.count("svg") == 4
+    assert not [value for name, value in seen.attributes if name in ("src", "href", "onload", "style")]
+    assert not re.search(r"https?://|url\(|@import", text)
+    assert "prefers-color-scheme: dark" in text
+    for title in ("Cost per turn", "Prompt growth", "Where stops fall", "Saved against false stops"):
+        assert title in seen.text
+    assert evil in seen.text
+
+
+def test_an_empty_recording_makes_an_empty_report(tmp_path):
+    runs = tmp_path / "runs.jsonl"
+    runs.write_text("\n")
+    assert json.loads(replay(runs, "--json").stdout)["totals"]["runs"] == 0
+    assert replay(runs, "--html", tmp_path / "page.html").exit_code == 0
+
+
+_HELP = """
+import sys
+from click.testing import CliRunner
+from runguard.cli import main
+CliRunner().invoke(main, ["--help"])
+print([name for name in sys.modules if name.startswith(("runguard.replay", "rich", "pydantic", "google"))])
+"""
+_BARE = """
+import sys
+for name in ("google", "google.adk", "sqlalchemy", "psycopg"):
+    sys.modules[name] = None
+from runguard.cli import main
+main(["replay", sys.argv[1], "--json"])
+"""
+
+
+def test_help_loads_no_reader():
+    assert subprocess.run([sys.executable, "-c", _HELP], capture_output=True, text=True, check=True).stdout.strip() == "[]"
+
+
+def test_replaying_lines_needs_no_framework(recorded):
+    done = subprocess.run([sys.executable, "-c", _BARE, str(recorded)], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["totals"]["runs"] == 5
+
+
+def test_a_run_is_found_by_its_session_and_by_the_name_that_a_trip_gives_it(tmp_path):
+    calls = [{"function_call": {"id": f"c{n}", "name": "look", "args": {}}} for n in range(2)]
+    events = [{"author": "user", "invocation_id": "inv-7", "content": {"parts": [{"text": "go"}]}}]
+    events += [{"author": "a", "invocation_id": "inv-7", "content": {"parts": [part]}} for part in calls]
+    path = tmp_path / "session.json"
+    path.write_text(json.dumps({"id": "s1", "appName": "shop", "events": events}))
+    for name in ("s1", "inv-7"):
+        assert json.loads(replay(path, "--explain", name, "--json").stdout)["run"]["model_calls"] == 2
