@@ -10,7 +10,7 @@ demo: $(NEW)/.ready
 
 test: $(NEW)/.ready $(OLD)/.ready lint types
 	@echo "== tests on the newest google-adk" && $(NEW)/bin/python -m pytest -n 2 --dist loadgroup
-	@echo "== tests on the oldest supported google-adk: all that touch it" && $(OLD)/bin/python -m pytest -n 2 --dist loadgroup tests/adk tests/wire tests/install tests/demo tests/test_docs.py
+	@echo "== tests on the oldest supported google-adk: all that touch it" && $(OLD)/bin/python -m pytest -n 2 --dist loadgroup tests/adk tests/replay tests/wire tests/install tests/demo tests/test_docs.py
 
 lint: $(NEW)/.ready
 	@$(NEW)/bin/ruff check . && $(NEW)/bin/ruff format --check .

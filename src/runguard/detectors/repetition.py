@@ -49,6 +49,8 @@ class Repetition:
         if type(event) is ToolCall:
             return self._attempt(event)
         if type(event) is AgentEntered:
+            if event.branches:
+                return None  # branches begin: of whoever starts them nothing is new
             self._count = 0  # a new activation may ask once more what the last one asked; circles of them are NoNews' business
             self._pairs, self._calls = frozenset(), frozenset()
             return None
