@@ -46,7 +46,8 @@ class Alarms:
         text = f"RunGuard {verb} {where}: {trip.rule}, {trip.observed} {trip.unit}, limit {trip.limit}"
         key, period = f"{trip.rule} {trip.app} {where} {trip.tool or ''} {int(trip.at // _HOUR)}", _HOUR
         if money is not None and trip.rule == "budget":
-            text = f"RunGuard {verb} {where}: the budget of {money.scope} is spent, limit {trip.limit} {trip.unit}"
+            spent = next((item["spent"] for item in trip.evidence if "spent" in item), "?")
+            text = f"RunGuard {verb} {where}: {spent} of {trip.limit} {trip.unit} of {money.scope} are spent, too little is left for the next call"
             key, period = _budget_key(money.key), _LONGEST if money.ends is None else max(money.ends - trip.at, _HOUR)
         facts: dict[str, Fact] = {
             "rule": trip.rule,

@@ -4,6 +4,7 @@ A call is asked for before it is made, with what it may take held on every budge
 after the other until one has told its cost; then each holds the dearest seen. Whatever then happens to the call, it is booked.
 """
 
+import asyncio
 import logging
 import os
 import secrets
@@ -26,7 +27,7 @@ from runguard.events import ROOT_LANE, Answer, ModelCall, RunInfo, ToolResults
 from runguard.fingerprint import call_fingerprint
 from runguard.keywords import Settings
 from runguard.ledger import Hold
-from runguard.ledger.store import StoreError
+from runguard.ledger.store import StoreError, StoreOutage
 from runguard.outcomes import provider_status
 from runguard.pricing import Rates, Usage
 from runguard.reading import Reading, Request, read, read_request
@@ -38,6 +39,15 @@ _STOP, _BLOCK = Action.STOP, Action.BLOCK
 _NO_REQUEST: Final = Request()
 _NAME_CHARS: Final = 120
 _CALLERS_FAULT: Final = frozenset({400, 401, 403, 404, 405, 409, 413, 415, 422})  # a bad request says nothing about the provider
+_FRESH: Final = "reset() or a new run starts afresh"
+_ADVICE: Final = {
+    "cycle": f"{_FRESH}; to allow more, raise loop={{'repeats': …}}, or give None as the signature of calls that may repeat",
+    "unpriced": f"return {{'usd': …}}, give cost= or prices=, or set on_unpriced='tokens'; {_FRESH}",
+    "breaker": "wait until retry_after has passed: then one call is tried",
+    "context": f"send less, then {_FRESH}; to allow more, raise context={{'max_context_tokens': …}}",
+    "deadline": f"{_FRESH}; to allow more, raise max_seconds",
+    "model_calls": f"{_FRESH}; to allow more, raise max_model_calls",
+}
 _PER_TOKEN: Final = 4  # characters, of an answer whose usage nobody told
 
 
@@ -96,7 +106,7 @@ class Caller(Controls):
 
     def __init__(self, name: str, settings: Settings) -> None:
         self.name, self.settings = name[:_NAME_CHARS], settings
-        self.guard = Guard(settings.policy, breaker_runs=1)
+        self.guard = Guard(settings.policy, breaker_runs=1, advice=_ADVICE)
         try:
             if settings.policy.mode != "off":
                 self.guard.accounts.ledger.check()
@@ -141,11 +151,15 @@ class Caller(Controls):
         return State(self.guard.start(info))
 
     def reset(self) -> None:
-        """Begin a new run: fresh limits, an empty memory. Inside ``with runguard.run(...)`` the block is the run."""
+        """Begin a new run: fresh limits, an empty memory. Inside ``with runguard.run(...)``, for this callable in that block."""
+        context = self.context or RUN.get()
         with self._lock:
-            own, self._own = self._own, None
-        if own is not None:
-            self.guard.end(own.run.info.run)
+            if context is not None and not context.ended:
+                old = context.states.pop(self, None)
+            else:
+                old, self._own = self._own, None
+        if old is not None:
+            self.guard.end(old.run.info.run)
 
     # ---- before a call ----------------------------------------------------------------------------------------------
 
@@ -311,10 +325,18 @@ class Caller(Controls):
             over = accounts.switch.of(scopes_of(run.info)) is None
         elif trip.rule == "budget":
             over = state.until is not None and accounts.ledger.now(self.guard.clock()) >= state.until
+            over = over or (accounts.ledger.is_shared and await asyncio.to_thread(self._was_extended, trip))
         else:
             over = trip.rule == "guard_error"
         if over:
             run.stopped = None
+
+    def _was_extended(self, trip: Trip) -> bool:
+        """Somebody else may have moved the cap that stopped the run."""
+        try:
+            return any(status.unit == trip.unit and status.limit > trip.limit for status in self.guard.accounts.budgets(trip.scope_id))
+        except (StoreError, StoreOutage):
+            return False
 
     async def _admit(self, state: State) -> Permit | None:
         guard = self.guard
@@ -430,6 +452,7 @@ class Caller(Controls):
         if charge is None:
             return
         usage, guessed = told.usage, False
+        untold: list[str] = []
         if left_after and usage is not None:
             usage = replace(usage, output=max(usage.output, -(-left_after // _PER_TOKEN)))
         if usage is None and (call.request.input_tokens is not None or told.text):
@@ -442,13 +465,15 @@ class Caller(Controls):
             if self.costs.dearest[1]:
                 usage, estimated = Usage(input=self.costs.dearest[1]), True
             else:
-                self._untold(call, "tokens")
+                untold.append("tokens")
         if not priced and settings.in_usd:
             if self.costs.dearest[0]:
                 nano, estimated = self.costs.dearest[0], True
             elif settings.policy.on_unpriced == "refuse":
-                self._untold(call, "usd")
+                untold.append("usd")
         self._settle(call, told, usage or Usage(), nano, estimated or left_after is not None)
+        for unit in untold:
+            self._untold(call, unit, model)
         booked = charge.booked
         if booked is not None and not estimated:
             self.costs.learn(booked.nano if priced else None, booked.input + booked.output)
@@ -473,12 +498,16 @@ class Caller(Controls):
             counted = replace(charge, hold=None, held=0, booked=None, over=False)
             self.guard.settle(self.guard.accounts.uncounted(counted), Usage(), model, nano=0)
 
-    def _untold(self, call: Call, unit: str) -> None:
+    def _untold(self, call: Call, unit: str, model: str = "") -> None:
         """There is a limit and nothing tells what the call took: unknown is not zero, so it is the last one."""
         if not self._enforces:
             return
-        what = "return {'usd': …}, give cost=, or call a model whose price is known" if unit == "usd" else "return its usage"
-        finding = Finding("unpriced", _STOP, 1, 0, f"calls without {unit}", "run", "", self.name, f"'{self.name}' told no {unit}: {what}")
+        what = "return its usage, for example {'tokens': …}"
+        if unit == "usd":
+            price = f", or prices={{{model!r}: {{'input': …, 'output': …}}}} (USD per million tokens)" if model else ""
+            what = f"return {{'usd': …}}, give cost={price or ', or call a model whose price is known'}"
+        about = f" and '{model}' has no known price" if unit == "usd" and model else ""
+        finding = Finding("unpriced", _STOP, 1, 0, f"call without {unit}", "run", "", self.name, f"'{self.name}' told no {unit}{about}: {what}")
         self._stop(call, finding)
 
     def _stop(self, call: Call, finding: Finding) -> Trip | None:

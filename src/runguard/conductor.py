@@ -14,7 +14,7 @@ import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final
 
 from runguard import detectors as rules
@@ -82,8 +82,12 @@ _SETTINGS: Final = {
 class Guard:
     """One policy at work over any number of concurrent runs."""
 
-    def __init__(self, policy: Policy, *, breaker_runs: int = 2) -> None:
-        """``breaker_runs``: how many runs must have seen failures before a breaker opens for all: one user's bad arguments are no outage."""
+    def __init__(self, policy: Policy, *, breaker_runs: int = 2, advice: Mapping[str, str] | None = None) -> None:
+        """``breaker_runs``: how many runs must have seen failures before a breaker opens for all: one user's bad arguments are no outage.
+
+        ``advice``: how to go on after a stop, by rule, where the settings have other names than those of a policy.
+        """
+        self._advice = advice or {}
         self.policy = policy
         self.clock = policy.clock or time.time  # noqa: TID251 - the one place that names the clock
         self.runs: dict[str, Run] = {}
@@ -693,6 +697,7 @@ class Guard:
                 enforced=self._enforces,
             ),
             resume=(money.resume if money is not None else "")
+            or self._advice.get(finding.rule)
             or _RESUME.get(finding.rule)
             or f"the next user message starts with fresh counters; to allow more, raise {setting}",
             policy_digest=self.policy.digest,

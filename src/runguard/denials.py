@@ -32,9 +32,9 @@ def finding_of(denied: Denied, event: ModelCall, ledger: str) -> Finding:
     unit, observed, limit = _describe(denied)
     account = denied.refusal.account
     scope = "run" if denied.meter.per.stops_run else "lane"
-    resume = f"plugin.extend({account.scope!r}, {unit}=…) moves the cap and the next turn goes on"
+    resume = f"extend({account.scope!r}, {unit}=…) moves the cap and the next run goes on"
     if denied.meter.per.kind == "run":
-        resume = f"the next user message starts with a fresh budget; to allow more, raise max_{unit} or the run's budget"
+        resume = f"the next run starts with a fresh budget; to allow more, raise max_{unit} or the run's budget"
     if account.ends is not None:
         resume += f"; its window begins anew at {datetime.fromtimestamp(account.ends, UTC):%Y-%m-%d %H:%M:%S} UTC"
     in_usd = account.cap_usd < UNLIMITED
@@ -52,7 +52,7 @@ def finding_of(denied: Denied, event: ModelCall, ledger: str) -> Finding:
 
 def finding_of_stop(stop: Stop) -> Finding:
     kind = stop.scope.partition(":")[0]
-    money = Money(kind, stop.scope, None, None, resume=f"plugin.resume({stop.scope!r}) lets runs start again")
+    money = Money(kind, stop.scope, None, None, resume=f"resume({stop.scope!r}) lets runs start again")
     return Finding("kill_switch", _STOP, 1, 0, "stops", "run", "", stop.scope, f"stopped by {stop.actor}: {stop.reason}", money=money)
 
 

@@ -9,6 +9,9 @@ from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import runguard.adk  # noqa: F401 - first: it says what to install where google-adk is missing
+
+# isort: split
 from google.adk.apps import App
 from google.adk.events import Event
 from google.adk.models.base_llm import BaseLlm

@@ -434,7 +434,7 @@ async def test_v13_an_extended_session_goes_on_where_it_paused() -> None:
     trip = assert_stopped(first, "budget")
     assert trip.resumable
     assert (trip.scope, trip.scope_id) == ("session", "session:app/u1/s1")
-    assert "plugin.extend('session:app/u1/s1', usd=…)" in trip.resume
+    assert "extend('session:app/u1/s1', usd=…)" in trip.resume
     assert runguard.trip(first.events[-1]) == trip
 
     (status,) = plugin.extend(trip.scope_id, usd="0.10")

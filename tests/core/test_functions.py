@@ -10,6 +10,7 @@ import inspect
 import logging
 import os
 import pickle
+import re
 import subprocess
 import sys
 import textwrap
@@ -1613,3 +1614,48 @@ def test_nothing_of_the_answers_is_logged(caplog: pytest.LogCaptureFixture):
     swallowing(call, 4, "another secret")
     assert "runguard.trip" in caplog.text
     assert "secret" not in caplog.text
+
+
+# ---- what to do next -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("keywords", "result", "advice"),
+    [
+        ({"loop": {"repeats": 2}}, {"sig": "a"}, r"loop=\{'repeats'"),
+        ({"budget": {"max_usd": 1}}, {"answer": "x"}, r"cost=.*prices="),
+        ({"budget": {"max_usd": 0.1}}, {"usd": 0.1}, r"fresh budget"),
+        ({"context": {"max_context_tokens": 10}, "tokens": lambda: 11}, {"usd": 0.1}, r"context=\{'max_context_tokens'"),
+    ],
+)
+def test_a_stop_says_what_to_do_in_the_words_of_guard(keywords: dict[str, Any], result: dict[str, Any], advice: str):
+    trip = _stopped(guard(Model(result), **keywords)).trip
+    assert re.search(advice, trip.resume)
+    assert "rules." not in trip.resume
+    assert "plugin" not in trip.resume
+
+
+def test_an_unknown_model_is_named_with_the_line_that_gives_it_a_price():
+    call = guard(Model({"model": "acme-1", "usage": {"prompt_tokens": 10, "completion_tokens": 5}}), budget={"max_usd": 1})
+    stopped = _stopped(call)
+    assert isinstance(stopped, UnpricedModelError)
+    assert "'acme-1' has no known price" in str(stopped)
+    assert "prices={'acme-1'" in str(stopped)
+    assert stopped.trip.tokens == 15
+
+
+def test_reset_inside_of_a_run_begins_afresh_there():
+    call = guard(Model(), budget={"max_calls": 1})
+    with run(user="alice"):
+        assert refused(swallowing(call, 3)) == 2
+        call.reset()
+        assert refused(swallowing(call, 3)) == 2
+
+
+def test_what_another_worker_has_granted_lets_a_stopped_one_go_on(tmp_path: Path):
+    one, two = (guard(Model(), budget=Budget(calls=1, per="user"), store=f"sqlite:///{tmp_path}/guard.db") for _ in range(2))
+    with run(user="alice", app="chat"):
+        assert refused(swallowing(one, 3)) == 2
+        two.extend("user:chat/alice", calls=1)
+        assert two.flush(5)
+        assert refused(swallowing(one, 3)) == 2
