@@ -190,6 +190,8 @@ class Accounts:
             await self.ledger.refresh()  # somebody may have taken it back
             if (stop := self.switch.of(scopes_of(purse.info))) is not None:
                 return (None if enforce else self.uncounted(charge)), Denied(stop=stop)
+        if within and enforce and (denied := self._stricter(purse, event)) is not None:
+            return None, denied
         if not lines.accounts and not self.ledger.is_shared:
             purse.calls += 1
             return charge, None
@@ -315,7 +317,7 @@ class Accounts:
         assert refusal is not None
         while not stopped():
             left = give_up - loop.time()
-            if refusal.wait_helps and left > 0 and refusal.held[refusal.unit] > _held_around(refusal):
+            if refusal.wait_helps and left > 0 and refusal.held[refusal.unit] > _held_around(refusal, ledger):
                 await ledger.changed(refusal, min(left, _LOOKS_S))
                 charge.bound = event.bound
                 if stopped():
@@ -366,6 +368,20 @@ class Accounts:
         if calls < 1 or output < least or output >= charge.max_output or output < 1:
             return None
         return output
+
+    def _stricter(self, purse: Purse, event: ModelCall) -> Denied | None:
+        """What a layer around holds is not held again, but it holds it under its own caps, or under none: ours may be lower."""
+        held = {a.key: a for c in OWNERS.get() if not c.over and c.home is not self and c.home.ledger is self.ledger for a in c.lines.accounts}
+        lines = self._lines(purse, event)
+        for account, meter in zip(lines.accounts, lines.meters, strict=True):
+            theirs = held.get(account.key)
+            if theirs is None:
+                continue
+            due = (theirs.due_usd, theirs.due_tokens, theirs.due_calls)  # this call is in it
+            unit = next((u for u in range(3) if due[u] > account.caps[u]), None)
+            if unit is not None:
+                return Denied(Refusal(account, unit, NOTHING, account.room, False, 0), meter)
+        return None
 
     def _own_lines(self, purse: Purse, event: ModelCall, now: float | None = None) -> tuple[Lines, bool]:
         """The accounts that this layer has to hold: one layer owns a call, so what a layer around it holds is not held again."""
@@ -712,8 +728,8 @@ class Accounts:
         }
 
 
-def _held_around(refusal: Refusal) -> int:
+def _held_around(refusal: Refusal, ledger: Ledger) -> int:
     """What the calls around this one hold on the account that refuses: they cannot come back before it."""
     unit, key = refusal.unit, refusal.account.key
-    holds = [charge.hold for charge in OWNERS.get() if not charge.over and charge.hold is not None]
+    holds = [charge.hold for charge in OWNERS.get() if not charge.over and charge.hold is not None and charge.home is not None and charge.home.ledger is ledger]
     return sum(hold.amount[unit] for hold in holds if any(account.key == key for account in hold.accounts))

@@ -7,12 +7,14 @@ after the other until one has told its cost; then each holds the dearest seen. W
 import asyncio
 import logging
 import os
+import re
 import secrets
 import threading
 from collections.abc import Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from dataclasses import fields as dataclass_fields
+from decimal import Decimal
 from typing import Any, Final
 
 from runguard.breaker import Permit
@@ -38,6 +40,7 @@ _log: Final = logging.getLogger("runguard")
 _STOP, _BLOCK = Action.STOP, Action.BLOCK
 _NO_REQUEST: Final = Request()
 _NAME_CHARS: Final = 120
+_PLAIN_NAME: Final = re.compile(r"[\w.:/#@+-]{1,64}")
 _CALLERS_FAULT: Final = frozenset({400, 401, 403, 404, 405, 409, 413, 415, 422})  # a bad request says nothing about the provider
 _FRESH: Final = "reset() or a new run starts afresh"
 _ADVICE: Final = {
@@ -185,15 +188,19 @@ class Caller(Controls):
         if not self._enforces or None not in self.costs.bound(request):
             return Turn.NOW, None
         # Made inside of a call of the same callable, or of any that goes alone: waiting might never end.
-        if any(charge.home is self.guard.accounts or id(charge) in _ALONE for charge in OWNERS.get() if not charge.over):
+        owners = [charge for charge in OWNERS.get() if not charge.over]
+        if any(charge.home is self.guard.accounts for charge in owners):
             return Turn.BESIDE, None
+        around = frozenset(id(charge) for charge in owners if id(charge) in _ALONE)
         with self._lock:
             if None not in self.costs.bound(request):
                 return Turn.NOW, None
             first = self._first
             if first is not None and first.pid == os.getpid():  # a fork does not take along who makes it
-                return (Turn.BESIDE, None) if first.is_stuck_with(no_loop) else (Turn.LATER, first)
+                apart = bool(around) and not around & first.around  # it may be waiting for the call that this one is inside of
+                return (Turn.BESIDE, None) if apart or first.is_stuck_with(no_loop) else (Turn.LATER, first)
             self._first = First()
+            self._first.around = around
             return Turn.ALONE, self._first
 
     def let_others_go(self, first: "First | None") -> None:
@@ -312,6 +319,8 @@ class Caller(Controls):
         if decision.finding is not None:  # else one that was stopped before: what lifts it is known
             money = decision.finding.money
             state.until = money.ends if money is not None and decision.trip.rule == "budget" else None
+            if decision.trip.rule == "budget" and _only_held(decision.finding):
+                state.until = 0.0  # others will settle: the next call is asked again
         raise RunStoppedError.of(decision.trip)
 
     async def _lift(self, state: State) -> None:
@@ -538,7 +547,10 @@ class Caller(Controls):
             if sig is None:
                 return []
         if sig is not None:
-            return [Answer(str(sig)[:_NAME_CHARS], call_fingerprint("", {"sig": sig}), told.result)]
+            call = call_fingerprint("", {"sig": sig})
+            # What is no plain name may be content, which belongs in no trip, log or alert.
+            name = sig if isinstance(sig, str) and _PLAIN_NAME.fullmatch(sig) else f"{self.name}#{call.hex()[:8]}"
+            return [Answer(name, call, told.result)]
         if told.results:
             return [Answer(tool, call_fingerprint(tool, args), value) for tool, args, value in told.results]
         return [Answer(tool, call_fingerprint(tool, args)) for tool, args in told.calls]
@@ -553,6 +565,15 @@ class Caller(Controls):
             if run.stopped is not None and run.stopped.rule == "budget" and any(status.scope == run.stopped.scope_id for status in moved):
                 run.stopped = None
         return moved
+
+
+def _only_held(finding: Finding) -> bool:
+    """Whether nothing but what others hold was in the way: that is no end of a budget."""
+    told = finding.evidence[0] if finding.evidence else {}
+    if "reserved" not in told:
+        return False
+    spent, reserved, wanted, limit = (Decimal(told[name]) for name in ("spent", "reserved", "wanted", "limit"))
+    return reserved > 0 and spent < limit and (spent + wanted <= limit or wanted >= limit)
 
 
 def _told(request: Request, result: Any) -> Reading:

@@ -92,7 +92,7 @@ class Costs:
             return  # nothing dearer: no need to take turns
         with self._lock:
             usd, most = self.dearest
-            if nano is not None and self._settings.in_usd:
+            if nano and self._settings.in_usd:
                 usd = max(usd or 0, nano)
             if tokens and self._settings.in_tokens:
                 most = max(most or 0, tokens)

@@ -8,6 +8,7 @@ made raises the error that says why, and so does every later one of the same run
 
 import asyncio
 import inspect
+import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar, Token
@@ -233,11 +234,16 @@ def _open(layer: Caller, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
         request = layer.counted(request, _count(layer, args, kwargs))
     if (call := layer.open_now(request)) is not None:
         return call
+    on_loop = asyncio._get_running_loop() is not None  # a sync call on an event loop holds up everything on it
+    end = time.monotonic() + (0.0 if on_loop else layer.settings.policy.hold_seconds)
     turn, first = layer.turn(request, True)
     while turn is Turn.LATER and first is not None:
-        first.result()
+        try:
+            first.result(max(end - time.monotonic(), 0.0))
+        except TimeoutError:  # the ledger says who holds what
+            turn, first = Turn.BESIDE if on_loop else Turn.NOW, None
+            break
         turn, first = layer.turn(request, True)
-    on_loop = asyncio._get_running_loop() is not None  # a sync call on an event loop holds up everything on it
     return drive(layer.open(request, turn, first, True, on_loop), layer.guard.accounts.ledger.is_shared, layer.never_left)
 
 
@@ -335,9 +341,12 @@ async def _open_async(layer: Caller, args: tuple[Any, ...], kwargs: dict[str, An
         request = layer.counted(request, await _quietly(counted) if inspect.isawaitable(counted) else counted)
     if (call := layer.open_now(request)) is not None:
         return call
+    end = time.monotonic() + layer.settings.policy.hold_seconds
     turn, first = layer.turn(request, False)
     while turn is Turn.LATER and first is not None:
-        await finished(first)
+        if not await finished(first, max(end - time.monotonic(), 0.0)):
+            turn, first = Turn.NOW, None
+            break
         turn, first = layer.turn(request, False)
     return await layer.open(request, turn, first, False)
 

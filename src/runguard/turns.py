@@ -26,6 +26,7 @@ class First(Future[None]):
         super().__init__()
         self.pid, self.thread, self.task = os.getpid(), threading.get_ident(), _task()
         self.charge: Charge | None = None
+        self.around: frozenset[int] = frozenset()  # calls that go alone, of others, which it is inside of
         self.known = (0, 0)  # nano-USD and tokens of it that are known
 
     def is_stuck_with(self, no_loop: bool) -> bool:
@@ -42,6 +43,7 @@ def _task() -> "asyncio.Task[Any] | None":
         return None
 
 
-async def finished(first: First) -> None:
-    """Wait for the call that goes alone; to give up waiting does not disturb it."""
-    await asyncio.shield(asyncio.wrap_future(first))
+async def finished(first: First, seconds: float) -> bool:
+    """Wait for the call that goes alone, bounded; to give up waiting does not disturb it."""
+    done, _ = await asyncio.wait((asyncio.wrap_future(first),), timeout=seconds)
+    return bool(done)

@@ -228,6 +228,15 @@ async def test_a_fallback_is_as_many_calls_as_it_makes():
     assert guarded.spend()["reserved_usd"] == 0
 
 
+@pytest.mark.parametrize("plugins", [0, 1])
+async def test_a_guarded_model_inside_of_another_is_guarded(plugins):
+    works = ScriptedModel([text("hi")])
+    router = Fallback(model="scripted-1", models=[GuardedLlm(works, max_usd="0.01", **MONEY)])
+    with pytest.raises(runguard.BudgetExceededError):
+        await run(on(router), plugins=[RunGuardPlugin(**MONEY)] * plugins)
+    assert works.calls == 0
+
+
 @pytest.mark.parametrize("store", ["memory", "sqlite"])
 async def test_plugin_and_guarded_model_count_a_call_once(store, tmp_path):
     url = "memory" if store == "memory" else f"sqlite:///{tmp_path}/guard.db"

@@ -171,6 +171,10 @@ async def _guarded(original: Callable[..., Any], llm: BaseLlm, request: LlmReque
     except Exception:
         stop = None
         _log.exception("runguard.guard_error: the account of a call to '%s' could not be opened", llm.model)
+    except BaseException:  # cancelled while the next guard was asked
+        for toll in tolls:
+            _carefully(toll.called_off)
+        raise
     if stop is not None:
         trip, guard = stop
         for toll in tolls:  # another guard had let it through: it does not leave now
@@ -256,13 +260,12 @@ async def _enter(outer: Crossing | None, llm: BaseLlm, request: LlmRequest, toll
             stop = await _attempt(toll, request, tolls)
             if stop is not None:
                 return stop
-        return None
-    for toll in _announced(request):
+    for toll in _announced(request) if outer is None else ():
         _keep_cap(request, toll.charge)
         tolls.append(toll)
     mine = {toll.guard for toll in tolls}
     for guard, invocation, lane, agent, tool, is_layer in _callers():
-        if guard in mine:
+        if guard in mine or (outer is not None and not is_layer):
             continue  # its own hook announced the call
         owners = OWNERS.set((*OWNERS.get(), *(toll.charge for toll in tolls)))
         try:
@@ -467,7 +470,7 @@ def _wrap(original: Any) -> Any:
         crossing = _CROSSING.get()
         watched = TERMINATIONS.get()
         if crossing is not None:
-            if crossing.llm is self or not crossing.tolls:  # a class that calls its parent's method: the same call
+            if crossing.llm is self or not (crossing.tolls or LAYERS.get()):  # a class that calls its parent's method: the same call
                 return original(self, llm_request, stream, *args, **kwargs)
         elif watched:
             return _asked_first(_guarded(original, self, llm_request, stream, args, kwargs), llm_request, watched)

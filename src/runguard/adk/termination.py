@@ -6,6 +6,7 @@ for; an external signal, or time that is up, ends them. Whatever function call i
 """
 
 import asyncio
+import logging
 import time
 from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
@@ -29,6 +30,7 @@ from runguard.errors import PolicyError
 from runguard.pricing import Usage
 from runguard.termination import TerminationCondition
 
+_log: Final = logging.getLogger("runguard")
 _OWN: Final = "__runguard_termination__"
 _KEY: Final = "termination"
 _INIT: Final = "__init__"
@@ -131,7 +133,10 @@ class Watched:
             self._ask_early()
         elif told or self.condition.knows_early:
             if not self.condition.terminated:  # else another task is just being told
-                await self.condition(told)
+                try:
+                    await self.condition(told)
+                except Exception:  # a condition of the user's own: it ends nothing, neither as meant nor by its fault
+                    _log.exception("runguard.termination_failed: %s raised, which counts as no", self._by[:_REPR_CHARS])
             self._heed()
 
     def end(self, reason: str, by: str) -> None:

@@ -94,6 +94,7 @@ class StoreLedger(Waiting):
         self._by_scope: dict[str, set[str]] = {}
         self._offset = 0.0  # the store's clock less ours
         self._down_until, self._is_away, self._era = 0.0, False, 0
+        self._checked = False
         self._lock = threading.Lock()
         self._start()
         os.register_at_fork(before=self._hush, after_in_parent=self._go_on, after_in_child=self._start)
@@ -466,11 +467,17 @@ class StoreLedger(Waiting):
         self.call(self._read_control, again=True)
 
     def check(self) -> None:
-        """Whether the store can be worked with. One that is only away may come back: that is said, and no error."""
+        """Whether the store can be worked with, asked once. One that is only away may come back: that is said, and no error."""
+        if self._checked:
+            return
+        self._checked = True  # whoever comes later, say with every run, does not wait for it
         try:
             self.call(lambda session: session.now(), again=True)
         except StoreOutage as error:
             self._outage(error)
+        except StoreError:
+            self._checked = False  # a mistake: to be told to everybody who makes it
+            raise
 
     def watch(self, on_control: Callable[[str], None], running: Callable[[], Iterable[tuple[str, str]]]) -> None:
         with self._reading:
