@@ -24,6 +24,7 @@ from runguard.conductor import Guard
 from runguard.controls import Controls
 from runguard.costs import Costs
 from runguard.decision import Action, Decision, Finding, Trip
+from runguard.dropped import DROPPED
 from runguard.errors import PolicyError, RunStoppedError
 from runguard.events import ROOT_LANE, Answer, ModelCall, RunInfo, ToolResults
 from runguard.fingerprint import call_fingerprint
@@ -554,6 +555,10 @@ class Caller(Controls):
         if told.results:
             return [Answer(tool, call_fingerprint(tool, args), value) for tool, args, value in told.results]
         return [Answer(tool, call_fingerprint(tool, args)) for tool, args in told.calls]
+
+    def flush(self, seconds: float = 2.0) -> bool:
+        """Wait, bounded, until everything handed over has left, and what was dropped is booked."""
+        return DROPPED.flush(seconds) and super().flush(seconds)
 
     # ---- more ---------------------------------------------------------------------------------------------------------
 

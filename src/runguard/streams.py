@@ -3,10 +3,6 @@
 Everything else that the provider's stream can do is still there.
 """
 
-import logging
-import os
-import queue
-import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Generator, Iterator
 from functools import partial
 from types import TracebackType
@@ -14,6 +10,7 @@ from typing import Any, Final, Self
 
 from runguard.caller import Call, owners_of
 from runguard.charges import OWNERS
+from runguard.dropped import DROPPED
 from runguard.reading import StreamReading
 
 # What the streams of Anthropic's and OpenAI's libraries have put together so far. Both fail while nothing has come.
@@ -31,45 +28,13 @@ def _reads_on(name: str) -> bool:
     return name == "until_done" or name.startswith("get_final_")
 
 
-_log: Final = logging.getLogger("runguard")
-
-
-class _Dropped:
-    """Books what was dropped without a word. Not where the collector runs: that may be inside any of our locks."""
-
-    def __init__(self) -> None:
-        self._jobs: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()  # the one queue that may be put into while it is being used
-        self._pid = 0
-
-    def ready(self) -> None:
-        if self._pid != os.getpid():  # a fork takes no threads along
-            self._pid, self._jobs = os.getpid(), queue.SimpleQueue()
-            threading.Thread(target=self._work, args=(self._jobs,), name="runguard-dropped", daemon=True).start()
-
-    def take(self, job: Callable[[], None]) -> None:
-        self._jobs.put(job)
-
-    @staticmethod
-    def _work(jobs: "queue.SimpleQueue[Callable[[], None]]") -> None:
-        while True:
-            job = jobs.get()
-            try:
-                job()
-            except Exception:
-                _log.exception("runguard.guard_error: a dropped stream could not be booked")
-            del job  # the next one may take long to come
-
-
-_dropped: Final = _Dropped()
-
-
 class _Booked:
     """What both kinds of stream know of their call."""
 
     def __init__(self, inner: Any, calls: list[Call], lazy: bool) -> None:
         self._inner, self._calls, self._reading = inner, calls, StreamReading()
         self._last: Any = None  # piece that came
-        _dropped.ready()
+        DROPPED.ready()
         self._begun = not lazy  # a generator has done nothing until it is asked for its first piece
 
     def __getattr__(self, name: str) -> Any:
@@ -115,7 +80,7 @@ class _Booked:
 
     def __del__(self) -> None:
         if any(not call.over for call in self.__dict__.get("_calls", ())):  # dropped without a word
-            _dropped.take(partial(self._cut, None))
+            DROPPED.take(partial(self._cut, None))
 
 
 class Stream(_Booked, Iterator[Any]):
@@ -263,7 +228,7 @@ class _Manager:
     def __init__(self, inner: Any, calls: list[Call]) -> None:
         self._inner, self._calls = inner, calls
         self._stream: Any = None  # what was entered
-        _dropped.ready()
+        DROPPED.ready()
 
     def __getattr__(self, name: str) -> Any:
         if name == "_inner":  # not made yet
@@ -281,7 +246,7 @@ class _Manager:
     def __del__(self) -> None:
         if self.__dict__.get("_stream") is None:
             for call in self.__dict__.get("_calls", ()):
-                _dropped.take(partial(call.caller.never_left, call))
+                DROPPED.take(partial(call.caller.never_left, call))
 
 
 class Manager(_Manager):

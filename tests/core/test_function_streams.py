@@ -139,6 +139,7 @@ def test_a_generator_that_was_never_asked_for_a_piece_costs_nothing(how: str):
         stream.close()
     del stream
     gc.collect()
+    assert call.flush(5)
     assert (call.spend()["calls"], held(call)) == (0, 0)
     assert len(list(call())) == 3
 
@@ -166,6 +167,7 @@ def test_a_stream_that_is_left_early_is_booked_as_an_estimate(fn: Callable[..., 
             raise ZeroDivisionError
     del stream
     gc.collect()
+    assert call.flush(5)
     spend = call.spend()
     assert (spend["usd"], spend["calls"], spend["estimated_calls"], held(call)) == (Decimal("0.3"), 1, 1, 0)
 
@@ -398,6 +400,7 @@ def test_a_generator_can_be_sent_to_and_that_is_a_beginning():
     assert stream.send("word") == "word"
     del stream
     gc.collect()
+    assert call.flush(5)
     assert call.spend()["calls"] == 1
     stream = call()
     next(stream)
@@ -529,6 +532,7 @@ async def test_an_async_generator_that_was_never_asked_for_a_piece_costs_nothing
         assert [piece async for piece in stream] == []
     del stream
     gc.collect()
+    assert call.flush(5)
     assert (call.spend()["calls"], held(call)) == (0, 0)
     assert not call.trips
 
@@ -553,6 +557,7 @@ async def test_an_async_stream_that_is_left_early_is_booked_as_an_estimate(fn: C
             await task
     del stream
     gc.collect()
+    assert call.flush(5)
     spend = call.spend()
     assert (spend["usd"], spend["calls"], spend["estimated_calls"], held(call)) == (Decimal("0.3"), 1, 1, 0)
 

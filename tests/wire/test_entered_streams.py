@@ -222,6 +222,7 @@ def test_one_that_is_never_entered_was_never_asked_for(setup: Setup) -> None:
     assert guarded.spend()["reserved_usd"] > 0
     del manager
     gc.collect()
+    assert guarded.flush(5)
     assert figures(guarded) == (0, 0, 0, 0)
     assert not setup.server.requests
 

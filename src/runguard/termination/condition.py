@@ -216,6 +216,10 @@ class _Composite(TerminationCondition):
     def reason(self) -> str | None:
         return self._reason if self._reason is not None else self._joined()
 
+    def _latched(self) -> TerminationResult:
+        """Only what it has concluded itself: a condition that stands in several places may have fired in another, and the rest is to be told too."""
+        return TerminationResult(True, self._reason) if self._reason is not None else NOT_YET
+
     @abstractmethod
     def _has_enough(self) -> bool: ...
 
