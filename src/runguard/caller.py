@@ -111,11 +111,7 @@ class Caller(Controls):
     def __init__(self, name: str, settings: Settings) -> None:
         self.name, self.settings = name[:_NAME_CHARS], settings
         self.guard = Guard(settings.policy, breaker_runs=1, advice=_ADVICE)
-        try:
-            if settings.policy.mode != "off":
-                self.guard.accounts.ledger.check()
-        except StoreError as error:
-            raise PolicyError(f"the store cannot be used: {error}") from None
+        self.guard.check_store()
         self.is_off = settings.policy.mode == "off"
         self.is_lazy = False  # an async generator: nothing happens before its first piece
         self._enforces = settings.policy.mode == "enforce"
@@ -356,13 +352,17 @@ class Caller(Controls):
             return permit
         now = guard.accounts.ledger.now(guard.clock())
         permit = breaker.admit(now)
-        if permit is not None or not self._enforces:
+        if permit is not None:
             return permit
         wait = breaker.retry_after(now)
         evidence = ({"retry_after": f"{wait if wait is not None else float('inf'):.3f}"},)
         finding = Finding("breaker", _BLOCK, breaker.threshold, breaker.threshold, "failures in a row", "call", self.name, self.name, "", evidence)
         event = ModelCall(state.run.info.run, ROOT_LANE, self.name, now)
-        raise RunStoppedError.of(guard.describe(state.run, state.run.lanes[ROOT_LANE], event, finding))
+        with state.lock:
+            trip = guard.refuse(state.run, event, finding)
+        if not self._enforces:
+            return None
+        raise RunStoppedError.of(trip)
 
     def _failed(self, state: State, error: Exception) -> None:
         self.guard.guard_errors += 1

@@ -26,6 +26,7 @@ from runguard.charges import Charge, Fired, scopes_of
 from runguard.decision import ALLOW, Action, Decision, Finding, Money, Rungs, Trip, text_for_model, text_for_operator, text_for_user
 from runguard.denials import finding_of, finding_of_stop
 from runguard.detectors import Detector
+from runguard.errors import PolicyError
 from runguard.events import (
     FAILURES,
     ROOT_LANE,
@@ -41,7 +42,7 @@ from runguard.events import (
     ToolResults,
 )
 from runguard.fingerprint import answer_text, call_fingerprint, size_of
-from runguard.ledger.store import Session
+from runguard.ledger.store import Session, StoreError
 from runguard.outbox import Outbox
 from runguard.outcomes import classify, failure_class
 from runguard.policy import Policy, ToolRule
@@ -117,6 +118,15 @@ class Guard:
             self.accounts.on_store, self.accounts.on_extended, self.breakers.on_change = self.alarms.store, self.alarms.extended, self.alarms.breaker
         self.time_next(SAMPLE)
         self.accounts.ledger.watch(self._on_control, self._signs_of_life)  # last: it may be told something at once
+
+    def check_store(self) -> None:
+        """A store that cannot be worked with is a mistake to be told at construction, not in the middle of a run."""
+        if self.policy.mode == "off":
+            return
+        try:
+            self.accounts.ledger.check()
+        except StoreError as error:
+            raise PolicyError(f"the store cannot be used: {error}") from None
 
     # ---- runs and lanes ---------------------------------------------------------------------------------------------
 
@@ -717,6 +727,12 @@ class Guard:
             enforced=self._enforces,
             estimated=bool(purse.estimated or purse.unpriced),
         )
+
+    def refuse(self, run: Run, event: Event, finding: Finding) -> Trip:
+        """Refuse one call for a reason that an adapter found, and go on: told like every decision, described like a stop."""
+        lane = run.lanes[ROOT_LANE]
+        self._decide(run, lane, event, finding)
+        return self.describe(run, lane, event, finding)
 
     def stop(self, run: Run, event: Event, finding: Finding) -> Trip | None:
         """Stop a run for a reason that an adapter found."""

@@ -168,6 +168,21 @@ def _chat_reading(result: Any, history: Callable[[], Any]) -> Reading:
     return told
 
 
+def _handed_over(result: Any, calls: list[Call], history: Callable[[], Any] | None, *, lazy: bool = False) -> Any:
+    """What came back, booked; or, where it comes in pieces, what books it when they end."""
+    if type(result) is not dict:  # most are
+        if isinstance(result, Iterator):
+            return Stream(result, calls, lazy=lazy)
+        if isinstance(result, AsyncIterator):
+            return AsyncStream(result, calls)
+        if is_manager(result):
+            return manage(result, calls)
+    told = None if history is None else _chat_reading(result, history)
+    for call in calls:
+        call.caller.done(call, result, told)
+    return result
+
+
 # ---- without an event loop ------------------------------------------------------------------------------------------
 
 
@@ -188,21 +203,11 @@ def _guard(fn: Callable[..., Any], caller: Caller, inside: Caller | None) -> Cal
             raise
         finally:
             OWNERS.reset(token)
-        if type(result) is not dict:  # most are
-            if isinstance(result, Coroutine):
-                result.close()
-                _never_left(calls)
-                raise PolicyError(f"'{caller.name}' returned a coroutine: use guard_async")
-            if isinstance(result, Iterator):
-                return Stream(result, calls, lazy=lazy)
-            if isinstance(result, AsyncIterator):
-                return AsyncStream(result, calls)
-            if is_manager(result):
-                return manage(result, calls)
-        told = None if history is None else _chat_reading(result, history)
-        for call in calls:
-            call.caller.done(call, result, told)
-        return result
+        if type(result) is not dict and isinstance(result, Coroutine):
+            result.close()
+            _never_left(calls)
+            raise PolicyError(f"'{caller.name}' returned a coroutine: use guard_async")
+        return _handed_over(result, calls, history, lazy=lazy)
 
     return guarded
 
@@ -292,17 +297,7 @@ def _guard_async(fn: Callable[..., Any], caller: Caller, inside: Caller | None) 
             raise
         finally:
             OWNERS.reset(token)
-        if type(result) is not dict:
-            if isinstance(result, AsyncIterator):
-                return AsyncStream(result, calls)
-            if isinstance(result, Iterator):
-                return Stream(result, calls)
-            if is_manager(result):
-                return manage(result, calls)
-        told = None if history is None else _chat_reading(result, history)
-        for call in calls:
-            call.caller.done(call, result, told)
-        return result
+        return _handed_over(result, calls, history)
 
     if getattr(fn, "__name__", "") == "stream" and not inspect.iscoroutinefunction(fn):
         return lambda *args, **kwargs: Pending(guarded(*args, **kwargs))

@@ -1700,3 +1700,16 @@ def test_a_signature_that_is_content_is_in_no_trip():
     trip = _stopped(guard(Model({"sig": secret}), loop={"repeats": 2})).trip
     assert "hunter2" not in repr(trip)
     assert _stopped(guard(Model({"sig": "search.web"}), loop={"repeats": 2})).pattern == ("search.web",)
+
+
+@pytest.mark.parametrize("mode", ["enforce", "shadow"])
+def test_a_refusal_of_an_open_breaker_is_told_like_every_decision(mode: str):
+    heard: list[Any] = []
+
+    def away() -> None:
+        raise ConnectionError("away")
+
+    call = guard(away, breaker={"failures": 1, "reset_seconds": 60}, on_decision=heard.append, mode=mode)
+    assert len(swallowing(call, 3)) == 3
+    assert call.flush(5)
+    assert {(decision.action.word, decision.finding.rule, decision.enforced) for decision in heard} == {("block", "breaker", mode == "enforce")}

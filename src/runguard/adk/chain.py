@@ -7,6 +7,7 @@ not visible, so calls are also kept by their id.
 """
 
 import asyncio
+import itertools
 import time
 from collections import OrderedDict
 from collections.abc import Callable
@@ -169,6 +170,7 @@ class Stream:
     on_end: list[Callable[[], None]] = field(default_factory=list)
     invocations: list[str] = field(default_factory=list)
     halted: tuple[str, Trip, str] | None = None  # the invocation that a Halt ends, why, and the words for the user
+    number: int = field(default_factory=itertools.count(1).__next__)
 
 
 STREAM: Final[ContextVar[Stream | None]] = ContextVar("runguard_stream", default=None)

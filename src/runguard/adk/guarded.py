@@ -27,13 +27,10 @@ from runguard.controls import Controls
 from runguard.decision import STOP_CODE, Action, Decision, Trip, trip
 from runguard.errors import PolicyError, RunStoppedError
 from runguard.events import ROOT_LANE, AgentEntered, Answer, RunInfo, ToolResults
-from runguard.fingerprint import digest
-from runguard.ledger.store import StoreError
 from runguard.policy import Policy
 
 _UNNAMED: Final = "(model)"
 _AGENT_LABEL: Final = "adk_agent_name"
-_LANES_KEPT: Final = 1_024
 
 
 @dataclass(slots=True)
@@ -73,11 +70,7 @@ class GuardedLlm(Controls, BaseLlm):
         super().__init__(model=inner.model)
         self._inner = inner
         self._guard = Guard(Policy.build(**{"on_stop": "raise", **policy}))
-        try:
-            if self._guard.policy.mode != "off":
-                self._guard.accounts.ledger.check()
-        except StoreError as error:
-            raise PolicyError(f"the store cannot be used: {error}") from None
+        self._guard.check_store()
         runners.watch_guard(self._guard)
 
     def __deepcopy__(self, memo: dict[int, Any] | None = None) -> "GuardedLlm":
@@ -143,16 +136,14 @@ class GuardedLlm(Controls, BaseLlm):
             if self._alone is None:
                 self._alone = self._begin("", "", "")
             return self._alone, agent, agent, True
-        root, depth = stream, 0
-        while root.outer is not None:
-            root, depth = root.outer, depth + 1
+        *_, root = chain = _chain(stream)
         guarded = root.guarded.get(self._guard)
         if guarded is None:
             guarded = root.guarded[self._guard] = self._begin(root.app, root.user, root.session)
             run = guarded.invocation.run.info.run
             root.on_end.append(lambda: self._guard.end(run))
-        lane = agent if stream is root else f"{depth}.{id(stream):x}/{agent}"
-        return guarded, lane, agent, all(s.plugin is None for s in _chain(stream))
+        lane = agent if stream is root else f"{stream.number}/{agent}"
+        return guarded, lane, agent, all(one.plugin is None for one in chain)
 
     def _begin(self, app: str, user: str, session: str) -> _Guarded:
         guard = self._guard
@@ -180,7 +171,7 @@ class GuardedLlm(Controls, BaseLlm):
             if stop is not None:
                 return stop
         answers = _answers(guard, request.contents)
-        mark = (len(request.contents), digest("".join(f"{a.call.hex()}{a.value!r}"[:4096] for a in answers)))
+        mark = (len(request.contents), b"".join(answer.call for answer in answers))
         if not answers or mark == strand.seen:  # the same request again: a retry
             return None
         strand.seen = mark

@@ -38,7 +38,6 @@ from runguard.controls import Controls
 from runguard.decision import METADATA_KEY, STOPPED, Action, Trip
 from runguard.errors import PolicyError, RunStoppedError
 from runguard.events import ROOT_LANE, AgentEntered, ModelCall, ModelResult, Outcome, RunInfo, ToolCall
-from runguard.ledger import StoreError
 from runguard.policy import Policy
 from runguard.pricing import Usage, preload
 from runguard.runs import Lane, Run
@@ -81,15 +80,14 @@ class RunGuardPlugin(Controls, BasePlugin):
         _log.info("runguard.start: %s", self.describe())
 
     def _check_store(self) -> None:
-        """A store that cannot be worked with is a mistake to be told now, not in the middle of a run."""
-        if self.policy_error is not None or self.guard.policy.mode == "off":
+        if self.policy_error is not None:
             return
         try:
-            self.guard.accounts.ledger.check()
-        except StoreError as error:
+            self.guard.check_store()
+        except PolicyError as error:
             if not self.from_file_only:
-                raise PolicyError(f"the store cannot be used: {error}") from None
-            self.policy_error = f"the store cannot be used: {error}"
+                raise
+            self.policy_error = str(error)
 
     def describe(self) -> str:
         """Mode, limits, store and ADK version in one line."""

@@ -1,0 +1,175 @@
+"""What people and dashboards are told of a real run: alerts to a real receiver, metrics and span events through a real SDK."""
+
+import json
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+import pytest
+from google.adk.agents import LlmAgent
+from opentelemetry.sdk.metrics import MeterProvider
+from opentelemetry.sdk.metrics.export import InMemoryMetricReader
+
+from runguard import Budget, telemetry
+from runguard.adk import GuardedLlm, RunGuardPlugin
+from runguard.alerts import verify_signature
+from runguard.errors import RunStoppedError
+from runguard.telemetry import Wires
+from runguard.testing import ScriptedModel, call, run, text
+
+MONEY: dict[str, Any] = {
+    "prices": {"scripted-1": {"input": 10, "output": 40}},
+    "models": {"scripted-1": {"max_output_tokens": 250}},
+    "tokens": lambda request: 1_000,
+}
+SECRET = "0123456789abcdef"
+CANARY = "argument-canary"
+
+
+def same(q: str) -> dict[str, str]:
+    return {"status": "partial_parse_error", "data": "result-canary"}
+
+
+def stuck() -> ScriptedModel:
+    return ScriptedModel(lambda n, request: call("same", q=f"{CANARY}{n}"))
+
+
+def agent(model: Any) -> LlmAgent:
+    return LlmAgent(name="extractor", model=model, tools=[same])
+
+
+# ---- alerts ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def receiver() -> Iterator[ThreadingHTTPServer]:
+    class Receiver(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            body = self.rfile.read(int(self.headers["Content-Length"]))
+            self.server.heard.append((dict(self.headers), body))  # type: ignore[attr-defined]
+            self.send_response(200)
+            self.end_headers()
+
+        def log_message(self, *_: Any) -> None:
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Receiver)
+    server.heard = []  # type: ignore[attr-defined]
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    yield server
+    server.shutdown()
+    server.server_close()
+
+
+async def test_a_stop_on_adk_reaches_a_webhook_once_signed_and_without_contents(receiver):
+    url = f"http://127.0.0.1:{receiver.server_address[1]}/hook"
+    plugin = RunGuardPlugin(alerts={"webhook": {"url": url, "secret": SECRET}})
+    for session in ("s1", "s2", "s3"):
+        await run(agent(stuck()), plugins=[plugin], session_id=session)
+    assert plugin.flush(10)
+    ((headers, body),) = receiver.heard
+    assert verify_signature(SECRET, headers["X-RunGuard-Timestamp"], body, headers["X-RunGuard-Signature"])
+    told = json.loads(body)
+    assert told["facts"]["rule"] == "stall"
+    assert told["facts"]["tool"] == "same"
+    assert CANARY.encode() not in body
+    assert b"result-canary" not in body
+    assert plugin.snapshot()["alerts"]["webhook"]["sent"] == 1
+
+
+async def test_thresholds_and_the_cap_of_a_user_are_told_once_over_his_sessions():
+    heard: list[Any] = []
+    plugin = RunGuardPlugin(budgets=[Budget(usd="0.10", per="user", window="1d")], alerts=heard.append, **MONEY)
+    for session in ("s1", "s2", "s3"):
+        await run(agent(ScriptedModel(lambda n, request: call("same", q=str(n)))), plugins=[plugin], session_id=session)
+    assert plugin.flush(10)
+    assert [alert.facts["percent"] for alert in heard if alert.kind == "threshold"] == [0.5, 0.8, 0.95]
+    assert [alert.facts["scope"] for alert in heard if alert.kind == "trip" and alert.facts["rule"] == "budget"] == ["user:app/u1"]
+
+
+async def test_a_healthy_run_alerts_nobody():
+    heard: list[Any] = []
+    plugin = RunGuardPlugin(max_usd=5, alerts=heard.append, **MONEY)
+    await run(agent(ScriptedModel([call("same", q="1"), text("done")])), plugins=[plugin])
+    assert plugin.flush(10)
+    assert heard == []
+
+
+# ---- telemetry ------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def reader(monkeypatch) -> Iterator[InMemoryMetricReader]:
+    reader = InMemoryMetricReader()
+    meters = MeterProvider([reader])
+    monkeypatch.setattr(telemetry, "_wires", Wires(meters.get_meter("runguard"), None))
+    yield reader
+    meters.shutdown()
+
+
+def points(reader: InMemoryMetricReader) -> dict[str, list[Any]]:
+    data = reader.get_metrics_data()
+    scopes = [scope for resource in data.resource_metrics for scope in resource.scope_metrics] if data is not None else []
+    return {metric.name: list(metric.data.data_points) for scope in scopes for metric in scope.metrics}
+
+
+@pytest.mark.parametrize("kind", ["plugin", "model"])
+async def test_a_run_on_adk_is_counted(reader, kind):
+    keywords: dict[str, Any] = {"budgets": [Budget(usd=5, per="user")], **MONEY}
+    guard = RunGuardPlugin(on_stop="raise", **keywords) if kind == "plugin" else GuardedLlm(stuck(), **keywords)
+    root, plugins = (agent(stuck()), [guard]) if kind == "plugin" else (agent(guard), [])
+    with pytest.raises(RunStoppedError):
+        await run(root, plugins=plugins)
+    assert guard.flush(10)
+    told = points(reader)
+    decided = {(p.attributes["runguard.decision"], p.attributes["runguard.rule"]): p.value for p in told["runguard.decisions"]}
+    assert decided["stop", "stall"] == 1
+    used = [p for p in told["runguard.budget.used"] if p.attributes["runguard.scope.kind"] == "user"]
+    assert [round(p.value, 2) for p in used] == [float(guard.spend()["usd"])]
+    assert sum(p.count for p in told["runguard.guard.duration"]) > 0
+    metrics = repr([dict(p.attributes) for of_one in told.values() for p in of_one])
+    assert "u1" not in metrics
+    assert CANARY not in metrics
+
+
+async def test_a_healthy_run_counts_no_decision(reader):
+    plugin = RunGuardPlugin(max_usd=5, **MONEY)
+    await run(agent(ScriptedModel([call("same", q="1"), text("done")])), plugins=[plugin])
+    assert plugin.flush(10)
+    assert "runguard.decisions" not in points(reader)
+
+
+SPANS = """
+import asyncio, json
+from google.adk.agents import LlmAgent
+from opentelemetry import trace
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from runguard.adk import RunGuardPlugin
+from runguard.testing import ScriptedModel, call, run
+
+spans, provider = InMemorySpanExporter(), TracerProvider()
+provider.add_span_processor(SimpleSpanProcessor(spans))
+trace.set_tracer_provider(provider)  # once per process: hence a process of its own
+
+def same(q: str) -> dict:
+    return {"status": "partial_parse_error"}
+
+stuck = ScriptedModel(lambda n, request: call("same", q=f"argument-canary{n}"))
+asyncio.run(run(LlmAgent(name="extractor", model=stuck, tools=[same]), plugins=[RunGuardPlugin()]))
+print(json.dumps([dict(e.attributes) for s in spans.get_finished_spans() for e in s.events if e.name == "runguard.decision"]))
+"""
+
+
+def test_a_decision_is_an_event_on_the_span_that_adk_has_open():
+    done = subprocess.run([sys.executable, "-W", "ignore", "-c", SPANS], capture_output=True, text=True, check=True, timeout=50)
+    told = {event["runguard.decision"]: event for event in json.loads(done.stdout.splitlines()[-1])}
+    assert set(told) == {"nudge", "block", "stop"}
+    assert {event["runguard.rule"] for event in told.values()} == {"stall"}
+    assert told["stop"]["gen_ai.tool.name"] == "same"
+    assert told["stop"]["runguard.trip.id"]
+    assert CANARY not in json.dumps(told)
