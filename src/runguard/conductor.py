@@ -45,7 +45,7 @@ from runguard.fingerprint import answer_text, call_fingerprint, size_of
 from runguard.ledger.store import Session, StoreError
 from runguard.outbox import Outbox
 from runguard.outcomes import classify, failure_class
-from runguard.policy import Policy, ToolRule
+from runguard.policy import FREE_RETRIES, Policy, ToolRule
 from runguard.pricing import Usage
 from runguard.runs import Lane, Run, dispatch, retired_name
 from runguard.shared import Breakers, Once
@@ -190,11 +190,11 @@ class Guard:
         if "repetition" in rungs:
             made.append(rules.Repetition(rungs["repetition"]))
         if "stall" in rungs:
-            made.append(rules.Stall(rungs["stall"]))
+            made.append(rules.Stall(rungs["stall"], 0 if policy.is_explicit("stall") else FREE_RETRIES))
         if "tool_failures" in rungs:
             made.append(rules.ToolFailures(rungs["tool_failures"]))
         if "no_news" in rungs:
-            made.append(rules.NoNews(rungs["no_news"]))
+            made.append(rules.NoNews(rungs["no_news"], patient=not policy.is_explicit("no_news")))
         if "same_call" in rungs:
             made.append(rules.SameCall(rungs["same_call"]))
         if "empty" in rungs:

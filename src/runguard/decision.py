@@ -176,9 +176,9 @@ def trip(event: Any) -> Trip | None:
 # For the model: what happened and what not to do again; never an invitation to vary arguments, no concept it lacks.
 
 _NUDGES: Final[dict[str, str]] = {
-    "repetition": "You have made this same call {n} times and it gave the same answer each time. It will not change. Do not call it again; "
-    "use what you already have, or say what is missing.",
-    "no_news": "Your last {n} calls only repeated calls you had already made, with the answers you already had. Use those answers now, or say what is missing.",
+    "repetition": "You have made this same call {n} times and it gave the same answer each time. Do not repeat it without need: use what you already "
+    "have, or say what is missing or what you are waiting for.",
+    "no_news": "Your last {n} steps only repeated what you had already done, with the answers you already had. Use those answers now, or say what is missing.",
     "cycle": "You are going round the same calls with the same answers ({n} rounds). Leave the circle: use what you have, or say what is missing.",
     "same_call": "You have made this same call {n} times in a row. If you are waiting for something, say so and finish; otherwise use the latest answer.",
     "stall": "'{tool}' has failed in the same way {n} times. More attempts of this kind will fail too. Go on without it, or report the failure.",

@@ -24,6 +24,7 @@ from typing import Any, Final
 from uuid import UUID
 
 DIGEST_SIZE: Final = 16
+_WORDS_READ: Final = 16_384
 MAX_CHARS: Final = 65_536  # an answer beyond this is known by its head, its tail and its length
 MAX_NODES: Final = 4_096
 MAX_DEPTH: Final = 32
@@ -46,6 +47,11 @@ def _encode(value: object) -> str:
 def digest(text: str) -> bytes:
     """BLAKE2b of a text; lone surrogates are kept apart rather than refused."""
     return blake2b(text.encode("utf-8", "surrogatepass"), digest_size=DIGEST_SIZE).digest()
+
+
+def words_name(text: str) -> int:
+    """A name for what was said, within this process; never 0. Saying nothing has a name too."""
+    return hash(text[:_WORDS_READ]) or 1
 
 
 def call_fingerprint(

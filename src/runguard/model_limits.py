@@ -57,6 +57,9 @@ LIMITS: Final[dict[str, tuple[int | None, int | None]]] = {
     "gemini-3.7-flash": (1_048_576, 65_536),
     "gemini-3.8-flash": (1_048_576, 65_536),
     "gemini-flash-latest": (1_048_576, 65_536),
+    # DeepSeek: the pricing page; older lists still have the 64,000 of the first version
+    "deepseek-chat": (131_072, 8_192),
+    "deepseek-reasoner": (131_072, 65_536),
     # Anthropic: the models overview. Sonnet 4 and 4.5 have 200,000 tokens, a million with a beta header
     "claude-3-5-haiku": (200_000, 8_192),
     "claude-3-5-sonnet": (200_000, 8_192),

@@ -13,6 +13,7 @@ from runguard.fingerprint import MAX_CHARS, mask
 
 # Members bound once: looking one up on its enum costs as much as the rest of a line.
 _OK, _EMPTY, _FAILED, _UNKNOWN_TOOL = Outcome.OK, Outcome.EMPTY, Outcome.FAILED, Outcome.UNKNOWN_TOOL
+_MISSING_CHARS: Final = 120
 _HEAD: Final = 400  # what a text says about its own success, it says at the start
 
 _BAD_WORDS: Final = (
@@ -28,6 +29,13 @@ _ABSENT: Final = re.compile(
     rf"|no[\s_\-](?:[^\W_]{{1,30}}[\s_\-]){{0,3}}(?:{_THINGS})(?:\s(?:found|returned|available|matched?).{{0,80}})?"
     r"|(?:\w[\s\w'\"-]{0,80}\s)?(?:not found|does not exist)\b.{0,120})\W*$",
     re.IGNORECASE | re.DOTALL,
+)
+# The same told as an error: short, whole, and about a thing that was looked up. What is needed to work at all (a command, a module, a file) is no such thing.
+_MISSING: Final = re.compile(
+    r"^\W{0,4}(?:[a-z]{0,40}(?:error|exception)\W{1,4})?"
+    r"(?!(?:the |an? |no such )?(?:command|tool|function|module|package|method|attribute|option|file|directory|path|host|library|executable)s?\b)"
+    r"(?:no such (?:[\w'\"#.@-]{1,60}\s){0,3}[\w'\"#.@-]{1,60}|(?:[\w'\"#.@-]{1,60}\s){1,8}(?:was |were |is |are |could )?(?:not (?:be )?found|does not exist|do not exist))\W*$",
+    re.IGNORECASE,
 )
 _BAD_TEXT: Final = re.compile(
     r"^\W{0,4}(?:(?:error|exception|traceback|fatal|failed|failure|invalid|unknown tool|unauthori[sz]ed|forbidden|permission denied|access denied|"
@@ -82,7 +90,7 @@ def _of_text(text: str) -> tuple[Outcome, str]:
     if len(text) <= _HEAD and _ABSENT.match(head):
         return (_UNKNOWN_TOOL, failure_class(text)) if _NO_SUCH_TOOL.search(head) else (_EMPTY, "")
     if "Traceback (most recent call last)" in head or (_may_be_bad(head) and _BAD_TEXT.match(head)):
-        return (_UNKNOWN_TOOL if _NO_SUCH_TOOL.search(head) else _FAILED), failure_class(text)
+        return _failed(text)
     return _OK, ""
 
 
@@ -123,7 +131,7 @@ def _told(answer: dict[str, object]) -> tuple[Outcome, str] | None:
             if _ABSENT.match(status):
                 return _EMPTY, ""
             if _BAD_STATUS.search(status):
-                return _failed(_said(answer))
+                return (_EMPTY, "") if _says_missing(get("message")) else _failed(_said(answer))
     return None
 
 
@@ -145,9 +153,13 @@ def _of_body(answer: dict[str, object]) -> tuple[Outcome, str]:
 def _failed(text: str) -> tuple[Outcome, str]:
     if len(text) <= _HEAD and _NO_SUCH_TOOL.search(text):
         return _UNKNOWN_TOOL, failure_class(text)
-    if len(text) <= _HEAD and _ABSENT.match(text):
+    if len(text) <= _HEAD and (_ABSENT.match(text) or _says_missing(text)):
         return _EMPTY, ""
     return _FAILED, failure_class(text)
+
+
+def _says_missing(text: object) -> bool:
+    return type(text) is str and len(text) <= _MISSING_CHARS and _MISSING.match(text) is not None
 
 
 def _said(value: Any, depth: int = 3) -> str:

@@ -66,9 +66,9 @@ async def test_a_loop_of_equal_answers_is_seen_in_the_requests():
     model = ScriptedModel(lambda n, request: call("step", q=1))
     with pytest.raises(runguard.LoopDetectedError) as caught:
         await run(on(GuardedLlm(model)))
-    assert model.calls == 5
+    assert model.calls == 9
     assert caught.value.pattern == ("step",)
-    assert caught.value.repeats == 5
+    assert caught.value.repeats == 9
 
 
 async def test_the_same_failure_to_new_arguments_is_a_stall():

@@ -9,6 +9,7 @@ import pytest
 from google.adk.agents import LlmAgent, LoopAgent, ParallelAgent, SequentialAgent
 from google.adk.apps import App
 from google.adk.events import Event
+from google.adk.models.llm_response import LlmResponse
 from google.adk.plugins import ReflectAndRetryToolPlugin
 from google.adk.plugins.base_plugin import BasePlugin
 from google.adk.runners import Runner
@@ -65,11 +66,11 @@ async def test_repetition_is_nudged_then_refused_then_stopped() -> None:
     look, model = Tool("look", [{"name": "Ann"}]), ScriptedModel([call("look", q=1)])
     seen = await observe(agent(model, look))
     assert seen.rules == [("nudge", "repetition"), ("block", "repetition"), ("stop", "repetition")]
-    assert (look.runs, model.calls) == (3, 5)
+    assert (look.runs, model.calls) == (7, 9)
     trip = assert_stopped(seen.result, "repetition")
-    assert (trip.tool, trip.observed, trip.limit, trip.unit) == ("look", 5, 5, "identical calls and answers")
+    assert (trip.tool, trip.observed, trip.limit, trip.unit) == ("look", 9, 9, "identical calls and answers")
     assert trip.evidence
-    assert assert_calls_answered(seen.result.session) == 5
+    assert assert_calls_answered(seen.result.session) == 9
 
 
 @pytest.mark.parametrize(
@@ -87,7 +88,7 @@ async def test_repetition_is_seen_through_what_always_differs(answers: Any) -> N
     look, model = Tool("look", answers), ScriptedModel([call("look", q=1)])
     seen = await observe(agent(model, look))
     assert_stopped(seen.result, "repetition")
-    assert (look.runs, model.calls) == (3, 5)
+    assert (look.runs, model.calls) == (7, 9)
 
 
 @pytest.mark.parametrize(
@@ -146,8 +147,21 @@ async def test_no_news_sees_a_ping_pong_of_two_calls() -> None:
     model = ScriptedModel(always(call("a", q=1), call("b", q=1)))
     seen = await observe(agent(model, a, b))
     assert seen.rules == [("nudge", "no_news"), ("stop", "no_news")]
-    assert model.calls == a.runs + b.runs == 12  # two with news, ten without
-    assert assert_stopped(seen.result).observed == 10
+    assert model.calls == a.runs + b.runs == 18  # two with news, two told again, fourteen told a third time or more
+    assert assert_stopped(seen.result).observed == 14
+
+
+async def test_no_news_ends_a_loop_that_says_the_same_for_ever() -> None:
+    model = ScriptedModel(lambda n, _: text("I am still working on it. Please wait."))
+    seen = await observe(LoopAgent(name="loop", sub_agents=[agent(model)]))
+    trip = assert_stopped(seen.result, "no_news")
+    assert (model.calls, trip.observed) == (15, 14)
+
+
+async def test_no_news_leaves_a_loop_with_new_words_alone() -> None:
+    writer = agent(ScriptedModel(lambda n, _: text(f"draft {n}")), name="writer")
+    critic = agent(ScriptedModel(lambda n, _: text("Needs more detail.")), name="critic")
+    assert (await observe(LoopAgent(name="loop", sub_agents=[writer, critic], max_iterations=20))).decisions == []
 
 
 async def test_no_news_leaves_edit_test_edit_alone() -> None:
@@ -177,8 +191,8 @@ async def test_same_call_with_ever_new_answers_ends_late() -> None:
     look, model = Tool("look", lambda n: {"n": n}), ScriptedModel([call("look", q=1)])
     seen = await observe(agent(model, look))
     assert seen.rules == [("nudge", "same_call"), ("stop", "same_call")]
-    assert (look.runs, model.calls) == (40, 40)
-    assert assert_stopped(seen.result, "same_call").observed == 40
+    assert (look.runs, model.calls) == (120, 120)
+    assert assert_stopped(seen.result, "same_call").observed == 120
 
 
 async def test_same_call_leaves_other_calls_between_alone() -> None:
@@ -216,6 +230,14 @@ async def test_stall_is_nudged_then_refused_then_stopped_whatever_the_arguments(
 
 
 @pytest.mark.parametrize("answers", SAME_FAILURES)
+async def test_stall_lets_the_very_same_call_be_tried_three_times_more(answers: Any) -> None:
+    read, model = Tool("read", answers), ScriptedModel([call("read", q=1)])
+    seen = await observe(agent(model, read, on_tool_error_callback=recover))
+    assert (read.runs, model.calls) == (7, 9)
+    assert_stopped(seen.result)
+
+
+@pytest.mark.parametrize("answers", SAME_FAILURES)
 async def test_stall_obeys_max_identical_tool_results(answers: Any) -> None:
     read, model = Tool("read", answers), ScriptedModel(ask_new("read"))
     seen = await observe(agent(model, read, on_tool_error_callback=recover), max_identical_tool_results=3)
@@ -250,7 +272,7 @@ async def test_tool_failures_counts_failures_of_every_kind() -> None:
     read, model = Tool("read", lambda n: {"error": f"{WORDS[n]} is broken"}), ScriptedModel(ask_new("read"))
     seen = await observe(agent(model, read))
     assert seen.rules == [("nudge", "tool_failures"), ("block", "tool_failures"), ("stop", "tool_failures")]
-    assert (read.runs, model.calls) == (7, 9)
+    assert (read.runs, model.calls) == (9, 11)
     assert_stopped(seen.result, "tool_failures")
 
 
@@ -667,7 +689,7 @@ async def test_identity_and_volatile_arguments() -> None:
     look = Tool("look", ["same"])
     seen = await observe(agent(ask_new("look"), look), tools={"look": ToolRule(volatile=("q",))})
     assert_stopped(seen.result, "repetition")
-    assert look.runs == 3
+    assert look.runs == 7
 
 
 async def test_failed_says_what_a_failure_is() -> None:
@@ -737,7 +759,7 @@ async def test_tools_that_do_not_exist() -> None:
     result = await play(agent(model, Tool("real", ["x"])), plugins=[plugin], catch=True)
     if answered:
         assert_stopped(result)
-        assert model.calls <= 12
+        assert model.calls <= 18
         assert_calls_answered(result.session)
     else:
         assert isinstance(result.error, ValueError)
@@ -828,8 +850,8 @@ async def test_equal_batches_are_repetition() -> None:
     look, model = Tool("look", ["same"]), ScriptedModel([calls(*(call("look", q=n) for n in range(4)))])
     seen = await observe(agent(model, look))
     assert_stopped(seen.result, "repetition")
-    assert (look.runs, model.calls) == (12, 5)
-    assert assert_calls_answered(seen.result.session) == 20
+    assert (look.runs, model.calls) == (28, 9)
+    assert assert_calls_answered(seen.result.session) == 36
 
 
 def _same_work(name: str) -> LlmAgent:
@@ -905,7 +927,7 @@ async def test_a_normalizer_says_what_counts() -> None:
     script = ScriptedModel([call("fetch", q=1)])
     seen = await observe(agent(script, fetch), tool_result_normalizer={"fetch": lambda answer: answer["body"]})
     assert_stopped(seen.result, "repetition")
-    assert fetch.runs == 3
+    assert fetch.runs == 7
     fetch = Tool("fetch", lambda n: {"body": "same", "etag": n * 7919})
     seen = await observe(agent([call("fetch", q=1)] * 9 + [text("done")], fetch))
     assert seen.decisions == []
@@ -922,11 +944,11 @@ async def test_a_normalizer_that_raises_harms_nobody() -> None:
 
 
 async def test_a_nudge_rides_on_the_answer_that_the_model_sees() -> None:
-    look, model = Tool("look", [{"name": "Ann"}]), ScriptedModel([call("look", q=1)] * 3 + [text("Ann")])
+    look, model = Tool("look", [{"name": "Ann"}]), ScriptedModel([call("look", q=1)] * 4 + [text("Ann")])
     seen = await observe(agent(model, look))
     assert seen.rules == [("nudge", "repetition")]
     answers = [part.function_response.response for content in model.requests[-1].contents for part in content.parts if part.function_response]
-    assert [set(answer) for answer in answers] == [{"name"}, {"name"}, {"name", "runguard_notice"}]
+    assert [set(answer) for answer in answers] == [{"name"}, {"name"}, {"name"}, {"name", "runguard_notice"}]
     assert answers[-1]["runguard_notice"] == seen.decisions[0].for_model
     assert answers[-1]["name"] == "Ann"
     assert seen.result.texts == ["Ann"]
@@ -934,14 +956,14 @@ async def test_a_nudge_rides_on_the_answer_that_the_model_sees() -> None:
 
 @pytest.mark.parametrize("answer", ["Ann", None, [1, 2]], ids=str)
 async def test_a_nudge_rides_on_answers_of_any_shape(answer: Any) -> None:
-    look, model = Tool("look", [answer]), ScriptedModel([call("look", q=1)] * 3 + [text("Ann")])
+    look, model = Tool("look", [answer]), ScriptedModel([call("look", q=1)] * 4 + [text("Ann")])
     seen = await observe(agent(model, look))
     assert seen.answers[-1] == {"result": answer, "runguard_notice": seen.decisions[0].for_model}
 
 
 async def test_at_most_two_nudges_in_a_run() -> None:
     tools = [Tool(name, ["same"]) for name in "abcd"]
-    script = [call(name) for name in "abcd" for _ in range(3)] + [text("done")]
+    script = [call(name) for name in "abcd" for _ in range(4)] + [text("done")]
     seen = await observe(agent(script, *tools))
     assert [rule for rule in seen.rules if rule[0] == "nudge"] == [("nudge", "repetition")] * 2
     assert sum("runguard_notice" in answer for answer in seen.answers) == 2
@@ -950,7 +972,7 @@ async def test_at_most_two_nudges_in_a_run() -> None:
 
 async def test_the_tools_own_object_is_left_alone_by_a_nudge() -> None:
     kept = {"name": "Ann"}
-    seen = await observe(agent([call("look", q=1)] * 3 + [text("done")], Tool("look", [kept])))
+    seen = await observe(agent([call("look", q=1)] * 4 + [text("done")], Tool("look", [kept])))
     assert seen.rules == [("nudge", "repetition")]
     assert kept == {"name": "Ann"}
 
@@ -1076,3 +1098,10 @@ async def test_a_tools_context_still_works_under_the_guard() -> None:
 
     seen = await observe(agent(ask_new("note", 3), note))
     assert {"note_1": 1, "note_2": 2, "note_3": 3}.items() <= seen.result.session.state.items()
+
+
+async def test_no_news_ends_a_loop_that_says_nothing_for_ever() -> None:
+    model = ScriptedModel(lambda n, _: LlmResponse(content=types.Content(role="model", parts=[])))
+    seen = await observe(LoopAgent(name="loop", sub_agents=[agent(model)]))
+    assert_stopped(seen.result, "no_news")
+    assert model.calls == 15

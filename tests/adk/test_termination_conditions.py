@@ -89,7 +89,7 @@ ANSWER = answered("look", 1, {"rows": 3})
         (CostTermination("0.000011", prices=PRICES), [say("x", usage_metadata=usage(9, 1), model_version="toy")], 1),
         (CostTermination("0.000012", prices=PRICES), [say("x", usage_metadata=usage(9, 1), model_version="toy")], None),
         (CostTermination(1000), [say("x", usage_metadata=usage(1, 1), model_version="no-such-model-9")], 1),
-        (NoProgressTermination(), [one for n in range(9) for one in (called("look", n, q="x"), answered("look", n, {"rows": 3}))], 10),
+        (NoProgressTermination(), [one for n in range(12) for one in (called("look", n, q="x"), answered("look", n, {"rows": 3}))], 18),
         (RuleTermination("handoff", stop=2), [event(actions=EventActions(transfer_to_agent="b")), event(actions=EventActions(transfer_to_agent="b"))], 2),
     ],
 )
@@ -158,12 +158,12 @@ def agent(name: str, *script: Any, **options: Any) -> LlmAgent:
 
 
 async def test_a_run_that_repeats_itself_fires_at_an_answer_and_leaves_no_call_open():
-    recording = await run(agent("worker", *[call("look", q="x")] * 8, text("gave up"), tools=[look]))
+    recording = await run(agent("worker", *[call("look", q="x")] * 10, text("gave up"), tools=[look]))
     at = first_fired(RuleTermination("repetition", stop=3), recording.events)
     assert at == 6
     assert recording.events[at - 1].get_function_responses()
-    assert first_fired(NoProgressTermination(), recording.events) == 10
-    assert first_fired(FinalAnswerTermination(), recording.events) == len(recording.events) == 17
+    assert first_fired(NoProgressTermination(), recording.events) == 18
+    assert first_fired(FinalAnswerTermination(), recording.events) == len(recording.events) == 21
     assert first_fired(FunctionCallTermination("look"), recording.events) == 2
 
 
@@ -220,8 +220,8 @@ async def test_each_round_of_a_loop_is_a_call_of_its_own_although_its_usage_is_e
 
 
 async def test_awaited_on_a_stream_it_ends_where_check_does():
-    recording = await run(agent("worker", *[call("look", q="x")] * 8, text("gave up"), tools=[look]))
+    recording = await run(agent("worker", *[call("look", q="x")] * 10, text("gave up"), tools=[look]))
     condition = NoProgressTermination() | TimeoutTermination(60)
     copy = condition.for_run()
     fired = [number for number, one in enumerate(recording.events, 1) if not copy.terminated and await copy([one])]
-    assert fired == [first_fired(condition, recording.events)] == [10]
+    assert fired == [first_fired(condition, recording.events)] == [18]

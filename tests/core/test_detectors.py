@@ -17,6 +17,10 @@ from runguard.events import FAILURES, AgentEntered, Answer, HandOff, ModelCall, 
 ALONE = {"same_call": False, "no_news": False, "repetition": False, "stall": False, "tool_failures": False, "empty": False, "handoff": False, "growth": False}
 
 
+LADDER = ["allow", "allow", "allow", "nudge", "allow", "allow", "allow", "block", "stop"]  # of repetition, as it is by default
+STALLED = ["allow", "allow", "nudge", "allow", "block", "stop"]  # of a stall with ever new arguments
+
+
 def only(rule: str, **rungs: float) -> dict[str, Any]:
     """Policy keywords under which one rule works and all others are off."""
     return {"rules": {**{name: off for name, off in ALONE.items() if name != rule}, rule: rungs}, "max_nudges": 100}
@@ -43,6 +47,11 @@ def attempt(call: str = "c", *, tool: str = "t", batch: str = "", depth: int = 0
     return ToolCall("run", "", "agent", at, tool, call.encode(), batch, depth=depth)
 
 
+def page(n: int) -> str:
+    """An answer of many words, each time others."""
+    return " ".join(f"item{n}x{k}" for k in range(30))
+
+
 def word(finding: Any) -> str:
     return "-" if finding is None else finding.action.word
 
@@ -65,13 +74,32 @@ def test_the_strongest_rung_that_was_reached_answers(rungs, count):
 # ---- repetition -----------------------------------------------------------------------------------------------------
 
 
-def test_nudge_rides_on_the_third_answer_block_refuses_the_fourth_call_stop_ends_at_the_fifth_attempt(drive):
+def test_nudge_rides_on_the_fourth_answer_block_refuses_the_eighth_call_stop_ends_at_the_ninth_attempt(drive):
     d = drive()
-    steps = [d.tool() for _ in range(6)]
-    assert words(steps) == ["allow", "allow", "nudge", "block", "stop", "stop"]
-    assert steps[2].after.action is Action.NUDGE
-    assert [step.ran for step in steps] == [True, True, True, False, False, False]
+    steps = [d.tool() for _ in range(10)]
+    assert words(steps) == [*LADDER, "stop"]
+    assert steps[3].after.action is Action.NUDGE
+    assert [step.ran for step in steps] == [True] * 7 + [False] * 3
     assert d.rules_tripped == ["repetition"]
+
+
+@pytest.mark.parametrize(
+    ("says", "outcome"),
+    [
+        pytest.param({"state": "queued"}, None, id="a poll"),
+        pytest.param("Error: 1 failed, 11 passed", None, id="a flaky test"),
+        pytest.param("TimeoutError: timed out", Outcome.ERROR, id="a retry"),
+        pytest.param([], None, id="nothing yet"),
+        pytest.param("ok", None, id="an acknowledgement"),
+    ],
+)
+def test_a_call_and_five_unchanged_repeats_hold(drive, says, outcome):
+    d = drive()
+    steps = [d.tool("ask", says=says, outcome=outcome) for _ in range(6)]
+    assert all(step.ran for step in steps)
+    assert d.tool("ask", says={"state": "done"}).ran
+    assert d.tool("ask", says={"state": "done"}).word == "allow"
+    assert d.rules_tripped == []
 
 
 def test_a_refused_repeat_counts_as_an_attempt(drive):
@@ -99,8 +127,8 @@ def test_a_changed_answer_is_progress(drive):
 
 def test_an_answer_that_differs_in_its_time_alone_is_the_same_answer(drive):
     d = drive()
-    steps = [d.tool(says=f"RUNNING at 2026-11-15T09:{10 + n}:00Z") for n in range(5)]
-    assert words(steps) == ["allow", "allow", "nudge", "block", "stop"]
+    steps = [d.tool(says=f"RUNNING at 2026-11-15T09:{10 + n}:00Z") for n in range(9)]
+    assert words(steps) == LADDER
 
 
 def test_another_call_between_starts_the_row_anew(drive):
@@ -116,7 +144,7 @@ def test_identical_answers_to_different_arguments_are_a_batch(drive):
 def test_the_same_call_and_answer_is_a_stall_whatever_it_says(drive):
     for says in ("fine", "Error: boom", "not found", {"status": "RUNNING"}, None):
         d = drive()
-        assert words(d.tool(says=says) for _ in range(5))[-1] == "stop", says
+        assert words(d.tool(says=says) for _ in range(9))[-1] == "stop", says
 
 
 def test_parallel_equal_calls_collapse_into_one_observation(drive):
@@ -128,14 +156,14 @@ def test_parallel_equal_calls_collapse_into_one_observation(drive):
 def test_a_batch_is_one_observation(drive):
     d = drive()
     batch = [("look", {"n": n}, "same") for n in range(4)]
-    assert words(d.batch(batch) for _ in range(5)) == ["allow", "allow", "nudge", "block", "stop"]
+    assert words(d.batch(batch) for _ in LADDER) == LADDER
 
 
 def test_a_refused_batch_counts_once_however_many_calls_it_has(drive):
     d = drive()
     batch = [("look", {"n": n}, "same") for n in range(4)]
-    steps = [d.batch(batch) for _ in range(4)]
-    assert [decision.action for decision in steps[3].before] == [Action.BLOCK] * 4
+    steps = [d.batch(batch) for _ in range(8)]
+    assert [decision.action for decision in steps[7].before] == [Action.BLOCK] * 4
 
 
 def test_a_batch_that_grows_by_one_new_call_is_new(drive):
@@ -145,10 +173,10 @@ def test_a_batch_that_grows_by_one_new_call_is_new(drive):
 
 def test_repetition_names_what_it_saw(drive):
     d = drive()
-    for _ in range(5):
+    for _ in range(9):
         step = d.tool("get_user", {"uid": 1})
     finding = step.before[0].finding
-    assert (finding.rule, finding.tool, finding.observed, finding.limit, finding.scope) == ("repetition", "get_user", 5, 5, "lane")
+    assert (finding.rule, finding.tool, finding.observed, finding.limit, finding.scope) == ("repetition", "get_user", 9, 9, "lane")
     assert finding.evidence[0]["call"] == d.guard.fingerprint("get_user", {"uid": 1}).hex()
 
 
@@ -158,34 +186,112 @@ def test_repetition_names_what_it_saw(drive):
 @pytest.mark.parametrize("period", [2, 3, 4, 5, 7, 11, 20])
 def test_a_circle_of_any_period_is_seen(drive, period):
     d = drive()
-    steps = [d.tool(args={"n": n % period}) for n in range(period + 12)]
-    assert words(steps)[:period] == ["allow"] * period
-    assert words(steps)[period + 4] == "nudge"
-    assert words(steps)[period + 9] == "stop"
+    stop = max(14, min(4 * period + 1, 30))  # an answer was told seven times, or the circle is a long one
+    steps = [d.tool(args={"n": n % period}) for n in range(2 * period + stop + 1)]
+    assert words(steps)[: 2 * period] == ["allow"] * (2 * period)
+    assert [n - 2 * period for n, w in enumerate(words(steps), 1) if w != "allow"] == [7, stop, stop + 1]
+    assert words(steps)[2 * period + 6] == "nudge"
     assert d.rules_tripped == ["no_news"]
 
 
 @given(period=st.integers(2, 30), before=st.integers(0, 30))
 @settings(max_examples=25)
-def test_ten_answers_without_news_stop_whatever_came_before(period, before):
+def test_what_is_told_a_third_time_stops_at_the_tenth_answer_whatever_came_before(period, before):
     nonews = detectors.NoNews(Rungs(nudge=5, stop=10))
     for n in range(before + period):
         assert nonews.observe(results(answer(str(n)), batch=f"new {n}", news=True)) is None
-    seen = [word(nonews.observe(results(answer(str(n)), batch=f"old {n}"))) for n in range(10)]
+    told_again = [word(nonews.observe(results(answer(str(n)), batch=f"again {n}"))) for n in range(period)]
+    assert set(told_again) == {"-"}
+    seen = [word(nonews.observe(results(answer(str(n % period)), batch=f"old {n}"))) for n in range(10)]
     assert seen == ["-"] * 4 + ["nudge"] * 5 + ["stop"]
+
+
+@pytest.mark.parametrize("others", [1, 2])
+def test_five_unchanged_repeats_hold_with_a_pause_or_other_jobs_between(drive, others):
+    d = drive()
+    for _ in range(6):
+        assert d.tool("check", {"job": 0}, says={"state": "queued"}).ran
+        for n in range(others):
+            assert d.tool(*[("sleep", {"seconds": 5}, "slept"), ("check", {"job": 1}, {"state": "queued"})][n]).ran
+    assert d.rules_tripped == []
+
+
+@pytest.mark.parametrize("files", [12, 40, 200])
+def test_reading_everything_once_more_after_a_compaction_is_free(drive, files):
+    d = drive()
+    for _ in range(2):
+        assert set(words(d.tool("read", {"file": n}, says=f"content {n}") for n in range(files))) == {"allow"}
+    assert d.tool("write", {"text": "summary"}, says="saved").word == "allow"
+    assert set(words(d.tool("read", {"file": n}, says=f"content {n}") for n in range(files))) == {"allow"}
+
+
+def test_reading_everything_a_third_time_is_a_circle(drive):
+    d = drive()
+    steps = [d.tool("read", {"file": n % 20}, says=f"content {n % 20}") for n in range(80)]
+    assert [n for n, w in enumerate(words(steps), 1) if w != "allow"][:2] == [47, 70]
+
+
+@pytest.mark.parametrize("jobs", [1, 2, 3, 4, 6])
+def test_jobs_polled_in_turn_with_a_pause_hold_five_unchanged_rounds(drive, jobs):
+    d = drive()
+    for _ in range(6):
+        for job in range(jobs):
+            assert d.tool("check", {"job": job}, says={"state": "queued"}).ran
+        assert d.tool("sleep", {"seconds": 5}, says="slept").ran
+    assert d.tool("check", {"job": 0}, says={"state": "done"}).ran
+    assert d.rules_tripped == []
+
+
+def test_explicit_rungs_of_no_news_are_obeyed_exactly(drive):
+    d = drive(rules={"no_news": {"stop": 14}})
+    steps = [d.tool(args={"n": n % 5}) for n in range(24)]
+    assert words(steps).index("stop") == 23
+
+
+def say(words: int, agent: str = "agent") -> ModelResult:
+    return ModelResult("run", "", agent, 0.0, said=words)
+
+
+def ask(agent: str = "agent") -> ModelCall:
+    return ModelCall("run", "", agent, 0.0)
+
+
+@pytest.mark.parametrize("agents", [1, 2, 3])
+def test_the_same_words_again_and_again_end_before_the_next_model_call(agents):
+    nonews = detectors.NoNews(Rungs(nudge=3, stop=5))
+    heard = []
+    for n in range(agents + 6):
+        heard.append(word(nonews.observe(ask(f"agent {n % agents}"))))
+        assert nonews.observe(say(1 + n % agents, f"agent {n % agents}")) is None  # a run whose last words are there has ended by itself
+    assert heard == ["-"] * (agents + 5) + ["stop"]
+
+
+def test_new_words_and_new_answers_start_the_words_anew():
+    nonews = detectors.NoNews(Rungs(stop=3))
+    for n in range(20):
+        events = [say(1), ask(), say(1), ask(), results(answer(str(n)), batch=str(n), news=True) if n % 2 else say(n + 2), ask()]
+        assert {word(nonews.observe(event)) for event in events} == {"-"}
+
+
+def test_words_and_answers_count_together():
+    nonews = detectors.NoNews(Rungs(stop=4))
+    seen = []
+    for n in range(5):  # one agent that looks, says the same, and is asked once more
+        seen += [word(nonews.observe(event)) for event in (ask(), results(answer(), batch=str(n), news=n == 0), ask(), say(1))]
+    assert seen.index("stop") == 13  # the look of its fourth round; the words count from the second on, the look from the third
 
 
 def test_one_new_answer_starts_the_count_anew(drive):
     d = drive(**only("no_news", stop=4))
     for n in range(20):
         assert d.tool("new", {"n": n}, says=f"fact {n}").word == "allow"
-        assert words(d.tool("old", {"n": i}) for i in range(3)) == ["allow"] * 3
+        assert words(d.tool("old", {"n": i % 3}) for i in range(6)) == ["allow"] * 6
 
 
 def test_refusals_are_no_news(drive):
     d = drive(tools={"send": {"once": True}})
     d.tool("send", {"to": "ann"})
-    assert words(d.tool("send", {"to": "ann"}) for _ in range(10))[-1] == "stop"
+    assert words(d.tool("send", {"to": "ann"}) for _ in range(14))[-1] == "stop"
 
 
 def test_edit_test_edit_is_work_even_while_the_test_fails(drive):
@@ -226,9 +332,26 @@ def test_the_same_call_by_one_agent_after_the_other_is_no_row(drive):
 
 def test_the_same_call_with_ever_new_answers_is_nudged_late_and_stopped_later(drive):
     d = drive()
-    steps = [d.tool(says=f"line {n}") for n in range(40)]
-    assert [n for n, w in enumerate(words(steps), 1) if w != "allow"] == [20, 40]
-    assert (steps[19].word, steps[39].word) == ("nudge", "stop")
+    steps = [d.tool(says=f"line {n}") for n in range(120)]
+    assert [n for n, w in enumerate(words(steps), 1) if w != "allow"] == [20, 120]
+    assert (steps[19].word, steps[119].word) == ("nudge", "stop")
+
+
+def test_a_percentage_may_be_polled_step_by_step(drive):
+    d = drive()
+    assert [d.tool(says={"state": "running", "percent": n}).word for n in range(101)].count("stop") == 0
+    assert d.rules_tripped == []
+
+
+def test_page_after_page_by_one_call_is_no_row(drive):
+    d = drive()
+    assert set(words(d.tool("next_page", says=page(n)) for n in range(300))) == {"allow"}
+
+
+def test_a_page_told_again_in_slightly_other_words_is_a_row():
+    same = detectors.SameCall(Rungs(nudge=20, stop=40))
+    seen = [word(same.observe(results(answer(says=f"{page(0)} and then something else {n}"), batch=str(n)))) for n in range(40)]
+    assert (seen[18], seen[19], seen[39]) == ("-", "nudge", "stop")
 
 
 def test_a_declared_paging_tool_may_be_called_for_ever(drive):
@@ -324,8 +447,21 @@ def test_a_tool_that_declares_polling_itself_is_judged_by_time_from_its_first_ru
 def test_the_same_failure_with_any_arguments_is_nudged_blocked_and_stopped(drive):
     d = drive()
     steps = [d.tool(args={"hint": n}, says={"status": "partial_parse_error"}) for n in range(6)]
-    assert words(steps) == ["allow", "allow", "nudge", "allow", "block", "stop"]
+    assert words(steps) == STALLED
     assert d.rules_tripped == ["stall"]
+
+
+def test_the_first_three_retries_of_calls_that_failed_are_no_stall_yet(drive):
+    d = drive(rules={"repetition": False, "no_news": False})
+    for n in (1, 2, 1, 2, 1):  # two attempts, three retries
+        assert d.tool(args={"hint": n}, says="Error: boom").word == "allow"
+    assert words(d.tool(args={"hint": 2}, says="Error: boom") for _ in range(4)) == ["nudge", "allow", "block", "stop"]
+
+
+def test_retries_count_when_the_rungs_are_explicit(drive):
+    for given in ({"max_identical_tool_results": 3}, {"rules": {"stall": {"stop": 3}}}):
+        d = drive(**given)
+        assert words(d.tool(says="Error: boom") for _ in range(3))[-1] == "stop", given
 
 
 def test_the_third_equal_failure_stops_when_three_are_the_limit(drive):
@@ -337,13 +473,13 @@ def test_the_third_equal_failure_stops_when_three_are_the_limit(drive):
 
 def test_the_same_failure_about_other_particulars_is_the_same(drive):
     d = drive()
-    steps = [d.tool(args={"path": n}, says=f"Error: cannot read '/data/{n}.csv' (request_id={n * 7})") for n in range(6)]
+    steps = [d.tool(args={"path": n}, says=f"Error: cannot read '/data/{n}.csv' (request_id={n * 7})") for n in range(9)]
     assert words(steps)[-1] == "stop"
 
 
 def test_an_exception_is_a_failure_like_any_other(drive):
     d = drive()
-    assert words(d.tool(args={"n": n}, says="ConnectionError: refused", outcome=Outcome.ERROR) for n in range(6))[-1] == "stop"
+    assert words(d.tool(args={"n": n}, says="ConnectionError: refused", outcome=Outcome.ERROR) for n in range(9))[-1] == "stop"
 
 
 def test_a_block_after_failures_refuses_the_tool_whatever_the_arguments(drive):
@@ -413,7 +549,7 @@ def test_max_tool_failures_allows_exactly_that_many(drive, allowed):
 
 def test_an_unknown_tool_is_a_failure(drive):
     d = drive()
-    steps = [d.tool(f"tool_{'x' * (n % 2)}", {"n": n}, says="unknown tool", outcome=Outcome.UNKNOWN_TOOL) for n in range(12)]
+    steps = [d.tool(f"tool_{'x' * (n % 2)}", {"n": n}, says="unknown tool", outcome=Outcome.UNKNOWN_TOOL) for n in range(18)]
     assert "stop" in words(steps)
 
 
@@ -662,6 +798,9 @@ def weigh(root: Any) -> tuple[int, int]:
         pytest.param(detectors.Cycle(Rungs(stop=9), 64), lambda n: results(answer(f"call {n}")), id="cycle"),
         pytest.param(detectors.Repetition(Rungs(stop=9)), lambda n: results(answer(f"call {n}")), id="repetition"),
         pytest.param(detectors.SameCall(Rungs(stop=9)), lambda n: results(answer(f"call {n}")), id="same call"),
+        pytest.param(detectors.SameCall(Rungs(stop=9)), lambda n: results(answer("call", page(n))), id="pages"),
+        pytest.param(detectors.NoNews(Rungs(stop=9)), lambda n: results(answer(f"call {n}"), batch=str(n)), id="no news"),
+        pytest.param(detectors.NoNews(Rungs(stop=9)), lambda n: ModelResult("run", "", "agent", 0.0, said=n + 1), id="words"),
     ],
 )
 def test_the_state_of_a_detector_is_bounded(detector, event):
@@ -698,7 +837,7 @@ def test_a_loop_that_never_ends_keeps_the_state_bounded_in_shadow_mode(drive):
     weights = []
     for start in (0, 1_000):
         for n in range(start, start + 1_000):  # every call is made until it would have been stopped, then the next one
-            for _ in range(5):
+            for _ in range(9):
                 d.tool(args={"n": n})
         weights.append(weigh(d.guard.runs["run"])[0])
     assert weights[1] < 1.1 * weights[0]

@@ -25,7 +25,10 @@ def allow_stays_allow() -> Iterator[None]:
     assert not changed
 
 
-def loop(d: Any, times: int = 5, **where: Any) -> list[str]:
+LADDER = ["allow", "allow", "allow", "nudge", "allow", "allow", "allow", "block", "stop"]  # a loop under the default rungs
+
+
+def loop(d: Any, times: int = len(LADDER), **where: Any) -> list[str]:
     return [d.tool("loop", **where).word for _ in range(times)]
 
 
@@ -120,7 +123,7 @@ def test_refused_calls_are_not_counted_as_made(drive):
     for _ in range(5):
         d.model()
     run = d.guard.snapshot()["runs"][0]
-    assert (run["tool_calls"], run["model_calls"], run["stopped"]) == (3, 0, "repetition")
+    assert (run["tool_calls"], run["model_calls"], run["stopped"]) == (7, 0, "repetition")
 
 
 # ---- the trip -------------------------------------------------------------------------------------------------------
@@ -157,7 +160,7 @@ def test_an_event_without_a_trip_carries_none(event):
 
 def test_evidence_is_digests_and_never_what_was_said(drive):
     d = drive()
-    for _ in range(5):
+    for _ in range(9):
         d.tool("login", {"password": "hunter2"}, says="token sesame")
     (first,) = d.guard.trips
     assert 1 <= len(first.evidence) <= 5
@@ -205,8 +208,8 @@ def test_shadow_records_the_stop_that_would_have_been_once_and_enforces_nothing(
 def test_whatever_stops_in_enforce_is_recorded_once_in_shadow(drive, rule, step):
     seen = {}
     for mode in ("enforce", "shadow"):
-        d = drive(mode=mode, max_tool_calls=45, max_model_calls=45)
-        for n in range(60):
+        d = drive(mode=mode, max_tool_calls=125, max_model_calls=125)
+        for n in range(150):
             step(d, n)
         seen[mode] = d.rules_tripped
     assert seen["enforce"] == [rule]
@@ -237,7 +240,7 @@ def test_off_is_the_adapters_business_and_a_guard_in_shadow_never_stops_by_itsel
 
 
 def nudged(d: Any, tool: str) -> bool:
-    return "nudge" in [d.tool(tool).word for _ in range(3)]
+    return "nudge" in [d.tool(tool).word for _ in range(4)]
 
 
 def test_a_run_is_nudged_twice_and_no_more(drive):
@@ -253,7 +256,7 @@ def test_the_number_of_nudges_can_be_set(drive, budget):
 
 def test_a_spent_budget_of_nudges_still_blocks_and_stops(drive):
     d = drive(max_nudges=0)
-    assert loop(d) == ["allow", "allow", "allow", "block", "stop"]
+    assert loop(d) == ["allow"] * 7 + ["block", "stop"]
 
 
 def test_the_same_thing_is_said_once(drive):
@@ -441,7 +444,7 @@ def test_a_callback_that_raises_harms_nothing_and_the_next_one_is_called(drive, 
         raise error
 
     d = drive(on_decision=on_decision, on_trip=trips.append)
-    assert loop(d) == ["allow", "allow", "nudge", "block", "stop"]
+    assert loop(d) == LADDER
     assert d.guard.outbox.flush()
     assert trips == list(d.guard.trips)
     assert d.guard.snapshot()["callbacks_failed"] == 3
@@ -598,17 +601,17 @@ def test_a_failing_function_of_the_user_harms_nothing(drive):
         raise RuntimeError("mine")
 
     d = drive(tools={"pay": ToolRule(failed=broken)}, tool_result_normalizer={"pay": broken})
-    assert [d.tool("pay").word for _ in range(5)] == ["allow", "allow", "nudge", "block", "stop"]
+    assert [d.tool("pay").word for _ in LADDER] == LADDER
 
 
 def test_a_normalizer_says_what_of_an_answer_counts(drive):
     d = drive(tool_result_normalizer={"ask": lambda answer: answer["fact"]})
-    assert [d.tool("ask", says={"fact": "same", "noise": n}).word for n in range(5)][-1] == "stop"
+    assert [d.tool("ask", says={"fact": "same", "noise": n}).word for n in range(9)][-1] == "stop"
 
 
 def test_volatile_fields_of_an_answer_never_count(drive):
     d = drive(tools={"ask": {"volatile": ["noise"]}})
-    assert [d.tool("ask", says={"fact": "same", "noise": n}).word for n in range(5)][-1] == "stop"
+    assert [d.tool("ask", says={"fact": "same", "noise": n}).word for n in range(9)][-1] == "stop"
 
 
 # ---- texts ----------------------------------------------------------------------------------------------------------
@@ -698,7 +701,7 @@ def test_a_loop_error_shows_the_pattern(drive):
         d.tool(f"tool {n % 2}")
     error = errors.RunStoppedError.of(d.guard.trips[0])
     assert isinstance(error, errors.LoopDetectedError)
-    assert error.repeats == 10
+    assert error.repeats == 14
     assert set(error.pattern) <= {"tool 0", "tool 1"}
 
 

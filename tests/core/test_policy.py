@@ -306,12 +306,12 @@ def test_every_rung_in_force_is_explicit_a_default_or_the_stop_after_a_block(giv
     ("explicit", "merged"),
     [
         ({"stop": 3}, Rungs(stop=3)),
-        ({"stop": 4}, Rungs(nudge=3, stop=4)),
-        ({"stop": 9}, Rungs(nudge=3, block=4, stop=9)),
+        ({"stop": 5}, Rungs(nudge=4, stop=5)),
+        ({"stop": 9}, Rungs(nudge=4, block=8, stop=9)),
         ({"block": 3}, Rungs(block=3, stop=4)),
-        ({"block": 10}, Rungs(nudge=3, block=10, stop=11)),
+        ({"block": 10}, Rungs(nudge=4, block=10, stop=11)),
         ({"nudge": 10}, Rungs(nudge=10)),
-        ({"nudge": 2}, Rungs(nudge=2, block=4, stop=5)),
+        ({"nudge": 2}, Rungs(nudge=2, block=8, stop=9)),
     ],
 )
 def test_an_explicit_rung_drops_the_defaults_that_cannot_stand_beside_it(explicit, merged):

@@ -15,7 +15,7 @@ MODULES = {".".join(path.relative_to(SOURCE.parent).with_suffix("").parts).remov
 PURE = {"runguard." + name for name in ("budget", "events", "fingerprint", "outcomes", "breaker", "decision", "errors", "threshold")} | {
     name for name in MODULES if name.startswith("runguard.detectors")
 }
-EDGES = ("runguard.adk", "runguard.functions", "runguard.replay", "runguard.cli", "runguard.dashboard", "runguard.testing", "runguard.demo")
+EDGES = tuple("runguard." + room for room in ("adk", "functions", "replay", "calibrate", "cli", "commands", "dashboard", "testing", "demo"))
 
 
 _BELOW_THE_CONDUCTOR = tuple(

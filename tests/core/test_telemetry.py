@@ -92,7 +92,7 @@ def report(told: Telemetry | None, *decisions: Decision, agent: str = "writer", 
         told.decided(decision, INFO, agent, model)
 
 
-def loop(d: Any, told: Telemetry | None, tool: str = "parse", times: int = 6) -> list[Decision]:
+def loop(d: Any, told: Telemetry | None, tool: str = "parse", times: int = 10) -> list[Decision]:
     """A run that goes in circles until it is stopped, every decision reported."""
     d.start(INFO.run, app=INFO.app, user=INFO.user, session=INFO.session, labels=INFO.labels)
     made = []
@@ -149,8 +149,8 @@ def test_a_decision_is_an_event_on_the_span_of_whoever_asked(drive, sdk):
         "runguard.decision": "stop",
         "runguard.rule": "repetition",
         "runguard.enforced": True,
-        "runguard.observed": 5.0,
-        "runguard.limit": 5.0,
+        "runguard.observed": 9.0,
+        "runguard.limit": 9.0,
         "runguard.unit": trip.unit,
         "runguard.scope.kind": "run",
         "runguard.trip.id": trip.id,

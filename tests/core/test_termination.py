@@ -811,7 +811,7 @@ def each(events: Sequence[Any]) -> list[list[Any]]:
 
 
 def test_repetition_fires_where_the_guard_would_stop():
-    assert fires_at(RuleTermination("repetition"), *each(rounds(9))) == 10  # the fifth answer
+    assert fires_at(RuleTermination("repetition"), *each(rounds(12))) == 18  # the ninth answer
     condition = RuleTermination("repetition", stop=3)
     assert fires_at(condition, *each(rounds(9))) == 6
     assert condition.reason == "Rule repetition of tool 't': 3 identical calls and answers, limit 3"
@@ -837,7 +837,7 @@ def test_other_arguments_are_no_repetition():
         ("tool_failures", {"stop": 3}, [e for n in range(5) for e in rounds(1, response={"error": f"fault {'abcde'[n]} x"}, page=n, start=n)], 6),
         ("empty", {"stop": 3}, rounds(5, response={"result": []}, page=lambda n: n), 6),
         ("same_call", {"stop": 4}, [e for n in range(6) for e in rounds(1, response={"value": "abcdef"[n]}, start=n)], 8),
-        ("no_news", {"stop": 3}, rounds(9), 8),
+        ("no_news", {"stop": 3}, rounds(9), 10),
         ("cycle", {"stop": 3}, [e for n in range(8) for e in rounds(1, tool="ab"[n % 2], start=n)], 12),
         ("handoff", {"stop": 3}, [does(transfer_to_agent="b") for _ in range(5)], 3),
     ],
@@ -849,8 +849,8 @@ def test_every_rule_that_events_can_show_is_a_condition(rule, rungs, events, at)
 
 
 def test_no_progress_is_any_of_them():
-    assert fires_at(NoProgressTermination(), *each(rounds(9))) == 10
-    failing = rounds(9, response={"error": "bad format"}, page=lambda n: n)
+    assert fires_at(NoProgressTermination(), *each(rounds(12))) == 18
+    failing = rounds(12, response={"error": "bad format"}, page=lambda n: n)
     assert fires_at(NoProgressTermination(), *each(failing)) == 12
     assert fires_at(NoProgressTermination(), *each([does(transfer_to_agent="b") for _ in range(9)])) == 6
     working = [e for n in range(60) for e in rounds(1, response={"line": f"text {'x' * n}"}, page=n, start=n)]
@@ -1282,7 +1282,7 @@ def test_rules_are_saved_with_their_rungs(name):
     loaded = TerminationCondition.from_dict(json.loads(json.dumps(condition.to_dict())))
     assert type(loaded).__name__ == name
     assert repr(loaded) == repr(condition)
-    failing = rounds(9, response={"error": "bad format"}, page=lambda n: n)
+    failing = rounds(12, response={"error": "bad format"}, page=lambda n: n)
     assert fires_at(loaded, *each(failing)) == fires_at(condition, *each(failing)) is not None
 
 

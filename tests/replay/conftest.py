@@ -5,7 +5,14 @@ from typing import Any
 
 import pytest
 
+from runguard.policy import Policy
+
 FIXTURES = Path(__file__).parent / "recorded"
+EARLY = {"rules": {"repetition": {"nudge": 3, "block": 4, "stop": 5}}}  # short recordings are enough to see every rung
+
+
+def early(**settings: Any) -> Policy:
+    return Policy.validated({**EARLY, **settings}, "")
 
 
 @pytest.fixture(autouse=True)

@@ -16,6 +16,11 @@ from runguard.cli import main
 from .conftest import looping, working
 
 
+@pytest.fixture(autouse=True)
+def an_early_policy(tmp_path: Path) -> None:
+    (tmp_path / "runguard.toml").write_text("[rules]\nrepetition = { nudge = 3, block = 4, stop = 5 }\n")
+
+
 @pytest.fixture
 def recorded(tmp_path: Path) -> Path:
     path = tmp_path / "runs.jsonl"
@@ -71,7 +76,7 @@ def test_two_policies_side_by_side(recorded, tmp_path):
     assert told["runs"][1]["against"]["verdicts"][0]["rule"] == "model_calls"
     table = replay(recorded, "--against", policy).output
     assert "under strict.toml" in table
-    assert "under the defaults" in table
+    assert "under runguard.toml" in table
 
 
 def test_explain_says_why_it_did_not_stop(recorded):

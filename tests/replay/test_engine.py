@@ -5,7 +5,6 @@ from typing import Any
 
 import pytest
 
-from runguard.policy import Policy
 from runguard.pricing import Usage
 from runguard.replay.engine import Judge, play
 from runguard.replay.explain import explain
@@ -13,11 +12,11 @@ from runguard.replay.neutral import run_of
 from runguard.replay.results import RunResult
 from runguard.replay.steps import Answered, Asked, Called, Faults, RecordedRun, Step, Turn
 
-from .conftest import looping, working
+from .conftest import early, looping, working
 
 
 def judged(run: dict[str, Any], **policy: Any) -> RunResult:
-    return Judge(Policy.validated(policy, "")).play(run_of(run, "here", Faults()))
+    return Judge(early(**policy)).play(run_of(run, "here", Faults()))
 
 
 def test_a_loop_is_nudged_refused_and_stopped_where_live_would():
@@ -135,14 +134,14 @@ def test_a_hand_off_is_one_and_circles_are_seen():
 def test_nothing_is_written_told_or_enforced(tmp_path):
     store = tmp_path / "guard.db"
     heard: list[object] = []
-    policy = Policy.validated({"store": f"sqlite:///{store}", "on_trip": heard.append, "on_decision": heard.append, "alerts": {"log": "warning"}}, "")
+    policy = early(store=f"sqlite:///{store}", on_trip=heard.append, on_decision=heard.append, alerts={"log": "warning"})
     assert Judge(policy).play(run_of(looping(), "here", Faults())).first("stop") is not None
     assert not store.exists()
     assert heard == []
 
 
 def test_two_policies_see_one_walk():
-    judges = [Judge(Policy.validated(values, "")) for values in ({}, {"max_model_calls": 2})]
+    judges = [Judge(early(**values)) for values in ({}, {"max_model_calls": 2})]
     mine, other = play(run_of(looping(), "here", Faults()), judges)
     assert [r.first("stop").rule for r in (mine, other)] == ["repetition", "model_calls"]  # type: ignore[union-attr]
     assert mine.tokens == other.tokens
@@ -164,7 +163,7 @@ def branches(stuck: str) -> list[Step]:
 
 
 def test_a_stop_in_a_branch_spares_that_branch_alone():
-    result = Judge(Policy.validated({}, "")).play(RecordedRun("x", iter(branches("p2"))))
+    result = Judge(early()).play(RecordedRun("x", iter(branches("p2"))))
     stop = result.first("stop")
     assert stop is not None
     assert (stop.lane, stop.agent) == ("/par.p2", "p2")
@@ -173,14 +172,14 @@ def test_a_stop_in_a_branch_spares_that_branch_alone():
 
 
 def test_branches_do_not_mix():
-    assert Judge(Policy.validated({}, "")).play(RecordedRun("x", iter(branches("neither")))).verdicts == []
+    assert Judge(early()).play(RecordedRun("x", iter(branches("neither")))).verdicts == []
 
 
 # ---- why did it not stop ----------------------------------------------------------------------------------------------
 
 
 def test_an_explanation_says_how_near_each_rule_came():
-    told = explain(run_of(looping(times=4), "here", Faults()), Judge(Policy.validated({}, ""), to_the_end=True))
+    told = explain(run_of(looping(times=4), "here", Faults()), Judge(early(), to_the_end=True))
     near = {each.rule: each for each in told.rules}
     assert near["repetition"].peak is not None
     assert near["repetition"].peak.observed == 4
@@ -193,7 +192,7 @@ def test_an_explanation_says_how_near_each_rule_came():
 
 def test_an_explanation_changes_no_verdict():
     plain = judged(looping())
-    told = explain(run_of(looping(), "here", Faults()), Judge(Policy.validated({}, ""), to_the_end=True))
+    told = explain(run_of(looping(), "here", Faults()), Judge(early(), to_the_end=True))
     assert [v for v in told.result.verdicts if not v.moot] == plain.verdicts
 
 
@@ -201,7 +200,7 @@ def test_an_explanation_changes_no_verdict():
 def test_broken_steps_are_counted_and_skipped(broken):
     run, faults = looping(), Faults()
     run["steps"].insert(4, broken)
-    result = Judge(Policy.validated({}, "")).play(run_of(run, "here", faults))
+    result = Judge(early()).play(run_of(run, "here", faults))
     assert faults.count == 1
     assert "here (loop) step 4" in faults.first[0]
     assert result.first("stop") is not None

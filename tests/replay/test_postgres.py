@@ -17,6 +17,7 @@ from runguard.replay import UnreadableError, open_sources, replay
 from runguard.testing import ScriptedModel, call, run, text
 
 from ..ledger import postgres_server  # noqa: TID252 - the tests are no package
+from .conftest import early
 
 
 @pytest.fixture(scope="module")
@@ -52,7 +53,7 @@ async def test_a_session_database_and_a_store_on_postgres(url: str) -> None:
     await run(agent(), session_service=service)
     await service.close()
     (source,) = open_sources(url)
-    (batch,) = replay([source], [Policy.validated({}, "")])
+    (batch,) = replay([source], [early()])
     assert batch.faults.count == 0
     ((result,),) = batch.results
     assert (result.id, result.model_calls, result.tool_calls) == ("s1", 8, 7)

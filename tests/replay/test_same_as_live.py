@@ -124,9 +124,9 @@ async def live(root: Any, service: Any, **policy: Any) -> Listening:
     return plugin
 
 
-def replayed(path: Path, **policy: Any) -> tuple[Counter[tuple[Any, ...]], Any]:
+def replayed(path: Path, *, to_the_end: bool = True, **policy: Any) -> tuple[Counter[tuple[Any, ...]], Any]:
     (source,) = open_sources(str(path))
-    (batch,) = list(replay([source], [Policy.validated(policy, "")], to_the_end=True))
+    (batch,) = list(replay([source], [Policy.validated(policy, "")], to_the_end=to_the_end))
     assert batch.faults.count == 0, batch.faults.first
     ((result,),) = batch.results
     assert not result.more
@@ -183,7 +183,7 @@ async def test_what_an_enforcing_guard_did_is_found_in_the_recording(topology: A
     monkeypatch.setattr(topologies, "step", constant)
     path = tmp_path / "session.db"
     plugin = await live(topology(team_of("stuck")), service_of("sqlite", path), **policy)
-    mine, result = replayed(path, **policy)
+    mine, result = replayed(path, to_the_end=False, **policy)
     assert set(mine) == set(heard_by(plugin))
     stopped = {trip.rule for trip in plugin.trips}
     assert {v.rule for v in result.verdicts if v.action == "stop"} == stopped

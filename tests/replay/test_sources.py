@@ -15,13 +15,13 @@ from runguard.replay.json_stream import CutOffError, JsonStream
 from runguard.replay.lines import lines_of, ranges
 from runguard.replay.steps import Faults
 
-from .conftest import FIXTURES, looping, working
+from .conftest import FIXTURES, early, looping, working
 
 
 def results(source: Path | str, **options: Any) -> tuple[list[RunResult], Faults]:
     found: list[RunResult] = []
     faults = Faults()
-    for batch in replay(open_sources(str(source)), [Policy.validated({}, "")], **options):
+    for batch in replay(open_sources(str(source)), [early()], **options):
         found += [run for (run,) in batch.results]
         faults.merge(batch.faults)
     return found, faults

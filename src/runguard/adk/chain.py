@@ -75,6 +75,7 @@ class ModelInFlight:
     usage: Usage | None = None  # the last one told
     judged: bool = False  # its result was told to the detectors
     said: int = 0
+    streamed: bool = False  # pieces of it came before
 
     def is_over(self, task: "asyncio.Task[Any] | None", now: float) -> bool:
         if self.done_at and not self.delivered:

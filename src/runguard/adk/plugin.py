@@ -38,6 +38,7 @@ from runguard.controls import Controls
 from runguard.decision import METADATA_KEY, STOPPED, Action, Trip
 from runguard.errors import PolicyError, RunStoppedError
 from runguard.events import ROOT_LANE, AgentEntered, ModelCall, ModelResult, Outcome, RunInfo, ToolCall
+from runguard.fingerprint import words_name
 from runguard.policy import Policy
 from runguard.pricing import Usage, preload
 from runguard.runs import Lane, Run
@@ -335,8 +336,10 @@ class RunGuardPlugin(Controls, BasePlugin):
             flight.answered = True
             if FLIGHTS.get():
                 FLIGHTS.set(())  # it has passed the border or has none: a context that outlives the run must not keep the run
-            if not llm_response.partial:
-                flight.said = _final_words(llm_response)
+            if llm_response.partial:
+                flight.streamed = True
+            else:
+                flight.said = _final_words(llm_response, flight.streamed)
                 flight.done_at, flight.delivered = time.monotonic(), False
                 self._judge_result(invocation, flight)
                 if task is not None:
@@ -505,7 +508,6 @@ class RunGuardPlugin(Controls, BasePlugin):
         return None
 
 
-_WORDS_READ: Final = 16_384
 _SHOWN_LIMITS: Final = (
     "max_usd",
     "max_tokens",
@@ -519,12 +521,13 @@ _SHOWN_LIMITS: Final = (
 )
 
 
-def _final_words(response: LlmResponse) -> int:
-    """A name for what the agent said at the end of an activation; 0 when it goes on by calling tools."""
-    parts = response.content.parts if response.content is not None else None
-    if not parts or any(part.function_call is not None for part in parts):
+def _final_words(response: LlmResponse, streamed: bool) -> int:
+    """A name for what the agent said at the end of an activation; 0 when it goes on by calling tools, was cut off, or spoke in pieces before."""
+    parts = (response.content.parts if response.content is not None else None) or []
+    if response.error_code or any(part.function_call is not None for part in parts):
         return 0
-    return hash("".join(part.text for part in parts if part.text and not part.thought)[:_WORDS_READ])
+    words = "".join(part.text for part in parts if part.text and not part.thought)
+    return words_name(words) if words or not streamed else 0
 
 
 def words_of(error: BaseException) -> str:

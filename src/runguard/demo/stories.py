@@ -150,8 +150,8 @@ def handoff_cycle(meter: Meter) -> BaseAgent:
 
 
 def growing_history(meter: Meter) -> BaseAgent:
-    """40 model calls. After the sixth source nothing is new, yet every prompt carries all that was read before."""
-    sources = ("annual report", "press release", "analyst note", "filing", "interview", "blog post")
+    """60 model calls. After the third source nothing is new, yet every prompt carries all that was read before."""
+    sources = ("annual report", "press release", "analyst note")
 
     def read_source(source: str) -> dict[str, str]:
         """Read one source."""
@@ -162,7 +162,7 @@ def growing_history(meter: Meter) -> BaseAgent:
         }
 
     def research(n: int) -> types.Part:
-        return call("read_source", source=sources[(n - 1) % len(sources)]) if n < 40 else text("The figure is in none of the sources.")
+        return call("read_source", source=sources[(n - 1) % len(sources)]) if n < 60 else text("The figure is in none of the sources.")
 
     return LlmAgent(name="researcher", instruction="Find the figure in the sources.", model=meter.model(research), tools=[read_source])
 
@@ -217,7 +217,7 @@ STORIES = (
     Story(
         "growing_history",
         "growing history",
-        "40 calls over the same six sources, each prompt larger than the one before",
+        "60 calls over the same three sources, each prompt larger than the one before",
         growing_history,
         "What was the figure?",
         "By default growth alone only warns; the stop came because nothing new was read.",

@@ -10,36 +10,59 @@ from runguard.events import FAILURES, Outcome, ToolCall, ToolResults
 # Members bound once: looking one up on its enum costs as much as the rest of a line.
 _OK, _EMPTY = Outcome.OK, Outcome.EMPTY
 _TOOLS_KEPT = 64
+_CALLS_KEPT = 16
+
+
+class _Streak:
+    """What keeps happening to one tool, how often in a row, in which batch it was last counted, and which calls met it."""
+
+    __slots__ = ("batch", "calls", "count", "kind", "retries")
+
+    def __init__(self, kind: str, batch: str) -> None:
+        self.kind, self.batch, self.count, self.retries = kind, batch, 1, 0
+        self.calls: set[bytes] = set()
+
+    def is_free(self, call: bytes, free: int) -> bool:
+        """Whether this is one of the first retries of a call that has met it already."""
+        return self.retries < free and call in self.calls
 
 
 class _Streaks:
-    """Per tool: what keeps happening, how often in a row, and in which batch it was last counted."""
+    """Per tool. The first ``free`` retries of calls that were made already do not count: whoever waits for something tries again."""
 
-    __slots__ = ("_by_tool",)
+    __slots__ = ("_by_tool", "_free")
 
-    def __init__(self) -> None:
-        self._by_tool: OrderedDict[str, tuple[str, int, str]] = OrderedDict()
+    def __init__(self, free: int = 0) -> None:
+        self._by_tool: OrderedDict[str, _Streak] = OrderedDict()
+        self._free = free
 
     def __len__(self) -> int:
         return len(self._by_tool)
 
-    def count(self, tool: str) -> int:
-        return self._by_tool.get(tool, ("", 0, ""))[1]
+    def get(self, tool: str) -> _Streak | None:
+        return self._by_tool.get(tool)
 
-    def kind(self, tool: str) -> str:
-        return self._by_tool.get(tool, ("", 0, ""))[0]
+    def next_count(self, streak: _Streak, call: bytes) -> int:
+        """What the next failure of this call would be counted as."""
+        return streak.count + (not streak.is_free(call, self._free))
 
-    def add(self, tool: str, kind: str, batch: str) -> int:
+    def add(self, tool: str, kind: str, batch: str, call: bytes) -> int:
         """One more of ``kind``; calls of one batch count once, another kind starts at one."""
-        before, count, last = self._by_tool.pop(tool, ("", 0, ""))
-        if before != kind:
-            count = 1
-        elif not batch or batch != last:
-            count += 1
-        self._by_tool[tool] = (kind, count, batch)
+        streak = self._by_tool.pop(tool, None)
+        if streak is None or streak.kind != kind:
+            streak = _Streak(kind, batch)
+        elif not batch or batch != streak.batch:
+            if streak.is_free(call, self._free):
+                streak.retries += 1
+            else:
+                streak.count += 1
+            streak.batch = batch
+        if self._free and len(streak.calls) < _CALLS_KEPT:
+            streak.calls.add(call)
+        self._by_tool[tool] = streak
         if len(self._by_tool) > _TOOLS_KEPT:
             self._by_tool.popitem(last=False)
-        return count
+        return streak.count
 
     def clear(self, tool: str | None = None) -> None:
         if tool is None:
@@ -51,7 +74,8 @@ class _Streaks:
 class Stall:
     """One tool fails in the same way, whatever the arguments.
 
-    Any tool's new answer that is no failure breaks the streak: edit, test, edit, test is work even while the test fails.
+    Any tool's new answer that is no failure breaks the streak: edit, test, edit, test is work even while the test fails. Trying the very
+    same call again is a wait for something rather than another attempt: ``free_retries`` of those are not counted.
     """
 
     sees: ClassVar[tuple[type, ...]] = (ToolCall, ToolResults)
@@ -59,9 +83,9 @@ class Stall:
     unit: ClassVar[str] = "equal failures"
     __slots__ = ("_streaks", "rungs")
 
-    def __init__(self, rungs: Rungs) -> None:
+    def __init__(self, rungs: Rungs, free_retries: int = 0) -> None:
         self.rungs = rungs
-        self._streaks = _Streaks()
+        self._streaks = _Streaks(free_retries)
 
     def observe(self, event: ToolCall | ToolResults) -> Finding | None:
         if type(event) is ToolCall:
@@ -78,7 +102,7 @@ class Stall:
                 self._streaks.clear(a.tool)  # the tool works, though it said nothing new
             if a.outcome not in FAILURES or (a.outcome is Outcome.FAILED and not a.counted):
                 continue
-            count = self._streaks.add(a.tool, self._kind(a.failure), event.batch)
+            count = self._streaks.add(a.tool, self._kind(a.failure), event.batch, a.call)
             reached = self.rungs.at(count)
             if reached is None or reached[0] is Action.BLOCK or (worst and worst.action >= reached[0]):
                 continue
@@ -88,12 +112,13 @@ class Stall:
 
     def _attempt(self, event: ToolCall) -> Finding | None:
         block = self.rungs.block
-        if block is None or not self._streaks or self._streaks.count(event.tool) + 1 < block:
+        streak = self._streaks.get(event.tool) if block is not None and self._streaks else None
+        if block is None or streak is None or self._streaks.next_count(streak, event.call) < block:
             return None
-        count = self._streaks.add(event.tool, self._streaks.kind(event.tool), event.batch)
+        count = self._streaks.add(event.tool, streak.kind, event.batch, event.call)
         action, limit = self.rungs.at(count) or (Action.BLOCK, block)
         evidence = ({"event": "", "tool": event.tool, "call": event.call.hex(), "answer": ""},)
-        return Finding(self.rule, action, count, limit, self.unit, "lane", event.tool, event.tool, self._streaks.kind(event.tool)[:120], evidence)
+        return Finding(self.rule, action, count, limit, self.unit, "lane", event.tool, event.tool, streak.kind[:120], evidence)
 
     def _kind(self, failure: str) -> str:
         return failure
@@ -129,7 +154,7 @@ class EmptyAnswers:
                 if self._streaks:
                     self._streaks.clear(a.tool if a.outcome in FAILURES else None)  # whatever was found elsewhere: the work moves
                 continue
-            count = self._streaks.add(a.tool, "empty", event.batch)
+            count = self._streaks.add(a.tool, "empty", event.batch, a.call)
             reached = self.rungs.at(count)
             if reached is not None and (worst is None or reached[0] > worst.action):
                 worst = Finding("empty", reached[0], count, reached[1], "empty answers", "lane", a.tool, a.tool, "", evidence_of(event))

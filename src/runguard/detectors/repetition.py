@@ -5,16 +5,23 @@ counts) but never an answer (it is no progress). Tools declared as polling or pa
 """
 
 import json
+import re
 from collections import OrderedDict, deque
 from collections.abc import Callable
-from typing import ClassVar
+from typing import ClassVar, Final
 
 from runguard.decision import MAX_EVIDENCE, Action, Finding, Rungs
-from runguard.events import AgentEntered, Answer, ModelResult, Outcome, ToolCall, ToolResults
+from runguard.events import AgentEntered, Answer, ModelCall, ModelResult, Outcome, ToolCall, ToolResults
 from runguard.fingerprint import answer_text, digest, mask
 
 Pair = tuple[bytes, int]
-_TEXTS_KEPT = 256
+_TEXTS_KEPT: Final = 256
+_TOLD_KEPT: Final = 256
+_WAITED: Final = 6  # times told again: five unchanged repeats, and the one that might have found the change
+_LONG_CIRCLE: Final = 30
+_WORD: Final = re.compile(r"[^\W_]+")
+_PAGE_READ: Final = 16_384  # characters of an answer that are looked at
+_PAGE_WORDS: Final = 20  # fewer different words are a state, no page
 
 
 def evidence_of(event: ToolResults) -> tuple[dict[str, str], ...]:
@@ -94,60 +101,115 @@ class Repetition:
 
 
 class NoNews:
-    """Answered calls in a row of which none brought a new (call, answer) pair: sees circles of every period.
+    """Answers in a row that tell nothing but what was told at least twice before: sees circles of every period.
 
-    An agent that ends an activation with words it has not said before has made something: its count starts again.
+    A second time is free: whoever lost its history to a compaction reads everything again, whoever waits asks again. Words at
+    the end of an activation count too: new ones are news, the same ones again are none. A ``patient`` one does not stop before an
+    answer was told seven times, so that several jobs polled in turn hold as long as one; a long circle ends all the same.
     """
 
-    sees: ClassVar[tuple[type, ...]] = (ModelResult, ToolResults)
-    __slots__ = ("_batch", "_count", "_said", "rungs")
+    sees: ClassVar[tuple[type, ...]] = (ModelCall, ModelResult, ToolResults)
+    __slots__ = ("_batch", "_by_words", "_count", "_most_told", "_patient", "_said", "_told", "rungs")
 
-    def __init__(self, rungs: Rungs) -> None:
+    def __init__(self, rungs: Rungs, *, patient: bool = False) -> None:
         self.rungs = rungs
+        self._patient = patient
         self._count = 0
         self._batch = ""
+        self._by_words = False  # what was counted last were words: nothing has been said about it yet
         self._said: OrderedDict[int, None] = OrderedDict()
+        self._told: dict[Pair, int] = {}  # since the last news, how often again
+        self._most_told = 0
 
-    def observe(self, event: ModelResult | ToolResults) -> Finding | None:
+    def observe(self, event: ModelCall | ModelResult | ToolResults) -> Finding | None:
+        if type(event) is ModelCall:
+            return self._before_the_next(event) if self._by_words else None
         if isinstance(event, ModelResult):
-            if event.said and event.said not in self._said:
-                self._said[event.said] = None
-                self._count = 0
-                if len(self._said) > _TEXTS_KEPT:
-                    self._said.popitem(last=False)
+            if event.said:
+                self._hear(event.said)
             return None
+        assert isinstance(event, ToolResults)
         if event.news:
-            self._count = 0
+            self._start_anew()
             return None
         if not event.calls or (event.batch and event.batch == self._batch):
             return None
         self._batch = event.batch
+        if not self._is_known_well(event.pairs):
+            return None
         self._count += 1
+        self._by_words = False
         reached = self.rungs.at(self._count)
-        if reached is None:
+        if reached is None or (self._patient and reached[0] is Action.STOP and self._may_be_waiting(event.pairs)):
             return None
         return Finding("no_news", *_swap(reached, self._count), unit="answers without news", tool=event.answers[0].tool, evidence=evidence_of(event))
 
+    def _may_be_waiting(self, told: frozenset[Pair]) -> bool:
+        """Refusals alone are no waiting."""
+        return bool(told) and self._most_told < _WAITED and self._count < _LONG_CIRCLE
+
+    def _hear(self, words: int) -> None:
+        if words not in self._said:
+            self._said[words] = None
+            if len(self._said) > _TEXTS_KEPT:
+                self._said.popitem(last=False)
+            self._start_anew()
+        else:
+            self._count += 1
+            self._by_words = True
+
+    def _before_the_next(self, event: ModelCall) -> Finding | None:
+        """Words stop the call that would follow them: a run whose last words are there is not stopped any more."""
+        reached = self.rungs.at(self._count)
+        if reached is None or reached[0] is not Action.STOP:
+            return None
+        return Finding("no_news", *_swap(reached, self._count), unit="answers without news", key=event.agent, detail=f"agent {event.agent}")
+
+    def _is_known_well(self, told: frozenset[Pair]) -> bool:
+        """Whether all of it was told again before; what was not has been now. Refusals alone tell nothing."""
+        known = told <= self._told.keys()
+        if not known and len(self._told) >= _TOLD_KEPT:
+            self._told.clear()  # so many different things are a reading, no circle
+        for pair in told:
+            times = self._told[pair] = self._told.get(pair, 0) + 1
+            self._most_told = max(self._most_told, times)
+        return known
+
+    def _start_anew(self) -> None:
+        self._count, self._by_words = 0, False
+        if self._told:
+            self._told.clear()
+            self._most_told = 0
+
 
 class SameCall:
-    """The same call over and over although its answers differ: busy waiting, or a clock in the answer."""
+    """The same call over and over although its answers differ: busy waiting, or a clock in the answer.
+
+    In a long row the words are looked at: an answer that shares less than half of them with the one before is another page.
+    """
 
     sees: ClassVar[tuple[type, ...]] = (ToolResults,)
-    __slots__ = ("_batch", "_calls", "_count", "rungs")
+    __slots__ = ("_batch", "_calls", "_count", "_look_from", "_words", "rungs")
 
     def __init__(self, rungs: Rungs) -> None:
         self.rungs = rungs
         self._calls: frozenset[bytes] = frozenset()
         self._count = 0
         self._batch = ""
+        self._look_from = rungs.lowest / 2
+        self._words: frozenset[str] = frozenset()  # of the last answer that was looked at
 
     def observe(self, event: ToolResults) -> Finding | None:
         calls = event.calls
         if not calls or (event.batch and event.batch == self._batch):
             return None
         self._batch = event.batch
-        self._count = self._count + 1 if calls == self._calls else 1
-        self._calls = calls
+        if calls == self._calls:
+            self._count += 1
+        else:
+            self._calls, self._count, self._words = calls, 1, frozenset()
+        if self._count >= self._look_from and self._is_another_page(event):
+            self._count = 1
         reached = self.rungs.at(self._count)
         if reached is None:
             return None
@@ -159,6 +221,12 @@ class SameCall:
             key=event.answers[0].call.hex(),
             evidence=evidence_of(event),
         )
+
+    def _is_another_page(self, event: ToolResults) -> bool:
+        before = self._words
+        text = " ".join([answer_text(a.value)[:_PAGE_READ] for a in event.answers if a.counted and a.outcome is not Outcome.REFUSED])
+        words = self._words = frozenset(_WORD.findall(text))
+        return len(words) >= _PAGE_WORDS and bool(before) and 2 * len(words & before) < len(words | before)
 
 
 class Cycle:

@@ -6,11 +6,11 @@ from typing import Any, Final
 
 from runguard.decision import METADATA_KEY, NOTICE_KEY, STOP_CODE
 from runguard.events import Outcome
+from runguard.fingerprint import words_name
 from runguard.pricing import Usage
 from runguard.replay.steps import Answered, Asked, Called, Delegated, Passed, Step, Turn
 
 _Data = dict[str, Any]
-_WORDS_READ: Final = 16_384
 _USER: Final = "user"
 # Stops that a model call was refused with: the call was asked for and not made.
 _AT_MODEL: Final = frozenset({"model_calls", "deadline", "growth", "context", "budget", "unpriced"})
@@ -81,8 +81,8 @@ class Events:
         if opened_by and not opened_by.isdigit():
             yield Delegated(opened_by)  # a task: its node is named by the call; one of an agent called as a tool has a number
         said = 0
-        if parts and not calls:
-            said = hash("".join(p["text"] for p in parts if isinstance(p.get("text"), str) and not p.get("thought"))[:_WORDS_READ])
+        if not calls and not either(event, "error_code", "errorCode"):
+            said = words_name("".join(p["text"] for p in parts if isinstance(p.get("text"), str) and not p.get("thought")))
         batch = event.get("id") or ""
         yield Asked(at, author, branch, self._named(event), _usage(event), batch=batch, said=said, goes_on=bool(calls))
         for call in calls:

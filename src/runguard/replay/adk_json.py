@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final, TextIO
 
-from runguard.fingerprint import size_of
+from runguard.fingerprint import size_of, words_name
 from runguard.pricing import Usage
 from runguard.replay.adk_events import Events, either
 from runguard.replay.json_stream import CutOffError, JsonStream
@@ -201,7 +201,7 @@ class Document:
             steps.append(Answered(at, author, str(answer.get("id") or number), str(answer.get("name") or ""), answer.get("response"), None, batch))
         if not answers and parts:
             usage = Usage(input=history // _CHARS_PER_TOKEN, output=size // _CHARS_PER_TOKEN)
-            said = 0 if calls else hash(json.dumps(parts, default=str))
+            said = 0 if calls else words_name(json.dumps(parts, default=str))
             steps.append(Asked(at, author, "", self._model, usage, True, batch, said, bool(calls)))
             for number, call in enumerate(calls):
                 steps.append(Called(at, author, "", batch, str(call.get("id") or number), str(call.get("name") or ""), call.get("args")))

@@ -59,12 +59,16 @@ class Judge:
         self.watches_context = self.policy.rungs("context") is not None
         self._limits: dict[str, int | None] = {}
 
-    def context_limit(self, guard: Guard, model: str) -> int | None:
+    def context_limit(self, guard: Guard, model: str, answered: int) -> int | None:
+        """``answered``: a prompt that the model took. Where it is larger than the window in the lists, the lists are wrong."""
         if model not in self._limits:
             if len(self._limits) > 1_000:
                 self._limits.clear()
             self._limits[model] = guard.accounts.context_limit(model)
-        return self._limits[model]
+        limit, policy = self._limits[model], self.policy
+        if limit is not None and answered > limit + policy.context_headroom and policy.max_context_tokens is None and model not in policy.models:
+            limit = self._limits[model] = None
+        return limit
 
     def play(self, run: RecordedRun) -> RunResult:
         return play(run, [self])[0]
@@ -205,7 +209,8 @@ class Player:
         event = ModelCall(self._run, lane, step.agent, began, step.model, usage.input, usage.audio, judge.policy.min_output_tokens)
         event.aside = step.aside
         if judge.watches_context and step.usage is not None and not step.estimated:
-            event.projected_tokens, event.context_limit = usage.input, judge.context_limit(guard, step.model)
+            event.projected_tokens = usage.input
+            event.context_limit = judge.context_limit(guard, step.model, 0 if step.refused else usage.input)
         self._lane_now, self._agent = lane, step.agent
         guard.check(event)
         if self._budgets and not guard.reserve_now(event):

@@ -11,14 +11,13 @@ from datetime import UTC, datetime
 from typing import Any, Final
 
 from runguard.events import Outcome
-from runguard.fingerprint import size_of
+from runguard.fingerprint import size_of, words_name
 from runguard.outcomes import classify
 from runguard.pricing import Usage
 from runguard.replay.steps import TRANSFER, Answered, Asked, Called, Faults, Passed, RecordedRun, Step, Turn
 
 _CHARS_PER_TOKEN: Final = 4
 _ENOUGH: Final = 64_000_000
-_WORDS_READ: Final = 16_384
 _KINDS: Final = ("model", "tool_call", "tool_result", "message", "error")  # a broken kind may not be hashable
 
 
@@ -95,7 +94,7 @@ class Translation:
         following = given[position + 1] if position + 1 < len(given) else None
         goes_on = isinstance(following, dict) and following.get("kind") == "tool_call" and (following.get("agent") or "") == agent
         text = step.get("text")
-        said = hash(text[:_WORDS_READ]) if not goes_on and text.__class__ is str and text else 0
+        said = words_name(text) if not goes_on and text.__class__ is str and text else 0  # an empty one may not have been kept
         prompt, output = _count(step.get("input_tokens")), _count(step.get("output_tokens"))
         estimated = prompt is None
         if self._sizes:

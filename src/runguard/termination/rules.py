@@ -8,6 +8,7 @@ from runguard.conductor import Guard
 from runguard.decision import Action, Decision, Finding, Trip
 from runguard.errors import PolicyError
 from runguard.events import ROOT_LANE, Answer, HandOff, ModelResult, RunInfo, ToolResults
+from runguard.fingerprint import words_name
 from runguard.policy import RULES, Policy
 from runguard.runs import Run
 from runguard.termination.arguments import nearest
@@ -20,7 +21,6 @@ _SEEN_IN_EVENTS: Final = ("repetition", "no_news", "same_call", "cycle", "stall"
 _FRAMEWORK_TOOLS: Final = frozenset({"transfer_to_agent", "finish_task", "set_model_response", "exit_loop"})
 _RUN: Final = "run"
 _CALLS_KEPT: Final = 4_096
-_WORDS_READ: Final = 10_000
 
 
 class _Judge(Guard):
@@ -46,7 +46,7 @@ class _Watch:
         elif answers := answers_of(event):
             decisions.append(self._judge_answers(event, answers, now))
         elif text := visible_text(event):
-            said = ModelResult(_RUN, self._lane(event), author_of(event), now, said=hash(text[:_WORDS_READ]))
+            said = ModelResult(_RUN, self._lane(event), author_of(event), now, said=words_name(text))
             decisions.append(self._guard.after(said))
         if target := transfer_of(event):
             decisions.append(self._guard.check(HandOff(_RUN, self._lane(event), author_of(event), target, now)))
