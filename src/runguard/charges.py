@@ -137,6 +137,7 @@ class Charge:
     home: Any = None  # the Accounts that opened it
     within: bool = False  # a layer around this one has the same ledger and owns the call: what it holds is not held again
     bound: tuple[int | None, int | None] | None = None  # what the caller says it may take: nano-USD and tokens, None where nobody knows
+    number: int = 0  # of the call, in the run's journal
 
     @property
     def is_capped(self) -> bool:

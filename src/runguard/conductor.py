@@ -42,6 +42,7 @@ from runguard.events import (
     ToolResults,
 )
 from runguard.fingerprint import answer_text, call_fingerprint, size_of
+from runguard.journal import KIND, Journal
 from runguard.ledger.store import Session, StoreError
 from runguard.outbox import Outbox
 from runguard.outcomes import classify, failure_class
@@ -136,6 +137,8 @@ class Guard:
             self.accounts.end(before.purse)
         run = Run(info, self.policy, self.tool_rule, self.accounts.begin(info))
         run.lanes[ROOT_LANE] = self._new_lane(run, ROOT_LANE, None, concurrent=False, path=())
+        if self.accounts.ledger.is_shared:
+            run.journal = Journal(info, lambda text: self.accounts.ledger.tell(lambda session: session.append(KIND, info.run, text)))
         self.runs[info.run] = run
         return run
 
@@ -145,6 +148,8 @@ class Guard:
         if run is None:
             return
         self.accounts.end(run.purse)
+        if run.journal is not None:
+            run.journal.flush()
         self._record_end(run)
         for tool, permit in run.permits.values():
             self.breakers.release(tool, permit)
@@ -164,6 +169,8 @@ class Guard:
             oldest = next(k for k in run.lanes if k != ROOT_LANE)
             self.close_lane(run, oldest)
         run.lanes[key] = lane
+        if run.journal is not None:
+            run.journal.add({"k": "lane", "l": key, "of": above.key, "concurrent": concurrent, "path": path})
         return lane
 
     def close_lane(self, run: Run, key: str) -> None:
@@ -171,6 +178,8 @@ class Guard:
         lane = run.lanes.pop(key, None)
         if lane is None:
             return
+        if run.journal is not None:
+            run.journal.add({"k": "lane_end", "l": key})
         name = retired_name(key)
         if lane.stopped is None:
             run.cut_off[name] = None  # one of this name ended well: no later one is refused for a sibling's sake
@@ -259,6 +268,8 @@ class Guard:
             if decision.action >= _BLOCK and decision.enforced:
                 self._give_up_once(run, event)  # type: ignore[arg-type]
                 return decision
+        if run.journal is not None:
+            run.journal.saw(event)
         found = self._ask(run, lane, event)
         if found is None:
             if kind is ModelCall:
@@ -302,6 +313,8 @@ class Guard:
     def reserve_now(self, event: ModelCall) -> bool:
         """Leave to make a model call outside of the places in flight, when it can be given at once; else ``reserve``."""
         event.charge = charge = self.accounts.open_now(self.runs[event.run].purse, event)
+        if charge is not None:
+            charge.number = event.number
         return charge is not None
 
     async def reserve(self, event: ModelCall, *, slot: bool = True) -> Decision:
@@ -328,6 +341,8 @@ class Guard:
         finally:
             run.waiting -= 1
         event.charge = charge
+        if charge is not None:
+            charge.number = event.number
         late = self._too_late(run, event) if charge is not None and self._enforces else None
         if charge is not None and late is not None:
             event.charge = None
@@ -375,8 +390,9 @@ class Guard:
             run.slots.give_back(task)  # the world changed while it waited
             self.unspent(event.run)
             return self._decide(run, lane, event, late) if late is not None else Decision(_STOP, None, stopped, text_for_model(_STOPPED_FINDING))
-        finding = Finding("fan_out", _STOP, len(run.slots) + 1, run.slots.limit, "model calls at once", "lane", "", "in flight", f"agent {event.agent}")
-        decision = self._decide(run, lane, event, finding)
+        if run.journal is not None:
+            run.journal.add({"k": "surplus", "t": event.at, "l": event.lane, "a": event.agent, "at_once": len(run.slots) + 1})
+        decision = self._decide(run, lane, event, surplus(event, len(run.slots) + 1, run.slots.limit))
         if decision.enforced:
             self.unspent(event.run)
         return decision
@@ -387,6 +403,8 @@ class Guard:
         if run is None:
             return
         run.spend.model_calls -= 1
+        if run.journal is not None:
+            run.journal.add({"k": "unspent"})
         if run.model_calls is not None:
             run.model_calls.forget()
 
@@ -408,8 +426,11 @@ class Guard:
             run.spend.output_tokens += usage.output - (before.output if before is not None else 0)
         self.accounts.settle(charge, usage, model, nano=nano, estimated=estimated, free=free, on_fired=self._threshold)
         if self.accounts.ledger.is_shared and charge.booked is not None and not charge.within:
-            text = json.dumps(self.accounts.record_of(charge))
+            record = self.accounts.record_of(charge)
+            text = json.dumps(record)
             self.accounts.ledger.tell(lambda session: session.append("call", charge.purse.info.run, text))
+            if run is not None and run.journal is not None:
+                run.journal.paid(charge.number, self.clock(), usage, model=model, nano=nano, usd=record["usd"], estimated=estimated, free=free)
 
     def _run_of(self, charge: Charge) -> Run | None:
         run = self.runs.get(charge.purse.info.run)
@@ -417,6 +438,9 @@ class Guard:
 
     def release(self, charge: Charge) -> None:
         """A call that was given leave never left."""
+        run = self._run_of(charge)
+        if run is not None and run.journal is not None:
+            run.journal.add({"k": "back", "n": charge.number})
         self.accounts.release(charge)
 
     def abandon(self, charge: Charge, streamed_tokens: int = 0, *, streaming: bool = False, refused: bool = False) -> None:
@@ -519,12 +543,14 @@ class Guard:
         if run is None:
             return ALLOW  # told after the end of its run
         lane = run.lanes.get(event.lane) or run.lanes[ROOT_LANE]
-        if type(event) is ToolResults:
+        if type(event) is ToolResults and not event.is_understood:
             self._understand(run, lane, event)
         if run.stopped is not None or ((lane.stopped is not None or lane.parent is not None) and lane.stop_in_force() is not None):
             found = None  # already ending: nothing more to decide
         else:
             found = self._ask(run, lane, event)
+            if run.journal is not None:
+                run.journal.saw(event)
         decision = ALLOW if found is None else self._decide(run, lane, event, found)
         if type(event) is ToolResults:
             for a in event.answers:
@@ -648,6 +674,8 @@ class Guard:
         decision = Decision(action, finding, None, text_for_model(finding) if action >= _NUDGE else "", self._enforces)
         if action is _STOP:
             decision.trip = self._trip(run, lane, event, finding)
+        if run.journal is not None:
+            run.journal.decided(decision, lane.key, event.agent, event.at)
         self._tell(decision)
         if self.telemetry is not None:
             model = event.model or None if isinstance(event, ModelCall | ModelResult) else None
@@ -856,6 +884,10 @@ def _timed(guard: Guard, name: str, took: Callable[[float], None], calls: int) -
             took(time.perf_counter() - begin)
 
     return timed
+
+
+def surplus(event: ModelCall, at_once: int, limit: int) -> Finding:
+    return Finding("fan_out", _STOP, at_once, limit, "model calls at once", "lane", "", "in flight", f"agent {event.agent}")
 
 
 _STOPPED_FINDING: Final = Finding("stopped", _STOP, 0, 0, "")

@@ -65,7 +65,7 @@ class Finding:
     scope: str = "lane"  # "call" refuses one call, "lane" its strand of the run, "run" everything
     tool: str = ""
     key: str = ""  # what it is about: the same key is nudged once
-    detail: str = ""  # for the operator: a path, an agent, a failure class
+    detail: str = ""  # for the operator: a path, an agent; never what a tool has said
     evidence: tuple[dict[str, str], ...] = ()
     money: "Money | None" = None  # of a finding about a budget
 

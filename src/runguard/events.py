@@ -67,6 +67,7 @@ class ModelCall:
     candidates: int = 1  # answers asked for, all of them paid
     no_loop: bool = False  # asked for without an event loop: whoever has to wait steps out first
     no_wait: bool = False  # waiting for other calls would keep them from coming back
+    number: int = 0  # within its run, where a journal is kept
 
 
 @dataclass(slots=True)
@@ -128,6 +129,8 @@ class ToolResults:
     failures: bool = False  # at least one answer is a failure
     calls: frozenset[bytes] = frozenset()  # of the answers that count
     pairs: frozenset[tuple[bytes, int]] = frozenset()  # (call, answer) of those that were not refused
+    another_page: bool = False  # in a long row of one call: it shares few words with the answer before
+    is_understood: bool = False  # read from a journal: what the answers mean is known, their values are not
 
 
 Event = AgentEntered | HandOff | ModelCall | ModelResult | ToolCall | ToolResults

@@ -14,6 +14,7 @@ from runguard.detectors import Detector
 from runguard.events import RunInfo
 from runguard.fingerprint import AnswerBook
 from runguard.inflight import Slots
+from runguard.journal import Journal
 from runguard.policy import Policy, ToolRule
 
 
@@ -68,6 +69,7 @@ class Run:
         "detectors",
         "in_flight",
         "info",
+        "journal",
         "lanes",
         "model_calls",
         "noted",
@@ -89,6 +91,7 @@ class Run:
 
     def __init__(self, info: RunInfo, policy: Policy, tool_rule: Callable[[str], ToolRule | None], purse: Purse) -> None:
         self.info, self.purse, self.pid = info, purse, os.getpid()
+        self.journal: Journal | None = None  # kept where a store is
         self.started = info.at
         self.spend = Spend()
         self.in_flight: set[Callable[[], None]] = set()  # how to end each call that is at a model now

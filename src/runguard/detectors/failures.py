@@ -107,7 +107,7 @@ class Stall:
             if reached is None or reached[0] is Action.BLOCK or (worst and worst.action >= reached[0]):
                 continue
             action, limit = reached
-            worst = Finding(self.rule, action, count, limit, self.unit, "lane", a.tool, a.tool, a.failure[:120], evidence_of(event))
+            worst = Finding(self.rule, action, count, limit, self.unit, "lane", a.tool, a.tool, "", evidence_of(event))
         return worst
 
     def _attempt(self, event: ToolCall) -> Finding | None:
@@ -118,7 +118,7 @@ class Stall:
         count = self._streaks.add(event.tool, streak.kind, event.batch, event.call)
         action, limit = self.rungs.at(count) or (Action.BLOCK, block)
         evidence = ({"event": "", "tool": event.tool, "call": event.call.hex(), "answer": ""},)
-        return Finding(self.rule, action, count, limit, self.unit, "lane", event.tool, event.tool, streak.kind[:120], evidence)
+        return Finding(self.rule, action, count, limit, self.unit, "lane", event.tool, event.tool, "", evidence)
 
     def _kind(self, failure: str) -> str:
         return failure

@@ -223,10 +223,13 @@ class SameCall:
         )
 
     def _is_another_page(self, event: ToolResults) -> bool:
+        if event.is_understood:
+            return event.another_page
         before = self._words
         text = " ".join([answer_text(a.value)[:_PAGE_READ] for a in event.answers if a.counted and a.outcome is not Outcome.REFUSED])
         words = self._words = frozenset(_WORD.findall(text))
-        return len(words) >= _PAGE_WORDS and bool(before) and 2 * len(words & before) < len(words | before)
+        event.another_page = len(words) >= _PAGE_WORDS and bool(before) and 2 * len(words & before) < len(words | before)
+        return event.another_page
 
 
 class Cycle:

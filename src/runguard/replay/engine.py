@@ -11,13 +11,15 @@ from typing import Any, Final
 
 from runguard.alerts.settings import AlertSettings
 from runguard.conductor import Guard
-from runguard.decision import Action, Decision
+from runguard.decision import Action, Decision, Finding
 from runguard.events import ROOT_LANE, AgentEntered, Answer, HandOff, ModelCall, ModelResult, RunInfo, ToolCall, ToolResults
 from runguard.policy import Policy
 from runguard.pricing import Unpriced, Usage
+from runguard.replay.noted import Noted
 from runguard.replay.prices import RecordedPrices
 from runguard.replay.results import CURVE_KEPT, VERDICTS_KEPT, After, RunResult, Verdict
-from runguard.replay.steps import FRAMEWORK_TOOLS, Answered, Asked, Called, Delegated, Passed, RecordedRun, Step, Turn
+from runguard.replay.steps import FRAMEWORK_TOOLS, Answered, Asked, Called, Delegated, Passed, RecordedRun, Step, Turn, Wrote
+from runguard.runs import Run
 
 ADK_MODEL_CALLS: Final = 500  # RunConfig.max_llm_calls, which the guard holds for the whole tree
 _STOP, _WARN = Action.STOP, Action.WARN
@@ -96,6 +98,11 @@ class Hearing(Guard):
     def _tell(self, decision: Decision) -> None:
         self.player.hear(decision)
 
+    def find(self, event: ModelCall, finding: Finding) -> None:
+        """Something that the guard did not find by a detector."""
+        run = self.runs[event.run]
+        self._decide(run, run.lanes.get(event.lane) or run.lanes[ROOT_LANE], event, finding)
+
 
 class _Call:
     __slots__ = ("agent", "batch", "fingerprint", "lane", "tool")
@@ -120,8 +127,10 @@ class Player:
         self.result = RunResult(run.id, run.app, run.user, run.session, run.source, run.success, run.capped)
         self.clock.now = 0.0
         self._takes = {Turn: self._turn, Asked: self._asked, Called: self._called, Answered: self._answered, Passed: self._passed, Delegated: self._delegated}
+        self._takes[Wrote] = self._wrote
+        self._noted: Noted | None = None
         self._run = ""
-        self._live: Any = None  # the guard's run
+        self._live: Run = None  # type: ignore[assignment]  # the guard's run, once one has begun
         self._begun = False
         self._agent = self._lane_now = ""
         self._calls: dict[str, _Call] = {}
@@ -155,17 +164,23 @@ class Player:
             self._settle_calls()
         if self._answers:
             self._flush()
-        self._tick(step.at)
+        self.tick(step.at)
         self._begin(step.run)
 
+    def _wrote(self, step: Wrote) -> None:
+        if self._noted is None:
+            self._noted, self._run = Noted(self), self.recorded.id
+        self._noted.feed(step.entry)
+
     def _begin(self, name: str) -> None:
+        recorded = self.recorded
+        name = name or f"{recorded.id}#{self.result.runs + 1}"
+        self.begin(RunInfo(name, recorded.app, recorded.user, recorded.session, name, self.clock.now, ADK_MODEL_CALLS, recorded.labels))
+
+    def begin(self, info: RunInfo) -> None:
         self._close()
-        result, recorded = self.result, self.recorded
-        result.runs += 1
-        self._run = name or f"{recorded.id}#{result.runs}"
-        info = RunInfo(
-            self._run, recorded.app, recorded.user, recorded.session, self._run, self.clock.now, model_call_limit=ADK_MODEL_CALLS, labels=recorded.labels
-        )
+        self.result.runs += 1
+        self._run = info.run
         self._live = self.guard.start(info)
         self._begun = True
         for kept in (self._calls, self._lanes, self._active, self._delegations, self._stopped_lanes):
@@ -196,9 +211,10 @@ class Player:
         if not self._begun:
             self._begin("")
         if self._over:
-            self._tick(step.at)
+            self.tick(step.at)
             if not step.refused:
-                self._book(step, ModelCall(self._run, ROOT_LANE, step.agent, self.clock.now, step.model), step.usage or Usage())
+                event = ModelCall(self._run, ROOT_LANE, step.agent, self.clock.now, step.model)
+                self.book(event, step.usage or Usage(), step.model, estimated=step.usage is None or step.estimated)
             return
         lane = self._lane(step.branch)
         began = self.clock.now  # it was asked when the last thing before it had happened
@@ -211,16 +227,15 @@ class Player:
         if judge.watches_context and step.usage is not None and not step.estimated:
             event.projected_tokens = usage.input
             event.context_limit = judge.context_limit(guard, step.model, 0 if step.refused else usage.input)
-        self._lane_now, self._agent = lane, step.agent
+        self.look_at(lane, step.agent)
         guard.check(event)
-        if self._budgets and not guard.reserve_now(event):
-            _drive(guard.reserve(event, slot=False))
-        self._tick(step.at)
+        self.reserve(event)
+        self.tick(step.at)
         if step.refused:
             if event.charge is not None:
                 guard.release(event.charge)
             return
-        self._book(step, event, usage)
+        self.book(event, usage, step.model, estimated=step.usage is None or step.estimated)
         if not step.aside:
             told = step.usage is not None and not step.estimated
             prompt, output = (usage.input, usage.output) if told else (None, None)
@@ -228,15 +243,19 @@ class Player:
             if not step.goes_on:
                 self._active.pop(lane, None)
 
-    def _book(self, step: Asked, event: ModelCall, usage: Usage) -> None:
+    def reserve(self, event: ModelCall) -> None:
+        if self._budgets and not self.guard.reserve_now(event):
+            _drive(self.guard.reserve(event, slot=False))
+
+    def book(self, event: ModelCall, usage: Usage, model: str, *, estimated: bool, nano: int | None = None, free: bool = False) -> None:
+        """A call was paid. ``nano``: what it cost, where whoever recorded it knew."""
         result = self.result
-        nano = self._cost(step, event, usage)
-        is_estimate = step.usage is None or step.estimated
+        nano = self._cost(event, usage, model, estimated=estimated, nano=nano, free=free)
         result.model_calls += 1
         result.prompt_tokens += usage.input
         result.output_tokens += usage.output
         result.nano += nano
-        result.estimated += is_estimate
+        result.estimated += estimated
         if len(result.curve) < CURVE_KEPT:
             result.curve.append((usage.input, nano))
         for after in self._afters(event.lane) if self._stopped or self._stopped_lanes else ():
@@ -244,14 +263,16 @@ class Player:
             after.tokens += usage.input + usage.output
             after.nano += nano
 
-    def _cost(self, step: Asked, event: ModelCall, usage: Usage) -> int:
+    def _cost(self, event: ModelCall, usage: Usage, model: str, *, estimated: bool, nano: int | None, free: bool) -> int:
         if event.charge is not None:
             purse = self._live.purse
             before, unpriced = purse.nano, purse.unpriced
-            self.guard.settle(event.charge, usage, step.model, estimated=step.usage is None or step.estimated)
+            self.guard.settle(event.charge, usage, model, nano=nano, estimated=estimated, free=free)
             self.result.unpriced += purse.unpriced - unpriced
             return int(purse.nano - before)
-        rates = self.judge.pricing.rates(step.model, event.at)  # no budget looks at it: the price alone
+        if nano is not None or free:
+            return nano or 0
+        rates = self.judge.pricing.rates(model, event.at)  # no budget looks at it: the price alone
         if isinstance(rates, Unpriced):
             self.result.unpriced += 1
             return 0
@@ -275,22 +296,18 @@ class Player:
         for step in waiting:
             if self._over:
                 if step.tool not in FRAMEWORK_TOOLS and step.id not in self._delegations:
-                    self.result.tool_calls += 1
-                    for after in self._afters(ROOT_LANE):
-                        after.tool_calls += 1
+                    self.count_tool_call(ROOT_LANE)
                 continue
             lane = self._lane(step.branch)
-            self._tick(step.at)
+            self.tick(step.at)
             call = _Call(step.tool, guard.fingerprint(step.tool, step.args), lane, step.batch, step.agent)
             if len(self._calls) >= _CALLS_KEPT:
                 del self._calls[next(iter(self._calls))]
             self._calls[step.id] = call
             if step.tool in FRAMEWORK_TOOLS or step.id in self._delegations:
                 continue
-            self.result.tool_calls += 1
-            for after in self._afters(lane) if self._stopped or self._stopped_lanes else ():
-                after.tool_calls += 1
-            self._lane_now, self._agent = lane, step.agent
+            self.count_tool_call(lane)
+            self.look_at(lane, step.agent)
             if step.tool in self._agents:
                 beside = sum(other.batch == step.batch and other.tool == step.tool for other in waiting)
                 guard.check(AgentEntered(self._run, lane, step.agent, self.clock.now, 0, beside))
@@ -311,7 +328,7 @@ class Player:
             if self._answers:
                 self._flush()
             self._answered_as = known_as
-        self._tick(step.at)
+        self.tick(step.at)
         self._answers.append(Answer(step.tool, call.fingerprint, step.value, step.id, step.outcome, step.event))
         if self._live is not None and len(self._live.lanes) > 1:
             self.guard.close_lane(self._live, f"{call.lane}/{step.tool}@{step.id}")
@@ -322,7 +339,7 @@ class Player:
         if self._over:
             return
         lane, batch, agent, _ = self._answered_as
-        self._lane_now, self._agent = lane, agent
+        self.look_at(lane, agent)
         self.guard.after(ToolResults(self._run, lane, agent, self.clock.now, batch, answers))
 
     def _passed(self, step: Passed) -> None:
@@ -330,19 +347,42 @@ class Player:
             self._settle_calls()
         if self._answers:
             self._flush()
-        self._tick(step.at)
+        self.tick(step.at)
         if not self._begun:
             self._begin("")
         if self._over:
             return
         lane = self._lane(step.branch)
-        self._lane_now, self._agent = lane, step.agent
+        self.look_at(lane, step.agent)
         self.guard.check(HandOff(self._run, lane, step.agent, step.target, self.clock.now))
         self._active.pop(lane, None)
 
-    def _tick(self, at: float | None) -> None:
+    def tick(self, at: float | None) -> None:
         if at is not None and at > self.clock.now:
             self.clock.now = at
+
+    def count_tool_call(self, lane: str) -> None:
+        self.result.tool_calls += 1
+        for after in self._afters(lane) if self._stopped or self._stopped_lanes else ():
+            after.tool_calls += 1
+
+    def look_at(self, lane: str, agent: str) -> None:
+        """Where the guard looks now: what it finds is found there."""
+        self._lane_now, self._agent = lane, agent
+
+    # ---- what a journal needs to know -------------------------------------------------------------------------------
+
+    @property
+    def run(self) -> str:
+        return self._run
+
+    @property
+    def live(self) -> Run:
+        return self._live
+
+    @property
+    def is_over(self) -> bool:
+        return self._over
 
     # ---- strands ----------------------------------------------------------------------------------------------------
 
@@ -351,7 +391,7 @@ class Player:
         if self._active.get(lane) == agent:
             return
         self._active[lane] = agent
-        self._lane_now, self._agent = lane, agent
+        self.look_at(lane, agent)
         self.guard.check(AgentEntered(self._run, lane, agent, self.clock.now))
 
     def _lane(self, branch: str) -> str:

@@ -1,19 +1,22 @@
-"""RunGuard's own records in a store: what each model call of each run took. Tool calls and texts are not kept there, so only the rules
-about money, tokens, calls, growth and time have something to look at."""
+"""RunGuard's own records in a store: the journal of each run, from which every rule can be judged again. Of a run without one (its journal
+was purged) there is what each model call took: enough for money, tokens, calls, growth and time."""
 
 import json
+import sqlite3
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import closing, contextmanager
 from itertools import groupby
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import parse_qsl, urlsplit, urlunsplit
 
+from runguard.errors import PolicyError
+from runguard.journal import KIND, Entry, check_entry, read_entries
 from runguard.pricing import Usage
 from runguard.replay.adk_database import connect, connect_postgres
-from runguard.replay.steps import Asked, Faults, RecordedRun, Step, Turn, UnreadableError
+from runguard.replay.steps import Asked, Faults, RecordedRun, Step, Turn, UnreadableError, Wrote
 
-_ROWS: Final = "SELECT ref, kind, at, text FROM {} WHERE kind IN ('call', 'run') ORDER BY ref, seq"
+_ROWS: Final = "SELECT ref, kind, at, text FROM {} WHERE kind IN ('call', 'run', 'steps') ORDER BY ref, seq"
 _SCHEMA: Final = "runguard"
 _AT_ONCE: Final = 1_000
 Row = tuple[str, str, float, str]
@@ -42,6 +45,51 @@ def postgres_records(url: str, faults: Faults) -> Iterator[RecordedRun]:
         yield from _runs(cursor, "records", faults)
 
 
+def is_redis_store(url: str) -> bool:
+    """Whether a Redis or Valkey namespace is one of our stores. Connecting as a store would make one."""
+    with _redis(url) as (server, prefix):
+        return bool(server.exists(f"{prefix}schema"))
+
+
+def redis_records(url: str, faults: Faults) -> Iterator[RecordedRun]:
+    """A server has them by time; a file of our own, which nobody else sees and which ends with us, puts them in order without holding them."""
+    with closing(sqlite3.connect("")) as spool:
+        spool.execute("CREATE TABLE records (ref TEXT, kind TEXT, at REAL, text TEXT, seq INTEGER PRIMARY KEY)")
+        with _redis(url) as (server, prefix):
+            for kind in ("run", "call", KIND):
+                spool.executemany("INSERT INTO records (ref, kind, at, text) VALUES (?, ?, ?, ?)", _redis_rows(server, f"{prefix}r:{kind}", kind))
+        yield from _runs(spool.execute(_ROWS.format("records")), "records", faults)
+
+
+def _redis_rows(server: Any, stream: str, kind: str) -> Iterator[Row]:
+    after = "-"
+    while page := server.xrange(stream, after, "+", _AT_ONCE):
+        for place, fields in page:
+            yield fields["ref"], kind, float(fields["at"]), fields["text"]
+            after = f"({place}"
+
+
+@contextmanager
+def _redis(url: str) -> Iterator[tuple[Any, str]]:
+    """A connection that asks nothing but what is read here, and what our keys begin with."""
+    try:
+        import redis
+
+        from runguard.ledger.redis import RedisStore
+    except ImportError:
+        raise UnreadableError("a Redis or Valkey store needs the redis package: pip install 'runguard-agents[redis]'") from None
+    try:
+        store = RedisStore(url)
+        server: Any = redis.Redis.from_url(store._url, decode_responses=True, protocol=2, socket_timeout=10, socket_connect_timeout=10)
+    except (PolicyError, ValueError) as error:
+        raise UnreadableError(str(error)) from None
+    with closing(server):
+        try:
+            yield server, f"{{{store.namespace}}}:"
+        except (redis.RedisError, KeyError, ValueError) as error:  # the last two: what is in those keys is not ours
+            raise UnreadableError(f"{store.name}: cannot be read: {type(error).__name__}: {error}") from None
+
+
 def without_schema(url: str) -> tuple[str, str]:
     parts = urlsplit(url)
     schema = dict(parse_qsl(parts.query)).get("schema", _SCHEMA)
@@ -53,8 +101,12 @@ def _runs(rows: Any, where: str, faults: Faults) -> Iterator[RecordedRun]:
     for name, group in groupby(rows, lambda row: row[0]):
         calls: dict[str, tuple[float, dict[str, Any]]] = {}
         facts: dict[str, Any] = {}
+        journal: list[Entry] = []
         for number, (_, kind, at, text) in enumerate(group):
             try:
+                if kind == KIND:
+                    journal += read_entries(text)
+                    continue
                 record = json.loads(text)
                 if not isinstance(record, dict):
                     raise TypeError("no object")
@@ -65,9 +117,21 @@ def _runs(rows: Any, where: str, faults: Faults) -> Iterator[RecordedRun]:
                 facts = record
             else:  # a later record with the same id replaces the earlier
                 calls[str(record.get("id") or number)] = (float(at), record)
-        yield RecordedRun(
-            name, _steps(name, list(calls.values())), str(facts.get("app") or ""), str(facts.get("user") or ""), str(facts.get("session") or ""), source=where
-        )
+        if journal and journal[0]["k"] == "start":
+            facts, steps = journal[0], _entries(journal, f"{where} ({name})", faults)
+        else:
+            steps = _steps(name, list(calls.values()))
+        yield RecordedRun(name, steps, str(facts.get("app") or ""), str(facts.get("user") or ""), str(facts.get("session") or ""), source=where)
+
+
+def _entries(journal: list[Entry], where: str, faults: Faults) -> Iterator[Step]:
+    for entry in journal:
+        try:
+            check_entry(entry)
+        except ValueError as error:
+            faults.add(where, str(error))
+        else:
+            yield Wrote(entry.get("t"), entry)
 
 
 def _steps(name: str, calls: list[tuple[float, dict[str, Any]]]) -> Iterator[Step]:

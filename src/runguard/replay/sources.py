@@ -19,6 +19,7 @@ _SESSIONS: Final = 64
 _SUFFIXES: Final = (".jsonl", ".jsonl.gz", ".ndjson", ".ndjson.gz", ".json", ".json.gz", ".db", ".sqlite", ".sqlite3")
 _SQLITE: Final = b"SQLite format 3\x00"
 _POSTGRES: Final = ("postgres", "postgresql")
+_REDIS: Final = ("redis", "rediss", "valkey", "valkeys", "unix")
 
 
 class Piece(Protocol):
@@ -83,7 +84,7 @@ class Sessions:
 
 @dataclass(slots=True)
 class Records:
-    """A store of RunGuard's: a SQLite file, or a URL of Postgres."""
+    """A store of RunGuard's: a SQLite file, or a URL of Postgres, Redis or Valkey."""
 
     where: Path | str
     size: int
@@ -91,6 +92,8 @@ class Records:
     def runs(self, faults: Faults, model: str) -> Iterator[RecordedRun]:
         if isinstance(self.where, Path):
             return own_records.sqlite_records(self.where, faults)
+        if self.where.partition("://")[0] in _REDIS:
+            return own_records.redis_records(self.where, faults)
         return own_records.postgres_records(self.where, faults)
 
 
@@ -191,7 +194,12 @@ def _of_url(given: str, scheme: str, rest: str) -> Source:
         except UnreadableError as error:
             raise UnreadableError(f"{name}: {error}") from None
         raise UnreadableError(f"{name}: neither a session database of ADK's nor a store of RunGuard's")
-    raise UnreadableError(f"{scheme}://…: cannot be replayed; give a file, a folder, sqlite:///path or postgresql://…")
+    if scheme in _REDIS:
+        name = f"{scheme}://{rest.rpartition('@')[2]}"
+        if not own_records.is_redis_store(given):
+            raise UnreadableError(f"{name}: no store of RunGuard's in this namespace; another is named with ?namespace=name")
+        return Source(name, "records", 1, "stores", given)
+    raise UnreadableError(f"{scheme}://…: cannot be replayed; give a file, a folder, sqlite:///path, postgresql://… or redis://…")
 
 
 def _nothing(given: str) -> Source:

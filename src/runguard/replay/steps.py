@@ -83,7 +83,15 @@ class Delegated:
     id: str
 
 
-Step = Turn | Asked | Called | Answered | Passed | Delegated
+@dataclass(slots=True)
+class Wrote:
+    """An entry of the journal that the guard itself kept."""
+
+    at: float | None
+    entry: dict[str, Any]
+
+
+Step = Turn | Asked | Called | Answered | Passed | Delegated | Wrote
 
 
 class UnreadableError(Exception):

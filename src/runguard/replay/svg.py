@@ -2,12 +2,14 @@
 
 from collections.abc import Sequence
 from html import escape
+from math import ceil, floor, log10
 from typing import Final
 
 WIDTH: Final = 640
 HEIGHT: Final = 260
-_LEFT, _RIGHT, _TOP, _BOTTOM = 64, 16, 16, 44
-_TICKS: Final = 4
+_LEFT, _RIGHT, _TOP, _BOTTOM = 84, 20, 16, 44
+_TICKS: Final = 5  # at most, beside the zero
+_INSET: Final = 14  # keeps points at zero off the labels of the axis
 
 
 def number(value: float) -> str:
@@ -18,16 +20,29 @@ def number(value: float) -> str:
     return f"{value:.3g}"
 
 
-class Plot:
-    """One plot with its axes. ``x`` and ``y`` run from 0 to their largest value."""
+def step_of(largest: float, *, whole: bool = False) -> float:
+    """The distance of ticks: 1, 2 or 5 times a power of ten, and whole where things are counted."""
+    rough = largest / _TICKS
+    power = 10.0 ** floor(log10(rough))
+    step = next(factor * power for factor in (1, 2, 5, 10) if factor * power >= rough * (1 - 1e-9))
+    return max(step, 1.0) if whole else step
 
-    def __init__(self, title: str, x_label: str, y_label: str, x_max: float, y_max: float, *, y_prefix: str = "") -> None:
+
+class Plot:
+    """One plot with its axes. ``x`` and ``y`` run from 0 to their largest value; ``whole`` names the axes on which things are counted."""
+
+    def __init__(
+        self, title: str, x_label: str, y_label: str, x_max: float, y_max: float, *, y_prefix: str = "", whole: str = "", key: str = "", inset: bool = False
+    ) -> None:
         self.title, self.x_label, self.y_label, self.y_prefix = title, x_label, y_label, y_prefix
-        self.x_max, self.y_max = x_max or 1.0, y_max or 1.0
+        self.x_step, self.y_step = step_of(x_max or 1.0, whole="x" in whole), step_of(y_max or 1.0, whole="y" in whole)
+        self.x_max = x_max or 1.0
+        self.y_max = ceil((y_max or 1.0) / self.y_step - 1e-9) * self.y_step
+        self._key, self._inset = key, _INSET if inset else 0
         self._parts: list[str] = []
 
     def x(self, value: float) -> float:
-        return round(_LEFT + value / self.x_max * (WIDTH - _LEFT - _RIGHT), 1)
+        return round(_LEFT + self._inset + value / self.x_max * (WIDTH - _LEFT - _RIGHT - 2 * self._inset), 1)
 
     def y(self, value: float) -> float:
         return round(HEIGHT - _BOTTOM - value / self.y_max * (HEIGHT - _TOP - _BOTTOM), 1)
@@ -47,24 +62,32 @@ class Plot:
         at_x, at_y = self.x(x), self.y(y)
         self._parts.append(f'<circle class="{style}" cx="{at_x}" cy="{at_y}" r="5">{_hint(hint)}</circle>')
         if label:
-            side = ("end", -9) if at_x > WIDTH * 0.7 else ("start", 9)
+            side = ("end", -9) if at_x > WIDTH * 0.6 else ("start", 9)
             self._parts.append(f'<text class="label" x="{at_x + side[1]:.1f}" y="{at_y + 4:.1f}" text-anchor="{side[0]}">{escape(label)}</text>')
 
     def svg(self) -> str:
         base, right = self.y(0), WIDTH - _RIGHT
         marks = []
-        for tick in range(_TICKS + 1):
-            up, along = self.y_max * tick / _TICKS, self.x_max * tick / _TICKS
+        for tick in range(int(self.y_max / self.y_step + 1e-9) + 1):
+            up = tick * self.y_step
             marks.append(f'<line class="grid" x1="{_LEFT}" y1="{self.y(up)}" x2="{right}" y2="{self.y(up)}"/>')
             marks.append(f'<text class="tick" x="{_LEFT - 6}" y="{self.y(up) + 4:.1f}" text-anchor="end">{escape(self.y_prefix + number(up))}</text>')
+        for tick in range(int(self.x_max / self.x_step + 1e-9) + 1):
+            along = tick * self.x_step
             marks.append(f'<text class="tick" x="{self.x(along)}" y="{base + 16:.1f}" text-anchor="middle">{escape(number(along))}</text>')
         marks.append(f'<text class="axis" x="{(_LEFT + right) / 2}" y="{HEIGHT - 6}" text-anchor="middle">{escape(self.x_label)}</text>')
         marks.append(f'<text class="axis" x="12" y="{HEIGHT / 2}" text-anchor="middle" transform="rotate(-90 12 {HEIGHT / 2})">{escape(self.y_label)}</text>')
         body = "".join(marks + self._parts)
         return (
-            f'<figure><figcaption>{escape(self.title)}</figcaption><svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" '
-            f'aria-label="{escape(self.title, quote=True)}">{body}</svg></figure>'
+            f'<figure><figcaption>{escape(self.title)}</figcaption>{self._key}<div class="wide"><svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" '
+            f'aria-label="{escape(self.title, quote=True)}">{body}</svg></div></figure>'
         )
+
+
+def key_of(*entries: tuple[str, str]) -> str:
+    """What the colours of a plot mean: (style, words)."""
+    told = "".join(f'<span class="{style}"></span>{escape(words)} ' for style, words in entries)
+    return f'<p class="key">{told}</p>'
 
 
 def _hint(text: str) -> str:

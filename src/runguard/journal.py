@@ -1,0 +1,228 @@
+"""The journal of a run in a durable store: every event that the guard saw, as numbers, names and digests; no text of anybody.
+
+It is what a dashboard tells a trip's story from, and what ``runguard replay`` plays to another policy: the guard decides on
+nothing but these events, so every rule of a run can be judged again.
+"""
+
+import json
+import threading
+from collections.abc import Callable
+from dataclasses import fields
+from typing import Any, Final
+
+from runguard.decision import Action, Decision
+from runguard.events import AgentEntered, Answer, Event, HandOff, ModelCall, ModelResult, Outcome, RunInfo, ToolCall, ToolResults
+from runguard.fingerprint import digest
+from runguard.pricing import Usage
+
+KIND: Final = "steps"  # of the records; each holds a list of entries
+_AT_ONCE: Final = 32
+_FAILURE_NAME: Final = 4  # bytes: tells the failures of one run apart
+_USAGE: Final = tuple(field.name for field in fields(Usage))
+
+Entry = dict[str, Any]
+
+
+class Journal:
+    """Collects the entries of one run and hands them over in pieces. ``send`` takes a text and returns at once."""
+
+    __slots__ = ("_asked", "_entries", "_lock", "_send")
+
+    def __init__(self, info: RunInfo, send: Callable[[str], None]) -> None:
+        self._send, self._asked, self._lock = send, 0, threading.Lock()
+        self._entries: list[Entry] = [_sparse({"k": "start", "t": info.at, **_facts(info)})]
+
+    def saw(self, event: Event) -> None:
+        if type(event) is ModelCall:
+            self._asked += 1
+            event.number = self._asked
+        self.add(_WRITERS[type(event)](event))
+
+    def decided(self, decision: Decision, lane: str, agent: str, at: float) -> None:
+        finding = decision.finding
+        if finding is None:
+            return
+        numbers = {"observed": float(finding.observed), "limit": float(finding.limit), "unit": finding.unit}
+        told = {"do": decision.action.word, "rule": finding.rule, "tool": finding.tool, **numbers, "enforced": decision.enforced}
+        self.add({"k": "decision", "t": at, "l": lane, "a": agent, **told})
+        if decision.action is Action.STOP:
+            self.flush()  # whoever looks at the trip finds its story
+
+    def paid(self, number: int, at: float, usage: Usage, *, model: str, nano: int | None, usd: str | None, estimated: bool, free: bool) -> None:
+        """What an asked call took. A later one with the same number replaces it."""
+        told = {name: getattr(usage, name) for name in _USAGE}
+        told |= {"in": told.pop("input"), "out": told.pop("output")}
+        self.add(_sparse({"k": "paid", "t": at, "n": number, **told, "model": model, "nano": nano, "usd": usd, "estimated": estimated, "free": free}))
+
+    def add(self, entry: Entry) -> None:
+        with self._lock:
+            self._entries.append(entry)
+            is_full = len(self._entries) >= _AT_ONCE
+        if is_full:
+            self.flush()
+
+    def flush(self) -> None:
+        with self._lock:
+            entries, self._entries = self._entries, []
+            if entries:  # handed over inside: the order of the pieces is that of the run
+                self._send(json.dumps(entries, separators=(",", ":")))
+
+
+# ---- writing --------------------------------------------------------------------------------------------------------
+
+
+def _sparse(entry: Entry) -> Entry:
+    """What says nothing is left out."""
+    return {key: value for key, value in entry.items() if value or key == "t"}
+
+
+def _facts(info: RunInfo) -> Entry:
+    limits = {"model_call_limit": info.model_call_limit, "max_usd": info.max_usd, "max_tokens": info.max_tokens}
+    return {"app": info.app, "user": info.user, "session": info.session, **limits, "labels": dict(info.labels or {})}
+
+
+def _base(kind: str, event: Event) -> Entry:
+    return {"k": kind, "t": event.at, "l": event.lane, "a": event.agent}
+
+
+def _entered(event: AgentEntered) -> Entry:
+    return _base("enter", event) | _sparse({"depth": event.depth, "branches": event.branches})
+
+
+def _handed(event: HandOff) -> Entry:
+    return _base("hand", event) | {"to": event.target}
+
+
+def _asked(event: ModelCall) -> Entry:
+    sizes = {"in": event.input_tokens, "audio": event.audio_tokens, "max": event.max_output_tokens, "likely": event.projected_tokens}
+    rest = {"fits": event.context_limit, "tool": event.tool, "aside": event.aside, "bound": event.bound, "candidates": event.candidates - 1}
+    return _base("ask", event) | {"n": event.number, "model": event.model} | _sparse({**sizes, **rest})
+
+
+def _got(event: ModelResult) -> Entry:
+    return _base("got", event) | {"in": event.prompt_tokens, "out": event.output_tokens} | _sparse({"said": event.said})
+
+
+def _called(event: ToolCall) -> Entry:
+    return _base("call", event) | {"tool": event.tool, "call": event.call.hex(), "id": event.id, "b": event.batch} | _sparse({"depth": event.depth})
+
+
+def _answered(event: ToolResults) -> Entry:
+    flags = _sparse({"news": event.news, "progress": event.progress, "another_page": event.another_page})
+    return _base("answers", event) | {"b": event.batch, "of": [_answer(answer) for answer in event.answers]} | flags
+
+
+def _answer(a: Answer) -> Entry:
+    told = {"tool": a.tool, "call": a.call.hex(), "id": a.id, "as": (a.outcome or Outcome.OK).value, "answer": a.answer, "chars": a.chars}
+    failure = digest(a.failure)[:_FAILURE_NAME].hex() if a.failure else ""
+    return told | _sparse({"failure": failure, "too_large": a.too_large, "uncounted": not a.counted, "event": a.event_id})
+
+
+_WRITERS: Final[dict[type, Callable[[Any], Entry]]] = {
+    AgentEntered: _entered,
+    HandOff: _handed,
+    ModelCall: _asked,
+    ModelResult: _got,
+    ToolCall: _called,
+    ToolResults: _answered,
+}
+
+
+# ---- reading --------------------------------------------------------------------------------------------------------
+
+
+def read_entries(text: str) -> list[Entry]:
+    """The entries of one record; ``ValueError`` for what is none."""
+    entries = json.loads(text)
+    if not isinstance(entries, list) or any(not isinstance(entry, dict) or not isinstance(entry.get("k"), str) for entry in entries):
+        raise ValueError("no list of entries")
+    return entries
+
+
+def check_entry(entry: Entry) -> None:
+    """``ValueError`` for an entry that cannot be played."""
+    try:
+        read_event("", entry)
+        for key, kind in _MUST_HAVE.get(entry["k"], {}).items():
+            if not isinstance(entry[key], kind):
+                raise ValueError(f"{key} = {entry[key]!r}")
+    except (KeyError, ValueError, TypeError, AttributeError, IndexError) as error:
+        raise ValueError(f"an entry of kind {entry['k']!r} cannot be read: {type(error).__name__}: {error}") from None
+
+
+def read_usage(entry: Entry) -> Usage:
+    """The usage of a "paid" entry."""
+    told = {**entry, "input": entry.get("in"), "output": entry.get("out")}
+    return Usage(**{name: count for name in _USAGE if isinstance(count := told.get(name), int) and count > 0})
+
+
+def read_event(run: str, entry: Entry) -> Event | None:
+    """The event of an entry; None for what was no event: a decision, a payment, a strand."""
+    reader = _READERS.get(entry["k"])
+    if reader is None:
+        return None
+    return reader((run, str(entry.get("l") or ""), str(entry.get("a") or ""), float(entry["t"])), entry)
+
+
+_MUST_HAVE: Final[dict[str, dict[str, Any]]] = {
+    "start": {"t": int | float},
+    "lane": {"l": str},
+    "lane_end": {"l": str},
+    "back": {"n": int},
+    "paid": {"n": int},
+    "surplus": {"at_once": int},
+}
+_Where = tuple[str, str, str, float]
+
+
+def _read_ask(where: _Where, entry: Entry) -> ModelCall:
+    get = entry.get
+    bound = get("bound")
+    return ModelCall(
+        *where,
+        str(get("model") or ""),
+        input_tokens=int(get("in") or 0),
+        audio_tokens=int(get("audio") or 0),
+        max_output_tokens=get("max"),
+        projected_tokens=get("likely"),
+        context_limit=get("fits"),
+        tool=str(get("tool") or ""),
+        aside=bool(get("aside")),
+        bound=(bound[0], bound[1]) if bound else None,
+        candidates=1 + int(get("candidates") or 0),
+        number=int(get("n") or 0),
+    )
+
+
+def _read_call(where: _Where, entry: Entry) -> ToolCall:
+    return ToolCall(*where, entry["tool"], bytes.fromhex(entry["call"]), str(entry.get("b") or ""), str(entry.get("id") or ""), int(entry.get("depth") or 0))
+
+
+def _read_answers(where: _Where, entry: Entry) -> ToolResults:
+    answers = [
+        Answer(
+            told["tool"],
+            bytes.fromhex(told["call"]),
+            id=str(told.get("id") or ""),
+            outcome=Outcome(told["as"]),
+            event_id=str(told.get("event") or ""),
+            answer=int(told.get("answer") or 0),
+            failure=str(told.get("failure") or ""),
+            chars=int(told.get("chars") or 0),
+            too_large=bool(told.get("too_large")),
+            counted=not told.get("uncounted"),
+        )
+        for told in entry["of"]
+    ]
+    news, progress, page = (bool(entry.get(name)) for name in ("news", "progress", "another_page"))
+    return ToolResults(*where, str(entry.get("b") or ""), answers, news, progress, another_page=page, is_understood=True)
+
+
+_READERS: Final[dict[str, Callable[[_Where, Entry], Event]]] = {
+    "enter": lambda where, entry: AgentEntered(*where, int(entry.get("depth") or 0), int(entry.get("branches") or 0)),
+    "hand": lambda where, entry: HandOff(*where[:3], str(entry["to"]), where[3]),
+    "ask": _read_ask,
+    "got": lambda where, entry: ModelResult(*where, entry.get("in"), entry.get("out"), said=int(entry.get("said") or 0)),
+    "call": _read_call,
+    "answers": _read_answers,
+}

@@ -1,0 +1,123 @@
+"""The journal of a run, played to another policy: the guard sees the very events that it saw live, strand for strand."""
+
+from typing import TYPE_CHECKING, Any
+
+from runguard.conductor import surplus
+from runguard.events import ROOT_LANE, Answer, Event, ModelCall, ModelResult, Outcome, RunInfo, ToolCall, ToolResults
+from runguard.journal import Entry, read_event, read_usage
+
+if TYPE_CHECKING:
+    from runguard.replay.engine import Player
+
+
+class Noted:
+    """One journal on its way to one player."""
+
+    def __init__(self, player: "Player") -> None:
+        self._player = player
+        self._asked: dict[int, ModelCall] = {}
+        self._paid: set[int] = set()
+        self._takes = {
+            "start": self._start,
+            "lane": self._lane,
+            "lane_end": self._lane_end,
+            "unspent": self._unspent,
+            "back": self._back,
+            "paid": self._pay,
+            "surplus": self._surplus,
+        }
+
+    def feed(self, entry: Entry) -> None:
+        self._player.tick(entry.get("t"))
+        take = self._takes.get(entry["k"])
+        if take is not None:
+            take(entry)
+            return
+        event = read_event(self._player.run, entry)
+        if event is not None:
+            self._tell(event)
+
+    def _start(self, entry: Entry) -> None:
+        get = entry.get
+        info = RunInfo(self._player.run, str(get("app") or ""), str(get("user") or ""), str(get("session") or ""), self._player.run, entry["t"])
+        info.model_call_limit, info.max_usd, info.max_tokens, info.labels = get("model_call_limit"), get("max_usd"), get("max_tokens"), get("labels")
+        self._player.begin(info)
+
+    def _tell(self, event: Event) -> None:
+        player, guard = self._player, self._player.guard
+        if type(event) is ModelCall:
+            self._asked[event.number] = event
+            if player.judge.told.mode == "enforce":
+                # A guard that enforces lowers the answer's limit before it refuses; one in the shadow looks at the request as it is.
+                least = player.judge.policy.min_output_tokens
+                event.max_output_tokens = min(event.max_output_tokens or least, least)
+        elif type(event) is ToolCall:
+            player.count_tool_call(event.lane)
+        if player.is_over:
+            return
+        player.look_at(event.lane, event.agent)
+        if isinstance(event, ToolResults):
+            guard.after(self._by_this_policy(event))
+        elif isinstance(event, ModelResult):
+            guard.after(event)
+        else:
+            guard.check(event)
+            if isinstance(event, ModelCall):
+                player.reserve(event)
+
+    def _by_this_policy(self, event: ToolResults) -> ToolResults:
+        """What was declared about a tool may differ from what was declared then."""
+        kept: list[Answer] = []
+        for answer in event.answers:
+            rule = self._player.guard.tool_rule(answer.tool)
+            if rule is not None and rule.exempt:
+                continue
+            if rule is not None and (rule.polling or rule.paging):
+                answer.counted = False
+            kept.append(answer)
+        event.answers = kept
+        event.failures = any(answer.failure for answer in kept)
+        event.calls = frozenset(answer.call for answer in kept if answer.counted)
+        event.pairs = frozenset((answer.call, answer.answer) for answer in kept if answer.counted and answer.outcome is not Outcome.REFUSED)
+        return event
+
+    # ---- what stands between events ---------------------------------------------------------------------------------
+
+    def _lane(self, entry: Entry) -> None:
+        live = self._player.live
+        if entry["l"] not in live.lanes:
+            self._player.guard.open_lane(
+                live, entry["l"], str(entry.get("of") or ROOT_LANE), concurrent=bool(entry.get("concurrent")), path=tuple(entry.get("path") or ())
+            )
+
+    def _lane_end(self, entry: Entry) -> None:
+        self._player.guard.close_lane(self._player.live, entry["l"])
+
+    def _unspent(self, entry: Entry) -> None:
+        if not self._player.is_over:
+            self._player.guard.unspent(self._player.run)
+
+    def _back(self, entry: Entry) -> None:
+        event = self._asked.pop(entry["n"], None)
+        if event is not None and event.charge is not None:
+            self._player.guard.release(event.charge)
+
+    def _pay(self, entry: Entry) -> None:
+        number: Any = entry.get("n")
+        event, usage = self._asked.get(number), read_usage(entry)
+        if event is None:
+            return
+        model, estimated = str(entry.get("model") or event.model), bool(entry.get("estimated"))
+        if number not in self._paid:
+            self._paid.add(number)
+            self._player.book(event, usage, model, estimated=estimated, nano=entry.get("nano"), free=bool(entry.get("free")))
+        elif event.charge is not None:  # told again: the later figure replaces the earlier
+            self._player.guard.settle(event.charge, usage, model, nano=entry.get("nano"), estimated=estimated, free=bool(entry.get("free")))
+
+    def _surplus(self, entry: Entry) -> None:
+        player, policy = self._player, self._player.judge.policy
+        if player.is_over or policy.queues or entry["at_once"] <= policy.in_flight:
+            return
+        event = ModelCall(player.run, str(entry.get("l") or ""), str(entry.get("a") or ""), player.clock.now)
+        player.look_at(event.lane, event.agent)
+        player.guard.find(event, surplus(event, entry["at_once"], policy.in_flight))
