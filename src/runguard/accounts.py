@@ -248,6 +248,8 @@ class Accounts:
                 denied = None
             else:
                 denied.meter = self._meter_of(charge, denied)
+                if not self._would_refuse(charge, event, result):
+                    charge.doubt, denied = denied, None
                 result = await self._reserve(charge, event, force=True)
         assert isinstance(result, Hold)
         if charge.lines.may_stop and (late := self._over_threshold(charge.lines)) is not None:  # by what the store has just told
@@ -345,6 +347,20 @@ class Accounts:
                 return result
             denied.refusal = refusal = result
         return None
+
+    def _would_refuse(self, charge: Charge, event: ModelCall, refusal: Refusal) -> bool:
+        """For a shadow, which cannot wait for other calls' holds nor ask for a shorter answer: what enforcing would come to."""
+        if refusal.wait_helps:
+            return False
+        if charge.bound is not None:
+            return not self._take_the_rest(replace(charge), event, refusal)
+        return self._affordable(charge, refusal) is None
+
+    @staticmethod
+    def has_come_true(doubt: Denied) -> bool:
+        """Whether more was spent in the end than the budget that had seemed too small allows."""
+        refusal = doubt.refusal
+        return refusal is not None and refusal.account.spent[refusal.unit] > refusal.account.caps[refusal.unit]
 
     @staticmethod
     def _take_the_rest(charge: Charge, event: ModelCall, refusal: Refusal) -> bool:

@@ -23,7 +23,7 @@ from runguard.alarms import Alarms
 from runguard.breaker import Permit
 from runguard.budget import to_usd
 from runguard.charges import Charge, Fired, scopes_of
-from runguard.decision import ALLOW, Action, Decision, Finding, Money, Rungs, Trip, text_for_model, text_for_operator, text_for_user
+from runguard.decision import ALLOW, Action, Decision, Finding, Money, Rungs, Trip, on_one_line, text_for_model, text_for_operator, text_for_user
 from runguard.denials import finding_of, finding_of_stop
 from runguard.detectors import Detector
 from runguard.errors import PolicyError
@@ -425,6 +425,10 @@ class Guard:
             run.spend.prompt_tokens += usage.input - (before.input if before is not None else 0)
             run.spend.output_tokens += usage.output - (before.output if before is not None else 0)
         self.accounts.settle(charge, usage, model, nano=nano, estimated=estimated, free=free, on_fired=self._threshold)
+        if charge.doubt is not None and run is not None and self.accounts.has_come_true(charge.doubt):
+            doubt, charge.doubt = charge.doubt, None
+            event = ModelCall(run.info.run, charge.lane, charge.agent, self.clock(), charge.model)
+            self._decide(run, run.lanes.get(charge.lane) or run.lanes[ROOT_LANE], event, finding_of(doubt, event, self.accounts.ledger.name))
         if self.accounts.ledger.is_shared and charge.booked is not None and not charge.within:
             record = self.accounts.record_of(charge)
             text = json.dumps(record)
@@ -794,7 +798,7 @@ class Guard:
             if finding.money is not None:
                 _log.log(level, "runguard.%s: %s", decision.action.word, finding.detail)
             else:
-                facts = (decision.action.word, finding.rule, finding.observed, finding.unit, finding.tool or finding.detail)
+                facts = (decision.action.word, finding.rule, finding.observed, finding.unit, on_one_line(finding.tool or finding.detail))
                 _log.log(level, "runguard.%s: %s, %s %s of %s", *facts)
         if self.policy.on_decision is not None:
             self.outbox.send(self.policy.on_decision, decision)

@@ -251,7 +251,12 @@ def text_for_operator(finding: Finding, *, path: tuple[str, ...], model_calls: i
     if finding.money is not None:
         found = f"{finding.money.scope}, {finding.detail}"
     so_far = f"{_count(model_calls, 'model call')}, {_count(tool_calls, 'tool call')}, {_count(tokens, 'token')}{spent} so far"
-    return f"{verb} by {finding.rule}{about}: {found}{where}; {so_far}"
+    return on_one_line(f"{verb} by {finding.rule}{about}: {found}{where}; {so_far}")
+
+
+def on_one_line(text: str) -> str:
+    """Names come from models and users: nothing in them may end a line of a log or move a terminal's cursor."""
+    return text if text.isprintable() else "".join(c if c.isprintable() else f"\\x{ord(c):02x}" for c in text)
 
 
 def _count(number: int, thing: str) -> str:

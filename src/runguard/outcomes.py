@@ -34,7 +34,8 @@ _ABSENT: Final = re.compile(
 _MISSING: Final = re.compile(
     r"^\W{0,4}(?:[a-z]{0,40}(?:error|exception)\W{1,4})?"
     r"(?!(?:the |an? |no such )?(?:command|tool|function|module|package|method|attribute|option|file|directory|path|host|library|executable)s?\b)"
-    r"(?:no such (?:[\w'\"#.@-]{1,60}\s){0,3}[\w'\"#.@-]{1,60}|(?:[\w'\"#.@-]{1,60}\s){1,8}(?:was |were |is |are |could )?(?:not (?:be )?found|does not exist|do not exist))\W*$",
+    r"(?:no such (?:[\w'\"#.@-]{1,60}\s){0,3}[\w'\"#.@-]{1,60}"
+    r"|(?:[\w'\"#.@-]{1,60}\s){1,8}(?:was |were |is |are |could )?(?:not (?:be )?found|does not exist|do not exist))\W*$",
     re.IGNORECASE,
 )
 _BAD_TEXT: Final = re.compile(

@@ -459,9 +459,9 @@ def test_the_first_three_retries_of_calls_that_failed_are_no_stall_yet(drive):
 
 
 def test_retries_count_when_the_rungs_are_explicit(drive):
-    for given in ({"max_identical_tool_results": 3}, {"rules": {"stall": {"stop": 3}}}):
-        d = drive(**given)
-        assert words(d.tool(says="Error: boom") for _ in range(3))[-1] == "stop", given
+    for policy in ({"max_identical_tool_results": 3}, {"rules": {"stall": {"stop": 3}}}):
+        d = drive(**policy)
+        assert words(d.tool(says="Error: boom") for _ in range(3))[-1] == "stop", policy
 
 
 def test_the_third_equal_failure_stops_when_three_are_the_limit(drive):

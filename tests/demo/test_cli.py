@@ -10,6 +10,7 @@ from click.testing import CliRunner, Result
 
 from runguard import __version__
 from runguard.cli import main
+from runguard.policy import RULES
 
 
 @pytest.fixture(autouse=True)
@@ -66,9 +67,12 @@ main({arguments})
 )
 def test_the_demo_without_adk_says_how_to_get_it(name: str, reason: str, arguments: list[str]) -> None:
     ran = python(WITHOUT.format(name=name, arguments=arguments))
+    message = f"runguard demo needs google-adk 2.3 or newer, {reason}: pip install -U 'runguard-agents[adk]'"
     assert ran.returncode == 2
-    assert ran.stdout == ""
-    assert ran.stderr == f"runguard demo needs google-adk 2.3 or newer, {reason}: pip install -U 'runguard-agents[adk]'\n"
+    if "--json" in arguments:
+        assert json.loads(ran.stdout) == {"ok": False, "error": message}
+    else:
+        assert (ran.stdout, ran.stderr) == ("", message + "\n")
 
 
 # ---- check ----------------------------------------------------------------------------------------------------------
@@ -90,6 +94,12 @@ pollling = true
 """
 
 
+def default_of(rule: str) -> list[str]:
+    rungs = RULES[rule][0]
+    told = [f"{name} {number:g}" for name in ("warn", "nudge", "block", "stop") if (number := getattr(rungs, name)) is not None]
+    return f"(default {', '.join(told)})".split()
+
+
 def test_check_shows_what_a_policy_changes(tmp_path: Path) -> None:
     (tmp_path / "runguard.toml").write_text(GOOD)
     ran = runguard("check", "runguard.toml")
@@ -99,8 +109,8 @@ def test_check_shows_what_a_policy_changes(tmp_path: Path) -> None:
         ["mode", "shadow", "(default", "enforce)"],
         ["max_model_calls", "40", "(default", "none)"],
         ["max_identical_tool_results", "3", "(default", "none)"],
-        ["rules.repetition", "stop", "3", "(default", "nudge", "3,", "block", "4,", "stop", "5)"],
-        ["rules.stall", "stop", "3", "(default", "nudge", "3,", "block", "5,", "stop", "6)"],
+        ["rules.repetition", "stop", "3", *default_of("repetition")],
+        ["rules.stall", "stop", "3", *default_of("stall")],
         ["rules.growth", "off", "(default", "warn", "3)"],
         ["tools.check_*", "polling", "true"],
     ]
@@ -117,6 +127,18 @@ def test_check_finds_the_file_that_a_run_here_would_use(tmp_path: Path, monkeypa
     assert "max_tool_calls  7  (default 1000)" in ran.stdout
 
 
+def test_check_says_when_a_pyproject_has_no_table_of_ours(tmp_path: Path) -> None:
+    file = tmp_path / "pyproject.toml"
+    file.write_text("[tool.other]\nx = 1\n")
+    ran = runguard("check", "pyproject.toml")
+    assert ran.exit_code == 1
+    assert ran.stdout == "pyproject.toml: no [tool.runguard] table, so this file sets nothing\n  every setting at its default\n"
+    assert json.loads(runguard("check", "pyproject.toml", "--json").stdout)["ok"] is False
+    assert runguard("check").stdout.startswith("ok: no policy file from here upward"), "and it is not taken for one"
+    file.write_text("[tool.runguard]\n")
+    assert runguard("check", "pyproject.toml").exit_code == 0
+
+
 def test_check_without_any_file() -> None:
     ran = runguard("check")
     assert ran.exit_code == 0
@@ -126,6 +148,15 @@ def test_check_without_any_file() -> None:
 def test_check_names_the_environment_that_overrides(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RUNGUARD_MODE", "off")
     assert "RUNGUARD_MODE=off overrides the mode" in runguard("check").stdout
+
+
+def test_check_names_the_receivers_of_alerts_and_no_secret(tmp_path: Path) -> None:
+    (tmp_path / "runguard.toml").write_text('[alerts]\nlog = "warning"\nslack_webhook = "https://hooks.slack.com/services/T0/B0/hunter2"\n')
+    for options in ([], ["--json"]):
+        ran = runguard("check", *options)
+        assert ran.exit_code == 0
+        assert "slack" in ran.stdout
+        assert "hunter2" not in ran.stdout
 
 
 def test_check_explains_every_fault_by_its_path(tmp_path: Path) -> None:

@@ -249,6 +249,11 @@ class PostgresSession:
         sql = f'SELECT at, ref, text FROM "{self._schema}".records WHERE kind = %s::text ORDER BY seq DESC LIMIT %s::bigint'
         return self._call(sql, (_short(kind), str(count)))[::-1]
 
+    def about(self, kind: str, ref: str) -> list[tuple[float, str]]:
+        same = "hashtextextended(ref, 0) = hashtextextended(%(ref)s::text, 0) AND ref = %(ref)s::text"
+        sql = f'SELECT at, text FROM "{self._schema}".records WHERE kind = %(kind)s::text AND {same} ORDER BY seq'
+        return self._call(sql, {"kind": _short(kind), "ref": ref})
+
     def beat(self, run: str, worker: str, text: str, *, ended: bool = False) -> int:
         sql = f'SELECT "{self._schema}".beat(%s::text, %s::text, %s::text, %s::boolean, %s::text)'
         return int(self._call(sql, (_short(run), worker, text, "t" if ended else "f", _long(run)))[0][0])
@@ -340,9 +345,12 @@ class PostgresSession:
     def _migrate(self, connection: "psycopg.Connection[tuple[Any, ...]]") -> None:
         import psycopg
 
-        known = f'SELECT version FROM "{self._schema}".runguard_schema'
+        known = f'SELECT version, to_regclass(\'"{self._schema}".records_about\') IS NOT NULL FROM "{self._schema}".runguard_schema'
         with contextlib.suppress(psycopg.errors.UndefinedTable, psycopg.errors.InvalidSchemaName, psycopg.errors.UndefinedColumn):
-            self._check(connection.execute(known).fetchall())
+            rows = connection.execute(known).fetchall()
+            self._check(rows)
+            if not rows[0][1]:
+                self._add_index(connection)
             return
         connection.end = max(connection.end, time.monotonic() + _MIGRATION)  # type: ignore[attr-defined]
         with connection.transaction():
@@ -363,6 +371,13 @@ class PostgresSession:
             script = files("runguard.ledger").joinpath("scripts/postgres.sql").read_text(encoding="utf-8")
             connection.execute(_in_schema(script, self._schema).encode())
             connection.execute(f'INSERT INTO "{self._schema}".runguard_schema VALUES ({SCHEMA_VERSION})')
+
+    def _add_index(self, connection: "psycopg.Connection[tuple[Any, ...]]") -> None:
+        """A schema from before there was one. Whoever may not add it, or finds the table busy for too long, does without: it is slower, and works."""
+        import psycopg
+
+        with contextlib.suppress(psycopg.errors.InsufficientPrivilege, psycopg.errors.QueryCanceled, psycopg.errors.LockNotAvailable):
+            connection.execute(f'CREATE INDEX IF NOT EXISTS records_about ON "{self._schema}".records (hashtextextended(ref, 0), kind, seq)')
 
     def _check(self, rows: Sequence[Sequence[Any]]) -> None:
         version = rows[0][0] if len(rows) == 1 else None

@@ -29,7 +29,7 @@ from runguard.ledger.store import SCHEMA_VERSION, Balance, Line, Reply, StoreErr
 MOST: Final = (1 << 53) - 1
 _IDLE_S: Final = 1.0
 _PEEKED: Final = 65_536
-_REPEATABLE: Final = frozenset({"reserve", "settle", "release", "read", "running", "list"})
+_REPEATABLE: Final = frozenset({"reserve", "settle", "release", "read", "running", "list", "about"})
 RECORDS_KEPT: Final = 100_000  # of each kind, about
 _SCHEMES: Final = {"redis": "redis", "rediss": "rediss", "valkey": "redis", "valkeys": "rediss", "unix": "unix"}
 _OPTIONS: Final = frozenset({"db", "client_name", "socket_keepalive"})
@@ -372,6 +372,13 @@ class RedisSession:
             return []
         found = self._do("XREVRANGE", f"{self._prefix}r:{kind}", "+", "-", "COUNT", count)
         return [(float(fields["at"]), fields["ref"], fields["text"]) for _, fields in reversed(found)]
+
+    def about(self, kind: str, ref: str) -> list[tuple[float, str]]:
+        ids = self._do("LRANGE", f"{self._prefix}i:{len(kind.encode())}:{kind}:{ref}", 0, -1)
+        found: list[str] = []
+        for start in range(0, len(ids), _AT_ONCE):
+            found += self._run("about", kind, *ids[start : start + _AT_ONCE])
+        return [(float(at), text) for at, text in zip(found[::2], found[1::2], strict=True)]
 
     def beat(self, run: str, worker: str, text: str, *, ended: bool = False) -> int:
         return int(self._run("beat", run, json.dumps([worker, text]), "1" if ended else "0"))

@@ -50,6 +50,7 @@ CREATE TABLE documents (name TEXT PRIMARY KEY, version INTEGER NOT NULL, text TE
 CREATE TABLE claims (key TEXT PRIMARY KEY, state TEXT NOT NULL, expires REAL NOT NULL) STRICT, WITHOUT ROWID;
 CREATE TABLE records (seq INTEGER PRIMARY KEY, at REAL NOT NULL, kind TEXT NOT NULL, ref TEXT NOT NULL, text TEXT NOT NULL) STRICT;
 CREATE INDEX records_kind ON records (kind, seq);
+CREATE INDEX records_about ON records (kind, ref);
 CREATE TABLE runs (id TEXT PRIMARY KEY, worker TEXT NOT NULL, beat REAL NOT NULL, ended INTEGER NOT NULL, text TEXT NOT NULL) STRICT, WITHOUT ROWID;
 """
 _BALANCE: Final = (
@@ -161,6 +162,7 @@ class SqliteSession:
     def _migrate(self) -> None:
         with self._write():
             if self._is_ours():
+                self._db.execute("CREATE INDEX IF NOT EXISTS records_about ON records (kind, ref)")  # a file from before there was one
                 return
             for statement in _SCHEMA.split(";\n"):
                 if statement.strip():
@@ -405,6 +407,10 @@ class SqliteSession:
         with _translated(self._path):
             rows = self._db.execute("SELECT at, ref, text FROM records WHERE kind = ? ORDER BY seq DESC LIMIT ?", (kind, count)).fetchall()
         return rows[::-1]
+
+    def about(self, kind: str, ref: str) -> list[tuple[float, str]]:
+        with _translated(self._path):
+            return self._db.execute("SELECT at, text FROM records WHERE kind = ? AND ref = ? ORDER BY seq", (kind, ref)).fetchall()
 
     def beat(self, run: str, worker: str, text: str, *, ended: bool = False) -> int:
         with self._write() as now:

@@ -136,6 +136,19 @@ local function seldom()
     end
   end
 
+  -- Where the ids of all records of a kind about one thing are, oldest first.
+  function it.index(kind, ref)
+    return P .. 'i:' .. #kind .. ':' .. kind .. ':' .. ref
+  end
+
+  -- Drop the oldest records of a kind: each is the first of its index.
+  function it.drop_records(kind, records)
+    for _, record in ipairs(records) do
+      call('LREM', it.index(kind, record[2][4]), 1, record[1])
+      call('XDEL', P .. 'r:' .. kind, record[1])
+    end
+  end
+
   -- Look at the indexes of an account before anything is written: what is of another type fails here.
   function it.ready(scope)
     call('ZCARD', P .. 'accounts')

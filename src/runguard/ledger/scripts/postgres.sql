@@ -34,6 +34,7 @@ CREATE TABLE runguard.records (
   seq bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY, at float8 NOT NULL, kind text COLLATE "C" NOT NULL, ref text NOT NULL, text text NOT NULL
 );
 CREATE INDEX records_kind ON runguard.records (kind, seq);
+CREATE INDEX records_about ON runguard.records (hashtextextended(ref, 0), kind, seq); -- a hash: a ref may be longer than what an index takes
 CREATE TABLE runguard.runs (id text COLLATE "C" PRIMARY KEY, worker text NOT NULL, beat float8 NOT NULL, ended boolean NOT NULL, text text NOT NULL, long_id text);
 CREATE INDEX runs_alive ON runguard.runs (beat) WHERE NOT ended;
 

@@ -27,17 +27,15 @@ elseif what == 'runs' then
   end
 elseif what == 'records' then
   local at = P .. 'r:' .. ARGV[5]
-  local ids = {}
+  local past = {}
   found = call('XRANGE', at, '-', format('%.0f', math.floor(old * 1000) + 1), 'COUNT', most)
   for _, record in ipairs(found) do
     if tonumber(record[2][2]) < old then
-      ids[#ids + 1] = record[1]
+      past[#past + 1] = record
     end
   end
-  if #ids > 0 then
-    call('XDEL', at, unpack(ids))
-  end
-  if #ids < #found then
+  rare.drop_records(ARGV[5], past)
+  if #past < #found then
     found = {}
   end
   if call('XLEN', at) == 0 then

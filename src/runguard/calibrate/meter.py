@@ -1,0 +1,133 @@
+"""What the runs of a recording took, by the engine's own account. Limits hold for a run, from one message of the user to the next.
+
+Of a recording with several runs the largest counts: runs of one conversation are alike, so only recordings are independent of each
+other, and a recording is left alone when its largest run is.
+"""
+
+from math import isnan, nan
+from typing import Any, Final, NamedTuple
+
+from runguard.decision import Decision
+from runguard.events import AgentEntered, HandOff, ModelCall, ModelResult, Outcome, RunInfo, ToolCall, ToolResults
+from runguard.fingerprint import size_of
+from runguard.policy import RULES, Policy
+from runguard.pricing import Usage
+from runguard.replay.engine import Hearing, Judge, Player
+from runguard.replay.results import RunResult
+from runguard.replay.steps import Turn
+
+# A guard that looks on: what a run took does not depend on where somebody would have stopped it.
+UNLIMITED: Final[dict[str, Any]] = {
+    "max_model_calls": 10**9,
+    "max_tool_calls": None,
+    "max_seconds": None,
+    "max_usd": None,
+    "max_tokens": None,
+    "max_tool_result_chars": None,
+    "max_tool_failures": None,
+    "budgets": (),
+    "rules": dict.fromkeys(RULES, False),
+}
+_ENOUGH: Final = 1_000_000_000
+
+
+class Took(NamedTuple):
+    """The largest of each among the runs of a recording. NaN where the recording does not say: no price, no times."""
+
+    usd: float = nan
+    tokens: float = nan
+    model_calls: float = nan
+    tool_calls: float = nan
+    seconds: float = nan
+    largest_answer: float = nan
+
+
+def looking_on(values: dict[str, Any]) -> Judge:
+    """``values``: of the policy whose prices and tools count."""
+    return Judge(Policy.validated({**values, **UNLIMITED}, ""), to_the_end=True)
+
+
+class _Noting(Hearing):
+    """A guard that notes what was done before, what led to nothing, and how large answers are."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.repeated = 0  # calls made and words said before
+        self.fruitless = 0  # answers that were failures, refusals or empty
+        self.largest = nan
+        self._done: set[bytes | int] = set()
+
+    def check(self, event: AgentEntered | HandOff | ModelCall | ToolCall) -> Decision:
+        if isinstance(event, ToolCall):
+            self._note(event.call)
+        return super().check(event)
+
+    def after(self, event: ModelResult | ToolResults) -> Decision:
+        if isinstance(event, ModelResult):
+            if event.said:
+                self._note(event.said)
+            return super().after(event)
+        answers = event.answers
+        for answer in answers:
+            size = float(answer.chars or size_of(answer.value, _ENOUGH))
+            self.largest = size if isnan(self.largest) else max(self.largest, size)
+        decision = super().after(event)
+        self.fruitless += sum(answer.outcome is not Outcome.OK for answer in answers)
+        return decision
+
+    def _note(self, name: bytes | int) -> None:
+        self.repeated += name in self._done
+        self._done.add(name)
+
+
+class Meter(Player):
+    """Plays a recording and notes what its runs took."""
+
+    guard_type = _Noting
+    guard: _Noting
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.took = Took()
+        self.unpriced: dict[str, int] = {}  # model -> calls
+        self.begins_untimed = False  # there are times, but not of when a run began
+        self._before = (0, 0, 0, 0)
+        self._since: float | None = None  # when the run began
+        self._is_timed = False
+
+    def finish(self) -> RunResult:
+        result = super().finish()
+        if self.unpriced:
+            self.took = self.took._replace(usd=nan)
+        return result
+
+    def feed(self, step: Any) -> None:
+        super().feed(step)
+        if type(step) is not Turn and getattr(step, "at", None) is not None:
+            self._is_timed = True
+            self.begins_untimed = self.begins_untimed or self._since is None
+
+    def begin(self, info: RunInfo) -> None:
+        super().begin(info)
+        self._before = self._counts()
+        self._since, self._is_timed = self.clock.now or None, False
+        self.guard.largest = nan
+
+    def book(self, event: ModelCall, usage: Usage, model: str, **options: Any) -> None:
+        before = self.result.unpriced
+        super().book(event, usage, model, **options)
+        if self.result.unpriced > before:
+            self.unpriced[model] = self.unpriced.get(model, 0) + 1
+
+    def _close(self) -> None:
+        if self._begun:
+            model_calls, tool_calls, tokens, nano = (now - before for now, before in zip(self._counts(), self._before, strict=True))
+            if model_calls or tool_calls:  # a message that nobody has answered is no run
+                seconds = self.clock.now - self._since if self._is_timed and self._since is not None else nan
+                took = (nano / 1e9, tokens, model_calls, tool_calls, seconds, self.guard.largest)
+                self.took = Took(*(new if isnan(old) or new > old else old for old, new in zip(self.took, took, strict=True)))
+        super()._close()
+
+    def _counts(self) -> tuple[int, int, int, int]:
+        result = self.result
+        return result.model_calls, result.tool_calls, result.tokens, result.nano

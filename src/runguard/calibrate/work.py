@@ -1,0 +1,181 @@
+"""Recordings past many guards at once, over as many processes as asked for. What comes back of each is small."""
+
+import gc
+import multiprocessing
+from collections import deque
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ProcessPoolExecutor
+from dataclasses import dataclass
+from itertools import chain, islice
+from typing import Any, Final, NamedTuple
+
+from runguard.calibrate.grid import OF_REPETITION, Variant, lowest_rungs, with_rule
+from runguard.calibrate.meter import Meter, Took, looking_on
+from runguard.calibrate.sample import half_of
+from runguard.policy import Policy
+from runguard.replay.engine import Judge, Player, play, quiet
+from runguard.replay.results import RunResult
+from runguard.replay.sources import Piece, Source
+from runguard.replay.steps import Faults, RecordedRun
+
+_AHEAD: Final = 3  # pieces per process that wait or are worked on
+_task: list[Callable[[RecordedRun], Any]] = []
+
+
+class Outcome(NamedTuple):
+    """What a policy would have done to one recording, and what came after its stops. ``its``: what one rule that is asked about has done."""
+
+    nudged: bool = False
+    refused: bool = False
+    stopped: bool = False
+    tokens: int = 0
+    nano: int = 0
+    acted: bool = False
+    its_tokens: int = 0
+    its_nano: int = 0
+
+
+def outcome_of(result: RunResult, rule: str = "", unit: str = "") -> Outcome:
+    """``rule``, ``unit``: whose part is told apart."""
+    its = [v for v in result.verdicts if v.rule == rule and not v.moot and v.action in ("block", "stop") and (not unit or v.unit == unit)] if rule else []
+    stops = [verdict for verdict in its if verdict.action == "stop"]
+    saved = result.saved
+    nudged, refused, stopped = (result.first(action) is not None for action in ("nudge", "block", "stop"))
+    after = (sum(verdict.after.tokens for verdict in stops), sum(verdict.after.nano for verdict in stops))
+    return Outcome(nudged, refused, stopped, saved.tokens, saved.nano, bool(its), *after)
+
+
+@dataclass(slots=True)
+class Measured:
+    """One recording: what its runs took, what the present policy would have done, and what other settings would have done otherwise."""
+
+    id: str
+    success: bool | None
+    took: Took
+    runs: int
+    tokens: int
+    model_calls: int
+    estimated: int
+    unpriced: dict[str, int]
+    begins_untimed: bool
+    now: Outcome
+    tried: dict[int, Outcome]  # by number; what is missing comes out as now
+
+
+class Measuring:
+    """Meters a recording, and plays it to every setting of those rules that find something in it."""
+
+    def __init__(self, values: dict[str, Any], tried: list[Variant]) -> None:
+        self._meter = looking_on(values)
+        now = Policy.validated(values, "")
+        self._now = Judge(now)
+        self._tried = [(variant.rule, Judge(Policy.validated(with_rule(values, variant), ""))) for variant in tried]
+        self._lowest = lowest_rungs(now, tried)
+
+    def __call__(self, run: RecordedRun) -> Measured:
+        steps = list(run.steps)
+        meter, now = Meter(self._meter, run), Player(self._now, run)
+        for step in steps:
+            meter.feed(step)
+            now.feed(step)
+        told, result = meter.finish(), now.finish()
+        counted = {rule: meter.guard.repeated if rule in OF_REPETITION else meter.guard.fruitless for rule in self._lowest}
+        near = [(n, judge) for n, (rule, judge) in enumerate(self._tried) if counted[rule] + 1 >= self._lowest[rule]]  # no count can be higher
+        run.steps = iter(steps)
+        tried = {n: outcome_of(played) for (n, _), played in zip(near, play(run, [judge for _, judge in near]), strict=True)}
+        facts = (meter.took, told.runs, told.tokens, told.model_calls, told.estimated, meter.unpriced, meter.begins_untimed)
+        return Measured(run.id, run.success, *facts, outcome_of(result), tried)
+
+
+class Asked(NamedTuple):
+    """A policy to compare: whose part is told apart, and which half of the recordings it is for (None: all)."""
+
+    values: dict[str, Any]
+    rule: str = ""
+    unit: str = ""
+    half: int | None = None
+
+
+@dataclass(slots=True)
+class Compared:
+    """One recording under every policy; None where the policy is for the other half."""
+
+    id: str
+    source: str
+    success: bool | None
+    outcomes: list[Outcome | None]
+
+
+class Comparing:
+    """Plays a recording to every policy that is for its half."""
+
+    def __init__(self, asked: list[Asked]) -> None:
+        self._asked = asked
+        self._judges = [Judge(Policy.validated(each.values, "")) for each in asked]
+
+    def __call__(self, run: RecordedRun) -> Compared:
+        half = half_of(run.id)
+        mine = [number for number, each in enumerate(self._asked) if each.half in (None, half)]
+        outcomes: list[Outcome | None] = [None] * len(self._asked)
+        for number, result in zip(mine, play(run, [self._judges[number] for number in mine]), strict=True):
+            outcomes[number] = outcome_of(result, self._asked[number].rule, self._asked[number].unit)
+        return Compared(run.id, run.source, run.success, outcomes)
+
+
+@dataclass(slots=True)
+class Worked:
+    """What came of one piece of a source."""
+
+    found: list[Any]
+    faults: Faults
+    size: int
+
+
+def each_run(sources: list[Source], task: type, given: tuple[Any, ...], workers: int, model: str) -> Iterator[Worked]:
+    """``task(*given)`` is made once per process and called with every recorded run; in order, whatever the number of processes."""
+    pieces: Iterator[Piece] = (piece for source in sources for piece in source.pieces())
+    first = list(islice(pieces, 2))  # one piece is not worth a process
+    pieces = chain(first, pieces)
+    if workers == 1 or len(first) < 2:
+        call = task(*given)
+        for piece in pieces:
+            yield _work(piece, call, model)
+        return
+    # A new process each: a progress bar has a thread, and a fork would take its locks along.
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(workers, mp_context=context, initializer=_prepare, initargs=(task, given)) as pool:
+        waiting: deque[Future[Worked]] = deque()
+        try:
+            for piece in pieces:
+                waiting.append(pool.submit(_in_process, piece, model))
+                if len(waiting) >= workers * _AHEAD:
+                    yield waiting.popleft().result()
+            while waiting:
+                yield waiting.popleft().result()
+        finally:
+            for future in waiting:
+                future.cancel()
+
+
+def _work(piece: Piece, call: Callable[[RecordedRun], Any], model: str) -> Worked:
+    worked = Worked([], Faults(), piece.size)
+    with quiet():
+        try:
+            for run in piece.runs(worked.faults, model):
+                try:
+                    worked.found.append(call(run))
+                except Exception as error:  # one record that nobody foresaw must not spoil the others
+                    worked.faults.add(run.id, f"cannot be replayed: {type(error).__name__}: {error}")
+        except Exception as error:  # a damaged file, a connection that broke
+            worked.faults.add("a part of the source", f"cannot be read to its end: {type(error).__name__}: {error}")
+    return worked
+
+
+def _prepare(task: type, given: tuple[Any, ...]) -> None:
+    _task[:] = [task(*given)]
+    gc.freeze()
+    gc.set_threshold(50_000, 20, 100)  # a parsed run is many objects and soon gone
+
+
+def _in_process(piece: Piece, model: str) -> Worked:
+    return _work(piece, _task[0], model)

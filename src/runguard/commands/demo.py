@@ -1,0 +1,26 @@
+"""``runguard demo``: runaways stopped, healthy runs left alone, on real ADK."""
+
+import sys
+
+import click
+
+from runguard.commands.command import Command, fail
+
+
+@click.command("demo", cls=Command, examples="runguard demo\nrunguard demo --json")
+@click.option("--json", "as_json", is_flag=True, help="Print the result as JSON instead of tables.")
+@click.pass_context
+def command(ctx: click.Context, as_json: bool) -> None:
+    """Watch runaway agents being stopped, healthy ones left alone.
+
+    Four runaways and six healthy look-alikes, each run without and with the guard on its defaults, on real Google ADK with
+    scripted models: no network, no key. Exit code 0 when every runaway was stopped and no healthy run was touched, 1 otherwise,
+    2 without google-adk.
+    """
+    from runguard.demo import AdkMissingError, run
+
+    try:
+        code = run(as_json=as_json)
+    except AdkMissingError as error:
+        fail(ctx, str(error))
+    sys.exit(code)

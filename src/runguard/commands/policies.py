@@ -1,0 +1,25 @@
+"""The policy that a command works with."""
+
+import os
+from pathlib import Path
+
+from runguard.errors import PolicyError
+from runguard.policy import Policy, find_policy_file, load_policy_file
+
+
+def load_policy(path: Path | None) -> Policy:
+    """The policy of a file as it is written, without the environment; the defaults without one."""
+    if path is None:
+        return Policy.validated({}, "")
+    if not path.exists() and os.environ.get("RUNGUARD_POLICY") != str(path):  # of that one the loader says where it was named
+        raise PolicyError(f"{path}: no such file")
+    return Policy.validated(load_policy_file(path), str(path))
+
+
+def policy_here(store: str | None = None) -> Policy:
+    """The policy that a run started here would have; with ``store``, of that store whatever file and environment say."""
+    if store is None:
+        return Policy.build()
+    path = find_policy_file()
+    values = load_policy_file(path) if path is not None else {}
+    return Policy.validated({**values, "store": store}, "--store" if path is None else f"{path} and --store")

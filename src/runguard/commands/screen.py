@@ -1,0 +1,69 @@
+"""Output for people: colour and folding on a terminal, whole lines where it is piped."""
+
+import sys
+import time
+from collections.abc import Sequence
+from decimal import Decimal
+from io import TextIOWrapper
+from typing import Any, Final
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+_PIPED_WIDTH: Final = 10_000  # nothing is folded or cut for a reader that has no width
+_UNITS: Final = (("d", 86_400), ("h", 3_600), ("m", 60), ("s", 1))
+
+
+def console() -> Console:
+    """Where results go. Names of agents and tools are text: no markup is read from them."""
+    if isinstance(sys.stdout, TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # an arrow that the terminal cannot write is no reason to fail
+    made = Console(highlight=False, markup=False, emoji=False)
+    if not made.is_terminal:
+        made.width = _PIPED_WIDTH
+    return made
+
+
+def table(*columns: str, right: Sequence[str] = (), whole: Sequence[str] = ()) -> Table:
+    """A plain table; columns named in ``whole`` are never folded."""
+    made = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0), header_style="bold")
+    for name in columns:
+        made.add_column(name, justify="right" if name in right else "left", overflow="fold", no_wrap=name in whole)
+    return made
+
+
+def heading(words: str) -> Text:
+    return Text(words, "bold")
+
+
+def usd(value: Decimal | str | float | None) -> str:
+    """Dollars with the digits that matter; small sums are not rounded to nothing."""
+    if value is None:
+        return "unknown"
+    amount = Decimal(str(value))
+    if amount == 0:
+        return "$0"
+    digits = 2 if abs(amount) >= 1 else 4 if abs(amount) >= Decimal("0.01") else 6
+    whole, _, cents = f"{amount:,.{digits}f}".partition(".")
+    return f"${whole}.{cents.rstrip('0').ljust(2, '0')}"
+
+
+def amount(unit: str, value: Any) -> str:
+    return usd(value) if unit == "usd" else f"{int(value):,}"
+
+
+def moment(at: float | None) -> str:
+    """A moment in local time, to the second."""
+    return "" if at is None else time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(at))
+
+
+def span(seconds: float) -> str:
+    """A length of time by its two largest parts: 2h 5m."""
+    left, parts = max(int(seconds), 0), []
+    for name, size in _UNITS:
+        if left >= size:
+            parts.append(f"{left // size}{name}")
+            left %= size
+    return " ".join(parts[:2]) or "0s"

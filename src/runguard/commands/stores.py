@@ -1,0 +1,48 @@
+"""The store that a command looks at or acts on: that of ``--store``, or of the policy in force."""
+
+import logging
+from typing import Final
+
+import click
+
+from runguard.commands.policies import policy_here
+from runguard.conductor import Guard
+from runguard.errors import PolicyError
+from runguard.policy import Policy
+from runguard.view import StoreView
+
+_ALERTS_S: Final = 5.0
+_LOOK_S: Final = 3.0
+
+
+def look_at(store: str | None) -> tuple[StoreView, Policy]:
+    """A look at the store, which has answered, and the policy in force; raises where there is no durable one, or it is away."""
+    policy = _policy(store)
+    logging.getLogger("runguard").addHandler(logging.NullHandler())  # an outage ends the command with its message: not told twice
+    view = StoreView(policy.store, _LOOK_S)
+    view.now()
+    return view, policy
+
+
+def _policy(store: str | None) -> Policy:
+    """The policy in force. With a store named, one that is not valid here keeps nobody from looking or from the kill switch."""
+    if store is None:
+        return policy_here()
+    alone = Policy.validated({"store": store}, "--store")
+    try:
+        return policy_here(store)
+    except PolicyError as error:
+        click.echo(f"note: the policy here is left out, and its alerts are not told: {error}", err=True)
+        return alone
+
+
+def desk(policy: Policy) -> Guard:
+    """A guard to act with: it runs nothing, changes accounts and the kill switch, and tells those whom the policy's alerts name."""
+    return Guard(policy.model_copy(update={"telemetry": False}))
+
+
+def tell_alerts(guard: Guard) -> list[str]:
+    """Wait until the policy's alerts have left; what to say when they have not."""
+    if guard.flush(_ALERTS_S) or guard.alarms is None:
+        return []
+    return [f"the alerts of the policy had not left after {_ALERTS_S:g} s"]

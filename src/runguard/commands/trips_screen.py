@@ -1,0 +1,162 @@
+"""``runguard trips`` on a screen."""
+
+from typing import Any, Final
+
+from rich.console import Console
+from rich.text import Text
+
+from runguard.commands.printable import printable
+from runguard.commands.screen import console, heading, moment, table, usd
+from runguard.view import StoreView
+from runguard.view.rows import Story, StoryRow
+
+_ROWS: Final = 60
+_WIDE: Final = 130
+_COLOURS: Final = {"stop": "red", "block": "yellow", "nudge": "cyan", "warn": "dim"}
+
+
+def print_trips(view: StoreView, found: list[dict[str, Any]], limit: int, in_all: int, rules: list[str]) -> None:
+    out = console()
+    if not found:
+        none = "no stop has been decided yet" if not in_all else f"none of {in_all} stops fits; the rules seen are {', '.join(rules)}"
+        out.print(f"{view.name}: {none}", soft_wrap=True)
+        return
+    (_narrow if out.width < _WIDE else _wide)(out, printable(found[:limit]))
+    if len(found) > limit:
+        out.print(f"and {len(found) - limit} older; --limit shows more", style="dim")
+    if view.unreadable.total:
+        out.print(f"{view.unreadable.total} records could not be read", style="yellow")
+    out.print("runguard trips show ID tells how it came to one, and how to go on", style="dim")
+
+
+def _wide(out: Console, found: list[dict[str, Any]]) -> None:
+    shown = table("when", "id", "rule", "where", "what", "spent", "", right=("spent",), whole=("when", "id", "rule"))
+    for trip in found:
+        mark = Text("shadow: not carried out", "cyan") if trip["shadow"] else Text("")
+        shown.add_row(moment(trip.get("at")), trip["id"], str(trip.get("rule")), _where(trip), _what(trip), usd(trip.get("spent_usd")), mark)
+    out.print(shown)
+
+
+def _narrow(out: Console, found: list[dict[str, Any]]) -> None:
+    """Two lines for each, where a table would fold every cell."""
+    for trip in found:
+        mark = ("  shadow", "cyan") if trip["shadow"] else ("", "")
+        out.print(Text.assemble(moment(trip.get("at")), "  ", (trip["id"], "bold"), f"  {trip.get('rule')}", mark))
+        out.print(f"  {_where(trip)}  {_what(trip)}, {usd(trip.get('spent_usd'))} spent", style="dim")
+
+
+def _where(trip: dict[str, Any]) -> str:
+    return "/".join(str(part) for part in (trip.get("app"), trip.get("user_id")) if part)
+
+
+def _what(trip: dict[str, Any]) -> str:
+    about = f"{trip['tool']}: " if trip.get("tool") else ""
+    if trip.get("unit") == "usd":
+        return f"{about}{usd(trip.get('observed'))} with the next call, limit {usd(trip.get('limit'))}"
+    return f"{about}{trip.get('observed')} {trip.get('unit')}, limit {trip.get('limit')}"
+
+
+def print_trip(story: Story) -> None:
+    story = printable(story)
+    out, trip = console(), story.trip
+    out.print(str(trip.get("message")), style="bold", soft_wrap=True)
+    if trip["shadow"]:
+        out.print("shadow: this was decided and not carried out; the run went on", style="cyan", soft_wrap=True)
+    facts = {
+        "id": trip["id"],
+        "when": moment(trip.get("at")),
+        "rule": f"{trip.get('rule')}: {_what(trip)}",
+        "scope": f"{trip.get('scope')} {trip.get('scope_id') or ''}".strip(),
+        "run": f"{trip.get('run_id')}, app {trip.get('app') or '–'}, user {trip.get('user_id') or '–'}, session {trip.get('session_id') or '–'}",
+        "agents": " → ".join(str(name) for name in trip.get("agent_path") or ()),
+        "model": trip.get("model") or "",
+        "so far": f"{trip.get('model_calls')} model calls, {trip.get('tool_calls')} tool calls, {trip.get('tokens'):,} tokens, {_cost(trip)}",
+        "policy": trip.get("policy_digest") or "",
+    }
+    out.print()
+    for name, fact in facts.items():
+        if fact:
+            out.print(Text.assemble((f"{name:<9}", "dim"), fact), soft_wrap=True)
+    _evidence(out, trip)
+    _timeline(out, story)
+    out.print(Text.assemble("\n", heading("how to go on")))
+    for line in how_to_go_on(trip):
+        out.print(f"  {line}", soft_wrap=True)
+
+
+def _cost(trip: dict[str, Any]) -> str:
+    cost = usd(trip.get("spent_usd")) if trip.get("spent_usd") is not None else "cost unknown"
+    return f"about {cost}" if trip.get("estimated") else cost
+
+
+def _evidence(out: Console, trip: dict[str, Any]) -> None:
+    evidence = [entry for entry in trip.get("evidence") or () if isinstance(entry, dict)]
+    if not evidence:
+        return
+    out.print(Text.assemble("\n", heading("evidence"), ("  digests, not contents", "dim")))
+    for entry in evidence:
+        out.print("  " + ", ".join(f"{name} {value}" for name, value in entry.items() if value), soft_wrap=True)
+
+
+def _timeline(out: Console, story: Story) -> None:
+    for repeat in story.repeats:
+        answers = f", {repeat.same_answer} times with the same answer" if repeat.same_answer > 1 else ""
+        out.print(Text.assemble("\n", heading("what repeated"), f"  {repeat.what} {repeat.name}: {repeat.times} times{answers}"), soft_wrap=True)
+    if story.rows:
+        source = "" if story.source == "steps" else "  model calls only: this run's steps were not kept"
+        out.print(Text.assemble("\n", heading("the run"), (source, "dim")))
+        shown = table("after", "agent", "what", "", "tokens", "cost", right=("after", "tokens", "cost"), whole=("after",))
+        end = _end(story)
+        rows = story.rows[max(end - _ROWS, 0) : end]
+        if earlier := story.left_out + end - len(rows):
+            shown.add_row("", "", f"… {earlier} earlier", "", "", "")
+        for row in rows:
+            tokens = f"{row.tokens_in or 0:,} + {row.tokens_out or 0:,}" if row.kind == "model" else ""
+            shown.add_row(f"{row.after_s:.1f}s", row.agent, _row(row), _remark(row), tokens, _row_cost(row))
+        if end < len(story.rows):
+            shown.add_row("", "", f"… {len(story.rows) - end} later", "", "", "")
+        out.print(shown)
+    if story.usd is not None:
+        later = f", {usd(story.later_usd)} after it" if story.later_usd else ""
+        out.print(f"cost up to the stop: {usd(story.usd)}{later}", soft_wrap=True)
+    if (ahead := story.projection) is not None:
+        words = f"projection: at {usd(ahead.mean_usd)} a call, ADK's own cap of {ahead.cap} calls would have let it cost {usd(ahead.total_usd)}"
+        out.print(words, style="dim", soft_wrap=True)
+
+
+def _row(row: StoryRow) -> Text:
+    if row.kind == "decision":
+        return Text(f"{row.decision} by {row.what}" + (f" of {row.name}" if row.name else ""), _COLOURS.get(row.decision, ""))
+    return Text(f"{row.what} {row.name}".rstrip())
+
+
+def _end(story: Story) -> int:
+    """Behind the row in which this stop was decided: in shadow mode, and beside other branches, the run goes on after it."""
+    rule = story.trip.get("rule")
+    decided = [position for position, row in enumerate(story.rows, 1) if row.kind == "decision" and row.decision == "stop" and row.what == rule]
+    return decided[0] if decided else len(story.rows)
+
+
+def _remark(row: StoryRow) -> str:
+    again = f"same call {row.nth_call} times" if row.nth_call > 1 else ""
+    same = f"same answer {row.nth_answer} times" if row.nth_answer > 1 else ""
+    if row.nth_call == row.nth_answer > 1:
+        again, same = f"same call and answer {row.nth_call} times", ""
+    return ", ".join(part for part in (row.outcome, again, same) if part)
+
+
+def _row_cost(row: StoryRow) -> str:
+    if row.kind != "model":
+        return ""
+    return ("≈" if row.estimated else "") + usd(row.usd) if row.usd is not None else "?"
+
+
+def how_to_go_on(trip: dict[str, Any]) -> list[str]:
+    """What the trip says, and the command that does it where there is one."""
+    lines = [str(trip["resume"])] if trip.get("resume") else []
+    scope = str(trip.get("scope_id") or "")
+    if trip.get("rule") == "kill_switch" and scope:
+        lines.append(f"runguard resume {scope}")
+    elif trip.get("rule") == "budget" and scope and trip.get("scope") != "run":
+        lines.append(f"runguard extend {scope} --{trip.get('unit')} …")
+    return lines

@@ -1,0 +1,79 @@
+"""What the page shows, from a view of the store. Blocking: it is asked on threads. However many browsers look, the store is asked once."""
+
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import Any, Final
+
+from runguard.errors import RunGuardError
+from runguard.view import StoreView
+from runguard.view.rows import plain
+
+RANGES: Final = {"15m": 900.0, "1h": 3_600.0, "1d": 86_400.0, "7d": 604_800.0, "30d": 2_592_000.0}
+_FRESH_S: Final = 1.0
+_RESTS: Final = 5  # a look that takes long is made less often: the store is there for the runs
+_LONGEST_REST_S: Final = 20.0
+_ANSWERS_KEPT: Final = 64
+_ROWS: Final = 50
+
+
+class Looks:
+    """Answers kept for a moment."""
+
+    def __init__(self, view: StoreView) -> None:
+        self._view = view
+        self._lock = threading.Lock()
+        self._kept: OrderedDict[tuple[str, ...], tuple[float, Any]] = OrderedDict()
+
+    def overview(self, by: str, within: str) -> dict[str, Any]:
+        view = self._view
+        now = self._once(("now",), view.now)
+        budgets = self._once(("budgets",), lambda: view.budgets(limit=_ROWS + 1))
+        running = self._once(("running",), view.running)
+        trips = self._once(("trips",), lambda: view.trips(_ROWS + 1))
+        spend = self._once(("spend", by, within), lambda: view.spend(now - RANGES[within], now, by))
+        stops, breakers = self._once(("control",), lambda: (view.stops(), view.breakers()))
+        return {
+            "store": view.name,
+            "now": now,
+            "spend": plain(spend),
+            "budgets": plain(budgets[:_ROWS]),
+            "budgets_left_out": len(budgets) > _ROWS,
+            "running": plain(running[:_ROWS]),
+            "running_left_out": max(len(running) - _ROWS, 0),
+            "trips": [_line(trip) for trip in trips[:_ROWS]],
+            "trips_left_out": len(trips) > _ROWS,
+            "stops": [{"scope": stop.scope, "actor": stop.actor, "reason": stop.reason, "at": stop.at} for stop in stops],
+            "breakers": plain(breakers),
+            "unreadable": view.unreadable.total,
+            "is_empty": not (budgets or running or trips or view.calls_known),
+        }
+
+    def story(self, trip_id: str) -> dict[str, Any] | None:
+        story = self._once(("story", trip_id), lambda: self._view.story(trip_id))
+        return None if story is None else {"store": self._view.name, "now": self._once(("now",), self._view.now), **plain(story)}
+
+    def _once(self, key: tuple[str, ...], ask: Callable[[], Any]) -> Any:
+        with self._lock:
+            kept = self._kept.get(key)
+            if kept is None or time.monotonic() >= kept[0]:
+                begin = time.monotonic()
+                try:
+                    answer = ask()
+                except RunGuardError as error:  # whoever waits behind this one need not find out for himself
+                    answer = error
+                end = time.monotonic()
+                kept = self._kept[key] = end + max(_FRESH_S, min(_RESTS * (end - begin), _LONGEST_REST_S)), answer
+                self._kept.move_to_end(key)
+                if len(self._kept) > _ANSWERS_KEPT:
+                    self._kept.popitem(last=False)
+        if isinstance(kept[1], RunGuardError):
+            raise RunGuardError(str(kept[1]))
+        return kept[1]
+
+
+def _line(trip: dict[str, Any]) -> dict[str, Any]:
+    """A trip as one line of the list."""
+    names = ("id", "rule", "tool", "app", "user_id", "agent_path", "model_calls", "spent_usd", "estimated", "at", "shadow", "branch", "message")
+    return {name: trip.get(name) for name in names}

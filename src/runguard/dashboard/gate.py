@@ -1,0 +1,94 @@
+"""Who may ask, and what a browser may do with the answer. In front of everything else.
+
+The page shows what agents do, so that it is for whoever started it and nobody else: no other page in the same browser (Origin and
+Sec-Fetch-Site), no name that was pointed at this machine (Host), no other user of this machine (the token, which works once, and then a
+cookie). Nothing here changes anything, and no method but GET is answered.
+"""
+
+import hmac
+import secrets
+from http.cookies import CookieError, SimpleCookie
+from typing import Final
+from urllib.parse import parse_qs
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.responses import HTMLResponse, PlainTextResponse, RedirectResponse, Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+_POLICY: Final = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
+    "base-uri 'none'; frame-ancestors 'none'; form-action 'none'"
+)
+_HEADERS: Final = {
+    "Content-Security-Policy": _POLICY,
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cache-Control": "no-store",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cross-Origin-Resource-Policy": "same-origin",
+}
+_OPEN: Final = frozenset({"/static/page.css", "/static/icon.svg"})  # what a refusal looks like
+_REFUSAL: Final = """<!doctype html>
+<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1"><title>RunGuard: not open</title>
+<link rel="icon" href="/static/icon.svg"><link rel="stylesheet" href="/static/page.css"></head>
+<body><main class="refusal"><h1>Not open here</h1><p>{reason}</p></main></body></html>
+"""
+USED: Final = (
+    "The link in the terminal works once, in one browser, and this one does not hold its cookie. Look at the terminal where "
+    "<code>runguard dashboard</code> runs: open the address it printed, or start it again for a new one."
+)
+ELSEWHERE: Final = "This page cannot be opened from another site. Copy the address from the terminal into the address bar."
+WRONG_NAME: Final = "This page answers at 127.0.0.1 and localhost only, with the port that the terminal names."
+
+
+class Gate:
+    """Lets through what comes from the page itself, in the browser that exchanged the token."""
+
+    def __init__(self, app: ASGIApp, token: str, port: int) -> None:
+        self._app, self._token, self._used = app, token, False
+        self._hosts = {f"{name}:{port}" for name in ("127.0.0.1", "localhost", "[::1]")} | ({"127.0.0.1", "localhost", "[::1]"} if port == 80 else set())
+        self._cookie, self._secret = f"runguard_{port}", secrets.token_urlsafe(32)  # browsers share cookies between ports
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            return
+
+        async def guarded(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                MutableHeaders(scope=message).update(_HEADERS)
+            await send(message)
+
+        answer = self._refusal(scope)
+        await (answer or self._app)(scope, receive, guarded)
+
+    def _refusal(self, scope: Scope) -> Response | None:
+        headers = Headers(scope=scope)
+        host = headers.get("host", "").lower()
+        if host not in self._hosts:
+            return _page(WRONG_NAME, 421)
+        if scope["method"] not in ("GET", "HEAD"):
+            return PlainTextResponse("This page is for looking only.", 405, {"Allow": "GET, HEAD"})
+        if headers.get("sec-fetch-site", "none") not in ("none", "same-origin") or headers.get("origin", f"http://{host}").lower() != f"http://{host}":
+            return _page(ELSEWHERE, 403)
+        if scope["path"] in _OPEN:
+            return None
+        given = parse_qs(scope["query_string"].decode("latin-1")).get("token", [""])[0]
+        if self._is_known(headers):
+            return RedirectResponse(scope["path"], 303) if given else None
+        if scope["path"] == "/" and given and not self._used and hmac.compare_digest(given.encode(), self._token.encode()):
+            self._used = True
+            answer = RedirectResponse("/", 303)
+            answer.set_cookie(self._cookie, self._secret, path="/", httponly=True, samesite="strict")
+            return answer
+        return _page(USED, 403)
+
+    def _is_known(self, headers: Headers) -> bool:
+        try:
+            found = SimpleCookie(headers.get("cookie", "")).get(self._cookie)
+        except CookieError:
+            return False
+        return found is not None and hmac.compare_digest(found.value.encode(), self._secret.encode())
+
+
+def _page(reason: str, status: int) -> Response:
+    return HTMLResponse(_REFUSAL.format(reason=reason), status)

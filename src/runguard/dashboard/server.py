@@ -1,0 +1,72 @@
+"""The application: two pages, two questions, a few files."""
+
+import socket
+from importlib.resources import files
+from typing import Any
+
+import anyio.to_thread
+import uvicorn
+from starlette.applications import Starlette
+from starlette.middleware import Middleware
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, JSONResponse, Response
+from starlette.routing import Mount, Route
+from starlette.staticfiles import StaticFiles
+
+from runguard.dashboard.data import RANGES, Looks
+from runguard.dashboard.gate import Gate
+from runguard.errors import RunGuardError
+from runguard.view import StoreView
+from runguard.view.spending import BY
+
+
+def make_app(view: StoreView, token: str, port: int) -> Starlette:
+    looks, folder = Looks(view), files("runguard.dashboard") / "static"
+
+    def page(name: str) -> Any:
+        text = (folder / name).read_text(encoding="utf-8")
+
+        async def answer(_: Request) -> Response:
+            return HTMLResponse(text)
+
+        return answer
+
+    async def overview(request: Request) -> Response:
+        by, within = request.query_params.get("by", "app"), request.query_params.get("range", "1h")
+        if by not in BY or within not in RANGES:
+            return JSONResponse({"error": f"by is one of {', '.join(BY)}; range is one of {', '.join(RANGES)}"}, 400)
+        return JSONResponse(await anyio.to_thread.run_sync(looks.overview, by, within))
+
+    async def story(request: Request) -> Response:
+        found = await anyio.to_thread.run_sync(looks.story, request.path_params["trip"])
+        if found is None:
+            return JSONResponse({"error": "no such stop in this store; it may have been purged"}, 404)
+        return JSONResponse(found)
+
+    async def away(_: Request, error: Exception) -> Response:
+        return JSONResponse({"error": str(error)}, 503)
+
+    return Starlette(
+        routes=[
+            Route("/", page("overview.html"), methods=["GET"]),
+            Route("/trips/{trip}", page("story.html"), methods=["GET"]),
+            Route("/api/overview", overview, methods=["GET"]),
+            Route("/api/trips/{trip}", story, methods=["GET"]),
+            Mount("/static", StaticFiles(packages=[("runguard.dashboard", "static")])),
+        ],
+        middleware=[Middleware(Gate, token=token, port=port)],
+        exception_handlers={RunGuardError: away},
+    )
+
+
+def serve(view: StoreView, token: str, listening: socket.socket) -> None:
+    """Until interrupted."""
+    config = uvicorn.Config(
+        make_app(view, token, listening.getsockname()[1]),
+        log_level="warning",
+        access_log=False,
+        lifespan="off",
+        server_header=False,
+        timeout_graceful_shutdown=1,
+    )
+    uvicorn.Server(config).run(sockets=[listening])

@@ -1,0 +1,118 @@
+"""Records of a store as they are found: anything may stand there, and what cannot be read is counted."""
+
+import json
+import math
+from dataclasses import dataclass, replace
+from decimal import Decimal, InvalidOperation
+from typing import Any
+
+from runguard.budget import NANO
+
+
+class Unreadable:
+    """How many records of each kind could not be read in the last look at them."""
+
+    def __init__(self) -> None:
+        self.counts: dict[str, int] = {}
+
+    @property
+    def total(self) -> int:
+        return sum(self.counts.values())
+
+
+def table(text: str) -> dict[str, Any] | None:
+    """A JSON object, or None."""
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+    return found if isinstance(found, dict) else None
+
+
+def entries(text: str) -> list[dict[str, Any]] | None:
+    """A JSON list of objects, or None; what is no object in it is left out."""
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+    return [entry for entry in found if isinstance(entry, dict)] if isinstance(found, list) else None
+
+
+def word(value: Any) -> str:
+    return value if isinstance(value, str) else ""
+
+
+def count(value: Any) -> int:
+    return whole(value) or 0
+
+
+def whole(value: Any) -> int | None:
+    return int(value) if isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= 1e15 else None
+
+
+def number(value: Any) -> float | None:
+    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value) else None
+
+
+def dollars(value: Any) -> Decimal | None:
+    if isinstance(value, bool) or not isinstance(value, str | int | float):
+        return None
+    try:
+        amount = Decimal(str(value))
+    except InvalidOperation:
+        return None
+    return amount if amount.is_finite() and abs(amount) < 10**12 else None
+
+
+def to_nanos(amount: Decimal) -> int:
+    numerator, denominator = amount.as_integer_ratio()  # by integers: Decimal arithmetic obeys a context that the host program may have changed
+    return numerator * NANO // denominator
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """What one model call took."""
+
+    at: float  # when it was recorded, by the store's clock
+    run: str
+    id: str
+    app: str | None  # None: not in the record
+    user: str | None
+    agent: str
+    model: str
+    tool: str
+    tokens_in: int
+    tokens_out: int
+    nano: int | None  # None: no price
+    estimated: bool
+
+
+def read_call(at: float, run: str, text: str) -> Call | None:
+    found = table(text)
+    if found is None:
+        return None
+    usd = dollars(found.get("usd"))
+    return Call(
+        at,
+        run,
+        word(found.get("id")),
+        found["app"] if isinstance(found.get("app"), str) else None,
+        found["user"] if isinstance(found.get("user"), str) else None,
+        word(found.get("agent")),
+        word(found.get("model")),
+        word(found.get("tool")),
+        count(found.get("input")),
+        count(found.get("output")),
+        to_nanos(usd) if usd is not None else None,
+        bool(found.get("estimated")),
+    )
+
+
+def latest(calls: list[Call]) -> list[Call]:
+    """Each call once: a later record with the same id replaces the earlier one, in its place."""
+    kept: dict[tuple[str, str] | int, Call] = {}
+    for position, call in enumerate(calls):
+        key: tuple[str, str] | int = (call.run, call.id) if call.id else position
+        before = kept.get(key)
+        kept[key] = call if before is None else replace(call, at=before.at)
+    return list(kept.values())

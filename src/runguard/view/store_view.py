@@ -1,0 +1,230 @@
+"""``StoreView``: one connection to a durable store, for looking. Its methods block; any thread may call them, one at a time is served."""
+
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final, TypeVar
+from urllib.parse import unquote
+
+from runguard.budget import UNITS, UNLIMITED, edge
+from runguard.errors import PolicyError
+from runguard.ledger.store import Balance, Session, StoreError, StoreOutage
+from runguard.ledger.urls import _store
+from runguard.switch import Stop, read_stops
+from runguard.view.records import Unreadable, count, dollars, entries, latest, number, read_call, table, whole, word
+from runguard.view.rows import BreakerRow, BudgetRow, RunningRow, Spend, Story
+from runguard.view.spending import CallLog, spend_of
+from runguard.view.story import tell
+
+_T = TypeVar("_T")
+_ALIVE_S: Final = 10.0  # workers give a sign of life every second
+_TIMEOUT_S: Final = 5.0
+
+
+class StoreView:
+    """Opened with the first question, and again after the store was away. Raises ``StoreOutage`` and ``StoreError`` as the store does."""
+
+    def __init__(self, url: str, timeout: float = _TIMEOUT_S) -> None:
+        if url == "memory":
+            raise PolicyError(
+                "store = 'memory' lives and dies with its process, so there is nothing to look at from outside; "
+                "name a durable store, in the policy or with --store: sqlite:///guard.db, redis://host:6379/0 or postgresql://user@host/database"
+            )
+        self._store, self._timeout = _store(url), timeout
+        self.name = self._store.name
+        self.unreadable = Unreadable()
+        self._lock = threading.Lock()
+        self._session: Session | None = None
+        self._log = CallLog()
+
+    def close(self) -> None:
+        with self._lock:
+            self._drop()
+
+    def _drop(self) -> None:
+        session, self._session = self._session, None
+        if session is not None:
+            session.close()
+
+    def _ask(self, question: Callable[[Session], _T]) -> _T:
+        with self._lock:
+            fresh = self._session is None
+            try:
+                return question(self._open())
+            except StoreOutage:
+                self._drop()
+                if fresh:
+                    raise
+                try:
+                    return question(self._open())  # a connection that was cut while nobody used it is no outage
+                except (StoreOutage, StoreError):
+                    self._drop()
+                    raise
+            except StoreError:
+                self._drop()
+                raise
+
+    def _open(self) -> Session:
+        path = getattr(self._store, "path", None)  # of a file, which opening would make
+        if isinstance(path, Path) and not path.is_file():
+            self._drop()
+            raise StoreError(f"{self.name}: no such store; it is made by the first guarded run with store={self.name!r}")
+        if self._session is None:
+            self._session = self._store.connect(self._timeout)
+        return self._session
+
+    def now(self) -> float:
+        """The store's clock, by which every time in it is."""
+        return self._ask(lambda session: session.now())
+
+    # ---- money ------------------------------------------------------------------------------------------------------
+
+    def budgets(self, *, ended_runs: bool = False, limit: int | None = None) -> list[BudgetRow]:
+        """Every budget in its current period, the fullest first; those of runs only while they run."""
+
+        def read(session: Session) -> list[tuple[float, str, int, Balance]]:
+            now, shown = session.now(), {None, *(run for run, *_ in session.running(_ALIVE_S))}
+            current = (b for b in session.read() if (b.ends is None or b.ends > now) and (ended_runs or run_of(b.scope) in shown))
+            return [(-_share(b, unit), b.scope, unit, b) for b in current for unit, cap in enumerate(b.caps) if cap < UNLIMITED]
+
+        found = sorted(self._ask(read), key=lambda entry: entry[:3])
+        return [_budget(balance, unit) for _, _, unit, balance in found[:limit]]
+
+    def spend(self, since: float, until: float | None = None, by: str = "app") -> Spend:
+        """What was spent between two moments of the store's clock (until now), over time and in all, by app, agent, model or user."""
+
+        def read(session: Session) -> Spend:
+            self._log.refresh(session, self.unreadable)
+            return spend_of(self._log, since, session.now() if until is None else until, by)
+
+        return self._ask(read)
+
+    @property
+    def calls_known(self) -> int:
+        """How many calls the last look at the spend knew, of any time."""
+        return len(self._log.calls)
+
+    # ---- runs and trips ---------------------------------------------------------------------------------------------
+
+    def running(self, within: float = _ALIVE_S) -> list[RunningRow]:
+        """Runs that gave a sign of life lately, those that have run for longest first."""
+        now, found = self._ask(lambda session: (session.now(), session.running(within)))
+        self.unreadable.counts["running"] = sum(table(text) is None for *_, text in found)
+        rows = [_running(run, worker, max(now - at, 0.0), table(text) or {}) for run, worker, at, text in found]
+        return sorted(rows, key=lambda row: -(row.seconds or 0.0))
+
+    def trips(self, limit: int = 50) -> list[dict[str, Any]]:
+        """The last stops that were decided, newest first, as ``Trip.to_dict`` tells them; "shadow": decided and not carried out."""
+        rows = self._ask(lambda session: session.tail("trip", limit))
+        found = [_trip(at, ref, text) for at, ref, text in reversed(rows)]
+        self.unreadable.counts["trip"] = found.count(None)
+        return [trip for trip in found if trip is not None]
+
+    def trip(self, trip_id: str) -> dict[str, Any] | None:
+        rows = self._ask(lambda session: session.about("trip", trip_id))
+        return next((trip for at, text in reversed(rows) if (trip := _trip(at, trip_id, text)) is not None), None)
+
+    def story(self, trip_id: str) -> Story | None:
+        """How a run came to its stop, from its steps where they were kept, else from its model calls; None without such a trip."""
+        trip = self.trip(trip_id)
+        if trip is None:
+            return None
+        run = word(trip.get("run_id"))
+        called, stepped = self._ask(lambda session: (session.about("call", run), session.about("steps", run)))
+        calls = [read_call(at, run, text) for at, text in called]
+        steps = [entries(text) for _, text in stepped]
+        self.unreadable.counts["story"] = calls.count(None) + steps.count(None)
+        return tell(trip, latest([call for call in calls if call is not None]), [entry for part in steps for entry in part or ()])
+
+    # ---- what is in force -------------------------------------------------------------------------------------------
+
+    def _control(self) -> dict[str, Any]:
+        _, text = self._ask(lambda session: session.get("control"))
+        found = table(text or "{}")
+        self.unreadable.counts["control"] = int(found is None)
+        return found or {}
+
+    def breakers(self) -> list[BreakerRow]:
+        """Breakers with failures to tell of, open ones first."""
+        told = self._control().get("breakers")
+        rows = [_breaker(tool, state) for tool, state in (told.items() if isinstance(told, dict) else ()) if isinstance(state, dict)]
+        return sorted((row for row in rows if row.state != "closed" or row.failures), key=lambda row: (row.state == "closed", row.tool))
+
+    def stops(self) -> list[Stop]:
+        """Stops of the kill switch that are in force, the newest first."""
+        _, text = self._ask(lambda session: session.get("control"))
+        try:
+            stops = read_stops(text)
+        except (ValueError, TypeError, AttributeError):
+            self.unreadable.counts["control"] = 1
+            return []
+        return sorted(stops.values(), key=lambda stop: -stop.at)
+
+
+def run_of(scope: str) -> str | None:
+    """The run that a scope is about, or None."""
+    kinds, _, names = scope.partition(":")
+    if "run" not in kinds:
+        return None
+    parts = kinds.split("+")
+    if "run" not in parts:
+        return None
+    found = names.split("+") if len(parts) > 1 else [names]
+    return unquote(found[parts.index("run")]) if len(found) == len(parts) else None
+
+
+def _share(balance: Balance, unit: int) -> float:
+    limit = balance.caps[unit] + balance.granted[unit]
+    return (balance.spent[unit] + balance.held[unit]) / limit if limit else 1.0
+
+
+def _budget(balance: Balance, unit: int) -> BudgetRow:
+    return BudgetRow(
+        balance.scope,
+        balance.window,
+        UNITS[unit],
+        edge(unit, balance.caps[unit]),
+        edge(unit, balance.granted[unit]),
+        edge(unit, balance.spent[unit]),
+        edge(unit, balance.held[unit]),
+        edge(unit, balance.overrun[unit]),
+        _share(balance, unit),
+        balance.closed,
+        balance.ends,
+    )
+
+
+def _running(run: str, worker: str, silent_s: float, facts: dict[str, Any]) -> RunningRow:
+    tokens_in, tokens_out = whole(facts.get("prompt_tokens")), whole(facts.get("output_tokens"))
+    return RunningRow(
+        run,
+        worker,
+        silent_s,
+        number(facts.get("seconds")),
+        word(facts.get("app")),
+        word(facts.get("user")),
+        word(facts.get("session")),
+        whole(facts.get("model_calls")),
+        whole(facts.get("tool_calls")),
+        tokens_in + tokens_out if tokens_in is not None and tokens_out is not None else None,
+        whole(facts.get("in_flight")),
+        dollars(facts.get("spent_usd")),
+        dollars(facts.get("reserved_usd")),
+        count(facts.get("unpriced_calls")),
+        count(facts.get("estimated_calls")),
+        count(facts.get("nudges")),
+        word(facts.get("stopped")) or None,
+    )
+
+
+def _trip(at: float, ref: str, text: str) -> dict[str, Any] | None:
+    trip = table(text)
+    if trip is None:
+        return None
+    return {**trip, "id": word(trip.get("id")) or ref, "recorded_at": at, "shadow": trip.get("enforced") is False}
+
+
+def _breaker(tool: str, state: dict[str, Any]) -> BreakerRow:
+    runs = state.get("runs")
+    name = word(state.get("state")) or "closed"
+    return BreakerRow(tool, name, count(state.get("failures")), len(runs) if isinstance(runs, list) else 0, number(state.get("opened_at")) or None)

@@ -1,0 +1,197 @@
+"""The story of a stop: what happened in the run, what repeated, what it cost, what it might have cost. Pure."""
+
+from collections import Counter
+from collections.abc import Sequence
+from decimal import Decimal
+from typing import Any, Final
+
+from runguard.budget import to_usd
+from runguard.view.records import Call, count, dollars, number, to_nanos, whole, word
+from runguard.view.rows import Projection, Repeat, Story, StoryRow
+
+ADK_MODEL_CALLS: Final = 500  # RunConfig.max_llm_calls where nobody set it
+NOT_MADE: Final = "not made"
+_LAST_CALLS: Final = 5  # whose mean the projection takes
+_ROWS_KEPT: Final = 500
+_REPEATS_KEPT: Final = 3
+
+
+def tell(trip: dict[str, Any], calls: Sequence[Call], steps: Sequence[dict[str, Any]]) -> Story:
+    """``calls``: what each model call of the run took; ``steps``: what happened, where the store has it."""
+    if steps:
+        told = _Timeline(steps)
+        rows, repeats, source = told.rows, told.repeats(), "steps"
+    else:
+        rows, repeats, source = _model_calls(calls), [], "calls" if calls else "trip"
+    until, later = _parted(trip, calls)
+    known = [call.nano for call in until if call.nano is not None]
+    return Story(
+        trip,
+        tuple(rows[-_ROWS_KEPT:]),
+        max(len(rows) - _ROWS_KEPT, 0),
+        source,
+        tuple(repeats or _repeat_of(trip)),
+        to_usd(sum(known)) if known else None,
+        to_usd(sum(call.nano or 0 for call in later)),
+        sum(call.nano is None for call in calls),
+        sum(call.estimated for call in calls),
+        _projection(trip, until, _cap(steps)),
+    )
+
+
+def _parted(trip: dict[str, Any], calls: Sequence[Call]) -> tuple[list[Call], list[Call]]:
+    """The calls up to the stop, and those after it. Both are recorded by one clock, in order. A run that was stopped as a whole makes no
+    further call: what is recorded later was in flight and belongs to what the stop cost."""
+    if trip.get("enforced") is not False and trip.get("branch") is None:
+        return list(calls), []
+    at = number(trip.get("recorded_at"))
+    return [call for call in calls if at is None or call.at <= at], [call for call in calls if at is not None and call.at > at]
+
+
+def _cap(steps: Sequence[dict[str, Any]]) -> int | None:
+    """The framework's own limit on model calls, as the run had it; ADK's usual one where that is not known."""
+    begin = next((step for step in steps if step.get("k") == "start"), None)
+    return ADK_MODEL_CALLS if begin is None else whole(begin.get("model_call_limit"))
+
+
+def _projection(trip: dict[str, Any], calls: Sequence[Call], cap: int | None) -> Projection | None:
+    last = [call.nano for call in calls[-_LAST_CALLS:]]
+    priced = [nano for nano in last if nano is not None]
+    made = whole(trip.get("model_calls")) or len(calls)
+    if cap is None or not last or len(priced) < len(last) or made >= cap:
+        return None
+    mean = sum(priced) // len(priced)
+    more = mean * (cap - made)
+    spent = sum(call.nano or 0 for call in calls)
+    return Projection(cap, made, to_usd(mean), to_usd(more), to_usd(spent + more))
+
+
+def _repeat_of(trip: dict[str, Any]) -> list[Repeat]:
+    """What the rule itself counted, where nothing else is known."""
+    tool, times, unit = word(trip.get("tool")), number(trip.get("observed")), word(trip.get("unit"))
+    return [Repeat(unit, tool, int(times), 0)] if tool and unit and times is not None and 2 <= times < 10**6 else []
+
+
+def _model_calls(calls: Sequence[Call]) -> list[StoryRow]:
+    begin = calls[0].at if calls else 0.0
+    return [
+        StoryRow(
+            call.at - begin, call.agent, "", "model", "model call", call.model,
+            tokens_in=call.tokens_in, tokens_out=call.tokens_out, usd=_usd(call), estimated=call.estimated,
+        )
+        for call in calls
+    ]  # fmt: skip
+
+
+def _usd(call: Call) -> Decimal | None:
+    return to_usd(call.nano) if call.nano is not None else None
+
+
+class _Timeline:
+    """Steps as rows: a model call with its answer and its price, a tool call with its answer, each one row."""
+
+    def __init__(self, steps: Sequence[dict[str, Any]]) -> None:
+        self.rows: list[StoryRow] = []
+        self._begin = next((at for step in steps if (at := number(step.get("t"))) is not None), 0.0)
+        self._asked: list[StoryRow] = []  # model calls without an answer
+        self._numbered: dict[int, StoryRow] = {}  # model calls
+        self._called: dict[str, StoryRow] = {}  # tool calls without an answer, by id
+        self._calls: Counter[tuple[str, str]] = Counter()
+        self._answers: Counter[tuple[str, str, str]] = Counter()
+        self._hands: Counter[tuple[str, str]] = Counter()
+        for step in steps:
+            match step.get("k"):
+                case "enter":
+                    self._row(step, "begin", "begins")
+                case "hand":
+                    self._hand(step)
+                case "ask":
+                    self._ask(step)
+                case "got":
+                    self._got(step)
+                case "paid":
+                    self._paid(step)
+                case "back":
+                    self._model_call(step).outcome = NOT_MADE
+                case "call":
+                    self._call(step)
+                case "answers":
+                    self._answered(step)
+                case "decision":
+                    self._decided(step)
+
+    def _row(self, step: dict[str, Any], kind: str, what: str, name: str = "") -> StoryRow:
+        at = number(step.get("t"))
+        row = StoryRow(at - self._begin if at is not None else 0.0, word(step.get("a")), word(step.get("l")), kind, what, name)
+        self.rows.append(row)
+        return row
+
+    def _hand(self, step: dict[str, Any]) -> None:
+        to = word(step.get("to"))
+        self._hands[word(step.get("a")), to] += 1
+        self._row(step, "hand", "hands over to", to).nth_call = self._hands[word(step.get("a")), to]
+
+    def _ask(self, step: dict[str, Any]) -> None:
+        row = self._row(step, "model", "model call", word(step.get("model")))
+        row.tokens_in = whole(step.get("in"))
+        self._asked.append(row)
+        self._numbered[count(step.get("n"))] = row
+
+    def _got(self, step: dict[str, Any]) -> None:
+        """An answer does not say of which call; in one strand they come in order."""
+        lane, agent = word(step.get("l")), word(step.get("a"))
+        row = next((row for row in self._asked if (row.lane, row.agent) == (lane, agent)), None)
+        if row is None:
+            row = self._row(step, "model", "model call")
+        else:
+            self._asked.remove(row)
+        row.tokens_in, row.tokens_out = whole(step.get("in")) or row.tokens_in, whole(step.get("out"))
+
+    def _model_call(self, step: dict[str, Any]) -> StoryRow:
+        known = self._numbered.get(count(step.get("n")))
+        return known if known is not None else self._row(step, "model", "model call", word(step.get("model")))
+
+    def _paid(self, step: dict[str, Any]) -> None:
+        row = self._model_call(step)
+        usd = dollars(step.get("usd"))
+        row.usd = to_usd(to_nanos(usd)) if usd is not None else None
+        row.tokens_in, row.tokens_out = whole(step.get("in")) or row.tokens_in, whole(step.get("out")) or row.tokens_out
+        row.estimated = bool(step.get("estimated"))
+
+    def _call(self, step: dict[str, Any]) -> None:
+        tool, digest = word(step.get("tool")), word(step.get("call"))
+        self._calls[tool, digest] += 1
+        row = self._row(step, "tool", "tool call", tool)
+        row.nth_call = self._calls[tool, digest]
+        self._called[word(step.get("id"))] = row
+
+    def _answered(self, step: dict[str, Any]) -> None:
+        given = step.get("of")
+        for answer in given if isinstance(given, list) else ():
+            if not isinstance(answer, dict):
+                continue
+            tool, digest, said = word(answer.get("tool")), word(answer.get("call")), str(answer.get("answer") or "")
+            row = self._called.pop(word(answer.get("id")), None)
+            if row is None:  # its call was before what is kept
+                row = self._row(step, "tool", "tool call", tool)
+            row.outcome = word(answer.get("as"))
+            if said and row.outcome != "refused":
+                self._answers[tool, digest, said] += 1
+                row.nth_answer = self._answers[tool, digest, said]
+
+    def _decided(self, step: dict[str, Any]) -> None:
+        row = self._row(step, "decision", word(step.get("rule")), word(step.get("tool")))
+        row.decision = word(step.get("do"))
+        observed, limit = number(step.get("observed")), number(step.get("limit"))
+        if observed is not None and limit is not None:
+            row.outcome = f"{observed:g} {word(step.get('unit'))}, limit {limit:g}"
+
+    def repeats(self) -> list[Repeat]:
+        """What came more than twice, the most frequent first."""
+        found = [
+            Repeat("call", tool, times, max((n for (t, c, _), n in self._answers.items() if (t, c) == (tool, digest)), default=0))
+            for (tool, digest), times in self._calls.items()
+            if times > 2
+        ]
+        found += [Repeat("hand-off", f"{source} → {target}", times, 0) for (source, target), times in self._hands.items() if times > 2]
+        return sorted(found, key=lambda repeat: -repeat.times)[:_REPEATS_KEPT]

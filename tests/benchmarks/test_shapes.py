@@ -1,0 +1,53 @@
+"""The promise of the defaults, on made-up runs: healthy work goes on untouched by anything but words, loops are ended."""
+
+import pytest
+
+from lookalikes import HEALTHY
+from loops import LOOPS
+from replays import Verdict, by_runguard
+from runguard.policy import Policy
+from runguard.replay.engine import Judge
+from shapes import Shape
+
+PROMISED = {
+    "polling with progress",
+    "polling without visible progress",
+    "polling beyond, declared",
+    "paging",
+    "batches",
+    "edit-test-edit",
+    "fan-out of equal calls",
+    "lookup sweeps",
+    "constant ok",
+    "todo updates",
+    "re-reads after compaction",
+    "flaky-test re-runs",
+    "retry with back-off",
+}
+ONLY_TOLD = {"rephrased search finds nothing"}  # it cannot be told from a lookup sweep
+
+
+def verdict(shape: Shape) -> Verdict:
+    return by_runguard(Judge(Policy.validated({"tools": shape.tools}, "")), shape.run())
+
+
+@pytest.mark.parametrize("shape", HEALTHY.values(), ids=list(HEALTHY))
+def test_a_look_alike_is_neither_stopped_nor_refused_a_call(shape: Shape) -> None:
+    found = verdict(shape)
+    assert found.letter in ".n", found.story
+
+
+@pytest.mark.parametrize("shape", LOOPS.values(), ids=list(LOOPS))
+def test_a_loop_is_ended(shape: Shape) -> None:
+    found = verdict(shape)
+    assert found.letter == ("n" if shape.name in ONLY_TOLD else "S"), found.story
+
+
+def test_every_promised_look_alike_is_there() -> None:
+    assert {shape.kind for shape in HEALTHY.values()} >= PROMISED
+
+
+@pytest.mark.parametrize("name", ["fifty unchanged polls in eight minutes", "forty scrolls with a bare ack"])
+def test_what_only_a_declaration_holds_is_stopped_without_it(name: str) -> None:
+    shape = HEALTHY[name]
+    assert verdict(Shape(shape.name, shape.kind, shape.steps)).letter == "S"

@@ -1,0 +1,99 @@
+"""Commands in a clean place, and stores that real ADK runs have filled."""
+
+import asyncio
+import json
+import os
+import sqlite3
+import subprocess
+import sys
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+from google.adk.agents import LlmAgent
+
+from runguard import Budget
+from runguard.adk import RunGuardPlugin
+from runguard.cli import main
+from runguard.testing import ScriptedModel, call, run, text
+
+from ..ledger.conftest import Place, place, servers  # noqa: F401, TID252 - fixtures; the tests are no package
+
+PROGRAM = [sys.executable, "-c", "from runguard.cli import main; main(prog_name='runguard')"]
+
+
+@pytest.fixture(autouse=True)
+def clean_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No policy of the environment or of the checkout."""
+    monkeypatch.chdir(tmp_path)
+    for name in [name for name in os.environ if name.startswith("RUNGUARD_")]:
+        monkeypatch.delenv(name)
+
+
+def runguard(*arguments: Any) -> Result:
+    return CliRunner().invoke(main, [str(argument) for argument in arguments])
+
+
+def told(*arguments: Any, code: int = 0, beside: str = "") -> Any:
+    """What a command says with --json; ``beside``: on stderr."""
+    ran = runguard(*arguments, "--json")
+    assert ran.exit_code == code, ran.output
+    assert ran.stderr == beside
+    return json.loads(ran.stdout)
+
+
+def process(*arguments: Any, **options: Any) -> "subprocess.CompletedProcess[str]":
+    """The command as a process of its own."""
+    return subprocess.run([*PROGRAM, *map(str, arguments)], capture_output=True, text=True, timeout=50, check=False, **options)
+
+
+def look(at: str) -> dict[str, int]:
+    """Always the same."""
+    return {"seen": 1}
+
+
+def looping(turns: int = 12, model: str = "gemini-2.5-flash", **options: Any) -> LlmAgent:
+    """An agent that makes the same call again and again."""
+    script = ScriptedModel(lambda n, _: call("look", at="it") if n < turns else text("done"), model=model, **options)
+    return LlmAgent(name="extractor", model=script, tools=[look])
+
+
+def guarded(store: str, **policy: Any) -> RunGuardPlugin:
+    """A policy that does not change with the defaults; its budgets are wide enough for reservations that a busy store settles late."""
+    budgets = [Budget(usd=100, per="user", window="1d"), Budget(tokens=1_000_000, per="app", window="1h"), Budget(calls=500, per="user")]
+    return RunGuardPlugin(store=store, store_timeout=10, budgets=budgets, rules={"repetition": {"stop": 4}}, **policy)
+
+
+async def fill(store: str) -> None:
+    """alice was stopped, bob would have been, carol's model has no price."""
+    enforcing, watching = guarded(store), guarded(store, mode="shadow")
+    await run(looping(), plugins=[enforcing], app_name="docs", user_id="alice", session_id="s1")
+    await run(looping(), plugins=[watching], app_name="docs", user_id="bob", session_id="s2")
+    await run(looping(model="acme-1"), plugins=[enforcing], app_name="docs", user_id="carol", session_id="s3")
+    assert enforcing.flush(20)
+    assert watching.flush(20)
+
+
+@pytest.fixture
+async def filled(place: Place) -> str:  # noqa: F811
+    await fill(place.url)
+    return place.url
+
+
+@pytest.fixture(scope="session")
+def filled_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("filled") / "guard.db"
+    kept = {name: os.environ.pop(name) for name in list(os.environ) if name.startswith("RUNGUARD_")}
+    asyncio.run(fill(f"sqlite:///{path}"))
+    os.environ.update(kept)
+    return path
+
+
+@pytest.fixture
+def file_store(filled_file: Path, tmp_path: Path) -> str:
+    """A filled SQLite store of its own for each test, where the kind of store does not matter."""
+    with closing(sqlite3.connect(filled_file)) as filled, closing(sqlite3.connect(tmp_path / "guard.db")) as copy:
+        filled.backup(copy)
+    return f"sqlite:///{tmp_path}/guard.db"

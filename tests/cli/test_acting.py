@@ -1,0 +1,151 @@
+"""``stop``, ``resume`` and ``extend`` over every kind of store, felt by real ADK runs of another process."""
+
+import asyncio
+import getpass
+import json
+import threading
+from decimal import Decimal
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from runguard import Budget
+from runguard.adk import RunGuardPlugin
+from runguard.testing import assert_stopped, run
+
+from .conftest import guarded, looping, process, runguard, told
+
+
+async def test_a_stop_ends_a_run_that_is_under_way_and_resume_lets_it_run_again(filled: str) -> None:
+    plugin, agent = guarded(filled), looping(latency_s=60)
+    task = asyncio.create_task(run(agent, plugins=[plugin], app_name="docs", user_id="dora"))
+    while not agent.model.calls:  # type: ignore[union-attr]  # noqa: ASYNC110 - a model has no event to wait for
+        await asyncio.sleep(0.01)
+    ran = await asyncio.to_thread(process, "stop", "user:docs/dora", "--reason", "a bad day", "--actor", "ops", "--store", filled, "--json")
+    assert ran.returncode == 0, ran.stderr
+    recording = await asyncio.wait_for(task, 30)
+    trip = assert_stopped(recording, "kill_switch")
+    assert "stopped by ops: a bad day" in trip.message
+    status = told("status", "--store", filled, code=1)
+    assert [(stop["scope"], stop["actor"], stop["reason"]) for stop in status["stops"]] == [("user:docs/dora", "ops", "a bad day")]
+
+    refused = looping()
+    assert_stopped(await run(refused, plugins=[plugin], app_name="docs", user_id="dora", session_id="s2"), "kill_switch")
+    assert refused.model.calls == 0  # type: ignore[union-attr]
+    resumed = runguard("resume", "user:docs/dora", "--store", filled)
+    assert (resumed.exit_code, resumed.stdout) == (0, "resumed: user:docs/dora, which ops had stopped: a bad day\n")
+    going = looping(turns=2)
+    recording = await run(going, plugins=[plugin], app_name="docs", user_id="dora", session_id="s3")
+    assert recording.texts == ["done"]
+
+
+def test_a_stop_names_whoever_throws_it_and_what_it_replaces(file_store: str) -> None:
+    assert told("stop", "all", "--reason", "x", "--store", file_store)["actor"] == getpass.getuser()
+    again = told("stop", "all", "--reason", "y", "--actor", "ops", "--store", file_store)
+    assert again["notes"] == [f"it was stopped before, by {getpass.getuser()}: x"]
+    ran = runguard("stop", "user:docs/alcie", "--reason", "typo", "--store", file_store)
+    assert "nothing is known of user:docs/alcie yet; did you mean user:docs/alice" in ran.stdout
+    assert ran.stdout.endswith("take it back with: runguard resume user:docs/alcie\n")
+
+
+def test_resume_of_what_is_not_stopped(file_store: str) -> None:
+    runguard("stop", "app:docs", "--reason", "x", "--actor", "ops", "--store", file_store)
+    ran = runguard("resume", "user:docs/alice", "--store", file_store)
+    assert ran.exit_code == 1
+    assert ran.stderr == "nothing to take back: user:docs/alice is not stopped\n"
+    assert ran.stdout == "  still stopped: app:docs, by ops: x\n"
+    assert told("resume", "user:docs/alice", "--store", file_store, code=1)["stop"] is None
+    taken = told("resume", "app:docs", "--store", file_store)
+    assert (taken["ok"], taken["stop"]["reason"], taken["stops"]) == (True, "x", [])
+
+
+@pytest.mark.parametrize("command", [["stop", "--reason", "x"], ["resume"]], ids=["stop", "resume"])
+def test_a_scope_that_names_nobody_is_refused_before_anything_is_asked(command: list[str]) -> None:
+    ran = runguard(*command, "user:alice", "--store", "redis://127.0.0.1:1/0")
+    assert ran.exit_code == 2
+    assert ran.stderr == "'user:alice' cannot be stopped; give one of all, app:…, user:app/user, session:app/user/session, run:…\n"
+
+
+async def test_an_extension_lets_the_next_run_of_another_process_go_on(filled: str) -> None:
+    plugin = RunGuardPlugin(store=filled, store_timeout=10, budgets=[Budget(calls=2, per="session"), Budget(usd=1, per="session", window="1d")])
+    who = {"app_name": "docs", "user_id": "dora", "session_id": "long"}
+    assert assert_stopped(await run(looping(), plugins=[plugin], **who), "budget").scope_id == "session:docs/dora/long"
+    plugin.flush(20)
+    ran = await asyncio.to_thread(process, "extend", "session:docs/dora/long", "--calls", "5", "--usd", "2.50", "--store", filled, "--json")
+    assert ran.returncode == 0, ran.stderr
+    rows = {(row["unit"], row["window"]): row for row in json.loads(ran.stdout)["budgets"]}
+    assert rows["calls", None]["granted"] == 5
+    assert Decimal(rows["usd", "1d"]["granted"]) == Decimal("2.5")
+    after = looping(turns=3)
+    assert (await run(after, plugins=[plugin], **who)).texts == ["done"]
+    assert after.model.calls == 3  # type: ignore[union-attr]
+
+
+def test_extending_in_words(file_store: str) -> None:
+    ran = runguard("extend", "user:docs/alice", "--usd", "5", "--store", file_store)
+    assert ran.exit_code == 0
+    assert ran.stdout.startswith("extended: user:docs/alice\n")
+    assert "$105.00" in ran.stdout
+    assert "$5.00 granted on top" in ran.stdout
+
+
+def test_a_scope_without_spend_is_extended_by_the_policy_file(file_store: str) -> None:
+    Path("runguard.toml").write_text(f'store = "{file_store}"\n[[budgets]]\nusd = 5\nper = "user"\nwindow = "1d"\n')
+    (row,) = told("extend", "user:docs/newcomer", "--usd", "2")["budgets"]
+    assert (row["limit"], row["granted"], row["spent"]) == ("5", "2", "0")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["user:docs/alcie", "--usd", "5"], "user:docs/alcie: no budget of that scope; did you mean user:docs/alice?"),
+        (["user:docs/alice", "--tokens", "5"], "user:docs/alice: its budgets limit calls and usd; give --calls or --usd"),
+        (["nonsense", "--usd", "5"], "nonsense: no budget of that scope; this store knows app:docs, user:docs/alice, user:docs/bob"),
+        (["user:docs/alice"], "by how much? Give --usd, --tokens or --calls"),
+        (["user:docs/alice", "--usd", "much"], "--usd = 'much': not a number of dollars"),
+        (["user:docs/alice", "--usd", "-1"], "--usd = '-1': must be more than 0: nothing could ever run"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else " ".join(value),
+)
+def test_extensions_that_cannot_be_meant(file_store: str, arguments: list[str], message: str) -> None:
+    ran = runguard("extend", *arguments, "--store", file_store)
+    assert (ran.exit_code, ran.stdout, ran.stderr) == (2, "", message + "\n")
+    assert told("extend", *arguments, "--store", file_store, code=2) == {"ok": False, "error": message}
+
+
+def test_the_kill_switch_works_beside_a_broken_policy(file_store: str) -> None:
+    """A secret that is set only where the service runs must not keep anybody from stopping it."""
+    Path("runguard.toml").write_text('[alerts]\nslack_webhook = "env:NOT_SET_HERE"\n')
+    ran = runguard("stop", "all", "--reason", "x", "--store", file_store)
+    assert ran.exit_code == 0
+    assert ran.stderr.startswith("note: the policy here is left out, and its alerts are not told: the policy (")
+    assert "NOT_SET_HERE" in ran.stderr
+    assert runguard("stop", "all", "--reason", "x").exit_code == 2, "without --store nobody knows which store is meant"
+
+
+def test_alerts_of_the_policy_are_told(file_store: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A real receiver on loopback hears of the stop before the command ends."""
+    heard: list[Any] = []
+
+    class Receiver(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            heard.append(json.loads(self.rfile.read(int(self.headers["content-length"]))))
+            self.send_response(200)
+            self.end_headers()
+
+        def log_message(self, *_: Any) -> None: ...
+
+    server = HTTPServer(("127.0.0.1", 0), Receiver)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    try:
+        url = f"http://127.0.0.1:{server.server_port}/"
+        Path("runguard.toml").write_text(f'store = "{file_store}"\n[alerts]\nwebhook = "{url}"\nallow_private = true\n')
+        assert told("stop", "user:docs/alice", "--reason", "a bad day", "--actor", "ops")["notes"] == []
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+    assert "ops stopped user:docs/alice: a bad day" in json.dumps(heard)

@@ -1,0 +1,162 @@
+"""``status`` and ``trips`` over every kind of store, filled by real ADK runs."""
+
+import asyncio
+import sqlite3
+from typing import Any
+
+import pytest
+
+from runguard import Budget
+from runguard.adk import RunGuardPlugin
+from runguard.ledger.sqlite import SqliteStore
+from runguard.testing import run
+
+from .conftest import guarded, looping, runguard, told
+
+
+def test_status_tells_budgets_spend_and_who_spends(filled: str) -> None:
+    ran = told("status", "--store", filled, "--by", "user")
+    assert (ran["ok"], ran["mode"], ran["stops"], ran["running"], ran["breakers"], ran["unreadable"]) == (True, "enforce", [], [], [], 0)
+    budgets = {(row["scope"], row["unit"]): row for row in ran["budgets"]}
+    assert {scope for scope, _ in budgets} == {"user:docs/alice", "user:docs/bob", "app:docs"}
+    alice = budgets["user:docs/alice", "usd"]
+    assert (alice["limit"], alice["window"], alice["reserved"], alice["closed"]) == ("100", "1d", "0", False)
+    spend = ran["spend"]
+    assert [row["name"] for row in spend["totals"]] == ["bob", "alice"], "the dearest first"
+    assert spend["total"]["calls"] == 4 + 12
+    assert alice["spent"] == next(row["usd"] for row in spend["totals"] if row["name"] == "alice")
+
+
+def test_status_for_people(filled: str) -> None:
+    ran = runguard("status", "--store", filled)
+    assert ran.exit_code == 0
+    assert all(words in ran.stdout for words in ("running now: 0", "budgets: 5", "user:docs/alice", "anew in", "1,000,000 tokens", "16 model calls", "docs"))
+    assert "user:docs/alice" not in runguard("status", "--store", filled, "--scope", "app:").stdout
+
+
+def test_trips_are_listed_newest_first_and_shadow_ones_are_marked(filled: str) -> None:
+    ran = told("trips", "--store", filled)
+    assert [(trip["rule"], trip["user_id"], trip["shadow"]) for trip in ran["trips"]] == [
+        ("unpriced", "carol", False),
+        ("repetition", "bob", True),
+        ("repetition", "alice", False),
+    ]
+    lines = runguard("trips", "--store", filled).stdout.splitlines()
+    assert ["shadow: not carried out" in line for line in lines if "repetition" in line] == [True, False]
+
+
+@pytest.mark.parametrize(
+    ("options", "users"),
+    [
+        (["--rule", "repetition"], ["bob", "alice"]),
+        (["--user", "carol"], ["carol"]),
+        (["--since", "1h"], ["carol", "bob", "alice"]),
+        (["--since", "2099-01-01"], []),
+        (["--rule", "repetition", "--user", "carol"], []),
+        (["--limit", "1"], ["carol"]),
+    ],
+    ids=" ".join,
+)
+def test_trips_can_be_filtered(file_store: str, options: list[str], users: list[str]) -> None:
+    assert [trip["user_id"] for trip in told("trips", "--store", file_store, *options)["trips"]] == users
+
+
+def test_a_filter_that_fits_nothing_names_what_there_is(file_store: str) -> None:
+    assert "none of 3 stops fits; the rules seen are repetition, unpriced" in runguard("trips", "--store", file_store, "--rule", "bugdet").stdout
+
+
+def test_one_trip_with_evidence_story_and_how_to_go_on(filled: str) -> None:
+    (alice,) = told("trips", "--store", filled, "--user", "alice")["trips"]
+    for name in (alice["id"], alice["id"][:7]):
+        story = told("trips", "show", name, "--store", filled)
+        assert (story["trip"]["id"], story["trip"]["rule"]) == (alice["id"], "repetition")
+        assert [row["name"] for row in story["rows"] if row["kind"] == "model"] == ["gemini-2.5-flash"] * 4
+        assert story["repeats"][0]["name"] == "look"
+        assert story["do"] == [alice["resume"]]
+    shown = runguard("trips", "show", alice["id"], "--store", filled).stdout
+    assert alice["message"] in shown
+    assert all(
+        words in shown for words in ("evidence", alice["evidence"][0]["call"], "what repeated", "model call gemini-2.5-flash", "how to go on", "projection")
+    )
+    assert "shadow" not in shown
+
+
+def test_the_last_one_and_a_shadow_one(file_store: str) -> None:
+    assert told("trips", "--store", file_store, "show", "last")["trip"]["user_id"] == "carol"
+    (bob,) = told("trips", "--store", file_store, "--user", "bob")["trips"]
+    shown = runguard("trips", "show", bob["id"], "--store", file_store).stdout
+    assert "decided and not carried out" in shown
+    assert shown.index("same call and answer 3 times") < shown.index("stop by repetition of look") < shown.index(" later "), (
+        "how it came to it, not what followed"
+    )
+    assert "same call and answer 7 times" not in shown
+
+
+def test_an_unknown_trip_names_the_known_ones(file_store: str) -> None:
+    known = [trip["id"] for trip in told("trips", "--store", file_store)["trips"]]
+    ran = runguard("trips", "show", "zzz", "--store", file_store)
+    assert (ran.exit_code, ran.stdout) == (2, "")
+    assert ran.stderr == f"'zzz': no such stop. The last ones are {', '.join(known)}; `runguard trips` lists them\n"
+    assert told("trips", "show", "zzz", "--store", file_store, code=2)["ok"] is False
+
+
+async def test_a_budget_trip_names_the_command_that_raises_it(tmp_path: Any) -> None:
+    store = f"sqlite:///{tmp_path}/small.db"
+    plugin = RunGuardPlugin(store=store, budgets=[Budget(calls=2, per="user", window="1d")])
+    await run(looping(), plugins=[plugin], app_name="docs", user_id="alice")
+    assert plugin.flush(10)
+    assert told("trips", "show", "last", "--store", store)["do"][-1] == "runguard extend user:docs/alice --calls …"
+    ran = runguard("status", "--store", store)
+    assert ran.exit_code == 1, "a budget that is used up wants attention"
+    assert "100%" in ran.stdout
+
+
+def test_an_empty_store_says_so(file_store: str, tmp_path: Any) -> None:
+    empty = f"sqlite:///{tmp_path}/empty.db"
+    SqliteStore(empty).connect(1).close()
+    assert "no budget has been used yet" in runguard("status", "--store", empty).stdout
+    assert "no stop has been decided yet" in runguard("trips", "--store", empty).stdout
+    assert "no stop has been decided yet" in runguard("trips", "show", "last", "--store", empty).stderr
+
+
+def test_records_that_cannot_be_read_are_counted(file_store: str) -> None:
+    with sqlite3.connect(file_store.removeprefix("sqlite:///")) as database:
+        database.execute("UPDATE records SET text = '{broken' WHERE kind = 'trip' AND seq = (SELECT min(seq) FROM records WHERE kind = 'trip')")
+    ran = told("trips", "--store", file_store)
+    assert (ran["count"], ran["unreadable"]) == (2, 1)
+    assert "1 records could not be read" in runguard("trips", "--store", file_store).stdout
+
+
+def test_names_are_text(tmp_path: Any) -> None:
+    """What looks like markup of the screen library, or would move a terminal's cursor, is shown as it is."""
+    store, evil = f"sqlite:///{tmp_path}/hostile.db", "[red]x[/]\x1b[2J\x9b31m"
+
+    async def hostile() -> None:
+        plugin = guarded(store)
+        await run(looping(), plugins=[plugin], app_name="docs", user_id=evil)
+        assert plugin.flush(10)
+        plugin.stop("user:docs/eve", actor=evil, reason=evil)
+
+    asyncio.run(hostile())
+    shown = "[red]x[/]\\x1b[2J\\x9b31m"
+    for arguments in (["trips"], ["trips", "show", "last"], ["status", "--by", "user"], ["resume", "user:docs/eve"]):
+        ran = runguard(*arguments, "--store", store)
+        assert shown in ran.output, arguments
+        assert not {"\x1b", "\x9b"} & set(ran.output), arguments
+    assert "\x9b" not in runguard("trips", "--store", store, "--json").output
+    assert told("trips", "--store", store)["trips"][0]["user_id"] == evil
+
+
+async def test_a_running_run_is_seen_with_what_it_has_reserved(filled: str) -> None:
+    plugin = guarded(filled)
+    task = asyncio.create_task(run(looping(latency_s=60), plugins=[plugin], app_name="docs", user_id="dora"))
+    try:
+        async with asyncio.timeout(40):
+            while not (ran := told("status", "--store", filled))["running"]:  # noqa: ASYNC110 - another process would look just so
+                await asyncio.sleep(0.1)
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+    (row,) = ran["running"]
+    assert (row["app"], row["user"], row["in_flight"]) == ("docs", "dora", 1)
+    assert next(b for b in ran["budgets"] if (b["scope"], b["unit"]) == ("user:docs/dora", "usd"))["reserved"] != "0"

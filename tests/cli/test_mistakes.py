@@ -1,0 +1,156 @@
+"""A mistake of the user, or a store that is away: one readable message, exit code 2, never a traceback."""
+
+import os
+import pty
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from .conftest import PROGRAM, process, runguard, told
+
+STORE_COMMANDS = {
+    "status": ["status"],
+    "trips": ["trips"],
+    "show": ["trips", "show", "last"],
+    "stop": ["stop", "all", "--reason", "x"],
+    "resume": ["resume", "all"],
+    "extend": ["extend", "user:a/b", "--usd", "1"],
+    "dashboard": ["dashboard", "--no-open"],
+}
+MISTAKES = {
+    "redis://127.0.0.1:1/0": "redis://127.0.0.1:1: ",
+    "postgresql://me:hunter2@127.0.0.1:1/db": "postgresql://127.0.0.1:1/db: ",
+    "sqlite:///absent.db": "absent.db: no such store",
+    "memory": "store = 'memory' lives and dies with its process",
+    "guard.db": "a file is written 'sqlite:///guard.db'",
+}
+
+
+@pytest.mark.parametrize("store", MISTAKES)
+@pytest.mark.parametrize("command", STORE_COMMANDS.values(), ids=STORE_COMMANDS)
+def test_a_store_that_cannot_be_used(command: list[str], store: str) -> None:
+    ran = runguard(*command, "--store", store)
+    assert (ran.exit_code, ran.stdout) == (2, "")
+    assert MISTAKES[store] in ran.stderr
+    assert "hunter2" not in ran.stderr
+    assert not Path("absent.db").exists(), "looking makes no file"
+    assert MISTAKES[store] in told(*command, "--store", store, code=2)["error"]
+
+
+def test_the_store_of_the_policy_is_used_and_the_environment_wins(file_store: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "lives and dies with its process" in runguard("status").stderr
+    Path("runguard.toml").write_text(f'store = "{file_store}"\n')
+    below = Path("below")
+    below.mkdir()
+    monkeypatch.chdir(below)
+    assert runguard("status").exit_code == 0
+    monkeypatch.setenv("RUNGUARD_STORE", "redis://127.0.0.1:1/0")
+    assert "redis://127.0.0.1:1" in runguard("status").stderr
+    assert runguard("status", "--store", file_store).exit_code == 0, "and --store over both"
+
+
+@pytest.mark.parametrize(
+    ("file", "message"),
+    [
+        ("mod = 'shadow'\n[tools.x]\npollling = true", "tools.x.pollling: no such setting; did you mean 'polling'?"),
+        ("mode = ", "not valid TOML"),
+        ("[prices]\nacme = 3", "prices.acme"),
+    ],
+)
+@pytest.mark.parametrize("command", [*STORE_COMMANDS.values(), ["prices"], ["check"], ["replay", "x.jsonl"]], ids=lambda command: command[0])
+def test_a_wrong_policy_is_told_by_its_path(command: list[str], file: str, message: str) -> None:
+    Path("runguard.toml").write_text(file)
+    ran = runguard(*command)
+    assert (ran.exit_code, ran.stdout) == (2, "")
+    assert message in ran.stderr
+    assert "runguard.toml" in ran.stderr
+
+
+def test_a_policy_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RUNGUARD_POLICY", "absent.toml")
+    assert runguard("status").stderr == "absent.toml: no such policy file (named by RUNGUARD_POLICY)\n"
+
+
+WITHOUT = """
+import sys
+sys.modules[{missing!r}] = None
+from runguard.cli import main
+main({arguments}, prog_name="runguard")
+"""
+
+
+@pytest.mark.parametrize(
+    ("missing", "arguments", "message"),
+    [
+        ("redis", ["status", "--store", "redis://127.0.0.1:1/0"], "needs redis, which is not installed: pip install 'runguard-agents[redis]'"),
+        ("psycopg", ["stop", "all", "--reason", "x", "--store", "postgresql://127.0.0.1:1/d"], "pip install 'runguard-agents[postgres]'"),
+        ("google.adk", ["doctor", "--app", "x:app"], "x:app cannot be looked at: runguard.adk needs google-adk"),
+        ("google.adk", ["demo"], "runguard demo needs google-adk 2.3 or newer"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else value[0],
+)
+def test_a_missing_extra_is_named(missing: str, arguments: list[str], message: str) -> None:
+    code = WITHOUT.format(missing=missing, arguments=arguments)
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=50, check=False)
+    assert ran.returncode == (1 if arguments[0] == "doctor" else 2)
+    assert message in ran.stdout + ran.stderr
+    assert "Traceback" not in ran.stderr
+
+
+@pytest.mark.parametrize("since", ["yesterday", "-3d", ""])
+def test_a_time_that_is_none(since: str) -> None:
+    ran = runguard("trips", "--since", since)
+    assert ran.exit_code == 2
+    assert "give a span such as 90m, 24h or 7d, or a day such as 2026-11-01" in " ".join(ran.stderr.split())
+
+
+# ---- on a terminal and in a pipe ------------------------------------------------------------------------------------
+
+
+def on_a_terminal(*arguments: Any, **environment: str) -> str:
+    """What the real process writes to a terminal of 80 columns."""
+    ours, theirs = pty.openpty()
+    pieces: list[bytes] = []
+
+    def read() -> None:
+        while True:
+            try:
+                piece = os.read(ours, 65_536)
+            except OSError:  # its other end is closed
+                return
+            if not piece:
+                return
+            pieces.append(piece)
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    kept = {name: value for name, value in os.environ.items() if name not in ("NO_COLOR", "FORCE_COLOR", "TERM", "COLUMNS")}
+    subprocess.run(
+        [*PROGRAM, *map(str, arguments)], stdout=theirs, timeout=50, check=False, env={**kept, "TERM": "xterm-256color", "COLUMNS": "80", **environment}
+    )
+    os.close(theirs)
+    reader.join(10)
+    os.close(ours)
+    return b"".join(pieces).decode()
+
+
+def test_colour_is_for_terminals(file_store: str) -> None:
+    assert "\x1b[36m" in on_a_terminal("trips", "--store", file_store), "shadow ones are marked in colour"
+    plain = on_a_terminal("trips", "--store", file_store, NO_COLOR="1")
+    assert "\x1b[3" not in plain
+    assert max(len(line) for line in plain.splitlines()) <= 100
+
+
+def test_a_pipe_gets_whole_lines_without_colour(file_store: str) -> None:
+    """One line for each stop, nothing cut or folded at 80 columns."""
+    ran = process("trips", "--store", file_store)
+    (line,) = [line for line in ran.stdout.splitlines() if "repetition" in line and "shadow" in line]
+    assert "look: 4 identical calls and answers, limit 4" in line
+    assert "shadow: not carried out" in line
+    assert "\x1b" not in ran.stdout
+    (alice,) = told("trips", "--store", file_store, "--user", "alice")["trips"]
+    assert alice["message"] in runguard("trips", "show", alice["id"], "--store", file_store).stdout

@@ -1,0 +1,84 @@
+"""A store with real runs in it, the real command as a process of its own, and a real browser."""
+
+import shutil
+import sys
+from collections.abc import Callable, Iterator
+from importlib.util import module_from_spec, spec_from_file_location
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+HERE = Path(__file__).parent
+sys.path.insert(0, str(HERE))  # tests are imported by path, so the folder is on no search path
+
+from dashboards import BROWSERS, OPTIONS, Seen, Served, serve  # noqa: E402
+
+_spec = spec_from_file_location("ledger_conftest", HERE.parent / "ledger" / "conftest.py")
+assert _spec is not None
+assert _spec.loader is not None
+_ledgers = sys.modules["ledger_conftest"] = module_from_spec(_spec)
+_spec.loader.exec_module(_ledgers)
+servers, place = _ledgers.servers, _ledgers.place  # every durable store there is, each empty for each test
+
+
+@pytest.fixture(autouse=True)
+def no_policy_from_outside(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("RUNGUARD_MODE", "RUNGUARD_POLICY", "RUNGUARD_STORE"):
+        monkeypatch.delenv(name, raising=False)
+
+
+@pytest.fixture
+def served() -> Iterator[Callable[..., Served]]:
+    """Starts dashboards, and ends them with the test."""
+    running: list[Served] = []
+
+    def start(store: str, *arguments: str) -> Served:
+        running.append(serve(store, *arguments))
+        return running[-1]
+
+    yield start
+    for one in running:
+        one.stop()
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    pytest.importorskip("playwright", reason="playwright is not installed: pip install playwright")
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as driver:
+        own = driver.chromium.executable_path
+        found = next(filter(None, map(shutil.which, BROWSERS)), own if Path(own).exists() else None)
+        if found is None:
+            pytest.skip(f"no browser: none of {', '.join(BROWSERS)} is on PATH; install one: apt-get install chromium, or playwright install chromium")
+        started = driver.chromium.launch(executable_path=found, args=OPTIONS)
+        yield started
+        started.close()
+
+
+@pytest.fixture
+def look(browser: Any) -> Iterator[Callable[..., Seen]]:
+    """Opens an address in a browser that has been nowhere before."""
+    contexts: list[Any] = []
+
+    def opened(url: str, **options: Any) -> Seen:
+        context = browser.new_context(**{"viewport": {"width": 1200, "height": 900}, **options})
+        contexts.append(context)
+        page = context.new_page()
+        page.set_default_timeout(30_000)
+        seen = Seen(page)
+        page.on("request", lambda request: seen.asked.append(request.url))
+        page.on("console", lambda message: seen.complaints.append(message.text) if message.type in ("error", "warning") else None)
+        page.on("pageerror", lambda error: seen.complaints.append(str(error)))
+        page.goto(url)
+        return seen
+
+    yield opened
+    for context in contexts:
+        context.close()
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> str:
+    return f"sqlite:///{tmp_path}/guard.db"

@@ -1,0 +1,328 @@
+"""The page in a real browser, over a store that real runs fill."""
+
+import json
+import re
+import shutil
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from dashboards import Seen, Served, serve
+from google.adk.tools import FunctionTool
+from guarded_runs import Alive, eventually, guard, healthy, parse_document, runaway
+
+from runguard.ledger.sqlite import SqliteStore
+
+pytestmark = pytest.mark.xdist_group("browser")
+Look, Serve = Callable[..., Seen], Callable[..., Served]
+HOSTILE = (
+    "<script>alert(1)</script>",
+    '"><img src=x onerror=alert(1)>',
+    "</style><svg/onload=alert(1)>",
+    "javascript:alert(1)",
+    "${7*7}{{7*7}}",
+    "\u202egpj.exe",
+    "a" * 300,
+)
+
+
+@pytest.fixture
+def one_stop(store: str) -> str:
+    runaway(guard(store), user_id="alice", app_name="docs")
+    return store
+
+
+@dataclass(frozen=True)
+class Shop:
+    """A dashboard that many tests look at: a stop that was only watched, and a newer one that was carried out."""
+
+    store: str
+    origin: str
+    entered: Any  # the cookie of a browser that has exchanged the token
+
+
+@pytest.fixture(scope="module")
+def shop(browser: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shop]:
+    store = f"sqlite:///{tmp_path_factory.mktemp('shop')}/guard.db"
+    runaway(guard(store, mode="shadow"), user_id="bob", app_name="support")
+    runaway(guard(store), user_id="alice", app_name="docs")
+    dashboard = serve(store)
+    context = browser.new_context()
+    context.new_page().goto(dashboard.url)
+    yield Shop(store, dashboard.origin, context.storage_state())
+    context.close()
+    dashboard.stop()
+
+
+@pytest.fixture
+def enter(shop: Shop, look: Look) -> Callable[..., Seen]:
+    """Opens that dashboard once more."""
+    return lambda **options: look(shop.origin, storage_state=shop.entered, **options)
+
+
+def wait_for(page: Any, selector: str, text: str) -> None:
+    page.wait_for_function("([s, t]) => [...document.querySelectorAll(s)].some((e) => e.textContent.includes(t))", arg=[selector, text])
+
+
+def test_the_page_opens_with_its_token_once(one_stop: str, served: Serve, look: Look) -> None:
+    dashboard = served(one_stop)
+    seen = look(dashboard.url)
+    wait_for(seen.page, "#state", "live")
+    assert seen.page.url == f"{dashboard.origin}/", "the token is not in the address bar"
+    assert "$0.0" in seen.page.inner_text("#figure-usd")
+    seen.page.reload()
+    wait_for(seen.page, "#state", "live")
+    assert all(url.startswith(dashboard.origin) for url in seen.asked), "no request leaves the host"
+    seen.quiet()
+    other = look(dashboard.url)
+    assert "Look at the terminal" in other.page.inner_text("main")
+
+
+def test_runs_stops_and_figures_appear_without_a_reload(store: str, served: Serve, look: Look) -> None:
+    plugin = guard(store)
+    plugin.guard.check_store()
+    seen = look(served(store).url)
+    page = seen.page
+    wait_for(page, "#empty", "RunGuardPlugin(store=")
+    assert not page.is_visible("#content")
+    page.evaluate("window.stayed = true")
+    healthy(plugin, user_id="bob", app_name="docs")
+    wait_for(page, "#budgets .scope", "user:docs/bob")
+    assert not page.is_visible("#empty")
+    wait_for(page, "#totals td", "docs")
+    with Alive(plugin, user_id="carol", app_name="support"):
+        wait_for(page, "#running td", "support / carol")
+    page.wait_for_function("() => document.querySelectorAll('#running tbody tr').length === 0")
+    assert "No run is alive" in page.inner_text("#running-note")
+    runaway(plugin, user_id="alice", app_name="docs")
+    wait_for(page, "#trips a", "parse_document")
+    wait_for(page, "#told", "A new stop")
+    plugin.guard.throw_switch("user:docs/alice", "ann", "looking into it")
+    wait_for(page, "#stops", "user:docs/alice, by ann")
+    assert page.evaluate("window.stayed") is True
+    seen.quiet()
+
+
+def test_a_stop_has_its_story(enter: Look) -> None:
+    seen = enter()
+    page = seen.page
+    page.click("#trips a")
+    page.wait_for_url("**/trips/*")
+    wait_for(page, "#title", "parse_document")
+    figures = page.inner_text("#figures")
+    assert re.search(r"\$0\.0\d+\s+cost until the stop", figures)
+    assert re.search(r"about \$2\.00\s*projection\s+ADK's own cap of 500 model calls", figures)
+    assert "parse_document" in page.inner_text("#repeats")
+    assert "fresh counters" in page.inner_text("#resume")
+    assert "alice" in page.inner_text("#facts")
+    assert page.locator("#timeline tbody tr").count() >= 6
+    assert page.locator("#timeline tbody tr:has-text('scripted-1')").count() >= 6
+    assert not page.is_visible("#shadow")
+    page.go_back()
+    wait_for(page, "#trips a", "parse_document")
+    seen.quiet()
+
+
+def test_a_shadow_stop_is_marked(enter: Look) -> None:
+    seen = enter()
+    wait_for(seen.page, "#trips tr:last-child .badge", "shadow")
+    assert not seen.page.is_visible("#trips tbody tr:first-child .badge")
+    seen.page.click("#trips tbody tr:last-child a")
+    wait_for(seen.page, "h1", "watched, not stopped")
+    wait_for(seen.page, "#figures", "spent after it, as nothing was stopped")
+    seen.quiet()
+
+
+def test_the_steps_of_a_run_are_told_with_what_repeated(shop: Shop, enter: Look) -> None:
+    session = SqliteStore(shop.store).connect(5)
+    ((_, _, text),) = session.tail("trip", 1)
+    trip = json.loads(text)
+    assert session.about("steps", trip["run_id"])
+    session.close()
+    seen = enter()
+    seen.page.click("#trips a")
+    wait_for(seen.page, "#repeats", "the same call")
+    wait_for(seen.page, "#timeline td", "× the same call")
+    assert seen.page.locator("#timeline tr[data-kind=decision]").count() >= 1
+    seen.quiet()
+
+
+def test_hostile_names_are_text(store: str, served: Serve, look: Look) -> None:
+    plugin = guard(store)
+    for name in HOSTILE:
+        tool = FunctionTool(parse_document)
+        tool.name = name
+        runaway(plugin, tool, user_id=name)  # type: ignore[arg-type]
+    plugin.guard.throw_switch("user:x/" + HOSTILE[0].replace("/", ""), HOSTILE[1], HOSTILE[2])
+    assert plugin.flush(10)
+    session = SqliteStore(store).connect(5)
+    for number, name in enumerate(HOSTILE):
+        session.append("call", f"r{number}", json.dumps({"id": "1", "app": name, "agent": name, "model": name, "user": name, "usd": "0.5", "input": 5}))
+    breakers = {name: {"state": "open", "generation": 1, "failures": 3, "runs": [name], "opened_at": 1.0, "probe_at": None} for name in HOSTILE}
+    version, text = session.get("control")
+    session.put("control", version, json.dumps({**json.loads(text), "breakers": breakers}))
+    seen = look(served(store).url)
+    page = seen.page
+    page.on("dialog", lambda dialog: seen.complaints.append(f"a dialog: {dialog.message}"))
+    for by in ("agent", "model", "user", "app"):
+        page.check(f"#by-{by}")
+        wait_for(page, "#totals th", by)
+        wait_for(page, "#totals td", HOSTILE[1])
+    page.click("#numbers summary")
+    page.click("#budgets-more")
+    page.click("#trips-more")
+    for where in ("#numbers th", "#breakers td", "#trips td", "#budgets .scope", "#stop-list li"):
+        wait_for(page, where, "alert(1)")
+
+    def runs_are_shown() -> bool:
+        for number, name in enumerate(HOSTILE):
+            session.beat(f"r{number}", name, json.dumps({"app": name, "user": name, "seconds": 1, "model_calls": 1}))
+        return HOSTILE[0] in page.inner_text("#running")
+
+    assert eventually(runs_are_shown, 30)
+    session.close()
+    assert page.evaluate("document.querySelectorAll('main script, main img, main svg:not(.budgets svg), [onerror], [onload]').length") == 0
+    assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+    links = page.eval_on_selector_all("#trips a", "links => links.map((a) => a.getAttribute('href'))")
+    assert len(links) == len(HOSTILE)
+    assert all(re.fullmatch(r"/trips/[0-9a-f]+", link) for link in links)
+    origin = page.url.rstrip("/").partition("/?")[0]
+    for link in links:
+        page.goto(origin + link)
+        wait_for(page, "#state", "live")
+        assert page.evaluate("document.querySelectorAll('main script, main img, main svg, [onerror], [onload]').length") == 0
+        assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+    seen.quiet()
+
+
+def test_the_keyboard_is_enough(enter: Look) -> None:
+    seen = enter()
+    page = seen.page
+    wait_for(page, "#trips a", "parse_document")
+    page.keyboard.press("Tab")
+    assert page.evaluate("document.activeElement.className") == "skip"
+    assert page.evaluate("document.activeElement.getBoundingClientRect().top") >= 0, "the skip link shows itself"
+    page.keyboard.press("Enter")
+    assert page.evaluate("document.activeElement.id") == "main"
+    reached = []
+    for _ in range(12):
+        page.keyboard.press("Tab")
+        reached.append(page.evaluate("document.activeElement.id || document.activeElement.tagName + ' ' + document.activeElement.textContent"))
+        assert page.evaluate(OUTLINE) != "none", f"{reached[-1]} does not show the focus"
+        if reached[-1].startswith("A "):
+            break
+    assert reached[:3] == ["by-app", "range-1d", "unit-usd"]
+    assert "parse_document" in reached[-1]
+    page.focus("#by-app")
+    page.keyboard.press("ArrowRight")
+    wait_for(page, "#totals th", "agent")
+    wait_for(page, "#totals td", "researcher")
+    assert "by=agent" in page.url
+    page.focus("#trips a")
+    page.evaluate("scrollTo(0, document.body.scrollHeight)")
+    before = page.evaluate("[scrollY, document.activeElement.textContent]")
+    with page.expect_response("**/api/overview*"):
+        pass
+    with page.expect_response("**/api/overview*"):
+        pass
+    assert page.evaluate("[scrollY, document.activeElement.textContent]") == before, "an update moves nobody"
+    page.keyboard.press("Enter")
+    wait_for(page, "#title", "parse_document")
+    seen.quiet()
+
+
+def test_a_phone_shows_it_without_scrolling_sideways(enter: Look) -> None:
+    seen = enter(viewport={"width": 360, "height": 740}, is_mobile=True, device_scale_factor=2)
+    page = seen.page
+    wait_for(page, "#trips a", "parse_document")
+    page.click("#numbers summary")
+    assert page.evaluate("[document.documentElement.scrollWidth, innerWidth]") == [360, 360]
+    assert page.get_by_role("table", name="Stops decided").get_by_role("cell").count() >= 5, "still a table for those who do not see it"
+    page.click("#trips a")
+    wait_for(page, "#title", "parse_document")
+    assert page.evaluate("[document.documentElement.scrollWidth, innerWidth]") == [360, 360]
+    seen.quiet()
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_light_and_dark_can_both_be_read(enter: Look, scheme: str) -> None:
+    seen = enter(color_scheme=scheme)
+    page = seen.page
+    wait_for(page, "#trips a", "parse_document")
+    back = page.evaluate("getComputedStyle(document.body).backgroundColor")
+    assert (sum(map(int, re.findall(r"\d+", back)[:3])) > 600) == (scheme == "light")
+    poor = page.evaluate(CONTRAST)
+    assert poor == []
+    page.click("#trips a")
+    wait_for(page, "#title", "parse_document")
+    assert page.evaluate(CONTRAST) == []
+    seen.quiet()
+
+
+OUTLINE = """
+() => {
+  const element = document.activeElement;
+  return getComputedStyle(element.type === "radio" ? element.nextElementSibling : element).outlineStyle;
+}
+"""
+CONTRAST = """
+() => {
+  const channel = (value) => (value /= 255) <= 0.03928 ? value / 12.92 : ((value + 0.055) / 1.055) ** 2.4;
+  const numbers = (text) => {
+    const [red, green, blue, alpha] = text.match(/[\\d.]+/g).map(Number);
+    const most = text.startsWith("color(srgb") ? 255 : 1;
+    return [red * most, green * most, blue * most, alpha ?? 1];
+  };
+  const light = (rgb) => 0.2126 * channel(rgb[0]) + 0.7152 * channel(rgb[1]) + 0.0722 * channel(rgb[2]);
+  const behind = (element) => {
+    const layers = [];
+    for (let at = element; at; at = at.parentElement) {
+      const colour = numbers(getComputedStyle(at).backgroundColor);
+      if (colour[3] > 0) layers.push(colour);
+      if (colour[3] === 1) break;
+    }
+    return layers.reverse().reduce((under, [r, g, b, a]) => under ? [r, g, b].map((v, i) => v * a + under[i] * (1 - a)) : [r, g, b], null);
+  };
+  const poor = [];
+  for (const element of document.querySelectorAll("main *, header *, footer *")) {
+    const words = [...element.childNodes].filter((n) => n.nodeType === 3 && n.textContent.trim()).map((n) => n.textContent.trim()).join(" ");
+    if (!words || !element.checkVisibility() || element.closest(".unseen, svg")) continue;
+    const [one, two] = [light(numbers(getComputedStyle(element).color)), light(behind(element))].sort((a, b) => b - a);
+    if ((one + 0.05) / (two + 0.05) < 4.5) poor.push(`${words.slice(0, 40)}: ${((one + 0.05) / (two + 0.05)).toFixed(2)}`);
+  }
+  return poor;
+}
+"""
+
+
+def test_a_store_that_goes_away_is_told_and_its_return_too(one_stop: str, served: Serve, look: Look, tmp_path: Path) -> None:
+    path, away = SqliteStore(one_stop).path, tmp_path / "away"
+    seen = look(served(one_stop).url)
+    page = seen.page
+    wait_for(page, "#state", "live")
+    away.mkdir()
+    for file in path.parent.glob(f"{path.name}*"):
+        shutil.move(file, away / file.name)
+    wait_for(page, "#state", "store away")
+    wait_for(page, "#problem", "no such store")
+    assert "parse_document" in page.inner_text("#trips"), "what was known stays to be seen"
+    for file in away.iterdir():
+        shutil.move(file, path.parent / file.name)
+    wait_for(page, "#state", "live")
+    assert not page.is_visible("#problem")
+
+
+def test_a_dashboard_that_ends_is_told_and_a_new_one_asks_for_its_token(one_stop: str, served: Serve, look: Look) -> None:
+    first = served(one_stop)
+    seen = look(first.url)
+    page = seen.page
+    wait_for(page, "#state", "live")
+    first.stop()
+    wait_for(page, "#state", "connection lost")
+    wait_for(page, "#problem", "No answer from runguard dashboard")
+    second = served(one_stop, "--port", str(first.port))
+    wait_for(page, "#problem", "open the address that its terminal shows")
+    page.goto(second.url)
+    wait_for(page, "#state", "live")

@@ -1,0 +1,220 @@
+"""What a look at a store answers, on every kind of store, after real runs."""
+
+import json
+import sqlite3
+from collections.abc import Iterator
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import pytest
+from guarded_runs import Alive, eventually, guard, healthy, runaway
+
+from runguard.breaker import Permit
+from runguard.errors import PolicyError
+from runguard.ledger import StoreError
+from runguard.view import StoreView
+from runguard.view.rows import plain
+
+
+@pytest.fixture
+def view(place: Any) -> Iterator[StoreView]:
+    made = StoreView(place.url)
+    yield made
+    made.close()
+
+
+def test_after_real_runs_every_question_has_its_answer(place: Any, view: StoreView) -> None:
+    plugin = guard(place.url, max_usd=2)
+    stopped = runaway(plugin, user_id="alice")
+    healthy(plugin, user_id="bob", agent="writer")
+    (budget_of_bob,) = [row for row in view.budgets() if row.scope == "user:app/bob"]
+    assert (budget_of_bob.unit, budget_of_bob.limit, budget_of_bob.spent, budget_of_bob.reserved, budget_of_bob.window) == ("usd", 1, Decimal("0.012"), 0, "1d")
+    assert budget_of_bob.share == pytest.approx(0.012)
+    assert [row.scope for row in view.budgets()] == ["user:app/alice", "user:app/bob"], "budgets of ended runs are not listed"
+    assert len(view.budgets(ended_runs=True)) == 4
+
+    (trip,) = view.trips()
+    assert (trip["id"], trip["rule"], trip["shadow"]) == (stopped.trips[0].id, stopped.trips[0].rule, False)
+    assert view.trip(trip["id"]) == trip
+    assert view.trip("another") is None
+    assert view.story("another") is None
+
+    now = view.now()
+    by_user = view.spend(now - 900, now + 1, "user")
+    assert [(figures.name, figures.calls, figures.usd) for figures in by_user.totals] == [
+        ("alice", trip["model_calls"], Decimal("0.004") * trip["model_calls"]),
+        ("bob", 3, Decimal("0.012")),
+    ]
+    assert sum(map(sum, by_user.usd)) == pytest.approx(float(by_user.total.usd))
+    assert sum(map(sum, by_user.tokens)) == by_user.total.tokens == by_user.total.calls * 1_250
+    assert [figures.name for figures in view.spend(now - 900, by="agent").totals] == ["researcher", "writer"]
+    assert [figures.name for figures in view.spend(now - 900, by="app").totals] == ["app"]
+    assert [figures.name for figures in view.spend(now - 900, by="model").totals] == ["scripted-1"]
+    assert view.spend(now - 900, now - 800).total.calls == 0
+    with pytest.raises(ValueError, match="app, agent, model, user"):
+        view.spend(0, by="moon")
+    assert json.loads(json.dumps(plain(by_user)))["total"]["usd"] == f"{by_user.total.usd:f}"
+
+    story = view.story(trip["id"])
+    assert story is not None
+    assert story.usd == Decimal("0.004") * trip["model_calls"]
+    assert story.later_usd == 0
+    assert len([row for row in story.rows if row.kind == "model"]) == trip["model_calls"]
+    assert story.projection is not None
+    assert story.projection.more_usd == Decimal("0.004") * (500 - trip["model_calls"])
+    assert story.projection.total_usd == 2
+    assert story.repeats[0].name == "parse_document"
+    assert view.unreadable.total == 0
+
+
+def test_a_run_is_shown_while_it_runs(place: Any, view: StoreView) -> None:
+    plugin = guard(place.url, max_usd=2)
+    with Alive(plugin, user_id="carol"):
+        assert eventually(lambda: view.running() and view.running()[0].spent_usd)
+        (row,) = view.running()
+        assert (row.user, row.app, row.stopped, row.spent_usd) == ("carol", "app", None, Decimal("0.004"))
+        assert row.silent_s < 10
+        assert any(budget.scope == f"run:{row.run}" for budget in view.budgets())
+        assert [figures.name for figures in view.spend(view.now() - 60, by="user").totals] == ["carol"], "before its end is recorded"
+    assert view.running() == []
+
+
+def test_stops_and_breakers_in_force_are_told(place: Any, view: StoreView) -> None:
+    plugin = guard(place.url)
+    assert (view.stops(), view.breakers()) == ([], [])
+    plugin.guard.throw_switch("user:app/alice", "ann", "looking into it")
+    for number in range(5):
+        plugin.guard.breakers.report("fetch", Permit(0), False, 0.0, f"run {number}")
+    plugin.guard.breakers.report("send", Permit(0), False, 0.0, "run 1")
+    assert plugin.flush(10)
+    (stop,) = view.stops()
+    assert (stop.scope, stop.actor, stop.reason) == ("user:app/alice", "ann", "looking into it")
+    assert [(row.tool, row.state, row.failures, row.runs) for row in view.breakers()] == [("fetch", "open", 0, 0), ("send", "closed", 1, 1)]
+
+
+def test_a_shadow_stop_is_marked_and_what_came_after_it_is_told_apart(place: Any, view: StoreView) -> None:
+    plugin = guard(place.url, mode="shadow")
+    runaway(plugin, user_id="alice")
+    trip = view.trips()[-1]
+    assert trip["shadow"] is True
+    story = view.story(trip["id"])
+    assert story is not None
+    assert story.usd is not None
+    assert story.later_usd > 0
+    assert story.usd + story.later_usd == Decimal("0.004") * 60
+
+
+def test_what_cannot_be_read_is_counted_and_the_rest_is_shown(place: Any, view: StoreView) -> None:
+    plugin = guard(place.url)
+    runaway(plugin, user_id="alice")
+    run_id = view.trips()[0]["run_id"]
+    session = place.connect()
+    for kind in ("call", "trip", "steps"):
+        for text in ("{", "[]" if kind != "steps" else "{}", '"x"', "null"):
+            session.append(kind, run_id, text)
+    session.append("call", run_id, '{"usd": "NaN", "input": -5, "output": 1e99, "agent": 7, "app": ["x"], "estimated": "yes"}')
+    session.append("call", run_id, '{"usd": true}')
+    session.beat("broken", "w", "not json")
+    session.beat("strange", "w", '{"seconds": "long", "spent_usd": "1e999", "model_calls": null}')
+    session.close()
+    assert len(view.trips()) == 1
+    assert view.unreadable.counts["trip"] == 4
+    assert view.spend(0, by="agent").total.unpriced == 2
+    assert view.unreadable.counts["call"] == 4
+    assert {row.run for row in view.running()} == {"broken", "strange"}
+    story = view.story(view.trips()[0]["id"])
+    assert story is not None
+    assert view.unreadable.counts["story"] == 8
+    assert story.unpriced == 2
+    assert story.projection is None, "the last calls have no price"
+
+
+def test_a_control_document_that_cannot_be_read_is_no_stop_and_no_error(place: Any, view: StoreView) -> None:
+    session = place.connect()
+    session.put("control", 0, "[1, 2")
+    session.close()
+    assert (view.stops(), view.breakers()) == ([], [])
+    assert view.unreadable.counts["control"] == 1
+
+
+def test_calls_are_read_once_and_a_correction_replaces_what_it_corrects(place: Any, view: StoreView) -> None:
+    session = place.connect()
+    told = {"agent": "a", "model": "m", "app": "x", "user": "u", "input": 10, "output": 5}
+    for number in range(300):
+        session.append("call", "r", json.dumps({**told, "id": f"{number}", "usd": "0.01"}))
+    assert view.spend(0).total.calls == 300
+    session.append("call", "r", json.dumps({**told, "id": "7", "usd": "0.05", "estimated": True}))
+    session.append("call", "r", json.dumps({**told, "id": "300", "usd": None}))
+    total = view.spend(0).total
+    assert (total.calls, total.usd, total.unpriced, total.estimated) == (301, Decimal("3.04"), 1, 1)
+    for number in range(600):
+        session.append("call", "other", json.dumps({**told, "id": f"{number}", "user": "v", "usd": "0.001"}))
+    assert [(figures.name, figures.calls) for figures in view.spend(0, by="user").totals] == [("u", 301), ("v", 600)]
+    assert view.spend(0, by="user").totals == StoreView(place.url).spend(0, by="user").totals
+    session.close()
+
+
+def test_the_dearest_names_stand_for_themselves_and_the_rest_together(place: Any, view: StoreView) -> None:
+    session = place.connect()
+    for number in range(12):
+        session.append("call", "r", json.dumps({"id": f"{number}", "app": f"app {number:02}", "usd": f"{number}", "input": 1}))
+    session.append("call", "r", json.dumps({"id": "x", "app": "others", "usd": "100"}))
+    session.close()
+    now = view.now()
+    spend = view.spend(now - 60, now + 1, "app")
+    assert spend.names == ("others", "app 11", "app 10", "app 09", "app 08", "app 07", "app 06", "others")
+    assert [sum(row) for row in spend.usd] == [100, 11, 10, 9, 8, 7, 6, 15]
+    assert len(spend.totals) == 13
+
+
+def test_only_so_many_calls_are_read_and_that_is_said(place: Any, view: StoreView, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("runguard.view.spending.CALLS_KEPT", 300)
+    session = place.connect()
+    for number in range(400):
+        session.append("call", "r", json.dumps({"id": f"{number}", "app": "x", "usd": "1"}))
+    spend = view.spend(0)
+    assert (spend.total.calls, spend.capped_at) == (300, 300)
+    session.append("call", "r", json.dumps({"id": "new", "app": "y", "usd": "1"}))
+    session.close()
+    spend = view.spend(0)
+    assert (spend.total.calls, spend.capped_at) == (300, 300)
+    assert [figures.name for figures in spend.totals] == ["x", "y"]
+    assert view.spend(view.now()).capped_at is None
+
+
+# ---- files ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_store_that_is_not_there_is_told_and_not_made(tmp_path: Path) -> None:
+    view = StoreView(f"sqlite:///{tmp_path}/none.db")
+    with pytest.raises(StoreError, match="no such store"):
+        view.budgets()
+    assert list(tmp_path.iterdir()) == []
+    guard(f"sqlite:///{tmp_path}/none.db").guard.check_store()
+    assert view.budgets() == []
+    for path in tmp_path.iterdir():
+        path.unlink()
+    with pytest.raises(StoreError, match="no such store"):
+        view.budgets()
+
+
+def test_memory_cannot_be_looked_at() -> None:
+    with pytest.raises(PolicyError, match="lives and dies with its process"):
+        StoreView("memory")
+
+
+def test_a_file_from_before_there_was_an_index_gets_one(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path}/old.db"
+    plugin = guard(url)
+    runaway(plugin)
+    with sqlite3.connect(tmp_path / "old.db") as db:
+        db.execute("DROP INDEX records_about")
+    db.close()
+    view = StoreView(url)
+    assert view.story(view.trips()[0]["id"]) is not None
+    with sqlite3.connect(tmp_path / "old.db") as db:
+        plan = db.execute("EXPLAIN QUERY PLAN SELECT at, text FROM records WHERE kind = 'call' AND ref = 'r' ORDER BY seq").fetchall()
+    db.close()
+    assert "records_about" in plan[0][-1]
+    view.close()

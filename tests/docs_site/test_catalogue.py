@@ -1,0 +1,31 @@
+"""The page for ADK's catalogue: its front matter is complete, its icon is there, and what it shows runs."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+FOLDER = Path(__file__).parents[2] / "docs" / "adk-docs-catalogue"
+PAGE = (FOLDER / "runguard.md").read_text(encoding="utf-8")
+SNIPPETS = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+
+
+def test_front_matter_is_what_the_catalogue_reads() -> None:
+    _, front, body = PAGE.split("---\n", 2)
+    matter = yaml.safe_load(front)
+    assert set(matter) == {"catalog_title", "catalog_description", "catalog_icon", "catalog_tags"}
+    assert matter["catalog_tags"] == ["resilience"]
+    assert (FOLDER / Path(matter["catalog_icon"]).name).read_bytes().startswith(b"\x89PNG")
+    headings = re.findall(r"^## (.*)$", body, re.MULTILINE)
+    assert headings[:4] == ["Use cases", "Prerequisites", "Installation", "Use with agent"]
+
+
+@pytest.mark.parametrize("code", SNIPPETS, ids=range(1, len(SNIPPETS) + 1))
+def test_snippet_runs(code: str, tmp_path: Path) -> None:
+    done = subprocess.run([sys.executable, "-W", "ignore", "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=50, check=False)
+    assert done.returncode == 0, done.stderr
+    if "RUNGUARD_STOP" in code:
+        assert "RUNGUARD_STOP" in done.stdout
