@@ -923,15 +923,38 @@ async def test_an_extension_that_cannot_be_meant_is_an_error_that_says_why(scope
 
 async def test_a_shadow_only_looks_on():
     shop = Shop(user_budget(2), mode="shadow", max_wait_seconds=3_600)
-    for _ in range(4):  # all at once: the third would have had to wait, all later ones to go
+    made = []
+    for _ in range(4):  # all at once: the third and the fourth would have had to wait
         asked = await asyncio.wait_for(shop.ask(), PATIENCE_S)
         assert (asked.leave, asked.output, asked.charge.lowered) == (True, 1_000, False)
-        assert not (asked.decision.enforced and asked.decision.action is Action.STOP)
+        assert asked.decision.action is Action.ALLOW
+        made.append(asked)
     assert shop.stand() == (0, CALL * 4)
+    for asked in made[:3]:
+        assert list(shop.guard.trips) == []  # nobody knows yet: they may take less than they hold
+        shop.pay(asked)
     (trip,) = shop.guard.trips
     assert (trip.enforced, trip.rule, trip.scope_id, trip.limit) == (False, "budget", "user:app/ann", CALL * 2)
     assert trip.reserved_usd == CALL * 2  # what others hold, without this call
     assert shop.guard.runs["run"].stopped is None
+
+
+async def test_a_shadow_that_had_to_wait_for_nothing_says_nothing():
+    shop = Shop(user_budget(2), mode="shadow")
+    made = [await shop.ask() for _ in range(4)]
+    for asked in made:
+        shop.pay(asked, 0)  # all of them take less than they held: enforcing would have made them one after another
+    assert list(shop.guard.trips) == []
+
+
+async def test_a_shadow_knows_that_a_shorter_answer_would_have_been_asked_for():
+    shop = Shop(Budget(usd=CALL * 3 / 2, per="user", window="1d"), mode="shadow")
+    shop.pay(await shop.ask())
+    assert (await shop.ask()).output == 1_000  # enforcing lowers it to half
+    assert list(shop.guard.trips) == []
+    enforcing = Shop(Budget(usd=CALL * 3 / 2, per="user", window="1d"))
+    enforcing.pay(await enforcing.ask())
+    assert (await enforcing.ask()).charge.lowered
 
 
 async def test_a_shadow_books_everything():
