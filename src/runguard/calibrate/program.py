@@ -8,9 +8,9 @@ from pathlib import Path
 
 from runguard.calibrate.proposal import calibrate
 from runguard.calibrate.told import print_proposal
-from runguard.calibrate.work import Worked
 from runguard.policy import Policy
-from runguard.replay.program import _bar, _console
+from runguard.replay.processes import Worked
+from runguard.replay.program import console_of_stdout, progress_bar
 from runguard.replay.sources import Source, open_sources
 from runguard.replay.steps import UnreadableError
 
@@ -42,7 +42,7 @@ def run(
     if as_json:
         sys.stdout.write(json.dumps(made.to_dict(), indent=2, ensure_ascii=False) + "\n")
         return is_advised
-    print_proposal(_console(), made)
+    print_proposal(console_of_stdout(), made)
     if is_advised and target is None:
         sys.stdout.write("\n" + made.to_toml())
     return is_advised
@@ -50,7 +50,7 @@ def run(
 
 def _with_progress(sources: list[Source], found: Iterator[Worked]) -> Iterator[Worked]:
     runs = 0
-    with _bar(sources) as progress:
+    with progress_bar(sources) as progress:
         for worked in found:
             runs += len(worked.found)
             if progress is not None:

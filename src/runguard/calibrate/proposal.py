@@ -11,11 +11,12 @@ from runguard.calibrate.limits import SHARE, Limit, Missing, propose
 from runguard.calibrate.quantile import runs_needed
 from runguard.calibrate.rungs import Choice, Curve, choose
 from runguard.calibrate.sample import HALVES, LABELS, Basis, Samples, half_of
-from runguard.calibrate.work import Asked, Compared, Comparing, Measured, Measuring, Worked, each_run
+from runguard.calibrate.work import Asked, Compared, Comparing, Measured, Measuring
 from runguard.policy import Policy
+from runguard.replay.processes import Worked, each_run
 from runguard.replay.sources import Source, open_sources
 from runguard.replay.steps import Faults
-from runguard.replay.work import _LEFT_OUT
+from runguard.replay.work import settings_of
 
 Watch = Callable[[str, Iterator[Worked]], Iterable[Worked]]
 
@@ -110,7 +111,7 @@ def calibrate(
     """
     sources = open_sources(str(source)) if isinstance(source, str | Path) else source
     policy = policy if policy is not None else Policy.validated({}, "")
-    values = policy.model_dump(exclude_unset=True, exclude=_LEFT_OUT)
+    values = settings_of(policy)
     watch = watch or (lambda _, found: found)
     tried = variants(policy)
     curves = _curves(policy, tried)

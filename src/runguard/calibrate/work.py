@@ -1,25 +1,15 @@
-"""Recordings past many guards at once, over as many processes as asked for. What comes back of each is small."""
+"""A recording past many guards at once. What comes back is small."""
 
-import gc
-import multiprocessing
-from collections import deque
-from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ProcessPoolExecutor
 from dataclasses import dataclass
-from itertools import chain, islice
-from typing import Any, Final, NamedTuple
+from typing import Any, NamedTuple
 
 from runguard.calibrate.grid import OF_REPETITION, Variant, lowest_rungs, with_rule
 from runguard.calibrate.meter import Meter, Took, looking_on
 from runguard.calibrate.sample import half_of
 from runguard.policy import Policy
-from runguard.replay.engine import Judge, Player, play, quiet
+from runguard.replay.engine import Judge, Player, play
 from runguard.replay.results import RunResult
-from runguard.replay.sources import Piece, Source
-from runguard.replay.steps import Faults, RecordedRun
-
-_AHEAD: Final = 3  # pieces per process that wait or are worked on
-_task: list[Callable[[RecordedRun], Any]] = []
+from runguard.replay.steps import RecordedRun
 
 
 class Outcome(NamedTuple):
@@ -120,62 +110,3 @@ class Comparing:
         for number, result in zip(mine, play(run, [self._judges[number] for number in mine]), strict=True):
             outcomes[number] = outcome_of(result, self._asked[number].rule, self._asked[number].unit)
         return Compared(run.id, run.source, run.success, outcomes)
-
-
-@dataclass(slots=True)
-class Worked:
-    """What came of one piece of a source."""
-
-    found: list[Any]
-    faults: Faults
-    size: int
-
-
-def each_run(sources: list[Source], task: type, given: tuple[Any, ...], workers: int, model: str) -> Iterator[Worked]:
-    """``task(*given)`` is made once per process and called with every recorded run; in order, whatever the number of processes."""
-    pieces: Iterator[Piece] = (piece for source in sources for piece in source.pieces())
-    first = list(islice(pieces, 2))  # one piece is not worth a process
-    pieces = chain(first, pieces)
-    if workers == 1 or len(first) < 2:
-        call = task(*given)
-        for piece in pieces:
-            yield _work(piece, call, model)
-        return
-    # A new process each: a progress bar has a thread, and a fork would take its locks along.
-    context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(workers, mp_context=context, initializer=_prepare, initargs=(task, given)) as pool:
-        waiting: deque[Future[Worked]] = deque()
-        try:
-            for piece in pieces:
-                waiting.append(pool.submit(_in_process, piece, model))
-                if len(waiting) >= workers * _AHEAD:
-                    yield waiting.popleft().result()
-            while waiting:
-                yield waiting.popleft().result()
-        finally:
-            for future in waiting:
-                future.cancel()
-
-
-def _work(piece: Piece, call: Callable[[RecordedRun], Any], model: str) -> Worked:
-    worked = Worked([], Faults(), piece.size)
-    with quiet():
-        try:
-            for run in piece.runs(worked.faults, model):
-                try:
-                    worked.found.append(call(run))
-                except Exception as error:  # one record that nobody foresaw must not spoil the others
-                    worked.faults.add(run.id, f"cannot be replayed: {type(error).__name__}: {error}")
-        except Exception as error:  # a damaged file, a connection that broke
-            worked.faults.add("a part of the source", f"cannot be read to its end: {type(error).__name__}: {error}")
-    return worked
-
-
-def _prepare(task: type, given: tuple[Any, ...]) -> None:
-    _task[:] = [task(*given)]
-    gc.freeze()
-    gc.set_threshold(50_000, 20, 100)  # a parsed run is many objects and soon gone
-
-
-def _in_process(piece: Piece, model: str) -> Worked:
-    return _work(piece, _task[0], model)

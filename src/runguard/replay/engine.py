@@ -209,6 +209,7 @@ class Player:
         if self._answers:
             self._flush()
         if not self._begun:
+            self.tick(step.at)
             self._begin("")
         if self._over:
             self.tick(step.at)
@@ -282,6 +283,7 @@ class Player:
         if self._answers:
             self._flush()
         if not self._begun:
+            self.tick(step.at)
             self._begin("")
         self._waiting.append(step)
 

@@ -62,9 +62,11 @@ class Translation:
     def steps(self) -> Iterator[Step]:
         given = self._run["steps"]
         opened = any(isinstance(s, dict) and s.get("kind") == "message" and s.get("agent") == "user" for s in given[:3])
+        # A message without a time: the run has begun by the first time that is told.
+        began = next((at for step in given if step.__class__ is dict and (at := _time(step.get("ts"))) is not None), None)
         if not opened:  # nobody recorded what was asked for
             self._history += len(_word(self._run.get("task"))) if self._sizes else 0
-            yield Turn(_time(given[0].get("ts")) if given and isinstance(given[0], dict) else None)
+            yield Turn(began)
         for position, step in enumerate(given):
             if step.__class__ is not dict or step.get("kind") not in _KINDS:
                 self._faults.add(f"{self._where} step {position}", "no step: an object with a known kind is expected")
@@ -77,7 +79,8 @@ class Translation:
                     self._history += _size(step)
                 if agent == "user":
                     self._open.clear()
-                    yield Turn(_time(step.get("ts")))
+                    at = _time(step.get("ts"))
+                    yield Turn(began if at is None else at)
             elif agent == "user":
                 continue  # a simulated customer's own calls
             elif kind == "model":

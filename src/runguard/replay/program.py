@@ -35,7 +35,7 @@ def run(
     model: str = "",
 ) -> None:
     """Replay everything and print what it came to."""
-    console = _console()
+    console = console_of_stdout()
     totals = [Totals(name) for name, _ in policies]
     faults, rows = Faults(), Rows(every)
     report = JsonReport(sys.stdout, _head(sources, policies)) if as_json else None
@@ -54,7 +54,7 @@ def run(
         print_table(console, rows, totals, faults)
 
 
-def _console() -> Console:
+def console_of_stdout() -> Console:
     """A file or a pipe has no width of its own."""
     return Console() if sys.stdout.isatty() else Console(width=160)
 
@@ -73,7 +73,7 @@ def _head(sources: list[Source], policies: list[tuple[str, Policy]]) -> dict[str
 
 
 @contextmanager
-def _bar(sources: list[Source]) -> Iterator[Progress | None]:
+def progress_bar(sources: list[Source]) -> Iterator[Progress | None]:
     if not sys.stderr.isatty():
         yield None
         return
@@ -87,7 +87,7 @@ def _bar(sources: list[Source]) -> Iterator[Progress | None]:
 
 def _with_progress(sources: list[Source], batches: Iterator[Batch]) -> Iterator[Batch]:
     runs = 0
-    with _bar(sources) as progress:
+    with progress_bar(sources) as progress:
         for batch in batches:
             runs += len(batch.results)
             if progress is not None:
@@ -105,7 +105,7 @@ def run_explanation(sources: list[Source], name: str, policy: Policy, *, as_json
 
         sys.stdout.write(json.dumps(told.to_dict(), indent=2, ensure_ascii=False) + "\n")
     else:
-        print_explanation(_console(), told)
+        print_explanation(console_of_stdout(), told)
     return True
 
 
