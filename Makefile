@@ -7,12 +7,12 @@ TOUCH_ADK := tests/adk tests/replay tests/wire tests/install tests/demo tests/te
 # Servers, processes and clocks meet a busy machine: what failed is tried once more, alone. What is wrong fails again.
 AGAIN = (echo "== what failed, once more, alone" && PY -m pytest --last-failed --last-failed-no-failures none)
 
-.PHONY: demo test lint types bench clean
+.PHONY: demo test lint types bench docs browser clean
 
 demo: $(NEW)/.ready
 	@$(NEW)/bin/runguard demo
 
-test: $(NEW)/.ready $(OLD)/.ready lint types
+test: $(NEW)/.ready $(OLD)/.ready browser lint types
 	@echo "== tests on the newest google-adk"
 	@$(NEW)/bin/python -m pytest -n 2 --dist loadgroup || $(AGAIN:PY=$(NEW)/bin/python)
 	@echo "== tests on the oldest supported google-adk: all that touch it"
@@ -23,6 +23,13 @@ lint: $(NEW)/.ready
 
 types: $(NEW)/.ready
 	@$(NEW)/bin/mypy
+
+docs: $(NEW)/.ready
+	@$(NEW)/bin/sphinx-build -q -W --keep-going -n docs build/site && echo "build/site/index.html"
+
+# The dashboard is tested in a real Chromium: one that is there, or the system's package, or the one that Playwright brings.
+browser: $(NEW)/.ready
+	@$(NEW)/bin/python tests/dashboard/find_browser.py
 
 bench: $(NEW)/.ready
 	@$(NEW)/bin/python benchmarks/hooks.py
@@ -42,4 +49,4 @@ $(OLD)/.ready: pyproject.toml $(NEW)/.ready
 	@touch $@
 
 clean:
-	@rm -rf $(NEW) $(OLD) .mypy_cache .pytest_cache .ruff_cache
+	@rm -rf $(NEW) $(OLD) .mypy_cache .pytest_cache .ruff_cache build

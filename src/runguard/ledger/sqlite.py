@@ -309,7 +309,8 @@ class SqliteSession:
     def read(self, scope: str | None = None) -> list[Balance]:
         with self._write() as now:
             self._expire(now, everything=True)
-            where, facts = ("WHERE scope = ?", (scope,)) if scope is not None else ("", ())
+        where, facts = ("WHERE scope = ?", (scope,)) if scope is not None else ("", ())
+        with _translated(self._path):  # outside of the lock: whoever only reads keeps nobody from writing
             return [_balance(row) for row in self._db.execute(f"SELECT {_BALANCE} FROM accounts {where} ORDER BY key", facts)]
 
     def _touch(self, line: Line, now: float) -> None:

@@ -14,12 +14,12 @@ _KINDS: Final = "memory, sqlite:///path, redis://host:6379/0, postgresql://user@
 def check_store(url: str) -> None:
     """Whether a URL can be meant at all; nothing is connected."""
     if url != "memory":
-        _store(url)
+        store_of(url)
 
 
 def store_name(url: str) -> str:
     """A URL for people: without a password."""
-    return url if url == "memory" else _store(url).name
+    return url if url == "memory" else store_of(url).name
 
 
 def open_ledger(url: str, timeout: float, retention_s: float = 30 * 86_400.0) -> Ledger:
@@ -27,10 +27,10 @@ def open_ledger(url: str, timeout: float, retention_s: float = 30 * 86_400.0) ->
         return MemoryLedger()
     from runguard.ledger.remote import ledger_of
 
-    return ledger_of(_store(url), url, timeout, retention_s)
+    return ledger_of(store_of(url), url, timeout, retention_s)
 
 
-def _store(url: str) -> Store:
+def store_of(url: str) -> Store:
     scheme = url.partition(":")[0]
     if scheme == "sqlite":
         from runguard.ledger.sqlite import SqliteStore

@@ -9,7 +9,7 @@ from urllib.parse import unquote
 from runguard.budget import UNITS, UNLIMITED, edge
 from runguard.errors import PolicyError
 from runguard.ledger.store import Balance, Session, StoreError, StoreOutage
-from runguard.ledger.urls import _store
+from runguard.ledger.urls import store_of
 from runguard.switch import Stop, read_stops
 from runguard.view.records import Unreadable, count, dollars, entries, latest, number, read_call, table, whole, word
 from runguard.view.rows import BreakerRow, BudgetRow, RunningRow, Spend, Story
@@ -30,7 +30,7 @@ class StoreView:
                 "store = 'memory' lives and dies with its process, so there is nothing to look at from outside; "
                 "name a durable store, in the policy or with --store: sqlite:///guard.db, redis://host:6379/0 or postgresql://user@host/database"
             )
-        self._store, self._timeout = _store(url), timeout
+        self._store, self._timeout = store_of(url), timeout
         self.name = self._store.name
         self.unreadable = Unreadable()
         self._lock = threading.Lock()
