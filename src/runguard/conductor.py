@@ -9,7 +9,6 @@ import asyncio
 import json
 import logging
 import os
-import secrets
 import threading
 import time
 import weakref
@@ -20,15 +19,14 @@ from typing import Any, Final
 from runguard import detectors as rules
 from runguard.accounts import Accounts
 from runguard.alarms import Alarms
+from runguard.answers import Answers
 from runguard.breaker import Permit
 from runguard.budget import to_usd
 from runguard.charges import Charge, Fired, scopes_of
-from runguard.decision import ALLOW, Action, Decision, Finding, Money, Rungs, Trip, on_one_line, text_for_model, text_for_operator, text_for_user
+from runguard.decision import ALLOW, Action, Decision, Finding, Money, Trip, on_one_line, text_for_model, text_for_user
 from runguard.denials import finding_of, finding_of_stop
-from runguard.detectors import Detector
 from runguard.errors import PolicyError
 from runguard.events import (
-    FAILURES,
     ROOT_LANE,
     AgentEntered,
     Answer,
@@ -41,17 +39,17 @@ from runguard.events import (
     ToolCall,
     ToolResults,
 )
-from runguard.fingerprint import answer_text, call_fingerprint, size_of
 from runguard.journal import KIND, Journal
 from runguard.ledger.store import Session, StoreError
 from runguard.outbox import Outbox
-from runguard.outcomes import classify, failure_class
-from runguard.policy import FREE_RETRIES, Policy, ToolRule
+from runguard.policy import Policy
 from runguard.pricing import Usage
-from runguard.runs import Lane, Run, dispatch, retired_name
+from runguard.runs import Lane, Run, dispatch, lane_detectors, lane_rungs, retired_name
 from runguard.shared import Breakers, Once
 from runguard.switch import Stop, check_scope, read_stops, with_stops
 from runguard.telemetry import SAMPLE, Telemetry
+from runguard.tools import Tools
+from runguard.trips import trip_of
 
 _log: Final = logging.getLogger("runguard")
 # Members bound once: looking one up on its enum costs as much as the rest of a line.
@@ -62,23 +60,6 @@ _LANES_KEPT: Final = 4_096
 _TOOLS_KEPT: Final = 4_096
 _BREAKER_FAILURES: Final = 5
 _NOTED_KEPT: Final = 256
-
-# Which setting to change when a rule was too strict, for the operator's "how to resume".
-_RESUME: Final = {
-    "policy_error": "correct the policy file and start the process again",
-    "context": "the next turn begins with the same history: start a new session, compact its events, or raise max_context_tokens",
-    "guard_error": "this is a fault of RunGuard; on_guard_error='allow' lets runs go on unguarded",
-}
-_SETTINGS: Final = {
-    "model_calls": "max_model_calls",
-    "tool_calls": "max_tool_calls",
-    "tool_limit": "tools.<name>.max_calls",
-    "fan_out": "max_fan_out or max_concurrent_agents",
-    "deadline": "max_seconds",
-    "depth": "max_delegation_depth",
-    "result_size": "max_tool_result_chars",
-    "context": "max_context_tokens",
-}
 
 
 class Guard:
@@ -101,18 +82,13 @@ class Guard:
         self.once = Once(self.accounts.ledger, policy.hold_seconds)
         self.guard_errors = 0
         self._enforces = policy.mode == "enforce"
-        self._max_chars = policy.max_tool_result_chars or 0
-        self._normalizes = bool(policy.tool_result_normalizer)
-        self._declared: dict[str, ToolRule] = {}
-        self._tool_rules: dict[str, ToolRule | None] = {}
+        self.tools = tools = Tools(policy)
+        self.declare, self.tool_rule, self.fingerprint = tools.declare, tools.rule, tools.fingerprint
+        self._answers = Answers(policy, tools, self._report_answer, self._settle_once)
         self._lock = threading.Lock()
         self._alerts = 0
         self._switching = threading.Lock()
-        self._lane_rungs = {
-            name: rungs
-            for name in ("repetition", "no_news", "same_call", "cycle", "stall", "tool_failures", "empty", "handoff", "growth", "polling", "context")
-            if (rungs := policy.rungs(name)) is not None and rungs != Rungs()
-        }
+        self._lane_rungs = lane_rungs(policy)
         self.telemetry = Telemetry.of(self) if policy.telemetry and policy.mode != "off" else None
         self.alarms = Alarms(policy.alerts, self.accounts.ledger, self.clock) if policy.alerts and policy.mode != "off" else None
         if self.alarms is not None:
@@ -194,60 +170,8 @@ class Guard:
             run.retired.popitem(last=False)
 
     def _new_lane(self, run: Run, key: str, parent: Lane | None, *, concurrent: bool, path: tuple[str, ...]) -> Lane:
-        rungs, policy = self._lane_rungs, self.policy
-        made: list[Detector] = [*run.detectors]  # those of the whole run first, shared by all its lanes
-        if "repetition" in rungs:
-            made.append(rules.Repetition(rungs["repetition"]))
-        if "stall" in rungs:
-            made.append(rules.Stall(rungs["stall"], 0 if policy.is_explicit("stall") else FREE_RETRIES))
-        if "tool_failures" in rungs:
-            made.append(rules.ToolFailures(rungs["tool_failures"]))
-        if "no_news" in rungs:
-            made.append(rules.NoNews(rungs["no_news"], patient=not policy.is_explicit("no_news")))
-        if "same_call" in rungs:
-            made.append(rules.SameCall(rungs["same_call"]))
-        if "empty" in rungs:
-            made.append(rules.EmptyAnswers(rungs["empty"]))
-        if "cycle" in rungs:
-            made.append(rules.Cycle(rungs["cycle"], policy.max_cycle_len or 4))
-        if "handoff" in rungs:
-            made.append(rules.HandOffCycle(rungs["handoff"]))
-        if "growth" in rungs:
-            made.append(rules.Growth(rungs["growth"], policy.cost_baseline_events))
-        if "polling" in rungs:
-            made.append(rules.Polling(rungs["polling"], self._is_polling))
-        if "context" in rungs:
-            made.append(rules.Context(rungs["context"].warn))
-        if policy.max_tool_result_chars:
-            made.append(rules.ResultSize(policy.max_tool_result_chars))
+        made = [*run.detectors, *lane_detectors(self.policy, self._lane_rungs, self.tools.is_polling)]  # those of the whole run first, shared by all its lanes
         return Lane(key, parent, made, concurrent=concurrent, path=path)
-
-    # ---- tools ------------------------------------------------------------------------------------------------------
-
-    def declare(self, tool: str, rule: ToolRule) -> None:
-        """A rule that stands beside the tool's code; the policy's own rule for that name wins."""
-        if tool not in self._declared and len(self._declared) < _TOOLS_KEPT:
-            self._declared[tool] = rule
-            self._tool_rules.pop(tool, None)
-
-    def tool_rule(self, tool: str) -> ToolRule | None:
-        try:
-            return self._tool_rules[tool]
-        except KeyError:
-            rule = self.policy.tool_rule(tool) or self._declared.get(tool)
-            if len(self._tool_rules) < _TOOLS_KEPT:  # hallucinated names must not fill memory
-                self._tool_rules[tool] = rule
-            return rule
-
-    def _is_polling(self, tool: str) -> bool:
-        rule = self.tool_rule(tool)
-        return rule is not None and rule.polling
-
-    def fingerprint(self, tool: str, args: object) -> bytes:
-        rule = self.tool_rule(tool)
-        if rule is None:
-            return call_fingerprint(tool, args)
-        return call_fingerprint(tool, args, identity=rule.identity, volatile=rule.volatile)
 
     # ---- before -----------------------------------------------------------------------------------------------------
 
@@ -548,7 +472,7 @@ class Guard:
             return ALLOW  # told after the end of its run
         lane = run.lanes.get(event.lane) or run.lanes[ROOT_LANE]
         if type(event) is ToolResults and not event.is_understood:
-            self._understand(run, lane, event)
+            self._answers.understand(run, lane, event)
         if run.stopped is not None or ((lane.stopped is not None or lane.parent is not None) and lane.stop_in_force() is not None):
             found = None  # already ending: nothing more to decide
         else:
@@ -560,75 +484,6 @@ class Guard:
             for a in event.answers:
                 a.value = None  # answers are not ours to keep
         return decision
-
-    def _understand(self, run: Run, lane: Lane, event: ToolResults) -> None:
-        """What each answer means and whether it is news."""
-        kept: list[Answer] = []
-        pairs: list[tuple[bytes, int]] = []
-        agent, context = event.agent, lane.context
-        for a in event.answers:
-            tool = a.tool
-            rule = self._tool_rules[tool] if tool in self._tool_rules else self.tool_rule(tool)
-            if run.permits:
-                self._report_answer(run, a, event.at)
-            if rule is not None and rule.exempt:
-                if rule.once:
-                    self._settle_once(run, a.call, a.outcome is None and classify(a.value)[0] in (_OK, _EMPTY))
-                continue
-            kept.append(a)
-            if a.outcome is _REFUSED:
-                continue
-            if self._max_chars:
-                a.chars = size_of(a.value, 2 * self._max_chars)
-            raw = a.value
-            if rule is not None or self._normalizes:
-                a.value = self._normalized(a, rule)
-            value = a.value
-            outcome: Outcome | None = a.outcome
-            if outcome is None:
-                outcome, a.failure = classify(raw)
-                a.outcome = outcome
-            if outcome in FAILURES:
-                event.failures = True
-                a.failure = a.failure or failure_class(answer_text(value))
-            a.answer, new = lane.book.name(a.call, value, agent)
-            if context is not None and (lane.book.size < 0 or lane.book.size > context.suspicious_chars > 0) and not a.chars:
-                a.chars = size_of(raw, 8 * context.limit)
-            good = outcome is _OK or outcome is _EMPTY
-            if rule is not None:
-                self._apply_rule(run, lane, event, a, rule, good)
-            if a.counted:
-                pairs.append((a.call, a.answer))
-            if new:
-                event.news = True
-                event.progress = event.progress or good
-        event.answers = kept
-        event.pairs = frozenset(pairs)
-        event.calls = frozenset([a.call for a in kept if a.counted])
-
-    def _apply_rule(self, run: Run, lane: Lane, event: ToolResults, a: Answer, rule: ToolRule, good: bool) -> None:
-        a.counted = not (rule.polling or rule.paging)
-        if rule.once:
-            self._settle_once(run, a.call, good)
-        if good and rule.writes:
-            lane.book.forget_pairs()
-            event.news = event.progress = True
-
-    def _normalized(self, a: Answer, rule: ToolRule | None) -> object:
-        normalizer = self.policy.tool_result_normalizer.get(a.tool)
-        value = a.value
-        if normalizer is not None:
-            try:
-                value = normalizer(value)
-            except Exception:  # the user's function failed on this answer: the answer itself still identifies
-                _log.warning("runguard.normalizer_failed: tool_result_normalizer[%r] raised; the whole answer is compared", a.tool, exc_info=True)
-        if rule is None:
-            return value
-        if a.outcome is None and rule.failed is not None and _declared_failure(rule.failed, a.value):
-            a.outcome = _FAILED
-        if rule.volatile and type(value) is dict:
-            value = {key: entry for key, entry in value.items() if key not in rule.volatile}
-        return value
 
     def _report_answer(self, run: Run, a: Answer, now: float) -> None:
         """Whatever the tool answered in words shows that it works; exceptions were reported as they came, refusals prove nothing."""
@@ -694,7 +549,7 @@ class Guard:
                 if owner is not None and self._enforces:
                     owner.stopped = earlier
                 return earlier
-        trip = self.describe(run, lane, event, finding)
+        trip = trip_of(finding, run, lane, event, self.policy, self._advice)
         self._record(run, trip)
         if self.alarms is not None:
             self.alarms.tripped(trip, finding)
@@ -705,66 +560,11 @@ class Guard:
                 run.stopped = trip
         return trip
 
-    def describe(self, run: Run, lane: Lane, event: Event, finding: Finding) -> Trip:
-        """A finding as the record that outlives the run; stops nothing by itself."""
-        owner = lane.owner() if finding.scope == "lane" else None
-        info, spend = run.info, run.spend
-        path = (*lane.path, event.agent) if event.agent else lane.path
-        if finding.rule == "handoff":
-            path = (*lane.path, *finding.detail.split("→"))
-        scope, scope_id = ("branch", owner.key) if owner is not None else ("run", info.run)
-        purse, money, made = run.purse, finding.money, spend.model_calls - run.waiting
-        if money is not None:
-            scope, scope_id = money.kind, money.scope
-        setting = _SETTINGS.get(finding.rule, f"rules.{finding.rule}.stop")
-        return Trip(
-            id=secrets.token_hex(8),
-            rule=finding.rule,
-            action=finding.action.word,
-            scope=scope,
-            scope_id=scope_id,
-            unit=finding.unit,
-            app=info.app,
-            user_id=info.user,
-            session_id=info.session,
-            run_id=info.run,
-            invocation_id=info.invocation,
-            message=text_for_operator(
-                finding,
-                path=path,
-                model_calls=made,
-                tool_calls=spend.tool_calls,
-                tokens=spend.tokens,
-                spent=run.spent_text,
-                enforced=self._enforces,
-            ),
-            resume=(money.resume if money is not None else "")
-            or self._advice.get(finding.rule)
-            or _RESUME.get(finding.rule)
-            or f"the next user message starts with fresh counters; to allow more, raise {setting}",
-            policy_digest=self.policy.digest,
-            at=event.at,
-            observed=finding.observed,
-            limit=finding.limit,
-            agent_path=path,
-            branch=owner.key if owner is not None else None,
-            tool=finding.tool or None,
-            model=event.model or None if isinstance(event, ModelCall | ModelResult) else None,
-            evidence=finding.evidence,
-            model_calls=made,
-            tool_calls=spend.tool_calls,
-            tokens=spend.tokens,
-            spent_usd=money.spent_usd if money is not None and money.spent_usd is not None else purse.spent_usd,
-            reserved_usd=money.reserved_usd if money is not None and money.reserved_usd is not None else to_usd(purse.reserved),
-            enforced=self._enforces,
-            estimated=bool(purse.estimated or purse.unpriced),
-        )
-
     def refuse(self, run: Run, event: Event, finding: Finding) -> Trip:
         """Refuse one call for a reason that an adapter found, and go on: told like every decision, described like a stop."""
         lane = run.lanes[ROOT_LANE]
         self._decide(run, lane, event, finding)
-        return self.describe(run, lane, event, finding)
+        return trip_of(finding, run, lane, event, self.policy, self._advice)
 
     def stop(self, run: Run, event: Event, finding: Finding) -> Trip | None:
         """Stop a run for a reason that an adapter found."""
@@ -895,20 +695,3 @@ def surplus(event: ModelCall, at_once: int, limit: int) -> Finding:
 
 
 _STOPPED_FINDING: Final = Finding("stopped", _STOP, 0, 0, "")
-
-
-def _declared_failure(failed: Any, value: object) -> bool:
-    if callable(failed):
-        try:
-            return bool(failed(value))
-        except Exception:
-            _log.warning("runguard.failed_rule_failed: a tool's `failed` function raised; the answer is judged without it", exc_info=True)
-            return False
-    if type(value) is not dict:
-        return False
-    for key, wanted in failed.items():
-        actual = value.get(key)
-        options = wanted if isinstance(wanted, list | tuple) else [wanted]
-        if type(actual) in (str, int, float, bool) and actual in options:
-            return True
-    return False

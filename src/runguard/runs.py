@@ -9,13 +9,13 @@ from runguard import detectors as rules
 from runguard.breaker import Permit
 from runguard.budget import to_usd, usd_text
 from runguard.charges import Purse
-from runguard.decision import Action, Spend, Trip
+from runguard.decision import Action, Rungs, Spend, Trip
 from runguard.detectors import Detector
 from runguard.events import RunInfo
 from runguard.fingerprint import AnswerBook
 from runguard.inflight import Slots
 from runguard.journal import Journal
-from runguard.policy import Policy, ToolRule
+from runguard.policy import FREE_RETRIES, Policy, ToolRule
 
 
 class Lane:
@@ -163,3 +163,39 @@ class Run:
 def retired_name(key: str) -> str:
     """A lane's name without the ids of the calls that opened it: the next call of the same agent has the same name."""
     return "/".join(part.split("@", 1)[0] for part in key.split("/"))
+
+
+def lane_rungs(policy: Policy) -> dict[str, Rungs]:
+    """The rungs of the rules that look at one strand, as far as they can say anything."""
+    names = ("repetition", "no_news", "same_call", "cycle", "stall", "tool_failures", "empty", "handoff", "growth", "polling", "context")
+    return {name: rungs for name in names if (rungs := policy.rungs(name)) is not None and rungs != Rungs()}
+
+
+def lane_detectors(policy: Policy, rungs: dict[str, Rungs], is_polling: Callable[[str], bool]) -> list[Detector]:
+    """One of each rule in force, for one strand."""
+    made: list[Detector] = []
+    if "repetition" in rungs:
+        made.append(rules.Repetition(rungs["repetition"]))
+    if "stall" in rungs:
+        made.append(rules.Stall(rungs["stall"], 0 if policy.is_explicit("stall") else FREE_RETRIES))
+    if "tool_failures" in rungs:
+        made.append(rules.ToolFailures(rungs["tool_failures"]))
+    if "no_news" in rungs:
+        made.append(rules.NoNews(rungs["no_news"], patient=not policy.is_explicit("no_news")))
+    if "same_call" in rungs:
+        made.append(rules.SameCall(rungs["same_call"]))
+    if "empty" in rungs:
+        made.append(rules.EmptyAnswers(rungs["empty"]))
+    if "cycle" in rungs:
+        made.append(rules.Cycle(rungs["cycle"], policy.max_cycle_len or 4))
+    if "handoff" in rungs:
+        made.append(rules.HandOffCycle(rungs["handoff"]))
+    if "growth" in rungs:
+        made.append(rules.Growth(rungs["growth"], policy.cost_baseline_events))
+    if "polling" in rungs:
+        made.append(rules.Polling(rungs["polling"], is_polling))
+    if "context" in rungs:
+        made.append(rules.Context(rungs["context"].warn))
+    if policy.max_tool_result_chars:
+        made.append(rules.ResultSize(policy.max_tool_result_chars))
+    return made

@@ -507,7 +507,7 @@ def test_many_runs_leave_nothing_behind(drive):
         d.tool(f"t{n % 3}", run=f"r{n}")
         d.guard.end(f"r{n}")
     assert set(d.guard.runs) == {"run"}
-    assert len(d.guard._tool_rules) <= 3
+    assert len(d.guard.tools.known) <= 3
 
 
 def test_many_lanes_of_one_run_are_bounded(drive, monkeypatch):

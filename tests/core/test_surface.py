@@ -19,7 +19,7 @@ EDGES = tuple("runguard." + room for room in ("adk", "functions", "replay", "cal
 
 
 _BELOW_THE_CONDUCTOR = tuple(
-    "policy pricing outbox accounts charges denials ledger ledger.store journal runs shared switch telemetry alarms".split()  # noqa: SIM905 - it is a list of names
+    "policy pricing outbox accounts charges denials ledger ledger.store journal answers runs shared switch telemetry tools trips alarms".split()  # noqa: SIM905 - it is a list of names
 )
 
 
@@ -232,6 +232,10 @@ def test_pure_modules_do_no_io_read_no_clock_and_await_nothing(module):
         ("runguard.accounts", set(), PURE | {f"runguard.{room}" for room in ("policy", "pricing", "charges", "switch", "ledger", "ledger.urls")}),
         ("runguard.runs", set(), PURE | {"runguard.policy", "runguard.charges", "runguard.inflight", "runguard.journal"}),
         ("runguard.inflight", set(), PURE),
+        ("runguard.journal", set(), PURE | {"runguard.pricing"}),
+        ("runguard.tools", set(), PURE | {"runguard.policy"}),
+        ("runguard.trips", set(), PURE | {"runguard.policy", "runguard.runs"}),
+        ("runguard.answers", set(), PURE | {"runguard.policy", "runguard.runs", "runguard.tools"}),
         ("runguard.outbox", set(), PURE),
         ("runguard.telemetry", {"opentelemetry"}, PURE | {"runguard", "runguard.outbox"}),
         (

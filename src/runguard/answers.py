@@ -1,0 +1,112 @@
+"""What the answers of tools mean: which are failures, which are news, which count."""
+
+import logging
+from collections.abc import Callable
+from typing import Any, Final
+
+from runguard.events import FAILURES, Answer, Outcome, ToolResults
+from runguard.fingerprint import answer_text, size_of
+from runguard.outcomes import classify, failure_class
+from runguard.policy import Policy, ToolRule
+from runguard.runs import Lane, Run
+from runguard.tools import Tools
+
+_log: Final = logging.getLogger("runguard")
+# Members bound once: looking one up on its enum costs as much as the rest of a line.
+_OK, _EMPTY, _FAILED, _REFUSED = Outcome.OK, Outcome.EMPTY, Outcome.FAILED, Outcome.REFUSED
+
+
+class Answers:
+    """Reads answers by a policy. ``report``: that a call which a breaker waits for has an answer; ``settle_once``: whether a side effect was done."""
+
+    def __init__(self, policy: Policy, tools: Tools, report: Callable[[Run, Answer, float], None], settle_once: Callable[[Run, bytes, bool], None]) -> None:
+        self._policy, self._tools = policy, tools
+        self._report_answer, self._settle_once = report, settle_once
+        self._max_chars = policy.max_tool_result_chars or 0
+        self._normalizes = bool(policy.tool_result_normalizer)
+
+    def understand(self, run: Run, lane: Lane, event: ToolResults) -> None:
+        """What each answer means and whether it is news."""
+        kept: list[Answer] = []
+        pairs: list[tuple[bytes, int]] = []
+        agent, context, known = event.agent, lane.context, self._tools.known
+        for a in event.answers:
+            tool = a.tool
+            rule = known[tool] if tool in known else self._tools.rule(tool)
+            if run.permits:
+                self._report_answer(run, a, event.at)
+            if rule is not None and rule.exempt:
+                if rule.once:
+                    self._settle_once(run, a.call, a.outcome is None and classify(a.value)[0] in (_OK, _EMPTY))
+                continue
+            kept.append(a)
+            if a.outcome is _REFUSED:
+                continue
+            if self._max_chars:
+                a.chars = size_of(a.value, 2 * self._max_chars)
+            raw = a.value
+            if rule is not None or self._normalizes:
+                a.value = self._normalized(a, rule)
+            value = a.value
+            outcome: Outcome | None = a.outcome
+            if outcome is None:
+                outcome, a.failure = classify(raw)
+                a.outcome = outcome
+            if outcome in FAILURES:
+                event.failures = True
+                a.failure = a.failure or failure_class(answer_text(value))
+            a.answer, new = lane.book.name(a.call, value, agent)
+            if context is not None and (lane.book.size < 0 or lane.book.size > context.suspicious_chars > 0) and not a.chars:
+                a.chars = size_of(raw, 8 * context.limit)
+            good = outcome is _OK or outcome is _EMPTY
+            if rule is not None:
+                self._apply_rule(run, lane, event, a, rule, good)
+            if a.counted:
+                pairs.append((a.call, a.answer))
+            if new:
+                event.news = True
+                event.progress = event.progress or good
+        event.answers = kept
+        event.pairs = frozenset(pairs)
+        event.calls = frozenset([a.call for a in kept if a.counted])
+
+    def _apply_rule(self, run: Run, lane: Lane, event: ToolResults, a: Answer, rule: ToolRule, good: bool) -> None:
+        a.counted = not (rule.polling or rule.paging)
+        if rule.once:
+            self._settle_once(run, a.call, good)
+        if good and rule.writes:
+            lane.book.forget_pairs()
+            event.news = event.progress = True
+
+    def _normalized(self, a: Answer, rule: ToolRule | None) -> object:
+        normalizer = self._policy.tool_result_normalizer.get(a.tool)
+        value = a.value
+        if normalizer is not None:
+            try:
+                value = normalizer(value)
+            except Exception:  # the user's function failed on this answer: the answer itself still identifies
+                _log.warning("runguard.normalizer_failed: tool_result_normalizer[%r] raised; the whole answer is compared", a.tool, exc_info=True)
+        if rule is None:
+            return value
+        if a.outcome is None and rule.failed is not None and _declared_failure(rule.failed, a.value):
+            a.outcome = _FAILED
+        if rule.volatile and type(value) is dict:
+            value = {key: entry for key, entry in value.items() if key not in rule.volatile}
+        return value
+
+
+def _declared_failure(failed: Any, value: object) -> bool:
+    if callable(failed):
+        try:
+            return bool(failed(value))
+        except Exception:
+            _log.warning("runguard.failed_rule_failed: a tool's `failed` function raised; the answer is judged without it", exc_info=True)
+            return False
+    if type(value) is not dict:
+        return False
+    for key, wanted in failed.items():
+        actual = value.get(key)
+        options = wanted if isinstance(wanted, list | tuple) else [wanted]
+        if type(actual) in (str, int, float, bool) and actual in options:
+            return True
+    return False
