@@ -500,12 +500,13 @@ class Accounts:
         estimated: bool = False,
         free: bool = False,
         on_fired: "OnFired | None" = None,
+        on_booked: Callable[[], None] | None = None,
     ) -> list[Fired]:
         """Book what a call took; told again, the later figure replaces the earlier.
 
         The model that answered wins over the one that was asked. ``nano``: what it cost, where somebody knows better than the price list.
         ``free``: the provider refused the call and billed nothing. Thresholds
-        that fire go to ``on_fired``, once the ledger has booked it; without that, those known at once are returned.
+        that fire go to ``on_fired``, once the ledger has booked it; without that, those known at once are returned. ``on_booked``: then.
         """
         rates = charge.rates
         if model and model != charge.model:
@@ -530,9 +531,11 @@ class Accounts:
             return []
         fired: list[Fired] = []
         if self.ledger.is_shared:
-            self.ledger.settle(charge.hold, amount, lambda: self._look(charge, fired, on_fired))
+            self.ledger.settle(charge.hold, amount, lambda: self._look(charge, fired, on_fired, on_booked))
             return fired
         self.ledger.settle(charge.hold, amount)
+        if on_booked is not None:
+            on_booked()
         for account in charge.lines.accounts:
             alert_usd, alert_tokens, alert_calls = account.alert
             if account.spent_usd >= alert_usd or account.spent_tokens >= alert_tokens or account.spent_calls >= alert_calls:
@@ -540,8 +543,10 @@ class Accounts:
                 break
         return fired
 
-    def _look(self, charge: Charge, fired: list[Fired], on_fired: "OnFired | None") -> None:
+    def _look(self, charge: Charge, fired: list[Fired], on_fired: "OnFired | None", on_booked: Callable[[], None] | None = None) -> None:
         """Whether what was booked reaches a threshold."""
+        if on_booked is not None:
+            on_booked()
         lines = charge.lines
         for account, meter, limits in zip(lines.accounts, lines.meters, lines.limits, strict=True):
             alert_usd, alert_tokens, alert_calls = account.alert

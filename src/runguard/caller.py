@@ -505,7 +505,7 @@ class Caller(Controls):
         estimated = estimated or any(not one.input for one in told.earlier)
         self.guard.settle(charge, whole, model, nano=nano, estimated=estimated)
         for _ in told.earlier:
-            counted = replace(charge, hold=None, held=0, booked=None, over=False)
+            counted = replace(charge, hold=None, held=0, booked=None, over=False, number=0)
             self.guard.settle(self.guard.accounts.uncounted(counted), Usage(), model, nano=0)
 
     def _untold(self, call: Call, unit: str, model: str = "") -> None:

@@ -138,6 +138,7 @@ class Charge:
     within: bool = False  # a layer around this one has the same ledger and owns the call: what it holds is not held again
     bound: tuple[int | None, int | None] | None = None  # what the caller says it may take: nano-USD and tokens, None where nobody knows
     number: int = 0  # of the call, in the run's journal
+    journal: Any = None  # of its run, where one is kept: what a call took may be told after the run's end
     doubt: "Denied | None" = None  # in the shadow: enforcing would have waited or asked for less before it refused
 
     @property

@@ -111,9 +111,11 @@ class Guard:
         """A root run begins; an id that is used again (a paused task that goes on) begins afresh."""
         if (before := self.runs.get(info.run)) is not None:
             self.accounts.end(before.purse)
+            if before.journal is not None:
+                before.journal.flush()
         run = Run(info, self.policy, self.tool_rule, self.accounts.begin(info))
         run.lanes[ROOT_LANE] = self._new_lane(run, ROOT_LANE, None, concurrent=False, path=())
-        if self.accounts.ledger.is_shared:
+        if self.accounts.ledger.is_shared and self.policy.journal:
             run.journal = Journal(info, lambda text: self.accounts.ledger.tell(lambda session: session.append(KIND, info.run, text)))
         self.runs[info.run] = run
         return run
@@ -238,7 +240,7 @@ class Guard:
         """Leave to make a model call outside of the places in flight, when it can be given at once; else ``reserve``."""
         event.charge = charge = self.accounts.open_now(self.runs[event.run].purse, event)
         if charge is not None:
-            charge.number = event.number
+            charge.number, charge.journal = event.number, self.runs[event.run].journal
         return charge is not None
 
     async def reserve(self, event: ModelCall, *, slot: bool = True) -> Decision:
@@ -260,20 +262,20 @@ class Guard:
         except BaseException:  # cancelled while it waited, or the ledger failed: the place is free again
             if task is not None:
                 run.slots.give_back(task)
-            self.unspent(event.run)
+            self.unspent(event.run, event)
             raise
         finally:
             run.waiting -= 1
         event.charge = charge
         if charge is not None:
-            charge.number = event.number
+            charge.number, charge.journal = event.number, run.journal
         late = self._too_late(run, event) if charge is not None and self._enforces else None
         if charge is not None and late is not None:
             event.charge = None
             self.accounts.release(charge)
             if task is not None:
                 run.slots.give_back(task)
-            self.unspent(event.run)
+            self.unspent(event.run, event)
             return self._decide(run, lane, event, late)
         if denied is None:
             if charge is not None and charge.lowered:
@@ -283,7 +285,7 @@ class Guard:
         if charge is None:
             if task is not None:
                 run.slots.give_back(task)
-            self.unspent(event.run)
+            self.unspent(event.run, event, denied=stopped is None)
             if stopped is not None:
                 return Decision(_STOP, None, stopped, text_for_model(_STOPPED_FINDING))
         return self._decide(run, lane, event, finding_of(denied, event, self.accounts.ledger.name))
@@ -312,23 +314,23 @@ class Guard:
             if stopped is None and late is None:
                 return ALLOW
             run.slots.give_back(task)  # the world changed while it waited
-            self.unspent(event.run)
+            self.unspent(event.run, event)
             return self._decide(run, lane, event, late) if late is not None else Decision(_STOP, None, stopped, text_for_model(_STOPPED_FINDING))
         if run.journal is not None:
             run.journal.add({"k": "surplus", "t": event.at, "l": event.lane, "a": event.agent, "at_once": len(run.slots) + 1})
         decision = self._decide(run, lane, event, surplus(event, len(run.slots) + 1, run.slots.limit))
         if decision.enforced:
-            self.unspent(event.run)
+            self.unspent(event.run, event)
         return decision
 
-    def unspent(self, run_id: str) -> None:
-        """A model call that was let through was not made after all: refused, or answered by somebody's cache."""
+    def unspent(self, run_id: str, event: ModelCall | None = None, *, denied: bool = False) -> None:
+        """A model call that was let through was not made after all: refused, or answered by somebody's cache. ``denied``: by a budget."""
         run = self.runs.get(run_id)
         if run is None:
             return
         run.spend.model_calls -= 1
         if run.journal is not None:
-            run.journal.add({"k": "unspent"})
+            run.journal.add({"k": "unspent", "n": event.number if event is not None else 0, "denied": denied})
         if run.model_calls is not None:
             run.model_calls.forget()
 
@@ -348,17 +350,27 @@ class Guard:
         if run is not None:  # else told after the end of its run: booked all the same
             run.spend.prompt_tokens += usage.input - (before.input if before is not None else 0)
             run.spend.output_tokens += usage.output - (before.output if before is not None else 0)
-        self.accounts.settle(charge, usage, model, nano=nano, estimated=estimated, free=free, on_fired=self._threshold)
-        if charge.doubt is not None and run is not None and self.accounts.has_come_true(charge.doubt):
-            doubt, charge.doubt = charge.doubt, None
-            event = ModelCall(run.info.run, charge.lane, charge.agent, self.clock(), charge.model)
-            self._decide(run, run.lanes.get(charge.lane) or run.lanes[ROOT_LANE], event, finding_of(doubt, event, self.accounts.ledger.name))
+        booked = (lambda: self._look_back(run, charge)) if charge.doubt is not None and run is not None else None
+        self.accounts.settle(charge, usage, model, nano=nano, estimated=estimated, free=free, on_fired=self._threshold, on_booked=booked)
         if self.accounts.ledger.is_shared and charge.booked is not None and not charge.within:
             record = self.accounts.record_of(charge)
             text = json.dumps(record)
             self.accounts.ledger.tell(lambda session: session.append("call", charge.purse.info.run, text))
-            if run is not None and run.journal is not None:
-                run.journal.paid(charge.number, self.clock(), usage, model=model, nano=nano, usd=record["usd"], estimated=estimated, free=free)
+            journal = run.journal if run is not None else charge.journal
+            if journal is not None:
+                charge.number = charge.number or journal.number()  # nobody was asked before: known when it was paid
+                journal.paid(charge.number, self.clock(), usage, model=model, nano=nano, usd=record["usd"], estimated=estimated, free=free)
+                if run is None:
+                    journal.flush()
+
+    def _look_back(self, run: Run, charge: Charge) -> None:
+        """In the shadow: what had seemed too dear was booked, maybe after the run's end. Was it?"""
+        doubt = charge.doubt
+        if doubt is None or not self.accounts.has_come_true(doubt):
+            return
+        charge.doubt = None
+        event = ModelCall(run.info.run, charge.lane, charge.agent, self.clock(), charge.model)
+        self._decide(run, run.lanes.get(charge.lane) or run.lanes[ROOT_LANE], event, finding_of(doubt, event, self.accounts.ledger.name))
 
     def _run_of(self, charge: Charge) -> Run | None:
         run = self.runs.get(charge.purse.info.run)

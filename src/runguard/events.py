@@ -68,6 +68,7 @@ class ModelCall:
     no_loop: bool = False  # asked for without an event loop: whoever has to wait steps out first
     no_wait: bool = False  # waiting for other calls would keep them from coming back
     number: int = 0  # within its run, where a journal is kept
+    asked: int = 0  # name of the question, 0 where nobody can tell
 
 
 @dataclass(slots=True)

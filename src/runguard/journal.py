@@ -5,9 +5,11 @@ nothing but these events, so every rule of a run can be judged again.
 """
 
 import json
+import os
 import threading
 from collections.abc import Callable
 from dataclasses import fields
+from math import isfinite
 from typing import Any, Final
 
 from runguard.decision import Action, Decision
@@ -26,16 +28,21 @@ Entry = dict[str, Any]
 class Journal:
     """Collects the entries of one run and hands them over in pieces. ``send`` takes a text and returns at once."""
 
-    __slots__ = ("_asked", "_entries", "_lock", "_send")
+    __slots__ = ("_asked", "_entries", "_lock", "_pid", "_pieces", "_send")
 
     def __init__(self, info: RunInfo, send: Callable[[str], None]) -> None:
-        self._send, self._asked, self._lock = send, 0, threading.Lock()
+        self._send, self._asked, self._pieces, self._lock = send, 0, 0, threading.Lock()
+        self._pid = os.getpid()
         self._entries: list[Entry] = [_sparse({"k": "start", "t": info.at, **_facts(info)})]
+
+    def number(self) -> int:
+        """Of the next call that is paid."""
+        self._asked += 1
+        return self._asked
 
     def saw(self, event: Event) -> None:
         if type(event) is ModelCall:
-            self._asked += 1
-            event.number = self._asked
+            event.number = self.number()
         self.add(_WRITERS[type(event)](event))
 
     def decided(self, decision: Decision, lane: str, agent: str, at: float) -> None:
@@ -52,7 +59,8 @@ class Journal:
         """What an asked call took. A later one with the same number replaces it."""
         told = {name: getattr(usage, name) for name in _USAGE}
         told |= {"in": told.pop("input"), "out": told.pop("output")}
-        self.add(_sparse({"k": "paid", "t": at, "n": number, **told, "model": model, "nano": nano, "usd": usd, "estimated": estimated, "free": free}))
+        cost = {} if nano is None else {"nano": nano}
+        self.add({"k": "paid", "n": number, **cost, **_sparse({"t": at, **told, "model": model, "usd": usd, "estimated": estimated, "free": free})})
 
     def add(self, entry: Entry) -> None:
         with self._lock:
@@ -64,8 +72,10 @@ class Journal:
     def flush(self) -> None:
         with self._lock:
             entries, self._entries = self._entries, []
-            if entries:  # handed over inside: the order of the pieces is that of the run
-                self._send(json.dumps(entries, separators=(",", ":")))
+            if entries and os.getpid() == self._pid:  # after a fork, what the parent has collected is the parent's to tell
+                self._pieces += 1
+                entries[0]["p"] = self._pieces
+                self._send(json.dumps(entries, separators=(",", ":")))  # inside of the lock: the order of the pieces is that of the run
 
 
 # ---- writing --------------------------------------------------------------------------------------------------------
@@ -95,7 +105,14 @@ def _handed(event: HandOff) -> Entry:
 
 def _asked(event: ModelCall) -> Entry:
     sizes = {"in": event.input_tokens, "audio": event.audio_tokens, "max": event.max_output_tokens, "likely": event.projected_tokens}
-    rest = {"fits": event.context_limit, "tool": event.tool, "aside": event.aside, "bound": event.bound, "candidates": event.candidates - 1}
+    rest = {
+        "fits": event.context_limit,
+        "tool": event.tool,
+        "aside": event.aside,
+        "bound": event.bound,
+        "candidates": event.candidates - 1,
+        "asked": event.asked,
+    }
     return _base("ask", event) | {"n": event.number, "model": event.model} | _sparse({**sizes, **rest})
 
 
@@ -142,11 +159,13 @@ def read_entries(text: str) -> list[Entry]:
 def check_entry(entry: Entry) -> None:
     """``ValueError`` for an entry that cannot be played."""
     try:
+        if not isfinite(float(entry.get("t") or 0)):
+            raise ValueError(f"t = {entry['t']!r}")
         read_event("", entry)
         for key, kind in _MUST_HAVE.get(entry["k"], {}).items():
             if not isinstance(entry[key], kind):
                 raise ValueError(f"{key} = {entry[key]!r}")
-    except (KeyError, ValueError, TypeError, AttributeError, IndexError) as error:
+    except (KeyError, ValueError, TypeError, AttributeError, IndexError, OverflowError) as error:
         raise ValueError(f"an entry of kind {entry['k']!r} cannot be read: {type(error).__name__}: {error}") from None
 
 
@@ -166,7 +185,7 @@ def read_event(run: str, entry: Entry) -> Event | None:
 
 _MUST_HAVE: Final[dict[str, dict[str, Any]]] = {
     "start": {"t": int | float},
-    "lane": {"l": str},
+    "lane": {"l": str, "path": list},
     "lane_end": {"l": str},
     "back": {"n": int},
     "paid": {"n": int},
@@ -191,6 +210,7 @@ def _read_ask(where: _Where, entry: Entry) -> ModelCall:
         bound=(bound[0], bound[1]) if bound else None,
         candidates=1 + int(get("candidates") or 0),
         number=int(get("n") or 0),
+        asked=int(get("asked") or 0),
     )
 
 

@@ -23,6 +23,9 @@ _BAD_WORDS: Final = (
 # What a tool did, not what it found: "rejected" or "denied" may be the verdict that was asked for.
 # A status is a few words; "no errors", "0 failed" and "without errors" say the opposite.
 _BAD_STATUS: Final = re.compile(rf"(?<![a-z])(?<!\bno[\s_\-])(?<!\b0[\s_\-])(?<!\bwithout[\s_\-])(?:{_BAD_WORDS})(?![a-z])", re.IGNORECASE)
+_STATE: Final = re.compile(
+    r"\W*(?:failed|failure|aborted|unavailable|timed[\s_\-]?out|forbidden|rejected)\W*$", re.IGNORECASE
+)  # what jobs and orders can be in
 _THINGS: Final = "results?|matches|match|data|records?|rows?|items?|entries|documents?|hits?|output|content"
 _ABSENT: Final = re.compile(
     r"^\W*(?:none|null|empty(?:[\s_\-]result)?|not[\s_\-]?found|nothing(?:\s(?:found|here|to\s\w+))?|0 (?:results?|matches|rows?|hits?)"
@@ -33,9 +36,14 @@ _ABSENT: Final = re.compile(
 # The same told as an error: short, whole, and about a thing that was looked up. What is needed to work at all (a command, a module, a file) is no such thing.
 _MISSING: Final = re.compile(
     r"^\W{0,4}(?:[a-z]{0,40}(?:error|exception)\W{1,4})?"
-    r"(?!(?:the |an? |no such )?(?:command|tool|function|module|package|method|attribute|option|file|directory|path|host|library|executable)s?\b)"
-    r"(?:no such (?:[\w'\"#.@-]{1,60}\s){0,3}[\w'\"#.@-]{1,60}"
-    r"|(?:[\w'\"#.@-]{1,60}\s){1,8}(?:was |were |is |are |could )?(?:not (?:be )?found|does not exist|do not exist))\W*$",
+    r"(?:no such (?:[\w'\"#.@:-]{1,60}\s){0,3}[\w'\"#.@-]{1,60}"
+    r"|(?:could not|cannot|can't|unable to) find (?:[\w'\"#.@:-]{1,60}\s){0,5}[\w'\"#.@-]{1,60}"
+    r"|(?:[\w'\"#.@:-]{1,60}\s){1,8}(?:was |were |is |are |could )?(?:not (?:be )?found|do(?:es)? not exist|do(?:es)?n't exist))\W*$",
+    re.IGNORECASE,
+)
+_NEEDED: Final = re.compile(
+    r"\b(?:command|tool|function|module|package|method|attribute|option|file|directory|folder|path|host|library|executable|key|token|credential|session|database"
+    r"|table|column|schema|config(?:uration)?|variable|server|service|endpoint|model|driver|plugin|string|page|url)s?\b",
     re.IGNORECASE,
 )
 _BAD_TEXT: Final = re.compile(
@@ -59,11 +67,18 @@ _PARTICULARS: Final = re.compile(r"'[^'\n]{0,200}'|\"[^\"\n]{0,200}\"|`[^`\n]{0,
 
 _STATUS_KEYS: Final = ("status", "state", "outcome", "result_status", "response_type")
 _ERROR_KEYS: Final = ("error", "errors", "error_message", "error_code", "exception", "errorMessage", "errorCode")
+_MESSAGE_KEYS: Final = ("message", "error", "detail", "reason", "text", "content")
 _PLAIN: Final = frozenset({str, int, float, bool, dict, list, tuple})  # only these are asked for their truth: others may run code
 _NO_ERROR: Final = ("0", "none", "None", "null", "ok", "OK")
 _FLAG_KEYS: Final = ("ok", "success", "succeeded", "successful")
 _TELLING: Final = frozenset({"isError", "is_error", *_ERROR_KEYS, *_FLAG_KEYS, *_STATUS_KEYS})
 _WRAPPERS: Final = ("result", "output", "response", "data", "results", "items", "content", "matches", "documents", "rows")
+# What an error is wrapped in. Whatever else a dict says, it says about a thing.
+_ENVELOPE: Final = frozenset(
+    {*_STATUS_KEYS, *_ERROR_KEYS, *_FLAG_KEYS, *_WRAPPERS, *_MESSAGE_KEYS, "isError", "is_error", "messages", "details", "code", "status_code", "statusCode"}
+    | {"type", "hint", "help", "description", "exit_code", "exitCode", "returncode", "return_code", "stderr", "stdout", "traceback", "retry_after", "retryable"}
+    | {"request_id", "requestId", "trace_id", "traceId", "timestamp", "time", "duration", "elapsed", "attempt", "attempts", "retries"}
+)
 _BODY_KEYS: Final = frozenset({*_WRAPPERS, *_STATUS_KEYS, "count", "total", "query"})  # what may stand beside an empty body
 
 
@@ -117,22 +132,24 @@ def _told(answer: dict[str, object]) -> tuple[Outcome, str] | None:
     """What the fields that speak of success or failure say, or None."""
     get = answer.get
     if get("isError") is True or get("is_error") is True:
-        return _failed(_said(answer))
+        return _failed(_said(answer), answer)
     for key in _ERROR_KEYS:
         error = get(key)
         if error is None or (type(error) in _PLAIN and (not error or error in _NO_ERROR)):
             continue
-        return _failed(_said(answer if error is True else error) or type(error).__name__)
+        if type(error) is list and _is_record(answer):
+            continue  # what was found in a thing: a linter's errors are its answer
+        return _failed(_said(answer if error is True else error) or type(error).__name__, error)
     for key in _FLAG_KEYS:
         if get(key) is False:
-            return _failed(_said(answer))
+            return _failed(_said(answer), answer)
     for key in _STATUS_KEYS:
         status = get(key)
         if type(status) is str and len(status) <= _HEAD:
             if _ABSENT.match(status):
                 return _EMPTY, ""
             if _BAD_STATUS.search(status):
-                return (_EMPTY, "") if _says_missing(get("message")) else _failed(_said(answer))
+                return (_OK, "") if _STATE.match(status) and _is_record(answer) else _failed(_said(answer), answer)
     return None
 
 
@@ -151,16 +168,33 @@ def _of_body(answer: dict[str, object]) -> tuple[Outcome, str]:
     return _OK, ""
 
 
-def _failed(text: str) -> tuple[Outcome, str]:
+def _is_record(answer: dict[str, object]) -> bool:
+    """Whether a dict tells about a thing that was looked up: its failed state is the answer, and no failure of the tool."""
+    return any(key not in _ENVELOPE and value is not None and type(value) in (str, int, float) for key, value in answer.items())
+
+
+def _failed(text: str, value: object = None) -> tuple[Outcome, str]:
     if len(text) <= _HEAD and _NO_SUCH_TOOL.search(text):
         return _UNKNOWN_TOOL, failure_class(text)
-    if len(text) <= _HEAD and (_ABSENT.match(text) or _says_missing(text)):
+    if len(text) <= _HEAD and ((_ABSENT.match(text) and not _NEEDED.search(text)) or _says_missing(text) or _says_missing(_message_of(value))):
         return _EMPTY, ""
     return _FAILED, failure_class(text)
 
 
 def _says_missing(text: object) -> bool:
-    return type(text) is str and len(text) <= _MISSING_CHARS and _MISSING.match(text) is not None
+    return type(text) is str and len(text) <= _MISSING_CHARS and _MISSING.match(text) is not None and _NEEDED.search(text) is None
+
+
+def _message_of(value: object) -> object:
+    """The one sentence of an error, where frameworks put it: {"message": ...}, {"error": {"message": ...}}, [{"text": ...}]."""
+    for _ in range(3):
+        if type(value) is list and len(value) == 1:
+            value = value[0]
+        if type(value) is not dict:
+            break
+        told: dict[object, object] = value
+        value = next((told[key] for key in _MESSAGE_KEYS if type(told.get(key)) in (str, dict, list)), None)
+    return value
 
 
 def _said(value: Any, depth: int = 3) -> str:
@@ -170,7 +204,7 @@ def _said(value: Any, depth: int = 3) -> str:
         said: str = value[:MAX_CHARS]
         return said
     if kind in (int, float, bool):
-        return f"{value}"
+        return f"{value}" if kind is not int or value.bit_length() < 256 else "#"
     if depth and kind is dict:
         parts = [f"{key}={_said(value[key], depth - 1)}" for key in sorted(k for k in value if type(k) is str)[:32]]
         return ";".join(part for part in parts if not part.endswith("="))

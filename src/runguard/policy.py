@@ -143,6 +143,7 @@ class PolicyFile(BaseModel):
         "stop", description="stop ends the run with a final event; raise does that and then raises RunStoppedError to the caller."
     )
     on_guard_error: Literal["allow", "block"] = Field("allow", description="What a failure inside the guard means for the run.")
+    journal: bool = Field(True, description="With a durable store, keep each run's journal in it: names, numbers and digests, for replay and the dashboard.")
     telemetry: bool = Field(True, description="Report to OpenTelemetry, where its API is installed.")
     alerts: Receivers = Field(AlertSettings(), description="Who is told of stops, thresholds and outages: Slack, PagerDuty, webhooks, the log, functions.")
     stop_text: str | None = Field(None, min_length=1, description="What the end user reads after a stop, instead of the built-in sentence.")
@@ -315,8 +316,10 @@ class Policy(PolicyFile):
         return {}
 
     def is_explicit(self, rule: str) -> bool:
-        """Whether rungs of a rule were given: those are obeyed exactly, without the allowances that the defaults make."""
-        return isinstance(self.rules.get(rule), Mapping) or bool(self._from_keyword(rule))
+        """Whether a refusal or a stop was asked for as early as by default: it is obeyed exactly, without the allowances that the defaults make."""
+        given = self.rules.get(rule)
+        explicit, default = dict(given) if isinstance(given, Mapping) else self._from_keyword(rule), RULES[rule][0]
+        return any(explicit[name] <= (getattr(default, name) or explicit[name]) for name in ("block", "stop") if name in explicit)
 
     @property
     def fan_out(self) -> int | None:

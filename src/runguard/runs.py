@@ -183,7 +183,7 @@ def lane_detectors(policy: Policy, rungs: dict[str, Rungs], is_polling: Callable
     if "no_news" in rungs:
         made.append(rules.NoNews(rungs["no_news"], patient=not policy.is_explicit("no_news")))
     if "same_call" in rungs:
-        made.append(rules.SameCall(rungs["same_call"]))
+        made.append(rules.SameCall(rungs["same_call"], look_from=2 if policy.store != "memory" else None))
     if "empty" in rungs:
         made.append(rules.EmptyAnswers(rungs["empty"]))
     if "cycle" in rungs:

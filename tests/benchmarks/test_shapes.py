@@ -24,6 +24,8 @@ PROMISED = {
     "flaky-test re-runs",
     "retry with back-off",
 }
+# What a model was asked is in no recording, so equal words may answer new questions. Live they are stopped: tests/adk/test_rules_live.py.
+SEEN_LIVE_ALONE = {"same sentence without a call", "two agents with the same phrases"}
 ONLY_TOLD = {"rephrased search finds nothing"}  # it cannot be told from a lookup sweep
 
 
@@ -40,7 +42,8 @@ def test_a_look_alike_is_neither_stopped_nor_refused_a_call(shape: Shape) -> Non
 @pytest.mark.parametrize("shape", LOOPS.values(), ids=list(LOOPS))
 def test_a_loop_is_ended(shape: Shape) -> None:
     found = verdict(shape)
-    assert found.letter == ("n" if shape.name in ONLY_TOLD else "S"), found.story
+    expected = "n" if shape.name in ONLY_TOLD else "." if shape.name in SEEN_LIVE_ALONE else "S"
+    assert found.letter == expected, found.story
 
 
 def test_every_promised_look_alike_is_there() -> None:

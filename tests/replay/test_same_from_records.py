@@ -132,7 +132,7 @@ async def test_entries_that_cannot_be_read_are_counted_and_skipped(tmp_path: Pat
         for record in (json.dumps(broken), "[3]", "{"):
             db.execute("INSERT INTO records (at, kind, ref, text) VALUES (9e9, 'steps', ?, ?)", (ref, record))
     (batch,) = replay(open_sources(str(store)), [Policy.validated({}, "")])
-    assert batch.faults.count == 6
+    assert batch.faults.count == 7  # four entries, two records, and a piece without its number
     ((result,),) = batch.results
     assert result.model_calls == 1
 

@@ -414,8 +414,8 @@ async def test_one_cap_over_sessions_that_share_a_user(server: GeminiServer, gem
 
 
 @modes
-async def test_a_call_repeated_on_the_wire_is_stopped_at_the_fifth(server: GeminiServer, gemini: Models, mode: str) -> None:
-    """Nudged at three, refused at four, stopped at five; and the provider accepts what is left of the session."""
+async def test_a_call_repeated_on_the_wire_is_stopped(server: GeminiServer, gemini: Models, mode: str) -> None:
+    """Nudged at four, refused at eight, stopped at nine; and the provider accepts what is left of the session."""
     server.script(Answer([text("Let me see."), call("look", where="here")], chunks=2))
 
     def look(where: str) -> dict[str, str]:
@@ -426,14 +426,14 @@ async def test_a_call_repeated_on_the_wire_is_stopped_at_the_fifth(server: Gemin
     root = agent("a", gemini(), tools=[look])
     result = await play(root, plugins=[plugin], session_service=service, mode=mode)
     trip = assert_stopped(result, "repetition")
-    assert (trip.tool, trip.observed) == ("look", 5)
-    assert len(server.requests) == 5
+    assert (trip.tool, trip.observed) == ("look", 9)
+    assert len(server.requests) == 9
     answers = [
         part["functionResponse"]["response"] for content in server.requests[-1].body["contents"] for part in content["parts"] if "functionResponse" in part
     ]
-    assert ["runguard_notice" in answer for answer in answers] == [False, False, True, False]
-    assert answers[3]["status"] == "not_executed", "the fourth was refused, and the model was told"
-    assert figures(plugin) == (5, 0, CALL_USD * 5)
+    assert ["runguard_notice" in answer for answer in answers] == [n == 3 for n in range(8)]
+    assert answers[7]["status"] == "not_executed", "the eighth was refused, and the model was told"
+    assert figures(plugin) == (9, 0, CALL_USD * 9)
     await assert_usable(plugin, root, service, server, mode=mode)
 
 

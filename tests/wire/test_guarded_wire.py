@@ -272,8 +272,8 @@ async def test_a_guarded_model_stops_a_call_repeated_on_the_wire(server: GeminiS
     model = guarded(gemini(), max_usd=1)
     result = await play(agent("a", model, tools=[look]), mode=mode, catch=True)
     assert isinstance(result.error, runguard.LoopDetectedError)
-    assert len(server.requests) == 5
-    assert figures(model) == (5, 0, CALL_USD * 5)
+    assert len(server.requests) == 9
+    assert figures(model) == (9, 0, CALL_USD * 9)
 
 
 @modes

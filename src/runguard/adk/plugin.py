@@ -30,6 +30,7 @@ from runguard.adk.chain import FLIGHTS, FRAME, STREAM, Call, Frame, Invocation, 
 from runguard.adk.ending import Ending
 from runguard.adk.estimate import count_tokens, project
 from runguard.adk.labels import run_options
+from runguard.adk.questions import question_name
 from runguard.adk.reading import FRAMEWORK_TOOLS, PART_STOPPED, TRANSFER, Reading
 from runguard.adk.stops import refusal
 from runguard.adk.tool_time import limit_time, timed_out
@@ -277,6 +278,7 @@ class RunGuardPlugin(Controls, BasePlugin):
         if counter is not None and (counted := await count_tokens(counter, request)) is not None:
             event.input_tokens = event.projected_tokens = counted
         event.max_output_tokens, event.candidates = request.config.max_output_tokens, request.config.candidate_count or 1
+        event.asked = question_name(request)
         if invocation.live:
             event.input_tokens = event.max_output_tokens = 1  # told by events as it goes: nothing to reserve but the leave to go on
         if self._watches_context:
@@ -522,11 +524,11 @@ _SHOWN_LIMITS: Final = (
 
 
 def _final_words(response: LlmResponse, streamed: bool) -> int:
-    """A name for what the agent said at the end of an activation; 0 when it goes on by calling tools, was cut off, or spoke in pieces before."""
+    """A name for what the agent said at the end of an activation; 0 when it goes on by calling tools, showed something or spoke in pieces before."""
     parts = (response.content.parts if response.content is not None else None) or []
-    if response.error_code or any(part.function_call is not None for part in parts):
+    if any(part.function_call is not None or part.inline_data is not None or part.file_data is not None for part in parts):
         return 0
-    words = "".join(part.text for part in parts if part.text and not part.thought)
+    words = "".join(part.text for part in parts if part.text and not part.thought) or str(response.error_code or "")
     return words_name(words) if words or not streamed else 0
 
 

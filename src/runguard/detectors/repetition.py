@@ -18,7 +18,7 @@ Pair = tuple[bytes, int]
 _TEXTS_KEPT: Final = 256
 _TOLD_KEPT: Final = 256
 _WAITED: Final = 6  # times told again: five unchanged repeats, and the one that might have found the change
-_LONG_CIRCLE: Final = 30
+_LONG_CIRCLE: Final = 48
 _WORD: Final = re.compile(r"[^\W_]+")
 _PAGE_READ: Final = 16_384  # characters of an answer that are looked at
 _PAGE_WORDS: Final = 20  # fewer different words are a state, no page
@@ -104,12 +104,12 @@ class NoNews:
     """Answers in a row that tell nothing but what was told at least twice before: sees circles of every period.
 
     A second time is free: whoever lost its history to a compaction reads everything again, whoever waits asks again. Words at
-    the end of an activation count too: new ones are news, the same ones again are none. A ``patient`` one does not stop before an
-    answer was told seven times, so that several jobs polled in turn hold as long as one; a long circle ends all the same.
+    the end of an activation count too: new ones are news, the same ones again to the same question are none. A ``patient`` one does not
+    stop before every answer was told seven times, so that several jobs polled in turn hold as long as one; a long circle ends all the same.
     """
 
     sees: ClassVar[tuple[type, ...]] = (ModelCall, ModelResult, ToolResults)
-    __slots__ = ("_batch", "_by_words", "_count", "_most_told", "_patient", "_said", "_told", "rungs")
+    __slots__ = ("_asked", "_batch", "_by_words", "_count", "_is_asked_again", "_is_report", "_patient", "_said", "_told", "rungs")
 
     def __init__(self, rungs: Rungs, *, patient: bool = False) -> None:
         self.rungs = rungs
@@ -118,11 +118,15 @@ class NoNews:
         self._batch = ""
         self._by_words = False  # what was counted last were words: nothing has been said about it yet
         self._said: OrderedDict[int, None] = OrderedDict()
+        self._asked: OrderedDict[int, None] = OrderedDict()
+        self._is_asked_again = False
+        self._is_report = False  # a tool has answered since the last words: the next ones tell of that
         self._told: dict[Pair, int] = {}  # since the last news, how often again
-        self._most_told = 0
 
     def observe(self, event: ModelCall | ModelResult | ToolResults) -> Finding | None:
         if type(event) is ModelCall:
+            if event.asked:
+                self._is_asked_again = _is_known(self._asked, event.asked)
             return self._before_the_next(event) if self._by_words else None
         if isinstance(event, ModelResult):
             if event.said:
@@ -135,6 +139,7 @@ class NoNews:
         if not event.calls or (event.batch and event.batch == self._batch):
             return None
         self._batch = event.batch
+        self._is_report = True
         if not self._is_known_well(event.pairs):
             return None
         self._count += 1
@@ -146,22 +151,20 @@ class NoNews:
 
     def _may_be_waiting(self, told: frozenset[Pair]) -> bool:
         """Refusals alone are no waiting."""
-        return bool(told) and self._most_told < _WAITED and self._count < _LONG_CIRCLE
+        return bool(told) and self._count < _LONG_CIRCLE and min(self._told.values(), default=0) < _WAITED
 
     def _hear(self, words: int) -> None:
-        if words not in self._said:
-            self._said[words] = None
-            if len(self._said) > _TEXTS_KEPT:
-                self._said.popitem(last=False)
+        if not _is_known(self._said, words):
             self._start_anew()
-        else:
+        elif self._is_asked_again and not self._is_report:
             self._count += 1
             self._by_words = True
+        self._is_report = False
 
     def _before_the_next(self, event: ModelCall) -> Finding | None:
         """Words stop the call that would follow them: a run whose last words are there is not stopped any more."""
         reached = self.rungs.at(self._count)
-        if reached is None or reached[0] is not Action.STOP:
+        if reached is None or reached[0] is not Action.STOP or (self._patient and self._told and self._may_be_waiting(frozenset(self._told))):
             return None
         return Finding("no_news", *_swap(reached, self._count), unit="answers without news", key=event.agent, detail=f"agent {event.agent}")
 
@@ -171,15 +174,23 @@ class NoNews:
         if not known and len(self._told) >= _TOLD_KEPT:
             self._told.clear()  # so many different things are a reading, no circle
         for pair in told:
-            times = self._told[pair] = self._told.get(pair, 0) + 1
-            self._most_told = max(self._most_told, times)
+            self._told[pair] = self._told.get(pair, 0) + 1
         return known
 
     def _start_anew(self) -> None:
         self._count, self._by_words = 0, False
         if self._told:
             self._told.clear()
-            self._most_told = 0
+
+
+def _is_known(names: OrderedDict[int, None], name: int) -> bool:
+    """Whether it was there before; now it is."""
+    if name in names:
+        return True
+    names[name] = None
+    if len(names) > _TEXTS_KEPT:
+        names.popitem(last=False)
+    return False
 
 
 class SameCall:
@@ -189,14 +200,16 @@ class SameCall:
     """
 
     sees: ClassVar[tuple[type, ...]] = (ToolResults,)
-    __slots__ = ("_batch", "_calls", "_count", "_look_from", "_words", "rungs")
+    __slots__ = ("_batch", "_calls", "_count", "_look_from", "_matters_from", "_words", "rungs")
 
-    def __init__(self, rungs: Rungs) -> None:
+    def __init__(self, rungs: Rungs, *, look_from: float | None = None) -> None:
+        """``look_from``: how long a row must be before words are looked at; a journal is kept for other rungs too, so it wants to know early."""
         self.rungs = rungs
         self._calls: frozenset[bytes] = frozenset()
         self._count = 0
         self._batch = ""
-        self._look_from = rungs.lowest / 2
+        self._matters_from = rungs.lowest / 2
+        self._look_from = look_from or self._matters_from
         self._words: frozenset[str] = frozenset()  # of the last answer that was looked at
 
     def observe(self, event: ToolResults) -> Finding | None:
@@ -208,7 +221,7 @@ class SameCall:
             self._count += 1
         else:
             self._calls, self._count, self._words = calls, 1, frozenset()
-        if self._count >= self._look_from and self._is_another_page(event):
+        if self._count >= self._look_from and self._is_another_page(event) and self._count >= self._matters_from:
             self._count = 1
         reached = self.rungs.at(self._count)
         if reached is None:

@@ -12,8 +12,8 @@ from runguard.replay.steps import RecordedRun
 from runguard.runs import Lane, Run
 
 _NOT_RECORDED: Final = {
-    "depth": "how agents are nested is not recorded",
-    "fan_out": "how many branches begin at once is not recorded",
+    "depth": "how agents are nested is recorded in a store of RunGuard's alone",
+    "fan_out": "how many branches begin at once is recorded in a store of RunGuard's alone",
     "breaker": "breakers stand between runs: each recorded run is replayed alone",
     "kill_switch": "operators' stops are not replayed",
 }

@@ -1,8 +1,10 @@
 """The journal of a run, played to another policy: the guard sees the very events that it saw live, strand for strand."""
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from runguard.conductor import surplus
+from runguard.denials import finding_of
 from runguard.events import ROOT_LANE, Answer, Event, ModelCall, ModelResult, Outcome, RunInfo, ToolCall, ToolResults
 from runguard.journal import Entry, read_event, read_usage
 
@@ -39,6 +41,8 @@ class Noted:
 
     def _start(self, entry: Entry) -> None:
         get = entry.get
+        self._asked.clear()  # a run that goes on begins its journal anew
+        self._paid.clear()
         info = RunInfo(self._player.run, str(get("app") or ""), str(get("user") or ""), str(get("session") or ""), self._player.run, entry["t"])
         info.model_call_limit, info.max_usd, info.max_tokens, info.labels = get("model_call_limit"), get("max_usd"), get("max_tokens"), get("labels")
         self._player.begin(info)
@@ -94,8 +98,25 @@ class Noted:
         self._player.guard.close_lane(self._player.live, entry["l"])
 
     def _unspent(self, entry: Entry) -> None:
-        if not self._player.is_over:
-            self._player.guard.unspent(self._player.run)
+        player, event = self._player, self._asked.pop(entry.get("n", 0), None)
+        if player.is_over:
+            return
+        player.guard.unspent(player.run)
+        charge = event.charge if event is not None else None
+        if event is None or charge is None:
+            return
+        player.guard.release(charge)
+        if not entry.get("denied"):
+            return
+        # It waited in vain: does it fit now? A store may have served others first.
+        player.look_at(event.lane, event.agent)
+        again = replace(event, charge=None)
+        player.reserve(again)
+        if again.charge is not None:
+            doubt = again.charge.doubt
+            player.guard.release(again.charge)
+            if doubt is not None:
+                player.guard.find(event, finding_of(doubt, event, ""))
 
     def _back(self, entry: Entry) -> None:
         event = self._asked.pop(entry["n"], None)
@@ -105,8 +126,8 @@ class Noted:
     def _pay(self, entry: Entry) -> None:
         number: Any = entry.get("n")
         event, usage = self._asked.get(number), read_usage(entry)
-        if event is None:
-            return
+        if event is None:  # known only when it was paid
+            event = self._asked[number] = ModelCall(self._player.run, ROOT_LANE, "", self._player.clock.now, str(entry.get("model") or ""))
         model, estimated = str(entry.get("model") or event.model), bool(entry.get("estimated"))
         if number not in self._paid:
             self._paid.add(number)

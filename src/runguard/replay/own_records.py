@@ -102,10 +102,16 @@ def _runs(rows: Any, where: str, faults: Faults) -> Iterator[RecordedRun]:
         calls: dict[str, tuple[float, dict[str, Any]]] = {}
         facts: dict[str, Any] = {}
         journal: list[Entry] = []
-        for number, (_, kind, at, text) in enumerate(group):
+        pieces = 0
+        for place, (_, kind, at, text) in enumerate(group):
             try:
                 if kind == KIND:
-                    journal += read_entries(text)
+                    piece = read_entries(text)
+                    number = piece[0].get("p") if piece else None
+                    if number not in (1, pieces + 1):
+                        faults.add(f"{where} ({name})", "a piece of the journal is missing: what follows is judged without it")
+                    pieces = number if isinstance(number, int) else pieces
+                    journal += piece
                     continue
                 record = json.loads(text)
                 if not isinstance(record, dict):
@@ -116,7 +122,7 @@ def _runs(rows: Any, where: str, faults: Faults) -> Iterator[RecordedRun]:
             if kind == "run":
                 facts = record
             else:  # a later record with the same id replaces the earlier
-                calls[str(record.get("id") or number)] = (float(at), record)
+                calls[str(record.get("id") or place)] = (float(at), record)
         if journal and journal[0]["k"] == "start":
             facts, steps = journal[0], _entries(journal, f"{where} ({name})", faults)
         else:
