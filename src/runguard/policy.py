@@ -6,6 +6,7 @@ Precedence: ``RUNGUARD_MODE`` and ``RUNGUARD_STORE`` over keywords over the file
 
 import json
 import os
+import re
 import tomllib
 from collections.abc import Callable, Iterable, Mapping
 from decimal import Decimal
@@ -15,6 +16,7 @@ from functools import cached_property
 from hashlib import blake2b
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, Self
+from urllib.parse import quote
 
 from pydantic import (
     BaseModel,
@@ -416,6 +418,9 @@ def _from_file() -> tuple[dict[str, Any], str]:
     return load_policy_file(path), str(path)
 
 
+_RELATIVE_FILE: Final = re.compile(r"sqlite:///(?!/|:memory:)([^?]+)(.*)$")
+
+
 def load_policy_file(path: Path) -> dict[str, Any]:
     """The raw values of a policy file; PolicyError when it cannot be read."""
     try:
@@ -431,6 +436,10 @@ def load_policy_file(path: Path) -> dict[str, Any]:
         data = tool.get("runguard", {}) if isinstance(tool, dict) else {}
     if not isinstance(data, dict):
         raise PolicyError(f"{path}: tool.runguard must be a table, not a {type(data).__name__}")
+    store = data.get("store")
+    if isinstance(store, str) and (relative := _RELATIVE_FILE.match(store)):
+        # The file is found from any folder below: one policy must not become a store in each of them.
+        data = {**data, "store": f"sqlite:///{quote(str(path.parent.absolute()))}/{relative[1]}{relative[2]}"}
     return data
 
 

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from runguard.decision import Rungs
 from runguard.errors import PolicyError
-from runguard.policy import RULES, Policy, PolicyFile, ToolRule, declared_rule, find_policy_file, policy_schema, tool
+from runguard.ledger.sqlite import SqliteStore
+from runguard.policy import RULES, Policy, PolicyFile, ToolRule, declared_rule, find_policy_file, load_policy_file, policy_schema, tool
 
 LADDER = ("warn", "nudge", "block", "stop")
 
@@ -447,3 +448,14 @@ def test_the_digest_is_the_same_in_another_process():
     script = f"from runguard import Policy; print(Policy.validated({EXAMPLE!r}, '').digest)"
     elsewhere = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout.strip()
     assert elsewhere == Policy.build(**EXAMPLE).digest
+
+
+def test_a_relative_store_in_a_file_counts_from_the_files_folder(tmp_path, monkeypatch):
+    folder = tmp_path / "a %20 project"
+    (folder / "agents").mkdir(parents=True)
+    file = folder / "runguard.toml"
+    for store, wanted in (("sqlite:///guard.db?synchronous=normal", folder / "guard.db"), (f"sqlite:///{tmp_path}/x.db", tmp_path / "x.db")):
+        file.write_text(f'store = "{store}"\n')
+        monkeypatch.chdir(folder / "agents")
+        policy = Policy.validated(load_policy_file(file), str(file))
+        assert SqliteStore(policy.store).path == wanted
