@@ -33,7 +33,7 @@ def sized(name: str, prompt: int, calls: int = 1, **facts: Any) -> dict[str, Any
     return run
 
 
-def repeating(name: str, times: int, then: int = 20, **facts: Any) -> dict[str, Any]:
+def repeating(name: str, times: int, then: int = 2, **facts: Any) -> dict[str, Any]:
     """The same call and answer so many times, then work that costs something."""
     run, rest = looping(name, times, **facts), working(name, then)
     for number, step in enumerate(rest["steps"][1:]):

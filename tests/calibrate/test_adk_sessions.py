@@ -29,24 +29,29 @@ async def test_limits_of_real_runs(tmp_path):
     service = SqliteSessionService(str(tmp_path / "sessions.db"))
     plugin = RunGuardPlugin(store=f"sqlite:///{tmp_path}/guard.db", mode="shadow")
     for number in range(75):
-        turns = number % 3 + 1  # so many calls of the tool, then an answer
+        turns = 1 if number % 3 else 2  # so many calls of the tool, then an answer
         model = ScriptedModel(lambda n, _, turns=turns: call("look", n=n) if n <= turns else text("done"))
         await run(LlmAgent(name="clerk", model=model, tools=[look]), plugins=[plugin], session_service=service, session_id=f"s{number}")
     assert plugin.flush()
 
-    for source in ("sessions.db", "guard.db"):
-        made = calibrate(tmp_path / source, model="gpt-4o")
+    proposals = {source: calibrate(tmp_path / source, model="gpt-4o") for source in ("sessions.db", "guard.db")}
+    for source, made in proposals.items():
         assert made.faults.count == 0
         assert (made.settings.basis.kind, made.settings.basis.recordings, made.settings.basis.runs) == ("unlabelled", 75, 75)
-        assert limit(made, "max_model_calls") == (4, 10)
-        assert limit(made, "max_tool_calls") == (3, 8)
-        assert limit(made, "max_tokens")[0] == 5_000
+        assert limit(made, "max_model_calls") == (3, 8)
+        assert limit(made, "max_tool_calls") == (2, 5)
+        assert limit(made, "max_tokens")[0] == 3_750
         assert made.changes["max_seconds"] > 0
         stopped = [
             result.id
-            for batch in replay(open_sources(str(tmp_path / source)), [Policy.validated({"max_model_calls": 3}, "")])
+            for batch in replay(open_sources(str(tmp_path / source)), [Policy.validated({"max_model_calls": 2}, "")])
             for (result,) in batch.results
             if result.first("stop")
         ]
         assert len(stopped) == 25  # they are read as they ran
-    assert calibrate(tmp_path / "sessions.db", model="gpt-4o").changes["max_usd"] > 0
+    sessions, store = proposals.values()
+    assert sessions.changes["max_usd"] > 0
+    assert limit(sessions, "max_tool_result_chars") == (8, 20)
+    assert "max_tool_result_chars" not in store.changes  # a journal keeps no answers: nothing was measured
+    untold = next(limit for limit in store.settings.limits if limit.setting == "max_tool_result_chars")
+    assert untold.why_not.startswith("0 unlabelled recordings tell the characters of a tool answer, 72 are needed")

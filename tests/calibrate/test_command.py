@@ -10,6 +10,7 @@ from click.testing import CliRunner, Result
 from runguard.calibrate import calibrate
 from runguard.cli import main
 from runguard.policy import Policy, load_policy_file
+from runguard.replay import open_sources
 
 from .conftest import repeating, rungs_of, sized, write
 from .test_rungs import bad, good
@@ -22,8 +23,8 @@ def command(*args: Any) -> Result:
 @pytest.fixture
 def recorded(tmp_path: Path) -> Path:
     """Successes of many sizes, one of them a giant; failures that loop; a runaway; a line that is broken."""
-    fine = [sized(f"run-{n}", prompt=100 * (n % 100 + 1), calls=n % 4 + 1) for n in range(160)]
-    rest = [sized("giant", prompt=50_000, calls=4), sized("away", prompt=90_000, calls=40, success=False), *bad(10), sized("who", prompt=500, success=None)]
+    fine = [sized(f"run-{n}", prompt=100 * (n + 1), calls=n % 3 + 1) for n in range(80)]
+    rest = [sized("giant", prompt=50_000, calls=4), sized("away", prompt=90_000, calls=40, success=False), *bad(6), sized("who", prompt=500, success=None)]
     return write(tmp_path / "runs.jsonl", *fine, *rest, "{broken")
 
 
@@ -31,11 +32,11 @@ def test_the_table_and_the_file_are_printed(recorded):
     done = command("calibrate", recorded)
     assert done.exit_code == 0, done.output
     told = " ".join(done.output.split())
-    assert "173 recordings: 161 labelled a success, 11 labelled a failure, 1 without a label. Limits rest on the 161 successful ones" in told
+    assert "89 recordings: 81 labelled a success, 7 labelled a failure, 1 without a label. Limits rest on the 81 successful ones" in told
     assert "max_usd" in told
     assert "Successful among them: giant" in told
     assert "proposed: saves" in told
-    assert "fitted on one half, counted on the other: of 161 held-out successful recordings" in told
+    assert "fitted on one half, counted on the other: of 81 held-out successful recordings" in told
     assert "1 records could not be read and were skipped" in told
     toml = done.output.partition("# Proposed by")[2]
     assert "max_tokens = " in toml
@@ -77,8 +78,10 @@ def test_replay_agrees_on_each_limit_alone(recorded, tmp_path):
         assert [run["id"] for run, _ in stops if run["success"]] == limit["cut"]["successful"]
 
 
-def test_a_file_is_replaced_only_when_forced(recorded, tmp_path):
-    target = tmp_path / "runguard.toml"
+def test_a_file_is_replaced_only_when_forced(tmp_path):
+    stopped = [repeating(f"fine-{n}", int(rungs_of("repetition").stop or 0), success=True) for n in range(8)]
+    recorded = write(tmp_path / "runs.jsonl", *stopped)
+    target = tmp_path / "kept.toml"
     target.write_text("max_model_calls = 7\n")
     refused = command("calibrate", recorded, "--write", target)
     assert (refused.exit_code, target.read_text()) == (2, "max_model_calls = 7\n")
@@ -90,7 +93,8 @@ def test_a_file_is_replaced_only_when_forced(recorded, tmp_path):
     assert "cannot be written" in missing.output
 
 
-def test_what_the_policy_said_before_is_kept_and_secrets_are_not_printed(recorded, tmp_path):
+def test_what_the_policy_said_before_is_kept_and_secrets_are_not_printed(tmp_path):
+    recorded = write(tmp_path / "runs.jsonl", *(sized(f"run-{n}", prompt=100) for n in range(75)))
     now = tmp_path / "now.toml"
     now.write_text(
         'mode = "shadow"\nstore = "redis://:s3cret@host/0"\nmax_context_tokens = 90000\nmax_nudges = 1\n[rules]\nhandoff = { stop = 9 }\nempty = false\n'
@@ -109,7 +113,7 @@ def test_what_the_policy_said_before_is_kept_and_secrets_are_not_printed(recorde
 
 
 def test_names_in_the_recordings_cannot_become_settings(tmp_path):
-    runs = [sized(f"run-{n}", prompt=100) for n in range(75)]
+    runs = [sized(f"run-{n}", prompt=100) for n in range(73)]
     evil = 'evil\nmax_model_calls = 1\r\n[rules]\u2028mode = "off"\x00[red]'
     target = tmp_path / "out.toml"
     done = command("calibrate", write(tmp_path / "runs.jsonl", *runs, sized(evil, prompt=90_000, calls=9)), "--write", target)
@@ -155,17 +159,22 @@ def test_what_cannot_be_used_is_said_with_exit_code_2(tmp_path, args):
 
 def test_false_stops_may_be_a_number_or_a_share(tmp_path):
     often = int(rungs_of("repetition").stop or 0)
-    runs = write(tmp_path / "runs.jsonl", *good(), *(repeating(f"fine-{n}", often, success=True) for n in range(8)))
+    runs = write(tmp_path / "runs.jsonl", *good(10), *(repeating(f"fine-{n}", often, success=True) for n in range(8)))
 
     def proposed(*more: str) -> Any:
         return json.loads(command("calibrate", runs, "--json", *more).stdout)["rules"]["repetition"]["proposed"]
 
     assert proposed("--max-false-stops", "8") is None
     assert proposed("--max-false-stops", "7") is not None
-    assert proposed("--max-false-stops", "10%") is None
+    assert proposed("--max-false-stops", "40%") is not None
+    assert proposed("--max-false-stops", "50%") is None
 
 
 def test_several_processes_say_the_same(recorded, monkeypatch):
-    monkeypatch.setattr("runguard.replay.sources._PART", 100_000)
-    here, there = calibrate(recorded), calibrate(recorded, workers=2)
+    monkeypatch.setattr("runguard.replay.sources._PART", 30_000)
+    assert len([piece for source in open_sources(str(recorded)) for piece in source.pieces()]) > 2  # fewer are worked on here
+    budgets = [{"tokens": 9_000, "calls": 30, "per": "session"}, {"usd": 5, "per": "user", "window": "1h", "thresholds": [0.5]}]
+    policy = Policy.validated({"budgets": budgets, "mode": "shadow"}, "")
+    here, there = calibrate(recorded, policy), calibrate(recorded, policy, workers=2)
     assert here.to_dict() == there.to_dict()
+    assert here.now.by_label["success"].stopped > 0  # the budget counts

@@ -21,7 +21,7 @@ def chance(share: float, runs: int, low: int, high: int) -> float:
 
 
 @given(st.integers(1, 400), SHARES, LEVELS)
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=40, deadline=None)
 def test_the_ranks_enclose_the_quantile_at_least_as_often_as_they_say(runs, share, level):
     found = ranks(runs, share, level)
     if found is None:
@@ -52,7 +52,7 @@ def test_one_run_fewer_than_needed_is_too_few(share, level):
 
 
 @given(st.integers(72, 3_000), SHARES)
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=40, deadline=None)
 def test_more_runs_move_the_ranks_on_and_narrow_them(runs, share):
     here, next_, later = ranks(runs, share), ranks(runs + 1, share), ranks(4 * runs, share)
     if here is None:
@@ -65,7 +65,7 @@ def test_more_runs_move_the_ranks_on_and_narrow_them(runs, share):
 
 
 @given(st.lists(st.floats(0, 1e6), min_size=72, max_size=200), st.randoms(use_true_random=False))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=20, deadline=None)
 def test_order_does_not_matter_and_the_value_lies_within(values, random):
     found = quantile(values, 0.95)
     assert found is not None
@@ -78,7 +78,7 @@ def test_order_does_not_matter_and_the_value_lies_within(values, random):
 
 
 @given(st.lists(st.floats(0, 1e6), min_size=72, max_size=150), st.floats(0, 1e6))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=20, deadline=None)
 def test_a_larger_run_never_lowers_a_limit(values, more):
     before, after = quantile(values, 0.95), quantile([*sorted(values)[1:], max(more, max(values))], 0.95)
     assert before is not None

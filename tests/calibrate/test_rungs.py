@@ -23,7 +23,7 @@ BETWEEN = TIGHTER["stop"]  # as often as a tighter setting stops at, less often 
 
 
 def good(many: int = 80) -> list[dict[str, Any]]:
-    return [working(f"good-{n}", 3) for n in range(many)]
+    return [working(f"good-{n}", 1) for n in range(many)]
 
 
 def bad(many: int, **facts: Any) -> list[dict[str, Any]]:
@@ -48,13 +48,13 @@ def test_a_tighter_setting_that_saves_and_stops_nobody_is_proposed(tmp_path):
 
 
 def test_a_few_recordings_are_chance(tmp_path):
-    found = choice(tmp_path, *good(), *bad(ENOUGH - 1))
+    found = choice(tmp_path, *good(10), *bad(ENOUGH - 1))
     assert found.rungs is None
     assert f"in {ENOUGH - 1} recordings: too few to tell from chance ({ENOUGH} needed)" in found.why
 
 
 def test_successful_runs_that_do_the_same_keep_it_as_it_is(tmp_path):
-    found = choice(tmp_path, *good(), *bad(10), *(repeating(f"fine-{n}", BETWEEN, success=True) for n in range(3)))
+    found = choice(tmp_path, *good(10), *bad(10), *(repeating(f"fine-{n}", BETWEEN, success=True) for n in range(3)))
     assert found.rungs is None
     assert found.why == "no other setting saves more without touching more successful recordings"
     tighter = next(point for rungs, point in found.curve if rungs == TIGHTER)
@@ -69,7 +69,7 @@ def test_few_successful_runs_cannot_rule_out_false_stops(tmp_path):
 
 
 def test_without_labels_nothing_is_moved(tmp_path):
-    runs = [run | {"success": None} for run in [*good(), *bad(30)]]
+    runs = [run | {"success": None} for run in [*good(10), *bad(6)]]
     found = choice(tmp_path, *runs)
     assert found.rungs is None
     assert "nothing is labelled a success" in found.why
@@ -80,7 +80,7 @@ def test_a_saving_that_does_not_matter_moves_nothing(tmp_path):
     for step in spender["steps"]:
         if step["kind"] == "model":
             step["input_tokens"] = 100_000_000
-    found = choice(tmp_path, *good(), *bad(10), spender)
+    found = choice(tmp_path, *good(10), *bad(10), spender)
     assert found.rungs is None
     assert "less than 1% of what they spent" in found.why
 
@@ -88,16 +88,16 @@ def test_a_saving_that_does_not_matter_moves_nothing(tmp_path):
 def test_false_stops_of_the_present_setting_loosen_it_when_there_are_enough(tmp_path):
     assert NOW.stop is not None
     often = int(NOW.stop)
-    few = choice(tmp_path, *good(), *(repeating(f"fine-{n}", often, success=True) for n in range(2)))
+    few = choice(tmp_path, *good(10), *(repeating(f"fine-{n}", often, success=True) for n in range(2)))
     assert few.rungs is None
-    assert "stops 2 of 82 successful recordings, 0 allowed" in few.why
+    assert "stops 2 of 12 successful recordings, 0 allowed" in few.why
     assert "too few to tell from chance" in few.why
-    many = choice(tmp_path, *good(), *(repeating(f"fine-{n}", often, success=True) for n in range(8)))
+    many = choice(tmp_path, *good(10), *(repeating(f"fine-{n}", often, success=True) for n in range(8)))
     assert many.rungs is not None
     assert many.rungs["stop"] > often
     assert many.after is not None
     assert (many.before.stopped, many.after.stopped, many.after.spared) == (8, 0, 8)
-    allowed = choice(tmp_path, *good(), *(repeating(f"fine-{n}", often, success=True) for n in range(8)), max_false_stops=0.1)
+    allowed = choice(tmp_path, *good(10), *(repeating(f"fine-{n}", often, success=True) for n in range(8)), max_false_stops=0.5)
     assert allowed.rungs is None
 
 
@@ -108,7 +108,7 @@ def test_rules_that_are_off_stay_off_and_settings_can_all_fire():
     tried = variants(policy)
     assert {variant.rule for variant in tried} == set(TRIED)
     for variant in tried:
-        changed = Policy.validated(with_rule({}, variant), "")  # raises for a rung that cannot fire
+        changed = with_rule(policy, variant)  # raises for a rung that cannot fire
         if variant.rungs is not None:
             assert changed.rungs(variant.rule) == Rungs(**dict(variant.rungs))
             assert changed.rungs(variant.rule) != policy.rungs(variant.rule)
@@ -118,7 +118,7 @@ CALLS = st.tuples(st.sampled_from(["look", "grep"]), st.integers(0, 1), st.sampl
 
 
 @given(st.lists(st.tuples(CALLS, st.integers(1, 9)), min_size=1, max_size=6), st.booleans())
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 def test_a_setting_that_is_not_played_would_have_changed_nothing(stretches, starts_afresh):
     """Settings of rules that find nothing to count in a recording are passed over: the outcome must be that of the present policy."""
     steps: list[dict[str, Any]] = [{"kind": "message", "agent": "user", "text": "go"}]
@@ -135,8 +135,9 @@ def test_a_setting_that_is_not_played_would_have_changed_nothing(stretches, star
         if starts_afresh:
             steps.append({"kind": "message", "agent": "user", "text": "on"})
     run = {"id": "r", "model": "gpt-4o", "steps": steps}
-    tried = variants(Policy.validated({}, ""))
-    measured = Measuring({}, tried)(run_of(run, "here", Faults()))
+    policy = Policy.validated({}, "")
+    tried = variants(policy)
+    measured = Measuring(policy, tried)(run_of(run, "here", Faults()))
     for number, variant in enumerate(tried):
-        plain = outcome_of(replay_run(run_of(run, "here", Faults()), Policy.validated(with_rule({}, variant), "")))
+        plain = outcome_of(replay_run(run_of(run, "here", Faults()), with_rule(policy, variant)))
         assert measured.tried.get(number, measured.now) == plain, variant

@@ -526,7 +526,7 @@ _SHOWN_LIMITS: Final = (
 def _final_words(response: LlmResponse, streamed: bool) -> int:
     """A name for what the agent said at the end of an activation; 0 when it goes on by calling tools, showed something or spoke in pieces before."""
     parts = (response.content.parts if response.content is not None else None) or []
-    if any(part.function_call is not None or part.inline_data is not None or part.file_data is not None for part in parts):
+    if any(part.text is None for part in parts):
         return 0
     words = "".join(part.text for part in parts if part.text and not part.thought) or str(response.error_code or "")
     return words_name(words) if words or not streamed else 0

@@ -1,8 +1,9 @@
 """The settings that are tried: for each loop rule its rungs as they are, tighter, looser, and without the rule."""
 
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
+from runguard.calibrate.changes import changed, is_allowed
 from runguard.decision import Rungs
 from runguard.policy import Policy
 
@@ -24,6 +25,10 @@ class Variant:
     def setting(self) -> dict[str, int] | bool:
         return False if self.rungs is None else dict(self.rungs)
 
+    @property
+    def change(self) -> dict[str, dict[str, dict[str, int] | bool]]:
+        return {"rules": {self.rule: self.setting}}
+
 
 def variants(policy: Policy) -> list[Variant]:
     """Of every rule that is on: off, and each other setting worth trying."""
@@ -37,7 +42,8 @@ def variants(policy: Policy) -> list[Variant]:
             tried += [{**rungs, "stop": 2 * max(rungs.values())} for rungs in (scaled(now, factor) for factor in (0.5, 1.0))]
         as_it_is = scaled(now, 1.0)
         found.append(Variant(rule, None))
-        found += dict.fromkeys(Variant(rule, tuple(rungs.items())) for rungs in tried if rungs != as_it_is)
+        others = dict.fromkeys(Variant(rule, tuple(rungs.items())) for rungs in tried if rungs != as_it_is)
+        found += [variant for variant in others if is_allowed(variant.change)]
     return found
 
 
@@ -53,9 +59,9 @@ def scaled(rungs: Rungs, factor: float) -> dict[str, int]:
     return made
 
 
-def with_rule(values: dict[str, Any], variant: Variant) -> dict[str, Any]:
-    """The values of a policy with that one rule changed."""
-    return {**values, "rules": {**values.get("rules", {}), variant.rule: variant.setting}}
+def with_rule(policy: Policy, variant: Variant) -> Policy:
+    """The policy with that one rule changed."""
+    return changed(policy, variant.change)
 
 
 def lowest_rungs(policy: Policy, tried: list[Variant]) -> dict[str, float]:

@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 from math import ceil, floor, log10
 from typing import Any, Final, NamedTuple
 
+from runguard.calibrate.changes import is_allowed
 from runguard.calibrate.quantile import LEVEL, Quantile, quantile, runs_needed
 from runguard.calibrate.sample import Basis
 
@@ -112,6 +113,8 @@ def _limit(kind: Kind, basis: Basis, missing: Missing) -> Limit:
     value = rounded_up(FACTOR * found.value, kind.is_whole)
     if value <= 0:
         return Limit(kind, len(values), quantile=found, why_not=f"{SHARE:.0%} of the recordings have none: nothing to take a multiple of")
+    if not is_allowed({kind.setting: value}):
+        return Limit(kind, len(values), quantile=found, why_not=f"2.5 x P95 is {value:,g}, more than a policy takes: are the recorded {kind.of} right?")
     return Limit(kind, len(values), value, found, max(values))
 
 

@@ -7,8 +7,9 @@ other, and a recording is left alone when its largest run is.
 from math import isnan, nan
 from typing import Any, Final, NamedTuple
 
+from runguard.calibrate.changes import changed
 from runguard.decision import Decision
-from runguard.events import AgentEntered, HandOff, ModelCall, ModelResult, Outcome, RunInfo, ToolCall, ToolResults
+from runguard.events import AgentEntered, Answer, HandOff, ModelCall, ModelResult, Outcome, RunInfo, ToolCall, ToolResults
 from runguard.fingerprint import size_of
 from runguard.policy import RULES, Policy
 from runguard.pricing import Usage
@@ -32,7 +33,7 @@ _ENOUGH: Final = 1_000_000_000
 
 
 class Took(NamedTuple):
-    """The largest of each among the runs of a recording. NaN where the recording does not say: no price, no times."""
+    """The largest of each among the runs of a recording. NaN where the recording does not say: no price, no times, no answers."""
 
     usd: float = nan
     tokens: float = nan
@@ -42,9 +43,17 @@ class Took(NamedTuple):
     largest_answer: float = nan
 
 
-def looking_on(values: dict[str, Any]) -> Judge:
-    """``values``: of the policy whose prices and tools count."""
-    return Judge(Policy.validated({**values, **UNLIMITED}, ""), to_the_end=True)
+def looking_on(policy: Policy) -> Judge:
+    """``policy``: whose prices and tools count."""
+    return Judge(changed(policy, UNLIMITED), to_the_end=True)
+
+
+def _size(answer: Answer, is_understood: bool) -> float:
+    """A journal has no values, only what was measured live; other recordings may have left out what was answered."""
+    if answer.chars:
+        return float(answer.chars)
+    is_told = not is_understood and answer.value is not None and answer.value != {"result": None}
+    return float(size_of(answer.value, _ENOUGH)) if is_told else nan
 
 
 class _Noting(Hearing):
@@ -69,8 +78,9 @@ class _Noting(Hearing):
             return super().after(event)
         answers = event.answers
         for answer in answers:
-            size = float(answer.chars or size_of(answer.value, _ENOUGH))
-            self.largest = size if isnan(self.largest) else max(self.largest, size)
+            size = _size(answer, event.is_understood)
+            if not isnan(size):
+                self.largest = size if isnan(self.largest) else max(self.largest, size)
         decision = super().after(event)
         self.fruitless += sum(answer.outcome is not Outcome.OK for answer in answers)
         return decision
@@ -124,7 +134,7 @@ class Meter(Player):
             model_calls, tool_calls, tokens, nano = (now - before for now, before in zip(self._counts(), self._before, strict=True))
             if model_calls or tool_calls:  # a message that nobody has answered is no run
                 seconds = self.clock.now - self._since if self._is_timed and self._since is not None else nan
-                took = (nano / 1e9, tokens, model_calls, tool_calls, seconds, self.guard.largest)
+                took = (nano / 1e9, float(tokens), model_calls, tool_calls, seconds, self.guard.largest)
                 self.took = Took(*(new if isnan(old) or new > old else old for old, new in zip(self.took, took, strict=True)))
         super()._close()
 

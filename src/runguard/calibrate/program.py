@@ -9,6 +9,7 @@ from pathlib import Path
 from runguard.calibrate.proposal import calibrate
 from runguard.calibrate.told import print_proposal
 from runguard.policy import Policy
+from runguard.printable import printable
 from runguard.replay.processes import Worked
 from runguard.replay.program import console_of_stdout, progress_bar
 from runguard.replay.sources import Source, open_sources
@@ -42,7 +43,7 @@ def run(
     if as_json:
         sys.stdout.write(json.dumps(made.to_dict(), indent=2, ensure_ascii=False) + "\n")
         return is_advised
-    print_proposal(console_of_stdout(), made)
+    print_proposal(console_of_stdout(), printable(made))
     if is_advised and target is None:
         sys.stdout.write("\n" + made.to_toml())
     return is_advised

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from runguard.calibrate.changes import changed
 from runguard.calibrate.effects import Cut, Effect, HeldOut
 from runguard.calibrate.grid import Variant, scaled, variants
 from runguard.calibrate.limits import SHARE, Limit, Missing, propose
@@ -16,7 +17,7 @@ from runguard.policy import Policy
 from runguard.replay.processes import Worked, each_run
 from runguard.replay.sources import Source, open_sources
 from runguard.replay.steps import Faults
-from runguard.replay.work import settings_of
+from runguard.replay.work import harmless, workers_for
 
 Watch = Callable[[str, Iterator[Worked]], Iterable[Worked]]
 
@@ -39,9 +40,8 @@ class Settings:
         rules = {choice.rule: choice.rungs for choice in self.choices if choice.rungs is not None}
         return found | ({"rules": rules} if rules else {})
 
-    def over(self, values: dict[str, Any]) -> dict[str, Any]:
-        changes = self.changes
-        return {**values, **changes, "rules": {**values.get("rules", {}), **changes.get("rules", {})}}
+    def over(self, policy: Policy) -> Policy:
+        return changed(policy, self.changes)
 
 
 @dataclass(slots=True)
@@ -111,12 +111,13 @@ def calibrate(
     """
     sources = open_sources(str(source)) if isinstance(source, str | Path) else source
     policy = policy if policy is not None else Policy.validated({}, "")
-    values = settings_of(policy)
+    now = harmless(policy)
+    workers = workers_for([now], workers)
     watch = watch or (lambda _, found: found)
     tried = variants(policy)
     curves = _curves(policy, tried)
     made = Proposal([each.name for each in sources], policy, Samples(), Settings(Basis("", [], HALVES), [], []))
-    for worked in watch("measuring", each_run(sources, Measuring, (values, tried), workers, model)):
+    for worked in watch("measuring", each_run(sources, Measuring, (now, tried), workers, model)):
         made.faults.merge(worked.faults)
         for measured in worked.found:
             _count(made, curves, tried, measured)
@@ -130,7 +131,7 @@ def calibrate(
     parts = [fitted((half,)) for half in HALVES]
     while made.changes:
         made.now, made.proposed, made.held_out = Effect(), Effect(), HeldOut.of([part.changes for part in parts], made.changes)
-        asked = _asked(made, parts, values)
+        asked = _asked(made, parts, now)
         for worked in watch("comparing", each_run(sources, Comparing, (asked,), workers, model)):
             for compared in worked.found:
                 _compare(made, compared)
@@ -140,12 +141,12 @@ def calibrate(
     return made
 
 
-def _asked(made: Proposal, parts: list[Settings], values: dict[str, Any]) -> list[Asked]:
+def _asked(made: Proposal, parts: list[Settings], now: Policy) -> list[Asked]:
     """The present policy, the proposed one, each limit alone, and what either half says for the other."""
     made.cuts |= {limit.setting: Cut() for limit in made.settings.proposed}
-    alone = [Asked({**values, limit.setting: limit.value}, limit.kind.rule, limit.kind.unit) for limit in made.settings.proposed]
-    halves = [Asked(part.over(values), half=1 - half) for half, part in zip(HALVES, parts, strict=True)]
-    return [Asked(values), Asked(made.settings.over(values)), *alone, *halves]
+    alone = [Asked(changed(now, {limit.setting: limit.value}), limit.kind.rule, limit.kind.unit) for limit in made.settings.proposed]
+    halves = [Asked(part.over(now), half=1 - half) for half, part in zip(HALVES, parts, strict=True)]
+    return [Asked(now), Asked(made.settings.over(now)), *alone, *halves]
 
 
 def _withhold(made: Proposal, parts: list[Settings]) -> bool:

@@ -5,15 +5,14 @@ import re
 from textwrap import wrap
 from typing import TYPE_CHECKING, Any, Final
 
+from runguard.calibrate.kept import SECRET, kept_of
 from runguard.calibrate.limits import FACTOR, Limit
 from runguard.calibrate.words import about_cut, about_quantile, basis_words, rungs_words
-from runguard.policy import PolicyFile
 from runguard.replay.words import count
 
 if TYPE_CHECKING:
     from runguard.calibrate.proposal import Proposal
 
-_SECRET: Final = ("store", "alerts")  # their addresses may hold passwords and tokens
 _BARE: Final = re.compile(r"[A-Za-z0-9_-]+")
 _WIDTH: Final = 130
 
@@ -28,11 +27,12 @@ def toml_of(made: "Proposal") -> str:
     lines += ["# Try it on the recordings first: runguard replay SOURCE --policy THIS_FILE", ""]
     for limit in made.settings.limits:
         lines += [*_limit(limit, made), ""]
-    kept = made.policy.model_dump(mode="json", exclude_unset=True, include=set(PolicyFile.model_fields), exclude={*_SECRET, "rules"}, exclude_none=True)
-    kept = {name: value for name, value in kept.items() if name not in changes}
-    if kept:
-        lines += ["# Kept as it was:", *(f"{_key(name)} = {value_of(value)}" for name, value in kept.items()), ""]
-    if any(name in made.policy.model_fields_set for name in _SECRET):
+    kept = kept_of(made.policy)
+    if values := {name: value for name, value in kept.values.items() if name not in changes}:
+        lines += ["# Kept as it was:", *(f"{_key(name)} = {value_of(value)}" for name, value in values.items()), ""]
+    if missing := [name for name in kept.missing if name.removesuffix(" = None") not in changes]:
+        lines += [*_comment(f"Not carried over, only code can say it: {', '.join(missing)}."), ""]
+    if any(name in made.policy.model_fields_set for name in SECRET):
         lines += ["# store and alerts are not carried over, they may hold secrets: copy them here.", ""]
     lines += ["[rules]"]
     proposed = {choice.rule: choice for choice in made.settings.choices}
@@ -65,7 +65,8 @@ def _key(name: str) -> str:
 
 
 def _string(text: str) -> str:
-    return json.dumps(text).replace("\x7f", "\\u007f")
+    """What JSON escapes, TOML reads; DEL it wants escaped, and a character by two surrogates it refuses."""
+    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
 def value_of(value: Any) -> str:
@@ -77,5 +78,5 @@ def value_of(value: Any) -> str:
     if isinstance(value, dict):
         return "{ " + ", ".join(f"{_key(str(name))} = {value_of(entry)}" for name, entry in value.items() if entry is not None) + " }"
     if isinstance(value, list | tuple):
-        return f"[{', '.join(value_of(entry) for entry in value)}]"
+        return f"[{', '.join(value_of(entry) for entry in value if entry is not None)}]"
     return repr(int(value) if isinstance(value, float) and value.is_integer() and abs(value) < 1e15 else value)

@@ -1,7 +1,7 @@
 """A recording past many guards at once. What comes back is small."""
 
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from runguard.calibrate.grid import OF_REPETITION, Variant, lowest_rungs, with_rule
 from runguard.calibrate.meter import Meter, Took, looking_on
@@ -55,12 +55,10 @@ class Measured:
 class Measuring:
     """Meters a recording, and plays it to every setting of those rules that find something in it."""
 
-    def __init__(self, values: dict[str, Any], tried: list[Variant]) -> None:
-        self._meter = looking_on(values)
-        now = Policy.validated(values, "")
-        self._now = Judge(now)
-        self._tried = [(variant.rule, Judge(Policy.validated(with_rule(values, variant), ""))) for variant in tried]
-        self._lowest = lowest_rungs(now, tried)
+    def __init__(self, policy: Policy, tried: list[Variant]) -> None:
+        self._meter, self._now = looking_on(policy), Judge(policy)
+        self._tried = [(variant.rule, Judge(with_rule(policy, variant))) for variant in tried]
+        self._lowest = lowest_rungs(policy, tried)
 
     def __call__(self, run: RecordedRun) -> Measured:
         steps = list(run.steps)
@@ -80,7 +78,7 @@ class Measuring:
 class Asked(NamedTuple):
     """A policy to compare: whose part is told apart, and which half of the recordings it is for (None: all)."""
 
-    values: dict[str, Any]
+    policy: Policy
     rule: str = ""
     unit: str = ""
     half: int | None = None
@@ -101,7 +99,7 @@ class Comparing:
 
     def __init__(self, asked: list[Asked]) -> None:
         self._asked = asked
-        self._judges = [Judge(Policy.validated(each.values, "")) for each in asked]
+        self._judges = [Judge(each.policy) for each in asked]
 
     def __call__(self, run: RecordedRun) -> Compared:
         half = half_of(run.id)

@@ -81,7 +81,7 @@ class Events:
         if opened_by and not opened_by.isdigit():
             yield Delegated(opened_by)  # a task: its node is named by the call; one of an agent called as a tool has a number
         said = 0
-        if not calls and not any(either(p, "inline_data", "inlineData") or either(p, "file_data", "fileData") for p in parts):
+        if all(isinstance(p.get("text"), str) for p in parts):
             words = "".join(p["text"] for p in parts if isinstance(p.get("text"), str) and not p.get("thought"))
             said = words_name(words or str(either(event, "error_code", "errorCode") or ""))
         batch = event.get("id") or ""

@@ -1,9 +1,11 @@
 """Every run of the sources past every policy."""
 
+import pickle
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, Final
 
+from runguard.alerts.settings import AlertSettings
 from runguard.policy import Policy
 from runguard.replay.engine import Judge, play, quiet
 from runguard.replay.processes import each_run
@@ -11,7 +13,8 @@ from runguard.replay.results import RunResult
 from runguard.replay.sources import Source
 from runguard.replay.steps import Faults, RecordedRun
 
-_LEFT_OUT: Final = {"mode", "store", "alerts", "telemetry", "on_trip", "on_decision", "clock"}  # what a judge replaces anyway
+# What a judge replaces anyway, and what may be fit for this process alone. The mode stays: a journal is read by it.
+_HARMLESS: Final[dict[str, Any]] = {"store": "memory", "alerts": AlertSettings(), "telemetry": False, "on_trip": None, "on_decision": None, "clock": None}
 
 
 @dataclass(slots=True)
@@ -28,8 +31,8 @@ def replay(sources: Iterable[Source], policies: list[Policy], *, workers: int = 
 
     ``to_the_end``: judge also what a stopped run would not have come to, as a live guard in the shadow does.
     """
-    given = ([(policy.mode, settings_of(policy)) for policy in policies], to_the_end)
-    for worked in each_run(sources, _Playing, given, workers, model):
+    policies = [harmless(policy) for policy in policies]
+    for worked in each_run(sources, _Playing, (policies, to_the_end), workers_for(policies, workers), model):
         yield Batch(worked.found, worked.faults, worked.size)
 
 
@@ -39,14 +42,26 @@ def replay_run(run: RecordedRun, policy: Policy) -> RunResult:
         return Judge(policy).play(run)
 
 
-def settings_of(policy: Policy) -> dict[str, Any]:
-    """What of a policy matters to recorded runs, as plain values that another process can be given."""
-    return policy.model_dump(exclude_unset=True, exclude=_LEFT_OUT)
+def harmless(policy: Policy) -> Policy:
+    """What of a policy matters to recorded runs."""
+    return policy.model_copy(update=_HARMLESS)
+
+
+def workers_for(policies: list[Policy], workers: int) -> int:
+    """As many processes as asked for, or this one alone where a policy has functions that no other process can find."""
+    if workers == 1:
+        return 1
+    try:
+        given = pickle.dumps(policies)
+        pickle.loads(given)
+    except Exception:  # a lambda, an object with a lock: each with its own exception
+        return 1
+    return 1 if b"__main__" in given else workers  # what a prompt or a notebook defines is there by name only
 
 
 class _Playing:
-    def __init__(self, policies: list[tuple[str, dict[str, Any]]], to_the_end: bool) -> None:
-        self._judges = [Judge(Policy.validated({**values, "mode": mode}, ""), to_the_end=to_the_end) for mode, values in policies]
+    def __init__(self, policies: list[Policy], to_the_end: bool) -> None:
+        self._judges = [Judge(policy, to_the_end=to_the_end) for policy in policies]
 
     def __call__(self, run: RecordedRun) -> list[RunResult]:
         return play(run, self._judges)
