@@ -10,10 +10,14 @@ import sys
 from typing import Any
 
 from google.adk.agents import LlmAgent
-from google.adk.models.lite_llm import LiteLlm, LiteLLMClient
 from google.adk.runners import Runner
 from google.adk.sessions import InMemorySessionService
 from google.genai import types
+
+try:
+    from google.adk.models.lite_llm import LiteLlm, LiteLLMClient
+except ImportError as error:
+    sys.exit(f"This example needs litellm and mcp: pip install litellm mcp ({error})")
 
 from runguard import BudgetExceededError, ContextOverflowError, LoopDetectedError, guard_async
 

@@ -1,7 +1,12 @@
 """The ``runguard`` command. A command's module is loaded when it is called: ``runguard --help`` loads nothing but click."""
 
+import errno
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib import import_module
-from typing import Final
+from typing import Any, Final
 
 import click
 
@@ -32,8 +37,50 @@ COMMANDS: Final[dict[str, dict[str, str]]] = {  # heading -> command -> what it 
 }
 
 
+_AS_JSON: Final = "runguard.as_json"
+_UNWRITABLE: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EPIPE)
+
+
+@contextmanager
+def _told_as_asked(ctx: click.Context) -> Iterator[None]:
+    """A command line that cannot be meant, told as JSON to whoever asked for JSON; otherwise click tells it."""
+    try:
+        yield
+    except click.ClickException as error:
+        if not ctx.meta.get(_AS_JSON):
+            raise
+        from runguard.commands.command import print_json
+
+        print_json({"ok": False, "error": error.format_message()})
+        ctx.exit(2)
+
+
 class LazyGroup(click.Group):
     """A group whose commands are modules: listed from the table, imported when called."""
+
+    def main(self, *args: Any, **options: Any) -> Any:
+        try:
+            try:
+                return super().main(*args, **options)
+            finally:
+                sys.stdout.flush()  # here rather than at the interpreter's end, which could only complain
+        except OSError as error:
+            if error.errno not in _UNWRITABLE:
+                raise
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            if error.errno == errno.EPIPE:  # a reader such as head has seen enough
+                sys.exit(1)
+            click.echo(f"the result cannot be written: {error.strerror}", err=True)
+            sys.exit(2)
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        ctx.meta[_AS_JSON] = "--json" in args
+        with _told_as_asked(ctx):
+            return super().parse_args(ctx, args)
+
+    def invoke(self, ctx: click.Context) -> Any:
+        with _told_as_asked(ctx):
+            return super().invoke(ctx)
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return [name for group in COMMANDS.values() for name in group]

@@ -19,7 +19,8 @@ from runguard.adk import RunGuardPlugin
 from runguard.cli import main
 from runguard.testing import ScriptedModel, call, run, text
 
-from ..ledger.conftest import Place, place, servers  # noqa: F401, TID252 - fixtures; the tests are no package
+from ..ledger.conftest import KINDS, Servers, missing, place, servers  # noqa: F401, TID252 - fixtures; the tests are no package
+from ..ledger.conftest import _empty as empty_store  # noqa: TID252
 
 PROGRAM = [sys.executable, "-c", "from runguard.cli import main; main(prog_name='runguard')"]
 
@@ -76,19 +77,27 @@ async def fill(store: str) -> None:
     assert watching.flush(20)
 
 
-@pytest.fixture
-async def filled(place: Place) -> str:  # noqa: F811
-    await fill(place.url)
-    return place.url
+def _fill_once(store: str) -> None:
+    kept = {name: os.environ.pop(name) for name in list(os.environ) if name.startswith("RUNGUARD_")}
+    asyncio.run(fill(store))
+    os.environ.update(kept)
 
 
 @pytest.fixture(scope="session")
 def filled_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("filled") / "guard.db"
-    kept = {name: os.environ.pop(name) for name in list(os.environ) if name.startswith("RUNGUARD_")}
-    asyncio.run(fill(f"sqlite:///{path}"))
-    os.environ.update(kept)
+    _fill_once(f"sqlite:///{path}")
     return path
+
+
+@pytest.fixture(scope="session", params=list(KINDS))
+def filled(request: pytest.FixtureRequest, servers: Servers, tmp_path_factory: pytest.TempPathFactory) -> str:  # noqa: F811
+    """A filled store of each kind, for tests that only look."""
+    if reason := missing(request.param):
+        pytest.skip(reason)
+    store = empty_store(request.param, servers, tmp_path_factory.mktemp("looked-at"))
+    _fill_once(store)
+    return store
 
 
 @pytest.fixture

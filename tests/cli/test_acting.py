@@ -3,6 +3,8 @@
 import asyncio
 import getpass
 import json
+import os
+import subprocess
 import threading
 from decimal import Decimal
 from http.server import BaseHTTPRequestHandler, HTTPServer
@@ -13,18 +15,29 @@ import pytest
 
 from runguard import Budget
 from runguard.adk import RunGuardPlugin
+from runguard.hints import hint
 from runguard.testing import assert_stopped, run
 
+from ..ledger.conftest import Place  # noqa: TID252 - the tests are no package
 from .conftest import guarded, looping, process, runguard, told
 
 
-async def test_a_stop_ends_a_run_that_is_under_way_and_resume_lets_it_run_again(filled: str) -> None:
+def elsewhere(*arguments: str) -> Any:
+    """By another process where a file is shared; a server knows connections alone, and a second one is made here as well."""
+    if not arguments[-1].startswith("sqlite:"):
+        return told(*arguments)
+    ran = process(*arguments, "--json")
+    assert ran.returncode == 0, ran.stderr
+    return json.loads(ran.stdout)
+
+
+async def test_a_stop_ends_a_run_that_is_under_way_and_resume_lets_it_run_again(place: Place) -> None:
+    filled = place.url
     plugin, agent = guarded(filled), looping(latency_s=60)
     task = asyncio.create_task(run(agent, plugins=[plugin], app_name="docs", user_id="dora"))
     while not agent.model.calls:  # type: ignore[union-attr]  # noqa: ASYNC110 - a model has no event to wait for
         await asyncio.sleep(0.01)
-    ran = await asyncio.to_thread(process, "stop", "user:docs/dora", "--reason", "a bad day", "--actor", "ops", "--store", filled, "--json")
-    assert ran.returncode == 0, ran.stderr
+    await asyncio.to_thread(elsewhere, "stop", "user:docs/dora", "--reason", "a bad day", "--actor", "ops", "--store", filled)
     recording = await asyncio.wait_for(task, 30)
     trip = assert_stopped(recording, "kill_switch")
     assert "stopped by ops: a bad day" in trip.message
@@ -47,7 +60,34 @@ def test_a_stop_names_whoever_throws_it_and_what_it_replaces(file_store: str) ->
     assert again["notes"] == [f"it was stopped before, by {getpass.getuser()}: x"]
     ran = runguard("stop", "user:docs/alcie", "--reason", "typo", "--store", file_store)
     assert "nothing is known of user:docs/alcie yet; did you mean user:docs/alice" in ran.stdout
-    assert ran.stdout.endswith("take it back with: runguard resume user:docs/alcie\n")
+    assert ran.stdout.endswith(f"take it back with: runguard resume user:docs/alcie --store {file_store}\n")
+    refused = runguard("stop", "all", "--reason", " ", "--store", file_store)
+    assert (refused.exit_code, refused.stderr) == (2, "--reason: say why; it stands in every trip that follows\n")
+
+
+def test_names_on_the_command_line_are_echoed_as_text(file_store: str) -> None:
+    scope = "user:docs/x\x1b[2J'; touch PWNED #\u202e"
+    ran = runguard("stop", scope, "--reason", "one\nstopped: all, by root", "--actor", "ops", "--store", file_store)
+    lines = ran.stdout.splitlines()
+    assert lines[0] == "stopped: user:docs/x\\x1b[2J'; touch PWNED #\\u202e, by ops: one\\nstopped: all, by root"
+    hint = lines[-1].partition("take it back with: runguard ")[2]
+    read_back = subprocess.run(["bash", "-c", f"printf '%s\\0' {hint}"], capture_output=True, text=True, check=True, env={"LC_ALL": "C.UTF-8", **os.environ})
+    assert read_back.stdout.split("\0")[:-1] == ["resume", scope, "--store", file_store], "one word for the shell, and the same"
+    assert runguard("resume", scope, "--store", file_store).stdout.startswith("resumed: user:docs/x\\x1b[2J'; touch")
+
+
+@pytest.mark.parametrize(
+    ("store", "shown"),
+    [
+        ("redis://cache:6379/0", " --store redis://cache:6379/0"),
+        ("redis://:hunter2@cache:6379/0", ""),
+        ("postgresql://host/db?password=hunter2", ""),
+        ("sqlite:///a b.db", " --store 'sqlite:///a b.db'"),
+        (None, ""),
+    ],
+)
+def test_a_hint_names_the_store_without_passwords(store: str | None, shown: str) -> None:
+    assert hint("resume", "all", store) == f"runguard resume all{shown}"
 
 
 def test_resume_of_what_is_not_stopped(file_store: str) -> None:
@@ -61,21 +101,23 @@ def test_resume_of_what_is_not_stopped(file_store: str) -> None:
     assert (taken["ok"], taken["stop"]["reason"], taken["stops"]) == (True, "x", [])
 
 
-@pytest.mark.parametrize("command", [["stop", "--reason", "x"], ["resume"]], ids=["stop", "resume"])
-def test_a_scope_that_names_nobody_is_refused_before_anything_is_asked(command: list[str]) -> None:
+@pytest.mark.parametrize(
+    ("command", "words"), [(["stop", "--reason", "x"], "cannot be stopped"), (["resume"], "is no scope that can be resumed")], ids=["stop", "resume"]
+)
+def test_a_scope_that_names_nobody_is_refused_before_anything_is_asked(command: list[str], words: str) -> None:
     ran = runguard(*command, "user:alice", "--store", "redis://127.0.0.1:1/0")
     assert ran.exit_code == 2
-    assert ran.stderr == "'user:alice' cannot be stopped; give one of all, app:…, user:app/user, session:app/user/session, run:…\n"
+    assert ran.stderr == f"'user:alice' {words}; give one of all, app:…, user:app/user, session:app/user/session, run:…\n"
 
 
-async def test_an_extension_lets_the_next_run_of_another_process_go_on(filled: str) -> None:
+async def test_an_extension_lets_the_next_run_of_another_process_go_on(place: Place) -> None:
+    filled = place.url
     plugin = RunGuardPlugin(store=filled, store_timeout=10, budgets=[Budget(calls=2, per="session"), Budget(usd=1, per="session", window="1d")])
     who = {"app_name": "docs", "user_id": "dora", "session_id": "long"}
     assert assert_stopped(await run(looping(), plugins=[plugin], **who), "budget").scope_id == "session:docs/dora/long"
     plugin.flush(20)
-    ran = await asyncio.to_thread(process, "extend", "session:docs/dora/long", "--calls", "5", "--usd", "2.50", "--store", filled, "--json")
-    assert ran.returncode == 0, ran.stderr
-    rows = {(row["unit"], row["window"]): row for row in json.loads(ran.stdout)["budgets"]}
+    answer = await asyncio.to_thread(elsewhere, "extend", "session:docs/dora/long", "--calls", "5", "--usd", "2.50", "--store", filled)
+    rows = {(row["unit"], row["window"]): row for row in answer["budgets"]}
     assert rows["calls", None]["granted"] == 5
     assert Decimal(rows["usd", "1d"]["granted"]) == Decimal("2.5")
     after = looping(turns=3)
@@ -104,8 +146,8 @@ def test_a_scope_without_spend_is_extended_by_the_policy_file(file_store: str) -
         (["user:docs/alice", "--tokens", "5"], "user:docs/alice: its budgets limit calls and usd; give --calls or --usd"),
         (["nonsense", "--usd", "5"], "nonsense: no budget of that scope; this store knows app:docs, user:docs/alice, user:docs/bob"),
         (["user:docs/alice"], "by how much? Give --usd, --tokens or --calls"),
-        (["user:docs/alice", "--usd", "much"], "--usd = 'much': not a number of dollars"),
-        (["user:docs/alice", "--usd", "-1"], "--usd = '-1': must be more than 0: nothing could ever run"),
+        (["user:docs/alice", "--usd", "much"], "--usd much: give the dollars to add, a number above 0 such as 2.50"),
+        (["user:docs/alice", "--usd", "0"], "--usd 0: give the dollars to add, a number above 0 such as 2.50"),
     ],
     ids=lambda value: value if isinstance(value, str) else " ".join(value),
 )

@@ -86,7 +86,7 @@ def test_a_guard_that_stops_nothing_is_a_problem(monkeypatch: pytest.MonkeyPatch
         ("runguard.install(max_usd=2)", "ok", "guarded by runguard.install(), which puts itself first"),
         ("app = App(name='an_app', root_agent=root_agent, plugins=[RunGuardPlugin(), LoggingPlugin()])", "ok", "is the first of 2 plugins"),
         ("app = App(name='an_app', root_agent=root_agent, plugins=[LoggingPlugin(), RunGuardPlugin()])", "problem", "comes after LoggingPlugin"),
-        ("", "problem", "is not guarded"),
+        ("", "problem", "is not guarded by itself"),
         ("root_agent = LlmAgent(name='a', model=GuardedLlm('gemini-2.5-flash', max_usd=1))", "ok", "is guarded by its models"),
     ],
     ids=["install", "first", "second", "none", "guarded model"],

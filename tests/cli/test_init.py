@@ -16,7 +16,7 @@ def test_the_written_file_passes_check(preset: str, usd: str, store: str) -> Non
     assert runguard("init", "--preset", preset).stdout.startswith(f"written: runguard.toml ({preset})")
     assert told("check")["ok"]
     policy = Policy.build()
-    assert (policy.max_usd, policy.store, policy.mode) == (Decimal(usd), store, "enforce")
+    assert (policy.max_usd, policy.store, policy.mode) == (Decimal(usd), store.replace("///", f"///{Path.cwd()}/"), "enforce")
 
 
 @pytest.mark.parametrize("preset", ["development", "production"])
@@ -57,7 +57,7 @@ def test_files_elsewhere_say_how_they_are_found() -> None:
 
 def test_places_that_cannot_be_written() -> None:
     ran = runguard("init", "absent/runguard.toml")
-    assert (ran.exit_code, ran.stderr) == (2, "absent/runguard.toml: cannot be written: No such file or directory\n")
+    assert (ran.exit_code, ran.stderr) == (2, "absent/runguard.toml: cannot be written: No such file or directory; create the folder absent first\n")
     assert "[tool.runguard]" in runguard("init", "pyproject.toml").stderr
 
 

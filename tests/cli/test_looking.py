@@ -2,15 +2,19 @@
 
 import asyncio
 import sqlite3
+from io import StringIO
 from typing import Any
 
 import pytest
+from rich.console import Console
 
 from runguard import Budget
 from runguard.adk import RunGuardPlugin
+from runguard.commands.screen import print_table, table
 from runguard.ledger.sqlite import SqliteStore
 from runguard.testing import run
 
+from ..ledger.conftest import Place  # noqa: TID252 - the tests are no package
 from .conftest import guarded, looping, runguard, told
 
 
@@ -105,7 +109,7 @@ async def test_a_budget_trip_names_the_command_that_raises_it(tmp_path: Any) -> 
     plugin = RunGuardPlugin(store=store, budgets=[Budget(calls=2, per="user", window="1d")])
     await run(looping(), plugins=[plugin], app_name="docs", user_id="alice")
     assert plugin.flush(10)
-    assert told("trips", "show", "last", "--store", store)["do"][-1] == "runguard extend user:docs/alice --calls …"
+    assert told("trips", "show", "last", "--store", store)["do"][-1] == f"runguard extend user:docs/alice --store {store} --calls 2"
     ran = runguard("status", "--store", store)
     assert ran.exit_code == 1, "a budget that is used up wants attention"
     assert "100%" in ran.stdout
@@ -116,6 +120,7 @@ def test_an_empty_store_says_so(file_store: str, tmp_path: Any) -> None:
     SqliteStore(empty).connect(1).close()
     assert "no budget has been used yet" in runguard("status", "--store", empty).stdout
     assert "no stop has been decided yet" in runguard("trips", "--store", empty).stdout
+    assert "no budget's scope begins with usr:;" in runguard("status", "--store", file_store, "--scope", "usr:").stdout
     assert "no stop has been decided yet" in runguard("trips", "show", "last", "--store", empty).stderr
 
 
@@ -129,7 +134,7 @@ def test_records_that_cannot_be_read_are_counted(file_store: str) -> None:
 
 def test_names_are_text(tmp_path: Any) -> None:
     """What looks like markup of the screen library, or would move a terminal's cursor, is shown as it is."""
-    store, evil = f"sqlite:///{tmp_path}/hostile.db", "[red]x[/]\x1b[2J\x9b31m"
+    store, evil = f"sqlite:///{tmp_path}/hostile.db", "[red]x[/]\x1b[2J\x9b31m\nstopped: all\u202e"
 
     async def hostile() -> None:
         plugin = guarded(store)
@@ -138,16 +143,25 @@ def test_names_are_text(tmp_path: Any) -> None:
         plugin.stop("user:docs/eve", actor=evil, reason=evil)
 
     asyncio.run(hostile())
-    shown = "[red]x[/]\\x1b[2J\\x9b31m"
+    shown = "[red]x[/]\\x1b[2J\\x9b31m\\nstopped: all\\u202e"
     for arguments in (["trips"], ["trips", "show", "last"], ["status", "--by", "user"], ["resume", "user:docs/eve"]):
         ran = runguard(*arguments, "--store", store)
         assert shown in ran.output, arguments
-        assert not {"\x1b", "\x9b"} & set(ran.output), arguments
+        assert not {"\x1b", "\x9b", "\u202e"} & set(ran.output), arguments
+        assert not [line for line in ran.output.splitlines() if line.startswith("stopped: all")], "no line is forged"
     assert "\x9b" not in runguard("trips", "--store", store, "--json").output
     assert told("trips", "--store", store)["trips"][0]["user_id"] == evil
 
 
-async def test_a_running_run_is_seen_with_what_it_has_reserved(filled: str) -> None:
+def test_a_narrow_terminal_gets_a_line_for_each_cell() -> None:
+    shown, out = table("scope", "spent", ""), Console(width=30, file=StringIO())
+    shown.add_row("user:docs/alice", "$1.00", "")
+    print_table(out, shown)
+    assert out.file.getvalue() == "scope: user:docs/alice\n  spent: $1.00\n"  # type: ignore[attr-defined]
+
+
+async def test_a_running_run_is_seen_with_what_it_has_reserved(place: Place) -> None:
+    filled = place.url
     plugin = guarded(filled)
     task = asyncio.create_task(run(looping(latency_s=60), plugins=[plugin], app_name="docs", user_id="dora"))
     try:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from .conftest import PROGRAM, process, runguard, told
+from .conftest import PROGRAM, runguard, told
 
 STORE_COMMANDS = {
     "status": ["status"],
@@ -22,9 +22,10 @@ STORE_COMMANDS = {
     "dashboard": ["dashboard", "--no-open"],
 }
 MISTAKES = {
-    "redis://127.0.0.1:1/0": "redis://127.0.0.1:1: ",
-    "postgresql://me:hunter2@127.0.0.1:1/db": "postgresql://127.0.0.1:1/db: ",
+    "redis://127.0.0.1:1/0": "Start it, check host and port, or give another --store",
+    "postgresql://me:hunter2@127.0.0.1:1/db": "Start it, check host and port, or give another --store",
     "sqlite:///absent.db": "absent.db: no such store",
+    "sqlite:////": "is a directory; name a file in it",
     "memory": "store = 'memory' lives and dies with its process",
     "guard.db": "a file is written 'sqlite:///guard.db'",
 }
@@ -75,6 +76,51 @@ def test_a_policy_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
     assert runguard("status").stderr == "absent.toml: no such policy file (named by RUNGUARD_POLICY)\n"
 
 
+def test_a_wrong_environment_is_told(file_store: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RUNGUARD_MODE", "shadwo")
+    for command in ("check", "status"):
+        ran = runguard(command)
+        assert (ran.exit_code, ran.stdout) == (2, "")
+        assert "(RUNGUARD_MODE) is not valid:\n  mode = 'shadwo'" in ran.stderr
+    assert "RUNGUARD_MODE and --store) is not valid" in runguard("status", "--store", file_store).stderr, "told, and left out"
+    monkeypatch.setenv("RUNGUARD_MODE", "shadow")
+    assert told("status", "--store", file_store)["mode"] == "shadow"
+    monkeypatch.setenv("RUNGUARD_STORE", "guard.db")
+    assert "a file is written 'sqlite:///guard.db'" in told("check", code=2)["error"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["status", "--since", "yesterday"], "Invalid value for '--since'"),
+        (["stop", "all"], "Missing option '--reason'"),
+        (["init", "--preset", "nope"], "'nope' is not one of"),
+        (["trips", "show"], "Missing argument 'TRIP'"),
+        (["statuss"], "No such command 'statuss'"),
+        ([], "No such option"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_a_command_line_that_cannot_be_meant_is_json_where_json_is_asked_for(arguments: list[str], message: str) -> None:
+    answer = told(*arguments, code=2)
+    assert (answer["ok"], set(answer)) == (False, {"ok", "error"})
+    assert message in answer["error"]
+
+
+def test_a_disk_that_is_full_is_no_traceback() -> None:
+    with Path("/dev/full").open("w") as full:
+        ran = subprocess.run([*PROGRAM, "prices", "gemini-2.5-flash", "--json"], stdout=full, stderr=subprocess.PIPE, text=True, timeout=50, check=False)
+    assert (ran.returncode, ran.stderr) == (2, "the result cannot be written: No space left on device\n")
+
+
+def test_a_missing_client_of_a_store_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    for package, store, extra in (("redis", "redis://127.0.0.1:1/0", "redis"), ("psycopg", "postgresql://127.0.0.1:1/d", "postgres")):
+        monkeypatch.setitem(sys.modules, package, None)
+        ran = runguard("stop", "all", "--reason", "x", "--store", store)
+        assert ran.exit_code == 2
+        assert f"needs {package}, which is not installed: pip install 'runguard-agents[{extra}]'" in ran.stderr
+
+
 WITHOUT = """
 import sys
 sys.modules[{missing!r}] = None
@@ -86,8 +132,6 @@ main({arguments}, prog_name="runguard")
 @pytest.mark.parametrize(
     ("missing", "arguments", "message"),
     [
-        ("redis", ["status", "--store", "redis://127.0.0.1:1/0"], "needs redis, which is not installed: pip install 'runguard-agents[redis]'"),
-        ("psycopg", ["stop", "all", "--reason", "x", "--store", "postgresql://127.0.0.1:1/d"], "pip install 'runguard-agents[postgres]'"),
         ("google.adk", ["doctor", "--app", "x:app"], "x:app cannot be looked at: runguard.adk needs google-adk"),
         ("google.adk", ["demo"], "runguard demo needs google-adk 2.3 or newer"),
     ],
@@ -147,7 +191,7 @@ def test_colour_is_for_terminals(file_store: str) -> None:
 
 def test_a_pipe_gets_whole_lines_without_colour(file_store: str) -> None:
     """One line for each stop, nothing cut or folded at 80 columns."""
-    ran = process("trips", "--store", file_store)
+    ran = runguard("trips", "--store", file_store)
     (line,) = [line for line in ran.stdout.splitlines() if "repetition" in line and "shadow" in line]
     assert "look: 4 identical calls and answers, limit 4" in line
     assert "shadow: not carried out" in line

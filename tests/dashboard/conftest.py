@@ -12,7 +12,7 @@ import pytest
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE))  # tests are imported by path, so the folder is on no search path
 
-from dashboards import BROWSERS, OPTIONS, Seen, Served, serve  # noqa: E402
+from dashboards import BROWSERS, OPTIONS, Seen, Served, serve, watched  # noqa: E402
 
 _spec = spec_from_file_location("ledger_conftest", HERE.parent / "ledger" / "conftest.py")
 assert _spec is not None
@@ -65,13 +65,8 @@ def look(browser: Any) -> Iterator[Callable[..., Seen]]:
     def opened(url: str, **options: Any) -> Seen:
         context = browser.new_context(**{"viewport": {"width": 1200, "height": 900}, **options})
         contexts.append(context)
-        page = context.new_page()
-        page.set_default_timeout(30_000)
-        seen = Seen(page)
-        page.on("request", lambda request: seen.asked.append(request.url))
-        page.on("console", lambda message: seen.complaints.append(message.text) if message.type in ("error", "warning") else None)
-        page.on("pageerror", lambda error: seen.complaints.append(str(error)))
-        page.goto(url)
+        seen = watched(context.new_page())
+        seen.page.goto(url)
         return seen
 
     yield opened

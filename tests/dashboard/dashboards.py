@@ -70,3 +70,12 @@ class Seen:
 
     def quiet(self) -> None:
         assert self.complaints == []
+
+
+def watched(page: Any) -> Seen:
+    seen = Seen(page)
+    page.set_default_timeout(30_000)
+    page.on("request", lambda request: seen.asked.append(request.url))
+    page.on("console", lambda message: seen.complaints.append(message.text) if message.type in ("error", "warning") else None)
+    page.on("pageerror", lambda error: seen.complaints.append(str(error)))
+    return seen

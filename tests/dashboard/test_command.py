@@ -79,24 +79,21 @@ def test_without_its_packages_the_extra_is_named(filled: str) -> None:
     assert "Traceback" not in done.stderr
 
 
-def test_the_store_of_the_policy_is_the_default(filled: str, served: Serve, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_token_opens_once_and_the_cookie_stays(filled: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "runguard.toml").write_text(f'store = "{filled}"\n', encoding="utf-8")
     monkeypatch.chdir(tmp_path)
     process = subprocess.Popen(command("--no-open", "--port", "auto"), stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
-    assert filled.rpartition("/")[2] in process.stdout.readline()
-    Served(process, "http://x:1/?", filled).stop()
-    assert process.returncode == 0
-
-
-def test_the_token_opens_once_and_the_cookie_stays(filled: str, served: Serve) -> None:
-    dashboard = served(filled)
+    assert filled.rpartition("/")[2] in process.stdout.readline(), "the store of the policy is the default"
+    dashboard = Served(process, (process.stdout.readline() + process.stdout.readline()).strip(), filled)
     one, two = Client(dashboard), Client(dashboard)
     status, _, body = one.ask()
     assert status == 403
     assert "runguard dashboard" in body
     assert one.ask("/?token=wrong")[0] == 403
     assert one.ask("/api/overview?token=" + dashboard.url.partition("token=")[2])[0] == 403, "the front page alone takes it"
+    status, headers, _ = one.ask(dashboard.url.removeprefix(dashboard.origin), "HEAD")
+    assert (status, headers["allow"], "set-cookie" in headers) == (405, "GET", False), "a preview of the link leaves the token unused"
     one.enter()
     assert one.attributes == {"httponly", "path=/", "samesite=strict"}
     assert dashboard.url.partition("token=")[2] not in one.cookie
@@ -105,6 +102,8 @@ def test_the_token_opens_once_and_the_cookie_stays(filled: str, served: Serve) -
     assert two.ask(dashboard.url.removeprefix(dashboard.origin))[0] == 403, "used"
     status, headers, _ = one.ask(dashboard.url.removeprefix(dashboard.origin))
     assert (status, headers["location"]) == (303, "/"), "whoever is in stays in, and the token leaves the address bar"
+    dashboard.stop()
+    assert process.returncode == 0
 
 
 @pytest.fixture(scope="module")
@@ -145,7 +144,7 @@ def test_only_the_page_itself_is_answered(client: Client) -> None:
         assert status == 403
         assert "from another site" in body
     assert client.ask("/api/overview", Sec_Fetch_Site="same-origin")[0] == client.ask("/", Sec_Fetch_Site="none")[0] == 200
-    for method in ("POST", "PUT", "DELETE", "PATCH", "OPTIONS", "TRACE"):
+    for method in ("HEAD", "POST", "PUT", "DELETE", "PATCH", "OPTIONS", "TRACE"):
         assert client.ask("/api/overview", method)[0] == 405, method
 
 

@@ -1,7 +1,10 @@
 """The story of a stop, from steps and from model calls."""
 
+import shlex
 from decimal import Decimal
 from typing import Any
+
+import pytest
 
 from runguard.view.records import Call
 from runguard.view.story import tell
@@ -62,7 +65,72 @@ def test_parallel_strands_keep_their_own_answers() -> None:
 
 def test_a_call_that_was_given_back_was_not_made() -> None:
     story = tell(TRIP, [], [step("ask", 1.0, n=1, model="m"), {"k": "back", "n": 1}])
-    assert [(row.kind, row.outcome, row.usd) for row in story.rows] == [("model", "not made", None)]
+    assert [(row.kind, row.outcome, row.usd) for row in story.rows] == [("model", "not made", 0)]
+
+
+@pytest.mark.parametrize(
+    "steps",
+    [
+        [{"k": "unspent", "n": 2, "denied": True}, step("decision", 2.0, do="stop", rule="budget")],
+        [{**step("decision", 2.0, do="stop", rule="kill_switch"), "a": ""}, {"k": "unspent", "n": 2, "denied": False}],
+        [{**step("decision", 2.0, do="stop", rule="kill_switch"), "a": ""}, {"k": "unspent"}],
+        [{"k": "unspent", "n": 2, "denied": False}, step("decision", 2.0, do="stop", rule="deadline")],
+        [step("decision", 2.0, do="stop", rule="model_calls")],
+    ],
+)
+def test_a_call_that_was_refused_costs_nothing(steps: list[dict[str, Any]]) -> None:
+    paid = [step("ask", 1.0, n=1, model="m", **{"in": 70}), {"k": "paid", "n": 1, "usd": "2", "in": 70, "out": 7}]
+    story = tell(TRIP, [], [*paid, step("ask", 2.0, n=2, model="m", **{"in": 80}), *steps])
+    made, refused = (row for row in story.rows if row.kind == "model")
+    assert (made.outcome, made.usd) == ("", 2)
+    assert (refused.outcome, refused.usd, refused.tokens_in, refused.tokens_out) == ("refused", 0, 0, 0)
+
+
+@pytest.mark.parametrize(
+    "steps",
+    [
+        [step("decision", 2.0, do="nudge", rule="stall")],
+        [step("decision", 2.0, do="stop", rule="model_calls", enforced=False)],
+        [{**step("decision", 2.0, do="stop", rule="fan_out"), "l": "another"}],
+    ],
+)
+def test_a_call_that_a_decision_does_not_keep_back_is_not_refused(steps: list[dict[str, Any]]) -> None:
+    story = tell(TRIP, [], [step("ask", 1.0, n=1, model="m"), *steps])
+    assert (story.rows[0].outcome, story.rows[0].usd) == ("", None)
+
+
+def test_why_is_said_in_words() -> None:
+    def why(**facts: Any) -> tuple[str, ...]:
+        return tell({**TRIP, **facts}, [], []).why
+
+    assert why() == ()
+    switched = {"rule": "kill_switch", "scope_id": "all", "model_calls": 0, "agent_path": ["a", "b"], "message": MESSAGE}
+    assert why(**switched) == ("everything was stopped by root: again in time; 0 model calls too",)
+    assert why(**{**switched, "message": "cut"}) == ("cut",)
+    assert why(
+        rule="budget", scope_id="app:x", unit="tokens", evidence=[{"unit": "tokens", "spent": "1", "reserved": "0", "wanted": "2500", "limit": "2000"}]
+    ) == (
+        "app:x had spent 1 token and reserved 0 tokens of its 2,000 tokens.",
+        "This call could have taken 2,500 tokens: more than was left.",
+    )
+    assert why(rule="budget", message="stopped by budget", evidence=[{"unit": ["usd"]}]) == ("stopped by budget",)
+    assert why(rule="deadline", observed=61.25, limit=60, unit="seconds") == ("The rule “deadline” counted 61.25 seconds; its limit is 60 seconds.",)
+
+
+MESSAGE = "stopped by kill_switch: all, stopped by root: again in time; 0 model calls too in a→b; 0 model calls, 0 tool calls, 0 tokens so far"
+
+
+def test_a_command_to_go_on_is_one_word_to_a_shell() -> None:
+    hostile = "user:app/x; touch PWNED #"
+    story = tell({**TRIP, "rule": "kill_switch", "scope_id": hostile}, [], [], "sqlite:////a b.db")
+    assert shlex.split(story.command, comments=True) == ["runguard", "resume", hostile, "--store", "sqlite:////a b.db"]
+    money = {**TRIP, "rule": "budget", "scope": "user", "scope_id": hostile, "unit": "usd", "limit": "0.03"}
+    assert shlex.split(tell(money, [], []).command, comments=True) == ["runguard", "extend", hostile, "--usd", "0.03"]
+    assert tell({**money, "scope": "run"}, [], []).command == tell(TRIP, [], []).command == "", "a run that was stopped is not extended"
+
+
+def test_a_run_that_made_no_call_cost_nothing() -> None:
+    assert tell({**TRIP, "model_calls": 0}, [], []).usd == 0
 
 
 def test_hand_offs_that_repeat_are_named() -> None:

@@ -10,9 +10,12 @@ from typing import Any
 import pytest
 from guarded_runs import Alive, eventually, guard, healthy, runaway
 
+from runguard import Budget
 from runguard.breaker import Permit
 from runguard.errors import PolicyError
 from runguard.ledger import StoreError
+from runguard.ledger.sqlite import SqliteStore
+from runguard.ledger.store import Line
 from runguard.view import StoreView
 from runguard.view.rows import plain
 
@@ -138,19 +141,20 @@ def test_a_control_document_that_cannot_be_read_is_no_stop_and_no_error(place: A
     assert view.unreadable.counts["control"] == 1
 
 
-def test_calls_are_read_once_and_a_correction_replaces_what_it_corrects(place: Any, view: StoreView) -> None:
+def test_calls_are_read_once_and_a_correction_replaces_what_it_corrects(place: Any, view: StoreView, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("runguard.view.spending._FIRST_LOOK", 8)
     session = place.connect()
     told = {"agent": "a", "model": "m", "app": "x", "user": "u", "input": 10, "output": 5}
-    for number in range(300):
+    for number in range(30):
         session.append("call", "r", json.dumps({**told, "id": f"{number}", "usd": "0.01"}))
-    assert view.spend(0).total.calls == 300
+    assert view.spend(0).total.calls == 30
     session.append("call", "r", json.dumps({**told, "id": "7", "usd": "0.05", "estimated": True}))
-    session.append("call", "r", json.dumps({**told, "id": "300", "usd": None}))
+    session.append("call", "r", json.dumps({**told, "id": "30", "usd": None}))
     total = view.spend(0).total
-    assert (total.calls, total.usd, total.unpriced, total.estimated) == (301, Decimal("3.04"), 1, 1)
-    for number in range(600):
+    assert (total.calls, total.usd, total.unpriced, total.estimated) == (31, Decimal("0.34"), 1, 1)
+    for number in range(60):
         session.append("call", "other", json.dumps({**told, "id": f"{number}", "user": "v", "usd": "0.001"}))
-    assert [(figures.name, figures.calls) for figures in view.spend(0, by="user").totals] == [("u", 301), ("v", 600)]
+    assert [(figures.name, figures.calls) for figures in view.spend(0, by="user").totals] == [("u", 31), ("v", 60)]
     assert view.spend(0, by="user").totals == StoreView(place.url).spend(0, by="user").totals
     session.close()
 
@@ -169,16 +173,17 @@ def test_the_dearest_names_stand_for_themselves_and_the_rest_together(place: Any
 
 
 def test_only_so_many_calls_are_read_and_that_is_said(place: Any, view: StoreView, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("runguard.view.spending.CALLS_KEPT", 300)
+    monkeypatch.setattr("runguard.view.spending.CALLS_KEPT", 30)
+    monkeypatch.setattr("runguard.view.spending._FIRST_LOOK", 8)
     session = place.connect()
-    for number in range(400):
+    for number in range(40):
         session.append("call", "r", json.dumps({"id": f"{number}", "app": "x", "usd": "1"}))
     spend = view.spend(0)
-    assert (spend.total.calls, spend.capped_at) == (300, 300)
+    assert (spend.total.calls, spend.capped_at) == (30, 30)
     session.append("call", "r", json.dumps({"id": "new", "app": "y", "usd": "1"}))
     session.close()
     spend = view.spend(0)
-    assert (spend.total.calls, spend.capped_at) == (300, 300)
+    assert (spend.total.calls, spend.capped_at) == (30, 30)
     assert [figures.name for figures in spend.totals] == ["x", "y"]
     assert view.spend(view.now()).capped_at is None
 
@@ -204,17 +209,87 @@ def test_memory_cannot_be_looked_at() -> None:
         StoreView("memory")
 
 
-def test_a_file_from_before_there_was_an_index_gets_one(tmp_path: Path) -> None:
-    url = f"sqlite:///{tmp_path}/old.db"
+def test_a_look_at_a_file_changes_nothing(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path}/guard.db"
     plugin = guard(url)
     runaway(plugin)
-    with sqlite3.connect(tmp_path / "old.db") as db:
-        db.execute("DROP INDEX records_about")
+    session = SqliteStore(url).connect(5)
+    session.reserve("lost", 0.001, [Line("k", "app:x", None, None, None, (1_000, 1_000, 1_000))], (7, 7, 1))
+    session.close()
+    with sqlite3.connect(tmp_path / "guard.db") as db:
+        db.execute("DROP INDEX records_about")  # a file from before there was one
     db.close()
+    for beside in tmp_path.glob("guard.db-[qn]*"):
+        beside.unlink()
     view = StoreView(url)
     assert view.story(view.trips()[0]["id"]) is not None
-    with sqlite3.connect(tmp_path / "old.db") as db:
-        plan = db.execute("EXPLAIN QUERY PLAN SELECT at, text FROM records WHERE kind = 'call' AND ref = 'r' ORDER BY seq").fetchall()
-    db.close()
-    assert "records_about" in plan[0][-1]
+    assert [row.reserved for row in view.budgets() if row.scope == "app:x" and row.unit == "calls"] == [1], "its time is up, and nobody charged it"
+    with pytest.raises(sqlite3.OperationalError, match="readonly"):
+        view._open().append("call", "r", "{}")
     view.close()
+    assert not list(tmp_path.glob("guard.db-[qn]*")), "it stands in no line of writers"
+    with sqlite3.connect(tmp_path / "guard.db") as db:
+        assert db.execute("SELECT state FROM holds WHERE id = 'lost'").fetchall() == [("open",)]
+        assert db.execute("SELECT count(*) FROM sqlite_master WHERE name = 'records_about'").fetchone() == (0,)
+    db.close()
+
+
+def test_a_file_that_was_replaced_is_looked_at_anew(tmp_path: Path) -> None:
+    for name in ("one", "two"):
+        session = SqliteStore(f"sqlite:///{tmp_path}/{name}.db").connect(5)
+        session.append("trip", name, json.dumps({"id": name, "rule": "budget"}))
+        session.close()
+    view = StoreView(f"sqlite:///{tmp_path}/one.db")
+    assert [trip["id"] for trip in view.trips()] == ["one"]
+    (tmp_path / "two.db").replace(tmp_path / "one.db")
+    assert [trip["id"] for trip in view.trips()] == ["two"]
+    view.close()
+    (tmp_path / "empty.db").touch()
+    with pytest.raises(StoreError, match="nothing is in it yet"):
+        StoreView(f"sqlite:///{tmp_path}/empty.db").trips()
+
+
+# ---- stops that are not about repetition ----------------------------------------------------------------------------
+
+
+def test_a_budgets_stop_is_told_in_dollars_and_costs_what_its_own_run_cost(place: Any, view: StoreView) -> None:
+    plugin = guard(place.url, budgets=[Budget(usd=0.03, per="user", window="1d")])
+    healthy(plugin, 1, user_id="a b")
+    healthy(plugin, 9, user_id="a b")
+    (trip,) = view.trips()
+    story = view.story(trip["id"])
+    assert story is not None
+    assert story.why[0] == "user:app/a b had spent $0.02 and reserved $0.00 of its $0.03."
+    assert story.command.startswith("runguard extend 'user:app/a b' ")
+    assert story.command.endswith(" --usd 0.03")
+    refused = [row for row in story.rows if row.kind == "model"][-1]
+    assert (refused.outcome, refused.usd) == ("refused", Decimal(0))
+    (decision,) = (row for row in story.rows if row.decision == "stop")
+    assert decision.outcome.endswith("with this call, limit $0.03")
+    assert trip["spent_usd"] != "0.012"
+    assert story.usd == view.costs([trip])[trip["id"]] == Decimal("0.012"), "not what the budget's scope has spent"
+
+
+def test_an_operators_stop_is_told_with_who_and_why(place: Any, view: StoreView) -> None:
+    plugin = guard(place.url)
+    plugin.guard.throw_switch("user:app/alice", "root", "looking; in depth")
+    healthy(plugin, user_id="alice")
+    (trip,) = view.trips()
+    story = view.story(trip["id"])
+    assert story is not None
+    assert (story.why, story.repeats) == (("user:app/alice was stopped by root: looking; in depth",), ())
+    assert story.command.startswith("runguard resume user:app/alice")
+    assert [(row.outcome, row.usd) for row in story.rows if row.kind == "model"] == [("refused", Decimal(0))]
+    assert (story.rows[-1].decision, story.rows[-1].outcome) == ("stop", "")
+    assert story.usd == view.costs([trip])[trip["id"]] == 0
+
+
+def test_without_a_journal_a_story_has_the_model_calls(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path}/guard.db"
+    runaway(guard(url, journal=False))
+    view = StoreView(url)
+    (trip,) = view.trips()
+    story = view.story(trip["id"])
+    view.close()
+    assert story is not None
+    assert (story.source, len(story.rows), story.usd) == ("calls", trip["model_calls"], Decimal("0.004") * trip["model_calls"])

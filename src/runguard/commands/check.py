@@ -32,9 +32,9 @@ def command(ctx: click.Context, file: Path | None, as_json: bool, schema: bool) 
     """Validate a policy file and show what it changes.
 
     FILE is a runguard.toml, or a pyproject.toml with [tool.runguard]. Without it, the file that a run started here would use. Exit
-    code 0 when it is valid, 1 when it is a pyproject.toml that says nothing about RunGuard, 2 when it is not valid.
+    code 0 when it is valid, 1 when it is a pyproject.toml that says nothing about RunGuard, 2 when it, RUNGUARD_MODE or RUNGUARD_STORE is not valid.
     """
-    from runguard.commands.policies import load_policy
+    from runguard.commands.policies import check_environment, load_policy
     from runguard.errors import PolicyError
     from runguard.policy import find_policy_file, policy_schema
 
@@ -45,6 +45,7 @@ def command(ctx: click.Context, file: Path | None, as_json: bool, schema: bool) 
     try:
         path = path or find_policy_file()
         policy = load_policy(path)
+        check_environment()
     except PolicyError as error:
         fail(ctx, str(error), file=str(path) if path else None)
     changed, notes = _changed(policy), _notes()

@@ -46,9 +46,9 @@ def fail(ctx: click.Context, message: str, **more: Any) -> NoReturn:
     if ctx.params.get("as_json"):
         print_json({"ok": False, **more, "error": message})
     else:
-        from runguard.commands.printable import printable
+        from runguard.printable import printable_lines
 
-        click.echo(printable(message), err=True)
+        click.echo(printable_lines(message), err=True)
     sys.exit(2)
 
 

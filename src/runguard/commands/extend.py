@@ -27,19 +27,17 @@ def command(scope: str, usd: str | None, tokens: int | None, calls: int | None, 
     what was spent stays spent, and the next period begins with the budget of the policy again. Exit code 0 when it was raised, 2 when
     there is no such budget.
     """
-    from runguard.budget import to_nano
     from runguard.commands.budgets import budget_table
-    from runguard.commands.printable import printable
     from runguard.commands.scopes import known_scopes, near
-    from runguard.commands.screen import console
+    from runguard.commands.screen import console, print_table
     from runguard.commands.stores import desk, look_at, tell_alerts
     from runguard.errors import PolicyError
+    from runguard.printable import printable
     from runguard.view.rows import plain
 
     if usd is None and tokens is None and calls is None:
         raise CommandError("by how much? Give --usd, --tokens or --calls")
-    if usd is not None:
-        to_nano(usd, "--usd")
+    _check_dollars(usd)
     view, policy = look_at(store)
     guard = desk(policy)
     try:
@@ -54,7 +52,24 @@ def command(scope: str, usd: str | None, tokens: int | None, calls: int | None, 
     if as_json:
         print_json({"ok": True, "scope": scope, "budgets": plain(rows), "store": view.name, "notes": notes})
         return
-    click.echo(f"extended: {scope}")
-    console().print(budget_table(printable(rows), view.now()))
-    for note in notes:
+    click.echo(f"extended: {printable(scope)}")
+    print_table(console(), budget_table(printable(rows), view.now()))
+    for note in printable(notes):
         click.echo(f"note: {note}")
+
+
+def _check_dollars(usd: str | None) -> None:
+    """In the words of an extension: those of the policy are about limits."""
+    from decimal import Decimal, InvalidOperation
+
+    from runguard.budget import to_nano
+
+    if usd is None:
+        return
+    try:
+        is_more = Decimal(usd).is_finite() and Decimal(usd) > 0
+    except InvalidOperation:
+        is_more = False
+    if not is_more:
+        raise CommandError(f"--usd {usd}: give the dollars to add, a number above 0 such as 2.50")
+    to_nano(usd, "--usd")

@@ -81,7 +81,7 @@ PRESETS: Final[dict[str, dict[str, str]]] = {
         "why_usd": "Five dollars suit agents whose single run has a bounded scope.",
         "max_usd": "5.00",
         "why_store": "A file serves all processes of one machine; several machines share Redis, Valkey or Postgres.",
-        "store": 'store = "sqlite:///guard.db"  # relative to the working directory; or "redis://host:6379/0", "postgresql://user@host/database"',
+        "store": 'store = "sqlite:///guard.db"  # beside this file; or "redis://host:6379/0", "postgresql://user@host/database"',
         "budgets": _BUDGETS,
         "alerts": f'[alerts]\nlog = "warning"\n{_ALERTS}',
     },
@@ -116,7 +116,8 @@ def command(file: Path, preset: str, force: bool, as_json: bool) -> None:
     try:
         file.write_text(text, encoding="utf-8")
     except OSError as error:
-        raise CommandError(f"{file}: cannot be written: {error.strerror or error}") from None
+        do = f"; create the folder {file.parent} first" if not file.parent.exists() else ""
+        raise CommandError(f"{file}: cannot be written: {error.strerror or error}{do}") from None
     notes = _notes(file)
     if as_json:
         told: dict[str, Any] = {"ok": True, "file": str(file), "preset": preset, "notes": notes}

@@ -1,5 +1,6 @@
 """Prices as people ask for them: one line per model, in dollars per million tokens."""
 
+import json
 import time
 from decimal import Decimal
 from difflib import get_close_matches
@@ -7,12 +8,12 @@ from fnmatch import fnmatchcase
 from typing import Any, Final
 
 from runguard.budget import to_usd
-from runguard.commands.printable import printable
-from runguard.commands.screen import console, table
+from runguard.commands.screen import console, print_table, table
 from runguard.errors import RunGuardError
 from runguard.model_limits import LIMITS
 from runguard.policy import Policy
 from runguard.pricing import _MAKERS, Pricing, Rates, _Band, _snapshot, normalise
+from runguard.printable import printable
 from runguard.view import StoreView
 
 _KINDS: Final = ("input", "output", "cached", "cache_write", "audio", "cached_audio", "audio_output")
@@ -79,7 +80,11 @@ def price_of(policy: Policy, model: str) -> dict[str, Any]:
     else:
         near = get_close_matches(normalise(model), _known_models(policy), n=2, cutoff=0.8)
         reason = found.reason + (f"; did you mean {' or '.join(near)}?" if near else "")
-        line |= {"usd_per_call": None, "unpriced": reason, "add": f'[prices."{model}"]\ninput = …   # dollars per million tokens\noutput = …'}
+        line |= {
+            "usd_per_call": None,
+            "unpriced": reason,
+            "add": f"[prices.{json.dumps(model, ensure_ascii=False)}]\ninput = …   # dollars per million tokens\noutput = …",
+        }
     return {**line, "context_window": window, "max_output_tokens": output}
 
 
@@ -95,7 +100,7 @@ def _dollars(band: _Band) -> dict[str, str]:
 
 
 def print_prices(told: dict[str, Any]) -> None:
-    out, told = console(), printable(told)
+    out, told = console(), printable(told | {"models": [line | {"add": (line["add"] or "").split("\n")} for line in told["models"]]})
     priced = [line for line in told["models"] if line["source"] is not None]
     if priced:
         shown = table(
@@ -107,12 +112,12 @@ def print_prices(told: dict[str, Any]) -> None:
             for tier in line["tiers"]:
                 shown.add_row(f"  above {tier['above']:,} input", *_cells(tier["usd_per_million"]), "", "", "")
         out.print("dollars per million tokens", style="dim")
-        out.print(shown)
+        print_table(out, shown)
     for line in (line for line in told["models"] if line["source"] is None):
         out.print(f"\n{line['model']}: no price: {line['unpriced']}", style="yellow", soft_wrap=True)
         out.print(f"  {_what_follows(told)}", soft_wrap=True)
         out.print("  add to runguard.toml:", soft_wrap=True)
-        for row in line["add"].splitlines():
+        for row in line["add"]:
             out.print(f"    {row}", soft_wrap=True)
     for note in told["notes"]:
         out.print(f"note: {note}", soft_wrap=True)

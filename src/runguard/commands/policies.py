@@ -22,4 +22,14 @@ def policy_here(store: str | None = None) -> Policy:
         return Policy.build()
     path = find_policy_file()
     values = load_policy_file(path) if path is not None else {}
-    return Policy.validated({**values, "store": store}, "--store" if path is None else f"{path} and --store")
+    if mode := os.environ.get("RUNGUARD_MODE"):
+        values = {**values, "mode": mode}
+    sources = [str(path)] * (path is not None) + ["RUNGUARD_MODE"] * bool(mode) + ["--store"]
+    return Policy.validated({**values, "store": store}, " and ".join(sources))
+
+
+def check_environment() -> None:
+    """The environment wins over every file: what it says must be valid, too."""
+    for name in ("mode", "store"):
+        if value := os.environ.get(f"RUNGUARD_{name.upper()}"):
+            Policy.validated({name: value}, f"RUNGUARD_{name.upper()}")

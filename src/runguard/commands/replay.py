@@ -42,9 +42,9 @@ def command(
     """Show what a policy would have done to recorded runs.
 
     SOURCE is a session database of ADK's (a SQLite file, or postgresql://...), ADK's JSON (a session export, an eval set), a store of
-    RunGuard's, JSONL of runs (plain or .gz), or a folder of those. Nothing is written to it, and nothing is enforced or told to
-    anybody. Records that cannot be read are skipped and counted. Exit code 2 when the source or a policy cannot be used, or the run to
-    explain is not there.
+    RunGuard's (SQLite, postgresql://... or redis://...), JSONL of runs (plain or .gz), or a folder of those. Nothing is written to it,
+    and nothing is enforced or told to anybody. Records that cannot be read are skipped and counted. Exit code 2 when the source or a
+    policy cannot be used, no run can be read, or the run to explain is not there.
     """
     from runguard.commands.policies import load_policy
     from runguard.policy import find_policy_file

@@ -4,7 +4,7 @@ import sys
 
 import click
 
-from runguard.commands.command import Command, json_option, print_json, store_option
+from runguard.commands.command import Command, CommandError, json_option, print_json, store_option
 
 
 @click.command(
@@ -26,11 +26,15 @@ def command(scope: str, store: str | None, as_json: bool) -> None:
     """
     from dataclasses import asdict
 
-    from runguard.commands.printable import printable
     from runguard.commands.stores import desk, look_at, tell_alerts
+    from runguard.errors import PolicyError
+    from runguard.printable import printable
     from runguard.switch import check_scope
 
-    check_scope(scope)
+    try:
+        check_scope(scope)
+    except PolicyError as error:
+        raise CommandError(str(error).replace(" cannot be stopped;", " is no scope that can be resumed;")) from None
     view, policy = look_at(store)
     stops = {stop.scope: stop for stop in view.stops()}
     before = stops.pop(scope, None)
@@ -45,13 +49,13 @@ def command(scope: str, store: str | None, as_json: bool) -> None:
             {"ok": before is not None, "scope": scope, "store": view.name, "stop": taken, "stops": [asdict(stop) for stop in stops.values()], "notes": notes}
         )
     else:
-        before, stops = printable((before, stops))
+        before, stops, scope = printable((before, stops, scope))
         if before is None:
             click.echo(f"nothing to take back: {scope} is not stopped", err=True)
         else:
             click.echo(f"resumed: {scope}, which {before.actor} had stopped: {before.reason}")
         for stop in stops.values():
             click.echo(f"  still stopped: {stop.scope}, by {stop.actor}: {stop.reason}")
-        for note in notes:
+        for note in printable(notes):
             click.echo(f"  note: {note}")
     sys.exit(0 if before is not None else 1)

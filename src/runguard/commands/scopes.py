@@ -5,6 +5,7 @@ from typing import Final
 
 from runguard.charges import scopes_of
 from runguard.events import RunInfo
+from runguard.printable import printable
 from runguard.switch import ALL
 from runguard.view import StoreView
 from runguard.view.rows import RunningRow
@@ -27,6 +28,7 @@ def near(scope: str, known: list[str]) -> str:
     """The known scopes for somebody who gave another one: the nearest, or the first of all."""
     if not known:
         return "this store knows no scope yet"
+    known = printable(known)
     close = get_close_matches(scope, known, n=2, cutoff=0.8)
     if close:
         return f"did you mean {' or '.join(close)}?"

@@ -13,6 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 _PIPED_WIDTH: Final = 10_000  # nothing is folded or cut for a reader that has no width
+_NARROW: Final = 60
 _UNITS: Final = (("d", 86_400), ("h", 3_600), ("m", 60), ("s", 1))
 
 
@@ -32,6 +33,17 @@ def table(*columns: str, right: Sequence[str] = (), whole: Sequence[str] = ()) -
     for name in columns:
         made.add_column(name, justify="right" if name in right else "left", overflow="fold", no_wrap=name in whole)
     return made
+
+
+def print_table(out: Console, shown: Table) -> None:
+    """A table; on a narrow terminal, where it would break words, a line for each of its cells."""
+    if out.width >= _NARROW:
+        out.print(shown)
+        return
+    names = [str(column.header) for column in shown.columns]
+    for cells in zip(*(column.cells for column in shown.columns), strict=True):
+        for position, (name, cell) in enumerate((name, cell) for name, cell in zip(names, cells, strict=True) if str(cell)):
+            out.print(Text.assemble("  " * bool(position), (f"{name}: " if name else "", "dim"), cell))
 
 
 def heading(words: str) -> Text:

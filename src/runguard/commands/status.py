@@ -51,7 +51,7 @@ def command(scope: str, by: str, since: float, every: bool, store: str | None, a
     else:
         from runguard.commands.status_screen import print_status
 
-        print_status(view, policy, told, None if every else _ROWS)
+        print_status(view, policy, told, None if every else _ROWS, store, scope)
     sys.exit(1 if attention else 0)
 
 

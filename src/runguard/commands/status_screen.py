@@ -6,9 +6,10 @@ from rich.console import Console
 from rich.text import Text
 
 from runguard.commands.budgets import budget_table
-from runguard.commands.printable import printable
-from runguard.commands.screen import console, heading, moment, span, table, usd
+from runguard.commands.screen import console, heading, moment, print_table, span, table, usd
+from runguard.hints import hint
 from runguard.policy import Policy
+from runguard.printable import printable
 from runguard.view import StoreView
 from runguard.view.rows import BreakerRow, Figures, RunningRow, Spend
 
@@ -16,15 +17,16 @@ _NAMES: Final = 15
 _RUNS: Final = 25
 
 
-def print_status(view: StoreView, policy: Policy, told: dict[str, Any], rows: int | None) -> None:
+def print_status(view: StoreView, policy: Policy, told: dict[str, Any], rows: int | None, store: str | None, scope: str) -> None:
+    hints = [hint("resume", stop.scope, store) for stop in told["stops"]]
     told = printable(told)
     out, now = console(), told["now"]
     out.print(f"{view.name}, {moment(now)}; mode {policy.mode} in the policy here", style="dim", soft_wrap=True)
-    for stop in told["stops"]:
-        words = f"stopped: {stop.scope}, by {stop.actor} {span(now - stop.at)} ago: {stop.reason}  (runguard resume {stop.scope})"
+    for stop, back in zip(told["stops"], hints, strict=True):
+        words = f"stopped: {stop.scope}, by {stop.actor} {span(now - stop.at)} ago: {stop.reason}  ({back})"
         out.print(words, style="bold red", soft_wrap=True)
     _running(out, told["running"])
-    _budgets(out, told, rows)
+    _budgets(out, told, rows, printable(scope))
     _spend(out, told["spend"])
     _breakers(out, told["breakers"], now)
     if told["unreadable"]:
@@ -44,18 +46,21 @@ def _running(out: Console, running: list[RunningRow]) -> None:
         spent = usd(row.spent_usd) + (f" + {row.unpriced_calls} unpriced" if row.unpriced_calls else "")
         counts = (_count(row.model_calls), _count(row.tool_calls), _count(row.tokens))
         shown.add_row(row.run, row.app, row.user, span(row.seconds or 0), *counts, spent, usd(row.reserved_usd), ", ".join(remarks))
-    out.print(shown)
+    print_table(out, shown)
     if len(running) > _RUNS:
         out.print(f"and {len(running) - _RUNS} more; --json lists all", style="dim")
 
 
-def _budgets(out: Console, told: dict[str, Any], rows: int | None) -> None:
+def _budgets(out: Console, told: dict[str, Any], rows: int | None, scope: str) -> None:
     budgets = told["budgets"]
     out.print(Text.assemble("\n", heading(f"budgets: {len(budgets)}")))
+    if not budgets and scope:
+        out.print(f"no budget's scope begins with {scope}; without --scope all are shown", style="dim", soft_wrap=True)
+        return
     if not budgets:
         out.print("no budget has been used yet; budgets = [...] or max_usd in the policy sets some", style="dim", soft_wrap=True)
         return
-    out.print(budget_table(budgets[:rows], told["now"]))
+    print_table(out, budget_table(budgets[:rows], told["now"]))
     if rows is not None and len(budgets) > rows:
         out.print(f"and {len(budgets) - rows} more, less full; --all shows them, --scope chooses", style="dim")
 
@@ -67,7 +72,7 @@ def _spend(out: Console, spend: Spend) -> None:
         shown = table(spend.by, "cost", "tokens", "model calls", "", right=("cost", "tokens", "model calls"))
         for row in spend.totals[:_NAMES]:
             shown.add_row(row.name or "(no name)", usd(row.usd), f"{row.tokens:,}", f"{row.calls:,}", _remarks(row))
-        out.print(shown)
+        print_table(out, shown)
         if len(spend.totals) > _NAMES:
             out.print(f"and {len(spend.totals) - _NAMES} more; --json lists all", style="dim")
     if spend.capped_at is not None:
@@ -94,7 +99,7 @@ def _breakers(out: Console, breakers: list[BreakerRow], now: float) -> None:
     for row in breakers:
         state = Text(row.state, "red" if row.state != "closed" else "")
         shown.add_row(row.tool, state, str(row.failures), str(row.runs), f"{span(now - row.opened_at)} ago" if row.opened_at else "")
-    out.print(shown)
+    print_table(out, shown)
 
 
 def _count(number: int | None) -> str:

@@ -4,7 +4,7 @@ import getpass
 
 import click
 
-from runguard.commands.command import Command, json_option, print_json, store_option
+from runguard.commands.command import Command, CommandError, json_option, print_json, store_option
 
 
 def _user() -> str:
@@ -35,12 +35,15 @@ def command(scope: str, reason: str, actor: str, store: str | None, as_json: boo
     ones and new runs are refused, by every worker that shares the store, until `runguard resume SCOPE`. Exit code 0 when the stop is
     in force, 2 when it is not.
     """
-    from runguard.commands.printable import printable
     from runguard.commands.scopes import known_scopes, near, running_in
     from runguard.commands.stores import desk, look_at, tell_alerts
+    from runguard.hints import hint
+    from runguard.printable import printable
     from runguard.switch import ALL, check_scope
 
     check_scope(scope)
+    if not reason.strip():
+        raise CommandError("--reason: say why; it stands in every trip that follows")
     view, policy = look_at(store)
     before = next((stop for stop in view.stops() if stop.scope == scope), None)
     runs = running_in(view, scope)
@@ -53,10 +56,10 @@ def command(scope: str, reason: str, actor: str, store: str | None, as_json: boo
     if as_json:
         print_json({"ok": True, "scope": scope, "actor": actor, "reason": reason, "store": view.name, "running": runs, "notes": notes})
         return
-    click.echo(f"stopped: {scope}, by {actor}: {reason}")
+    click.echo(printable(f"stopped: {scope}, by {actor}: {reason}"))
     if runs:
         runs = printable(runs)
         click.echo(f"  {len(runs)} running now, ended within about a second: {', '.join(runs[:5])}{' and more' if len(runs) > 5 else ''}")
     for note in printable(notes):
         click.echo(f"  note: {note}")
-    click.echo(f"  take it back with: runguard resume {scope}")
+    click.echo(f"  take it back with: {hint('resume', scope, store)}")

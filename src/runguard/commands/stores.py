@@ -5,9 +5,12 @@ from typing import Final
 
 import click
 
+from runguard.commands.command import CommandError
 from runguard.commands.policies import policy_here
 from runguard.conductor import Guard
 from runguard.errors import PolicyError
+from runguard.ledger.sqlite import SqliteStore
+from runguard.ledger.store import StoreOutage
 from runguard.policy import Policy
 from runguard.view import StoreView
 
@@ -18,9 +21,16 @@ _LOOK_S: Final = 3.0
 def look_at(store: str | None) -> tuple[StoreView, Policy]:
     """A look at the store, which has answered, and the policy in force; raises where there is no durable one, or it is away."""
     policy = _policy(store)
+    check_file(policy.store)
     logging.getLogger("runguard").addHandler(logging.NullHandler())  # an outage ends the command with its message: not told twice
     view = StoreView(policy.store, _LOOK_S)
-    view.now()
+    try:
+        view.now()
+    except StoreOutage as error:
+        if policy.store.startswith("sqlite:"):
+            raise
+        said = str(error)
+        raise CommandError(f"{said}{' ' if said.endswith(('.', '?')) else '. '}Start it, check host and port, or give another --store") from None
     return view, policy
 
 
@@ -34,6 +44,12 @@ def _policy(store: str | None) -> Policy:
     except PolicyError as error:
         click.echo(f"note: the policy here is left out, and its alerts are not told: {error}", err=True)
         return alone
+
+
+def check_file(store: str) -> None:
+    """A folder can be no SQLite store, and looks like one that is not there yet."""
+    if store.startswith("sqlite:") and (path := SqliteStore(store).path).is_dir():
+        raise CommandError(f"sqlite:///{path}: is a directory; name a file in it, such as sqlite:///{path / 'guard.db'}")
 
 
 def desk(policy: Policy) -> Guard:

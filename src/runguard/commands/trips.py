@@ -82,7 +82,7 @@ def show(ctx: click.Context, trip: str, store: str | None, as_json: bool) -> Non
 
     if as_json or (ctx.parent is not None and ctx.parent.params.get("as_json")):
         told: dict[str, Any] = plain(story)
-        print_json({"ok": True, "store": view.name, **told, "do": how_to_go_on(story.trip)})
+        print_json({"ok": True, "store": view.name, **told, "do": how_to_go_on(story)})
     else:
         print_trip(story)
 

@@ -5,8 +5,8 @@ from typing import Any, Final
 from rich.console import Console
 from rich.text import Text
 
-from runguard.commands.printable import printable
-from runguard.commands.screen import console, heading, moment, table, usd
+from runguard.commands.screen import console, heading, moment, print_table, table, usd
+from runguard.printable import printable
 from runguard.view import StoreView
 from runguard.view.rows import Story, StoryRow
 
@@ -18,7 +18,7 @@ _COLOURS: Final = {"stop": "red", "block": "yellow", "nudge": "cyan", "warn": "d
 def print_trips(view: StoreView, found: list[dict[str, Any]], limit: int, in_all: int, rules: list[str]) -> None:
     out = console()
     if not found:
-        none = "no stop has been decided yet" if not in_all else f"none of {in_all} stops fits; the rules seen are {', '.join(rules)}"
+        none = "no stop has been decided yet" if not in_all else f"none of {in_all} stops fits; the rules seen are {', '.join(printable(rules))}"
         out.print(f"{view.name}: {none}", soft_wrap=True)
         return
     (_narrow if out.width < _WIDE else _wide)(out, printable(found[:limit]))
@@ -34,7 +34,7 @@ def _wide(out: Console, found: list[dict[str, Any]]) -> None:
     for trip in found:
         mark = Text("shadow: not carried out", "cyan") if trip["shadow"] else Text("")
         shown.add_row(moment(trip.get("at")), trip["id"], str(trip.get("rule")), _where(trip), _what(trip), usd(trip.get("spent_usd")), mark)
-    out.print(shown)
+    print_table(out, shown)
 
 
 def _narrow(out: Console, found: list[dict[str, Any]]) -> None:
@@ -80,7 +80,7 @@ def print_trip(story: Story) -> None:
     _evidence(out, trip)
     _timeline(out, story)
     out.print(Text.assemble("\n", heading("how to go on")))
-    for line in how_to_go_on(trip):
+    for line in how_to_go_on(story):
         out.print(f"  {line}", soft_wrap=True)
 
 
@@ -115,7 +115,7 @@ def _timeline(out: Console, story: Story) -> None:
             shown.add_row(f"{row.after_s:.1f}s", row.agent, _row(row), _remark(row), tokens, _row_cost(row))
         if end < len(story.rows):
             shown.add_row("", "", f"… {len(story.rows) - end} later", "", "", "")
-        out.print(shown)
+        print_table(out, shown)
     if story.usd is not None:
         later = f", {usd(story.later_usd)} after it" if story.later_usd else ""
         out.print(f"cost up to the stop: {usd(story.usd)}{later}", soft_wrap=True)
@@ -151,12 +151,6 @@ def _row_cost(row: StoryRow) -> str:
     return ("≈" if row.estimated else "") + usd(row.usd) if row.usd is not None else "?"
 
 
-def how_to_go_on(trip: dict[str, Any]) -> list[str]:
+def how_to_go_on(story: Story) -> list[str]:
     """What the trip says, and the command that does it where there is one."""
-    lines = [str(trip["resume"])] if trip.get("resume") else []
-    scope = str(trip.get("scope_id") or "")
-    if trip.get("rule") == "kill_switch" and scope:
-        lines.append(f"runguard resume {scope}")
-    elif trip.get("rule") == "budget" and scope and trip.get("scope") != "run":
-        lines.append(f"runguard extend {scope} --{trip.get('unit')} …")
-    return lines
+    return [line for line in (str(story.trip.get("resume") or ""), story.command) if line]

@@ -4,6 +4,7 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable
+from decimal import Decimal
 from typing import Any, Final
 
 from runguard.errors import RunGuardError
@@ -31,7 +32,7 @@ class Looks:
         now = self._once(("now",), view.now)
         budgets = self._once(("budgets",), lambda: view.budgets(limit=_ROWS + 1))
         running = self._once(("running",), view.running)
-        trips = self._once(("trips",), lambda: view.trips(_ROWS + 1))
+        trips, costs = self._once(("trips",), self._trips)
         spend = self._once(("spend", by, within), lambda: view.spend(now - RANGES[within], now, by))
         stops, breakers = self._once(("control",), lambda: (view.stops(), view.breakers()))
         return {
@@ -42,13 +43,17 @@ class Looks:
             "budgets_left_out": len(budgets) > _ROWS,
             "running": plain(running[:_ROWS]),
             "running_left_out": max(len(running) - _ROWS, 0),
-            "trips": [_line(trip) for trip in trips[:_ROWS]],
+            "trips": [{**_line(trip), "usd": plain(costs[trip["id"]])} for trip in trips[:_ROWS]],
             "trips_left_out": len(trips) > _ROWS,
             "stops": [{"scope": stop.scope, "actor": stop.actor, "reason": stop.reason, "at": stop.at} for stop in stops],
             "breakers": plain(breakers),
             "unreadable": view.unreadable.total,
             "is_empty": not (budgets or running or trips or view.calls_known),
         }
+
+    def _trips(self) -> tuple[list[dict[str, Any]], dict[str, Decimal | None]]:
+        trips = self._view.trips(_ROWS + 1)
+        return trips, self._view.costs(trips[:_ROWS])
 
     def story(self, trip_id: str) -> dict[str, Any] | None:
         story = self._once(("story", trip_id), lambda: self._view.story(trip_id))
@@ -75,5 +80,5 @@ class Looks:
 
 def _line(trip: dict[str, Any]) -> dict[str, Any]:
     """A trip as one line of the list."""
-    names = ("id", "rule", "tool", "app", "user_id", "agent_path", "model_calls", "spent_usd", "estimated", "at", "shadow", "branch", "message")
+    names = ("id", "rule", "tool", "app", "user_id", "agent_path", "model_calls", "estimated", "at", "shadow", "branch", "message")
     return {name: trip.get(name) for name in names}

@@ -66,8 +66,8 @@ class Gate:
         host = headers.get("host", "").lower()
         if host not in self._hosts:
             return _page(WRONG_NAME, 421)
-        if scope["method"] not in ("GET", "HEAD"):
-            return PlainTextResponse("This page is for looking only.", 405, {"Allow": "GET, HEAD"})
+        if scope["method"] != "GET":
+            return PlainTextResponse("This page is for looking only.", 405, {"Allow": "GET"})
         if headers.get("sec-fetch-site", "none") not in ("none", "same-origin") or headers.get("origin", f"http://{host}").lower() != f"http://{host}":
             return _page(ELSEWHERE, 403)
         if scope["path"] in _OPEN:

@@ -14,9 +14,9 @@ from runguard.policy import Policy
 from runguard.replay.engine import Judge, quiet
 from runguard.replay.explain import Explanation, explain
 from runguard.replay.sources import Source
-from runguard.replay.steps import Faults, RecordedRun, Turn
+from runguard.replay.steps import Faults, RecordedRun, Turn, UnreadableError
 from runguard.replay.table import Rows, print_table
-from runguard.replay.told import JsonReport, print_explanation
+from runguard.replay.told import JsonReport, print_explanation, unknown_as_null
 from runguard.replay.totals import Totals
 from runguard.replay.work import Batch, replay
 
@@ -34,7 +34,9 @@ def run(
     workers: int | None = None,
     model: str = "",
 ) -> None:
-    """Replay everything and print what it came to."""
+    """Replay everything and print what it came to; UnreadableError where there is nothing to print, or no place for the page."""
+    if page is not None:
+        _check_place(page)
     console = console_of_stdout()
     totals = [Totals(name) for name, _ in policies]
     faults, rows = Faults(), Rows(every)
@@ -43,15 +45,40 @@ def run(
         faults.merge(batch.faults)
         for results in batch.results:
             _add(results, totals, rows, report)
-    if page is not None:
-        from runguard.replay.page import page_of
-
-        page.write_text(page_of([source.name for source in sources], totals, rows, faults), encoding="utf-8")
-        print(f"{page} written", file=sys.stderr)  # noqa: T201 - beside the table or the JSON on stdout
+    if not totals[0].all.runs:
+        raise UnreadableError(_nothing_read(sources, faults))
     if report is not None:
         report.end(totals, faults)
     else:
         print_table(console, rows, totals, faults)
+    if page is not None:
+        from runguard.replay.page import page_of
+
+        _write(page, page_of([source.name for source in sources], totals, rows, faults))
+
+
+def _nothing_read(sources: list[Source], faults: Faults) -> str:
+    names = ", ".join(source.name for source in sources[:5]) + (" and others" if len(sources) > 5 else "")
+    if not faults.count:
+        return f"{names}: there is no run in it"
+    return f"{names}: no run could be read, {faults.count} record{'s' * (faults.count != 1)} skipped; the first: {faults.first[0]}"
+
+
+def _check_place(page: Path) -> None:
+    """Before a long replay rather than after it."""
+    if not page.parent.is_dir():
+        raise UnreadableError(f"{page}: cannot be written: there is no folder {page.parent}; make it first")
+    if not os.access(page if page.exists() else page.parent, os.W_OK):
+        raise UnreadableError(f"{page}: cannot be written: permission denied")
+
+
+def _write(page: Path, text: str) -> None:
+    try:
+        page.write_text(text, encoding="utf-8")
+    except OSError as error:
+        sys.stderr.write(f"{page}: cannot be written: {error.strerror or error}\n")  # the result is on stdout already
+        sys.exit(2)
+    sys.stderr.write(f"{page} written\n")
 
 
 def console_of_stdout() -> Console:
@@ -103,7 +130,7 @@ def run_explanation(sources: list[Source], name: str, policy: Policy, *, as_json
     if as_json:
         import json
 
-        sys.stdout.write(json.dumps(told.to_dict(), indent=2, ensure_ascii=False) + "\n")
+        sys.stdout.write(json.dumps(unknown_as_null(told.to_dict(), told.result.unpriced), indent=2, ensure_ascii=False) + "\n")
     else:
         print_explanation(console_of_stdout(), told)
     return True

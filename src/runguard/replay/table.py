@@ -7,7 +7,8 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from runguard.replay.results import RunResult, Verdict
+from runguard.printable import printable
+from runguard.replay.results import After, RunResult, Verdict
 from runguard.replay.totals import Group, Totals
 from runguard.replay.words import cost, count, money, share
 
@@ -49,14 +50,14 @@ def print_table(console: Console, rows: Rows, totals: list[Totals], faults: "Fau
     for name in ("label", "calls", "tokens", "cost"):
         table.add_column(name, justify="left" if name == "label" else "right", no_wrap=True)
     for each in totals:
-        table.add_column(f"under {escape(each.name)}" if several else "what it would have done", overflow="fold", min_width=30)
+        table.add_column(f"under {escape(printable(each.name))}" if several else "what it would have done", overflow="fold", min_width=30)
         table.add_column("after the stop", justify="right", no_wrap=True)
-    for results in rows.shown:
+    for results in printable(rows.shown):
         run = results[0]
         cells = [escape(run.id), _LABELS[run.success], f"{count(run.model_calls)}+{count(run.tool_calls)}", count(run.tokens), cost(run)]
         for result in results:
             saved = result.saved
-            cells += [_story(result), f"{count(saved.tokens)} {money(saved.nano)}" if result.first("stop") else ""]
+            cells += [_story(result), f"{count(saved.tokens)} {sum_of(saved, result.unpriced)}" if result.first("stop") else ""]
         table.add_row(*cells)
     console.print(table)
     console.print("[dim]calls: model + tool; after the stop: tokens and money that the recording spent from there on[/]")
@@ -67,7 +68,7 @@ def print_table(console: Console, rows: Rows, totals: list[Totals], faults: "Fau
     if faults.count:
         console.print(f"[yellow]{faults.count} records could not be read and were skipped:[/]")
         for line in faults.first:
-            console.print(f"  [dim]{escape(line)}[/]")
+            console.print(f"  [dim]{escape(printable(line))}[/]")
 
 
 def _story(run: RunResult) -> str:
@@ -84,34 +85,46 @@ def _verdict(verdict: Verdict) -> str:
 def _print_totals(console: Console, totals: Totals, several: bool) -> None:
     every = totals.all
     groups = {"all": every, **{name: group for name, group in totals.by_label.items() if group.runs and group.runs != every.runs}}
-    title = f"under {escape(totals.name)}" if several else "in all"
+    title = f"under {escape(printable(totals.name))}" if several else "in all"
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, title=title, title_justify="left", title_style="bold")
     table.add_column("")
     for name in groups:
         table.add_column(name, justify="right")
-    columns = [_group(group) for group in groups.values()]
+    columns = [_group(group, totals.unpriced) for group in groups.values()]
     for position, name in enumerate(_MEASURES):
         table.add_row(name, *(column[position] for column in columns))
     console.print(table)
     if totals.rules:
         told = ", ".join(
-            f"{name} {rule.stop} ({money(rule.saved.nano)} after, {rule.false_stops} of them in successful runs)" if rule.stop else f"{name} 0"
+            f"{name} {rule.stop} ({sum_of(rule.saved, totals.unpriced)} after, {rule.false_stops} of them in successful runs)" if rule.stop else f"{name} 0"
             for name, rule in sorted(totals.rules.items(), key=lambda item: -item[1].stop)
         )
         console.print(f"stops by rule: {told}")
     if totals.false_stop_count:
         console.print(f"[red]stopped although labelled a success: {totals.false_stop_count}[/]")
         for name in totals.false_stops[:20]:
-            console.print(f"  {escape(name)}")
+            console.print(f"  {escape(printable(name))}")
     if totals.unpriced:
         console.print(f"[yellow]{totals.unpriced} of {every.model_calls} model calls have no price: give one under prices in the policy, or --model[/]")
     if totals.estimated:
         console.print(f"[dim]tokens of {totals.estimated} of {every.model_calls} model calls are estimated from the length of the texts[/]")
 
 
-def _group(group: Group) -> list[str]:
+def sum_of(spent: After | Group, unpriced: int) -> str:
+    """Dollars, where so many calls of the whole have no price."""
+    if unpriced and spent.model_calls:
+        return f"at least {money(spent.nano)}" if spent.nano else "unknown"
+    return money(spent.nano)
+
+
+def _group(group: Group, unpriced: int) -> list[str]:
     touched = [f"{number} ({share(number, group.runs)})" for number in (group.nudged, group.blocked, group.stopped)]
     saved = group.saved
-    spent = [count(group.model_calls), count(group.tokens), money(group.nano)]
-    after = [f"{count(saved.tokens)} ({share(saved.tokens, group.tokens)})", f"{money(saved.nano)} ({share(saved.nano, group.nano)})"]
+    spent = [count(group.model_calls), count(group.tokens), sum_of(group, unpriced)]
+    after = [f"{count(saved.tokens)} ({share(saved.tokens, group.tokens)})", _part(saved, group, unpriced)]
     return [str(group.runs), *touched, *spent, *after]
+
+
+def _part(saved: After, group: Group, unpriced: int) -> str:
+    told = sum_of(saved, unpriced)
+    return told if unpriced else f"{told} ({share(saved.nano, group.nano)})"

@@ -131,6 +131,8 @@ class Story:
     left_out: int  # rows before the first one shown
     source: str  # "steps", "calls" (an older store: model calls only) or "trip" (nothing else is left)
     repeats: tuple[Repeat, ...]
+    why: tuple[str, ...]  # in words; empty when the reason is what repeated
+    command: str  # for a shell, to go on; empty where there is none
     usd: Decimal | None  # up to the stop; None: not known
     later_usd: Decimal  # in flight at the stop, in other branches, or after a stop that was only watched
     unpriced: int

@@ -1,24 +1,29 @@
 """``StoreView``: one connection to a durable store, for looking. Its methods block; any thread may call them, one at a time is served."""
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from decimal import Decimal
 from pathlib import Path
 from typing import Any, Final, TypeVar
 from urllib.parse import unquote
 
 from runguard.budget import UNITS, UNLIMITED, edge
 from runguard.errors import PolicyError
+from runguard.ledger.sqlite import SqliteStore
 from runguard.ledger.store import Balance, Session, StoreError, StoreOutage
 from runguard.ledger.urls import store_of
 from runguard.switch import Stop, read_stops
-from runguard.view.records import Unreadable, count, dollars, entries, latest, number, read_call, table, whole, word
+from runguard.view.records import Call, Unreadable, count, dollars, entries, latest, number, read_call, table, whole, word
 from runguard.view.rows import BreakerRow, BudgetRow, RunningRow, Spend, Story
 from runguard.view.spending import CallLog, spend_of
-from runguard.view.story import tell
+from runguard.view.sqlite_look import SqliteLook
+from runguard.view.story import cost_of, tell
 
 _T = TypeVar("_T")
 _ALIVE_S: Final = 10.0  # workers give a sign of life every second
 _TIMEOUT_S: Final = 5.0
+_TOLD_S: Final = 60.0  # after a stop: calls that were in flight have been booked by then
+_COSTS_KEPT: Final = 1_000
 
 
 class StoreView:
@@ -32,10 +37,12 @@ class StoreView:
             )
         self._store, self._timeout = store_of(url), timeout
         self.name = self._store.name
+        self._address = self.name if isinstance(self._store, SqliteStore) else url  # from any folder
         self.unreadable = Unreadable()
         self._lock = threading.Lock()
         self._session: Session | None = None
         self._log = CallLog()
+        self._costs: dict[str, Decimal | None] = {}  # of trips, by id; those whose run has told everything
 
     def close(self) -> None:
         with self._lock:
@@ -65,12 +72,20 @@ class StoreView:
                 raise
 
     def _open(self) -> Session:
-        path = getattr(self._store, "path", None)  # of a file, which opening would make
-        if isinstance(path, Path) and not path.is_file():
-            self._drop()
-            raise StoreError(f"{self.name}: no such store; it is made by the first guarded run with store={self.name!r}")
+        if isinstance(self._store, SqliteStore):
+            return self._open_file(self._store.path)
         if self._session is None:
             self._session = self._store.connect(self._timeout)
+        return self._session
+
+    def _open_file(self, path: Path) -> Session:
+        """A file may go and come back between two looks."""
+        if not path.is_file():
+            self._drop()
+            raise StoreError(f"{self.name}: no such store; it is made by the first guarded run with store={self.name!r}")
+        if not (isinstance(self._session, SqliteLook) and self._session.is_of(path)):
+            self._drop()
+            self._session = SqliteLook(path, self._timeout)
         return self._session
 
     def now(self) -> float:
@@ -124,17 +139,32 @@ class StoreView:
         rows = self._ask(lambda session: session.about("trip", trip_id))
         return next((trip for at, text in reversed(rows) if (trip := _trip(at, trip_id, text)) is not None), None)
 
+    def costs(self, trips: Sequence[dict[str, Any]]) -> dict[str, Decimal | None]:
+        """What each trip's own run cost up to it, by the trip's id, as its story tells it. A budget's trip itself knows the budget's spend."""
+
+        def read(session: Session) -> dict[str, Decimal | None]:
+            settled, found = session.now() - _TOLD_S, {}
+            for trip in trips:
+                key = trip["id"]
+                found[key] = self._costs[key] if key in self._costs else cost_of(trip, _calls(session, word(trip.get("run_id")))[0])
+                if trip["recorded_at"] < settled:
+                    self._costs[key] = found[key]
+            for key in list(self._costs)[:-_COSTS_KEPT]:
+                del self._costs[key]
+            return found
+
+        return self._ask(read)
+
     def story(self, trip_id: str) -> Story | None:
         """How a run came to its stop, from its steps where they were kept, else from its model calls; None without such a trip."""
         trip = self.trip(trip_id)
         if trip is None:
             return None
         run = word(trip.get("run_id"))
-        called, stepped = self._ask(lambda session: (session.about("call", run), session.about("steps", run)))
-        calls = [read_call(at, run, text) for at, text in called]
+        (calls, lost), stepped = self._ask(lambda session: (_calls(session, run), session.about("steps", run)))
         steps = [entries(text) for _, text in stepped]
-        self.unreadable.counts["story"] = calls.count(None) + steps.count(None)
-        return tell(trip, latest([call for call in calls if call is not None]), [entry for part in steps for entry in part or ()])
+        self.unreadable.counts["story"] = lost + steps.count(None)
+        return tell(trip, calls, [entry for part in steps for entry in part or ()], self._address)
 
     # ---- what is in force -------------------------------------------------------------------------------------------
 
@@ -159,6 +189,12 @@ class StoreView:
             self.unreadable.counts["control"] = 1
             return []
         return sorted(stops.values(), key=lambda stop: -stop.at)
+
+
+def _calls(session: Session, run: str) -> tuple[list[Call], int]:
+    """The model calls of a run, and how many records could not be read."""
+    found = [read_call(at, run, text) for at, text in session.about("call", run)]
+    return latest([call for call in found if call is not None]), found.count(None)
 
 
 def run_of(scope: str) -> str | None:

@@ -8,35 +8,45 @@ from typing import Any, Final
 from runguard.budget import to_usd
 from runguard.view.records import Call, count, dollars, number, to_nanos, whole, word
 from runguard.view.rows import Projection, Repeat, Story, StoryRow
+from runguard.view.why import WITHOUT_A_COUNT, command_of, counted, why_of
 
 ADK_MODEL_CALLS: Final = 500  # RunConfig.max_llm_calls where nobody set it
 NOT_MADE: Final = "not made"
+REFUSED: Final = "refused"
 _LAST_CALLS: Final = 5  # whose mean the projection takes
 _ROWS_KEPT: Final = 500
 _REPEATS_KEPT: Final = 3
 
 
-def tell(trip: dict[str, Any], calls: Sequence[Call], steps: Sequence[dict[str, Any]]) -> Story:
-    """``calls``: what each model call of the run took; ``steps``: what happened, where the store has it."""
+def tell(trip: dict[str, Any], calls: Sequence[Call], steps: Sequence[dict[str, Any]], store: str | None = None) -> Story:
+    """``calls``: what each model call of the run took; ``steps``: what happened, where the store has it; ``store``: its address, for commands."""
     if steps:
         told = _Timeline(steps)
         rows, repeats, source = told.rows, told.repeats(), "steps"
     else:
         rows, repeats, source = _model_calls(calls), [], "calls" if calls else "trip"
     until, later = _parted(trip, calls)
-    known = [call.nano for call in until if call.nano is not None]
     return Story(
         trip,
         tuple(rows[-_ROWS_KEPT:]),
         max(len(rows) - _ROWS_KEPT, 0),
         source,
         tuple(repeats or _repeat_of(trip)),
-        to_usd(sum(known)) if known else None,
+        why_of(trip),
+        command_of(trip, store),
+        cost_of(trip, calls),
         to_usd(sum(call.nano or 0 for call in later)),
         sum(call.nano is None for call in calls),
         sum(call.estimated for call in calls),
         _projection(trip, until, _cap(steps)),
     )
+
+
+def cost_of(trip: dict[str, Any], calls: Sequence[Call]) -> Decimal | None:
+    """What the run cost up to the stop, by its calls; None: not known."""
+    known = [call.nano for call in _parted(trip, calls)[0] if call.nano is not None]
+    made_none = not calls and whole(trip.get("model_calls")) == 0
+    return to_usd(sum(known)) if known or made_none else None
 
 
 def _parted(trip: dict[str, Any], calls: Sequence[Call]) -> tuple[list[Call], list[Call]]:
@@ -94,12 +104,16 @@ class _Timeline:
         self.rows: list[StoryRow] = []
         self._begin = next((at for step in steps if (at := number(step.get("t"))) is not None), 0.0)
         self._asked: list[StoryRow] = []  # model calls without an answer
+        self._fresh: StoryRow | None = None  # the model call that the step before asked for, or took back
+        self._has_stopped = False  # the step before
         self._numbered: dict[int, StoryRow] = {}  # model calls
         self._called: dict[str, StoryRow] = {}  # tool calls without an answer, by id
         self._calls: Counter[tuple[str, str]] = Counter()
         self._answers: Counter[tuple[str, str, str]] = Counter()
         self._hands: Counter[tuple[str, str]] = Counter()
         for step in steps:
+            fresh, stopped = self._fresh, self._has_stopped
+            self._fresh, self._has_stopped = None, False
             match step.get("k"):
                 case "enter":
                     self._row(step, "begin", "begins")
@@ -112,13 +126,15 @@ class _Timeline:
                 case "paid":
                     self._paid(step)
                 case "back":
-                    self._model_call(step).outcome = NOT_MADE
+                    self._take_back(self._model_call(step), NOT_MADE)
+                case "unspent":
+                    self._unspent(step, refused=stopped or bool(step.get("denied")))
                 case "call":
                     self._call(step)
                 case "answers":
                     self._answered(step)
                 case "decision":
-                    self._decided(step)
+                    self._decided(step, fresh)
 
     def _row(self, step: dict[str, Any], kind: str, what: str, name: str = "") -> StoryRow:
         at = number(step.get("t"))
@@ -135,6 +151,7 @@ class _Timeline:
         row = self._row(step, "model", "model call", word(step.get("model")))
         row.tokens_in = whole(step.get("in"))
         self._asked.append(row)
+        self._fresh = row
         self._numbered[count(step.get("n"))] = row
 
     def _got(self, step: dict[str, Any]) -> None:
@@ -151,10 +168,22 @@ class _Timeline:
         known = self._numbered.get(count(step.get("n")))
         return known if known is not None else self._row(step, "model", "model call", word(step.get("model")))
 
+    def _unspent(self, step: dict[str, Any], *, refused: bool) -> None:
+        """The call with this number was not made; in older records the last one that was asked. A refusal is decided just before or just after."""
+        row = self._numbered.get(count(step.get("n"))) or (self._asked[-1] if self._asked else None)
+        if row is not None and row.usd is None:
+            self._take_back(row, REFUSED if refused else NOT_MADE)
+            self._fresh = row
+
+    def _take_back(self, row: StoryRow, outcome: str) -> None:
+        row.outcome, row.tokens_in, row.tokens_out, row.usd = outcome, 0, 0, Decimal(0)
+        if row in self._asked:
+            self._asked.remove(row)
+
     def _paid(self, step: dict[str, Any]) -> None:
         row = self._model_call(step)
         usd = dollars(step.get("usd"))
-        row.usd = to_usd(to_nanos(usd)) if usd is not None else None
+        row.usd, row.outcome = to_usd(to_nanos(usd)) if usd is not None else None, ""
         row.tokens_in, row.tokens_out = whole(step.get("in")) or row.tokens_in, whole(step.get("out")) or row.tokens_out
         row.estimated = bool(step.get("estimated"))
 
@@ -179,12 +208,16 @@ class _Timeline:
                 self._answers[tool, digest, said] += 1
                 row.nth_answer = self._answers[tool, digest, said]
 
-    def _decided(self, step: dict[str, Any]) -> None:
+    def _decided(self, step: dict[str, Any], fresh: StoryRow | None) -> None:
         row = self._row(step, "decision", word(step.get("rule")), word(step.get("tool")))
         row.decision = word(step.get("do"))
-        observed, limit = number(step.get("observed")), number(step.get("limit"))
-        if observed is not None and limit is not None:
-            row.outcome = f"{observed:g} {word(step.get('unit'))}, limit {limit:g}"
+        self._has_stopped = row.decision in ("stop", "block") and step.get("enforced") is not False
+        if self._has_stopped and fresh is not None and (fresh.lane, fresh.agent) == (row.lane, row.agent):
+            self._take_back(fresh, REFUSED)
+        observed, limit = counted(step.get("unit"), step.get("observed")), counted("usd" if step.get("unit") == "usd" else "", step.get("limit"))
+        if observed and limit and row.what not in WITHOUT_A_COUNT:
+            ahead = " with this call" if row.what == "budget" and row.decision == "stop" else ""
+            row.outcome = f"{observed}{ahead}, limit {limit}"
 
     def repeats(self) -> list[Repeat]:
         """What came more than twice, the most frequent first."""

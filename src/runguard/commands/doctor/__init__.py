@@ -47,13 +47,14 @@ def command(target: str | None, models: tuple[str, ...], store: str | None, as_j
 def _print(lines: "list[Line]") -> None:
     from rich.text import Text
 
-    from runguard.commands.printable import printable
     from runguard.commands.screen import console
+    from runguard.printable import printable
 
     out, colours = console(), {"ok": "green", "warning": "yellow", "problem": "bold red"}
-    for line in printable(lines):
-        out.print(Text.assemble((f"{line.state:<8}", colours[line.state]), (f"{line.check:<12}", "bold"), line.found), soft_wrap=True)
+    for line in lines:
+        found = f"\n{'':20}".join(printable(line.found.split("\n")))  # an error of several lines stays below its heading
+        out.print(Text.assemble((f"{line.state:<8}", colours[line.state]), (f"{line.check:<12}", "bold"), found), soft_wrap=True)
         if line.do:
-            out.print(f"{'':20}→ {line.do}", soft_wrap=True)
+            out.print(f"{'':20}→ {printable(line.do)}", soft_wrap=True)
     problems, warnings = (sum(line.state == state for line in lines) for state in ("problem", "warning"))
     out.print(f"{problems or 'no'} problem{'' if problems == 1 else 's'}, {warnings or 'no'} warning{'' if warnings == 1 else 's'}", style="dim")

@@ -35,9 +35,8 @@ def load_application(target: str, load: Callable[[], Any]) -> Application:
         with contextlib.redirect_stdout(sys.stderr), _here_first():
             loaded = load()
     except (Exception, SystemExit) as error:
-        return Application(
-            [Line("app", "problem", f"{target} cannot be loaded: {type(error).__name__}: {error}{_place(error)}", "mend it; adk web would fail as well")]
-        )
+        do = "mend it; adk web would fail as well" if Path(target).exists() else "mend it, or name another module:attribute"
+        return Application([Line("app", "problem", f"{target} cannot be loaded: {type(error).__name__}: {error}{_place(error)}", do)])
     plugins = _plugins(loaded)
     if plugins is None:
         return Application([Line("app", "problem", f"{target} is a {type(loaded).__name__}; an App, a Runner or an agent is needed", "name another attribute")])
@@ -53,8 +52,9 @@ def _order(target: str, plugins: list[Any], own: Any, guard: Any, models: list[t
     if guard is None:
         if models and all(model is not None for _, model in models):
             return Line("plugins", "ok", f"{target} is guarded by its models (GuardedLlm)")
-        found = f"{target} is not guarded: no RunGuardPlugin among its plugins, and runguard.install() is not called"
-        return Line("plugins", "problem", found, "runguard.install() in agent.py, or App(..., plugins=[RunGuardPlugin()])")
+        found = f"{target} is not guarded by itself: no RunGuardPlugin among its plugins, and runguard.install() is not called"
+        do = "runguard.install() in agent.py, or App(..., plugins=[RunGuardPlugin()]); started with --extra_plugins runguard.adk.RunGuardPlugin it is guarded"
+        return Line("plugins", "problem", found, do)
     if guard.policy_error is not None:
         return Line(
             "plugins", "problem", f"every run of {target} is refused: {guard.policy_error}", "correct the policy; `runguard check` tells when it is valid"

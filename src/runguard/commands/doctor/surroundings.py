@@ -5,8 +5,10 @@ import os
 import time
 from typing import Final
 
+from runguard.commands.command import CommandError
 from runguard.commands.doctor.line import Line
 from runguard.commands.model_prices import limits_usd, price_of, seen_models
+from runguard.commands.stores import check_file
 from runguard.errors import RunGuardError
 from runguard.ledger.sqlite import SqliteStore
 from runguard.policy import Policy, find_policy_file
@@ -31,11 +33,14 @@ def store_line(policy: Policy) -> Line:
     if policy.store == "memory":
         return Line("store", "ok", "memory: accounts, stops and trips end with each process; a durable one survives and is shared")
     try:
+        check_file(policy.store)
         if policy.store.startswith("sqlite:") and not (path := SqliteStore(policy.store).path).exists():
             return _missing_file(path.parent.is_dir() and os.access(path.parent, os.W_OK), str(path))
         view = StoreView(policy.store, _LOOK_S)
         off = view.now() - time.time()  # noqa: TID251 - the two clocks are compared
         view.close()
+    except CommandError as error:
+        return Line("store", "problem", str(error), "name a file")
     except RunGuardError as error:
         until = {"open": "calls are made and booked later", "closed": "no paid call is made"}[policy.on_outage]
         return Line("store", "problem", str(error), f'start it, or correct its address; until then {until} (on_outage = "{policy.on_outage}")')

@@ -17,6 +17,19 @@ export function say(element, text) {
   if (element.textContent !== words) element.textContent = words;
 }
 
+// Names may be of any length: a long one is cut on the page, and whole when pointed at.
+const LONG = 80;
+
+export function name(element, text) {
+  say(element, text);
+  const words = element.textContent;
+  const whole = words.length > LONG ? words : "";
+  if (element.title === whole) return;
+  element.classList.toggle("long", Boolean(whole));
+  if (whole) element.title = whole;
+  else element.removeAttribute("title");
+}
+
 export function show(element, isShown) {
   if (element.hidden === isShown) element.hidden = !isShown;
 }
@@ -51,7 +64,7 @@ export function table(container, caption, columns, rows, keyOf) {
   let body = container.querySelector("tbody");
   const heads = columns.map((column) => column.title).join("\n");
   if (body === null || container.dataset.heads !== heads) {
-    const cells = columns.map((column) => make("th", { scope: "col", role: "columnheader", class: place(column) }, column.title));
+    const cells = columns.map((column) => make("th", { scope: "col", role: "columnheader", class: place(column) }, heading(column.title)));
     body = make("tbody", { role: "rowgroup" });
     const made = make("table", { role: "table" }, make("caption", { class: "unseen" }, caption));
     made.append(make("thead", { role: "rowgroup" }, make("tr", { role: "row" }, ...cells)), body);
@@ -67,6 +80,12 @@ export function table(container, caption, columns, rows, keyOf) {
   );
 }
 
+function heading(title) {
+  const made = make("span");
+  name(made, title);
+  return made;
+}
+
 const place = (column) => (column.right ? "right" : column.wide ? "wide" : null);
 
 function cell(column) {
@@ -79,7 +98,7 @@ function cell(column) {
 
 function fill(made, column, row) {
   const words = made.querySelector("a, span:not(.swatch):not(.badge)");
-  say(words, column.text(row));
+  name(words, column.text(row));
   if (column.link && words.getAttribute("href") !== column.link(row)) words.setAttribute("href", column.link(row));
   if (column.swatch) made.querySelector(".swatch").dataset.tone = column.swatch(row);
   if (column.mark) {

@@ -38,7 +38,7 @@ export class Live {
       if (turn !== this.turn) return;
       state("lost", "connection lost");
       note("problem", error instanceof TypeError || error.name === "TimeoutError" || error.name === "AbortError"
-        ? "No answer from runguard dashboard. What you see is as it was; it goes on when the command runs again."
+        ? "No answer from runguard dashboard. What you see is as it was. Started again, the command prints a new address: open that one."
         : `This page failed: ${error.message}`);
       if (!(error instanceof TypeError)) console.error(error);
     }

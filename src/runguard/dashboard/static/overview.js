@@ -1,6 +1,6 @@
 // The overview: what is spent, what runs, what was stopped.
 import { Bars } from "./chart.js";
-import { find, keep, make, note, say, show, table } from "./dom.js";
+import { find, keep, make, name, note, say, show, table } from "./dom.js";
 import { Live } from "./live.js";
 import { ago, amount, briefly, counted, lasted, moment, ruleWords, tick, usd } from "./words.js";
 
@@ -72,16 +72,17 @@ function first(id, rows, few) {
 function showStops({ stops, now }) {
   show(find("stops"), stops.length > 0);
   keep(find("stop-list"), stops, (stop) => stop.scope, () => make("li"), (line, stop) => {
-    say(line, `${stop.scope === "all" ? "everything" : stop.scope}, by ${stop.actor}, ${ago(stop.at, now)}: ${stop.reason}`);
+    name(line, `${stop.scope === "all" ? "everything" : stop.scope}, by ${stop.actor}, ${ago(stop.at, now)}: ${stop.reason}`);
   });
 }
 
 function showFigures({ spend, running, running_left_out, trips, trips_left_out }) {
   const { total } = spend;
   const isUnknown = total.calls > 0 && total.unpriced === total.calls;
-  say(find("figure-usd"), isUnknown ? "unknown" : usd(total.usd, total.estimated > 0));
+  const least = spend.capped_at ? "+" : ""; // older calls of this time were not read
+  say(find("figure-usd"), isUnknown ? "unknown" : usd(total.usd, total.estimated > 0) + least);
   say(find("figure-usd-label"), `spent, ${CHOICES.range[chosen.range] === "hour" ? "last hour" : `last ${CHOICES.range[chosen.range]}`}${total.unpriced ? `; ${counted(total.unpriced)} calls without a price` : ""}`);
-  say(find("figure-calls"), briefly(total.calls));
+  say(find("figure-calls"), briefly(total.calls) + least);
   say(find("figure-running"), counted(running.length + running_left_out));
   const since = trips.filter((trip) => trip.at >= spend.since).length;
   say(find("figure-trips"), since === trips.length && trips_left_out ? `${since}+` : counted(since));
@@ -90,13 +91,14 @@ function showFigures({ spend, running, running_left_out, trips, trips_left_out }
 
 function showSpend(overview) {
   const { spend } = overview;
+  const least = spend.capped_at ? "+" : "";
   bars.draw(spend, chosen.unit);
   const place = (row) => Math.min(spend.names.indexOf(row.name) < 0 ? spend.names.length - 1 : spend.names.indexOf(row.name), 7);
   table(find("totals"), `Totals by ${spend.by}`, [
     { title: spend.by, text: (row) => row.name || "unnamed", swatch: place },
-    { title: "spent", right: true, text: (row) => (row.unpriced === row.calls ? "no price" : usd(row.usd, row.estimated > 0)) },
-    { title: "tokens", right: true, text: (row) => briefly(row.tokens) },
-    { title: "calls", right: true, text: (row) => briefly(row.calls) },
+    { title: "spent", right: true, text: (row) => (row.unpriced === row.calls ? "no price" : usd(row.usd, row.estimated > 0) + least) },
+    { title: "tokens", right: true, text: (row) => briefly(row.tokens) + least },
+    { title: "calls", right: true, text: (row) => briefly(row.calls) + least },
   ], spend.totals.slice(0, 20), (row) => row.name);
   const notes = [
     spend.total.calls ? "" : "No model call in this time. Choose a longer one, or start a guarded run.",
@@ -123,7 +125,7 @@ function showBudgets({ budgets, budgets_left_out, now }) {
     const limit = Number(row.limit) + Number(row.granted);
     const part = (value) => Math.max(0, Math.min(100, limit ? (100 * Number(value)) / limit : 100));
     const isFull = row.closed || row.share >= 1;
-    say(line.querySelector(".scope"), row.scope);
+    name(line.querySelector(".scope"), row.scope);
     say(line.querySelector(".of"), `${amount(row.unit, row.spent)} of ${amount(row.unit, limit)}`);
     say(line.querySelector(".more"), [
       Number(row.reserved) ? `${amount(row.unit, row.reserved)} reserved` : "",
@@ -183,7 +185,7 @@ function showTrips({ trips, trips_left_out, now }) {
     { title: "what", text: (row) => `${ruleWords(row.rule)}${row.tool ? `: ${row.tool}` : ""}`, link: (row) => `/trips/${encodeURIComponent(row.id)}`, mark: (row) => (row.shadow ? ["shadow", "shadow"] : null) },
     { title: "app / user", text: (row) => [row.app, row.user_id].filter(Boolean).join(" / ") },
     { title: "calls", right: true, text: (row) => briefly(row.model_calls) },
-    { title: "cost", right: true, text: (row) => usd(row.spent_usd, row.estimated) },
+    { title: "cost", right: true, text: (row) => usd(row.usd, row.estimated) },
     { title: "when", right: true, text: (row) => ago(row.at, now) },
   ], first("trips", trips, FEW), (row) => row.id);
   show(find("trips"), trips.length > 0);

@@ -1,5 +1,5 @@
 // How one run came to its stop.
-import { find, keep, make, note, say, show, table } from "./dom.js";
+import { find, keep, make, name, note, say, show, table } from "./dom.js";
 import { Live } from "./live.js";
 import { briefly, counted, lasted, moment, ruleWords, sentence, usd } from "./words.js";
 
@@ -9,16 +9,23 @@ new Live(() => `/api/trips/${trip}`, (story) => {
   const { trip } = story;
   say(find("store"), story.store);
   document.title = `${ruleWords(trip.rule)} · RunGuard`;
-  say(find("title"), `${ruleWords(trip.rule)}${trip.tool ? `: ${trip.tool}` : ""}`);
+  name(find("title"), `${ruleWords(trip.rule)}${trip.tool ? `: ${trip.tool}` : ""}`);
   show(find("shadow"), trip.shadow);
-  say(find("message"), sentence(trip.message));
-  say(find("resume"), trip.shadow ? `Nothing was stopped: this policy only watches. With mode = "enforce": ${trip.resume}` : sentence(trip.resume));
+  name(find("message"), sentence(trip.message));
+  name(find("resume"), trip.shadow ? `Nothing was stopped: this policy only watches. With mode = "enforce": ${trip.resume}` : trip.resume); // may begin with code
+  showCommand(trip.shadow ? "" : story.command);
   showFigures(story);
-  showRepeats(story);
+  showReasons(story);
   showFacts(story);
   showTimeline(story);
   show(find("content"), true);
 });
+
+function showCommand(command) {
+  note("command-note", !command ? "" : command.startsWith("runguard extend ") ? "In a shell, to grant as much again as the limit was:" : "In a shell:");
+  say(find("command-code"), command);
+  show(find("command"), Boolean(command));
+}
 
 function showFigures({ usd: cost, later_usd, unpriced, estimated, projection, trip }) {
   const figures = [
@@ -46,14 +53,18 @@ function showFigures({ usd: cost, later_usd, unpriced, estimated, projection, tr
 
 const newFigure = () => make("li", {}, make("span", { class: "figure" }), make("span", { class: "badge shadow" }), make("span", { class: "label" }));
 
-function showRepeats({ repeats, trip }) {
+function showReasons({ why, repeats, trip }) {
   const lines = repeats.map((repeat) =>
     repeat.what === "hand-off"
       ? `${repeat.name}: handed over ${counted(repeat.times)} times`
       : repeat.what !== "call" ? `${repeat.name}: ${counted(repeat.times)} ${repeat.what}` : `${repeat.name}: the same call ${counted(repeat.times)} times${repeat.same_answer > 1 ? `, the same answer ${counted(repeat.same_answer)} times` : ""}`,
   );
-  if (trip.observed !== null && trip.observed !== undefined) lines.push(`The rule “${trip.rule}” counted ${Number(trip.observed)} ${trip.unit}; its limit is ${Number(trip.limit)}.`);
-  keep(find("repeats"), lines, (line) => line, () => make("li"), say);
+  if (!why.length && trip.observed !== null && trip.observed !== undefined) lines.push(`The rule “${trip.rule}” counted ${Number(trip.observed)} ${trip.unit}; its limit is ${Number(trip.limit)}.`);
+  for (const [id, told] of [["why", why], ["repeats", lines]]) {
+    keep(find(id), told, (line) => line, () => make("li"), name);
+    show(find(id), told.length > 0);
+    show(find(`${id}-title`), told.length > 0);
+  }
 }
 
 function showFacts({ trip }) {
@@ -62,7 +73,7 @@ function showFacts({ trip }) {
     ["Stopped", trip.branch ? `the branch ${trip.branch}` : trip.scope === "run" ? "the run" : trip.scope_id],
     ["Agents", (trip.agent_path || []).join(" → ")], ["Stop", trip.id], ["Policy", trip.policy_digest],
   ].filter(([, value]) => value);
-  keep(find("facts"), facts, ([name]) => name, ([name]) => make("div", {}, make("dt", {}, name), make("dd")), (line, [, value]) => say(line.querySelector("dd"), value));
+  keep(find("facts"), facts, ([name]) => name, ([name]) => make("div", {}, make("dt", {}, name), make("dd")), (line, [, value]) => name(line.querySelector("dd"), value));
 }
 
 const KINDS = { begin: "agent", hand: "hand-off", model: "model", tool: "tool", decision: "guard" };
@@ -80,12 +91,13 @@ function again(row) {
   return `${row.nth_call}× the same call${row.nth_answer === row.nth_call ? " and answer" : row.nth_answer > 1 ? `, ${row.nth_answer}× the same answer` : ""}`;
 }
 
-const isPaid = (row) => row.kind === "model" && row.outcome !== "not made";
+const isMade = (row) => row.kind === "model" && row.outcome !== "not made" && row.outcome !== "refused";
 const OUTCOMES = { failed: "failed", error: "error", timeout: "timeout", unknown_tool: "no such tool", refused: "refused", empty: "empty" };
 
 function mark(row) {
   if (row.kind === "decision") return [DECISIONS[row.decision] || row.decision, row.decision === "stop" || row.decision === "block" ? "stop" : "shadow"];
   if (row.outcome === "not made") return ["not made", ""];
+  if (row.kind === "model") return row.outcome ? [row.outcome, "stop"] : null;
   return row.kind === "tool" && OUTCOMES[row.outcome] ? [OUTCOMES[row.outcome], row.outcome === "empty" ? "" : "stop"] : null;
 }
 
@@ -97,8 +109,8 @@ function showTimeline({ rows, left_out, source }) {
     { title: "step", text: (row) => KINDS[row.kind] || row.kind },
     { title: "what", text: what, mark },
     { title: "again", text: again, wide: true },
-    { title: "tokens", right: true, text: (row) => (isPaid(row) ? `${row.tokens_in === null ? "?" : briefly(row.tokens_in)} → ${row.tokens_out === null ? "?" : briefly(row.tokens_out)}` : "") },
-    { title: "cost", right: true, text: (row) => (isPaid(row) ? usd(row.usd, row.estimated) : "") },
+    { title: "tokens", right: true, text: (row) => (isMade(row) ? `${row.tokens_in === null ? "?" : briefly(row.tokens_in)} → ${row.tokens_out === null ? "?" : briefly(row.tokens_out)}` : "") },
+    { title: "cost", right: true, text: (row) => (row.kind === "model" ? usd(row.usd, row.estimated) : "") },
   ];
   table(find("timeline"), "What happened, in order", source === "steps" ? columns : columns.filter(({ title }) => title !== "again"), numbered, (row) => row.number);
   for (const line of find("timeline").querySelectorAll("tbody tr")) line.dataset.kind = numbered[line.rowIndex - 1]?.kind;

@@ -1,0 +1,45 @@
+"""A SQLite store for looking only: nothing is made, queued for or charged, and leave to read is enough."""
+
+import sqlite3
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final
+from urllib.parse import quote
+
+from runguard.ledger.sqlite import SqliteSession, _translated
+from runguard.ledger.store import StoreError
+
+_BESIDE: Final = "SQLite makes a file beside it to read it while no run has it open: look with leave to write to its folder, or at a copy elsewhere"
+
+
+class SqliteLook(SqliteSession):
+    """One connection that cannot write. Holds whose time is up stand as reserved: the next guarded call charges them."""
+
+    def __init__(self, path: Path, timeout: float) -> None:
+        self._path, self._timeout, self._place, self._line = path, timeout, str(path), None
+        with _translated(path):
+            self._inode = path.stat().st_ino
+            self._db = sqlite3.connect(f"file:{quote(str(path))}?mode=ro", timeout=timeout, isolation_level=None, check_same_thread=False, uri=True)
+            try:
+                if not self._is_ours():
+                    raise StoreError(f"{path}: nothing is in it yet; it is filled by the first guarded run")
+            except sqlite3.OperationalError as error:
+                self.close()
+                if getattr(error, "sqlite_errorname", "").startswith(("SQLITE_CANTOPEN", "SQLITE_READONLY")):
+                    raise StoreError(f"{path}: {error}; {_BESIDE}") from error
+                raise
+            except BaseException:
+                self.close()
+                raise
+
+    def is_of(self, path: Path) -> bool:
+        """Whether the file is still the one that was opened."""
+        return path.stat().st_ino == self._inode
+
+    @contextmanager
+    def _write(self) -> Iterator[float]:
+        yield self.now()
+
+    def _expire(self, now: float, *, everything: bool = False) -> None:
+        pass
