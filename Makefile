@@ -3,7 +3,7 @@ PYTHON ?= python3
 NEW := .venv
 OLD := .venv-oldest-adk
 
-TOUCH_ADK := tests/adk tests/replay tests/wire tests/install tests/demo tests/test_docs.py
+TOUCH_ADK := tests/adk tests/replay/test_same_as_live.py tests/wire tests/install tests/demo tests/test_docs.py
 # Servers, processes and clocks meet a busy machine: what failed is tried once more, alone. What is wrong fails again.
 AGAIN = (echo "== what failed, once more, alone" && PY -m pytest --last-failed --last-failed-no-failures none)
 

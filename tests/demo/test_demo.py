@@ -83,7 +83,7 @@ def the_growing_history_is_warned_of_and_stopped_for_bringing_no_news(result: di
     assert (story["without"]["model_calls"], story["without"]["tool_calls"]) == (60, 59)
     assert story["without"]["largest_prompt_tokens"] > 100 * story["without"]["first_prompt_tokens"]
     assert story["stopped_by"] == "no_news"
-    assert story["with"]["model_calls"] == 20
+    assert story["with"]["model_calls"] == 21
     assert "growth" in [d["rule"] for d in story["decisions"] if d["action"] == "warn"]
 
 
@@ -158,10 +158,10 @@ def test_plain_lines_where_there_is_no_terminal(monkeypatch: pytest.MonkeyPatch)
     assert "\x1b" not in ran.stdout
     assert ran.stderr == ""
     assert max(len(line) for line in ran.stdout.splitlines()) <= 80
-    assert "growing history: 60 model calls without, 20 with; stopped by no_news" in ran.stdout
-    assert re.search(r"^growing history +60 → +20 +[\d,]+ → +[\d,]+ +\$0\.\d{4} → \$0\.\d{4} +\d\d\.\d%$", ran.stdout, re.MULTILINE)
+    assert "growing history: 60 model calls without, 21 with; stopped by no_news" in ran.stdout
+    assert re.search(r"^growing history +60 → +21 +[\d,]+ → +[\d,]+ +\$0\.\d{4} → \$0\.\d{4} +\d\d\.\d%$", ran.stdout, re.MULTILINE)
     assert re.search(r"^polling that moves +13 → +13 +12 → +12 +25 → +25 +0$", ran.stdout, re.MULTILINE)
-    assert "stopped by no_news of tool 'read_source': 14 answers without news" in ran.stdout
+    assert "stopped by no_news of tool 'read_source': 15 answers without news" in ran.stdout
     assert "By default growth alone only warns" in ran.stdout
     assert "1 of 1 runaways stopped, 1 of 1 healthy runs untouched" in ran.stdout
 
