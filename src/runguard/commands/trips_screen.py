@@ -21,7 +21,9 @@ def print_trips(view: StoreView, found: list[dict[str, Any]], limit: int, in_all
         none = "no stop has been decided yet" if not in_all else f"none of {in_all} stops fits; the rules seen are {', '.join(printable(rules))}"
         out.print(f"{view.name}: {none}", soft_wrap=True)
         return
-    (_narrow if out.width < _WIDE else _wide)(out, printable(found[:limit]))
+    shown = found[:limit]
+    costs = view.costs(shown)  # of the runs: a budget's trip itself knows what the budget has spent
+    (_narrow if out.width < _WIDE else _wide)(out, printable([{**trip, "cost": usd(costs[trip["id"]])} for trip in shown]))
     if len(found) > limit:
         out.print(f"and {len(found) - limit} older; --limit shows more", style="dim")
     if view.unreadable.total:
@@ -30,10 +32,10 @@ def print_trips(view: StoreView, found: list[dict[str, Any]], limit: int, in_all
 
 
 def _wide(out: Console, found: list[dict[str, Any]]) -> None:
-    shown = table("when", "id", "rule", "where", "what", "spent", "", right=("spent",), whole=("when", "id", "rule"))
+    shown = table("when", "id", "rule", "where", "what", "cost", "", right=("cost",), whole=("when", "id", "rule"))
     for trip in found:
         mark = Text("shadow: not carried out", "cyan") if trip["shadow"] else Text("")
-        shown.add_row(moment(trip.get("at")), trip["id"], str(trip.get("rule")), _where(trip), _what(trip), usd(trip.get("spent_usd")), mark)
+        shown.add_row(moment(trip.get("at")), trip["id"], str(trip.get("rule")), _where(trip), _what(trip), trip["cost"], mark)
     print_table(out, shown)
 
 
@@ -42,7 +44,7 @@ def _narrow(out: Console, found: list[dict[str, Any]]) -> None:
     for trip in found:
         mark = ("  shadow", "cyan") if trip["shadow"] else ("", "")
         out.print(Text.assemble(moment(trip.get("at")), "  ", (trip["id"], "bold"), f"  {trip.get('rule')}", mark))
-        out.print(f"  {_where(trip)}  {_what(trip)}, {usd(trip.get('spent_usd'))} spent", style="dim")
+        out.print(f"  {_where(trip)}  {_what(trip)}, cost {trip['cost']}", style="dim")
 
 
 def _where(trip: dict[str, Any]) -> str:
@@ -70,7 +72,7 @@ def print_trip(story: Story) -> None:
         "run": f"{trip.get('run_id')}, app {trip.get('app') or '–'}, user {trip.get('user_id') or '–'}, session {trip.get('session_id') or '–'}",
         "agents": " → ".join(str(name) for name in trip.get("agent_path") or ()),
         "model": trip.get("model") or "",
-        "so far": f"{trip.get('model_calls')} model calls, {trip.get('tool_calls')} tool calls, {trip.get('tokens'):,} tokens, {_cost(trip)}",
+        "so far": f"{trip.get('model_calls')} model calls, {trip.get('tool_calls')} tool calls, {trip.get('tokens'):,} tokens, {_cost(story)}",
         "policy": trip.get("policy_digest") or "",
     }
     out.print()
@@ -84,9 +86,9 @@ def print_trip(story: Story) -> None:
         out.print(f"  {line}", soft_wrap=True)
 
 
-def _cost(trip: dict[str, Any]) -> str:
-    cost = usd(trip.get("spent_usd")) if trip.get("spent_usd") is not None else "cost unknown"
-    return f"about {cost}" if trip.get("estimated") else cost
+def _cost(story: Story) -> str:
+    cost = usd(story.usd) if story.usd is not None else "cost unknown"
+    return f"about {cost}" if story.trip.get("estimated") else cost
 
 
 def _evidence(out: Console, trip: dict[str, Any]) -> None:
