@@ -149,6 +149,7 @@ class Drive:
 
     def _next(self) -> None:
         self.step += 1
+        self.said.content.parts[0].text = f"hm {self.step}"  # the same words again would be a loop
         n = self.step
         self.call.id = self.response.id = self.tool_context.function_call_id = f"call-{n}"
         self.call.args = {"query": f"records about topic {n}", "page": n}
