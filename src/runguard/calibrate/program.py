@@ -11,8 +11,8 @@ from runguard.calibrate.told import print_proposal
 from runguard.policy import Policy
 from runguard.printable import printable
 from runguard.replay.processes import Worked
-from runguard.replay.program import console_of_stdout, progress_bar
-from runguard.replay.sources import Source, open_sources
+from runguard.replay.program import console_of_stdout, with_progress
+from runguard.replay.sources import open_sources
 from runguard.replay.steps import UnreadableError
 
 
@@ -30,7 +30,7 @@ def run(
     sources = open_sources(source)
 
     def watch(_: str, found: Iterator[Worked]) -> Iterator[Worked]:
-        return _with_progress(sources, found)
+        return with_progress(sources, found, lambda worked: len(worked.found))
 
     made = calibrate(sources, policy, max_false_stops=max_false_stops, workers=workers or os.cpu_count() or 1, model=model, watch=watch)
     is_advised = bool(made.changes)
@@ -47,13 +47,3 @@ def run(
     if is_advised and target is None:
         sys.stdout.write("\n" + made.to_toml())
     return is_advised
-
-
-def _with_progress(sources: list[Source], found: Iterator[Worked]) -> Iterator[Worked]:
-    runs = 0
-    with progress_bar(sources) as progress:
-        for worked in found:
-            runs += len(worked.found)
-            if progress is not None:
-                progress.update(progress.task_ids[0], advance=worked.size, runs=runs)
-            yield worked

@@ -2,10 +2,10 @@
 
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
@@ -13,6 +13,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from runguard.policy import Policy
 from runguard.replay.engine import Judge, quiet
 from runguard.replay.explain import Explanation, explain
+from runguard.replay.processes import Worked
 from runguard.replay.sources import Source
 from runguard.replay.steps import Faults, RecordedRun, Turn, UnreadableError
 from runguard.replay.table import Rows, print_table
@@ -22,6 +23,8 @@ from runguard.replay.work import Batch, replay
 
 if TYPE_CHECKING:
     from runguard.replay.results import RunResult
+
+_Piece = TypeVar("_Piece", Batch, Worked)
 
 
 def run(
@@ -41,7 +44,8 @@ def run(
     totals = [Totals(name) for name, _ in policies]
     faults, rows = Faults(), Rows(every)
     report = JsonReport(sys.stdout, _head(sources, policies)) if as_json else None
-    for batch in _with_progress(sources, replay(sources, [policy for _, policy in policies], workers=workers or os.cpu_count() or 1, model=model)):
+    batches = replay(sources, [policy for _, policy in policies], workers=workers or os.cpu_count() or 1, model=model)
+    for batch in with_progress(sources, batches, lambda batch: len(batch.results)):
         faults.merge(batch.faults)
         for results in batch.results:
             _add(results, totals, rows, report)
@@ -100,7 +104,7 @@ def _head(sources: list[Source], policies: list[tuple[str, Policy]]) -> dict[str
 
 
 @contextmanager
-def progress_bar(sources: list[Source]) -> Iterator[Progress | None]:
+def _bar(sources: list[Source]) -> Iterator[Progress | None]:
     if not sys.stderr.isatty():
         yield None
         return
@@ -112,14 +116,15 @@ def progress_bar(sources: list[Source]) -> Iterator[Progress | None]:
         yield progress
 
 
-def _with_progress(sources: list[Source], batches: Iterator[Batch]) -> Iterator[Batch]:
+def with_progress(sources: list[Source], pieces: Iterator[_Piece], runs_of: Callable[[_Piece], int]) -> Iterator[_Piece]:
+    """A bar on a terminal while pieces of the sources are worked through."""
     runs = 0
-    with progress_bar(sources) as progress:
-        for batch in batches:
-            runs += len(batch.results)
+    with _bar(sources) as progress:
+        for piece in pieces:
+            runs += runs_of(piece)
             if progress is not None:
-                progress.update(progress.task_ids[0], advance=batch.size, runs=runs)
-            yield batch
+                progress.update(progress.task_ids[0], advance=piece.size, runs=runs)
+            yield piece
 
 
 def run_explanation(sources: list[Source], name: str, policy: Policy, *, as_json: bool = False, model: str = "") -> bool:
