@@ -33,17 +33,24 @@ _ABSENT: Final = re.compile(
     r"|(?:\w[\s\w'\"-]{0,80}\s)?(?:not found|does not exist)\b.{0,120})\W*$",
     re.IGNORECASE | re.DOTALL,
 )
-# The same told as an error: short, whole, and about a thing that was looked up. What is needed to work at all (a command, a module, a file) is no such thing.
+# The same told as an error: in a short message about a thing that was looked up.
+_KNOWLEDGE: Final = "information|info|data|details|forecast|records?|results?"
 _MISSING: Final = re.compile(
-    r"^\W{0,4}(?:[a-z]{0,40}(?:error|exception)\W{1,4})?"
-    r"(?:no such (?:[\w'\"#.@:-]{1,60}\s){0,3}[\w'\"#.@-]{1,60}"
-    r"|(?:could not|cannot|can't|unable to) find (?:[\w'\"#.@:-]{1,60}\s){0,5}[\w'\"#.@-]{1,60}"
-    r"|(?:[\w'\"#.@:-]{1,60}\s){1,8}(?:was |were |is |are |could )?(?:not (?:be )?found|do(?:es)? not exist|do(?:es)?n't exist))\W*$",
+    r"(?<![a-z])not[\s_\-]?(?:be )?found(?![a-z])|(?<!file)(?<!module)(?<!command)notfound(?:error|exception)?\b|^\W*(?:http )?404\W*$"
+    r"|\bno such\b|\bdo(?:es)?(?: not|n't) exist\b|\bcould not be located\b"
+    r"|\b(?:could not|couldn't|cannot|can't|unable to|failed to) (?:find|locate)\b"
+    r"|\bno (?:[\w'\"#.@\-]{1,60} ){1,4}?(?:found|available|with|for|matching|matched|named|exists?)\b"
+    r"|\bno (?:matching |such )?(?:record|result|match|entry|data)(?:e?s)?\W*$"
+    r"|\bnot in (?:the |our |this )?(?:catalog(?:ue)?|inventory|index|list|records|registry|collection|data ?set)\b"
+    rf"|\b(?:{_KNOWLEDGE})\b[^.;]{{0,60}} (?:is|are)(?: not|n't) available\b"
+    rf"|\b(?:do(?:es)?(?: not|n't) have|has no|have no) (?:[\w\-]{{1,40}} ){{0,4}}(?:{_KNOWLEDGE})\b",
     re.IGNORECASE,
 )
+# What is needed to work at all is no such thing: without it the next call fails as well.
 _NEEDED: Final = re.compile(
-    r"\b(?:command|tool|function|module|package|method|attribute|option|file|directory|folder|path|host|library|executable|key|token|credential|session|database"
-    r"|table|column|schema|config(?:uration)?|variable|server|service|endpoint|model|driver|plugin|string|page|url)s?\b",
+    r"^\W*(?:bash|sh|zsh)\b|\b(?:command|tool|function|module|package|method|attribute|option|file|directory|folder|path|host|library|executable|key|token|credential"
+    r"|session|database|table|column|schema|config(?:uration)?|variable|server|service|endpoint|model|driver|plugin|string|page|url|access|permission|connection|network"
+    r"|quota|credit|memory|space|license|handler|distribution|version|argument|parameter|field|value|tag|quote|brace|bracket|delimiter)s?\b",
     re.IGNORECASE,
 )
 _BAD_TEXT: Final = re.compile(
@@ -176,13 +183,16 @@ def _is_record(answer: dict[str, object]) -> bool:
 def _failed(text: str, value: object = None) -> tuple[Outcome, str]:
     if len(text) <= _HEAD and _NO_SUCH_TOOL.search(text):
         return _UNKNOWN_TOOL, failure_class(text)
-    if len(text) <= _HEAD and ((_ABSENT.match(text) and not _NEEDED.search(text)) or _says_missing(text) or _says_missing(_message_of(value))):
+    message = _message_of(value)
+    if _says_missing(message if type(message) is str and message else text):
         return _EMPTY, ""
     return _FAILED, failure_class(text)
 
 
-def _says_missing(text: object) -> bool:
-    return type(text) is str and len(text) <= _MISSING_CHARS and _MISSING.match(text) is not None and _NEEDED.search(text) is None
+def _says_missing(text: str) -> bool:
+    if len(text) > _MISSING_CHARS or _NEEDED.search(text) is not None:
+        return False
+    return _MISSING.search(text) is not None or _ABSENT.match(text) is not None
 
 
 def _message_of(value: object) -> object:

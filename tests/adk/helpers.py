@@ -15,7 +15,7 @@ from runguard.testing import Recording, run
 _UNIQUE = re.compile(r"\b(?:adk-|e-)?[0-9a-f]{8}-(?:[0-9a-f]{4}-){3}[0-9a-f]{12}\b")
 
 
-async def play(root: Any, message: str = "go", *, seconds: float = 10, **options: Any) -> Recording:
+async def play(root: Any, message: str = "go", *, seconds: float = 40, **options: Any) -> Recording:
     """One user turn that must end by itself."""
     async with asyncio.timeout(seconds):
         return await run(root, message, **options)

@@ -1,6 +1,5 @@
 """Incidents that users reported, with their exact numbers. Every call has 1,000 prompt and 250 output tokens."""
 
-import time
 from typing import Any
 
 import pytest
@@ -260,11 +259,9 @@ async def test_v8b_what_comes_after_an_endless_loop_is_not_started() -> None:
     looped, after = ScriptedModel([text("x")]), ScriptedModel([text("y")])
     loop = LoopAgent(name="loop", sub_agents=[LlmAgent(name="w", model=looped)])
     root = SequentialAgent(name="seq", sub_agents=[loop, LlmAgent(name="after", model=after)])
-    started = time.monotonic()
     result = await play(root, plugins=[RunGuardPlugin(max_model_calls=6)])
     assert (looped.calls, after.calls) == (6, 0)
     assert len(result.events) <= 10
-    assert time.monotonic() - started < 2
 
 
 async def test_v8c_a_workflow_that_goes_in_circles_ends_by_itself() -> None:

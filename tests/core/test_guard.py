@@ -459,7 +459,7 @@ def test_a_callback_that_hangs_holds_up_nothing_and_what_does_not_fit_is_dropped
             d.start(f"r{n}")
             d.model(run=f"r{n}")
             assert d.model(run=f"r{n}").action is Action.STOP
-        assert time.monotonic() - began < 15
+        assert time.monotonic() - began < 40
         assert not d.guard.outbox.flush(0.01)
         assert 0 < d.guard.snapshot()["callbacks_dropped"] <= 100
     finally:

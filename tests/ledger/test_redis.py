@@ -302,7 +302,7 @@ def test_an_answer_that_is_cut_in_the_middle_is_asked_for_again_and_booked_once(
 @pytest.mark.parametrize("connected", [True, False])
 def test_a_stalled_server_costs_no_more_than_the_timeout(own_server: Valkey, connected: bool) -> None:
     store = RedisStore(own_server.url)
-    session = store.connect(0.4)
+    session = store.connect(0.8)
     session.settle("h", [a_line()], CALL)
     if not connected:
         session._client.connection_pool.disconnect()
@@ -311,11 +311,11 @@ def test_a_stalled_server_costs_no_more_than_the_timeout(own_server: Valkey, con
             began = time.monotonic()
             with pytest.raises(StoreOutage):
                 session.reserve("slow", 60, [a_line()], CALL)
-            assert time.monotonic() - began < 0.6
+            assert time.monotonic() - began < 1.5
         began = time.monotonic()
         with pytest.raises(StoreOutage):
-            store.connect(0.4)
-        assert time.monotonic() - began < 0.6
+            store.connect(0.8)
+        assert time.monotonic() - began < 1.5
     reply = session.reserve("after", 60, [a_line("user:bob")], CALL)  # no late answer of an earlier call is taken for this one's
     assert [balance.key for balance in reply.balances] == ["user:bob"]
 
@@ -326,7 +326,7 @@ def test_a_refused_port_is_an_outage_at_once() -> None:
     began = time.monotonic()
     with pytest.raises(StoreOutage) as error:
         RedisStore(f"redis://ann:s3cret@127.0.0.1:{port}").connect(5)
-    assert time.monotonic() - began < 1
+    assert time.monotonic() - began < 4
     assert "s3cret" not in str(error.value)
 
 

@@ -270,21 +270,21 @@ async def test_a_line_that_breaks_before_the_answer_is_an_estimate(server: Gemin
 
 @transports
 async def test_an_answer_that_comes_too_late_is_an_estimate(server: GeminiServer, gemini: Models, transport: str) -> None:
-    server.script(Answer(delay_s=5))
+    server.script(Answer(delay_s=30))
     plugin, service = guard(max_usd=1), InMemorySessionService()
-    impatient = types.GenerateContentConfig(max_output_tokens=250, http_options=types.HttpOptions(timeout=150))
+    impatient = types.GenerateContentConfig(max_output_tokens=250, http_options=types.HttpOptions(timeout=400))
     root = LlmAgent(name="a", model=gemini(transport), generate_content_config=impatient)
     began = time.monotonic()
     result = await play(root, plugins=[plugin], session_service=service, catch=True)
     assert "Timeout" in type(result.error).__name__
-    assert time.monotonic() - began < 3
+    assert time.monotonic() - began < 15
     assert figures(plugin) == (1, 1, CALL_USD)
     await assert_usable(plugin, agent("a", gemini(transport)), service, server)
 
 
 @modes
 async def test_a_turn_that_its_user_leaves_is_an_estimate(server: GeminiServer, gemini: Models, mode: str) -> None:
-    server.script(Answer(delay_s=5))
+    server.script(Answer(delay_s=30))
     plugin, service = guard(max_usd=1), InMemorySessionService()
     root = agent("a", gemini())
     playing = asyncio.create_task(play(root, plugins=[plugin], session_service=service, mode=mode))
@@ -301,7 +301,7 @@ async def test_a_turn_that_its_user_leaves_is_an_estimate(server: GeminiServer, 
 
 @modes
 async def test_the_kill_switch_ends_a_call_on_the_wire(server: GeminiServer, gemini: Models, mode: str) -> None:
-    server.script(Answer(delay_s=5))
+    server.script(Answer(delay_s=30))
     plugin, service = guard(max_usd=1), InMemorySessionService()
     root = agent("a", gemini())
     began = time.monotonic()
@@ -309,7 +309,7 @@ async def test_the_kill_switch_ends_a_call_on_the_wire(server: GeminiServer, gem
     await asyncio.to_thread(server.wait_for, 1)
     plugin.stop("user:app/u1", actor="ops", reason="enough")
     result = await playing
-    assert time.monotonic() - began < 3, "it did not wait for the answer"
+    assert time.monotonic() - began < 15, "it did not wait for the answer"
     assert assert_stopped(result, "kill_switch").rule == "kill_switch"
     assert figures(plugin)[:2] == (1, 1)
     refused = await play(root, "again", plugins=[plugin], session_service=service, mode=mode)
