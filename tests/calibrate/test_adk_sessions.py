@@ -27,7 +27,7 @@ def limit(made: Proposal, setting: str) -> tuple[float, float | None]:
 
 async def test_limits_of_real_runs(tmp_path):
     service = SqliteSessionService(str(tmp_path / "sessions.db"))
-    plugin = RunGuardPlugin(store=f"sqlite:///{tmp_path}/guard.db", mode="shadow")
+    plugin = RunGuardPlugin(store=f"sqlite:///{tmp_path}/guard.db", store_timeout=30, mode="shadow")
     for number in range(75):
         turns = 1 if number % 3 else 2  # so many calls of the tool, then an answer
         model = ScriptedModel(lambda n, _, turns=turns: call("look", n=n) if n <= turns else text("done"))

@@ -106,7 +106,7 @@ def test_an_unknown_trip_names_the_known_ones(file_store: str) -> None:
 
 async def test_a_budget_trip_names_the_command_that_raises_it(tmp_path: Any) -> None:
     store = f"sqlite:///{tmp_path}/small.db"
-    plugin = RunGuardPlugin(store=store, budgets=[Budget(calls=2, per="user", window="1d")])
+    plugin = RunGuardPlugin(store=store, store_timeout=30, budgets=[Budget(calls=2, per="user", window="1d")])
     await run(looping(), plugins=[plugin], app_name="docs", user_id="alice")
     assert plugin.flush(10)
     assert told("trips", "show", "last", "--store", store)["do"][-1] == f"runguard extend user:docs/alice --store {store} --calls 2"

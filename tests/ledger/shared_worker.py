@@ -24,7 +24,6 @@ from google.genai import types
 
 from runguard import Budget, Threshold
 from runguard.adk import RunGuardPlugin
-from runguard.pricing import preload
 from runguard.testing import ScriptedModel, call, run, text
 
 for package, module in {"anthropic": "anthropic_llm", "litellm": "lite_llm"}.items():
@@ -148,7 +147,6 @@ async def serve(connection: socket.socket) -> None:
 
 
 def mother(path: str) -> None:
-    preload()  # prices: else a thread would load them, and threads and forks do not mix
     asyncio.run(run(agent(steps(2), tools=[step]), plugins=[RunGuardPlugin(prices=PRICES)]))  # what the first run imports is there for all workers
     assert threading.active_count() == 1
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)

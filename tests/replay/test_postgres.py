@@ -40,7 +40,7 @@ async def test_a_session_database_and_a_store_on_postgres(url: str) -> None:
         open_sources(url)
     assert "s3cret" not in str(refused.value)
 
-    plugin = RunGuardPlugin(mode="shadow", store=f"{url}?schema=guard")
+    plugin = RunGuardPlugin(mode="shadow", store=f"{url}?schema=guard", store_timeout=30)
     await run(agent(), plugins=[plugin])
     assert plugin.flush()
     (stored,) = open_sources(f"{url}?schema=guard")

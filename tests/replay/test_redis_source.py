@@ -59,7 +59,7 @@ def step(n: int) -> dict[str, int]:
 
 async def test_the_records_of_real_runs_are_replayed_and_nothing_is_written(server):
     url = url_of(server, "real", "valkey")
-    plugin = RunGuardPlugin(store=url)
+    plugin = RunGuardPlugin(store=url, store_timeout=30)
     for number, calls in enumerate((12, 3)):
         model = ScriptedModel(lambda n, _, calls=calls: call("step", n=n) if n < calls else text("done"))
         await run(LlmAgent(name="a", model=model, tools=[step]), plugins=[plugin], session_id=f"s{number}")

@@ -36,7 +36,7 @@ RAN: set[tuple[str, str]] = set()
 
 
 async def live(root: Any, store: Path, **policy: Any) -> Listening:
-    plugin = Listening(store=f"sqlite:///{store}", **policy)
+    plugin = Listening(store=f"sqlite:///{store}", store_timeout=30, **policy)
     async with asyncio.timeout(30):
         await run(root, "go", plugins=[plugin])
     assert plugin.flush(10)

@@ -324,7 +324,7 @@ def test_own_records_show_what_money_and_growth_rules_would_do(tmp_path):
 
     store = tmp_path / "guard.db"
     model = ScriptedModel(lambda n, _: call("step", n=n) if n < 12 else __import__("runguard.testing", fromlist=["text"]).text("done"))
-    plugin = RunGuardPlugin(store=f"sqlite:///{store}")
+    plugin = RunGuardPlugin(store=f"sqlite:///{store}", store_timeout=30)
     asyncio.run(run(LlmAgent(name="a", model=model, tools=[step]), plugins=[plugin]))
     assert plugin.flush()
     (played,), faults = results(store)

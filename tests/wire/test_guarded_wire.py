@@ -348,7 +348,7 @@ async def test_a_call_through_all_layers_is_one_call_for_each(server: GeminiServ
 async def test_on_an_account_that_all_layers_share_a_call_is_booked_once(server: GeminiServer, tmp_path: Path, mode: str) -> None:
     """One store, one budget per model: three guards that know the same account."""
     server.answer_by(lambda number, _: Answer([call("step", q=number)] if number < 4 else [text("done")]))
-    stack = Stack(server, mode, store=f"sqlite:///{tmp_path}/guard.db", budgets=[Budget(usd=1, per="model", window="1d")])
+    stack = Stack(server, mode, store=f"sqlite:///{tmp_path}/guard.db", store_timeout=30, budgets=[Budget(usd=1, per="model", window="1d")])
     result = await stack.play(tools=[step])
     assert result.texts[-1] == "done"
     assert stack.plugin.flush()

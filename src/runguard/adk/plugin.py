@@ -6,8 +6,6 @@ Results are judged on the function-response event, which precedes the next model
 
 import asyncio
 import logging
-import sys
-import threading
 import time
 import weakref
 from typing import Any, Final
@@ -77,8 +75,8 @@ class RunGuardPlugin(Controls, BasePlugin):
         self.warned_order = False
         self._watches_context = built.rungs("context") is not None
         runners.watch(self)
-        if not self._off and "genai_prices.data" not in sys.modules:
-            threading.Thread(target=preload, name="runguard-prices", daemon=True).start()  # a tenth of a second that no run should wait for
+        if not self._off:
+            preload()  # a tenth of a second that no run should wait for; not in a thread, as a process that forks meanwhile could never import again
         _log.info("runguard.start: %s", self.describe())
 
     def _check_store(self) -> None:
