@@ -14,9 +14,9 @@ demo: $(NEW)/.ready
 
 test: $(NEW)/.ready $(OLD)/.ready browser lint types
 	@echo "== tests on the newest google-adk"
-	@$(NEW)/bin/python -m pytest -n 2 --dist loadgroup || $(AGAIN:PY=$(NEW)/bin/python)
+	@$(NEW)/bin/python -m pytest -n 2 || $(AGAIN:PY=$(NEW)/bin/python)
 	@echo "== tests on the oldest supported google-adk: all that touch it"
-	@$(OLD)/bin/python -m pytest -n 2 --dist loadgroup $(TOUCH_ADK) || $(AGAIN:PY=$(OLD)/bin/python)
+	@$(OLD)/bin/python -m pytest -n 2 $(TOUCH_ADK) || $(AGAIN:PY=$(OLD)/bin/python)
 
 lint: $(NEW)/.ready
 	@$(NEW)/bin/ruff check . && $(NEW)/bin/ruff format --check .

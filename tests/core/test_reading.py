@@ -440,7 +440,6 @@ def test_events_that_the_library_adds_say_nothing_twice():
 # ---- LiteLLM --------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.xdist_group("litellm")  # its import takes seconds: once is enough
 def test_litellm_response_with_its_cost():
     utils = pytest.importorskip("litellm.types.utils")
     response = utils.ModelResponse(**copy.deepcopy(CHAT))
@@ -456,7 +455,6 @@ def test_litellm_response_with_its_cost():
     assert "response_cost" in reading.problems[0]
 
 
-@pytest.mark.xdist_group("litellm")  # its import takes seconds: once is enough
 def test_litellm_passes_on_what_anthropic_cached_within_the_prompt():
     utils = pytest.importorskip("litellm.types.utils")
     usage = utils.Usage(prompt_tokens=4310, completion_tokens=50, total_tokens=4360, cache_read_input_tokens=4000, cache_creation_input_tokens=300)
@@ -464,7 +462,6 @@ def test_litellm_passes_on_what_anthropic_cached_within_the_prompt():
     assert read(response).usage == Usage(4310, 50, cached=4000, cache_write=300)
 
 
-@pytest.mark.xdist_group("litellm")  # its import takes seconds: once is enough
 def test_litellm_without_usage_tells_none():
     utils = pytest.importorskip("litellm.types.utils")
     assert read(utils.ModelResponse()).usage is None
@@ -473,7 +470,6 @@ def test_litellm_without_usage_tells_none():
     assert "zero" in read(zeros).problems[0]
 
 
-@pytest.mark.xdist_group("litellm")  # its import takes seconds: once is enough
 def test_litellm_chunks_are_joined():
     utils = pytest.importorskip("litellm.types.utils")
     stream = StreamReading()

@@ -18,7 +18,6 @@ from guarded_runs import Alive, eventually, guard, healthy, parse_document, runa
 from runguard import Budget
 from runguard.ledger.sqlite import SqliteStore
 
-pytestmark = pytest.mark.xdist_group("browser")
 Look, Serve = Callable[..., Seen], Callable[..., Served]
 HOSTILE = (
     "<script>alert(1)</script>",

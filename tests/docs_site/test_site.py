@@ -15,7 +15,7 @@ ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 if absent := [package for package in ("sphinx", "myst_parser", "furo") if find_spec(package) is None]:
     pytest.skip(f"the documentation is built on the newest environment alone; not installed here: {', '.join(absent)}", allow_module_level=True)
-pytestmark = [pytest.mark.timeout(180), pytest.mark.xdist_group("docs-site")]  # built once
+pytestmark = pytest.mark.timeout(180)
 
 PUBLIC = tuple(f"runguard{part}" for part in ("", ".adk", ".alerts", ".calibrate", ".replay", ".termination", ".testing", ".view"))
 LOADING = {("script", "src"), ("img", "src"), ("link", "href"), ("iframe", "src"), ("source", "src")}

@@ -18,7 +18,6 @@ from .sse_server import Asked, Reply
 
 if importlib.util.find_spec("litellm") is None:  # not imported here: that takes seconds, in every worker
     pytest.skip("litellm is not installed", allow_module_level=True)
-pytestmark = pytest.mark.xdist_group("litellm")
 MODEL = "openai/gpt-4o-mini"
 PRICES = {"gpt-4o-mini": {"input": "0.15", "output": "0.60"}}
 CALL_USD = Decimal("0.0003")  # 1,000 in and 250 out, by LiteLLM's list and by ours

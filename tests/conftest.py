@@ -1,0 +1,24 @@
+"""How the suite is shared out between processes: what is dear to set up is set up in one of them."""
+
+from typing import Any
+
+import pytest
+from xdist.scheduler import LoadScopeScheduling
+
+TOGETHER = {  # by how a test's name begins; told here and not by xdist's own marks, whose suffixes on names hide a failed test from a second try
+    "tests/dashboard/test_browser.py": "browser",
+    "tests/docs_site/test_site.py": "site",
+    "tests/core/test_reading.py::test_litellm": "litellm",
+    "tests/wire/test_seed_example.py": "litellm",
+}
+
+
+class Together(LoadScopeScheduling):
+    """Test by test to whoever is free, except those that belong together."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        return next((group for start, group in TOGETHER.items() if nodeid.startswith(start)), nodeid)
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Together:
+    return Together(config, log)
