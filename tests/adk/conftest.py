@@ -1,12 +1,16 @@
 """A clean process between tests, and no imports that fail again and again."""
 
+import asyncio
 import sys
 from collections.abc import Iterator
 from importlib.util import find_spec
 
 import pytest
+from google.adk.agents import LlmAgent
 
 import runguard
+from runguard.adk import RunGuardPlugin
+from runguard.testing import ScriptedModel, call, run, text
 
 # ADK tries these imports again and again while it runs; where the package behind is missing, each try compiles the module anew.
 _OPTIONAL = {
@@ -17,6 +21,17 @@ _OPTIONAL = {
 for package, module in _OPTIONAL.items():
     if find_spec(package) is None:
         sys.modules.setdefault(module, None)  # type: ignore[arg-type]
+
+
+@pytest.fixture(scope="session", autouse=True)
+def warm_process() -> None:
+    """One run before all: what ADK imports in its first one takes half a second, which is no business of a test about time."""
+
+    def look(n: int) -> dict[str, int]:
+        return {"n": n}
+
+    agent = LlmAgent(name="first", model=ScriptedModel([call("look", n=1), text("done")]), tools=[look])
+    asyncio.run(run(agent, "go", plugins=[RunGuardPlugin()]))
 
 
 @pytest.fixture(autouse=True)

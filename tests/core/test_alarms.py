@@ -157,7 +157,7 @@ def test_nothing_is_told_when_it_is_off():
 
 def test_a_store_that_goes_away_is_told_once_and_when_it_is_back(tmp_path):
     heard = Heard()
-    call = guard(paid, budget={"max_usd": 100}, alerts=heard, store=f"sqlite:///{tmp_path}/guard.db", store_timeout=0.2)
+    call = guard(paid, budget={"max_usd": 100}, alerts=heard, store=f"sqlite:///{tmp_path}/guard.db", store_timeout=1)
     call()
     lock = sqlite3.connect(tmp_path / "guard.db", isolation_level=None)
     lock.execute("BEGIN EXCLUSIVE")

@@ -427,7 +427,7 @@ def test_what_the_server_refuses_is_not_tried_again(serve, caplog, status):
 
 def test_the_deadline_ends_all_attempts(serve, caplog):
     server = serve(500)
-    told = alerts(webhook=server.url(), deadline_seconds=0.3)
+    told = alerts(webhook=server.url(), deadline_seconds=1)
     told.send(alert())
     assert sent(told) == {"failed": 1}
     assert len(server.requests) >= 2
@@ -479,7 +479,7 @@ def test_a_yes_is_a_yes_whatever_becomes_of_the_body(serve):
 
 def test_a_no_is_a_no_whatever_becomes_of_the_body(serve):
     server = serve(hang_in_the_body(400))
-    told = alerts(webhook=server.url(), timeout_seconds=0.2)
+    told = alerts(webhook=server.url(), timeout_seconds=1)
     told.send(alert())
     assert sent(told) == {"failed": 1}
     assert len(server.requests) == 1

@@ -76,7 +76,7 @@ class RunGuardPlugin(Controls, BasePlugin):
         self._watches_context = built.rungs("context") is not None
         runners.watch(self)
         if not self._off:
-            preload()  # a tenth of a second that no run should wait for; not in a thread, as a process that forks meanwhile could never import again
+            preload()  # a fifth of a second that no run should wait for; not in a thread, as a process that forks meanwhile could never import again
         _log.info("runguard.start: %s", self.describe())
 
     def _check_store(self) -> None:
