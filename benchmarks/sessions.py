@@ -28,7 +28,7 @@ from runguard import Budget
 from runguard.conductor import Guard
 from runguard.events import ROOT_LANE, Answer, ModelCall, ModelResult, RunInfo, ToolCall, ToolResults
 from runguard.ledger.store import Line, StoreOutage
-from runguard.ledger.urls import _store
+from runguard.ledger.urls import store_of
 from runguard.policy import Policy
 from runguard.pricing import Usage
 
@@ -71,8 +71,8 @@ def resident_mb() -> float:
 
 
 def kept(guard: Guard) -> dict[str, int]:
-    accounts = guard.accounts
-    return {"runs": len(guard.runs), "accounts": len(accounts.ledger.known()), "purses": len(accounts._purses), "scopes with figures": len(accounts._history)}
+    known, spending = guard.accounts.ledger.known(), guard.accounts.spending
+    return {"runs": len(guard.runs), "accounts": len(known), "purses": len(spending.purses), "scopes with figures": len(spending.history)}
 
 
 # ---- in memory ------------------------------------------------------------------------------------------------------
@@ -122,7 +122,7 @@ class File:
 
 def bystander(url: str, over: Any, longest: Any, outages: Any) -> None:
     """Another worker with the default deadline of a store."""
-    line, store, number = Line("app:other#", "app:other", None, None, None, (10**15, 10**15, 10**15)), _store(url), 0
+    line, store, number = Line("app:other#", "app:other", None, None, None, (10**15, 10**15, 10**15)), store_of(url), 0
     worker = store.connect(1.0)
     while not over.is_set():
         began, number = time.monotonic(), number + 1
@@ -154,7 +154,7 @@ def purge(url: str) -> dict[str, float]:
         time.sleep(0.05)
     time.sleep(0.5)
     usual, longest.value = longest.value, 0.0
-    keeper = _store(url).connect(60.0)
+    keeper = store_of(url).connect(60.0)
     began = time.monotonic()
     keeper.purge(0.0)
     took = time.monotonic() - began

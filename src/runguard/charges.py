@@ -239,13 +239,13 @@ def parse_scope(kind: str, parts: list[str]) -> Scope | None:
     return None
 
 
-def status_of(account: Account, unit: int, limit: int) -> BudgetStatus:
-    spent, held, over = edge(unit, account.spent[unit]), edge(unit, account.held[unit]), edge(unit, account.overrun[unit])
-    return BudgetStatus(account.scope, UNITS[unit], spent, held, edge(unit, limit), over, account.window, account.ends, account.closed)
+def status_of(account: Account, unit: int, limit: int, spent: int) -> BudgetStatus:
+    held, over = edge(unit, account.held[unit]), edge(unit, account.overrun[unit])
+    return BudgetStatus(account.scope, UNITS[unit], edge(unit, spent), held, edge(unit, limit), over, account.window, account.ends, account.closed)
 
 
 def statuses_of(account: Account) -> list[BudgetStatus]:
-    return [status_of(account, unit, cap) for unit, cap in enumerate(account.caps) if cap < UNLIMITED]
+    return [status_of(account, unit, cap, account.spent[unit]) for unit, cap in enumerate(account.caps) if cap < UNLIMITED]
 
 
 def add_tally(into: Tally, more: Mapping[tuple[str, str, str], Entry]) -> None:

@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
-from runguard import accounts as accounts_module
 from runguard import charges
-from runguard.accounts import ASSUMED_OUTPUT
+from runguard.accounts import finder, reserving, spending
+from runguard.accounts.expectations import ASSUMED_OUTPUT
 from runguard.budget import Budget, BudgetStatus
 from runguard.charges import Charge
 from runguard.conductor import Guard
@@ -446,7 +446,7 @@ async def test_a_call_is_booked_in_the_period_in_which_it_was_let_through():
 
 
 async def test_a_waiting_call_goes_on_in_the_next_period(monkeypatch):
-    monkeypatch.setattr(accounts_module, "_LOOKS_S", 0.005)
+    monkeypatch.setattr(reserving, "_LOOKS_S", 0.005)
     shop = Shop(user_budget(1, window="1h"))
     first = await shop.ask()
     waiting = await shop.asks_and_waits()
@@ -1134,9 +1134,10 @@ async def test_an_answer_by_a_model_without_a_price_is_an_estimate():
 
 
 async def test_the_lines_of_a_run_and_the_history_of_runs_are_bounded(monkeypatch):
-    monkeypatch.setattr(accounts_module, "LINES_KEPT", 5)
+    monkeypatch.setattr(finder, "LINES_KEPT", 5)
+    monkeypatch.setattr(spending, "LINES_KEPT", 5)
     monkeypatch.setattr(charges, "LINES_KEPT", 5)
-    monkeypatch.setattr(accounts_module, "_HISTORY_KEPT", 6)
+    monkeypatch.setattr(spending, "_HISTORY_KEPT", 6)
     shop = Shop(max_model_calls=1_000)
     for number in range(20):
         await shop.buy(agent=f"made up {number}")
@@ -1148,7 +1149,7 @@ async def test_the_lines_of_a_run_and_the_history_of_runs_are_bounded(monkeypatc
         shop.open(f"r{number}", user=f"u{number}")
         await shop.buy(run=f"r{number}")
         shop.guard.end(f"r{number}")
-    assert len(shop.accounts._history) <= 6
+    assert len(shop.accounts.spending.history) <= 6
     assert shop.accounts.spend()["calls"] == 40  # the sum of all is never dropped
     assert shop.accounts.spend("user:app/u0")["calls"] == 0
 

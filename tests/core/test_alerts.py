@@ -431,7 +431,7 @@ def test_the_deadline_ends_all_attempts(serve, caplog):
     told.send(alert())
     assert sent(told) == {"failed": 1}
     assert len(server.requests) >= 2
-    assert "500 Internal Server Error" in caplog.text
+    assert "runguard.alert_failed: webhook" in caplog.text  # the last attempt may have been cut short
 
 
 def test_retry_after_is_waited_for(serve):

@@ -17,10 +17,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from runguard import pricing
 from runguard.errors import PolicyError
 from runguard.model_limits import LIMITS, is_release_of, limits_of
-from runguard.pricing import NANO, UNLIMITED, ModelLimits, Price, Pricing, Rates, Tier, Unpriced, Usage, normalise, preload
+from runguard.pricing import NANO, UNLIMITED, ModelLimits, Price, Pricing, Rates, Tier, Unpriced, Usage, normalise, preload, price_list
 
 AT = datetime(2026, 11, 15, 12, tzinfo=UTC).timestamp()
 MTOK = 1_000_000
@@ -293,7 +292,7 @@ def test_every_id_and_alias_of_the_big_three_finds_its_own_entry() -> None:
     for seller in (p for p in snapshot.providers if p.id in _OUTSIDE):
         for info in seller.models:
             for alias in aliases(info.match):
-                listed = pricing._listed(snapshot, _OUTSIDE[seller.id] + alias)
+                listed = price_list.entry_of(snapshot, _OUTSIDE[seller.id] + alias)
                 assert listed is not None, alias
                 assert listed[0] is seller.find_model(alias), alias
 
@@ -584,7 +583,7 @@ def test_our_windows_are_not_below_those_of_the_price_list() -> None:
     """Some entries there are rounded (1,000,000 for 1,048,576); ours may be larger, never smaller."""
     snapshot = get_snapshot()
     for model, (window, output) in LIMITS.items():
-        listed = pricing._listed(snapshot, model)
+        listed = price_list.entry_of(snapshot, model)
         assert listed is not None, model
         assert window is not None
         assert window >= (listed[0].context_window or 0), model
@@ -644,8 +643,8 @@ def test_made_up_names_do_not_fill_the_memory() -> None:
 
 def test_an_answer_is_kept_for_its_minute(monkeypatch: pytest.MonkeyPatch) -> None:
     book, lookups = Pricing(), []
-    real = pricing._listed
-    monkeypatch.setattr(pricing, "_listed", lambda snapshot, model: lookups.append(model) or real(snapshot, model))
+    real = price_list.entry_of
+    monkeypatch.setattr(price_list, "entry_of", lambda snapshot, model: lookups.append(model) or real(snapshot, model))
     for at in (AT, AT + 1, AT + 59.9, AT + 60, AT + 61):
         book.rates("gemini-2.5-flash", at)
         book.rates("no-such-model", at)

@@ -217,7 +217,16 @@ def test_pure_modules_do_no_io_read_no_clock_and_await_nothing(module):
     [
         ("runguard.policy", {"pydantic"}, PURE | {"runguard.pricing", "runguard.ledger.urls", "runguard.alerts.settings"}),
         ("runguard.monitor", set(), PURE),
-        ("runguard.pricing", {"pydantic", "genai_prices"}, PURE | {"runguard.model_limits"}),
+        ("runguard.pricing", set(), {f"runguard.pricing.{room}" for room in ("book", "given", "model_ids", "price_list", "rates")}),
+        ("runguard.pricing.rates", set(), set()),
+        ("runguard.pricing.model_ids", set(), set()),
+        ("runguard.pricing.given", {"pydantic"}, {"runguard.pricing.rates"}),
+        ("runguard.pricing.price_list", {"genai_prices"}, {"runguard.model_limits", "runguard.pricing.model_ids", "runguard.pricing.rates"}),
+        (
+            "runguard.pricing.book",
+            set(),
+            PURE | {"runguard.model_limits"} | {f"runguard.pricing.{room}" for room in ("given", "model_ids", "price_list", "rates")},
+        ),
         ("runguard.switch", set(), PURE),
         ("runguard.shared", set(), PURE | {"runguard.ledger", "runguard.ledger.store"}),
         ("runguard.ledger.store", set(), PURE),
@@ -229,7 +238,27 @@ def test_pure_modules_do_no_io_read_no_clock_and_await_nothing(module):
         ("runguard.ledger.remote", set(), PURE | {"runguard.ledger.base", "runguard.ledger.memory", "runguard.ledger.store"}),
         ("runguard.charges", set(), PURE | {f"runguard.{room}" for room in ("policy", "pricing", "switch", "ledger")}),
         ("runguard.denials", set(), PURE | {"runguard.charges", "runguard.switch"}),
-        ("runguard.accounts", set(), PURE | {f"runguard.{room}" for room in ("policy", "pricing", "charges", "switch", "ledger", "ledger.urls")}),
+        ("runguard.accounts", set(), {"runguard.accounts.bill"}),
+        ("runguard.accounts.spending", set(), PURE | {"runguard.charges"}),
+        ("runguard.accounts.expectations", set(), PURE | {f"runguard.{room}" for room in ("charges", "policy", "pricing")}),
+        ("runguard.accounts.reached", set(), PURE | {"runguard.charges", "runguard.ledger"}),
+        ("runguard.accounts.layers", set(), PURE | {"runguard.charges", "runguard.ledger"}),
+        ("runguard.accounts.fitting", set(), PURE | {f"runguard.{room}" for room in ("charges", "ledger", "pricing")}),
+        ("runguard.accounts.finder", set(), PURE | {f"runguard.{room}" for room in ("accounts.layers", "charges", "ledger", "policy", "pricing")}),
+        (
+            "runguard.accounts.reserving",
+            set(),
+            PURE
+            | {f"runguard.accounts.{room}" for room in ("finder", "fitting", "layers", "reached")}
+            | {f"runguard.{room}" for room in ("charges", "ledger", "policy", "pricing", "switch")},
+        ),
+        (
+            "runguard.accounts.bill",
+            set(),
+            PURE
+            | {f"runguard.accounts.{room}" for room in ("expectations", "finder", "layers", "reached", "reserving", "spending")}
+            | {f"runguard.{room}" for room in ("charges", "ledger", "ledger.urls", "policy", "pricing", "switch")},
+        ),
         ("runguard.runs", set(), PURE | {"runguard.policy", "runguard.charges", "runguard.inflight", "runguard.journal"}),
         ("runguard.inflight", set(), PURE),
         ("runguard.journal", set(), PURE | {"runguard.pricing"}),

@@ -10,7 +10,8 @@ from unittest import mock
 
 import pytest
 
-from runguard import Budget, accounts
+from runguard import Budget
+from runguard.accounts import spending
 from runguard.conductor import Guard
 from runguard.events import ROOT_LANE, Answer, ModelCall, ModelResult, RunInfo, ToolCall, ToolResults
 from runguard.ledger import memory, remote
@@ -71,7 +72,7 @@ def few(monkeypatch: pytest.MonkeyPatch) -> None:
     """The bounds on what is kept, small enough to be met."""
     monkeypatch.setattr(memory, "_ACCOUNTS_KEPT", FEW)
     monkeypatch.setattr(remote, "_ACCOUNTS_KEPT", FEW)
-    monkeypatch.setattr(accounts, "_HISTORY_KEPT", FEW)
+    monkeypatch.setattr(spending, "_HISTORY_KEPT", FEW)
 
 
 @pytest.mark.usefixtures("few")
@@ -80,7 +81,7 @@ async def test_finished_sessions_leave_memory_flat(kind: str, tmp_path: Path) ->
     guard = a_guard("memory" if kind == "memory" else f"sqlite:///{tmp_path}/guard.db?synchronous=normal", BUDGETS)
     await session(guard, -1)
     assert await growth_of_the_last_third(guard) < FLAT_BLOCKS
-    assert (len(guard.runs), len(guard.accounts._purses)) == (0, 0)
+    assert (len(guard.runs), len(guard.accounts.spending.purses)) == (0, 0)
     known = guard.accounts.ledger.known()
     assert 20 <= len(known) <= FEW
     assert not [account.key for account in known if account.scope.startswith("run:")], "a run's own account ends with it"

@@ -12,7 +12,7 @@ from runguard.commands.screen import console, print_table, table
 from runguard.errors import RunGuardError
 from runguard.model_limits import LIMITS
 from runguard.policy import Policy
-from runguard.pricing import _MAKERS, Pricing, Rates, _Band, _snapshot, normalise
+from runguard.pricing import Band, Pricing, Rates, listed_models, normalise
 from runguard.printable import printable
 from runguard.view import StoreView
 
@@ -59,9 +59,7 @@ def limits_usd(policy: Policy) -> bool:
 
 def _known_models(policy: Policy) -> list[str]:
     """Known ids: of the limits' table, of the makers in the price list, and of the policy."""
-    snapshot = _snapshot()
-    listed = [model.id for maker in (snapshot.providers if snapshot is not None else ()) if maker.id in _MAKERS for model in maker.models]
-    return sorted({*LIMITS, *listed, *policy.prices, *policy.models})
+    return sorted({*LIMITS, *listed_models(), *policy.prices, *policy.models})
 
 
 def price_of(policy: Policy, model: str) -> dict[str, Any]:
@@ -72,10 +70,10 @@ def price_of(policy: Policy, model: str) -> dict[str, Any]:
     window, output = pricing.limits(model)
     line: dict[str, Any] = {"model": model, "known_as": normalise(model), "source": None, "estimated": False, "usd_per_million": None, "tiers": []}
     if isinstance(found, Rates):
-        base, *long = _bands(found)
+        base, *long = found.bands
         line |= {"source": _SOURCES.get(found.source, found.source), "estimated": found.estimated, "usd_per_million": _dollars(base)}
         line["tiers"] = [{"above": band.above, "usd_per_million": _dollars(band)} for band in long]
-        line["usd_per_call"] = str(to_usd(found._fee // 1_000_000)) if found._fee else None
+        line["usd_per_call"] = str(to_usd(found.nano_per_call)) if found.nano_per_call else None
         line["unpriced"] = line["add"] = None
     else:
         near = get_close_matches(normalise(model), _known_models(policy), n=2, cutoff=0.8)
@@ -88,11 +86,7 @@ def price_of(policy: Policy, model: str) -> dict[str, Any]:
     return {**line, "context_window": window, "max_output_tokens": output}
 
 
-def _bands(rates: Rates) -> list[_Band]:
-    return [rates._base, *reversed(rates._long)]
-
-
-def _dollars(band: _Band) -> dict[str, str]:
+def _dollars(band: Band) -> dict[str, str]:
     """Every kind of token whose price says something: the others cost as the kind they belong to."""
     prices = {kind: getattr(band, kind) for kind in _KINDS}
     told = {kind: nano for kind, nano in prices.items() if kind not in _SAME_AS or nano != prices[_SAME_AS[kind]]}

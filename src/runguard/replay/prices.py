@@ -3,7 +3,7 @@
 from typing import Final
 
 from runguard.policy import Policy
-from runguard.pricing import Pricing, Rates, Unpriced, _listed, _snapshot
+from runguard.pricing import Pricing, Rates, Unpriced, price_changes
 
 _HALF_HOUR: Final = 1_800.0  # some providers change prices at half past
 _KEPT: Final = 4_096
@@ -37,8 +37,4 @@ class RecordedPrices(Pricing):
         return known
 
     def _may_change(self, model: str) -> bool:
-        if next(self._prices.matches(model), None) is not None:
-            return True
-        snapshot = _snapshot()
-        listed = _listed(snapshot, model) if snapshot is not None and model.strip() else None
-        return listed is not None and isinstance(listed[0].prices, list)
+        return next(self._prices.matches(model), None) is not None or price_changes(model)

@@ -1,0 +1,44 @@
+"""Guards around guards: one layer owns a call, so what a layer around it holds on an account is not held again."""
+
+from typing import Any
+
+from runguard.budget import NOTHING, UNLIMITED
+from runguard.charges import OWNERS, Charge, Denied, Lines
+from runguard.ledger import Ledger, Refusal
+
+
+def layers_around(home: Any) -> list[Charge]:
+    """What other guards with the same ledger have opened for the call that is being made. ``home``: the Accounts that ask."""
+    return [charge for charge in OWNERS.get() if not charge.over and charge.home is not home and charge.home.ledger is home.ledger]
+
+
+def not_held_by(around: list[Charge], lines: Lines) -> Lines:
+    """The accounts that are left to hold."""
+    held = {account.key for charge in around for account in charge.lines.accounts}
+    if not any(account.key in held for account in lines.accounts):
+        return lines
+    kept = [(a, m, limit) for a, m, limit in zip(lines.accounts, lines.meters, lines.limits, strict=True) if a.key not in held]
+    accounts, meters, limits = zip(*kept, strict=True) if kept else ((), (), ())
+    in_usd, may_stop = any(a.cap_usd < UNLIMITED for a in accounts), any(m.stops for m in meters)
+    return Lines(tuple(accounts), tuple(meters), tuple(limits), in_usd, may_stop, lines.until)
+
+
+def stricter_than(around: list[Charge], lines: Lines) -> Denied | None:
+    """What a layer around holds it holds under its own caps, or under none: ours may be lower."""
+    held = {account.key: account for charge in around for account in charge.lines.accounts}
+    for account, meter in zip(lines.accounts, lines.meters, strict=True):
+        theirs = held.get(account.key)
+        if theirs is None:
+            continue
+        due = (theirs.due_usd, theirs.due_tokens, theirs.due_calls)  # this call is in it
+        unit = next((u for u in range(3) if due[u] > account.caps[u]), None)
+        if unit is not None:
+            return Denied(Refusal(account, unit, NOTHING, account.room, False, 0), meter)
+    return None
+
+
+def held_around(refusal: Refusal, ledger: Ledger) -> int:
+    """What the calls around this one hold on the account that refuses: they cannot come back before it."""
+    unit, key = refusal.unit, refusal.account.key
+    holds = [charge.hold for charge in OWNERS.get() if not charge.over and charge.hold is not None and charge.home is not None and charge.home.ledger is ledger]
+    return sum(hold.amount[unit] for hold in holds if any(account.key == key for account in hold.accounts))

@@ -1,0 +1,162 @@
+"""What a model's tokens cost: usage against rates, in whole nano-USD, rounded up once per call."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from decimal import Decimal
+from typing import Final, NamedTuple
+
+NANO: Final = 1_000_000_000
+UNLIMITED: Final = 2**63 - 1  # affordable_output() when output costs nothing
+PER_MILLION: Final = 1_000_000
+
+
+@dataclass(slots=True)
+class Usage:
+    """The tokens of one model call."""
+
+    input: int = 0  # every input token: cached, audio, tool-use prompt tokens included
+    output: int = 0  # every output token, thinking included
+    cached: int = 0  # of input: read from a cache
+    cache_write: int = 0  # of input: written to a cache
+    audio: int = 0  # of input
+    cached_audio: int = 0  # of cached, and of audio
+    audio_output: int = 0  # of output
+    thinking: int = 0  # of output; billed as output
+
+
+@dataclass(frozen=True, slots=True)
+class Unpriced:
+    """There is no price for a model, and why."""
+
+    model: str
+    reason: str
+
+    def __str__(self) -> str:
+        return f"model '{self.model}' has no price: {self.reason}"
+
+
+class Band(NamedTuple):
+    """Rates in nano-USD per million tokens, for calls with more than ``above`` input tokens."""
+
+    above: int
+    input: int
+    output: int
+    cached: int
+    cache_write: int
+    audio: int
+    cached_audio: int
+    audio_output: int
+
+
+def nano_rate(usd: Decimal) -> int:
+    """Nano-USD, rounded up. By integers, because Decimal arithmetic obeys a context that the host program may have changed."""
+    numerator, denominator = usd.as_integer_ratio()
+    return -(-numerator * NANO // denominator)
+
+
+class Rates:
+    """What a model's tokens cost. ``estimated``: not the list price of exactly these tokens, but never below it on purpose."""
+
+    __slots__ = ("_base", "_fee", "_first", "_long", "_worst", "estimated", "source")
+
+    def __init__(self, bands: Sequence[Band], source: str, *, estimated: bool = False, fee: int = 0) -> None:
+        ascending = sorted(bands)
+        self.source = source
+        self.estimated = estimated
+        self._fee = fee  # per call, in nano-USD times a million, as the sums of tokens are
+        self._base = ascending[0]
+        self._long = tuple(reversed(ascending[1:]))
+        self._first = ascending[1].above if self._long else UNLIMITED
+        # (above, text, audio, output), longest first. "At most" so many tokens may also mean fewer, so a cheaper long tier must not
+        # lower the bound: each level is at least as dear as the one before.
+        worst: list[tuple[int, int, int, int]] = []
+        text = audio = out = 0
+        for band in ascending:
+            text = max(text, band.input, band.cached, band.cache_write)
+            audio = max(audio, text, band.audio, band.cached_audio)
+            out = max(out, band.output, band.audio_output)
+            worst.append((band.above, text, audio, out))
+        self._worst = tuple(reversed(worst))
+
+    @property
+    def bands(self) -> tuple[Band, ...]:
+        """The rates for short inputs, then those for longer ones."""
+        return (self._base, *reversed(self._long))
+
+    @property
+    def nano_per_call(self) -> int:
+        """What a call costs whatever its tokens."""
+        return self._fee // PER_MILLION
+
+    def __repr__(self) -> str:
+        usd = Decimal(self._base.input) / NANO, Decimal(self._base.output) / NANO
+        return f"Rates({usd[0]:f}/{usd[1]:f} USD per million tokens in/out, {self.source}{', estimated' if self.estimated else ''})"
+
+    def cost(self, usage: Usage) -> int:
+        """Nano-USD, rounded up. Counts that contradict each other are cut to fit, the dear ones kept."""
+        tokens, cached, write, audio, cached_audio = usage.input, usage.cached, usage.cache_write, usage.audio, usage.cached_audio
+        output, audio_output = usage.output, usage.audio_output
+        plain = tokens - cached - write - audio + cached_audio
+        if plain < 0 or cached_audio < 0 or cached < cached_audio or audio < cached_audio or write < 0 or audio_output < 0 or output < audio_output:
+            return self.cost(_consistent(usage))
+        band = self._base
+        if tokens > self._first:
+            for band in self._long:
+                if tokens > band[0]:
+                    break
+        _, r_input, r_output, r_cached, r_write, r_audio, r_cached_audio, r_audio_output = band
+        total = plain * r_input + (output - audio_output) * r_output + self._fee
+        if cached:
+            total += (cached - cached_audio) * r_cached
+        if write:
+            total += write * r_write
+        if audio:
+            total += (audio - cached_audio) * r_audio + cached_audio * r_cached_audio
+        if audio_output:
+            total += audio_output * r_audio_output
+        return -(-total // PER_MILLION)
+
+    def worst(self, input: int, output: int, audio: int = 0) -> int:  # noqa: A002
+        """Nano-USD that a call with at most these tokens can cost; ``audio`` is the part of ``input`` that may be audio."""
+        total, rate = self._worst_input(input, audio)
+        return -(-(total + max(output, 0) * rate) // PER_MILLION)
+
+    def affordable_output(self, nano: int, input: int, audio: int = 0) -> int:  # noqa: A002
+        """The most output tokens with which the worst case still costs no more than ``nano``; -1 when the input alone costs more."""
+        total, rate = self._worst_input(input, audio)
+        left = nano * PER_MILLION - total
+        if left < 0:
+            return -1
+        return left // rate if rate else UNLIMITED
+
+    def _worst_input(self, tokens: int, audio: int) -> tuple[int, int]:
+        tokens = max(tokens, 0)
+        audio = min(max(audio, 0), tokens) if audio else 0
+        text_rate = audio_rate = output_rate = 0
+        for above, text_rate, audio_rate, output_rate in self._worst:  # noqa: B007
+            if tokens > above:
+                break
+        return (tokens - audio) * text_rate + audio * audio_rate + self._fee, output_rate
+
+
+def _consistent(usage: Usage) -> Usage:
+    """The same totals with parts that fit into them; when they cannot all be true, the discounted ones give way."""
+    tokens, output = max(usage.input, 0), max(usage.output, 0)
+    overlap = max(min(usage.cached_audio, usage.cached, usage.audio), 0)
+    left = tokens
+    write = min(max(usage.cache_write, 0), left)
+    left -= write
+    audio = min(max(usage.audio - overlap, 0), left)
+    left -= audio
+    overlap = min(overlap, left)
+    left -= overlap
+    cached = min(max(usage.cached - overlap, 0), left)
+    return Usage(
+        input=tokens,
+        output=output,
+        cached=cached + overlap,
+        cache_write=write,
+        audio=audio + overlap,
+        cached_audio=overlap,
+        audio_output=min(max(usage.audio_output, 0), output),
+    )
