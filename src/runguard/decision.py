@@ -9,6 +9,9 @@ from typing import Any, Final, Self
 STOP_CODE: Final = "RUNGUARD_STOP"
 METADATA_KEY: Final = "runguard"
 NOTICE_KEY: Final = "runguard_notice"
+# What a tool's answer has for its status where it is ours: nothing was done, or it was done and its answer is not shown.
+NOT_EXECUTED: Final = "not_executed"
+LEFT_OUT: Final = "answer_left_out"
 METADATA_VERSION: Final = 1
 MAX_EVIDENCE: Final = 5
 
@@ -199,9 +202,10 @@ _REFUSALS: Final[dict[str, str]] = {
     "tool_limit": "Not executed: '{tool}' may be called {limit} times in this task and has been. Do not call it again; use the answers you have.",
     "once": "Not executed: '{tool}' with these arguments has been done, or is being done right now. Do not repeat it.",
     "fan_out": "Not started: too many calls are running at once. Do not retry; go on with the results that are there.",
-    "context": "The answer of '{tool}' was too large for this conversation and was left out. Do not make the same call again; ask for a smaller part, "
-    "if the tool offers it.",
-    "result_size": "The answer of '{tool}' was too large and was left out. Do not make the same call again; ask for a smaller part, if the tool offers it.",
+    "context": "'{tool}' was executed; its answer was too large for this conversation and was left out. Do not make the same call again; "
+    "ask for a smaller part, if the tool offers it.",
+    "result_size": "'{tool}' was executed; its answer was too large and was left out. Do not make the same call again; "
+    "ask for a smaller part, if the tool offers it.",
 }
 STOPPED: Final = "Not executed: this task was stopped. Do not call any more tools."
 TERMINATED: Final = "Not executed: this part had already ended."

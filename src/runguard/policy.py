@@ -394,14 +394,28 @@ def find_policy_file(start: Path | None = None) -> Path | None:
     named = os.environ.get("RUNGUARD_POLICY")
     if named:
         return Path(named)
-    here = (start or Path.cwd()).resolve()
+    try:
+        here = (start or Path.cwd()).resolve()
+    except OSError as error:
+        raise PolicyError(f"the working directory cannot be read: {error}; start from another one, or name the policy file in RUNGUARD_POLICY") from None
     for folder in (here, *here.parents):
-        if (folder / FILE_NAME).is_file():
+        if _is_there(folder / FILE_NAME):
             return folder / FILE_NAME
         project = folder / "pyproject.toml"
         if project.is_file() and _mentions_us(project) and load_policy_file(project):
             return project
     return None
+
+
+def _is_there(path: Path) -> bool:
+    """Also a folder or a link to nothing: reading it tells of the mistake, where passing it over would drop every limit."""
+    try:
+        path.lstat()
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    except OSError as error:
+        raise PolicyError(f"{path}: cannot be looked for: {error.strerror}; start from another folder, or name the policy file in RUNGUARD_POLICY") from None
+    return True
 
 
 def _mentions_us(project: Path) -> bool:
@@ -426,7 +440,8 @@ def load_policy_file(path: Path) -> dict[str, Any]:
     try:
         data = tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise PolicyError(f"{path}: no such policy file (named by RUNGUARD_POLICY)") from None
+        why = " (named by RUNGUARD_POLICY)" if os.environ.get("RUNGUARD_POLICY") == str(path) else ": it is a link to nothing" if path.is_symlink() else ""
+        raise PolicyError(f"{path}: no such policy file{why}") from None
     except (OSError, UnicodeDecodeError) as error:
         raise PolicyError(f"{path}: cannot be read: {error}") from None
     except tomllib.TOMLDecodeError as error:

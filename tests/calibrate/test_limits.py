@@ -144,6 +144,19 @@ def test_runs_of_which_nobody_called_a_tool_get_no_limit_on_tools(tmp_path):
     assert found["max_tokens"].value == 23_800
 
 
+def test_a_limit_for_large_answers_is_none_for_small_ones(tmp_path):
+    """An answer of five characters is the rule, an error of fifty the exception that the model must read."""
+    runs = hundred()
+    small = limits(calibrate(write(tmp_path / "small.jsonl", *runs)))["max_tool_result_chars"]
+    assert small.value is None
+    assert "answers are small" in small.why_not
+    for run in runs:
+        for step in run["steps"]:
+            if step["kind"] == "tool_result":
+                step["result"] = "x" * 8_000
+    assert limits(calibrate(write(tmp_path / "large.jsonl", *runs)))["max_tool_result_chars"].value == 20_100
+
+
 def test_a_limit_that_ends_all_work_of_one_source_is_withheld(tmp_path):
     small = [sized(f"small-{n}", prompt=100, source="clerk") for n in range(155)]  # enough for either half
     large = [working(f"large-{n}", 6, source="coder") for n in range(3)]
@@ -153,7 +166,7 @@ def test_a_limit_that_ends_all_work_of_one_source_is_withheld(tmp_path):
     assert calls.why_not == "2.5 x P95 is 3, but that cuts most of what went well in coder: work of another size; calibrate each source alone"
     assert made.cuts["max_model_calls"].by_label["success"] == 3
     assert "max_model_calls" not in made.changes
-    assert made.changes["max_tool_result_chars"] > 0  # what cuts nothing stays
+    assert made.changes["max_tokens"] > 0  # what cuts nothing stays
     assert made.proposed.by_label["success"].stopped == 0
     assert made.proposed.by_label["success"].recordings == 158
     assert made.held_out.by_label["success"] == [158, 0, 0]

@@ -130,7 +130,7 @@ def test_a_limit_beyond_what_a_policy_takes_is_refused_with_the_reason(tmp_path,
         assert refused.value is None
         assert refused.why_not.startswith("2.5 x P95 is ")
         assert refused.why_not.endswith(f"more than a policy takes: are the recorded {told} right?")
-    assert set(made.changes) == {"max_model_calls", "max_tool_calls", "max_tool_result_chars"}
+    assert set(made.changes) == {"max_model_calls", "max_tool_calls"}
     assert reloaded(made).max_model_calls == 3
 
 

@@ -1,5 +1,6 @@
 """Whatever cannot be meant fails when the policy is built, with a message that says what would be right."""
 
+import errno
 import subprocess
 import sys
 from itertools import pairwise
@@ -251,6 +252,23 @@ def test_a_fault_in_a_file_names_the_file(folder):
 def test_a_file_that_cannot_be_read_is_refused(folder, content):
     (folder / "runguard.toml").write_bytes(content)
     assert "runguard.toml" in refused()
+
+
+@pytest.mark.parametrize("as_what", ["folder", "link"])
+def test_a_policy_file_that_cannot_be_one_is_told_and_not_passed_over(folder, as_what):
+    """A container makes a folder of a file that is not there to be mounted: without a word every limit would be gone."""
+    path = folder / "runguard.toml"
+    path.mkdir() if as_what == "folder" else path.symlink_to(folder / "nowhere")
+    with pytest.raises(PolicyError, match="Is a directory" if as_what == "folder" else "no such policy file: it is a link to nothing"):
+        Policy.build()
+
+
+def test_a_folder_that_may_not_be_searched_is_told(folder, monkeypatch):
+    def locked(path):
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    monkeypatch.setattr(Path, "lstat", locked)
+    assert "runguard.toml: cannot be looked for: Permission denied; start from another folder" in refused()
 
 
 def test_a_file_that_is_not_there_is_refused(folder, monkeypatch):

@@ -172,7 +172,7 @@ def test_check_explains_every_fault_by_its_path(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("name", "text", "message"),
-    [("broken.toml", "mode = ", "broken.toml: not valid TOML"), ("absent.toml", None, "absent.toml: no such file")],
+    [("broken.toml", "mode = ", "broken.toml: not valid TOML"), ("absent.toml", None, "absent.toml: no such policy file")],
 )
 def test_check_of_a_file_that_cannot_be_read(tmp_path: Path, name: str, text: str | None, message: str) -> None:
     if text is not None:

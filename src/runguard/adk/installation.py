@@ -24,7 +24,8 @@ def install(**policy: Any) -> RunGuardPlugin:
         if _same(installed.guard.policy, Policy.build(**policy)):
             return installed
         raise InstallError(
-            f"runguard is already installed with another policy at {_place}; this call at {here} differs. Call runguard.uninstall() first, or use one policy."
+            f"runguard is already installed with another policy at {_place}; this call at {here} differs. install() guards every agent of a process: use one "
+            "policy for all, or give each app a guard of its own with App(..., plugins=[RunGuardPlugin(...)]); runguard.uninstall() would leave the first unguarded."
         )
     plugin = RunGuardPlugin(**policy)
     _place = here

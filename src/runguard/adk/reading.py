@@ -13,7 +13,7 @@ from runguard.adk import runners
 from runguard.adk.border import usage_of
 from runguard.adk.chain import Call, Invocation, ModelInFlight, lane_of, stop_in_force
 from runguard.adk.ending import Ending
-from runguard.adk.stops import refusal, with_notice
+from runguard.adk.stops import left_out, refusal, with_notice
 from runguard.conductor import Guard
 from runguard.decision import Action
 from runguard.events import Answer, HandOff, ModelCall, ModelResult, Outcome, ToolResults
@@ -141,7 +141,7 @@ class Reading:
         elif decision.action is _BLOCK:
             for a in answers:
                 if a.too_large and a.id in by_call:
-                    by_call[a.id].response = refusal(decision.for_model)
+                    by_call[a.id].response = left_out(decision.for_model)
         elif decision.trip is not None:
             runners.announce(decision.trip, self._plugin)
 

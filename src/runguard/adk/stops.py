@@ -4,17 +4,14 @@ The stop is never an agent's answer: a ``thought`` part with ``error_code`` and 
 does not break an ``output_schema`` and does not enter the next prompt. Plain text would do all three.
 """
 
-from typing import Any, Final
+from typing import Any
 
 from google.adk.agents import BaseAgent, ParallelAgent
 from google.adk.events import Event
 from google.adk.models.llm_response import LlmResponse
 from google.genai import types
 
-from runguard.decision import METADATA_KEY, NOTICE_KEY, STOP_CODE, Trip
-
-REFUSED_KEY: Final = "status"
-REFUSED: Final = "not_executed"
+from runguard.decision import LEFT_OUT, METADATA_KEY, NOT_EXECUTED, NOTICE_KEY, STOP_CODE, Trip
 
 
 class Halt(BaseException):
@@ -52,7 +49,12 @@ def mark_stop(event: Event, trip: Trip, text: str) -> None:
 
 def refusal(text: str) -> dict[str, Any]:
     """The answer to a call that was not executed."""
-    return {REFUSED_KEY: REFUSED, "message": text}
+    return {"status": NOT_EXECUTED, "message": text}
+
+
+def left_out(text: str) -> dict[str, Any]:
+    """In place of an answer that is too large: the call was made, and what it did is done."""
+    return {"status": LEFT_OUT, "message": text}
 
 
 def with_notice(response: dict[str, Any] | None, text: str) -> dict[str, Any]:

@@ -12,6 +12,7 @@ SHARE: Final = 0.95
 FACTOR: Final = 2.5
 _NAMES: Final = 50  # of models that are kept
 _DIGITS: Final = 3  # of a proposed number, rounded up
+_LARGE_ANSWER: Final = 10_000  # characters: smaller ones harm no prompt, and an error is often longer than what goes well
 
 
 class Kind(NamedTuple):
@@ -115,6 +116,9 @@ def _limit(kind: Kind, basis: Basis, missing: Missing) -> Limit:
         return Limit(kind, len(values), quantile=found, why_not=f"{SHARE:.0%} of the recordings have none: nothing to take a multiple of")
     if not is_allowed({kind.setting: value}):
         return Limit(kind, len(values), quantile=found, why_not=f"2.5 x P95 is {value:,g}, more than a policy takes: are the recorded {kind.of} right?")
+    if kind.setting == "max_tool_result_chars" and value < _LARGE_ANSWER:
+        why_not = f"2.5 x P95 is {value:,g}: answers are small, and so low a limit would hide longer ones, errors first of all"
+        return Limit(kind, len(values), quantile=found, why_not=why_not)
     return Limit(kind, len(values), value, found, max(values))
 
 

@@ -3,7 +3,6 @@
 import os
 from pathlib import Path
 
-from runguard.errors import PolicyError
 from runguard.policy import Policy, find_policy_file, load_policy_file
 
 
@@ -11,8 +10,6 @@ def load_policy(path: Path | None) -> Policy:
     """The policy of a file as it is written, without the environment; the defaults without one."""
     if path is None:
         return Policy.validated({}, "")
-    if not path.exists() and os.environ.get("RUNGUARD_POLICY") != str(path):  # of that one the loader says where it was named
-        raise PolicyError(f"{path}: no such file")
     return Policy.validated(load_policy_file(path), str(path))
 
 

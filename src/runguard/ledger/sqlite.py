@@ -131,6 +131,8 @@ class SqliteSession:
 
     def _use_wal(self) -> None:
         """SQLite does not wait here, however long it was told to, when another session is writing the new file."""
+        if self._db.execute("PRAGMA journal_mode").fetchone()[0] == "wal":  # and nobody has to stand in line for it
+            return
         end = time.monotonic() + self._timeout
         while True:
             try:
@@ -160,6 +162,8 @@ class SqliteSession:
         return False
 
     def _migrate(self) -> None:
+        if self._is_ours() and self._db.execute("SELECT 1 FROM sqlite_master WHERE name = 'records_about'").fetchone():
+            return
         with self._write():
             if self._is_ours():
                 self._db.execute("CREATE INDEX IF NOT EXISTS records_about ON records (kind, ref)")  # a file from before there was one
@@ -520,7 +524,7 @@ class _Line:
         fcntl.flock(self._turn, fcntl.LOCK_UN)
 
     def _too_long(self) -> StoreOutage:
-        return StoreOutage(f"{self._path}: locked by another process for more than {self._timeout:g} s")
+        return StoreOutage(f"{self._path}: locked by other processes for more than {self._timeout:g} s; raise store_timeout, or use Valkey or Postgres for so many workers")
 
     def _wait(self, end: float) -> None:
         """A lock that the kernel hands out in order cannot be waited for with a limit of time, so a thread waits. One that its session has given

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from datetime import UTC, datetime
 from typing import Any, Final
 
-from runguard.decision import METADATA_KEY, NOTICE_KEY, STOP_CODE
+from runguard.decision import LEFT_OUT, METADATA_KEY, NOT_EXECUTED, NOTICE_KEY, STOP_CODE
 from runguard.events import Outcome
 from runguard.fingerprint import words_name
 from runguard.pricing import Usage
@@ -98,7 +98,7 @@ class Events:
         for answer in answers:
             value, outcome = answer.get("response"), None
             if isinstance(value, dict):
-                if value.get("status") == "not_executed" and "message" in value and len(value) == 2:
+                if value.get("status") in (NOT_EXECUTED, LEFT_OUT) and "message" in value and len(value) == 2:
                     outcome = Outcome.REFUSED
                 elif NOTICE_KEY in value:
                     value = {key: entry for key, entry in value.items() if key != NOTICE_KEY}  # it was judged without

@@ -1,6 +1,7 @@
 """What is installed: Python, google-adk, and whether the name ``runguard`` means this package."""
 
 import contextlib
+import os
 import platform
 import sys
 from importlib import metadata
@@ -74,4 +75,4 @@ def _shadows(origin: Path) -> list[Path]:
     """Modules of this name elsewhere on the path, or in the working directory, which comes first for many programs."""
     places = dict.fromkeys(Path(entry or ".").resolve() for entry in (".", *sys.path))
     candidates = [place / name for place in places for name in ("runguard/__init__.py", "runguard.py")]
-    return [path for path in candidates if path.is_file() and path.resolve() != origin]
+    return [path for path in candidates if os.path.isfile(path) and path.resolve() != origin]  # noqa: PTH113 - what may not be looked at is not there for this program
