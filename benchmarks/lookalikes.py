@@ -289,3 +289,50 @@ def same_words_between_calls_that_bring_news() -> Steps:
     for n in range(12):
         yield from turn(text="Next speaker: surfer", agent="orchestrator")
         yield from turn(("browse", {"page": n}, f"page {n} about topic {n}"), agent="surfer")
+
+
+# ---- told in other words ------------------------------------------------------------------------------------------------
+
+
+@HEALTHY.of("polling with progress")
+def polling_whose_progress_is_the_time_left() -> Steps:
+    for n in range(15):
+        yield from turn(("check_job", {"id": 3}, {"state": "running", "eta": f"00:{30 - 2 * n:02}:00"}))
+
+
+@HEALTHY.of("lookup sweeps")
+def lookup_sweep_told_as_errors_in_german() -> Steps:
+    for n in range(20):
+        answer = {"status": "error", "error_message": f"Kunde {n} wurde nicht gefunden."} if n < 19 else {"status": "success", "id": "C1"}
+        yield from turn(("kunde_suchen", {"telefon": f"555-{n:04}"}, answer))
+
+
+@HEALTHY.of("lookup sweeps")
+def free_slots_looked_for_among_taken_ones() -> Steps:
+    for n in range(20):
+        answer = {"success": False, "message": f"Slot {n}:00 is already booked."} if n < 19 else {"success": True}
+        yield from turn(("book_slot", {"hour": n}, answer))
+
+
+@HEALTHY.of("lookup sweeps")
+def eight_codes_of_which_each_is_named_as_expired() -> Steps:
+    for n in range(9):
+        answer = {"success": False, "error": f"Coupon SAVE-{n:02} has expired"} if n < 8 else {"success": True}
+        yield from turn(("apply_coupon", {"code": f"SAVE-{n:02}"}, answer))
+
+
+@HEALTHY.of("batches")
+def ids_drawn_one_after_another() -> Steps:
+    for n in range(12):
+        yield from turn(("new_id", {}, {"result": f"{n:08x}-1111-4222-8333-{n * 7919:012x}"}))
+        yield from turn(("tag", {"item": n}, "ok"))
+
+
+@HEALTHY.of("debugging")
+def long_tracebacks_that_end_in_other_errors() -> Steps:
+    frames = "Traceback (most recent call last):\n" + "".join(f'  File "app/layer_{k}.py", line {k}, in call\n    return inner()\n' for k in range(12))
+    for n, what in enumerate(
+        ("KeyError: 'a'", "TypeError: not a number", "ValueError: empty", "IndexError: out of range", "AttributeError: no b", "OSError: full", "NameError: c")
+    ):
+        yield from turn(("run", {"attempt": n}, frames + what))
+    yield from turn(("run", {"attempt": 8}, "all passed"))

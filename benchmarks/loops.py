@@ -150,3 +150,28 @@ def two_agents_with_the_same_phrases() -> Steps:
     for _ in range(15):
         yield from turn(text="Could you check the order?", agent="sales")
         yield from turn(text="Please ask sales about that.", agent="billing")
+
+
+@LOOPS.of("failures")
+def thoughts_between_equal_failures() -> Steps:
+    for n in range(12):
+        yield from turn(("think", {"thought": f"perhaps it helps to ask for part {n}"}, "noted"))
+        yield from turn(("parse", {"part": n}, {"status": "partial_parse_error", "data": None}))
+
+
+@LOOPS.of("failures")
+def status_codes_of_a_server_that_is_down() -> Steps:
+    for n in range(12):
+        yield from turn(("fetch", {"query": f"report {n}"}, {"statusCode": 503, "body": "upstream connect error"}))
+
+
+@LOOPS.of("the same call")
+def answer_with_its_execution_time() -> Steps:
+    for n in range(12):
+        yield from turn(("query", {"sql": "SELECT 1"}, {"rows": [[1]], "execution_time_ms": 11.7 + n}))
+
+
+@LOOPS.of("the same call")
+def another_explanation_each_time() -> Steps:
+    for n in range(12):
+        yield from turn(("run", {"command": "make", "explanation": f"try number {n}, now with more hope"}, "nothing to be done"))

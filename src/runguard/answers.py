@@ -1,9 +1,11 @@
 """What the answers of tools mean: which are failures, which are news, which count."""
 
 import logging
+import re
 from collections.abc import Callable
 from typing import Any, Final
 
+from runguard.absence import says_missing
 from runguard.events import FAILURES, Answer, Outcome, ToolResults
 from runguard.fingerprint import answer_text, size_of
 from runguard.outcomes import classify, failure_class
@@ -13,7 +15,16 @@ from runguard.tools import Tools
 
 _log: Final = logging.getLogger("runguard")
 # Members bound once: looking one up on its enum costs as much as the rest of a line.
-_OK, _EMPTY, _FAILED, _REFUSED = Outcome.OK, Outcome.EMPTY, Outcome.FAILED, Outcome.REFUSED
+_OK, _EMPTY, _FAILED, _ERROR, _REFUSED = Outcome.OK, Outcome.EMPTY, Outcome.FAILED, Outcome.ERROR, Outcome.REFUSED
+# What an agent writes to itself, told by a short "noted": without this a thought between two failures would pass for work.
+_NOTES: Final = re.compile(
+    r"(?:sequential_?)?think(?:ing)?|(?:log_|record_)?thoughts?|reflect(?:ion)?|scratchpad"
+    r"|todo_?write|write_?todos?|update_?(?:plan|todos?|todo_list)",
+    re.IGNORECASE,
+)
+_NOTE_BYTES: Final = 200
+_SAID: Final = 800  # characters of a failure in which a thing is looked for
+_NAME: Final = 80
 
 
 class Answers:
@@ -52,15 +63,21 @@ class Answers:
             if outcome is None:
                 outcome, a.failure = classify(raw)
                 a.outcome = outcome
+            elif outcome is _ERROR and type(raw) is str and says_missing(raw):
+                outcome = a.outcome = _EMPTY  # raised or told: a thing that was looked up and is not there
             if outcome in FAILURES:
                 event.failures = True
                 a.failure = a.failure or failure_class(answer_text(value))
+                if thing := _thing_named(a.args, raw):
+                    a.failure = f"{a.failure}\0{thing}"
             a.answer, new = lane.book.name(a.call, value, agent)
             if context is not None and (lane.book.size < 0 or lane.book.size > context.suspicious_chars > 0) and not a.chars:
                 a.chars = size_of(raw, 8 * context.limit)
             good = outcome is _OK or outcome is _EMPTY
             if rule is not None:
                 self._apply_rule(run, lane, event, a, rule, good)
+            if new and good and lane.book.size < _NOTE_BYTES and _NOTES.fullmatch(tool) is not None:
+                a.counted = new = False  # neither news nor a step
             if a.counted:
                 pairs.append((a.call, a.answer))
             if new:
@@ -93,6 +110,21 @@ class Answers:
         if rule.volatile and type(value) is dict:
             value = {key: entry for key, entry in value.items() if key not in rule.volatile}
         return value
+
+
+def _thing_named(args: object, answer: object) -> str:
+    """The argument that a failure names: it is about that one of many, and the same said about another one is another failure."""
+    if type(args) is not dict:
+        return ""
+    said = answer_text(answer)
+    said = said if len(said) <= _SAID else f"{said[: _SAID // 2]}\n{said[-_SAID // 2 :]}"
+    for value in args.values():
+        name = value if type(value) is str else str(value) if type(value) is int and value > 9 else ""
+        if 2 <= len(name) <= _NAME and (at := said.find(name)) >= 0:
+            before, after = said[at - 1 : at] if at else "", said[at + len(name) : at + len(name) + 1]
+            if not (before.isalnum() or after.isalnum()):
+                return name
+    return ""
 
 
 def _declared_failure(failed: Any, value: object) -> bool:

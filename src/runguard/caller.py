@@ -553,7 +553,7 @@ class Caller(Controls):
             name = sig if isinstance(sig, str) and _PLAIN_NAME.fullmatch(sig) else f"{self.name}#{call.hex()[:8]}"
             return [Answer(name, call, told.result)]
         if told.results:
-            return [Answer(tool, call_fingerprint(tool, args), value) for tool, args, value in told.results]
+            return [Answer(tool, call_fingerprint(tool, args), value, args=args) for tool, args, value in told.results]
         return [Answer(tool, call_fingerprint(tool, args)) for tool, args in told.calls]
 
     def flush(self, seconds: float = 2.0) -> bool:

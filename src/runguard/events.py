@@ -113,6 +113,7 @@ class Answer:
     chars: int = 0
     too_large: bool = False  # must not enter the history
     counted: bool = True  # False: a declared polling, paging or exempt tool, which repetition rules leave alone
+    args: object = None  # of the call: a failure may name one of them
 
 
 @dataclass(slots=True)

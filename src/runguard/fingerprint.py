@@ -54,6 +54,12 @@ def words_name(text: str) -> int:
     return hash(text[:_WORDS_READ]) or 1
 
 
+# Arguments that say which attempt this is or why it is made, and never what is asked for.
+_ASIDE: Final = frozenset(
+    {"attempt", "attempt_number", "retry", "retry_count", "explanation", "reasoning", "rationale", "justification", "thought", "thoughts", "task_progress"}
+)
+
+
 def call_fingerprint(
     tool: str,
     args: Any,
@@ -66,6 +72,8 @@ def call_fingerprint(
         kept = None if identity is None else frozenset(identity)
         dropped = frozenset(volatile)
         args = {key: value for key, value in args.items() if type(key) is not str or ((kept is None or key in kept) and key not in dropped)}
+    elif type(args) is dict and len(args) > 1 and not _ASIDE.isdisjoint([key for key in args if type(key) is str]):
+        args = {key: value for key, value in args.items() if type(key) is not str or key not in _ASIDE} or args
     plain = _plain_args(args)
     if plain is not None:
         return digest(f"{tool}\0{_encode(plain)}")
@@ -303,8 +311,9 @@ _VOLATILE: Final = re.compile(
     r"|1[4-9]\d{8}(?:\d{3}|\d{6}|\d{9})?(?:\.\d+)?\b"  # seconds, ms, us, ns since 1970
     r"|\d+(?:\.\d+)?\s?(?:ns|us|µs|ms|secs?|seconds?|mins?|minutes?|hours?|s)\b)"  # durations
     r"|(?=[rtscmejRTSCMEJ])(?i:(?:request|req|trace|span|correlation|session|call|message|msg|event|job_run)[ _-]?id\b"
-    r"[\"']?\s{0,2}[:=]?\s{0,2}[\"']?[\w.-]{1,80})"
-    r"|(?=[etdlupETDLUP])(?i:(?:elapsed|took|duration\w{0,8}|latency\w{0,8}|uptime|timestamp|pid)[\"']?\s{0,2}[:=]\s{0,2}[\"']?[\w.:+-]{1,40})"
+    r"[\"']?\s{0,2}[:=]?\s{0,2}[\"']?<?[\w.@-]{1,80})"
+    r"|(?=[etdlupqrETDLUPQR])(?i:(?:elapsed\w{0,8}|took\w{0,4}|duration\w{0,8}|latency\w{0,8}|uptime|timestamp|pid"
+    r"|(?:execution|exec|query|response|processing|run)_?time\w{0,8})[\"']?\s{0,2}[:=]\s{0,2}[\"']?[\w.:+-]{1,40})"
     r"|(?i:\w{1,24}_at[\"']?\s{0,2}[:=]\s{0,2}[\"']?[\w.:+-]{1,40}))"
 )
 
@@ -313,7 +322,30 @@ def mask(text: str) -> str:
     """``text`` with volatile parts replaced; counts, percentages, exit codes and line numbers stay."""
     if "\\" in text:  # an escaped line break of JSON would glue its letter to the next word
         text = text.replace("\\n", "\n").replace("\\t", "\t").replace("\\r", "\r")
-    return _VOLATILE.sub("~", text)
+    if len(text) <= _ONLY and _MEASUREMENT.match(text) is not None:
+        return text
+    return _VOLATILE.sub(_hidden, text)
+
+
+def _hidden(found: re.Match[str]) -> str:
+    """What is left to do, and how far something has come, is told in times too: those stay."""
+    whole, (start, end) = found.string, found.span()
+    if _LEFT_BEFORE.search(whole, max(start - 40, 0), start) is not None or _LEFT_AFTER.match(whole, end) is not None:
+        return found[0]
+    return "~"
+
+
+_LEFT_BEFORE: Final = re.compile(
+    r"(?:\b|_)(?:eta|remaining|left|lag|until|up ?to|through|watermark|progress|position)(?:_\w{1,12})?[\"']?\s{0,2}[:=]?\s{0,2}[\"']?$", re.IGNORECASE
+)
+_LEFT_AFTER: Final = re.compile(r"\s(?:remaining|left|to go)\b", re.IGNORECASE)
+# Nothing but ids or durations, with or without the name of their field: they are the answer. A clock is none, it moves by itself.
+_ONLY: Final = 1_024
+_MEASUREMENT: Final = re.compile(
+    r"\W*(?:\"(?!(?:request|req|trace|span|correlation|session|call|message|msg|event|job_run)[ _-]?id"
+    r"|\w{0,24}(?:elapsed|took|duration|latency|uptime|time|_at)|pid)\w{1,40}\"\W{1,4})?(?:(?:[0-9a-f]{8}-(?:[0-9a-f]{4}-){3}[0-9a-f]{12}|(?=\d{0,63}[a-f])[0-9a-f]{12,64}|\d+(?:\.\d+)?\s?(?:ns|us|µs|ms|s))\b\W*)+$",
+    re.IGNORECASE,
+)
 
 
 class AnswerBook:

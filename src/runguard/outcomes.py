@@ -8,13 +8,14 @@ an error. A word somewhere inside a page of search results is not a failure.
 import re
 from typing import Any, Final
 
+from runguard.absence import is_nothing, says_missing
 from runguard.events import Outcome
 from runguard.fingerprint import MAX_CHARS, mask
 
 # Members bound once: looking one up on its enum costs as much as the rest of a line.
 _OK, _EMPTY, _FAILED, _UNKNOWN_TOOL = Outcome.OK, Outcome.EMPTY, Outcome.FAILED, Outcome.UNKNOWN_TOOL
-_MISSING_CHARS: Final = 120
 _HEAD: Final = 400  # what a text says about its own success, it says at the start
+_TAIL: Final = 120  # and what a traceback says happened, at its end
 
 _BAD_WORDS: Final = (
     r"error|errors|err|fail|failed|failure|fault|forbidden|unauthori[sz]ed|timeout|timed[\s_\-]?out|unavailable|"
@@ -26,66 +27,57 @@ _BAD_STATUS: Final = re.compile(rf"(?<![a-z])(?<!\bno[\s_\-])(?<!\b0[\s_\-])(?<!
 _STATE: Final = re.compile(
     r"\W*(?:failed|failure|aborted|unavailable|timed[\s_\-]?out|forbidden|rejected)\W*$", re.IGNORECASE
 )  # what jobs and orders can be in
-_THINGS: Final = "results?|matches|match|data|records?|rows?|items?|entries|documents?|hits?|output|content"
-_ABSENT: Final = re.compile(
-    r"^\W*(?:none|null|empty(?:[\s_\-]result)?|not[\s_\-]?found|nothing(?:\s(?:found|here|to\s\w+))?|0 (?:results?|matches|rows?|hits?)"
-    rf"|no[\s_\-](?:[^\W_]{{1,30}}[\s_\-]){{0,3}}(?:{_THINGS})(?:\s(?:found|returned|available|matched?).{{0,80}})?"
-    r"|(?:\w[\s\w'\"-]{0,80}\s)?(?:not found|does not exist)\b.{0,120})\W*$",
-    re.IGNORECASE | re.DOTALL,
-)
-# The same told as an error: in a short message about a thing that was looked up.
-_KNOWLEDGE: Final = "information|info|data|details|forecast|records?|results?"
-_MISSING: Final = re.compile(
-    r"(?<![a-z])not[\s_\-]?(?:be )?found(?![a-z])|(?<!file)(?<!module)(?<!command)notfound(?:error|exception)?\b|^\W*(?:http )?404\W*$"
-    r"|\bno such\b|\bdo(?:es)?(?: not|n't) exist\b|\bcould not be located\b"
-    r"|\b(?:could not|couldn't|cannot|can't|unable to|failed to) (?:find|locate)\b"
-    r"|\bno (?:[\w'\"#.@\-]{1,60} ){1,4}?(?:found|available|with|for|matching|matched|named|exists?)\b"
-    r"|\bno (?:matching |such )?(?:record|result|match|entry|data)(?:e?s)?\W*$"
-    r"|\bnot in (?:the |our |this )?(?:catalog(?:ue)?|inventory|index|list|records|registry|collection|data ?set)\b"
-    rf"|\b(?:{_KNOWLEDGE})\b[^.;]{{0,60}} (?:is|are)(?: not|n't) available\b"
-    rf"|\b(?:do(?:es)?(?: not|n't) have|has no|have no) (?:[\w\-]{{1,40}} ){{0,4}}(?:{_KNOWLEDGE})\b",
-    re.IGNORECASE,
-)
-# What is needed to work at all is no such thing: without it the next call fails as well.
-_NEEDED: Final = re.compile(
-    r"^\W*(?:bash|sh|zsh)\b|\b(?:command|tool|function|module|package|method|attribute|option|file|directory|folder|path|host|library|executable|key|token|credential"
-    r"|session|database|table|column|schema|config(?:uration)?|variable|server|service|endpoint|model|driver|plugin|string|page|url|access|permission|connection|network"
-    r"|quota|credit|memory|space|license|handler|distribution|version|argument|parameter|field|value|tag|quote|brace|bracket|delimiter)s?\b",
-    re.IGNORECASE,
-)
 _BAD_TEXT: Final = re.compile(
     r"^\W{0,4}(?:(?:error|exception|traceback|fatal|failed|failure|invalid|unknown tool|unauthori[sz]ed|forbidden|permission denied|access denied|"
-    r"no such file|command not found|syntax ?error|timed? ?out|could not|cannot|unable to|tool execution failed|[a-z]{1,60}(?:error|exception))(?![a-z])"
-    r"|usage:|(?:bash|sh|zsh)(?:: line \d+)?: )",
+    r"no such file|command not found|syntax ?error|timed? ?out|could not|cannot|unable to|tool execution failed|[a-z]{1,60}(?:error|exception)"
+    r"|(?:the |your )?(?:request|operation|query|connection|command|call|execution|process|task) (?:has )?"
+    r"(?:timed out|(?:was )?refused|was reset|was aborted|failed)"
+    r"(?=\W*$|[.:;!]|\s(?:after|with|due|because)\b)"
+    r"|(?:connection refused|rate limit(?:ed| exceeded| reached)|too many requests|internal server error|bad gateway|service unavailable|gateway time-?out"
+    r"|something went wrong)(?=\W*$|[.:;!(])"
+    r"|http(?:/[\d.]+)? (?:error )?(?:4(?!04)|5)\d\d|fehler|erreur|errore|erro|ошибка)(?![a-z])"
+    r"|错误|錯誤|エラー|오류|usage:|(?:bash|sh|zsh)(?:: line \d+)?: )",
     re.IGNORECASE,
 )
+_SAYS_ERROR: Final = re.compile(r"\W{0,4}(?:[a-z]{0,60}(?:error|exception)\s?:|error (?:executing|calling|running|in tool))", re.IGNORECASE)
+_ERROR_PAGE: Final = re.compile(r"<(?:title|h1)>\s*(?:http )?(?:error )?(?:4(?!04)\d\d|5\d\d)\b", re.IGNORECASE)
 _LEADING: Final = " \t\r\n\"'`*#[({<-:>|!~."
 _BAD_STARTS: Final = (
     *("traceback", "fatal", "fail", "invalid", "unknown tool", "unauthori", "forbidden", "permission denied", "access denied", "no such file"),
     *("command not found", "syntax", "time", "could not", "cannot", "unable to", "tool execution failed", "usage:", "bash", "sh:", "zsh"),
+    *("the ", "your ", "request", "operation", "query", "connection", "command", "call ", "execution", "process", "task", "rate limit", "too many"),
+    *("internal s", "bad gateway", "service un", "gateway", "something went", "http", "fehler", "erreur", "erro", "ошибка", "错误", "錯誤", "エラー", "오류"),
 )
 _NO_SUCH_TOOL: Final = re.compile(
     r"(?:tool|function)\s[`'\"]?[\w.\-]{0,80}[`'\"]?\s(?:is\s)?(?:not found|does not exist|not available|unknown)|"
     r"unknown (?:tool|function)|is not an? (?:known|available|valid) (?:tool|function)",
     re.IGNORECASE,
 )
-# What varies between two reports of one failure besides times and ids: quoted names, numbers, paths.
-_PARTICULARS: Final = re.compile(r"'[^'\n]{0,200}'|\"[^\"\n]{0,200}\"|`[^`\n]{0,200}`|\S{0,200}/\S{0,200}|\d+")
+# What varies between two reports of one failure besides times and ids: quoted names, numbers, paths. How many errors are left is no such thing.
+_PARTICULARS: Final = re.compile(
+    r"'[^'\n]{0,200}'|\"[^\"\n]{0,200}\"|`[^`\n]{0,200}`|\S{0,200}/\S{0,200}"
+    r"|\d+(?! (?:[a-z]{1,20} )?(?:errors?|failures?|failed|failing|remaining|left|passed|to go)\b)(?!\d)"
+)
 
 _STATUS_KEYS: Final = ("status", "state", "outcome", "result_status", "response_type")
+_HTTP_KEYS: Final = ("status", "status_code", "statusCode", "http_status")
 _ERROR_KEYS: Final = ("error", "errors", "error_message", "error_code", "exception", "errorMessage", "errorCode")
 _MESSAGE_KEYS: Final = ("message", "error", "detail", "reason", "text", "content")
+_NO_SUCH_PAGE: Final = (404, 410)
+_REFUSED: Final = (401, 403, 407, 429)
 _PLAIN: Final = frozenset({str, int, float, bool, dict, list, tuple})  # only these are asked for their truth: others may run code
 _NO_ERROR: Final = ("0", "none", "None", "null", "ok", "OK")
 _FLAG_KEYS: Final = ("ok", "success", "succeeded", "successful")
-_TELLING: Final = frozenset({"isError", "is_error", *_ERROR_KEYS, *_FLAG_KEYS, *_STATUS_KEYS})
+_TELLING: Final = frozenset({"isError", "is_error", *_ERROR_KEYS, *_FLAG_KEYS, *_STATUS_KEYS, *_HTTP_KEYS})
 _WRAPPERS: Final = ("result", "output", "response", "data", "results", "items", "content", "matches", "documents", "rows")
 # What an error is wrapped in. Whatever else a dict says, it says about a thing.
 _ENVELOPE: Final = frozenset(
-    {*_STATUS_KEYS, *_ERROR_KEYS, *_FLAG_KEYS, *_WRAPPERS, *_MESSAGE_KEYS, "isError", "is_error", "messages", "details", "code", "status_code", "statusCode"}
+    {*_STATUS_KEYS, *_ERROR_KEYS, *_FLAG_KEYS, *_WRAPPERS, *_MESSAGE_KEYS, *_HTTP_KEYS, "isError", "is_error", "messages", "details", "code"}
     | {"type", "hint", "help", "description", "exit_code", "exitCode", "returncode", "return_code", "stderr", "stdout", "traceback", "retry_after", "retryable"}
-    | {"request_id", "requestId", "trace_id", "traceId", "timestamp", "time", "duration", "elapsed", "attempt", "attempts", "retries"}
+    | {"body", "headers", "meta", "_meta", "structuredContent", "request_id", "requestId", "trace_id", "traceId"}
+    | {"timestamp", "time", "duration", "elapsed", "attempt", "attempts", "retries"}
 )
+_MCP_KEYS: Final = frozenset({"content", "isError", "structuredContent", "meta", "_meta"})
 _BODY_KEYS: Final = frozenset({*_WRAPPERS, *_STATUS_KEYS, "count", "total", "query"})  # what may stand beside an empty body
 
 
@@ -103,16 +95,18 @@ def classify(answer: Any) -> tuple[Outcome, str]:
 
 def failure_class(text: str) -> str:
     """A failure's message without its particulars: the same failure with another path or number is still the same."""
-    return _PARTICULARS.sub("#", mask(text[:_HEAD]))
+    return _PARTICULARS.sub("#", mask(text if len(text) <= _HEAD else f"{text[:_HEAD]}\n{text[-_TAIL:]}"))
 
 
 def _of_text(text: str) -> tuple[Outcome, str]:
     head = text[:_HEAD]
     if not head.strip():
         return _EMPTY, ""
-    if len(text) <= _HEAD and _ABSENT.match(head):
+    if len(text) <= _HEAD and is_nothing(head):
         return (_UNKNOWN_TOOL, failure_class(text)) if _NO_SUCH_TOOL.search(head) else (_EMPTY, "")
     if "Traceback (most recent call last)" in head or (_may_be_bad(head) and _BAD_TEXT.match(head)):
+        return _failed(text)
+    if "<" in head[:80] and _ERROR_PAGE.search(head):
         return _failed(text)
     return _OK, ""
 
@@ -150,10 +144,14 @@ def _told(answer: dict[str, object]) -> tuple[Outcome, str] | None:
     for key in _FLAG_KEYS:
         if get(key) is False:
             return _failed(_said(answer), answer)
+    for key in _HTTP_KEYS:
+        code = get(key)
+        if type(code) is int and (code in _NO_SUCH_PAGE or code in _REFUSED or 500 <= code < 600) and not _is_record(answer):
+            return (_EMPTY, "") if code in _NO_SUCH_PAGE else _failed(_said(answer), answer)
     for key in _STATUS_KEYS:
         status = get(key)
         if type(status) is str and len(status) <= _HEAD:
-            if _ABSENT.match(status):
+            if is_nothing(status):
                 return _EMPTY, ""
             if _BAD_STATUS.search(status):
                 return (_OK, "") if _STATE.match(status) and _is_record(answer) else _failed(_said(answer), answer)
@@ -168,6 +166,11 @@ def _of_body(answer: dict[str, object]) -> tuple[Outcome, str]:
             if type(value) is list and value:
                 return _OK, ""
             return classify(value)
+    elif _MCP_KEYS.issuperset(answer):
+        content = answer.get("content")
+        said = content[0].get("text") if type(content) is list and len(content) == 1 and type(content[0]) is dict else content
+        if said == [] or (type(said) is str and (not said.strip() or is_nothing(said[:_HEAD]) or _SAYS_ERROR.match(said))):
+            return classify(said)
     elif _BODY_KEYS.issuperset(answer):
         bodies = [answer[key] for key in answer if key in _WRAPPERS]
         if bodies and all(body is None or (type(body) in (str, list, dict) and not body) for body in bodies):
@@ -184,15 +187,9 @@ def _failed(text: str, value: object = None) -> tuple[Outcome, str]:
     if len(text) <= _HEAD and _NO_SUCH_TOOL.search(text):
         return _UNKNOWN_TOOL, failure_class(text)
     message = _message_of(value)
-    if _says_missing(message if type(message) is str and message else text):
+    if says_missing(message if type(message) is str and message else text):
         return _EMPTY, ""
     return _FAILED, failure_class(text)
-
-
-def _says_missing(text: str) -> bool:
-    if len(text) > _MISSING_CHARS or _NEEDED.search(text) is not None:
-        return False
-    return _MISSING.search(text) is not None or _ABSENT.match(text) is not None
 
 
 def _message_of(value: object) -> object:

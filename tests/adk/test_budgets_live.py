@@ -584,7 +584,7 @@ async def test_an_answer_that_would_overflow_the_window_does_not_enter_the_histo
     result = await play(root, plugins=[plugin], session_service=service)
     assert result.texts == ["I will ask for less"]
     (answer,) = [response.response for event in result.session.events for response in event.get_function_responses()]
-    assert answer["status"] == "not_executed"
+    assert answer["status"] == "answer_left_out"
     assert "too large" in answer["message"]
     assert len(str(model.requests[-1].contents)) < 10_000
     assert plugin.trips == []

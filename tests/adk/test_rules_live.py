@@ -290,6 +290,31 @@ async def test_stall_is_broken_by_another_tools_progress() -> None:
     assert seen.decisions == []
 
 
+async def test_a_failure_that_names_its_own_thing_is_about_that_one_alone() -> None:
+    """A sweep over codes: eight expired ones are eight answers. Another wording of one request that fails is still one failure."""
+    redeem = Tool("redeem", lambda n: {"success": False, "error": f"coupon {200 + n} has expired"})
+    seen = await observe(agent(lambda n, _: call("redeem", q=200 + n) if n <= 8 else text("none is valid"), redeem))
+    assert [rule for _, rule in seen.rules] == ["tool_failures"]
+    assert seen.result.texts == ["none is valid"]
+    again, model = Tool("redeem", lambda n: {"success": False, "error": "coupon 7 has expired"}), ScriptedModel(ask_new("redeem"))
+    assert_stopped((await observe(agent(model, again))).result, "stall")
+    assert model.calls == 6
+
+
+async def test_what_is_raised_about_a_thing_that_is_not_there_is_a_sweep() -> None:
+    find = Tool("find", lambda n: LookupError(f"order {n} not found") if n < 20 else {"id": n})
+    seen = await observe(agent(ask_new("find", 20), find, on_tool_error_callback=recover))
+    assert seen.rules == [("nudge", "empty")]
+    assert (find.runs, seen.result.texts) == (20, ["done"])
+
+
+async def test_stall_is_not_broken_by_what_an_agent_tells_itself() -> None:
+    read, think = Tool("read", [{"status": "partial_parse_error"}]), Tool("think", ["noted"])
+    model = ScriptedModel(lambda n, _: call("read", q=n) if n % 2 else call("think", q=n))
+    assert_stopped((await observe(agent(model, read, think))).result, "stall")
+    assert model.calls <= 12
+
+
 WORDS = ["alpha", "beta", "gamma", "delta", "epsilon", "zeta", "eta", "theta", "iota", "kappa", "lambda", "mu"]
 
 
@@ -1068,6 +1093,13 @@ async def test_one_runs_failures_do_not_open_the_breaker_for_everybody() -> None
     plugin = RunGuardPlugin()
     await play(_caller(service, 7), plugins=[plugin])
     assert plugin.snapshot()["breakers"] == {"fetch": "closed"}
+
+
+async def test_things_that_are_not_there_do_not_open_the_breaker() -> None:
+    plugin, missing = RunGuardPlugin(), Tool("fetch", lambda n: LookupError(f"order {n} not found"))
+    for number in range(8):
+        await play(agent(ask_new("fetch", 1), missing, on_tool_error_callback=recover), plugins=[plugin], session_id=f"s{number}")
+    assert plugin.snapshot()["breakers"].get("fetch") in (None, "closed")
 
 
 async def test_soft_failures_never_open_the_breaker() -> None:

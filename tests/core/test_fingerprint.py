@@ -477,6 +477,15 @@ def test_size_of_a_circle_ends():
     assert size_of(cyclic_list(), 1_000) > 1_000
 
 
+def test_why_a_call_is_made_and_which_attempt_it_is_do_not_count():
+    once = call_fingerprint("run", {"command": "make", "explanation": "to build", "attempt": 1})
+    assert call_fingerprint("run", {"command": "make", "explanation": "to build once more", "attempt": 2}) == once
+    assert call_fingerprint("run", {"command": "make all", "explanation": "to build", "attempt": 1}) != once
+    assert call_fingerprint("think", {"thought": "a"}) != call_fingerprint("think", {"thought": "b"}), "where it is all there is, it counts"
+    assert call_fingerprint("run", {"attempt": 1, "retry": 1}) != call_fingerprint("run", {"attempt": 2, "retry": 1})
+    assert call_fingerprint("get", {"request_id": 1, "full": True}) != call_fingerprint("get", {"request_id": 2, "full": True}), "a thing that is looked up"
+
+
 # ---- masking --------------------------------------------------------------------------------------------------------
 
 
@@ -504,6 +513,10 @@ def test_size_of_a_circle_ends():
         pytest.param('{"duration_ms": 12}', '{"duration_ms": 99}', id="duration field"),
         pytest.param('{"created_at": "yesterday"}', '{"created_at": "today"}', id="time field"),
         pytest.param("elapsed: 0.31", "elapsed: 4.02", id="elapsed"),
+        pytest.param('{"rows":[],"execution_time_ms":11.7}', '{"rows":[],"execution_time_ms":13.2}', id="execution time"),
+        pytest.param('{"sent":true,"messageId":"<a1@mail>"}', '{"sent":true,"messageId":"<b2@mail>"}', id="message id of a mail"),
+        pytest.param('{"request_id":"123e4567-e89b-12d3-a456-426614174000"}', '{"request_id":"00000000-e89b-12d3-a456-42661417400f"}', id="a request id alone"),
+        pytest.param('{"result":"2026-11-15T09:30:00Z"}', '{"result":"2026-11-15T09:30:07Z"}', id="a clock alone"),
     ],
 )
 def test_what_differs_between_two_tellings_is_masked(one, other):
@@ -528,6 +541,12 @@ def test_what_differs_between_two_tellings_is_masked(one, other):
         pytest.param("facade", "decade", id="words of hex letters"),
         pytest.param("order 100234", "order 100235", id="order number"),
         pytest.param("took the bus", "took the train", id="a word that names a duration elsewhere"),
+        pytest.param('{"state":"running","eta":"00:12:00"}', '{"state":"running","eta":"00:10:00"}', id="time left"),
+        pytest.param("copying, 5 minutes remaining", "copying, 4 minutes remaining", id="time left in words"),
+        pytest.param("replayed up to 2026-11-15T09:30:00Z", "replayed up to 2026-11-15T10:30:00Z", id="how far it has come"),
+        pytest.param('{"lag_seconds":"40 s"}', '{"lag_seconds":"12 s"}', id="lag"),
+        pytest.param('{"result":"123e4567-e89b-12d3-a456-426614174000"}', '{"result":"00000000-e89b-12d3-a456-42661417400f"}', id="nothing but an id"),
+        pytest.param("12.4 ms", "15.1 ms", id="nothing but a measurement"),
     ],
 )
 def test_what_tells_progress_is_kept(one, other):

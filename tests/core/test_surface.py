@@ -12,7 +12,7 @@ import runguard
 
 SOURCE = Path(runguard.__file__).parent
 MODULES = {".".join(path.relative_to(SOURCE.parent).with_suffix("").parts).removesuffix(".__init__"): path for path in sorted(SOURCE.rglob("*.py"))}
-PURE = {"runguard." + name for name in ("budget", "events", "fingerprint", "outcomes", "breaker", "decision", "errors", "threshold")} | {
+PURE = {"runguard." + name for name in ("absence", "budget", "events", "fingerprint", "outcomes", "breaker", "decision", "errors", "threshold")} | {
     name for name in MODULES if name.startswith("runguard.detectors")
 }
 EDGES = tuple("runguard." + room for room in ("adk", "functions", "replay", "calibrate", "cli", "commands", "dashboard", "testing", "demo"))

@@ -209,5 +209,5 @@ def _answers(guard: Guard, contents: list[types.Content]) -> list[Answer]:
             continue
         calls.remove(call)
         name, value = call.name or "", response.response
-        answers.append(Answer(name, guard.fingerprint(name, call.args or {}), value, response.id or ""))
+        answers.append(Answer(name, guard.fingerprint(name, call.args or {}), value, response.id or "", args=call.args))
     return answers

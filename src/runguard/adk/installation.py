@@ -25,7 +25,7 @@ def install(**policy: Any) -> RunGuardPlugin:
             return installed
         raise InstallError(
             f"runguard is already installed with another policy at {_place}; this call at {here} differs. install() guards every agent of a process: use one "
-            "policy for all, or give each app a guard of its own with App(..., plugins=[RunGuardPlugin(...)]); runguard.uninstall() would leave the first unguarded."
+            "policy for all, or give each app a guard of its own with App(..., plugins=[RunGuardPlugin(...)]). uninstall() would leave the first unguarded."
         )
     plugin = RunGuardPlugin(**policy)
     _place = here

@@ -22,6 +22,7 @@ from google.adk.tools.base_tool import BaseTool
 from google.adk.tools.tool_context import ToolContext
 from google.genai import types
 
+from runguard.absence import says_missing
 from runguard.adk import runners
 from runguard.adk.border import cap_output, usage_of
 from runguard.adk.chain import FLIGHTS, FRAME, STREAM, Call, Frame, Invocation, ModelInFlight, depth_of, enclosing_frame, lane_of, open_child, stop_in_force
@@ -482,7 +483,7 @@ class RunGuardPlugin(Controls, BasePlugin):
             unknown = type(tool) is BaseTool
             call.outcome = _UNKNOWN_TOOL if unknown else _TIMEOUT if isinstance(error, TimeoutError) else _ERROR
             call.error = words_of(error)
-            if call.outcome is not _UNKNOWN_TOOL:
+            if call.outcome is not _UNKNOWN_TOOL and not says_missing(call.error):  # one thing that is not there is no outage of the tool
                 self.guard.report_failure(invocation.run, call.tool, tool_context.function_call_id or "")
             if (isinstance(tool, AgentTool) or isinstance(error, RunStoppedError)) and stop_in_force(invocation, call.lane) is not None:
                 # It asked for a model again and again, or the nested run was stopped and its empty answer did not fit a schema: the call is answered.

@@ -524,7 +524,8 @@ class _Line:
         fcntl.flock(self._turn, fcntl.LOCK_UN)
 
     def _too_long(self) -> StoreOutage:
-        return StoreOutage(f"{self._path}: locked by other processes for more than {self._timeout:g} s; raise store_timeout, or use Valkey or Postgres for so many workers")
+        advice = "raise store_timeout, or use Valkey or Postgres for so many workers"
+        return StoreOutage(f"{self._path}: locked by other processes for more than {self._timeout:g} s; {advice}")
 
     def _wait(self, end: float) -> None:
         """A lock that the kernel hands out in order cannot be waited for with a limit of time, so a thread waits. One that its session has given

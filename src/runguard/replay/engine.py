@@ -105,10 +105,10 @@ class Hearing(Guard):
 
 
 class _Call:
-    __slots__ = ("agent", "batch", "fingerprint", "lane", "tool")
+    __slots__ = ("agent", "args", "batch", "fingerprint", "lane", "tool")
 
-    def __init__(self, tool: str, fingerprint: bytes, lane: str, batch: str, agent: str) -> None:
-        self.tool, self.fingerprint, self.lane, self.batch, self.agent = tool, fingerprint, lane, batch, agent
+    def __init__(self, tool: str, args: object, fingerprint: bytes, lane: str, batch: str, agent: str) -> None:
+        self.tool, self.args, self.fingerprint, self.lane, self.batch, self.agent = tool, args, fingerprint, lane, batch, agent
 
 
 class Player:
@@ -302,7 +302,7 @@ class Player:
                 continue
             lane = self._lane(step.branch)
             self.tick(step.at)
-            call = _Call(step.tool, guard.fingerprint(step.tool, step.args), lane, step.batch, step.agent)
+            call = _Call(step.tool, step.args, guard.fingerprint(step.tool, step.args), lane, step.batch, step.agent)
             if len(self._calls) >= _CALLS_KEPT:
                 del self._calls[next(iter(self._calls))]
             self._calls[step.id] = call
@@ -331,7 +331,7 @@ class Player:
                 self._flush()
             self._answered_as = known_as
         self.tick(step.at)
-        self._answers.append(Answer(step.tool, call.fingerprint, step.value, step.id, step.outcome, step.event))
+        self._answers.append(Answer(step.tool, call.fingerprint, step.value, step.id, step.outcome, step.event, args=call.args))
         if self._live is not None and len(self._live.lanes) > 1:
             self.guard.close_lane(self._live, f"{call.lane}/{step.tool}@{step.id}")
 

@@ -75,7 +75,8 @@ class _Watch:
             if call is None or call[0] in _FRAMEWORK_TOOLS or call[0].startswith("adk_request_"):
                 continue
             tool, args, lane, batch = call
-            answers.append(Answer(tool, self._guard.fingerprint(tool, args), getattr(response, "response", None), getattr(response, "id", None) or ""))
+            value, name = getattr(response, "response", None), getattr(response, "id", None) or ""
+            answers.append(Answer(tool, self._guard.fingerprint(tool, args), value, name, args=args))
         return self._guard.after(ToolResults(_RUN, lane, author_of(event), now, batch, answers)) if answers else None
 
 
