@@ -324,7 +324,7 @@ def mask(text: str) -> str:
         text = text.replace("\\n", "\n").replace("\\t", "\t").replace("\\r", "\r")
     if len(text) <= _ONLY and _MEASUREMENT.match(text) is not None:
         return text
-    return _VOLATILE.sub(_hidden, text)
+    return _VOLATILE.sub("~" if _LEFT.search(text) is None else _hidden, text)
 
 
 def _hidden(found: re.Match[str]) -> str:
@@ -335,9 +335,9 @@ def _hidden(found: re.Match[str]) -> str:
     return "~"
 
 
-_LEFT_BEFORE: Final = re.compile(
-    r"(?:\b|_)(?:eta|remaining|left|lag|until|up ?to|through|watermark|progress|position)(?:_\w{1,12})?[\"']?\s{0,2}[:=]?\s{0,2}[\"']?$", re.IGNORECASE
-)
+_LEFT_WORDS: Final = "eta|remaining|left|lag|until|up ?to|through|watermark|progress|position"
+_LEFT: Final = re.compile(rf"{_LEFT_WORDS}|to go", re.IGNORECASE)
+_LEFT_BEFORE: Final = re.compile(rf"(?:\b|_)(?:{_LEFT_WORDS})(?:_\w{{1,12}})?" + r"[\"']?\s{0,2}[:=]?\s{0,2}[\"']?$", re.IGNORECASE)
 _LEFT_AFTER: Final = re.compile(r"\s(?:remaining|left|to go)\b", re.IGNORECASE)
 # Nothing but ids or durations, with or without the name of their field: they are the answer. A clock is none, it moves by itself.
 _ONLY: Final = 1_024
