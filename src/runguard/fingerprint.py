@@ -324,7 +324,8 @@ def mask(text: str) -> str:
         text = text.replace("\\n", "\n").replace("\\t", "\t").replace("\\r", "\r")
     if len(text) <= _ONLY and _MEASUREMENT.match(text) is not None:
         return text
-    return _VOLATILE.sub("~" if _LEFT.search(text) is None else _hidden, text)
+    masked, count = _VOLATILE.subn("~", text)
+    return _VOLATILE.sub(_hidden, text) if count and _LEFT.search(text) is not None else masked
 
 
 def _hidden(found: re.Match[str]) -> str:
