@@ -5,11 +5,12 @@ closes by itself. Names and numbers only: what a tool was asked and what it answ
 """
 
 from collections.abc import Callable
+from decimal import Decimal
 from typing import Final
 
 from runguard.alerts import Alert, Alerts, AlertSettings
 from runguard.alerts.alert import Fact
-from runguard.budget import BudgetStatus
+from runguard.budget import NANO, BudgetStatus, usd_text
 from runguard.charges import Fired
 from runguard.decision import Finding, Trip
 from runguard.ledger import Ledger
@@ -43,11 +44,11 @@ class Alarms:
         verb = "stopped" if trip.enforced else "would have stopped"
         where = "→".join(trip.agent_path) or trip.app or trip.run_id
         money = finding.money
-        text = f"RunGuard {verb} {where}: {trip.rule}, {trip.observed} {trip.unit}, limit {trip.limit}"
+        text = f"RunGuard {verb} {where}: {trip.rule}, {_amount(trip.unit, trip.observed)}, limit {_figure(trip.unit, trip.limit)}"
         key, period = f"{trip.rule} {trip.app} {where} {trip.tool or ''} {int(trip.at // _HOUR)}", _HOUR
         if money is not None and trip.rule == "budget":
-            spent = next((item["spent"] for item in trip.evidence if "spent" in item), "?")
-            text = f"RunGuard {verb} {where}: {spent} of {trip.limit} {trip.unit} of {money.scope} are spent, too little is left for the next call"
+            spent = next((_figure(trip.unit, item["spent"]) for item in trip.evidence if "spent" in item), "?")
+            text = f"RunGuard {verb} {where}: {spent} of {_amount(trip.unit, trip.limit)} of {money.scope} are spent, too little is left for the next call"
             key, period = _budget_key(money.key), _LONGEST if money.ends is None else max(money.ends - trip.at, _HOUR)
         facts: dict[str, Fact] = {
             "rule": trip.rule,
@@ -72,7 +73,7 @@ class Alarms:
     def threshold(self, reached: Fired) -> None:
         """A share of a budget is spent. The ledger says so once per period, to one worker."""
         status, percent = reached.status, reached.threshold.percent
-        text = f"{percent:.0%} of the budget of {status.scope} is spent: {status.spent} of {status.limit} {status.unit}"
+        text = f"{percent:.0%} of the budget of {status.scope} is spent: {_figure(status.unit, status.spent)} of {_amount(status.unit, status.limit)}"
         self._alerts.send(
             Alert(
                 "threshold",
@@ -87,7 +88,7 @@ class Alarms:
     def extended(self, statuses: list[BudgetStatus], keys: list[str]) -> None:
         """More was granted: whatever was told of these budgets is over, and may be told again."""
         for status, key in zip(statuses, keys, strict=True):
-            text = f"the budget of {status.scope} is now {status.limit} {status.unit}"
+            text = f"the budget of {status.scope} is now {_amount(status.unit, status.limit)}"
             self._over(Alert("trip", _budget_key(key), "info", text, _facts_of(status), self._clock(), resolved=True))
 
     def store(self, error: str) -> None:
@@ -128,6 +129,19 @@ class Alarms:
             self._ledger.tell(free)
         else:
             self._alerts.send(alert)
+
+
+def _figure(unit: str, value: object) -> str:
+    """``$0.15``, ``1200``."""
+    if unit != "usd":
+        return str(value)
+    numerator, denominator = Decimal(str(value)).as_integer_ratio()
+    return usd_text(numerator * NANO // denominator)
+
+
+def _amount(unit: str, value: object) -> str:
+    """``$0.15``, ``1200 tokens``."""
+    return _figure(unit, value) if unit == "usd" else f"{value} {unit}"
 
 
 def _claim(alert: Alert) -> str:

@@ -5,6 +5,7 @@ import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from difflib import get_close_matches
 from importlib import import_module
 from typing import Any, Final
 
@@ -55,10 +56,18 @@ def _told_as_asked(ctx: click.Context) -> Iterator[None]:
         ctx.exit(2)
 
 
+def _open_closed_streams() -> None:
+    """Closed by the caller (``>&-``) a stream is None, and the next file that is opened would get its place."""
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115, PTH123 - until the process ends
+
+
 class LazyGroup(click.Group):
     """A group whose commands are modules: listed from the table, imported when called."""
 
     def main(self, *args: Any, **options: Any) -> Any:
+        _open_closed_streams()
         try:
             try:
                 return super().main(*args, **options)
@@ -76,11 +85,21 @@ class LazyGroup(click.Group):
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         ctx.meta[_AS_JSON] = "--json" in args
         with _told_as_asked(ctx):
+            if args[:1] == ["--json"]:
+                ctx.fail("--json stands behind a command, such as: runguard status --json")
             return super().parse_args(ctx, args)
 
     def invoke(self, ctx: click.Context) -> Any:
         with _told_as_asked(ctx):
             return super().invoke(ctx)
+
+    def resolve_command(self, ctx: click.Context, args: list[str]) -> tuple[str | None, click.Command | None, list[str]]:
+        """Click looks for near names among commands that are loaded, and here none is."""
+        name, known = args[0], self.list_commands(ctx)
+        if not (name in known or name.startswith("-") or ctx.resilient_parsing):
+            near = " or ".join(repr(command) for command in get_close_matches(name, known))
+            ctx.fail(f"No such command {name!r}." + (f" Did you mean {near}?" if near else ""))
+        return super().resolve_command(ctx, args)
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return [name for group in COMMANDS.values() for name in group]

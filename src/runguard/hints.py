@@ -7,8 +7,8 @@ from runguard.printable import printable
 
 
 def hint(name: str, scope: str, store: str | None, more: str = "") -> str:
-    """``runguard resume SCOPE``, with the store that was named, unless its URL holds a password."""
-    at = f" --store {_quoted(store)}" if store is not None and not _holds_password(store) else ""
+    """``runguard resume SCOPE``, with the store that was named; for a URL that holds a password stands the word URL."""
+    at = "" if store is None else f" --store {'URL' if _holds_password(store) else _quoted(store)}"
     return f"runguard {name} {_quoted(scope)}{at}{more}"
 
 

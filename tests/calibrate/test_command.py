@@ -88,9 +88,13 @@ def test_a_file_is_replaced_only_when_forced(tmp_path):
     assert "exists; --force replaces it" in refused.output
     assert command("calibrate", recorded, "--write", target, "--force").exit_code == 0
     assert "# Proposed by" in target.read_text()
-    missing = command("calibrate", recorded, "--write", tmp_path / "no" / "such" / "folder.toml")
-    assert missing.exit_code == 2
-    assert "cannot be written" in missing.output
+
+
+def test_a_place_that_cannot_be_written_is_told_before_the_work(recorded, monkeypatch):
+    monkeypatch.setattr("runguard.calibrate.program.calibrate", lambda *_, **__: pytest.fail("it has begun"))
+    missing = command("calibrate", recorded, "--write", "absent/x.toml")
+    assert (missing.exit_code, missing.stdout) == (2, "")
+    assert missing.stderr == "absent/x.toml: cannot be written: there is no folder absent; make it first\n"
 
 
 def test_what_the_policy_said_before_is_kept_and_secrets_are_not_printed(tmp_path):

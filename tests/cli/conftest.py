@@ -3,9 +3,11 @@
 import asyncio
 import json
 import os
+import pty
 import sqlite3
 import subprocess
 import sys
+import threading
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -48,6 +50,33 @@ def told(*arguments: Any, code: int = 0, beside: str = "") -> Any:
 def process(*arguments: Any, **options: Any) -> "subprocess.CompletedProcess[str]":
     """The command as a process of its own."""
     return subprocess.run([*PROGRAM, *map(str, arguments)], capture_output=True, text=True, timeout=50, check=False, **options)
+
+
+def on_a_terminal(*arguments: Any, **environment: str) -> str:
+    """What the real process writes to a terminal, of 80 columns unless COLUMNS says otherwise."""
+    ours, theirs = pty.openpty()
+    pieces: list[bytes] = []
+
+    def read() -> None:
+        while True:
+            try:
+                piece = os.read(ours, 65_536)
+            except OSError:  # its other end is closed
+                return
+            if not piece:
+                return
+            pieces.append(piece)
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    kept = {name: value for name, value in os.environ.items() if name not in ("NO_COLOR", "FORCE_COLOR", "TERM", "COLUMNS")}
+    subprocess.run(
+        [*PROGRAM, *map(str, arguments)], stdout=theirs, timeout=50, check=False, env={**kept, "TERM": "xterm-256color", "COLUMNS": "80", **environment}
+    )
+    os.close(theirs)
+    reader.join(10)
+    os.close(ours)
+    return b"".join(pieces).decode()
 
 
 def look(at: str) -> dict[str, int]:

@@ -80,8 +80,8 @@ def test_names_on_the_command_line_are_echoed_as_text(file_store: str) -> None:
     ("store", "shown"),
     [
         ("redis://cache:6379/0", " --store redis://cache:6379/0"),
-        ("redis://:hunter2@cache:6379/0", ""),
-        ("postgresql://host/db?password=hunter2", ""),
+        ("redis://:hunter2@cache:6379/0", " --store URL"),
+        ("postgresql://host/db?password=hunter2", " --store URL"),
         ("sqlite:///a b.db", " --store 'sqlite:///a b.db'"),
         (None, ""),
     ],

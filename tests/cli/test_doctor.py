@@ -131,6 +131,10 @@ def test_a_dead_store_and_one_that_is_not_there_yet() -> None:
     assert "the first run makes it" in lines("--store", "sqlite:///new.db")["store"]["found"]
     assert not Path("new.db").exists()
     assert lines("--store", "sqlite:///no/folder/new.db", code=1)["store"]["state"] == "problem"
+    Path("damaged.db").write_text("no database at all")
+    damaged = lines("--store", "sqlite:///damaged.db", code=1)["store"]
+    assert "Move it away and keep it" in damaged["found"]
+    assert damaged["do"].startswith("see to the file, or name another; until then"), "there is nothing to start"
 
 
 def test_a_store_that_answers_and_the_models_seen_in_it(file_store: str) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from runguard.policy import Policy, load_policy_file
+from runguard.policy import RULES, Policy, load_policy_file
 
 from .conftest import runguard, told
 
@@ -35,6 +35,13 @@ def test_every_commented_setting_may_be_taken_into_use(preset: str, monkeypatch:
     assert (policy.max_model_calls, policy.context_headroom, policy.budgets[0].per) == (60, 100_000, "user")
     assert policy.rules == {"repetition": {"stop": 6}, "growth": False}
     assert {receiver.kind for receiver in policy.alerts.receivers} >= {"slack", "pagerduty"}
+
+
+def test_the_file_names_every_rule_and_no_file_of_the_repository() -> None:
+    runguard("init")
+    text = Path("runguard.toml").read_text()
+    assert f"# {', '.join(RULES)}.\n" in text
+    assert "docs/" not in text
 
 
 def test_a_file_that_is_there_is_left_alone_without_force() -> None:

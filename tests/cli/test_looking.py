@@ -118,7 +118,7 @@ async def test_a_budget_trip_names_the_command_that_raises_it(tmp_path: Any) -> 
 def test_an_empty_store_says_so(file_store: str, tmp_path: Any) -> None:
     empty = f"sqlite:///{tmp_path}/empty.db"
     SqliteStore(empty).connect(1).close()
-    assert "no budget has been used yet" in runguard("status", "--store", empty).stdout
+    assert "no budget beyond single runs" in runguard("status", "--store", empty).stdout
     assert "no stop has been decided yet" in runguard("trips", "--store", empty).stdout
     assert "no budget's scope begins with usr:;" in runguard("status", "--store", file_store, "--scope", "usr:").stdout
     assert "no stop has been decided yet" in runguard("trips", "show", "last", "--store", empty).stderr
@@ -130,6 +130,21 @@ def test_records_that_cannot_be_read_are_counted(file_store: str) -> None:
     ran = told("trips", "--store", file_store)
     assert (ran["count"], ran["unreadable"]) == (2, 1)
     assert "1 records could not be read" in runguard("trips", "--store", file_store).stdout
+
+
+@pytest.mark.parametrize("damage", [b'\xff\xfe{"rule": "budget", "message": "secret"}', b'{"x": "secret"}', b'{"rule": "budget", "tokens": "many"}'])
+def test_a_damaged_trip_is_counted_or_shown_as_far_as_it_goes(file_store: str, damage: bytes) -> None:
+    with sqlite3.connect(file_store.removeprefix("sqlite:///")) as database:
+        database.execute(
+            "UPDATE records SET text = CAST(? AS TEXT) WHERE seq = (SELECT max(seq) FROM records WHERE kind = 'trip')",
+            (damage,),
+        )
+    is_trip = b"tokens" in damage
+    ran = told("trips", "--store", file_store)
+    assert (ran["count"], ran["unreadable"]) == ((3, 0) if is_trip else (2, 1))
+    for command in (["trips"], ["trips", "show", "last"]):
+        shown = runguard(*command, "--store", file_store)
+        assert (shown.exit_code, "secret" in shown.output) == (0, False)
 
 
 def test_names_are_text(tmp_path: Any) -> None:

@@ -1,12 +1,8 @@
 """A mistake of the user, or a store that is away: one readable message, exit code 2, never a traceback."""
 
-import os
-import pty
 import subprocess
 import sys
-import threading
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -73,7 +69,14 @@ def test_a_wrong_policy_is_told_by_its_path(command: list[str], file: str, messa
 
 def test_a_policy_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RUNGUARD_POLICY", "absent.toml")
-    assert runguard("status").stderr == "absent.toml: no such policy file (named by RUNGUARD_POLICY)\n"
+    said = runguard("status").stderr.splitlines()
+    assert said == ["absent.toml: no such policy file (named by RUNGUARD_POLICY)", "give --store URL to look and act without this policy"]
+
+
+def test_a_wrong_policy_says_how_to_stop_without_it(file_store: str) -> None:
+    Path("runguard.toml").write_text("mod = 1\n")
+    assert runguard("stop", "all", "--reason", "x").stderr.endswith("\ngive --store URL to look and act without this policy\n")
+    assert runguard("stop", "all", "--reason", "x", "--store", file_store).exit_code == 0, "and so it is"
 
 
 def test_a_wrong_environment_is_told(file_store: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -96,8 +99,9 @@ def test_a_wrong_environment_is_told(file_store: str, monkeypatch: pytest.Monkey
         (["stop", "all"], "Missing option '--reason'"),
         (["init", "--preset", "nope"], "'nope' is not one of"),
         (["trips", "show"], "Missing argument 'TRIP'"),
-        (["statuss"], "No such command 'statuss'"),
-        ([], "No such option"),
+        (["statu"], "No such command 'statu'. Did you mean 'status'?"),
+        (["zzz"], "No such command 'zzz'."),
+        ([], "--json stands behind a command, such as: runguard status --json"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
@@ -111,6 +115,16 @@ def test_a_disk_that_is_full_is_no_traceback() -> None:
     with Path("/dev/full").open("w") as full:
         ran = subprocess.run([*PROGRAM, "prices", "gemini-2.5-flash", "--json"], stdout=full, stderr=subprocess.PIPE, text=True, timeout=50, check=False)
     assert (ran.returncode, ran.stderr) == (2, "the result cannot be written: No space left on device\n")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code"), [(["prices", "gemini-2.5-flash"], 0), (["prices", "acme-1"], 1), (["statu"], 2)], ids=["fine", "found", "mistake"]
+)
+def test_an_output_that_is_closed_is_no_traceback(arguments: list[str], code: int) -> None:
+    ran = subprocess.run(["sh", "-c", 'exec "$@" >&-', "sh", *PROGRAM, *arguments], stderr=subprocess.PIPE, text=True, timeout=50, check=False)
+    assert ran.returncode == code
+    assert "Traceback" not in ran.stderr
+    assert subprocess.run(["sh", "-c", 'exec "$@" >&- 2>&-', "sh", *PROGRAM, *arguments], timeout=50, check=False).returncode == code
 
 
 def test_a_missing_client_of_a_store_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -150,51 +164,3 @@ def test_a_time_that_is_none(since: str) -> None:
     ran = runguard("trips", "--since", since)
     assert ran.exit_code == 2
     assert "give a span such as 90m, 24h or 7d, or a day such as 2026-11-01" in " ".join(ran.stderr.split())
-
-
-# ---- on a terminal and in a pipe ------------------------------------------------------------------------------------
-
-
-def on_a_terminal(*arguments: Any, **environment: str) -> str:
-    """What the real process writes to a terminal of 80 columns."""
-    ours, theirs = pty.openpty()
-    pieces: list[bytes] = []
-
-    def read() -> None:
-        while True:
-            try:
-                piece = os.read(ours, 65_536)
-            except OSError:  # its other end is closed
-                return
-            if not piece:
-                return
-            pieces.append(piece)
-
-    reader = threading.Thread(target=read)
-    reader.start()
-    kept = {name: value for name, value in os.environ.items() if name not in ("NO_COLOR", "FORCE_COLOR", "TERM", "COLUMNS")}
-    subprocess.run(
-        [*PROGRAM, *map(str, arguments)], stdout=theirs, timeout=50, check=False, env={**kept, "TERM": "xterm-256color", "COLUMNS": "80", **environment}
-    )
-    os.close(theirs)
-    reader.join(10)
-    os.close(ours)
-    return b"".join(pieces).decode()
-
-
-def test_colour_is_for_terminals(file_store: str) -> None:
-    assert "\x1b[36m" in on_a_terminal("trips", "--store", file_store), "shadow ones are marked in colour"
-    plain = on_a_terminal("trips", "--store", file_store, NO_COLOR="1")
-    assert "\x1b[3" not in plain
-    assert max(len(line) for line in plain.splitlines()) <= 100
-
-
-def test_a_pipe_gets_whole_lines_without_colour(file_store: str) -> None:
-    """One line for each stop, nothing cut or folded at 80 columns."""
-    ran = runguard("trips", "--store", file_store)
-    (line,) = [line for line in ran.stdout.splitlines() if "repetition" in line and "shadow" in line]
-    assert "look: 4 identical calls and answers, limit 4" in line
-    assert "shadow: not carried out" in line
-    assert "\x1b" not in ran.stdout
-    (alice,) = told("trips", "--store", file_store, "--user", "alice")["trips"]
-    assert alice["message"] in runguard("trips", "show", alice["id"], "--store", file_store).stdout

@@ -70,6 +70,8 @@ def test_a_spent_budget_is_told_once_for_its_period(tmp_path, store):
     (told,) = heard.of(*TRIPS)
     assert told.severity == "critical"
     assert told.facts["scope"] == "user:chat/alice"
+    assert "$1.00 of $1.00 of user:chat/alice are spent" in told.text
+    assert [alert.text.partition("is spent: ")[2] for alert in heard.of("threshold")] == ["$0.50 of $1.00", "$0.80 of $1.00", "$1.00 of $1.00"]
     assert [alert.facts["percent"] for alert in heard.of("threshold")] == [0.5, 0.8, 0.95]
     spend_all(call, user="bob", session="s", app="chat")
     settled(call)
@@ -99,6 +101,7 @@ def test_an_extension_closes_the_incident_and_the_next_stop_opens_one(tmp_path):
         call.extend("user:chat/alice", usd=1)
         settled(call)
         (over,) = heard.of("trip", resolved=True)
+        assert over.text == "the budget of user:chat/alice is now $2.00"
         (told,) = heard.of("trip")
         assert over.key == told.key
         spend_all(call, user="alice", app="chat")

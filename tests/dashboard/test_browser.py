@@ -118,6 +118,11 @@ def test_runs_stops_and_figures_appear_without_a_reload(store: str, served: Serv
     seen.quiet()
 
 
+def test_limits_of_single_runs_are_no_budget_to_list_and_not_denied(store: str, served: Serve, look: Look) -> None:
+    healthy(guard(store, budgets=[], max_usd=2), user_id="bob", app_name="docs")
+    wait_for(look(served(store).url).page, "#budgets-note", "No budget beyond single runs.")
+
+
 def test_a_stop_has_its_story(enter: Look) -> None:
     seen = enter()
     page = seen.page

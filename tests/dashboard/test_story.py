@@ -125,6 +125,7 @@ def test_a_command_to_go_on_is_one_word_to_a_shell() -> None:
     story = tell({**TRIP, "rule": "kill_switch", "scope_id": hostile}, [], [], "sqlite:////a b.db")
     assert shlex.split(story.command, comments=True) == ["runguard", "resume", hostile, "--store", "sqlite:////a b.db"]
     money = {**TRIP, "rule": "budget", "scope": "user", "scope_id": hostile, "unit": "usd", "limit": "0.03"}
+    assert tell(money, [], [], "redis://:hunter2@cache/0").command.endswith(" --store URL --usd 0.03"), "no password, and no store of somebody else"
     assert shlex.split(tell(money, [], []).command, comments=True) == ["runguard", "extend", hostile, "--usd", "0.03"]
     assert tell({**money, "scope": "run"}, [], []).command == tell(TRIP, [], []).command == "", "a run that was stopped is not extended"
 

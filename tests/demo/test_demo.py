@@ -157,7 +157,8 @@ def test_plain_lines_where_there_is_no_terminal(monkeypatch: pytest.MonkeyPatch)
     assert ran.exit_code == 0, ran.output
     assert "\x1b" not in ran.stdout
     assert ran.stderr == ""
-    assert max(len(line) for line in ran.stdout.splitlines()) <= 80
+    assert "Cost: what gemini-2.5-flash would have billed at list price.\n" in ran.stdout, "in a pipe no sentence is folded"
+    assert re.search(r"^Calls are counted at the models .* at list price\.$", ran.stdout, re.MULTILINE)
     assert "growing history: 60 model calls without, 21 with; stopped by no_news" in ran.stdout
     assert re.search(r"^growing history +60 → +21 +[\d,]+ → +[\d,]+ +\$0\.\d{4} → \$0\.\d{4} +\d\d\.\d%$", ran.stdout, re.MULTILINE)
     assert re.search(r"^polling that moves +13 → +13 +12 → +12 +25 → +25 +0$", ran.stdout, re.MULTILINE)
@@ -198,6 +199,16 @@ def test_the_tables_fit_a_terminal_at_every_moment() -> None:
     assert len(waiting) == len(running) == len(done) <= 20
     assert max(len(line) for line in (*waiting, *running, *done)) <= 80
     assert not any("…" in line for line in done if "stalled" in line)
+
+
+def test_a_narrow_terminal_gets_a_line_for_each_value(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TTY_COMPATIBLE", "1")
+    report = play.new_report([BY_KEY["growing_history"]], [])
+    monkeypatch.setattr(play, "new_report", lambda: report)
+    shown = CliRunner().invoke(main, ["demo"], env={"COLUMNS": "40", "NO_COLOR": "1"}).stdout
+    told = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", shown)
+    assert "runaway: growing history\n  model calls without → with: 60 →  21\n" in told
+    assert re.search(r"^  saved: \d\d\.\d%$", told, re.MULTILINE)
 
 
 def test_a_table_that_is_alive_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:

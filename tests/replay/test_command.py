@@ -86,9 +86,23 @@ def test_explain_says_why_it_did_not_stop(recorded):
     assert "fan_out: not judged here" in told
     data = json.loads(replay(recorded, "--explain", "short", "--json").stdout)
     assert {near["rule"] for near in data["rules"]} >= {"repetition", "stall", "growth", "max_usd"}
+
+
+def test_the_run_to_explain_may_be_named_by_its_beginning(recorded):
+    assert json.loads(replay(recorded, "--explain", "sho", "--json").stdout)["run"]["id"] == "short"
+    several = replay(recorded, "--explain", "f")
+    assert (several.exit_code, several.stderr) == (2, "'f' is the beginning of several: fine, false-stop\n")
     missing = replay(recorded, "--explain", "nobody")
     assert missing.exit_code == 2
-    assert "no run of that id" in missing.output
+    assert missing.stderr == "'nobody': no run of that id. The first ones are stuck, fine, false-stop, short, no-label; --json lists all\n"
+
+
+@pytest.mark.parametrize(("option", "file"), [("--html", "page.html"), ("--against", "runguard.toml")])
+def test_what_an_explanation_cannot_do_is_not_passed_over(recorded, option, file):
+    done = replay(recorded, "--explain", "short", option, file)
+    assert (done.exit_code, done.stdout) == (2, "")
+    assert f"{option} is for all runs: give one of the two" in " ".join(done.stderr.split())
+    assert not Path("page.html").exists()
 
 
 @pytest.mark.parametrize("args", [("nowhere.jsonl",), ("{recorded}", "--policy", "nowhere.toml")])
@@ -197,12 +211,12 @@ def test_a_cost_that_nobody_knows_is_not_zero(tmp_path):
     assert told["totals"]["usd"] is told["totals"]["after_stop"]["usd"] is told["runs"][0]["after_stop"]["usd"] is None
     assert told["totals"]["by_label"]["failure"]["usd"] == "0", "no call at all costs nothing"
     shown = replay(runs).output
-    assert re.search(r"^ cost +unknown $", shown, re.MULTILINE)
-    assert re.search(r"^ money after the stops +unknown $", shown, re.MULTILINE)
+    assert re.search(r"^cost +unknown *$", shown, re.MULTILINE)
+    assert re.search(r"^money after the stops +unknown *$", shown, re.MULTILINE)
     runs.write_text(json.dumps(unknown) + "\n" + json.dumps(known) + "\n")
     told = json.loads(replay(runs, "--json").stdout)["totals"]
     assert (told["by_label"]["success"]["usd"], told["usd"]) == (None, told["by_label"]["failure"]["usd"])
-    assert re.search(r"^ cost +at least \$0\.03\d+ +unknown +at least", replay(runs).output, re.MULTILINE)
+    assert re.search(r"^cost +at least \$0\.03\d+ +unknown +at least", replay(runs).output, re.MULTILINE)
 
 
 _BARE = """

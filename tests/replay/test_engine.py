@@ -190,6 +190,14 @@ def test_an_explanation_says_how_near_each_rule_came():
     assert "depth" in told.not_recorded
 
 
+def test_an_explanation_knows_no_cost_without_a_price():
+    limited = early(max_usd=1, on_unpriced="tokens")
+    told = explain(run_of(looping(times=4, model="acme-1"), "here", Faults()), Judge(limited, to_the_end=True))
+    (money,) = [near for near in told.rules if near.rule == "max_usd"]
+    assert money.peak is None, "unknown is not zero"
+    assert money.why == "unknown in 1 user turn; the limit is 1 for each; 4 of 4 model calls have no price"
+
+
 def test_an_explanation_changes_no_verdict():
     plain = judged(looping())
     told = explain(run_of(looping(), "here", Faults()), Judge(early(), to_the_end=True))

@@ -35,6 +35,15 @@ def agent() -> LlmAgent:
     return LlmAgent(name="a", model=ScriptedModel(lambda n, _: call("look", at="it") if n < 8 else text("done")), tools=[look])
 
 
+def test_a_connection_that_is_refused_says_why_without_the_password(url: str) -> None:
+    with pytest.raises(UnreadableError, match="password authentication failed") as refused:
+        open_sources(url.replace(postgres_server.PASSWORD, "hunter%202"))
+    assert "hunter" not in str(refused.value)
+    with pytest.raises(UnreadableError, match="libpq does not understand this address") as refused:
+        open_sources(f"{url}?password=hunter2&no_option=x")
+    assert "hunter2" not in str(refused.value)
+
+
 async def test_a_session_database_and_a_store_on_postgres(url: str) -> None:
     with pytest.raises(UnreadableError, match="neither a session database") as refused:
         open_sources(url)

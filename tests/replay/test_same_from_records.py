@@ -14,6 +14,9 @@ from google.adk.agents import LlmAgent, ParallelAgent
 
 from runguard.policy import Policy
 from runguard.replay import open_sources, replay
+from runguard.replay.engine import Judge
+from runguard.replay.explain import explain
+from runguard.replay.steps import Faults
 from runguard.testing import ScriptedModel, call, run, text
 
 from ..adk import topologies  # noqa: TID252 - the tests are no package
@@ -143,3 +146,18 @@ def test_every_rule_of_a_run_was_told():
         pytest.skip("not all of the comparison ran in this process")
     whole = {"model_calls", "tool_calls", "tool_limit", "depth", "fan_out", "budget", "context", "result_size"}
     assert {"repetition", "no_news", "stall", "handoff", "growth", *whole} <= SEEN
+
+
+async def test_an_explanation_of_a_journal_tells_nesting_and_fan_out(tmp_path: Path) -> None:
+    store = tmp_path / "guard.db"
+    branches = [LlmAgent(name=f"b{n}", model=ScriptedModel([text("done")])) for n in range(3)]
+    await live(ParallelAgent(name="all", sub_agents=branches), store, max_fan_out=2, mode="shadow")
+    (source,) = open_sources(str(store))
+    (recorded,) = [run for piece in source.pieces() for run in piece.runs(Faults(), "")]
+    told = explain(recorded, Judge(Policy.validated({"max_fan_out": 2}, ""), to_the_end=True))
+    near = {each.rule: each for each in told.rules}
+    assert (near["fan_out"].rungs, near["fan_out"].why) == ({"stop": 2.0}, "reached its stop")
+    assert near["fan_out"].peak is not None
+    assert near["fan_out"].peak.observed == 3
+    assert near["depth"].why == "0; 5 are allowed"
+    assert set(told.not_recorded) == {"breaker", "kill_switch"}

@@ -53,7 +53,9 @@ $alerts
 # writes = true
 # once = true               # not done twice with the same arguments in one session
 
-# The loop rules stand at measured defaults; docs/rules.md tells what each sees. Rungs are counts, false switches a rule off:
+# The loop rules stand at measured defaults; `runguard check` names the default beside what a file changes. They are
+# $rules.
+# Rungs are counts, false switches a rule off:
 # [rules]
 # repetition = { stop = 6 }
 # growth = false
@@ -112,7 +114,9 @@ def command(file: Path, preset: str, force: bool, as_json: bool) -> None:
         raise CommandError(f"{file} is there already and was left alone; --force replaces it, another FILE writes beside it")
     if file.name == "pyproject.toml":
         raise CommandError(f"{file}: a policy in pyproject.toml stands under [tool.runguard]; this command writes files of its own, such as runguard.toml")
-    text = _TEXT.substitute(PRESETS[preset], preset=preset)
+    from runguard.policy import RULES
+
+    text = _TEXT.substitute(PRESETS[preset], preset=preset, rules=", ".join(RULES))
     try:
         file.write_text(text, encoding="utf-8")
     except OSError as error:

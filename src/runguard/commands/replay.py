@@ -22,7 +22,7 @@ from runguard.commands.command import Command, fail
 @click.option("--against", type=click.Path(path_type=Path), help="A second policy, side by side.")
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON: every run, then the totals.")
 @click.option("--html", "page", type=click.Path(path_type=Path, dir_okay=False), help="Write one self-contained page with plots to this file.")
-@click.option("--explain", metavar="RUN", help="Why did this run not stop (or why did it)? How near each rule came.")
+@click.option("--explain", metavar="RUN", help="Why did this run not stop (or why did it)? How near each rule came. The beginning of an id will do.")
 @click.option("--all", "every", is_flag=True, help="Show runs in the table that nothing would have touched, too.")
 @click.option("--model", default="", help="The model of recordings that do not name theirs, for prices and windows.")
 @click.option("--workers", type=click.IntRange(1, 256), help="Processes; one per core without it.")
@@ -46,6 +46,9 @@ def command(
     and nothing is enforced or told to anybody. Records that cannot be read are skipped and counted. Exit code 2 when the source or a
     policy cannot be used, no run can be read, or the run to explain is not there.
     """
+    if explain is not None and (page is not None or against is not None):
+        other = "--html" if page is not None else "--against"
+        raise click.UsageError(f"--explain tells one run under one policy, on the screen or as JSON; {other} is for all runs: give one of the two")
     from runguard.commands.policies import load_policy
     from runguard.policy import find_policy_file
     from runguard.replay import program
@@ -60,7 +63,7 @@ def command(
         sources = open_sources(source)
         if explain is None:
             program.run(sources, policies, as_json=as_json, page=page, every=every, workers=workers, model=model)
-        elif not program.run_explanation(sources, explain, policies[0][1], as_json=as_json, model=model):
-            raise UnreadableError(f"{source}: no run of that id")
+        else:
+            program.run_explanation(sources, explain, policies[0][1], as_json=as_json, model=model)
     except UnreadableError as error:
         fail(ctx, str(error))

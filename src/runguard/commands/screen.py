@@ -8,12 +8,15 @@ from io import TextIOWrapper
 from typing import Any, Final
 
 from rich import box
+from rich.cells import cell_len
 from rich.console import Console
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
 _PIPED_WIDTH: Final = 10_000  # nothing is folded or cut for a reader that has no width
 _NARROW: Final = 60
+_FOLDED: Final = 8  # columns that a folded cell needs to be read
+_SENTENCE: Final = 30
 _UNITS: Final = (("d", 86_400), ("h", 3_600), ("m", 60), ("s", 1))
 
 
@@ -27,23 +30,35 @@ def console() -> Console:
     return made
 
 
-def table(*columns: str, right: Sequence[str] = (), whole: Sequence[str] = ()) -> Table:
-    """A plain table; columns named in ``whole`` are never folded."""
+def table(*columns: str, right: Sequence[str] = (), whole: Sequence[str] = (), sentences: Sequence[str] = ()) -> Table:
+    """A plain table; columns named in ``whole`` are never folded, those in ``sentences`` not narrower than words need."""
     made = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0), header_style="bold")
     for name in columns:
-        made.add_column(name, justify="right" if name in right else "left", overflow="fold", no_wrap=name in whole)
+        least = _SENTENCE if name in sentences else None
+        made.add_column(name, justify="right" if name in right else "left", overflow="fold", no_wrap=name in whole, min_width=least)
     return made
 
 
 def print_table(out: Console, shown: Table) -> None:
-    """A table; on a narrow terminal, where it would break words, a line for each of its cells."""
-    if out.width >= _NARROW:
+    """A table; on a terminal too narrow for what must stay whole in it, a line for each of its cells."""
+    if out.width >= max(_NARROW, _least(shown)):
         out.print(shown)
         return
-    names = [str(column.header) for column in shown.columns]
+    names = [" ".join(str(column.header).split()) for column in shown.columns]
     for cells in zip(*(column.cells for column in shown.columns), strict=True):
         for position, (name, cell) in enumerate((name, cell) for name, cell in zip(names, cells, strict=True) if str(cell)):
-            out.print(Text.assemble("  " * bool(position), (f"{name}: " if name else "", "dim"), cell))
+            for number, line in enumerate(Text.assemble((f"{name}: " if name else "", "dim"), cell).wrap(out, max(out.width - 4, _FOLDED))):
+                out.print(Text.assemble("  " * bool(position) + "  " * bool(number), line))
+
+
+def _least(shown: Table) -> int:
+    """The columns that it takes: whole ones as they are, folded ones as far as they can be read."""
+    return sum(_width(column) + 1 for column in shown.columns)
+
+
+def _width(column: Column) -> int:
+    widest = max((cell_len(line) for cell in (column.header, *column.cells) for line in str(cell).splitlines()), default=0)
+    return max(widest if column.no_wrap else min(widest, _FOLDED), column.min_width or 0)
 
 
 def heading(words: str) -> Text:

@@ -58,7 +58,7 @@ def _budgets(out: Console, told: dict[str, Any], rows: int | None, scope: str) -
         out.print(f"no budget's scope begins with {scope}; without --scope all are shown", style="dim", soft_wrap=True)
         return
     if not budgets:
-        out.print("no budget has been used yet; budgets = [...] or max_usd in the policy sets some", style="dim", soft_wrap=True)
+        out.print("no budget beyond single runs; budgets = [...] in the policy sets some", style="dim", soft_wrap=True)
         return
     print_table(out, budget_table(budgets[:rows], told["now"]))
     if rows is not None and len(budgets) > rows:

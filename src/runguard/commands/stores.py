@@ -37,7 +37,10 @@ def look_at(store: str | None) -> tuple[StoreView, Policy]:
 def _policy(store: str | None) -> Policy:
     """The policy in force. With a store named, one that is not valid here keeps nobody from looking or from the kill switch."""
     if store is None:
-        return policy_here()
+        try:
+            return policy_here()
+        except PolicyError as error:
+            raise CommandError(f"{error}\ngive --store URL to look and act without this policy") from None
     alone = Policy.validated({"store": store}, "--store")
     try:
         return policy_here(store)

@@ -8,6 +8,7 @@ from rich.text import Text
 from runguard.commands.screen import console, heading, moment, print_table, table, usd
 from runguard.printable import printable
 from runguard.view import StoreView
+from runguard.view.records import whole
 from runguard.view.rows import Story, StoryRow
 
 _ROWS: Final = 60
@@ -72,7 +73,7 @@ def print_trip(story: Story) -> None:
         "run": f"{trip.get('run_id')}, app {trip.get('app') or '–'}, user {trip.get('user_id') or '–'}, session {trip.get('session_id') or '–'}",
         "agents": " → ".join(str(name) for name in trip.get("agent_path") or ()),
         "model": trip.get("model") or "",
-        "so far": f"{trip.get('model_calls')} model calls, {trip.get('tool_calls')} tool calls, {trip.get('tokens'):,} tokens, {_cost(story)}",
+        "so far": f"{_count(trip, 'model_calls')} model calls, {_count(trip, 'tool_calls')} tool calls, {_count(trip, 'tokens')} tokens, {_cost(story)}",
         "policy": trip.get("policy_digest") or "",
     }
     out.print()
@@ -84,6 +85,11 @@ def print_trip(story: Story) -> None:
     out.print(Text.assemble("\n", heading("how to go on")))
     for line in how_to_go_on(story):
         out.print(f"  {line}", soft_wrap=True)
+
+
+def _count(trip: dict[str, Any], name: str) -> str:
+    number = whole(trip.get(name))
+    return "?" if number is None else f"{number:,}"
 
 
 def _cost(story: Story) -> str:

@@ -5,7 +5,6 @@ import sys
 import time
 from collections.abc import Callable
 from contextlib import nullcontext
-from io import TextIOWrapper
 from textwrap import fill
 from typing import TYPE_CHECKING
 
@@ -17,11 +16,13 @@ from rich.text import Text
 
 from runguard import __version__
 from runguard.budget import NANO
+from runguard.commands.screen import console, print_table
 from runguard.demo import load
 
 if TYPE_CHECKING:
     from runguard.demo.play import Pair, Report
 
+_WIDTH = 80  # what both tables take
 _FRAMES = "⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏"
 
 
@@ -33,23 +34,24 @@ def show_json() -> int:
 
 
 def show() -> int:
-    if isinstance(sys.stdout, TextIOWrapper):
-        sys.stdout.reconfigure(errors="replace")  # an arrow that the terminal cannot write is no reason to fail
-    console = Console(highlight=False, markup=False)
-    live = sys.stdout.isatty() and not console.is_dumb_terminal
-    with console.status("loading google-adk") if live else nullcontext():
+    out = console()
+    live = out.is_terminal and not out.is_dumb_terminal and out.width >= _WIDTH
+    with out.status("loading google-adk") if live else nullcontext():
         play = load()
-    console.print(_head(play.adk_version))
+    out.print(_head(play.adk_version))
     report: Report = play.new_report()
     if live:
         # Drawn again and again from the numbers as they are at that moment; the last drawing stays.
-        with Live(get_renderable=lambda: tables(report), console=console, refresh_per_second=10):
+        with Live(get_renderable=lambda: tables(report), console=out, refresh_per_second=10):
             play.play(report)
     else:
-        play.play(report, _line_by_line(console))
-        console.print(tables(report))
-    console.print(messages(report, console.width), soft_wrap=True)
-    console.print(_verdict(report))
+        play.play(report, _line_by_line(out))
+        for table in (_runaways(report), _healthy(report)):
+            out.print()
+            print_table(out, table)
+        out.print()
+    out.print(messages(report, out.width), soft_wrap=True)
+    out.print(_verdict(report))
     return 0 if report.ok else 1
 
 
@@ -61,16 +63,16 @@ def _head(adk_version: str) -> RenderableType:
     )
 
 
-def _line_by_line(console: Console) -> "Callable[[Pair], None]":
+def _line_by_line(out: Console) -> "Callable[[Pair], None]":
     def say(pair: "Pair") -> None:
         if not pair.done:
             return
         trip = pair.guarded.trip
         end = f"stopped by {trip.rule}" if trip is not None else "untouched" if pair.untouched else "touched, not stopped"
         calls = f"{pair.without.meter.model_calls} model calls without, {pair.guarded.meter.model_calls} with"
-        console.print(f"{pair.story.title}: {calls}; {end}", soft_wrap=True)
+        out.print(f"{pair.story.title}: {calls}; {end}", soft_wrap=True)
 
-    console.print()
+    out.print()
     return say
 
 

@@ -77,11 +77,20 @@ def connect_postgres(url: str) -> Any:
         raise UnreadableError("a Postgres database needs psycopg: pip install 'runguard-agents[postgres]'") from None
     scheme, _, rest = url.partition("://")
     try:
-        db = psycopg.connect(f"{scheme.partition('+')[0]}://{rest}", connect_timeout=10)
+        params = psycopg.conninfo.conninfo_to_dict(f"{scheme.partition('+')[0]}://{rest}")
+    except psycopg.Error:  # its message may quote the URL
+        raise UnreadableError("cannot connect: libpq does not understand this address, or an option after its question mark") from None
+    try:
+        db = psycopg.connect(**{"connect_timeout": 10, **params})  # type: ignore[arg-type]
     except psycopg.Error as error:
-        raise UnreadableError(f"cannot connect: {type(error).__name__}") from None  # its message may repeat the password
+        raise UnreadableError(f"cannot connect: {_said(error, str(params.get('password') or ''))}") from None
     db.read_only = True
     return db
+
+
+def _said(error: Exception, password: str) -> str:
+    text = " ".join(str(error).split()) or type(error).__name__
+    return text.replace(password, "***") if password else text
 
 
 def postgres_columns(url: str) -> dict[str, set[str]]:

@@ -4,16 +4,18 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from runguard.decision import Finding, Rungs
-from runguard.events import Event
+from runguard.events import AgentEntered, Event, ToolCall
 from runguard.policy import RULES
 from runguard.replay.engine import ADK_MODEL_CALLS, Hearing, Judge, Player
 from runguard.replay.results import RunResult
-from runguard.replay.steps import RecordedRun
+from runguard.replay.steps import RecordedRun, Wrote
 from runguard.runs import Lane, Run
 
+_IN_JOURNALS: Final = {
+    "depth": "how agents are nested is recorded in the journals of a store of RunGuard's alone",
+    "fan_out": "how many branches begin at once is recorded in the journals of a store of RunGuard's alone",
+}
 _NOT_RECORDED: Final = {
-    "depth": "how agents are nested is recorded in a store of RunGuard's alone",
-    "fan_out": "how many branches begin at once is recorded in a store of RunGuard's alone",
     "breaker": "breakers stand between runs: each recorded run is replayed alone",
     "kill_switch": "operators' stops are not replayed",
 }
@@ -69,18 +71,24 @@ class _Watching(Hearing):
         self._lane_rungs = {name: _telling(rungs) for name, rungs in self._lane_rungs.items()}
 
     def _ask(self, run: Run, lane: Lane, event: Event) -> Finding | None:
-        result = self.player.result
         worst: Finding | None = None
+        if isinstance(event, AgentEntered | ToolCall):
+            self._saw("depth", event.depth, "nested delegations", "", event.agent)
+        if isinstance(event, AgentEntered):
+            self._saw("fan_out", event.branches, "branches of one node", "", event.agent)
         for detector in lane.by_event.get(type(event), ()):
             found = detector.observe(event)
             if found is None:
                 continue
-            peak = self.peaks.get(found.rule)
-            if peak is None or found.observed > peak.observed:
-                self.peaks[found.rule] = Peak(float(found.observed), found.unit, result.steps, result.model_calls, found.tool, event.agent)
+            self._saw(found.rule, float(found.observed), found.unit, found.tool, event.agent)
             if worst is None or found.action > worst.action:
                 worst = found
         return worst
+
+    def _saw(self, rule: str, observed: float, unit: str, tool: str, agent: str) -> None:
+        peak, result = self.peaks.get(rule), self.player.result
+        if observed and (peak is None or observed > peak.observed):
+            self.peaks[rule] = Peak(float(observed), unit, result.steps, result.model_calls, tool, agent)
 
 
 def _telling(rungs: Rungs) -> Rungs:
@@ -95,14 +103,18 @@ class _Watcher(Player):
 def explain(run: RecordedRun, judge: Judge) -> Explanation:
     """Walk a run twice at once: as it is judged, and with every count told."""
     plain, watching = Player(judge, run), _Watcher(Judge(judge.told, to_the_end=True), run)
+    is_journal = False
     for step in run.steps:
+        is_journal = is_journal or type(step) is Wrote
         plain.feed(step)
         watching.feed(step)
     result = plain.finish()
     watching.finish()
     peaks = watching.guard.peaks  # type: ignore[attr-defined]
     found = [_near(rule, judge, peaks.get(rule)) for rule in RULES]
-    return Explanation(result, [*found, *_limits(judge, result)], _NOT_RECORDED)
+    if is_journal:
+        found += [_branching("depth", "block", judge.policy.max_delegation_depth, peaks), _branching("fan_out", "stop", judge.policy.fan_out, peaks)]
+    return Explanation(result, [*found, *_limits(judge, result)], _NOT_RECORDED if is_journal else {**_IN_JOURNALS, **_NOT_RECORDED})
 
 
 def _near(rule: str, judge: Judge, peak: Peak | None) -> Near:
@@ -127,17 +139,29 @@ def _near(rule: str, judge: Judge, peak: Peak | None) -> Near:
     return Near(rule, told, peak, why)
 
 
+def _branching(rule: str, rung: str, limit: int | None, peaks: dict[str, Peak]) -> Near:
+    """A limit that allows exactly its number."""
+    if limit is None:
+        return Near(rule, {}, peaks.get(rule), "no limit in this policy")
+    seen = peaks[rule].observed if rule in peaks else 0
+    return Near(rule, {rung: float(limit)}, peaks.get(rule), f"{seen:g}; {limit} are allowed" if seen <= limit else f"reached its {rung}")
+
+
 def _limits(judge: Judge, result: RunResult) -> list[Near]:
     policy = judge.policy
-    spent = {
+    turns = f"{result.runs} user turn{'s' * (result.runs != 1)}"
+    spent: dict[str, tuple[Any, float | None, str]] = {
         "max_model_calls": (policy.max_model_calls or ADK_MODEL_CALLS, result.model_calls, "model calls"),
         "max_tool_calls": (policy.max_tool_calls, result.tool_calls, "tool calls"),
         "max_tokens": (policy.max_tokens, result.tokens, "tokens"),
-        "max_usd": (policy.max_usd, float(result.usd or 0), "USD"),
+        "max_usd": (policy.max_usd, None if result.usd is None else float(result.usd), "USD"),
     }
     found = []
     for name, (limit, seen, unit) in spent.items():
-        peak = Peak(float(seen), unit, result.steps, result.model_calls, "", "")
-        why = "no limit in this policy" if limit is None else f"{seen:g} {unit} in {result.runs} user turns; the limit is {float(limit):g} for each"
+        peak = None if seen is None else Peak(float(seen), unit, result.steps, result.model_calls, "", "")
+        told = f"{seen:g} {unit}" if seen is not None else "unknown"
+        why = "no limit in this policy" if limit is None else f"{told} in {turns}; the limit is {float(limit):g} for each"
+        if unit == "USD" and result.unpriced:
+            why += f"; {result.unpriced} of {result.model_calls} model calls have no price"
         found.append(Near(name, {} if limit is None else {"stop": float(limit)}, peak, why))
     return found

@@ -5,18 +5,19 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
+from runguard.commands.screen import console
 from runguard.policy import Policy
 from runguard.replay.engine import Judge, quiet
-from runguard.replay.explain import Explanation, explain
+from runguard.replay.explain import explain
 from runguard.replay.processes import Worked
 from runguard.replay.sources import Source
 from runguard.replay.steps import Faults, RecordedRun, Turn, UnreadableError
-from runguard.replay.table import Rows, print_table
+from runguard.replay.table import Rows, print_result
 from runguard.replay.told import JsonReport, print_explanation, unknown_as_null
 from runguard.replay.totals import Totals
 from runguard.replay.work import Batch, replay
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from runguard.replay.results import RunResult
 
 _Piece = TypeVar("_Piece", Batch, Worked)
+_NAMED: Final = 10
 
 
 def run(
@@ -39,8 +41,7 @@ def run(
 ) -> None:
     """Replay everything and print what it came to; UnreadableError where there is nothing to print, or no place for the page."""
     if page is not None:
-        _check_place(page)
-    console = console_of_stdout()
+        check_place(page)
     totals = [Totals(name) for name, _ in policies]
     faults, rows = Faults(), Rows(every)
     report = JsonReport(sys.stdout, _head(sources, policies)) if as_json else None
@@ -54,11 +55,11 @@ def run(
     if report is not None:
         report.end(totals, faults)
     else:
-        print_table(console, rows, totals, faults)
+        print_result(console(), rows, totals, faults)
     if page is not None:
         from runguard.replay.page import page_of
 
-        _write(page, page_of([source.name for source in sources], totals, rows, faults))
+        write_file(page, page_of([source.name for source in sources], totals, rows, faults))
 
 
 def _nothing_read(sources: list[Source], faults: Faults) -> str:
@@ -68,26 +69,21 @@ def _nothing_read(sources: list[Source], faults: Faults) -> str:
     return f"{names}: no run could be read, {faults.count} record{'s' * (faults.count != 1)} skipped; the first: {faults.first[0]}"
 
 
-def _check_place(page: Path) -> None:
-    """Before a long replay rather than after it."""
-    if not page.parent.is_dir():
-        raise UnreadableError(f"{page}: cannot be written: there is no folder {page.parent}; make it first")
-    if not os.access(page if page.exists() else page.parent, os.W_OK):
-        raise UnreadableError(f"{page}: cannot be written: permission denied")
+def check_place(file: Path) -> None:
+    """Before long work rather than after it."""
+    if not file.parent.is_dir():
+        raise UnreadableError(f"{file}: cannot be written: there is no folder {file.parent}; make it first")
+    if not os.access(file if file.exists() else file.parent, os.W_OK):
+        raise UnreadableError(f"{file}: cannot be written: permission denied")
 
 
-def _write(page: Path, text: str) -> None:
+def write_file(file: Path, text: str) -> None:
     try:
-        page.write_text(text, encoding="utf-8")
+        file.write_text(text, encoding="utf-8")
     except OSError as error:
-        sys.stderr.write(f"{page}: cannot be written: {error.strerror or error}\n")  # the result is on stdout already
+        sys.stderr.write(f"{file}: cannot be written: {error.strerror or error}\n")  # the result is on stdout already
         sys.exit(2)
-    sys.stderr.write(f"{page} written\n")
-
-
-def console_of_stdout() -> Console:
-    """A file or a pipe has no width of its own."""
-    return Console() if sys.stdout.isatty() else Console(width=160)
+    sys.stderr.write(f"{file} written\n")
 
 
 def _add(results: "list[RunResult]", totals: list[Totals], rows: Rows, report: JsonReport | None) -> None:
@@ -127,31 +123,41 @@ def with_progress(sources: list[Source], pieces: Iterator[_Piece], runs_of: Call
             yield piece
 
 
-def run_explanation(sources: list[Source], name: str, policy: Policy, *, as_json: bool = False, model: str = "") -> bool:
-    """Explain one run, by its own id, its session's, or that of a run within it; False when there is none."""
-    told = find_and_explain(sources, name, policy, model)
-    if told is None:
-        return False
+def run_explanation(sources: list[Source], name: str, policy: Policy, *, as_json: bool = False, model: str = "") -> None:
+    """Explain one run; UnreadableError when there is none of that name."""
+    with quiet():
+        told = explain(_find(sources, name, model), Judge(policy, to_the_end=True))
     if as_json:
         import json
 
         sys.stdout.write(json.dumps(unknown_as_null(told.to_dict(), told.result.unpriced), indent=2, ensure_ascii=False) + "\n")
     else:
-        print_explanation(console_of_stdout(), told)
-    return True
+        print_explanation(console(), told)
 
 
-def find_and_explain(sources: list[Source], name: str, policy: Policy, model: str = "") -> Explanation | None:
-    with quiet():
-        for recorded in _runs(sources, model):
-            if name in (recorded.id, recorded.session):
-                return explain(recorded, Judge(policy, to_the_end=True))
-        for recorded in _runs(sources, model):  # a trip names the run within its session
-            steps = list(recorded.steps)
-            if any(type(step) is Turn and step.run == name for step in steps):
-                recorded.steps = iter(steps)
-                return explain(recorded, Judge(policy, to_the_end=True))
-    return None
+def _find(sources: list[Source], name: str, model: str) -> RecordedRun:
+    """By its own id, its session's, or that of a run within it; or by the beginning of one of the first two where that is enough."""
+    beginning: dict[str, None] = {}
+    known: list[str] = []
+    for recorded in _runs(sources, model):
+        if name in (recorded.id, recorded.session):
+            return recorded
+        if len(known) < _NAMED:
+            known.append(recorded.id)
+        if len(beginning) < _NAMED and (recorded.id.startswith(name) or recorded.session.startswith(name)):
+            beginning[recorded.id] = None
+    for recorded in _runs(sources, model):  # a trip names the run within its session
+        steps = list(recorded.steps)
+        if any(type(step) is Turn and step.run == name for step in steps):
+            recorded.steps = iter(steps)
+            return recorded
+    if len(beginning) == 1:
+        return next(recorded for recorded in _runs(sources, model) if recorded.id in beginning)
+    if beginning:
+        raise UnreadableError(f"{name!r} is the beginning of several: {', '.join(beginning)}")
+    if not known:
+        raise UnreadableError(_nothing_read(sources, Faults()))
+    raise UnreadableError(f"{name!r}: no run of that id. The first ones are {', '.join(known)}; --json lists all")
 
 
 def _runs(sources: list[Source], model: str) -> Iterator[RecordedRun]:

@@ -183,7 +183,7 @@ def _of_url(given: str, scheme: str, rest: str) -> Source:
     if scheme == "sqlite":
         return _of_file(Path(rest.removeprefix("/") if rest.startswith("/") else rest)) if rest else _nothing(given)
     if scheme in _POSTGRES:
-        name = f"{scheme}://{rest.rpartition('@')[2]}"  # without a password
+        name = _without_password(scheme, rest)
         try:
             tables = database.postgres_columns(own_records.without_schema(given)[0])
             if {"events", "sessions"} <= tables.keys():
@@ -195,11 +195,16 @@ def _of_url(given: str, scheme: str, rest: str) -> Source:
             raise UnreadableError(f"{name}: {error}") from None
         raise UnreadableError(f"{name}: neither a session database of ADK's nor a store of RunGuard's")
     if scheme in _REDIS:
-        name = f"{scheme}://{rest.rpartition('@')[2]}"
+        name = _without_password(scheme, rest)
         if not own_records.is_redis_store(given):
             raise UnreadableError(f"{name}: no store of RunGuard's in this namespace; another is named with ?namespace=name")
         return Source(name, "records", 1, "stores", given)
     raise UnreadableError(f"{scheme}://…: cannot be replayed; give a file, a folder, sqlite:///path, postgresql://… or redis://…")
+
+
+def _without_password(scheme: str, rest: str) -> str:
+    """It may stand before the host, and among the options."""
+    return f"{scheme}://{rest.rpartition('@')[2].partition('?')[0]}"
 
 
 def _nothing(given: str) -> Source:

@@ -1,12 +1,11 @@
-"""The result on a terminal: the runs that would have been touched, and the totals."""
+"""The result on a screen: the runs that would have been touched, and the totals."""
 
 from typing import TYPE_CHECKING, Final
 
-from rich import box
 from rich.console import Console
-from rich.markup import escape
-from rich.table import Table
+from rich.text import Text
 
+from runguard.commands import screen
 from runguard.printable import printable
 from runguard.replay.results import After, RunResult, Verdict
 from runguard.replay.totals import Group, Totals
@@ -43,71 +42,70 @@ class Rows:
         return self.touched or self.others
 
 
-def print_table(console: Console, rows: Rows, totals: list[Totals], faults: "Faults") -> None:
+def print_result(out: Console, rows: Rows, totals: list[Totals], faults: "Faults") -> None:
     several = len(totals) > 1
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    table.add_column("run", overflow="fold", min_width=12)
-    for name in ("label", "calls", "tokens", "cost"):
-        table.add_column(name, justify="left" if name == "label" else "right", no_wrap=True)
-    for each in totals:
-        table.add_column(f"under {escape(printable(each.name))}" if several else "what it would have done", overflow="fold", min_width=30)
-        table.add_column("after the stop", justify="right", no_wrap=True)
+    numbers = ("calls", "tokens", "cost", "after the stop")
+    stories = [f"under {printable(each.name)}" if several else "what it would have done" for each in totals]
+    columns = [column for story in stories for column in (story, "after the stop")]
+    shown = screen.table("run", "label", *numbers[:3], *columns, right=numbers, whole=("run", "label", *numbers), sentences=stories)
     for results in printable(rows.shown):
         run = results[0]
-        cells = [escape(run.id), _LABELS[run.success], f"{count(run.model_calls)}+{count(run.tool_calls)}", count(run.tokens), cost(run)]
+        cells: list[str | Text] = [run.id, _LABELS[run.success], f"{count(run.model_calls)}+{count(run.tool_calls)}", count(run.tokens), cost(run)]
         for result in results:
             saved = result.saved
-            cells += [_story(result), f"{count(saved.tokens)} {sum_of(saved, result.unpriced)}" if result.first("stop") else ""]
-        table.add_row(*cells)
-    console.print(table)
-    console.print("[dim]calls: model + tool; after the stop: tokens and money that the recording spent from there on[/]")
+            cells += [_story(result, out), f"{count(saved.tokens)} {sum_of(saved, result.unpriced)}" if result.first("stop") else ""]
+        shown.add_row(*cells)
+    screen.print_table(out, shown)
+    out.print("calls: model + tool; after the stop: tokens and money that the recording spent from there on", style="dim")
     if rows.hidden:
-        console.print(f"[dim]and {rows.hidden} more runs that would have been touched; --json lists all[/]")
+        out.print(f"and {rows.hidden} more runs that would have been touched; --json lists all", style="dim")
     for each in totals:
-        _print_totals(console, each, several)
+        _print_totals(out, each, several)
+    print_faults(out, faults)
+
+
+def print_faults(out: Console, faults: "Faults") -> None:
     if faults.count:
-        console.print(f"[yellow]{faults.count} records could not be read and were skipped:[/]")
+        out.print(f"{faults.count} records could not be read and were skipped:", style="yellow")
         for line in faults.first:
-            console.print(f"  [dim]{escape(printable(line))}[/]")
+            out.print(f"  {printable(line)}", style="dim", soft_wrap=True)
 
 
-def _story(run: RunResult) -> str:
-    told = [verdict for action in ("nudge", "block", "stop") if (verdict := run.first(action)) is not None]
-    return "\n".join(_verdict(verdict) for verdict in told) or "[dim]nothing[/]"
+def _story(run: RunResult, out: Console) -> Text:
+    """In a pipe a run is one line."""
+    told = [_verdict(verdict) for action in ("nudge", "block", "stop") if (verdict := run.first(action)) is not None]
+    return Text("\n" if out.is_terminal else "; ").join(told) if told else Text("nothing", "dim")
 
 
-def _verdict(verdict: Verdict) -> str:
-    about = f" of {escape(verdict.tool)}" if verdict.tool else ""
-    colour = _COLOURS[verdict.action]
-    return f"[{colour}]{verdict.action}[/] at call {verdict.turn}: {verdict.rule}{about}, {verdict.observed:g} {escape(verdict.unit)}"
+def _verdict(verdict: Verdict) -> Text:
+    about = f" of {verdict.tool}" if verdict.tool else ""
+    words = f" at call {verdict.turn}: {verdict.rule}{about}, {verdict.observed:g} {verdict.unit}"
+    return Text.assemble((verdict.action, _COLOURS[verdict.action]), words)
 
 
-def _print_totals(console: Console, totals: Totals, several: bool) -> None:
+def _print_totals(out: Console, totals: Totals, several: bool) -> None:
     every = totals.all
     groups = {"all": every, **{name: group for name, group in totals.by_label.items() if group.runs and group.runs != every.runs}}
-    title = f"under {escape(printable(totals.name))}" if several else "in all"
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, title=title, title_justify="left", title_style="bold")
-    table.add_column("")
-    for name in groups:
-        table.add_column(name, justify="right")
+    out.print(Text.assemble("\n", screen.heading(f"under {printable(totals.name)}" if several else "in all")))
+    shown = screen.table("", *groups, right=tuple(groups))
     columns = [_group(group, totals.unpriced) for group in groups.values()]
     for position, name in enumerate(_MEASURES):
-        table.add_row(name, *(column[position] for column in columns))
-    console.print(table)
+        shown.add_row(name, *(column[position] for column in columns))
+    screen.print_table(out, shown)
     if totals.rules:
         told = ", ".join(
             f"{name} {rule.stop} ({sum_of(rule.saved, totals.unpriced)} after, {rule.false_stops} of them in successful runs)" if rule.stop else f"{name} 0"
             for name, rule in sorted(totals.rules.items(), key=lambda item: -item[1].stop)
         )
-        console.print(f"stops by rule: {told}")
+        out.print(f"stops by rule: {told}")
     if totals.false_stop_count:
-        console.print(f"[red]stopped although labelled a success: {totals.false_stop_count}[/]")
+        out.print(f"stopped although labelled a success: {totals.false_stop_count}", style="red")
         for name in totals.false_stops[:20]:
-            console.print(f"  {escape(printable(name))}")
+            out.print(f"  {printable(name)}", soft_wrap=True)
     if totals.unpriced:
-        console.print(f"[yellow]{totals.unpriced} of {every.model_calls} model calls have no price: give one under prices in the policy, or --model[/]")
+        out.print(f"{totals.unpriced} of {every.model_calls} model calls have no price: give one under prices in the policy, or --model", style="yellow")
     if totals.estimated:
-        console.print(f"[dim]tokens of {totals.estimated} of {every.model_calls} model calls are estimated from the length of the texts[/]")
+        out.print(f"tokens of {totals.estimated} of {every.model_calls} model calls are estimated from the length of the texts", style="dim")
 
 
 def sum_of(spent: After | Group, unpriced: int) -> str:

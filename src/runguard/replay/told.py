@@ -3,11 +3,10 @@
 import json
 from typing import IO, Any
 
-from rich import box
 from rich.console import Console
-from rich.markup import escape
-from rich.table import Table
+from rich.text import Text
 
+from runguard.commands.screen import heading, print_table, table
 from runguard.printable import printable
 from runguard.replay.explain import Explanation
 from runguard.replay.results import RunResult
@@ -53,27 +52,26 @@ def unknown_as_null(told: Any, unpriced: int) -> Any:
     return known | {"usd": None} if known.get("usd") == "0" and known.get("model_calls") else known
 
 
-def print_explanation(console: Console, told: Explanation) -> None:
+def print_explanation(out: Console, told: Explanation) -> None:
     told = printable(told)
     run = told.result
     spent = f"{run.model_calls} model calls, {run.tool_calls} tool calls, {count(run.tokens)} tokens, {cost(run)}"
-    console.print(f"[bold]{escape(run.id)}[/]: {spent}, in {run.runs} user turns")
+    out.print(Text.assemble((run.id, "bold"), f": {spent}, in {run.runs} user turn{'s' * (run.runs != 1)}"), soft_wrap=True)
     for verdict in run.verdicts:
-        where = f"step {verdict.step}, after model call {verdict.turn}" + (f", lane {escape(verdict.lane)}" if verdict.lane else "")
+        where = f"step {verdict.step}, after model call {verdict.turn}" + (f", lane {verdict.lane}" if verdict.lane else "")
         after = f"; then {count(verdict.after.tokens)} tokens, {sum_of(verdict.after, run.unpriced)}" if not verdict.moot else " (would not have come to it)"
-        console.print(f"  {where}: would have been {escape(str(verdict))}{after}")
+        out.print(f"  {where}: would have been {verdict}{after}", soft_wrap=True)
         for piece in verdict.evidence:
-            console.print("    [dim]" + escape(" ".join(f"{name}={value}" for name, value in piece.items() if value)) + "[/]")
+            out.print("    " + " ".join(f"{name}={value}" for name, value in piece.items() if value), style="dim", soft_wrap=True)
     if not run.verdicts:
-        console.print("  no rule would have said anything")
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, title="how near each rule came", title_justify="left", title_style="bold")
-    for name in ("rule", "highest", "where", "rungs", "why"):
-        table.add_column(name, overflow="fold")
+        out.print("  no rule would have said anything")
+    out.print(Text.assemble("\n", heading("how near each rule came")))
+    shown = table("rule", "highest", "where", "rungs", "why", whole=("rule",), sentences=("why",))
     for near in told.rules:
         peak = near.peak
-        where = "" if peak is None or not (peak.tool or peak.agent) else f"step {peak.step}" + (f", {escape(peak.tool or peak.agent)}")
+        where = "" if peak is None or not (peak.tool or peak.agent) else f"step {peak.step}, {peak.tool or peak.agent}"
         rungs = " ".join(f"{name} {number:g}" for name, number in near.rungs.items())
-        table.add_row(near.rule, f"{peak.observed:g} {peak.unit}" if peak is not None else "", where, rungs, near.why)
-    console.print(table)
+        shown.add_row(near.rule, f"{peak.observed:g} {peak.unit}" if peak is not None else "", where, rungs, near.why)
+    print_table(out, shown)
     for rule, why in told.not_recorded.items():
-        console.print(f"[dim]{rule}: not judged here, {why}[/]")
+        out.print(f"{rule}: not judged here, {why}", style="dim", soft_wrap=True)

@@ -13,6 +13,14 @@ from runguard.ledger.store import StoreError
 _BESIDE: Final = "SQLite makes a file beside it to read it while no run has it open: look with leave to write to its folder, or at a copy elsewhere"
 
 
+def _text(raw: bytes) -> str:
+    """Nothing for a damaged text: SQLite's own message would repeat all of it."""
+    try:
+        return raw.decode()
+    except UnicodeDecodeError:
+        return ""
+
+
 class SqliteLook(SqliteSession):
     """One connection that cannot write. Holds whose time is up stand as reserved: the next guarded call charges them."""
 
@@ -21,6 +29,7 @@ class SqliteLook(SqliteSession):
         with _translated(path):
             self._inode = path.stat().st_ino
             self._db = sqlite3.connect(f"file:{quote(str(path))}?mode=ro", timeout=timeout, isolation_level=None, check_same_thread=False, uri=True)
+            self._db.text_factory = _text
             try:
                 if not self._is_ours():
                     raise StoreError(f"{path}: nothing is in it yet; it is filled by the first guarded run")

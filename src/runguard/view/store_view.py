@@ -255,7 +255,7 @@ def _running(run: str, worker: str, silent_s: float, facts: dict[str, Any]) -> R
 
 def _trip(at: float, ref: str, text: str) -> dict[str, Any] | None:
     trip = table(text)
-    if trip is None:
+    if trip is None or not word(trip.get("rule")):
         return None
     return {**trip, "id": word(trip.get("id")) or ref, "recorded_at": at, "shadow": trip.get("enforced") is False}
 

@@ -43,7 +43,8 @@ def store_line(policy: Policy) -> Line:
         return Line("store", "problem", str(error), "name a file")
     except RunGuardError as error:
         until = {"open": "calls are made and booked later", "closed": "no paid call is made"}[policy.on_outage]
-        return Line("store", "problem", str(error), f'start it, or correct its address; until then {until} (on_outage = "{policy.on_outage}")')
+        do = "see to the file, or name another" if policy.store.startswith("sqlite:") else "start it, or correct its address"
+        return Line("store", "problem", str(error), f'{do}; until then {until} (on_outage = "{policy.on_outage}")')
     if abs(off) > _CLOCK_OFF_S:
         return Line("store", "warning", f"{view.name}: its clock is {off:+.0f} s off this machine's; days and hours begin by the store's", "set the clocks")
     return Line("store", "ok", f"{view.name} answers")

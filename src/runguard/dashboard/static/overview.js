@@ -143,7 +143,7 @@ function showBudgets({ budgets, budgets_left_out, now }) {
     bar.querySelector(".reserved").setAttribute("x", part(row.spent));
     bar.querySelector(".reserved").setAttribute("width", Math.min(part(row.reserved), 100 - part(row.spent)));
   });
-  note("budgets-note", !budgets.length ? 'No budget in force. Add one: budgets=[Budget(usd=5, per="user", window="1d")].' : budgets_left_out ? `The fullest ${counted(budgets.length)}; runguard status lists all.` : "");
+  note("budgets-note", !budgets.length ? 'No budget beyond single runs. Add one: budgets=[Budget(usd=5, per="user", window="1d")].' : budgets_left_out ? `The fullest ${counted(budgets.length)}; runguard status lists all.` : "");
 }
 
 function newBudget() {
