@@ -2,6 +2,7 @@
 PYTHON ?= python3
 NEW := .venv
 OLD := .venv-oldest-adk
+WORKERS ?= 3  # more than two cores can use: many tests wait for a clock or a server
 
 TOUCH_ADK := tests/adk tests/replay/test_same_as_live.py tests/wire tests/install tests/demo tests/test_docs.py
 # Servers, processes and clocks meet a busy machine: what failed is tried once more, alone. What is wrong fails again.
@@ -14,9 +15,9 @@ demo: $(NEW)/.ready
 
 test: $(NEW)/.ready $(OLD)/.ready browser lint types
 	@echo "== tests on the newest google-adk"
-	@$(NEW)/bin/python -m pytest -n 2 || $(AGAIN:PY=$(NEW)/bin/python)
+	@$(NEW)/bin/python -m pytest -n $(WORKERS) || $(AGAIN:PY=$(NEW)/bin/python)
 	@echo "== tests on the oldest supported google-adk: all that touch it"
-	@$(OLD)/bin/python -m pytest -n 2 $(TOUCH_ADK) || $(AGAIN:PY=$(OLD)/bin/python)
+	@$(OLD)/bin/python -m pytest -n $(WORKERS) $(TOUCH_ADK) || $(AGAIN:PY=$(OLD)/bin/python)
 
 lint: $(NEW)/.ready
 	@$(NEW)/bin/ruff check . && $(NEW)/bin/ruff format --check .
