@@ -20,5 +20,6 @@ class Together(LoadScopeScheduling):
         return next((group for start, group in TOGETHER.items() if nodeid.startswith(start)), nodeid)
 
 
+@pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Together:
     return Together(config, log)
