@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Mapping
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from decimal import Decimal
 from typing import Any, Final
 from urllib.parse import unquote
@@ -47,9 +47,12 @@ class Lines:
     accounts: tuple[Account, ...]
     meters: tuple[Meter, ...]
     limits: tuple[list[Amount], ...]  # of each account, what each of its budgets allows
-    in_usd: bool
-    may_stop: bool  # some budget has a threshold that stops
     until: float
+    in_usd: bool = field(init=False)
+    may_stop: bool = field(init=False)  # some budget has a threshold that stops
+
+    def __post_init__(self) -> None:
+        self.in_usd, self.may_stop = any(a.cap_usd < UNLIMITED for a in self.accounts), any(m.stops for m in self.meters)
 
 
 @dataclass(slots=True)

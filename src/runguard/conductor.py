@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final
 
 from runguard import detectors as rules
-from runguard.accounts import Accounts
+from runguard.accounts import Accounts, record_of
 from runguard.alarms import Alarms
 from runguard.answers import Answers
 from runguard.breaker import Permit
@@ -353,7 +353,7 @@ class Guard:
         booked = (lambda: self._look_back(run, charge)) if charge.doubt is not None and run is not None else None
         self.accounts.settle(charge, usage, model, nano=nano, estimated=estimated, free=free, on_fired=self._threshold, on_booked=booked)
         if self.accounts.ledger.is_shared and charge.booked is not None and not charge.within:
-            record = self.accounts.record_of(charge)
+            record = record_of(charge)
             text = json.dumps(record)
             self.accounts.ledger.tell(lambda session: session.append("call", charge.purse.info.run, text))
             journal = run.journal if run is not None else charge.journal
@@ -462,7 +462,7 @@ class Guard:
         if not ledger.is_shared:
             return
         snapshot = run.snapshot(self.clock())
-        summary = json.dumps({**snapshot, "in_flight": 0, "spend": self.accounts.spend_of(run.purse)}, default=str)
+        summary = json.dumps({**snapshot, "in_flight": 0, "spend": self.accounts.spending.of_run(run.purse)}, default=str)
 
         def tell(session: Session) -> None:
             session.append("run", run.info.run, summary)

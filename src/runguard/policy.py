@@ -331,6 +331,11 @@ class Policy(PolicyFile):
         return 100 if self.max_concurrent_agents is None else None
 
     @property
+    def unknown_price(self) -> Price | None:
+        """What a model costs whose price nobody knows, where the policy says it."""
+        return None if isinstance(self.on_unpriced, str) else self.on_unpriced
+
+    @property
     def in_flight(self) -> int:
         return self.max_concurrent_agents or 20
 

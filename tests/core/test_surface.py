@@ -238,7 +238,7 @@ def test_pure_modules_do_no_io_read_no_clock_and_await_nothing(module):
         ("runguard.ledger.remote", set(), PURE | {"runguard.ledger.base", "runguard.ledger.memory", "runguard.ledger.store"}),
         ("runguard.charges", set(), PURE | {f"runguard.{room}" for room in ("policy", "pricing", "switch", "ledger")}),
         ("runguard.denials", set(), PURE | {"runguard.charges", "runguard.switch"}),
-        ("runguard.accounts", set(), {"runguard.accounts.bill"}),
+        ("runguard.accounts", set(), {"runguard.accounts.bill", "runguard.accounts.spending"}),
         ("runguard.accounts.spending", set(), PURE | {"runguard.charges"}),
         ("runguard.accounts.expectations", set(), PURE | {f"runguard.{room}" for room in ("charges", "policy", "pricing")}),
         ("runguard.accounts.reached", set(), PURE | {"runguard.charges", "runguard.ledger"}),

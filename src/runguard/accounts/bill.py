@@ -12,7 +12,7 @@ from runguard.accounts.finder import AccountFinder
 from runguard.accounts.layers import layers_around, stricter_than
 from runguard.accounts.reached import newly_reached
 from runguard.accounts.reserving import Reserver
-from runguard.accounts.spending import Spending, record_of
+from runguard.accounts.spending import Spending
 from runguard.budget import NOTHING, UNITS, UNLIMITED, Amount, BudgetStatus, to_count, to_nano
 from runguard.charges import Charge, Denied, Entry, Fired, Lines, Purse, scopes_of, statuses_of, worst_of
 from runguard.errors import PolicyError
@@ -34,8 +34,7 @@ class Accounts:
         self.ledger: Ledger = ledger or open_ledger(policy.store, policy.store_timeout, policy.retention_days * 86_400)
         self.switch = Switch()
         self.outages: dict[str, int] = {"closed": 0, "open": 0}  # calls that met a store that was away, by what was done
-        fallback = policy.on_unpriced if not isinstance(policy.on_unpriced, str) else None
-        self.pricing = Pricing(policy.prices, policy.models, fallback)
+        self.pricing = Pricing(policy.prices, policy.models, policy.unknown_price)
         self.spending = Spending()
         self.on_extended: Callable[[list[BudgetStatus], list[str]], None] | None = None
         self.on_store: Callable[[str], None] | None = None  # told when the store goes away, and with "" when it is back
@@ -266,12 +265,3 @@ class Accounts:
     def spend(self, scope: str | None = None) -> dict[str, Any]:
         """What was spent, in all and per agent, model and tool. A scope as budgets name it, or None for everything."""
         return self.spending.of_scope(scope)
-
-    def spend_of(self, purse: Purse) -> dict[str, Any]:
-        """One run's figures, JSON-ready but for its dollars."""
-        return self.spending.of_run(purse)
-
-    @staticmethod
-    def record_of(charge: Charge) -> dict[str, Any]:
-        """What one call took, for the records."""
-        return record_of(charge)

@@ -6,7 +6,7 @@ from typing import Any, Final
 from urllib.parse import unquote
 
 from runguard.accounts.layers import layers_around, not_held_by
-from runguard.budget import NOTHING, UNLIMITED, Amount, Scope
+from runguard.budget import NOTHING, Amount, Scope
 from runguard.charges import LINES_KEPT, NO_LIMIT, OWNERS, Lines, Meter, Purse, meters_of, parse_scope
 from runguard.events import ModelCall
 from runguard.ledger import Account, Ledger
@@ -101,8 +101,7 @@ class AccountFinder:
             accounts.append(account)
             meters.append(meter)
             allowed.append(limits)
-        in_usd, may_stop = any(a.cap_usd < UNLIMITED for a in accounts), any(m.stops for m in meters)
-        return Lines(tuple(accounts), tuple(meters), tuple(allowed), in_usd, may_stop, until)
+        return Lines(tuple(accounts), tuple(meters), tuple(allowed), until)
 
     def _account(self, meter: Meter, scope: Scope, at: float, flat: Amount | None = None) -> tuple[Account, list[Amount]] | None:
         key = meter.per.key(scope)

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from runguard.budget import NOTHING, UNLIMITED
+from runguard.budget import NOTHING
 from runguard.charges import OWNERS, Charge, Denied, Lines
 from runguard.ledger import Ledger, Refusal
 
@@ -19,8 +19,7 @@ def not_held_by(around: list[Charge], lines: Lines) -> Lines:
         return lines
     kept = [(a, m, limit) for a, m, limit in zip(lines.accounts, lines.meters, lines.limits, strict=True) if a.key not in held]
     accounts, meters, limits = zip(*kept, strict=True) if kept else ((), (), ())
-    in_usd, may_stop = any(a.cap_usd < UNLIMITED for a in accounts), any(m.stops for m in meters)
-    return Lines(tuple(accounts), tuple(meters), tuple(limits), in_usd, may_stop, lines.until)
+    return Lines(tuple(accounts), tuple(meters), tuple(limits), lines.until)
 
 
 def stricter_than(around: list[Charge], lines: Lines) -> Denied | None:

@@ -64,8 +64,7 @@ def _known_models(policy: Policy) -> list[str]:
 
 def price_of(policy: Policy, model: str) -> dict[str, Any]:
     """One model's price with its source, its limits, and what it would do without a price."""
-    fallback = policy.on_unpriced if not isinstance(policy.on_unpriced, str) else None
-    pricing = Pricing(policy.prices, policy.models, fallback)
+    pricing = Pricing(policy.prices, policy.models, policy.unknown_price)
     found = pricing.rates(model, time.time())  # noqa: TID251 - prices of now
     window, output = pricing.limits(model)
     line: dict[str, Any] = {"model": model, "known_as": normalise(model), "source": None, "estimated": False, "usd_per_million": None, "tiers": []}

@@ -15,8 +15,7 @@ class RecordedPrices(Pricing):
     __slots__ = ("_always", "_by_time", "_changes")
 
     def __init__(self, policy: Policy) -> None:
-        fallback = policy.on_unpriced if not isinstance(policy.on_unpriced, str) else None
-        super().__init__(policy.prices, policy.models, fallback)
+        super().__init__(policy.prices, policy.models, policy.unknown_price)
         self._by_time: dict[tuple[str, float], Rates | Unpriced] = {}
         self._always: dict[str, Rates | Unpriced] = {}
         self._changes: dict[str, bool] = {}
