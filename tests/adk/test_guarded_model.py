@@ -241,7 +241,7 @@ async def test_a_guarded_model_inside_of_another_is_guarded(plugins):
 async def test_plugin_and_guarded_model_count_a_call_once(store, tmp_path):
     url = "memory" if store == "memory" else f"sqlite:///{tmp_path}/guard.db"
     model = ScriptedModel(lambda n, request: call("step", q=n) if n < 4 else text("done"))
-    shared: dict[str, Any] = {"store": url, "budgets": [Budget(usd=5, per="user")], **MONEY}
+    shared: dict[str, Any] = {"store": url, "store_timeout": 30, "budgets": [Budget(usd=5, per="user")], **MONEY}
     guarded, plugin = GuardedLlm(model, max_usd=1, **shared), RunGuardPlugin(max_usd=1, **shared)
     await run(on(guarded), plugins=[plugin])
     plugin.guard.accounts.ledger.flush(5)
