@@ -172,6 +172,6 @@ def answer_with_its_execution_time() -> Steps:
 
 
 @LOOPS.of("the same call")
-def another_explanation_each_time() -> Steps:
+def another_attempt_each_time() -> Steps:
     for n in range(12):
-        yield from turn(("run", {"command": "make", "explanation": f"try number {n}, now with more hope"}, "nothing to be done"))
+        yield from turn(("run", {"command": "make", "attempt": n}, "nothing to be done"))

@@ -42,7 +42,10 @@ _NOT_TO_BE_HAD: Final = re.compile(
 _NEEDED: Final = re.compile(
     r"^\W*(?:bash|sh|zsh)\b|\b(?:command|tool|function|module|package|method|attribute|option|file|directory|folder|path|host|library|executable|key|token|credential"
     r"|session|database|table|column|schema|config(?:uration)?|variable|server|service|endpoint|model|driver|plugin|string|page|url|access|permission|connection|network"
-    r"|quota|credit|memory|space|license|handler|distribution|version|argument|parameter|field|value|tag|quote|brace|bracket|delimiter)s?\b",
+    r"|quota|credit|memory|space|license|handler|distribution|version|argument|parameter|field|value|tag|quote|brace|bracket|delimiter"
+    r"|broker|worker|node|master|primary|replica|upstream|backend|cluster|gpu|capacity|response|internet|event loop|thread|port|authori[sz]ation|subscription"
+    r"|interpreter|runtime|binary|constructor|relation|transaction|certificate|proxy)s?\b"
+    r"|\b(?:Runtime|Type|Attribute|Index|Name|Assertion|OS)Error\b|\bnot in (?:list|index)\b|\bENOTFOUND\b",
     re.IGNORECASE,
 )
 # A page of the web and a table of a restaurant are looked up like any thing.

@@ -7,8 +7,8 @@ from typing import Any, Final
 
 from runguard.absence import says_missing
 from runguard.events import FAILURES, Answer, Outcome, ToolResults
-from runguard.fingerprint import answer_text, size_of
-from runguard.outcomes import classify, failure_class
+from runguard.fingerprint import ASIDE, answer_text, size_of
+from runguard.outcomes import MISSING, classify, failure_class, was_done
 from runguard.policy import Policy, ToolRule
 from runguard.runs import Lane, Run
 from runguard.tools import Tools
@@ -17,14 +17,11 @@ _log: Final = logging.getLogger("runguard")
 # Members bound once: looking one up on its enum costs as much as the rest of a line.
 _OK, _EMPTY, _FAILED, _ERROR, _REFUSED = Outcome.OK, Outcome.EMPTY, Outcome.FAILED, Outcome.ERROR, Outcome.REFUSED
 # What an agent writes to itself, told by a short "noted": without this a thought between two failures would pass for work.
-_NOTES: Final = re.compile(
-    r"(?:sequential_?)?think(?:ing)?|(?:log_|record_)?thoughts?|reflect(?:ion)?|scratchpad"
-    r"|todo_?write|write_?todos?|update_?(?:plan|todos?|todo_list)",
-    re.IGNORECASE,
-)
+_NOTES: Final = re.compile(r"(?:sequential_?)?think(?:ing)?|(?:log_|record_)?thoughts?|scratchpad|todo_?write|update_?todos?", re.IGNORECASE)
 _NOTE_BYTES: Final = 200
 _SAID: Final = 800  # characters of a failure in which a thing is looked for
 _NAME: Final = 80
+_BIG: Final = 10**40
 
 
 class Answers:
@@ -48,7 +45,7 @@ class Answers:
                 self._report_answer(run, a, event.at)
             if rule is not None and rule.exempt:
                 if rule.once:
-                    self._settle_once(run, a.call, a.outcome is None and classify(a.value)[0] in (_OK, _EMPTY))
+                    self._settle_once(run, a.call, a.outcome is None and was_done(a.value))
                 continue
             kept.append(a)
             if a.outcome is _REFUSED:
@@ -64,18 +61,22 @@ class Answers:
                 outcome, a.failure = classify(raw)
                 a.outcome = outcome
             elif outcome is _ERROR and type(raw) is str and says_missing(raw):
-                outcome = a.outcome = _EMPTY  # raised or told: a thing that was looked up and is not there
+                outcome, a.failure = _EMPTY, MISSING  # raised or told: a thing that was looked up and is not there
+                a.outcome = outcome
+            missing = outcome is _EMPTY and a.failure == MISSING
+            if missing:
+                a.failure = ""
             if outcome in FAILURES:
                 event.failures = True
                 a.failure = a.failure or failure_class(answer_text(value))
-                if thing := _thing_named(a.args, raw):
+                if thing := _thing_named(a.args, raw, rule):
                     a.failure = f"{a.failure}\0{thing}"
             a.answer, new = lane.book.name(a.call, value, agent)
             if context is not None and (lane.book.size < 0 or lane.book.size > context.suspicious_chars > 0) and not a.chars:
                 a.chars = size_of(raw, 8 * context.limit)
             good = outcome is _OK or outcome is _EMPTY
             if rule is not None:
-                self._apply_rule(run, lane, event, a, rule, good)
+                self._apply_rule(run, lane, event, a, rule, good and not missing)
             if new and good and lane.book.size < _NOTE_BYTES and _NOTES.fullmatch(tool) is not None:
                 a.counted = new = False  # neither news nor a step
             if a.counted:
@@ -112,19 +113,25 @@ class Answers:
         return value
 
 
-def _thing_named(args: object, answer: object) -> str:
-    """The argument that a failure names: it is about that one of many, and the same said about another one is another failure."""
+def _thing_named(args: object, answer: object, rule: ToolRule | None) -> str:
+    """The arguments that a failure names: it is about those of many, and the same said about others is another failure."""
     if type(args) is not dict:
         return ""
     said = answer_text(answer)
     said = said if len(said) <= _SAID else f"{said[: _SAID // 2]}\n{said[-_SAID // 2 :]}"
-    for value in args.values():
-        name = value if type(value) is str else str(value) if type(value) is int and value > 9 else ""
-        if 2 <= len(name) <= _NAME and (at := said.find(name)) >= 0:
-            before, after = said[at - 1 : at] if at else "", said[at + len(name) : at + len(name) + 1]
-            if not (before.isalnum() or after.isalnum()):
-                return name
-    return ""
+    aside = ASIDE if rule is None else ASIDE.union(rule.volatile)
+    names = {name for key, value in args.items() if type(key) is str and key not in aside and (name := _name(value)) and _stands_in(name, said)}
+    return "\0".join(sorted(names))  # the same in whatever order a store keeps them
+
+
+def _name(value: object) -> str:
+    name = value if type(value) is str else str(value) if type(value) is int and 9 < value < _BIG else ""
+    return name if 2 <= len(name) <= _NAME else ""
+
+
+def _stands_in(name: str, said: str) -> bool:
+    at = said.find(name)
+    return at >= 0 and not (said[max(at - 1, 0) : at].isalnum() or said[at + len(name) : at + len(name) + 1].isalnum())
 
 
 def _declared_failure(failed: Any, value: object) -> bool:

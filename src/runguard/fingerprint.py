@@ -54,10 +54,8 @@ def words_name(text: str) -> int:
     return hash(text[:_WORDS_READ]) or 1
 
 
-# Arguments that say which attempt this is or why it is made, and never what is asked for.
-_ASIDE: Final = frozenset(
-    {"attempt", "attempt_number", "retry", "retry_count", "explanation", "reasoning", "rationale", "justification", "thought", "thoughts", "task_progress"}
-)
+# Arguments that say which attempt this is, and never what is asked for. Why it is made may be all that a call has to say.
+ASIDE: Final = frozenset({"attempt", "attempt_number", "retry", "retry_count", "task_progress"})
 
 
 def call_fingerprint(
@@ -66,14 +64,15 @@ def call_fingerprint(
     *,
     identity: Iterable[str] | None = None,
     volatile: Iterable[str] = (),
+    exact: bool = False,
 ) -> bytes:
-    """Digest of a call. ``identity`` names the only arguments that count, ``volatile`` those that never do."""
+    """Digest of a call. ``identity`` names the only arguments that count, ``volatile`` those that never do; ``exact``: every one does."""
     if type(args) is dict and (identity is not None or volatile):
         kept = None if identity is None else frozenset(identity)
         dropped = frozenset(volatile)
         args = {key: value for key, value in args.items() if type(key) is not str or ((kept is None or key in kept) and key not in dropped)}
-    elif type(args) is dict and len(args) > 1 and not _ASIDE.isdisjoint([key for key in args if type(key) is str]):
-        args = {key: value for key, value in args.items() if type(key) is not str or key not in _ASIDE} or args
+    elif not exact and type(args) is dict and len(args) > 1 and not ASIDE.isdisjoint([key for key in args if type(key) is str]):
+        args = {key: value for key, value in args.items() if type(key) is not str or key not in ASIDE} or args
     plain = _plain_args(args)
     if plain is not None:
         return digest(f"{tool}\0{_encode(plain)}")
@@ -329,22 +328,23 @@ def mask(text: str) -> str:
 
 
 def _hidden(found: re.Match[str]) -> str:
-    """What is left to do, and how far something has come, is told in times too: those stay."""
+    """What is left to do, and how far something has come, is told in times too: those stay. A date to wait for moves by itself when it is told anew."""
     whole, (start, end) = found.string, found.span()
-    if _LEFT_BEFORE.search(whole, max(start - 40, 0), start) is not None or _LEFT_AFTER.match(whole, end) is not None:
+    before = _LEFT_BEFORE.search(whole, max(start - 40, 0), start)
+    if (before is not None and (before[1] is None or found[0][4:5] != "-")) or _LEFT_AFTER.match(whole, end) is not None:
         return found[0]
     return "~"
 
 
 _LEFT_WORDS: Final = "eta|remaining|left|lag|until|up ?to|through|watermark|progress|position"
 _LEFT: Final = re.compile(rf"{_LEFT_WORDS}|to go", re.IGNORECASE)
-_LEFT_BEFORE: Final = re.compile(rf"(?:\b|_)(?:{_LEFT_WORDS})(?:_\w{{1,12}})?" + r"[\"']?\s{0,2}[:=]?\s{0,2}[\"']?$", re.IGNORECASE)
+_LEFT_BEFORE: Final = re.compile(rf"(?:\b|_)(?:(eta|until|remaining|left)|{_LEFT_WORDS})(?:_\w{{1,12}})?" + r"[\"']?\s{0,2}[:=]?\s{0,2}[\"']?$", re.IGNORECASE)
 _LEFT_AFTER: Final = re.compile(r"\s(?:remaining|left|to go)\b", re.IGNORECASE)
 # Nothing but ids or durations, with or without the name of their field: they are the answer. A clock is none, it moves by itself.
 _ONLY: Final = 1_024
 _MEASUREMENT: Final = re.compile(
-    r"\W*(?:\"(?!(?:request|req|trace|span|correlation|session|call|message|msg|event|job_run)[ _-]?id"
-    r"|\w{0,24}(?:elapsed|took|duration|latency|uptime|time|_at)|pid)\w{1,40}\"\W{1,4})?(?:(?:[0-9a-f]{8}-(?:[0-9a-f]{4}-){3}[0-9a-f]{12}|(?=\d{0,63}[a-f])[0-9a-f]{12,64}|\d+(?:\.\d+)?\s?(?:ns|us|µs|ms|s))\b\W*)+$",
+    r"\W*(?:(?:\"(?:result|output|value|uuid)\"\W{1,4})?(?:(?:[0-9a-f]{8}-(?:[0-9a-f]{4}-){3}[0-9a-f]{12}|(?=\d{0,63}[a-f])[0-9a-f]{12,64})\b\W*)+"
+    r"|(?:\"(?!\w{0,24}(?:elapsed|took|duration|latency|uptime|time|_at)|pid)\w{1,40}\"\W{1,4})?(?:\d+(?:\.\d+)?\s?(?:ns|us|µs|ms|s)\b\W*)+)$",
     re.IGNORECASE,
 )
 

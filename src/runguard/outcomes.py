@@ -30,12 +30,12 @@ _STATE: Final = re.compile(
 _BAD_TEXT: Final = re.compile(
     r"^\W{0,4}(?:(?:error|exception|traceback|fatal|failed|failure|invalid|unknown tool|unauthori[sz]ed|forbidden|permission denied|access denied|"
     r"no such file|command not found|syntax ?error|timed? ?out|could not|cannot|unable to|tool execution failed|[a-z]{1,60}(?:error|exception)"
-    r"|(?:the |your )?(?:request|operation|query|connection|command|call|execution|process|task) (?:has )?"
+    r"|(?:the |your )?(?:request|operation|query|connection|command|call|execution) (?:has )?"
     r"(?:timed out|(?:was )?refused|was reset|was aborted|failed)"
     r"(?=\W*$|[.:;!]|\s(?:after|with|due|because)\b)"
     r"|(?:connection refused|rate limit(?:ed| exceeded| reached)|too many requests|internal server error|bad gateway|service unavailable|gateway time-?out"
     r"|something went wrong)(?=\W*$|[.:;!(])"
-    r"|http(?:/[\d.]+)? (?:error )?(?:4(?!04)|5)\d\d|fehler|erreur|errore|erro|ошибка)(?![a-z])"
+    r"|http(?:/[\d.]+)? (?:error )?(?:4(?!04)|5)\d\d(?=\W+\w)|fehler|erreur|errore|erro|ошибка)(?![a-z])"
     r"|错误|錯誤|エラー|오류|usage:|(?:bash|sh|zsh)(?:: line \d+)?: )",
     re.IGNORECASE,
 )
@@ -45,7 +45,7 @@ _LEADING: Final = " \t\r\n\"'`*#[({<-:>|!~."
 _BAD_STARTS: Final = (
     *("traceback", "fatal", "fail", "invalid", "unknown tool", "unauthori", "forbidden", "permission denied", "access denied", "no such file"),
     *("command not found", "syntax", "time", "could not", "cannot", "unable to", "tool execution failed", "usage:", "bash", "sh:", "zsh"),
-    *("the ", "your ", "request", "operation", "query", "connection", "command", "call ", "execution", "process", "task", "rate limit", "too many"),
+    *("the ", "your ", "request", "operation", "query", "connection", "command", "call ", "execution", "rate limit", "too many"),
     *("internal s", "bad gateway", "service un", "gateway", "something went", "http", "fehler", "erreur", "erro", "ошибка", "错误", "錯誤", "エラー", "오류"),
 )
 _NO_SUCH_TOOL: Final = re.compile(
@@ -63,6 +63,7 @@ _STATUS_KEYS: Final = ("status", "state", "outcome", "result_status", "response_
 _HTTP_KEYS: Final = ("status", "status_code", "statusCode", "http_status")
 _ERROR_KEYS: Final = ("error", "errors", "error_message", "error_code", "exception", "errorMessage", "errorCode")
 _MESSAGE_KEYS: Final = ("message", "error", "detail", "reason", "text", "content")
+MISSING: Final = "missing"  # beside EMPTY: told as an error, so nothing was done
 _NO_SUCH_PAGE: Final = (404, 410)
 _REFUSED: Final = (401, 403, 407, 429)
 _PLAIN: Final = frozenset({str, int, float, bool, dict, list, tuple})  # only these are asked for their truth: others may run code
@@ -81,8 +82,17 @@ _MCP_KEYS: Final = frozenset({"content", "isError", "structuredContent", "meta",
 _BODY_KEYS: Final = frozenset({*_WRAPPERS, *_STATUS_KEYS, "count", "total", "query"})  # what may stand beside an empty body
 
 
+def was_done(answer: Any) -> bool:
+    """Whether a side effect with this answer happened."""
+    outcome, why = classify(answer)
+    return outcome is _OK or (outcome is _EMPTY and not why)
+
+
 def classify(answer: Any) -> tuple[Outcome, str]:
-    """The outcome of an answer and, for a failure, its class: equal for the same failure told about other particulars."""
+    """The outcome of an answer and, for a failure, its class: equal for the same failure told about other particulars.
+
+    Beside EMPTY stands MISSING where "nothing there" was told as an error.
+    """
     kind = type(answer)
     if kind is dict:
         return _of_dict(answer)
@@ -147,7 +157,7 @@ def _told(answer: dict[str, object]) -> tuple[Outcome, str] | None:
     for key in _HTTP_KEYS:
         code = get(key)
         if type(code) is int and (code in _NO_SUCH_PAGE or code in _REFUSED or 500 <= code < 600) and not _is_record(answer):
-            return (_EMPTY, "") if code in _NO_SUCH_PAGE else _failed(_said(answer), answer)
+            return (_EMPTY, MISSING) if code in _NO_SUCH_PAGE else _failed(_said(answer), answer)
     for key in _STATUS_KEYS:
         status = get(key)
         if type(status) is str and len(status) <= _HEAD:
@@ -188,7 +198,7 @@ def _failed(text: str, value: object = None) -> tuple[Outcome, str]:
         return _UNKNOWN_TOOL, failure_class(text)
     message = _message_of(value)
     if says_missing(message if type(message) is str and message else text):
-        return _EMPTY, ""
+        return _EMPTY, MISSING
     return _FAILED, failure_class(text)
 
 

@@ -15,6 +15,7 @@ from fnmatch import fnmatchcase
 from functools import cached_property
 from hashlib import blake2b
 from pathlib import Path
+from stat import S_ISDIR, S_ISLNK, S_ISREG
 from typing import Annotated, Any, Final, Literal, Self
 from urllib.parse import quote
 
@@ -415,12 +416,12 @@ def find_policy_file(start: Path | None = None) -> Path | None:
 def _is_there(path: Path) -> bool:
     """Also a folder or a link to nothing: reading it tells of the mistake, where passing it over would drop every limit."""
     try:
-        path.lstat()
+        mode = path.lstat().st_mode
     except (FileNotFoundError, NotADirectoryError):
         return False
     except OSError as error:
         raise PolicyError(f"{path}: cannot be looked for: {error.strerror}; start from another folder, or name the policy file in RUNGUARD_POLICY") from None
-    return True
+    return S_ISREG(mode) or S_ISDIR(mode) or S_ISLNK(mode)  # nobody waits for what a pipe may say
 
 
 def _mentions_us(project: Path) -> bool:
@@ -445,8 +446,8 @@ def load_policy_file(path: Path) -> dict[str, Any]:
     try:
         data = tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        why = " (named by RUNGUARD_POLICY)" if os.environ.get("RUNGUARD_POLICY") == str(path) else ": it is a link to nothing" if path.is_symlink() else ""
-        raise PolicyError(f"{path}: no such policy file{why}") from None
+        named = " (named by RUNGUARD_POLICY)" if Path(os.environ.get("RUNGUARD_POLICY") or os.devnull) == path else ""
+        raise PolicyError(f"{path}: no such policy file{': it is a link to nothing' if path.is_symlink() else ''}{named}") from None
     except (OSError, UnicodeDecodeError) as error:
         raise PolicyError(f"{path}: cannot be read: {error}") from None
     except tomllib.TOMLDecodeError as error:

@@ -39,4 +39,4 @@ class Tools:
         rule = self.rule(tool)
         if rule is None:
             return call_fingerprint(tool, args)
-        return call_fingerprint(tool, args, identity=rule.identity, volatile=rule.volatile)
+        return call_fingerprint(tool, args, identity=rule.identity, volatile=rule.volatile, exact=rule.once)

@@ -301,6 +301,38 @@ async def test_a_failure_that_names_its_own_thing_is_about_that_one_alone() -> N
     assert model.calls == 6
 
 
+@pytest.mark.parametrize("args", [{"table": "customers", "row": "C-17"}, {"row": "C-17", "table": "customers"}])
+async def test_which_of_its_arguments_a_failure_names_first_does_not_matter(args: dict[str, str]) -> None:
+    """A store may keep arguments in another order, and one of them may be the same in every call."""
+
+    def lock(table: str, row: str) -> dict[str, str]:
+        return {"error": f"{table} row {row} is busy"}
+
+    script = lambda n, _: call("lock", **{**args, "row": f"C-{n + 10}"}) if n <= 8 else text("done")  # noqa: E731
+    seen = await observe(agent(script, lock))
+    assert [rule for _, rule in seen.rules] == ["tool_failures"]
+    assert seen.result.texts == ["done"]
+
+
+@pytest.mark.parametrize("failure", [{"error": "order A-7 not found"}, RuntimeError("No brokers available"), LookupError("order A-7 not found")], ids=repr)
+async def test_a_side_effect_that_was_told_as_an_error_may_be_tried_again(failure: Any) -> None:
+    pay = Tool("pay", lambda n: failure if n == 1 else {"paid": n})
+    seen = await observe(agent([call("pay", q=1), call("pay", q=1), text("done")], pay, on_tool_error_callback=recover), tools={"pay": ToolRule(once=True)})
+    assert (pay.runs, seen.decisions) == (2, [])
+
+
+async def test_a_side_effect_for_another_reason_is_another_one() -> None:
+    booked: list[str] = []
+
+    def book(amount: int, justification: str, attempt: int) -> dict[str, bool]:
+        booked.append(justification)
+        return {"booked": True}
+
+    script = [call("book", amount=20, justification=f"taxi {n}", attempt=n) for n in range(3)]
+    seen = await observe(agent([*script, text("done")], book), tools={"book": ToolRule(once=True)})
+    assert (booked, seen.decisions) == (["taxi 0", "taxi 1", "taxi 2"], [])
+
+
 async def test_what_is_raised_about_a_thing_that_is_not_there_is_a_sweep() -> None:
     find = Tool("find", lambda n: LookupError(f"order {n} not found") if n < 20 else {"id": n})
     seen = await observe(agent(ask_new("find", 20), find, on_tool_error_callback=recover))

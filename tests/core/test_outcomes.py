@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from runguard.events import FAILURES, Outcome
-from runguard.outcomes import classify, failure_class
+from runguard.outcomes import classify, failure_class, was_done
 
 GENEROUS_S = 0.150  # 50 times the 3 ms that the worst input should cost
 
@@ -102,6 +102,11 @@ FAILED: list[Any] = [
     "Connection refused",
     "Rate limit exceeded: try again later",
     "HTTP 503 from upstream",
+    {"error": "No brokers available"},
+    "Error: no workers available for this job",
+    "RuntimeError: There is no current event loop in thread 'a'",
+    "ValueError: 5 is not in list",
+    "Error: getaddrinfo ENOTFOUND api.internal",
     "Something went wrong.",
     "<html><head><title>502 Bad Gateway</title></head></html>",
     "Fehler: keine Verbindung",
@@ -272,7 +277,15 @@ def test_an_answer_that_says_no_is_a_failure(answer):
 
 @pytest.mark.parametrize("answer", EMPTY, ids=repr)
 def test_nothing_there_is_empty(answer):
-    assert classify(answer) == (Outcome.EMPTY, "")
+    assert classify(answer)[0] is Outcome.EMPTY
+
+
+def test_what_is_told_as_an_error_was_not_done():
+    assert was_done({"result": None})
+    assert was_done("no matches")
+    assert not was_done({"error": "order 7 not found"})
+    assert not was_done({"status": 404, "body": ""})
+    assert not was_done({"status": "error"})
 
 
 @pytest.mark.parametrize("answer", UNKNOWN_TOOL, ids=repr)

@@ -77,8 +77,16 @@ class RunGuardPlugin(Controls, BasePlugin):
         self._watches_context = built.rungs("context") is not None
         runners.watch(self)
         if not self._off:
-            preload()  # a fifth of a second that no run should wait for; not in a thread, as a process that forks meanwhile could never import again
+            self._load_prices()
         _log.info("runguard.start: %s", self.describe())
+
+    @staticmethod
+    def _load_prices() -> None:
+        """A fifth of a second that no run should wait for. Not in a thread: a process that forks meanwhile could never import again."""
+        try:
+            preload()
+        except Exception:
+            _log.warning("runguard.prices_failed: the price list could not be loaded; models without prices= of your own have none", exc_info=True)
 
     def _check_store(self) -> None:
         if self.policy_error is not None:

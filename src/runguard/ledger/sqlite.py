@@ -110,11 +110,7 @@ class SqliteSession:
             path.parent.mkdir(parents=True, exist_ok=True)
             self._db = sqlite3.connect(path, timeout=timeout, isolation_level=None, check_same_thread=False)
             try:
-                self._db.execute("BEGIN")  # one look at one moment, before anything is changed
-                try:
-                    is_new = not self._is_ours()
-                finally:
-                    self._db.execute("ROLLBACK")
+                is_new = not self._is_ours_now()
                 if fcntl is not None:
                     self._line = _Line(path, timeout)
                 self._inode = path.stat().st_ino
@@ -147,6 +143,14 @@ class SqliteSession:
                     raise
                 time.sleep(0.01)
 
+    def _is_ours_now(self) -> bool:
+        """One look at one moment: another session may be making the schema."""
+        self._db.execute("BEGIN")
+        try:
+            return self._is_ours()
+        finally:
+            self._db.execute("ROLLBACK")
+
     def _is_ours(self) -> bool:
         """Whether the schema is there; an error when the file is somebody else's, or of another version."""
         version = self._db.execute("PRAGMA user_version").fetchone()[0]
@@ -162,7 +166,7 @@ class SqliteSession:
         return False
 
     def _migrate(self) -> None:
-        if self._is_ours() and self._db.execute("SELECT 1 FROM sqlite_master WHERE name = 'records_about'").fetchone():
+        if self._is_ours_now() and self._db.execute("SELECT 1 FROM sqlite_master WHERE name = 'records_about'").fetchone():
             return
         with self._write():
             if self._is_ours():
