@@ -26,7 +26,7 @@ from ledgers import FORK, postgres_cluster
 from runguard.budget import NOTHING, UNLIMITED
 from runguard.ledger import Hold, Ledger, MemoryLedger, Refusal
 from runguard.ledger.remote import StoreLedger
-from runguard.ledger.urls import _store
+from runguard.ledger.urls import store_of
 
 BUDGET = 5
 PATIENCE_S = 60.0
@@ -148,11 +148,11 @@ def in_threads(workers: int, starter: Starter) -> tuple[list[Diary], Ledger]:
 
 
 def in_processes(url: str, workers: int, starter: Starter) -> tuple[list[Diary], Ledger]:
-    _store(url).connect(PATIENCE_S).close()  # the schema is made once
+    store_of(url).connect(PATIENCE_S).close()  # the schema is made once
     together, pipes, processes = FORK.Barrier(workers, starter), [], []
 
     def live(number: int, pipe: Any) -> None:
-        pipe.send(work(StoreLedger(_store(url), PATIENCE_S), number, together, starter.goes_on))
+        pipe.send(work(StoreLedger(store_of(url), PATIENCE_S), number, together, starter.goes_on))
         os._exit(0)
 
     for number in range(workers):
@@ -162,7 +162,7 @@ def in_processes(url: str, workers: int, starter: Starter) -> tuple[list[Diary],
         theirs.close()
         pipes.append(ours)
     try:
-        return [pipe.recv() for pipe in pipes], StoreLedger(_store(url), PATIENCE_S)
+        return [pipe.recv() for pipe in pipes], StoreLedger(store_of(url), PATIENCE_S)
     finally:
         for process in processes:
             process.join(PATIENCE_S)

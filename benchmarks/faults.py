@@ -35,7 +35,7 @@ from runguard.budget import UNLIMITED, Amount
 from runguard.ledger import Hold, StoreOutage
 from runguard.ledger.remote import StoreLedger
 from runguard.ledger.store import Balance, StoreError
-from runguard.ledger.urls import _store
+from runguard.ledger.urls import store_of
 
 WORKERS = 8
 WANT: Amount = (1_000, 1_250, 1)
@@ -82,7 +82,7 @@ class Diary:
 async def work(url: str, folder: Path, slot: int, life: int, seed: int) -> None:
     chance = random.Random(f"{seed} {slot} {life}")
     diary = Diary(folder / f"{slot}.txt")
-    ledger = StoreLedger(_store(url), TIMEOUT_S)
+    ledger = StoreLedger(store_of(url), TIMEOUT_S)
     cap_file, stop_file = folder / "cap", folder / "stop"
     account, own, refused = ledger.account("app:warm", "app:warm", None, None, (FAR, UNLIMITED, UNLIMITED)), False, False
     while not stop_file.exists():
@@ -295,7 +295,7 @@ class Crew:
 
 
 def read_balance(url: str, key: str) -> Balance | None:
-    session = _store(url).connect(10.0)
+    session = store_of(url).connect(10.0)
     try:
         return next((balance for balance in session.read(key) if balance.key == key), None)
     finally:
@@ -336,7 +336,7 @@ def one_run(setting: Setting, seconds: float, seed: int) -> Run:
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="runguard-faults-")))
         direct, server = stack.enter_context(running(setting, folder))
-        _store(direct).connect(10.0).close()
+        store_of(direct).connect(10.0).close()
         url, proxy = stack.enter_context(proxied(direct)) if server is not None else (direct, 0)
         crew = Crew(url, folder, seed)
         try:

@@ -32,7 +32,7 @@ from runguard.budget import UNLIMITED
 from runguard.ledger import Hold
 from runguard.ledger.remote import StoreLedger
 from runguard.ledger.store import Line, Store
-from runguard.ledger.urls import _store
+from runguard.ledger.urls import store_of
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "ledger"))
 
@@ -170,7 +170,7 @@ class Worker:
     """One process with its own connection."""
 
     def __init__(self, kind: str, url: str, with_ledger: bool) -> None:
-        self.store = _store(url)
+        self.store = store_of(url)
         self.raw = raw_operation(kind, url, self.store)
         self.bare = raw_redis(url, bare=True) if kind == "redis" else self.raw
         self.session = self.store.connect(PATIENCE_S)
@@ -313,7 +313,7 @@ def main() -> None:
         if (options.store and variant.kind != options.store) or (options.quick and variant.name not in QUICK):
             continue
         with running(variant) as url:
-            store = _store(url)
+            store = store_of(url)
             store.connect(PATIENCE_S).close()
             raw_operation(variant.kind, url, store, make=True)
             rounds, seconds = LENGTHS[variant.kind == "sqlite", options.quick]
