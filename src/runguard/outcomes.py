@@ -179,7 +179,7 @@ def _of_body(answer: dict[str, object]) -> tuple[Outcome, str]:
     elif _MCP_KEYS.issuperset(answer):
         content = answer.get("content")
         said = content[0].get("text") if type(content) is list and len(content) == 1 and type(content[0]) is dict else content
-        if said == [] or (type(said) is str and (not said.strip() or is_nothing(said[:_HEAD]) or _SAYS_ERROR.match(said))):
+        if (type(said) is list and not said) or (type(said) is str and (not said.strip() or is_nothing(said[:_HEAD]) or _SAYS_ERROR.match(said))):
             return classify(said)
     elif _BODY_KEYS.issuperset(answer):
         bodies = [answer[key] for key in answer if key in _WRAPPERS]
