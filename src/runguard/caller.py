@@ -34,6 +34,7 @@ from runguard.ledger.store import StoreError, StoreOutage
 from runguard.outcomes import provider_status
 from runguard.pricing import Rates, Usage
 from runguard.reading import Reading, Request, read, read_request
+from runguard.reading.failures import was_unbilled
 from runguard.runs import Run
 from runguard.turns import First, Turn
 
@@ -407,7 +408,6 @@ class Caller(Controls):
         call.over = True
         try:
             status = provider_status(error) if isinstance(error, Exception) else None
-            refused = status is not None
             spared = status in _CALLERS_FAULT or not isinstance(error, Exception) or isinstance(error, RunStoppedError)
             self._report(call, None if spared else False)
             charge = call.charge
@@ -421,7 +421,7 @@ class Caller(Controls):
                 more = heard > told.usage.output  # a stream may tell its prompt first and its output only at the end
                 usage = replace(told.usage, output=heard) if more else told.usage
                 self._settle(call, told, usage, self.costs.of(told, usage, last), more or bool(untold))
-            elif refused and not chars and call.request.rounds == 1:  # else requests before the refused one may have been answered
+            elif not chars and call.request.rounds == 1 and was_unbilled(error):  # else requests before the refused one may have been answered
                 self.guard.settle(charge, Usage(), free=True)
             elif isinstance(charge.rates, Rates) and self.settings.cost_of_result is None and self.settings.fixed_cost is None:
                 self.guard.abandon(charge, -(-chars // _PER_TOKEN), streaming=streaming)

@@ -384,7 +384,10 @@ class Guard:
         self.accounts.release(charge)
 
     def abandon(self, charge: Charge, streamed_tokens: int = 0, *, streaming: bool = False, refused: bool = False) -> None:
-        """A call that left ended without telling its usage: an estimate stands for it, marked. ``refused``: by the provider, unbilled."""
+        """A call ended without reporting its usage: booked as an estimate and flagged.
+
+        ``refused``: the provider refused it or could not be reached, so it cost nothing; it still counts as a call.
+        """
         if charge.over:
             return
         if refused and not streamed_tokens:

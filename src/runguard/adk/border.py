@@ -25,8 +25,8 @@ from runguard.conductor import Guard
 from runguard.decision import STOP_CODE, Action, Trip, text_for_user
 from runguard.errors import RunStoppedError
 from runguard.events import ModelCall
-from runguard.outcomes import provider_status
 from runguard.pricing import Usage
+from runguard.reading.failures import was_unbilled
 from runguard.runs import Run
 
 _log: Final = logging.getLogger("runguard")
@@ -104,8 +104,7 @@ class Toll:
         if isinstance(error, RunStoppedError) and not heard:  # a guard further in refused it: it never left
             self.called_off()
             return
-        refused = isinstance(error, Exception) and provider_status(error) is not None
-        self._guard.abandon(self._charge, heard, streaming=streaming, refused=refused)
+        self._guard.abandon(self._charge, heard, streaming=streaming, refused=was_unbilled(error))
 
 
 class Ended:
