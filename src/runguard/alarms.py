@@ -96,6 +96,12 @@ class Alarms:
         name, mode = self._ledger.name, "is away: " + error if error else "answers again"
         self._alerts.send(Alert("outage", f"outage {name}", "critical", f"the store {name} {mode}", {"store": name}, self._clock(), resolved=not error))
 
+    def cap(self, scope: str, unit: str, wrong: str) -> None:
+        """A cap function gives no cap for a scope, or gives one again (nothing is wrong)."""
+        text = f"no cap in {unit} for {scope}: {wrong}" if wrong else f"the cap in {unit} of {scope} is known again"
+        alert = Alert("outage", f"cap {unit} {scope}", "critical", text, {"scope": scope, "unit": unit}, self._clock(), resolved=not wrong)
+        self._tell(alert, _HOUR) if wrong else self._over(alert)
+
     def breaker(self, tool: str, is_open: bool) -> None:
         text = f"the breaker of '{tool}' {'is open: it failed too often' if is_open else 'is closed again'}"
         alert = Alert("breaker", f"breaker {tool}", "warning", text, {"tool": tool}, self._clock(), resolved=not is_open)

@@ -27,6 +27,7 @@ NANO: Final = 1_000_000_000
 MOST_USD: Final = 1_000_000_000  # more than that is a slip of the keyboard, and stays exact in every store
 MOST_COUNT: Final = 10**15
 _LEAST_USD: Final = Decimal("1e-9")
+_SHOWN_CHARS: Final = 80
 KINDS: Final = ("run", "session", "user", "app", "agent", "model", "tool", "label")
 _SHARED: Final = frozenset({"run", "session", "user", "app", "label"})  # spent here, nobody in the run may go on
 _WINDOW: Final = re.compile(r"([1-9]\d{0,5})([smhdw])")
@@ -39,31 +40,41 @@ DEFAULT_THRESHOLDS: Final = (Threshold(0.5), Threshold(0.8), Threshold(0.95))
 # ---- money ----------------------------------------------------------------------------------------------------------
 
 
-def to_nano(value: object, name: str = "usd") -> int:
-    """Dollars -> nano-USD; a fraction of a nano is dropped, so that a cap is never wider than it was written."""
+def to_nano(value: object, name: str = "usd", *, least: int = 1) -> int:
+    """Dollars -> nano-USD. A fraction of a nano is dropped, so that a cap is never wider than it was written.
+
+    ``least``: the smallest result that is accepted. A fixed cap of 0 is rejected; a function may give one.
+    """
     if isinstance(value, bool) or not isinstance(value, int | float | str | Decimal):
-        raise PolicyError(f"{name} = {value!r}: give dollars as a number or a decimal string such as '2.50'")
+        raise PolicyError(f"{name} = {shown(value)}: give dollars as a number or a decimal string such as '2.50'")
     if isinstance(value, int) and abs(value) > MOST_COUNT:
-        raise PolicyError(f"{name} = {_digits(value)}: more than {MOST_USD:,} dollars is no limit; leave it out")
+        raise PolicyError(f"{name} = {shown(value)}: more than {MOST_USD:,} dollars is no limit; leave it out")
     try:
         dollars = Decimal(str(value))
     except InvalidOperation:
-        raise PolicyError(f"{name} = {value!r}: not a number of dollars") from None
+        raise PolicyError(f"{name} = {shown(value)}: not a number of dollars") from None
     if not dollars.is_finite():
-        raise PolicyError(f"{name} = {value!r}: must be finite; leave it out for no limit")
-    if dollars <= 0:
-        raise PolicyError(f"{name} = {value!r}: must be more than 0: nothing could ever run")
+        raise PolicyError(f"{name} = {shown(value)}: must be finite; leave it out for no limit")
+    if dollars < 0 or (dollars == 0 and least > 0):
+        raise PolicyError(f"{name} = {shown(value)}: must be more than 0: nothing could ever run")
     if dollars > MOST_USD:
-        raise PolicyError(f"{name} = {value!r}: more than {MOST_USD:,} dollars is no limit; leave it out")
+        raise PolicyError(f"{name} = {shown(value)}: more than {MOST_USD:,} dollars is no limit; leave it out")
     if dollars < _LEAST_USD:
-        raise PolicyError(f"{name} = {value!r}: less than a billionth of a dollar")
+        if least > 0:
+            raise PolicyError(f"{name} = {shown(value)}: less than a billionth of a dollar")
+        return 0
     numerator, denominator = dollars.as_integer_ratio()  # by integers: Decimal arithmetic obeys a context that the host program may have changed
     return numerator * NANO // denominator
 
 
-def _digits(value: int) -> str:
-    """An absurd number need not be printable: Python refuses to write out more than 4,300 digits."""
-    return repr(value) if abs(value) < 10**30 else f"{'-' if value < 0 else ''}(a number of {value.bit_length() * 3 // 10} digits)"
+def shown(value: object) -> str:
+    """A value in an error message: short, on one line, and without running code of a foreign object."""
+    if isinstance(value, int) and abs(value) >= 10**30:  # Python refuses to write out more than 4,300 digits
+        return f"{'-' if value < 0 else ''}(a number of {value.bit_length() * 3 // 10} digits)"
+    if value is None or type(value) in (bool, int, float, str, Decimal):
+        text = repr(value)
+        return text if len(text) <= _SHOWN_CHARS else f"{text[:_SHOWN_CHARS]}…"
+    return f"a {type(value).__name__}"
 
 
 def to_usd(nano: int) -> Decimal:
@@ -89,21 +100,31 @@ def edge(unit: int, number: int) -> Decimal | int:
     return to_usd(number) if unit == 0 else number
 
 
-def to_count(value: object, name: str) -> int:
+def to_count(value: object, name: str, *, least: int = 1) -> int:
     if isinstance(value, bool) or not isinstance(value, int):
         if isinstance(value, float) and math.isfinite(value) and value == int(value):
             value = int(value)
         else:
-            raise PolicyError(f"{name} = {value!r}: give a whole number")
-    if not 0 < value <= MOST_COUNT:
-        raise PolicyError(f"{name} = {_digits(value)}: must be between 1 and {MOST_COUNT:,}; leave it out for no limit")
-    return value
+            raise PolicyError(f"{name} = {shown(value)}: give a whole number")
+    if not least <= value <= MOST_COUNT:
+        raise PolicyError(f"{name} = {shown(value)}: must be between {least} and {MOST_COUNT:,}; leave it out for no limit")
+    return int(value)
+
+
+def cap_from_function(value: object, unit: int) -> int:
+    """A cap that a function gave. 0 is a cap; None means no limit. PolicyError for anything else that is not an amount."""
+    if value is None:
+        return UNLIMITED
+    return to_nano(value, least=0) if unit == 0 else to_count(value, UNITS[unit], least=0)
 
 
 def share_of(limit: Amount, granted: Amount, percent: float) -> Amount:
-    """What must be spent to reach a share of a limit, by integers: 7 of 100 is 7 %, whatever floats say. Unlimited stays unlimited."""
+    """What must be spent to reach a share of a limit, by integers: 7 of 100 is 7 %, whatever floats say. Unlimited stays unlimited.
+
+    At least 1: no share of a limit of 0 is reached while nothing is spent.
+    """
     share = Fraction(str(percent))
-    usd, tokens, calls = (UNLIMITED if cap >= UNLIMITED else math.ceil((cap + more) * share) for cap, more in zip(limit, granted, strict=True))
+    usd, tokens, calls = (UNLIMITED if cap >= UNLIMITED else max(math.ceil((cap + more) * share), 1) for cap, more in zip(limit, granted, strict=True))
     return usd, tokens, calls
 
 
@@ -280,7 +301,7 @@ CountAmount = int | Callable[[Scope], Any] | None
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Budget:
-    """A limit on a scope. Every amount given holds; each may be a function of the ``Scope`` (None from it: no limit there).
+    """A limit on a scope. Every amount given holds. Each may be a function of the ``Scope``, which returns an amount, 0, or None for no limit.
 
     ``per``: run, session, user, app, agent, model, tool or ``label:<name>``; ``"agent:research*"`` chooses by name, ``"run+agent"``
     counts each agent of each run. ``window``: ``"1m"``, ``"1h"``, ``"1d"``, ``"1w"``, ``"month"``; none: for as long as the ledger lives.
@@ -332,12 +353,31 @@ class Budget:
         return cls(**entry)
 
     def limits(self, scope: Scope) -> Amount:
-        """The amounts in force for a scope; callables are asked now."""
-        return (
-            _limit(self.usd, scope, to_nano, "usd"),
-            _limit(self.tokens, scope, lambda value: to_count(value, "tokens"), "tokens"),
-            _limit(self.calls, scope, lambda value: to_count(value, "calls"), "calls"),
-        )
+        """The amounts in force for a scope; functions are called now. PolicyError when one returns something that is not an amount."""
+        usd, tokens, calls = (self._limit(unit, scope) for unit in range(3))
+        return usd, tokens, calls
+
+    def _limit(self, unit: int, scope: Scope) -> int:
+        function = self.function(unit)
+        if function is None:
+            return self.fixed(unit)
+        given = function(scope)
+        try:
+            return cap_from_function(given, unit)
+        except PolicyError as error:
+            raise PolicyError(f"the function for {UNITS[unit]} gave {shown(given)} for {scope.key}: {error}") from None
+
+    def function(self, unit: int) -> Callable[[Scope], Any] | None:
+        """The function that gives the amount of a unit, if there is one."""
+        value = getattr(self, UNITS[unit])
+        return value if callable(value) else None
+
+    def fixed(self, unit: int) -> int:
+        """The amount of a unit where it is a plain number; no limit where it is not."""
+        value = getattr(self, UNITS[unit])
+        if value is None or callable(value):
+            return UNLIMITED
+        return to_nano(value) if unit == 0 else to_count(value, UNITS[unit])
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data for digests and comparison; a callable shows as the fact that there is one."""
@@ -351,20 +391,6 @@ class Budget:
         if self.thresholds != DEFAULT_THRESHOLDS:
             shown["thresholds"] = [[t.percent, t.action, t.recurring] for t in self.thresholds]
         return shown
-
-
-def _limit(value: Any, scope: Scope, convert: Callable[[Any], int], name: str) -> int:
-    if value is None:
-        return UNLIMITED
-    if not callable(value):
-        return convert(value)
-    given = value(scope)
-    if given is None:
-        return UNLIMITED
-    try:
-        return convert(given)
-    except PolicyError as error:
-        raise PolicyError(f"the function for {name} gave {given!r} for {scope.key}: {error}") from None
 
 
 def _threshold(entry: object) -> Threshold:
@@ -401,5 +427,5 @@ class BudgetStatus:
 
     @property
     def utilization(self) -> float:
-        """How much of the limit is spent; above 1 after an overrun."""
-        return float(self.spent / self.limit)
+        """How much of the limit is spent; above 1 after an overrun. Of a limit of 0: 0 while nothing is spent, then 1."""
+        return float(self.spent / self.limit) if self.limit else float(self.spent > 0)

@@ -18,7 +18,7 @@ from decimal import Decimal
 from typing import Any, Final
 
 from runguard.breaker import Permit
-from runguard.budget import BudgetStatus
+from runguard.budget import BudgetStatus, shown
 from runguard.charges import OWNERS, Charge, scopes_of
 from runguard.conductor import Guard
 from runguard.controls import Controls
@@ -169,10 +169,11 @@ class Caller(Controls):
         return read_request(args, kwargs) if self._reads_request and (args or kwargs) else _NO_REQUEST
 
     def counted(self, request: Request, tokens: Any) -> Request:
-        """The user's own count wins over the estimate."""
-        if isinstance(tokens, int) and not isinstance(tokens, bool) and tokens >= 0:
+        """The user's own count wins over the estimate. A count of 0 does not: it would hold nothing for a prompt that is there."""
+        if type(tokens) is int and (tokens > 0 or (tokens == 0 and not request.input_tokens)):
             return replace(request, input_tokens=tokens)
-        _log.warning("runguard.tokens_failed: tokens gave %.80r for '%s', which is no count; an estimate stands for it", tokens, self.name)
+        what = f"raised {type(tokens).__name__}" if isinstance(tokens, Exception) else f"gave {shown(tokens)}"
+        _log.warning("runguard.tokens_failed: tokens %s for '%s'; the prompt is estimated instead", what, self.name)
         return request
 
     def turn(self, request: Request, no_loop: bool) -> "tuple[Turn, First | None]":

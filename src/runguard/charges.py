@@ -32,12 +32,18 @@ class Meter:
         self.suffix = f"/{'+'.join(patterns)}" if patterns else ""
         self.suffix += "" if window is None else f"@{window.text}" + ("" if window.tz == "UTC" else f"/{window.tz}")
 
-    def limits(self, scope: Scope, flat: Amount | None) -> list[Amount]:
-        """What each budget allows; ``flat`` replaces what the policy says, in the units it gives."""
-        limits = [budget.limits(scope) for budget in self.budgets] or [NO_LIMIT]
-        if flat is None:
-            return limits
-        return [(flat[0] if flat[0] < UNLIMITED else usd, flat[1] if flat[1] < UNLIMITED else tokens, calls) for usd, tokens, calls in limits]
+        amounts = [(position, unit, budget.function(unit)) for position, budget in enumerate(budgets) for unit in range(3)]
+        self.functions = [(position, unit, function) for position, unit, function in amounts if function is not None]
+        self.fixed: list[Amount] = [(budget.fixed(0), budget.fixed(1), budget.fixed(2)) for budget in budgets] or [NO_LIMIT]
+
+
+@dataclass(frozen=True, slots=True)
+class UnknownCap:
+    """A cap that nobody knows: the function that should give it failed, and its last value is too old."""
+
+    meter: Meter
+    scope: str
+    reason: str
 
 
 @dataclass(slots=True)
@@ -48,6 +54,7 @@ class Lines:
     meters: tuple[Meter, ...]
     limits: tuple[list[Amount], ...]  # of each account, what each of its budgets allows
     until: float
+    unknown: UnknownCap | None = None  # a cap that is not known: calls are denied, and what is spent all the same is booked
     in_usd: bool = field(init=False)
     may_stop: bool = field(init=False)  # some budget has a threshold that stops
 
@@ -170,6 +177,7 @@ class Denied:
     fraction: float = 0.0  # a stop threshold that was reached
     stop: Stop | None = None  # somebody threw the kill switch
     outage: str = ""  # the store is away
+    unknown: UnknownCap | None = None
     least: int = 0  # output tokens below which an answer was not worth asking for
 
 
@@ -216,7 +224,7 @@ def worst_of(charge: Charge) -> Amount:
 def _least_cap(charge: Charge, unit: int) -> int:
     """Where nobody knows what a call may take, it asks for everything: nothing else is let in beside it."""
     least = min((account.caps[unit] for account in charge.lines.accounts), default=UNLIMITED)
-    return least if least < UNLIMITED else 0
+    return max(least, 1) if least < UNLIMITED else 0  # never 0: an unknown cost does not fit into a cap of 0
 
 
 def scopes_of(info: RunInfo) -> tuple[str, str, str, str]:

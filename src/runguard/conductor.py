@@ -93,6 +93,7 @@ class Guard:
         self.alarms = Alarms(policy.alerts, self.accounts.ledger, self.clock) if policy.alerts and policy.mode != "off" else None
         if self.alarms is not None:
             self.accounts.on_store, self.accounts.on_extended, self.breakers.on_change = self.alarms.store, self.alarms.extended, self.alarms.breaker
+            self.accounts.on_cap(self.alarms.cap)
         self.time_next(SAMPLE)
         self.accounts.ledger.watch(self._on_control, self._signs_of_life)  # last: it may be told something at once
 

@@ -5,7 +5,7 @@ from decimal import Decimal
 from typing import Final
 
 from runguard.budget import UNITS, UNLIMITED, amount_text, edge, to_usd
-from runguard.charges import Denied
+from runguard.charges import Denied, UnknownCap
 from runguard.decision import Action, Finding, Money
 from runguard.events import ModelCall
 from runguard.switch import Stop
@@ -21,6 +21,8 @@ def finding_of(denied: Denied, event: ModelCall, ledger: str) -> Finding:
         resume = "the next user message tries again; on_outage='open' goes on without the store and books later"
         money = Money("run", f"store {ledger}", None, None, resume=resume)
         return Finding("guard_error", _STOP, 1, 0, "outages", "run", "", "store", f"no account could be opened: {denied.outage}", money=money)
+    if denied.unknown is not None:
+        return _finding_of_unknown_cap(denied.unknown)
     if denied.unpriced is not None:
         line = f'prices={{"{event.model}": {{"input": …, "output": …}}}} (USD per million tokens)'
         money = Money("run", f"model '{event.model}'", None, None, resume=f"add {line}, or set on_unpriced to a rate or to 'tokens'")
@@ -48,6 +50,13 @@ def finding_of(denied: Denied, event: ModelCall, ledger: str) -> Finding:
         account.key,
     )
     return Finding("budget", _STOP, observed, limit, unit, scope, "", account.scope, _refusal_text(denied), (_figures(denied),), money)
+
+
+def _finding_of_unknown_cap(unknown: UnknownCap) -> Finding:
+    resume = f"correct the function that gives the cap of {unknown.scope}: it must return an amount, 0, or None for no limit; every new run asks it again"
+    detail = f"its cap is not known: {unknown.reason}"
+    kind, scope = unknown.meter.per.kind, "run" if unknown.meter.per.stops_run else "lane"
+    return Finding("guard_error", _STOP, 1, 0, "unknown caps", scope, "", unknown.scope, detail, money=Money(kind, unknown.scope, None, None, resume=resume))
 
 
 def finding_of_stop(stop: Stop) -> Finding:

@@ -5,6 +5,7 @@ from datetime import UTC, datetime
 from decimal import Decimal
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 from zoneinfo import ZoneInfo
 
 import pytest
@@ -99,7 +100,8 @@ NO_USD = [True, False, None, [], {}, "", "five", "1,50", b"1", 1j]
 def test_an_amount_of_dollars_that_cannot_be_meant_is_refused_by_name(value):
     with pytest.raises(PolicyError) as error:
         to_nano(value, "max_usd")
-    assert f"max_usd = {value!r}: " in str(error.value)
+    shown = repr(value) if value is None or isinstance(value, int | float | str) else f"a {type(value).__name__}"
+    assert f"max_usd = {shown}: " in str(error.value)
 
 
 @pytest.mark.parametrize("value", [0, -1, 10**15 + 1, True, False, 1.5, float("nan"), float("inf"), "5", None, Decimal(5)], ids=repr)
@@ -269,7 +271,45 @@ def test_an_amount_may_depend_on_the_scope():
     assert budget.limits(Scope("user", "k", user="bob", labels={"a": "b", "c": "d"})) == (UNLIMITED, 2, UNLIMITED)
 
 
-@pytest.mark.parametrize("given_value", [-1, 0, True, "x", float("nan")], ids=repr)
+@pytest.mark.parametrize(("given_value", "cap"), [(0, 0), (0.0, 0), (-0.0, 0), ("0", 0), (Decimal(0), 0), ("1e-999999", 0), ("0.5", 500_000_000)], ids=repr)
+def test_a_function_may_give_0(given_value, cap):
+    assert Budget(usd=lambda _: given_value).limits(SOMEONE) == (cap, UNLIMITED, UNLIMITED)
+
+
+def test_a_function_may_give_0_tokens_and_0_calls():
+    assert Budget(tokens=lambda _: 0, calls=lambda _: 0.0).limits(SOMEONE) == (UNLIMITED, 0, 0)
+
+
+@pytest.mark.parametrize("amount", [{"usd": 0}, {"usd": "0"}, {"usd": 0.0}, {"tokens": 0}, {"calls": 0}], ids=repr)
+def test_a_fixed_amount_of_0_is_rejected(amount):
+    with pytest.raises(PolicyError):
+        Budget(**amount)
+
+
+class Hostile:
+    """Its text must not be asked for."""
+
+    def __repr__(self) -> str:
+        raise AssertionError("code of a foreign object ran")
+
+    __str__ = __repr__
+
+
+def test_what_a_function_gave_is_shown_without_running_its_code():
+    with pytest.raises(PolicyError, match="gave a Hostile for"):
+        Budget(usd=lambda _: Hostile()).limits(SOMEONE)
+
+
+@pytest.mark.parametrize("limit", [Decimal(0), 0])
+def test_the_utilization_of_a_limit_of_0(limit):
+    def status(spent: Any) -> BudgetStatus:
+        return BudgetStatus("user:a/b", "usd", spent, limit, limit, limit, None, None, False)
+
+    assert (status(limit).utilization, status(limit).remaining) == (0.0, 0)
+    assert status(limit + 3).utilization == 1.0
+
+
+@pytest.mark.parametrize("given_value", [-1, True, "x", float("nan")], ids=repr)
 def test_a_function_that_gives_nonsense_is_named_with_what_it_gave(given_value):
     with pytest.raises(PolicyError) as error:
         Budget(usd=lambda _: given_value, per="user").limits(Scope("user", "user:app/ann"))

@@ -295,16 +295,6 @@ def test_a_refused_first_call_lets_the_next_one_go():
     assert in_time(lambda: call("x")) == {"usd": 0.1}
 
 
-def test_a_budget_function_that_fails_does_not_lock_the_next_call_out():
-    def broken(scope: Any) -> float:
-        return -1
-
-    call = guard(Model(), budget=Budget(usd=broken, per="run"), on_guard_error="block")
-    for _ in range(3):
-        with pytest.raises(PolicyError, match="gave -1"):
-            in_time(call)
-
-
 @pytest.mark.parametrize("nonsense", [float("nan"), -1, True, "free", None, float("inf")])
 def test_an_unknown_cost_is_not_zero_but_the_last_call(nonsense: Any):
     model = Model({"usd": nonsense})
@@ -1005,7 +995,7 @@ async def test_tokens_may_be_counted_by_a_coroutine():
         await call("x" * 11)
 
 
-@pytest.mark.parametrize("count", [lambda m: 1 / 0, lambda m: -5, lambda m: True, lambda m: "9", lambda m: None, lambda m: float("nan")])
+@pytest.mark.parametrize("count", [lambda m: 1 / 0, lambda m: 0, lambda m: -5, lambda m: True, lambda m: "9", lambda m: None, lambda m: float("nan")])
 def test_a_count_that_fails_is_replaced_by_an_estimate(count: Callable[[Any], Any], caplog: pytest.LogCaptureFixture):
     model = Model()
     call = guard(model, context={"max_context_tokens": 1_000}, tokens=count)

@@ -244,7 +244,12 @@ def test_pure_modules_do_no_io_read_no_clock_and_await_nothing(module):
         ("runguard.accounts.reached", set(), PURE | {"runguard.charges", "runguard.ledger"}),
         ("runguard.accounts.layers", set(), PURE | {"runguard.charges", "runguard.ledger"}),
         ("runguard.accounts.fitting", set(), PURE | {f"runguard.{room}" for room in ("charges", "ledger", "pricing")}),
-        ("runguard.accounts.finder", set(), PURE | {f"runguard.{room}" for room in ("accounts.layers", "charges", "ledger", "policy", "pricing")}),
+        ("runguard.accounts.caps", set(), PURE | {"runguard.charges"}),
+        (
+            "runguard.accounts.finder",
+            set(),
+            PURE | {f"runguard.{room}" for room in ("accounts.caps", "accounts.layers", "charges", "ledger", "policy", "pricing")},
+        ),
         (
             "runguard.accounts.reserving",
             set(),

@@ -8,10 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 from guarded_runs import Alive, eventually, guard, healthy, runaway
 
 from runguard import Budget
 from runguard.breaker import Permit
+from runguard.cli import main
 from runguard.errors import PolicyError
 from runguard.ledger import StoreError
 from runguard.ledger.sqlite import SqliteStore
@@ -69,6 +71,24 @@ def test_after_real_runs_every_question_has_its_answer(place: Any, view: StoreVi
     assert story.projection.total_usd == 2
     assert story.repeats[0].name == "parse_document"
     assert view.unreadable.total == 0
+
+
+def test_a_cap_of_0_is_shown_as_a_limit_of_0_and_not_as_used_up(place: Any, view: StoreView) -> None:
+    plugin = guard(place.url, budgets=[Budget(usd=lambda scope: 0, per="user")])
+    trip = healthy(plugin, user_id="alice").trips[0]
+    assert plugin.flush(10)
+    (row,) = [row for row in view.budgets() if row.scope == "user:app/alice"]
+    assert (row.limit, row.spent, row.share, row.closed) == (0, 0, 0.0, False)
+    story = view.story(trip.id)
+    assert story is not None
+    assert story.why[0] == "user:app/alice had spent $0.00 and reserved $0.00 of its $0.00."
+    assert story.command == "", "as much again as nothing is nothing"
+    ran = CliRunner().invoke(main, ["status", "--store", place.url])
+    assert (ran.exit_code, "user:app/alice" in ran.stdout) == (0, True)
+    assert [status.limit for status in plugin.extend("user:app/alice", usd=1)] == [1]
+    assert healthy(plugin, user_id="alice").trips == []
+    (row,) = [row for row in view.budgets() if row.scope == "user:app/alice"]
+    assert (row.limit, row.granted, row.spent) == (0, 1, Decimal("0.012"))
 
 
 def test_a_run_is_shown_while_it_runs(place: Any, view: StoreView) -> None:

@@ -109,6 +109,19 @@ def test_the_cap_itself_fits_and_one_more_does_not(session: Session, unit: int) 
     assert of(refused).held[unit] == 300_000_000
 
 
+@pytest.mark.parametrize("unit", range(3))
+def test_a_cap_of_0_holds_nothing_but_nothing(session: Session, unit: int) -> None:
+    caps, one = [UNLIMITED] * 3, [0, 0, 0]
+    caps[unit], one[unit] = 0, 1
+    line = a_line(caps=tuple(caps))
+    assert session.reserve("free", LONG_S, [line], NOTHING).ok
+    assert not session.reserve("paid", LONG_S, [line], tuple(one)).ok
+    session.settle("free", [line], NOTHING)
+    assert not the(session).closed
+    assert session.extend(line, tuple(one)).granted == tuple(one)
+    assert session.reserve("granted", LONG_S, [line], tuple(one)).ok
+
+
 def test_spend_and_holds_count_together_against_the_cap(session: Session) -> None:
     line = a_line(caps=calls(3))
     session.reserve("a", LONG_S, [line], CALL)

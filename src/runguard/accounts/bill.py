@@ -11,10 +11,10 @@ from runguard.accounts.expectations import Expectations
 from runguard.accounts.finder import AccountFinder
 from runguard.accounts.layers import layers_around, stricter_than
 from runguard.accounts.reached import newly_reached
-from runguard.accounts.reserving import Reserver
+from runguard.accounts.reserving import Reserver, UnknownCapError
 from runguard.accounts.spending import Spending
 from runguard.budget import NOTHING, UNITS, UNLIMITED, Amount, BudgetStatus, to_count, to_nano
-from runguard.charges import Charge, Denied, Entry, Fired, Lines, Purse, scopes_of, statuses_of, worst_of
+from runguard.charges import Charge, Denied, Entry, Fired, Lines, Purse, UnknownCap, scopes_of, statuses_of, worst_of
 from runguard.errors import PolicyError
 from runguard.events import ModelCall, RunInfo
 from runguard.ledger import Ledger, StoreError, StoreOutage
@@ -44,8 +44,12 @@ class Accounts:
 
     @property
     def errors(self) -> int:
-        """Amounts whose functions failed."""
-        return self._finder.errors
+        """How often a cap function gave no cap."""
+        return self._finder.caps.errors
+
+    def on_cap(self, listener: Callable[[str, str, str], None]) -> None:
+        """``listener`` is called with a scope, a unit and what is wrong when a cap function fails, and with "" when it works again."""
+        self._finder.caps.on_change = listener
 
     # ---- runs -------------------------------------------------------------------------------------------------------
 
@@ -70,7 +74,7 @@ class Accounts:
         lines, within = self._finder.own_of_call(purse, event, self)
         if event.bound is None and lines.accounts:  # the most it may answer has to be found out, or its price is not known
             return None
-        if lines.may_stop or (event.bound is not None and None in event.bound):
+        if lines.unknown is not None or lines.may_stop or (event.bound is not None and None in event.bound):
             return None
         charge = self._charge(purse, event, lines, within, event.max_output_tokens or 0)
         if lines.accounts:
@@ -95,6 +99,8 @@ class Accounts:
             await self.ledger.refresh()  # somebody may have taken it back
             if (stop := self.switch.of(scopes_of(purse.info))) is not None:
                 return (None if enforce else self.uncounted(charge)), Denied(stop=stop)
+        if lines.unknown is not None:
+            return self._without_cap(charge, lines.unknown, enforce)
         if within and enforce and (denied := stricter_than(layers_around(self), self._finder.of_call(purse, event))) is not None:
             return None, denied
         if not lines.accounts and not self.ledger.is_shared:
@@ -102,6 +108,8 @@ class Accounts:
             return charge, None
         try:
             reserved = await self._reserver.reserve(charge, event, enforce, stopped)
+        except UnknownCapError as error:
+            return self._without_cap(charge, error.unknown, enforce)
         except (StoreOutage, StoreError) as error:
             return self._without_store(charge, error, enforce)
         if reserved[0] is not None:
@@ -122,6 +130,10 @@ class Accounts:
         if self.policy.on_outage == "closed":
             return (None if enforce else self.uncounted(charge)), Denied(outage=str(error))
         return self.uncounted(charge), None
+
+    def _without_cap(self, charge: Charge, unknown: UnknownCap, enforce: bool) -> tuple[Charge | None, Denied | None]:
+        """Nobody knows how much may be spent: no paid call, whatever the policy says about faults and outages."""
+        return (None if enforce else self.uncounted(charge)), Denied(unknown=unknown)
 
     def _tell_store(self, error: str) -> None:
         if self.on_store is not None:

@@ -1,19 +1,19 @@
 """Which accounts a call goes on, and which ones a scope names: a policy's budgets, looked up in a ledger."""
 
-import logging
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 from urllib.parse import unquote
 
+from runguard.accounts.caps import CapFunctions, Caps
 from runguard.accounts.layers import layers_around, not_held_by
 from runguard.budget import NOTHING, Amount, Scope
-from runguard.charges import LINES_KEPT, NO_LIMIT, OWNERS, Lines, Meter, Purse, meters_of, parse_scope
+from runguard.charges import LINES_KEPT, NO_LIMIT, OWNERS, Lines, Meter, Purse, UnknownCap, meters_of, parse_scope
+from runguard.errors import PolicyError
 from runguard.events import ModelCall
 from runguard.ledger import Account, Ledger
 from runguard.policy import Policy
 from runguard.pricing import normalise
 
-_log: Final = logging.getLogger("runguard")
 _FOREVER: Final = float("inf")
 
 
@@ -21,9 +21,9 @@ class AccountFinder:
     """One policy's budgets on one ledger."""
 
     def __init__(self, policy: Policy, ledger: Ledger, clock: Callable[[], float]) -> None:
-        self._policy, self._ledger, self._clock = policy, ledger, clock
+        self._ledger, self._clock = ledger, clock
         self.meters = meters_of(policy)
-        self.errors = 0  # amounts whose functions failed
+        self.caps = CapFunctions(clock)
 
     def own_of_call(self, purse: Purse, event: ModelCall, home: Any, anew: bool = False) -> tuple[Lines, bool]:
         """The accounts that a call goes on and that ``home`` has to hold, and whether another layer with this ledger is around it."""
@@ -40,10 +40,13 @@ class AccountFinder:
         known = purse.lines.get(key)
         if known is not None and at < known.until:
             return known
-        lines = self._find_lines(purse, event, at)
+        lines, is_current = self._find_lines(purse, event, at)
         if len(purse.lines) >= LINES_KEPT:
             purse.lines.clear()
-        purse.lines[key] = lines
+        if is_current:
+            purse.lines[key] = lines
+        else:
+            purse.lines.pop(key, None)
         return lines
 
     def of_scope(self, scope: str, purses: Mapping[str, Purse]) -> list[Account]:
@@ -65,18 +68,25 @@ class AccountFinder:
                     continue  # the caps in force were told with more than the scope's name: not to be asked again
                 purse = purses.get(named.run)
                 made = self._account(meter, named, now, purse.flat if purse is not None else None)
-                if made is not None:
-                    if purse is not None:
-                        purse.own.add(made[0].scope)
-                    found.append(made[0])
+                account, caps = made if made is not None else (None, None)
+                if caps is not None and caps.unknown is not None:
+                    raise PolicyError(f"the cap of {scope} is not known: {caps.unknown.reason}; correct the function, then try again")
+                if account is None:
+                    continue
+                if purse is not None:
+                    purse.own.add(account.scope)
+                found.append(account)
         return found
 
-    def _find_lines(self, purse: Purse, event: ModelCall, at: float) -> Lines:
+    def _find_lines(self, purse: Purse, event: ModelCall, at: float) -> tuple[Lines, bool]:
+        """The accounts, and whether every cap function gave a value just now."""
         info = purse.info
         accounts: list[Account] = []
         meters: list[Meter] = []
         allowed: list[list[Amount]] = []
         until = _FOREVER
+        unknown: UnknownCap | None = None
+        is_current = True
         for meter in self.meters:
             scope = Scope(
                 meter.per.kind,
@@ -93,37 +103,39 @@ class AccountFinder:
             found = self._account(meter, scope, at, purse.flat)
             if found is None:
                 continue
-            account, limits = found
+            account, caps = found
+            unknown, is_current = unknown or caps.unknown, is_current and caps.is_current
+            if account is None:
+                continue
             if account.ends is not None:
                 until = min(until, account.ends)
             if any(kind == "run" for kind, _ in meter.per.parts):
                 purse.own.add(account.scope)
             accounts.append(account)
             meters.append(meter)
-            allowed.append(limits)
-        return Lines(tuple(accounts), tuple(meters), tuple(allowed), until)
+            allowed.append(caps.limits)
+        return Lines(tuple(accounts), tuple(meters), tuple(allowed), until, unknown), is_current
 
-    def _account(self, meter: Meter, scope: Scope, at: float, flat: Amount | None = None) -> tuple[Account, list[Amount]] | None:
+    def _account(self, meter: Meter, scope: Scope, at: float, flat: Amount | None = None) -> tuple[Account | None, Caps] | None:
+        """The account of a scope, none where nothing is limited, and its caps. None: the meter is not about this scope."""
         key = meter.per.key(scope)
         if key is None:
             return None
         named = Scope(scope.kind, key, scope.app, scope.user, scope.session, scope.run, scope.agent, scope.model, scope.tool, scope.labels)
-        try:
-            limits = meter.limits(named, flat if meter.per.kind == "run" and meter.window is None else None)
-        except Exception:
-            # A cap that cannot be told is neither none nor zero; what follows is the policy's choice.
-            self.errors += 1
-            if self._policy.on_guard_error == "block":
-                raise
-            _log.exception("runguard.budget_function_failed: no amount for %s; on_guard_error=allow lets it go without this budget", key)
-            return None
-        usd, tokens, calls = (min(limit[unit] for limit in limits) for unit in range(3))
-        if (usd, tokens, calls) == NO_LIMIT:
-            return None
+        caps = self.caps.of(meter, named, flat if meter.per.kind == "run" and meter.window is None else None)
+        usd, tokens, calls = (min(limit[unit] for limit in caps.limits) for unit in range(3))
+        if (usd, tokens, calls) == NO_LIMIT and caps.unknown is None:
+            return None, caps
         name, begins, ends = _key(meter, key, at)
-        account = self._ledger.account(name, key, meter.window.text if meter.window else None, ends, (usd, tokens, calls), begins)
-        account.alert = NOTHING if any(meter.thresholds) else NO_LIMIT  # found anew at the next settle
-        return account, limits
+        account = self._in_memory(name, key) if caps.unknown is not None else None
+        if account is None:
+            account = self._ledger.account(name, key, meter.window.text if meter.window else None, ends, (usd, tokens, calls), begins)
+            account.alert = NOTHING if any(meter.thresholds) else NO_LIMIT  # found anew at the next settle
+        return account, caps
+
+    def _in_memory(self, name: str, key: str) -> Account | None:
+        """An account whose cap is not known now keeps the one it has: runs that know it still go by it."""
+        return None if self._ledger.is_shared else next((account for account in self._ledger.find(key) if account.key == name), None)
 
 
 def _key(meter: Meter, key: str, at: float) -> tuple[str, float | None, float | None]:

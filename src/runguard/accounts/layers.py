@@ -19,7 +19,7 @@ def not_held_by(around: list[Charge], lines: Lines) -> Lines:
         return lines
     kept = [(a, m, limit) for a, m, limit in zip(lines.accounts, lines.meters, lines.limits, strict=True) if a.key not in held]
     accounts, meters, limits = zip(*kept, strict=True) if kept else ((), (), ())
-    return Lines(tuple(accounts), tuple(meters), tuple(limits), lines.until)
+    return Lines(tuple(accounts), tuple(meters), tuple(limits), lines.until, lines.unknown)
 
 
 def stricter_than(around: list[Charge], lines: Lines) -> Denied | None:

@@ -8,7 +8,7 @@ from runguard.accounts.finder import AccountFinder
 from runguard.accounts.fitting import affordable_output, take_the_rest, would_refuse
 from runguard.accounts.layers import held_around
 from runguard.accounts.reached import over_threshold
-from runguard.charges import Charge, Denied, Meter, scopes_of, worst_of
+from runguard.charges import Charge, Denied, Meter, UnknownCap, scopes_of, worst_of
 from runguard.events import ModelCall
 from runguard.ledger import Hold, Ledger, Refusal, Stale, StoreOutage
 from runguard.policy import Policy
@@ -18,6 +18,14 @@ from runguard.switch import Switch
 _LOOKS_S: Final = 1.0  # a waiting call looks at least this often, should a wake-up get lost with its loop
 _FACTS_S: Final = 1.0  # until what was settled has reached a store
 _CLOCK_TRIES: Final = 5
+
+
+class UnknownCapError(Exception):
+    """A cap became unknown while a call waited for its turn. Nothing is held."""
+
+    def __init__(self, unknown: UnknownCap) -> None:
+        super().__init__(unknown.reason)
+        self.unknown = unknown
 
 
 class _StepOut:
@@ -36,7 +44,7 @@ class Reserver:
         self._is_away = False
 
     async def reserve(self, charge: Charge, event: ModelCall, enforce: bool, stopped: Callable[[], bool]) -> tuple[Charge | None, Denied | None]:
-        """The charge with its hold, or why not; both where nothing is enforced."""
+        """The charge with its hold, or why not; both where nothing is enforced. Raises UnknownCapError."""
         lines, rates = charge.lines, charge.rates
         denied = None
         if isinstance(rates, Unpriced) and lines.in_usd and charge.bound is None and self._policy.on_unpriced == "refuse":
@@ -83,7 +91,7 @@ class Reserver:
                     self.store_is("")
                 return result
             charge.purse.lines.clear()
-            charge.lines = self._finder.own_of_call(charge.purse, event, charge.home, anew=True)[0]
+            self._find_again(charge, event)
         raise StoreOutage(f"{self._ledger.name}: its clock moves faster than it answers")
 
     async def _wait_or_lower(self, charge: Charge, event: ModelCall, denied: Denied, stopped: Callable[[], bool]) -> Hold | None:
@@ -104,7 +112,7 @@ class Reserver:
                 charge.bound = event.bound
                 if stopped():
                     break
-                charge.lines = self._finder.own_of_call(charge.purse, event, charge.home, anew=True)[0]
+                self._find_again(charge, event)
                 if (now_denied := over_threshold(charge.lines)) is not None:  # what was waited for reached a threshold that stops
                     denied.refusal, denied.meter, denied.fraction = now_denied.refusal, now_denied.meter, now_denied.fraction
                     return None
@@ -122,6 +130,11 @@ class Reserver:
                 return result
             denied.refusal = refusal = result
         return None
+
+    def _find_again(self, charge: Charge, event: ModelCall) -> None:
+        charge.lines = self._finder.own_of_call(charge.purse, event, charge.home, anew=True)[0]
+        if charge.lines.unknown is not None:
+            raise UnknownCapError(charge.lines.unknown)
 
     def store_is(self, error: str) -> None:
         """Away, by this error; or back, when there is none."""

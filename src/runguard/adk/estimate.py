@@ -16,6 +16,7 @@ from typing import Any, Final
 from google.adk.models.llm_request import LlmRequest
 from google.genai import types
 
+from runguard.budget import shown
 from runguard.fingerprint import size_of
 
 _log: Final = logging.getLogger("runguard")
@@ -54,15 +55,18 @@ class Projection:
 
 
 async def count_tokens(counter: Callable[..., Any], request: LlmRequest) -> int | None:
-    """The user's own counter, plain or awaited. When it fails the estimate stands, and that is said once."""
+    """The user's own counter, plain or awaited. When it fails, the request is estimated; the log says so once.
+
+    0 is a failure too: no request has no tokens, and a call that holds nothing for its prompt overspends.
+    """
     try:
         counted = counter(request)
         if inspect.isawaitable(counted):
             async with asyncio.timeout(_COUNT_S):
                 counted = await counted
-        if type(counted) is int and counted >= 0:
+        if type(counted) is int and counted > 0:
             return counted
-        problem = f"gave {counted!r}, not a number of tokens"
+        problem = f"gave {shown(counted)}, not a number of tokens"
     except Exception as error:
         problem = f"raised {type(error).__name__}"
     if counter not in _told:

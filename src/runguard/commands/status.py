@@ -70,4 +70,5 @@ def _gather(view: "StoreView", scope: str, by: str, since: float) -> dict[str, A
 
 
 def _is_used_up(row: "BudgetRow") -> bool:
-    return row.closed or row.spent >= row.limit + row.granted
+    """A cap of 0 of which nothing was spent is a plan without money, not a budget that ran out."""
+    return row.closed or (row.spent > 0 and row.spent >= row.limit + row.granted)

@@ -210,8 +210,8 @@ def run_of(scope: str) -> str | None:
 
 
 def _share(balance: Balance, unit: int) -> float:
-    limit = balance.caps[unit] + balance.granted[unit]
-    return (balance.spent[unit] + balance.held[unit]) / limit if limit else 1.0
+    limit, used = balance.caps[unit] + balance.granted[unit], balance.spent[unit] + balance.held[unit]
+    return used / limit if limit else float(used > 0)
 
 
 def _budget(balance: Balance, unit: int) -> BudgetRow:

@@ -123,7 +123,7 @@ function showNumbers(spend) {
 function showBudgets({ budgets, budgets_left_out, now }) {
   keep(find("budgets"), first("budgets", budgets, FEW), (row) => `${row.scope} ${row.window} ${row.unit}`, newBudget, (line, row) => {
     const limit = Number(row.limit) + Number(row.granted);
-    const part = (value) => Math.max(0, Math.min(100, limit ? (100 * Number(value)) / limit : 100));
+    const part = (value) => Math.max(0, Math.min(100, limit ? (100 * Number(value)) / limit : Number(value) > 0 ? 100 : 0));
     const isFull = row.closed || row.share >= 1;
     name(line.querySelector(".scope"), row.scope);
     say(line.querySelector(".of"), `${amount(row.unit, row.spent)} of ${amount(row.unit, limit)}`);
