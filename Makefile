@@ -4,11 +4,11 @@ NEW := .venv
 OLD := .venv-oldest-adk
 WORKERS ?= 3  # more than two cores can use: many tests wait for a clock or a server
 
-TOUCH_ADK := tests/adk tests/replay/test_same_as_live.py tests/wire tests/install tests/demo tests/test_docs.py
+TOUCH_ADK := tests/adk tests/faults tests/replay/test_same_as_live.py tests/wire tests/install tests/demo tests/test_docs.py
 # Servers, processes and clocks meet a busy machine: what failed is tried once more, alone. What is wrong fails again.
 AGAIN = (echo "== what failed, once more, alone" && PY -m pytest --last-failed --last-failed-no-failures none)
 
-.PHONY: demo test lint types bench docs browser clean
+.PHONY: demo test faults lint types bench docs browser clean
 
 demo: $(NEW)/.ready
 	@$(NEW)/bin/runguard demo
@@ -18,6 +18,11 @@ test: $(NEW)/.ready $(OLD)/.ready browser lint types
 	@$(NEW)/bin/python -m pytest -n $(WORKERS) || $(AGAIN:PY=$(NEW)/bin/python)
 	@echo "== tests on the oldest supported google-adk: all that touch it"
 	@$(OLD)/bin/python -m pytest -n $(WORKERS) $(TOUCH_ADK) || $(AGAIN:PY=$(OLD)/bin/python)
+
+# Every fault that the tests can make; `make test` takes a sample of them.
+faults: $(NEW)/.ready $(OLD)/.ready
+	@RUNGUARD_FAULTS=long $(NEW)/bin/python -m pytest -n $(WORKERS) --timeout 3600 tests/faults
+	@RUNGUARD_FAULTS=long $(OLD)/bin/python -m pytest -n $(WORKERS) --timeout 3600 tests/faults
 
 lint: $(NEW)/.ready
 	@$(NEW)/bin/ruff check . && $(NEW)/bin/ruff format --check .

@@ -367,12 +367,9 @@ class Caller(Controls):
         raise RunStoppedError.of(trip)
 
     def _failed(self, state: State, error: Exception) -> None:
-        self.guard.guard_errors += 1
-        _log.exception("runguard.guard_error: a call of '%s' could not be judged", self.name)
-        if self.settings.policy.on_guard_error == "block" and self._enforces:
-            trip = self.guard.fail(state.run.info.run, "guard_error", f"functions: {type(error).__name__}", self.name)
-            if trip is not None:
-                raise RunStoppedError.of(trip)
+        trip = self.guard.fault("functions", error, state.run.info.run, self.name)
+        if trip is not None:
+            raise RunStoppedError.of(trip)
 
     # ---- after a call -----------------------------------------------------------------------------------------------
 
@@ -391,12 +388,20 @@ class Caller(Controls):
             self._book(call, told, result, left_after)
             if self.settings.loop:
                 self._watch(call, told, result)
-        except Exception:  # a fault of ours must not take away what was paid for
-            self.guard.guard_errors += 1
-            _log.exception("runguard.guard_error: a call of '%s' could not be booked", self.name)
+        except Exception as error:  # a fault of ours must not take away what was paid for
+            self._give_up(call, error)
         finally:
             if call.first is not None:
                 self.let_others_go(call.first)
+
+    def _give_up(self, call: Call, error: Exception) -> None:
+        """What a call took cannot be booked, or not all of it: an estimate is, so that no other call waits for what it holds."""
+        self.guard.fault("functions", error, call.state.run.info.run, self.name)
+        if call.charge is not None and not call.charge.over:
+            try:
+                self.guard.abandon(call.charge)
+            except Exception as second:
+                self.guard.close(call.charge, second)
 
     def failed(
         self, call: Call, error: BaseException | None, chars: int = 0, *, streaming: bool = False, told: Reading | None = None, last: Any = None
@@ -432,9 +437,8 @@ class Caller(Controls):
                 if not nano and streaming and chars and self.settings.in_usd and self.settings.policy.on_unpriced == "refuse":
                     self._untold(call, "usd")  # pieces came, so it was billed
                 self.guard.settle(charge, usage, nano=nano or None, estimated=True)
-        except Exception:
-            self.guard.guard_errors += 1
-            _log.exception("runguard.guard_error: a failed call of '%s' could not be booked", self.name)
+        except Exception as fault:
+            self._give_up(call, fault)
         finally:
             self.let_others_go(call.first)
 

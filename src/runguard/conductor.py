@@ -22,7 +22,7 @@ from runguard.alarms import Alarms
 from runguard.answers import Answers
 from runguard.breaker import Permit
 from runguard.budget import to_usd
-from runguard.charges import Charge, Fired, scopes_of
+from runguard.charges import Charge, Denied, Fired, scopes_of
 from runguard.decision import ALLOW, Action, Decision, Finding, Money, Trip, on_one_line, text_for_model, text_for_user
 from runguard.denials import finding_of, finding_of_stop
 from runguard.errors import PolicyError
@@ -39,6 +39,7 @@ from runguard.events import (
     ToolCall,
     ToolResults,
 )
+from runguard.faults import Faults
 from runguard.journal import KIND, Journal
 from runguard.ledger.store import Session, StoreError
 from runguard.outbox import Outbox
@@ -80,7 +81,7 @@ class Guard:
         self.accounts.switch.listeners.append(self._enforce_stops)
         self.breakers = Breakers(self.accounts.ledger, policy.max_tool_failures or _BREAKER_FAILURES, policy.half_open_reset_seconds, breaker_runs)
         self.once = Once(self.accounts.ledger, policy.hold_seconds)
-        self.guard_errors = 0
+        self.faults = Faults(policy.on_guard_error)
         self._enforces = policy.mode == "enforce"
         self.tools = tools = Tools(policy)
         self.declare, self.tool_rule, self.fingerprint = tools.declare, tools.rule, tools.fingerprint
@@ -122,18 +123,19 @@ class Guard:
         return run
 
     def end(self, run_id: str) -> None:
-        """Forget a run. Permits it still holds go back: their calls were abandoned."""
+        """Forget a run. Permits it still holds go back: their calls were abandoned. A fault in one step does not prevent the others."""
         run = self.runs.pop(run_id, None)
         if run is None:
             return
-        self.accounts.end(run.purse)
+        attempt = self.faults.attempt
+        attempt("end of run", self.accounts.end, run.purse)
         if run.journal is not None:
-            run.journal.flush()
-        self._record_end(run)
+            attempt("end of run", run.journal.flush)
+        attempt("end of run", self._record_end, run)
         for tool, permit in run.permits.values():
-            self.breakers.release(tool, permit)
+            attempt("end of run", self.breakers.release, tool, permit)
         for call in run.pending_once:
-            self.once.settle(run.info, call, False)
+            attempt("end of run", self.once.settle, run.info, call, False)
 
     def open_lane(self, run: Run, key: str, parent: str, *, concurrent: bool, path: tuple[str, ...] = ()) -> Lane:
         """A strand begins: a parallel branch, or an agent called as a tool. Failures of the last one of this name carry on."""
@@ -238,10 +240,11 @@ class Guard:
         return decision
 
     def reserve_now(self, event: ModelCall) -> bool:
-        """Leave to make a model call outside of the places in flight, when it can be given at once; else ``reserve``."""
-        event.charge = charge = self.accounts.open_now(self.runs[event.run].purse, event)
+        """Permission for a model call outside of the places in flight, when it can be given at once; else ``reserve``."""
+        run = self.runs[event.run]
+        event.charge = charge = self.accounts.open_now(run.purse, event)
         if charge is not None:
-            charge.number, charge.journal = event.number, self.runs[event.run].journal
+            charge.number, charge.journal = event.number, run.journal
         return charge is not None
 
     async def reserve(self, event: ModelCall, *, slot: bool = True) -> Decision:
@@ -268,6 +271,28 @@ class Guard:
         finally:
             run.waiting -= 1
         event.charge = charge
+        try:
+            return self._answer(run, lane, event, task, charge, denied, decision)
+        except BaseException:  # a fault of ours: what was reserved is free again
+            event.charge = None
+            if charge is not None and not charge.over:
+                self.release(charge)
+                self.unspent(event.run, event)
+            if task is not None:
+                run.slots.give_back(task)
+            raise
+
+    def _answer(
+        self,
+        run: Run,
+        lane: Lane,
+        event: ModelCall,
+        task: "asyncio.Task[Any] | None",
+        charge: Charge | None,
+        denied: Denied | None,
+        decision: Decision,
+    ) -> Decision:
+        """What follows from the answer of the accounts."""
         if charge is not None:
             charge.number, charge.journal = event.number, run.journal
         late = self._too_late(run, event) if charge is not None and self._enforces else None
@@ -345,24 +370,38 @@ class Guard:
         return self._decide(run, lane, event, finding)
 
     def settle(self, charge: Charge, usage: Usage, model: str = "", *, nano: int | None = None, estimated: bool = False, free: bool = False) -> None:
-        """Book what a call took; told again, the later figure replaces the earlier. Fires the thresholds that it reaches."""
+        """Book what a call took; told again, the later figure replaces the earlier. Fires the thresholds that it reaches.
+
+        Money first: a fault in anything else leaves no reservation behind, and is not passed on to whoever made the call.
+        """
         before = charge.booked
-        run = self._run_of(charge)
-        if run is not None:  # else told after the end of its run: booked all the same
+        run = self.runs.get(charge.purse.info.run)
+        if run is not None and run.purse is not charge.purse:
+            run = None  # told after the end of its run: booked all the same
+        if run is not None:
             run.spend.prompt_tokens += usage.input - (before.input if before is not None else 0)
             run.spend.output_tokens += usage.output - (before.output if before is not None else 0)
-        booked = (lambda: self._look_back(run, charge)) if charge.doubt is not None and run is not None else None
-        self.accounts.settle(charge, usage, model, nano=nano, estimated=estimated, free=free, on_fired=self._threshold, on_booked=booked)
-        if self.accounts.ledger.is_shared and charge.booked is not None and not charge.within:
-            record = record_of(charge)
-            text = json.dumps(record)
-            self.accounts.ledger.tell(lambda session: session.append("call", charge.purse.info.run, text))
-            journal = run.journal if run is not None else charge.journal
-            if journal is not None:
-                charge.number = charge.number or journal.number()  # nobody was asked before: known when it was paid
-                journal.paid(charge.number, self.clock(), usage, model=model, nano=nano, usd=record["usd"], estimated=estimated, free=free)
-                if run is None:
-                    journal.flush()
+        try:
+            booked = (lambda: self._look_back(run, charge)) if charge.doubt is not None and run is not None else None
+            self.accounts.settle(charge, usage, model, nano=nano, estimated=estimated, free=free, on_fired=self._threshold, on_booked=booked)
+        except Exception as error:
+            self.close(charge, error)
+        try:
+            if self.accounts.ledger.is_shared and charge.booked is not None and not charge.within:
+                self._record_call(run, charge, usage, model, nano=nano, estimated=estimated, free=free)
+        except Exception as error:
+            self.fault("settle", error, charge.purse.info.run)
+
+    def _record_call(self, run: Run | None, charge: Charge, usage: Usage, model: str, *, nano: int | None, estimated: bool, free: bool) -> None:
+        record = record_of(charge)
+        text = json.dumps(record)
+        self.accounts.ledger.tell(lambda session: session.append("call", charge.purse.info.run, text))
+        journal = run.journal if run is not None else charge.journal
+        if journal is not None:
+            charge.number = charge.number or journal.number()  # nobody was asked before: known when it was paid
+            journal.paid(charge.number, self.clock(), usage, model=model, nano=nano, usd=record["usd"], estimated=estimated, free=free)
+            if run is None:
+                journal.flush()
 
     def _look_back(self, run: Run, charge: Charge) -> None:
         """In the shadow: what had seemed too dear was booked, maybe after the run's end. Was it?"""
@@ -377,12 +416,23 @@ class Guard:
         run = self.runs.get(charge.purse.info.run)
         return run if run is not None and run.purse is charge.purse else None
 
+    def close(self, charge: Charge, error: Exception) -> None:
+        """Close the account of a call after a fault of ours. What was held is booked as an estimate: later calls must not wait for it."""
+        self.fault("settle", error, charge.purse.info.run)
+        self.faults.attempt("settle", self.accounts.close, charge)
+
     def release(self, charge: Charge) -> None:
         """A call that was given leave never left."""
-        run = self._run_of(charge)
-        if run is not None and run.journal is not None:
-            run.journal.add({"k": "back", "n": charge.number})
-        self.accounts.release(charge)
+        try:
+            self.accounts.release(charge)
+        except Exception as error:
+            self.fault("release", error, charge.purse.info.run)
+        try:
+            run = self._run_of(charge)
+            if run is not None and run.journal is not None:
+                run.journal.add({"k": "back", "n": charge.number})
+        except Exception as error:
+            self.fault("release", error, charge.purse.info.run)
 
     def abandon(self, charge: Charge, streamed_tokens: int = 0, *, streaming: bool = False, refused: bool = False) -> None:
         """A call ended without reporting its usage: booked as an estimate and flagged.
@@ -393,8 +443,13 @@ class Guard:
             return
         if refused and not streamed_tokens:
             self.settle(charge, Usage(), free=True)
-        else:
-            self.settle(charge, self.accounts.guess(charge, streamed_tokens, streaming), estimated=True)
+            return
+        try:
+            usage = self.accounts.guess(charge, streamed_tokens, streaming)
+        except Exception as error:
+            self.close(charge, error)
+            return
+        self.settle(charge, usage, estimated=True)
 
     def _threshold(self, charge: Charge, reached: Fired) -> None:
         """A share of a budget is spent: tell whoever asked, and the run that spent it."""
@@ -549,12 +604,15 @@ class Guard:
         decision = Decision(action, finding, None, text_for_model(finding) if action >= _NUDGE else "", self._enforces)
         if action is _STOP:
             decision.trip = self._trip(run, lane, event, finding)
-        if run.journal is not None:
-            run.journal.decided(decision, lane.key, event.agent, event.at)
-        self._tell(decision)
-        if self.telemetry is not None:
-            model = event.model or None if isinstance(event, ModelCall | ModelResult) else None
-            self.telemetry.decided(decision, run.info, event.agent, model)
+        try:  # what was decided holds, whether or not it can be told
+            if run.journal is not None:
+                run.journal.decided(decision, lane.key, event.agent, event.at)
+            self._tell(decision)
+            if self.telemetry is not None:
+                model = event.model or None if isinstance(event, ModelCall | ModelResult) else None
+                self.telemetry.decided(decision, run.info, event.agent, model)
+        except Exception as error:
+            self.faults.note("telling a decision", error)
         return decision
 
     def _trip(self, run: Run, lane: Lane, event: Event, finding: Finding) -> Trip:
@@ -566,14 +624,14 @@ class Guard:
                     owner.stopped = earlier
                 return earlier
         trip = trip_of(finding, run, lane, event, self.policy, self._advice)
-        self._record(run, trip)
-        if self.alarms is not None:
-            self.alarms.tripped(trip, finding)
         if self._enforces:
             if owner is not None:
                 owner.stopped = trip
             else:
                 run.stopped = trip
+        self.faults.attempt("recording a trip", self._record, run, trip)
+        if self.alarms is not None:
+            self.faults.attempt("alerting", self.alarms.tripped, trip, finding)
         return trip
 
     def refuse(self, run: Run, event: Event, finding: Finding) -> Trip:
@@ -585,6 +643,22 @@ class Guard:
     def stop(self, run: Run, event: Event, finding: Finding) -> Trip | None:
         """Stop a run for a reason that an adapter found."""
         return self._decide(run, run.lanes[ROOT_LANE], event, finding).trip
+
+    def fault(self, where: str, error: Exception, run_id: str = "", agent: str = "") -> Trip | None:
+        """A fault of the guard itself: counted and logged. Under ``on_guard_error="block"`` it stops the run; returns why, or None to go on."""
+        self.faults.note(where, error)
+        if self.policy.on_guard_error == "allow" or not self._enforces:
+            return None
+        try:
+            return self.fail(run_id, "guard_error", f"{where}: {type(error).__name__}", agent)
+        except Exception as second:
+            self.faults.note("stopping", second)
+            return None
+
+    @property
+    def guard_errors(self) -> int:
+        """Faults of the guard itself so far."""
+        return self.faults.count
 
     def fail(self, run_id: str, rule: str, message: str, agent: str = "") -> Trip | None:
         """Stop a run for the guard's own sake: a broken policy, or a failure under ``on_guard_error="block"``."""

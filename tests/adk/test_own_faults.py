@@ -262,3 +262,71 @@ async def test_a_stopped_loop_with_a_broken_guard_does_not_spin(monkeypatch: pyt
     result = await play(LoopAgent(name="loop", sub_agents=[LlmAgent(name="member", model=model)]), plugins=[plugin])
     assert model.calls == 0
     assert len(result.events) < 20
+
+
+# ---- reservations ---------------------------------------------------------------------------------------------------
+
+PRICED: dict[str, Any] = {"prices": {"scripted-1": {"input": 10, "output": 40}}, "models": {"scripted-1": {"max_output_tokens": 2_000}}}
+ONE_AT_A_TIME = "0.15"  # a call takes $0.02, $0.09 are held for it
+
+
+@pytest.mark.parametrize(
+    ("owner", "method"),
+    [
+        (lambda plugin: plugin.guard.accounts._expectations, "learn"),
+        (lambda plugin: plugin.guard.accounts.spending, "opened"),
+        (lambda plugin: plugin.guard.accounts.spending, "book"),
+        (lambda plugin: plugin.guard.accounts.ledger, "settle"),
+        (lambda plugin: plugin.guard, "settle"),
+        (lambda plugin: plugin.guard, "_too_late"),
+        (lambda plugin: plugin, "_let_go"),
+    ],
+    ids=["learn", "opened", "book", "ledger", "settle", "too late", "let go"],
+)
+async def test_one_fault_leaves_no_reservation_that_later_calls_wait_for(owner: Callable[[Any], Any], method: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    team, plugin = Team(endless=False), RunGuardPlugin(max_usd=ONE_AT_A_TIME, max_wait_seconds=60, **PRICED)
+    broken = owner(plugin)
+    original, met = getattr(broken, method), []
+
+    def fails_once(*args: Any, **kwargs: Any) -> Any:
+        met.append(1)
+        if len(met) == 1:
+            raise FaultError("a bug")
+        return original(*args, **kwargs)
+
+    monkeypatch.setattr(broken, method, fails_once)
+    result = await play(single(team), plugins=[plugin], seconds=20)
+    assert result.texts == ["solo is done"]
+    assert met
+    assert plugin.spend()["reserved_usd"] == 0
+    assert plugin.spend()["calls"] == 3 - (method == "book")  # what cannot be booked among the figures is booked on the budget
+    assert plugin.snapshot()["guard_errors"] == 1
+
+
+async def test_a_fault_at_the_border_books_an_estimate_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    from runguard.adk.border import Toll
+
+    held: list[Any] = []
+
+    def look(n: int) -> dict[str, Any]:
+        held.append(plugin.spend()["reserved_usd"])
+        return {"n": n}
+
+    def broken(*_: Any) -> None:
+        raise FaultError("a bug")
+
+    model = ScriptedModel([call("look", n=1), text("done")])
+    plugin = RunGuardPlugin(max_usd=ONE_AT_A_TIME, **PRICED)
+    monkeypatch.setattr(Toll, "saw", broken)
+    result = await play(LlmAgent(name="solo", model=model, tools=[look]), plugins=[plugin])
+    assert (result.texts, held) == (["done"], [0])
+    assert (plugin.spend()["calls"], plugin.spend()["estimated_calls"]) == (2, 2)
+    assert plugin.snapshot()["guard_errors"] == 2
+
+
+async def test_in_shadow_mode_a_fault_stops_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    team, plugin = Team(endless=False), RunGuardPlugin(mode="shadow", on_guard_error="block")
+    break_guard(plugin, monkeypatch, "check")
+    result = await play(single(team), plugins=[plugin])
+    assert result.texts == ["solo is done"]
+    assert plugin.snapshot()["guard_errors"] > 0

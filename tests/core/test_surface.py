@@ -19,7 +19,7 @@ EDGES = tuple("runguard." + room for room in ("adk", "functions", "replay", "cal
 
 
 _BELOW_THE_CONDUCTOR = tuple(
-    "policy pricing outbox accounts charges denials ledger ledger.store journal answers runs shared switch telemetry tools trips alarms".split()  # noqa: SIM905 - it is a list of names
+    "policy pricing faults outbox accounts charges denials ledger ledger.store journal answers runs shared switch telemetry tools trips alarms".split()  # noqa: SIM905 - it is a list of names
 )
 
 
@@ -270,6 +270,7 @@ def test_pure_modules_do_no_io_read_no_clock_and_await_nothing(module):
         ("runguard.tools", set(), PURE | {"runguard.policy"}),
         ("runguard.trips", set(), PURE | {"runguard.policy", "runguard.runs"}),
         ("runguard.answers", set(), PURE | {"runguard.policy", "runguard.runs", "runguard.tools"}),
+        ("runguard.faults", set(), set()),
         ("runguard.outbox", set(), PURE),
         ("runguard.telemetry", {"opentelemetry"}, PURE | {"runguard", "runguard.outbox"}),
         (

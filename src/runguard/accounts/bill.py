@@ -17,7 +17,7 @@ from runguard.budget import NOTHING, UNITS, UNLIMITED, Amount, BudgetStatus, to_
 from runguard.charges import Charge, Denied, Entry, Fired, Lines, Purse, UnknownCap, scopes_of, statuses_of, worst_of
 from runguard.errors import PolicyError
 from runguard.events import ModelCall, RunInfo
-from runguard.ledger import Ledger, StoreError, StoreOutage
+from runguard.ledger import Hold, Ledger, StoreError, StoreOutage
 from runguard.ledger.urls import open_ledger
 from runguard.policy import Policy
 from runguard.pricing import Pricing, Rates, Unpriced, Usage
@@ -57,9 +57,11 @@ class Accounts:
         return self.spending.begin(info)
 
     def end(self, purse: Purse) -> None:
-        self.spending.end(purse)
-        for own in purse.own:
-            self.ledger.forget(own)
+        try:
+            self.spending.end(purse)
+        finally:
+            for own in purse.own:
+                self.ledger.forget(own)
 
     # ---- before a call ----------------------------------------------------------------------------------------------
 
@@ -82,7 +84,12 @@ class Accounts:
             if hold is None:
                 return None
             charge.hold, charge.held = hold, hold.amount[0]
-        self.spending.opened(charge)
+        try:
+            self.spending.opened(charge)
+        except BaseException:
+            if charge.hold is not None:
+                self._free(charge.hold)
+            raise
         return charge
 
     async def open(self, purse: Purse, event: ModelCall, enforce: bool, stopped: Callable[[], bool]) -> tuple[Charge | None, Denied | None]:
@@ -113,7 +120,12 @@ class Accounts:
         except (StoreOutage, StoreError) as error:
             return self._without_store(charge, error, enforce)
         if reserved[0] is not None:
-            self.spending.opened(charge)
+            try:
+                self.spending.opened(charge)
+            except BaseException:
+                if charge.hold is not None:
+                    self._free(charge.hold)
+                raise
         return reserved
 
     def _charge(self, purse: Purse, event: ModelCall, lines: Lines, within: bool, output: int) -> Charge:
@@ -170,7 +182,34 @@ class Accounts:
         The model that answered wins over the one that was asked. ``nano``: what it cost, where somebody knows better than the price list.
         ``free``: the provider refused the call and billed nothing. Thresholds that fire go to ``on_fired``, once the ledger has
         booked it; without that, those known at once are returned. ``on_booked``: then.
+
+        A fault of ours on the way is raised when nothing is held any more.
         """
+        entry: Entry | None = None
+        fault: Exception | None = None
+        fired: list[Fired] = []
+        try:
+            entry = self._entry(charge, usage, model, nano=nano, estimated=estimated, free=free)
+            self.spending.book(charge, entry, model or charge.model)
+        except Exception as error:
+            fault = error
+            self.spending.give_up(charge)
+        hold = charge.hold
+        if hold is not None:
+            amount = (entry.nano, entry.input + entry.output, 1) if entry is not None else hold.amount
+            try:
+                self._settle_hold(charge, hold, amount, fired, on_fired, on_booked)
+            except Exception as error:
+                fault = fault or error
+                self._close_hold(hold, amount)
+        if fault is not None:
+            raise fault
+        if not estimated and not free and usage.output:
+            self._expectations.learn(charge.model, usage.output)
+        return fired
+
+    def _entry(self, charge: Charge, usage: Usage, model: str, *, nano: int | None, estimated: bool, free: bool) -> Entry:
+        """What a call took, in tokens and at its price."""
         rates = charge.rates
         if model and model != charge.model:
             answering = self.pricing.rates(model, charge.at)
@@ -186,17 +225,15 @@ class Accounts:
             entry.estimated = 1 if estimated or rates.estimated else 0
         else:
             entry.unpriced, entry.estimated = int(not free), int(estimated)
-        amount: Amount = (entry.nano, usage.input + usage.output, 1)
-        self.spending.book(charge, entry, model or charge.model)
-        if not estimated and not free and usage.output:
-            self._expectations.learn(charge.model, usage.output)
-        if charge.hold is None:
-            return []
-        fired: list[Fired] = []
+        return entry
+
+    def _settle_hold(
+        self, charge: Charge, hold: Hold, amount: Amount, fired: list[Fired], on_fired: OnFired | None, on_booked: Callable[[], None] | None
+    ) -> None:
         if self.ledger.is_shared:
-            self.ledger.settle(charge.hold, amount, lambda: self._look(charge, fired, on_fired, on_booked))
-            return fired
-        self.ledger.settle(charge.hold, amount)
+            self.ledger.settle(hold, amount, lambda: self._look(charge, fired, on_fired, on_booked))
+            return
+        self.ledger.settle(hold, amount)
         if on_booked is not None:
             on_booked()
         for account in charge.lines.accounts:
@@ -204,7 +241,20 @@ class Accounts:
             if account.spent_usd >= alert_usd or account.spent_tokens >= alert_tokens or account.spent_calls >= alert_calls:
                 self._look(charge, fired, on_fired)
                 break
-        return fired
+
+    def _close_hold(self, hold: Hold, amount: Amount) -> None:
+        """After a fault: settle once more, or give it back when the ledger cannot settle. A hold that stays would keep every later call waiting."""
+        if hold.is_open:
+            try:
+                self.ledger.settle(hold, amount)
+            except Exception:
+                self.ledger.release(hold)
+
+    def close(self, charge: Charge) -> None:
+        """After a fault: book what was held."""
+        self.spending.give_up(charge)
+        if charge.hold is not None:
+            self._close_hold(charge.hold, charge.hold.amount)
 
     def _look(self, charge: Charge, fired: list[Fired], on_fired: OnFired | None, on_booked: Callable[[], None] | None = None) -> None:
         """Whether what was booked reaches a threshold."""
@@ -224,10 +274,21 @@ class Accounts:
         """The call never left: nothing was spent."""
         if charge.over:
             return
-        charge.over = True
-        self.spending.released(charge)
-        if charge.hold is not None:
-            self.ledger.release(charge.hold)
+        try:
+            if charge.hold is not None:
+                self._free(charge.hold)
+        finally:
+            try:
+                self.spending.released(charge)
+            finally:
+                self.spending.give_up(charge)
+
+    def _free(self, hold: Hold) -> None:
+        try:
+            self.ledger.release(hold)
+        except Exception:
+            self.ledger.settle(hold, NOTHING)
+            raise
 
     def guess(self, charge: Charge, streamed_tokens: int, streaming: bool) -> Usage:
         """What a call that left and never told its usage may have taken."""

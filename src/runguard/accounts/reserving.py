@@ -68,19 +68,22 @@ class Reserver:
                     charge.doubt, denied = denied, None
                 result = await self._ask(charge, event, force=True)
         assert isinstance(result, Hold)
-        if charge.lines.may_stop and (late := over_threshold(charge.lines)) is not None:  # by what the store has just told
-            denied = late
-            if enforce:
-                self._ledger.release(result)
-                return None, denied
-        stop = self._switch.of(scopes_of(charge.purse.info)) if self._switch.stops else None
-        if stop is not None:  # told with the reservation
-            denied = Denied(stop=stop)
-            if enforce:
-                self._ledger.release(result)
-                return None, denied
+        try:
+            late = self._denied_meanwhile(charge)
+        except BaseException:
+            self._ledger.release(result)
+            raise
+        if late is not None and enforce:
+            self._ledger.release(result)
+            return None, late
         charge.hold, charge.held = result, result.amount[0]
-        return charge, denied
+        return charge, late or denied
+
+    def _denied_meanwhile(self, charge: Charge) -> Denied | None:
+        """What the store has told with the reservation: a threshold that stops was reached, or somebody threw the kill switch."""
+        late = over_threshold(charge.lines) if charge.lines.may_stop else None
+        stop = self._switch.of(scopes_of(charge.purse.info)) if self._switch.stops else None
+        return late if stop is None else Denied(stop=stop)
 
     async def _ask(self, charge: Charge, event: ModelCall, *, force: bool = False) -> Hold | Refusal:
         """Ask the ledger; when a period is over by its clock, ask again with the accounts of the current one."""
@@ -88,7 +91,7 @@ class Reserver:
             result = await self._ledger.reserve(charge.lines.accounts, worst_of(charge), force=force, ttl=self._policy.hold_seconds)
             if not isinstance(result, Stale):
                 if self._is_away:
-                    self.store_is("")
+                    self._is_back(result)
                 return result
             charge.purse.lines.clear()
             self._find_again(charge, event)
@@ -135,6 +138,14 @@ class Reserver:
         charge.lines = self._finder.own_of_call(charge.purse, event, charge.home, anew=True)[0]
         if charge.lines.unknown is not None:
             raise UnknownCapError(charge.lines.unknown)
+
+    def _is_back(self, result: Hold | Refusal) -> None:
+        try:
+            self.store_is("")
+        except BaseException:
+            if isinstance(result, Hold):
+                self._ledger.release(result)
+            raise
 
     def store_is(self, error: str) -> None:
         """Away, by this error; or back, when there is none."""

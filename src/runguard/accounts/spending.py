@@ -56,6 +56,14 @@ class Spending:
         with self._lock:
             purse.reserved -= charge.held
             purse.calls -= 1
+            charge.over = True
+
+    def give_up(self, charge: Charge) -> None:
+        """What it took cannot be booked: nothing is held for it any more."""
+        with self._lock:
+            if not charge.over:
+                charge.over = True
+                charge.purse.reserved -= charge.held
 
     def book(self, charge: Charge, entry: Entry, model: str) -> None:
         """What a call took; told again, it replaces what was told before."""
@@ -71,6 +79,7 @@ class Spending:
                 purse.unpriced -= before.unpriced
                 purse.estimated -= before.estimated
             elif not charge.over:
+                charge.over = True
                 purse.reserved -= charge.held
             else:  # released, and left after all
                 purse.calls += 1

@@ -42,26 +42,18 @@ _BORN: Final = "__pydantic_init_subclass__"
 class Toll:
     """One guard's account of one call at the border."""
 
-    __slots__ = ("_charge", "_chars", "_flight", "_guard", "_invocation", "_model", "_usage", "delegated")
+    __slots__ = ("_chars", "_flight", "_invocation", "_model", "_usage", "charge", "delegated", "guard")
 
     def __init__(self, guard: Guard, charge: Charge, invocation: Invocation | None = None, flight: ModelInFlight | None = None) -> None:
-        self._guard, self._charge, self._invocation, self._flight = guard, charge, invocation, flight
+        self.guard, self.charge, self._invocation, self._flight = guard, charge, invocation, flight
         self._usage: Usage | None = None
         self._model = ""
         self._chars = 0
         self.delegated = False  # other models do the work: they are billed instead
 
     @property
-    def guard(self) -> Guard:
-        return self._guard
-
-    @property
-    def charge(self) -> Charge:
-        return self._charge
-
-    @property
     def run(self) -> Run | None:
-        return self._guard.runs.get(self._charge.purse.info.run)
+        return self.guard.runs.get(self.charge.purse.info.run)
 
     @property
     def place(self) -> tuple[Invocation | None, ModelInFlight | None]:
@@ -77,34 +69,34 @@ class Toll:
             if self._flight is not None and self._invocation is not None:
                 self._flight.usage = self._usage
                 self._invocation.learn_prompt(self._flight, self._usage.input)
-        if response.partial and not self._charge.over:
+        if response.partial and not self.charge.over:
             return
         if self._usage is not None:
-            if usage is not None or not self._charge.over:
-                self._guard.settle(self._charge, self._usage, self._model)
-        elif not self._charge.over:
-            guess = Usage(input=self._charge.input, output=-(-self._chars // _PER_TOKEN), audio=self._charge.audio)
-            self._guard.settle(self._charge, guess, self._model, estimated=True)
+            if usage is not None or not self.charge.over:
+                self.guard.settle(self.charge, self._usage, self._model)
+        elif not self.charge.over:
+            guess = Usage(input=self.charge.input, output=-(-self._chars // _PER_TOKEN), audio=self.charge.audio)
+            self.guard.settle(self.charge, guess, self._model, estimated=True)
 
     def called_off(self) -> None:
         """The call is not made after all."""
-        if not self._charge.over:
-            self._guard.release(self._charge)
-            self._guard.unspent(self._charge.purse.info.run)
+        if not self.charge.over:
+            self.guard.release(self.charge)
+            self.guard.unspent(self.charge.purse.info.run)
 
     def ended(self, error: BaseException | None, streaming: bool) -> None:
-        if self.delegated or self._charge.over:
+        if self.delegated or self.charge.over:
             return
         heard = -(-self._chars // _PER_TOKEN)
         if self._usage is not None:
             more = error is not None and heard > self._usage.output  # a stream may tell its prompt first and its output only at the end
             usage = replace(self._usage, output=heard) if more else self._usage
-            self._guard.settle(self._charge, usage, self._model, estimated=more)
+            self.guard.settle(self.charge, usage, self._model, estimated=more)
             return
         if isinstance(error, RunStoppedError) and not heard:  # a guard further in refused it: it never left
             self.called_off()
             return
-        self._guard.abandon(self._charge, heard, streaming=streaming, refused=was_unbilled(error))
+        self.guard.abandon(self.charge, heard, streaming=streaming, refused=was_unbilled(error))
 
 
 class Ended:
@@ -150,64 +142,81 @@ class Ended:
 
 
 class Crossing:
-    """A call on its way through the border."""
+    """A call on its way through the border: whose accounts it is on, and how the kill switch ends it."""
 
-    __slots__ = ("llm", "tolls")
+    __slots__ = ("ended", "llm", "owners", "tolls")
 
     def __init__(self, llm: BaseLlm, tolls: list[Toll]) -> None:
-        self.llm, self.tolls = llm, tolls
+        self.llm, self.tolls, self.ended = llm, tolls, Ended(tolls)
+        self.owners = (*(charge for charge in OWNERS.get() if not charge.over), *(toll.charge for toll in tolls))
 
 
 _CROSSING: Final[ContextVar[Crossing | None]] = ContextVar("runguard_crossing", default=None)
 
 
 async def _guarded(original: Callable[..., Any], llm: BaseLlm, request: LlmRequest, stream: bool, args: Any, kwargs: Any) -> AsyncGenerator[LlmResponse, None]:
+    """The model's answers, with the call on its accounts. A fault of ours changes nothing of them, and leaves no reservation behind."""
     outer = _CROSSING.get()
     tolls: list[Toll] = []
+    crossing: Crossing | None = None
     own = request.config
     try:
         stop = await _enter(outer, llm, request, tolls)
-    except Exception:
-        stop = None
-        _log.exception("runguard.guard_error: the account of a call to '%s' could not be opened", llm.model)
+        if stop is None:
+            crossing = Crossing(llm, tolls)
+    except Exception as fault:
+        stop = _fault(fault, tolls)
     except BaseException:  # cancelled while the next guard was asked
-        for toll in tolls:
-            _carefully(toll.called_off)
+        _call_off(tolls)
         raise
     if stop is not None:
-        trip, guard = stop
-        for toll in tolls:  # another guard had let it through: it does not leave now
-            _carefully(toll.called_off)
-        yield await _refuse(trip, guard)
+        try:
+            refusal = await _refuse(*stop, tolls)
+        except RunStoppedError:
+            raise
+        except Exception as fault:
+            refusal = _refuse_barely(*stop, tolls, fault)
+        yield refusal
         return
     capped = request.config
-    crossing = Crossing(llm, tolls)
     error: BaseException | None = None
     answers: Any = None
-    ended, around = Ended(tolls), tuple(charge for charge in OWNERS.get() if not charge.over)
+    inside, owners = (crossing, crossing.owners) if crossing is not None else (outer, OWNERS.get())
+    ended = crossing.ended if crossing is not None else None
     try:
         answers = aiter(original(llm, request, stream, *args, **kwargs))  # not every one is a generator
         while True:
-            token, owners = _CROSSING.set(crossing), OWNERS.set((*around, *(toll.charge for toll in tolls)))
-            ended.listen()
+            tokens = _CROSSING.set(inside), OWNERS.set(owners)
+            try:
+                if ended is not None:
+                    ended.listen()
+            except Exception as fault:
+                _fault(fault, tolls)
             try:
                 response = await anext(answers)
             except StopAsyncIteration:
                 break
             finally:
-                ended.deaf()
-                OWNERS.reset(owners)
-                _CROSSING.reset(token)
+                try:
+                    if ended is not None:
+                        ended.deaf()
+                except Exception as fault:
+                    _fault(fault, tolls)
+                OWNERS.reset(tokens[1])
+                _CROSSING.reset(tokens[0])
             for toll in tolls:
-                if not toll.delegated:
-                    _carefully(toll.saw, response)
+                try:
+                    if not toll.delegated:
+                        toll.saw(response)
+                except Exception as fault:
+                    _give_up(toll, fault)
             yield response
     except asyncio.CancelledError as raised:
         error = raised
-        stopped = ended.by_switch()
+        stopped = _ended_by_switch(ended, tolls)
         if stopped is None:
             raise
-        yield stop_response(stopped[0], stopped[1].stop_text(stopped[0]))
+        yield stopped
     except BaseException as raised:
         error = raised
         raise
@@ -215,14 +224,87 @@ async def _guarded(original: Callable[..., Any], llm: BaseLlm, request: LlmReque
         if request.config is capped:
             request.config = own  # the caller may use his request again
         for toll in tolls:
-            _carefully(toll.ended, error, stream)
+            try:
+                toll.ended(error, stream)
+            except Exception as fault:
+                _give_up(toll, fault)
         close = getattr(answers, "aclose", None)
         if close is not None:
             await close()
 
 
-async def _refuse(trip: Trip | None, guard: Guard) -> LlmResponse:
+def _ended_by_switch(ended: Ended | None, tolls: list[Toll]) -> LlmResponse | None:
+    """The stop to answer with when the kill switch has ended the call; None when somebody else has cancelled it."""
+    try:
+        stopped = ended.by_switch() if ended is not None else None
+    except Exception as fault:
+        _fault(fault, tolls)
+        return None
+    if stopped is None:
+        return None
+    trip, guard = stopped
+    try:
+        return stop_response(trip, guard.stop_text(trip))
+    except Exception as fault:
+        _fault(fault, tolls)
+        return LlmResponse(error_code=STOP_CODE, error_message=trip.rule)
+
+
+# ---- faults of our own ----------------------------------------------------------------------------------------------
+
+
+def _fault(fault: Exception, tolls: list[Toll]) -> tuple[Trip | None, Guard] | None:
+    """A fault of ours at the border: told to the guards whose call this is. A stop when the policy of one of them says so."""
+    guards = {toll.guard for toll in tolls} | {guard for guard, _, _ in FLIGHTS.get()} | {layer.guard for layer in LAYERS.get()}
+    runs = {charge.home: charge.purse.info.run for charge in (toll.charge for toll in tolls)}
+    stream = STREAM.get()
+    if stream is not None and stream.plugin is not None:
+        guards.add(stream.plugin.guard)
+        for invocation in filter(None, map(stream.plugin.find_invocation, stream.invocations)):
+            runs.setdefault(stream.plugin.guard.accounts, invocation.run.info.run)
+    if not guards:
+        _log.error("runguard.guard_error: the border failed with %s; the call goes on", type(fault).__name__, exc_info=fault)
+    stop = None
+    for guard in guards:
+        trip = guard.fault("border", fault, runs.get(guard.accounts, ""))
+        stop = stop or ((trip, guard) if trip is not None else None)
+    return stop
+
+
+def _give_up(toll: Toll, fault: Exception) -> None:
+    """What a call took cannot be booked: an estimate is, at once, so that no other call waits for what it holds."""
+    guard, charge = toll.guard, toll.charge
+    guard.fault("border", fault, charge.purse.info.run)
+    if toll.delegated:
+        return
+    try:
+        guard.abandon(charge)
+    except Exception as second:
+        guard.close(charge, second)
+
+
+def _call_off(tolls: list[Toll]) -> None:
+    """The call is not made after all: another guard refuses it, or nobody waits for it any more."""
+    for toll in tolls:
+        try:
+            toll.called_off()
+        except Exception as fault:
+            _give_up(toll, fault)
+
+
+def _refuse_barely(trip: Trip | None, guard: Guard, tolls: list[Toll], fault: Exception) -> LlmResponse:
+    """The refusal could not be made as it should be. The call is refused all the same, and a run that is stopped as a whole is ended."""
+    guard.faults.note("refusing", fault)
+    _call_off(tolls)
+    run = guard.runs.get(trip.run_id) if trip is not None else None
+    if trip is not None and run is not None and run.stopped is not None and FRAME.get() is None:
+        raise Halt(trip)
+    return LlmResponse(error_code=STOP_CODE, error_message="refused")
+
+
+async def _refuse(trip: Trip | None, guard: Guard, tolls: list[Toll]) -> LlmResponse:
     """Answer instead of the model. A loop that asks again and again, whatever the answer, is ended from outside."""
+    _call_off(tolls)  # another guard had let it through: it does not leave now
     if trip is None:  # aside of a run that has given its answer: nothing is stopped
         return LlmResponse(error_code=STOP_CODE, error_message=text_for_user(""))
     run = guard.runs.get(trip.run_id)
@@ -245,13 +327,6 @@ async def _refuse(trip: Trip | None, guard: Guard) -> LlmResponse:
     return refused_response(trip, guard.stop_text(trip))
 
 
-def _carefully(report: Callable[..., None], *facts: Any) -> None:
-    try:
-        report(*facts)
-    except Exception:  # a fault of ours must not break a call that was paid for
-        _log.exception("runguard.guard_error: a call could not be booked")
-
-
 async def _enter(outer: Crossing | None, llm: BaseLlm, request: LlmRequest, tolls: list[Toll]) -> tuple[Trip | None, Guard] | None:
     """Fill in the accounts of this call; a stop when it may not be made."""
     if outer is not None:
@@ -260,8 +335,8 @@ async def _enter(outer: Crossing | None, llm: BaseLlm, request: LlmRequest, toll
             if stop is not None:
                 return stop
     for toll in _announced(request) if outer is None else ():
-        _keep_cap(request, toll.charge)
         tolls.append(toll)
+        _keep_cap(request, toll.charge)
     mine = {toll.guard for toll in tolls}
     for guard, invocation, lane, agent, tool, is_layer in _callers():
         if guard in mine or (outer is not None and not is_layer):
@@ -270,11 +345,10 @@ async def _enter(outer: Crossing | None, llm: BaseLlm, request: LlmRequest, toll
         try:
             stop = await _ask(guard, invocation, lane, agent, tool, request, tolls, is_layer=is_layer)
         except Exception as error:  # the guard's own fault: the policy says what it means
-            guard.guard_errors += 1
-            _log.exception("runguard.guard_error: the account of a call to '%s' could not be opened", request.model)
-            if guard.policy.on_guard_error == "allow":
+            trip = guard.fault("border", error, invocation.run.info.run, agent)
+            if trip is None:
                 continue
-            return guard.fail(invocation.run.info.run, "guard_error", f"border: {type(error).__name__}", agent), guard
+            return trip, guard
         finally:
             OWNERS.reset(owners)
         if stop is not None:
@@ -288,8 +362,8 @@ def _announced(request: LlmRequest) -> list[Toll]:
     for guard, invocation, flight in FLIGHTS.get():
         if flight.charge is None or flight.left or flight.answered or flight.charge.over or flight.request() is not request:
             continue
-        flight.left = True
         found.append(Toll(guard, flight.charge, invocation, flight))
+        flight.left = True  # last: what is not found here is settled by the hook that sees the answer
     if found:
         FLIGHTS.set(tuple(entry for entry in FLIGHTS.get() if not entry[2].left))
     return found
@@ -378,9 +452,13 @@ async def _ask(
         return decision.trip, guard
     charge = event.charge
     if charge is not None:
+        try:
+            tolls.append(Toll(guard, charge, invocation, flight))
+        except BaseException:
+            guard.release(charge)
+            raise
         if charge.lowered:
             cap_output(request, charge.max_output)
-        tolls.append(Toll(guard, charge, invocation, flight))
     return None
 
 
@@ -427,7 +505,7 @@ class Border:
     def put_up(self) -> None:
         self.watch_all()
         if _BORN not in BaseLlm.__dict__:
-            setattr(BaseLlm, _BORN, classmethod(lambda kind, **_: self.watch(kind)))
+            setattr(BaseLlm, _BORN, classmethod(lambda kind, **_: self._watch_new(kind)))
 
     def watch_all(self) -> None:
         pending: list[type] = [BaseLlm]
@@ -435,6 +513,12 @@ class Border:
             pending.extend(kind.__subclasses__())
             if kind is not BaseLlm:
                 self.watch(kind)
+
+    def _watch_new(self, kind: type) -> None:
+        try:
+            self.watch(kind)
+        except Exception:
+            _log.exception("runguard.guard_error: calls of the model class '%s' are not seen", kind.__name__)
 
     def watch(self, kind: type) -> None:
         if kind in self._wrapped or kind.__module__ == _LAYER_MODULE:
@@ -456,11 +540,7 @@ class Border:
 def _asked_first(call: AsyncGenerator[LlmResponse, None], request: LlmRequest, watched: tuple[Any, ...]) -> AsyncGenerator[LlmResponse, None]:
     from runguard.adk.termination import asked_first
 
-    def call_off() -> None:
-        for toll in _announced(request):
-            _carefully(toll.called_off)
-
-    return asked_first(call, watched, usage_of, call_off)
+    return asked_first(call, watched, usage_of, lambda: _call_off(_announced(request)))
 
 
 def _wrap(original: Any) -> Any:
@@ -472,7 +552,12 @@ def _wrap(original: Any) -> Any:
             if crossing.llm is self or not (crossing.tolls or LAYERS.get()):  # a class that calls its parent's method: the same call
                 return original(self, llm_request, stream, *args, **kwargs)
         elif watched:
-            return _asked_first(_guarded(original, self, llm_request, stream, args, kwargs), llm_request, watched)
+            guarded = _guarded(original, self, llm_request, stream, args, kwargs)
+            try:
+                return _asked_first(guarded, llm_request, watched)
+            except Exception as fault:
+                _fault(fault, [])
+                return guarded
         elif not FLIGHTS.get() and FRAME.get() is None and STREAM.get() is None and not LAYERS.get():
             return original(self, llm_request, stream, *args, **kwargs)
         return _guarded(original, self, llm_request, stream, args, kwargs)

@@ -26,7 +26,6 @@ _log: Final = logging.getLogger("runguard")
 _SPINS: Final = 2  # how often one agent may be skipped after a stop before the run is ended from outside
 _SPINS_IN_ALL: Final = 300  # how often anything may be skipped without one model call between
 _IDLE_LOOKS: Final = 10  # half a second
-_FAULTS_LOGGED: Final = 10
 _FAULTED_KEPT: Final = 1_000
 
 
@@ -126,11 +125,9 @@ class Ending:
 
     def fault(self, hook: str, error: Exception, ic: InvocationContext) -> Trip | None:
         """Record a failure of the guard itself. The trip to stop with, when the policy says so; None lets the run go on."""
-        guard = self._guard
-        guard.guard_errors += 1
-        level = logging.ERROR if guard.guard_errors <= _FAULTS_LOGGED else logging.DEBUG  # counted always, told a few times
-        _log.log(level, "runguard.guard_error: %s failed with %s; on_guard_error=%s", hook, type(error).__name__, guard.policy.on_guard_error, exc_info=error)
-        if guard.policy.on_guard_error == "allow":
+        policy = self._guard.policy
+        self._guard.faults.note(hook, error)
+        if policy.on_guard_error == "allow" or policy.mode != "enforce":
             return None
         return self.faulted.get(ic.invocation_id) or self._give_up(f"{hook}: {type(error).__name__}", ic)
 

@@ -248,6 +248,7 @@ class RunGuardPlugin(Controls, BasePlugin):
             return None
         ic = callback_context._invocation_context
         trip, lane = self._gave_up(ic), ROOT_LANE
+        event: ModelCall | None = None
         if trip is None:
             try:
                 guard = self.guard
@@ -273,6 +274,7 @@ class RunGuardPlugin(Controls, BasePlugin):
                 trip = decision.trip
             except Exception as error:
                 trip = self.ending.fault("before_model", error, ic)
+                self._take_back(event)
         if trip is None:
             return None
         return await self.ending.at_model(callback_context, trip, self.find_invocation(ic.invocation_id), lane)
@@ -305,6 +307,18 @@ class RunGuardPlugin(Controls, BasePlugin):
             self.close_flight(over)
         FLIGHTS.set((*(entry for entry in FLIGHTS.get() if entry[0] is not self.guard and not entry[2].left), (self.guard, invocation, flight)))
 
+    def _take_back(self, event: ModelCall | None) -> None:
+        """The guard failed after it had reserved: nothing is held for the call. If it is made, the model's border asks for it anew."""
+        if event is None:
+            return
+        charge, event.charge = event.charge, None
+        if charge is not None and not charge.over:
+            self.guard.release(charge)
+            self.guard.faults.attempt("before_model", self.guard.unspent, event.run, event)
+        run, task = self.guard.runs.get(event.run), asyncio.current_task()
+        if run is not None and task is not None:
+            run.slots.give_back(task)
+
     async def _count_siblings(self, strand: Lane, above: Lane, event: ModelCall) -> None:
         """A Workflow's branch begins. Its siblings begin in the same turn of the event loop: let them, then judge all of them as one.
 
@@ -323,10 +337,12 @@ class RunGuardPlugin(Controls, BasePlugin):
     def _settle_unanswered(self, invocation: Invocation, task: "asyncio.Task[Any] | None") -> None:
         """The last call of this task got no answer from a model: somebody's callback or cache answered instead."""
         flight = invocation.flights.get(task)
-        if flight is not None and not flight.answered and not flight.left:
+        if flight is None:
+            return
+        if not flight.answered and not flight.left:
             flight.answered = flight.delivered = True
             self.guard.unspent(invocation.run.info.run)
-            self.close_flight(flight)
+        self.close_flight(flight)  # whatever it still holds: a task makes one call after the other
 
     async def after_model_callback(self, *, callback_context: CallbackContext, llm_response: LlmResponse) -> LlmResponse | None:
         if self._off:

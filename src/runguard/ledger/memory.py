@@ -43,18 +43,20 @@ class MemoryLedger(Waiting):
             return account
 
     async def reserve(self, accounts: Sequence[Account], want: Amount, *, force: bool = False, ttl: float = 0.0) -> Hold | Refusal:
+        hold = Hold(accounts, want)
         with self._lock:
             if not force and not _fits(accounts, want):
                 return refusal_of(accounts, want, self._changes)
             _hold(accounts, want)
-        return Hold(accounts, want)
+        return hold
 
     def hold_now(self, accounts: Sequence[Account], want: Amount) -> Hold | None:
+        hold = Hold(accounts, want)
         with self._lock:
             if not _fits(accounts, want):
                 return None
             _hold(accounts, want)
-        return Hold(accounts, want)
+        return hold
 
     def book(self, accounts: Sequence[Account]) -> Hold:
         return Hold(accounts, NOTHING)

@@ -402,14 +402,14 @@ class StoreLedger(Waiting):
         return Hold(accounts, NOTHING, f"{self._prefix}{next(self._ids)}")
 
     def settle(self, hold: Hold, actual: Amount, then: Callable[[], None] | None = None) -> None:
-        hold.booked, hold.is_open = actual, False
         lines = _lines(hold.accounts)
         self._put(_Fact(lambda session: session.settle(hold.id, lines, actual), hold.accounts, then))
+        hold.booked, hold.is_open = actual, False
 
     def release(self, hold: Hold) -> None:
         if hold.is_open:
-            hold.is_open = False
             self._put(_Fact(lambda session: session.release(hold.id), hold.accounts))
+            hold.is_open = False
 
     def tell(self, fact: Callable[[Session], Any]) -> None:
         """Something for the records: told in order with the settlements, dropped when too much is waiting."""

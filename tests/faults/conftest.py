@@ -1,0 +1,23 @@
+"""A clean process between tests, and how much is tried: a sample, or everything with ``RUNGUARD_FAULTS=long`` (``make faults``)."""
+
+import os
+from collections.abc import Iterator
+
+import pytest
+
+import runguard
+
+
+@pytest.fixture
+def is_long() -> bool:
+    """Whether everything is to be tried that can be."""
+    return os.environ.get("RUNGUARD_FAULTS") == "long"
+
+
+@pytest.fixture(autouse=True)
+def clean_process(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """No test sees the environment's policy or another test's installed guard."""
+    for name in ("RUNGUARD_MODE", "RUNGUARD_POLICY", "RUNGUARD_STORE"):
+        monkeypatch.delenv(name, raising=False)
+    yield
+    runguard.uninstall()

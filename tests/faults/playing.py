@@ -1,0 +1,148 @@
+"""Plays a reference run with one fault in it, and says what the fault did."""
+
+import asyncio
+import logging
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from runguard.budget import NOTHING
+
+from .injection import Place, broken, places, reached
+from .reference_runs import TURNS, Play, Reference, SpinningError, budget_for
+
+TURN_S: Final = 4.0  # a turn takes some milliseconds; one that waits for a leaked reservation takes a minute
+
+
+@dataclass(slots=True)
+class Baseline:
+    """What a reference does without a fault."""
+
+    reference: Reference
+    policy: dict[str, Any]
+    calls: int  # that reach a model
+    seen: list[Any]  # by turn, without a guard
+    places: list[Place] = field(default_factory=list)
+
+    def make(self, when: str) -> Play:
+        """With a tight budget; but a fault in every call may make every call an estimate."""
+        return self.reference.make({**budget_for(self.calls, tight=when != "every"), **self.policy})
+
+
+@dataclass(slots=True)
+class Outcome:
+    """What one fault did. ``harm`` is empty when nothing happened that the caller could notice."""
+
+    reference: str
+    place: str
+    when: str
+    raised: int = 0
+    harm: list[str] = field(default_factory=list)
+
+    def __str__(self) -> str:
+        return f"{self.reference} · {self.place} · {self.when}: {'; '.join(self.harm) or 'unharmed'}"
+
+
+class Heard(logging.Handler):
+    def __init__(self) -> None:
+        super().__init__()
+        self.lines: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.lines.append(record.getMessage())
+
+
+async def baseline(reference: Reference, **policy: Any) -> Baseline:
+    """Play it without a guard, then with one: that must look the same, unless the policy stops it; and see which functions it reaches."""
+    bare = reference.make(None)
+    seen = [await bare.turn() for _ in range(TURNS)]
+    base = Baseline(reference, policy, bare.calls(), seen)
+    for _ in range(2):  # what is imported or learned in a first run is not there in a second one
+        play = base.make("first")
+        with reached() as calls:
+            guarded = [await asyncio.wait_for(play.turn(), TURN_S) for _ in range(TURNS)]
+    await play.check()
+    assert not leaks(play), leaks(play)
+    assert not any(guard.snapshot()["guard_errors"] for guard in play.guards)
+    if not reference.stops:
+        assert guarded == seen, f"{reference.name} is changed by a healthy guard"
+    base.places = places(calls)
+    return base
+
+
+async def play_with_fault(base: Baseline, place: Place, when: str) -> Outcome:
+    outcome = Outcome(base.reference.name, place.name, when)
+    heard = Heard()
+    log = logging.getLogger("runguard")
+    log.addHandler(heard)
+    try:
+        with broken(place, when) as fault:
+            play = base.make(when)
+            fault.arm()
+            seen = await _turn(play, outcome)
+            fault.disarm()
+            outcome.raised = fault.raised
+            seen_again = await _turn(play, outcome, " afterwards") if not outcome.harm else None
+    finally:
+        log.removeHandler(heard)
+    if not outcome.raised:
+        return outcome
+    outcome.harm += [f"leaked: {leak}" for leak in leaks(play)]
+    if not outcome.harm and not base.reference.stops:
+        outcome.harm += ["changed"] if seen != base.seen[0] else []
+        outcome.harm += ["changed afterwards"] if seen_again != base.seen[1] else []
+    try:
+        await play.check()
+    except AssertionError as error:
+        outcome.harm.append(f"dirty: {error}")
+    if not any(told(guard) for guard in play.guards):
+        outcome.harm.append("uncounted")
+    if not any((line.startswith("runguard.") and "failed" in line) or "guard_error" in line for line in heard.lines):
+        outcome.harm.append("unlogged")
+    return outcome
+
+
+def told(guard: Any) -> int:
+    """Faults that the guard has counted."""
+    snapshot = guard.snapshot()
+    return int(snapshot["guard_errors"] + snapshot["callbacks_failed"])
+
+
+async def _turn(play: Play, outcome: Outcome, when: str = "") -> Any:
+    playing = asyncio.ensure_future(play.turn())
+    await asyncio.wait((playing,), timeout=TURN_S)
+    if not playing.done():
+        outcome.harm.append(f"hung{when}")
+        playing.cancel()
+        await asyncio.wait((playing,), timeout=TURN_S)
+        return None
+    try:
+        return playing.result()
+    except (Exception, SpinningError) as error:
+        outcome.harm.append(f"crashed{when}: {type(error).__name__}: {error}"[:200])
+        return None
+
+
+def leaks(play: Play) -> list[str]:
+    """What is still held after a run: money, places among the calls in flight, the run itself."""
+    found: list[str] = []
+    for guard in play.guards:
+        accounts = guard.accounts
+        found += [f"{account.key} holds {account.held}" for account in accounts.ledger.known() if account.held != NOTHING]
+        if (reserved := accounts.spend()["reserved_usd"]) != 0:
+            found.append(f"reserved {reserved}")
+        for run in list(guard.runs.values()):
+            if run.slots.busy() or run.waiting or run.in_flight:
+                found.append(f"run {run.info.run} has a call in flight")
+    return found
+
+
+def table(outcomes: list[Outcome]) -> Counter[str]:
+    """How many faults did what; one that did several things counts as the worst of them."""
+    counts: Counter[str] = Counter(injected=0, unharmed=0, crashed=0, hung=0, leaked=0, changed=0, dirty=0, uncounted=0, unlogged=0)
+    for outcome in outcomes:
+        if outcome.raised:
+            counts["injected"] += 1
+            kinds = [harm.split()[0].rstrip(":") for harm in outcome.harm]
+            counts[next((kind for kind in ("crashed", "hung", "leaked", "changed", "dirty", "uncounted", "unlogged") if kind in kinds), "unharmed")] += 1
+    return counts

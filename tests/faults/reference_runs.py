@@ -1,0 +1,345 @@
+"""Runs on which every fault is tried: healthy ones, and one of each way to be stopped.
+
+A reference makes a ``Play``: agents, guard and all, ready to go, with a guard under the given policy or without one. The budget of
+the user is generous in sum and tight at any moment, so that a reservation that is never closed keeps later calls waiting.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any, Final
+
+from google.adk.agents import LlmAgent, LoopAgent, ParallelAgent
+from google.adk.agents.run_config import RunConfig, StreamingMode
+from google.adk.apps import App
+from google.adk.models.llm_request import LlmRequest
+from google.adk.runners import Runner
+from google.adk.sessions import InMemorySessionService
+from google.adk.tools.agent_tool import AgentTool
+from google.adk.workflow import Workflow
+from google.genai import types
+
+import runguard
+from runguard import Budget, ToolRule
+from runguard.adk import GuardedLlm, RunGuardPlugin
+from runguard.conductor import Guard
+from runguard.testing import ScriptedModel, assert_calls_answered, call, text, transfer
+
+MOST_CALLS: Final = 40  # a run that asks more often spins
+CALL_USD: Final = 0.02
+HELD_USD: Final = 0.085  # about what is held for one call
+PRICED: Final[dict[str, Any]] = {
+    "prices": {"scripted-1": {"input": 10, "output": 40}},
+    "models": {"scripted-1": {"max_output_tokens": 2_000, "context_window": 100_000}},
+}
+SSE: Final = RunConfig(streaming_mode=StreamingMode.SSE)
+TURNS: Final = 2
+
+
+class SpinningError(BaseException):
+    """A model was asked again and again."""
+
+
+@dataclass(slots=True)
+class Play:
+    """One conversation, ready to go. ``turn`` plays the user's next turn and tells what the caller saw; ``check`` looks at what is left."""
+
+    guards: list[Guard]
+    turn: Callable[[], Awaitable[Any]]
+    check: Callable[[], Awaitable[None]]
+    calls: Callable[[], int]  # that reached a model
+
+
+@dataclass(slots=True)
+class Reference:
+    """``make(None)`` makes it without a guard."""
+
+    name: str
+    make: Callable[[dict[str, Any] | None], Play]
+    stops: bool = False  # the policy stops it: what the caller sees depends on where the fault is
+
+
+class Model(ScriptedModel):
+    """Ends a run that spins."""
+
+    def _step(self, number: int, request: LlmRequest) -> Any:
+        if number > MOST_CALLS:
+            raise SpinningError
+        return super()._step(number, request)
+
+
+def step(n: int) -> dict[str, int]:
+    """A tool that gets somewhere."""
+    return {"done": n}
+
+
+async def wait_a_turn(n: int) -> dict[str, int]:
+    """A tool that takes time."""
+    await asyncio.sleep(0)
+    return {"done": n}
+
+
+# ---- on ADK ---------------------------------------------------------------------------------------------------------
+
+
+class Cast:
+    """Hands out agents and counts what reaches their models."""
+
+    def __init__(self) -> None:
+        self.models: list[Model] = []
+
+    def model(self, script: Any, **options: Any) -> Model:
+        self.models.append(Model(script, **options))
+        return self.models[-1]
+
+    def agent(self, name: str, *script: Any, tools: tuple[Any, ...] = (), chunks: int = 1, **options: Any) -> LlmAgent:
+        return LlmAgent(name=name, description=name, model=self.model(list(script), chunks=chunks), tools=list(tools), **options)
+
+
+def _seen(events: list[Any]) -> list[Any]:
+    """What an application sees of events, by author: the order between branches is a matter of timing."""
+    by_author: dict[str, list[Any]] = {}
+    for event in events:
+        parts = (event.content.parts if event.content is not None else None) or []
+        told = [
+            (
+                p.text,
+                p.thought,
+                (p.function_call.name, p.function_call.args) if p.function_call else None,
+                (p.function_response.name, p.function_response.response) if p.function_response else None,
+            )
+            for p in parts
+        ]
+        by_author.setdefault(event.author, []).append((event.partial, event.error_code, event.actions.transfer_to_agent, event.actions.escalate, told))
+    return sorted(by_author.items())
+
+
+def _on_adk(build: Callable[[Cast], Any], *, sse: bool = False, open_calls: int = 0, **options: Any) -> Callable[[dict[str, Any] | None], Play]:
+    def make(policy: dict[str, Any] | None) -> Play:
+        cast = Cast()
+        plugin = RunGuardPlugin(**{**PRICED, **options, **policy}) if policy is not None else None
+        service = InMemorySessionService()
+        app = App(name="app", root_agent=build(cast), plugins=[plugin] if plugin is not None else [])
+        runner = Runner(app=app, session_service=service)
+        who = {"user_id": "u1", "session_id": "s1"}
+
+        async def turn() -> Any:
+            if await service.get_session(app_name="app", **who) is None:
+                await service.create_session(app_name="app", **who)
+            message = types.Content(role="user", parts=[types.Part(text="go")])
+            run_config = {"run_config": SSE} if sse else {}
+            return _seen([event async for event in runner.run_async(**who, new_message=message, **run_config)])
+
+        async def check() -> None:
+            session = await service.get_session(app_name="app", **who)
+            assert_calls_answered(session, open_calls=open_calls)
+
+        return Play([plugin.guard] if plugin is not None else [], turn, check, lambda: sum(model.calls for model in cast.models))
+
+    return make
+
+
+def tool_loop(cast: Cast) -> Any:
+    return cast.agent("solo", call("step", n=1), call("wait_a_turn", n=2), text("done"), tools=(step, wait_a_turn))
+
+
+def hand_over(cast: Cast) -> Any:
+    child = cast.agent("child", call("step", n=1), transfer("lead"), text("child is done"), tools=(step,))
+    return cast.agent("lead", transfer("child"), text("lead is done"), sub_agents=[child])
+
+
+def branches(cast: Cast) -> Any:
+    return ParallelAgent(name="par", sub_agents=[cast.agent(f"p{n}", call("step", n=n), text(f"p{n} is done"), tools=(step,)) for n in range(3)])
+
+
+def nested(cast: Cast) -> Any:
+    inner = cast.agent("inner", call("step", n=1), text("inner is done"), tools=(step,))
+    return cast.agent("outer", call("inner", request="one"), text("outer is done"), tools=(AgentTool(inner),))
+
+
+def streamed(cast: Cast) -> Any:
+    return cast.agent("solo", call("step", n=1), text("done"), tools=(step,), chunks=3)
+
+
+def single_turn(cast: Cast) -> Any:
+    helper = cast.agent("helper", text("helped"), mode="single_turn")
+    return cast.agent("lead", call("helper", request="room 1"), text("lead is done"), sub_agents=[helper])
+
+
+def graph(cast: Cast) -> Any:
+    first, second = cast.agent("first", text("first is done")), cast.agent("second", call("step", n=1), text("second is done"), tools=(step,))
+    return Workflow(name="wf", edges=[("START", first), (first, second)])
+
+
+def consulting(cast: Cast) -> Any:
+    """A tool asks a model by itself: no hook announces that call."""
+    adviser = cast.model([text("advice")])
+
+    async def consult(question: str) -> dict[str, str]:
+        request = LlmRequest(model=adviser.model, contents=[types.Content(role="user", parts=[types.Part(text=question)])])
+        return {"advice": "".join([r.content.parts[0].text async for r in adviser.generate_content_async(request)])}
+
+    return cast.agent("solo", call("consult", question="how?"), text("done"), tools=(consult,))
+
+
+def endless_tools(cast: Cast) -> Any:
+    return LlmAgent(name="solo", model=cast.model(lambda n, _: call("step", n=n) if n % 9 else text("enough")), tools=[step])
+
+
+def repeating(cast: Cast) -> Any:
+    return LlmAgent(name="solo", model=cast.model(lambda n, _: call("step", n=1) if n % 9 else text("enough")), tools=[step])
+
+
+def endless_loop(cast: Cast) -> Any:
+    return LoopAgent(name="loop", max_iterations=8, sub_agents=[cast.agent("member", text("again"))])
+
+
+def endless_graph(cast: Cast) -> Any:
+    writer = cast.agent("writer", text("a draft"))
+    rounds = 0
+
+    def review(node_input: Any) -> Any:
+        nonlocal rounds
+        rounds += 1
+        from google.adk.events import Event
+
+        return Event(route="again" if rounds % 9 else "good", output="reviewed")
+
+    def publish(node_input: Any) -> str:
+        return "published"
+
+    return Workflow(name="wf", edges=[("START", writer), (writer, review), (review, {"again": writer, "good": publish})])
+
+
+def endless_branches(cast: Cast) -> Any:
+    def one(name: str) -> LlmAgent:
+        return LlmAgent(name=name, model=cast.model(lambda n, _: call("step", n=n) if n % 6 else text("enough")), tools=[step])
+
+    return ParallelAgent(name="par", sub_agents=[one("p1"), one("p2")])
+
+
+def endless_nested(cast: Cast) -> Any:
+    inner = LlmAgent(name="inner", description="inner", model=cast.model(lambda n, _: call("step", n=n) if n % 6 else text("enough")), tools=[step])
+    return cast.agent("outer", call("inner", request="one"), text("outer is done"), tools=(AgentTool(inner),))
+
+
+def _guarded_model(*, sse: bool = False, **options: Any) -> Callable[[dict[str, Any] | None], Play]:
+    def make(policy: dict[str, Any] | None) -> Play:
+        cast = Cast()
+        plain = cast.model([call("step", n=1), call("step", n=2), text("done")])
+        model = GuardedLlm(plain, **{"on_stop": "stop", **PRICED, **options, **policy}) if policy is not None else plain
+        service = InMemorySessionService()
+        runner = Runner(app=App(name="app", root_agent=LlmAgent(name="solo", model=model, tools=[step])), session_service=service)
+        who = {"user_id": "u1", "session_id": "s1"}
+
+        async def turn() -> Any:
+            if await service.get_session(app_name="app", **who) is None:
+                await service.create_session(app_name="app", **who)
+            message = types.Content(role="user", parts=[types.Part(text="go")])
+            return _seen([event async for event in runner.run_async(**who, new_message=message)])
+
+        async def check() -> None:
+            assert_calls_answered(await service.get_session(app_name="app", **who))
+
+        return Play([model.guard] if isinstance(model, GuardedLlm) else [], turn, check, lambda: plain.calls)
+
+    return make
+
+
+# ---- functions ------------------------------------------------------------------------------------------------------
+
+USAGE: Final = {"model": "scripted-1", "usage": {"input_tokens": 1_000, "output_tokens": 250}}
+
+
+async def _in_thread(do: Callable[[], Any]) -> Any:
+    """In a thread of its own: one that was there before is not traced."""
+    with ThreadPoolExecutor(1) as pool:
+        return await asyncio.get_running_loop().run_in_executor(pool, do)
+
+
+def _functions(kind: str) -> Callable[[dict[str, Any] | None], Play]:
+    def make(policy: dict[str, Any] | None) -> Play:
+        made = 0
+
+        async def ask(**request: Any) -> dict[str, Any]:
+            nonlocal made
+            made += 1
+            await asyncio.sleep(0)
+            return {"answer": made, **USAGE}
+
+        def ask_sync(**request: Any) -> dict[str, Any]:
+            nonlocal made
+            made += 1
+            return {"answer": made, **USAGE}
+
+        async def pieces(**request: Any) -> AsyncIterator[dict[str, Any]]:
+            nonlocal made
+            made += 1
+            for n in range(3):
+                yield {"piece": n}
+            yield {"piece": 3, **USAGE}
+
+        def pieces_sync(**request: Any) -> Iterator[dict[str, Any]]:
+            nonlocal made
+            made += 1
+            for n in range(3):
+                yield {"piece": n}
+            yield {"piece": 3, **USAGE}
+
+        plain: Any = {"async": ask, "sync": ask_sync, "async pieces": pieces, "pieces": pieces_sync}[kind]
+        wrap = runguard.guard_async if "async" in kind else runguard.guard
+        fn: Any = plain if policy is None else wrap(plain, loop={"repeats": 50}, breaker={"failures": 5}, **PRICED, **policy)
+        request = {"model": "scripted-1", "messages": [{"role": "user", "content": "x" * 400}], "max_tokens": 2_000}
+
+        async def turn() -> Any:
+            seen: list[Any] = []
+            for _ in range(3):
+                if kind == "async":
+                    seen.append(await fn(**request))
+                elif kind == "sync":
+                    seen.append(await _in_thread(lambda: fn(**request)))
+                elif kind == "async pieces":
+                    seen.append([piece async for piece in fn(**request)])
+                else:
+                    seen.append(await _in_thread(lambda: list(fn(**request))))
+            return seen
+
+        async def check() -> None:
+            return None
+
+        return Play([fn.__runguard__.guard] if policy is not None else [], turn, check, lambda: made)
+
+    return make
+
+
+# ---- all of them ----------------------------------------------------------------------------------------------------
+
+_RULES: Final[dict[str, Any]] = {"tools": {"wait_a_turn": ToolRule(max_seconds=30)}}
+
+REFERENCES: Final = [
+    Reference("tool loop", _on_adk(tool_loop, **_RULES)),
+    Reference("transfer", _on_adk(hand_over)),
+    Reference("parallel", _on_adk(branches)),
+    Reference("agent tool", _on_adk(nested)),
+    Reference("streaming", _on_adk(streamed, sse=True)),
+    Reference("single turn", _on_adk(single_turn)),
+    Reference("workflow", _on_adk(graph)),
+    Reference("model in a tool", _on_adk(consulting)),
+    Reference("guarded model", _guarded_model()),
+    Reference("guard_async", _functions("async")),
+    Reference("guard_async in pieces", _functions("async pieces")),
+    Reference("guard", _functions("sync")),
+    Reference("guard in pieces", _functions("pieces")),
+    Reference("stopped agent", _on_adk(endless_tools, max_model_calls=4), stops=True),
+    Reference("stopped repetition", _on_adk(repeating), stops=True),
+    Reference("stopped loop", _on_adk(endless_loop, max_model_calls=4), stops=True),
+    Reference("stopped workflow", _on_adk(endless_graph, max_model_calls=4), stops=True),
+    Reference("stopped branches", _on_adk(endless_branches, max_model_calls=6), stops=True),
+    Reference("stopped agent tool", _on_adk(endless_nested, max_model_calls=4), stops=True),
+]
+
+
+def budget_for(calls: int, *, tight: bool) -> dict[str, Any]:
+    """Enough for so many calls one after the other. Tight: a hold that stays takes the place of a call; else all may be booked as they were held."""
+    return {"budgets": [Budget(usd=round((CALL_USD if tight else HELD_USD) * (calls - 1) + HELD_USD * 1.3, 4), per="app")]}
