@@ -739,6 +739,7 @@ class Guard:
             "runs": [run.snapshot(now) for run in list(self.runs.values())],
             "budgets": self.accounts.budgets(as_known_here=True),
             "outages": dict(self.accounts.outages),
+            "store": self.accounts.ledger.health(),
             "breakers": {tool: breaker.state(self.accounts.ledger.now(now)).value for tool, breaker in list(self.breakers.items())},
             "trips": len(self.trips),
             "guard_errors": self.guard_errors + self.accounts.errors,

@@ -52,5 +52,8 @@ class Controls:
         return list(self.guard.accounts.switch.stops.values())
 
     def flush(self, seconds: float = 2.0) -> bool:
-        """Wait, bounded, until everything handed over has left (facts, callbacks, alerts): for tests and shutdown."""
+        """Wait, bounded, until everything handed over has left (facts, callbacks, alerts): for tests and shutdown.
+
+        False when something is left, or when a settlement could never be booked; ``snapshot()["store"]`` says how many.
+        """
         return self.guard.flush(seconds)

@@ -2,10 +2,11 @@
 
 import asyncio
 import inspect
-import os
 import threading
 from collections.abc import Callable, Coroutine
 from typing import Any, Final, TypeVar
+
+from runguard.background import start_thread
 
 _T = TypeVar("_T")
 
@@ -16,13 +17,13 @@ class _Waiting:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._pid = 0
+        self._thread: threading.Thread | None = None
 
     def finish(self, job: Coroutine[Any, Any, _T], lost: Callable[[_T], None]) -> _T:
         with self._lock:
-            if self._loop is None or self._pid != os.getpid():  # a fork takes no threads along
-                self._loop, self._pid = asyncio.new_event_loop(), os.getpid()
-                threading.Thread(target=self._loop.run_forever, name="runguard-waiting", daemon=True).start()
+            if self._loop is None or self._thread is None or not self._thread.is_alive():  # nor does a fork take threads along
+                self._loop = asyncio.new_event_loop()
+                self._thread = start_thread("runguard-waiting", self._loop.run_forever)  # which a SystemExit in a job ends: it is run again
             future = asyncio.run_coroutine_threadsafe(job, self._loop)
         try:
             return future.result()

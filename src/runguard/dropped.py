@@ -1,13 +1,14 @@
-"""Books what was dropped without a word: streams that nobody closed."""
+"""Books streams that were dropped without being closed."""
 
-import logging
+import contextlib
 import os
 import queue
 import threading
 from collections.abc import Callable
+from functools import partial
 from typing import Final
 
-_log: Final = logging.getLogger("runguard")
+from runguard.background import log_fault, start_thread
 
 
 class Dropped:
@@ -15,13 +16,16 @@ class Dropped:
 
     def __init__(self) -> None:
         self._jobs: queue.SimpleQueue[Callable[[], object]] = queue.SimpleQueue()  # the one queue that may be put into while it is being used
-        self._pid = 0
+        self._pid = self._faults = 0
+        self._thread: threading.Thread | None = None
 
     def ready(self) -> None:
         """Called when something is made that may be dropped: a thread cannot be started where the collector runs."""
         if self._pid != os.getpid():  # a fork takes no threads along
-            self._pid, self._jobs = os.getpid(), queue.SimpleQueue()
-            threading.Thread(target=self._work, args=(self._jobs,), name="runguard-dropped", daemon=True).start()
+            self._pid, self._jobs, self._thread = os.getpid(), queue.SimpleQueue(), None
+        if self._thread is None or not self._thread.is_alive():
+            with contextlib.suppress(RuntimeError, MemoryError):  # no thread to be had: the next stream or flush tries again
+                self._thread = start_thread("runguard-dropped", partial(self._work, self._jobs))
 
     def take(self, job: Callable[[], object]) -> None:
         self._jobs.put(job)
@@ -30,18 +34,19 @@ class Dropped:
         """Wait, bounded, until everything dropped so far is booked."""
         if self._pid != os.getpid():
             return True
+        self.ready()
         done = threading.Event()
         self._jobs.put(done.set)
         return done.wait(seconds)
 
-    @staticmethod
-    def _work(jobs: "queue.SimpleQueue[Callable[[], object]]") -> None:
+    def _work(self, jobs: "queue.SimpleQueue[Callable[[], object]]") -> None:
         while True:
             job = jobs.get()
             try:
                 job()
-            except Exception:
-                _log.exception("runguard.guard_error: a dropped stream could not be booked")
+            except BaseException:
+                self._faults += 1
+                log_fault("a dropped stream could not be booked", self._faults)
             del job  # the next one may take long to come
 
 

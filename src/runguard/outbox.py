@@ -6,6 +6,7 @@ dropped and counted.
 
 import asyncio
 import atexit
+import contextlib
 import inspect
 import logging
 import os
@@ -15,6 +16,8 @@ import time
 import weakref
 from collections.abc import Callable
 from typing import Any, Final
+
+from runguard.background import start_thread
 
 _log: Final = logging.getLogger("runguard")
 _CAPACITY: Final = 1_000
@@ -44,20 +47,25 @@ class Outbox:
             except queue.Full:
                 self.dropped += 1
                 return
-            if self._thread is None or not self._thread.is_alive():
-                self._thread = threading.Thread(target=self._work, name="runguard-outbox", daemon=True)
-                self._thread.start()
+            self._ensure_thread_locked()
+
+    def _ensure_thread_locked(self) -> None:
+        if self._thread is None or not self._thread.is_alive():
+            with contextlib.suppress(RuntimeError, MemoryError):  # no thread to be had: the next callback or flush tries again
+                self._thread = start_thread("runguard-outbox", self._work)
 
     def flush(self, seconds: float = _GOODBYE_S) -> bool:
         """Wait, bounded, until everything sent so far was handled."""
-        if self._thread is None or threading.current_thread() is self._thread:
+        if threading.current_thread() is self._thread or (self._thread is None and self._queue.empty()):
             return True
-        done = threading.Event()
+        end, done = time.monotonic() + seconds, threading.Event()
         try:
             self._queue.put((lambda _: done.set(), None), timeout=seconds)
         except queue.Full:
             return False
-        return done.wait(seconds)
+        with self._lock:
+            self._ensure_thread_locked()
+        return done.wait(max(end - time.monotonic(), 0.0))
 
     def _work(self) -> None:
         while True:
@@ -73,7 +81,7 @@ class Outbox:
                 result = callback(value)
                 if inspect.isawaitable(result):
                     asyncio.run(_finish(result))
-            except BaseException:  # a callback's failure is its owner's to read, and nobody's to suffer
+            except BaseException:  # logged for its owner; the run and the other callbacks are not affected
                 self.failed += 1
                 _log.exception("runguard.callback_failed: %s raised; the run is not affected", getattr(callback, "__name__", "callback"))
 

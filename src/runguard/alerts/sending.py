@@ -23,6 +23,7 @@ from runguard.alerts.alert import Alert, Parcel, parcel_of, topic_of
 from runguard.alerts.masking import mask_also
 from runguard.alerts.settings import AlertSettings, Receiver
 from runguard.alerts.transport import UndeliveredError, post
+from runguard.background import start_thread
 
 _log: Final = logging.getLogger("runguard")
 _CAPACITY: Final = 100
@@ -124,13 +125,14 @@ class _Line:
             return True  # a function that is told something cannot wait for itself
         with self._changed:
             goal = self._taken
+            if self._waiting:
+                self._start_locked()
             return self._changed.wait_for(lambda: self._done >= goal, max(end - time.monotonic(), 0.0))
 
     def _start_locked(self) -> None:
         if self._thread is None or not self._thread.is_alive():
-            self._thread = threading.Thread(target=self._work, name=f"runguard-alerts-{self.receiver.name}", daemon=True)
-            with suppress(RuntimeError):  # no more threads, or the interpreter is ending; the next alert tries again
-                self._thread.start()
+            with suppress(RuntimeError, MemoryError):  # no more threads, or the interpreter is ending; the next alert or flush tries again
+                self._thread = start_thread(f"runguard-alerts-{self.receiver.name}", self._work)
 
     def _work(self) -> None:
         while True:
@@ -140,18 +142,20 @@ class _Line:
                     self._thread = None  # nothing to do: the next one starts a thread again
                     return
                 parcel = self._waiting.popleft()
-            outcome = "sent"
+            outcome = "failed"
             try:
                 self._deliver(parcel)
+                outcome = "sent"
             except BaseException as error:  # also of a function that calls sys.exit: it ends nothing here
-                outcome = "failed"
-                self._report(error)
-            with self._changed:
-                self.counts[outcome] += 1
-                self._done += 1
-                if outcome == "failed":
-                    self._forget_locked(parcel)
-                self._changed.notify_all()
+                with suppress(BaseException):
+                    self._report(error)
+            finally:
+                with self._changed:
+                    self.counts[outcome] += 1
+                    self._done += 1
+                    if outcome == "failed":
+                        self._forget_locked(parcel)
+                    self._changed.notify_all()
 
     def _forget_locked(self, parcel: Parcel) -> None:
         """What did not arrive was not told: the next time it is sent again."""

@@ -212,7 +212,10 @@ class Ledger(Protocol):
         """A run has ended: its own accounts are not needed any more."""
 
     def flush(self, seconds: float) -> bool:
-        """Wait, bounded, until every fact handed over is booked."""
+        """Wait, bounded, until every fact handed over is booked. False when something is left, or could never be booked."""
+
+    def health(self) -> dict[str, Any]:
+        """What is on its way to a store, and what went wrong on the way; empty without a store. Plain data."""
 
     async def ask(self, job: Callable[[Session], None], *, again: bool = False) -> None:
         """Let a shared store do something now, within its deadline."""

@@ -147,6 +147,9 @@ class MemoryLedger(Waiting):
     def flush(self, seconds: float) -> bool:
         return True
 
+    def health(self) -> dict[str, Any]:
+        return {}
+
     async def ask(self, job: Callable[[Session], None], *, again: bool = False) -> None:
         """There is no store to ask."""
 

@@ -2,6 +2,8 @@
 
 Reservations are asked on a few threads and awaited. Settlements and releases are facts: they go to one writer in order, and are told
 again until the store has heard them. A reservation that answers too late is given back.
+
+The threads survive every exception, also of a type that no store should raise, and every use of the ledger starts one again that is gone.
 """
 
 import asyncio
@@ -20,11 +22,12 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout
-from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
+from runguard.background import log_fault, start_thread
 from runguard.budget import NOTHING, UNLIMITED, Amount, share_of, unit_reached
 from runguard.ledger.base import STALE, Account, Hold, Refusal, Stale, Waiting, refusal_of, wake
+from runguard.ledger.facts import FACTS_KEPT, Fact, Facts
 from runguard.ledger.store import Balance, Line, Reply, Session, Store, StoreError, StoreOutage
 
 _log: Final = logging.getLogger("runguard")
@@ -34,7 +37,7 @@ _POLL_S: Final = 0.03  # a waiting call looks this often for what other workers 
 _REST_S: Final = 1.0  # after an outage: so long nobody is made to wait for the store again
 _BACKOFF_S: Final = (0.05, 0.1, 0.2, 0.5, 1.0)
 _ACCOUNTS_KEPT: Final = 10_000
-_FACTS_KEPT: Final = 100_000
+TRIES: Final = 5  # of a settlement that meets an exception which no store should raise
 _GOODBYE_S: Final = 2.0
 _BEAT_S: Final = 1.0
 _PURGE_S: Final = 3_600.0
@@ -71,15 +74,6 @@ class StoredAccount(Account):
         self.due_usd, self.due_tokens, self.due_calls = (s + h for s, h in zip(balance.spent, balance.held, strict=True))
 
 
-@dataclass(slots=True)
-class _Fact:
-    """Something that happened and must be told."""
-
-    tell: Callable[[Session], Reply | None]
-    accounts: Sequence[Account] = ()
-    then: Callable[[], None] | None = None
-
-
 class StoreLedger(Waiting):
     """One per store and process, shared by all guards that name the same store."""
 
@@ -87,7 +81,9 @@ class StoreLedger(Waiting):
         self.retention_s = retention_s
         self.store, self.timeout, self.name, self.is_shared = store, timeout, store.name, True
         self.outages = 0
-        self.lost = 0  # facts that could never be told
+        self.lost = 0  # facts that the store refused, or that did not fit into the line
+        self._unbooked = 0  # of them settlements and releases
+        self._faults = self._restarts = 0  # exceptions that no store should raise; threads that had to be started again
         self.control, self._control_text = 0, ""  # the control document as it was last seen, and its version
         self._guards: list[tuple[weakref.WeakMethod[Any], weakref.WeakMethod[Any]]] = []  # a guard may go; the ledger stays
         self._accounts: OrderedDict[str, StoredAccount] = OrderedDict()
@@ -106,10 +102,10 @@ class StoreLedger(Waiting):
         self.worker = f"{os.uname().nodename if hasattr(os, 'uname') else 'worker'}:{os.getpid()}"
         self._prefix, self._ids = f"{secrets.token_hex(8)}-", itertools.count(1)
         self._jobs: queue.SimpleQueue[tuple[Callable[[Session], Any], Future[Any], bool]] = queue.SimpleQueue()
-        self._facts: queue.Queue[_Fact] = queue.Queue(_FACTS_KEPT)
+        self._facts = Facts()
         self._answered = 0
         self._local = threading.local()
-        self._threads: list[threading.Thread] = []
+        self._threads: list[threading.Thread | None] = [None] * (_ASKERS + 1)  # the writer is the last
         self._gate, self._inside, self._forking = threading.Condition(), 0, False
         self._reading = threading.RLock()
 
@@ -139,18 +135,38 @@ class StoreLedger(Waiting):
     # ---- threads ----------------------------------------------------------------------------------------------------
 
     def _ensure_threads(self) -> None:
-        if self._threads:
+        """Start the threads, and start again what has ended. ``StoreOutage`` when the system has no thread to give."""
+        if all(thread is not None and thread.is_alive() for thread in self._threads):
             return
+        restarts = self._restarts
         with self._lock:
-            if self._threads:
-                return
-            works = [self._answer] * _ASKERS + [self._tell]
-            threads = [threading.Thread(target=work, name=f"runguard-store-{n}", daemon=True) for n, work in enumerate(works)]
-            for thread in threads:
-                thread.start()
-            self._threads = threads  # only now: should one not start, the next call tries again
-            # Children of multiprocessing leave without atexit; this is made in the process that uses it.
-            multiprocessing.util.Finalize(None, self.flush, args=(_GOODBYE_S,), exitpriority=10)
+            if self._threads[-1] is None:
+                # Children of multiprocessing leave without atexit; this is made in the process that uses it.
+                multiprocessing.util.Finalize(None, self.flush, args=(_GOODBYE_S,), exitpriority=10)
+            for n, thread in enumerate(self._threads):
+                if thread is None or not thread.is_alive():
+                    try:
+                        self._threads[n] = start_thread(f"runguard-store-{n}", self._answer if n < _ASKERS else self._tell, self._fault)
+                    except (RuntimeError, MemoryError) as error:
+                        raise StoreOutage(f"{self.name}: no thread can be started to ask it: {error}") from None
+                    self._restarts += thread is not None
+        if self._restarts != restarts:
+            _log.error("runguard.background_error: %s: %d threads had ended and were started again", self.name, self._restarts - restarts)
+
+    def _fault(self) -> None:
+        """An exception that no store should raise: the connection may be in any state."""
+        self._faults += 1
+        self._drop_session()
+
+    def health(self) -> dict[str, Any]:
+        """What is still on its way to the store, and what went wrong on the way. Plain data."""
+        return {
+            "name": self.name,
+            "waiting": len(self._facts),
+            "lost": self.lost,
+            "faults": self._faults,
+            "restarts": self._restarts,
+        }
 
     def session(self) -> Session:
         """This thread's connection; a new one when the store was away since it was made."""
@@ -169,8 +185,9 @@ class StoreLedger(Waiting):
         if session is not None:
             try:
                 session.close()
-            except Exception:
-                _log.debug("runguard.store_close: a broken connection could not be closed", exc_info=True)
+            except BaseException:
+                with contextlib.suppress(BaseException):
+                    _log.debug("runguard.store_close: a broken connection could not be closed", exc_info=True)
 
     def _answer(self) -> None:
         while True:
@@ -179,11 +196,13 @@ class StoreLedger(Waiting):
                 continue
             try:
                 result = self._do(job, again)
+            except BaseException as error:
+                # The answer comes first: whoever waits for it must not wait for what else may go wrong.
+                future.set_exception(error if isinstance(error, Exception) else StoreOutage(f"{self.name}: {type(error).__name__}: {error}"))
+                self._drop_session()
+            else:
                 self._answered += 1
                 future.set_result(result)
-            except BaseException as error:
-                self._drop_session()
-                future.set_exception(error)
 
     def _do(self, job: Callable[[Session], _T], again: bool) -> _T:
         used = getattr(self._local, "session", None) is not None
@@ -205,30 +224,52 @@ class StoreLedger(Waiting):
                 self.tell(lambda session: session.purge(self.retention_s))
             if time.monotonic() >= next_beat:
                 began = time.monotonic()
-                self._beat()
+                self._safely("signs of life", self._beat)
                 took = time.monotonic() - began
                 next_beat = time.monotonic() + max(_BEAT_S, 9 * took)  # a tenth of the writer's time at most: facts come first
                 next_look = time.monotonic() + _BEAT_S
             elif time.monotonic() >= next_look:
                 next_look = time.monotonic() + _BEAT_S
-                self._look_for_stops()
-            try:
-                fact = self._facts.get(timeout=_BEAT_S)
-            except queue.Empty:
-                continue
-            try:
-                self._tell_one(fact)
-            except StoreError as error:
-                self.lost += 1
-                if self.lost == 1:  # counted always, told once: the store needs somebody's hand, not a flood
-                    _log.error("runguard.store_error: what was spent cannot be booked: %s", error)
-                self._drop_session()
-            except Exception:
-                self.lost += 1
-                _log.exception("runguard.store_error: %s: a settlement could not be booked", self.name)
-                self._drop_session()
-            finally:
-                self._facts.task_done()
+                self._safely("the look for stops", self._look_for_stops)
+            fact = self._facts.first(_BEAT_S)
+            if fact is not None and self._told(fact):
+                self._facts.done(fact)
+
+    def _safely(self, what: str, job: Callable[[], None]) -> None:
+        """Do what is not a fact. Whatever it raises, the writer goes on with its facts."""
+        try:
+            job()
+        except BaseException:
+            self._fault()
+            log_fault(f"{self.name}: {what} failed", self._faults)
+
+    def _told(self, fact: Fact) -> bool:
+        """Tell one fact; False when it is to be told again later."""
+        if fact.tries and not fact.repeatable:  # its writer was ended in the middle: it may have been written
+            self._lose(fact)
+            return True
+        fact.tries += 1
+        try:
+            self._tell_one(fact)
+        except StoreError as error:
+            self._lose(fact)
+            if self.lost == 1:  # counted always, logged once: the store needs manual repair, not a flood of lines
+                _log.error("runguard.store_error: what was spent cannot be booked: %s", error)
+            self._drop_session()
+        except BaseException:
+            self._fault()
+            if fact.repeatable and fact.tries < TRIES:
+                log_fault(f"{self.name}: a settlement met an exception and is told again", self._faults)
+                time.sleep(_BACKOFF_S[fact.tries - 1])
+                return False
+            self._lose(fact)
+            with contextlib.suppress(BaseException):
+                _log.exception("runguard.store_error: %s: a %s could not be booked", self.name, "settlement" if fact.repeatable else "record")
+        return True
+
+    def _lose(self, fact: Fact) -> None:
+        self.lost += 1
+        self._unbooked += fact.repeatable
 
     def _beat(self) -> None:
         """Say which runs are alive, and see whether somebody has stopped something: also while a model takes its time."""
@@ -254,10 +295,7 @@ class StoreLedger(Waiting):
                 self._outage(error)
             self._drop_session()
         except StoreError:
-            self._drop_session()  # whoever wants an account is told why
-        except Exception:
-            _log.exception("runguard.store_error: %s: signs of life could not be given", self.name)
-            self._drop_session()
+            self._drop_session()  # a call that wants an account says why
 
     def _look_for_stops(self) -> None:
         """Between two rounds of signs of life: somebody may have thrown the switch while a model takes its time."""
@@ -271,8 +309,8 @@ class StoreLedger(Waiting):
         except (StoreOutage, StoreError):
             self._drop_session()  # whoever needs the store finds out
 
-    def _tell_one(self, fact: _Fact) -> None:
-        tries = 0
+    def _tell_one(self, fact: Fact) -> None:
+        cuts = 0
         while True:
             try:
                 with self._in_store():
@@ -281,20 +319,25 @@ class StoreLedger(Waiting):
             except StoreOutage as error:
                 fresh = getattr(self._local, "fresh", True)
                 self._drop_session()
-                tries += 1
-                if tries == 1 and not fresh:
+                cuts += 1
+                if cuts == 1 and not fresh:
                     continue  # a connection that was cut while nobody used it is no outage: once more on a new one
                 self._outage(error)
-                time.sleep(_BACKOFF_S[min(tries - 1, len(_BACKOFF_S) - 1)])
+                time.sleep(_BACKOFF_S[min(cuts - 1, len(_BACKOFF_S) - 1)])
         if reply is not None:
-            try:
-                with self._in_store():
-                    self._heard(reply, fact.accounts)
-            except (StoreOutage, StoreError) as error:  # it is booked; what else there was to learn comes with the next answer
-                self._outage(error)
-                self._drop_session()
-        if fact.then is not None:
-            fact.then()
+            self._safely("the look at an answer", lambda: self._learn(reply, fact))
+        then, fact.then = fact.then, None
+        if then is not None:
+            self._safely("what follows a settlement", then)
+
+    def _learn(self, reply: Reply, fact: Fact) -> None:
+        """The fact is booked. What else there was to learn comes with the next answer if it fails here."""
+        try:
+            with self._in_store():
+                self._heard(reply, fact.accounts)
+        except (StoreOutage, StoreError) as error:
+            self._outage(error)
+            self._drop_session()
 
     def _outage(self, error: Exception) -> None:
         self.outages += 1
@@ -403,26 +446,25 @@ class StoreLedger(Waiting):
 
     def settle(self, hold: Hold, actual: Amount, then: Callable[[], None] | None = None) -> None:
         lines = _lines(hold.accounts)
-        self._put(_Fact(lambda session: session.settle(hold.id, lines, actual), hold.accounts, then))
+        self._put(Fact(lambda session: session.settle(hold.id, lines, actual), hold.accounts, then, repeatable=True))
         hold.booked, hold.is_open = actual, False
 
     def release(self, hold: Hold) -> None:
         if hold.is_open:
-            self._put(_Fact(lambda session: session.release(hold.id), hold.accounts))
+            self._put(Fact(lambda session: session.release(hold.id), hold.accounts, repeatable=True))
             hold.is_open = False
 
     def tell(self, fact: Callable[[Session], Any]) -> None:
         """Something for the records: told in order with the settlements, dropped when too much is waiting."""
-        if self._facts.qsize() < _FACTS_KEPT // 2:
-            self._put(_Fact(lambda session: _nothing(fact(session))))
+        if len(self._facts) < FACTS_KEPT // 2:
+            self._put(Fact(lambda session: _nothing(fact(session)), repeatable=False))
 
-    def _put(self, fact: _Fact) -> None:
-        self._ensure_threads()
-        try:
-            self._facts.put_nowait(fact)
-        except queue.Full:
-            self.lost += 1
-            _log.error("runguard.store_full: %s: %d facts are waiting to be told; one was dropped", self.name, _FACTS_KEPT)
+    def _put(self, fact: Fact) -> None:
+        if not self._facts.put(fact):
+            self._lose(fact)
+            _log.error("runguard.store_full: %s: %d facts are waiting to be told; one was dropped", self.name, FACTS_KEPT)
+        with contextlib.suppress(StoreOutage):  # no thread to be had: the fact waits, and every later use tries again
+            self._ensure_threads()
 
     def _heard(self, reply: Reply, accounts: Sequence[Account], session: Session | None = None, *, makes_room: bool = True) -> None:
         """Learn what the store told. A reservation makes no room: whoever waits is not to ask again because another was answered."""
@@ -561,11 +603,13 @@ class StoreLedger(Waiting):
                 del self._by_scope[scope]
 
     def flush(self, seconds: float) -> bool:
-        """Wait, bounded, until every fact handed over is booked."""
-        end = time.monotonic() + seconds
-        while self._facts.unfinished_tasks and time.monotonic() < end:
-            time.sleep(0.005)
-        return not self._facts.unfinished_tasks
+        """Wait, bounded, until every fact handed over is booked. False when something is left, or could never be booked."""
+
+        def ensure() -> None:
+            with contextlib.suppress(StoreOutage):
+                self._ensure_threads()
+
+        return self._facts.wait_until_done(seconds, ensure) and not self._unbooked
 
 
 def _refusal(reply: Reply, lines: Sequence[Line], accounts: Sequence[Account], want: Amount, seen: int) -> Refusal:

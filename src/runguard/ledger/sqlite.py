@@ -557,12 +557,15 @@ class _Line:
             raise self._too_long()
 
     def _stand(self) -> None:
-        fcntl.flock(self._next, fcntl.LOCK_EX)
+        got = False
+        with contextlib.suppress(BaseException):  # the session's deadline reports it, and its next call starts another thread
+            fcntl.flock(self._next, fcntl.LOCK_EX)
+            got = True
         with self._mutex:
             self._waiting = False
-            if self._wanted:
+            if got and self._wanted:
                 self._got.set()
-            else:
+            elif got:
                 fcntl.flock(self._next, fcntl.LOCK_UN)
             if self._closed:
                 self._next.close()

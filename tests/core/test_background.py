@@ -1,0 +1,218 @@
+"""Background threads of the package go on whatever happens in them, and are started again when they are gone."""
+
+import asyncio
+import fcntl
+import logging
+import threading
+from collections.abc import Iterator
+from concurrent.futures import CancelledError
+from pathlib import Path
+
+import pytest
+
+from runguard import background
+from runguard.alerts import Alert, AlertSettings
+from runguard.alerts.sending import Alerts
+from runguard.background import start_thread
+from runguard.driving import drive
+from runguard.dropped import Dropped
+from runguard.ledger import sqlite
+from runguard.outbox import Outbox
+
+LONG = 10.0
+UNFORESEEN = [KeyError, MemoryError, SystemExit, asyncio.CancelledError, GeneratorExit]
+unforeseen = pytest.mark.parametrize("error", UNFORESEEN, ids=lambda error: error.__name__)
+
+
+class BrokenLog(logging.Filter):
+    """A filter of an application that cannot be logged through."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        raise SystemExit("broken")
+
+
+@pytest.fixture
+def broken_log() -> Iterator[None]:
+    broken = BrokenLog()
+    logging.getLogger("runguard").addFilter(broken)
+    yield
+    logging.getLogger("runguard").removeFilter(broken)
+
+
+# ---- the thread itself ----------------------------------------------------------------------------------------------
+
+
+@unforeseen
+def test_the_work_of_a_thread_starts_again_after_any_exception(error):
+    faults, tries = [], []
+
+    def work() -> None:
+        tries.append(1)
+        if len(tries) < 4:
+            raise error("unforeseen")
+
+    start_thread("t", work, lambda: faults.append(1)).join(LONG)
+    assert (len(tries), len(faults)) == (4, 3)
+
+
+def test_a_thread_survives_a_log_and_a_handler_that_raise(broken_log):
+    tries = []
+
+    def work() -> None:
+        tries.append(1)
+        if len(tries) < 3:
+            raise ValueError("unforeseen")
+
+    def on_fault() -> None:
+        raise SystemExit("unforeseen too")
+
+    start_thread("t", work, on_fault).join(LONG)
+    assert len(tries) == 3
+
+
+def test_many_exceptions_are_not_many_lines(monkeypatch, caplog):
+    monkeypatch.setattr(background, "_PAUSE_S", 0.0)
+    tries = []
+
+    def work() -> None:
+        tries.append(1)
+        if len(tries) <= 100:
+            raise ValueError("again")
+
+    with caplog.at_level(logging.ERROR, "runguard"):
+        start_thread("t", work).join(LONG)
+    assert [record.args[1] for record in caplog.records] == [1, 2, 4, 8, 16, 32, 64]
+
+
+# ---- each of the package's threads ----------------------------------------------------------------------------------
+
+
+def test_callbacks_go_on_after_one_whose_failure_cannot_be_logged(broken_log):
+    out, heard = Outbox(), []
+
+    def broken(_: object) -> None:
+        raise ValueError("no")
+
+    for callback in (broken, heard.append, broken, heard.append):
+        out.send(callback, 1)
+    assert out.flush(LONG)
+    assert (heard, out.failed) == ([1, 1], 2)
+
+
+def test_a_flush_of_callbacks_starts_a_thread_that_is_gone(monkeypatch):
+    out, heard = Outbox(), []
+    with monkeypatch.context() as patch:
+        patch.setattr(Outbox, "_work", lambda _: None)
+        out.send(heard.append, 1)
+        out._thread.join(LONG)
+    assert out.flush(LONG)
+    assert heard == [1]
+
+
+def test_where_no_thread_can_be_started_callbacks_wait(monkeypatch):
+    out, heard = Outbox(), []
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", _refuse)
+        out.send(heard.append, 1)
+        assert not out.flush(0.05)
+    assert out.flush(LONG)
+    assert heard == [1]
+
+
+def _refuse(_: threading.Thread) -> None:
+    raise RuntimeError("can't start new thread")
+
+
+def test_alerts_go_on_after_one_whose_failure_cannot_be_logged(broken_log):
+    heard = []
+
+    def receive(alert: Alert) -> None:
+        heard.append(alert)
+        raise KeyError("no")
+
+    alerts = Alerts(AlertSettings.parse(receive))
+    for number in range(3):
+        alerts.send(_alert(f"run:{number}"))
+    assert alerts.flush(LONG)
+    assert len(heard) == 3
+    assert [counts["failed"] for counts in alerts.counts.values()] == [3]
+
+
+def test_a_flush_of_alerts_starts_a_thread_that_is_gone(monkeypatch):
+    heard = []
+    alerts = Alerts(AlertSettings.parse(lambda alert: heard.append(alert)))
+    line = alerts._lines[0]
+    with monkeypatch.context() as patch:
+        patch.setattr(type(line), "_work", lambda _: None)
+        alerts.send(_alert("run:1"))
+        line._thread.join(LONG)
+    assert alerts.flush(LONG)
+    assert len(heard) == 1
+
+
+def _alert(key: str) -> Alert:
+    return Alert(kind="trip", key=key, severity="critical", text="stopped")
+
+
+@unforeseen
+def test_dropped_streams_are_booked_after_one_that_could_not_be(error):
+    jobs, booked = Dropped(), []
+    jobs.ready()
+
+    def broken() -> None:
+        raise error("unforeseen")
+
+    for job in (broken, lambda: booked.append(1)):
+        jobs.take(job)
+    assert jobs.flush(LONG)
+    assert booked == [1]
+
+
+def test_a_thread_for_dropped_streams_that_is_gone_is_started_again(monkeypatch):
+    jobs, booked = Dropped(), []
+    with monkeypatch.context() as patch:
+        patch.setattr(Dropped, "_work", lambda *_: None)
+        jobs.ready()
+        jobs._thread.join(LONG)
+        jobs.take(lambda: booked.append(1))
+    assert jobs.flush(LONG)
+    assert booked == [1]
+
+
+@unforeseen
+def test_calls_without_a_loop_can_wait_after_one_that_met_an_exception(error):
+    async def broken() -> None:
+        await asyncio.sleep(0)
+        raise error("unforeseen")
+
+    async def fine() -> str:
+        await asyncio.sleep(0)
+        return "done"
+
+    with pytest.raises((error, CancelledError)):
+        drive(broken(), True, lambda _: None)
+    assert drive(fine(), True, lambda _: None) == "done"
+
+
+def test_a_line_for_a_database_file_can_be_stood_in_after_a_fault(tmp_path: Path, monkeypatch):
+    """The thread that waits for the file's lock met an exception: the next call must not wait for a thread that is gone."""
+    line = sqlite._Line(tmp_path / "a.db", 1.0)
+    with Path(f"{tmp_path}/a.db-next").open("a") as other:
+        fcntl.flock(other, fcntl.LOCK_EX)
+        with monkeypatch.context() as patch:
+            patch.setattr(sqlite.fcntl, "flock", _unlucky(fcntl.flock))
+            with pytest.raises(sqlite.StoreOutage):
+                line.take()
+        threading.Timer(0.1, lambda: fcntl.flock(other, fcntl.LOCK_UN)).start()
+        line.take()
+    line.leave()
+    line.close()
+
+
+def _unlucky(flock):
+    def locked(file: object, operation: int) -> None:
+        if threading.current_thread().name == "runguard-sqlite":
+            raise MemoryError("in the kernel's line")
+        flock(file, operation)
+
+    return locked
