@@ -5,7 +5,8 @@ RunGuardError
 ├── InstallError             a second, different ``install()``
 └── RunStoppedError          a run was stopped; ``.trip`` tells everything (on ADK only with ``on_stop="raise"``)
     ├── LoopDetectedError        repetition, cycles, stalls, hand-off circles: ``.pattern``, ``.repeats``
-    ├── LimitExceededError       calls, branches, size, prompt growth: ``.observed``, ``.limit``
+    ├── LimitExceededError       calls, branches, size: ``.observed``, ``.limit``
+    │   └── CostGrowthError          prompts or responses have grown too far
     ├── DeadlineExceededError    wall clock
     ├── BudgetExceededError      money, tokens or calls of a scope: ``.spent``, ``.reserved``, ``.limit``, ``.scope``
     │   └── UnpricedModelError       a dollar limit and a model whose price nobody knows
@@ -78,6 +79,10 @@ class LimitExceededError(RunStoppedError):
     """A plain limit was reached."""
 
 
+class CostGrowthError(LimitExceededError):
+    """Prompts, or tokens recorded by hand, have grown beyond ``max_event_cost_ratio``."""
+
+
 class DeadlineExceededError(RunStoppedError):
     """The run took too long."""
 
@@ -131,6 +136,7 @@ class GuardFailedError(RunStoppedError):
 
 _BY_RULE: dict[str, type[RunStoppedError]] = {
     **dict.fromkeys(("repetition", "no_news", "same_call", "cycle", "stall", "tool_failures", "empty", "handoff", "polling"), LoopDetectedError),
+    "growth": CostGrowthError,
     "deadline": DeadlineExceededError,
     "budget": BudgetExceededError,
     "unpriced": UnpricedModelError,

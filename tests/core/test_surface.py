@@ -78,6 +78,7 @@ def test_the_public_names_are_these():
         "CircuitOpenError",
         "CompressionTriggered",
         "ContextOverflowError",
+        "CostGrowthError",
         "CostTermination",
         "DeadlineExceededError",
         "Decision",

@@ -1,11 +1,13 @@
 """``ADKCostBreaker``: attached agent by agent, correct where a hand-written one is not."""
 
 import asyncio
+import contextlib
 from typing import Any
 
 import pytest
 from google.adk.agents import LlmAgent, LoopAgent, ParallelAgent, SequentialAgent
 from google.adk.runners import InMemoryRunner
+from google.adk.tools.tool_context import ToolContext
 from google.genai import types
 
 import runguard
@@ -214,10 +216,51 @@ async def test_state_tells_about_the_current_run_and_then_the_last_trip() -> Non
     assert breaker.state is BreakerState.OPEN
     healthy = LlmAgent(name="h", model=ScriptedModel([call("look"), text("done")]), tools=[look])
     breaker.install_on_agent(healthy)
+    clock.advance(1)
     await run(healthy, session_id="s2")
-    assert states == [BreakerState.CLOSED]
+    assert states == [BreakerState.HALF_OPEN]  # the probe
+    assert (breaker.state, breaker.trip_reason) == (BreakerState.CLOSED, None)
+
+
+async def test_it_is_half_open_after_the_reset_time_and_closes_after_a_clean_run() -> None:
+    clock = FakeClock()
+    breaker = ADKCostBreaker(clock=clock)
+    stuck = breaker.install_on_agent(LlmAgent(name="stuck", model=stuck_model(), tools=[parse_document_fragment]))
+    await run(LoopAgent(name="l", sub_agents=[stuck], max_iterations=8), catch=True)
     clock.advance(61)
     assert breaker.state is BreakerState.HALF_OPEN
+    assert breaker.trip_reason is not None
+    healthy = breaker.install_on_agent(LlmAgent(name="h", model=ScriptedModel([text("done")])))
+    await run(healthy, session_id="s2")
+    assert (breaker.state, breaker.trip_reason) == (BreakerState.CLOSED, None)
+    clock.advance(61)
+    assert breaker.state is BreakerState.CLOSED
+    again = breaker.install_on_agent(LlmAgent(name="again", model=stuck_model(), tools=[parse_document_fragment]))
+    await run(LoopAgent(name="l2", sub_agents=[again], max_iterations=8), catch=True, session_id="s3")
+    assert breaker.state is BreakerState.OPEN
+
+
+async def test_a_routing_tool_that_sets_the_action_is_a_hand_off() -> None:
+    def route_to_specialist(task_type: str, tool_context: ToolContext) -> dict[str, Any]:
+        """Routes by task type."""
+        tool_context.actions.transfer_to_agent = "orchestrator" if task_type == "orchestrate" else "research_specialist"
+        return {"routed": task_type}
+
+    breaker = ADKCostBreaker(max_identical_tool_results=50, max_concurrent_agents=5)
+    specialist = LlmAgent(
+        name="research_specialist", model=ScriptedModel(lambda n, _: call("route_to_specialist", task_type="orchestrate")), tools=[route_to_specialist]
+    )
+    orchestrator = LlmAgent(
+        name="orchestrator",
+        model=ScriptedModel(lambda n, _: call("route_to_specialist", task_type="research")),
+        tools=[route_to_specialist],
+        sub_agents=[specialist],
+    )
+    for agent in (specialist, orchestrator):
+        breaker.install_on_agent(agent)
+    recording = await run(orchestrator, catch=True)
+    assert isinstance(recording.error, runguard.LoopDetectedError)
+    assert recording.error.trip.rule == "handoff"
 
 
 async def test_prompt_growth_trips_per_agent_and_not_across_agents() -> None:
@@ -243,8 +286,59 @@ def test_tokens_told_by_hand_trip_at_the_ratio() -> None:
     breaker = ADKCostBreaker(cost_baseline_events=5, max_event_cost_ratio=3.0)
     for count in [800] * 5 + [2_400] * 4:
         breaker.record_event_tokens(count)
-    with pytest.raises(RuntimeError, match=r"3\.0 times"):
+    assert breaker.growth_ratio is None
+    with pytest.raises(runguard.CostGrowthError, match=r"3\.0 times") as caught:
         breaker.record_event_tokens(2_400)
+    assert isinstance(caught.value, RuntimeError | runguard.LimitExceededError)
+    assert (caught.value.trip.rule, caught.value.observed, caught.value.limit) == ("growth", 3.0, 3.0)
+    assert breaker.growth_ratio == 3.0
+    assert breaker.state is BreakerState.OPEN
+    assert breaker.trip_reason == str(caught.value)
+    assert breaker.trips == [caught.value.trip]
+    assert breaker._plugin.snapshot()["runs"] == []
+    breaker.reset()
+    assert (breaker.state, breaker.growth_ratio) == (BreakerState.CLOSED, None)
+
+
+async def test_tokens_recorded_by_hand_stop_an_attached_run() -> None:
+    breaker = ADKCostBreaker(max_event_cost_ratio=3.0)
+    model = ScriptedModel(lambda n, _: call("lookup", key=str(n)), prompt_tokens=100)
+    agent = breaker.install_on_agent(LlmAgent(name="a", model=model, tools=[lookup]))
+    runner = InMemoryRunner(agent=agent, app_name="app")
+    await runner.session_service.create_session(app_name="app", user_id="u", session_id="s")
+    message = types.Content(role="user", parts=[types.Part(text="go")])
+
+    async def consume() -> None:
+        async with contextlib.aclosing(runner.run_async(user_id="u", session_id="s", new_message=message)) as events:
+            async for event in events:
+                if event.usage_metadata is not None:
+                    breaker.record_event_tokens(1_000 * model.calls)
+
+    with pytest.raises(runguard.CostGrowthError):
+        await consume()
+    assert model.calls == 11  # 7 + 8 + 9 + 10 + 11 is three times 1 + 2 + 3 + 4 + 5
+    assert breaker.state is BreakerState.OPEN
+
+
+def test_recorded_counts_are_bounded_and_can_be_sliced() -> None:
+    breaker = ADKCostBreaker(max_event_cost_ratio=999.0)
+    for count in range(25_000):
+        breaker.record_event_tokens(800 if count < 5 else 1_000)
+    counts = breaker._event_token_counts
+    assert len(counts) <= 10_000
+    assert counts[:5] == [800] * 5
+    assert breaker.growth_ratio == 1.25
+
+
+def test_the_soft_alert_reports_growth_once_and_raises_nothing() -> None:
+    alerts: list[str] = []
+    breaker = ADKCostBreaker(mode="shadow", on_trip=lambda trip: alerts.append(str(trip)))
+    for count in [800] * 5 + [2_400] * 20:
+        breaker.record_event_tokens(count)
+    breaker._plugin.flush()
+    assert len(alerts) == 1
+    assert "3.0 times" in alerts[0]
+    assert breaker.growth_ratio == 3.0
 
 
 def test_an_alert_without_a_trip_is_possible() -> None:

@@ -1,13 +1,12 @@
 """``ADKCostBreaker``: the breaker attached agent by agent, for code that wires callbacks by hand.
 
 It is the same guard as the plugin, fed by agent callbacks instead of plugin hooks. Your own callbacks stay: the breaker runs first
-before a call and last after it. Runs of different sessions never affect each other, and a trip ends its run cleanly and then
-raises a ``RuntimeError`` to whoever iterates over the run.
+before a call and last after it. Runs of different sessions never affect each other. A trip ends its run cleanly and then raises a
+``RuntimeError`` to the code that iterates over the run.
 """
 
 import inspect
-from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import count
 from typing import Any, Final
 
@@ -24,7 +23,10 @@ from runguard.adk.chain import FRAME, lane_of
 from runguard.adk.plugin import RunGuardPlugin, words_of
 from runguard.adk.reading import TRANSFER
 from runguard.breaker import BreakerState
-from runguard.errors import RunGuardError
+from runguard.decision import Action, Finding, Trip
+from runguard.detectors import Growth
+from runguard.errors import RunStoppedError
+from runguard.events import ModelCall, RunInfo
 from runguard.runs import Run
 
 _COUNTS_KEPT: Final = 10_000
@@ -33,7 +35,11 @@ _COUNTS_KEPT: Final = 10_000
 class ADKCostBreaker:
     """Attach with ``install_on_agent``; share one instance over the agents of a pipeline.
 
-    ``state`` and ``trip_reason`` tell about the current run, or about the last trip when none is running.
+    ``state`` and ``trip_reason`` describe the current run and, between runs, the last one. A trip opens the breaker. After
+    ``half_open_reset_seconds``, or as soon as another run starts, it is half open. A run that ends without a trip closes it. The state
+    refuses nothing: every run starts with fresh counters, so that a document can be submitted again after the cause is fixed.
+
+    For alerts without stops, use ``mode="shadow"`` with ``on_trip=``; ``growth_ratio`` is the figure to log.
     """
 
     def __init__(
@@ -68,10 +74,11 @@ class ADKCostBreaker:
         self._plugin.name = name
         runners.watch_agents(self._plugin)
         self._responses = count(1)
-        self._installed = False
         self._forgiven = ""  # the last trip that reset() took back
-        self._event_token_counts: deque[int] = deque(maxlen=_COUNTS_KEPT)
-        self._first_counts: list[int] = []
+        self._event_token_counts: list[int] = []  # the first ones and the latest ones, bounded
+        self._is_reported = False  # growth of recorded tokens was reported since the last reset
+        self._last_started = 0.0  # when the latest run started
+        self._last_trips: Sequence[Trip] = ()  # and its trips
 
     # ---- looking in -------------------------------------------------------------------------------------------------
 
@@ -81,24 +88,40 @@ class ADKCostBreaker:
 
     @property
     def state(self) -> BreakerState:
-        run = self._current_run()
-        if run is not None:
-            return BreakerState.OPEN if run.trips else BreakerState.CLOSED
-        trips = self._last_trips()
-        if not trips:
+        run, trip = self._current_run(), self._last_trip()
+        if trip is None:
             return BreakerState.CLOSED
-        age = self._plugin.guard.clock() - trips[-1].at
+        if run is not None:
+            return BreakerState.OPEN if trip in run.trips else BreakerState.HALF_OPEN
+        age = self._plugin.guard.clock() - trip.at
         return BreakerState.OPEN if age < self.half_open_reset_seconds else BreakerState.HALF_OPEN
 
     @property
     def trip_reason(self) -> str | None:
-        run = self._current_run()
-        trips = run.trips if run is not None else self._last_trips()
-        return str(trips[-1]) if trips else None
+        trip = self._last_trip()
+        return str(trip) if trip is not None else None
 
-    def _last_trips(self) -> list[Any]:
-        trips = self._plugin.trips[-1:]
-        return [] if trips and trips[0].id == self._forgiven else trips
+    @property
+    def growth_ratio(self) -> float | None:
+        """How many times the tokens of the first ``cost_baseline_events`` responses the latest ones took; None before there are enough.
+
+        Of the responses recorded with ``record_event_tokens``; without any, of the current run's prompts, the agent that grew most.
+        """
+        counts, wanted = self._event_token_counts, self.cost_baseline_events
+        if counts:
+            first = sum(counts[:wanted])
+            return sum(counts[-wanted:]) / first if len(counts) >= 2 * wanted and first else None
+        run = self._current_run()
+        rules = [rule for lane in run.lanes.values() for rule in lane.detectors if isinstance(rule, Growth)] if run is not None else []
+        return max((ratio for rule in rules for ratio in rule.ratios().values()), default=None)
+
+    def _last_trip(self) -> Trip | None:
+        """The trip in force: the latest one, unless ``reset()`` or a clean run came after it."""
+        trip = next(iter(self._plugin.trips[-1:]), None)
+        if trip is None or trip.id == self._forgiven:
+            return None
+        ended_clean = self._current_run() is None and not self._last_trips and self._last_started > trip.at
+        return None if ended_clean else trip
 
     def _current_run(self) -> Run | None:
         frame = FRAME.get()
@@ -107,17 +130,16 @@ class ADKCostBreaker:
         return next(reversed(list(self._plugin.guard.runs.values())), None)
 
     def reset(self) -> None:
-        """Forget the last trip and the recorded token counts. Runs need no reset: each starts afresh."""
+        """Forget the last trip and the recorded token counts. Runs need no reset: each starts with fresh counters."""
         trips = self._plugin.trips
         self._forgiven = trips[-1].id if trips else ""
         self._event_token_counts.clear()
-        self._first_counts.clear()
+        self._is_reported = False
 
     # ---- attaching --------------------------------------------------------------------------------------------------
 
     def install_on_agent(self, agent: BaseAgent) -> BaseAgent:
-        """Attach to one agent, beside the callbacks it has. Attaching twice is once. Returns the agent."""
-        self._installed = True
+        """Attach to one agent, beside the callbacks it has. Attaching twice is the same as once. Returns the agent."""
         if any(getattr(callback, "__self__", None) is self for callback in agent.canonical_before_agent_callbacks):
             return agent
         agent.before_agent_callback = [self.before_agent_callback, *agent.canonical_before_agent_callbacks]
@@ -151,7 +173,9 @@ class ADKCostBreaker:
         agent = callback_context._invocation_context.agent
         if not isinstance(agent, BaseAgent):
             return None
-        if isinstance(agent, LlmAgent) and self._plugin.invocation_of(callback_context._invocation_context).run.stopped is not None:
+        run = self._plugin.invocation_of(callback_context._invocation_context).run
+        self._last_started, self._last_trips = run.info.at, run.trips
+        if isinstance(agent, LlmAgent) and run.stopped is not None:
             return None  # its model hook ends it with an event that can carry the trip; content alone cannot
         return await self._plugin.before_agent_callback(agent=agent, callback_context=callback_context)
 
@@ -195,11 +219,12 @@ class ADKCostBreaker:
         ic = tool_context._invocation_context
         invocation = self._plugin.invocation_of(ic)
         author = getattr(ic.agent, "name", "")
+        call = invocation.calls.get(tool_context.function_call_id or "")
+        target = tool_context.actions.transfer_to_agent
+        if call is not None and target:  # any tool that sets the action hands over, not only ADK's own
+            self._plugin.reading.judge_transfer(invocation, call.lane, author, target)
         if tool.name == TRANSFER:
-            call = invocation.calls.pop(tool_context.function_call_id or "", None)
-            target = tool_context.actions.transfer_to_agent
-            if call is not None and target:
-                self._plugin.reading.judge_transfer(invocation, call.lane, author, target)
+            invocation.calls.pop(tool_context.function_call_id or "", None)
             return None
         response = tool_response if isinstance(tool_response, dict) else {"result": tool_response}
         answer = types.FunctionResponse(id=tool_context.function_call_id, name=tool.name, response=response)
@@ -211,28 +236,33 @@ class ADKCostBreaker:
     # ---- by hand ----------------------------------------------------------------------------------------------------
 
     def record_event_tokens(self, token_count: int) -> None:
-        """Tell the tokens of one model response by hand, where the breaker is attached to no agent.
+        """Record the tokens of one model response. Raises ``CostGrowthError`` once the latest took ``max_event_cost_ratio`` times the first.
 
-        Attached, it measures prompts itself, per agent: what is told here is then only kept for you to read.
+        Works on an attached breaker too: the current run is stopped as well. In shadow mode it reports the growth once and raises nothing.
         """
-        self._event_token_counts.append(token_count)
-        if len(self._first_counts) < self.cost_baseline_events:
-            self._first_counts.append(token_count)
-            return
-        recent = list(self._event_token_counts)[-self.cost_baseline_events :]
-        if self._installed or len(self._event_token_counts) < 2 * self.cost_baseline_events or not sum(self._first_counts):
-            return
-        ratio = sum(recent) / sum(self._first_counts)
-        if ratio >= self.max_event_cost_ratio:
+        counts = self._event_token_counts
+        counts.append(token_count)
+        if len(counts) > _COUNTS_KEPT:  # keep the first ones and the latest half
+            del counts[self.cost_baseline_events : _COUNTS_KEPT // 2]
+        ratio = self.growth_ratio
+        if ratio is not None and ratio >= self.max_event_cost_ratio:
             self._trip(f"the last {self.cost_baseline_events} responses took {ratio:.1f} times the tokens of the first, limit {self.max_event_cost_ratio:g}")
 
     def _trip(self, reason: str) -> None:
-        """Replace it to be alerted without a stop."""
-        raise CostGrowthError(reason)
-
-
-class CostGrowthError(RunGuardError):
-    """Tokens told by hand have grown beyond the limit."""
+        guard, ratio = self._plugin.guard, self.growth_ratio or 0.0
+        if self._is_reported and guard.policy.mode != "enforce":
+            return
+        self._is_reported = True
+        finding = Finding("growth", Action.STOP, round(ratio, 2), self.max_event_cost_ratio, "times the first tokens", "run", detail=reason)
+        now, run = guard.clock(), self._current_run()
+        if run is not None:
+            trip = run.stopped or guard.stop(run, ModelCall(run.info.run, "", "", now), finding)
+        else:  # recorded outside any run: a run of its own carries the trip
+            info = RunInfo(f"recorded-{next(self._responses)}", at=now)
+            trip = guard.stop(guard.start(info), ModelCall(info.run, "", "", now), finding)
+            guard.end(info.run)
+        if trip is not None and trip.enforced:
+            raise RunStoppedError.of(trip)
 
 
 async def _call(callback: Callable[..., Any], **arguments: Any) -> Any:
@@ -246,4 +276,4 @@ async def _call(callback: Callable[..., Any], **arguments: Any) -> Any:
     return await result if inspect.isawaitable(result) else result
 
 
-__all__ = ["ADKCostBreaker", "CostGrowthError"]
+__all__ = ["ADKCostBreaker"]
