@@ -44,8 +44,8 @@ class Answers:
             if run.permits:
                 self._report_answer(run, a, event.at)
             if rule is not None and rule.exempt:
-                if rule.once:
-                    self._settle_once(run, a.call, a.outcome is None and was_done(a.value))
+                if rule.once and a.outcome is not _REFUSED:  # a refused call claimed nothing: the claim belongs to another one
+                    self._settle_once(run, a.once or a.call, a.outcome is None and was_done(a.value))
                 continue
             kept.append(a)
             if a.outcome is _REFUSED:
@@ -88,10 +88,17 @@ class Answers:
         event.pairs = frozenset(pairs)
         event.calls = frozenset([a.call for a in kept if a.counted])
 
+    def settle_effects(self, run: Run, event: ToolResults) -> None:
+        """Answers from a journal, whose outcome is known: which side effects were done."""
+        for a in event.answers:
+            effect = self._tools.effect_of(a)
+            if effect and a.outcome is not _REFUSED:
+                self._settle_once(run, effect, a.outcome is _OK or a.outcome is _EMPTY)
+
     def _apply_rule(self, run: Run, lane: Lane, event: ToolResults, a: Answer, rule: ToolRule, good: bool) -> None:
         a.counted = not (rule.polling or rule.paging)
         if rule.once:
-            self._settle_once(run, a.call, good)
+            self._settle_once(run, a.once or a.call, good)
         if good and rule.writes:
             lane.book.forget_pairs()
             event.news = event.progress = True

@@ -85,7 +85,7 @@ class Guard:
         self._enforces = policy.mode == "enforce"
         self.tools = tools = Tools(policy)
         self.declare, self.tool_rule, self.fingerprint = tools.declare, tools.rule, tools.fingerprint
-        self._answers = Answers(policy, tools, self._report_answer, self._settle_once)
+        self._answers = Answers(policy, tools, self._report_answer, self.settle_once)
         self._lock = threading.Lock()
         self._alerts = 0
         self._switching = threading.Lock()
@@ -217,14 +217,12 @@ class Guard:
         return decision
 
     def _check_tool(self, run: Run, lane: Lane, event: ToolCall) -> Decision:
-        rule = self.tool_rule(event.tool)
-        call = event.call
-        taken = run.pending_once.get(call, event.id) != event.id or call in run.claimed_elsewhere
-        if rule is not None and rule.once and (taken or self.once.is_done(run.info, call)):
-            finding = Finding("once", _BLOCK, 2, 1, "executions", "call", event.tool, event.call.hex())
-            return self._decide(run, lane, event, finding)
-        if rule is not None and rule.once:
-            run.pending_once[call] = event.id
+        effect = self.tools.effect_of(event)
+        if effect:
+            taken = run.pending_once.get(effect, event.id) != event.id or effect in run.claimed_elsewhere
+            if taken or self.once.is_done(run.info, effect):
+                return self._decide(run, lane, event, Finding("once", _BLOCK, 2, 1, "executions", "call", event.tool, effect.hex()))
+            run.pending_once[effect] = event.id
         breaker = self.breakers.get(event.tool)
         if breaker is None or event.id in run.permits:  # none, or its probe was claimed for this call
             return ALLOW
@@ -542,8 +540,11 @@ class Guard:
         if run is None:
             return ALLOW  # told after the end of its run
         lane = run.lanes.get(event.lane) or run.lanes[ROOT_LANE]
-        if type(event) is ToolResults and not event.is_understood:
-            self._answers.understand(run, lane, event)
+        if type(event) is ToolResults:
+            if event.is_understood:
+                self._answers.settle_effects(run, event)
+            else:
+                self._answers.understand(run, lane, event)
         if run.stopped is not None or ((lane.stopped is not None or lane.parent is not None) and lane.stop_in_force() is not None):
             found = None  # already ending: nothing more to decide
         else:
@@ -695,35 +696,38 @@ class Guard:
 
     # ---- once per session -------------------------------------------------------------------------------------------
 
-    async def prepare_tool(self, run: Run, tool: str, call: bytes, call_id: str) -> None:
-        """What must be asked of others before a tool call is judged: the probe of its breaker, and the claim of its side effect."""
+    async def prepare_tool(self, run: Run, tool: str, effect: bytes, call_id: str) -> None:
+        """Ask the store before a tool call is judged: for the probe of its breaker, and for the claim of its side effect (``effect``, if it has one)."""
         if not self.accounts.ledger.is_shared:
             return
         permit = await self.breakers.claim_probe(tool, self.clock())
         if permit is not None:
             run.permits[call_id] = (tool, permit)
-        rule = self.tool_rule(tool)
-        run.claimed_elsewhere.discard(call)  # whoever was at it may have failed
-        if rule is None or not rule.once or call in run.pending_once or self.once.is_done(run.info, call):
+        if not effect:
             return
-        run.pending_once[call] = call_id  # before the wait: an equal call beside this one is refused, and the end of the run gives the claim back
+        run.claimed_elsewhere.discard(effect)  # the other worker may have failed
+        if effect in run.pending_once or self.once.is_done(run.info, effect):
+            return
+        run.pending_once[effect] = call_id  # before the wait: an equal call beside this one is refused, and the end of the run gives the claim back
         try:
-            mine = await self.once.claim(run.info, call)
-        except BaseException:  # cancelled while it asked: whatever was claimed is free again
-            self._settle_once(run, call, False)
+            mine = await self.once.claim(run.info, effect)
+        except BaseException:  # cancelled while it asked: give back whatever was claimed
+            self.settle_once(run, effect, False)
             raise
         if not mine:
-            run.pending_once.pop(call, None)
-            run.claimed_elsewhere.add(call)
+            run.pending_once.pop(effect, None)
+            run.claimed_elsewhere.add(effect)
 
-    def _settle_once(self, run: Run, call: bytes, done: bool) -> None:
-        run.pending_once.pop(call, None)
-        self.once.settle(run.info, call, done)
+    def settle_once(self, run: Run, effect: bytes, done: bool) -> None:
+        """A call of a ``once`` tool has ended: done, or free to be tried again."""
+        run.pending_once.pop(effect, None)
+        self.once.settle(run.info, effect, done)
 
     def _give_up_once(self, run: Run, event: ToolCall) -> None:
         """A call that was refused was not done: it may be tried again."""
-        if run.pending_once.get(event.call) == event.id:
-            self._settle_once(run, event.call, False)
+        effect = self.tools.effect_of(event)
+        if effect and run.pending_once.get(effect) == event.id:
+            self.settle_once(run, effect, False)
 
     # ---- looking in -------------------------------------------------------------------------------------------------
 

@@ -96,6 +96,7 @@ class ToolCall:
     batch: str = ""
     id: str = ""  # the framework's id of the call
     depth: int = 0  # depth the callee would have, when the call delegates to an agent
+    once: bytes = b""  # identity of its side effect, of a tool that is declared ``once``
 
 
 @dataclass(slots=True)
@@ -114,6 +115,7 @@ class Answer:
     too_large: bool = False  # must not enter the history
     counted: bool = True  # False: a declared polling, paging or exempt tool, which repetition rules leave alone
     args: object = None  # of the call: a failure may name one of them
+    once: bytes = b""  # identity of its side effect, of a tool that is declared ``once``
 
 
 @dataclass(slots=True)

@@ -121,7 +121,8 @@ def _got(event: ModelResult) -> Entry:
 
 
 def _called(event: ToolCall) -> Entry:
-    return _base("call", event) | {"tool": event.tool, "call": event.call.hex(), "id": event.id, "b": event.batch} | _sparse({"depth": event.depth})
+    rest = _sparse({"depth": event.depth, "once": event.once.hex()})
+    return _base("call", event) | {"tool": event.tool, "call": event.call.hex(), "id": event.id, "b": event.batch} | rest
 
 
 def _answered(event: ToolResults) -> Entry:
@@ -132,7 +133,7 @@ def _answered(event: ToolResults) -> Entry:
 def _answer(a: Answer) -> Entry:
     told = {"tool": a.tool, "call": a.call.hex(), "id": a.id, "as": (a.outcome or Outcome.OK).value, "answer": a.answer, "chars": a.chars}
     failure = digest(a.failure)[:_FAILURE_NAME].hex() if a.failure else ""
-    return told | _sparse({"failure": failure, "too_large": a.too_large, "uncounted": not a.counted, "event": a.event_id})
+    return told | _sparse({"failure": failure, "too_large": a.too_large, "uncounted": not a.counted, "event": a.event_id, "once": a.once.hex()})
 
 
 _WRITERS: Final[dict[type, Callable[[Any], Entry]]] = {
@@ -215,7 +216,9 @@ def _read_ask(where: _Where, entry: Entry) -> ModelCall:
 
 
 def _read_call(where: _Where, entry: Entry) -> ToolCall:
-    return ToolCall(*where, entry["tool"], bytes.fromhex(entry["call"]), str(entry.get("b") or ""), str(entry.get("id") or ""), int(entry.get("depth") or 0))
+    get = entry.get
+    call, once = bytes.fromhex(entry["call"]), bytes.fromhex(get("once") or "")
+    return ToolCall(*where, entry["tool"], call, str(get("b") or ""), str(get("id") or ""), int(get("depth") or 0), once)
 
 
 def _read_answers(where: _Where, entry: Entry) -> ToolResults:
@@ -231,6 +234,7 @@ def _read_answers(where: _Where, entry: Entry) -> ToolResults:
             chars=int(told.get("chars") or 0),
             too_large=bool(told.get("too_large")),
             counted=not told.get("uncounted"),
+            once=bytes.fromhex(told.get("once") or ""),
         )
         for told in entry["of"]
     ]

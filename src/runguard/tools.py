@@ -2,7 +2,9 @@
 
 from typing import Final
 
+from runguard.events import Answer, ToolCall
 from runguard.fingerprint import call_fingerprint
+from runguard.once import Fields, once_identity
 from runguard.policy import Policy, ToolRule
 
 _KEPT: Final = 4_096  # hallucinated names must not fill memory
@@ -40,3 +42,15 @@ class Tools:
         if rule is None:
             return call_fingerprint(tool, args)
         return call_fingerprint(tool, args, identity=rule.identity, volatile=rule.volatile, exact=rule.once)
+
+    def effect_of(self, call: ToolCall | Answer) -> bytes:
+        """The side effect of a call, known by the call's digest where nothing better was compared; empty for a tool that is not declared ``once``."""
+        rule = self.rule(call.tool)
+        return (call.once or call.call) if rule is not None and rule.once else b""
+
+    def once_identity(self, tool: str, args: object, declared: Fields | None = None) -> bytes:
+        """The identity of a side effect by its arguments; empty for a tool that is not declared ``once``."""
+        rule = self.rule(tool)
+        if rule is None or not rule.once:
+            return b""
+        return once_identity(tool, args, declared, identity=rule.identity, volatile=rule.volatile)

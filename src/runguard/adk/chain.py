@@ -44,6 +44,7 @@ class Call:
     lane: str
     batch: str
     fingerprint: bytes = b""
+    once: bytes = b""
     refused: bool = False
     cut: bool = False  # a model call inside of it was refused
     outcome: Outcome | None = None

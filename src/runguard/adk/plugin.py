@@ -26,6 +26,7 @@ from runguard.absence import says_missing
 from runguard.adk import runners
 from runguard.adk.border import cap_output, usage_of
 from runguard.adk.chain import FLIGHTS, FRAME, STREAM, Call, Frame, Invocation, ModelInFlight, depth_of, enclosing_frame, lane_of, open_child, stop_in_force
+from runguard.adk.declared import declared_by
 from runguard.adk.ending import Ending
 from runguard.adk.estimate import count_tokens, project
 from runguard.adk.labels import run_options
@@ -39,6 +40,7 @@ from runguard.decision import METADATA_KEY, STOPPED, Action, Trip
 from runguard.errors import PolicyError, RunStoppedError
 from runguard.events import ROOT_LANE, AgentEntered, ModelCall, ModelResult, Outcome, RunInfo, ToolCall
 from runguard.fingerprint import words_name
+from runguard.outcomes import was_done
 from runguard.policy import Policy
 from runguard.pricing import Usage, preload
 from runguard.runs import Lane, Run
@@ -428,8 +430,11 @@ class RunGuardPlugin(Controls, BasePlugin):
                 below = depth + 1
                 beside = sum(1 for other in invocation.calls.values() if other.batch == call.batch and other.tool == name)
                 guard.check(AgentEntered(invocation.run.info.run, lane, agent_name, guard.clock(), 0, beside))  # a stop shows at the next check
-            await guard.prepare_tool(invocation.run, name, call.fingerprint, call_id)
-            event = ToolCall(invocation.run.info.run, lane, agent_name, guard.clock(), name, call.fingerprint, call.batch, call_id, below)
+            rule = guard.tool_rule(name)
+            if rule is not None and rule.once:
+                call.once = guard.tools.once_identity(name, tool_args, declared_by(tool))
+            await guard.prepare_tool(invocation.run, name, call.once, call_id)
+            event = ToolCall(invocation.run.info.run, lane, agent_name, guard.clock(), name, call.fingerprint, call.batch, call_id, below, call.once)
             decision = guard.check(event)
             if decision.action >= _BLOCK and decision.enforced:
                 call.refused = True
@@ -439,7 +444,6 @@ class RunGuardPlugin(Controls, BasePlugin):
                         call.running = False
                         await self.ending.at_tool_node(ic, name, decision.trip, invocation, lane)
                 return refusal(decision.for_model)
-            rule = guard.tool_rule(name)
             if guard.policy.max_seconds is not None or (rule is not None and rule.max_seconds is not None):
                 limit_time(tool)
                 call.deadline = guard.clock() + rule.max_seconds if rule is not None and rule.max_seconds is not None else 0.0
@@ -459,8 +463,11 @@ class RunGuardPlugin(Controls, BasePlugin):
                 # A long-running tool's answer comes later or never, a Workflow's tool node gives no function response: nobody waits for it.
                 invocation = self._invocations.get(ic.invocation_id)
                 call = invocation.calls.get(tool_context.function_call_id or "") if invocation is not None else None
-                if call is not None:
+                if invocation is not None and call is not None:
                     call.running = False
+                    if call.once and not call.refused and call.outcome is None and (not result or not isinstance(ic.agent, BaseAgent)):
+                        # No answer will be judged. What a long-running tool began counts as done: it must not begin again.
+                        self.guard.settle_once(invocation.run, call.once, isinstance(ic.agent, BaseAgent) or was_done(result))
         except Exception as error:
             self.ending.fault("after_tool", error, ic)
         return None
@@ -509,6 +516,8 @@ class RunGuardPlugin(Controls, BasePlugin):
             call.error = words_of(error)
             if call.outcome is not _UNKNOWN_TOOL and not says_missing(call.error):  # one thing that is not there is no outage of the tool
                 self.guard.report_failure(invocation.run, call.tool, tool_context.function_call_id or "")
+            if call.once and not isinstance(ic.agent, BaseAgent):  # a Workflow's tool node: no answer will be judged
+                self.guard.settle_once(invocation.run, call.once, False)
             if (isinstance(tool, AgentTool) or isinstance(error, RunStoppedError)) and stop_in_force(invocation, call.lane) is not None:
                 # It asked for a model again and again, or the nested run was stopped and its empty answer did not fit a schema: the call is answered.
                 return refusal(PART_STOPPED)

@@ -126,7 +126,7 @@ class Reading:
             elif call.refused:
                 call.outcome = _REFUSED
             fingerprint = call.fingerprint or guard.fingerprint(name, call.args)
-            answers.append(Answer(name, fingerprint, value, call_id, call.outcome, event_id, args=call.args))
+            answers.append(Answer(name, fingerprint, value, call_id, call.outcome, event_id, args=call.args, once=call.once))
             guard.close_lane(run, f"{lane}/{name}@{call_id}")
         if not answers:
             return

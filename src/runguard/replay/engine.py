@@ -105,10 +105,10 @@ class Hearing(Guard):
 
 
 class _Call:
-    __slots__ = ("agent", "args", "batch", "fingerprint", "lane", "tool")
+    __slots__ = ("agent", "args", "batch", "fingerprint", "lane", "once", "tool")
 
-    def __init__(self, tool: str, args: object, fingerprint: bytes, lane: str, batch: str, agent: str) -> None:
-        self.tool, self.args, self.fingerprint, self.lane, self.batch, self.agent = tool, args, fingerprint, lane, batch, agent
+    def __init__(self, tool: str, args: object, fingerprint: bytes, once: bytes, lane: str, batch: str, agent: str) -> None:
+        self.tool, self.args, self.fingerprint, self.once, self.lane, self.batch, self.agent = tool, args, fingerprint, once, lane, batch, agent
 
 
 class Player:
@@ -302,7 +302,8 @@ class Player:
                 continue
             lane = self._lane(step.branch)
             self.tick(step.at)
-            call = _Call(step.tool, step.args, guard.fingerprint(step.tool, step.args), lane, step.batch, step.agent)
+            once = guard.tools.once_identity(step.tool, step.args)  # a recording holds no declarations: all arguments count, as they were given
+            call = _Call(step.tool, step.args, guard.fingerprint(step.tool, step.args), once, lane, step.batch, step.agent)
             if len(self._calls) >= _CALLS_KEPT:
                 del self._calls[next(iter(self._calls))]
             self._calls[step.id] = call
@@ -313,7 +314,7 @@ class Player:
             if step.tool in self._agents:
                 beside = sum(other.batch == step.batch and other.tool == step.tool for other in waiting)
                 guard.check(AgentEntered(self._run, lane, step.agent, self.clock.now, 0, beside))
-            guard.check(ToolCall(self._run, lane, step.agent, self.clock.now, step.tool, call.fingerprint, step.batch, step.id))
+            guard.check(ToolCall(self._run, lane, step.agent, self.clock.now, step.tool, call.fingerprint, step.batch, step.id, once=call.once))
 
     def _answered(self, step: Answered) -> None:
         if self._waiting:
@@ -331,7 +332,7 @@ class Player:
                 self._flush()
             self._answered_as = known_as
         self.tick(step.at)
-        self._answers.append(Answer(step.tool, call.fingerprint, step.value, step.id, step.outcome, step.event, args=call.args))
+        self._answers.append(Answer(step.tool, call.fingerprint, step.value, step.id, step.outcome, step.event, args=call.args, once=call.once))
         if self._live is not None and len(self._live.lanes) > 1:
             self.guard.close_lane(self._live, f"{call.lane}/{step.tool}@{step.id}")
 
