@@ -24,6 +24,7 @@ from google.genai import types
 from pydantic import PrivateAttr
 
 from runguard.decision import STOP_CODE, Trip, trip
+from runguard.errors import RunStoppedError
 
 __all__ = [
     "FakeClock",
@@ -176,7 +177,9 @@ class Recording:
 
     @property
     def trips(self) -> list[Trip]:
-        found = (trip(event) for event in self.events)
+        found = [trip(event) for event in self.events]
+        if isinstance(self.error, RunStoppedError):  # raised in place of its event
+            found.append(self.error.trip)
         return list({t.id: t for t in found if t is not None}.values())
 
 
@@ -218,8 +221,13 @@ async def run(
 
 
 def assert_stopped(events: Iterable[Event] | Recording, rule: str | None = None) -> Trip:
-    """The run was stopped by RunGuard (by ``rule``, if given); returns the trip."""
-    events = events.events if isinstance(events, Recording) else list(events)
+    """The run was stopped by RunGuard (by ``rule``, if given); returns the trip.
+
+    With ``on_stop="raise"`` the stop event is in the session only: give the whole recording.
+    """
+    if isinstance(events, Recording):
+        events = [*events.events, *(events.session.events if isinstance(events.error, RunStoppedError) else ())]
+    events = list(events)
     found = [t for e in events if e.error_code == STOP_CODE and (t := trip(e)) is not None]
     assert found, "no stop event: the run was not stopped by RunGuard"
     if rule is not None:

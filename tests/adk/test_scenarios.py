@@ -4,10 +4,13 @@ from typing import Any
 
 import pytest
 from google.adk.agents import LlmAgent, LoopAgent, ParallelAgent, SequentialAgent
+from google.adk.apps import App
 from google.adk.events import Event
+from google.adk.runners import Runner
 from google.adk.sessions import InMemorySessionService
 from google.adk.tools import ToolContext
 from google.adk.workflow import Workflow
+from google.genai import types
 
 import runguard
 from runguard import ToolRule
@@ -299,3 +302,30 @@ async def test_v8d_in_raise_mode_the_caller_catches_our_own_class(root: str) -> 
     assert type(result.error) is runguard.LimitExceededError
     assert model.calls == 5
     assert assert_calls_answered(result.session) == 5
+
+
+@pytest.mark.parametrize("mode", ["plugin", "per agent"])
+async def test_code_that_returns_at_the_final_event_gets_the_error_and_not_the_stop_sentence(mode: str) -> None:
+    def parse(fragment: str, hint: str) -> dict[str, Any]:
+        return {"status": "partial_parse_error", "data": None}
+
+    model = ScriptedModel(lambda n, _: call("parse", fragment="x", hint=str(n)))
+    agent = LlmAgent(name="extractor", model=model, tools=[parse])
+    if mode == "per agent":
+        runguard.ADKCostBreaker(max_identical_tool_results=3).install_on_agent(agent)
+    plugins = [RunGuardPlugin(max_identical_tool_results=3, on_stop="raise")] if mode == "plugin" else []
+    service = InMemorySessionService()
+    await service.create_session(app_name="app", user_id="u", session_id="s")
+    runner = Runner(app=App(name="app", root_agent=agent, plugins=plugins), session_service=service)
+
+    async def process_document() -> str:
+        message = types.Content(role="user", parts=[types.Part(text="go")])
+        try:
+            async for event in runner.run_async(user_id="u", session_id="s", new_message=message):
+                if event.is_final_response():
+                    return f"answer: {event.content}"
+        except RuntimeError as error:
+            return f"BREAKER_TRIPPED: {error}"
+        return "NO_OUTPUT"
+
+    assert (await process_document()).startswith("BREAKER_TRIPPED: stopped by stall of tool 'parse'")

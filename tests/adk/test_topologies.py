@@ -16,6 +16,7 @@ from google.genai import types
 
 import runguard
 from runguard.adk import RunGuardPlugin
+from runguard.decision import STOP_CODE
 from runguard.testing import ScriptedModel, assert_calls_answered, assert_stopped, call, text
 
 from .helpers import play, prompts, told
@@ -101,6 +102,7 @@ async def test_raise_mode_raises_to_the_caller_after_the_clean_stop(topology: To
     assert isinstance(result.error, runguard.RunStoppedError)
     assert result.error.trip == plugin.trips[0] == assert_stopped(result)
     assert (result.error.observed, result.error.limit) == (6, 5)
+    assert not any(event.error_code == STOP_CODE for event in result.events), "the error is raised in place of the event"
     assert team.calls == 5
     assert len(plugin.trips) == 1
     assert_calls_answered(result.session, open_calls=open_calls(topology, 5))
@@ -118,7 +120,10 @@ def test_raise_mode_raises_through_the_synchronous_runner(topology: Topology, mo
     events: list[Event] = []
     with pytest.raises(runguard.LimitExceededError) as raised:
         events.extend(runner.run(user_id="u1", session_id="s1", new_message=message))
-    assert raised.value.trip == assert_stopped(events)
+    assert not any(event.error_code == STOP_CODE for event in events), "the error is raised in place of the event"
+    session = asyncio.run(service.get_session(app_name="app", user_id="u1", session_id="s1"))
+    assert session is not None
+    assert raised.value.trip == assert_stopped(session.events)
     assert team.calls == 5
     assert plugin.snapshot()["runs"] == []
     ours = [death for death in in_threads if "_connection_worker_thread" not in death.thread.name]  # of a database of an earlier test

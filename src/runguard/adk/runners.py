@@ -2,8 +2,8 @@
 
 The wrapper does four things and is inert for a Runner without a guard: it puts an installed guard first in the plugin order, it
 ends from outside a stopped run that ADK would let spin (a Workflow, or a loop that ignores escalation), with ``on_stop="raise"``
-it raises the typed error after the clean stop, which no topology can then swallow, and it tells the model's border which run is
-at work, so that calls which no hook announces find their account.
+it raises the typed error in place of the stop event, which stays in the session, and it tells the model's border which run is at
+work, so that calls which no hook announces find their account.
 """
 
 import logging
@@ -231,9 +231,10 @@ async def _stream(
                     invocations.add(event.invocation_id)
                     stop = _announced_in(event) or stop
                     heard = heard or event.error_code == STOP_CODE
-                    STREAM.set(outer)  # what the caller does between two events is not the run's
-                    yield _shown(event)
-                    STREAM.set(here)
+                    if not (raises and _is_raised(event)):
+                        STREAM.set(outer)  # what the caller does between two events is not the run's
+                        yield _shown(event)
+                        STREAM.set(here)
                     if stop is not None and goes_on and _can_end(stop[1], event.invocation_id):
                         break
         except Halt:
@@ -247,10 +248,12 @@ async def _stream(
             unheard = await _unheard_stop(runner, plugin, invocations or set(here.invocations), user, session)
             for event in unheard:
                 stop, heard = _announced_in(event) or stop, True
-                yield event
+                if not (raises and _is_raised(event)):
+                    yield event
         if here.halted is not None and not heard:
             for event in await _stop_events(runner, *here.halted, user, session):
-                yield event
+                if not (raises and _is_raised(event)):
+                    yield event
     finally:
         STREAM.set(outer)
         for end in here.on_end:
@@ -333,6 +336,12 @@ def _can_end(plugin: "RunGuardPlugin", invocation_id: str) -> bool:
     return plugin.stop_of(invocation_id) is not None and (invocation is None or invocation.is_quiet())
 
 
+def _is_raised(event: Event) -> bool:
+    """Whether an error will be raised in place of this stop event: code that returns at the final event must not take it for an answer."""
+    found = _announced_in(event) if event.error_code == STOP_CODE else None
+    return found is not None and found[1].guard.policy.on_stop == "raise"
+
+
 def _raise_if_asked(trip_id: str, plugin: "RunGuardPlugin") -> None:
     if plugin.guard.policy.on_stop != "raise":
         return
@@ -358,7 +367,8 @@ def _wrap_run(original: Any) -> Any:
         try:
             for event in original(self, *args, **kwargs):
                 stop = _announced_in(event) or stop
-                yield event
+                if not _is_raised(event):
+                    yield event
         finally:
             _watch.in_sync_run.pop(message, None)
         if stop is not None:
