@@ -13,7 +13,7 @@ from runguard.alerts.alert import Fact
 from runguard.budget import NANO, BudgetStatus, usd_text
 from runguard.charges import Fired
 from runguard.decision import Finding, Trip
-from runguard.ledger import Ledger
+from runguard.ledger import Ledger, StoreOutage
 from runguard.ledger.store import Session
 from runguard.switch import Stop
 
@@ -121,7 +121,13 @@ class Alarms:
             return
 
         def claim(session: Session) -> None:
-            if session.claim(_claim(alert), period) == "yes":
+            try:
+                mine = session.claim(_claim(alert), period) == "yes"
+            except StoreOutage:
+                raise  # asked again
+            except Exception:
+                mine = True  # the store cannot tell who sends it: an alert sent twice is better than none
+            if mine:
                 self._alerts.send(alert)
 
         self._ledger.tell(claim)

@@ -136,10 +136,11 @@ class Breaker:
         """Take over a dumped state."""
         if not state:
             return
-        with self._lock:
-            self._state, self._generation = BreakerState(state["state"]), int(state["generation"])
-            self._failures, self._runs = int(state["failures"]), set(state["runs"])
-            self._opened_at, self._probe_at = float(state["opened_at"]), state["probe_at"]
+        name, generation, failures, runs = BreakerState(state["state"]), int(state["generation"]), int(state["failures"]), set(map(str, state["runs"]))
+        opened_at, probe_at = float(state["opened_at"]), None if state["probe_at"] is None else float(state["probe_at"])
+        with self._lock:  # all of it was read: a damaged state changes nothing
+            self._state, self._generation, self._failures, self._runs = name, generation, failures, runs
+            self._opened_at, self._probe_at = opened_at, probe_at
 
     def force_open(self, now: float) -> None:
         with self._lock:

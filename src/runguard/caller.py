@@ -301,7 +301,10 @@ class Caller(Controls):
         charge = first.charge if first is not None else None
         if first is None or charge is None or charge.hold is None:
             return
-        hold = await ledger.reserve(charge.lines.accounts, (*first.known, 1), force=True, ttl=self.settings.policy.hold_seconds)
+        try:
+            hold = await ledger.reserve(charge.lines.accounts, (*first.known, 1), force=True, ttl=self.settings.policy.hold_seconds)
+        except (StoreOutage, StoreError):
+            return  # the reservation that follows meets the same store, and on_outage decides
         if not isinstance(hold, Hold):
             return
         held, charge.hold = charge.hold, hold

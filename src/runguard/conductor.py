@@ -41,7 +41,7 @@ from runguard.events import (
 )
 from runguard.faults import Faults
 from runguard.journal import KIND, Journal
-from runguard.ledger.store import Session, StoreError
+from runguard.ledger.store import Session, StoreError, StoreOutage
 from runguard.outbox import Outbox
 from runguard.policy import Policy
 from runguard.pricing import Usage
@@ -222,6 +222,8 @@ class Guard:
             taken = run.pending_once.get(effect, event.id) != event.id or effect in run.claimed_elsewhere
             if taken or self.once.is_done(run.info, effect):
                 return self._decide(run, lane, event, Finding("once", _BLOCK, 2, 1, "executions", "call", event.tool, effect.hex()))
+            if effect in run.unchecked_once:
+                return self._decide(run, lane, event, Finding("once_unsure", _BLOCK, 1, 0, "outages", "call", event.tool, effect.hex()))
             run.pending_once[effect] = event.id
         breaker = self.breakers.get(event.tool)
         if breaker is None or event.id in run.permits:  # none, or its probe was claimed for this call
@@ -496,10 +498,7 @@ class Guard:
     def _on_control(self, text: str) -> None:
         """The control document of the store has changed: stops and breakers."""
         self.accounts.switch.load(text)
-        try:
-            self.breakers.load(json.loads(text or "{}"))
-        except (ValueError, TypeError, KeyError, AttributeError):
-            _log.exception("runguard.control_unreadable: the breakers in the store cannot be read; those known here stay")
+        self.breakers.load(json.loads(text or "{}"))
 
     def _enforce_stops(self) -> None:
         """Called when the list of stops has changed, from any thread."""
@@ -646,15 +645,23 @@ class Guard:
         return self._decide(run, run.lanes[ROOT_LANE], event, finding).trip
 
     def fault(self, where: str, error: Exception, run_id: str = "", agent: str = "") -> Trip | None:
-        """A fault of the guard itself: counted and logged. Under ``on_guard_error="block"`` it stops the run; returns why, or None to go on."""
+        """A fault of the guard itself: counted and logged. It stops the run where the policy says so; returns why, or None to go on."""
         self.faults.note(where, error)
-        if self.policy.on_guard_error == "allow" or not self._enforces:
+        if self.goes_on_after(error):
             return None
         try:
             return self.fail(run_id, "guard_error", f"{where}: {type(error).__name__}", agent)
         except Exception as second:
             self.faults.note("stopping", second)
             return None
+
+    def goes_on_after(self, error: Exception) -> bool:
+        """Whether a call is made that could not be judged. A fault of the store follows ``on_outage``, any other ``on_guard_error``."""
+        if not self._enforces:
+            return True
+        if isinstance(error, StoreError | StoreOutage):
+            return self.policy.on_outage == "open"
+        return self.policy.on_guard_error == "allow"
 
     @property
     def guard_errors(self) -> int:
@@ -706,6 +713,7 @@ class Guard:
         if not effect:
             return
         run.claimed_elsewhere.discard(effect)  # the other worker may have failed
+        run.unchecked_once.discard(effect)
         if effect in run.pending_once or self.once.is_done(run.info, effect):
             return
         run.pending_once[effect] = call_id  # before the wait: an equal call beside this one is refused, and the end of the run gives the claim back
@@ -714,9 +722,11 @@ class Guard:
         except BaseException:  # cancelled while it asked: give back whatever was claimed
             self.settle_once(run, effect, False)
             raise
+        if mine is None and self.policy.on_outage == "open":
+            mine = True
         if not mine:
             run.pending_once.pop(effect, None)
-            run.claimed_elsewhere.add(effect)
+            (run.unchecked_once if mine is None else run.claimed_elsewhere).add(effect)
 
     def settle_once(self, run: Run, effect: bytes, done: bool) -> None:
         """A call of a ``once`` tool has ended: done, or free to be tried again."""

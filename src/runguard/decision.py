@@ -201,6 +201,8 @@ _REFUSALS: Final[dict[str, str]] = {
     "depth": "Not executed: the task has been delegated too many times already. Do not delegate it further; answer with what is known.",
     "tool_limit": "Not executed: '{tool}' may be called {limit} times in this task and has been. Do not call it again; use the answers you have.",
     "once": "Not executed: '{tool}' with these arguments has been done, or is being done right now. Do not repeat it.",
+    "once_unsure": "Not executed: it cannot be checked right now whether '{tool}' with these arguments has been done before. Do not call it again in this "
+    "task; report that it was not done now.",
     "fan_out": "Not started: too many calls are running at once. Do not retry; go on with the results that are there.",
     "context": "'{tool}' was executed; its answer was too large for this conversation and was left out. Do not make the same call again; "
     "ask for a smaller part, if the tool offers it.",

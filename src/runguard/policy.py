@@ -145,7 +145,9 @@ class PolicyFile(BaseModel):
     on_stop: Literal["stop", "raise"] = Field(
         "stop", description="stop ends the run with a final event; raise does that and then raises RunStoppedError to the caller."
     )
-    on_guard_error: Literal["allow", "block"] = Field("allow", description="What a failure inside the guard means for the run.")
+    on_guard_error: Literal["allow", "block"] = Field(
+        "allow", description="What a failure inside the guard means for the run. Faults of the store follow on_outage."
+    )
     journal: bool = Field(True, description="With a durable store, keep each run's journal in it: names, numbers and digests, for replay and the dashboard.")
     telemetry: bool = Field(True, description="Report to OpenTelemetry, where its API is installed.")
     alerts: Receivers = Field(AlertSettings(), description="Who is told of stops, thresholds and outages: Slack, PagerDuty, webhooks, the log, functions.")
@@ -167,7 +169,7 @@ class PolicyFile(BaseModel):
     store: str = Field("memory", min_length=1, description="Where accounts are kept: memory, sqlite:///path, redis://..., postgresql://... .")
     store_timeout: Annotated[float, Field(gt=0, le=60, allow_inf_nan=False)] = Field(1.0, description="Seconds that one call of the store may take.")
     on_outage: Literal["closed", "open"] = Field(
-        "closed", description="The store is away: closed makes no paid call without an account, open goes on and books later."
+        "closed", description="The store is away or damaged: closed makes no paid call without an account, open goes on and books later."
     )
     hold_seconds: Annotated[float, Field(gt=0, le=86_400, allow_inf_nan=False)] = Field(
         900.0, description="After this time the reservation of a worker that never came back is charged."

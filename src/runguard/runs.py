@@ -86,6 +86,7 @@ class Run:
         "started",
         "stopped",
         "trips",
+        "unchecked_once",
         "waiting",
     )
 
@@ -110,6 +111,7 @@ class Run:
         self.model_calls = rules.ModelCalls(limit) if limit else None
         self.cut_off: OrderedDict[str, Trip | None] = OrderedDict()  # strands that were stopped, by name: called again they stay stopped
         self.claimed_elsewhere: set[bytes] = set()  # side effects that another worker has done or is doing
+        self.unchecked_once: set[bytes] = set()  # side effects that could not be claimed, because the store did not answer
         self.pending_once: dict[bytes, str] = {}  # and by which call; side effects on their way: an equal call of the same response must not run too
         self.deadline = rules.Deadline(policy.max_seconds, info.at) if policy.max_seconds else None
         whole: list[Detector | None] = [

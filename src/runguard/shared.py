@@ -5,7 +5,6 @@ next reservation. Only two things are awaited, both rare: the one probe of an op
 """
 
 import asyncio
-import json
 import logging
 import threading
 from collections import OrderedDict
@@ -17,26 +16,14 @@ from runguard.breaker import Breaker, BreakerState, Permit
 from runguard.budget import scope_part
 from runguard.events import RunInfo
 from runguard.ledger import Ledger, StoreError, StoreOutage
+from runguard.ledger.control import change_document
 from runguard.ledger.store import Session
 
 _log: Final = logging.getLogger("runguard")
 _TOOLS_KEPT: Final = 4_096
 _SESSIONS_KEPT: Final = 10_000
 _ONCE_PER_SESSION: Final = 1_000
-_TRIES: Final = 20
 _FINISH_S: Final = 5.0
-CONTROL: Final = "control"
-
-
-def change_document(session: Session, change: Callable[[dict[str, Any]], None]) -> None:
-    """Change the control document, whoever else does so at the same time."""
-    for _ in range(_TRIES):
-        version, text = session.get(CONTROL)
-        document = json.loads(text or "{}")
-        change(document)
-        if json.dumps(document, sort_keys=True) == text or session.put(CONTROL, version, json.dumps(document, sort_keys=True)):
-            return
-    raise StoreOutage("too many workers change the control document at the same time")
 
 
 class Breakers:
@@ -87,7 +74,7 @@ class Breakers:
                 if permit[0] is not None:  # else nothing has changed, and nobody has to read it again
                     document["breakers"][tool] = theirs.dump()
 
-            change_document(session, change)
+            change_document(session, self._ledger.name, change)
 
         try:
             await self._ledger.ask(claim)
@@ -123,7 +110,7 @@ class Breakers:
                 change(theirs, session.now())
                 document["breakers"][tool] = theirs.dump()
 
-            change_document(session, both)
+            change_document(session, self._ledger.name, both)
 
         self._ledger.tell(tell)
 
@@ -145,8 +132,8 @@ class Once:
     def is_done(self, info: RunInfo, call: bytes) -> bool:
         return call in self._done.get((info.app, info.user, info.session), ())
 
-    async def claim(self, info: RunInfo, call: bytes) -> bool:
-        """Whether this worker may do it. A store that is away cannot say; then what is known here decides."""
+    async def claim(self, info: RunInfo, call: bytes) -> bool | None:
+        """Whether this worker may do it; None when the store cannot say."""
         if not self._ledger.is_shared:
             return True
         answer: list[str] = []
@@ -156,8 +143,8 @@ class Once:
         try:
             await self._ledger.ask(lambda session: answer.append(session.claim(_claim_key(info, call), self._claim_seconds)), again=True)
         except (StoreOutage, StoreError):
-            _log.warning("runguard.once_unsure: the store is away; whether a side effect was done elsewhere is not known")
-            return True
+            _log.warning("runguard.once_unsure: the store does not answer, so a side effect may have been made by another worker")
+            return None
         if answer == ["done"]:
             self._remember(info, call)
         return answer == ["yes"]

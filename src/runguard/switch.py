@@ -1,14 +1,12 @@
 """The kill switch: who is stopped, by whom and why. Kept with the accounts, so that every worker of a store sees it."""
 
 import json
-import logging
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
 from typing import Any, Final
 
 from runguard.errors import PolicyError
 
-_log: Final = logging.getLogger("runguard")
 ALL: Final = "all"
 _KINDS: Final = ("all", "app:…", "user:app/user", "session:app/user/session", "run:…")
 
@@ -37,19 +35,19 @@ class Switch:
         return self.stops.get(ALL) or next((self.stops[scope] for scope in scopes if scope in self.stops), None)
 
     def load(self, text: str) -> None:
-        """What the store says. Unreadable is not "nothing": the stops known so far stay."""
-        try:
-            self.stops = read_stops(text)
-        except (ValueError, TypeError, AttributeError):
-            _log.exception("runguard.control_unreadable: the list of stops in the store cannot be read; those known stay in force")
-            return
+        """Take over the stops of a control document that the ledger has checked."""
+        self.stops = read_stops(text)
         for listener in list(self.listeners):
             listener()
 
 
 def read_stops(text: str) -> dict[str, Stop]:
-    """The stops of a control document."""
-    return {scope: Stop(scope, **fields) for scope, fields in (json.loads(text or "{}").get("stops") or {}).items()}
+    """The stops of a control document; one of the wrong shape raises ``ValueError``, ``TypeError`` or ``AttributeError``."""
+    stops = {scope: Stop(scope, **fields) for scope, fields in (json.loads(text or "{}").get("stops") or {}).items()}
+    for stop in stops.values():
+        if not (isinstance(stop.actor, str) and isinstance(stop.reason, str) and isinstance(stop.at, int | float)):
+            raise ValueError(f"the stop of {stop.scope} needs an actor, a reason and a time")
+    return stops
 
 
 def with_stops(text: str, stops: dict[str, Stop]) -> str:

@@ -5,6 +5,7 @@ A durable ledger only hands facts over; ``flush`` waits until they are booked. W
 
 import asyncio
 import contextlib
+import json
 import math
 import random
 import threading
@@ -741,11 +742,11 @@ def test_the_control_document_loses_no_change(desk: Desk) -> None:
     told: list[tuple[str, str]] = []
 
     async def work(word: str) -> None:
-        told.append((word, await asyncio.to_thread(desk.ledger.change_control, lambda text: f"{text} {word}")))
+        told.append((word, await asyncio.to_thread(desk.ledger.change_control, lambda text: json.dumps({**json.loads(text or "{}"), word: 1}))))
 
     in_threads([lambda word=word: work(word) for word in mine])  # type: ignore[misc]
-    assert all(word in text.split() for word, text in told)
-    assert {word for word in desk.ledger.change_control(lambda text: text).split() if word.startswith(f"{desk.name}.")} == set(mine)
+    assert all(word in json.loads(text) for word, text in told)
+    assert {word for word in json.loads(desk.ledger.change_control(lambda text: text)) if word.startswith(f"{desk.name}.")} == set(mine)
 
 
 # ---- which accounts there are ---------------------------------------------------------------------------------------

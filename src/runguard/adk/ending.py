@@ -125,9 +125,8 @@ class Ending:
 
     def fault(self, hook: str, error: Exception, ic: InvocationContext) -> Trip | None:
         """Record a failure of the guard itself. The trip to stop with, when the policy says so; None lets the run go on."""
-        policy = self._guard.policy
         self._guard.faults.note(hook, error)
-        if policy.on_guard_error == "allow" or policy.mode != "enforce":
+        if self._guard.goes_on_after(error):
             return None
         return self.faulted.get(ic.invocation_id) or self._give_up(f"{hook}: {type(error).__name__}", ic)
 

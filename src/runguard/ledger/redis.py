@@ -353,7 +353,9 @@ class RedisSession:
 
     def get(self, name: str) -> tuple[int, str]:
         version, text = self._do("MGET", f"{self._prefix}v:{name}", f"{self._prefix}t:{name}")
-        return (int(version), text or "") if version is not None else (0, "")
+        if (version is None) != (text is None):
+            raise StoreError(f"{self._name}: the document '{name}' is damaged: its version or its text is missing. Restore the store from a backup")
+        return (int(version), text) if version is not None else (0, "")
 
     def put(self, name: str, version: int, text: str) -> bool:
         return bool(self._run("put", name, str(version), text))

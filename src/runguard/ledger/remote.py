@@ -27,7 +27,9 @@ from typing import Any, Final, TypeVar
 from runguard.background import log_fault, start_thread
 from runguard.budget import NOTHING, UNLIMITED, Amount, share_of, unit_reached
 from runguard.ledger.base import STALE, Account, Hold, Refusal, Stale, Waiting, refusal_of, wake
+from runguard.ledger.control import change_control, read_control
 from runguard.ledger.facts import FACTS_KEPT, Fact, Facts
+from runguard.ledger.faults import UnforeseenError, fault_of, store_faults
 from runguard.ledger.store import Balance, Line, Reply, Session, Store, StoreError, StoreOutage
 
 _log: Final = logging.getLogger("runguard")
@@ -42,7 +44,6 @@ _GOODBYE_S: Final = 2.0
 _BEAT_S: Final = 1.0
 _PURGE_S: Final = 3_600.0
 _BEATS_AT_ONCE: Final = 200
-_CONTROL_TRIES: Final = 20
 _ROUNDS: Final = 60  # of the deadline that a call may stand in line while others are served
 
 
@@ -85,6 +86,7 @@ class StoreLedger(Waiting):
         self._unbooked = 0  # of them settlements and releases
         self._faults = self._restarts = 0  # exceptions that no store should raise; threads that had to be started again
         self.control, self._control_text = 0, ""  # the control document as it was last seen, and its version
+        self._unreadable = ""  # why the document could not be read, as last logged
         self._guards: list[tuple[weakref.WeakMethod[Any], weakref.WeakMethod[Any]]] = []  # a guard may go; the ledger stays
         self._accounts: OrderedDict[str, StoredAccount] = OrderedDict()
         self._by_scope: dict[str, set[str]] = {}
@@ -126,7 +128,8 @@ class StoreLedger(Waiting):
             self._gate.wait_for(lambda: not self._forking, self.timeout)
             self._inside += 1
         try:
-            yield
+            with store_faults(self.name, BaseException):
+                yield
         finally:
             with self._gate:
                 self._inside -= 1
@@ -198,7 +201,7 @@ class StoreLedger(Waiting):
                 result = self._do(job, again)
             except BaseException as error:
                 # The answer comes first: whoever waits for it must not wait for what else may go wrong.
-                future.set_exception(error if isinstance(error, Exception) else StoreOutage(f"{self.name}: {type(error).__name__}: {error}"))
+                future.set_exception(fault_of(self.name, error))
                 self._drop_session()
             else:
                 self._answered += 1
@@ -251,12 +254,13 @@ class StoreLedger(Waiting):
         fact.tries += 1
         try:
             self._tell_one(fact)
-        except StoreError as error:
-            self._lose(fact)
-            if self.lost == 1:  # counted always, logged once: the store needs manual repair, not a flood of lines
-                _log.error("runguard.store_error: what was spent cannot be booked: %s", error)
-            self._drop_session()
-        except BaseException:
+        except BaseException as error:
+            if isinstance(error, StoreError) and not isinstance(error, UnforeseenError):
+                self._lose(fact)
+                if self.lost == 1:  # counted always, logged once: the store needs manual repair, not a flood of lines
+                    _log.error("runguard.store_error: what was spent cannot be booked: %s", error)
+                self._drop_session()
+                return True
             self._fault()
             if fact.repeatable and fact.tries < TRIES:
                 log_fault(f"{self.name}: a settlement met an exception and is told again", self._faults)
@@ -294,6 +298,8 @@ class StoreLedger(Waiting):
             if self._local.fresh:  # else it may only have been cut while nobody used it
                 self._outage(error)
             self._drop_session()
+        except UnforeseenError:
+            raise  # counted and logged by the writer
         except StoreError:
             self._drop_session()  # a call that wants an account says why
 
@@ -306,6 +312,8 @@ class StoreLedger(Waiting):
                 session = self.session()
                 if session.get("control")[0] != self.control:
                     self._read_control(session)
+        except UnforeseenError:
+            raise  # counted and logged by the writer
         except (StoreOutage, StoreError):
             self._drop_session()  # whoever needs the store finds out
 
@@ -488,11 +496,20 @@ class StoreLedger(Waiting):
 
     def _read_control(self, session: Session) -> None:
         with self._reading:  # read, tell and remember as one step: no older document after a newer one
-            version, self._control_text = session.get("control")
+            version, self._control_text = self._checked_control(session)
             for reference, _ in self._guards:
                 if (listener := reference()) is not None:
                     self._inform(listener)
             self.control = version  # last: who sees this version knows that the guards have heard it
+
+    def _checked_control(self, session: Session) -> tuple[int, str]:
+        try:
+            return read_control(session, self.name)
+        except StoreError as error:
+            if str(error) != self._unreadable:  # log once; needs manual repair
+                self._unreadable = str(error)
+                _log.error("runguard.control_unreadable: %s. The stops known here stay in force", error)
+            raise
 
     def _inform(self, listener: Callable[[str], None]) -> None:
         try:
@@ -530,13 +547,9 @@ class StoreLedger(Waiting):
 
     def change_control(self, change: Callable[[str], str]) -> str:
         def job(session: Session) -> str:
-            for _ in range(_CONTROL_TRIES):
-                version, text = session.get("control")
-                changed = change(text)
-                if session.put("control", version, changed):
-                    self._read_control(session)
-                    return changed
-            raise StoreOutage(f"{self.name}: too many others change the list of stops at the same time")
+            changed = change_control(session, self.name, change)
+            self._read_control(session)
+            return changed
 
         return self.call(job)
 

@@ -469,12 +469,14 @@ class SqliteSession:
         while free:  # what is free goes back to the system
             with self._write():
                 self._db.execute(f"PRAGMA incremental_vacuum({_PURGE_AT_ONCE})").fetchall()
-            before, free = free, self._db.execute("PRAGMA freelist_count").fetchone()[0]
+            with _translated(self._path):
+                before, free = free, self._db.execute("PRAGMA freelist_count").fetchone()[0]
             if free == before:  # a file from before there was such a thing
                 return
 
     def _purge_table(self, table: str, key: str, condition: str, old: float) -> None:
-        last: Any = self._db.execute(f"SELECT min({key}) FROM {table}").fetchone()[0]
+        with _translated(self._path):
+            last: Any = self._db.execute(f"SELECT min({key}) FROM {table}").fetchone()[0]
         since = ">="
         while last is not None:
             with self._write():

@@ -9,13 +9,14 @@ from urllib.parse import unquote
 
 from runguard.budget import UNITS, UNLIMITED, edge
 from runguard.errors import PolicyError
+from runguard.ledger.faults import store_faults
 from runguard.ledger.sqlite import SqliteStore
 from runguard.ledger.store import Balance, Session, StoreError, StoreOutage
 from runguard.ledger.urls import store_of
 from runguard.switch import Stop, read_stops
 from runguard.view.records import Call, Unreadable, count, dollars, entries, latest, number, read_call, table, whole, word
 from runguard.view.rows import BreakerRow, BudgetRow, RunningRow, Spend, Story
-from runguard.view.spending import CallLog, spend_of
+from runguard.view.spending import BY, CallLog, spend_of
 from runguard.view.sqlite_look import SqliteLook
 from runguard.view.story import cost_of, tell
 
@@ -54,7 +55,7 @@ class StoreView:
             session.close()
 
     def _ask(self, question: Callable[[Session], _T]) -> _T:
-        with self._lock:
+        with self._lock, store_faults(self.name):
             fresh = self._session is None
             try:
                 return question(self._open())
@@ -67,7 +68,7 @@ class StoreView:
                 except (StoreOutage, StoreError):
                     self._drop()
                     raise
-            except StoreError:
+            except Exception:
                 self._drop()
                 raise
 
@@ -107,6 +108,9 @@ class StoreView:
 
     def spend(self, since: float, until: float | None = None, by: str = "app") -> Spend:
         """What was spent between two moments of the store's clock (until now), over time and in all, by app, agent, model or user."""
+
+        if by not in BY:
+            raise ValueError(f"by = {by!r}: one of {', '.join(BY)}")
 
         def read(session: Session) -> Spend:
             self._log.refresh(session, self.unreadable)
