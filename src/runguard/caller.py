@@ -335,7 +335,7 @@ class Caller(Controls):
             await accounts.ledger.refresh()
             over = accounts.switch.of(scopes_of(run.info)) is None
         elif trip.rule == "budget":
-            over = state.until is not None and accounts.ledger.now(self.guard.clock()) >= state.until
+            over = state.until is not None and accounts.ledger.period_time(self.guard.clock()) >= state.until
             over = over or (accounts.ledger.is_shared and await asyncio.to_thread(self._was_extended, trip))
         else:
             over = trip.rule == "guard_error"

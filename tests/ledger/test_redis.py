@@ -349,14 +349,48 @@ def test_a_full_server_is_an_outage_and_nothing_is_half_written(own_server: Valk
     assert session.settle("h", [], CALL).balances[0].spent == CALL
 
 
-def test_a_cache_is_refused(own_server: Valkey) -> None:
+EVICTING = ["allkeys-lru", "allkeys-lfu", "allkeys-random", "volatile-lru", "volatile-lfu", "volatile-random", "volatile-ttl"]
+
+
+def test_a_server_that_may_delete_keys_is_refused(own_server: Valkey) -> None:
     with redis.Redis.from_url(own_server.url) as raw:
+        for policy in EVICTING:
+            raw.config_set("maxmemory-policy", policy)
+            raw.config_set("maxmemory", 0)
+            RedisStore(own_server.url).connect(5).close()  # without a limit nothing is ever deleted
+            raw.config_set("maxmemory", "1gb")
+            with pytest.raises(StoreError, match=f"maxmemory-policy is {policy}.*Set maxmemory-policy noeviction"):
+                RedisStore(own_server.url).connect(5)
+        raw.config_set("maxmemory-policy", "noeviction")
+        RedisStore(own_server.url).connect(5).close()
+
+
+@pytest.mark.parametrize("policy", ["volatile-ttl", "allkeys-lru"])
+def test_a_claim_is_never_made_where_it_could_be_deleted(own_server: Valkey, policy: str) -> None:
+    """Between two workers the server ran out of memory: the second must not do again what the first has done."""
+    with redis.Redis.from_url(own_server.url) as raw:
+        raw.config_set("maxmemory-policy", policy)
+        raw.config_set("maxmemory", "20mb")
+        with pytest.raises(StoreError):
+            RedisStore(own_server.url).connect(5).claim("pay", 3_600)
+
+
+@pytest.mark.parametrize(("rights", "asks"), [(("+info",), True), (("+config|get",), True), ((), False)], ids=["info", "config", "neither"])
+def test_a_user_who_may_not_ask_about_memory_is_warned_once(own_server: Valkey, caplog: pytest.LogCaptureFixture, rights: tuple[str, ...], asks: bool) -> None:
+    url = own_server.url.replace("redis://", "redis://few:pw@")
+    with redis.Redis.from_url(own_server.url) as raw:
+        raw.execute_command("ACL", "SETUSER", "few", "on", ">pw", "~{runguard}:*", "+@read", "+@write", "+@scripting", "+time", *rights)
+        raw.config_set("maxmemory-policy", "volatile-lru")
         raw.config_set("maxmemory", "1gb")
-        raw.config_set("maxmemory-policy", "allkeys-lru")
-        with pytest.raises(StoreError, match="this server is a cache"):
-            RedisStore(own_server.url).connect(5)
-        raw.config_set("maxmemory-policy", "volatile-lru")  # only what ends by itself
-        RedisStore(own_server.url).connect(5)
+        if asks:
+            with pytest.raises(StoreError, match="volatile-lru"):
+                RedisStore(url).connect(5)
+            raw.config_set("maxmemory-policy", "noeviction")
+    for _ in range(3):
+        RedisStore(url).connect(5).close()
+    warned = [record.getMessage() for record in caplog.records]
+    assert len(warned) == (0 if asks else 1)
+    assert all("noeviction" in text and "+info" in text and "pw" not in text for text in warned)
 
 
 def test_a_replica_is_an_outage(own_server: Valkey) -> None:

@@ -332,7 +332,7 @@ class Accounts:
         """Every budget as it stands. ``as_known_here`` asks no store: what it last told."""
         asked = self.ledger.known if as_known_here else self.ledger.accounts
         accounts = asked() if scope is None or as_known_here else self.ledger.find(scope)
-        now = self.ledger.now(self.clock())  # as the store has just told it
+        now = self.ledger.period_time(self.clock())  # as the store has just told it
         return [status for a in accounts if a.ends is None or a.ends > now for status in statuses_of(a)]
 
     def spend(self, scope: str | None = None) -> dict[str, Any]:

@@ -36,7 +36,7 @@ class AccountFinder:
     def of_call(self, purse: Purse, event: ModelCall, anew: bool = False) -> Lines:
         """All accounts that a call goes on, kept until the first of their periods is over. ``anew``: those of now, not of the call's time."""
         key = (event.agent, event.model, event.tool)
-        at = self._ledger.now(self._clock() if anew else event.at)
+        at = self._ledger.period_time(self._clock() if anew else event.at)
         known = purse.lines.get(key)
         if known is not None and at < known.until:
             return known
@@ -52,7 +52,7 @@ class AccountFinder:
     def of_scope(self, scope: str, purses: Mapping[str, Purse]) -> list[Account]:
         """The accounts of a scope in their current periods, made where it has spent nothing yet. ``purses``: of the runs under way."""
         found = self._ledger.find(scope)
-        now = self._ledger.now(self._clock())  # as the store has just told it
+        now = self._ledger.period_time(self._clock())  # as the store has just told it
         found = [a for a in found if a.ends is None or a.ends > now]
         kind, _, rest = scope.partition(":")
         parts = rest.split("/")

@@ -167,7 +167,10 @@ class Ledger(Protocol):
     worker: str  # this process, for those who look at a shared ledger
 
     def now(self, at: float) -> float:
-        """The ledger's clock, by which periods begin and end; ``at`` is the caller's."""
+        """The ledger's clock; ``at`` is the caller's."""
+
+    def period_time(self, at: float) -> float:
+        """The ledger's clock, by which periods begin and end. It never reopens a period that this ledger has forgotten."""
 
     def account(self, key: str, scope: str, window: str | None, ends: float | None, caps: Amount, begins: float | None = None) -> Account:
         """The account of a scope and period, made if new, with the caps in force now."""

@@ -1,6 +1,7 @@
 """The ledger of one process: dictionaries and a lock."""
 
 import logging
+import math
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final
@@ -11,6 +12,8 @@ from runguard.ledger.store import Session
 
 _log: Final = logging.getLogger("runguard")
 _ACCOUNTS_KEPT: Final = 100_000
+_CLOCK_BACK_S: Final = 60.0  # calls that are made at once come in any order, seconds apart at most
+_END_OF_TIME: Final = 253_402_300_800.0  # the year 10000, beyond which no calendar goes
 
 
 class MemoryLedger(Waiting):
@@ -22,10 +25,22 @@ class MemoryLedger(Waiting):
         self._control = ""
         self._accounts: OrderedDict[str, Account] = OrderedDict()
         self._by_scope: dict[str, list[Account]] = {}
-        self._told_full = False
+        self._told_full = self._told_back = False
+        self._latest = -math.inf
 
     def now(self, at: float) -> float:
         return at
+
+    def period_time(self, at: float) -> float:
+        """The latest time that any caller gave. The account of a past period is forgotten: a clock that is set back must not open it anew."""
+        if at < self._latest:
+            if self._latest - at > _CLOCK_BACK_S and not self._told_back:
+                self._told_back = True
+                _log.warning("runguard.clock_back: the clock was set back by %.0f s; budgets with a window go on when it has caught up", self._latest - at)
+        elif at < _END_OF_TIME:
+            with self._lock:
+                self._latest = max(self._latest, at)
+        return self._latest
 
     def account(self, key: str, scope: str, window: str | None, ends: float | None, caps: Amount, begins: float | None = None) -> Account:
         with self._lock:

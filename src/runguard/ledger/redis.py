@@ -12,6 +12,7 @@ reaching the server, half for each answer; only the look-up of a host name is no
 
 import hashlib
 import json
+import logging
 import math
 import re
 import socket
@@ -43,7 +44,8 @@ _LONG: Final = 1e9  # seconds: longer than anybody waits, short enough for every
 _LINES_KEPT: Final = 1_024
 _AT_ONCE: Final = 500
 _MOST_BATCHES: Final = 20_000
-_EVICTS: Final = "allkeys-"
+_log: Final = logging.getLogger("runguard")
+_warned: Final[set[str]] = set()  # stores of this process whose settings could not be read
 
 
 class RedisStore:
@@ -132,20 +134,36 @@ class RedisSession:
             raise
 
     def _check_eviction(self) -> None:
-        """A server that drops what it likes when memory is short is a cache: an account that is gone would count as unspent."""
-        try:
-            memory = self._send("INFO", "memory")
-        except self._errors as error:
-            told = self._told(error)
-            if isinstance(told, StoreOutage) or "INFO" not in str(error).upper():
-                raise told from error
-            return  # this user may not ask
-        policy = str(memory.get("maxmemory_policy", ""))
-        if memory.get("maxmemory") and policy.startswith(_EVICTS):
-            raise StoreError(
-                f"{self._name}: this server is a cache (maxmemory-policy {policy}) and would drop accounts when memory is short; "
-                "set maxmemory-policy noeviction, or use another server"
+        """A server that deletes keys when memory is short would forget what was spent, or that a side effect was done."""
+        found = self._memory_settings()
+        if found is None:
+            _warn_once(
+                self._name,
+                f"{self._name}: this user may use neither INFO nor CONFIG GET, so it is not known whether the server deletes keys when memory is short. "
+                "Check that its maxmemory-policy is noeviction, or allow the command with +info",
             )
+            return
+        limit, policy = found
+        if limit and policy != "noeviction":
+            raise StoreError(
+                f"{self._name}: maxmemory is set and maxmemory-policy is {policy}: when memory is short this server would delete accounts or "
+                "claims, and money would be spent twice. Set maxmemory-policy noeviction, or use another server"
+            )
+
+    def _memory_settings(self) -> tuple[int, str] | None:
+        """The server's limit of memory and what it does at the limit; None where this user may not ask."""
+        for command, *rest in (("INFO", "memory"), ("CONFIG GET", "maxmemory*")):
+            try:
+                told = {str(name).replace("-", "_"): value for name, value in self._send(command, *rest).items()}
+            except self._errors as error:
+                known = self._told(error)
+                if isinstance(known, StoreOutage) or command.split(" ")[0] not in str(error).upper():
+                    raise known from error
+                continue  # this user may not ask, or the command has another name here
+            limit, policy = int(told.get("maxmemory") or 0), str(told.get("maxmemory_policy") or "")
+            if "maxmemory" in told and (policy or not limit):
+                return limit, policy
+        return None
 
     def _migrate(self) -> None:
         version = self._run("open")
@@ -429,6 +447,12 @@ def _script(name: str) -> tuple[bytes, bytes]:
     common, own = ((folder / f"{part}.lua").read_text(encoding="utf-8") for part in ("common", name))
     source = f"local SCHEMA = '{SCHEMA_VERSION}'\n{common}\n{own}".encode()
     return hashlib.sha1(source, usedforsecurity=False).hexdigest().encode(), source
+
+
+def _warn_once(name: str, text: str) -> None:
+    if name not in _warned:
+        _warned.add(name)
+        _log.warning("runguard.store_unsure: %s", text)
 
 
 def _command(*parts: bytes) -> bytes:
