@@ -7,11 +7,12 @@ from typing import Any, Final
 
 from runguard.absence import says_missing
 from runguard.events import FAILURES, Answer, Outcome, ToolResults
-from runguard.fingerprint import ASIDE, answer_text, size_of
+from runguard.fingerprint import ASIDE, answer_text, digest, mask, size_of
 from runguard.outcomes import MISSING, classify, failure_class, was_done
 from runguard.policy import Policy, ToolRule
 from runguard.runs import Lane, Run
 from runguard.tools import Tools
+from runguard.unfinished import is_unfinished
 
 _log: Final = logging.getLogger("runguard")
 # Members bound once: looking one up on its enum costs as much as the rest of a line.
@@ -32,6 +33,7 @@ class Answers:
         self._report_answer, self._settle_once = report, settle_once
         self._max_chars = policy.max_tool_result_chars or 0
         self._normalizes = bool(policy.tool_result_normalizer)
+        self._counts_unfinished = policy.max_identical_tool_results is not None
 
     def understand(self, run: Run, lane: Lane, event: ToolResults) -> None:
         """What each answer means and whether it is news."""
@@ -68,13 +70,16 @@ class Answers:
                 a.failure = ""
             if outcome in FAILURES:
                 event.failures = True
-                a.failure = a.failure or failure_class(answer_text(value))
-                if thing := _thing_named(a.args, raw, rule):
+                if not a.failure or value is not raw:  # the normalizer decides what identifies a failure, too
+                    a.failure = failure_class(answer_text(value))
+                if thing := _thing_named(a.args, value, rule):
                     a.failure = f"{a.failure}\0{thing}"
             a.answer, new = lane.book.name(a.call, value, agent)
             if context is not None and (lane.book.size < 0 or lane.book.size > context.suspicious_chars > 0) and not a.chars:
                 a.chars = size_of(raw, 8 * context.limit)
             good = outcome is _OK or outcome is _EMPTY
+            if self._counts_unfinished and good and (outcome is _EMPTY or is_unfinished(raw)):
+                a.unfinished = digest(mask(answer_text(value))).hex()
             if rule is not None:
                 self._apply_rule(run, lane, event, a, rule, good and not missing)
             if new and good and lane.book.size < _NOTE_BYTES and _NOTES.fullmatch(tool) is not None:

@@ -116,6 +116,7 @@ class Answer:
     counted: bool = True  # False: a declared polling, paging or exempt tool, which repetition rules leave alone
     args: object = None  # of the call: a failure may name one of them
     once: bytes = b""  # identity of its side effect, of a tool that is declared ``once``
+    unfinished: str = ""  # identity of an answer that is empty or says "not yet"; set only under an explicit max_identical_tool_results
 
 
 @dataclass(slots=True)

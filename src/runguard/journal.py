@@ -133,7 +133,9 @@ def _answered(event: ToolResults) -> Entry:
 def _answer(a: Answer) -> Entry:
     told = {"tool": a.tool, "call": a.call.hex(), "id": a.id, "as": (a.outcome or Outcome.OK).value, "answer": a.answer, "chars": a.chars}
     failure = digest(a.failure)[:_FAILURE_NAME].hex() if a.failure else ""
-    return told | _sparse({"failure": failure, "too_large": a.too_large, "uncounted": not a.counted, "event": a.event_id, "once": a.once.hex()})
+    return told | _sparse(
+        {"failure": failure, "too_large": a.too_large, "uncounted": not a.counted, "event": a.event_id, "once": a.once.hex(), "unfinished": a.unfinished}
+    )
 
 
 _WRITERS: Final[dict[type, Callable[[Any], Entry]]] = {
@@ -235,6 +237,7 @@ def _read_answers(where: _Where, entry: Entry) -> ToolResults:
             too_large=bool(told.get("too_large")),
             counted=not told.get("uncounted"),
             once=bytes.fromhex(told.get("once") or ""),
+            unfinished=str(told.get("unfinished") or ""),
         )
         for told in entry["of"]
     ]

@@ -180,6 +180,8 @@ def lane_detectors(policy: Policy, rungs: dict[str, Rungs], is_polling: Callable
         made.append(rules.Repetition(rungs["repetition"]))
     if "stall" in rungs:
         made.append(rules.Stall(rungs["stall"], 0 if policy.is_explicit("stall") else FREE_RETRIES))
+    if policy.max_identical_tool_results is not None:
+        made.append(rules.EqualAnswers(policy.max_identical_tool_results))
     if "tool_failures" in rungs:
         made.append(rules.ToolFailures(rungs["tool_failures"]))
     if "no_news" in rungs:

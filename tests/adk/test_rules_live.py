@@ -1199,3 +1199,78 @@ async def test_no_news_ends_a_loop_that_says_nothing_for_ever() -> None:
     seen = await observe(LoopAgent(name="loop", sub_agents=[agent(model)]))
     assert_stopped(seen.result, "no_news")
     assert model.calls == 15
+
+
+# ---- an explicit max_identical_tool_results -------------------------------------------------------------------------
+
+UNFINISHED: list[Any] = [
+    {"message": "The index is being rebuilt, please retry later."},
+    {"results": []},
+    {"status": "retry_later"},
+    {"status": "pending"},
+    {"state": "incomplete", "data": None},
+    {"status": "partial"},
+    {"status": "degraded", "rows": [1]},
+    "pending",
+]
+
+
+def _asks_in_other_words(answers: Callable[[int], Any]) -> tuple[ScriptedModel, LlmAgent]:
+    made: list[str] = []
+
+    def search(query: str) -> Any:
+        made.append(query)
+        return answers(len(made))
+
+    model = ScriptedModel(lambda n, _: call("search", query=f"question {n}") if n <= 8 else text("done"))
+    return model, LlmAgent(name="a", model=model, tools=[search])
+
+
+@pytest.mark.parametrize("answer", UNFINISHED, ids=str)
+async def test_an_explicit_limit_stops_at_the_third_equal_unfinished_answer(answer: Any) -> None:
+    model, agent = _asks_in_other_words(lambda n: answer)
+    seen = await observe(agent, max_identical_tool_results=3)
+    assert assert_stopped(seen.result).rule == "stall"
+    assert model.calls == 3
+    model, agent = _asks_in_other_words(lambda n: answer)
+    seen = await observe(agent)  # the defaults leave it to the later rules
+    assert seen.result.trips == []
+
+
+@pytest.mark.parametrize(
+    "answers",
+    [
+        lambda n: {"status": "ok"},
+        lambda n: {"status": "pending", "progress": n * 10},
+        lambda n: {"status": "pending"} if n % 3 else {"status": "done", "file": n},
+        lambda n: {"results": [n]},
+    ],
+    ids=["a batch", "a poll that moves", "work in between", "hits"],
+)
+async def test_an_explicit_limit_leaves_work_alone(answers: Callable[[int], Any]) -> None:
+    model, agent = _asks_in_other_words(answers)
+    seen = await observe(agent, max_identical_tool_results=3)
+    assert seen.result.trips == []
+    assert model.calls == 9
+
+
+async def test_a_declared_poll_is_left_alone_under_an_explicit_limit() -> None:
+    _, agent = _asks_in_other_words(lambda n: {"status": "pending"})
+    seen = await observe(agent, max_identical_tool_results=3, tools={"search": ToolRule(polling=True)})
+    assert seen.result.trips == []
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{"tool_result_normalizer": {"search": lambda answer: {"status": answer["status"]}}}, {"tools": {"search": ToolRule(volatile=("why",))}}],
+    ids=["normalizer", "volatile"],
+)
+async def test_the_normalizer_decides_what_identifies_a_failure(settings: dict[str, Any]) -> None:
+    words = ["the shelf", "a wall", "no ink", "bad light", "thin paper", "torn edge", "wet page", "odd font", "old scan"]
+    model, agent = _asks_in_other_words(lambda n: {"status": "partial_parse_error", "why": words[n]})
+    seen = await observe(agent, max_identical_tool_results=3, **settings)
+    assert assert_stopped(seen.result, "stall").observed == 3
+    assert model.calls == 3
+    model, agent = _asks_in_other_words(lambda n: {"status": "partial_parse_error", "why": words[n]})
+    seen = await observe(agent, max_identical_tool_results=3)
+    assert model.calls > 3, "without it these are different failures"

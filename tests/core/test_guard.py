@@ -682,7 +682,7 @@ def test_every_error_survives_pickling(drive, kind):
         ("deadline", errors.DeadlineExceededError),
         ("model_calls", errors.LimitExceededError),
         ("fan_out", errors.LimitExceededError),
-        ("growth", errors.LimitExceededError),
+        ("growth", errors.CostGrowthError),
         ("policy_error", errors.GuardFailedError),
         ("guard_error", errors.GuardFailedError),
     ],

@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Protocol
 
 from runguard.decision import Finding
 from runguard.detectors.context import Context
-from runguard.detectors.failures import EmptyAnswers, Stall, ToolFailures
+from runguard.detectors.failures import EmptyAnswers, EqualAnswers, Stall, ToolFailures
 from runguard.detectors.growth import Growth
 from runguard.detectors.handoffs import Depth, HandOffCycle
 from runguard.detectors.limits import CallsPerTool, Deadline, FanOut, ModelCalls, ResultSize, ToolCalls
@@ -32,6 +32,7 @@ __all__ = [
     "Depth",
     "Detector",
     "EmptyAnswers",
+    "EqualAnswers",
     "FanOut",
     "Growth",
     "HandOffCycle",

@@ -135,6 +135,32 @@ class ToolFailures(Stall):
         return "failure"
 
 
+class EqualAnswers:
+    """One tool gives the same empty or unfinished answer again and again, whatever the arguments.
+
+    In force only under an explicit ``max_identical_tool_results``. An equal answer that reports success is a batch and does not count.
+    """
+
+    sees: ClassVar[tuple[type, ...]] = (ToolResults,)
+    __slots__ = ("_streaks", "limit")
+
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
+        self._streaks = _Streaks()
+
+    def observe(self, event: ToolResults) -> Finding | None:
+        found: Finding | None = None
+        for a in event.answers:
+            if not a.unfinished or not a.counted:
+                if a.outcome is _OK and event.news:
+                    self._streaks.clear()  # something new was learned
+                continue
+            count = self._streaks.add(a.tool, a.unfinished, event.batch, a.call)
+            if count >= self.limit:
+                found = Finding("stall", Action.STOP, count, self.limit, "equal answers", "lane", a.tool, a.tool, "", evidence_of(event))
+        return found
+
+
 class EmptyAnswers:
     """One tool finds nothing, again and again with new arguments: a sweep, so by default it is only nudged."""
 

@@ -1,0 +1,34 @@
+"""Whether an answer says that the work is not done yet: "pending", "incomplete", "retry later".
+
+By default such answers are polling and nobody's failure. Only an explicit ``max_identical_tool_results`` counts them, when they are equal.
+"""
+
+import re
+from typing import Any, Final
+
+_HEAD: Final = 400
+_STATUS_KEYS: Final = ("status", "state", "outcome", "result_status", "code", "result")
+_MESSAGE_KEYS: Final = ("message", "detail", "reason", "text", "hint", "result", "note")
+_STATUS: Final = re.compile(
+    r"\W*(?:still[\s_\-])?(?:pending|incomplete|partial(?:ly)?(?:[\s_\-]\w+){0,2}|degraded|unfinished|busy|waiting|queued|running|processing"
+    r"|in[\s_\-]?progress|not[\s_\-]?(?:ready|finished|complete|completed|available[\s_\-]?yet)|(?:please[\s_\-])?(?:re)?try(?:[\s_\-]?(?:later|again|required|needed|soon)){0,2})\W*",
+    re.IGNORECASE,
+)
+_MESSAGE: Final = re.compile(
+    r"\b(?:re)?try(?:ing)? (?:it |this )?(?:again|later|in \d)|\bcome back (?:later|in)\b|\bnot (?:yet )?(?:ready|finished|complete)\b"
+    r"|\bstill (?:pending|processing|running|working|loading)\b|\b(?:partial|incomplete) (?:result|data|parse|answer|response)",
+    re.IGNORECASE,
+)
+
+
+def is_unfinished(answer: Any) -> bool:
+    """Only plain values are looked at: others may run their own code."""
+    if type(answer) is str:
+        return _STATUS.fullmatch(answer[:_HEAD]) is not None or _MESSAGE.search(answer[:_HEAD]) is not None
+    if type(answer) is not dict:
+        return False
+    for key in _STATUS_KEYS:
+        value = answer.get(key)
+        if type(value) is str and len(value) <= _HEAD and _STATUS.fullmatch(value):
+            return True
+    return any(type(value := answer.get(key)) is str and _MESSAGE.search(value[:_HEAD]) is not None for key in _MESSAGE_KEYS)
