@@ -487,7 +487,8 @@ def _explain(error: ValidationError, source: str, model: type[BaseModel]) -> str
         shown = repr(given) if isinstance(given, str | int | float | bool) and not is_secret else f"a {type(given).__name__}"
         if fault["type"] in ("extra_forbidden", "unexpected_keyword_argument"):
             fields = _PARTS.get(str(fault["loc"][0]), model).model_fields if len(fault["loc"]) > 1 else model.model_fields
-            lines.append(f"{path}: no such setting{_nearest(str(fault['loc'][-1]), fields)}")
+            meant = _MEANT.get(path) if fields is model.model_fields else None
+            lines.append(f"{path}: no such setting" + (f"; use {meant}" if meant is not None else _nearest(str(fault["loc"][-1]), fields)))
         elif fault["type"] == "value_error":
             message = fault["msg"].removeprefix("Value error, ")
             named = f"{path} = {shown}" if isinstance(given, str | int | float | bool) and not is_secret and not message.startswith(shown) else path
@@ -502,6 +503,20 @@ def _explain(error: ValidationError, source: str, model: type[BaseModel]) -> str
             lines.append(f"{path} = {shown}: {fault['msg'][0].lower()}{fault['msg'][1:]}")
     where = f" ({source})" if source else ""
     return f"the policy{where} is not valid:\n  " + "\n  ".join(dict.fromkeys(lines))
+
+
+# Names that other functions and libraries use, and what a policy calls them.
+_MEANT: Final = {
+    "budget": "max_usd=, max_tokens= or max_model_calls= for one run, or budgets=[Budget(usd=5, per='user', window='1d')]",
+    "loop": "cycle_repeats= and max_cycle_len=, or rules={'repetition': {'stop': 5}}",
+    "context": "max_context_tokens= and context_headroom=",
+    "breaker": "max_tool_failures= and half_open_reset_seconds=",
+    **dict.fromkeys(("max_cost", "max_cost_usd", "cost_limit", "budget_usd", "usd"), "max_usd="),
+    **dict.fromkeys(("max_total_tokens", "token_limit", "token_budget"), "max_tokens="),
+    **dict.fromkeys(("max_calls", "max_llm_calls", "max_iterations", "max_turns", "max_steps", "max_iter", "recursion_limit"), "max_model_calls="),
+    **dict.fromkeys(("timeout", "timeout_seconds", "max_execution_time", "deadline"), "max_seconds="),
+    **dict.fromkeys(("slack_webhook", "pagerduty_key", "webhook"), "alerts={'slack_webhook': 'env:SLACK_URL'}"),
+}
 
 
 def _path(fault: Any) -> str:

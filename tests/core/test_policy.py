@@ -1,6 +1,7 @@
 """Whatever cannot be meant fails when the policy is built, with a message that says what would be right."""
 
 import errno
+import re
 import subprocess
 import sys
 from itertools import pairwise
@@ -14,7 +15,7 @@ from hypothesis import strategies as st
 from runguard.decision import Rungs
 from runguard.errors import PolicyError
 from runguard.ledger.sqlite import SqliteStore
-from runguard.policy import RULES, Policy, PolicyFile, ToolRule, declared_rule, find_policy_file, load_policy_file, policy_schema, tool
+from runguard.policy import _MEANT, RULES, Policy, PolicyFile, ToolRule, declared_rule, find_policy_file, load_policy_file, policy_schema, tool
 
 LADDER = ("warn", "nudge", "block", "stop")
 
@@ -477,3 +478,28 @@ def test_a_relative_store_in_a_file_counts_from_the_files_folder(tmp_path, monke
         monkeypatch.chdir(folder / "agents")
         policy = Policy.validated(load_policy_file(file), str(file))
         assert SqliteStore(policy.store).path == wanted
+
+
+@pytest.mark.parametrize(
+    ("keyword", "named"),
+    [
+        ("budget", "max_usd="),
+        ("loop", "cycle_repeats="),
+        ("context", "max_context_tokens="),
+        ("max_cost", "max_usd="),
+        ("max_total_tokens", "max_tokens="),
+        ("max_llm_calls", "max_model_calls="),
+        ("max_iterations", "max_model_calls="),
+        ("timeout", "max_seconds="),
+        ("breaker", "max_tool_failures="),
+    ],
+)
+def test_a_keyword_of_another_function_names_the_one_to_use(keyword, named):
+    with pytest.raises(PolicyError, match=rf"{keyword}: no such setting; use {named}"):
+        Policy.build(**{keyword: {"max_usd": 1}})
+
+
+def test_the_keywords_that_errors_name_exist():
+    for sentence in _MEANT.values():
+        for name in re.findall(r"(\w+)=", sentence):
+            assert name in Policy.model_fields or name in ("usd", "per", "window"), name
