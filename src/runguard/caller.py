@@ -1,7 +1,7 @@
 """The engine behind ``guard`` and ``guard_async``: one guard, its state in each run, and the way of one call through it.
 
-A call is asked for before it is made, with what it may take held on every budget. Where nobody knows that beforehand, calls go one
-after the other until one has told its cost; then each holds the dearest seen. Whatever then happens to the call, it is booked.
+A call is asked for before it is made, with what it may take held on every budget. Where that is not known beforehand, the first calls
+go one by one, and then more and more at once, each with the dearest seen held for it. Whatever then happens to the call, it is booked.
 """
 
 import asyncio
@@ -36,7 +36,7 @@ from runguard.pricing import Rates, Usage
 from runguard.reading import Reading, Request, read, read_request
 from runguard.reading.failures import was_unbilled
 from runguard.runs import Run
-from runguard.turns import First, Turn
+from runguard.turns import Ticket, Turn, Turns
 
 _log: Final = logging.getLogger("runguard")
 _STOP, _BLOCK = Action.STOP, Action.BLOCK
@@ -73,8 +73,8 @@ class Call:
     state: State
     charge: Charge | None
     request: Request
-    first: "First | None" = None  # it is the one that goes alone
-    beside: bool = False  # nobody knows what it may take, and it cannot wait for the one that goes alone
+    ticket: Ticket | None = None  # its cost is not known beforehand: others wait for it
+    beside: bool = False  # its cost is not known beforehand, and it cannot wait for the others
     permit: Permit | None = None
     stacked: bool = False  # what is called is guarded itself: a refusal there is no call
     over: bool = False
@@ -102,7 +102,7 @@ class RunContext:
         self.states.clear()
 
 
-_ALONE: Final[dict[int, Charge]] = {}  # by identity, of the calls that go alone: whoever is inside of one waits for no other
+_WAITED_FOR: Final[dict[int, Charge]] = {}  # by identity, of the calls with tickets: a call inside of one must not wait for another
 RUN: Final[ContextVar[RunContext | None]] = ContextVar("runguard_run", default=None)
 
 
@@ -118,7 +118,8 @@ class Caller(Controls):
         self._enforces = settings.policy.mode == "enforce"
         self._reads_request = settings.in_usd or settings.in_tokens or settings.context
         self.costs = Costs(self.name, settings, self.guard.accounts.pricing, self.guard.clock)
-        self._first: First | None = None  # the call that goes alone, until its cost is known
+        self._told_waiting = False
+        self.turns = Turns(lambda: self.costs.width, settings.policy.hold_seconds)
         self._lock = threading.Lock()
         self._own: State | None = None
         self.context: RunContext | None = None  # of the limits of a run: that run, also in a run inside of it
@@ -176,42 +177,33 @@ class Caller(Controls):
         _log.warning("runguard.tokens_failed: tokens %s for '%s'; the prompt is estimated instead", what, self.name)
         return request
 
-    def turn(self, request: Request, no_loop: bool) -> "tuple[Turn, First | None]":
-        """Where nobody knows what a call may take: whether this one goes alone, or which one it has to wait for."""
+    def turn(self, request: Request, no_loop: bool) -> tuple[Turn, Ticket | None]:
+        """Whether a call may go now, or has to wait in line because its cost is not known beforehand."""
         try:
-            return self._turn(request, no_loop)
+            if not self._enforces or None not in self.costs.bound(request):
+                return Turn.NOW, None
+            # Made inside of a call of the same callable, or of any that others wait for: waiting might never end.
+            owners = [charge for charge in OWNERS.get() if not charge.over]
+            if any(charge.home is self.guard.accounts for charge in owners):
+                return Turn.BESIDE, None
+            turn, ticket = self.turns.ask(frozenset(id(charge) for charge in owners if id(charge) in _WAITED_FOR), no_loop)
+            if turn is Turn.LATER and not self._told_waiting:
+                self._told_waiting = True
+                _log.info(
+                    "runguard.unknown_cost: what a call of '%s' costs is known only afterwards, so the first calls go one by one; "
+                    "cost=, or a price and an output limit, lets them run at once",
+                    self.name,
+                )
+            return turn, ticket
         except Exception:  # a fault of ours: it shows again when leave is asked for, and the policy says what it means
             return Turn.NOW, None
 
-    def _turn(self, request: Request, no_loop: bool) -> "tuple[Turn, First | None]":
-        if not self._enforces or None not in self.costs.bound(request):
-            return Turn.NOW, None
-        # Made inside of a call of the same callable, or of any that goes alone: waiting might never end.
-        owners = [charge for charge in OWNERS.get() if not charge.over]
-        if any(charge.home is self.guard.accounts for charge in owners):
-            return Turn.BESIDE, None
-        around = frozenset(id(charge) for charge in owners if id(charge) in _ALONE)
-        with self._lock:
-            if None not in self.costs.bound(request):
-                return Turn.NOW, None
-            first = self._first
-            if first is not None and first.pid == os.getpid():  # a fork does not take along who makes it
-                apart = bool(around) and not around & first.around  # it may be waiting for the call that this one is inside of
-                return (Turn.BESIDE, None) if apart or first.is_stuck_with(no_loop) else (Turn.LATER, first)
-            self._first = First()
-            self._first.around = around
-            return Turn.ALONE, self._first
-
-    def let_others_go(self, first: "First | None") -> None:
-        if first is None:
+    def give_back(self, ticket: Ticket | None) -> None:
+        """The call has come back, or was not made: the next in line may go."""
+        if ticket is None:
             return
-        with self._lock:
-            if self._first is first:
-                self._first = None
-            if first.done():
-                return
-            _ALONE.pop(id(first.charge), None)
-            first.set_result(None)
+        _WAITED_FOR.pop(id(ticket.charge), None)
+        self.turns.give_back(ticket)
 
     def open_now(self, request: Request) -> Call | None:
         """``open`` of the common case: nobody has to be asked or waited for. None: nothing has happened, so ask."""
@@ -222,6 +214,8 @@ class Caller(Controls):
         try:
             bound, state = self.costs.bound(request), self.state()
             run = state.run
+            if None in bound:  # with room for the most that its model can take, nobody has to wait
+                bound = self.costs.of_model(request) or bound
             if None in bound or run.stopped is not None:
                 return None
             event = ModelCall(run.info.run, ROOT_LANE, self.name, guard.clock(), request.model, request.input_tokens or 0, request.audio_tokens)
@@ -242,10 +236,10 @@ class Caller(Controls):
             guard.unspent(counted)
         return None
 
-    async def open(self, request: Request, turn: Turn, first: "First | None", no_loop: bool, no_wait: bool = False) -> Call:
-        """Leave for one call, or the error that says why not. ``no_wait``: the caller holds up an event loop, and with it whoever it would wait for."""
+    async def open(self, request: Request, turn: Turn, ticket: Ticket | None, no_loop: bool, no_wait: bool = False) -> Call:
+        """Leave for one call, or the error that says why not. ``no_wait``: the caller blocks an event loop, and with it the calls it would wait for."""
         try:
-            call = Call(self, self.state(), None, request, first, turn is Turn.BESIDE)
+            call = Call(self, self.state(), None, request, ticket, turn is Turn.BESIDE)
             while True:
                 try:
                     await self._open(call, no_loop, no_wait)
@@ -254,17 +248,16 @@ class Caller(Controls):
                     raise
                 except Exception as error:  # a fault of ours: the policy says what it means
                     if call.state.run.info.run in self.guard.runs:
-                        self.let_others_go(first)
+                        self.give_back(ticket)
                         self._failed(call.state, error)
                         break
                     call.state = self.state()  # its run was ended meanwhile: it belongs to the next
         except BaseException:
-            self.let_others_go(first)
+            self.give_back(ticket)
             raise
-        if first is not None and call.charge is not None and not first.done():
-            first.charge = _ALONE[id(call.charge)] = call.charge
-            usd, tokens = self.costs.bound(request)
-            first.known = (usd or 0, tokens or 0)
+        if ticket is not None and call.charge is not None:
+            ticket.charge = _WAITED_FOR[id(call.charge)] = call.charge
+            ticket.known = _least(self.costs.expected(request))
         return call
 
     async def _open(self, call: Call, no_loop: bool, no_wait: bool) -> None:
@@ -280,8 +273,11 @@ class Caller(Controls):
         event = ModelCall(run.info.run, ROOT_LANE, self.name, guard.clock(), request.model, request.input_tokens or 0, request.audio_tokens)
         event.max_output_tokens, event.no_loop, event.no_wait = request.max_output_tokens, no_loop, no_wait
         event.projected_tokens, event.context_limit = request.input_tokens, limit
-        usd, tokens = self.costs.bound(request)
-        event.bound = (usd or 0, tokens or 0) if call.beside else (usd, tokens)
+        is_alone = call.ticket is not None and call.ticket.is_alone
+        bound, expected = self.costs.bound(request), self.costs.expected(request)
+        event.bound, event.least = bound if is_alone else expected, _least(expected)
+        if call.beside:
+            event.bound = event.least
         try:
             with state.lock:
                 decision = guard.check(event)
@@ -296,13 +292,13 @@ class Caller(Controls):
         call.charge = event.charge
 
     async def _make_way(self) -> None:
-        """The call that goes alone holds all there is, which leaves no place for one that has to go beside it."""
-        first, ledger = self._first, self.guard.accounts.ledger
-        charge = first.charge if first is not None else None
-        if first is None or charge is None or charge.hold is None:
+        """A call that goes alone holds all that is left. One that has to go beside it needs some of that."""
+        ticket, ledger = self.turns.alone(), self.guard.accounts.ledger
+        charge = ticket.charge if ticket is not None else None
+        if ticket is None or charge is None or charge.hold is None:
             return
         try:
-            hold = await ledger.reserve(charge.lines.accounts, (*first.known, 1), force=True, ttl=self.settings.policy.hold_seconds)
+            hold = await ledger.reserve(charge.lines.accounts, (*ticket.known, 1), force=True, ttl=self.settings.policy.hold_seconds)
         except (StoreOutage, StoreError):
             return  # the reservation that follows meets the same store, and on_outage decides
         if not isinstance(hold, Hold):
@@ -312,8 +308,8 @@ class Caller(Controls):
         if charge.over:  # it came back meanwhile
             ledger.release(hold)
         else:
-            charge.purse.reserved -= charge.held - first.known[0]
-            charge.held = first.known[0]
+            charge.purse.reserved -= charge.held - ticket.known[0]
+            charge.held = ticket.known[0]
 
     def _obey(self, state: State, decision: Decision) -> None:
         if decision.action < _BLOCK or not decision.enforced or decision.trip is None:
@@ -394,8 +390,7 @@ class Caller(Controls):
         except Exception as error:  # a fault of ours must not take away what was paid for
             self._give_up(call, error)
         finally:
-            if call.first is not None:
-                self.let_others_go(call.first)
+            self.give_back(call.ticket)
 
     def _give_up(self, call: Call, error: Exception) -> None:
         """What a call took cannot be booked, or not all of it: an estimate is, so that no other call waits for what it holds."""
@@ -443,7 +438,7 @@ class Caller(Controls):
         except Exception as fault:
             self._give_up(call, fault)
         finally:
-            self.let_others_go(call.first)
+            self.give_back(call.ticket)
 
     def never_left(self, call: Call) -> None:
         """Leave was given, and the call was not made."""
@@ -455,7 +450,7 @@ class Caller(Controls):
         if call.charge is not None:
             self.guard.release(call.charge)
             self.guard.unspent(call.state.run.info.run)
-        self.let_others_go(call.first)
+        self.give_back(call.ticket)
 
     def _report(self, call: Call, ok: bool | None) -> None:
         """How it ended, for the breaker; None: nothing that speaks for or against what was called."""
@@ -578,6 +573,11 @@ class Caller(Controls):
             if run.stopped is not None and run.stopped.rule == "budget" and any(status.scope == run.stopped.scope_id for status in moved):
                 run.stopped = None
         return moved
+
+
+def _least(expected: tuple[int | None, int | None]) -> tuple[int, int]:
+    usd, tokens = expected
+    return usd or 0, tokens or 0
 
 
 def _only_held(finding: Finding) -> bool:

@@ -64,6 +64,7 @@ class ModelCall:
     charge: Any = None  # its account, once leave was given
     aside: bool = False  # the run has given its answer: this call may be refused, and stops nobody
     bound: tuple[int | None, int | None] | None = None  # nano-USD and tokens it may take, as its caller knows; None where nobody does
+    least: tuple[int, int] = (0, 0)  # nano-USD and tokens that must be left for it where ``bound`` is None
     candidates: int = 1  # answers asked for, all of them paid
     no_loop: bool = False  # asked for without an event loop: whoever has to wait steps out first
     no_wait: bool = False  # waiting for other calls would keep them from coming back

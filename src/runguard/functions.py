@@ -8,7 +8,6 @@ made raises the error that says why, and so does every later one of the same run
 
 import asyncio
 import inspect
-import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar, Token
@@ -24,7 +23,7 @@ from runguard.keywords import Settings, settings_of
 from runguard.policy import Policy
 from runguard.reading import Reading, Request, earlier_in, read
 from runguard.streams import AsyncStream, Pending, Stream, is_manager, manage
-from runguard.turns import Turn, finished
+from runguard.turns import Turn, called
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
@@ -240,16 +239,17 @@ def _open(layer: Caller, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
     if (call := layer.open_now(request)) is not None:
         return call
     on_loop = asyncio._get_running_loop() is not None  # a sync call on an event loop holds up everything on it
-    end = time.monotonic() + (0.0 if on_loop else layer.settings.policy.hold_seconds)
-    turn, first = layer.turn(request, True)
-    while turn is Turn.LATER and first is not None:
+    turn, ticket = layer.turn(request, True)
+    if turn is Turn.LATER and ticket is not None:
         try:
-            first.result(max(end - time.monotonic(), 0.0))
+            ticket.result(0.0 if on_loop else layer.settings.policy.hold_seconds)
         except TimeoutError:  # the ledger says who holds what
-            turn, first = Turn.BESIDE if on_loop else Turn.NOW, None
-            break
-        turn, first = layer.turn(request, True)
-    return drive(layer.open(request, turn, first, True, on_loop), layer.guard.accounts.ledger.is_shared, layer.never_left)
+            layer.give_back(ticket)
+            turn, ticket = Turn.BESIDE if on_loop else Turn.NOW, None
+        except BaseException:
+            layer.give_back(ticket)
+            raise
+    return drive(layer.open(request, turn, ticket, True, on_loop), layer.guard.accounts.ledger.is_shared, layer.never_left)
 
 
 def _count(layer: Caller, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -296,7 +296,7 @@ def _guard_async(fn: Callable[..., Any], caller: Caller, inside: Caller | None) 
                 call.caller.failed(call, error)
             raise
         finally:
-            OWNERS.reset(token)
+            _restore(OWNERS, token)
         return _handed_over(result, calls, history)
 
     if getattr(fn, "__name__", "") == "stream" and not inspect.iscoroutinefunction(fn):
@@ -309,7 +309,7 @@ async def _calls_async(fn: Callable[..., Any], inside: Caller | None, args: tupl
     try:
         return await awaited(fn(*args, **kwargs))
     finally:
-        _INSIDE.reset(token)
+        _restore(_INSIDE, token)
 
 
 async def _open_all(caller: Caller, inside: Caller | None, is_inside: bool, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Call]:
@@ -325,7 +325,7 @@ async def _open_all(caller: Caller, inside: Caller | None, is_inside: bool, args
         _never_left(calls)
         raise
     finally:
-        OWNERS.reset(token)
+        _restore(OWNERS, token)
     return calls
 
 
@@ -336,14 +336,17 @@ async def _open_async(layer: Caller, args: tuple[Any, ...], kwargs: dict[str, An
         request = layer.counted(request, await _quietly(counted) if inspect.isawaitable(counted) else counted)
     if (call := layer.open_now(request)) is not None:
         return call
-    end = time.monotonic() + layer.settings.policy.hold_seconds
-    turn, first = layer.turn(request, False)
-    while turn is Turn.LATER and first is not None:
-        if not await finished(first, max(end - time.monotonic(), 0.0)):
-            turn, first = Turn.NOW, None
-            break
-        turn, first = layer.turn(request, False)
-    return await layer.open(request, turn, first, False)
+    turn, ticket = layer.turn(request, False)
+    if turn is Turn.LATER and ticket is not None:
+        try:
+            is_called = await called(ticket, layer.settings.policy.hold_seconds)
+        except BaseException:
+            layer.give_back(ticket)
+            raise
+        if not is_called:
+            layer.give_back(ticket)
+            turn, ticket = Turn.NOW, None
+    return await layer.open(request, turn, ticket, False)
 
 
 async def _quietly(counted: Any) -> Any:
@@ -351,3 +354,8 @@ async def _quietly(counted: Any) -> Any:
         return await counted
     except Exception as error:
         return error
+
+
+def _restore(variable: "ContextVar[Any]", token: "Token[Any]") -> None:
+    with suppress(ValueError):  # a coroutine that is thrown away ends in another context: there is nothing to restore
+        variable.reset(token)

@@ -110,6 +110,7 @@ def _asked(event: ModelCall) -> Entry:
         "tool": event.tool,
         "aside": event.aside,
         "bound": event.bound,
+        "least": list(event.least) if any(event.least) else None,
         "candidates": event.candidates - 1,
         "asked": event.asked,
     }
@@ -199,7 +200,7 @@ _Where = tuple[str, str, str, float]
 
 def _read_ask(where: _Where, entry: Entry) -> ModelCall:
     get = entry.get
-    bound = get("bound")
+    bound, least = get("bound"), get("least")
     return ModelCall(
         *where,
         str(get("model") or ""),
@@ -211,6 +212,7 @@ def _read_ask(where: _Where, entry: Entry) -> ModelCall:
         tool=str(get("tool") or ""),
         aside=bool(get("aside")),
         bound=(bound[0], bound[1]) if bound else None,
+        least=(least[0], least[1]) if least else (0, 0),
         candidates=1 + int(get("candidates") or 0),
         number=int(get("n") or 0),
         asked=int(get("asked") or 0),

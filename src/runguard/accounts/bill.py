@@ -108,7 +108,7 @@ class Accounts:
                 return (None if enforce else self.uncounted(charge)), Denied(stop=stop)
         if lines.unknown is not None:
             return self._without_cap(charge, lines.unknown, enforce)
-        if within and enforce and (denied := stricter_than(layers_around(self), self._finder.of_call(purse, event))) is not None:
+        if within and enforce and (denied := stricter_than(layers_around(self), self._finder.of_call(purse, event), event)) is not None:
             return None, denied
         if not lines.accounts and not self.ledger.is_shared:
             purse.calls += 1  # nothing is held, so there are no turns to take

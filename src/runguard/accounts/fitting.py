@@ -22,11 +22,12 @@ def affordable_output(charge: Charge, refusal: Refusal, useful: int) -> int | No
 
 
 def take_the_rest(charge: Charge, event: ModelCall, refusal: Refusal) -> bool:
-    """Nobody knows what the call may take, and it asked for the whole cap: what is left of it will do."""
+    """What the call may take is not known, and it asked for the whole cap: what is left will do, if it is as much as the call needs at least."""
     assert event.bound is not None
     usd, tokens = event.bound
     wanted, room = worst_of(charge), refusal.room
-    if room[2] < 1 or (usd is None and wanted[0] > 0 and not room[0]) or (tokens is None and wanted[1] > 0 and not room[1]):
+    least_usd, least_tokens = max(event.least[0], 1), max(event.least[1], 1)
+    if room[2] < 1 or (usd is None and wanted[0] > 0 and room[0] < least_usd) or (tokens is None and wanted[1] > 0 and room[1] < least_tokens):
         return False
     charge.bound = (min(wanted[0], room[0]) if usd is None else usd), (min(wanted[1], room[1]) if tokens is None else tokens)
     return worst_of(charge) != wanted

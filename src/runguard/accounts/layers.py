@@ -4,6 +4,7 @@ from typing import Any
 
 from runguard.budget import NOTHING
 from runguard.charges import OWNERS, Charge, Denied, Lines
+from runguard.events import ModelCall
 from runguard.ledger import Ledger, Refusal
 
 
@@ -22,17 +23,21 @@ def not_held_by(around: list[Charge], lines: Lines) -> Lines:
     return Lines(tuple(accounts), tuple(meters), tuple(limits), lines.until, lines.unknown)
 
 
-def stricter_than(around: list[Charge], lines: Lines) -> Denied | None:
+def stricter_than(around: list[Charge], lines: Lines, event: ModelCall) -> Denied | None:
     """What a layer around holds it holds under its own caps, or under none: ours may be lower."""
-    held = {account.key: account for charge in around for account in charge.lines.accounts}
+    held = {account.key: (account, charge.hold) for charge in around for account in charge.lines.accounts}
+    usd, tokens = event.bound or (0, 0)
     for account, meter in zip(lines.accounts, lines.meters, strict=True):
-        theirs = held.get(account.key)
+        theirs, hold = held.get(account.key, (None, None))
         if theirs is None:
             continue
-        due = (theirs.due_usd, theirs.due_tokens, theirs.due_calls)  # this call is in it
-        unit = next((u for u in range(3) if due[u] > account.caps[u]), None)
-        if unit is not None:
-            return Denied(Refusal(account, unit, NOTHING, account.room, False, 0), meter)
+        due = [theirs.due_usd, theirs.due_tokens, theirs.due_calls]  # this call is in it
+        for unit, bound in enumerate((usd, tokens)):
+            if bound is None and hold is not None:  # not with all that a call of unknown cost holds there, but with what it needs here
+                due[unit] += max(event.least[unit], 1) - hold.amount[unit]
+        refusing = next((u for u in range(3) if due[u] > account.caps[u]), None)
+        if refusing is not None:
+            return Denied(Refusal(account, refusing, NOTHING, account.room, False, 0), meter)
     return None
 
 
