@@ -105,15 +105,26 @@ Tally = dict[tuple[str, str, str], Entry]  # agent, model, tool
 class Purse:
     """The money of one run."""
 
-    __slots__ = ("calls", "ended", "estimated", "flat", "info", "lines", "nano", "own", "reserved", "tally", "unpriced")
+    __slots__ = ("calls", "ended", "estimated", "flat", "info", "inherited", "lines", "nano", "own", "reserved", "tally", "unpriced")
 
     def __init__(self, info: RunInfo, flat: Amount | None) -> None:
         self.info, self.flat = info, flat
         self.tally: Tally = {}
+        self.inherited: Tally = {}  # spent by another worker before this one resumed the run
         self.lines: dict[tuple[str, str, str], Lines] = {}
         self.nano = self.reserved = self.unpriced = self.estimated = self.calls = 0
         self.own: set[str] = set()  # scopes that end with the run
         self.ended = False
+
+    def inherit(self, whole: Tally) -> None:
+        """Take over what the run has spent on all workers. What others spent is part of the run's figures and of nothing else here."""
+        self.inherited = {}
+        add_tally(self.inherited, whole)
+        add_tally(self.inherited, self.tally, -1)
+        total = Entry()
+        for entry in whole.values():
+            total.add(entry)
+        self.nano, self.unpriced, self.estimated, self.calls = total.nano, total.unpriced, total.estimated, total.calls
 
     @property
     def spent_usd(self) -> Decimal | None:
@@ -259,11 +270,11 @@ def statuses_of(account: Account) -> list[BudgetStatus]:
     return [status_of(account, unit, cap, account.spent[unit]) for unit, cap in enumerate(account.caps) if cap < UNLIMITED]
 
 
-def add_tally(into: Tally, more: Mapping[tuple[str, str, str], Entry]) -> None:
+def add_tally(into: Tally, more: Mapping[tuple[str, str, str], Entry], sign: int = 1) -> None:
     for key, entry in list(more.items()):
         if key not in into and len(into) >= LINES_KEPT * 4:
             key = ("(others)", "(others)", "(others)")
-        into.setdefault(key, Entry()).add(entry)
+        into.setdefault(key, Entry()).add(entry, sign)
 
 
 def totals(entries: Iterable[Entry]) -> dict[str, Any]:

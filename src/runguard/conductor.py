@@ -14,6 +14,7 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future
 from typing import Any, Final
 
 from runguard import detectors as rules
@@ -22,6 +23,7 @@ from runguard.alarms import Alarms
 from runguard.answers import Answers
 from runguard.breaker import Permit
 from runguard.budget import to_usd
+from runguard.carried import KEY as CARRIED
 from runguard.charges import Charge, Denied, Fired, scopes_of
 from runguard.decision import ALLOW, Action, Decision, Finding, Money, Trip, on_one_line, text_for_model, text_for_user
 from runguard.denials import finding_of, finding_of_stop
@@ -43,6 +45,7 @@ from runguard.faults import Faults
 from runguard.journal import KIND, Journal
 from runguard.ledger.store import Session, StoreError, StoreOutage
 from runguard.outbox import Outbox
+from runguard.paused import Pauses
 from runguard.policy import Policy
 from runguard.pricing import Usage
 from runguard.runs import Lane, Run, dispatch, lane_detectors, lane_rungs, retired_name
@@ -75,6 +78,7 @@ class Guard:
         self.policy = policy
         self.clock = policy.clock or time.time  # noqa: TID251 - the one place that names the clock
         self.runs: dict[str, Run] = {}
+        self.pauses = Pauses(self)
         self.trips: deque[Trip] = deque(maxlen=_TRIPS_KEPT)
         self.outbox = Outbox()
         self.accounts = Accounts(policy, self.clock)
@@ -110,7 +114,7 @@ class Guard:
     # ---- runs and lanes ---------------------------------------------------------------------------------------------
 
     def start(self, info: RunInfo) -> Run:
-        """A root run begins; an id that is used again (a paused task that goes on) begins afresh."""
+        """A root run begins; one that has its name begins afresh."""
         if (before := self.runs.get(info.run)) is not None:
             self.accounts.end(before.purse)
             if before.journal is not None:
@@ -131,7 +135,7 @@ class Guard:
         attempt("end of run", self.accounts.end, run.purse)
         if run.journal is not None:
             attempt("end of run", run.journal.flush)
-        attempt("end of run", self._record_end, run)
+        attempt("end of run", self.record_end, run)
         for tool, permit in run.permits.values():
             attempt("end of run", self.breakers.release, tool, permit)
         for call in run.pending_once:
@@ -413,7 +417,7 @@ class Guard:
         self._decide(run, run.lanes.get(charge.lane) or run.lanes[ROOT_LANE], event, finding_of(doubt, event, self.accounts.ledger.name))
 
     def _run_of(self, charge: Charge) -> Run | None:
-        run = self.runs.get(charge.purse.info.run)
+        run = self.runs.get(charge.purse.info.run) or self.pauses.find(charge.purse.info.run)
         return run if run is not None and run.purse is charge.purse else None
 
     def close(self, charge: Charge, error: Exception) -> None:
@@ -512,19 +516,33 @@ class Guard:
             for end in list(run.in_flight):
                 end()
 
-    def _record_end(self, run: Run) -> None:
-        """The run's figures, for whoever looks at the store later; and that it is not running any more."""
+    def record_end(self, run: Run, carried: dict[str, Any] | None = None) -> "Future[None] | None":
+        """Write the run's figures to the store, and that it is not running any more. ``carried``: what another worker needs to resume it.
+
+        Returns when that is written; None where nothing is.
+        """
         ledger = self.accounts.ledger
-        if not ledger.is_shared:
-            return
+        if not ledger.is_shared or run.unsure:  # unsure: the record of what it used before is the better one
+            return None
         snapshot = run.snapshot(self.clock())
-        summary = json.dumps({**snapshot, "in_flight": 0, "spend": self.accounts.spending.of_run(run.purse)}, default=str)
+        facts = {**snapshot, "in_flight": 0, "spend": self.accounts.spending.of_run(run.purse)}
+        figures = json.dumps(facts, default=str)
+        record = figures if carried is None else json.dumps({**facts, CARRIED: carried}, default=str)
+        written: Future[None] = Future()
 
         def tell(session: Session) -> None:
-            session.append("run", run.info.run, summary)
-            session.beat(run.info.run, ledger.worker, summary, ended=True)
+            try:
+                session.append("run", run.info.run, record)
+                session.beat(run.info.run, ledger.worker, figures, ended=True)
+            except StoreOutage:
+                raise  # the ledger tries again
+            except BaseException:
+                written.set_result(None)
+                raise
+            written.set_result(None)
 
         ledger.tell(tell)
+        return written
 
     def _signs_of_life(self) -> Iterator[tuple[str, str]]:
         now, here = self.clock(), os.getpid()
@@ -751,6 +769,7 @@ class Guard:
             "mode": self.policy.mode,
             "policy": self.policy.digest,
             "runs": [run.snapshot(now) for run in list(self.runs.values())],
+            "paused": self.pauses.waiting,
             "budgets": self.accounts.budgets(as_known_here=True),
             "outages": dict(self.accounts.outages),
             "store": self.accounts.ledger.health(),

@@ -11,6 +11,7 @@ from runguard.events import ModelCall
 from runguard.switch import Stop
 
 _STOP: Final = Action.STOP
+OUTAGES: Final = "outages"  # the unit of a stop because the store was away
 
 
 def finding_of(denied: Denied, event: ModelCall, ledger: str) -> Finding:
@@ -20,7 +21,7 @@ def finding_of(denied: Denied, event: ModelCall, ledger: str) -> Finding:
     if denied.outage:
         resume = "the next user message tries again; on_outage='open' goes on without the store and books later"
         money = Money("run", f"store {ledger}", None, None, resume=resume)
-        return Finding("guard_error", _STOP, 1, 0, "outages", "run", "", "store", f"no account could be opened: {denied.outage}", money=money)
+        return Finding("guard_error", _STOP, 1, 0, OUTAGES, "run", "", "store", f"no account could be opened: {denied.outage}", money=money)
     if denied.unknown is not None:
         return _finding_of_unknown_cap(denied.unknown)
     if denied.unpriced is not None:

@@ -35,6 +35,25 @@ class Journal:
         self._pid = os.getpid()
         self._entries: list[Entry] = [_sparse({"k": "start", "t": info.at, **_facts(info)})]
 
+    @property
+    def written(self) -> tuple[int, int]:
+        """How many paid calls and how many pieces have a number: another worker that resumes the run goes on from there."""
+        return self._asked, self._pieces
+
+    def paused(self, at: float) -> None:
+        """The run may be resumed later. What was collected is sent, so that ``written`` is complete."""
+        self.add({"k": "pause", "t": at})
+        self.flush()
+
+    def resumed(self, at: float, written: tuple[int, int] | None = None) -> None:
+        """The run goes on. ``written``: where another worker's journal of it ended."""
+        with self._lock:
+            if written is not None or os.getpid() != self._pid:
+                self._entries.clear()
+            self._pid = os.getpid()
+            self._asked, self._pieces = written or (self._asked, self._pieces)
+        self.add({"k": "resume", "t": at})
+
     def number(self) -> int:
         """Of the next call that is paid."""
         self._asked += 1
@@ -194,6 +213,8 @@ _MUST_HAVE: Final[dict[str, dict[str, Any]]] = {
     "back": {"n": int},
     "paid": {"n": int},
     "surplus": {"at_once": int},
+    "pause": {"t": int | float},
+    "resume": {"t": int | float},
 }
 _Where = tuple[str, str, str, float]
 

@@ -3,6 +3,7 @@
 import os
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable
+from concurrent.futures import Future
 from typing import Any
 
 from runguard import detectors as rules
@@ -71,9 +72,12 @@ class Run:
         "info",
         "journal",
         "lanes",
+        "memo",
         "model_calls",
         "noted",
         "nudges",
+        "paused_at",
+        "pauses",
         "pending_once",
         "permits",
         "pid",
@@ -87,13 +91,20 @@ class Run:
         "stopped",
         "trips",
         "unchecked_once",
+        "unsure",
         "waiting",
+        "written",
     )
 
     def __init__(self, info: RunInfo, policy: Policy, tool_rule: Callable[[str], ToolRule | None], purse: Purse) -> None:
         self.info, self.purse, self.pid = info, purse, os.getpid()
         self.journal: Journal | None = None  # kept where a store is
         self.started = info.at
+        self.paused_at = info.at
+        self.pauses = 0  # so many times
+        self.written: Future[None] | None = None  # the record of its last pause
+        self.memo: Any = None  # what the adapter needs to go on after a pause
+        self.unsure = False  # it was resumed and the store could not tell what it had used before
         self.spend = Spend()
         self.in_flight: set[Callable[[], None]] = set()  # how to end each call that is at a model now
         self.refusing = False  # a refusal at the border is on its way: others beside it are the same round
@@ -123,6 +134,29 @@ class Run:
             self.deadline,
         ]
         self.detectors = [d for d in whole if d is not None]
+
+    def go_on(self, at: float) -> None:
+        """The run is resumed. The time since its pause does not count."""
+        idle = max(at - self.paused_at, 0.0)
+        self.started += idle
+        every = [*self.detectors, *(detector for lane in self.lanes.values() for detector in lane.detectors)]
+        for detector in {id(one): one for one in every if isinstance(one, rules.Deadline | rules.Polling)}.values():  # lanes share those of the run
+            detector.skip(idle)
+
+    def stops_in_force(self) -> list[Trip]:
+        """The stops of the run and of its strands, each once."""
+        found = [self.stopped, *(lane.stopped for lane in self.lanes.values()), *self.cut_off.values()]
+        return list({trip.id: trip for trip in found if trip is not None}.values())
+
+    def lift(self, trip: Trip) -> None:
+        """Take a stop back: of the run, or of the strands that it ended."""
+        if self.stopped is not None and self.stopped.id == trip.id:
+            self.stopped = None
+        for lane in self.lanes.values():
+            if lane.stopped is not None and lane.stopped.id == trip.id:
+                lane.stopped, lane.cut = None, False
+        for name in [name for name, stop in self.cut_off.items() if stop is not None and stop.id == trip.id]:
+            self.cut_off[name] = None
 
     def snapshot(self, now: float) -> dict[str, Any]:
         """Counts, money and growth as plain data."""

@@ -17,7 +17,7 @@ from runguard.budget import NOTHING, UNITS, UNLIMITED, Amount, BudgetStatus, to_
 from runguard.charges import Charge, Denied, Entry, Fired, Lines, Purse, UnknownCap, scopes_of, statuses_of, worst_of
 from runguard.errors import PolicyError
 from runguard.events import ModelCall, RunInfo
-from runguard.ledger import Hold, Ledger, StoreError, StoreOutage
+from runguard.ledger import Account, Hold, Ledger, StoreError, StoreOutage
 from runguard.ledger.urls import open_ledger
 from runguard.policy import Policy
 from runguard.pricing import Pricing, Rates, Unpriced, Usage
@@ -62,6 +62,10 @@ class Accounts:
         finally:
             for own in purse.own:
                 self.ledger.forget(own)
+
+    def lines_of(self, purse: Purse, event: ModelCall) -> tuple[Account, ...]:
+        """The accounts that a call would go on."""
+        return self._finder.of_call(purse, event).accounts
 
     # ---- before a call ----------------------------------------------------------------------------------------------
 

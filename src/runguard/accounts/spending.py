@@ -2,7 +2,6 @@
 
 import threading
 from collections import OrderedDict
-from dataclasses import replace
 from typing import Any, Final
 
 from runguard.budget import to_usd
@@ -104,7 +103,9 @@ class Spending:
     def of_run(self, purse: Purse) -> dict[str, Any]:
         """One run's figures, JSON-ready but for its dollars."""
         with self._lock:
-            tally = {key: replace(entry) for key, entry in purse.tally.items()}
+            tally: Tally = {}
+            add_tally(tally, purse.inherited)
+            add_tally(tally, purse.tally)
         return {**totals(tally.values()), "by_agent": split_by(tally, 0), "by_model": split_by(tally, 1), "by_tool": split_by(tally, 2)}
 
     def of_scope(self, scope: str | None) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from google.adk.tools.tool_context import ToolContext
 from google.genai import types
 
 from runguard.adk import runners
-from runguard.adk.chain import FRAME, lane_of
+from runguard.adk.chain import FRAME, Invocation, lane_of
 from runguard.adk.plugin import RunGuardPlugin, words_of
 from runguard.adk.reading import TRANSFER
 from runguard.breaker import BreakerState
@@ -173,7 +173,7 @@ class ADKCostBreaker:
         agent = callback_context._invocation_context.agent
         if not isinstance(agent, BaseAgent):
             return None
-        run = self._plugin.invocation_of(callback_context._invocation_context).run
+        run = (await self._plugin.invocation_of(callback_context._invocation_context)).run
         self._last_started, self._last_trips = run.info.at, run.trips
         if isinstance(agent, LlmAgent) and run.stopped is not None:
             return None  # its model hook ends it with an event that can carry the trip; content alone cannot
@@ -189,7 +189,7 @@ class ADKCostBreaker:
         await self._plugin.after_model_callback(callback_context=callback_context, llm_response=llm_response)
         if not llm_response.partial:
             ic = callback_context._invocation_context
-            invocation = self._plugin.invocation_of(ic)
+            invocation = await self._plugin.invocation_of(ic)
             invocation.batches[lane_of(self._plugin.guard, invocation, ic.branch)] = str(next(self._responses))
         return None
 
@@ -210,14 +210,13 @@ class ADKCostBreaker:
         ic = tool_context._invocation_context
         try:
             self._plugin.judge_time()
-            return self._judge(tool, tool_context, tool_response)
+            return self._judge(await self._plugin.invocation_of(ic), tool, tool_context, tool_response)
         except Exception as error:
             self._plugin.ending.fault("after_tool", error, ic)
             return None
 
-    def _judge(self, tool: BaseTool, tool_context: ToolContext, tool_response: Any) -> dict[str, Any] | None:
+    def _judge(self, invocation: Invocation, tool: BaseTool, tool_context: ToolContext, tool_response: Any) -> dict[str, Any] | None:
         ic = tool_context._invocation_context
-        invocation = self._plugin.invocation_of(ic)
         author = getattr(ic.agent, "name", "")
         call = invocation.calls.get(tool_context.function_call_id or "")
         target = tool_context.actions.transfer_to_agent

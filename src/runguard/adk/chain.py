@@ -10,7 +10,7 @@ import asyncio
 import itertools
 import time
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
@@ -104,6 +104,10 @@ class Invocation:
     prompts: dict[tuple[str, str], Prompt] = field(default_factory=dict)  # by lane and agent
     streamed: bool = False  # the runner's wrapper sees its end
     finished: bool = False  # its agents are done; a compaction may follow
+    resumable: bool = False  # its app lets callers resume it, whatever ended it
+    asked: bool = False  # it has asked somebody outside something, so that an answer may resume it at any time
+    questions: set[str] = field(default_factory=set)  # those without an answer
+    entered: int = 1  # streams that run it: the same invocation may be resumed twice at once
 
     def learn_prompt(self, flight: ModelInFlight, tokens: int) -> None:
         """The model has counted the prompt."""
@@ -116,6 +120,23 @@ class Invocation:
         self.calls[call_id] = call
         if len(self.calls) > _CALLS_KEPT:  # long-running calls that ADK never answers
             self.calls.popitem(last=False)
+
+    def ask(self, call_ids: Iterable[str]) -> None:
+        """Somebody outside has to answer these calls: the invocation pauses for them."""
+        self.questions.update(call_ids)
+        self.asked = self.asked or bool(self.questions)
+
+    def rest(self) -> None:
+        """The run pauses. What the next stream of this invocation needs stays with the run, without what belongs to this stream."""
+        for call in self.calls.values():
+            call.running, call.task = False, None
+        self.run.memo = (self.calls, self.prompts)
+
+    def go_on(self) -> None:
+        """The run was resumed."""
+        if self.run.memo is not None:
+            self.calls, self.prompts = self.run.memo
+            self.run.memo = None
 
     def is_quiet(self) -> bool:
         """Nothing paid is in flight and no call is waiting for its answer: ending now throws nothing away."""
@@ -173,6 +194,7 @@ class Stream:
     invocations: list[str] = field(default_factory=list)
     halted: tuple[str, Trip, str] | None = None  # the invocation that a Halt ends, why, and the words for the user
     number: int = field(default_factory=itertools.count(1).__next__)
+    context: Any = None  # ADK's context of the invocation, where this ADK tells it
 
 
 STREAM: Final[ContextVar[Stream | None]] = ContextVar("runguard_stream", default=None)

@@ -6,12 +6,14 @@ answers that each request carries. Where the plugin guards the same run, it sees
 looked at here.
 """
 
+import itertools
 import secrets
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from google.adk.agents.invocation_context import InvocationContext
 from google.adk.models.base_llm import BaseLlm
 from google.adk.models.llm_request import LlmRequest
 from google.adk.models.llm_response import LlmResponse
@@ -21,6 +23,7 @@ from pydantic import PrivateAttr
 
 from runguard.adk import runners
 from runguard.adk.chain import LAYERS, STREAM, Invocation, Layer, Stream
+from runguard.adk.resuming import history_of, run_of
 from runguard.adk.stops import stop_response
 from runguard.conductor import Guard
 from runguard.controls import Controls
@@ -28,6 +31,7 @@ from runguard.decision import STOP_CODE, Action, Decision, Trip, trip
 from runguard.errors import PolicyError, RunStoppedError
 from runguard.events import ROOT_LANE, AgentEntered, Answer, RunInfo, ToolResults
 from runguard.policy import Policy
+from runguard.runs import Run
 
 _UNNAMED: Final = "(model)"
 _AGENT_LABEL: Final = "adk_agent_name"
@@ -60,6 +64,7 @@ class GuardedLlm(Controls, BaseLlm):
     _inner: BaseLlm = PrivateAttr()
     _guard: Guard = PrivateAttr()
     _alone: _Guarded | None = PrivateAttr(default=None)
+    _number: int = PrivateAttr(default_factory=itertools.count(1).__next__)  # the same in every process of the same program
 
     def __init__(self, model: BaseLlm | str, **policy: Any) -> None:
         inner = LLMRegistry.new_llm(model) if isinstance(model, str) else model
@@ -98,7 +103,7 @@ class GuardedLlm(Controls, BaseLlm):
                 async for response in answers:
                     yield response
             return
-        guarded, lane, agent, sees_tools = self._place(llm_request)
+        guarded, lane, agent, sees_tools = await self._place(llm_request)
         strand = guarded.strands.setdefault(lane, _Strand())
         stop = self._learn(guarded.invocation, strand, lane, agent, llm_request) if sees_tools else None
         if stop is not None:
@@ -128,27 +133,35 @@ class GuardedLlm(Controls, BaseLlm):
 
     # ---- whose call it is -------------------------------------------------------------------------------------------
 
-    def _place(self, request: LlmRequest) -> tuple[_Guarded, str, str, bool]:
+    async def _place(self, request: LlmRequest) -> tuple[_Guarded, str, str, bool]:
         """The run, the strand of it and the agent that ask; and whether the tools' answers are ours to judge."""
         agent = (request.config.labels or {}).get(_AGENT_LABEL) or _UNNAMED
         stream = STREAM.get()
         if stream is None:
             if self._alone is None:
-                self._alone = self._begin("", "", "")
+                self._alone = _guarded(self._guard.start(self._info(secrets.token_hex(8))))
             return self._alone, agent, agent, True
         *_, root = chain = _chain(stream)
-        guarded = root.guarded.get(self._guard)
-        if guarded is None:
-            guarded = root.guarded[self._guard] = self._begin(root.app, root.user, root.session)
-            run = guarded.invocation.run.info.run
-            root.on_end.append(lambda: self._guard.end(run))
+        guarded = root.guarded.get(self._guard) or await self._begin(root)
         lane = agent if stream is root else f"{stream.number}/{agent}"
         return guarded, lane, agent, all(one.plugin is None for one in chain)
 
-    def _begin(self, app: str, user: str, session: str) -> _Guarded:
-        guard = self._guard
-        run = guard.start(RunInfo(secrets.token_hex(8), app, user, session, at=guard.clock()))
-        return _Guarded(Invocation(run.info.run, run, None, session, ""))
+    async def _begin(self, root: Stream) -> _Guarded:
+        """A run begins with its first call, or goes on after a pause."""
+        guard, context = self._guard, root.context
+        if context is None:
+            run = guard.start(self._info(secrets.token_hex(8), root))
+        else:
+            history = history_of(context)
+            run = await run_of(guard, self._info(f"{history.name}~{self._number}", root), history)
+        guarded = _guarded(run)
+        if root.guarded.setdefault(guard, guarded) is guarded:
+            root.on_end.append(lambda: _end(guard, run, context))
+        return root.guarded[guard]  # type: ignore[no-any-return]
+
+    def _info(self, name: str, root: Stream | None = None) -> RunInfo:
+        app, user, session = (root.app, root.user, root.session) if root is not None else ("", "", "")
+        return RunInfo(name, app, user, session, at=self._guard.clock())
 
     def _is_mine(self, stop: Trip) -> bool:
         return any(own.id == stop.id for own in self._guard.trips)
@@ -176,6 +189,21 @@ class GuardedLlm(Controls, BaseLlm):
             return None
         strand.seen = mark
         return _enforced(guard.after(ToolResults(run.info.run, lane, agent, guard.clock(), "", answers)))
+
+
+def _guarded(run: Run) -> _Guarded:
+    return _Guarded(Invocation(run.info.run, run, None, run.info.session, ""))
+
+
+def _end(guard: Guard, run: Run, context: InvocationContext | None) -> None:
+    """The stream of a run is over. One that can be resumed is kept."""
+    history = history_of(context) if context is not None else None
+    asked = history is not None and bool(history.questions)
+    if run.unsure or not (asked or run.stopped is not None or (context is not None and context.is_resumable)):
+        guard.end(run.info.run)
+        return
+    waits = history is not None and bool(history.questions - history.answered) and run.stopped is None
+    guard.pauses.keep(run.info.run, waits=waits)
 
 
 def _enforced(decision: Decision) -> Trip | None:

@@ -8,6 +8,8 @@ import asyncio
 import logging
 import time
 import weakref
+from collections.abc import Iterable
+from concurrent.futures import Future
 from typing import Any, Final
 
 from google.adk.agents import BaseAgent, ParallelAgent
@@ -32,6 +34,7 @@ from runguard.adk.estimate import count_tokens, project
 from runguard.adk.labels import run_options
 from runguard.adk.questions import question_name
 from runguard.adk.reading import FRAMEWORK_TOOLS, PART_STOPPED, TRANSFER, Reading
+from runguard.adk.resuming import history_of, run_of
 from runguard.adk.stops import refusal
 from runguard.adk.tool_time import limit_time, timed_out
 from runguard.conductor import Guard
@@ -51,6 +54,7 @@ _NUDGE, _BLOCK, _STOP = Action.NUDGE, Action.BLOCK, Action.STOP
 _ERROR, _TIMEOUT, _UNKNOWN_TOOL, _REFUSED = Outcome.ERROR, Outcome.TIMEOUT, Outcome.UNKNOWN_TOOL, Outcome.REFUSED
 NAME: Final = "runguard"
 _INVOCATIONS_KEPT: Final = 10_000
+_WRITE_S: Final = 1.0
 
 
 class RunGuardPlugin(Controls, BasePlugin):
@@ -74,6 +78,7 @@ class RunGuardPlugin(Controls, BasePlugin):
         self.reading = Reading(self, self.guard, self.ending)
         self._off = built.mode == "off" and self.policy_error is None
         self._invocations: dict[str, Invocation] = {}
+        self._writing: dict[str, Future[None]] = {}  # records of paused runs on their way to the store, by invocation
         self._known_tools: set[str] = set()
         self.warned_order = False
         self._watches_context = built.rungs("context") is not None
@@ -119,40 +124,55 @@ class RunGuardPlugin(Controls, BasePlugin):
         if self._off:
             return None
         try:
-            self._begin(invocation_context)
+            await self._enter(invocation_context, announced=True)
         except Exception as error:
             self.ending.fault("before_run", error, invocation_context)
         return None
 
-    def _begin(self, ic: InvocationContext) -> Invocation:
-        guard = self.guard
-        root = getattr(ic.agent, "name", "") or ""
-        frame = enclosing_frame(guard)
-        if frame is None:
-            limit = ic.run_config.max_llm_calls if ic.run_config else None
-            labels, max_usd, max_tokens, wrong = run_options(
-                ic.run_config.custom_metadata.get(METADATA_KEY) if ic.run_config and ic.run_config.custom_metadata else None
-            )
-            info = RunInfo(
-                run=ic.invocation_id,
-                app=ic.app_name,
-                user=ic.user_id,
-                session=ic.session.id,
-                invocation=ic.invocation_id,
-                at=guard.clock(),
-                model_call_limit=limit if limit and limit > 0 else None,
-                labels=labels,
-                max_usd=max_usd,
-                max_tokens=max_tokens,
-            )
-            invocation = Invocation(ic.invocation_id, guard.start(info), ic.plugin_manager, ic.session.id, root)
-            if wrong:
-                guard.fail(ic.invocation_id, "policy_error", wrong, root)
-        else:
+    async def _enter(self, ic: InvocationContext, *, announced: bool = False) -> Invocation:
+        """A stream of an invocation begins: a new run, or one that goes on. ``announced``: by ADK, rather than found out by a later hook."""
+        guard, frame = self.guard, enclosing_frame(self.guard)
+        if frame is not None:
             lane = open_child(guard, frame)
-            invocation = Invocation(
-                ic.invocation_id, frame.invocation.run, ic.plugin_manager, ic.session.id, root, lane=lane, depth=frame.depth + 1, nested=True
-            )
+            facts = (ic.invocation_id, frame.invocation.run, ic.plugin_manager, ic.session.id, _root_of(ic))
+            return self._register(ic, Invocation(*facts, lane=lane, depth=frame.depth + 1, nested=True))
+        history = history_of(ic)
+        info, wrong = self._info(ic, history.name)
+        run = await run_of(guard, info, history)
+        known = self._invocations.get(ic.invocation_id)
+        if known is not None and known.run is run:  # resumed twice at once: both streams are the same run
+            known.entered += announced
+            return self._register(ic, known)
+        invocation = Invocation(ic.invocation_id, run, ic.plugin_manager, ic.session.id, _root_of(ic))
+        invocation.go_on()
+        invocation.resumable = ic.is_resumable
+        invocation.ask(history.questions)
+        invocation.questions -= history.answered
+        for error in (wrong, self.policy_error):
+            if error:
+                guard.fail(run.info.run, "policy_error", error, invocation.root_agent)
+        return self._register(ic, invocation)
+
+    def _info(self, ic: InvocationContext, name: str) -> tuple[RunInfo, str]:
+        """Whose run it is and with which limits; and what is wrong with the options it was given."""
+        config = ic.run_config
+        limit = config.max_llm_calls if config else None
+        labels, max_usd, max_tokens, wrong = run_options(config.custom_metadata.get(METADATA_KEY) if config and config.custom_metadata else None)
+        info = RunInfo(
+            run=name,
+            app=ic.app_name,
+            user=ic.user_id,
+            session=ic.session.id,
+            invocation=ic.invocation_id,
+            at=self.guard.clock(),
+            model_call_limit=limit if limit and limit > 0 else None,
+            labels=labels,
+            max_usd=max_usd,
+            max_tokens=max_tokens,
+        )
+        return info, wrong
+
+    def _register(self, ic: InvocationContext, invocation: Invocation) -> Invocation:
         invocation.live = ic.live_request_queue is not None
         self._invocations[ic.invocation_id] = invocation
         if (stream := STREAM.get()) is not None:
@@ -160,8 +180,6 @@ class RunGuardPlugin(Controls, BasePlugin):
             invocation.streamed = True
         if len(self._invocations) > _INVOCATIONS_KEPT:
             self.forget(next(iter(self._invocations)))
-        if self.policy_error is not None and frame is None:
-            guard.fail(ic.invocation_id, "policy_error", self.policy_error, root)
         return invocation
 
     async def after_run_callback(self, *, invocation_context: InvocationContext) -> None:
@@ -170,10 +188,15 @@ class RunGuardPlugin(Controls, BasePlugin):
             invocation.finished = True
         if invocation is not None and not invocation.streamed:  # else the runner's wrapper sees its end: a compaction may still follow
             self.forget(invocation_context.invocation_id)
+            await self.written([invocation_context.invocation_id])
 
     def forget(self, invocation_id: str) -> Trip | None:
-        """An invocation is over, however it ended; called by whoever notices first. Returns its last trip, if it had one."""
-        invocation = self._invocations.pop(invocation_id, None)
+        """A stream of an invocation is over, however it ended; called by whoever notices first. Returns its last trip, if it had one."""
+        invocation = self._invocations.get(invocation_id)
+        if invocation is not None and invocation.entered > 1:
+            invocation.entered -= 1
+            return invocation.run.trips[-1] if invocation.run.trips else None
+        self._invocations.pop(invocation_id, None)
         gave_up = self.ending.faulted.get(invocation_id)
         self.ending.forget(invocation_id)
         if invocation is None:
@@ -183,8 +206,30 @@ class RunGuardPlugin(Controls, BasePlugin):
             if task is not None:
                 invocation.run.slots.give_back(task)
         if not invocation.nested:
-            self.guard.end(invocation.run.info.run)
+            self._end_run(invocation)
         return invocation.run.trips[-1] if invocation.run.trips else gave_up
+
+    def _end_run(self, invocation: Invocation) -> None:
+        """The run is over, or paused: one that can be resumed is kept with its counts."""
+        run = invocation.run
+        may_resume = invocation.asked or invocation.resumable or run.stopped is not None
+        if not may_resume or invocation.live or run.unsure:
+            self.guard.end(run.info.run)
+            return
+        try:
+            invocation.rest()
+            written = self.guard.pauses.keep(run.info.run, waits=bool(invocation.questions) and run.stopped is None)
+            if written is not None:
+                self._writing[invocation.id] = written
+        except Exception as error:
+            self.guard.faults.note("pause", error)
+            self.guard.end(run.info.run)
+
+    async def written(self, invocation_ids: Iterable[str]) -> None:
+        """Wait, bounded, until the store has the records of paused runs: another worker may resume them as soon as their streams have ended."""
+        futures = [asyncio.wrap_future(future) for one in invocation_ids if (future := self._writing.pop(one, None)) is not None]
+        if futures:
+            await asyncio.wait(futures, timeout=_WRITE_S)
 
     def close_flight(self, flight: ModelInFlight) -> None:
         """Whatever is still held for a call that is over: given back if it never left, an estimate if it did."""
@@ -196,10 +241,10 @@ class RunGuardPlugin(Controls, BasePlugin):
         else:
             self.guard.release(charge)
 
-    def invocation_of(self, ic: InvocationContext) -> Invocation:
+    async def invocation_of(self, ic: InvocationContext) -> Invocation:
         found = self._invocations.get(ic.invocation_id)
         if found is None or (found.nested and self.guard.runs.get(found.run.info.run) is not found.run):
-            return self._begin(ic)  # new, or the run it was nested in has ended: from here on a run of its own
+            return await self._enter(ic)  # new, or the run it was nested in has ended: from here on a run of its own
         return found
 
     def stop_of(self, invocation_id: str) -> Trip | None:
@@ -223,7 +268,7 @@ class RunGuardPlugin(Controls, BasePlugin):
         trip, lane = self._gave_up(ic), ROOT_LANE
         if trip is None:
             try:
-                invocation = self.invocation_of(ic)
+                invocation = await self.invocation_of(ic)
                 lane = lane_of(self.guard, invocation, ic.branch)
                 branches = len(agent.sub_agents) if isinstance(agent, ParallelAgent) else 0
                 event = AgentEntered(invocation.run.info.run, lane, agent.name, self.guard.clock(), depth_of(agent, invocation), branches)
@@ -254,7 +299,7 @@ class RunGuardPlugin(Controls, BasePlugin):
         if trip is None:
             try:
                 guard = self.guard
-                invocation = self.invocation_of(ic)
+                invocation = await self.invocation_of(ic)
                 run, branch, agent, task = invocation.run, ic.branch, ic.agent, asyncio.current_task()
                 lane = lane_of(guard, invocation, branch)
                 self._settle_unanswered(invocation, task)
@@ -407,7 +452,7 @@ class RunGuardPlugin(Controls, BasePlugin):
         if self._gave_up(ic) is not None:
             return refusal(STOPPED)
         try:
-            invocation = self.invocation_of(ic)
+            invocation = await self.invocation_of(ic)
             name = tool.name
             agent = ic.agent
             agent_name = agent.name if agent is not None else ""
@@ -418,6 +463,8 @@ class RunGuardPlugin(Controls, BasePlugin):
                 call = Call(name, tool_args, lane, invocation.batches.get(lane, ""))
                 invocation.remember(call_id, call)
             call.lane, call.running, call.task = lane, True, asyncio.current_task()
+            if tool.is_long_running:
+                invocation.ask([call_id])
             if name not in self._known_tools:
                 self._learn_tool(tool)
             depth = depth_of(agent, invocation) if isinstance(agent, BaseAgent) else invocation.depth
@@ -553,6 +600,10 @@ _SHOWN_LIMITS: Final = (
     "max_concurrent_agents",
     "max_identical_tool_results",
 )
+
+
+def _root_of(ic: InvocationContext) -> str:
+    return getattr(ic.agent, "name", "") or ""
 
 
 def _final_words(response: LlmResponse, streamed: bool) -> int:

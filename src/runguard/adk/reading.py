@@ -58,6 +58,8 @@ class Reading:
                     if call.id and call.id not in invocation.calls:
                         asked_at = 0.0 if call.id in (event.long_running_tool_ids or ()) else time.monotonic()
                         invocation.remember(call.id, Call(call.name or "", call.args, lane, event.id, asked_at=asked_at))
+                if event.long_running_tool_ids:
+                    invocation.ask(event.long_running_tool_ids)
             self._release_slot(invocation, event)
             if invocation.live and event.usage_metadata is not None:
                 self._on_live_usage(invocation, event, ic)
@@ -108,6 +110,7 @@ class Reading:
         answers: list[Answer] = []
         by_call: dict[str, types.FunctionResponse] = {}
         lane = batch = ""
+        invocation.ask(waiting)
         for response in responses:
             call_id = response.id or ""
             call = invocation.calls.pop(call_id, None)

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 
 _log: Final = logging.getLogger("runguard")
 _ANNOUNCED_KEPT: Final = 10_000
+_NEW_CONTEXT: Final = "_new_invocation_context"  # private, and the same in every supported version; without it a guarded model counts each stream as a run
 
 
 class _Watch:
@@ -116,10 +117,11 @@ def _patch() -> None:
         if _watch.originals:
             return
         _watch.border.put_up()
-        for name, wrapper in (("run_async", _wrap_run_async), ("run", _wrap_run), ("run_live", _wrap_run_live)):
-            original = getattr(Runner, name)
-            _watch.originals[name] = original
-            setattr(Runner, name, wrapper(original))
+        for name, wrapper in (("run_async", _wrap_run_async), ("run", _wrap_run), ("run_live", _wrap_run_live), (_NEW_CONTEXT, _wrap_new_context)):
+            original = getattr(Runner, name, None)
+            if original is not None:
+                _watch.originals[name] = original
+                setattr(Runner, name, wrapper(original))
 
 
 def unpatch_if_unused() -> None:
@@ -171,6 +173,20 @@ def _wrap_run_async(original: Any) -> Any:
         return _stream(self, plugin, events, user, session, raises)
 
     return run_async
+
+
+def _wrap_new_context(original: Any) -> Any:
+    """A guarded model is handed a request and no context: the stream remembers which invocation it runs."""
+
+    @wraps(original)
+    def new_context(self: Runner, *args: Any, **kwargs: Any) -> Any:
+        context = original(self, *args, **kwargs)
+        stream = STREAM.get()
+        if stream is not None and stream.context is None:
+            stream.context = context
+        return context
+
+    return new_context
 
 
 def _until_terminated(runner: Runner, events: AsyncGenerator[Event, None], given: Any, user: str, session: str) -> AsyncGenerator[Event, None]:
@@ -263,6 +279,7 @@ async def _stream(
                 tripped = guard.forget(invocation_id)
                 if stop is None and tripped is not None:
                     stop = (tripped.id, guard)
+            await guard.written({*invocations, *here.invocations})
     if stop is not None and raises:
         _raise_if_asked(*stop)
 

@@ -133,7 +133,7 @@ class Meter(Player):
         if self._begun:
             model_calls, tool_calls, tokens, nano = (now - before for now, before in zip(self._counts(), self._before, strict=True))
             if model_calls or tool_calls:  # a message that nobody has answered is no run
-                seconds = self.clock.now - self._since if self._is_timed and self._since is not None else nan
+                seconds = self.clock.now - self._live.started if self._is_timed and self._since is not None else nan  # pauses aside
                 took = (nano / 1e9, float(tokens), model_calls, tool_calls, seconds, self.guard.largest)
                 self.took = Took(*(new if isnan(old) or new > old else old for old, new in zip(self.took, took, strict=True)))
         super()._close()

@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Callable
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from runguard.decision import Action, Finding
 from runguard.detectors.repetition import evidence_of
@@ -71,6 +71,17 @@ class CallsPerTool:
         action = Action.STOP if again else Action.BLOCK
         return Finding("tool_limit", action, limit + 1 + again, limit, "calls of one tool", "lane", event.tool, event.tool)
 
+    def dump(self) -> dict[str, list[int | str | None]]:
+        """Each tool that was counted: its calls, and the response in which one was refused first. JSON-ready."""
+        return {tool: [self._counts[tool], self._refused.get(tool)] for tool in {**self._counts, **self._refused}}
+
+    def load(self, counted: dict[str, list[Any]]) -> None:
+        """What ``dump`` gave, on another worker."""
+        for tool, (count, refused) in counted.items():
+            self._counts[tool] = int(count)
+            if refused is not None:
+                self._refused[tool] = str(refused)
+
 
 class FanOut:
     """Branches that one node starts at once: too many are refused before the first is paid."""
@@ -101,6 +112,10 @@ class Deadline:
         if elapsed <= self.seconds:
             return None
         return Finding("deadline", Action.STOP, round(elapsed, 3), self.seconds, "seconds", "run")
+
+    def skip(self, seconds: float) -> None:
+        """So much time does not count: the run was paused."""
+        self.started += seconds
 
 
 class ResultSize:

@@ -307,6 +307,11 @@ class Polling:
                 worst = Finding("polling", *_swap(reached, round(waited)), unit=unit, tool=a.tool, key=key, evidence=evidence_of(event))
         return worst
 
+    def skip(self, seconds: float) -> None:
+        """So much time does not count: the run was paused."""
+        for call, (answer, since) in self._since.items():
+            self._since[call] = (answer, since + seconds)
+
 
 def _swap(reached: tuple[Action, float], observed: float) -> tuple[Action, float, float]:
     """``Rungs.at`` gives (action, limit); a Finding wants (action, observed, limit)."""

@@ -7,8 +7,9 @@ from typing import Any, Final
 from runguard.decision import LEFT_OUT, METADATA_KEY, NOT_EXECUTED, NOTICE_KEY, STOP_CODE
 from runguard.events import Outcome
 from runguard.fingerprint import words_name
+from runguard.paused import run_name
 from runguard.pricing import Usage
-from runguard.replay.steps import Answered, Asked, Called, Delegated, Passed, Step, Turn
+from runguard.replay.steps import Answered, Asked, Called, Delegated, Passed, Resumed, Step, Turn
 
 _Data = dict[str, Any]
 _USER: Final = "user"
@@ -27,6 +28,7 @@ class Events:
     def __init__(self, model: str = "") -> None:
         self._model = model  # where events do not name theirs
         self._invocation = ""
+        self._messages: dict[str, int] = {}  # of the user, by invocation
         self._usage: tuple[str, str, Any] | None = None  # author, branch and usage of the last model event
 
     def steps(self, event: dict[str, Any]) -> Iterator[Step]:
@@ -47,12 +49,17 @@ class Events:
         is_message = author == _USER and bool(parts) and not answers and not compaction
         if (invocation and invocation != self._invocation) or is_message or not self._invocation:
             self._invocation, self._usage = invocation or "?", None
-            yield Turn(at, invocation)
+            known = self._messages.get(invocation, 0)
+            if invocation:
+                self._messages[invocation] = known + is_message
+            yield Turn(at, run_name(invocation, known + is_message), resumes=bool(known) and not is_message)
         branch = event.get("branch") or ""
         if compaction:
             yield Asked(at, "", branch, self._named(event), _usage(event), aside=True)
         elif answers:
             self._usage = None
+            if author == _USER:
+                yield Resumed(at)
             yield from self._answered(event, at, author, actions, answers)
         elif author != _USER:
             yield from self._spoke(event, at, author, branch, parts, calls)

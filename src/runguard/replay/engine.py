@@ -18,12 +18,13 @@ from runguard.pricing import Unpriced, Usage
 from runguard.replay.noted import Noted
 from runguard.replay.prices import RecordedPrices
 from runguard.replay.results import CURVE_KEPT, VERDICTS_KEPT, After, RunResult, Verdict
-from runguard.replay.steps import FRAMEWORK_TOOLS, Answered, Asked, Called, Delegated, Passed, RecordedRun, Step, Turn, Wrote
+from runguard.replay.steps import FRAMEWORK_TOOLS, Answered, Asked, Called, Delegated, Passed, RecordedRun, Resumed, Step, Turn, Wrote
 from runguard.runs import Run
 
 ADK_MODEL_CALLS: Final = 500  # RunConfig.max_llm_calls, which the guard holds for the whole tree
 _STOP, _WARN = Action.STOP, Action.WARN
 _CALLS_KEPT: Final = 4_096
+_PAUSED_KEPT: Final = 100
 _SIGN_IN: Final = "adk_request_"
 
 
@@ -127,7 +128,7 @@ class Player:
         self.result = RunResult(run.id, run.app, run.user, run.session, run.source, run.success, run.capped)
         self.clock.now = 0.0
         self._takes = {Turn: self._turn, Asked: self._asked, Called: self._called, Answered: self._answered, Passed: self._passed, Delegated: self._delegated}
-        self._takes[Wrote] = self._wrote
+        self._takes |= {Wrote: self._wrote, Resumed: self._resumed}
         self._noted: Noted | None = None
         self._run = ""
         self._live: Run = None  # type: ignore[assignment]  # the guard's run, once one has begun
@@ -144,6 +145,7 @@ class Player:
         self._stopped = False
         self._stopped_lanes: set[str] = set()
         self._open: list[tuple[Verdict, int, int, int, int]] = []  # verdicts of this run, and what had been spent by then
+        self._paused: dict[str, tuple[Any, ...]] = {}  # what is known of runs with open calls, after which other runs have begun
 
     # ---- steps ------------------------------------------------------------------------------------------------------
 
@@ -165,7 +167,20 @@ class Player:
         if self._answers:
             self._flush()
         self.tick(step.at)
-        self._begin(step.run)
+        if not (step.resumes and self._resume(step.run)):
+            self._begin(step.run)
+
+    def _resumed(self, step: Resumed) -> None:
+        """The time since the last step was a pause of the run."""
+        self.result.steps -= 1
+        if self._waiting:
+            self._settle_calls()
+        if self._answers:
+            self._flush()
+        if self._begun:
+            self._live.paused_at = self.clock.now
+            self.tick(step.at)
+            self._live.go_on(self.clock.now)
 
     def _wrote(self, step: Wrote) -> None:
         if self._noted is None:
@@ -183,9 +198,22 @@ class Player:
         self._run = info.run
         self._live = self.guard.start(info)
         self._begun = True
-        for kept in (self._calls, self._lanes, self._active, self._delegations, self._stopped_lanes):
-            kept.clear()
+        self._calls, self._lanes, self._active, self._delegations, self._stopped_lanes = {}, {}, {}, set(), set()
         self._stopped = self._over = False
+
+    def _resume(self, name: str) -> bool:
+        """A run that had paused goes on, after others."""
+        known = self._paused.pop(name, None)
+        if known is None:
+            return False
+        self._close()
+        self._live, *facts = known
+        run = self.guard.pauses.resume(self._live.info)
+        if run is not self._live:
+            return False
+        self._run, self._begun = name, True
+        self._calls, self._lanes, self._active, self._delegations, self._stopped_lanes, self._stopped, self._over = facts
+        return True
 
     def _close(self) -> None:
         """The run is over: what came after each of its verdicts is known now."""
@@ -196,7 +224,12 @@ class Player:
             if verdict.action != "stop":
                 verdict.after = After(result.model_calls - calls, result.tool_calls - tools, result.tokens - tokens, result.nano - nano)
         self._open.clear()
-        self.guard.end(self._run)
+        if self._calls and len(self._paused) < _PAUSED_KEPT:
+            facts = (self._calls, self._lanes, self._active, self._delegations, self._stopped_lanes, self._stopped, self._over)
+            self._paused[self._run] = (self._live, *facts)
+            self.guard.pauses.keep(self._run, waits=True)
+        else:
+            self.guard.end(self._run)
         self._begun = False
 
     def _asked(self, step: Asked) -> None:

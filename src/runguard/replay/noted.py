@@ -27,6 +27,8 @@ class Noted:
             "back": self._back,
             "paid": self._pay,
             "surplus": self._surplus,
+            "pause": self._pause,
+            "resume": self._resume,
         }
 
     def feed(self, entry: Entry) -> None:
@@ -84,6 +86,12 @@ class Noted:
         event.calls = frozenset(answer.call for answer in kept if answer.counted)
         event.pairs = frozenset((answer.call, answer.answer) for answer in kept if answer.counted and answer.outcome is not Outcome.REFUSED)
         return event
+
+    def _pause(self, entry: Entry) -> None:
+        self._player.live.paused_at = entry["t"]
+
+    def _resume(self, entry: Entry) -> None:
+        self._player.live.go_on(entry["t"])
 
     # ---- what stands between events ---------------------------------------------------------------------------------
 

@@ -15,10 +15,18 @@ _FAULTS_SHOWN: Final = 20
 
 @dataclass(slots=True)
 class Turn:
-    """A message of the user: a run begins."""
+    """A message of the user: a run begins. Or a run that had paused goes on after others."""
 
     at: float | None
     run: str = ""  # the recording's own name of that run
+    resumes: bool = False
+
+
+@dataclass(slots=True)
+class Resumed:
+    """Somebody outside has answered a question: the time since the last step was a pause."""
+
+    at: float | None
 
 
 @dataclass(slots=True)
@@ -91,7 +99,7 @@ class Wrote:
     entry: dict[str, Any]
 
 
-Step = Turn | Asked | Called | Answered | Passed | Delegated | Wrote
+Step = Turn | Resumed | Asked | Called | Answered | Passed | Delegated | Wrote
 
 
 class UnreadableError(Exception):

@@ -1,0 +1,93 @@
+"""Which run an invocation belongs to, and going on with one that has paused.
+
+ADK resumes an invocation under its id: when a function response answers an open question, or when the caller names the id. Both leave
+the user's message as it was. A further message of the user begins a new run, also where ADK takes the id of a paused task for it.
+"""
+
+import logging
+from dataclasses import dataclass, field, replace
+from typing import Any, Final
+
+from google.adk.agents.invocation_context import InvocationContext
+from google.adk.events import Event
+
+from runguard.charges import Denied
+from runguard.conductor import Guard
+from runguard.denials import finding_of
+from runguard.events import ROOT_LANE, ModelCall, RunInfo
+from runguard.ledger.store import StoreError, StoreOutage
+from runguard.lifting import review_stops
+from runguard.paused import run_name
+from runguard.runs import Run
+
+_log: Final = logging.getLogger("runguard")
+_USER: Final = "user"
+
+
+@dataclass(slots=True)
+class History:
+    """What the session has of an invocation's current run."""
+
+    name: str  # of the run
+    before: str = ""  # the run that the user's last message has replaced
+    begun: bool = False  # agents have worked in it
+    questions: set[str] = field(default_factory=set)  # long-running calls, confirmations and sign-ins
+    answered: set[str] = field(default_factory=set)  # by the user
+
+
+def history_of(ic: InvocationContext) -> History:
+    """Read the events of this invocation in the session, which hold the new message already."""
+    invocation_id, messages = ic.invocation_id, 0
+    found = History(invocation_id)
+    for event in ic.session.events:
+        if event.invocation_id != invocation_id:
+            continue
+        if event.author != _USER:
+            found.begun = True
+            found.questions.update(event.long_running_tool_ids or ())
+        elif _is_message(event):
+            messages += 1
+            found = History(run_name(invocation_id, messages), found.name if messages > 1 else "")
+        else:
+            found.answered.update(response.id or "" for response in event.get_function_responses())
+    return found
+
+
+def _is_message(event: Event) -> bool:
+    """What the user said. Tasks report their results under the user's name too, and compaction its summary."""
+    parts: list[Any] = (event.content.parts if event.content is not None else None) or []
+    return bool(parts) and not any(part.function_response is not None for part in parts) and not event.actions.compaction
+
+
+async def run_of(guard: Guard, info: RunInfo, history: History) -> Run:
+    """The run to go on with, or a new one."""
+    if history.before:
+        guard.pauses.discard(replace(info, run=history.before))
+    if guard.pauses.belongs_to_others(info):
+        info.run = f"{info.run}@{info.session}"
+    run = guard.runs.get(info.run)
+    if run is None:
+        record = None
+        try:
+            if guard.accounts.ledger.is_shared and (history.begun or guard.pauses.find(info.run) is not None):
+                record = await guard.pauses.latest(info)
+            run = guard.runs.get(info.run) or guard.pauses.resume(info, record)  # the first: resumed twice at once
+        except (StoreOutage, StoreError) as error:
+            return _unsure(guard, info, error)
+    if run is None:
+        return guard.start(info)
+    await review_stops(guard, run)
+    return run
+
+
+def _unsure(guard: Guard, info: RunInfo, error: Exception) -> Run:
+    """The store cannot tell what the run has used so far: as in an outage, it is stopped or goes on without its past."""
+    run = guard.start(info)
+    run.unsure = True
+    guard.accounts.outages[guard.policy.on_outage] += 1
+    if guard.policy.on_outage == "closed":
+        event = ModelCall(info.run, ROOT_LANE, "", guard.clock())
+        guard.stop(run, event, finding_of(Denied(outage=str(error)), event, guard.accounts.ledger.name))
+    else:
+        _log.warning("runguard.resumed_unsure: the store cannot tell what a resumed run has used so far; on_outage=open lets it begin anew: %s", error)
+    return run
