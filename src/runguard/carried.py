@@ -80,18 +80,24 @@ def load(run: Run, record: Mapping[str, Any], now: float) -> tuple[int, int] | N
 
 def _load_counts(run: Run, record: Mapping[str, Any], carried: Mapping[str, Any]) -> None:
     spend = run.spend
-    spend.model_calls, spend.tool_calls = int(record["model_calls"]), int(record["tool_calls"])
-    spend.prompt_tokens, spend.output_tokens = int(record["prompt_tokens"]), int(record["output_tokens"])
-    run.nudges = int(record["nudges"])
+    spend.model_calls, spend.tool_calls = _count(record["model_calls"]), _count(record["tool_calls"])
+    spend.prompt_tokens, spend.output_tokens = _count(record["prompt_tokens"]), _count(record["output_tokens"])
+    run.nudges = _count(record["nudges"])
     for detector in run.detectors:
         if isinstance(detector, rules.ModelCalls | rules.ToolCalls):
             made = spend.model_calls if isinstance(detector, rules.ModelCalls) else spend.tool_calls
-            detector.count = int(carried["counted"].get(type(detector).__name__, made))  # the policy of the other worker may have had no such limit
+            detector.count = _count(carried["counted"].get(type(detector).__name__, made))  # the policy of the other worker may have had no such limit
         elif isinstance(detector, rules.CallsPerTool):
             detector.load(carried["tools"])
     for rule, lane, key, action in carried["noted"]:
         run.noted[str(rule), str(lane), str(key), Action(action)] = None
     run.pending_once = {bytes.fromhex(call): str(call_id) for call, call_id in carried["once"].items()}
+
+
+def _count(value: Any) -> int:
+    if type(value) is not int or value < 0:
+        raise ValueError(f"{value!r} is not a count")
+    return value
 
 
 def _load_limits(run: Run, carried: Mapping[str, Any]) -> None:

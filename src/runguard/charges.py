@@ -105,7 +105,7 @@ Tally = dict[tuple[str, str, str], Entry]  # agent, model, tool
 class Purse:
     """The money of one run."""
 
-    __slots__ = ("calls", "ended", "estimated", "flat", "info", "inherited", "lines", "nano", "own", "reserved", "tally", "unpriced")
+    __slots__ = ("calls", "ended", "estimated", "flat", "info", "inherited", "lines", "nano", "over", "own", "reserved", "tally", "unpriced")
 
     def __init__(self, info: RunInfo, flat: Amount | None) -> None:
         self.info, self.flat = info, flat
@@ -114,6 +114,7 @@ class Purse:
         self.lines: dict[tuple[str, str, str], Lines] = {}
         self.nano = self.reserved = self.unpriced = self.estimated = self.calls = 0
         self.own: set[str] = set()  # scopes that end with the run
+        self.over = False  # nothing runs and nothing is waited for; kept because it could be run again
         self.ended = False
 
     def inherit(self, whole: Tally) -> None:

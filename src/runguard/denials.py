@@ -37,7 +37,7 @@ def finding_of(denied: Denied, event: ModelCall, ledger: str) -> Finding:
     scope = "run" if denied.meter.per.stops_run else "lane"
     resume = f"extend({account.scope!r}, {unit}=…) moves the cap and the next run goes on"
     if denied.meter.per.kind == "run":
-        resume = f"the next run starts with a fresh budget; to allow more, raise max_{unit} or the run's budget"
+        resume = f"the next run starts with a fresh budget; to allow more, raise max_{unit} or the run's budget, or extend({account.scope!r}, {unit}=…)"
     if account.ends is not None:
         resume += f"; its window begins anew at {datetime.fromtimestamp(account.ends, UTC):%Y-%m-%d %H:%M:%S} UTC"
     in_usd = account.cap_usd < UNLIMITED

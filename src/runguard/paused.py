@@ -61,20 +61,24 @@ class Pauses:
         run = guard.runs.pop(run_id, None)
         if run is None:
             return None
-        run.paused_at, run.pauses = guard.clock(), run.pauses + 1
-        for tool, permit in run.permits.values():
-            guard.breakers.release(tool, permit)
-        run.permits.clear()
-        if run.journal is not None:
-            run.journal.paused(run.paused_at)
+        run.paused_at, run.pauses, run.purse.over = guard.clock(), run.pauses + 1, not waits
         shelf, most = (self._waiting, WAITING_KEPT) if waits else (self._ended, ENDED_KEPT)
         with self._lock:
             shelf[run_id] = run
             dropped = shelf.popitem(last=False)[1] if len(shelf) > most else None
+        attempt = guard.faults.attempt
+        for tool, permit in run.permits.values():
+            attempt("pause", guard.breakers.release, tool, permit)
+        run.permits.clear()
+        if run.journal is not None:
+            attempt("pause", run.journal.paused, run.paused_at)
         if dropped is not None:
-            self._drop(dropped, waits)
-        run.written = guard.record_end(run, carried.dump(run)) if guard.accounts.ledger.is_shared else None
+            attempt("pause", self._drop, dropped, waits)
+        run.written = attempt("pause", self._record, run)
         return run.written
+
+    def _record(self, run: Run) -> "Future[None] | None":
+        return self._guard.record_end(run, carried.dump(run)) if self._guard.accounts.ledger.is_shared else None
 
     def _drop(self, run: Run, waits: bool) -> None:
         guard = self._guard
@@ -134,7 +138,7 @@ class Pauses:
 
     def _go_on(self, run: Run, record: Mapping[str, Any] | None) -> Run:
         now, written = self._guard.clock(), None
-        run.pid = os.getpid()
+        run.pid, run.purse.over = os.getpid(), False
         run.go_on(now)
         if record is not None:
             try:

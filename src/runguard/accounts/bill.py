@@ -337,7 +337,8 @@ class Accounts:
         asked = self.ledger.known if as_known_here else self.ledger.accounts
         accounts = asked() if scope is None or as_known_here else self.ledger.find(scope)
         now = self.ledger.period_time(self.clock())  # as the store has just told it
-        return [status for a in accounts if a.ends is None or a.ends > now for status in statuses_of(a)]
+        over = {own for purse in list(self.spending.purses.values()) if purse.over for own in purse.own} if scope is None else ()
+        return [status for a in accounts if (a.ends is None or a.ends > now) and a.scope not in over for status in statuses_of(a)]
 
     def spend(self, scope: str | None = None) -> dict[str, Any]:
         """What was spent, in all and per agent, model and tool. A scope as budgets name it, or None for everything."""

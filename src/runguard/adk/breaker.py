@@ -210,6 +210,8 @@ class ADKCostBreaker:
         ic = tool_context._invocation_context
         try:
             self._plugin.judge_time()
+            if tool.is_long_running and not tool_response:
+                return None  # the answer comes later, from outside
             return self._judge(await self._plugin.invocation_of(ic), tool, tool_context, tool_response)
         except Exception as error:
             self._plugin.ending.fault("after_tool", error, ic)

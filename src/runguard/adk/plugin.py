@@ -151,7 +151,10 @@ class RunGuardPlugin(Controls, BasePlugin):
         for error in (wrong, self.policy_error):
             if error:
                 guard.fail(run.info.run, "policy_error", error, invocation.root_agent)
-        return self._register(ic, invocation)
+        self._register(ic, invocation)
+        if history.arrived and invocation.calls:
+            self.reading.hear_answers(invocation, history.arrived)
+        return invocation
 
     def _info(self, ic: InvocationContext, name: str) -> tuple[RunInfo, str]:
         """Whose run it is and with which limits; and what is wrong with the options it was given."""
@@ -221,13 +224,14 @@ class RunGuardPlugin(Controls, BasePlugin):
             written = self.guard.pauses.keep(run.info.run, waits=bool(invocation.questions) and run.stopped is None)
             if written is not None:
                 self._writing[invocation.id] = written
+                written.add_done_callback(lambda _: self._writing.pop(invocation.id, None))
         except Exception as error:
             self.guard.faults.note("pause", error)
             self.guard.end(run.info.run)
 
     async def written(self, invocation_ids: Iterable[str]) -> None:
         """Wait, bounded, until the store has the records of paused runs: another worker may resume them as soon as their streams have ended."""
-        futures = [asyncio.wrap_future(future) for one in invocation_ids if (future := self._writing.pop(one, None)) is not None]
+        futures = [asyncio.wrap_future(future) for one in invocation_ids if (future := self._writing.get(one)) is not None]
         if futures:
             await asyncio.wait(futures, timeout=_WRITE_S)
 

@@ -15,7 +15,7 @@ from runguard.adk.chain import Call, Invocation, ModelInFlight, lane_of, stop_in
 from runguard.adk.ending import Ending
 from runguard.adk.stops import left_out, refusal, with_notice
 from runguard.conductor import Guard
-from runguard.decision import Action
+from runguard.decision import NOTICE_KEY, Action
 from runguard.events import Answer, HandOff, ModelCall, ModelResult, Outcome, ToolResults
 
 if TYPE_CHECKING:
@@ -147,6 +147,17 @@ class Reading:
                     by_call[a.id].response = left_out(decision.for_model)
         elif decision.trip is not None:
             runners.announce(decision.trip, self._plugin)
+
+    def hear_answers(self, invocation: Invocation, responses: list[types.FunctionResponse]) -> None:
+        """Somebody outside has answered open calls: learn from that as from any answer. What the user sent is left as it is."""
+        copies = [response.model_copy() for response in responses]
+        lanes = {call.lane for response in responses if (call := invocation.calls.get(response.id or "")) is not None}
+        self.judge_answers(invocation, copies, author=invocation.root_agent)
+        notices = [(copy.response or {}).get(NOTICE_KEY) for copy in copies]
+        for lane in lanes:
+            strand = invocation.run.lanes.get(lane)
+            if strand is not None:
+                strand.notice = next((notice for notice in notices if notice), strand.notice)
 
     def _was_cut(self, invocation: Invocation, key: str, answer: dict[str, Any] | None) -> bool:
         """Whether an agent called as a tool was stopped before it answered. What a branch of it said in words stays: it is paid."""

@@ -10,6 +10,7 @@ from typing import Any, Final
 
 from google.adk.agents.invocation_context import InvocationContext
 from google.adk.events import Event
+from google.genai import types
 
 from runguard.charges import Denied
 from runguard.conductor import Guard
@@ -33,6 +34,7 @@ class History:
     begun: bool = False  # agents have worked in it
     questions: set[str] = field(default_factory=set)  # long-running calls, confirmations and sign-ins
     answered: set[str] = field(default_factory=set)  # by the user
+    arrived: list[types.FunctionResponse] = field(default_factory=list)  # answers that no agent has worked with yet
 
 
 def history_of(ic: InvocationContext) -> History:
@@ -44,11 +46,13 @@ def history_of(ic: InvocationContext) -> History:
             continue
         if event.author != _USER:
             found.begun = True
+            found.arrived.clear()
             found.questions.update(event.long_running_tool_ids or ())
         elif _is_message(event):
             messages += 1
             found = History(run_name(invocation_id, messages), found.name if messages > 1 else "")
         else:
+            found.arrived += event.get_function_responses()
             found.answered.update(response.id or "" for response in event.get_function_responses())
     return found
 
