@@ -109,7 +109,7 @@ class Alarms:
 
     def switched(self, scope: str, stop: Stop | None) -> None:
         """The kill switch was thrown, or taken back."""
-        text = f"{stop.actor} stopped {scope}: {stop.reason}" if stop is not None else f"{scope} may run again"
+        text = f"{stop.actor} stopped {scope}{stop.because}" if stop is not None else f"{scope} may run again"
         facts: dict[str, Fact] = {"scope": scope, "actor": stop.actor, "reason": stop.reason} if stop is not None else {"scope": scope}
         self._alerts.send(Alert("kill_switch", f"kill_switch {scope}", "warning", text, facts, self._clock(), resolved=stop is None))
 

@@ -45,26 +45,33 @@ def to_nano(value: object, name: str = "usd", *, least: int = 1) -> int:
 
     ``least``: the smallest result that is accepted. A fixed cap of 0 is rejected; a function may give one.
     """
-    if isinstance(value, bool) or not isinstance(value, int | float | str | Decimal):
-        raise PolicyError(f"{name} = {shown(value)}: give dollars as a number or a decimal string such as '2.50'")
-    if isinstance(value, int) and abs(value) > MOST_COUNT:
-        raise PolicyError(f"{name} = {shown(value)}: more than {MOST_USD:,} dollars is no limit; leave it out")
-    try:
-        dollars = Decimal(str(value))
-    except InvalidOperation:
-        raise PolicyError(f"{name} = {shown(value)}: not a number of dollars") from None
-    if not dollars.is_finite():
-        raise PolicyError(f"{name} = {shown(value)}: must be finite; leave it out for no limit")
-    if dollars < 0 or (dollars == 0 and least > 0):
-        raise PolicyError(f"{name} = {shown(value)}: must be more than 0: nothing could ever run")
-    if dollars > MOST_USD:
-        raise PolicyError(f"{name} = {shown(value)}: more than {MOST_USD:,} dollars is no limit; leave it out")
+    if fault := fault_of_dollars(value, least):
+        raise PolicyError(f"{name} = {shown(value)}: {fault}")
+    dollars = Decimal(str(value))
     if dollars < _LEAST_USD:
-        if least > 0:
-            raise PolicyError(f"{name} = {shown(value)}: less than a billionth of a dollar")
         return 0
     numerator, denominator = dollars.as_integer_ratio()  # by integers: Decimal arithmetic obeys a context that the host program may have changed
     return numerator * NANO // denominator
+
+
+def fault_of_dollars(value: object, least: int = 1) -> str:
+    """What is wrong with an amount of dollars, on one line; nothing where it is fine."""
+    too_much = f"the largest accepted value is {MOST_USD:,} dollars; leave it out for no limit"
+    if isinstance(value, bool) or not isinstance(value, int | float | str | Decimal):
+        return "give dollars as a number or a decimal string such as '2.50'"
+    if isinstance(value, int) and abs(value) > MOST_COUNT:
+        return too_much if value > 0 else "must be greater than 0"
+    try:
+        dollars = Decimal(str(value))
+    except InvalidOperation:
+        return "not a number of dollars"
+    if not dollars.is_finite():
+        return "must be finite; leave it out for no limit"
+    if dollars < 0 or (dollars == 0 and least > 0):
+        return "must be greater than 0"
+    if dollars > MOST_USD:
+        return too_much
+    return "less than a billionth of a dollar" if dollars < _LEAST_USD and least > 0 else ""
 
 
 def shown(value: object) -> str:
@@ -106,8 +113,10 @@ def to_count(value: object, name: str, *, least: int = 1) -> int:
             value = int(value)
         else:
             raise PolicyError(f"{name} = {shown(value)}: give a whole number")
-    if not least <= value <= MOST_COUNT:
-        raise PolicyError(f"{name} = {shown(value)}: must be between {least} and {MOST_COUNT:,}; leave it out for no limit")
+    if value < least:
+        raise PolicyError(f"{name} = {shown(value)}: must be {'greater than' if least else 'at least'} 0")
+    if value > MOST_COUNT:
+        raise PolicyError(f"{name} = {shown(value)}: the largest accepted value is {MOST_COUNT:,}; leave it out for no limit")
     return int(value)
 
 
@@ -335,7 +344,11 @@ class Budget:
             raise PolicyError(f"tz = {self.tz!r} without a window does nothing; add window='1d', '1w' or 'month'")
         if not isinstance(self.thresholds, list | tuple):
             raise PolicyError(f"thresholds = {self.thresholds!r}: give a list such as [0.5, 0.8]; an empty one for none")
-        object.__setattr__(self, "thresholds", tuple(_threshold(entry) for entry in self.thresholds))
+        thresholds = tuple(_threshold(entry) for entry in self.thresholds)
+        for position, threshold in enumerate(thresholds):
+            if threshold in thresholds[:position]:
+                raise PolicyError(f"thresholds: {threshold.percent:g} twice with the same action; keep one")
+        object.__setattr__(self, "thresholds", thresholds)
 
     @classmethod
     def of(cls, entry: object) -> Self:

@@ -50,7 +50,7 @@ from runguard.policy import Policy
 from runguard.pricing import Usage
 from runguard.runs import Lane, Run, dispatch, lane_detectors, lane_rungs, retired_name
 from runguard.shared import Breakers, Once
-from runguard.switch import Stop, check_scope, read_stops, with_stops
+from runguard.switch import Stop, check_actor, check_reason, check_scope, read_stops, with_stops
 from runguard.telemetry import SAMPLE, Telemetry
 from runguard.tools import Tools
 from runguard.trips import trip_of
@@ -479,9 +479,9 @@ class Guard:
 
     # ---- the kill switch --------------------------------------------------------------------------------------------
 
-    def throw_switch(self, scope: str, actor: str, reason: str) -> None:
+    def throw_switch(self, scope: str, actor: str, reason: str | None) -> None:
         """Stop a scope: calls in flight are ended, every later one and every new run is refused, by all who share the store."""
-        stop = Stop(check_scope(scope), actor, reason, self.clock())
+        stop = Stop(check_scope(scope), check_actor(actor), check_reason(reason), self.clock())
         self._change_stops(lambda stops: {**stops, scope: stop})
         if self.alarms is not None:
             self.alarms.switched(scope, stop)

@@ -35,7 +35,7 @@ class Controls:
         """Move the caps of a scope: ``extend("user:docs/alice", usd=5)``. What was spent stays spent; the next run goes on."""
         return self.guard.accounts.extend(scope, usd, tokens, calls)
 
-    def stop(self, scope: str, *, actor: str, reason: str) -> None:
+    def stop(self, scope: str, *, actor: str, reason: str | None = None) -> None:
         """The kill switch: ``stop("user:docs/alice", actor="ops", reason="...")``; a run, session, user, app or "all".
 
         Model calls in flight are ended, new ones and new runs are refused until ``resume``; with a shared store, by every worker.

@@ -63,7 +63,7 @@ def _finding_of_unknown_cap(unknown: UnknownCap) -> Finding:
 def finding_of_stop(stop: Stop) -> Finding:
     kind = stop.scope.partition(":")[0]
     money = Money(kind, stop.scope, None, None, resume=f"resume({stop.scope!r}) lets runs start again")
-    return Finding("kill_switch", _STOP, 1, 0, "stops", "run", "", stop.scope, f"stopped by {stop.actor}: {stop.reason}", money=money)
+    return Finding("kill_switch", _STOP, 1, 0, "stops", "run", "", stop.scope, f"stopped by {stop.actor}{stop.because}", money=money)
 
 
 def _describe(denied: Denied) -> tuple[str, Decimal | int, Decimal | int]:

@@ -108,7 +108,7 @@ def run(*, user: str = "", session: str = "", app: str = "", labels: Mapping[str
         if not isinstance(value, str):
             raise PolicyError(f"{name} = {value!r}: give a text")
     if labels is not None and not (isinstance(labels, Mapping) and all(isinstance(text, str) for pair in labels.items() for text in pair)):
-        raise PolicyError(f"labels = {labels!r}: give a mapping of texts to texts")
+        raise PolicyError("labels: give a mapping of texts to texts, such as {'team': 'search'}")
     _check_names(limits, ("user", "session", "app", "labels"))
     here = RunContext(app, user, session, labels, _caller(app or "run", limits) if limits else None)
     here.outer = RUN.get()

@@ -34,7 +34,8 @@ from pydantic import (
 
 from runguard.alerts.settings import SCHEMA as ALERTS_SCHEMA
 from runguard.alerts.settings import AlertSettings
-from runguard.budget import KINDS, Budget, to_nano
+from runguard.budget import KINDS, Budget, fault_of_dollars
+from runguard.budget import shown as shown_value
 from runguard.decision import Rungs
 from runguard.errors import PolicyError
 from runguard.ledger.urls import check_store
@@ -63,15 +64,14 @@ FILE_NAME: Final = "runguard.toml"
 
 Count = Annotated[int, Field(ge=1, le=1_000_000_000)]
 Seconds = Annotated[float, Field(gt=0, le=10**9, allow_inf_nan=False)]
+Duration = Annotated[float, Field(ge=0.001, le=10**9, allow_inf_nan=False)]
 Ratio = Annotated[float, Field(gt=1, le=10**6, allow_inf_nan=False)]
 RungNumber = Annotated[float, Field(gt=0, le=10**9, allow_inf_nan=False)]
 
 
 def _dollars(value: object) -> object:
-    try:
-        to_nano(value, "")
-    except PolicyError as error:
-        raise ValueError(str(error).removeprefix(f" = {value!r}: ")) from None
+    if fault := fault_of_dollars(value):
+        raise ValueError(fault)
     return Decimal(str(value))
 
 
@@ -119,7 +119,7 @@ class ToolRule(BaseModel):
     polling: bool = Field(False, description="Asks for a state until it changes: judged by time without change, not by count.")
     paging: bool = Field(False, description="Moves on with every call, whatever it answers (next page, scroll): repetition rules leave it alone.")
     max_calls: Count | None = Field(None, description="Calls allowed in one run, the whole tree counted.")
-    max_seconds: Seconds | None = Field(None, description="An async call is ended after this time; a sync one is judged when it returns.")
+    max_seconds: Duration | None = Field(None, description="An async call is ended after this time; a sync one is judged when it returns.")
     writes: bool = Field(False, description="Changes the world: its success is progress, so reading again afterwards is no repetition.")
     once: bool = Field(False, description="A success with the same arguments is not repeated within the session.")
     exempt: bool = Field(False, description="No loop or failure rule looks at this tool; limits still count it.")
@@ -154,7 +154,7 @@ class PolicyFile(BaseModel):
     stop_text: str | None = Field(None, min_length=1, description="What the end user reads after a stop, instead of the built-in sentence.")
     max_model_calls: Count | None = Field(None, description="Model calls of the run tree. None: the framework's own limit (ADK: 500), held for the tree.")
     max_tool_calls: Count | None = Field(1000, description="Tool calls of the run tree.")
-    max_seconds: Seconds | None = Field(None, description="Wall clock of the run.")
+    max_seconds: Duration | None = Field(None, description="Wall clock of the run.")
     max_usd: Usd | None = Field(None, description="Dollars of the run tree.")
     max_tokens: Annotated[int, Field(ge=1, le=10**15)] | None = Field(None, description="Tokens of the run tree, input and output.")
     max_context_tokens: Count | None = Field(None, description="Largest prompt of one model call. None: the model's context window, where it is known.")
@@ -278,7 +278,7 @@ class Policy(PolicyFile):
 
     @classmethod
     def validated(cls, values: Mapping[str, Any], source: str) -> Self:
-        values = {key: value for key, value in values.items() if value is not None or key in _NONE_MEANS_OFF}
+        values = {key: value for key, value in values.items() if value is not None or key in _NONE_MEANS_OFF or key == "mode"}
         if isinstance(values.get("rules"), Mapping):
             values["rules"] = {rule: (dict(r) if isinstance(r, Mapping) else r) for rule, r in values["rules"].items()}
         try:
@@ -484,7 +484,7 @@ def _explain(error: ValidationError, source: str, model: type[BaseModel]) -> str
             continue  # the shape that was meant has a fault of its own
         given = fault.get("input")
         is_secret = fault["loc"][:1] == ("alerts",)  # what is written there may be one: it is not repeated
-        shown = repr(given) if isinstance(given, str | int | float | bool) and not is_secret else f"a {type(given).__name__}"
+        shown = shown_value(given) if (given is None or isinstance(given, str | int | float | bool)) and not is_secret else f"a {type(given).__name__}"
         if fault["type"] in ("extra_forbidden", "unexpected_keyword_argument"):
             fields = _PARTS.get(str(fault["loc"][0]), model).model_fields if len(fault["loc"]) > 1 else model.model_fields
             meant = _MEANT.get(path) if fields is model.model_fields else None

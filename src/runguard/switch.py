@@ -20,6 +20,11 @@ class Stop:
     reason: str
     at: float
 
+    @property
+    def because(self) -> str:
+        """The reason as the end of a sentence; nothing where none was given."""
+        return f": {self.reason}" if self.reason else ""
+
 
 class Switch:
     """The stops in force, and how to change them."""
@@ -66,3 +71,16 @@ def check_scope(scope: Any) -> str:
     if scope == ALL or (kind in _PARTS and len(names.split("/")) == _PARTS[kind] and all(names.split("/"))):
         return str(scope)
     raise PolicyError(f"{scope!r} cannot be stopped; give one of {', '.join(_KINDS)}")
+
+
+def check_actor(actor: Any) -> str:
+    if not isinstance(actor, str) or not actor.strip():
+        raise PolicyError("actor: say who stops, such as actor='ops'")
+    return actor
+
+
+def check_reason(reason: Any) -> str:
+    """A reason may be left out."""
+    if reason is not None and not isinstance(reason, str):
+        raise PolicyError(f"reason: give a text, not a {type(reason).__name__}")
+    return reason if reason and reason.strip() else ""

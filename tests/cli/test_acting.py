@@ -61,8 +61,11 @@ def test_a_stop_names_whoever_throws_it_and_what_it_replaces(file_store: str) ->
     ran = runguard("stop", "user:docs/alcie", "--reason", "typo", "--store", file_store)
     assert "nothing is known of user:docs/alcie yet; did you mean user:docs/alice" in ran.stdout
     assert ran.stdout.endswith(f"take it back with: runguard resume user:docs/alcie --store {file_store}\n")
-    refused = runguard("stop", "all", "--reason", " ", "--store", file_store)
-    assert (refused.exit_code, refused.stderr) == (2, "--reason: say why; it stands in every trip that follows\n")
+    for no_reason in ([], ["--reason", ""], ["--reason", " "]):
+        ran = runguard("stop", "app:docs", *no_reason, "--actor", "ops", "--store", file_store)
+        assert (ran.exit_code, ran.stdout.splitlines()[0]) == (0, "stopped: app:docs, by ops")
+    refused = runguard("stop", "all", "--reason", "x", "--actor", " ", "--store", file_store)
+    assert (refused.exit_code, refused.stderr) == (2, "--actor: say who stops\n")
 
 
 def test_names_on_the_command_line_are_echoed_as_text(file_store: str) -> None:
@@ -147,6 +150,8 @@ def test_a_scope_without_spend_is_extended_by_the_policy_file(file_store: str) -
         (["nonsense", "--usd", "5"], "nonsense: no budget of that scope; this store knows app:docs, user:docs/alice, user:docs/bob"),
         (["user:docs/alice"], "by how much? Give --usd, --tokens or --calls"),
         (["user:docs/alice", "--usd", "much"], "--usd much: give the dollars to add, a number above 0 such as 2.50"),
+        (["user:docs/alice", "--usd", "-5"], "--usd -5: must be greater than 0"),
+        (["user:docs/alice", "--usd", "1e30"], "--usd = '1e30': the largest accepted value is 1,000,000,000 dollars; leave it out for no limit"),
         (["user:docs/alice", "--usd", "0"], "--usd 0: give the dollars to add, a number above 0 such as 2.50"),
     ],
     ids=lambda value: value if isinstance(value, str) else " ".join(value),

@@ -329,8 +329,8 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 WRONG = [
-    ({"max_usd": -1}, ["max_usd = -1", "more than 0"]),
-    ({"max_usd": 0}, ["max_usd = 0", "more than 0"]),
+    ({"max_usd": -1}, ["max_usd = -1", "greater than 0"]),
+    ({"max_usd": 0}, ["max_usd = 0", "greater than 0"]),
     ({"max_usd": True}, ["max_usd = True", "dollars"]),
     ({"max_usd": "a lot"}, ["max_usd = 'a lot'"]),
     ({"max_tokens": 0}, ["max_tokens = 0"]),

@@ -3,7 +3,8 @@
 from collections.abc import Mapping
 from typing import Any, Final
 
-from runguard.budget import to_count, to_nano
+from runguard.budget import shown, to_count, to_nano
+from runguard.decision import on_one_line
 from runguard.errors import PolicyError
 
 _KNOWN: Final = ("labels", "max_usd", "max_tokens")
@@ -29,6 +30,9 @@ def _read(given: Any) -> tuple[dict[str, str], int | None, int | None]:
     labels = given.get("labels") or {}
     if not isinstance(labels, Mapping) or len(labels) > _LABELS_KEPT:
         raise PolicyError(f"labels must be a mapping of at most {_LABELS_KEPT} names to values")
+    for name, value in labels.items():
+        if not isinstance(name, str) or not isinstance(value, str | int | float):
+            raise PolicyError(f"labels.{on_one_line(str(name))} = {shown(value)}: give a text for each label")
     max_usd, max_tokens = given.get("max_usd"), given.get("max_tokens")
     return (
         {str(name): str(value) for name, value in labels.items()},

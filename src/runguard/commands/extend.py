@@ -70,6 +70,8 @@ def _check_dollars(usd: str | None) -> None:
         is_more = Decimal(usd).is_finite() and Decimal(usd) > 0
     except InvalidOperation:
         is_more = False
+    if not is_more and usd.strip().startswith("-"):
+        raise CommandError(f"--usd {usd}: must be greater than 0")
     if not is_more:
         raise CommandError(f"--usd {usd}: give the dollars to add, a number above 0 such as 2.50")
     to_nano(usd, "--usd")

@@ -53,9 +53,9 @@ def command(scope: str, store: str | None, as_json: bool) -> None:
         if before is None:
             click.echo(f"nothing to take back: {scope} is not stopped", err=True)
         else:
-            click.echo(f"resumed: {scope}, which {before.actor} had stopped: {before.reason}")
+            click.echo(f"resumed: {scope}, which {before.actor} had stopped{before.because}")
         for stop in stops.values():
-            click.echo(f"  still stopped: {stop.scope}, by {stop.actor}: {stop.reason}")
+            click.echo(f"  still stopped: {stop.scope}, by {stop.actor}{stop.because}")
         for note in printable(notes):
             click.echo(f"  note: {note}")
     sys.exit(0 if before is not None else 1)

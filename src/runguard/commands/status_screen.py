@@ -23,7 +23,7 @@ def print_status(view: StoreView, policy: Policy, told: dict[str, Any], rows: in
     out, now = console(), told["now"]
     out.print(f"{view.name}, {moment(now)}; mode {policy.mode} in the policy here", style="dim", soft_wrap=True)
     for stop, back in zip(told["stops"], hints, strict=True):
-        words = f"stopped: {stop.scope}, by {stop.actor} {span(now - stop.at)} ago: {stop.reason}  ({back})"
+        words = f"stopped: {stop.scope}, by {stop.actor} {span(now - stop.at)} ago{stop.because}  ({back})"
         out.print(words, style="bold red", soft_wrap=True)
     _running(out, told["running"])
     _budgets(out, told, rows, printable(scope))

@@ -24,7 +24,7 @@ def _user() -> str:
     """,
 )
 @click.argument("scope")
-@click.option("--reason", required=True, help="Why; it stands in every trip that follows.")
+@click.option("--reason", default="", help="Why; it stands in every trip that follows.")
 @click.option("--actor", default=_user, show_default="the user of this system", help="Who stops.")
 @store_option
 @json_option
@@ -42,21 +42,22 @@ def command(scope: str, reason: str, actor: str, store: str | None, as_json: boo
     from runguard.switch import ALL, check_scope
 
     check_scope(scope)
-    if not reason.strip():
-        raise CommandError("--reason: say why; it stands in every trip that follows")
+    if not actor.strip():
+        raise CommandError("--actor: say who stops")
+    reason = reason if reason.strip() else ""
     view, policy = look_at(store)
     before = next((stop for stop in view.stops() if stop.scope == scope), None)
     runs = running_in(view, scope)
     guard = desk(policy)
     guard.throw_switch(scope, actor, reason)
-    notes = [f"it was stopped before, by {before.actor}: {before.reason}"] if before is not None else []
+    notes = [f"it was stopped before, by {before.actor}{before.because}"] if before is not None else []
     if not runs and before is None and scope != ALL and scope not in (known := known_scopes(view)):
         notes.append(f"nothing is known of {scope} yet; {near(scope, known)}")
     notes += tell_alerts(guard)
     if as_json:
         print_json({"ok": True, "scope": scope, "actor": actor, "reason": reason, "store": view.name, "running": runs, "notes": notes})
         return
-    click.echo(printable(f"stopped: {scope}, by {actor}: {reason}"))
+    click.echo(printable(f"stopped: {scope}, by {actor}" + (f": {reason}" if reason else "")))
     if runs:
         runs = printable(runs)
         click.echo(f"  {len(runs)} running now, ended within about a second: {', '.join(runs[:5])}{' and more' if len(runs) > 5 else ''}")

@@ -1,0 +1,114 @@
+"""Settings that cannot be meant are rejected with one line that says what is accepted: as keywords, in a file and in calls."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import runguard
+from runguard import Budget, PolicyError, Threshold, guard
+from runguard.policy import Policy, declared_rule
+
+
+def fault(**keywords: Any) -> str:
+    """The one line about the one fault."""
+    with pytest.raises(PolicyError) as error:
+        guard(lambda: None, **keywords)
+    head, *lines = str(error.value).split("\n")
+    assert head == "the policy (keywords) is not valid:"
+    (line,) = lines
+    return line.strip()
+
+
+@pytest.mark.parametrize(
+    ("keywords", "line"),
+    [
+        ({"max_usd": 10**30}, "max_usd = (a number of 30 digits): the largest accepted value is 1,000,000,000 dollars; leave it out for no limit"),
+        ({"max_usd": 10**5000}, "max_usd = (a number of 4983 digits): the largest accepted value is 1,000,000,000 dollars; leave it out for no limit"),
+        ({"max_usd": "1e30"}, "max_usd = '1e30': the largest accepted value is 1,000,000,000 dollars; leave it out for no limit"),
+        ({"max_usd": -5}, "max_usd = -5: must be greater than 0"),
+        ({"max_usd": 0}, "max_usd = 0: must be greater than 0"),
+        ({"mode": None}, "mode = None: input should be 'enforce', 'shadow' or 'off'"),
+        ({"max_seconds": 0.0009}, "max_seconds = 0.0009: input should be greater than or equal to 0.001"),
+        ({"max_seconds": 0}, "max_seconds = 0: input should be greater than or equal to 0.001"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else next(iter(value)),
+)
+def test_keywords(keywords: dict[str, Any], line: str) -> None:
+    assert fault(**keywords) == line
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("max_usd = 1e30", "max_usd = 1e+30: the largest accepted value is 1,000,000,000 dollars"),
+        ("max_usd = -5", "max_usd = -5: must be greater than 0"),
+        ("max_seconds = 0.0001", "max_seconds = 0.0001: input should be greater than or equal to 0.001"),
+        ("[[budgets]]\nusd = 5\nthresholds = [0.5, 0.8, 0.5]", "thresholds: 0.5 twice"),
+        ("[[budgets]]\nusd = 5\nthresholds = [0.5, {percent = 0.5}]", "thresholds: 0.5 twice"),
+        ("[tools.slow]\nmax_seconds = 0.0001", "tools.slow.max_seconds = 0.0001: input should be greater than or equal to 0.001"),
+    ],
+)
+def test_in_a_file(text: str, says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("runguard.toml").write_text(text)
+    with pytest.raises(PolicyError) as error:
+        Policy.build()
+    assert says in str(error.value)
+    assert len(str(error.value).splitlines()) == 2
+
+
+def test_a_tool_declares_no_shorter_time_either() -> None:
+    with pytest.raises(PolicyError, match=r"greater than or equal to 0\.001"):
+        declared_rule(max_seconds=0.0001)
+    assert Policy.validated({"max_seconds": 0.001}, "").max_seconds == 0.001
+
+
+def test_equal_thresholds_are_rejected_and_those_that_differ_are_not() -> None:
+    with pytest.raises(PolicyError, match=r"thresholds: 0\.9 twice"):
+        Budget(usd=1, thresholds=[Threshold(0.9, action="stop"), Threshold(0.9, action="stop")])
+    assert len(Budget(usd=1, thresholds=[Threshold(0.9, print), Threshold(0.9, action="nudge"), Threshold(0.9, repr)]).thresholds) == 3
+
+
+@pytest.mark.parametrize(("more", "says"), [({"usd": -5}, "usd = -5"), ({"tokens": -5}, "tokens = -5"), ({"calls": 0}, "calls = 0"), ({"usd": 0}, "usd = 0")])
+def test_an_extension_must_be_greater_than_0(more: dict[str, Any], says: str) -> None:
+    call = guard(lambda: None, budget={"max_usd": 1, "max_tokens": 5, "max_calls": 5})
+    with pytest.raises(PolicyError) as error:
+        call.extend(**more)
+    assert str(error.value) == f"{says}: must be greater than 0"
+
+
+@pytest.mark.parametrize("actor", ["", " ", "\n", None, 5])
+def test_a_stop_names_who_stops(actor: Any) -> None:
+    call = guard(lambda: None)
+    with pytest.raises(PolicyError, match=r"^actor: say who stops, such as actor='ops'$"):
+        call.stop("all", actor=actor, reason="x")
+    assert call.stops() == []
+
+
+@pytest.mark.parametrize("reason", ["", "  ", None])
+def test_a_stop_needs_no_reason(reason: Any) -> None:
+    call = guard(lambda: {"usd": 0.1}, budget={"max_usd": 1})
+    call.stop("all", actor="ops", reason=reason)
+    (stop,) = call.stops()
+    assert (stop.actor, stop.reason) == ("ops", "")
+    with pytest.raises(runguard.RunStoppedError, match=r"all, stopped by ops in "):
+        call()
+    with pytest.raises(PolicyError, match=r"^reason: give a text, not a list$"):
+        call.stop("all", actor="ops", reason=["x"])
+
+
+@pytest.mark.parametrize("labels", [{"team": ["a", "b"]}, {"team": None}, {"team": {"a": 1}}, {5: "x"}, "team"])
+def test_a_label_is_a_text(labels: Any) -> None:
+    with pytest.raises(PolicyError, match=r"^labels: give a mapping of texts to texts"), runguard.run(labels=labels):
+        pass
+
+
+@pytest.mark.parametrize("value", [["a", "b"], ("a",), {"a": 1}, None, b"a", object()], ids=lambda value: type(value).__name__)
+def test_a_label_of_a_runner_call_is_a_text(value: Any) -> None:
+    from runguard.adk.labels import run_options
+
+    _, _, _, wrong = run_options({"labels": {"te\nam": value}})
+    assert wrong.startswith("RunConfig.custom_metadata['runguard']: labels.te\\x0aam = ")
+    assert wrong.endswith(": give a text for each label")
+    assert run_options({"labels": {"team": "a", "size": 5}})[0] == {"team": "a", "size": "5"}
