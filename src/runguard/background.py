@@ -12,6 +12,8 @@ import time
 from collections.abc import Callable
 from typing import Final
 
+from runguard import log_lines  # noqa: F401 - its filter keeps every log line on one line
+
 _log: Final = logging.getLogger("runguard")
 _PAUSE_S: Final = 0.05
 

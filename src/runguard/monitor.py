@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, Self
 
+from runguard import log_lines  # noqa: F401 - its filter keeps every log line on one line
 from runguard.threshold import Threshold, ThresholdAction
 
 _log: Final = logging.getLogger("runguard")

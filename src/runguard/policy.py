@@ -32,6 +32,7 @@ from pydantic import (
     model_validator,
 )
 
+from runguard import log_lines  # noqa: F401 - its filter keeps every log line on one line
 from runguard.alerts.settings import SCHEMA as ALERTS_SCHEMA
 from runguard.alerts.settings import AlertSettings
 from runguard.budget import KINDS, Budget, fault_of_dollars

@@ -18,6 +18,7 @@ from collections import OrderedDict, deque
 from contextlib import suppress
 from typing import Any, Final
 
+from runguard import log_lines  # noqa: F401 - its filter keeps every log line on one line
 from runguard.alerts import messages
 from runguard.alerts.alert import Alert, Parcel, parcel_of, topic_of
 from runguard.alerts.masking import mask_also

@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, Protocol
 
+from runguard import log_lines  # noqa: F401 - its filter keeps every log line on one line
 from runguard.budget import NOTHING, UNLIMITED, Amount
 from runguard.errors import RunGuardError
 
