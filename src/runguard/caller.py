@@ -42,6 +42,7 @@ _log: Final = logging.getLogger("runguard")
 _STOP, _BLOCK = Action.STOP, Action.BLOCK
 _NO_REQUEST: Final = Request()
 _NAME_CHARS: Final = 120
+_PROBLEMS_KEPT: Final = 32
 _PLAIN_NAME: Final = re.compile(r"[\w.:/#@+-]{1,64}")
 _CALLERS_FAULT: Final = frozenset({400, 401, 403, 404, 405, 409, 413, 415, 422})  # a bad request says nothing about the provider
 _FRESH: Final = "reset() or a new run starts afresh"
@@ -98,7 +99,7 @@ class RunContext:
     def end(self) -> None:
         self.ended = True
         for caller, state in list(self.states.items()):
-            caller.guard.end(state.run.info.run)
+            caller.guard.faults.attempt("end of run", caller.guard.end, state.run.info.run)
         self.states.clear()
 
 
@@ -124,6 +125,7 @@ class Caller(Controls):
         self._own: State | None = None
         self.context: RunContext | None = None  # of the limits of a run: that run, also in a run inside of it
         self._pid = os.getpid()
+        self._problems: set[str] = set()  # with answers, that were logged
 
     # ---- runs -------------------------------------------------------------------------------------------------------
 
@@ -167,7 +169,11 @@ class Caller(Controls):
 
     def request(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Request:
         """What the arguments say about the call."""
-        return read_request(args, kwargs) if self._reads_request and (args or kwargs) else _NO_REQUEST
+        try:
+            return read_request(args, kwargs) if self._reads_request and (args or kwargs) else _NO_REQUEST
+        except Exception as error:
+            self.fault(error)
+            return _NO_REQUEST
 
     def counted(self, request: Request, tokens: Any) -> Request:
         """The user's own count wins over the estimate. A count of 0 does not: it would hold nothing for a prompt that is there."""
@@ -195,7 +201,8 @@ class Caller(Controls):
                     self.name,
                 )
             return turn, ticket
-        except Exception:  # a fault of ours: it shows again when leave is asked for, and the policy says what it means
+        except Exception as error:
+            self.fault(error)
             return Turn.NOW, None
 
     def give_back(self, ticket: Ticket | None) -> None:
@@ -211,6 +218,8 @@ class Caller(Controls):
         if self.settings.breaker or guard.accounts.ledger.is_shared:
             return None
         counted = ""
+        run: Run | None = None
+        event: ModelCall | None = None
         try:
             bound, state = self.costs.bound(request), self.state()
             run = state.run
@@ -230,8 +239,11 @@ class Caller(Controls):
                 return Call(self, state, event.charge, request)
         except RunStoppedError:
             raise
-        except Exception:
-            _log.debug("runguard.guard_error: the short way failed for '%s'", self.name, exc_info=True)  # or its run has ended: it shows again
+        except Exception as error:
+            if event is not None and event.charge is not None:
+                guard.release(event.charge)
+            if run is None or run.info.run in guard.runs:  # else it was ended meanwhile: the call belongs to the next one
+                self.fault(error, run)
         if counted:
             guard.unspent(counted)
         return None
@@ -249,7 +261,7 @@ class Caller(Controls):
                 except Exception as error:  # a fault of ours: the policy says what it means
                     if call.state.run.info.run in self.guard.runs:
                         self.give_back(ticket)
-                        self._failed(call.state, error)
+                        self.fault(error, call.state.run)
                         break
                     call.state = self.state()  # its run was ended meanwhile: it belongs to the next
         except BaseException:
@@ -257,8 +269,11 @@ class Caller(Controls):
             raise
         if ticket is not None and call.charge is not None:
             ticket.charge = _WAITED_FOR[id(call.charge)] = call.charge
-            ticket.known = _least(self.costs.expected(request))
+            ticket.known = self.guard.faults.attempt("functions", self._least_of, request) or (0, 0)
         return call
+
+    def _least_of(self, request: Request) -> tuple[int, int]:
+        return _least(self.costs.expected(request))
 
     async def _open(self, call: Call, no_loop: bool, no_wait: bool) -> None:
         guard, state, request = self.guard, call.state, call.request
@@ -284,10 +299,15 @@ class Caller(Controls):
             self._obey(state, decision)
             if call.beside:
                 await self._make_way()
-            self._obey(state, await guard.reserve(event, slot=False))
+            decision = await guard.reserve(event, slot=False)
+            self._obey(state, decision)
         except BaseException:
+            if event.charge is not None and not event.charge.over:  # a fault of ours
+                guard.release(event.charge)
+                guard.faults.attempt("functions", guard.unspent, event.run, event)
             if call.permit is not None:
-                guard.breakers.release(self.name, call.permit)
+                permit, call.permit = call.permit, None
+                guard.faults.attempt("functions", guard.breakers.release, self.name, permit)
             raise
         call.charge = event.charge
 
@@ -365,8 +385,9 @@ class Caller(Controls):
             return None
         raise RunStoppedError.of(trip)
 
-    def _failed(self, state: State, error: Exception) -> None:
-        trip = self.guard.fault("functions", error, state.run.info.run, self.name)
+    def fault(self, error: Exception, run: Run | None = None) -> None:
+        """A fault of ours before a call: counted. Raises where the policy says that it stops."""
+        trip = self.guard.give_up("functions", error, run.info.run if run is not None else "", self.name)
         if trip is not None:
             raise RunStoppedError.of(trip)
 
@@ -382,24 +403,33 @@ class Caller(Controls):
         call.over = True
         try:
             told = _told(call.request, result) if reading is None else reading
+            self._book(call, told, result, left_after)
+            if told.problems:
+                self._tell_problems(told.problems)
             if self.settings.breaker:
                 self._report(call, True)
-            self._book(call, told, result, left_after)
             if self.settings.loop:
                 self._watch(call, told, result)
         except Exception as error:  # a fault of ours must not take away what was paid for
-            self._give_up(call, error)
+            self.drop(call, error)
         finally:
             self.give_back(call.ticket)
 
-    def _give_up(self, call: Call, error: Exception) -> None:
-        """What a call took cannot be booked, or not all of it: an estimate is, so that no other call waits for what it holds."""
-        self.guard.fault("functions", error, call.state.run.info.run, self.name)
-        if call.charge is not None and not call.charge.over:
+    def drop(self, call: Call, error: Exception) -> None:
+        """After a fault of ours: what is held for a call is booked as an estimate, so that no other call waits for it."""
+        call.over = True
+        charge = call.charge
+        if charge is None or charge.over:
+            self.guard.fault("functions", error, call.state.run.info.run, self.name)
+        elif isinstance(charge.rates, Rates) and self.settings.cost_of_result is None and self.settings.fixed_cost is None:
+            self.guard.fault("functions", error, call.state.run.info.run, self.name)
             try:
-                self.guard.abandon(call.charge)
+                self.guard.abandon(charge)
             except Exception as second:
-                self.guard.close(call.charge, second)
+                self.guard.close(charge, second)
+        else:
+            self.guard.close(charge, error)
+        self.guard.faults.attempt("functions", self.give_back, call.ticket)
 
     def failed(
         self, call: Call, error: BaseException | None, chars: int = 0, *, streaming: bool = False, told: Reading | None = None, last: Any = None
@@ -436,7 +466,7 @@ class Caller(Controls):
                     self._untold(call, "usd")  # pieces came, so it was billed
                 self.guard.settle(charge, usage, nano=nano or None, estimated=True)
         except Exception as fault:
-            self._give_up(call, fault)
+            self.drop(call, fault)
         finally:
             self.give_back(call.ticket)
 
@@ -445,12 +475,20 @@ class Caller(Controls):
         if call.over:
             return
         call.over = True
-        if call.permit is not None:
-            self.guard.breakers.release(self.name, call.permit)
+        attempt = self.guard.faults.attempt  # a fault in one step does not prevent the others
         if call.charge is not None:
             self.guard.release(call.charge)
-            self.guard.unspent(call.state.run.info.run)
-        self.give_back(call.ticket)
+            attempt("functions", self.guard.unspent, call.state.run.info.run)
+        if call.permit is not None:
+            attempt("functions", self.guard.breakers.release, self.name, call.permit)
+        attempt("functions", self.give_back, call.ticket)
+
+    def _tell_problems(self, problems: tuple[str, ...]) -> None:
+        """Why a call is booked as an estimate although it gave an answer: each reason is logged once."""
+        for problem in problems:
+            if problem not in self._problems and len(self._problems) < _PROBLEMS_KEPT:
+                self._problems.add(problem)
+                _log.info("runguard.unreadable: the answer of '%s': %s", self.name, problem)
 
     def _report(self, call: Call, ok: bool | None) -> None:
         """How it ended, for the breaker; None: nothing that speaks for or against what was called."""

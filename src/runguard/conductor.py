@@ -53,7 +53,7 @@ from runguard.shared import Breakers, Once
 from runguard.switch import Stop, check_actor, check_reason, check_scope, read_stops, with_stops
 from runguard.telemetry import SAMPLE, Telemetry
 from runguard.tools import Tools
-from runguard.trips import trip_of
+from runguard.trips import guard_error_trip, trip_of
 
 _log: Final = logging.getLogger("runguard")
 # Members bound once: looking one up on its enum costs as much as the rest of a line.
@@ -389,7 +389,7 @@ class Guard:
             booked = (lambda: self._look_back(run, charge)) if charge.doubt is not None and run is not None else None
             self.accounts.settle(charge, usage, model, nano=nano, estimated=estimated, free=free, on_fired=self._threshold, on_booked=booked)
         except Exception as error:
-            self.close(charge, error)
+            self.close(charge, error, usage)
         try:
             if self.accounts.ledger.is_shared and charge.booked is not None and not charge.within:
                 self._record_call(run, charge, usage, model, nano=nano, estimated=estimated, free=free)
@@ -420,10 +420,10 @@ class Guard:
         run = self.runs.get(charge.purse.info.run) or self.pauses.find(charge.purse.info.run)
         return run if run is not None and run.purse is charge.purse else None
 
-    def close(self, charge: Charge, error: Exception) -> None:
-        """Close the account of a call after a fault of ours. What was held is booked as an estimate: later calls must not wait for it."""
+    def close(self, charge: Charge, error: Exception, usage: Usage | None = None) -> None:
+        """Close the account of a call after a fault of ours. An estimate is booked: later calls must not wait for what it holds."""
         self.fault("settle", error, charge.purse.info.run)
-        self.faults.attempt("settle", self.accounts.close, charge)
+        self.faults.attempt("settle", self.accounts.close, charge, usage)
 
     def release(self, charge: Charge) -> None:
         """A call that was given leave never left."""
@@ -665,6 +665,10 @@ class Guard:
     def fault(self, where: str, error: Exception, run_id: str = "", agent: str = "") -> Trip | None:
         """A fault of the guard itself: counted and logged. It stops the run where the policy says so; returns why, or None to go on."""
         self.faults.note(where, error)
+        return self.stop_after(where, error, run_id, agent)
+
+    def stop_after(self, where: str, error: Exception, run_id: str, agent: str = "") -> Trip | None:
+        """What a fault that is already counted means for the run."""
         if self.goes_on_after(error):
             return None
         try:
@@ -680,6 +684,14 @@ class Guard:
         if isinstance(error, StoreError | StoreOutage):
             return self.policy.on_outage == "open"
         return self.policy.on_guard_error == "allow"
+
+    def give_up(self, where: str, error: Exception, run_id: str = "", agent: str = "") -> Trip | None:
+        """``fault`` for a call that is about to be made: it has a reason to be refused even where its run could not begin."""
+        trip = self.fault(where, error, run_id, agent)
+        if trip is None and not self.goes_on_after(error):
+            trip = guard_error_trip(f"{where}: {type(error).__name__}", run_id, self.policy, self.clock())
+            self.trips.append(trip)
+        return trip
 
     @property
     def guard_errors(self) -> int:

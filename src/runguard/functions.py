@@ -18,11 +18,11 @@ from typing import Any, Final, ParamSpec, TypeVar, overload
 from runguard.caller import RUN, Call, Caller, RunContext, owners_of
 from runguard.charges import OWNERS, Charge
 from runguard.driving import awaited, drive
-from runguard.errors import PolicyError
+from runguard.errors import PolicyError, RunStoppedError
 from runguard.keywords import Settings, settings_of
 from runguard.policy import Policy
 from runguard.reading import Reading, Request, earlier_in, read
-from runguard.streams import AsyncStream, Pending, Stream, is_manager, manage
+from runguard.streams import AsyncStream, Pending, Stream, drop_all, is_manager, manage
 from runguard.turns import Turn, called
 
 _P = ParamSpec("_P")
@@ -118,20 +118,13 @@ def run(*, user: str = "", session: str = "", app: str = "", labels: Mapping[str
     try:
         yield here
     finally:
-        here.end()
+        try:
+            here.end()
+        except Exception as fault:
+            for caller in list(here.states):
+                caller.guard.faults.note("end of run", fault)
         with suppress(ValueError):  # left in another context than it was entered in: the other one knows nothing of it
             RUN.reset(token)
-
-
-def _calls(fn: Callable[..., Any], inside: Caller | None, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Call the function; when it is guarded itself, it need not ask the runs again."""
-    if inside is None:
-        return fn(*args, **kwargs)
-    token = _INSIDE.set([inside])
-    try:
-        return fn(*args, **kwargs)
-    finally:
-        _INSIDE.reset(token)
 
 
 def _is_inside(own: Caller) -> bool:
@@ -193,20 +186,36 @@ def _guard(fn: Callable[..., Any], caller: Caller, inside: Caller | None) -> Cal
     lazy, history = inspect.isgeneratorfunction(fn), _history(fn)
 
     def guarded(*args: Any, **kwargs: Any) -> Any:
-        calls, token = _open_layers(caller, inside, args, kwargs)
         try:
-            result = _calls(fn, inside, args, kwargs)
+            calls, token = _open_layers(caller, inside, args, kwargs)
+        except (RunStoppedError, PolicyError):
+            raise
+        except Exception as fault:
+            caller.fault(fault)
+            calls, token = [], OWNERS.set(OWNERS.get())
+        mark = _INSIDE.set([inside]) if inside is not None else None  # what is guarded itself need not ask the runs again
+        try:
+            result = fn(*args, **kwargs)
         except BaseException as error:
             for call in calls:
-                call.caller.failed(call, error)
+                try:
+                    call.caller.failed(call, error)
+                except Exception as fault:
+                    call.caller.drop(call, fault)
             raise
         finally:
+            if mark is not None:
+                _INSIDE.reset(mark)
             OWNERS.reset(token)
         if type(result) is not dict and isinstance(result, Coroutine):
             result.close()
             _never_left(calls)
             raise PolicyError(f"'{caller.name}' returned a coroutine: use guard_async")
-        return _handed_over(result, calls, history, lazy=lazy)
+        try:
+            return _handed_over(result, calls, history, lazy=lazy)
+        except Exception as fault:
+            drop_all(calls, fault)
+            return result
 
     return guarded
 
@@ -249,7 +258,11 @@ def _open(layer: Caller, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
         except BaseException:
             layer.give_back(ticket)
             raise
-    return drive(layer.open(request, turn, ticket, True, on_loop), layer.guard.accounts.ledger.is_shared, layer.never_left)
+    try:
+        return drive(layer.open(request, turn, ticket, True, on_loop), layer.guard.accounts.ledger.is_shared, layer.never_left)
+    except BaseException:
+        layer.give_back(ticket)
+        raise
 
 
 def _count(layer: Caller, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -276,9 +289,23 @@ def _guard_async(fn: Callable[..., Any], caller: Caller, inside: Caller | None) 
 
         def streaming(*args: Any, **kwargs: Any) -> AsyncIterator[Any]:
             if caller.is_off:
-                return _calls(fn, None, args, kwargs)  # type: ignore[no-any-return]
-            is_inside = _is_inside(caller)
-            return AsyncStream(_calls(fn, inside, args, kwargs), opener=lambda: _open_all(caller, inside, is_inside, args, kwargs))
+                return fn(*args, **kwargs)  # type: ignore[no-any-return]
+            is_inside = False
+            try:
+                is_inside = _is_inside(caller)
+            except Exception as fault:
+                caller.fault(fault)
+            mark = _INSIDE.set([inside]) if inside is not None else None
+            try:
+                inner: AsyncIterator[Any] = fn(*args, **kwargs)
+            finally:
+                if mark is not None:
+                    _INSIDE.reset(mark)
+            try:
+                return AsyncStream(inner, caller=caller, opener=lambda: _open_all(caller, inside, is_inside, args, kwargs))
+            except Exception as fault:
+                caller.fault(fault)
+                return inner
 
         return streaming
 
@@ -287,29 +314,40 @@ def _guard_async(fn: Callable[..., Any], caller: Caller, inside: Caller | None) 
     async def guarded(*args: Any, **kwargs: Any) -> Any:
         if caller.is_off:
             return await awaited(fn(*args, **kwargs))
-        calls = await _open_all(caller, inside, _is_inside(caller), args, kwargs)
-        token = OWNERS.set(owners_of(OWNERS.get(), calls))
+        calls: list[Call] = []
+        owners = OWNERS.get()
         try:
-            result = await _calls_async(fn, inside, args, kwargs)
+            calls = await _open_all(caller, inside, _is_inside(caller), args, kwargs)
+            owners = owners_of(owners, calls)
+        except (RunStoppedError, PolicyError):
+            raise
+        except Exception as fault:
+            caller.fault(fault)
+        tokens = OWNERS.set(owners), _INSIDE.set([] if inside is None else [inside])
+        try:
+            result = fn(*args, **kwargs)
+            if inspect.isawaitable(result):
+                result = await result
         except BaseException as error:
             for call in calls:
-                call.caller.failed(call, error)
+                try:
+                    call.caller.failed(call, error)
+                except Exception as fault:
+                    call.caller.drop(call, fault)
             raise
         finally:
-            _restore(OWNERS, token)
-        return _handed_over(result, calls, history)
+            with suppress(ValueError):  # a coroutine that is thrown away ends in another context: there is nothing to restore
+                _INSIDE.reset(tokens[1])
+                OWNERS.reset(tokens[0])
+        try:
+            return _handed_over(result, calls, history)
+        except Exception as fault:
+            drop_all(calls, fault)
+            return result
 
     if getattr(fn, "__name__", "") == "stream" and not inspect.iscoroutinefunction(fn):
         return lambda *args, **kwargs: Pending(guarded(*args, **kwargs))
     return guarded
-
-
-async def _calls_async(fn: Callable[..., Any], inside: Caller | None, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    token = _INSIDE.set([] if inside is None else [inside])
-    try:
-        return await awaited(fn(*args, **kwargs))
-    finally:
-        _restore(_INSIDE, token)
 
 
 async def _open_all(caller: Caller, inside: Caller | None, is_inside: bool, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Call]:
@@ -325,7 +363,8 @@ async def _open_all(caller: Caller, inside: Caller | None, is_inside: bool, args
         _never_left(calls)
         raise
     finally:
-        _restore(OWNERS, token)
+        with suppress(ValueError):
+            OWNERS.reset(token)
     return calls
 
 
@@ -354,8 +393,3 @@ async def _quietly(counted: Any) -> Any:
         return await counted
     except Exception as error:
         return error
-
-
-def _restore(variable: "ContextVar[Any]", token: "Token[Any]") -> None:
-    with suppress(ValueError):  # a coroutine that is thrown away ends in another context: there is nothing to restore
-        variable.reset(token)

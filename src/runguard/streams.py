@@ -8,12 +8,14 @@ from functools import partial
 from types import TracebackType
 from typing import Any, Final, Self
 
-from runguard.caller import Call, owners_of
+from runguard.caller import Call, Caller, owners_of
 from runguard.charges import OWNERS
 from runguard.dropped import DROPPED
+from runguard.errors import PolicyError, RunStoppedError
 from runguard.reading import StreamReading
 
 # What the streams of Anthropic's and OpenAI's libraries have put together so far. Both fail while nothing has come.
+_ENTERED_ONCE: Final = "a stream is entered once: ask for another"
 _SNAPSHOTS: Final = ("current_message_snapshot", "current_completion_snapshot")
 
 
@@ -45,10 +47,6 @@ class _Booked:
     def _ended(self) -> None:
         for call in self._calls:
             call.caller.done(call, self._last, self._reading.reading())
-
-    def _feed(self, chunk: Any) -> None:
-        self._reading.feed(chunk)
-        self._last = chunk
 
     def _cut(self, error: BaseException | None) -> None:
         """It failed, or was left. What it told stands for it, marked unless that was the provider's last word."""
@@ -83,6 +81,18 @@ class _Booked:
             DROPPED.take(partial(self._cut, None))
 
 
+def fault_in(calls: list[Call], error: Exception) -> None:
+    """A fault of ours in a stream that goes on."""
+    for call in calls:
+        call.caller.guard.fault("stream", error, call.state.run.info.run)
+
+
+def drop_all(calls: list[Call], error: Exception) -> None:
+    """After a fault of ours: nothing is held for these calls any more."""
+    for call in calls:
+        call.caller.drop(call, error)
+
+
 class Stream(_Booked, Iterator[Any]):
     def __init__(self, inner: Any, calls: list[Call], *, lazy: bool = False) -> None:
         super().__init__(inner, calls, lazy)
@@ -90,13 +100,10 @@ class Stream(_Booked, Iterator[Any]):
     def __iter__(self) -> Self:
         return self
 
-    def __next__(self) -> Any:
-        return self._piece(next, self._inner)
-
     def __getattr__(self, name: str) -> Any:
         found = super().__getattr__(name)
         if name in ("send", "throw"):  # of a generator
-            return partial(self._piece, found)
+            return partial(self.__next__, found)
         return partial(self._rest, found) if _reads_on(name) else found
 
     def _rest(self, then: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -105,20 +112,35 @@ class Stream(_Booked, Iterator[Any]):
         result = then(*args, **kwargs)
         return self if result is self._inner else result
 
-    def _piece(self, ask: Callable[..., Any], *args: Any) -> Any:
-        self._begun = True
-        token = OWNERS.set(owners_of(OWNERS.get(), self._calls))
+    def __next__(self, ask: Callable[..., Any] | None = None, *args: Any) -> Any:
+        """The next piece. ``ask``: what gives it, where that is not ``next``."""
+        self._begun, owners = True, OWNERS.get()
         try:
-            chunk = ask(*args)
+            owners = owners_of(owners, self._calls)
+        except Exception as fault:
+            fault_in(self._calls, fault)
+        token = OWNERS.set(owners)
+        try:
+            chunk = next(self._inner) if ask is None else ask(*args)
         except StopIteration:
-            self._ended()
+            try:
+                self._ended()
+            except Exception as fault:
+                drop_all(self._calls, fault)
             raise
         except BaseException as error:
-            self._cut(error)
+            try:
+                self._cut(error)
+            except Exception as fault:
+                drop_all(self._calls, fault)
             raise
         finally:
             OWNERS.reset(token)
-        self._feed(chunk)
+        try:
+            self._last = chunk
+            self._reading.feed(chunk)
+        except Exception as fault:
+            fault_in(self._calls, fault)
         return chunk
 
     def close(self) -> None:
@@ -127,7 +149,10 @@ class Stream(_Booked, Iterator[Any]):
             if close is not None:
                 close()
         finally:
-            self._cut(None)
+            try:
+                self._cut(None)
+            except Exception as fault:
+                drop_all(self._calls, fault)
 
     def __enter__(self) -> Self:
         enter = getattr(self._inner, "__enter__", None)
@@ -148,9 +173,11 @@ class Stream(_Booked, Iterator[Any]):
 class AsyncStream(_Booked, AsyncIterator[Any]):
     """``opener``: an async generator is asked for at its first piece, as it does nothing before."""
 
-    def __init__(self, inner: Any, calls: list[Call] | None = None, *, opener: Callable[[], Awaitable[list[Call]]] | None = None) -> None:
+    def __init__(
+        self, inner: Any, calls: list[Call] | None = None, *, opener: Callable[[], Awaitable[list[Call]]] | None = None, caller: Caller | None = None
+    ) -> None:
         super().__init__(inner, calls or [], lazy=opener is not None)
-        self._opener, self._opening = opener, False
+        self._opener, self._opening, self._caller = opener, False, caller
 
     def __aiter__(self) -> Self:
         return self
@@ -172,22 +199,41 @@ class AsyncStream(_Booked, AsyncIterator[Any]):
             self._opening = True
             try:
                 self._calls = await self._opener()
+            except (RunStoppedError, PolicyError):
+                raise
+            except Exception as fault:
+                if self._caller is not None:
+                    self._caller.fault(fault)
             finally:
                 self._opening = False
             self._opener = None
-        self._begun = True
-        token = OWNERS.set(owners_of(OWNERS.get(), self._calls))
+        self._begun, owners = True, OWNERS.get()
+        try:
+            owners = owners_of(owners, self._calls)
+        except Exception as fault:
+            fault_in(self._calls, fault)
+        token = OWNERS.set(owners)
         try:
             chunk = await anext(self._inner)
         except StopAsyncIteration:
-            self._ended()
+            try:
+                self._ended()
+            except Exception as fault:
+                drop_all(self._calls, fault)
             raise
         except BaseException as error:
-            self._cut(error)
+            try:
+                self._cut(error)
+            except Exception as fault:
+                drop_all(self._calls, fault)
             raise
         finally:
             OWNERS.reset(token)
-        self._feed(chunk)
+        try:
+            self._last = chunk
+            self._reading.feed(chunk)
+        except Exception as fault:
+            fault_in(self._calls, fault)
         return chunk
 
     async def aclose(self) -> None:
@@ -199,7 +245,10 @@ class AsyncStream(_Booked, AsyncIterator[Any]):
                 if hasattr(result, "__await__"):
                     await result
         finally:
-            self._cut(None)
+            try:
+                self._cut(None)
+            except Exception as fault:
+                drop_all(self._calls, fault)
 
     close = aclose  # what OpenAI's and Anthropic's streams call it
 
@@ -235,10 +284,6 @@ class _Manager:
             raise AttributeError(name)
         return getattr(self._inner, name)
 
-    def _begin(self) -> None:
-        if any(call.over for call in self._calls) or self._stream is not None:
-            raise RuntimeError("a stream is entered once: ask for another")
-
     def _fail(self, error: BaseException) -> None:
         for call in self._calls:
             call.caller.failed(call, error)
@@ -251,46 +296,78 @@ class _Manager:
 
 class Manager(_Manager):
     def __enter__(self) -> Stream:
-        self._begin()
-        token = OWNERS.set(owners_of(OWNERS.get(), self._calls))
+        if any(call.over for call in self._calls) or self._stream is not None:
+            raise RuntimeError(_ENTERED_ONCE)
+        owners = OWNERS.get()
+        try:
+            owners = owners_of(owners, self._calls)
+        except Exception as fault:
+            fault_in(self._calls, fault)
+        token = OWNERS.set(owners)
         try:
             entered = self._inner.__enter__()
         except BaseException as error:
-            self._fail(error)
+            try:
+                self._fail(error)
+            except Exception as fault:
+                drop_all(self._calls, fault)
             raise
         finally:
             OWNERS.reset(token)
-        self._stream = stream = Stream(entered, self._calls)
-        return stream
+        try:
+            self._stream = Stream(entered, self._calls)
+        except Exception as fault:
+            drop_all(self._calls, fault)
+            return entered  # type: ignore[no-any-return]
+        return self._stream  # type: ignore[no-any-return]
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> Any:
         try:
             return self._inner.__exit__(kind, error, trace)
         finally:
-            if self._stream is not None:
-                self._stream._cut(None)
+            try:
+                if self._stream is not None:
+                    self._stream._cut(None)
+            except Exception as fault:
+                drop_all(self._calls, fault)
 
 
 class AsyncManager(_Manager):
     async def __aenter__(self) -> AsyncStream:
-        self._begin()
-        token = OWNERS.set(owners_of(OWNERS.get(), self._calls))
+        if any(call.over for call in self._calls) or self._stream is not None:
+            raise RuntimeError(_ENTERED_ONCE)
+        owners = OWNERS.get()
+        try:
+            owners = owners_of(owners, self._calls)
+        except Exception as fault:
+            fault_in(self._calls, fault)
+        token = OWNERS.set(owners)
         try:
             entered = await self._inner.__aenter__()
         except BaseException as error:
-            self._fail(error)
+            try:
+                self._fail(error)
+            except Exception as fault:
+                drop_all(self._calls, fault)
             raise
         finally:
             OWNERS.reset(token)
-        self._stream = stream = AsyncStream(entered, self._calls)
-        return stream
+        try:
+            self._stream = AsyncStream(entered, self._calls)
+        except Exception as fault:
+            drop_all(self._calls, fault)
+            return entered  # type: ignore[no-any-return]
+        return self._stream  # type: ignore[no-any-return]
 
     async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> Any:
         try:
             return await self._inner.__aexit__(kind, error, trace)
         finally:
-            if self._stream is not None:
-                self._stream._cut(None)
+            try:
+                if self._stream is not None:
+                    self._stream._cut(None)
+            except Exception as fault:
+                drop_all(self._calls, fault)
 
 
 def manage(inner: Any, calls: list[Call]) -> _Manager:

@@ -2,7 +2,7 @@
 
 import secrets
 from collections.abc import Mapping
-from typing import Final
+from typing import Any, Final
 
 from runguard.budget import to_usd
 from runguard.decision import Finding, Trip, text_for_operator
@@ -82,4 +82,24 @@ def trip_of(finding: Finding, run: Run, lane: Lane, event: Event, policy: Policy
         reserved_usd=money.reserved_usd if money is not None and money.reserved_usd is not None else to_usd(purse.reserved),
         enforced=enforced,
         estimated=bool(purse.estimated or purse.unpriced),
+    )
+
+
+def guard_error_trip(reason: str, run_id: str, policy: Policy, at: float, **facts: Any) -> Trip:
+    """A stop for the guard's own sake where it knows of no run: it could not begin."""
+    return Trip(
+        id=secrets.token_hex(8),
+        rule="guard_error",
+        action="stop",
+        scope="run",
+        scope_id=run_id,
+        unit="errors",
+        run_id=run_id,
+        message=f"stopped by guard_error: {reason}",
+        resume=_RESUME["guard_error"],
+        policy_digest=policy.digest,
+        at=at,
+        observed=1,
+        limit=0,
+        **{"app": "", "user_id": "", "session_id": "", "invocation_id": "", "agent_path": (), **facts},
     )

@@ -53,6 +53,9 @@ def _is_called_by_us(frame: FrameType | None) -> bool:
 # ---- which functions a run reaches ----------------------------------------------------------------------------------
 
 
+_outermost: Final[set[CodeType]] = set()  # functions that somebody else calls, in any run so far
+
+
 @contextmanager
 def reached() -> Iterator[Counter[CodeType]]:
     """Counts how often RunGuard's own code calls each function of the package, in all threads that begin meanwhile and in this one."""
@@ -60,10 +63,12 @@ def reached() -> Iterator[Counter[CodeType]]:
 
     def look(frame: FrameType, event: str, _: Any) -> None:
         code = frame.f_code
-        if event != "call" or not is_ours(code) or code.co_name in _NOT_FUNCTIONS:
+        if event != "call" or not is_ours(code) or code.co_name in _NOT_FUNCTIONS or code.co_code[frame.f_lasti + 1] & 3 != _STARTS:
             return
-        if code.co_code[frame.f_lasti + 1] & 3 == _STARTS and _is_called_by_us(frame.f_back):
+        if _is_called_by_us(frame.f_back):
             calls[code] += 1
+        else:
+            _outermost.add(code)
 
     before = sys.getprofile()
     threading.setprofile(look)
@@ -93,7 +98,7 @@ class Place:
 
 
 def places(calls: Counter[CodeType]) -> list[Place]:
-    """The functions that a run has reached, by name."""
+    """The functions that a run has reached, by name. Not those that a framework calls: nothing can protect their first line."""
     functions: dict[CodeType, list[FunctionType]] = {}
     for each in gc.get_objects():
         if type(each) is FunctionType and is_ours(each.__code__):
@@ -103,7 +108,10 @@ def places(calls: Counter[CodeType]) -> list[Place]:
         for inner in _codes_in(made_by.__code__):
             makers.setdefault(inner, []).append(made_by)
     found = [Place(code, functions.get(code, []), makers.get(code, []), count) for code, count in calls.items()]
-    return sorted((place for place in found if place.functions or place.makers), key=lambda place: (place.name, place.code.co_firstlineno))
+    return sorted(
+        (place for place in found if (place.functions or place.makers) and place.code not in _outermost),
+        key=lambda place: (place.name, place.code.co_firstlineno),
+    )
 
 
 def _codes_in(code: CodeType) -> Iterator[CodeType]:

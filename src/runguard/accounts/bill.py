@@ -200,7 +200,7 @@ class Accounts:
             self.spending.give_up(charge)
         hold = charge.hold
         if hold is not None:
-            amount = (entry.nano, entry.input + entry.output, 1) if entry is not None else hold.amount
+            amount = (entry.nano, entry.input + entry.output, 1) if entry is not None else _share(charge, usage)
             try:
                 self._settle_hold(charge, hold, amount, fired, on_fired, on_booked)
             except Exception as error:
@@ -254,11 +254,18 @@ class Accounts:
             except Exception:
                 self.ledger.release(hold)
 
-    def close(self, charge: Charge) -> None:
-        """After a fault: book what was held."""
-        self.spending.give_up(charge)
-        if charge.hold is not None:
-            self._close_hold(charge.hold, charge.hold.amount)
+    def close(self, charge: Charge, usage: Usage | None = None) -> None:
+        """After a fault: book an estimate, which is what was held, or its share where the usage is known."""
+        hold = charge.hold
+        amount = NOTHING if hold is None else hold.amount if usage is None else _share(charge, usage)
+        taken = usage or Usage(input=charge.input)
+        try:
+            if not charge.over:
+                self.spending.book(charge, Entry(1, taken.input, taken.output, nano=amount[0], estimated=1), charge.model)
+        finally:
+            self.spending.give_up(charge)
+            if hold is not None:
+                self._close_hold(hold, amount)
 
     def _look(self, charge: Charge, fired: list[Fired], on_fired: OnFired | None, on_booked: Callable[[], None] | None = None) -> None:
         """Whether what was booked reaches a threshold."""
@@ -343,3 +350,9 @@ class Accounts:
     def spend(self, scope: str | None = None) -> dict[str, Any]:
         """What was spent, in all and per agent, model and tool. A scope as budgets name it, or None for everything."""
         return self.spending.of_scope(scope)
+
+
+def _share(charge: Charge, usage: Usage) -> Amount:
+    """What a call took of what was held for it, by its tokens alone: for want of a price."""
+    tokens, most = usage.input + usage.output, charge.input + charge.max_output * charge.candidates
+    return (charge.held * min(tokens, most) // most if most else charge.held), tokens, 1

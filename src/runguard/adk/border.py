@@ -8,6 +8,7 @@ plugins inside a tool, a tool that consults a model, a custom agent's own call) 
 import asyncio
 import logging
 from collections.abc import AsyncGenerator, Callable, Iterable
+from contextlib import suppress
 from contextvars import ContextVar
 from dataclasses import replace
 from functools import wraps
@@ -257,11 +258,13 @@ def _fault(fault: Exception, tolls: list[Toll]) -> tuple[Trip | None, Guard] | N
     """A fault of ours at the border: told to the guards whose call this is. A stop when the policy of one of them says so."""
     guards = {toll.guard for toll in tolls} | {guard for guard, _, _ in FLIGHTS.get()} | {layer.guard for layer in LAYERS.get()}
     runs = {charge.home: charge.purse.info.run for charge in (toll.charge for toll in tolls)}
+    runs |= {layer.guard.accounts: layer.invocation.run.info.run for layer in LAYERS.get()}
     stream = STREAM.get()
     if stream is not None and stream.plugin is not None:
         guards.add(stream.plugin.guard)
-        for invocation in filter(None, map(stream.plugin.find_invocation, stream.invocations)):
-            runs.setdefault(stream.plugin.guard.accounts, invocation.run.info.run)
+        with suppress(Exception):  # a fault in here leaves the run unknown
+            found = (stream.plugin.find_invocation(one) for one in stream.invocations)
+            runs.setdefault(stream.plugin.guard.accounts, next(one.run.info.run for one in found if one is not None))
     if not guards:
         _log.error("runguard.guard_error: the border failed with %s; the call goes on", type(fault).__name__, exc_info=fault)
     stop = None

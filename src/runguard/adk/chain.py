@@ -190,7 +190,8 @@ class Stream:
     user: str = ""
     session: str = ""
     guarded: dict[Any, Any] = field(default_factory=dict)  # what guarded models know of this run
-    on_end: list[Callable[[], None]] = field(default_factory=list)
+    ends: list[tuple[Guard, str, Callable[[], None]]] = field(default_factory=list)  # runs that end with it, and how
+    fault: Exception | None = None  # of ours, before the run began
     invocations: list[str] = field(default_factory=list)
     halted: tuple[str, Trip, str] | None = None  # the invocation that a Halt ends, why, and the words for the user
     number: int = field(default_factory=itertools.count(1).__next__)

@@ -2,11 +2,10 @@
 
 import asyncio
 import logging
-import secrets
 from collections import OrderedDict
 from typing import TYPE_CHECKING, Any, Final
 
-from google.adk.agents import BaseAgent
+from google.adk.agents import BaseAgent, ParallelAgent
 from google.adk.agents.callback_context import CallbackContext
 from google.adk.agents.invocation_context import InvocationContext
 from google.adk.events import Event
@@ -15,9 +14,10 @@ from google.genai import types
 
 from runguard.adk import runners
 from runguard.adk.chain import Invocation
-from runguard.adk.stops import Halt, mark_stop, may_escalate, stop_content, stop_response
+from runguard.adk.stops import Halt, mark_stop, may_escalate, refusal, stop_content, stop_response
 from runguard.conductor import Guard
-from runguard.decision import Trip
+from runguard.decision import STOP_CODE, STOPPED, Trip
+from runguard.trips import guard_error_trip
 
 if TYPE_CHECKING:
     from runguard.adk.plugin import RunGuardPlugin
@@ -46,26 +46,45 @@ class Ending:
         self._plugin, self._guard = plugin, guard
         self.faulted: OrderedDict[str, Trip] = OrderedDict()  # invocation -> why the guard gave up on it
         self.skips: dict[str, _Skips] = {}  # by invocation
+        self._failed: dict[str, int] = {}  # by invocation: stops that could not be carried out as they should be
 
     def forget(self, invocation_id: str) -> None:
         self.faulted.pop(invocation_id, None)
         self.skips.pop(invocation_id, None)
+        self._failed.pop(invocation_id, None)
 
     async def at_model(self, context: CallbackContext, trip: Trip, invocation: Invocation | None, lane: str) -> LlmResponse:
         """Answer a model call with the stop."""
         ic = context._invocation_context
         agent = ic.agent
-        await self._skip(ic, getattr(agent, "name", ""), trip, invocation, lane)
-        if isinstance(agent, BaseAgent) and may_escalate(agent):
-            context.actions.escalate = True
-        return stop_response(trip, self._guard.stop_text(trip))
+        try:
+            await self._skip(ic, getattr(agent, "name", ""), trip, invocation, lane)
+            if isinstance(agent, BaseAgent) and may_escalate(agent):
+                context.actions.escalate = True
+            return stop_response(trip, self._guard.stop_text(trip))
+        except Exception as error:
+            self._stop_anyway(context, trip, error)
+            return LlmResponse(content=_thought(trip.rule), error_code=STOP_CODE, error_message=trip.rule)
 
     async def at_agent(self, context: CallbackContext, agent: BaseAgent, trip: Trip, invocation: Invocation | None, lane: str) -> types.Content:
         """Skip an agent. ADK takes content only: ``mark`` gives the event the rest."""
-        await self._skip(context._invocation_context, agent.name, trip, invocation, lane)
-        if may_escalate(agent):
-            context.actions.escalate = True
-        return stop_content(self._guard.stop_text(trip))
+        try:
+            await self._skip(context._invocation_context, agent.name, trip, invocation, lane)
+            if may_escalate(agent):
+                context.actions.escalate = True
+            return stop_content(self._guard.stop_text(trip))
+        except Exception as error:
+            self._stop_anyway(context, trip, error)
+            return _thought(trip.rule)
+
+    def _stop_anyway(self, context: CallbackContext, trip: Trip, error: Exception) -> None:
+        """A stop was decided and a fault of ours is in its way: it stays a stop, and a run that asks again and again is ended."""
+        ic = context._invocation_context
+        self._guard.faults.note("stopping", error)
+        self._failed[ic.invocation_id] = times = self._failed.get(ic.invocation_id, 0) + 1
+        if times > _SPINS:
+            raise Halt(trip)
+        context.actions.escalate = not isinstance(getattr(ic.agent, "parent_agent", None), ParallelAgent)
 
     async def at_tool_node(self, ic: InvocationContext, tool: str, trip: Trip, invocation: Invocation, lane: str) -> None:
         """A node that is a tool was refused: a graph that goes round through such nodes is ended from outside."""
@@ -123,6 +142,22 @@ class Ending:
 
     # ---- faults of the guard itself ---------------------------------------------------------------------------------
 
+    def instead_of(self, hook: str, error: Exception, *given: Any) -> Any:
+        """What ADK gets from a hook that failed as a whole: nothing, or a stop where the policy says so."""
+        try:
+            ic = next(context for context in map(_context_in, given) if context is not None)
+            trip = self.fault(hook, error, ic)
+            if trip is None or not hook.startswith("before_") or hook == "before_run":
+                return None
+            runners.announce(trip, self._plugin)
+            if hook == "before_tool":
+                return refusal(STOPPED)
+            text = self._guard.stop_text(trip)
+            return stop_response(trip, text) if hook == "before_model" else stop_content(text)
+        except Exception as second:
+            self._guard.faults.note(hook, second)
+            return None
+
     def fault(self, hook: str, error: Exception, ic: InvocationContext) -> Trip | None:
         """Record a failure of the guard itself. The trip to stop with, when the policy says so; None lets the run go on."""
         self._guard.faults.note(hook, error)
@@ -140,31 +175,20 @@ class Ending:
                 trip = guard.fail(invocation.run.info.run, "guard_error", reason, agent)
         except Exception:
             _log.exception("runguard.guard_error: the guard cannot even stop the run; it is stopped without it")
-        if trip is None:
-            trip = self._bare_trip(reason, ic, agent)
+        if trip is None:  # made of what the context says: the guard could not begin
+            facts: dict[str, Any] = {"app": ic.app_name, "user_id": ic.user_id, "session_id": ic.session.id, "agent_path": (agent,)}
+            trip = guard_error_trip(reason, ic.invocation_id, guard.policy, guard.clock(), invocation_id=ic.invocation_id, **facts)
             guard.trips.append(trip)
         self.faulted[ic.invocation_id] = trip
         if len(self.faulted) > _FAULTED_KEPT:
             self.faulted.popitem(last=False)
         return trip
 
-    def _bare_trip(self, reason: str, ic: InvocationContext, agent: str) -> Trip:
-        """A trip made of what the context says: the guard could not begin."""
-        facts: dict[str, Any] = {"app": ic.app_name, "user_id": ic.user_id, "session_id": ic.session.id, "agent_path": (agent,)}
-        return Trip(
-            id=secrets.token_hex(8),
-            rule="guard_error",
-            action="stop",
-            scope="run",
-            scope_id=ic.invocation_id,
-            unit="errors",
-            run_id=ic.invocation_id,
-            invocation_id=ic.invocation_id,
-            message=f"stopped by guard_error: {reason}",
-            resume="this is a fault of RunGuard; on_guard_error='allow' lets runs go on unguarded",
-            policy_digest=self._guard.policy.digest,
-            at=self._guard.clock(),
-            observed=1,
-            limit=0,
-            **facts,
-        )
+
+def _context_in(given: Any) -> InvocationContext | None:
+    """The invocation that a hook was called for."""
+    return given if isinstance(given, InvocationContext) else getattr(given, "_invocation_context", None)
+
+
+def _thought(text: str) -> types.Content:
+    return types.Content(role="model", parts=[types.Part(text=text, thought=True)])

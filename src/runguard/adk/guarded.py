@@ -103,33 +103,53 @@ class GuardedLlm(Controls, BaseLlm):
                 async for response in answers:
                     yield response
             return
-        guarded, lane, agent, sees_tools = await self._place(llm_request)
-        strand = guarded.strands.setdefault(lane, _Strand())
-        stop = self._learn(guarded.invocation, strand, lane, agent, llm_request) if sees_tools else None
-        if stop is not None:
-            yield self._stopped(stop)
-            return
-        layer = Layer(self._guard, guarded.invocation, lane, agent)
-        token = LAYERS.set((*LAYERS.get(), layer))
+        run, mine, strand = "", tuple[Layer, ...](), _Strand()
+        stop: Trip | None = None
         try:
-            asked = self._inner.generate_content_async(llm_request, stream)
-        finally:
-            LAYERS.reset(token)
-        async with aclosing(asked) as answers:
-            while True:
-                token = LAYERS.set((*LAYERS.get(), layer))  # for each piece: between two of them, others use this context
-                try:
-                    response = await anext(answers)
-                except StopAsyncIteration:
-                    return
-                finally:
-                    LAYERS.reset(token)
-                if response.error_code == STOP_CODE and (stop := trip(response)) is not None and self._is_mine(stop):
-                    yield self._stopped(stop)
-                    return
-                if not response.partial:
-                    strand.ended = not _calls_of(response.content)
-                yield response
+            guarded, lane, agent, sees_tools = await self._place(llm_request)
+            run, mine = guarded.invocation.run.info.run, (Layer(self._guard, guarded.invocation, lane, agent),)
+            strand = guarded.strands.setdefault(lane, strand)
+            stop = self._learn(guarded.invocation, strand, lane, agent, llm_request) if sees_tools else None
+        except Exception as fault:
+            stop = self._guard.give_up("guarded model", fault, run)
+        if stop is None:
+            token = LAYERS.set((*LAYERS.get(), *mine))
+            try:
+                asked = self._inner.generate_content_async(llm_request, stream)
+            finally:
+                LAYERS.reset(token)
+            async with aclosing(asked) as answers:
+                while True:
+                    token = LAYERS.set((*LAYERS.get(), *mine))  # for each piece: between two of them, others use this context
+                    try:
+                        response = await anext(answers)
+                    except StopAsyncIteration:
+                        return
+                    finally:
+                        LAYERS.reset(token)
+                    try:
+                        stop = self._read(response, strand)
+                    except Exception as fault:
+                        self._guard.fault("guarded model", fault, run)
+                    if stop is not None:
+                        break
+                    yield response
+        try:
+            last = self._stopped(stop)
+        except RunStoppedError:
+            raise
+        except Exception as fault:
+            self._guard.faults.note("stopping", fault)
+            last = LlmResponse(error_code=STOP_CODE, error_message=stop.rule)
+        yield last
+
+    def _read(self, response: LlmResponse, strand: _Strand) -> Trip | None:
+        """A stop of ours that was made further in; else whether the agent is done."""
+        if response.error_code == STOP_CODE and (stop := trip(response)) is not None and self._is_mine(stop):
+            return stop
+        if not response.partial:
+            strand.ended = not _calls_of(response.content)
+        return None
 
     # ---- whose call it is -------------------------------------------------------------------------------------------
 
@@ -156,7 +176,9 @@ class GuardedLlm(Controls, BaseLlm):
             run = await run_of(guard, self._info(f"{history.name}~{self._number}", root), history)
         guarded = _guarded(run)
         if root.guarded.setdefault(guard, guarded) is guarded:
-            root.on_end.append(lambda: _end(guard, run, context))
+            root.ends.append((guard, run.info.run, lambda: _end(guard, run, context)))
+            if root.fault is not None:
+                guard.stop_after("runner", root.fault, run.info.run)
         return root.guarded[guard]  # type: ignore[no-any-return]
 
     def _info(self, name: str, root: Stream | None = None) -> RunInfo:

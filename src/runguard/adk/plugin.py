@@ -31,6 +31,7 @@ from runguard.adk.chain import FLIGHTS, FRAME, STREAM, Call, Frame, Invocation, 
 from runguard.adk.declared import declared_by
 from runguard.adk.ending import Ending
 from runguard.adk.estimate import count_tokens, project
+from runguard.adk.hooks import hook
 from runguard.adk.labels import run_options
 from runguard.adk.questions import question_name
 from runguard.adk.reading import FRAMEWORK_TOOLS, PART_STOPPED, TRANSFER, Reading
@@ -120,6 +121,7 @@ class RunGuardPlugin(Controls, BasePlugin):
 
     # ---- runs -------------------------------------------------------------------------------------------------------
 
+    @hook
     async def before_run_callback(self, *, invocation_context: InvocationContext) -> types.Content | None:
         if self._off:
             return None
@@ -183,8 +185,12 @@ class RunGuardPlugin(Controls, BasePlugin):
             invocation.streamed = True
         if len(self._invocations) > _INVOCATIONS_KEPT:
             self.forget(next(iter(self._invocations)))
+        if stream is not None and stream.fault is not None and not invocation.nested:
+            fault, stream.fault = stream.fault, None
+            self.guard.stop_after("runner", fault, invocation.run.info.run)
         return invocation
 
+    @hook
     async def after_run_callback(self, *, invocation_context: InvocationContext) -> None:
         invocation = self._invocations.get(invocation_context.invocation_id)
         if invocation is not None:
@@ -201,15 +207,16 @@ class RunGuardPlugin(Controls, BasePlugin):
             return invocation.run.trips[-1] if invocation.run.trips else None
         self._invocations.pop(invocation_id, None)
         gave_up = self.ending.faulted.get(invocation_id)
-        self.ending.forget(invocation_id)
+        attempt = self.guard.faults.attempt  # a fault in one step does not prevent the others
+        attempt("end of run", self.ending.forget, invocation_id)
         if invocation is None:
             return gave_up
         for task, flight in invocation.flights.items():
-            self.close_flight(flight)
+            attempt("end of run", self.close_flight, flight)
             if task is not None:
-                invocation.run.slots.give_back(task)
+                attempt("end of run", invocation.run.slots.give_back, task)
         if not invocation.nested:
-            self._end_run(invocation)
+            attempt("end of run", self._end_run, invocation)
         return invocation.run.trips[-1] if invocation.run.trips else gave_up
 
     def _end_run(self, invocation: Invocation) -> None:
@@ -265,6 +272,7 @@ class RunGuardPlugin(Controls, BasePlugin):
 
     # ---- agents -----------------------------------------------------------------------------------------------------
 
+    @hook
     async def before_agent_callback(self, *, agent: BaseAgent, callback_context: CallbackContext) -> types.Content | None:
         if self._off:
             return None
@@ -294,6 +302,7 @@ class RunGuardPlugin(Controls, BasePlugin):
 
     # ---- model calls ------------------------------------------------------------------------------------------------
 
+    @hook
     async def before_model_callback(self, *, callback_context: CallbackContext, llm_request: LlmRequest) -> LlmResponse | None:
         if self._off:
             return None
@@ -395,6 +404,7 @@ class RunGuardPlugin(Controls, BasePlugin):
             self.guard.unspent(invocation.run.info.run)
         self.close_flight(flight)  # whatever it still holds: a task makes one call after the other
 
+    @hook
     async def after_model_callback(self, *, callback_context: CallbackContext, llm_response: LlmResponse) -> LlmResponse | None:
         if self._off:
             return None
@@ -435,6 +445,7 @@ class RunGuardPlugin(Controls, BasePlugin):
         prompt, output = (usage.input, usage.output) if usage is not None else (None, None)
         self.guard.after(ModelResult(invocation.run.info.run, flight.lane, flight.agent, self.guard.clock(), prompt, output, said=flight.said))
 
+    @hook
     async def on_model_error_callback(self, *, callback_context: CallbackContext, llm_request: LlmRequest, error: Exception) -> LlmResponse | None:
         if self._off:
             return None
@@ -448,6 +459,7 @@ class RunGuardPlugin(Controls, BasePlugin):
 
     # ---- tools ------------------------------------------------------------------------------------------------------
 
+    @hook
     async def before_tool_callback(self, *, tool: BaseTool, tool_args: dict[str, Any], tool_context: ToolContext) -> dict[str, Any] | None:
         if self._off:
             return None
@@ -502,6 +514,7 @@ class RunGuardPlugin(Controls, BasePlugin):
         except Exception as error:
             return refusal(STOPPED) if self.ending.fault("before_tool", error, ic) is not None else None
 
+    @hook
     async def after_tool_callback(
         self, *, tool: BaseTool, tool_args: dict[str, Any], tool_context: ToolContext, result: dict[str, Any]
     ) -> dict[str, Any] | None:
@@ -548,6 +561,7 @@ class RunGuardPlugin(Controls, BasePlugin):
         decision = self.guard.check(event)
         return refusal(decision.for_model) if decision.action >= _BLOCK and decision.enforced else None
 
+    @hook
     async def on_tool_error_callback(
         self, *, tool: BaseTool, tool_args: dict[str, Any], tool_context: ToolContext, error: BaseException
     ) -> dict[str, Any] | None:
@@ -578,6 +592,7 @@ class RunGuardPlugin(Controls, BasePlugin):
 
     # ---- events -----------------------------------------------------------------------------------------------------
 
+    @hook
     async def on_event_callback(self, *, invocation_context: InvocationContext, event: Event) -> Event | None:
         if self._off or event.partial:
             return None

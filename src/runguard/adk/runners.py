@@ -27,7 +27,7 @@ from runguard.adk.chain import FRAME, STREAM, Stream
 from runguard.adk.stops import Halt, mark_stop, refusal, stop_content
 from runguard.conductor import Guard
 from runguard.decision import METADATA_KEY, STOP_CODE, STOPPED, TERMINATED, Trip
-from runguard.errors import RunStoppedError
+from runguard.errors import PolicyError, RunStoppedError
 
 if TYPE_CHECKING:
     from runguard.adk.plugin import RunGuardPlugin
@@ -160,17 +160,28 @@ def _guard_of(runner: Runner) -> "RunGuardPlugin | None":
 def _wrap_run_async(original: Any) -> Any:
     @wraps(original)
     def run_async(self: Runner, *args: Any, **kwargs: Any) -> AsyncGenerator[Event, None]:
-        plugin = _guard_of(self)
         message = id(kwargs.get("new_message"))
         condition = kwargs.pop("termination_condition", None) or _watch.in_sync_run.get(message)
-        if plugin is None and condition is None and not _watch.kept and not len(_watch.plugins) and not len(_watch.of_models):
-            return original(self, *args, **kwargs)  # type: ignore[no-any-return]
-        if plugin is None:
-            _name_blind_spot(self)
+        fault: Exception | None = None
+        try:
+            plugin = _guard_of(self)
+            if plugin is None and condition is None and not _watch.kept and not len(_watch.plugins) and not len(_watch.of_models):
+                return original(self, *args, **kwargs)  # type: ignore[no-any-return]
+            if plugin is None:
+                _name_blind_spot(self)
+        except Exception as error:
+            plugin, fault = _guard_in_spite_of(error, self), error
         user, session = str(kwargs.get("user_id", "")), str(kwargs.get("session_id", ""))
-        events = _until_terminated(self, original(self, *args, **kwargs), condition, user, session)
+        plain = events = original(self, *args, **kwargs)
+        try:
+            events = _until_terminated(self, plain, condition, user, session)
+        except PolicyError:
+            raise
+        except Exception as error:
+            fault = error
+            _fault(error, plugin)
         raises = FRAME.get() is None and message not in _watch.in_sync_run
-        return _stream(self, plugin, events, user, session, raises)
+        return _stream(self, plugin, events, user, session, raises, fault)
 
     return run_async
 
@@ -229,14 +240,60 @@ def _finish(runner: Runner, watched: Any, user: str, session: str, ends_run: boo
     return finish
 
 
+# ---- faults of our own ----------------------------------------------------------------------------------------------
+
+
+def _fault(error: Exception, plugin: "RunGuardPlugin | None", here: Stream | None = None) -> None:
+    """A fault of ours around a run changes nothing of its events. Under ``on_guard_error="block"`` the run is stopped at its next call."""
+    guards = [plugin.guard] if plugin is not None else list(_watch.of_models)
+    if not guards:
+        _log.error("runguard.guard_error: the runner's wrapper failed with %s; the run goes on", type(error).__name__, exc_info=error)
+    for guard in guards:
+        guard.faults.note("runner", error)
+    if here is None:
+        return
+    for guard, run, _ in here.ends:
+        guard.stop_after("runner", error, run)
+    for invocation in (plugin.find_invocation(one) for one in here.invocations) if plugin is not None else ():
+        if plugin is not None and invocation is not None:
+            plugin.guard.stop_after("runner", error, invocation.run.info.run)
+
+
+def _guard_in_spite_of(error: Exception, runner: Runner) -> "RunGuardPlugin | None":
+    """The guard of a Runner after a fault on the way to it: the one that is in its plugins, or the installed one."""
+    plugin = _guard_in(runner)
+    if plugin is None and _watch.installed is not None:
+        plugin = _watch.installed
+        runner.plugin_manager.plugins.insert(0, plugin)
+        _watch.injected.add(runner)
+    _fault(error, plugin)
+    return plugin
+
+
+def _guard_in(runner: Runner) -> "RunGuardPlugin | None":
+    from runguard.adk.plugin import RunGuardPlugin
+
+    return next((p for p in runner.plugin_manager.plugins if isinstance(p, RunGuardPlugin)), None)
+
+
+# ---- the events of a run --------------------------------------------------------------------------------------------
+
+
 async def _stream(
-    runner: Runner, plugin: "RunGuardPlugin | None", events: AsyncGenerator[Event, None], user: str, session: str, raises: bool
+    runner: Runner,
+    plugin: "RunGuardPlugin | None",
+    events: AsyncGenerator[Event, None],
+    user: str,
+    session: str,
+    raises: bool,
+    fault: Exception | None = None,
 ) -> AsyncGenerator[Event, None]:
+    """The events of a run, with what a guard has to do around them. A fault of ours takes none of them away. ``fault``: of before."""
     nested = FRAME.get() is not None
     invocations: set[str] = set()
     stop: tuple[str, RunGuardPlugin] | None = None
     outer = STREAM.get()
-    here = Stream(plugin, outer, runner.app_name, user, session)
+    here = Stream(plugin, outer, runner.app_name, user, session, fault=fault)
     STREAM.set(here)
     heard = False  # a stop event has passed
     goes_on = not isinstance(runner.agent, BaseAgent)  # a Workflow goes on after a soft stop
@@ -244,44 +301,81 @@ async def _stream(
         try:
             async with aclosing(events) as stream:
                 async for event in stream:
-                    invocations.add(event.invocation_id)
-                    stop = _announced_in(event) or stop
-                    heard = heard or event.error_code == STOP_CODE
-                    if not (raises and _is_raised(event)):
+                    shown: Event | None = event
+                    try:
+                        invocations.add(event.invocation_id)
+                        heard = heard or event.error_code == STOP_CODE
+                        stop = _announced_in(event) or stop
+                        shown = None if raises and _is_raised(event) else _shown(event)
+                    except Exception as error:
+                        _fault(error, plugin, here)
+                    if shown is not None:
                         STREAM.set(outer)  # what the caller does between two events is not the run's
-                        yield _shown(event)
+                        yield shown
                         STREAM.set(here)
-                    if stop is not None and goes_on and _can_end(stop[1], event.invocation_id):
-                        break
+                    try:
+                        if stop is not None and goes_on and _can_end(stop[1], event.invocation_id):
+                            break
+                    except Exception as error:
+                        _fault(error, plugin, here)
         except Halt:
             pass  # it has done its work: the run is over
         except BaseExceptionGroup as group:
             _, rest = group.split((Halt, GeneratorExit))  # closing nested ParallelAgents may put a GeneratorExit in the Halt's place
-            stopped = plugin is not None and any(plugin.stop_of(one) is not None for one in invocations)
+            stopped = False
+            try:
+                stopped = plugin is not None and any(plugin.stop_of(one) is not None for one in invocations)
+            except Exception as error:
+                _fault(error, plugin)
             if rest is not None or not (stopped or here.halted is not None or group.subgroup(Halt) is not None):
                 raise
         if stop is None and plugin is not None and not nested:
-            unheard = await _unheard_stop(runner, plugin, invocations or set(here.invocations), user, session)
+            unheard: list[Event] = []
+            try:
+                told = await _unheard_stop(runner, plugin, invocations or set(here.invocations), user, session)
+                heard = heard or bool(told)
+                stop = next((found for found in map(_announced_in, told) if found is not None), stop)
+                unheard = [event for event in told if not (raises and _is_raised(event))]
+            except Exception as error:
+                _fault(error, plugin)
             for event in unheard:
-                stop, heard = _announced_in(event) or stop, True
-                if not (raises and _is_raised(event)):
-                    yield event
+                yield event
         if here.halted is not None and not heard:
-            for event in await _stop_events(runner, *here.halted, user, session):
-                if not (raises and _is_raised(event)):
-                    yield event
+            last: list[Event] = []
+            try:
+                last = [event for event in await _stop_events(runner, *here.halted, user, session) if not (raises and _is_raised(event))]
+            except Exception as error:
+                _fault(error, plugin)
+            for event in last:
+                yield event
     finally:
         STREAM.set(outer)
-        for end in here.on_end:
-            end()
-        for guard in {*_watch.per_agent, *([plugin] if plugin is not None else [])}:
-            for invocation_id in {*invocations, *here.invocations}:
-                tripped = guard.forget(invocation_id)
-                if stop is None and tripped is not None:
-                    stop = (tripped.id, guard)
-            await guard.written({*invocations, *here.invocations})
-    if stop is not None and raises:
-        _raise_if_asked(*stop)
+        try:
+            unheard_of = await _ended(here, plugin, invocations)
+            stop = stop or unheard_of
+        except Exception as error:
+            _fault(error, plugin)
+    failure: RunStoppedError | None = None
+    try:
+        failure = _error_of(*stop) if stop is not None and raises else None
+    except Exception as error:
+        _fault(error, plugin)
+    if failure is not None:
+        raise failure
+
+
+async def _ended(here: Stream, plugin: "RunGuardPlugin | None", invocations: set[str]) -> "tuple[str, RunGuardPlugin] | None":
+    """Forget everything of a run that is over, however it ended. Returns the stop that nobody has heard of, if there was one."""
+    stop: tuple[str, RunGuardPlugin] | None = None
+    for guard, _, end in here.ends:
+        guard.faults.attempt("end of run", end)
+    for each in {*_watch.per_agent, *([plugin] if plugin is not None else [])}:
+        for invocation_id in {*invocations, *here.invocations}:
+            tripped = each.guard.faults.attempt("end of run", each.forget, invocation_id)
+            if stop is None and tripped is not None:
+                stop = (tripped.id, each)
+        await each.written({*invocations, *here.invocations})
+    return stop
 
 
 async def _unheard_stop(runner: Runner, plugin: "RunGuardPlugin", invocations: set[str], user: str, session: str) -> list[Event]:
@@ -359,12 +453,12 @@ def _is_raised(event: Event) -> bool:
     return found is not None and found[1].guard.policy.on_stop == "raise"
 
 
-def _raise_if_asked(trip_id: str, plugin: "RunGuardPlugin") -> None:
+def _error_of(trip_id: str, plugin: "RunGuardPlugin") -> RunStoppedError | None:
+    """What ``on_stop="raise"`` raises after the clean stop."""
     if plugin.guard.policy.on_stop != "raise":
-        return
+        return None
     trip = next((t for t in reversed(plugin.guard.trips) if t.id == trip_id), None)
-    if trip is not None and trip.enforced:
-        raise RunStoppedError.of(trip)
+    return RunStoppedError.of(trip) if trip is not None and trip.enforced else None
 
 
 def _wrap_run(original: Any) -> Any:
@@ -383,13 +477,23 @@ def _wrap_run(original: Any) -> Any:
         _watch.in_sync_run[message] = condition
         try:
             for event in original(self, *args, **kwargs):
-                stop = _announced_in(event) or stop
-                if not _is_raised(event):
+                is_raised = False
+                try:
+                    stop = _announced_in(event) or stop
+                    is_raised = _is_raised(event)
+                except Exception as error:
+                    _fault(error, _guard_in(self))
+                if not is_raised:
                     yield event
         finally:
             _watch.in_sync_run.pop(message, None)
-        if stop is not None:
-            _raise_if_asked(*stop)
+        failure: RunStoppedError | None = None
+        try:
+            failure = _error_of(*stop) if stop is not None else None
+        except Exception as error:
+            _fault(error, stop[1] if stop is not None else None)
+        if failure is not None:
+            raise failure
 
     return run
 
@@ -397,13 +501,17 @@ def _wrap_run(original: Any) -> Any:
 def _wrap_run_live(original: Any) -> Any:
     @wraps(original)
     def run_live(self: Runner, *args: Any, **kwargs: Any) -> AsyncGenerator[Event, None]:
-        plugin = _guard_of(self)
+        fault: Exception | None = None
+        try:
+            plugin = _guard_of(self)
+        except Exception as error:
+            plugin, fault = _guard_in_spite_of(error, self), error
         events: AsyncGenerator[Event, None] = original(self, *args, **kwargs)
         if plugin is None:
             return events
         session = kwargs.get("session")
         session_id = kwargs.get("session_id") or getattr(session, "id", "")
-        return _stream(self, plugin, events, str(kwargs.get("user_id", "")), str(session_id), FRAME.get() is None)
+        return _stream(self, plugin, events, str(kwargs.get("user_id", "")), str(session_id), FRAME.get() is None, fault)
 
     return run_live
 

@@ -27,8 +27,12 @@ def limit_time(tool: BaseTool) -> None:
     original = tool.run_async
 
     async def run_async(*, args: dict[str, Any], tool_context: ToolContext) -> Any:
-        frame = FRAME.get()
-        left = _left(frame) if frame is not None and frame.call_id == tool_context.function_call_id else None
+        frame, left = FRAME.get(), None
+        try:
+            left = _left(frame) if frame is not None and frame.call_id == tool_context.function_call_id else None
+        except Exception as fault:
+            if frame is not None:
+                frame.guard.fault("tool time", fault, frame.invocation.run.info.run)
         if frame is None or left is None:
             return await original(args=args, tool_context=tool_context)
         try:
@@ -37,7 +41,7 @@ def limit_time(tool: BaseTool) -> None:
         except TimeoutError:
             if not limit.expired():
                 raise  # the tool's own timeout, not ours
-            timed_out(frame)
+            frame.guard.faults.attempt("tool time", timed_out, frame)
             return {"error": f"'{tool.name}' took too long and was ended. Do not call it again in the same way."}
 
     tool.run_async = run_async  # type: ignore[method-assign]

@@ -1,5 +1,6 @@
 """What a call to a model asks for, read from the arguments of the function that makes it: before anything is paid."""
 
+import logging
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -10,6 +11,7 @@ from runguard.reading.answers import LONGEST_ID, rounds_of
 from runguard.reading.fields import attributes
 from runguard.reading.sizes import UPPER, measure
 
+_log: Final = logging.getLogger("runguard")
 _MOST_TOKENS: Final = 10**12
 _MOST_CANDIDATES: Final = 1_024
 _NESTED: Final = 3  # a request in a body in an argument
@@ -137,7 +139,8 @@ def read_request(args: tuple[object, ...], kwargs: Mapping[str, object]) -> Requ
         for value in args:
             found.positional(value)
     except Exception:
-        found.unseen = True  # something was there that could not be measured
+        _log.debug("runguard.unreadable: a part of a request could not be measured", exc_info=True)
+        found.unseen = True
     request = Request(
         found.model,
         -(-found.size // UPPER) if found.size else None,

@@ -1,0 +1,25 @@
+"""The outermost line of every hook of ADK.
+
+ADK ends a run when a hook of a plugin raises. So nothing but a deliberate end of the run (``Halt``, no ``Exception``) leaves a
+hook: a fault of RunGuard is counted and logged, and ``on_guard_error`` says what ADK gets instead of an answer.
+"""
+
+from collections.abc import Callable, Coroutine
+from functools import wraps
+from typing import Any, TypeVar
+
+_Hook = TypeVar("_Hook", bound=Callable[..., Coroutine[Any, Any, Any]])
+
+
+def hook(function: _Hook) -> _Hook:
+    """For a method of an object that has an ``ending``."""
+    name = function.__name__.removesuffix("_callback")
+
+    @wraps(function)
+    async def outermost(self: Any, *args: Any, **kwargs: Any) -> Any:
+        try:
+            return await function(self, *args, **kwargs)
+        except Exception as error:
+            return self.ending.instead_of(name, error, *args, *kwargs.values())
+
+    return outermost  # type: ignore[return-value]
