@@ -529,11 +529,12 @@ class Guard:
         figures = json.dumps(facts, default=str)
         record = figures if carried is None else json.dumps({**facts, CARRIED: carried}, default=str)
         written: Future[None] = Future()
+        name = run.info.run  # the fact must not keep the run
 
         def tell(session: Session) -> None:
             try:
-                session.append("run", run.info.run, record)
-                session.beat(run.info.run, ledger.worker, figures, ended=True)
+                session.append("run", name, record)
+                session.beat(name, ledger.worker, figures, ended=True)
             except StoreOutage:
                 raise  # the ledger tries again
             except BaseException:

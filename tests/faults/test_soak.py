@@ -1,0 +1,199 @@
+"""Long and wide work: nothing grows with the number of calls, and nothing is left behind. ``RUNGUARD_FAULTS=long`` makes it longer and wider."""
+
+import asyncio
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+from google.adk.agents import LlmAgent, ParallelAgent
+from google.adk.apps import App
+from google.adk.runners import Runner
+from google.adk.sessions import InMemorySessionService
+from google.adk.tools import LongRunningFunctionTool
+from google.genai import types
+
+from runguard import Budget
+from runguard.adk import RunGuardPlugin
+from runguard.conductor import Guard
+from runguard.events import ROOT_LANE, Answer, ModelCall, ModelResult, RunInfo, ToolCall, ToolResults
+from runguard.policy import Policy
+from runguard.pricing import Usage
+from runguard.testing import ScriptedModel, call, text
+
+from .leftovers import Held, descriptors, look, traced
+
+LIMITS: dict[str, Any] = {
+    "max_usd": 100_000,
+    "max_model_calls": 1_000_000,
+    "max_tool_calls": 1_000_000,
+    "budgets": [Budget(usd=100_000, per="user", window="1d"), Budget(calls=10_000_000, per="app")],
+    "prices": {"scripted-1": {"input": 1, "output": 1}},
+}
+SLACK = 32_768  # bytes: caches and counters that are bounded, and not full yet
+
+
+@pytest.fixture(autouse=True)
+def _full_history(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Figures of runs that are over are kept in a bounded number. Here it is reached early."""
+    monkeypatch.setattr("runguard.accounts.spending._HISTORY_KEPT", 8)
+
+
+@pytest.fixture(params=["memory", "sqlite"])
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    return "memory" if request.param == "memory" else f"sqlite:///{tmp_path / 'guard.db'}?synchronous=normal"
+
+
+def step(n: int) -> dict[str, int]:
+    return {"n": n}
+
+
+# ---- one long run ---------------------------------------------------------------------------------------------------
+
+
+async def work(guard: Guard, run: str, first: int, last: int) -> None:
+    """Steps of a healthy run as an adapter tells them: a model call, two tool calls, their answers. Now and then a strand opens and closes."""
+    for n in range(first, last):
+        now, lane = guard.clock(), ROOT_LANE
+        if n % 50 == 0:
+            lane = f"/helper@{n}"
+            guard.open_lane(guard.runs[run], lane, ROOT_LANE, concurrent=n % 100 == 0)
+        event = ModelCall(run, lane, f"agent {n % 40}", now, "scripted-1", 100, max_output_tokens=100)
+        assert not guard.check(event)
+        if not guard.reserve_now(event):
+            assert not await guard.reserve(event)
+        guard.settle(event.charge, Usage(100, 10))
+        guard.after(ModelResult(run, lane, event.agent, now, 100, 10))
+        answers = []
+        for part in range(2):
+            fingerprint = guard.fingerprint("fetch", {"page": n, "part": part})
+            guard.check(ToolCall(run, lane, event.agent, now, "fetch", fingerprint, f"batch {n}", f"call {n}.{part}"))
+            answers.append(Answer("fetch", fingerprint, {"text": f"page {n}, part {part}"}, f"call {n}.{part}", event_id=f"event {n}"))
+        guard.after(ToolResults(run, lane, event.agent, now, f"batch {n}", answers))
+        if lane:
+            guard.close_lane(guard.runs[run], lane)
+
+
+@pytest.mark.timeout(900)
+async def test_a_long_run_does_not_grow(store: str, is_long: bool) -> None:
+    steps = 10_000 if is_long else 3_000 if store == "memory" else 1_000
+    guard = Guard(Policy.validated({**LIMITS, "store": store, "rules": {"same_call": False}}, ""))
+    guard.start(RunInfo("run", "app", "user", "session", at=guard.clock()))
+    with traced():
+        await work(guard, "run", 1, steps // 2)
+        assert guard.flush(60)
+        halfway = look()
+        await work(guard, "run", steps // 2, steps)
+        assert guard.flush(60)
+        end = look()
+    grown = {kind: more for kind, more in end.more_than(halfway).items() if more > 50}
+    assert grown == {}, "bounded in number"
+    assert end.memory - halfway.memory < SLACK, f"{(end.memory - halfway.memory) / (steps / 2):.1f} bytes a step"
+    assert guard.runs["run"].spend.model_calls == steps - 1
+    guard.end("run")
+    assert guard.flush(60)
+    assert look().objects["Lane"] == 0
+
+
+# ---- wide runs on ADK -----------------------------------------------------------------------------------------------
+
+
+class House:
+    """One guarded app that serves many sessions."""
+
+    def __init__(self, root: Any, plugin: RunGuardPlugin) -> None:
+        self.service = InMemorySessionService()
+        self.runner = Runner(app=App(name="app", root_agent=root, plugins=[plugin]), session_service=self.service)
+
+    async def run(self, user: str, session: str) -> list[Any]:
+        """One turn; the session is deleted afterwards, so that only the guard can keep something of it."""
+        names = {"app_name": "app", "user_id": user, "session_id": session}
+        await self.service.create_session(**names)
+        message = types.Content(role="user", parts=[types.Part(text="go")])
+        events = [event async for event in self.runner.run_async(user_id=user, session_id=session, new_message=message)]
+        await self.service.delete_session(**names)
+        return events
+
+
+async def _settled(plugin: RunGuardPlugin) -> Held:
+    """The process when everything handed over has left."""
+    assert await asyncio.to_thread(plugin.flush, 30)
+    for _ in range(5):
+        await asyncio.sleep(0)
+    return look()
+
+
+def assert_nothing_left(plugin: RunGuardPlugin, before: Held, after: Held) -> None:
+    more = after.more_than(before)
+    assert more.pop("Fact", 0) <= 1, "the thread that writes to a store holds its last fact until the next one comes"
+    assert more == {}
+    assert (after.threads, after.tasks, after.descriptors) == (before.threads, before.tasks, before.descriptors)
+    assert after.variables == before.variables
+    guard = plugin.guard
+    assert (guard.runs, plugin._invocations, plugin._writing, guard.accounts.spending.purses) == ({}, {}, {}, {})
+    assert (plugin.trips, plugin.snapshot()["guard_errors"]) == ([], 0)
+    assert all(status.reserved == 0 for status in plugin.budgets())
+
+
+@pytest.mark.timeout(900)
+async def test_eight_model_calls_at_once_leave_nothing_behind(store: str, is_long: bool) -> None:
+    plugin = RunGuardPlugin(store=store, store_timeout=30, **LIMITS)
+    models = [ScriptedModel(lambda n, _: call("step", n=n) if n % 3 else text("done")) for _ in range(8)]
+    branches = [LlmAgent(name=f"branch_{number}", model=model, tools=[step]) for number, model in enumerate(models)]
+    house = House(ParallelAgent(name="all", sub_agents=branches), plugin)
+    rounds = 60 if is_long else 5
+    for _ in range(5):
+        await house.run("u1", "s1")
+    before = await _settled(plugin)
+    for _ in range(rounds):
+        assert not any(event.error_code for event in await house.run("u1", "s1"))
+    after = await _settled(plugin)
+    assert sum(model.calls for model in models) == 8 * 3 * (rounds + 5)
+    assert_nothing_left(plugin, before, after)
+
+
+@pytest.mark.timeout(1_800)
+async def test_many_runs_at_once_leave_nothing_behind(store: str, is_long: bool) -> None:
+    plugin = RunGuardPlugin(store=store, store_timeout=60, max_wait_seconds=120, **LIMITS)
+    agent = LlmAgent(name="worker", model=ScriptedModel(lambda n, _: text("done"), latency_s=0.01))
+    house, many = House(agent, plugin), 1_000 if is_long else 50
+
+    async def crowd() -> None:
+        results = await asyncio.gather(*(house.run(f"u{number % 50}", f"s{number}") for number in range(many)))
+        assert all(len(events) == 1 and events[0].error_code is None for events in results)
+
+    await crowd()
+    before = await _settled(plugin)
+    await crowd()
+    after = await _settled(plugin)
+    assert plugin.spend()["calls"] == 2 * many
+    assert_nothing_left(plugin, before, after)
+
+
+@pytest.mark.timeout(900)
+async def test_runs_that_pause_leave_a_bounded_number_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("runguard.paused.WAITING_KEPT", 5)
+
+    def ask(question: str) -> None:
+        """A person answers later."""
+
+    plugin = RunGuardPlugin(**LIMITS)
+    model = ScriptedModel(lambda n, _: call("ask", question=str(n)))
+    house = House(LlmAgent(name="clerk", model=model, tools=[LongRunningFunctionTool(ask)]), plugin)
+    for number in range(10):
+        await house.run("u1", f"s{number}")
+    before = await _settled(plugin)
+    for number in range(10, 40):
+        await house.run("u1", f"s{number}")
+    after = await _settled(plugin)
+    assert (plugin.snapshot()["paused"], after.objects["Run"]) == (5, 5)
+    assert after.more_than(before) == {}
+    assert (after.threads, after.tasks, after.descriptors, after.variables) == (before.threads, before.tasks, before.descriptors, before.variables)
+
+
+def test_descriptors_can_be_counted() -> None:
+    first, second = os.pipe()
+    held = descriptors()
+    os.close(first)
+    os.close(second)
+    assert descriptors() == held - 2
