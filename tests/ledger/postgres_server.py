@@ -4,6 +4,7 @@ import contextlib
 import importlib.util
 import os
 import shutil
+import signal
 import socket
 import subprocess
 import tempfile
@@ -61,6 +62,25 @@ class Server:
     def stop(self, mode: str = "fast") -> None:
         self._run("pg_ctl", "-w", "-t", "30", "-m", mode, "stop")
 
+    def processes(self) -> list[int]:
+        """The server and everything it has started, now."""
+        first = int((self.data / "postmaster.pid").read_text().split()[0])
+        parents = {int(entry.name): _parent(entry) for entry in Path("/proc").iterdir() if entry.name.isdigit()}
+        return [first, *(pid for pid, parent in parents.items() if parent == first)]
+
+    @contextlib.contextmanager
+    def stalled(self) -> Iterator[None]:
+        """All of its processes stand still: connections stay open, and nothing answers."""
+        stopped = self.processes()
+        for pid in stopped:
+            os.kill(pid, signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            for pid in stopped:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGCONT)
+
     def _run(self, program: str, *args: str) -> None:
         with tempfile.TemporaryFile() as out:  # not a pipe: the server inherits it and would keep it open
             try:
@@ -72,6 +92,13 @@ class Server:
                 out.seek(0)
                 error.add_note(out.read().decode(errors="replace"))
                 raise
+
+
+def _parent(process: Path) -> int:
+    try:
+        return int((process / "stat").read_text().rpartition(")")[2].split()[1])
+    except OSError:  # it has ended
+        return 0
 
 
 @contextlib.contextmanager

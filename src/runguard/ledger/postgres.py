@@ -1,7 +1,7 @@
 """PostgreSQL: one schema of its own; every operation is one call of a function there, so one round trip and one commit.
 
-The server's clock is the only one. No call outlasts the time it was given: the server ends statements and lock waits before that, the
-client gives up after it.
+The server's clock is the only one. No operation outlasts the time it was given, whatever number of round trips it takes: the server ends
+statements and lock waits before that, the client gives up after it.
 """
 
 import contextlib
@@ -33,6 +33,9 @@ _SYNCHRONOUS: Final = re.compile(r"synchronous_commit\s*=\s*(\w+)")
 _LONG: Final = 500  # characters: an index entry has room for 2,700 bytes, and two names may share one
 _EXPIRE_AT_ONCE: Final = 64  # as in the SQL
 _PURGE_AT_ONCE: Final = 1_000
+_PAUSE: Final = 0.05  # of the time that is left: after it a silent server is looked at again
+_SHORTEST_PAUSE_S: Final = 0.005
+_LONGEST_PAUSE_S: Final = 0.25
 _MIGRATION: Final = 5.0  # making the schema happens once; it may take longer than a call
 
 # What may pass by itself: no connection, interference, no resources, operator or system, read-only (a standby before its promotion).
@@ -159,7 +162,7 @@ class PostgresSession:
         check_amounts(want, lines)
         check_ttl(ttl)
         hold, ordered, seconds = _short(hold), _sorted(lines), repr(float(ttl))
-        answer = None
+        end, answer = self._end(), None
         if len(ordered) == 1 and not force:
             (line,) = ordered
             with contextlib.suppress(_TwinError):
@@ -172,16 +175,17 @@ class PostgresSession:
                         "cap0": str(line.caps[0]), "cap1": str(line.caps[1]), "cap2": str(line.caps[2]),
                         "want0": str(want[0]), "want1": str(want[1]), "want2": str(want[2]),
                     },
+                    end,
                 ):  # fmt: skip
                     if not late:
                         return Reply([_numbered(line, numbers, closed=False)], now, control or 0)
                     answer = f"[true,false,{now!r},{control or 0},true,[]]"
         if answer is None:
             names, times, caps = _columns(ordered)
-            ((answer,),) = self._call(self._reserve, (hold, seconds, names, times, caps, _whole(want), "t" if force else "f"))
+            ((answer,),) = self._call(self._reserve, (hold, seconds, names, times, caps, _whole(want), "t" if force else "f"), end)
         ok, stale, now, control, late, found = json.loads(answer)
         if late and not stale:
-            rows = self._call(f'SELECT "{self._schema}".charged(%s::text[])', (_texts([_short(line.key) for line in ordered]),))
+            rows = self._call(f'SELECT "{self._schema}".charged(%s::text[])', (_texts([_short(line.key) for line in ordered]),), end)
             found = json.loads(rows[0][0])
         return Reply(_balances(found, lines), now, control, ok, stale)
 
@@ -209,10 +213,10 @@ class PostgresSession:
         return _balance(json.loads(self._call(sql, (*_columns([line]), _whole(more)))[0][0]))
 
     def read(self, scope: str | None = None) -> list[Balance]:
-        end = time.monotonic() + self._timeout
+        end = self._end()
         while True:
-            ((charged, found),) = self._call(f'SELECT * FROM "{self._schema}".read(%s::text)', (None if scope is None else _short(scope),))
-            if charged < _EXPIRE_AT_ONCE or time.monotonic() >= end:
+            ((charged, found),) = self._call(f'SELECT * FROM "{self._schema}".read(%s::text)', (None if scope is None else _short(scope),), end)
+            if charged < _EXPIRE_AT_ONCE or time.monotonic() >= end - self._timeout / 2:
                 return [_balance(row) for row in json.loads(found)]
 
     # ---- marks and documents ----------------------------------------------------------------------------------------
@@ -237,7 +241,10 @@ class PostgresSession:
         return bool(self._call(f'SELECT "{self._schema}".put(%s::text, %s::bigint, %s::text)', (_short(name), str(version), text))[0][0])
 
     def now(self) -> float:
-        return float(self._call(f'SELECT "{self._schema}".clock()', ())[0][0])
+        return self._clock(None)
+
+    def _clock(self, end: float | None) -> float:
+        return float(self._call(f'SELECT "{self._schema}".clock()', (), end)[0][0])
 
     # ---- records ----------------------------------------------------------------------------------------------------
 
@@ -270,11 +277,11 @@ class PostgresSession:
         self._call(f'SELECT "{self._schema}".finish(%s::text, %s::boolean)', (_short(key), "t" if done else "f"))
 
     def purge(self, older_than: float) -> None:
-        """In parts, as far as the time goes; the rest is for the next time."""
-        end = time.monotonic() + self._timeout
-        old = repr(self.now() - older_than)
-        while time.monotonic() < end:
-            if not self._call(f'SELECT "{self._schema}".purge(%s::float8, %s::int)', (old, str(_PURGE_AT_ONCE)))[0][0]:
+        """In parts, as far as half of the time goes; the rest is for the next time."""
+        end = self._end()
+        old = repr(self._clock(end) - older_than)
+        while time.monotonic() < end - self._timeout / 2:
+            if not self._call(f'SELECT "{self._schema}".purge(%s::float8, %s::int)', (old, str(_PURGE_AT_ONCE)), end)[0][0]:
                 return
 
     def close(self) -> None:
@@ -283,9 +290,16 @@ class PostgresSession:
 
     # ---- the connection ---------------------------------------------------------------------------------------------
 
-    def _call(self, sql: str, params: "tuple[str | None, ...] | dict[str, str | None]") -> list[Any]:
-        """One round trip. All parameters are texts with a type in the statement, so that each statement is prepared once."""
-        end = time.monotonic() + self._timeout
+    def _end(self) -> float:
+        return time.monotonic() + self._timeout
+
+    def _call(self, sql: str, params: "tuple[str | None, ...] | dict[str, str | None]", end: float | None = None) -> list[Any]:
+        """One round trip. All parameters are texts with a type in the statement, so that each statement is prepared once.
+
+        ``end``: of the operation that this is a part of.
+        """
+        if end is None:
+            end = self._end()
         with self._translated():
             db = self._db
             if db is None or self._process != os.getpid():
@@ -461,8 +475,10 @@ def _connection_class() -> "type[psycopg.Connection[tuple[Any, ...]]]":
         end = math.inf
 
         def wait(self, gen: Any, *_args: Any, **_options: Any) -> Any:
-            end = self.end
-            return super().wait(_until(gen, end), min(max(end - time.monotonic(), 0.001), 600.0))
+            # The clock is looked at after each pause, so a pause must be short: one as long as the time itself, begun or ended a moment
+            # too early, would be waited for twice.
+            pause = (self.end - time.monotonic()) * _PAUSE
+            return super().wait(_until(gen, self.end), min(max(pause, _SHORTEST_PAUSE_S), _LONGEST_PAUSE_S))
 
     return Bounded
 

@@ -22,7 +22,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout
-from typing import Any, Final, TypeVar
+from typing import Any, Final, Generic, TypeVar
 
 from runguard.background import log_fault, start_thread
 from runguard.budget import NOTHING, UNLIMITED, Amount, share_of, unit_reached
@@ -44,7 +44,7 @@ _GOODBYE_S: Final = 2.0
 _BEAT_S: Final = 1.0
 _PURGE_S: Final = 3_600.0
 _BEATS_AT_ONCE: Final = 200
-_ROUNDS: Final = 60  # of the deadline that a call may stand in line while others are served
+_LONGEST_LINE: Final = 60  # times the deadline that a call may stand in line while others are served
 
 
 class StoredAccount(Account):
@@ -75,6 +75,18 @@ class StoredAccount(Account):
         self.due_usd, self.due_tokens, self.due_calls = (s + h for s, h in zip(balance.spent, balance.held, strict=True))
 
 
+class _Job(Generic[_T]):
+    """Something that a caller wants the store to do now."""
+
+    __slots__ = ("again", "asked", "begun", "do", "future")
+
+    def __init__(self, do: Callable[[Session], _T], again: bool) -> None:
+        self.do, self.again = do, again  # again: done twice it counts once
+        self.asked = time.monotonic()
+        self.begun: float | None = None
+        self.future: Future[_T] = Future()
+
+
 class StoreLedger(Waiting):
     """One per store and process, shared by all guards that name the same store."""
 
@@ -103,9 +115,9 @@ class StoreLedger(Waiting):
         super().__init__()
         self.worker = f"{os.uname().nodename if hasattr(os, 'uname') else 'worker'}:{os.getpid()}"
         self._prefix, self._ids = f"{secrets.token_hex(8)}-", itertools.count(1)
-        self._jobs: queue.SimpleQueue[tuple[Callable[[Session], Any], Future[Any], bool]] = queue.SimpleQueue()
+        self._jobs: queue.SimpleQueue[_Job[Any]] = queue.SimpleQueue()
         self._facts = Facts()
-        self._answered = 0
+        self._served = 0.0  # when a job was last done
         self._local = threading.local()
         self._threads: list[threading.Thread | None] = [None] * (_ASKERS + 1)  # the writer is the last
         self._gate, self._inside, self._forking = threading.Condition(), 0, False
@@ -194,29 +206,30 @@ class StoreLedger(Waiting):
 
     def _answer(self) -> None:
         while True:
-            job, future, again = self._jobs.get()
-            if not future.set_running_or_notify_cancel():
+            job = self._jobs.get()
+            job.begun = time.monotonic()
+            if not job.future.set_running_or_notify_cancel():
                 continue
             try:
-                result = self._do(job, again)
+                result = self._do(job)
             except BaseException as error:
                 # The answer comes first: whoever waits for it must not wait for what else may go wrong.
-                future.set_exception(fault_of(self.name, error))
+                job.future.set_exception(fault_of(self.name, error))
                 self._drop_session()
             else:
-                self._answered += 1
-                future.set_result(result)
+                self._served = time.monotonic()
+                job.future.set_result(result)
 
-    def _do(self, job: Callable[[Session], _T], again: bool) -> _T:
-        used = getattr(self._local, "session", None) is not None
+    def _do(self, job: "_Job[_T]") -> _T:
+        used, began = getattr(self._local, "session", None) is not None, time.monotonic()
         with self._in_store():
             try:
-                return job(self.session())
+                return job.do(self.session())
             except StoreOutage:
-                if not (used and again):
+                if not (used and job.again) or time.monotonic() - began > self.timeout / 2:
                     raise
-                self._drop_session()  # a connection that was cut while nobody used it is no outage: once more on a new one
-                return job(self.session())
+                self._drop_session()  # a connection that was cut while it was not used is not an outage: once more on a new one
+                return job.do(self.session())
 
     def _tell(self) -> None:
         """The writer: every fact in order, each until it is heard."""
@@ -365,30 +378,18 @@ class StoreLedger(Waiting):
         if time.monotonic() < self._down_until:
             raise StoreOutage(f"{self.name}: did not answer a moment ago")
         self._ensure_threads()
-        future: Future[_T] = Future()
-        begun: list[float] = []
-
-        def timed(session: Session) -> _T:
-            begun.append(time.monotonic())
-            return job(session)
-
-        self._jobs.put((timed, future, again))
-        wrapped = asyncio.wrap_future(future)
+        asked: _Job[_T] = _Job(job, again)
+        self._jobs.put(asked)
+        wrapped = asyncio.wrap_future(asked.future)
         try:
-            for _ in range(_ROUNDS):
-                answered = self._answered
-                left = begun[0] + self.timeout - time.monotonic() if begun else self.timeout  # a job's time begins when its turn comes
+            while (left := self._time_left(asked)) > 0:
                 await asyncio.wait((wrapped,), timeout=left)
                 if wrapped.done():
                     return wrapped.result()
-                if begun and time.monotonic() - begun[0] >= self.timeout:
-                    break  # ours hangs
-                if not begun and self._answered == answered:
-                    break  # nobody has got an answer. Else others were served meanwhile: a long line is no outage
         except StoreOutage as error:
             self._outage(error)
             raise
-        future.cancel()
+        asked.future.cancel()
         wrapped.add_done_callback(lambda late: late.cancelled() or late.exception())  # nobody waits for it any more
         outage = StoreOutage(f"{self.name}: no answer within {self.timeout:g} s")
         self._outage(outage)
@@ -397,13 +398,24 @@ class StoreLedger(Waiting):
     def call(self, job: Callable[[Session], _T], *, again: bool = False) -> _T:
         """For callers that are not on the path of a run: ask, and wait here."""
         self._ensure_threads()
-        future: Future[_T] = Future()
-        self._jobs.put((job, future, again))
-        try:
-            return future.result(2 * self.timeout)
-        except FutureTimeout:
-            future.cancel()
-            raise StoreOutage(f"{self.name}: no answer within {2 * self.timeout:g} s; what was asked may still be done: look before you repeat it") from None
+        asked: _Job[_T] = _Job(job, again)
+        self._jobs.put(asked)
+        while (left := self._time_left(asked)) > 0:
+            with contextlib.suppress(FutureTimeout):
+                return asked.future.result(left)
+            if asked.future.done():
+                return asked.future.result()  # it came in this very moment
+        asked.future.cancel()
+        raise StoreOutage(f"{self.name}: no answer within {self.timeout:g} s; what was asked may still be done: look before you repeat it")
+
+    def _time_left(self, job: "_Job[Any]") -> float:
+        """Seconds that a caller waits on. The deadline begins anew while others are served, until it is the job's turn: a long line is not an outage.
+
+        A job that begins late because the ones before it failed has no more time than they had.
+        """
+        served = self._served if job.begun is None else min(self._served, job.begun)
+        since = max(job.asked, min(served, job.asked + _LONGEST_LINE * self.timeout))
+        return since + self.timeout - time.monotonic()
 
     # ---- the ledger -------------------------------------------------------------------------------------------------
 
