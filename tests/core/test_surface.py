@@ -12,9 +12,9 @@ import runguard
 
 SOURCE = Path(runguard.__file__).parent
 MODULES = {".".join(path.relative_to(SOURCE.parent).with_suffix("").parts).removesuffix(".__init__"): path for path in sorted(SOURCE.rglob("*.py"))}
-PURE = {"runguard." + name for name in ("absence", "budget", "events", "fingerprint", "outcomes", "breaker", "decision", "errors", "threshold")} | {
-    name for name in MODULES if name.startswith("runguard.detectors")
-}
+PURE = {
+    "runguard." + name for name in ("absence", "unfinished", "budget", "events", "fingerprint", "outcomes", "breaker", "decision", "errors", "threshold")
+} | {name for name in MODULES if name.startswith("runguard.detectors")}
 EDGES = tuple("runguard." + room for room in ("adk", "functions", "replay", "calibrate", "cli", "commands", "dashboard", "testing", "demo"))
 
 
