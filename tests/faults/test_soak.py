@@ -30,7 +30,7 @@ LIMITS: dict[str, Any] = {
     "budgets": [Budget(usd=100_000, per="user", window="1d"), Budget(calls=10_000_000, per="app")],
     "prices": {"scripted-1": {"input": 1, "output": 1}},
 }
-SLACK = 32_768  # bytes: caches and counters that are bounded, and not full yet
+SLACK = {"memory": 8_192, "sqlite": 65_536}  # bytes: a store has a piece of the journal and a few rows on their way, more or fewer of them
 
 
 @pytest.fixture(autouse=True)
@@ -88,7 +88,7 @@ async def test_a_long_run_does_not_grow(store: str, is_long: bool) -> None:
         end = look()
     grown = {kind: more for kind, more in end.more_than(halfway).items() if more > 50}
     assert grown == {}, "bounded in number"
-    assert end.memory - halfway.memory < SLACK, f"{(end.memory - halfway.memory) / (steps / 2):.1f} bytes a step"
+    assert end.memory - halfway.memory < SLACK[store.partition(":")[0]], f"{(end.memory - halfway.memory) / (steps / 2):.1f} bytes a step"
     assert guard.runs["run"].spend.model_calls == steps - 1
     guard.end("run")
     assert guard.flush(60)
