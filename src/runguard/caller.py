@@ -35,6 +35,7 @@ from runguard.outcomes import provider_status
 from runguard.pricing import Rates, Usage
 from runguard.reading import Reading, Request, read, read_request
 from runguard.reading.failures import was_unbilled
+from runguard.reading.sizes import tokens_in
 from runguard.runs import Run
 from runguard.turns import Ticket, Turn, Turns
 
@@ -54,7 +55,6 @@ _ADVICE: Final = {
     "deadline": f"{_FRESH}; to allow more, raise max_seconds",
     "model_calls": f"{_FRESH}; to allow more, raise max_model_calls",
 }
-_PER_TOKEN: Final = 4  # characters, of an answer whose usage nobody told
 
 
 @dataclass(slots=True, eq=False)
@@ -396,7 +396,7 @@ class Caller(Controls):
     def done(self, call: Call, result: Any, reading: Reading | None = None, left_after: int | None = None) -> None:
         """The call came back: book what it took, and see whether it goes in circles.
 
-        ``left_after``: characters that were heard of a stream before it was left. Its last word is missing, so what it told is marked.
+        ``left_after``: the characters of a stream that was left, or that ended, before it reported all of them: booked as an estimate.
         """
         if call.over:
             return
@@ -447,20 +447,21 @@ class Caller(Controls):
             charge = call.charge
             if charge is None:
                 return
-            heard = -(-chars // _PER_TOKEN)
+            heard = tokens_in(chars)
             untold = told is not None and told.earlier and told.usage is None  # its client made several requests, and the last one told nothing
             if told is not None and untold:
                 told = replace(told, usage=Usage(input=max(usage.input for usage in told.earlier)))
             if told is not None and told.usage is not None:  # what was told before it broke is the least that it took
                 more = heard > told.usage.output  # a stream may tell its prompt first and its output only at the end
                 usage = replace(told.usage, output=heard) if more else told.usage
-                self._settle(call, told, usage, self.costs.of(told, usage, last), more or bool(untold))
+                usage, guessed = _with_input(usage, told, call.request)
+                self._settle(call, told, usage, self.costs.of(told, usage, last), more or guessed or bool(untold))
             elif not chars and call.request.rounds == 1 and was_unbilled(error):  # else requests before the refused one may have been answered
                 self.guard.settle(charge, Usage(), free=True)
             elif isinstance(charge.rates, Rates) and self.settings.cost_of_result is None and self.settings.fixed_cost is None:
-                self.guard.abandon(charge, -(-chars // _PER_TOKEN), streaming=streaming)
+                self.guard.abandon(charge, heard, streaming=streaming)
             else:
-                usage = Usage(input=call.request.input_tokens or 0, output=-(-chars // _PER_TOKEN))
+                usage = Usage(input=call.request.input_tokens or 0, output=heard)
                 nano = self.settings.fixed_cost if self.settings.fixed_cost is not None else self.costs.dearest[0]
                 if not nano and streaming and chars and self.settings.in_usd and self.settings.policy.on_unpriced == "refuse":
                     self._untold(call, "usd")  # pieces came, so it was billed
@@ -505,9 +506,11 @@ class Caller(Controls):
         usage, guessed = told.usage, False
         untold: list[str] = []
         if left_after and usage is not None:
-            usage = replace(usage, output=max(usage.output, -(-left_after // _PER_TOKEN)))
-        if usage is None and (call.request.input_tokens is not None or told.text):
-            usage, guessed = Usage(input=call.request.input_tokens or 0, output=-(-len(told.text) // _PER_TOKEN)), True
+            usage = replace(usage, output=max(usage.output, tokens_in(left_after)))
+        if usage is not None:
+            usage, guessed = _with_input(usage, told, call.request)
+        elif call.request.input_tokens is not None or told.size:
+            usage, guessed = Usage(input=call.request.input_tokens or 0, output=tokens_in(told.size), audio=call.request.audio_tokens), True
         nano = self.costs.of(told, usage, result)
         model = told.model or call.request.model
         priced = nano is not None or (usage is not None and isinstance(self.guard.accounts.rates_of(charge, model), Rates))
@@ -635,6 +638,13 @@ def _told(request: Request, result: Any) -> Reading:
         elif request.answered:  # rounds that were in the prompt
             told.earlier = told.earlier[: -request.answered]
     return told
+
+
+def _with_input(usage: Usage, told: Reading, request: Request) -> tuple[Usage, bool]:
+    """A usage that reports output and no input, with the input estimated; and whether it was."""
+    if not told.lacks_input or request.input_tokens == 0:  # the user's own counter says so too
+        return usage, False
+    return replace(usage, input=request.input_tokens or 0, audio=request.audio_tokens), True
 
 
 def _reckoned(one: Usage, last: Usage, most: int | None) -> Usage:

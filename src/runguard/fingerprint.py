@@ -484,6 +484,9 @@ def _fits(value: Any) -> bool:
     return True
 
 
+CHARS_PER_TOKEN: Final = 4  # of ordinary text, where nobody counted its tokens
+
+
 def size_of(value: Any, enough: int) -> int:
     """Characters of text inside ``value``, counted until ``enough`` is passed."""
     size = 0

@@ -1,7 +1,7 @@
 """A cumulative token budget: how much a conversation has used over all its turns, and what happens at which share of it.
 
 ``BudgetPolicy`` is the frozen description, ``BudgetMonitor`` the live count. Neither knows a framework: a response is anything with
-``usage_metadata`` and, when streamed, ``partial``.
+``usage_metadata``, ``content`` and, when streamed, ``partial``.
 """
 
 import inspect
@@ -15,6 +15,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Final, Self
 
 from runguard import log_lines  # noqa: F401 - its filter keeps every log line on one line
+from runguard.reading.call_usage import CallUsage
 from runguard.threshold import Threshold, ThresholdAction
 
 _log: Final = logging.getLogger("runguard")
@@ -99,10 +100,12 @@ class _Checkpoint:
 
 @dataclass(slots=True, eq=False)
 class _Call:
-    """One model call. Chunks tell its usage again and again: the last one counts."""
+    """One model call. Its chunks report usage again and again: figures only grow, and they are not added up."""
 
     key: Callable[[], object | None] = lambda: None
     tokens: int | None = None
+    usage: CallUsage = field(default_factory=CallUsage)
+    estimated: bool = False
     told: set[_Checkpoint] = field(default_factory=set)  # recurring thresholds that have fired for it
 
 
@@ -127,6 +130,8 @@ class BudgetMonitor:
         self._ended: OrderedDict[int, _Call] = OrderedDict()
         self._nameless: _Call | None = None
         self._missed_usage = False
+        self._last_prompt = 0  # tokens
+        self._estimated = 0
         self.callback_errors = 0
 
     def __repr__(self) -> str:
@@ -165,25 +170,44 @@ class BudgetMonitor:
             self._count_locked(call, tokens)
         self._fire(call, whole=True)
 
-    def record_response(self, response: Any, call: object | None = None) -> None:
+    def record_response(self, response: Any, call: object | None = None, *, prompt_tokens: Callable[[], int] | None = None) -> None:
         """Count a model's response, whole or a chunk. ``call`` is any object that all responses of one model call share.
 
-        Without it, chunks belong to the next whole response. Never raises: numbers that cannot be meant are ignored and logged.
+        Without it, chunks belong to the next whole response. A response that reports no usage is estimated from its text and its prompt:
+        ``prompt_tokens`` is asked for the latter, and else the last prompt that was reported counts. Never raises: figures that are not
+        counts of tokens are ignored and logged.
         """
         try:
-            tokens = _tokens_of(getattr(response, "usage_metadata", None))
             whole = getattr(response, "partial", None) is not True
             with self._lock:
                 seen = self._call_locked(call, whole)
-                if tokens is not None:
-                    self._count_locked(seen, tokens)
+                known = len(seen.usage.problems)
+                seen.usage.add(response)
+                problems = seen.usage.problems[known:]
+                is_reported = seen.usage.reported is not None
+            for problem in problems:
+                _log.warning("runguard.usage_ignored: %s", problem)
+            silent = whole and not is_reported and getattr(response, "content", None) is not None
+            if is_reported or silent:
+                self._bill(seen, prompt_tokens, whole=whole)
             if seen.tokens is not None:
                 self._fire(seen, whole=whole)
-            elif whole and not self._missed_usage and getattr(response, "content", None) is not None:
+            if silent and not self._missed_usage:
                 self._missed_usage = True
-                _log.warning("runguard.no_usage: a model's response came without token usage; if that stays so, this budget counts nothing")
+                _log.warning("runguard.no_usage: a model's response came without token usage; it is estimated from its text")
         except Exception:
             _log.exception("runguard.budget_error: a response could not be counted")
+
+    def _bill(self, call: _Call, prompt_tokens: Callable[[], int] | None, *, whole: bool) -> None:
+        bill = call.usage.bill if whole else call.usage.bill_so_far
+        usage, estimated = bill(self._last_prompt)
+        if estimated and prompt_tokens is not None:
+            usage, estimated = bill(prompt_tokens())
+        with self._lock:
+            self._last_prompt = call.usage.prompt or self._last_prompt
+            self._estimated += estimated - call.estimated
+            call.estimated = estimated
+            self._count_locked(call, usage.input + usage.output)
 
     def after_model_hook(self) -> Callable[..., None]:
         """An after-model callback for one agent. It returns None, so that callbacks behind it run too."""
@@ -262,7 +286,7 @@ class BudgetMonitor:
     def reset(self) -> None:
         """Start a new cycle: nothing used, every threshold armed, no stop."""
         with self._lock:
-            self._tokens = self._recorded = self._turns = 0
+            self._tokens = self._recorded = self._turns = self._estimated = 0
             self._told_to_stop = None
             for checkpoint in self._checkpoints:
                 checkpoint.rearm()
@@ -346,6 +370,11 @@ class BudgetMonitor:
         return self._turns
 
     @property
+    def estimated_turns(self) -> int:
+        """Model calls in this cycle whose usage was not reported, or not all of it."""
+        return max(self._estimated, 0)
+
+    @property
     def avg_tokens_per_turn(self) -> float:
         with self._lock:
             return self._recorded / self._turns if self._turns else 0.0
@@ -394,31 +423,3 @@ def _weak(key: object) -> Callable[[], object | None]:
         return weakref.ref(key)
     except TypeError:  # some objects cannot be referred to weakly; a few are held
         return lambda: key
-
-
-def _tokens_of(usage: Any) -> int | None:
-    """All tokens of one call: the prompt with what was cached of it, tool prompts, the answer and the thoughts. None without usage."""
-    if usage is None:
-        return None
-    prompt, tool_prompt, candidates, thoughts, total = (_number(usage, name) for name in _USAGE)
-    if prompt is tool_prompt is candidates is thoughts is total is None:
-        return None
-    given = (prompt or 0) + (tool_prompt or 0)
-    # Providers disagree on whether the answer includes the thoughts; the total is right with all of them, unless it is plainly not one.
-    if total is not None and total >= given:
-        return total
-    return given + (candidates or 0) + (thoughts or 0)
-
-
-_USAGE: Final = tuple(f"{name}_token_count" for name in ("prompt", "tool_use_prompt", "candidates", "thoughts", "total"))
-
-
-def _number(usage: Any, name: str) -> int | None:
-    value = getattr(usage, name, None)
-    if value is None:
-        return None
-    try:
-        return _whole(value, name)
-    except ValueError as error:
-        _log.warning("runguard.usage_ignored: %s", error)
-        return None

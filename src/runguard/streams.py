@@ -45,8 +45,9 @@ class _Booked:
         return getattr(self._inner, name)
 
     def _ended(self) -> None:
+        unreported = self._reading.heard if self._reading.ends_unreported else None
         for call in self._calls:
-            call.caller.done(call, self._last, self._reading.reading())
+            call.caller.done(call, self._last, self._reading.reading(), unreported)
 
     def _cut(self, error: BaseException | None) -> None:
         """It failed, or was left. What it told stands for it, marked unless that was the provider's last word."""

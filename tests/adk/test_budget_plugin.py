@@ -248,10 +248,11 @@ async def test_a_live_session_is_counted() -> None:
     assert (of(plugin).current_tokens, of(plugin).turn_count) == (1_000, 1)
 
 
-async def test_a_model_that_tells_no_usage_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_model_that_reports_no_usage_is_estimated_and_logged_once(caplog: pytest.LogCaptureFixture) -> None:
     plugin = BudgetPlugin(BudgetPolicy())
-    await play(worker([call("step", n=1), text("done")], usage_on="none"), plugins=[plugin])
-    assert (of(plugin).current_tokens, of(plugin).turn_count) == (0, 0)
+    await play(worker([call("step", n=1), text("done")], usage_on="none"), message="word " * 300, plugins=[plugin])
+    assert (of(plugin).turn_count, of(plugin).estimated_turns) == (2, 2)
+    assert of(plugin).current_tokens > 2 * 500  # the message alone, in both prompts
     assert sum("runguard.no_usage" in record.message for record in caplog.records) == 1
 
 

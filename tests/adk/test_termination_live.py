@@ -658,9 +658,9 @@ async def test_events_that_an_agent_holds_back_and_gives_later_count_once() -> N
 
     seen: list[int] = []
     spy = FunctionalTermination(lambda events: bool(seen.extend(len(events) for _ in events)))
-    for limit, fires in ((3 * CALL, True), (3 * CALL + 1, False)):
+    for limit, fires in ((3 * CALL, True), (3 * CALL + 2, False)):
         writer = speaker()
-        root = SequentialAgent(name="root", sub_agents=[Later(name="later", sub_agents=[writer]), speaker("last", prompt_tokens=0, output_tokens=0)])
+        root = SequentialAgent(name="root", sub_agents=[Later(name="later", sub_agents=[writer]), speaker("last", prompt_tokens=1, output_tokens=0)])
         result = await play(root, plugins=[TerminationPlugin(TokenUsageTermination(max_total=limit) | spy)])
         assert writer.model.calls == 3
         assert any(termination_reason(event) for event in result.events) is fires

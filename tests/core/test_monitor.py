@@ -256,13 +256,54 @@ def test_a_name_that_cannot_be_referred_to_weakly_will_do():
 
 
 @pytest.mark.parametrize("wrong", [-1, True, 1.5, "many"])
-def test_numbers_of_a_response_that_cannot_be_meant_are_ignored_and_logged(wrong, caplog):
+def test_a_report_with_a_figure_that_is_no_count_is_ignored_logged_and_estimated(wrong, caplog):
     monitor = BudgetMonitor()
     monitor.after_model_hook()(callback_context=None, llm_response=response(wrong, 7))
-    assert (monitor.current_tokens, monitor.turn_count) == (7, 1)
-    assert "runguard.usage_ignored" in caplog.text
-    monitor.after_model_hook()(callback_context=None, llm_response=response(wrong))
-    assert monitor.turn_count == 1
+    assert (monitor.current_tokens, monitor.turn_count, monitor.estimated_turns) == (2, 1, 1)  # "words"
+    assert "runguard.usage_ignored: prompt_token_count: not a count of tokens" in caplog.text
+
+
+@pytest.mark.parametrize("report", [None, {}, {"prompt": 0, "candidates": 0, "total": 0}])
+def test_a_response_without_usage_is_estimated(report, caplog):
+    monitor = BudgetMonitor()
+    silent = SimpleNamespace(usage_metadata=report and response(**report).usage_metadata, partial=False, content="word " * 40)
+    monitor.record_response(silent, prompt_tokens=lambda: 1_000)
+    assert (monitor.current_tokens, monitor.turn_count, monitor.estimated_turns) == (1_050, 1, 1)
+    assert caplog.text.count("runguard.no_usage") == 1
+
+
+def test_the_last_prompt_that_was_reported_stands_in_for_one_that_was_not():
+    monitor = BudgetMonitor()
+    monitor.record_response(response(1_000, 10))
+    monitor.record_response(SimpleNamespace(usage_metadata=None, partial=False, content="word " * 40))
+    assert (monitor.current_tokens, monitor.estimated_turns) == (2_060, 1)
+
+
+def test_output_alone_is_completed_by_the_prompt():
+    monitor = BudgetMonitor()
+    monitor.record_response(response(0, 7, total=7), prompt_tokens=lambda: 1_000)
+    assert (monitor.current_tokens, monitor.estimated_turns) == (1_007, 1)
+
+
+def test_input_alone_is_a_report():
+    monitor = BudgetMonitor()
+    monitor.record_response(response(1_000, 0, total=1_000), prompt_tokens=lambda: 5_000)
+    assert (monitor.current_tokens, monitor.estimated_turns) == (1_000, 0)
+
+
+def test_a_last_chunk_of_zeros_takes_nothing_back():
+    monitor, call = BudgetMonitor(), SimpleNamespace()
+    monitor.record_response(response(4_000, 1_000, total=5_000, partial=True), call)
+    monitor.record_response(response(0, 0, total=0), call)
+    assert (monitor.current_tokens, monitor.turn_count, monitor.estimated_turns) == (5_000, 1, 0)
+
+
+def test_a_report_replaces_an_estimate():
+    monitor, call = BudgetMonitor(), SimpleNamespace()
+    monitor.record_response(SimpleNamespace(usage_metadata=None, partial=False, content="word " * 40), call)
+    assert (monitor.current_tokens, monitor.estimated_turns) == (50, 1)
+    monitor.record_response(response(20, 10), call)
+    assert (monitor.current_tokens, monitor.turn_count, monitor.estimated_turns) == (30, 1, 0)
 
 
 def test_a_total_that_is_none_is_not_believed():
@@ -271,7 +312,7 @@ def test_a_total_that_is_none_is_not_believed():
     assert monitor.current_tokens == 120
 
 
-def test_no_response_breaks_the_hook(caplog):
+def test_no_response_breaks_the_hook():
     class Broken:
         @property
         def usage_metadata(self):
@@ -280,7 +321,6 @@ def test_no_response_breaks_the_hook(caplog):
     hook = BudgetMonitor().after_model_hook()
     for strange in (None, object(), SimpleNamespace(usage_metadata=3), Broken()):
         assert hook(callback_context=None, llm_response=strange) is None
-    assert "runguard.budget_error" in caplog.text
 
 
 # ---- stop and nudge -------------------------------------------------------------------------------------------------

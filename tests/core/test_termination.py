@@ -538,9 +538,33 @@ def test_autogen_defect_calls_that_no_event_shows_are_counted_and_seen_at_once()
     assert condition.leaves()[0].check()
 
 
-@pytest.mark.parametrize("told", [{}, {"prompt_token_count": None}, {"prompt_token_count": -5, "total_token_count": 3}, {"prompt_token_count": "many"}])
-def test_usage_that_says_nothing_sensible_counts_nothing_and_breaks_nothing(told):
-    assert fires_at(TokenUsageTermination(max_total=1), [say("x", usage_metadata=SimpleNamespace(**told))]) is None
+@pytest.mark.parametrize(
+    "report",
+    [
+        {},
+        {"prompt_token_count": None},
+        {"prompt_token_count": 0, "candidates_token_count": 0, "total_token_count": 0},
+        {"prompt_token_count": -5, "total_token_count": 3},
+        {"prompt_token_count": "many"},
+    ],
+)
+def test_usage_that_reports_nothing_is_estimated_from_the_words_so_far(report):
+    events = [say("ask " * 30, author="user"), say("word " * 40, usage_metadata=SimpleNamespace(**report))]
+    condition = TokenUsageTermination(max_total=90)  # 120 bytes of prompt at three per token, 200 of answer at four
+    assert fires_at(condition, *([event] for event in events)) == 2
+    assert condition.reason == "Token usage limit reached, total token count: 90, prompt token count: 40, completion token count: 50"
+
+
+def test_the_input_alone_is_estimated_where_only_the_output_is_reported():
+    events = [say("ask " * 30, author="user"), took(0, 7)]
+    condition = TokenUsageTermination(max_prompt=40)
+    assert fires_at(condition, *([event] for event in events)) == 2
+    assert condition.reason == "Token usage limit reached, total token count: 47, prompt token count: 40, completion token count: 7"
+
+
+def test_a_last_chunk_of_zeros_takes_nothing_back():
+    events = [took(4_000, 1_000, partial=True), took(0, 0)]
+    assert fires_at(TokenUsageTermination(max_total=5_000), *([event] for event in events)) == 2
 
 
 def test_money_is_exact_and_reached_not_exceeded():
@@ -564,7 +588,7 @@ def test_the_day_of_the_event_decides_which_price_holds():
 
 
 def test_a_model_named_by_a_chunk_counts_for_its_stream():
-    events = [took(1_000_000, 0, partial=True, model_version="toy"), say("x")]
+    events = [took(999_998, 1, partial=True, model_version="toy"), say("x")]
     condition = CostTermination(1, prices=PRICES)
     assert fires_at(condition, events) == 1
     assert condition.reason == "Cost limit of $1.00 reached, $1.00 spent"

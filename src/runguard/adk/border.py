@@ -10,7 +10,6 @@ import logging
 from collections.abc import AsyncGenerator, Callable, Iterable
 from contextlib import suppress
 from contextvars import ContextVar
-from dataclasses import replace
 from functools import wraps
 from typing import Any, Final
 
@@ -19,14 +18,14 @@ from google.adk.models.llm_request import LlmRequest
 from google.adk.models.llm_response import LlmResponse
 
 from runguard.adk.chain import FLIGHTS, FRAME, LAYERS, STREAM, TERMINATIONS, Invocation, ModelInFlight
-from runguard.adk.estimate import count_tokens, project, text_size
+from runguard.adk.estimate import count_tokens, project
 from runguard.adk.stops import Halt, refused_response, stop_response
 from runguard.charges import OWNERS, Charge
 from runguard.conductor import Guard
 from runguard.decision import STOP_CODE, Action, Trip, text_for_user
 from runguard.errors import RunStoppedError
 from runguard.events import ModelCall
-from runguard.pricing import Usage
+from runguard.reading.call_usage import Bill, CallUsage
 from runguard.reading.failures import was_unbilled
 from runguard.runs import Run
 
@@ -34,7 +33,6 @@ _log: Final = logging.getLogger("runguard")
 _BLOCK: Final = Action.BLOCK
 _METHOD: Final = "generate_content_async"
 DIRECT: Final = "(direct)"  # who makes a call that no agent's hook announced
-_PER_TOKEN: Final = 4
 _SPINS: Final = 1_000  # rounds that a stopped run may ask at the border before it is ended: a long list of documents is no endless loop
 _LAYER_MODULE: Final = "runguard.adk.guarded"  # its model is no model: the one inside is
 _BORN: Final = "__pydantic_init_subclass__"
@@ -43,13 +41,13 @@ _BORN: Final = "__pydantic_init_subclass__"
 class Toll:
     """One guard's account of one call at the border."""
 
-    __slots__ = ("_chars", "_flight", "_invocation", "_model", "_usage", "charge", "delegated", "guard")
+    __slots__ = ("_flight", "_invocation", "_model", "_settled", "_usage", "charge", "delegated", "guard")
 
     def __init__(self, guard: Guard, charge: Charge, invocation: Invocation | None = None, flight: ModelInFlight | None = None) -> None:
         self.guard, self.charge, self._invocation, self._flight = guard, charge, invocation, flight
-        self._usage: Usage | None = None
+        self._usage = CallUsage()
+        self._settled: tuple[Bill, str] | None = None
         self._model = ""
-        self._chars = 0
         self.delegated = False  # other models do the work: they are billed instead
 
     @property
@@ -61,23 +59,20 @@ class Toll:
         return self._invocation, self._flight
 
     def saw(self, response: LlmResponse) -> None:
-        """A chunk or the whole answer. Usage is the last one told; the account is settled as soon as the answer is there."""
-        usage = response.usage_metadata
-        self._chars = max(self._chars, size) if (size := _said(response)) and not response.partial else self._chars + size
+        """A chunk or the whole answer. The account is settled when the answer is there, and again when a later report says more."""
+        is_new = self._usage.add(response)
         self._model = response.model_version or self._model
-        if usage is not None:
-            self._usage = usage_of(usage)
-            if self._flight is not None and self._invocation is not None:
-                self._flight.usage = self._usage
-                self._invocation.learn_prompt(self._flight, self._usage.input)
+        if is_new and self._flight is not None and self._invocation is not None:
+            self._flight.usage = self._usage
+            self._invocation.learn_prompt(self._flight, self._usage.prompt or 0)
         if response.partial and not self.charge.over:
             return
-        if self._usage is not None:
-            if usage is not None or not self.charge.over:
-                self.guard.settle(self.charge, self._usage, self._model)
-        elif not self.charge.over:
-            guess = Usage(input=self.charge.input, output=-(-self._chars // _PER_TOKEN), audio=self.charge.audio)
-            self.guard.settle(self.charge, guess, self._model, estimated=True)
+        self._settle(self._usage.bill(self.charge.input, self.charge.audio))
+
+    def _settle(self, bill: Bill) -> None:
+        if self._settled != (bill, self._model):
+            self.guard.settle(self.charge, bill.usage, self._model, estimated=bill.estimated)
+            self._settled = bill, self._model
 
     def called_off(self) -> None:
         """The call is not made after all."""
@@ -88,12 +83,10 @@ class Toll:
     def ended(self, error: BaseException | None, streaming: bool) -> None:
         if self.delegated or self.charge.over:
             return
-        heard = -(-self._chars // _PER_TOKEN)
-        if self._usage is not None:
-            more = error is not None and heard > self._usage.output  # a stream may tell its prompt first and its output only at the end
-            usage = replace(self._usage, output=heard) if more else self._usage
-            self.guard.settle(self.charge, usage, self._model, estimated=more)
+        if self._usage.reported is not None:
+            self._settle(self._usage.bill(self.charge.input, self.charge.audio))
             return
+        heard = self._usage.heard
         if isinstance(error, RunStoppedError) and not heard:  # a guard further in refused it: it never left
             self.called_off()
             return
@@ -465,37 +458,6 @@ async def _ask(
     return None
 
 
-# ---- reading answers ------------------------------------------------------------------------------------------------
-
-
-def usage_of(usage: Any) -> Usage:
-    """ADK's usage in our terms. Models differ in whether candidates include thoughts, so output is what the total leaves."""
-    told = vars(usage).get  # some models add fields that ADK's class does not have, and asking a pydantic object for those is slow
-    prompt = (told("prompt_token_count") or 0) + (told("tool_use_prompt_token_count") or 0)
-    thinking = told("thoughts_token_count") or 0
-    total = told("total_token_count")
-    output = total - prompt if total is not None else (told("candidates_token_count") or 0) + thinking
-    return Usage(
-        input=max(prompt, 0),
-        output=max(output, 0),
-        cached=told("cached_content_token_count") or 0,
-        cache_write=told("cache_creation_input_tokens") or 0,
-        audio=_audio(told("prompt_tokens_details")) + _audio(told("tool_use_prompt_tokens_details")),
-        cached_audio=_audio(told("cache_tokens_details")),
-        audio_output=_audio(told("candidates_tokens_details")),
-        thinking=thinking,
-    )
-
-
-def _audio(details: Any) -> int:
-    return sum(d.token_count or 0 for d in details if getattr(d.modality, "value", d.modality) == "AUDIO") if details else 0
-
-
-def _said(response: LlmResponse) -> int:
-    parts = response.content.parts if response.content is not None else None
-    return sum(text_size(p.text) if p.text else 48 for p in parts) if parts else 0
-
-
 # ---- putting it in place --------------------------------------------------------------------------------------------
 
 
@@ -543,7 +505,7 @@ class Border:
 def _asked_first(call: AsyncGenerator[LlmResponse, None], request: LlmRequest, watched: tuple[Any, ...]) -> AsyncGenerator[LlmResponse, None]:
     from runguard.adk.termination import asked_first
 
-    return asked_first(call, watched, usage_of, lambda: _call_off(_announced(request)))
+    return asked_first(call, watched, request, lambda: _call_off(_announced(request)))
 
 
 def _wrap(original: Any) -> Any:

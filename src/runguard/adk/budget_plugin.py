@@ -10,9 +10,12 @@ import logging
 import secrets
 import threading
 import time
+import weakref
 from collections import OrderedDict
+from collections.abc import Callable
 from contextvars import ContextVar
 from dataclasses import dataclass, field
+from functools import partial
 from hashlib import blake2b
 from typing import Any, Final
 
@@ -29,6 +32,7 @@ from google.adk.tools.tool_context import ToolContext
 from google.genai import types
 
 from runguard.adk import runners
+from runguard.adk.estimate import project
 from runguard.adk.stops import may_escalate, refusal, stop_response
 from runguard.decision import Trip, text_for_user
 from runguard.monitor import BudgetMonitor, BudgetPolicy
@@ -58,7 +62,7 @@ class _Run:
     is_open: bool = True
     trip: Trip | None = None
     refusals: dict[tuple[str, str, str | None], int] = field(default_factory=dict)  # invocation, agent, branch -> times in a row
-    asked: "set[asyncio.Task[Any]]" = field(default_factory=set)  # tasks that wait for a model
+    asked: "dict[asyncio.Task[Any], Callable[[], LlmRequest | None]]" = field(default_factory=dict)  # tasks that wait for a model, and what they asked
 
 
 # A tuple with at most one run of each plugin: several budgets may watch the same run.
@@ -221,9 +225,9 @@ class BudgetPlugin(BasePlugin):
         run.trip = None
         run.refusals.clear()
         if ic is not None and (task := asyncio.current_task()) is not None:
-            run.asked.add(task)
+            run.asked[task] = weakref.ref(llm_request)
             if len(run.asked) > 64:  # a long run of many agents has a task for each
-                run.asked = {one for one in run.asked if not one.done()}
+                run.asked = {one: request for one, request in run.asked.items() if not one.done()}
         if ic is None or ic.live_request_queue is None:  # a live connection does not read the request again
             nudge = run.monitor.take_nudge()
             if nudge:
@@ -251,10 +255,12 @@ class BudgetPlugin(BasePlugin):
                 return None
             ic = callback_context._invocation_context
             run = self._run_of(ic)
-            if not llm_response.partial and (task := asyncio.current_task()) is not None:
-                run.asked.discard(task)
+            task = asyncio.current_task()
+            asked = run.asked.get(task) if task is not None else None
             if ic.live_request_queue is None:  # live usage comes in events of its own
-                run.monitor.record_response(llm_response, callback_context.actions)
+                run.monitor.record_response(llm_response, callback_context.actions, prompt_tokens=None if asked is None else partial(_tokens_of, asked))
+            if not llm_response.partial and task is not None:
+                run.asked.pop(task, None)
         except Exception as error:
             self._fault("after_model", error)
         return None
@@ -262,7 +268,7 @@ class BudgetPlugin(BasePlugin):
     async def on_model_error_callback(self, *, callback_context: CallbackContext, llm_request: LlmRequest, error: Exception) -> LlmResponse | None:
         try:
             if (task := asyncio.current_task()) is not None:
-                self._run_of(callback_context._invocation_context).asked.discard(task)
+                self._run_of(callback_context._invocation_context).asked.pop(task, None)
         except Exception as own:
             self._fault("on_model_error", own)
         return None
@@ -311,6 +317,12 @@ class BudgetPlugin(BasePlugin):
 
     def _fault(self, hook: str, error: Exception) -> None:
         _log.error("runguard.budget_error: %s failed with %s; the run goes on", hook, type(error).__name__, exc_info=error)
+
+
+def _tokens_of(asked: "Callable[[], LlmRequest | None]") -> int:
+    """The prompt of a model call that reported none, estimated."""
+    request = asked()
+    return 0 if request is None else project(request, None).upper
 
 
 def _digest(monitor: BudgetMonitor) -> str:

@@ -22,7 +22,7 @@ from runguard.charges import Charge
 from runguard.conductor import Guard
 from runguard.decision import Trip
 from runguard.events import ROOT_LANE, Outcome
-from runguard.pricing import Usage
+from runguard.reading.call_usage import CallUsage
 from runguard.runs import Run
 
 if TYPE_CHECKING:
@@ -73,7 +73,7 @@ class ModelInFlight:
     left: bool = False  # it reached the model's border
     request: Callable[[], Any] = _no_request  # the request that was let go, while it lives
     projection: Projection | None = None
-    usage: Usage | None = None  # the last one told
+    usage: CallUsage = field(default_factory=CallUsage)  # what the model reported
     judged: bool = False  # its result was told to the detectors
     said: int = 0
     streamed: bool = False  # pieces of it came before
@@ -102,6 +102,7 @@ class Invocation:
     flights: dict[asyncio.Task[Any] | None, ModelInFlight] = field(default_factory=dict)
     lanes: dict[tuple[str, str | None], str] = field(default_factory=dict)
     prompts: dict[tuple[str, str], Prompt] = field(default_factory=dict)  # by lane and agent
+    heard: dict[str, tuple[CallUsage, int]] = field(default_factory=dict)  # live: by lane, what came since the last report, and that report's prompt
     streamed: bool = False  # the runner's wrapper sees its end
     finished: bool = False  # its agents are done; a compaction may follow
     resumable: bool = False  # its app lets callers resume it, whatever ended it

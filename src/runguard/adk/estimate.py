@@ -18,17 +18,12 @@ from google.genai import types
 
 from runguard.budget import shown
 from runguard.fingerprint import size_of
+from runguard.reading.sizes import IMAGE_TOKENS, LIKELY, UPPER, media_tokens, text_size
 
 _log: Final = logging.getLogger("runguard")
-_UPPER: Final = 3  # bytes of text per token, reckoned high: for reserving
-_LIKELY: Final = 4  # and as it mostly is: for the context window
 _COUNT_S: Final = 5.0  # a counter that takes longer holds up the call it is to protect
 _PART: Final = 12  # bytes that every part costs beside its text
 _ENOUGH: Final = 64_000_000
-_IMAGE_TOKENS: Final = 1_120
-_AUDIO_BYTES: Final = 500  # per token: 32 tokens a second at a common rate of 16 kB a second
-_VIDEO_BYTES: Final = 400
-_DOCUMENT_BYTES: Final = 100
 
 
 @dataclass(slots=True)
@@ -88,7 +83,7 @@ def project(request: LlmRequest, known: Prompt | None) -> Projection:
             size, heard = _measure(content)
             added, audio = added + size, audio + heard
         tail = _measure(contents[-1])[0] if count > known.contents else known.tail
-        return Projection(known.tokens - (-added // _UPPER), known.tokens + added // _LIKELY, audio, known.size + added, count, tail)
+        return Projection(known.tokens - (-added // UPPER), known.tokens + added // LIKELY, audio, known.size + added, count, tail)
     size, audio, tail = _overhead(request), 0, 0
     for content in contents:
         tail, heard = _measure(content)
@@ -96,7 +91,7 @@ def project(request: LlmRequest, known: Prompt | None) -> Projection:
     if known is not None and known.size:
         likely = size * known.tokens // known.size
         return Projection(likely + likely // 8, likely, audio, size, count, tail)
-    return Projection(-(-size // _UPPER), size // _LIKELY, audio, size, count, tail)
+    return Projection(-(-size // UPPER), size // LIKELY, audio, size, count, tail)
 
 
 def _measure(content: types.Content) -> tuple[int, int]:
@@ -111,28 +106,11 @@ def _measure(content: types.Content) -> tuple[int, int]:
         elif part.function_response is not None:
             size += len(part.function_response.name or "") + size_of(part.function_response.response, _ENOUGH)
         elif part.inline_data is not None:
-            tokens, heard = _media(part.inline_data.mime_type or "", len(part.inline_data.data or b""))
-            size, audio = size + tokens * _UPPER, audio + heard
+            tokens, heard = media_tokens(part.inline_data.mime_type or "", len(part.inline_data.data or b""))
+            size, audio = size + tokens * UPPER, audio + heard
         elif part.file_data is not None:
-            size += _IMAGE_TOKENS * _UPPER  # its length is not told
+            size += IMAGE_TOKENS * UPPER  # its length is not told
     return size, audio
-
-
-def _media(mime: str, length: int) -> tuple[int, int]:
-    if mime.startswith("audio/"):
-        return length // _AUDIO_BYTES, length // _AUDIO_BYTES
-    if mime.startswith("image/"):
-        return _IMAGE_TOKENS, 0
-    if mime.startswith("video/"):
-        return length // _VIDEO_BYTES, 0
-    if mime.startswith("text/"):
-        return length // _UPPER, 0
-    return length // _DOCUMENT_BYTES, 0
-
-
-def text_size(text: str) -> int:
-    """Bytes: other scripts take more bytes and more tokens per character alike."""
-    return len(text) if text.isascii() else len(text.encode("utf-8", "replace"))
 
 
 def _overhead(request: LlmRequest) -> int:

@@ -26,7 +26,7 @@ from google.genai import types
 
 from runguard.absence import says_missing
 from runguard.adk import runners
-from runguard.adk.border import cap_output, usage_of
+from runguard.adk.border import cap_output
 from runguard.adk.chain import FLIGHTS, FRAME, STREAM, Call, Frame, Invocation, ModelInFlight, depth_of, enclosing_frame, lane_of, open_child, stop_in_force
 from runguard.adk.declared import declared_by
 from runguard.adk.ending import Ending
@@ -46,7 +46,7 @@ from runguard.events import ROOT_LANE, AgentEntered, ModelCall, ModelResult, Out
 from runguard.fingerprint import words_name
 from runguard.outcomes import was_done
 from runguard.policy import Policy
-from runguard.pricing import Usage, preload
+from runguard.pricing import preload
 from runguard.runs import Lane, Run
 
 _log: Final = logging.getLogger("runguard")
@@ -417,8 +417,8 @@ class RunGuardPlugin(Controls, BasePlugin):
             flight = invocation.flights.get(task)
             if flight is None:
                 return None
-            if llm_response.usage_metadata is not None and not flight.left:
-                flight.usage = usage_of(llm_response.usage_metadata)
+            if not flight.left:
+                flight.usage.add(llm_response)
             flight.answered = True
             if FLIGHTS.get():
                 FLIGHTS.set(())  # it has passed the border or has none: a context that outlives the run must not keep the run
@@ -436,13 +436,14 @@ class RunGuardPlugin(Controls, BasePlugin):
 
     def _judge_result(self, invocation: Invocation, flight: ModelInFlight) -> None:
         """An answer has arrived: once for the detectors, however many responses it came in."""
-        usage = flight.usage
-        if flight.charge is not None and not flight.left and not flight.charge.over:  # a model that is no class of ADK's: its border is unseen
-            self.guard.settle(flight.charge, usage or Usage(input=flight.charge.input), estimated=usage is None)
+        charge, usage = flight.charge, flight.usage.reported
+        if charge is not None and not flight.left and not charge.over:  # a model that is no class of ADK's: its border is unseen
+            bill = flight.usage.bill(charge.input, charge.audio)
+            self.guard.settle(charge, bill.usage, estimated=bill.estimated)
         if flight.judged:
             return
         flight.judged = True
-        prompt, output = (usage.input, usage.output) if usage is not None else (None, None)
+        prompt, output = flight.usage.prompt, usage.output if usage is not None else None
         self.guard.after(ModelResult(invocation.run.info.run, flight.lane, flight.agent, self.guard.clock(), prompt, output, said=flight.said))
 
     @hook

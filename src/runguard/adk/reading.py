@@ -10,19 +10,20 @@ from google.adk.events import Event
 from google.genai import types
 
 from runguard.adk import runners
-from runguard.adk.border import usage_of
 from runguard.adk.chain import Call, Invocation, ModelInFlight, lane_of, stop_in_force
 from runguard.adk.ending import Ending
 from runguard.adk.stops import left_out, refusal, with_notice
 from runguard.conductor import Guard
 from runguard.decision import NOTICE_KEY, Action
 from runguard.events import Answer, HandOff, ModelCall, ModelResult, Outcome, ToolResults
+from runguard.reading.call_usage import CallUsage
 
 if TYPE_CHECKING:
     from runguard.adk.plugin import RunGuardPlugin
 
 _NUDGE, _BLOCK = Action.NUDGE, Action.BLOCK
 _REFUSED: Final = Outcome.REFUSED
+_USER: Final = "user"
 TRANSFER: Final = "transfer_to_agent"
 # Tools by which ADK itself steers: no work, so neither progress nor repetition.
 FRAMEWORK_TOOLS: Final = frozenset({TRANSFER, "finish_task", "set_model_response", "exit_loop"})
@@ -61,8 +62,8 @@ class Reading:
                 if event.long_running_tool_ids:
                     invocation.ask(event.long_running_tool_ids)
             self._release_slot(invocation, event)
-            if invocation.live and event.usage_metadata is not None:
-                self._on_live_usage(invocation, event, ic)
+            if invocation.live:
+                self._on_live_event(invocation, event, ic)
         if event.actions.transfer_to_agent:
             self.judge_transfer(invocation, self._event_lane(invocation, event), event.author, event.actions.transfer_to_agent)
         if self._ending.skips:
@@ -93,14 +94,25 @@ class Reading:
             if task is not None:
                 invocation.run.slots.give_back(task)
 
-    def _on_live_usage(self, invocation: Invocation, event: Event, ic: InvocationContext) -> None:
-        """A live model tells its usage as it goes: booked as it comes; a budget that is spent shows at the next user content."""
+    def _on_live_event(self, invocation: Invocation, event: Event, ic: InvocationContext) -> None:
+        """A live model reports its usage as it goes: booked as it comes; a budget that is spent shows at the next user content."""
+        if event.author == _USER:
+            return
         run, lane, guard = invocation.run, self._event_lane(invocation, event), self._guard
-        usage = usage_of(event.usage_metadata)
+        heard, prompt = invocation.heard.get(lane) or (CallUsage(), 0)
+        heard.add(event)
+        if event.usage_metadata is None:
+            invocation.heard[lane] = heard, prompt
+            return
+        prompt = heard.prompt or prompt
+        invocation.heard[lane] = CallUsage(), prompt  # as many as there are lanes
+        usage, estimated = heard.bill(prompt)
+        if not (usage.input or usage.output):
+            return  # zeros, and nothing was said
         call = ModelCall(run.info.run, lane, event.author, guard.clock(), event.model_version or _live_model(ic, event.author))
         run.spend.model_calls += 1
-        guard.settle(guard.accounts.open_settled(run.purse, call), usage)
-        guard.after(ModelResult(run.info.run, lane, event.author, guard.clock(), usage.input, usage.output))
+        guard.settle(guard.accounts.open_settled(run.purse, call), usage, estimated=estimated)
+        guard.after(ModelResult(run.info.run, lane, event.author, guard.clock(), heard.prompt, usage.output))
 
     def judge_answers(
         self, invocation: Invocation, responses: list[types.FunctionResponse], *, author: str, event_id: str = "", waiting: Collection[str] = ()

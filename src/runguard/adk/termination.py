@@ -18,6 +18,7 @@ from typing import Any, Final
 from google.adk.agents import BaseAgent, LlmAgent, LoopAgent
 from google.adk.agents.invocation_context import InvocationContext
 from google.adk.events import Event, EventActions
+from google.adk.models.llm_request import LlmRequest
 from google.adk.models.llm_response import LlmResponse
 from google.adk.plugins.base_plugin import BasePlugin
 from google.adk.workflow import Workflow
@@ -25,9 +26,11 @@ from google.genai import types
 
 from runguard.adk import runners
 from runguard.adk.chain import STREAM, TERMINATIONS
+from runguard.adk.estimate import project
 from runguard.decision import METADATA_KEY, TERMINATED
 from runguard.errors import PolicyError
 from runguard.pricing import Usage
+from runguard.reading.call_usage import Bill, CallUsage
 from runguard.termination import TerminationCondition
 
 _log: Final = logging.getLogger("runguard")
@@ -103,7 +106,7 @@ class _Paid:
 
     task: asyncio.Task[Any] | None
     shown: Any  # its usage as the event will show it
-    usage: Usage | None
+    bill: Bill
     model: str
     at: float
 
@@ -203,16 +206,17 @@ class Watched:
         for paid in [one for one in self._paid if one.task is None or one.task is task or one.task.done() or now - one.at > _DELIVERY_S]:
             self._paid.remove(paid)
             self._counted.append(paid)
-            self._count(paid.usage, paid.model)
+            self._count(paid.bill.usage, paid.model)
 
     def answered(self, paid: _Paid, stream: Any) -> None:
         self.in_flight -= 1
         if stream is self.stream:
             self._paid.append(paid)
         else:  # of a runner inside of a tool, whose events are not told
-            self._count(paid.usage, paid.model)
+            self._count(paid.bill.usage, paid.model)
 
     def cut_off(self, usage: Usage | None, model: str) -> None:
+        """A call ended without an answer; it may have reported something before."""
         self.in_flight -= 1
         self._count(usage, model)
 
@@ -237,7 +241,7 @@ class Watched:
         for paid in self._paid:
             if paid.shown == usage:
                 self._paid.remove(paid)
-                return event
+                return event.model_copy(update={"usage_metadata": _report_of(paid.bill.usage)}) if paid.bill.estimated else event
         for paid in self._counted if usage is not None else ():
             if paid.shown == usage:
                 self._counted.remove(paid)
@@ -381,7 +385,7 @@ def _ending(original: Any, condition: TerminationCondition, scope: str) -> Any:
 
 
 async def asked_first(
-    call: AsyncGenerator[LlmResponse, None], watched: tuple[Watched, ...], usage_of: Callable[[Any], Usage], call_off: Callable[[], None]
+    call: AsyncGenerator[LlmResponse, None], watched: tuple[Watched, ...], request: LlmRequest, call_off: Callable[[], None]
 ) -> AsyncGenerator[LlmResponse, None]:
     """A model call that is made unless some condition around it has fired. Without content, the answer becomes nobody's."""
     watched = tuple(one for one in watched if not one.is_left)
@@ -398,22 +402,37 @@ async def asked_first(
                 one.end_wait()
         yield LlmResponse(custom_metadata={METADATA_KEY: {_KEY: {"refused": True}}})
         return
-    usage, model, answered = None, "", False
+    usage, model, answered = CallUsage(), "", False
     for one in watched:
         one.in_flight += 1
     try:
         async with aclosing(call) as answers:
             async for response in answers:
-                usage, model = response.usage_metadata or usage, response.model_version or model
+                usage.add(response)
+                model = response.model_version or model
                 if not response.partial and not answered:
                     answered = True
-                    taken = usage_of(usage) if usage is not None else None
+                    bill = _billed(usage, request)
                     for one in watched:
-                        one.answered(_Paid(task, response.usage_metadata, taken, model, time.monotonic()), stream)
+                        one.answered(_Paid(task, response.usage_metadata, bill, model, time.monotonic()), stream)
                 yield response
     finally:
         for one in watched if not answered else ():
-            one.cut_off(usage_of(usage) if usage is not None else None, model)
+            one.cut_off(usage.bill(0).usage if usage.reported is not None else None, model)
+
+
+def _billed(usage: CallUsage, request: LlmRequest) -> Bill:
+    """What a call took. The request is measured only where its size was not reported."""
+    bill = usage.bill(0)
+    if not bill.estimated:
+        return bill
+    size = project(request, None)
+    return usage.bill(size.upper, size.audio)
+
+
+def _report_of(usage: Usage) -> types.GenerateContentResponseUsageMetadata:
+    """An estimate, as the condition is to see it in the event."""
+    return types.GenerateContentResponseUsageMetadata(prompt_token_count=usage.input, candidates_token_count=usage.output)
 
 
 # ---- under install(): as if ADK had it ------------------------------------------------------------------------------

@@ -19,10 +19,10 @@ from google.adk.tools.agent_tool import AgentTool
 from google.adk.tools.tool_context import ToolContext
 from google.genai import types
 
+from runguard.fingerprint import CHARS_PER_TOKEN
 from runguard.pricing import Pricing, Rates, Usage
 from runguard.testing import ScriptedModel, call, text, transfer
 
-CHARACTERS_PER_TOKEN = 4
 PRICED_AS = "gemini-2.5-flash"  # the scripted models bill what this one would, at list price
 
 
@@ -58,8 +58,8 @@ class Meter:
 
         def answer(number: int, request: LlmRequest) -> LlmResponse:
             content = types.Content(role="model", parts=[script(number)])
-            prompt = _characters(request) // CHARACTERS_PER_TOKEN
-            output = max(_weight(content) // CHARACTERS_PER_TOKEN, 1)
+            prompt = _characters(request) // CHARS_PER_TOKEN
+            output = max(_weight(content) // CHARS_PER_TOKEN, 1)
             self.first_prompt = self.first_prompt or prompt
             self.largest_prompt = max(self.largest_prompt, prompt)
             self.prompt_tokens += prompt

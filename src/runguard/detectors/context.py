@@ -5,8 +5,7 @@ from typing import ClassVar
 from runguard.decision import Action, Finding
 from runguard.detectors.repetition import evidence_of
 from runguard.events import ModelCall, ToolResults
-
-CHARS_PER_TOKEN = 4
+from runguard.fingerprint import CHARS_PER_TOKEN
 
 
 class Context:

@@ -1,14 +1,15 @@
 """One whole answer of a model, whoever's: its usage, the tools it asks for, its text."""
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from decimal import Decimal
 from typing import Any, Final
 
 from runguard.pricing import Usage
 from runguard.reading.fields import fields, items
-from runguard.reading.sizes import UPPER, size_of
-from runguard.reading.usage import dollars, stated_cost, total_of, usage_of
+from runguard.reading.sizes import UPPER, size_of, text_size
+from runguard.reading.stated_cost import dollars, stated_cost
+from runguard.reading.usage import NO_INPUT, Counts, read_usage, total_of
 
 TEXT_CHARS: Final = 10_000  # of the text that is kept
 MAX_CALLS: Final = 256
@@ -38,8 +39,8 @@ Result = tuple[str, object, object]
 class Reading:
     """What an answer says. What it does not say is None or empty, never zero."""
 
-    usage: Usage | None = None  # None: not told
-    model: str = ""  # "": not told
+    usage: Usage | None = None  # None: not reported
+    model: str = ""  # "": not reported
     calls: tuple[Call, ...] = ()  # tools the model asks for: name, arguments (parsed; broken JSON as the text it is)
     text: str = ""  # what the model says aloud, thinking aside; its first TEXT_CHARS characters
     usd: Decimal | None = None  # only where someone stated it
@@ -49,6 +50,13 @@ class Reading:
     problems: tuple[str, ...] = ()  # what was there and cannot be true
     # Requests that the client made by itself before the one that ``usage`` is of, the newest first; an input of 0 is not told.
     earlier: tuple[Usage, ...] = ()
+    counts: Counts | None = field(default=None, compare=False, repr=False)  # what ``usage`` was made of
+    size: int = field(default=0, compare=False)  # bytes of all that was said; only where no usage was reported
+
+    @property
+    def lacks_input(self) -> bool:
+        """Whether the usage has output and no input."""
+        return self.counts is not None and self.counts.lacks_input
 
 
 def read(response: object) -> Reading:
@@ -67,13 +75,14 @@ def _read(response: Any, depth: int) -> Reading:
     told = fields(response)
     get = told.get
     problems: list[str] = []
-    usage, usd = _usage(response, get, problems)
-    said = Said()
+    counts, usd = _usage(response, get, problems)
+    said = Said(measures=counts is None)
     try:
         _content(response, get, said)
     except Exception as error:
         problems.append(f"the content could not be read: {type(error).__name__}")
-    reading = Reading(usage, model_of(get), said.calls, said.text, usd)
+    reading = Reading(None, model_of(get), said.calls, said.text, usd, size=said.size)
+    _report(reading, counts, problems)
     if type(response) is dict:
         if not _OWN.isdisjoint(response):
             try:
@@ -87,16 +96,23 @@ def _read(response: Any, depth: int) -> Reading:
     return reading
 
 
-def _usage(response: Any, get: Any, problems: list[str]) -> tuple[Usage | None, Decimal | None]:
+def _usage(response: Any, get: Any, problems: list[str]) -> tuple[Counts | None, Decimal | None]:
     try:
         told = get("usage")
-        usage = None if told is None else usage_of(told, problems)
-        if usage is None and (other := get("usage_metadata") or get("usageMetadata")) is not None:
-            usage = usage_of(other, problems)
-        return usage, stated_cost(response, told, problems)
+        counts = None if told is None else read_usage(told, problems)
+        if counts is None and (other := get("usage_metadata") or get("usageMetadata")) is not None:
+            counts = read_usage(other, problems)
+        return counts, stated_cost(response, told, problems)
     except Exception as error:
         problems.append(f"the usage could not be read: {type(error).__name__}")
         return None, None
+
+
+def _report(reading: Reading, counts: Counts | None, problems: list[str]) -> None:
+    if counts is not None:
+        reading.usage, reading.counts = counts.usage(), counts
+        if counts.lacks_input:
+            problems.append(NO_INPUT)
 
 
 def model_of(get: Any) -> str:
@@ -136,28 +152,44 @@ def rounds_of(contents: Any) -> list[int]:
 
 
 class Said:
-    """Collects texts and calls, each up to its bound."""
+    """Collects texts and calls, each up to its bound; and the size of all of it, where ``measures`` asks for that."""
 
-    __slots__ = ("calls", "text")
+    __slots__ = ("_measures", "calls", "size", "text")
 
-    def __init__(self) -> None:
+    def __init__(self, *, measures: bool = False) -> None:
+        self._measures, self.size = measures, 0
         self.text = ""
         self.calls: tuple[Call, ...] = ()
 
-    def say(self, text: Any) -> None:
-        if type(text) is str and len(self.text) < TEXT_CHARS:
+    def say(self, text: Any, *, aloud: bool = True) -> None:
+        if type(text) is not str:
+            return
+        if self._measures:
+            self.size += text_size(text)
+        if aloud and len(self.text) < TEXT_CHARS:
             self.text += text[: TEXT_CHARS - len(self.text)]
 
     def call(self, name: Any, told: Any) -> None:
-        if type(name) is str and name and len(self.calls) < MAX_CALLS:
+        if type(name) is not str or not name:
+            return
+        if self._measures:
+            self.size += len(name) + size_of(told)
+        if len(self.calls) < MAX_CALLS:
             self.calls += ((name, arguments(told)),)
+
+    def beside(self, value: Any) -> None:
+        """What was paid for and is not the answer: other choices, for example."""
+        if self._measures and value is not None:
+            self.size += size_of(value)
 
 
 def _content(response: Any, get: Any, said: Said) -> None:
     if (found := get("choices")) and (choices := items(found)):
         _choice(fields(choices[0]).get, said)
+        said.beside(choices[1:])
     elif (found := get("candidates")) and (candidates := items(found)):
         gemini_parts(fields(candidates[0]).get("content"), said)
+        said.beside(candidates[1:])
     elif (found := get("output")) and (output := items(found)):
         for item in output[:MAX_PARTS]:
             responses_item(fields(item).get, said)
@@ -178,6 +210,7 @@ def _choice(get: Any, said: Said) -> None:
     message = get("message")
     of = fields(get("delta") if message is None else message).get
     content = of("content")
+    said.say(of("reasoning_content"), aloud=False)
     if type(content) is str:
         said.say(content)
     elif content is None:
@@ -207,8 +240,8 @@ def chat_call(get: Any, said: Said) -> None:
 def gemini_parts(content: Any, said: Said) -> None:
     for part in items(fields(content).get("parts"))[:MAX_PARTS]:
         of = fields(part).get
-        if (text := of("text")) is not None and of("thought") is not True:
-            said.say(text)
+        if (text := of("text")) is not None:
+            said.say(text, aloud=of("thought") is not True)
         elif (call := of("function_call") or of("functionCall")) is not None:
             of = fields(call).get
             said.call(of("name"), of("args"))
@@ -226,6 +259,8 @@ def responses_item(get: Any, said: Said) -> None:
     elif (where := _ACTIONS.get(kind)) is not None:
         name = get("name")
         said.call(kind.removesuffix("_call") if name is None else name, get(where))
+    elif kind == "reasoning":
+        said.beside([get("summary"), get("content")])
 
 
 def anthropic_block(get: Any, said: Said) -> None:
@@ -236,6 +271,8 @@ def anthropic_block(get: Any, said: Said) -> None:
         said.say(get("text"))
     elif kind == "tool_use":
         said.call(get("name"), get("input"))
+    elif kind == "thinking":
+        said.say(get("thinking"), aloud=False)
 
 
 def arguments(told: Any) -> object:
@@ -257,10 +294,10 @@ def _own_word(told: dict[Any, Any], reading: Reading, problems: list[str], depth
     """``{"usd": 0.01, "sig": "search", "tokens": 900, "response": ...}``: what is said outside goes before what the response says."""
     if (inner := told.get("response")) is not None and depth < _NESTED:
         _fill(reading, _read(inner, depth + 1))
-    usage = usage_of(told, problems)
-    if usage is None and (tokens := told.get("tokens")) is not None:
-        usage = _tokens(tokens, problems)
-    reading.usage = reading.usage if usage is None else usage
+    counts = read_usage(told, problems)
+    if counts is None and (tokens := told.get("tokens")) is not None:
+        counts = _tokens(tokens, problems)
+    _report(reading, counts, problems)
     usd = dollars(told.get("usd"), "usd", problems)
     reading.usd = reading.usd if usd is None else usd
     sig = told.get("sig")
@@ -272,7 +309,8 @@ def _own_word(told: dict[Any, Any], reading: Reading, problems: list[str], depth
 
 
 def _fill(reading: Reading, inner: Reading) -> None:
-    reading.usage = inner.usage if reading.usage is None else reading.usage
+    if reading.usage is None:
+        reading.usage, reading.counts, reading.size = inner.usage, inner.counts, max(reading.size, inner.size)
     reading.usd = inner.usd if reading.usd is None else reading.usd
     reading.sig = inner.sig
     reading.model = reading.model or inner.model
@@ -281,10 +319,10 @@ def _fill(reading: Reading, inner: Reading) -> None:
     reading.result, reading.results, reading.problems, reading.earlier = inner.result, inner.results, inner.problems, inner.earlier
 
 
-def _tokens(told: Any, problems: list[str]) -> Usage | None:
+def _tokens(told: Any, problems: list[str]) -> Counts | None:
     if len(pair := items(told)) == 2:
-        return usage_of({"input_tokens": pair[0], "output_tokens": pair[1]}, problems)
-    return total_of(told, problems) if type(told) in (int, float) else usage_of(told, problems)
+        return read_usage({"input_tokens": pair[0], "output_tokens": pair[1]}, problems)
+    return total_of(told, problems) if type(told) in (int, float) else read_usage(told, problems)
 
 
 def _results(told: Any, problems: list[str]) -> tuple[Result, ...]:

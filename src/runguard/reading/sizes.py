@@ -1,4 +1,4 @@
-"""How much a prompt holds, in bytes of text: media count as the text that would have as many tokens.
+"""How large a prompt or an answer is, in bytes of text: media count as the text that would have as many tokens.
 
 No code of the values runs, and the work is bounded: linear in the text, and in the number of values up to ``_NODES``.
 """
@@ -6,9 +6,11 @@ No code of the values runs, and the work is bounded: linear in the text, and in 
 from types import FunctionType, MethodType
 from typing import Any, Final
 
-from runguard.reading.fields import attributes
+from runguard.fingerprint import CHARS_PER_TOKEN
+from runguard.reading.fields import attributes, fields, items
 
-UPPER: Final = 3  # bytes of text per token, reckoned high
+UPPER: Final = 3  # bytes of text per token, estimated high: for what is reserved
+LIKELY: Final = CHARS_PER_TOKEN  # and as it mostly is: for what came back
 _NODES: Final = 250_000
 _ENOUGH: Final = 64_000_000  # bytes; so large is whatever holds more values than that
 _ENTRY: Final = 6  # what stands around a name and its value
@@ -16,7 +18,7 @@ _ITEM: Final = 2
 _NUMBER: Final = 4
 _FRACTION: Final = 12
 _DECLARED: Final = 64  # of a function or a schema given as a class, for each argument or field beside its description
-_IMAGE_TOKENS: Final = 1_600  # the dearest of the usual tariffs for an image of common size
+IMAGE_TOKENS: Final = 1_600  # the most expensive of the usual tariffs for an image of common size
 _AUDIO_BYTES: Final = 500  # per token: 32 tokens a second at a common rate of 16 kB a second
 _VIDEO_BYTES: Final = 400
 _DOCUMENT_BYTES: Final = 100
@@ -37,6 +39,31 @@ def text_size(text: str) -> int:
 
 def size_of(value: Any) -> int:
     return measure(value)[0]
+
+
+def tokens_in(size: int) -> int:
+    """The tokens of so many bytes that a model wrote."""
+    return -(-size // LIKELY)
+
+
+def answer_size(content: Any) -> int:
+    """Bytes of a content of Gemini or ADK, as an object or as JSON: thinking and function calls included."""
+    if type(content) is str:
+        return text_size(content)
+    size = 0
+    for part in items(fields(content).get("parts")):
+        get = fields(part).get
+        if type(text := get("text")) is str:
+            size += text_size(text)
+        elif (call := get("function_call") or get("functionCall")) is not None:
+            get = fields(call).get
+            size += size_of(get("name")) + size_of(get("args"))
+        elif (answer := get("function_response") or get("functionResponse")) is not None:
+            get = fields(answer).get
+            size += size_of(get("name")) + size_of(get("response"))
+        else:
+            size += size_of(part)
+    return size
 
 
 def measure(value: Any) -> tuple[int, int]:
@@ -99,7 +126,7 @@ def _other(item: Any, kind: type, pending: list[Any]) -> int:
     if issubclass(kind, (type, FunctionType, MethodType)):
         return _declaration(item)
     if kind.__module__.startswith("PIL."):
-        return _IMAGE_TOKENS * UPPER
+        return IMAGE_TOKENS * UPPER
     if kind.__module__ != "unittest.mock" and (held := attributes(item)):
         pending.append(held)
     return 0
@@ -117,32 +144,33 @@ def _media_in(item: dict[Any, Any]) -> tuple[int, int, bool] | None:
     kind = item.get("type")
     if type(kind) is str:
         if kind in _IMAGES:
-            return _IMAGE_TOKENS, 0, False
+            return IMAGE_TOKENS, 0, False
         if kind in _FILES:
-            return _IMAGE_TOKENS, 0, True  # its length may not be told
+            return IMAGE_TOKENS, 0, True  # its length may not be told
     if "file_uri" in item or "fileUri" in item:
-        return _IMAGE_TOKENS, 0, True
+        return IMAGE_TOKENS, 0, True
     mime = next((told for name in _MIMES if type(told := item.get(name)) is str), None)
     if mime is None:
         return None
     data = item.get("data")
     if type(data) is bytes:
-        return (*_media(mime, len(data)), False)
+        return (*media_tokens(mime, len(data)), False)
     if type(data) is str:
-        return (text_size(data) // UPPER + 1, 0, False) if mime.startswith("text/") else (*_media(mime, len(data) * 3 // 4), False)
+        return (text_size(data) // UPPER + 1, 0, False) if mime.startswith("text/") else (*media_tokens(mime, len(data) * 3 // 4), False)
     length = item.get("size_bytes", item.get("sizeBytes"))
-    return (*_media(mime, length), False) if type(length) is int and length >= 0 else None
+    return (*media_tokens(mime, length), False) if type(length) is int and length >= 0 else None
 
 
 def _data_url(text: str) -> tuple[int, int]:
-    return _media(text[5:69].partition(",")[0].partition(";")[0], len(text) * 3 // 4)
+    return media_tokens(text[5:69].partition(",")[0].partition(";")[0], len(text) * 3 // 4)
 
 
-def _media(mime: str, length: int) -> tuple[int, int]:
+def media_tokens(mime: str, length: int) -> tuple[int, int]:
+    """Tokens of so many bytes of a kind of media, and the audio tokens among them."""
     if mime.startswith("audio/") or mime in _SOUNDS:
         return length // _AUDIO_BYTES + 1, length // _AUDIO_BYTES + 1
     if mime.startswith("image/"):
-        return _IMAGE_TOKENS, 0
+        return IMAGE_TOKENS, 0
     if mime.startswith("video/"):
         return length // _VIDEO_BYTES, 0
     if mime.startswith("text/"):

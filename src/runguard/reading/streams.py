@@ -1,5 +1,6 @@
-"""An answer that comes in pieces. Usage in a stream is cumulative, whoever sends it: the last word counts, never the sum."""
+"""An answer that comes in pieces. Usage in a stream is cumulative with every provider: figures only grow, and they are not added up."""
 
+from dataclasses import replace
 from decimal import Decimal
 from typing import Any, Final
 
@@ -20,13 +21,12 @@ from runguard.reading.answers import (
     responses_item,
 )
 from runguard.reading.fields import fields, items
-from runguard.reading.sizes import UPPER, size_of, text_size
-from runguard.reading.usage import stated_cost, usage_of
+from runguard.reading.sizes import UPPER, size_of, text_size, tokens_in
+from runguard.reading.stated_cost import stated_cost
+from runguard.reading.usage import NO_INPUT, Counts, read_usage
 
 _MAX_PROBLEMS: Final = 16
 _CHOICES: Final = 128
-_CUMULATIVE: Final = ("input_tokens", "output_tokens", "cache_read_input_tokens", "cache_creation_input_tokens")
-_OTHER: Final = ("output_tokens_details", "iterations")
 _ENDS: Final = frozenset({"response.completed", "response.incomplete", "response.failed"})
 
 
@@ -60,8 +60,8 @@ class StreamReading:
     """``feed`` it every chunk; ``reading()`` is what they say together so far, also when the stream was left in the middle."""
 
     __slots__ = (
-        *("_asked", "_begun", "_calls", "_closed", "_earlier", "_full", "_history", "_merged", "_model", "_own", "_partial", "_problems", "_room"),
-        *("_spoken", "_texts", "_usage", "_usd", "chars", "is_final"),
+        *("_asked", "_begun", "_calls", "_closed", "_counts", "_earlier", "_full", "_history", "_model", "_own", "_partial", "_problems", "_room"),
+        *("_reported_at", "_spoken", "_texts", "_usd", "chars", "is_final"),
     )
 
     def __init__(self) -> None:
@@ -70,8 +70,8 @@ class StreamReading:
         self._room = TEXT_CHARS
         self._calls: list[_Growing | Call] = []
         self._begun: dict[tuple[object, ...], _Growing] = {}
-        self._usage: Usage | None = None
-        self._merged: dict[str, Any] = {}  # Anthropic's usage, which comes in two halves
+        self._counts: Counts | None = None  # Anthropic's come in two halves: input first, output last
+        self._reported_at = -1  # ``chars`` when the last report came
         self._model = ""
         self._usd: Decimal | None = None
         self._own: tuple[object, object, tuple[Result, ...]] = (None, None, ())
@@ -85,32 +85,52 @@ class StreamReading:
 
     def feed(self, chunk: object) -> None:
         """One more piece. Never raises."""
+        self._reported_at, before = -1, self._reported_at
         try:
             self._feed(chunk)
         except Exception as error:
             self._problem(f"a chunk could not be read: {type(error).__name__}")
+        self._reported_at = before if self._reported_at < 0 else self.chars  # with all that its own chunk says
 
     def take_whole(self, snapshot: object) -> None:
         """What somebody else has put together from the same pieces so far."""
         self.feed(snapshot)
         get = fields(snapshot).get
         ends = [get("stop_reason"), *(fields(choice).get("finish_reason") for choice in items(get("choices"))[:1])]
-        self.is_final = self._usage is not None and any(end is not None for end in ends)
+        self.is_final = self._counts is not None and any(end is not None for end in ends)
 
     def reading(self) -> Reading:
         """What has been said so far; asking changes nothing."""
-        problems = list(self._problems)
-        usage = self._usage
-        if self._merged and (merged := usage_of(self._merged, problems)) is not None:
-            usage = merged
-        calls = tuple(call.whole() if type(call) is _Growing else call for call in self._calls)
-        told: tuple[Any, ...] = (*self._own, tuple(problems[:_MAX_PROBLEMS]), tuple(reversed(self._earlier)))
-        return Reading(usage, self._model, calls, "".join(self._texts), self._usd, *told)  # type: ignore[arg-type]
+        counts, problems = self._counts, self._problems
+        if counts is not None and counts.lacks_input:
+            problems = [*problems, NO_INPUT]
+        calls: tuple[Call, ...] = tuple(call.whole() if isinstance(call, _Growing) else call for call in self._calls)
+        sig, result, results = self._own
+        return Reading(
+            None if counts is None else counts.usage(),
+            self._model,
+            calls,
+            "".join(self._texts),
+            self._usd,
+            sig,
+            result,
+            results,
+            tuple(problems[:_MAX_PROBLEMS]),
+            tuple(reversed(self._earlier)),
+            None if counts is None else replace(counts),
+            self.heard,
+        )
 
     @property
     def heard(self) -> int:
         """``chars`` of the request under way."""
         return self.chars - self._spoken
+
+    @property
+    def ends_unreported(self) -> bool:
+        """Whether more was said since the last report than that one can have counted."""
+        counts = self._counts
+        return counts is not None and self.chars > self._reported_at and tokens_in(self.heard) > counts.usage().output
 
     # ---- which kind of piece ----------------------------------------------------------------------------------------
 
@@ -145,7 +165,9 @@ class StreamReading:
         self._add(read(chunk), chunk)
 
     def _add(self, told: Reading, chunk: object) -> None:
-        self._usage, self._usd = told.usage or self._usage, self._usd if told.usd is None else told.usd
+        if told.counts is not None:
+            self._take(told.counts)
+        self._usd = self._usd if told.usd is None else told.usd
         self._model = told.model or self._model
         sig, result, results = self._own
         self._own = (sig if told.sig is None else told.sig, result if told.result is None else told.result, told.results or results)
@@ -185,10 +207,22 @@ class StreamReading:
             if (growing := self._begun.get(key)) is not None:
                 growing.add(piece)
 
-    def _told(self, told: Any) -> None:
-        if told is not None and (usage := usage_of(told, self._problems)) is not None:
-            self._usage = usage
-        del self._problems[_MAX_PROBLEMS:]
+    def _told(self, told: Any) -> bool:
+        """Whether a usage report says anything."""
+        problems: list[str] = []
+        counts = None if told is None else read_usage(told, problems)
+        for problem in problems:
+            self._problem(problem)
+        if counts is not None:
+            self._take(counts)
+        return counts is not None
+
+    def _take(self, counts: Counts) -> None:
+        self._reported_at = self.chars
+        if self._counts is None:
+            self._counts = replace(counts)
+        else:
+            self._counts.add(counts)
 
     def _problem(self, problem: str) -> None:
         if len(self._problems) < _MAX_PROBLEMS and problem not in self._problems:
@@ -199,7 +233,7 @@ class StreamReading:
     def _chat_chunk(self, chunk: Any, get: Any, choices: list[Any]) -> None:
         self._model = model_of(get) or self._model
         told = get("usage")
-        self._told(told)
+        reported = self._told(told)
         usd = stated_cost(chunk, told, self._problems)
         self._usd = self._usd if usd is None else usd
         for choice in choices[:_CHOICES]:
@@ -215,7 +249,7 @@ class StreamReading:
             if (older := delta("function_call")) is not None:
                 self._chat_piece(("function",), fields(older).get, None, "arguments", first)
             self._closed = self._closed or of("finish_reason") is not None
-        self.is_final = self.is_final or (told is not None and (self._closed or not choices))
+        self.is_final = self.is_final or (reported and (self._closed or not choices))
 
     def _chat_call(self, get: Any, first: bool) -> None:
         index = get("index")
@@ -245,8 +279,7 @@ class StreamReading:
         self._closed = self._closed or _ends(get)
         told = get("usage_metadata")
         told = get("usageMetadata") if told is None else told
-        self._told(told)
-        self.is_final = self._closed and told is not None
+        self.is_final = self._told(told) and self._closed
         if not parts:
             return
         partial = get("partial")
@@ -264,8 +297,8 @@ class StreamReading:
     def _next_request(self, history: int) -> None:
         """google-genai has called functions by itself and asks again: what was told so far is of a request that is over."""
         if history > self._history or len(self._calls) > self._asked:  # else a provider that goes on after its end
-            self._earlier.append(self._usage or Usage(output=-(-self.heard // UPPER)))
-            self._usage, self._history, self._spoken, self._asked = None, history, self.chars, len(self._calls)
+            self._earlier.append(Usage(output=-(-self.heard // UPPER)) if self._counts is None else self._counts.usage())
+            self._counts, self._history, self._spoken, self._asked = None, history, self.chars, len(self._calls)
         self._closed = False
 
     def _gemini_part(self, get: Any) -> None:
@@ -287,7 +320,7 @@ class StreamReading:
             self._calls += said.calls[: MAX_CALLS - len(self._calls)]  # their characters came as deltas
         elif (response := get("response")) is not None:
             self._response(response, whole=kind in _ENDS)
-            self.is_final = kind in _ENDS and self._usage is not None
+            self.is_final = kind in _ENDS and self._counts is not None
 
     def _response(self, response: Any, *, whole: bool) -> None:
         told, streamed = read(response), self.chars
@@ -303,22 +336,10 @@ class StreamReading:
     def _message_start(self, get: Any) -> None:
         of = fields(get("message")).get
         self._model = model_of(of) or self._model
-        self._merge(of("usage"))
+        self._told(of("usage"))
 
     def _message_delta(self, get: Any) -> None:
-        self._merge(get("usage"))
-        self.is_final = fields(get("delta")).get("stop_reason") is not None
-
-    def _merge(self, usage: Any) -> None:
-        """Input comes first and output last, both cumulative; what comes again never says less."""
-        get = fields(usage).get
-        for name in _CUMULATIVE:
-            count, known = get(name), self._merged.get(name)
-            if type(count) in (int, float) and (known is None or (type(count) is int and count > known)):
-                self._merged[name] = count
-        for name in _OTHER:
-            if (told := get(name)) is not None:
-                self._merged[name] = told
+        self.is_final = self._told(get("usage")) and fields(get("delta")).get("stop_reason") is not None
 
     def _block_start(self, get: Any) -> None:
         of = fields(get("content_block")).get

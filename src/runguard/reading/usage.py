@@ -1,19 +1,29 @@
-"""The tokens and the cost that a provider states, in our terms.
+"""The one reader of token usage: what a provider reports of a call, in our terms.
 
-Providers are told apart by the names they use, not by where the numbers stand: the same names come back from proxies and gateways.
+Reports are recognised by the names of their fields, not by the class or the place they come from: proxies, gateways and recorded
+sessions use the same names. How each kind of token counts is decided here, once:
+
+- **Tool-use prompt tokens** belong to the input, as in google-genai's total.
+- **Cached tokens and cache writes** are parts of the input. Where they do not fit into it, they were reported beside it and are added.
+- **Thinking** belongs to the output. Some models report it within the answer, some beside it: the total tells which.
+- **Audio tokens** are counted apart, because they have prices of their own. **Images and video** count as the text around them; where a
+  model charges more for them, its price for that whole direction is the higher one.
+- **Only zeros** mean that nothing was reported. So does a figure that is not a count of tokens.
 """
 
-from decimal import Context, Decimal, InvalidOperation
+from dataclasses import dataclass
+from dataclasses import fields as dataclass_fields
 from typing import Any, Final
 
 from runguard.pricing import Usage
-from runguard.reading.fields import fields, items, private
+from runguard.reading.fields import fields, items
 
-_NUMBERS: Final = frozenset({int, float})  # exact types: True is no count, and neither is a stand-in of a test
-_MOST: Final = 10**12  # tokens of one call; more is a fault of whoever counted
-_DEAREST: Final = 1_000_000  # USD for one call
-_EXACT: Final = Context(prec=60)  # the host program may have changed its own
+_NUMBERS: Final = frozenset({int, float})  # exact types: a bool is not a count, and neither is a mock
+_WRONG: Final = frozenset({float, bool, str})  # meant as a count, and not one
+_COUNTS: Final = _WRONG | {int}
+_MOST: Final = 10**12  # tokens of one call; more is a fault of the counter
 _ENTRIES: Final = 64  # of a list that are looked at
+NO_INPUT: Final = "usage: no input tokens reported"
 
 _SNAKE: Final = (
     "prompt_token_count",
@@ -21,14 +31,16 @@ _SNAKE: Final = (
     "total_token_count",
     "tool_use_prompt_token_count",
     "thoughts_token_count",
-    "cached_content_token_count",
     "response_token_count",
+    "cached_content_token_count",
+    "cache_creation_input_tokens",
     "prompt_tokens_details",
     "tool_use_prompt_tokens_details",
     "cache_tokens_details",
     "candidates_tokens_details",
+    "response_tokens_details",
 )
-
+_TELLING: Final = 6  # how many of them say that this is a report of Gemini or ADK
 
 _CACHE: Final = (("cache_read_input_tokens", "cached"), ("cache_creation_input_tokens", "cache_write"))
 _OF_INPUT: Final = (
@@ -48,41 +60,92 @@ def _camel(name: str) -> str:
 _CAMEL: Final = tuple(_camel(name) for name in _SNAKE)
 
 
-def usage_of(told: Any, problems: list[str]) -> Usage | None:
-    """None: not told. So are zeros alone, which libraries fill in when the provider said nothing."""
-    kind = type(told)
+@dataclass(slots=True)
+class Counts:
+    """The figures that were reported of one call. Zero: not reported."""
+
+    input: int = 0  # the whole prompt
+    answer: int = 0  # candidates, completion
+    beside: int = 0  # thinking that the answer may not include
+    total: int = 0
+    cached: int = 0
+    cache_write: int = 0
+    audio: int = 0
+    cached_audio: int = 0
+    audio_output: int = 0
+    thinking: int = 0
+
+    def add(self, later: "Counts") -> bool:
+        """Take in another report of the same call. No figure falls: a last chunk of zeros takes nothing back. True: something is new."""
+        changed = False
+        for name in _FIGURES:
+            if (figure := getattr(later, name)) > getattr(self, name):
+                setattr(self, name, figure)
+                changed = True
+        return changed
+
+    def usage(self) -> Usage:
+        prompt, apart = self.input, self.cached + self.cache_write
+        if apart > prompt:  # ADK 2.3 reports Anthropic's prompt without them
+            prompt += apart
+        output = self.total - prompt if self.total >= prompt + self.answer else self.answer + self.beside
+        return Usage(prompt, output, self.cached, self.cache_write, self.audio, self.cached_audio, self.audio_output, self.thinking)
+
+    @property
+    def is_undivided(self) -> bool:
+        """Only a total is known. All of it counts as output, the most expensive that it can have been."""
+        return not (self.input or self.answer or self.beside or self.cached or self.cache_write)
+
+    @property
+    def lacks_input(self) -> bool:
+        """An answer was counted and its prompt was not."""
+        return not (self.input or self.cached or self.cache_write) and not self.is_undivided
+
+    @classmethod
+    def of(cls, usage: Usage) -> "Counts":
+        parts = (usage.cached, usage.cache_write, usage.audio, usage.cached_audio, usage.audio_output, usage.thinking)
+        return cls(usage.input, usage.output, 0, 0, *parts)
+
+
+_FIGURES: Final = tuple(field.name for field in dataclass_fields(Counts))
+
+
+def read_usage(report: Any, problems: list[str]) -> Counts | None:
+    """None: nothing was reported. What cannot be true goes to ``problems``."""
+    kind = type(report)
     if kind is Usage:
-        return told  # type: ignore[no-any-return]
+        return Counts.of(report)
     if kind is int or kind is float:
-        return total_of(told, problems)
-    get = fields(told).get
-    if type(get("prompt_tokens")) in _NUMBERS or type(get("completion_tokens")) in _NUMBERS:
-        read = _chat
+        return total_of(report, problems)
+    get = fields(report).get
+    before = len(problems)
+    if _is_told(get, _SNAKE):
+        counts = _gemini(get, _SNAKE, problems)
+    elif type(get("prompt_tokens")) in _NUMBERS or type(get("completion_tokens")) in _NUMBERS:
+        counts = _chat(get, problems)
     elif type(get("input_tokens")) in _NUMBERS or type(get("output_tokens")) in _NUMBERS:
-        read = _split
-    elif type(get("prompt_token_count")) in _NUMBERS or type(get("total_token_count")) in _NUMBERS:
-        read = _gemini_snake
-    elif type(get("promptTokenCount")) in _NUMBERS or type(get("totalTokenCount")) in _NUMBERS:
-        read = _gemini_camel
+        counts = _split(get, problems)
+    elif _is_told(get, _CAMEL):
+        counts = _gemini(get, _CAMEL, problems)
     elif type(get("input")) in _NUMBERS or type(get("output")) in _NUMBERS:
-        read = _plain
+        counts = _plain(get, problems)
     elif type(get("total_tokens")) in _NUMBERS:
         return total_of(get("total_tokens"), problems)
     else:
         return None
-    usage = read(get, problems)
-    if usage is not None and not usage.input:
-        if not usage.output:
-            problems.append("usage: zero tokens in and out, taken as not told")
-            return None
-        problems.append("usage: input tokens are not told")
-    return usage
+    if counts is None:
+        return None
+    if not (counts.input or counts.answer or counts.beside or counts.total or counts.cached or counts.cache_write):
+        if len(problems) == before:
+            problems.append("usage: zero tokens in and out, which means not reported")
+        return None
+    return counts
 
 
-def total_of(told: Any, problems: list[str]) -> Usage | None:
-    """Tokens without a word about their kind count as output: the dearest that they can have been."""
-    tokens = _count({"tokens": told}.get, "tokens", problems)
-    return Usage(output=tokens) if tokens else None
+def total_of(tokens: Any, problems: list[str]) -> Counts | None:
+    """Tokens of an unknown kind."""
+    total = _count({"tokens": tokens}.get, "tokens", problems)
+    return Counts(total=total) if total else None
 
 
 def _count(get: Any, name: str, problems: list[str]) -> int:
@@ -91,56 +154,49 @@ def _count(get: Any, name: str, problems: list[str]) -> int:
         return 0
     if type(value) is int and 0 <= value <= _MOST:
         return value
-    if type(value) in _NUMBERS:
+    if type(value) in _COUNTS:
         problems.append(f"{name}: not a count of tokens")
     return 0
 
 
-def _parts(usage: Usage, told: Any, names: tuple[tuple[str, str], ...], problems: list[str]) -> None:
-    """Counts that are parts of others. Most are not told or zero, and one that is broken leaves the rest."""
-    get = fields(told).get
+def _parts(counts: Counts, report: Any, names: tuple[tuple[str, str], ...], problems: list[str]) -> None:
+    """Figures that are parts of others. Most are missing or zero, and a broken one leaves the rest."""
+    get = fields(report).get
     for name, part in names:
-        count = get(name)
-        if type(count) is int and 0 <= count <= _MOST:
-            if count:
-                setattr(usage, part, count)
-        elif type(count) in _NUMBERS:
-            problems.append(f"{name}: not a count of tokens")
+        if count := _count(get, name, problems):
+            setattr(counts, part, count)
 
 
-def _chat(get: Any, problems: list[str]) -> Usage | None:
-    """OpenAI's chat completions, LiteLLM, and all that speak like them: the prompt includes what was cached."""
+def _chat(get: Any, problems: list[str]) -> Counts | None:
+    """OpenAI's chat completions, LiteLLM, and all with the same names: the prompt includes what was cached."""
     before = len(problems)
-    prompt, output, total = _count(get, "prompt_tokens", problems), _count(get, "completion_tokens", problems), _count(get, "total_tokens", problems)
+    counts = Counts(_count(get, "prompt_tokens", problems), _count(get, "completion_tokens", problems), total=_count(get, "total_tokens", problems))
     if len(problems) > before:
         return None
-    # some leave the thinking out of the completion, none out of the total
-    usage = Usage(prompt, output if output + prompt >= total else total - prompt)
-    if get("cache_read_input_tokens") is not None or get("cache_creation_input_tokens") is not None:  # LiteLLM, as Anthropic said it
-        _parts(usage, {name: get(name) for name, _ in _CACHE}, _CACHE, problems)
+    if get("cache_read_input_tokens") is not None or get("cache_creation_input_tokens") is not None:  # LiteLLM, of Anthropic
+        _parts(counts, {name: get(name) for name, _ in _CACHE}, _CACHE, problems)
     if (details := get("prompt_tokens_details")) is not None:
-        _parts(usage, details, _OF_INPUT, problems)
+        _parts(counts, details, _OF_INPUT, problems)
     if (details := get("completion_tokens_details")) is not None:
-        _parts(usage, details, _OF_OUTPUT, problems)
-    return usage
+        _parts(counts, details, _OF_OUTPUT, problems)
+    return counts
 
 
-def _split(get: Any, problems: list[str]) -> Usage | None:
-    """Input and output by these names: OpenAI's responses, which tell what of the input was cached; or Anthropic's."""
+def _split(get: Any, problems: list[str]) -> Counts | None:
+    """Input and output by these names: OpenAI's responses, which say what of the input was cached; or Anthropic's."""
     if (details := get("input_tokens_details")) is None:
         return _anthropic(get, problems)
     before = len(problems)
-    tokens, output, total = _count(get, "input_tokens", problems), _count(get, "output_tokens", problems), _count(get, "total_tokens", problems)
+    counts = Counts(_count(get, "input_tokens", problems), _count(get, "output_tokens", problems), total=_count(get, "total_tokens", problems))
     if len(problems) > before:
         return None
-    usage = Usage(tokens, output if output + tokens >= total else total - tokens)
-    _parts(usage, details, _OF_INPUT, problems)
+    _parts(counts, details, _OF_INPUT, problems)
     if (details := get("output_tokens_details")) is not None:
-        _parts(usage, details, _OF_OUTPUT, problems)
-    return usage
+        _parts(counts, details, _OF_OUTPUT, problems)
+    return counts
 
 
-def _anthropic(get: Any, problems: list[str]) -> Usage | None:
+def _anthropic(get: Any, problems: list[str]) -> Counts | None:
     """The input leaves out what was read from a cache and what was written to one."""
     if rounds := get("iterations"):
         return _rounds(items(rounds), problems)
@@ -149,108 +205,67 @@ def _anthropic(get: Any, problems: list[str]) -> Usage | None:
     cached, write = _count(get, "cache_read_input_tokens", problems), _count(get, "cache_creation_input_tokens", problems)
     if len(problems) > before:
         return None
-    usage = Usage(tokens + cached + write, output, cached, write)
+    counts = Counts(tokens + cached + write, output, cached=cached, cache_write=write)
     if (details := get("output_tokens_details")) is not None:
-        _parts(usage, details, _OF_OUTPUT, problems)
-    return usage
+        _parts(counts, details, _OF_OUTPUT, problems)
+    return counts
 
 
-def _rounds(rounds: Any, problems: list[str]) -> Usage | None:
-    """A message that Anthropic compacted on the way was sampled several times; the counts beside the list leave some of that out."""
-    whole = Usage()
-    for told in rounds[:_ENTRIES]:
-        of = fields(told).get
-        usage = None if of("iterations") else _anthropic(of, problems)
-        if usage is None:
+def _rounds(rounds: Any, problems: list[str]) -> Counts | None:
+    """A message that Anthropic compacted on the way was sampled several times; the figures beside the list leave some of that out."""
+    whole = Counts()
+    for report in rounds[:_ENTRIES]:
+        of = fields(report).get
+        counts = None if of("iterations") else _anthropic(of, problems)
+        if counts is None:
             return None
-        whole.input, whole.output = whole.input + usage.input, whole.output + usage.output
-        whole.cached, whole.cache_write = whole.cached + usage.cached, whole.cache_write + usage.cache_write
-        whole.thinking += usage.thinking
+        for name in _FIGURES:
+            setattr(whole, name, getattr(whole, name) + getattr(counts, name))
     return whole
 
 
-def _gemini_snake(get: Any, problems: list[str]) -> Usage | None:
-    return _gemini(get, _SNAKE, problems)
+def _is_told(get: Any, names: tuple[str, ...]) -> bool:
+    """Whether a report has one of Gemini's names."""
+    return any(type(get(name)) in _COUNTS for name in names[:_TELLING])
 
 
-def _gemini_camel(get: Any, problems: list[str]) -> Usage | None:
-    return _gemini(get, _CAMEL, problems)
-
-
-def _gemini(get: Any, names: tuple[str, ...], problems: list[str]) -> Usage | None:
-    """Models differ in whether candidates include thoughts, so output is what the total leaves."""
-    prompt_name, output_name, total_name, tool_name, thought_name, cached_name, live_name, heard, tool_heard, cached_heard, spoken = names
+def _gemini(get: Any, names: tuple[str, ...], problems: list[str]) -> Counts | None:
+    """Gemini, and ADK, which uses its names for every model."""
+    prompt, answer, total, tool, thoughts, live, cached, write, heard, tool_heard, cached_heard, spoken, live_spoken = names
     before = len(problems)
-    prompt = _count(get, prompt_name, problems) + _count(get, tool_name, problems)
-    output = _count(get, output_name, problems) or _count(get, live_name, problems)
-    thinking, total = _count(get, thought_name, problems), _count(get, total_name, problems)
+    thinking = _count(get, thoughts, problems)
+    counts = Counts(
+        _count(get, prompt, problems) + _count(get, tool, problems),
+        _count(get, answer, problems) or _count(get, live, problems),
+        thinking,
+        _count(get, total, problems),
+        thinking=thinking,
+    )
     if len(problems) > before:
         return None
-    usage = Usage(prompt, total - prompt if total >= prompt + output else output + thinking, _count(get, cached_name, problems))
-    usage.thinking = thinking
-    usage.cache_write = _count(get, "cache_creation_input_tokens", problems)  # ADK's other models
+    counts.cached, counts.cache_write = _count(get, cached, problems), _count(get, write, problems)
     if details := get(heard):
-        usage.audio = _audio(details, problems)
+        counts.audio = _audio(details, problems)
     if details := get(tool_heard):
-        usage.audio += _audio(details, problems)
+        counts.audio += _audio(details, problems)
     if details := get(cached_heard):
-        usage.cached_audio = _audio(details, problems)
-    if details := get(spoken):
-        usage.audio_output = _audio(details, problems)
-    return usage
+        counts.cached_audio = _audio(details, problems)
+    if details := get(spoken) or get(live_spoken):
+        counts.audio_output = _audio(details, problems)
+    return counts
 
 
 def _audio(details: Any, problems: list[str]) -> int:
     heard = 0
     for detail in items(details)[:_ENTRIES]:
         of = fields(detail).get
-        if of("modality") == "AUDIO":
+        modality = of("modality")
+        if isinstance(modality, str) and str.upper(modality) == "AUDIO":
             heard += _count(of, "token_count", problems) or _count(of, "tokenCount", problems)
     return heard
 
 
-def _plain(get: Any, problems: list[str]) -> Usage | None:
+def _plain(get: Any, problems: list[str]) -> Counts | None:
     before = len(problems)
-    usage = Usage(_count(get, "input", problems), _count(get, "output", problems), _count(get, "cached", problems))
-    return usage if len(problems) == before else None
-
-
-def dollars(value: Any, name: str, problems: list[str]) -> Decimal | None:
-    """An amount that can have been meant; anything else is not told, and that is said."""
-    if value is None:
-        return None
-    kind = type(value)
-    usd: Decimal | None = None
-    if kind is Decimal:
-        usd = value
-    elif kind is int:
-        usd = Decimal(value) if abs(value) <= _DEAREST else Decimal("Infinity")
-    elif kind is float or (kind is str and len(value) <= 64):
-        try:
-            usd = Decimal(str(value))  # 0.1 means 0.1, not the binary fraction nearest to it
-        except InvalidOperation:
-            usd = None
-    if usd is not None and usd.is_finite() and 0 <= usd <= _DEAREST:
-        return usd
-    if usd is not None or kind in (str, bool):
-        problems.append(f"{name}: not an amount of USD from 0 to a million")
-    return None
-
-
-def stated_cost(response: Any, usage: Any, problems: list[str]) -> Decimal | None:
-    """What LiteLLM reckoned for the call, or a gateway such as OpenRouter charged for it."""
-    if (hidden := private(response, "_hidden_params")) is not None and (cost := fields(hidden).get("response_cost")) is not None:
-        return dollars(cost, "response_cost", problems)
-    if usage is None:
-        return None
-    get = fields(usage).get
-    cost = get("cost")
-    if cost is None:
-        return None
-    if type(cost) not in _NUMBERS:
-        cost = fields(cost).get("total_cost")  # Perplexity gives a table
-    charged = dollars(cost, "usage.cost", problems)
-    if charged is not None and get("is_byok") is True:  # with a key of one's own, the provider's bill comes on top
-        beside = dollars(fields(get("cost_details")).get("upstream_inference_cost"), "upstream_inference_cost", problems)
-        return None if beside is None else _EXACT.add(charged, beside)
-    return charged
+    counts = Counts(_count(get, "input", problems), _count(get, "output", problems), cached=_count(get, "cached", problems))
+    return counts if len(problems) == before else None

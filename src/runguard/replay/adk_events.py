@@ -9,6 +9,7 @@ from runguard.events import Outcome
 from runguard.fingerprint import words_name
 from runguard.paused import run_name
 from runguard.pricing import Usage
+from runguard.reading.call_usage import CallUsage, EventUsage
 from runguard.replay.steps import Answered, Asked, Called, Delegated, Passed, Resumed, Step, Turn
 
 _Data = dict[str, Any]
@@ -29,7 +30,8 @@ class Events:
         self._model = model  # where events do not name theirs
         self._invocation = ""
         self._messages: dict[str, int] = {}  # of the user, by invocation
-        self._usage: tuple[str, str, Any] | None = None  # author, branch and usage of the last model event
+        self._last: tuple[str, str, Any] | None = None  # author, branch and usage of the last model event
+        self._usage = EventUsage()
 
     def steps(self, event: dict[str, Any]) -> Iterator[Step]:
         """Raises ValueError or TypeError for what is no event."""
@@ -38,6 +40,7 @@ class Events:
         if not isinstance(author, str) or not isinstance(content, dict):
             raise TypeError("an event has an author and a content")
         if event.get("partial"):
+            self._usage.read(event)
             return
         at = _time(event.get("timestamp"))
         actions = event.get("actions") or {}
@@ -48,27 +51,36 @@ class Events:
         compaction = actions.get("compaction")
         is_message = author == _USER and bool(parts) and not answers and not compaction
         if (invocation and invocation != self._invocation) or is_message or not self._invocation:
-            self._invocation, self._usage = invocation or "?", None
+            self._invocation, self._last = invocation or "?", None
             known = self._messages.get(invocation, 0)
             if invocation:
                 self._messages[invocation] = known + is_message
             yield Turn(at, run_name(invocation, known + is_message), resumes=bool(known) and not is_message)
         branch = event.get("branch") or ""
         if compaction:
-            yield Asked(at, "", branch, self._named(event), _usage(event), aside=True)
+            yield Asked(at, "", branch, self._named(event), *self._summary(event, compaction), aside=True)
         elif answers:
-            self._usage = None
+            self._last = None
+            self._usage.pass_by(event)
             if author == _USER:
                 yield Resumed(at)
             yield from self._answered(event, at, author, actions, answers)
         elif author != _USER:
             yield from self._spoke(event, at, author, branch, parts, calls)
+        else:
+            self._usage.pass_by(event)
         target = either(actions, "transfer_to_agent", "transferToAgent")
         if target:
             yield Passed(at, author, branch, str(target))
 
     def _named(self, event: dict[str, Any]) -> str:
         return either(event, "model_version", "modelVersion") or self._model
+
+    def _summary(self, event: dict[str, Any], compaction: Any) -> tuple[Usage, bool]:
+        """What the summary of a compaction took. Where its event does not report that, it is estimated."""
+        call = CallUsage()
+        call.add({**event, "content": either(compaction, "compacted_content", "compactedContent") if isinstance(compaction, dict) else None})
+        return call.bill(self._usage.prompt)
 
     def _spoke(
         self, event: dict[str, Any], at: float | None, author: str, branch: str, parts: list[dict[str, Any]], calls: list[dict[str, Any]]
@@ -80,9 +92,11 @@ class Events:
             return
         raw = either(event, "usage_metadata", "usageMetadata")
         told = raw is not None or bool(calls) or any(event.get(name) for name in ("model_version", "modelVersion", "finish_reason", "finishReason"))
-        if not told or (not parts and (author, branch, raw) == self._usage):
+        if not told or (not parts and (author, branch, raw) == self._last):
+            self._usage.pass_by(event)
             return  # an agent's or a node's own event; or the empty end of a stream that tells its usage again
-        self._usage = (author, branch, raw)
+        self._last = (author, branch, raw)
+        taken = self._usage.read(event, is_answer=True)
         path = (either(event, "node_info", "nodeInfo") or {}).get("path") or ""
         opened_by = path.rpartition("@")[2]
         if opened_by and not opened_by.isdigit():
@@ -92,7 +106,8 @@ class Events:
             words = "".join(p["text"] for p in parts if isinstance(p.get("text"), str) and not p.get("thought"))
             said = words_name(words or str(either(event, "error_code", "errorCode") or ""))
         batch = event.get("id") or ""
-        yield Asked(at, author, branch, self._named(event), _usage(event), batch=batch, said=said, goes_on=bool(calls))
+        if taken is not None:  # else the function calls of an answer whose words came before
+            yield Asked(at, author, branch, self._named(event), taken.usage, taken.estimated, batch, said, bool(calls))
         for call in calls:
             yield Called(at, author, branch, batch, str(call.get("id") or ""), str(call.get("name") or ""), call.get("args"))
 
@@ -111,39 +126,6 @@ class Events:
                     value = {key: entry for key, entry in value.items() if key != NOTICE_KEY}  # it was judged without
             name, call_id = str(answer.get("name") or ""), str(answer.get("id") or "")
             yield Answered(at, author, call_id, name, value, outcome, event.get("id") or "", ends, call_id in waiting)
-
-
-def _usage(event: dict[str, Any]) -> Usage | None:
-    """ADK's usage in our terms; the same arithmetic as at the model's border."""
-    usage = either(event, "usage_metadata", "usageMetadata")
-    if not isinstance(usage, dict):
-        return None
-
-    def count(snake: str, camel: str) -> int:
-        value = either(usage, snake, camel)
-        return value if isinstance(value, int) and value > 0 else 0
-
-    prompt = count("prompt_token_count", "promptTokenCount") + count("tool_use_prompt_token_count", "toolUsePromptTokenCount")
-    thinking = count("thoughts_token_count", "thoughtsTokenCount")
-    total = either(usage, "total_token_count", "totalTokenCount")
-    output = total - prompt if isinstance(total, int) else count("candidates_token_count", "candidatesTokenCount") + thinking
-    return Usage(
-        input=prompt,
-        output=max(output, 0),
-        cached=min(count("cached_content_token_count", "cachedContentTokenCount"), prompt),
-        audio=_audio(usage, "prompt_tokens_details", "promptTokensDetails") + _audio(usage, "tool_use_prompt_tokens_details", "toolUsePromptTokensDetails"),
-        cached_audio=_audio(usage, "cache_tokens_details", "cacheTokensDetails"),
-        audio_output=_audio(usage, "candidates_tokens_details", "candidatesTokensDetails"),
-        thinking=thinking,
-    )
-
-
-def _audio(usage: dict[str, Any], snake: str, camel: str) -> int:
-    details = either(usage, snake, camel)
-    if not isinstance(details, list):
-        return 0
-    heard = [entry for entry in details if isinstance(entry, dict) and str(entry.get("modality")).upper() == "AUDIO"]
-    return sum(count for entry in heard if isinstance(count := either(entry, "token_count", "tokenCount"), int))
 
 
 def _time(value: Any) -> float | None:

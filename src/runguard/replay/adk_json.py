@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final, TextIO
 
-from runguard.fingerprint import size_of, words_name
+from runguard.fingerprint import CHARS_PER_TOKEN, size_of, words_name
 from runguard.pricing import Usage
 from runguard.replay.adk_events import Events, either
 from runguard.replay.json_stream import CutOffError, JsonStream
@@ -16,7 +16,6 @@ from runguard.replay.neutral import _time as time_of
 from runguard.replay.steps import Answered, Asked, Called, Faults, RecordedRun, Step, Turn
 
 _HEAD: Final = 64 * 1024
-_CHARS_PER_TOKEN: Final = 4
 _ENOUGH: Final = 64_000_000
 
 
@@ -200,7 +199,7 @@ class Document:
         for number, answer in enumerate(answers):
             steps.append(Answered(at, author, str(answer.get("id") or number), str(answer.get("name") or ""), answer.get("response"), None, batch))
         if not answers and parts:
-            usage = Usage(input=history // _CHARS_PER_TOKEN, output=size // _CHARS_PER_TOKEN)
+            usage = Usage(input=history // CHARS_PER_TOKEN, output=size // CHARS_PER_TOKEN)
             said = 0 if calls else words_name(json.dumps(parts, default=str))
             steps.append(Asked(at, author, "", self._model, usage, True, batch, said, bool(calls)))
             for number, call in enumerate(calls):

@@ -11,12 +11,11 @@ from datetime import UTC, datetime
 from typing import Any, Final
 
 from runguard.events import Outcome
-from runguard.fingerprint import size_of, words_name
+from runguard.fingerprint import CHARS_PER_TOKEN, size_of, words_name
 from runguard.outcomes import classify
 from runguard.pricing import Usage
 from runguard.replay.steps import TRANSFER, Answered, Asked, Called, Faults, Passed, RecordedRun, Step, Turn
 
-_CHARS_PER_TOKEN: Final = 4
 _ENOUGH: Final = 64_000_000
 _KINDS: Final = ("model", "tool_call", "tool_result", "message", "error")  # a broken kind may not be hashable
 
@@ -57,7 +56,7 @@ class Translation:
         self._open: list[tuple[Any, str, str, str]] = []  # calls without an answer: their own id, tool, agent, ours
         self._calls = self._turns = self._history = 0
         given = run["steps"]
-        self._sizes = any(isinstance(step, dict) and step.get("kind") == "model" and step.get("input_tokens") is None for step in given)
+        self._sizes = any(isinstance(step, dict) and step.get("kind") == "model" and not step.get("input_tokens") for step in given)
 
     def steps(self) -> Iterator[Step]:
         given = self._run["steps"]
@@ -98,13 +97,15 @@ class Translation:
         goes_on = isinstance(following, dict) and following.get("kind") == "tool_call" and (following.get("agent") or "") == agent
         text = step.get("text")
         said = words_name(text) if not goes_on and text.__class__ is str and text else 0  # an empty one may not have been kept
-        prompt, output = _count(step.get("input_tokens")), _count(step.get("output_tokens"))
+        # Zero is not reported, but for the output of a prompt that was.
+        prompt, output = _count(step.get("input_tokens")) or None, _count(step.get("output_tokens"))
+        output = None if prompt is None and not output else output
         estimated = prompt is None
         if self._sizes:
             size = _size(step)
             if prompt is None:
                 answer = size + self._called_size(given, position + 1)
-                prompt, output = self._history // _CHARS_PER_TOKEN, output if output is not None else answer // _CHARS_PER_TOKEN
+                prompt, output = self._history // CHARS_PER_TOKEN, output if output is not None else answer // CHARS_PER_TOKEN
             self._history += size
         usage = Usage(prompt or 0, output or 0)
         if "cached_tokens" in step:

@@ -5,9 +5,9 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from runguard.pricing import Usage
-from runguard.reading.usage import usage_of
+from runguard.reading.call_usage import EventUsage
 
-_CLOSED_KEPT: Final = 1_024
+_MODELS_KEPT: Final = 1_024
 
 
 def whole(events: Sequence[Any]) -> Iterator[Any]:
@@ -58,7 +58,7 @@ def state_delta_of(event: Any) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class Taken:
-    """What one model call took. ``before``: what was told for the same call already, which this replaces."""
+    """What one model call took. ``before``: what was already counted for the same call, which this replaces."""
 
     usage: Usage
     model: str
@@ -67,46 +67,25 @@ class Taken:
 
 
 class ModelCalls:
-    """Usage, once for each model call.
+    """Usage and model, once for each model call."""
 
-    A stream may tell its usage in every chunk, in the last one, or in the event that closes it, and the last figure is the right one.
-    Streams are told apart by author and branch, because parallel branches come interleaved.
-    """
-
-    __slots__ = ("_closed", "_open")
+    __slots__ = ("_models", "_usage")
 
     def __init__(self) -> None:
-        self._open: dict[tuple[str, str], tuple[Usage | None, str]] = {}
-        self._closed: dict[tuple[str, str], Taken] = {}
+        self._usage = EventUsage()
+        self._models: dict[tuple[str, str], str] = {}  # as the chunks of a stream name them
 
     def read(self, events: Sequence[Any]) -> list[Taken]:
         return [taken for event in events if (taken := self._read(event)) is not None]
 
     def _read(self, event: Any) -> Taken | None:
-        key = author_of(event), branch_of(event)
-        metadata = getattr(event, "usage_metadata", None)
-        usage = None if metadata is None else usage_of(metadata, [])
-        model = getattr(event, "model_version", None) or ""
-        just = self._closed.pop(key, None)
+        key, model = (author_of(event), branch_of(event)), getattr(event, "model_version", None) or ""
         if getattr(event, "partial", None):
-            earlier, named = self._open.get(key, (None, ""))
-            self._open[key] = usage or earlier, model or named
+            if model and (len(self._models) < _MODELS_KEPT or key in self._models):
+                self._models[key] = model
+        else:
+            model = model or self._models.get(key, "")
+        taken = self._usage.read(event)
+        if taken is None:
             return None
-        at = getattr(event, "timestamp", None)
-        if key in self._open:
-            earlier, named = self._open.pop(key)
-            return self._close(key, usage or earlier, model or named, at)
-        if usage is None:
-            return None
-        if just is not None and just.usage.input == usage.input and just.usage.output <= usage.output:
-            # ADK's older streaming closes a stream twice when a call follows text: same prompt, no chunk between
-            return self._close(key, usage, model or just.model, at, just.usage)
-        return Taken(usage, model, at)
-
-    def _close(self, key: tuple[str, str], usage: Usage | None, model: str, at: float | None, before: Usage | None = None) -> Taken | None:
-        if usage is None:
-            return None
-        taken = self._closed[key] = Taken(usage, model, at, before)
-        if len(self._closed) > _CLOSED_KEPT:
-            del self._closed[next(iter(self._closed))]
-        return taken
+        return Taken(taken.usage, model, getattr(event, "timestamp", None), taken.before)
