@@ -8,12 +8,12 @@ from collections.abc import Callable
 from decimal import Decimal
 from typing import Final
 
-from runguard.alerts import Alert, Alerts, AlertSettings
+from runguard.alerts import Alert, AlertKind, Alerts, AlertSettings
 from runguard.alerts.alert import Fact
 from runguard.budget import NANO, BudgetStatus, usd_text
 from runguard.charges import Fired
 from runguard.decision import Finding, Trip
-from runguard.ledger import Ledger, StoreOutage
+from runguard.ledger import Ledger, StoreOutage, StoreReplacedError
 from runguard.ledger.store import Session
 from runguard.switch import Stop
 
@@ -27,6 +27,7 @@ class Alarms:
 
     def __init__(self, settings: AlertSettings, ledger: Ledger, clock: Callable[[], float]) -> None:
         self._alerts, self._ledger, self._clock = Alerts(settings), ledger, clock
+        self._away: list[AlertKind] = []  # what was sent about a store that is not back yet
 
     @property
     def counts(self) -> dict[str, dict[str, int]]:
@@ -91,10 +92,20 @@ class Alarms:
             text = f"the budget of {status.scope} is now {_amount(status.unit, status.limit)}"
             self._over(Alert("trip", _budget_key(key), "info", text, _facts_of(status), self._clock(), resolved=True))
 
-    def store(self, error: str) -> None:
-        """The store is away, or back (no error). Nobody can be asked who tells: every worker does."""
-        name, mode = self._ledger.name, "is away: " + error if error else "answers again"
-        self._alerts.send(Alert("outage", f"outage {name}", "critical", f"the store {name} {mode}", {"store": name}, self._clock(), resolved=not error))
+    def store(self, error: Exception | None) -> None:
+        """The store is away, was replaced, or is back (no error). No store can say which worker sends this: every one does."""
+        name = self._ledger.name
+        if error is None:
+            for sent in self._away:
+                self._alerts.send(Alert(sent, f"{sent} {name}", "critical", f"the store {name} answers again", {"store": name}, self._clock(), resolved=True))
+            self._away.clear()
+            return
+        kind: AlertKind = "outage"
+        text, facts = f"the store {name} is away: {error}", {"store": name}
+        if isinstance(error, StoreReplacedError):
+            kind, text, facts["command"] = "store_replaced", f"the store was replaced: {error}", error.command
+        self._away.append(kind)
+        self._alerts.send(Alert(kind, f"{kind} {name}", "critical", text, facts, self._clock()))
 
     def cap(self, scope: str, unit: str, wrong: str) -> None:
         """A cap function gives no cap for a scope, or gives one again (nothing is wrong)."""

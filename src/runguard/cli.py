@@ -34,6 +34,7 @@ COMMANDS: Final[dict[str, dict[str, str]]] = {  # heading -> command -> what it 
         "stop": "Stop a run, session, user, app or everything: the kill switch.",
         "resume": "Take a stop back.",
         "extend": "Raise the budget of a scope.",
+        "store": "Show which store this is; accept it in place of another one.",
     },
 }
 

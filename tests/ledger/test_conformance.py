@@ -1820,7 +1820,7 @@ def test_a_damaged_file_is_an_error_and_is_never_begun_anew(path: Path, how: str
 
 
 @pytest.mark.parametrize("how", ["unlinked", "replaced", "replaced by a copy"])
-def test_a_file_that_goes_away_under_a_live_session_is_an_error(path: Path, file: Session, how: str) -> None:
+def test_a_file_that_goes_away_under_a_live_session_is_an_outage(path: Path, file: Session, how: str) -> None:
     """Writes into a file without a name succeed, and are lost."""
     moved = path.with_name("moved.db")
     if how == "replaced by a copy":
@@ -1843,7 +1843,7 @@ def test_a_file_that_goes_away_under_a_live_session_is_an_error(path: Path, file
         file.read,
     ]
     for deed in deeds:
-        with pytest.raises(StoreError):
+        with pytest.raises(StoreOutage):
             deed()
 
 

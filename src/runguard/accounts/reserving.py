@@ -10,7 +10,7 @@ from runguard.accounts.layers import held_around
 from runguard.accounts.reached import over_threshold
 from runguard.charges import Charge, Denied, Meter, UnknownCap, scopes_of, worst_of
 from runguard.events import ModelCall
-from runguard.ledger import Hold, Ledger, Refusal, Stale, StoreOutage
+from runguard.ledger import Hold, Ledger, Refusal, Stale, StoreOutage, StoreReplacedError
 from runguard.policy import Policy
 from runguard.pricing import Unpriced
 from runguard.switch import Switch
@@ -38,10 +38,10 @@ class _StepOut:
 class Reserver:
     """Reserves on one ledger, under one policy."""
 
-    def __init__(self, policy: Policy, ledger: Ledger, finder: AccountFinder, switch: Switch, on_store: Callable[[str], None]) -> None:
+    def __init__(self, policy: Policy, ledger: Ledger, finder: AccountFinder, switch: Switch, on_store: Callable[[Exception | None], None]) -> None:
         self._policy, self._ledger, self._finder, self._switch = policy, ledger, finder, switch
-        self._on_store = on_store  # told when the store goes away, and with "" when it is back
-        self._is_away = False
+        self._on_store = on_store  # called when the store goes away or is replaced, and with None when it is back
+        self._is_away = self._is_replaced = False
 
     async def reserve(self, charge: Charge, event: ModelCall, enforce: bool, stopped: Callable[[], bool]) -> tuple[Charge | None, Denied | None]:
         """The charge with its hold, or why not; both where nothing is enforced. Raises UnknownCapError."""
@@ -141,16 +141,17 @@ class Reserver:
 
     def _is_back(self, result: Hold | Refusal) -> None:
         try:
-            self.store_is("")
+            self.store_is(None)
         except BaseException:
             if isinstance(result, Hold):
                 self._ledger.release(result)
             raise
 
-    def store_is(self, error: str) -> None:
-        """Away, by this error; or back, when there is none."""
-        if self._is_away != bool(error):
-            self._is_away = bool(error)
+    def store_is(self, error: Exception | None) -> None:
+        """Away, by this error; or back, when there is none. A store that is away may turn out to be another one: that is reported, too."""
+        replaced = isinstance(error, StoreReplacedError) or (error is not None and self._is_replaced)
+        if (self._is_away, self._is_replaced) != (error is not None, replaced):
+            self._is_away, self._is_replaced = error is not None, replaced
             self._on_store(error)
 
 

@@ -10,7 +10,8 @@ from runguard.commands.policies import policy_here
 from runguard.conductor import Guard
 from runguard.errors import PolicyError
 from runguard.ledger.sqlite import SqliteStore
-from runguard.ledger.store import StoreOutage
+from runguard.ledger.store import Session, StoreOutage
+from runguard.ledger.urls import store_of
 from runguard.policy import Policy
 from runguard.view import StoreView
 
@@ -32,6 +33,16 @@ def look_at(store: str | None) -> tuple[StoreView, Policy]:
         said = str(error)
         raise CommandError(f"{said}{' ' if said.endswith(('.', '?')) else '. '}Start it, check host and port, or give another --store") from None
     return view, policy
+
+
+def named_store(store: str | None) -> tuple[str, Session]:
+    """The name of the store and a connection to it; an empty place is made a store."""
+    policy = _policy(store)
+    if policy.store == "memory":
+        raise CommandError("store = 'memory' lives and dies with its process; name a durable store, in the policy or with --store")
+    check_file(policy.store)
+    found = store_of(policy.store)
+    return found.name, found.connect(_LOOK_S)
 
 
 def _policy(store: str | None) -> Policy:

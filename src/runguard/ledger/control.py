@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from runguard.breaker import Breaker
+from runguard.ledger.faults import store_faults
 from runguard.ledger.store import Session, StoreError, StoreOutage
 from runguard.switch import read_stops
 
@@ -29,9 +30,21 @@ def read_control(session: Session, store: str) -> tuple[int, str]:
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         why = " ".join(str(error).split())[:200] or type(error).__name__
         raise StoreError(
-            f"{store}: the control document is damaged ({why}). It holds the stops of the kill switch and the breakers; restore the store from a backup"
+            f"{store}: the control document is damaged ({why}). It holds the stops of the kill switch and the breakers. "
+            "Restore the store from a backup, or remove the document: runguard store repair"
         ) from error
     return version, text
+
+
+def repair_control(session: Session, store: str) -> str:
+    """Remove the document if it is damaged; returns what was wrong, or "" when it is not."""
+    try:
+        with store_faults(store):
+            read_control(session, store)
+    except StoreError as error:
+        session.drop(_CONTROL)
+        return str(error)
+    return ""
 
 
 def change_control(session: Session, store: str, change: Callable[[str], str]) -> str:

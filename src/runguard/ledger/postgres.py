@@ -14,13 +14,14 @@ import queue
 import re
 import threading
 import time
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import unquote, urlsplit
 
 from runguard.budget import Amount
 from runguard.errors import PolicyError
+from runguard.ledger.identity import IDENTITY, Seen, StoreReplacedError, new_id
 from runguard.ledger.store import SCHEMA_VERSION, Balance, Line, Reply, StoreError, StoreOutage, check_amounts, check_ttl
 
 if TYPE_CHECKING:
@@ -47,7 +48,8 @@ _REFUSED: Final = re.compile(
     r"unrecognized configuration parameter|invalid value for parameter|invalid connection option|invalid .* value",
     re.IGNORECASE,
 )
-
+_NO_DATABASE: Final = re.compile(r"database \"?.*\"? does not exist", re.IGNORECASE)
+_MISSING: Final = ("3F000", "42P01", "42883")  # a schema, a table, a function
 
 # One line is the common case and the hot one. There a plain statement does the work at half the cost of the function, which is for a new account,
 # one that has no room or is closed, a period that is over, a call that billed more than it held. A reservation that finds such a thing writes nothing
@@ -63,6 +65,7 @@ WITH account AS (
     AND %(want1)s::bigint <= %(cap1)s::bigint + granted_tokens - spent_tokens - held_tokens
     AND %(want2)s::bigint <= %(cap2)s::bigint + granted_calls - spent_calls - held_calls
     AND runguard.clock() >= %(begins)s::float8 AND runguard.clock() < %(ends)s::float8
+    AND EXISTS (SELECT FROM runguard.documents WHERE name = 'identity' AND text = %(identity)s::text)
   RETURNING {_NUMBERS} AS numbers, updated
 ), hold AS (
   INSERT INTO runguard.holds SELECT %(hold)s::text, ARRAY[%(key)s::text], 'open', updated + %(ttl)s::float8, updated,
@@ -78,6 +81,7 @@ WITH hold AS (
     paid_calls = %(paid2)s::bigint
   WHERE id = %(hold)s::text AND state = 'open' AND keys = ARRAY[%(key)s::text]
     AND usd >= %(paid0)s::bigint AND tokens >= %(paid1)s::bigint AND calls >= %(paid2)s::bigint
+    AND EXISTS (SELECT FROM runguard.documents WHERE name = 'identity' AND text = %(identity)s::text)
   RETURNING usd, tokens, calls, updated
 ), account AS (
   UPDATE runguard.accounts AS a SET updated = hold.updated,
@@ -89,7 +93,7 @@ WITH hold AS (
 SELECT CASE WHEN numbers IS NULL THEN runguard.settle(%(hold)s::text, %(names)s::text[], %(times)s::float8[], %(caps)s::bigint[],
     ARRAY[%(paid0)s::bigint, %(paid1)s::bigint, %(paid2)s::bigint]) END,
   numbers, closed, updated, (SELECT version FROM runguard.documents WHERE name = 'control')
-FROM (SELECT) AS always LEFT JOIN account ON true
+FROM (SELECT FROM runguard.documents WHERE name = 'identity' AND text = %(identity)s::text) AS here LEFT JOIN account ON true
 """
 
 
@@ -121,6 +125,7 @@ class PostgresStore:
         shown = {"host": options.get("host"), "schema": self.schema if self.schema != _DEFAULT_SCHEMA else None}
         extra = "&".join(f"{name}={value}" for name, value in shown.items() if value)
         self.name = f"postgresql://{hosts}{parts.path}" + (f"?{extra}" if extra else "")
+        self.seen = Seen(self.name)
         said = _SYNCHRONOUS.findall(options.get("options", ""))
         survives = "survives the end of any process"
         if said and said[-1].lower() in ("off", "false", "no", "0"):
@@ -137,19 +142,20 @@ class PostgresStore:
             params = psycopg.conninfo.conninfo_to_dict(self._url)
         except psycopg.Error:  # its message may quote the URL
             raise PolicyError(f"store = {self.name!r}: libpq does not understand an option after the question mark, or a part before it") from None
-        return PostgresSession(self.name, self.schema, params, timeout)
+        return PostgresSession(self.name, self.schema, params, timeout, self.seen)
 
 
 class PostgresSession:
     """One connection, made again at the next call when it was lost. What was under way then is unknown; each operation may be repeated."""
 
-    def __init__(self, name: str, schema: str, params: dict[str, Any], timeout: float) -> None:
-        self._name, self._schema, self._timeout = name, schema, timeout
+    def __init__(self, name: str, schema: str, params: dict[str, Any], timeout: float, seen: Seen) -> None:
+        self._name, self._schema, self._timeout, self._seen = name, schema, timeout, seen
         self._params = {**_patience(timeout), **params, "client_encoding": "UTF8", "options": _settings(timeout, params.get("options"))}
         self._secret = str(params.get("password") or "")
         self._db: psycopg.Cursor[tuple[Any, ...]] | None = None
         self._process = os.getpid()
         self._closed = False
+        self._here = f" FROM \"{schema}\".documents WHERE name = '{IDENTITY}' AND text = %s::text"  # one row in the store that was seen, none elsewhere
         self._reserve = f'SELECT "{schema}".reserve(%s::text, %s::float8, %s::text[], %s::float8[], %s::bigint[], %s::bigint[], %s::boolean)'
         self._settle = f'SELECT "{schema}".settle(%s::text, %s::text[], %s::float8[], %s::bigint[], %s::bigint[])'
         self._reserve_one, self._settle_one = _in_schema(_RESERVE_ONE, schema), _in_schema(_SETTLE_ONE, schema)
@@ -173,7 +179,7 @@ class PostgresSession:
                         "begins": "-infinity" if line.begins is None else repr(float(line.begins)),
                         "ends": "infinity" if line.ends is None else repr(float(line.ends)),
                         "cap0": str(line.caps[0]), "cap1": str(line.caps[1]), "cap2": str(line.caps[2]),
-                        "want0": str(want[0]), "want1": str(want[1]), "want2": str(want[2]),
+                        "want0": str(want[0]), "want1": str(want[1]), "want2": str(want[2]), "identity": self._seen.text,
                     },
                     end,
                 ):  # fmt: skip
@@ -182,11 +188,11 @@ class PostgresSession:
                     answer = f"[true,false,{now!r},{control or 0},true,[]]"
         if answer is None:
             names, times, caps = _columns(ordered)
-            ((answer,),) = self._call(self._reserve, (hold, seconds, names, times, caps, _whole(want), "t" if force else "f"), end)
+            answer = self._here_only(self._reserve, hold, seconds, names, times, caps, _whole(want), "t" if force else "f", end=end)
         ok, stale, now, control, late, found = json.loads(answer)
         if late and not stale:
-            rows = self._call(f'SELECT "{self._schema}".charged(%s::text[])', (_texts([_short(line.key) for line in ordered]),), end)
-            found = json.loads(rows[0][0])
+            charged = self._here_only(f'SELECT "{self._schema}".charged(%s::text[])', _texts([_short(line.key) for line in ordered]), end=end)
+            found = json.loads(charged)
         return Reply(_balances(found, lines), now, control, ok, stale)
 
     def settle(self, hold: str, lines: Sequence[Line], actual: Amount) -> Reply:
@@ -194,36 +200,41 @@ class PostgresSession:
         hold = _short(hold)
         names, times, caps = _columns(_sorted(lines))
         if len(lines) != 1:
-            return _settled(self._call(self._settle, (hold, names, times, caps, _whole(actual)))[0][0], lines)
-        ((answer, numbers, closed, now, control),) = self._call(
-            self._settle_one,
-            {
-                "hold": hold, "key": _short(lines[0].key), "names": names, "times": times, "caps": caps,
-                "paid0": str(actual[0]), "paid1": str(actual[1]), "paid2": str(actual[2]),
-            },
-        )  # fmt: skip
+            return _settled(self._here_only(self._settle, hold, names, times, caps, _whole(actual)), lines)
+        facts: dict[str, str | None] = {
+            "hold": hold, "key": _short(lines[0].key), "names": names, "times": times, "caps": caps,
+            "paid0": str(actual[0]), "paid1": str(actual[1]), "paid2": str(actual[2]),
+        }  # fmt: skip
+        end = self._end()
+        answer, numbers, closed, now, control = self._there(lambda: self._call(self._settle_one, {**facts, "identity": self._seen.text}, end), end)
         return Reply([_numbered(lines[0], numbers, closed=closed)], now, control or 0) if answer is None else _settled(answer, lines)
 
     def release(self, hold: str) -> Reply:
-        return _settled(self._call(self._settle, (_short(hold), "{}", "{}", "{}", None))[0][0], ())
+        return _settled(self._here_only(self._settle, _short(hold), "{}", "{}", "{}", None), ())
 
     def extend(self, line: Line, more: Amount) -> Balance:
         check_amounts(more, [line])
         sql = f'SELECT "{self._schema}".extend(%s::text[], %s::float8[], %s::bigint[], %s::bigint[])'
-        return _balance(json.loads(self._call(sql, (*_columns([line]), _whole(more)))[0][0]))
+        return _balance(json.loads(self._here_only(sql, *_columns([line]), _whole(more))))
 
     def read(self, scope: str | None = None) -> list[Balance]:
         end = self._end()
+        sql = f'SELECT (r).charged, (r).accounts FROM (SELECT "{self._schema}".read(%s::text) AS r{self._here} OFFSET 0) AS it'
         while True:
-            ((charged, found),) = self._call(f'SELECT * FROM "{self._schema}".read(%s::text)', (None if scope is None else _short(scope),), end)
+            charged, found = self._there(lambda: self._call(sql, (None if scope is None else _short(scope), self._seen.text), end), end)
             if charged < _EXPIRE_AT_ONCE or time.monotonic() >= end - self._timeout / 2:
                 return [_balance(row) for row in json.loads(found)]
 
     # ---- marks and documents ----------------------------------------------------------------------------------------
 
     def first(self, key: str, mark: str, percent: float, limit: Amount) -> bool:
-        sql = f'INSERT INTO "{self._schema}".marks VALUES (%s::text, %s::text, %s::float8, %s::text, %s::text) ON CONFLICT (key, mark) DO NOTHING RETURNING 1'
-        return bool(self._call(sql, (_short(key), _short(mark), repr(float(percent)), json.dumps(limit), _long(mark))))
+        values = f"SELECT %s::text, %s::text, %s::float8, %s::text, %s::text{self._here}"
+        sql = f'INSERT INTO "{self._schema}".marks {values} ON CONFLICT (key, mark) DO NOTHING RETURNING 1'
+        end = self._end()
+        made = self._call(sql, (_short(key), _short(mark), repr(float(percent)), json.dumps(limit), _long(mark), self._seen.text), end)
+        if not made:
+            self._meet(end)  # it was marked before, or is another store
+        return bool(made)
 
     def marks(self, key: str) -> dict[str, tuple[float, Amount]]:
         sql = f'SELECT coalesce(long_mark, mark), percent, amounts FROM "{self._schema}".marks WHERE key = %s::text'
@@ -234,11 +245,17 @@ class PostgresSession:
         self._call(sql, (_short(key), _texts([_short(mark) for mark in marks])))
 
     def get(self, name: str) -> tuple[int, str]:
-        rows = self._call(f'SELECT version, text FROM "{self._schema}".documents WHERE name = %s::text', (_short(name),))
-        return rows[0] if rows else (0, "")
+        expected = self._seen.text
+        sql = f'SELECT name, version, text FROM "{self._schema}".documents WHERE name IN (%s::text, %s::text)'
+        found = {key: (version, text) for key, version, text in self._call(sql, (IDENTITY, _short(name)))}
+        self._seen.meet(expected, found.get(IDENTITY, (0, ""))[1])
+        return found.get(_short(name), (0, ""))
 
     def put(self, name: str, version: int, text: str) -> bool:
-        return bool(self._call(f'SELECT "{self._schema}".put(%s::text, %s::bigint, %s::text)', (_short(name), str(version), text))[0][0])
+        return bool(self._here_only(f'SELECT "{self._schema}".put(%s::text, %s::bigint, %s::text)', _short(name), str(version), text))
+
+    def drop(self, name: str) -> None:
+        self._call(f'DELETE FROM "{self._schema}".documents WHERE name = %s::text RETURNING 1', (_short(name),))
 
     def now(self) -> float:
         return self._clock(None)
@@ -249,8 +266,10 @@ class PostgresSession:
     # ---- records ----------------------------------------------------------------------------------------------------
 
     def append(self, kind: str, ref: str, text: str) -> None:
-        sql = f'INSERT INTO "{self._schema}".records (at, kind, ref, text) VALUES ("{self._schema}".clock(), %s::text, %s::text, %s::text) RETURNING 1'
-        self._call(sql, (_short(kind), ref, text))
+        values = f'SELECT "{self._schema}".clock(), %s::text, %s::text, %s::text{self._here}'
+        sql = f'INSERT INTO "{self._schema}".records (at, kind, ref, text) {values} RETURNING 1'
+        end = self._end()
+        self._there(lambda: self._call(sql, (_short(kind), ref, text, self._seen.text), end), end)
 
     def tail(self, kind: str, count: int) -> list[tuple[float, str, str]]:
         sql = f'SELECT at, ref, text FROM "{self._schema}".records WHERE kind = %s::text ORDER BY seq DESC LIMIT %s::bigint'
@@ -263,7 +282,7 @@ class PostgresSession:
 
     def beat(self, run: str, worker: str, text: str, *, ended: bool = False) -> int:
         sql = f'SELECT "{self._schema}".beat(%s::text, %s::text, %s::text, %s::boolean, %s::text)'
-        return int(self._call(sql, (_short(run), worker, text, "t" if ended else "f", _long(run)))[0][0])
+        return int(self._here_only(sql, _short(run), worker, text, "t" if ended else "f", _long(run)))
 
     def running(self, within: float) -> list[tuple[str, str, float, str]]:
         since = f'(SELECT "{self._schema}".clock() - %s::float8)'
@@ -271,17 +290,17 @@ class PostgresSession:
         return self._call(sql, (repr(float(within)),))
 
     def claim(self, key: str, ttl: float) -> str:
-        return str(self._call(f'SELECT "{self._schema}".claim(%s::text, %s::float8)', (_short(key), repr(float(ttl))))[0][0])
+        return str(self._here_only(f'SELECT "{self._schema}".claim(%s::text, %s::float8)', _short(key), repr(float(ttl))))
 
     def finish(self, key: str, done: bool) -> None:
-        self._call(f'SELECT "{self._schema}".finish(%s::text, %s::boolean)', (_short(key), "t" if done else "f"))
+        self._here_only(f'SELECT "{self._schema}".finish(%s::text, %s::boolean)', _short(key), "t" if done else "f")
 
     def purge(self, older_than: float) -> None:
         """In parts, as far as half of the time goes; the rest is for the next time."""
         end = self._end()
         old = repr(self._clock(end) - older_than)
         while time.monotonic() < end - self._timeout / 2:
-            if not self._call(f'SELECT "{self._schema}".purge(%s::float8, %s::int)', (old, str(_PURGE_AT_ONCE)), end)[0][0]:
+            if not self._here_only(f'SELECT "{self._schema}".purge(%s::float8, %s::int)', old, str(_PURGE_AT_ONCE), end=end):
                 return
 
     def close(self) -> None:
@@ -307,6 +326,27 @@ class PostgresSession:
             db.connection.end = end  # type: ignore[attr-defined]
             return db.execute(sql, params, prepare=True).fetchall()
 
+    def _here_only(self, sql: str, *params: str | None, end: float | None = None) -> Any:
+        """The answer of a function that is called in the store that this process has seen, and in no other one."""
+        end = end if end is not None else self._end()
+        return self._there(lambda: self._call(sql + self._here, (*params, self._seen.text), end), end)[0]
+
+    def _there(self, ask: Callable[[], list[Any]], end: float) -> Any:
+        """The one row of an answer. None: the store has another identity, which is accepted if it was adopted."""
+        rows = ask()
+        if not rows:
+            self._meet(end)
+            rows = ask()
+        if not rows:
+            raise StoreOutage(f"{self._name}: the id of the store changes while it is asked")
+        return rows[0]
+
+    def _meet(self, end: float) -> None:
+        """Look which store this is; raises when it is another one than before."""
+        expected = self._seen.text
+        rows = self._call(f'SELECT text FROM "{self._schema}".documents WHERE name = %s::text', (IDENTITY,), end)
+        self._seen.meet(expected, rows[0][0] if rows else "")
+
     def _open(self, end: float) -> "psycopg.Cursor[tuple[Any, ...]]":
         if self._closed:
             raise StoreError(f"{self._name}: this session is closed")
@@ -315,7 +355,7 @@ class PostgresSession:
         connection = self._dial(end)
         try:
             connection.end = end  # type: ignore[attr-defined]
-            self._migrate(connection)
+            self._greet(connection)
         except BaseException:
             connection.close()
             raise
@@ -355,6 +395,25 @@ class PostgresSession:
             _discard(db.connection)
 
     # ---- the schema -------------------------------------------------------------------------------------------------
+
+    def _greet(self, connection: "psycopg.Connection[tuple[Any, ...]]") -> None:
+        """Look which store this is. A process that has seen one makes nothing: neither a schema nor what is missing in it."""
+        import psycopg
+
+        expected = self._seen.text
+        if not expected:
+            self._migrate(connection)
+        select = f'SELECT text FROM "{self._schema}".documents WHERE name = %s'
+        try:
+            rows = connection.execute(select, (IDENTITY,)).fetchall()
+            if expected:
+                self._check(connection.execute(f'SELECT version FROM "{self._schema}".runguard_schema').fetchall())
+        except (psycopg.errors.UndefinedTable, psycopg.errors.InvalidSchemaName):
+            rows = []
+        if not rows and not expected:  # a store from before there was an id, or a new one
+            connection.execute(f'INSERT INTO "{self._schema}".documents VALUES (%s, 1, %s) ON CONFLICT (name) DO NOTHING', (IDENTITY, new_id()))
+            rows = connection.execute(select, (IDENTITY,)).fetchall()
+        self._seen.meet(expected, rows[0][0] if rows else "")
 
     def _migrate(self, connection: "psycopg.Connection[tuple[Any, ...]]") -> None:
         import psycopg
@@ -421,10 +480,19 @@ class PostgresSession:
         except psycopg.Error as error:
             if self._db is not None and (self._db.connection.closed or self._db.connection.info.transaction_status != 0):
                 self._drop()
+            self._look_whether_gone(error)
             raise self._named(error) from None
         except BaseException:  # an interrupt in the middle of a statement: its answer must not become the next one's
             self._drop()
             raise
+
+    def _look_whether_gone(self, error: "psycopg.Error") -> None:
+        """Something is missing in the schema: raises when all of it is, because the store was removed under this process."""
+        import psycopg
+
+        if self._seen.text and self._db is not None and error.sqlstate in _MISSING:
+            with contextlib.suppress(psycopg.Error):
+                self._greet(self._db.connection)
 
     def _named(self, error: "psycopg.Error") -> StoreError | StoreOutage:
         import psycopg
@@ -434,6 +502,8 @@ class PostgresSession:
         if self._secret:
             text = text.replace(self._secret, "***")
         said = f"{self._name}: {text}"
+        if self._seen.text and _NO_DATABASE.search(text):
+            return StoreReplacedError(self._name, "the database was removed", self._seen.text.partition(" ")[0])
         if code is None:
             if isinstance(error, psycopg.OperationalError | psycopg.InterfaceError) and not _REFUSED.search(text):
                 return StoreOutage(said)

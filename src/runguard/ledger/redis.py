@@ -25,6 +25,7 @@ from urllib.parse import parse_qsl, unquote, urlencode, urlsplit
 
 from runguard.budget import NOTHING, UNLIMITED, Amount
 from runguard.errors import PolicyError, RunGuardError
+from runguard.ledger.identity import IDENTITY, Seen, new_id
 from runguard.ledger.store import SCHEMA_VERSION, Balance, Line, Reply, StoreError, StoreOutage, check_amounts, check_ttl
 
 MOST: Final = (1 << 53) - 1
@@ -84,6 +85,7 @@ class RedisStore:
             self.name += f"/{database}" if scheme != "unix" else f"?db={database}"
         if self.namespace != "runguard":
             self.name += f"{'&' if '?' in self.name else '?'}namespace={self.namespace}"
+        self.seen = Seen(self.name)
         self._url = f"{scheme}://{parts.netloc}{parts.path}?{urlencode(options)}"
         self.durable = (
             "survives the end of any client; a crash of the server loses nothing with appendfsync always, about a second with everysec, "
@@ -94,20 +96,20 @@ class RedisStore:
         return f"RedisStore({self.name!r})"
 
     def connect(self, timeout: float) -> "RedisSession":
-        return RedisSession(self._url, self.name, self.namespace, timeout)
+        return RedisSession(self._url, self.name, self.namespace, timeout, self.seen)
 
 
 class RedisSession:
     """One connection, made when it is needed and made again after a cut. Nothing is tried twice: the caller knows whether that is wise."""
 
-    def __init__(self, url: str, name: str, namespace: str, timeout: float) -> None:
+    def __init__(self, url: str, name: str, namespace: str, timeout: float, seen: Seen) -> None:
         try:
             import redis
             from redis.backoff import NoBackoff
             from redis.retry import Retry
         except ImportError:
             raise PolicyError(f"store = '{url.partition('://')[0]}://…' needs the redis package: pip install 'runguard-agents[redis]'") from None
-        self._name, self._prefix = name, f"{{{namespace}}}:"
+        self._name, self._prefix, self._seen = name, f"{{{namespace}}}:", seen
         self._known: dict[str, tuple[Line, tuple[bytes, bytes, bytes]]] = {}
         self._errors = (redis.RedisError, OSError, UnicodeDecodeError)
         self._no_script, self._cut, self._late = redis.exceptions.NoScriptError, redis.exceptions.ConnectionError, redis.exceptions.TimeoutError
@@ -128,7 +130,7 @@ class RedisSession:
         self._used = 0.0
         try:
             self._check_eviction()
-            self._migrate()
+            self._meet() if seen.text else self._migrate()
         except BaseException:
             self.close()
             raise
@@ -165,8 +167,19 @@ class RedisSession:
                 return limit, policy
         return None
 
+    def _meet(self) -> None:
+        """Look which store this is. Nothing is made, should it be another one than before."""
+        expected = self._seen.text
+        version, identity = self._do("MGET", f"{self._prefix}schema", f"{self._prefix}t:{IDENTITY}")
+        self._seen.meet(expected, identity or "")
+        self._check(version or "")
+
     def _migrate(self) -> None:
-        version = self._run("open")
+        version, identity = self._run("open", new_id())
+        self._check(version)
+        self._seen.meet(self._seen.text, identity)
+
+    def _check(self, version: str) -> None:
         if version == str(SCHEMA_VERSION):
             return
         if version.isdecimal() and int(version) > SCHEMA_VERSION:
@@ -180,6 +193,13 @@ class RedisSession:
 
     def _run(self, script: str, *args: str | bytes) -> Any:
         try:
+            return self._run_here(script, args)
+        except _AnotherStoreError:
+            self._meet()  # raises, unless this one was adopted
+            return self._run_here(script, args)
+
+    def _run_here(self, script: str, args: tuple[str | bytes, ...]) -> Any:
+        try:
             try:
                 return self._call(script, args)
             except self._cut:
@@ -191,7 +211,7 @@ class RedisSession:
 
     def _call(self, script: str, args: tuple[str | bytes, ...]) -> Any:
         sha, source = _script(script)
-        tail = (b"1", self._prefix.encode(), *[arg if isinstance(arg, bytes) else arg.encode() for arg in args])
+        tail = (b"1", self._prefix.encode(), *[arg if isinstance(arg, bytes) else arg.encode() for arg in args], self._seen.text.encode())
         try:
             return self._straight(_command(b"EVALSHA", sha, *tail))
         except self._no_script:  # a server that was restarted, or is another one
@@ -274,9 +294,10 @@ class RedisSession:
         match kind:
             case "schema":
                 return StoreError(
-                    f"{self._name}: the namespace lost its schema version while it was in use: the server was emptied, or came back without its data. "
-                    "Restore it; a new connection begins with empty accounts"
+                    f"{self._name}: the version of its schema changed while it was in use: a newer RunGuard works with it. Upgrade runguard-agents"
                 )
+            case "identity":
+                return _AnotherStoreError(f"{self._name}: another store answers here")
             case "damaged":
                 return StoreError(f"{self._name}: an account or a hold is damaged: something else writes keys that begin with {self._prefix}")
             case "amount":
@@ -356,7 +377,7 @@ class RedisSession:
     # ---- marks and documents ----------------------------------------------------------------------------------------
 
     def first(self, key: str, mark: str, percent: float, limit: Amount) -> bool:
-        return bool(self._do("HSETNX", f"{self._prefix}m:{key}", mark, json.dumps([percent, *limit])))
+        return bool(self._run("mark", key, mark, json.dumps([percent, *limit])))
 
     def marks(self, key: str) -> dict[str, tuple[float, Amount]]:
         found: dict[str, tuple[float, Amount]] = {}
@@ -370,13 +391,21 @@ class RedisSession:
             self._do("HDEL", f"{self._prefix}m:{key}", *marks)
 
     def get(self, name: str) -> tuple[int, str]:
-        version, text = self._do("MGET", f"{self._prefix}v:{name}", f"{self._prefix}t:{name}")
+        expected = self._seen.text
+        identity, version, text = self._do("MGET", *(f"{self._prefix}{key}" for key in (f"t:{IDENTITY}", f"v:{name}", f"t:{name}")))
+        self._seen.meet(expected, identity or "")
         if (version is None) != (text is None):
-            raise StoreError(f"{self._name}: the document '{name}' is damaged: its version or its text is missing. Restore the store from a backup")
+            raise StoreError(
+                f"{self._name}: the document '{name}' is damaged: its version or its text is missing. Restore the store from a backup, "
+                "or remove the document: runguard store repair"
+            )
         return (int(version), text) if version is not None else (0, "")
 
     def put(self, name: str, version: int, text: str) -> bool:
         return bool(self._run("put", name, str(version), text))
+
+    def drop(self, name: str) -> None:
+        self._do("DEL", f"{self._prefix}v:{name}", f"{self._prefix}t:{name}")
 
     def now(self) -> float:
         seconds, micros = self._do("TIME")
@@ -438,6 +467,10 @@ class RedisSession:
             link.disconnect()
             self._client.connection_pool.release(link)
         self._client.close()
+
+
+class _AnotherStoreError(StoreOutage):
+    """A script found another identity than the one that this process has seen, and changed nothing."""
 
 
 @cache

@@ -30,6 +30,7 @@ from runguard.ledger.base import STALE, Account, Hold, Refusal, Stale, Waiting, 
 from runguard.ledger.control import change_control, read_control
 from runguard.ledger.facts import FACTS_KEPT, Fact, Facts
 from runguard.ledger.faults import UnforeseenError, fault_of, store_faults
+from runguard.ledger.identity import Seen, StoreReplacedError
 from runguard.ledger.store import Balance, Line, Reply, Session, Store, StoreError, StoreOutage
 
 _log: Final = logging.getLogger("runguard")
@@ -104,6 +105,9 @@ class StoreLedger(Waiting):
         self._by_scope: dict[str, set[str]] = {}
         self._offset = 0.0  # the store's clock less ours
         self._down_until, self._is_away, self._era = 0.0, False, 0
+        self._replaced: StoreReplacedError | None = None  # why the store is away, when another one has its place
+        self._seen: Seen = getattr(store, "seen", None) or Seen(store.name)  # a store that wraps another one may have none
+        self._control_of = ""  # the identity of the store that the control document is from
         self._checked = False
         self._lock = threading.Lock()
         self._start()
@@ -305,7 +309,7 @@ class StoreLedger(Waiting):
                 for run, text in alive:
                     version = session.beat(run, self.worker, text)
                 self._is_back()
-                if version != self.control:
+                if self._is_news(version):
                     self._read_control(session)
         except StoreOutage as error:
             if self._local.fresh:  # else it may only have been cut while nobody used it
@@ -323,7 +327,7 @@ class StoreLedger(Waiting):
         try:
             with self._in_store():
                 session = self.session()
-                if session.get("control")[0] != self.control:
+                if self._is_news(session.get("control")[0]):
                     self._read_control(session)
         except UnforeseenError:
             raise  # counted and logged by the writer
@@ -362,21 +366,26 @@ class StoreLedger(Waiting):
 
     def _outage(self, error: Exception) -> None:
         self.outages += 1
+        if isinstance(error, StoreReplacedError):
+            if self._replaced is None:
+                _log.error("runguard.store_replaced: %s", error)
+            self._replaced = error
+        elif not self._is_away:
+            _log.error("runguard.store_outage: %s", error)
         if not self._is_away:
             self._is_away = True
             self._era += 1
-            _log.error("runguard.store_outage: %s", error)
         self._down_until = time.monotonic() + _REST_S
 
     def _is_back(self) -> None:
         if self._is_away:
-            self._is_away, self._down_until = False, 0.0
+            self._is_away, self._down_until, self._replaced = False, 0.0, None
             _log.warning("runguard.store_back: %s answers again", self.name)
 
     async def ask(self, job: Callable[[Session], _T], *, again: bool = False) -> _T:
         """Run a job on a thread and await it, within the deadline. ``again``: it may be done twice and counts once."""
         if time.monotonic() < self._down_until:
-            raise StoreOutage(f"{self.name}: did not answer a moment ago")
+            raise self._replaced.again() if self._replaced is not None else StoreOutage(f"{self.name}: did not answer a moment ago")
         self._ensure_threads()
         asked: _Job[_T] = _Job(job, again)
         self._jobs.put(asked)
@@ -498,10 +507,18 @@ class StoreLedger(Waiting):
             balance = told.get(account.key)
             if balance is not None and isinstance(account, StoredAccount):
                 account.learn(balance)
-        if reply.control != self.control:
+        if self._is_news(reply.control):
             self._read_control(session or self.session())
         if makes_room:
             self._wake_all()
+
+    def _is_news(self, version: int) -> bool:
+        """Whether the control document must be read: it has another version, or it is that of an adopted store."""
+        if self._control_of != self._seen.text:
+            if self._control_of:
+                self.control = -1
+            self._control_of = self._seen.text
+        return version != self.control
 
     def _wake_all(self) -> None:
         with self._lock:

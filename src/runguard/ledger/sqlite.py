@@ -7,13 +7,14 @@ import os
 import sqlite3
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import parse_qs, unquote, urlsplit
 
 from runguard.budget import NOTHING, UNITS, Amount
 from runguard.errors import PolicyError
+from runguard.ledger.identity import IDENTITY, Seen, StoreReplacedError, new_id
 from runguard.ledger.store import SCHEMA_VERSION, Balance, Line, Reply, StoreError, StoreOutage, check_amounts, check_ttl, fits, overrun_of
 
 try:
@@ -73,6 +74,9 @@ UPDATE accounts SET held_usd = held_usd - ?, held_tokens = held_tokens - ?, held
   spent_usd = spent_usd + ?, spent_tokens = spent_tokens + ?, spent_calls = spent_calls + ?, updated = ?
 WHERE key = ? RETURNING {_BALANCE}, (SELECT version FROM documents WHERE name = '{_CONTROL}')
 """
+_IS_CURRENT: Final = "SELECT 1 FROM sqlite_master, documents AS d WHERE sqlite_master.name = 'records_about' AND d.name = ?"
+_COUNT: Final = "UPDATE documents SET version = version + 1 WHERE name = ? RETURNING version, text"
+_LOOK: Final = "SELECT version, text FROM documents WHERE name = ?"
 
 
 class SqliteStore:
@@ -93,23 +97,30 @@ class SqliteStore:
             raise PolicyError(f"store = {url!r}: the only option of a SQLite store is ?synchronous=full (default) or normal")
         self.path = Path(path[1:]).expanduser().absolute()  # now: a program may change its directory
         self.name = f"sqlite:///{self.path}"
+        self.seen = Seen(self.name)
         lost = "a power cut loses nothing that was settled" if self.synchronous == "full" else "a power cut may lose the last moments"
         self.durable = f"survives the end of any process; {lost}"
 
     def connect(self, timeout: float) -> "SqliteSession":
-        return SqliteSession(self.path, self.synchronous, timeout)
+        return SqliteSession(self.path, self.synchronous, timeout, self.seen)
 
 
 class SqliteSession:
     """One connection. Every write is a transaction that takes the write lock at its beginning: a read that turns into a write fails in WAL mode."""
 
-    def __init__(self, path: Path, synchronous: str, timeout: float) -> None:
-        self._path, self._timeout, self._place = path, timeout, str(path)
+    def __init__(self, path: Path, synchronous: str, timeout: float, seen: Seen) -> None:
+        self._path, self._timeout, self._place, self._seen = path, timeout, str(path), seen
         self._line: _Line | None = None
+        self._wal = self._generation = 0
         with _translated(path):
-            path.parent.mkdir(parents=True, exist_ok=True)
-            self._db = sqlite3.connect(path, timeout=timeout, isolation_level=None, check_same_thread=False)
+            if seen.text:  # nothing is made: neither the file nor what belongs into it
+                self._db = self._reopened()
+            else:
+                path.parent.mkdir(parents=True, exist_ok=True)
+                self._db = sqlite3.connect(path, timeout=timeout, isolation_level=None, check_same_thread=False)
             try:
+                if seen.text:
+                    self._meet()
                 is_new = not self._is_ours_now()
                 if fcntl is not None:
                     self._line = _Line(path, timeout)
@@ -120,10 +131,38 @@ class SqliteSession:
                 self._db.execute(f"PRAGMA synchronous={synchronous}")
                 if synchronous == "full":  # every commit is on the disk as it is: how often they are moved to their places is a matter of speed alone
                     self._db.execute(f"PRAGMA wal_autocheckpoint={_CHECKPOINT_PAGES}")
-                self._migrate()
+                if not seen.text:
+                    self._migrate()
+                self._meet()
+                self._wal = _inode(f"{path}-wal")
+                seen.files = (self._inode, self._wal)
             except BaseException:
                 self.close()
                 raise
+
+    # ---- identity ---------------------------------------------------------------------------------------------------
+
+    def _reopened(self) -> sqlite3.Connection:
+        """The file that this process has worked with, or one that may be it."""
+        seen, main = self._seen, _inode(self._place)
+        if not main:
+            seen.meet(seen.text, "")
+        if main != seen.files[0] and seen.files[1] and _inode(f"{self._place}-wal") == seen.files[1]:
+            why = "another file was put in its place, beside the -wal file of the old one: to read them together would mix both"
+            raise StoreReplacedError(seen.name, why, seen.text.partition(" ")[0])
+        address = f"{self._path.as_uri()}?mode=rw"
+        return sqlite3.connect(address, timeout=self._timeout, isolation_level=None, check_same_thread=False, uri=True)
+
+    def _meet(self) -> None:
+        expected, floor = self._seen.text, self._seen.generation
+        try:
+            row = self._db.execute("SELECT version, text FROM documents WHERE name = ?", (IDENTITY,)).fetchone()
+        except sqlite3.OperationalError as error:
+            if getattr(error, "sqlite_errorname", "") != "SQLITE_ERROR":
+                raise
+            row = None  # there is no such table
+        generation, found = row or (0, "")
+        self._seen.meet(expected, found, generation, floor)
 
     def _use_wal(self) -> None:
         """SQLite does not wait here, however long it was told to, when another session is writing the new file."""
@@ -149,7 +188,8 @@ class SqliteSession:
         try:
             return self._is_ours()
         finally:
-            self._db.execute("ROLLBACK")
+            if self._db.in_transaction:  # an error may have ended it
+                self._db.execute("ROLLBACK")
 
     def _is_ours(self) -> bool:
         """Whether the schema is there; an error when the file is somebody else's, or of another version."""
@@ -166,22 +206,37 @@ class SqliteSession:
         return False
 
     def _migrate(self) -> None:
-        if self._is_ours_now() and self._db.execute("SELECT 1 FROM sqlite_master WHERE name = 'records_about'").fetchone():
+        if self._is_ours_now() and self._db.execute(_IS_CURRENT, (IDENTITY,)).fetchone():
             return
-        with self._write():
+        with self._transaction():
             if self._is_ours():
                 self._db.execute("CREATE INDEX IF NOT EXISTS records_about ON records (kind, ref)")  # a file from before there was one
+                self._db.execute("INSERT OR IGNORE INTO documents VALUES (?, 1, ?)", (IDENTITY, new_id()))  # the same
                 return
             for statement in _SCHEMA.split(";\n"):
                 if statement.strip():
                     self._db.execute(statement)
+            self._db.execute("INSERT INTO documents VALUES (?, 1, ?)", (IDENTITY, new_id()))
             self._db.execute(f"PRAGMA application_id={_APPLICATION}")
             self._db.execute(f"PRAGMA user_version={SCHEMA_VERSION}")
 
     # ---- transactions -----------------------------------------------------------------------------------------------
 
     @contextlib.contextmanager
-    def _write(self) -> Iterator[float]:
+    def _write(self, *, count: bool = True) -> Iterator[float]:
+        """A change of the store that this process has seen, and of no other one. Records are not counted: the loss of some is no loss of money."""
+        seen = self._seen
+        with self._transaction(self._committed) as now:
+            yield now
+            rows = self._db.execute(_COUNT if count else _LOOK, (IDENTITY,)).fetchall()
+            self._generation, found = rows[0] if rows else (0, "")
+            seen.meet(seen.text, found, self._generation, seen.generation + count)
+
+    def _committed(self) -> None:
+        self._seen.changed(self._generation)
+
+    @contextlib.contextmanager
+    def _transaction(self, committed: Callable[[], None] = lambda: None) -> Iterator[float]:
         """A transaction with the store's clock. Writers of all processes stand in line at the lock files: SQLite's own waiting is unfair."""
         try:
             self._enter()
@@ -190,6 +245,7 @@ class SqliteSession:
                 try:
                     yield time.time()  # noqa: TID251 - one machine, one clock: it is the store's
                     self._db.execute("COMMIT")
+                    committed()  # before others get their turn
                 except BaseException:
                     if self._db.in_transaction:
                         self._db.execute("ROLLBACK")
@@ -204,8 +260,8 @@ class SqliteSession:
             return
         self._line.take()
         try:
-            if os.stat(self._place).st_ino != self._inode:  # noqa: PTH116 - pathlib takes twice as long
-                raise StoreError(f"{self._path}: the file was replaced while it was in use; what is written now would be lost")
+            if _inode(self._place) != self._inode or (self._wal and _inode(f"{self._place}-wal") != self._wal):
+                raise StoreOutage(f"{self._path}: the file or its -wal file was removed or replaced while it was in use; what is written now would be lost")
         except BaseException:
             self._line.leave()
             raise
@@ -390,6 +446,7 @@ class SqliteSession:
 
     def get(self, name: str) -> tuple[int, str]:
         with _translated(self._path):
+            self._meet()
             row = self._db.execute("SELECT version, text FROM documents WHERE name = ?", (name,)).fetchone()
         return (row[0], row[1]) if row is not None else (0, "")
 
@@ -398,6 +455,10 @@ class SqliteSession:
             if version == 0:
                 return self._db.execute("INSERT OR IGNORE INTO documents VALUES (?, 1, ?)", (name, text)).rowcount == 1
             return self._db.execute("UPDATE documents SET version = version + 1, text = ? WHERE name = ? AND version = ?", (text, name, version)).rowcount == 1
+
+    def drop(self, name: str) -> None:
+        with self._write():
+            self._db.execute("DELETE FROM documents WHERE name = ?", (name,))
 
     def now(self) -> float:
         return time.time()  # noqa: TID251
@@ -409,7 +470,7 @@ class SqliteSession:
     # ---- records ----------------------------------------------------------------------------------------------------
 
     def append(self, kind: str, ref: str, text: str) -> None:
-        with self._write() as now:
+        with self._write(count=False) as now:
             self._db.execute("INSERT INTO records (at, kind, ref, text) VALUES (?, ?, ?, ?)", (now, kind, ref, text))
 
     def tail(self, kind: str, count: int) -> list[tuple[float, str, str]]:
@@ -422,7 +483,7 @@ class SqliteSession:
             return self._db.execute("SELECT at, text FROM records WHERE kind = ? AND ref = ? ORDER BY seq", (kind, ref)).fetchall()
 
     def beat(self, run: str, worker: str, text: str, *, ended: bool = False) -> int:
-        with self._write() as now:
+        with self._write(count=False) as now:
             self._db.execute(
                 "INSERT INTO runs VALUES (?, ?, ?, ?, ?) ON CONFLICT (id) DO UPDATE SET worker = excluded.worker, beat = excluded.beat, "
                 "ended = excluded.ended, text = excluded.text",
@@ -479,7 +540,7 @@ class SqliteSession:
             last: Any = self._db.execute(f"SELECT min({key}) FROM {table}").fetchone()[0]
         since = ">="
         while last is not None:
-            with self._write():
+            with self._write(count=False):
                 part = f"SELECT {key} FROM {table} WHERE {key} {since} :last ORDER BY {key} LIMIT {_PURGE_AT_ONCE}"
                 end = self._db.execute(f"SELECT max({key}) FROM ({part})", {"last": last}).fetchone()[0]
                 if end is not None:
@@ -578,6 +639,14 @@ class _Line:
             self._closed = True
             if not self._waiting:
                 self._next.close()
+
+
+def _inode(path: str) -> int:
+    """0 when there is no such file."""
+    try:
+        return os.stat(path).st_ino  # noqa: PTH116 - pathlib takes twice as long
+    except FileNotFoundError:
+        return 0
 
 
 def _locked(file: Any) -> bool:

@@ -9,6 +9,7 @@ Rules that every store keeps:
 - Time is the store's own clock; workers' clocks do not matter. A line whose period is over, or not yet begun, by that clock is
   ``Stale``, and nothing is held.
 - Amounts are whole numbers. Whatever else arrives is refused before anything is written.
+- What reads or changes accounts does so in the store that the process has seen, and in no other one: checked in the same step.
 """
 
 from collections.abc import Sequence
@@ -104,6 +105,9 @@ class Session(Protocol):
     def put(self, name: str, version: int, text: str) -> bool:
         """Replace a document if it still has this version; its next one is one higher."""
 
+    def drop(self, name: str) -> None:
+        """Remove a document, whether or not it can be read."""
+
     def now(self) -> float:
         """The store's clock."""
 
@@ -142,7 +146,10 @@ class Store(Protocol):
     durable: str  # what survives which failure, in one sentence
 
     def connect(self, timeout: float) -> Session:
-        """A session whose every call ends within about ``timeout``. Creates or migrates the schema; ``StoreError`` for another one."""
+        """A session whose every call ends within about ``timeout``. The first one creates or migrates the schema; ``StoreError`` for another one.
+
+        Later ones create nothing and raise ``StoreReplacedError`` when they meet another store than the first (``ledger/identity.py``).
+        """
 
 
 # ---- arithmetic that every store shares -----------------------------------------------------------------------------

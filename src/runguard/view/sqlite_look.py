@@ -47,8 +47,11 @@ class SqliteLook(SqliteSession):
         return path.stat().st_ino == self._inode
 
     @contextmanager
-    def _write(self) -> Iterator[float]:
+    def _write(self, *, count: bool = True) -> Iterator[float]:
         yield self.now()
+
+    def _meet(self) -> None:
+        """Any store may be looked at."""
 
     def _expire(self, now: float, *, everything: bool = False) -> None:
         pass

@@ -9,7 +9,9 @@ from urllib.parse import unquote
 
 from runguard.budget import UNITS, UNLIMITED, edge
 from runguard.errors import PolicyError
+from runguard.ledger.control import read_control
 from runguard.ledger.faults import store_faults
+from runguard.ledger.identity import identity_of
 from runguard.ledger.sqlite import SqliteStore
 from runguard.ledger.store import Balance, Session, StoreError, StoreOutage
 from runguard.ledger.urls import store_of
@@ -92,6 +94,18 @@ class StoreView:
     def now(self) -> float:
         """The store's clock, by which every time in it is."""
         return self._ask(lambda session: session.now())
+
+    def identity(self) -> list[str]:
+        """The id of the store, then those that it replaces; [""] for a store that has none yet."""
+        return self._ask(lambda session: identity_of(session, self.name))
+
+    def damage(self) -> str:
+        """What is wrong with the control document; "" when nothing is."""
+        try:
+            self._ask(lambda session: read_control(session, self.name))
+        except StoreError as error:
+            return str(error)
+        return ""
 
     # ---- money ------------------------------------------------------------------------------------------------------
 

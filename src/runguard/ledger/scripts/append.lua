@@ -1,4 +1,5 @@
 -- ARGV: kind, ref, text, most. Beyond the most, the oldest go, two for each new one: an index names what is there and nothing else.
+same_store()
 local rare = seldom()
 local _, stamp = rare.clock()
 local at, index = P .. 'r:' .. ARGV[1], rare.index(ARGV[1], ARGV[2])

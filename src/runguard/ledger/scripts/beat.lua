@@ -1,4 +1,5 @@
 -- ARGV: run, facts, ended. Reply: version of the control document. A run that ended is of no more use.
+same_store()
 local _, stamp = seldom().clock()
 if ARGV[3] == '1' then
   call('ZREM', P .. 'beats', ARGV[1])

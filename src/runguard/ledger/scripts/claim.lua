@@ -1,4 +1,5 @@
 -- ARGV: key, ttl. Reply: "yes", "pending" or "done".
+same_store()
 local at, ttl = P .. 'c:' .. ARGV[1], seldom().number(ARGV[2])
 local found = call('GET', at)
 if found then

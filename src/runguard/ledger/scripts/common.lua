@@ -10,9 +10,26 @@
 local P, MAX, ZERO, KEEP, PERIODS_KEPT, HUGE = KEYS[1], 9007199254740991, '0 0 0', 86400, 3456000, math.huge
 local LINE = '^(%S+) (%S+) ((%S+) (%S+) (%S+)) (.*)$'
 local call, match, format, find = redis.call, string.match, string.format, string.find
+-- The last argument is the identity of the store that the caller has worked with.
+local ID = table.remove(ARGV)
 
 local function refuse(text)
   error('RUNGUARD ' .. text, 0)
+end
+
+-- A script that changes accounts, or tells of them, does so in that store and in no other one.
+local function same(identity, schema)
+  if identity ~= ID then
+    refuse('identity')
+  end
+  if schema ~= SCHEMA then
+    refuse('schema')
+  end
+end
+
+local function same_store()
+  local found = call('MGET', P .. 't:identity', P .. 'schema')
+  same(found[1], found[2])
 end
 
 -- An amount that a caller sent.
@@ -223,12 +240,6 @@ local function seldom()
   function it.clock()
     local time = call('TIME')
     return time[1] + time[2] / 1000000, format('%s.%06d', time[1], time[2]), time[2] % 64 == 0
-  end
-
-  function it.check()
-    if call('GET', P .. 'schema') ~= SCHEMA then
-      refuse('schema')
-    end
   end
 
   -- An account in full, for a caller that does not know it.

@@ -2,7 +2,7 @@
 local m1, m2, m3 = amount(ARGV[1])
 local rare = seldom()
 local now, stamp = rare.clock()
-rare.check()
+same_store()
 local key = ARGV[2]
 local _, _, caps, c1, c2, c3 = match(ARGV[4] or '', LINE)
 if not caps then

@@ -1,4 +1,5 @@
 -- ARGV: key, done.
+same_store()
 local at = P .. 'c:' .. ARGV[1]
 local _, stamp = seldom().clock()
 if ARGV[2] == '1' then

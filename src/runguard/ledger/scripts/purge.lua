@@ -1,4 +1,5 @@
 -- One batch. ARGV: what, before when, how many, how many to skip, kind of record. Reply: how many were looked at, how many were kept.
+same_store()
 local rare = seldom()
 local what, old, most, skip = ARGV[1], rare.number(ARGV[2]), tonumber(ARGV[3]), tonumber(ARGV[4])
 local now, stamp = rare.clock()

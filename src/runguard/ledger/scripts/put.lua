@@ -1,4 +1,5 @@
 -- ARGV: name, version, text. Reply: 1 when the document had this version.
+same_store()
 local at = P .. 'v:' .. ARGV[1]
 if (call('GET', at) or '0') ~= ARGV[2] then
   return 0

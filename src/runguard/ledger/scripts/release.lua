@@ -1,7 +1,7 @@
 -- ARGV: hold. Reply: "full clock control", then the accounts of the hold in full; none when it was not open any more.
 local hold, rare = ARGV[1], seldom()
 local now, stamp, tidy = rare.clock()
-rare.check()
+same_store()
 local found = call('MGET', P .. 'v:control', P .. 'h:' .. hold)
 local reply = { 'full ' .. stamp .. ' ' .. (found[1] or '0') }
 local wanted, names = match(found[2] or '', '^o (%d+ %d+ %d+) (.*)$')

@@ -7,11 +7,9 @@ if not ttl or ttl ~= ttl then
 end
 local time = call('TIME')
 local now, stamp = time[1] + time[2] / 1000000, format('%s.%06d', time[1], time[2])
-local found = call('MGET', P .. 'schema', P .. 'v:control', P .. 'h:' .. hold)
+local found = call('MGET', P .. 't:identity', P .. 'v:control', P .. 'h:' .. hold, P .. 'schema')
 local world, known = ' ' .. stamp .. ' ' .. (found[2] or '0'), found[3]
-if found[1] ~= SCHEMA then
-  refuse('schema')
-end
+same(found[1], found[4])
 if known then
   local reply = (find(known, '^o') and 'yes' or 'no') .. world
   for i = 5, last, 3 do

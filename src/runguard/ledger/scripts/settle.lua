@@ -4,10 +4,8 @@ local hold, last = ARGV[1], #ARGV
 local a1, a2, a3 = amount(ARGV[2])
 local time = call('TIME')
 local now, stamp = time[1] + time[2] / 1000000, format('%s.%06d', time[1], time[2])
-local found = call('MGET', P .. 'schema', P .. 'v:control', P .. 'h:' .. hold)
-if found[1] ~= SCHEMA then
-  refuse('schema')
-end
+local found = call('MGET', P .. 't:identity', P .. 'v:control', P .. 'h:' .. hold, P .. 'schema')
+same(found[1], found[4])
 local keys, at, given, n = {}, {}, '', 0
 for i = 3, last, 3 do
   local key = ARGV[i]
