@@ -26,6 +26,7 @@ from runguard.budget import NOTHING, UNLIMITED, Amount
 from runguard.ledger import Account, Hold, Ledger, Refusal, Stale
 
 PATIENCE_S = 20.0  # far beyond anything that works
+SHORT_S = 0.2  # a hold's time where it is to be over; a store needs less to hold it
 TTL_S = 300.0  # a hold that no test outlives
 FREE: Amount = (UNLIMITED, UNLIMITED, UNLIMITED)
 CALL: Amount = (0, 0, 1)
@@ -363,6 +364,65 @@ async def test_of_a_settled_call_a_release_takes_nothing_back(desk: Desk) -> Non
     desk.settle(hold, (50, 0, 1))
     desk.release(hold)
     assert desk.books() == ((50, 0, 1), NOTHING)
+
+
+# ---- holds that outlive their time ----------------------------------------------------------------------------------
+
+
+async def overdue(desk: Desk, accounts: Sequence[Account], want: Amount) -> Hold:
+    """A hold whose call takes longer than anybody waits for."""
+    hold = await desk.ledger.reserve(accounts, want, ttl=SHORT_S)
+    assert isinstance(hold, Hold)
+    await asyncio.sleep(2 * SHORT_S)
+    return hold
+
+
+async def test_an_expired_hold_is_charged_on_all_its_accounts(desk: Desk) -> None:
+    accounts = [desk.account(), desk.account("other")]
+    await overdue(desk, accounts, (30, 5, 1))
+    assert desk.books() == desk.books("other") == ((30, 5, 1), NOTHING)
+
+
+async def test_an_expired_hold_makes_no_room_although_nobody_looked(desk: Desk) -> None:
+    await overdue(desk, [desk.account()], (80, 0, 0))
+    refusal = await desk.refused([desk.account()], (30, 0, 0))
+    assert (refusal.spent, refusal.held, refusal.wait_helps) == ((80, 0, 0), NOTHING, False)
+    assert isinstance(await desk.held([desk.account()], (20, 0, 0)), Hold)
+
+
+@pytest.mark.parametrize("took", [NOTHING, (10, 1, 1), (30, 5, 1), (50, 9, 1)])
+@pytest.mark.parametrize("looked", [True, False])
+async def test_a_late_settlement_corrects_the_charge_of_an_expired_hold(desk: Desk, took: Amount, looked: bool) -> None:
+    hold = await overdue(desk, [desk.account()], (30, 5, 1))
+    if looked:
+        assert desk.books() == ((30, 5, 1), NOTHING)
+    desk.settle(hold, took)
+    assert desk.books() == (took, NOTHING)
+    assert not desk.find().closed
+
+
+async def test_a_late_settlement_beyond_the_cap_is_an_overrun(desk: Desk) -> None:
+    hold = await overdue(desk, [desk.account()], (90, 0, 0))
+    assert desk.books() == ((90, 0, 0), NOTHING)
+    desk.settle(hold, (120, 0, 0))
+    assert (desk.find().spent, desk.find().overrun, desk.find().closed) == ((120, 0, 0), (20, 0, 0), True)
+
+
+async def test_of_an_expired_hold_a_release_takes_nothing_back(desk: Desk) -> None:
+    hold = await overdue(desk, [desk.account()], (30, 5, 1))
+    assert desk.books() == ((30, 5, 1), NOTHING)
+    desk.release(hold)
+    assert desk.books() == ((30, 5, 1), NOTHING)
+
+
+async def test_what_was_settled_or_released_in_time_does_not_expire(desk: Desk) -> None:
+    holds = [await desk.ledger.reserve([desk.account()], (30, 5, 1), ttl=SHORT_S) for _ in range(2)]
+    assert isinstance(holds[0], Hold)
+    assert isinstance(holds[1], Hold)
+    desk.settle(holds[0], (10, 5, 1))
+    desk.release(holds[1])
+    await asyncio.sleep(2 * SHORT_S)
+    assert desk.books() == ((10, 5, 1), NOTHING)
 
 
 # ---- forced and booked ----------------------------------------------------------------------------------------------

@@ -84,7 +84,7 @@ class Accounts:
             return None
         charge = self._charge(purse, event, lines, within, event.max_output_tokens or 0)
         if lines.accounts:
-            hold = self.ledger.hold_now(lines.accounts, worst_of(charge))
+            hold = self.ledger.hold_now(lines.accounts, worst_of(charge), self.policy.hold_seconds)
             if hold is None:
                 return None
             charge.hold, charge.held = hold, hold.amount[0]

@@ -5,7 +5,9 @@ no account ever exceeds its cap.
 """
 
 import asyncio
+import math
 import threading
+from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final, Protocol
 
@@ -79,10 +81,12 @@ class Account:
 class Hold:
     """The worst case of one call, held on all its accounts; later what it really cost."""
 
-    __slots__ = ("accounts", "amount", "booked", "id", "is_open")
+    __slots__ = ("accounts", "amount", "booked", "expires", "id", "is_open", "peers")
 
     def __init__(self, accounts: Sequence[Account], amount: Amount, id: str = "") -> None:  # noqa: A002
         self.accounts, self.amount, self.id = accounts, amount, id
+        self.expires = math.inf  # when a ledger in memory charges it; a store knows by itself
+        self.peers: OrderedDict[Hold, None] | None = None  # the open holds of such a ledger that it waits among
         self.booked: Amount = NOTHING
         self.is_open = True
 
@@ -175,13 +179,13 @@ class Ledger(Protocol):
     def account(self, key: str, scope: str, window: str | None, ends: float | None, caps: Amount, begins: float | None = None) -> Account:
         """The account of a scope and period, made if new, with the caps in force now."""
 
-    async def reserve(self, accounts: Sequence[Account], want: Amount, *, force: bool = False, ttl: float = 0.0) -> Hold | Refusal | Stale:
+    async def reserve(self, accounts: Sequence[Account], want: Amount, *, force: bool = False, ttl: float = 900.0) -> Hold | Refusal | Stale:
         """Hold ``want`` on all accounts, or on none. ``force`` holds it whatever the caps say: a shadow only looks on.
 
-        ``ttl``: seconds after which a ledger that outlives this process charges the hold. Raises ``StoreOutage`` or ``StoreError``.
+        ``ttl``: seconds after which a hold that was not settled is charged; a late settlement corrects the charge. Raises ``StoreOutage`` or ``StoreError``.
         """
 
-    def hold_now(self, accounts: Sequence[Account], want: Amount) -> Hold | None:
+    def hold_now(self, accounts: Sequence[Account], want: Amount, ttl: float = 900.0) -> Hold | None:
         """``reserve`` without waiting for anybody, where that can be done and it fits; None: ask."""
 
     def book(self, accounts: Sequence[Account]) -> Hold:

@@ -2,6 +2,7 @@
 
 import logging
 import math
+import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final
@@ -27,6 +28,7 @@ class MemoryLedger(Waiting):
         self._by_scope: dict[str, list[Account]] = {}
         self._told_full = self._told_back = False
         self._latest = -math.inf
+        self._open: dict[float, OrderedDict[Hold, None]] = {}  # holds by their time to live
 
     def now(self, at: float) -> float:
         return at
@@ -57,21 +59,48 @@ class MemoryLedger(Waiting):
             account.cap_usd, account.cap_tokens, account.cap_calls = (_sum(cap, extra) for cap, extra in zip(caps, more, strict=True))
             return account
 
-    async def reserve(self, accounts: Sequence[Account], want: Amount, *, force: bool = False, ttl: float = 0.0) -> Hold | Refusal:
-        hold = Hold(accounts, want)
+    async def reserve(self, accounts: Sequence[Account], want: Amount, *, force: bool = False, ttl: float = 900.0) -> Hold | Refusal:
+        hold, now = Hold(accounts, want), time.monotonic()
         with self._lock:
+            self._charge_expired_locked(now)
             if not force and not _fits(accounts, want):
                 return refusal_of(accounts, want, self._changes)
-            _hold(accounts, want)
+            self._hold_locked(hold, now, ttl)
         return hold
 
-    def hold_now(self, accounts: Sequence[Account], want: Amount) -> Hold | None:
-        hold = Hold(accounts, want)
+    def hold_now(self, accounts: Sequence[Account], want: Amount, ttl: float = 900.0) -> Hold | None:
+        hold, now = Hold(accounts, want), time.monotonic()
         with self._lock:
+            self._charge_expired_locked(now)
             if not _fits(accounts, want):
                 return None
-            _hold(accounts, want)
+            self._hold_locked(hold, now, ttl)
         return hold
+
+    def _hold_locked(self, hold: Hold, now: float, ttl: float) -> None:
+        peers = self._open.get(ttl)
+        if peers is None:
+            peers = self._open[ttl] = OrderedDict()
+        hold.expires, hold.peers = now + ttl, peers
+        peers[hold] = None
+        usd, tokens, calls = hold.amount
+        for a in hold.accounts:
+            a.due_usd += usd
+            a.due_tokens += tokens
+            a.due_calls += calls
+
+    def _charge_expired_locked(self, now: float) -> None:
+        """A hold that outlived its time is charged, as in every store: the provider may have billed. A late settlement corrects the charge."""
+        for peers in self._open.values():  # one for each time to live: in each the oldest comes first
+            while peers and (hold := next(iter(peers))).expires <= now:
+                del peers[hold]
+                hold.booked, hold.is_open, hold.peers = hold.amount, False, None
+                usd, tokens, calls = hold.amount
+                for a in hold.accounts:
+                    a.spent_usd += usd
+                    a.spent_tokens += tokens
+                    a.spent_calls += calls
+                self._changes += 1
 
     def book(self, accounts: Sequence[Account]) -> Hold:
         return Hold(accounts, NOTHING)
@@ -79,6 +108,9 @@ class MemoryLedger(Waiting):
     def settle(self, hold: Hold, actual: Amount, then: Callable[[], None] | None = None) -> None:
         usd, tokens, calls = actual
         with self._lock:
+            if hold.peers is not None:
+                hold.peers.pop(hold, None)
+                hold.peers = None
             was_usd, was_tokens, was_calls = hold.booked
             due_usd, due_tokens, due_calls = hold.amount if hold.is_open else hold.booked
             more_usd, more_tokens, more_calls = usd - due_usd, tokens - due_tokens, calls - due_calls
@@ -108,6 +140,9 @@ class MemoryLedger(Waiting):
             if not hold.is_open:
                 return
             hold.is_open = False
+            if hold.peers is not None:
+                hold.peers.pop(hold, None)
+                hold.peers = None
             usd, tokens, calls = hold.amount
             for a in hold.accounts:
                 a.due_usd -= usd
@@ -145,10 +180,12 @@ class MemoryLedger(Waiting):
 
     def find(self, scope: str) -> list[Account]:
         with self._lock:
+            self._charge_expired_locked(time.monotonic())
             return sorted(self._by_scope.get(scope, ()), key=lambda a: a.ends or 0.0)
 
     def accounts(self) -> list[Account]:
         with self._lock:
+            self._charge_expired_locked(time.monotonic())
             return list(self._accounts.values())
 
     def known(self) -> list[Account]:
@@ -219,14 +256,6 @@ def _fits(accounts: Sequence[Account], want: Amount) -> bool:
         if a.closed or a.due_usd + usd > a.cap_usd or a.due_tokens + tokens > a.cap_tokens or a.due_calls + calls > a.cap_calls:
             return False
     return True
-
-
-def _hold(accounts: Sequence[Account], want: Amount) -> None:
-    usd, tokens, calls = want
-    for a in accounts:
-        a.due_usd += usd
-        a.due_tokens += tokens
-        a.due_calls += calls
 
 
 def _sum(cap: int, more: int) -> int:

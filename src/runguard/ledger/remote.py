@@ -470,7 +470,7 @@ class StoreLedger(Waiting):
             self.release(hold)
             raise
 
-    def hold_now(self, accounts: Sequence[Account], want: Amount) -> Hold | None:
+    def hold_now(self, accounts: Sequence[Account], want: Amount, ttl: float = 900.0) -> Hold | None:
         return None  # the store has to be asked
 
     def book(self, accounts: Sequence[Account]) -> Hold:
