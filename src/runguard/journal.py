@@ -20,6 +20,7 @@ from runguard.pricing import Usage
 KIND: Final = "steps"  # of the records; each holds a list of entries
 _AT_ONCE: Final = 32
 _FAILURE_NAME: Final = 4  # bytes: tells the failures of one run apart
+_LARGEST: Final = 2**64  # of every number in an entry
 _USAGE: Final = tuple(field.name for field in fields(Usage))
 
 Entry = dict[str, Any]
@@ -184,6 +185,8 @@ def check_entry(entry: Entry) -> None:
     try:
         if not isfinite(float(entry.get("t") or 0)):
             raise ValueError(f"t = {entry['t']!r}")
+        if any(isinstance(value, int) and not -_LARGEST < value < _LARGEST for value in entry.values()):
+            raise ValueError("a number that is too large")
         read_event("", entry)
         for key, kind in _MUST_HAVE.get(entry["k"], {}).items():
             if not isinstance(entry[key], kind):

@@ -13,11 +13,11 @@ from runguard.policy import Policy
 from runguard.printable import printable
 from runguard.replay.processes import Worked
 from runguard.replay.program import check_place, with_progress, write_file
-from runguard.replay.sources import open_sources
+from runguard.replay.sources import Source
 
 
 def run(
-    source: str,
+    sources: list[Source],
     policy: Policy,
     *,
     target: Path | None = None,
@@ -27,7 +27,6 @@ def run(
     model: str = "",
 ) -> bool:
     """Whether anything could be advised; only then a file is written."""
-    sources = open_sources(source)
     if target is not None:
         check_place(target)
 
@@ -37,7 +36,7 @@ def run(
     made = calibrate(sources, policy, max_false_stops=max_false_stops, workers=workers or os.cpu_count() or 1, model=model, watch=watch)
     is_advised = bool(made.changes)
     if as_json:
-        sys.stdout.write(json.dumps(made.to_dict(), indent=2, ensure_ascii=False) + "\n")
+        sys.stdout.write(json.dumps(made.to_dict(), indent=2) + "\n")
     else:
         print_proposal(console(), printable(made))
     if is_advised and target is not None:

@@ -6,6 +6,7 @@ from typing import Any
 import click
 
 from runguard.commands.command import Command, fail
+from runguard.commands.sizes import unpacked_option
 
 
 class FalseStops(click.ParamType):  # type: ignore[type-arg,unused-ignore]
@@ -41,6 +42,7 @@ class FalseStops(click.ParamType):  # type: ignore[type-arg,unused-ignore]
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 @click.option("--model", default="", help="The model of recordings that do not name theirs, for prices and windows.")
 @click.option("--workers", type=click.IntRange(1, 256), help="Processes; one per core without it.")
+@unpacked_option
 @click.pass_context
 def command(
     ctx: click.Context,
@@ -52,6 +54,7 @@ def command(
     as_json: bool,
     model: str,
     workers: int | None,
+    max_unpacked: int,
 ) -> None:
     """Propose limits from recorded runs.
 
@@ -62,14 +65,17 @@ def command(
     from runguard.calibrate.program import run
     from runguard.commands.policies import load_policy
     from runguard.policy import find_policy_file
+    from runguard.printable import printable
+    from runguard.replay.sources import open_sources
     from runguard.replay.steps import UnreadableError
 
     if target is not None and target.exists() and not force:
         fail(ctx, f"{target} exists; --force replaces it")
     policy = load_policy(policy_file or find_policy_file())
     try:
-        is_advised = run(source, policy, target=target, as_json=as_json, max_false_stops=max_false_stops, workers=workers, model=model)
+        sources = open_sources(source, max_unpacked)
+        is_advised = run(sources, policy, target=target, as_json=as_json, max_false_stops=max_false_stops, workers=workers, model=model)
     except UnreadableError as error:
-        fail(ctx, str(error))
+        fail(ctx, printable(str(error)))
     if not is_advised:
         ctx.exit(1)

@@ -5,6 +5,7 @@ from pathlib import Path
 import click
 
 from runguard.commands.command import Command, fail
+from runguard.commands.sizes import unpacked_option
 
 
 @click.command(
@@ -26,6 +27,7 @@ from runguard.commands.command import Command, fail
 @click.option("--all", "every", is_flag=True, help="Show runs in the table that nothing would have touched, too.")
 @click.option("--model", default="", help="The model of recordings that do not name theirs, for prices and windows.")
 @click.option("--workers", type=click.IntRange(1, 256), help="Processes; one per core without it.")
+@unpacked_option
 @click.pass_context
 def command(
     ctx: click.Context,
@@ -38,6 +40,7 @@ def command(
     every: bool,
     model: str,
     workers: int | None,
+    max_unpacked: int,
 ) -> None:
     """Show what a policy would have done to recorded runs.
 
@@ -51,6 +54,7 @@ def command(
         raise click.UsageError(f"--explain tells one run under one policy, on the screen or as JSON; {other} is for all runs: give one of the two")
     from runguard.commands.policies import load_policy
     from runguard.policy import find_policy_file
+    from runguard.printable import printable
     from runguard.replay import program
     from runguard.replay.sources import open_sources
     from runguard.replay.steps import UnreadableError
@@ -60,10 +64,10 @@ def command(
     if against is not None:
         policies.append((against.name if against.name != policies[0][0] else str(against), load_policy(against)))
     try:
-        sources = open_sources(source)
+        sources = open_sources(source, max_unpacked)
         if explain is None:
             program.run(sources, policies, as_json=as_json, page=page, every=every, workers=workers, model=model)
         else:
             program.run_explanation(sources, explain, policies[0][1], as_json=as_json, model=model)
     except UnreadableError as error:
-        fail(ctx, str(error))
+        fail(ctx, printable(str(error)))

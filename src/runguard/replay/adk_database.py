@@ -4,7 +4,6 @@ The legacy schema of DatabaseSessionService keeps part of each event as a pickle
 refused.
 """
 
-import json
 import sqlite3
 from collections.abc import Iterator
 from contextlib import closing
@@ -13,7 +12,8 @@ from typing import Any, Final
 from urllib.parse import quote
 
 from runguard.replay.adk_events import Events
-from runguard.replay.steps import Faults, RecordedRun, Step, UnreadableError
+from runguard.replay.bounded import load_json
+from runguard.replay.steps import ODD, Faults, RecordedRun, Step, UnreadableError, word
 
 Session = tuple[str, str, str]  # app, user, session
 LEGACY: Final = (
@@ -23,16 +23,20 @@ LEGACY: Final = (
 _EVENTS: Final = "SELECT timestamp, event_data FROM events WHERE app_name = ? AND user_id = ? AND session_id = ? ORDER BY rowid"
 _PG_EVENTS: Final = "SELECT timestamp, event_data FROM events WHERE app_name = %s AND user_id = %s AND session_id = %s ORDER BY timestamp, ctid"
 _SESSIONS: Final = "SELECT app_name, user_id, id FROM sessions ORDER BY create_time, app_name, user_id, id"
+_COLUMNS: Final = {
+    "events": {"app_name", "user_id", "session_id", "timestamp", "event_data"},
+    "sessions": {"app_name", "user_id", "id", "create_time"},
+}
 _AT_ONCE: Final = 500
 
 
-def check_columns(columns: set[str]) -> None:
-    """Whether the table ``events`` is one that can be read."""
-    if "event_data" in columns:
-        return
-    if "actions" in columns:
+def check_columns(tables: dict[str, set[str]]) -> None:
+    """Whether the tables ``events`` and ``sessions`` are ones that can be read."""
+    if "event_data" not in tables["events"] and "actions" in tables["events"]:
         raise UnreadableError(LEGACY)
-    raise UnreadableError("its table 'events' is not one of ADK's")
+    for table, needed in _COLUMNS.items():
+        if missing := sorted(needed - tables[table]):
+            raise UnreadableError(f"its table '{table}' is not one of ADK's: it has no column {missing[0]}")
 
 
 # ---- SQLite ---------------------------------------------------------------------------------------------------------
@@ -51,7 +55,7 @@ def sqlite_tables(path: Path) -> dict[str, set[str]]:
         with closing(connect(path)) as db:
             names = [name for (name,) in db.execute("SELECT name FROM sqlite_master WHERE type = 'table'")]
             return {name: {column for (column,) in db.execute("SELECT name FROM pragma_table_info(?)", (name,))} for name in names}
-    except sqlite3.DatabaseError as error:
+    except (sqlite3.Error, UnicodeError) as error:
         raise UnreadableError(f"not a SQLite database that can be read: {error}") from None
 
 
@@ -122,7 +126,7 @@ def postgres_runs(url: str, sessions: list[Session], faults: Faults, model: str 
 
 
 def _run(session: Session, rows: Any, faults: Faults, model: str) -> RecordedRun:
-    app, user, name = session
+    app, user, name = (word(part) for part in session)
     return RecordedRun(name, _steps(rows, f"{app}/{user}/{name}", faults, model), app, user, name, source=app)
 
 
@@ -130,13 +134,13 @@ def _steps(rows: Any, where: str, faults: Faults, model: str) -> Iterator[Step]:
     events = Events(model)
     for number, (at, data) in enumerate(_whole(rows, where, faults), 1):
         try:
-            event = json.loads(data) if isinstance(data, str | bytes) else data
+            event = load_json(data) if isinstance(data, str | bytes) else data
             if not isinstance(event, dict):
                 raise TypeError("no object")
             if event.get("timestamp") is None:
                 event["timestamp"] = at if isinstance(at, int | float | str) else at.isoformat()
             steps = list(events.steps(event))
-        except (ValueError, TypeError, AttributeError, KeyError, RecursionError) as error:
+        except ODD as error:
             faults.add(f"{where} event {number}", f"cannot be read: {error}")
             continue
         yield from steps

@@ -1,7 +1,6 @@
 """ADK's stored events, snake or camel case -> neutral steps: what the live adapter reads from hooks, read from the record."""
 
 from collections.abc import Iterator
-from datetime import UTC, datetime
 from typing import Any, Final
 
 from runguard.decision import LEFT_OUT, METADATA_KEY, NOT_EXECUTED, NOTICE_KEY, STOP_CODE
@@ -10,7 +9,7 @@ from runguard.fingerprint import words_name
 from runguard.paused import run_name
 from runguard.pricing import Usage
 from runguard.reading.call_usage import CallUsage, EventUsage
-from runguard.replay.steps import Answered, Asked, Called, Delegated, Passed, Resumed, Step, Turn
+from runguard.replay.steps import Answered, Asked, Called, Delegated, Passed, Resumed, Step, Turn, time_of, word
 
 _Data = dict[str, Any]
 _USER: Final = "user"
@@ -42,12 +41,12 @@ class Events:
         if event.get("partial"):
             self._usage.read(event)
             return
-        at = _time(event.get("timestamp"))
+        at = time_of(event.get("timestamp"))
         actions = event.get("actions") or {}
         parts = [part for part in content.get("parts") or () if isinstance(part, dict)]
         calls = [call for part in parts if isinstance(call := either(part, "function_call", "functionCall"), dict)]
         answers = [answer for part in parts if isinstance(answer := either(part, "function_response", "functionResponse"), dict)]
-        invocation = either(event, "invocation_id", "invocationId") or ""
+        invocation = word(either(event, "invocation_id", "invocationId"))
         compaction = actions.get("compaction")
         is_message = author == _USER and bool(parts) and not answers and not compaction
         if (invocation and invocation != self._invocation) or is_message or not self._invocation:
@@ -56,7 +55,7 @@ class Events:
             if invocation:
                 self._messages[invocation] = known + is_message
             yield Turn(at, run_name(invocation, known + is_message), resumes=bool(known) and not is_message)
-        branch = event.get("branch") or ""
+        branch = word(event.get("branch"))
         if compaction:
             yield Asked(at, "", branch, self._named(event), *self._summary(event, compaction), aside=True)
         elif answers:
@@ -71,10 +70,10 @@ class Events:
             self._usage.pass_by(event)
         target = either(actions, "transfer_to_agent", "transferToAgent")
         if target:
-            yield Passed(at, author, branch, str(target))
+            yield Passed(at, author, branch, word(target))
 
     def _named(self, event: dict[str, Any]) -> str:
-        return either(event, "model_version", "modelVersion") or self._model
+        return word(either(event, "model_version", "modelVersion")) or self._model
 
     def _summary(self, event: dict[str, Any], compaction: Any) -> tuple[Usage, bool]:
         """What the summary of a compaction took. Where its event does not report that, it is estimated."""
@@ -105,11 +104,11 @@ class Events:
         if all(isinstance(p.get("text"), str) for p in parts):
             words = "".join(p["text"] for p in parts if isinstance(p.get("text"), str) and not p.get("thought"))
             said = words_name(words or str(either(event, "error_code", "errorCode") or ""))
-        batch = event.get("id") or ""
+        batch = word(event.get("id"))
         if taken is not None:  # else the function calls of an answer whose words came before
             yield Asked(at, author, branch, self._named(event), taken.usage, taken.estimated, batch, said, bool(calls))
         for call in calls:
-            yield Called(at, author, branch, batch, str(call.get("id") or ""), str(call.get("name") or ""), call.get("args"))
+            yield Called(at, author, branch, batch, word(call.get("id")), word(call.get("name")), call.get("args"))
 
     def _answered(self, event: dict[str, Any], at: float | None, author: str, actions: dict[str, Any], answers: list[dict[str, Any]]) -> Iterator[Step]:
         waiting = {
@@ -124,17 +123,5 @@ class Events:
                     outcome = Outcome.REFUSED
                 elif NOTICE_KEY in value:
                     value = {key: entry for key, entry in value.items() if key != NOTICE_KEY}  # it was judged without
-            name, call_id = str(answer.get("name") or ""), str(answer.get("id") or "")
-            yield Answered(at, author, call_id, name, value, outcome, event.get("id") or "", ends, call_id in waiting)
-
-
-def _time(value: Any) -> float | None:
-    if isinstance(value, int | float) and not isinstance(value, bool):
-        return float(value)
-    if not isinstance(value, str):
-        return None
-    try:
-        moment = datetime.fromisoformat(value)
-    except ValueError:
-        return None
-    return (moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)).timestamp()
+            name, call_id = word(answer.get("name")), word(answer.get("id"))
+            yield Answered(at, author, call_id, name, value, outcome, word(event.get("id")), ends, call_id in waiting)

@@ -1,6 +1,5 @@
 """ADK's JSON: sessions as ``adk web`` and the REST API export them, lists of them or of events, and eval sets; snake and camel case."""
 
-import gzip
 import io
 import json
 from collections.abc import Iterator
@@ -10,33 +9,37 @@ from typing import Any, Final, TextIO
 from runguard.fingerprint import CHARS_PER_TOKEN, size_of, words_name
 from runguard.pricing import Usage
 from runguard.replay.adk_events import Events, either
+from runguard.replay.bounded import DAMAGED, MAX_UNPACKED, UnpackedError, load_json, open_bytes
 from runguard.replay.json_stream import CutOffError, JsonStream
-from runguard.replay.lines import is_gzip
-from runguard.replay.neutral import _time as time_of
-from runguard.replay.steps import Answered, Asked, Called, Faults, RecordedRun, Step, Turn
+from runguard.replay.steps import ODD, Answered, Asked, Called, Faults, RecordedRun, Step, Turn, time_of, word
 
 _HEAD: Final = 64 * 1024
 _ENOUGH: Final = 64_000_000
 
 
-def _open(path: Path) -> TextIO:
-    return io.TextIOWrapper(gzip.open(path, "rb") if is_gzip(path) else path.open("rb"), encoding="utf-8-sig", errors="replace")
+def _open(path: Path, max_unpacked: int = MAX_UNPACKED) -> TextIO:
+    return io.TextIOWrapper(open_bytes(path, max_unpacked), encoding="utf-8-sig", errors="replace")
+
+
+def _head(path: Path) -> str:
+    """How a file begins; nothing where it is damaged there."""
+    try:
+        with _open(path) as file:
+            return file.read(_HEAD).lstrip()
+    except DAMAGED:
+        return ""
 
 
 def is_document(path: Path) -> bool:
     """Whether a file begins like one of ADK's documents rather than like lines of runs."""
-    try:
-        with _open(path) as file:
-            head = file.read(_HEAD).lstrip()
-    except (OSError, EOFError):
-        return False
+    head = _head(path)
     if head.startswith("["):
         return any(f'"{name}"' in head for name in ("events", "author", "conversation"))
     if not head.startswith("{"):
         return False
     first = head.partition("\n")[0]
     try:
-        whole = json.loads(first)
+        whole = load_json(first)
     except ValueError:
         whole = None
     if isinstance(whole, dict):  # one line is one object: a run, or a session written without breaks
@@ -48,8 +51,7 @@ def is_document(path: Path) -> bool:
 
 def is_one_object(path: Path) -> bool:
     """Whether it is JSON over several lines, which no JSONL is."""
-    with _open(path) as file:
-        head = file.read(_HEAD).lstrip()
+    head = _head(path)
     first, broken, _ = head.partition("\n")
     return head.startswith("[") or (bool(broken) and head.startswith("{") and first.strip() in ("{", ""))
 
@@ -57,8 +59,8 @@ def is_one_object(path: Path) -> bool:
 _TELLING: Final = ("events", "eval_cases", "evalCases", "appName", "app_name", "eval_set_id", "evalSetId")
 
 
-def runs_of(path: Path, faults: Faults, model: str = "") -> Iterator[RecordedRun]:
-    with _open(path) as file:
+def runs_of(path: Path, faults: Faults, model: str = "", max_unpacked: int = MAX_UNPACKED) -> Iterator[RecordedRun]:
+    with _open(path, max_unpacked) as file:
         yield from Document(JsonStream(file), path.name, faults, model).runs()
 
 
@@ -76,12 +78,13 @@ class Document:
                 yield from self._list()
             else:
                 yield from self._object()
-        except (CutOffError, OSError, EOFError) as error:
+        except (CutOffError, *DAMAGED) as error:
             self._cut_off(self._name, error)
 
     def _cut_off(self, where: str, error: Exception) -> None:
         if not self._told_end:
-            self._faults.add(where, f"cut off or damaged, read up to there: {error}")
+            reason = "" if isinstance(error, UnpackedError) else "cut off or damaged, "
+            self._faults.add(where, f"{reason}read up to there: {error}")
         self._told_end = True
 
     def _object(self) -> Iterator[RecordedRun]:
@@ -97,8 +100,8 @@ class Document:
 
     def _session(self, steps: Iterator[Step]) -> RecordedRun:
         facts = self._facts
-        app, user = str(either(facts, "app_name", "appName") or ""), str(either(facts, "user_id", "userId") or "")
-        name = str(facts.get("id") or self._name)
+        app, user = word(either(facts, "app_name", "appName")), word(either(facts, "user_id", "userId"))
+        name = word(facts.get("id")) or self._name
         return RecordedRun(name, steps, app, user, name, source=app or self._name)
 
     def _event_steps(self) -> Iterator[Step]:
@@ -106,15 +109,19 @@ class Document:
         try:
             for number, _ in enumerate(self._stream.elements(), 1):
                 yield from self._told(events, self._stream.value(), number)
-        except (CutOffError, OSError, EOFError) as error:
-            self._cut_off(f"{self._name} ({self._facts.get('id')})", error)
+                if self._faults.give_up(f"{self._name} event {number}"):
+                    raise CutOffError("not a session")
+        except (CutOffError, *DAMAGED) as error:
+            self._cut_off(f"{self._name} ({word(self._facts.get('id'))})", error)
 
     def _told(self, events: Events, event: Any, number: int) -> list[Step]:
         try:
             if not isinstance(event, dict):
                 raise TypeError("no object")
-            return list(events.steps(event))
-        except (ValueError, TypeError, AttributeError, KeyError) as error:
+            steps = list(events.steps(event))
+            self._faults.in_a_row = 0
+            return steps
+        except ODD as error:
             self._faults.add(f"{self._name} event {number}", f"cannot be read: {error}")
             return []
 
@@ -134,6 +141,8 @@ class Document:
                 events.append(self._told(loose, entry, number))
             else:
                 self._faults.add(f"{self._name} entry {number}", "neither a session nor an event nor an eval case")
+                if self._faults.give_up(f"{self._name} entry {number}"):
+                    break
         if events:
             yield self._session(step for steps in events for step in steps)
 
@@ -144,11 +153,12 @@ class Document:
         if not isinstance(conversation, list):
             self._faults.add(f"{self._name} case {number}", "no conversation in it")
             return
-        name = str(either(case, "eval_id", "evalId") or f"case {number}")
-        session = either(case, "session_input", "sessionInput") or {}
-        app, user = (str(either(session, s, c) or "") for s, c in (("app_name", "appName"), ("user_id", "userId")))
+        name = word(either(case, "eval_id", "evalId")) or f"case {number}"
+        session = either(case, "session_input", "sessionInput")
+        session = session if isinstance(session, dict) else {}
+        app, user = word(either(session, "app_name", "appName")), word(either(session, "user_id", "userId"))
         yield RecordedRun(
-            name, self._conversation(conversation, name), app, user, name, source=str(either(self._facts, "eval_set_id", "evalSetId") or self._name)
+            name, self._conversation(conversation, name), app, user, name, source=word(either(self._facts, "eval_set_id", "evalSetId")) or self._name
         )
 
     def _conversation(self, conversation: list[Any], name: str) -> Iterator[Step]:
@@ -157,7 +167,7 @@ class Document:
         for number, turn in enumerate(conversation, 1):
             try:
                 steps, history = self._eval_turn(turn, history, f"{name}#{number}")
-            except (TypeError, AttributeError, ValueError, KeyError) as error:
+            except ODD as error:
                 self._faults.add(f"{self._name} ({name}) turn {number}", f"cannot be read: {error}")
                 continue
             yield from steps

@@ -1,13 +1,15 @@
 """A JSON document of any size, walked with one small value at a time in memory."""
 
 import json
+import re
 from collections.abc import Iterator
 from typing import Any, Final, TextIO
 
+from runguard.replay.bounded import MAX_RECORD, check_size
+
 _PIECE: Final = 256 * 1024
-MAX_VALUE: Final = 256 * 1024 * 1024
 _LONGEST_NUMBER: Final = 400
-_SPACE: Final = " \t\r\n"
+_NO_SPACE: Final = re.compile(r"[^ \t\r\n]")
 
 
 class CutOffError(ValueError):
@@ -25,10 +27,10 @@ class JsonStream:
     def peek(self) -> str:
         """The next character that is no space, "" at the end."""
         while True:
-            while self._at < len(self._text):
-                if self._text[self._at] not in _SPACE:
-                    return self._text[self._at]
-                self._at += 1
+            if (found := _NO_SPACE.search(self._text, self._at)) is not None:
+                self._at = found.start()
+                return found[0]
+            self._at = len(self._text)
             if not self._more():
                 return ""
 
@@ -41,9 +43,13 @@ class JsonStream:
         self.peek()
         while True:
             try:
+                check_size(self._text, self._at)
+            except ValueError as error:
+                raise CutOffError(str(error)) from None
+            try:
                 value, end = self._decode(self._text, self._at)
             except ValueError as error:
-                if len(self._text) - self._at > MAX_VALUE or not self._more(len(self._text) - self._at):
+                if not self._more(len(self._text) - self._at):
                     raise CutOffError(str(error)) from None
                 continue
             except RecursionError:
@@ -59,7 +65,9 @@ class JsonStream:
         while self.peek() != "}":
             key = self.value()
             self.take(":")
-            yield str(key)
+            if not isinstance(key, str):
+                raise CutOffError("a key that is not a text")
+            yield key
             if self.peek() == ",":
                 self._at += 1
             elif self.peek() != "}":
@@ -81,7 +89,7 @@ class JsonStream:
         """Read on; a value that did not fit is tried again only after its text has doubled."""
         if self._done:
             return False
-        piece = self._file.read(max(_PIECE, at_least))
+        piece = self._file.read(min(max(_PIECE, at_least), MAX_RECORD))
         self._done = not piece
         if piece:
             self._text, self._at = self._text[self._at :] + piece, 0

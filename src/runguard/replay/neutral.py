@@ -5,16 +5,15 @@
 ``error``, ``branch``, ``input_tokens``, ``output_tokens``, ``cached_tokens``, ``ts``, ``text_chars``, ``result_chars``.
 """
 
-import json
 from collections.abc import Iterator
-from datetime import UTC, datetime
 from typing import Any, Final
 
 from runguard.events import Outcome
 from runguard.fingerprint import CHARS_PER_TOKEN, size_of, words_name
 from runguard.outcomes import classify
 from runguard.pricing import Usage
-from runguard.replay.steps import TRANSFER, Answered, Asked, Called, Faults, Passed, RecordedRun, Step, Turn
+from runguard.replay.bounded import load_json
+from runguard.replay.steps import TRANSFER, Answered, Asked, Called, Faults, Passed, RecordedRun, Step, Turn, time_of, word
 
 _ENOUGH: Final = 64_000_000
 _KINDS: Final = ("model", "tool_call", "tool_result", "message", "error")  # a broken kind may not be hashable
@@ -23,8 +22,8 @@ _KINDS: Final = ("model", "tool_call", "tool_result", "message", "error")  # a b
 def read_line(line: bytes, where: str, faults: Faults) -> RecordedRun | None:
     """The run of one line, or None with a fault noted."""
     try:
-        run = json.loads(line)
-    except (ValueError, RecursionError) as error:
+        run = load_json(line)
+    except ValueError as error:
         faults.add(where, f"not valid JSON: {error}")
         return None
     if not isinstance(run, dict) or not isinstance(run.get("steps"), list):
@@ -34,14 +33,14 @@ def read_line(line: bytes, where: str, faults: Faults) -> RecordedRun | None:
 
 
 def run_of(run: dict[str, Any], where: str, faults: Faults) -> RecordedRun:
-    name = str(run.get("id") or run.get("session") or where)
+    name = word(run.get("id")) or word(run.get("session")) or where
     return RecordedRun(
         name,
         Translation(run, f"{where} ({name})", faults).steps(),
-        app=_word(run.get("app")),
-        user=_word(run.get("user")),
-        session=_word(run.get("session")) or name,
-        source=_word(run.get("source")),
+        app=word(run.get("app")),
+        user=word(run.get("user")),
+        session=word(run.get("session")) or name,
+        source=word(run.get("source")),
         success=_flag(run.get("success")),
         capped=_flag(run.get("capped")),
     )
@@ -52,7 +51,7 @@ class Translation:
 
     def __init__(self, run: dict[str, Any], where: str, faults: Faults) -> None:
         self._run, self._where, self._faults = run, where, faults
-        self._model = _word(run.get("model"))
+        self._model = word(run.get("model"))
         self._open: list[tuple[Any, str, str, str]] = []  # calls without an answer: their own id, tool, agent, ours
         self._calls = self._turns = self._history = 0
         given = run["steps"]
@@ -62,23 +61,21 @@ class Translation:
         given = self._run["steps"]
         opened = any(isinstance(s, dict) and s.get("kind") == "message" and s.get("agent") == "user" for s in given[:3])
         # A message without a time: the run has begun by the first time that is told.
-        began = next((at for step in given if step.__class__ is dict and (at := _time(step.get("ts"))) is not None), None)
+        began = next((at for step in given if step.__class__ is dict and (at := time_of(step.get("ts"))) is not None), None)
         if not opened:  # nobody recorded what was asked for
-            self._history += len(_word(self._run.get("task"))) if self._sizes else 0
+            self._history += _length(self._run.get("task")) if self._sizes else 0
             yield Turn(began)
         for position, step in enumerate(given):
             if step.__class__ is not dict or step.get("kind") not in _KINDS:
                 self._faults.add(f"{self._where} step {position}", "no step: an object with a known kind is expected")
                 continue
-            kind, agent = step["kind"], step.get("agent") or ""
-            if agent.__class__ is not str:
-                agent = str(agent)
+            kind, agent = step["kind"], word(step.get("agent"))
             if kind == "message":
                 if self._sizes:
                     self._history += _size(step)
                 if agent == "user":
                     self._open.clear()
-                    at = _time(step.get("ts"))
+                    at = time_of(step.get("ts"))
                     yield Turn(began if at is None else at)
             elif agent == "user":
                 continue  # a simulated customer's own calls
@@ -110,8 +107,8 @@ class Translation:
         usage = Usage(prompt or 0, output or 0)
         if "cached_tokens" in step:
             usage.cached = min(_count(step["cached_tokens"]) or 0, usage.input)
-        model = _word(step["model"]) or self._model if "model" in step else self._model
-        return Asked(_time(step.get("ts")), agent, _word(step.get("branch")), model, usage, estimated, batch=str(self._turns), said=said, goes_on=goes_on)
+        model = word(step["model"]) or self._model if "model" in step else self._model
+        return Asked(time_of(step.get("ts")), agent, word(step.get("branch")), model, usage, estimated, batch=str(self._turns), said=said, goes_on=goes_on)
 
     @staticmethod
     def _called_size(given: list[Any], position: int) -> int:
@@ -122,22 +119,22 @@ class Translation:
         return size
 
     def _called(self, step: dict[str, Any], agent: str) -> Step:
-        tool, args = _word(step.get("tool")) or "None", step.get("args")
+        tool, args = word(step.get("tool")) or "None", step.get("args")
         if self._sizes:
             self._history += size_of(args, _ENOUGH)
-        branch = _word(step.get("branch"))
+        branch = word(step.get("branch"))
         if tool == TRANSFER:
-            return Passed(_time(step.get("ts")), agent, branch, str(args.get("agent_name") if isinstance(args, dict) else args))
+            return Passed(time_of(step.get("ts")), agent, branch, word(args.get("agent_name") if isinstance(args, dict) else args))
         self._calls += 1
         mine = f"call-{self._calls}"
         self._open.append((step.get("call_id"), tool, agent, mine))
-        return Called(_time(step.get("ts")), agent, branch, str(self._turns), mine, tool, args)
+        return Called(time_of(step.get("ts")), agent, branch, str(self._turns), mine, tool, args)
 
     def _answered(self, step: dict[str, Any], kind: str) -> Answered | None:
         value = step.get("result", step.get("text"))
         if self._sizes:
             self._history += _count(step.get("result_chars")) or size_of(value, _ENOUGH)
-        call_id, tool = step.get("call_id"), _word(step.get("tool")) or "None"
+        call_id, tool = step.get("call_id"), word(step.get("tool")) or "None"
         asked = next((call for call in self._open if call[0] == call_id and call[1] == tool), None)
         if asked is None:
             return None  # the record holds no call for it
@@ -149,15 +146,15 @@ class Translation:
             outcome = Outcome.FAILED
         # ADK wraps what is no mapping in just this way before anybody sees it.
         given = value if isinstance(value, dict) or outcome is not None else {"result": value}
-        return Answered(_time(step.get("ts")), asked[2], asked[3], tool, given, outcome)
+        return Answered(time_of(step.get("ts")), asked[2], asked[3], tool, given, outcome)
 
 
 def _size(step: dict[str, Any]) -> int:
-    return _count(step.get("text_chars")) or len(_word(step.get("text")))
+    return _count(step.get("text_chars")) or _length(step.get("text"))
 
 
-def _word(value: Any) -> str:
-    return value if value.__class__ is str else "" if value is None else str(value)
+def _length(value: Any) -> int:
+    return len(value) if value.__class__ is str else 0 if value is None else size_of(value, _ENOUGH)
 
 
 def _flag(value: Any) -> bool | None:
@@ -168,17 +165,3 @@ def _count(value: Any) -> int | None:
     if value.__class__ is int and value >= 0:
         return int(value)
     return int(value) if isinstance(value, float) and 0 <= value < 1e15 else None
-
-
-def _time(value: Any) -> float | None:
-    """Seconds, or an ISO date."""
-    kind = value.__class__
-    if value is None or kind is bool:
-        return None
-    if kind is int or kind is float:
-        return float(value) if -1e12 < value < 1e12 else None
-    try:
-        moment = datetime.fromisoformat(str(value))
-    except ValueError:
-        return None
-    return (moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)).timestamp()

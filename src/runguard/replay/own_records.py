@@ -1,7 +1,6 @@
 """RunGuard's own records in a store: the journal of each run, from which every rule can be judged again. Of a run without one (its journal
 was purged) there is what each model call took: enough for money, tokens, calls, growth and time."""
 
-import json
 import sqlite3
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
@@ -14,7 +13,8 @@ from runguard.errors import PolicyError
 from runguard.journal import KIND, Entry, check_entry, read_entries
 from runguard.pricing import Usage
 from runguard.replay.adk_database import connect, connect_postgres
-from runguard.replay.steps import Asked, Faults, RecordedRun, Step, Turn, UnreadableError, Wrote
+from runguard.replay.bounded import check_size, load_json
+from runguard.replay.steps import ODD, Asked, Faults, RecordedRun, Step, Turn, UnreadableError, Wrote, word
 
 _ROWS: Final = "SELECT ref, kind, at, text FROM {} WHERE kind IN ('call', 'run', 'steps') ORDER BY ref, seq"
 _SCHEMA: Final = "runguard"
@@ -106,6 +106,7 @@ def _runs(rows: Any, where: str, faults: Faults) -> Iterator[RecordedRun]:
         for place, (_, kind, at, text) in enumerate(group):
             try:
                 if kind == KIND:
+                    check_size(text)
                     piece = read_entries(text)
                     number = piece[0].get("p") if piece else None
                     if number not in (1, pieces + 1):
@@ -113,21 +114,21 @@ def _runs(rows: Any, where: str, faults: Faults) -> Iterator[RecordedRun]:
                     pieces = number if isinstance(number, int) else pieces
                     journal += piece
                     continue
-                record = json.loads(text)
+                record, moment = load_json(text), float(at)
                 if not isinstance(record, dict):
                     raise TypeError("no object")
-            except (ValueError, TypeError) as error:
+            except ODD as error:
                 faults.add(f"{where} ({name})", f"a record cannot be read: {error}")
                 continue
             if kind == "run":
                 facts = record
             else:  # a later record with the same id replaces the earlier
-                calls[str(record.get("id") or place)] = (float(at), record)
+                calls[word(record.get("id")) or str(place)] = (moment, record)
         if journal and journal[0]["k"] == "start":
             facts, steps = journal[0], _entries(journal, f"{where} ({name})", faults)
         else:
             steps = _steps(name, list(calls.values()))
-        yield RecordedRun(name, steps, str(facts.get("app") or ""), str(facts.get("user") or ""), str(facts.get("session") or ""), source=where)
+        yield RecordedRun(word(name), steps, word(facts.get("app")), word(facts.get("user")), word(facts.get("session")), source=where)
 
 
 def _entries(journal: list[Entry], where: str, faults: Faults) -> Iterator[Step]:
@@ -144,7 +145,7 @@ def _steps(name: str, calls: list[tuple[float, dict[str, Any]]]) -> Iterator[Ste
     yield Turn(calls[0][0] if calls else None, name)
     for at, record in calls:
         usage = Usage(input=_count(record.get("input")), output=_count(record.get("output")), cached=_count(record.get("cached")))
-        agent, model = str(record.get("agent") or ""), str(record.get("model") or "")
+        agent, model = word(record.get("agent")), word(record.get("model"))
         yield Asked(at, agent, "", model, usage, bool(record.get("estimated")), goes_on=True)
 
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from itertools import chain, islice
 from typing import Any, Final
 
+from runguard.replay.checked import checked
 from runguard.replay.engine import quiet
 from runguard.replay.sources import Piece, Source
 from runguard.replay.steps import Faults, RecordedRun
@@ -60,7 +61,7 @@ def _work(piece: Piece, call: Task, model: str) -> Worked:
         try:
             for run in piece.runs(worked.faults, model):
                 try:
-                    worked.found.append(call(run))
+                    worked.found.append(call(checked(run, worked.faults)))
                 except Exception as error:  # one record that nobody foresaw must not end the replay of the others
                     worked.faults.add(run.id, f"cannot be replayed: {type(error).__name__}: {error}")
         except Exception as error:  # a damaged file, a connection that broke

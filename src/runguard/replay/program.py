@@ -3,7 +3,7 @@
 import os
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
@@ -12,11 +12,12 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from runguard.commands.screen import console
 from runguard.policy import Policy
+from runguard.replay.checked import checked
 from runguard.replay.engine import Judge, quiet
 from runguard.replay.explain import explain
 from runguard.replay.processes import Worked
-from runguard.replay.sources import Source
-from runguard.replay.steps import Faults, RecordedRun, Turn, UnreadableError
+from runguard.replay.sources import Source, said_by
+from runguard.replay.steps import Faults, RecordedRun, Step, Turn, UnreadableError
 from runguard.replay.table import Rows, print_result
 from runguard.replay.told import JsonReport, print_explanation, unknown_as_null
 from runguard.replay.totals import Totals
@@ -63,6 +64,7 @@ def run(
 
 
 def _nothing_read(sources: list[Source], faults: Faults) -> str:
+    """Why there is no run, in one line."""
     names = ", ".join(source.name for source in sources[:5]) + (" and others" if len(sources) > 5 else "")
     if not faults.count:
         return f"{names}: there is no run in it"
@@ -79,7 +81,7 @@ def check_place(file: Path) -> None:
 
 def write_file(file: Path, text: str) -> None:
     try:
-        file.write_text(text, encoding="utf-8")
+        file.write_text(text, encoding="utf-8", errors="replace")  # a name may hold half a character
     except OSError as error:
         sys.stderr.write(f"{file}: cannot be written: {error.strerror or error}\n")  # the result is on stdout already
         sys.exit(2)
@@ -126,11 +128,15 @@ def with_progress(sources: list[Source], pieces: Iterator[_Piece], runs_of: Call
 def run_explanation(sources: list[Source], name: str, policy: Policy, *, as_json: bool = False, model: str = "") -> None:
     """Explain one run; UnreadableError when there is none of that name."""
     with quiet():
-        told = explain(_find(sources, name, model), Judge(policy, to_the_end=True))
+        recorded = _find(sources, name, model)
+        try:
+            told = explain(recorded, Judge(policy, to_the_end=True))
+        except Exception as error:  # a record that no reader foresaw
+            raise UnreadableError(f"{recorded.id}: cannot be replayed: {said_by(error)}") from None
     if as_json:
         import json
 
-        sys.stdout.write(json.dumps(unknown_as_null(told.to_dict(), told.result.unpriced), indent=2, ensure_ascii=False) + "\n")
+        sys.stdout.write(json.dumps(unknown_as_null(told.to_dict(), told.result.unpriced), indent=2) + "\n")
     else:
         print_explanation(console(), told)
 
@@ -139,28 +145,42 @@ def _find(sources: list[Source], name: str, model: str) -> RecordedRun:
     """By its own id, its session's, or that of a run within it; or by the beginning of one of the first two where that is enough."""
     beginning: dict[str, None] = {}
     known: list[str] = []
-    for recorded in _runs(sources, model):
+    faults = Faults()
+    for recorded in _runs(sources, model, faults):
         if name in (recorded.id, recorded.session):
-            return recorded
+            return _held(recorded)
         if len(known) < _NAMED:
             known.append(recorded.id)
         if len(beginning) < _NAMED and (recorded.id.startswith(name) or recorded.session.startswith(name)):
             beginning[recorded.id] = None
-    for recorded in _runs(sources, model):  # a trip names the run within its session
-        steps = list(recorded.steps)
+    for recorded in _runs(sources, model, Faults()):  # a trip names the run within its session
+        steps = list(_held(recorded).steps)
         if any(type(step) is Turn and step.run == name for step in steps):
             recorded.steps = iter(steps)
             return recorded
     if len(beginning) == 1:
-        return next(recorded for recorded in _runs(sources, model) if recorded.id in beginning)
+        return next(_held(recorded) for recorded in _runs(sources, model, Faults()) if recorded.id in beginning)
     if beginning:
         raise UnreadableError(f"{name!r} is the beginning of several: {', '.join(beginning)}")
     if not known:
-        raise UnreadableError(_nothing_read(sources, Faults()))
+        raise UnreadableError(_nothing_read(sources, faults))
     raise UnreadableError(f"{name!r}: no run of that id. The first ones are {', '.join(known)}; --json lists all")
 
 
-def _runs(sources: list[Source], model: str) -> Iterator[RecordedRun]:
+def _runs(sources: list[Source], model: str, faults: Faults) -> Iterator[RecordedRun]:
     for source in sources:
         for piece in source.pieces():
-            yield from piece.runs(Faults(), model)
+            try:
+                for recorded in piece.runs(faults, model):
+                    yield checked(recorded, faults)
+            except Exception as error:  # the rest of a damaged source
+                faults.add(source.name, f"cannot be read to its end: {said_by(error)}")
+
+
+def _held(recorded: RecordedRun) -> RecordedRun:
+    """The same run with all its steps read: its file is closed when the next run is not asked for. Steps up to where it is damaged."""
+    steps: list[Step] = []
+    with suppress(Exception):
+        steps.extend(recorded.steps)
+    recorded.steps = iter(steps)
+    return recorded

@@ -1,5 +1,6 @@
 """What a user names as SOURCE -> pieces of work, each small enough to be held, each readable by itself in another process."""
 
+import sqlite3
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import islice
@@ -9,9 +10,10 @@ from typing import Final, Protocol, TypeVar
 from runguard.replay import adk_database as database
 from runguard.replay import adk_json, own_records
 from runguard.replay.adk_database import Session
-from runguard.replay.lines import is_gzip, lines_of, ranges
+from runguard.replay.bounded import DAMAGED, MAX_UNPACKED, is_gzip
+from runguard.replay.lines import lines_of, ranges
 from runguard.replay.neutral import read_line
-from runguard.replay.steps import Faults, RecordedRun, UnreadableError
+from runguard.replay.steps import Faults, RecordedRun, UnreadableError, word
 
 _T = TypeVar("_T")
 _PART: Final = 4 * 1024 * 1024  # bytes of JSONL that one piece holds
@@ -63,9 +65,10 @@ class Document:
 
     path: Path
     size: int
+    max_unpacked: int
 
     def runs(self, faults: Faults, model: str) -> Iterator[RecordedRun]:
-        return adk_json.runs_of(self.path, faults, model)
+        return adk_json.runs_of(self.path, faults, model, self.max_unpacked)
 
 
 @dataclass(slots=True)
@@ -98,6 +101,19 @@ class Records:
 
 
 @dataclass(slots=True)
+class Broken:
+    """The rest of a source that cannot be read, and why."""
+
+    name: str
+    why: str
+    size: int = 0
+
+    def runs(self, faults: Faults, model: str) -> Iterator[RecordedRun]:
+        faults.add(self.name, f"cannot be read to its end: {self.why}")
+        return iter(())
+
+
+@dataclass(slots=True)
 class Source:
     """Something to replay. ``unit`` says what its sizes count."""
 
@@ -106,14 +122,22 @@ class Source:
     size: int | None
     unit: str
     where: Path | str
+    max_unpacked: int = MAX_UNPACKED
 
     def pieces(self) -> Iterator[Piece]:
+        """Parts of the source. What raises on the way ends them, and is reported like every record that cannot be read."""
+        try:
+            yield from self._pieces()
+        except Exception as error:  # a damaged file, a connection that broke: each reader has its own exceptions
+            yield Broken(self.name, said_by(error))
+
+    def _pieces(self) -> Iterator[Piece]:
         if self.kind == "jsonl":
             assert isinstance(self.where, Path)
-            yield from _jsonl_pieces(self.where)
+            yield from _jsonl_pieces(self.where, self.max_unpacked)
         elif self.kind == "json":
             assert isinstance(self.where, Path)
-            yield Document(self.where, self.size or 0)
+            yield Document(self.where, self.size or 0, self.max_unpacked)
         elif self.kind == "records":
             yield Records(self.where, 1)
         else:
@@ -122,8 +146,29 @@ class Source:
                 yield Sessions(self.where, sessions, len(sessions))
 
 
-def open_sources(given: str) -> list[Source]:
-    """The sources behind a path, a folder or a URL; UnreadableError when there is nothing to replay."""
+def open_sources(given: str, max_unpacked: int = MAX_UNPACKED) -> list[Source]:
+    """The sources behind a path, a folder or a URL; UnreadableError when there is nothing to replay.
+
+    ``max_unpacked``: bytes that are read of a compressed file.
+    """
+    try:
+        found = _sources(given)
+    except UnreadableError:
+        raise
+    except Exception as error:
+        raise UnreadableError(f"{given}: cannot be read: {said_by(error)}") from None
+    for source in found:
+        source.max_unpacked = max_unpacked
+    return found
+
+
+def said_by(error: Exception) -> str:
+    """An exception in one line: the words of one that speaks of files, and the name of any other."""
+    words = " ".join((getattr(error, "strerror", None) or str(error)).split())  # without the path, which the caller names
+    return words if words and isinstance(error, (UnreadableError, *DAMAGED)) else f"{type(error).__name__}: {words}"
+
+
+def _sources(given: str) -> list[Source]:
     scheme, mark, rest = given.partition("://")
     if mark:
         return [_of_url(given, scheme.partition("+")[0], rest)]
@@ -153,29 +198,29 @@ def _of_file(path: Path) -> Source:
     try:
         with path.open("rb") as file:
             head = file.read(16)
+        size = path.stat().st_size
     except OSError as error:
-        raise UnreadableError(f"{path}: cannot be read: {error}") from None
-    size = path.stat().st_size
+        raise UnreadableError(f"{path}: cannot be read: {said_by(error)}") from None
     if head == _SQLITE:
         return _of_sqlite(path)
     if adk_json.is_document(path):
-        return Source(path.name, "json", size, "bytes", path)
+        return Source(word(path.name), "json", size, "bytes", path)
     if adk_json.is_one_object(path):
         raise UnreadableError(f"{path}: JSON, but neither a session of ADK's nor an eval set nor lines of runs")
-    return Source(path.name, "jsonl", size, "bytes", path)
+    return Source(word(path.name), "jsonl", size, "bytes", path)
 
 
 def _of_sqlite(path: Path) -> Source:
     try:
         tables = database.sqlite_tables(path)
         if {"events", "sessions"} <= tables.keys():
-            database.check_columns(tables["events"])
+            database.check_columns(tables)
             with_size = sum(1 for _ in database.sqlite_sessions(path))
-            return Source(path.name, "sessions", with_size, "sessions", path)
-    except UnreadableError as error:
+            return Source(word(path.name), "sessions", with_size, "sessions", path)
+    except (UnreadableError, sqlite3.Error) as error:
         raise UnreadableError(f"{path}: {error}") from None
     if {"records", "accounts"} <= tables.keys():
-        return Source(path.name, "records", 1, "stores", path)
+        return Source(word(path.name), "records", 1, "stores", path)
     raise UnreadableError(f"{path}: neither a session database of ADK's nor a store of RunGuard's")
 
 
@@ -187,7 +232,7 @@ def _of_url(given: str, scheme: str, rest: str) -> Source:
         try:
             tables = database.postgres_columns(own_records.without_schema(given)[0])
             if {"events", "sessions"} <= tables.keys():
-                database.check_columns(tables["events"])
+                database.check_columns(tables)
                 return Source(name, "sessions", None, "sessions", own_records.without_schema(given)[0])
             if own_records.has_records(given):
                 return Source(name, "records", 1, "stores", given)
@@ -211,7 +256,7 @@ def _nothing(given: str) -> Source:
     raise UnreadableError(f"{given}: names no file")
 
 
-def _jsonl_pieces(path: Path) -> Iterator[Piece]:
+def _jsonl_pieces(path: Path, max_unpacked: int) -> Iterator[Piece]:
     if not is_gzip(path):
         for start, end in ranges(path, _PART):
             yield Part(path, start, end, end - start)
@@ -220,20 +265,24 @@ def _jsonl_pieces(path: Path) -> Iterator[Piece]:
     held: list[tuple[int, bytes]] = []
     size = 0
     packed = path.stat().st_size
-    for begins, line in lines_of(path, faults):
+    for begins, line in lines_of(path, faults, max_unpacked=max_unpacked):
         held.append((begins, line))
         size += len(line)
         if size >= _PART:
-            yield Lines(path.name, held, 0, faults)
-            held, size, faults = [], 0, Faults()
+            yield Lines(path.name, held, 0, faults.taken())
+            held, size = [], 0
     yield Lines(path.name, held, packed, faults)  # how much of a compressed file is read is not known before its end
 
 
 def _of_lines(lines: Iterator[tuple[int, bytes]], name: str, faults: Faults) -> Iterator[RecordedRun]:
     for begins, line in lines:
-        run = read_line(line, f"{name} at byte {begins}", faults)
+        where = f"{name} at byte {begins}"
+        run = read_line(line, where, faults)
         if run is not None:
+            faults.in_a_row = 0
             yield run
+        elif faults.give_up(where):
+            return
 
 
 def _batches(items: Iterator[_T], size: int) -> Iterator[list[_T]]:

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from typing import Any, Final
 
 from runguard.events import Outcome
@@ -10,7 +11,12 @@ from runguard.pricing import Usage
 TRANSFER: Final = "transfer_to_agent"
 # Tools by which ADK itself steers: no work, so neither progress nor repetition. The same list as the live adapter's.
 FRAMEWORK_TOOLS: Final = frozenset({TRANSFER, "finish_task", "set_model_response", "exit_loop"})
+ODD: Final = (ValueError, TypeError, AttributeError, LookupError, ArithmeticError, RecursionError)  # what a value of a wrong kind leads to
 _FAULTS_SHOWN: Final = 20
+_FAULT_CHARS: Final = 300
+_IN_A_ROW: Final = 10_000
+_WORD_CHARS: Final = 4_096
+_LAST_TIME: Final = 1e12  # seconds
 
 
 @dataclass(slots=True)
@@ -112,11 +118,27 @@ class Faults:
 
     count: int = 0
     first: list[str] = field(default_factory=list)
+    in_a_row: int = 0  # since the last record that could be read
 
     def add(self, where: str, what: str) -> None:
+        """``where`` and ``what`` may quote the file: both are cut to a readable length, on one line."""
         self.count += 1
+        self.in_a_row += 1
         if len(self.first) < _FAULTS_SHOWN:
-            self.first.append(f"{where}: {what}")
+            self.first.append(f"{_short(where)}: {_short(what)}")
+
+    def taken(self) -> "Faults":
+        """What was found so far, to be handed over; this one begins anew."""
+        found = Faults(self.count, self.first)
+        self.count, self.first = 0, []
+        return found
+
+    def give_up(self, where: str) -> bool:
+        """Whether so many records in a row cannot be read that the rest is not worth a try."""
+        if self.in_a_row < _IN_A_ROW:
+            return False
+        self.add(where, f"{_IN_A_ROW:,} records in a row cannot be read: the rest is left out")
+        return True
 
     def merge(self, other: "Faults") -> None:
         self.count += other.count
@@ -137,3 +159,32 @@ class RecordedRun:
     capped: bool | None = None
     labels: Mapping[str, str] | None = None
     recorded_usd: float | None = None
+
+
+# ---- values of a file -----------------------------------------------------------------------------------------------
+
+
+def word(value: Any) -> str:
+    """A name or an id. A number is written out; what is neither text nor number names nothing."""
+    if value.__class__ is str:
+        text: str = value[:_WORD_CHARS]
+        return text if text.isascii() else text.encode("utf-8", "replace").decode()  # half a character cannot be written anywhere
+    return str(value) if isinstance(value, int | float) and not isinstance(value, bool) else ""
+
+
+def time_of(value: Any) -> float | None:
+    """Seconds, or an ISO date; None for anything else."""
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        return float(value) if -_LAST_TIME < value < _LAST_TIME else None
+    if not isinstance(value, str):
+        return None
+    try:
+        moment = datetime.fromisoformat(value)
+        return (moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)).timestamp()
+    except (ValueError, OverflowError):
+        return None
+
+
+def _short(text: str) -> str:
+    line = " ".join(text[: 2 * _FAULT_CHARS].encode("utf-8", "replace").decode().split())
+    return line if len(line) <= _FAULT_CHARS else f"{line[:_FAULT_CHARS]}…"

@@ -29,7 +29,7 @@ class JsonReport:
         told, *others = (unknown_as_null(each.to_dict(), each.unpriced) for each in results)
         for other in others:
             told["against"] = {key: value for key, value in other.items() if key in ("verdicts", "more_verdicts", "after_stop", "usd")}
-        self._out.write(json.dumps(told, ensure_ascii=False))
+        self._out.write(json.dumps(told))
 
     def end(self, totals: list[Totals], faults: Faults) -> None:
         self._out.write("\n  ],\n")
@@ -37,7 +37,7 @@ class JsonReport:
         if len(totals) > 1:
             rest["against"] = unknown_as_null(totals[1].to_dict(), totals[1].unpriced)
         rest["skipped"] = {"count": faults.count, "first": faults.first}
-        self._out.write(json.dumps(rest, indent=2, ensure_ascii=False)[2:] + "\n")
+        self._out.write(json.dumps(rest, indent=2)[2:] + "\n")
 
 
 def unknown_as_null(told: Any, unpriced: int) -> Any:
