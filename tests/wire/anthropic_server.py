@@ -33,7 +33,9 @@ class AnthropicServer(SseServer):
             yield self._event("content_block_start", index=index, content_block={"type": "tool_use", "id": "toolu_1", "name": name, "input": {}})
             yield self._event("content_block_delta", index=index, delta={"type": "input_json_delta", "partial_json": json.dumps(arguments)})
             yield self._event("content_block_stop", index=index)
-        yield self._event("message_delta", delta={"stop_reason": self._reason(reply), "stop_sequence": None}, usage={"output_tokens": reply.output})
+        yield self._event(
+            "message_delta", delta={"stop_reason": self._reason(reply), "stop_sequence": None}, usage=reply.usage or {"output_tokens": reply.output}
+        )
         yield self._event("message_stop")
 
     @staticmethod
@@ -46,7 +48,7 @@ class AnthropicServer(SseServer):
 
     @staticmethod
     def _usage(reply: Reply, output: int) -> Json:
-        return {"input_tokens": reply.input, "output_tokens": output, "cache_creation_input_tokens": 0, "cache_read_input_tokens": 0}
+        return reply.usage or {"input_tokens": reply.input, "output_tokens": output, "cache_creation_input_tokens": 0, "cache_read_input_tokens": 0}
 
     def _message(self, request: Asked, reply: Reply) -> Json:
         kept: Json = {"id": "msg_1", "type": "message", "role": "assistant", "model": request.body["model"], "content": []}

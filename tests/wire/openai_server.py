@@ -105,7 +105,7 @@ def _function(reply: Reply) -> Json:
 
 
 def _chat_usage(reply: Reply) -> Json:
-    return {"prompt_tokens": reply.input, "completion_tokens": reply.output, "total_tokens": reply.input + reply.output}
+    return reply.usage or {"prompt_tokens": reply.input, "completion_tokens": reply.output, "total_tokens": reply.input + reply.output}
 
 
 def _message(text: str, status: str) -> Json:

@@ -22,6 +22,7 @@ class Reply:
     status: int = 200
     chunks: int = 4  # pieces that a streamed text comes in
     cut_after: int | None = None  # events after which the connection of a stream breaks
+    usage: Json | None = None  # what the provider reports instead of input and output
 
     @property
     def pieces(self) -> list[str]:
