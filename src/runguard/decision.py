@@ -176,7 +176,8 @@ def trip(event: Any) -> Trip | None:
 
 
 # ---- texts ----------------------------------------------------------------------------------------------------------
-# For the model: what happened and what not to do again; never an invitation to vary arguments, no concept it lacks.
+# For the model: what happened and what not to do again; never an invitation to vary arguments, no concept it lacks. These texts stay in the
+# history, so whatever they forbid they forbid for this turn only: the next one starts with fresh counters.
 
 _NUDGES: Final[dict[str, str]] = {
     "repetition": "You have made this same call {n} times and it gave the same answer each time. Do not repeat it without need: use what you already "
@@ -187,29 +188,29 @@ _NUDGES: Final[dict[str, str]] = {
     "stall": "'{tool}' has failed in the same way {n} times. More attempts of this kind will fail too. Go on without it, or report the failure.",
     "empty": "'{tool}' has found nothing {n} times in a row. What you look for may not be there. Go on without it, or say that it was not found.",
     "tool_failures": "'{tool}' has failed {n} times in a row. Go on without it, or report the failure.",
-    "handoff": "This task has been passed between the same agents {n} times with nothing new. Do not pass it on again: answer with what is known, "
+    "handoff": "This task has been passed between the same agents {n} times with nothing new. Do not pass it on again in this turn: answer with what is known, "
     "or say what is missing.",
-    "budget": "Little is left of what may be used for this task. Finish now: give your best answer with what you already have.",
-    "polling": "'{tool}' has shown no change for {n} seconds. Do not keep checking: report the current state and finish.",
+    "budget": "Little is left of what may be used in this turn. Finish now: give your best answer with what you already have.",
+    "polling": "'{tool}' has shown no change for {n} seconds. Do not keep checking in this turn: report the current state and finish.",
 }
 _REFUSALS: Final[dict[str, str]] = {
-    "repetition": "Not executed: this exact call was already answered {before} times with the same result, which stands above. Do not make it again; "
-    "use that result or finish.",
-    "stall": "Not executed: '{tool}' has failed in the same way {before} times. Do not call it again in this task; go on without it or report the failure.",
-    "tool_failures": "Not executed: '{tool}' has failed {before} times in a row. Do not call it again in this task; go on without it or report the failure.",
-    "breaker": "Not executed: '{tool}' is out of service at the moment. Do not call it again in this task; go on without it or report the failure.",
-    "depth": "Not executed: the task has been delegated too many times already. Do not delegate it further; answer with what is known.",
-    "tool_limit": "Not executed: '{tool}' may be called {limit} times in this task and has been. Do not call it again; use the answers you have.",
+    "repetition": "Not executed: this exact call was already answered {before} times with the same result, which stands above. Do not make it again in this "
+    "turn; use that result or finish.",
+    "stall": "Not executed: '{tool}' has failed in the same way {before} times. Do not call it again in this turn; go on without it or report the failure.",
+    "tool_failures": "Not executed: '{tool}' has failed {before} times in a row. Do not call it again in this turn; go on without it or report the failure.",
+    "breaker": "Not executed: '{tool}' is out of service at the moment. Do not call it again in this turn; go on without it or report the failure.",
+    "depth": "Not executed: the task has been delegated too many times already. Do not delegate it further in this turn; answer with what is known.",
+    "tool_limit": "Not executed: '{tool}' may be called {limit} times in one turn and has been. Do not call it again in this turn; use the answers you have.",
     "once": "Not executed: '{tool}' with these arguments has been done, or is being done right now. Do not repeat it.",
     "once_unsure": "Not executed: it cannot be checked right now whether '{tool}' with these arguments has been done before. Do not call it again in this "
-    "task; report that it was not done now.",
-    "fan_out": "Not started: too many calls are running at once. Do not retry; go on with the results that are there.",
+    "turn; report that it was not done now.",
+    "fan_out": "Not started: too many calls are running at once. Do not retry in this turn; go on with the results that are there.",
     "context": "'{tool}' was executed; its answer was too large for this conversation and was left out. Do not make the same call again; "
     "ask for a smaller part, if the tool offers it.",
     "result_size": "'{tool}' was executed; its answer was too large and was left out. Do not make the same call again; "
     "ask for a smaller part, if the tool offers it.",
 }
-STOPPED: Final = "Not executed: this task was stopped. Do not call any more tools."
+STOPPED: Final = "Not executed: this turn was stopped."
 TERMINATED: Final = "Not executed: this part had already ended."
 
 # For the end user: plain, no money, no internal names.

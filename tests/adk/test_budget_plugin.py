@@ -510,7 +510,7 @@ async def test_an_agent_that_was_cut_short_does_not_seem_to_have_answered() -> N
     result = await play(outer, plugins=[BudgetPlugin(stops_at(2))])
     assert_stopped(result, "budget")
     (answer,) = [response.response for event in result.session.events for response in event.get_function_responses()]
-    assert answer == {"status": "not_executed", "message": "This part was stopped before it was finished. Do not call it again."}
+    assert answer == {"status": "not_executed", "message": "Not finished: this part was stopped. Do not call it again in this turn."}
 
 
 # ---- nudging --------------------------------------------------------------------------------------------------------

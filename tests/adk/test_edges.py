@@ -1,15 +1,22 @@
 """Cases where a guard that is nearly right is wrong: order of siblings, re-submission, verdicts, waiting calls, two guards."""
 
 import asyncio
+import copy
+import json
+import re
 import time
 from typing import Any
 
 import pytest
 from google.adk.agents import LlmAgent, LoopAgent, ParallelAgent
+from google.adk.apps import App
+from google.adk.sessions import InMemorySessionService
 from google.adk.tools.agent_tool import AgentTool
 
 from runguard import ADKCostBreaker, ToolRule
 from runguard.adk import RunGuardPlugin
+from runguard.adk.reading import PART_STOPPED
+from runguard.decision import _NUDGES, _REFUSALS, STOPPED
 from runguard.testing import FakeClock, ScriptedModel, assert_calls_answered, assert_stopped, call, calls, text
 
 from .helpers import play
@@ -162,3 +169,32 @@ async def test_a_normalizer_does_not_hide_a_failure() -> None:
     model = ScriptedModel(lambda n, _: call("quote", n=n) if n <= 30 else text("done"))
     plugin = RunGuardPlugin(tool_result_normalizer={"quote": lambda answer: answer.get("price")})
     assert_stopped(await play(LlmAgent(name="a", model=model, tools=[quote]), plugins=[plugin]), "stall")
+
+
+async def test_what_a_stop_leaves_in_the_history_forbids_nothing_in_the_next_turn() -> None:
+    def look(n: int) -> dict[str, Any]:
+        return {"seen": n}
+
+    service = InMemorySessionService()
+    model = ScriptedModel(lambda n, _: calls(call("look", n=n), call("look", n=-n)))
+    plugin = RunGuardPlugin(max_tool_calls=5)
+    await play(LlmAgent(name="a", model=model, tools=[look]), plugins=[plugin], session_service=service)
+    following = ScriptedModel([text("hello")])
+    again = await play(LlmAgent(name="a", model=following, tools=[look]), "next", plugins=[plugin], session_service=service)
+    assert again.texts == ["hello"]
+    prompt = json.dumps([content.model_dump(mode="json") for content in following.requests[0].contents])
+    assert "this turn was stopped" in prompt
+    assert "any more tools" not in prompt
+
+
+def test_every_text_for_the_model_speaks_of_this_turn_only() -> None:
+    for told in (*_REFUSALS.values(), *_NUDGES.values(), STOPPED, PART_STOPPED):
+        for sentence in re.findall(r"[^.;:]*\bDo not (?:call|retry|pass|delegate|keep)\b[^.;:]*", told):
+            assert "in this turn" in sentence, told
+
+
+def test_a_copied_app_keeps_its_guard() -> None:
+    plugin = RunGuardPlugin(max_usd=1)
+    app = App(name="app", root_agent=LlmAgent(name="a", model=ScriptedModel([text("x")])), plugins=[plugin])
+    assert copy.deepcopy(app).plugins == [plugin]
+    assert copy.deepcopy(plugin) is plugin

@@ -8,7 +8,7 @@ plugins inside a tool, a tool that consults a model, a custom agent's own call) 
 import asyncio
 import logging
 from collections.abc import AsyncGenerator, Callable, Iterable
-from contextlib import suppress
+from contextlib import aclosing, nullcontext, suppress
 from contextvars import ContextVar
 from functools import wraps
 from typing import Any, Final
@@ -174,37 +174,37 @@ async def _guarded(original: Callable[..., Any], llm: BaseLlm, request: LlmReque
         return
     capped = request.config
     error: BaseException | None = None
-    answers: Any = None
     inside, owners = (crossing, crossing.owners) if crossing is not None else (outer, OWNERS.get())
     ended = crossing.ended if crossing is not None else None
     try:
-        answers = aiter(original(llm, request, stream, *args, **kwargs))  # not every one is a generator
-        while True:
-            tokens = _CROSSING.set(inside), OWNERS.set(owners)
-            try:
-                if ended is not None:
-                    ended.listen()
-            except Exception as fault:
-                _fault(fault, tolls)
-            try:
-                response = await anext(answers)
-            except StopAsyncIteration:
-                break
-            finally:
+        answers = aiter(original(llm, request, stream, *args, **kwargs))
+        async with aclosing(answers) if hasattr(answers, "aclose") else nullcontext():  # not every one is a generator
+            while True:
+                tokens = _CROSSING.set(inside), OWNERS.set(owners)
                 try:
                     if ended is not None:
-                        ended.deaf()
+                        ended.listen()
                 except Exception as fault:
                     _fault(fault, tolls)
-                OWNERS.reset(tokens[1])
-                _CROSSING.reset(tokens[0])
-            for toll in tolls:
                 try:
-                    if not toll.delegated:
-                        toll.saw(response)
-                except Exception as fault:
-                    _give_up(toll, fault)
-            yield response
+                    response = await anext(answers)
+                except StopAsyncIteration:
+                    break
+                finally:
+                    try:
+                        if ended is not None:
+                            ended.deaf()
+                    except Exception as fault:
+                        _fault(fault, tolls)
+                    OWNERS.reset(tokens[1])
+                    _CROSSING.reset(tokens[0])
+                for toll in tolls:
+                    try:
+                        if not toll.delegated:
+                            toll.saw(response)
+                    except Exception as fault:
+                        _give_up(toll, fault)
+                yield response
     except asyncio.CancelledError as raised:
         error = raised
         stopped = _ended_by_switch(ended, tolls)
@@ -222,9 +222,6 @@ async def _guarded(original: Callable[..., Any], llm: BaseLlm, request: LlmReque
                 toll.ended(error, stream)
             except Exception as fault:
                 _give_up(toll, fault)
-        close = getattr(answers, "aclose", None)
-        if close is not None:
-            await close()
 
 
 def _ended_by_switch(ended: Ended | None, tolls: list[Toll]) -> LlmResponse | None:

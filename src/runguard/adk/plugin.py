@@ -61,6 +61,10 @@ _WRITE_S: Final = 1.0
 class RunGuardPlugin(Controls, BasePlugin):
     """Guards every run of the App or Runner it is registered with. Keywords are the policy; see ``runguard.policy``."""
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> "RunGuardPlugin":
+        """A copied App has the same guard: a second one would double its budgets."""
+        return self
+
     def __init__(self, *, name: str = NAME, **policy: Any) -> None:
         BasePlugin.__init__(self, name=name)
         self.policy_error: str | None = None

@@ -27,7 +27,7 @@ _USER: Final = "user"
 TRANSFER: Final = "transfer_to_agent"
 # Tools by which ADK itself steers: no work, so neither progress nor repetition.
 FRAMEWORK_TOOLS: Final = frozenset({TRANSFER, "finish_task", "set_model_response", "exit_loop"})
-PART_STOPPED: Final = "This part was stopped before it was finished. Do not call it again."
+PART_STOPPED: Final = "Not finished: this part was stopped. Do not call it again in this turn."
 
 
 class Reading:

@@ -42,7 +42,7 @@ def limit_time(tool: BaseTool) -> None:
             if not limit.expired():
                 raise  # the tool's own timeout, not ours
             frame.guard.faults.attempt("tool time", timed_out, frame)
-            return {"error": f"'{tool.name}' took too long and was ended. Do not call it again in the same way."}
+            return {"error": f"'{tool.name}' took too long and was ended. Do not call it again in the same way in this turn."}
 
     tool.run_async = run_async  # type: ignore[method-assign]
     setattr(tool, _MARK, True)
