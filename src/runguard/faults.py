@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, Final
 
 _log: Final = logging.getLogger("runguard")
@@ -19,7 +20,8 @@ class Faults:
     def note(self, where: str, error: BaseException) -> None:
         self.count += 1
         level = logging.ERROR if self.count <= _LOGGED else logging.DEBUG
-        _log.log(level, "runguard.guard_error: %s failed with %s; on_guard_error=%s", where, type(error).__name__, self._meaning, exc_info=error)
+        with suppress(Exception):  # a fault in logging is the last thing to tell
+            _log.log(level, "runguard.guard_error: %s failed with %s; on_guard_error=%s", where, type(error).__name__, self._meaning, exc_info=error)
 
     def attempt(self, where: str, do: Callable[..., Any], *args: Any) -> Any:
         """Take one step of several that do not depend on each other. A fault is noted, and the result is None then."""

@@ -13,9 +13,9 @@ from runguard.errors import GuardFailedError
 from .injection import Place, broken, places, reached
 from .reference_runs import TURNS, Play, Reference, SpinningError, budget_for
 
-_SAID_ONCE: Final = ("telemetry:", "outbox:")  # telemetry logs the first of its failures in a process
+_SAID_ONCE: Final = ("telemetry:", "outbox:", "log_lines:", "printable:")  # telemetry logs its first failure; what makes log lines cannot log
 _NOT_COUNTED: Final = ("reading.", *_SAID_ONCE)  # an answer that cannot be read need not be our fault
-_CODES: Final = ("runguard.guard_error", "runguard.callback_failed", "runguard.unreadable")
+_CODES: Final = ("runguard.guard_error", "runguard.callback_failed", "runguard.budget_error", "runguard.store_error", "runguard.unreadable")
 TURN_S: Final = 15.0  # a turn takes some milliseconds; one that waits for a leaked reservation takes a minute
 
 
@@ -111,7 +111,8 @@ async def play_with_fault(base: Baseline, place: Place, when: str) -> Outcome:
         await play.check()
     except AssertionError as error:
         outcome.harm.append(f"dirty: {error}")
-    if not any(told(guard) for guard in play.guards) and not place.name.startswith(_NOT_COUNTED):
+    is_counted = any(told(guard) for guard in play.guards) or any("runguard.store_error" in line for line in heard.lines)
+    if play.guards and not is_counted and not place.name.startswith(_NOT_COUNTED):
         outcome.harm.append("uncounted")
     if not any(code in line for line in heard.lines for code in _CODES) and not place.name.startswith(_SAID_ONCE):
         outcome.harm.append("unlogged")
@@ -150,6 +151,7 @@ def leaks(play: Play) -> list[str]:
     found: list[str] = []
     for guard in play.guards:
         accounts = guard.accounts
+        accounts.ledger.flush(TURN_S)  # a store books on a thread of its own
         found += [f"{account.key} holds {account.held}" for account in accounts.ledger.known() if account.held != NOTHING]
         if (reserved := accounts.spend()["reserved_usd"]) != 0:
             found.append(f"reserved {reserved}")

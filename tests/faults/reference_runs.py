@@ -10,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from contextvars import copy_context
 from dataclasses import dataclass
+from tempfile import mkdtemp
 from typing import Any, Final
 
 from google.adk.agents import LlmAgent, LoopAgent, ParallelAgent
@@ -23,8 +24,8 @@ from google.adk.workflow import Workflow
 from google.genai import types
 
 import runguard
-from runguard import Budget, ToolRule
-from runguard.adk import GuardedLlm, RunGuardPlugin
+from runguard import Budget, BudgetPlugin, BudgetPolicy, ToolRule
+from runguard.adk import ADKCostBreaker, GuardedLlm, RunGuardPlugin, runners
 from runguard.conductor import Guard
 from runguard.testing import ScriptedModel, assert_calls_answered, call, text, transfer
 
@@ -122,12 +123,36 @@ def _seen(events: list[Any]) -> list[Any]:
     return sorted(by_author.items())
 
 
-def _on_adk(build: Callable[[Cast], Any], *, sse: bool = False, open_calls: int = 0, **options: Any) -> Callable[[dict[str, Any] | None], Play]:
+def _plugin(root: Any, settings: dict[str, Any]) -> tuple[list[Any], list[Guard]]:
+    plugin = RunGuardPlugin(**settings)
+    return [plugin], [plugin.guard]
+
+
+def _breaker(root: Any, settings: dict[str, Any]) -> tuple[list[Any], list[Guard]]:
+    runners._watch.per_agent.clear()  # breakers of earlier runs that the collector has not found yet
+    breaker = ADKCostBreaker(on_stop="stop", **settings)
+    breaker.install_on_agent(root)
+    return [], [breaker._plugin.guard]
+
+
+def _budget_plugin(root: Any, settings: dict[str, Any]) -> tuple[list[Any], list[Guard]]:
+    return [BudgetPlugin(BudgetPolicy(max_tokens=settings["max_tokens"]))], []
+
+
+Guarding = Callable[[Any, dict[str, Any]], tuple[list[Any], list[Guard]]]
+
+
+def _on_adk(
+    build: Callable[[Cast], Any], *, sse: bool = False, guarding: Guarding = _plugin, stored: bool = False, **options: Any
+) -> Callable[[dict[str, Any] | None], Play]:
     def make(policy: dict[str, Any] | None) -> Play:
         cast = Cast()
-        plugin = RunGuardPlugin(**{**PRICED, **options, **policy}) if policy is not None else None
+        root, plugins, guards = build(cast), list[Any](), list[Guard]()
+        if policy is not None:
+            store = {"store": f"sqlite:///{mkdtemp()}/guard.db", "store_timeout": 5} if stored else {}
+            plugins, guards = guarding(root, {**PRICED, **store, **options, **policy})
         service = InMemorySessionService()
-        app = App(name="app", root_agent=build(cast), plugins=[plugin] if plugin is not None else [])
+        app = App(name="app", root_agent=root, plugins=plugins)
         runner = Runner(app=app, session_service=service)
         who = {"user_id": "u1", "session_id": "s1"}
 
@@ -141,9 +166,9 @@ def _on_adk(build: Callable[[Cast], Any], *, sse: bool = False, open_calls: int 
 
         async def check() -> None:
             session = await service.get_session(app_name="app", **who)
-            assert_calls_answered(session, open_calls=open_calls)
+            assert_calls_answered(session)
 
-        return Play([plugin.guard] if plugin is not None else [], turn, check, lambda: sum(model.calls for model in cast.models))
+        return Play(guards, turn, check, lambda: sum(model.calls for model in cast.models))
 
     return make
 
@@ -386,6 +411,9 @@ REFERENCES: Final = [
     Reference("single turn", _on_adk(single_turn)),
     Reference("workflow", _on_adk(graph)),
     Reference("model in a tool", _on_adk(consulting)),
+    Reference("a store", _on_adk(tool_loop, stored=True, **_RULES)),
+    Reference("cost breaker", _on_adk(tool_loop, guarding=_breaker)),
+    Reference("budget plugin", _on_adk(tool_loop, guarding=_budget_plugin, max_tokens=100_000)),
     Reference("guarded model", _guarded_model()),
     Reference("guard_async", _functions("async")),
     Reference("guard_async in pieces", _functions("async pieces")),
@@ -395,6 +423,7 @@ REFERENCES: Final = [
     Reference("guard, entered", _functions("entered")),
     Reference("guard in a run", _functions("sync", in_run=True)),
     Reference("stopped agent", _on_adk(endless_tools, max_model_calls=4), stops=True),
+    Reference("stopped budget plugin", _on_adk(endless_loop, guarding=_budget_plugin, max_tokens=4_000), stops=True),
     Reference("stopped repetition", _on_adk(repeating), stops=True),
     Reference("stopped loop", _on_adk(endless_loop, max_model_calls=4), stops=True),
     Reference("stopped workflow", _on_adk(endless_graph, max_model_calls=4), stops=True),

@@ -20,6 +20,7 @@ from google.genai import types
 
 from runguard.adk import runners
 from runguard.adk.chain import FRAME, Invocation, lane_of
+from runguard.adk.hooks import hook
 from runguard.adk.plugin import RunGuardPlugin, words_of
 from runguard.adk.reading import TRANSFER
 from runguard.breaker import BreakerState
@@ -169,6 +170,11 @@ class ADKCostBreaker:
 
     # ---- the callbacks ----------------------------------------------------------------------------------------------
 
+    def instead_of(self, hook: str, error: Exception, *given: Any) -> Any:
+        """What ADK gets from a callback that failed."""
+        return self._plugin.instead_of(hook, error, *given)
+
+    @hook
     async def before_agent_callback(self, callback_context: CallbackContext) -> types.Content | None:
         agent = callback_context._invocation_context.agent
         if not isinstance(agent, BaseAgent):
@@ -179,12 +185,15 @@ class ADKCostBreaker:
             return None  # its model hook ends it with an event that can carry the trip; content alone cannot
         return await self._plugin.before_agent_callback(agent=agent, callback_context=callback_context)
 
+    @hook
     async def after_agent_callback(self, callback_context: CallbackContext) -> types.Content | None:
         return None  # nothing is counted by enters and leaves: ADK does not tell every leave
 
+    @hook
     async def before_model_callback(self, callback_context: CallbackContext, llm_request: LlmRequest) -> LlmResponse | None:
         return await self._plugin.before_model_callback(callback_context=callback_context, llm_request=llm_request)
 
+    @hook
     async def after_model_callback(self, callback_context: CallbackContext, llm_response: LlmResponse) -> LlmResponse | None:
         await self._plugin.after_model_callback(callback_context=callback_context, llm_response=llm_response)
         if not llm_response.partial:
@@ -193,18 +202,22 @@ class ADKCostBreaker:
             invocation.batches[lane_of(self._plugin.guard, invocation, ic.branch)] = str(next(self._responses))
         return None
 
+    @hook
     async def on_model_error_callback(self, callback_context: CallbackContext, llm_request: LlmRequest, error: Exception) -> LlmResponse | None:
         return await self._plugin.on_model_error_callback(callback_context=callback_context, llm_request=llm_request, error=error)
 
+    @hook
     async def before_tool_callback(self, tool: BaseTool, args: dict[str, Any], tool_context: ToolContext) -> dict[str, Any] | None:
         return await self._plugin.before_tool_callback(tool=tool, tool_args=args, tool_context=tool_context)
 
+    @hook
     async def on_tool_error_callback(self, tool: BaseTool, args: dict[str, Any], tool_context: ToolContext, error: Exception) -> dict[str, Any] | None:
         answer = await self._plugin.on_tool_error_callback(tool=tool, tool_args=args, tool_context=tool_context, error=error)
         if answer is None and type(tool) is BaseTool:  # ADK answers a tool that does not exist by itself, past every after-hook
             await self.after_tool_callback(tool, args, tool_context, {"error": words_of(error)})
         return answer
 
+    @hook
     async def after_tool_callback(self, tool: BaseTool, args: dict[str, Any], tool_context: ToolContext, tool_response: Any) -> dict[str, Any] | None:
         """Judge what the model will see of this call; a nudge comes back as a changed answer."""
         ic = tool_context._invocation_context

@@ -33,6 +33,7 @@ from google.genai import types
 
 from runguard.adk import runners
 from runguard.adk.estimate import project
+from runguard.adk.hooks import hook
 from runguard.adk.stops import may_escalate, refusal, stop_response
 from runguard.decision import Trip, text_for_user
 from runguard.monitor import BudgetMonitor, BudgetPolicy
@@ -128,6 +129,7 @@ class BudgetPlugin(BasePlugin):
 
     # ---- runs -------------------------------------------------------------------------------------------------------
 
+    @hook
     async def before_run_callback(self, *, invocation_context: InvocationContext) -> types.Content | None:
         try:
             with self._lock:
@@ -137,9 +139,11 @@ class BudgetPlugin(BasePlugin):
             self._fault("before_run", error)
         return None
 
+    @hook
     async def after_run_callback(self, *, invocation_context: InvocationContext) -> None:
         self._end(invocation_context.invocation_id)
 
+    @hook
     async def on_run_error_callback(self, *, invocation_context: InvocationContext, error: Exception) -> None:
         self._end(invocation_context.invocation_id)
 
@@ -173,6 +177,7 @@ class BudgetPlugin(BasePlugin):
         self._last = run.monitor
         return run
 
+    @hook
     async def before_tool_callback(self, *, tool: BaseTool, tool_args: dict[str, Any], tool_context: ToolContext) -> dict[str, Any] | None:
         try:
             _put(_INSIDE, self._run_of(tool_context._invocation_context))
@@ -180,10 +185,12 @@ class BudgetPlugin(BasePlugin):
             self._fault("before_tool", error)
         return None
 
+    @hook
     async def after_tool_callback(self, *, tool: BaseTool, tool_args: dict[str, Any], tool_context: ToolContext, result: Any) -> dict[str, Any] | None:
         said = result.get("result") if isinstance(result, dict) else result
         return self._cut_short(tool, tool_context) if said in ("", _STOP_TEXT) else None
 
+    @hook
     async def on_tool_error_callback(
         self, *, tool: BaseTool, tool_args: dict[str, Any], tool_context: ToolContext, error: BaseException
     ) -> dict[str, Any] | None:
@@ -200,6 +207,7 @@ class BudgetPlugin(BasePlugin):
 
     # ---- model calls ------------------------------------------------------------------------------------------------
 
+    @hook
     async def before_model_callback(self, *, callback_context: CallbackContext | None, llm_request: LlmRequest) -> LlmResponse | None:
         try:
             ic = callback_context._invocation_context if callback_context is not None else None
@@ -248,6 +256,7 @@ class BudgetPlugin(BasePlugin):
         if waited:
             await asyncio.sleep(_DELIVERY_S)
 
+    @hook
     async def after_model_callback(self, *, callback_context: CallbackContext | None, llm_response: LlmResponse) -> LlmResponse | None:
         try:
             if callback_context is None:
@@ -265,6 +274,7 @@ class BudgetPlugin(BasePlugin):
             self._fault("after_model", error)
         return None
 
+    @hook
     async def on_model_error_callback(self, *, callback_context: CallbackContext, llm_request: LlmRequest, error: Exception) -> LlmResponse | None:
         try:
             if (task := asyncio.current_task()) is not None:
@@ -273,6 +283,7 @@ class BudgetPlugin(BasePlugin):
             self._fault("on_model_error", own)
         return None
 
+    @hook
     async def on_event_callback(self, *, invocation_context: InvocationContext, event: Event) -> Event | None:
         try:
             if invocation_context.live_request_queue is not None and event.usage_metadata is not None:
@@ -314,6 +325,10 @@ class BudgetPlugin(BasePlugin):
         )
         _log.warning("runguard.budget: %s", trip.message)
         return trip
+
+    def instead_of(self, hook: str, error: Exception, *given: Any) -> None:
+        """What ADK gets from a hook that failed: nothing, the run goes on."""
+        self._fault(hook, error)
 
     def _fault(self, hook: str, error: Exception) -> None:
         _log.error("runguard.budget_error: %s failed with %s; the run goes on", hook, type(error).__name__, exc_info=error)

@@ -12,7 +12,7 @@ _Hook = TypeVar("_Hook", bound=Callable[..., Coroutine[Any, Any, Any]])
 
 
 def hook(function: _Hook) -> _Hook:
-    """For a method of an object that has an ``ending``."""
+    """For a method of an object whose ``instead_of`` says what ADK gets."""
     name = function.__name__.removesuffix("_callback")
 
     @wraps(function)
@@ -20,6 +20,6 @@ def hook(function: _Hook) -> _Hook:
         try:
             return await function(self, *args, **kwargs)
         except Exception as error:
-            return self.ending.instead_of(name, error, *args, *kwargs.values())
+            return self.instead_of(name, error, *args, *kwargs.values())
 
     return outermost  # type: ignore[return-value]

@@ -123,6 +123,10 @@ class RunGuardPlugin(Controls, BasePlugin):
             f"mode={policy.mode}, on_stop={policy.on_stop}, {shown}, store={self.guard.accounts.ledger.name}, policy={policy.digest}, google-adk {adk_version}"
         )
 
+    def instead_of(self, hook: str, error: Exception, *given: Any) -> Any:
+        """What ADK gets from a hook that failed."""
+        return self.ending.instead_of(hook, error, *given)
+
     # ---- runs -------------------------------------------------------------------------------------------------------
 
     @hook

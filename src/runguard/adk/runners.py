@@ -245,7 +245,8 @@ def _finish(runner: Runner, watched: Any, user: str, session: str, ends_run: boo
 
 def _fault(error: Exception, plugin: "RunGuardPlugin | None", here: Stream | None = None) -> None:
     """A fault of ours around a run changes nothing of its events. Under ``on_guard_error="block"`` the run is stopped at its next call."""
-    guards = [plugin.guard] if plugin is not None else list(_watch.of_models)
+    plugins = [plugin] if plugin is not None else list(_watch.per_agent)
+    guards = [each.guard for each in plugins] if plugin is not None else [*(each.guard for each in plugins), *_watch.of_models]
     if not guards:
         _log.error("runguard.guard_error: the runner's wrapper failed with %s; the run goes on", type(error).__name__, exc_info=error)
     for guard in guards:
@@ -254,9 +255,10 @@ def _fault(error: Exception, plugin: "RunGuardPlugin | None", here: Stream | Non
         return
     for guard, run, _ in here.ends:
         guard.stop_after("runner", error, run)
-    for invocation in (plugin.find_invocation(one) for one in here.invocations) if plugin is not None else ():
-        if plugin is not None and invocation is not None:
-            plugin.guard.stop_after("runner", error, invocation.run.info.run)
+    for each in plugins:
+        for invocation in map(each.find_invocation, here.invocations):
+            if invocation is not None:
+                each.guard.stop_after("runner", error, invocation.run.info.run)
 
 
 def _guard_in_spite_of(error: Exception, runner: Runner) -> "RunGuardPlugin | None":
