@@ -21,8 +21,9 @@ from runguard.testing import ScriptedModel, text
 class Talk(BaseLlmConnection):
     """Answers every content it is sent with a sentence, then tells its usage, as live models do: in an event of its own."""
 
-    def __init__(self) -> None:
+    def __init__(self, reports: tuple[dict[str, int], ...]) -> None:
         self.heard: asyncio.Queue[str] = asyncio.Queue()
+        self.reports = reports
 
     async def send_history(self, history: list[types.Content]) -> None:
         return None
@@ -36,7 +37,8 @@ class Talk(BaseLlmConnection):
     async def receive(self) -> AsyncGenerator[LlmResponse, None]:
         await self.heard.get()
         yield LlmResponse(content=types.Content(role="model", parts=[types.Part(text="hello")]))
-        yield LlmResponse(usage_metadata=types.GenerateContentResponseUsageMetadata(prompt_token_count=700, total_token_count=1_000))
+        for report in self.reports:
+            yield LlmResponse(usage_metadata=types.GenerateContentResponseUsageMetadata(**report))
         yield LlmResponse(turn_complete=True)
 
     async def close(self) -> None:
@@ -44,14 +46,19 @@ class Talk(BaseLlmConnection):
 
 
 class LiveModel(ScriptedModel):
+    reports: tuple[dict[str, int], ...] = ({"prompt_token_count": 700, "total_token_count": 1_000},)
+
     @asynccontextmanager
     async def connect(self, llm_request: Any) -> AsyncGenerator[Talk, None]:  # type: ignore[override]
-        yield Talk()
+        yield Talk(self.reports)
 
 
-async def test_a_live_session_is_counted_and_left_alone() -> None:
-    plugin = RunGuardPlugin()
-    agent = LlmAgent(name="talker", model=LiveModel([text("unused")]))
+ZEROS = {"prompt_token_count": 0, "candidates_token_count": 0, "total_token_count": 0}
+
+
+async def talk(plugin: RunGuardPlugin, *reports: dict[str, int]) -> tuple[list[str], dict[str, Any]]:
+    """One turn of a live session: what was said, and the run as the guard sees it at its end."""
+    agent = LlmAgent(name="talker", model=LiveModel([text("unused")], **({"reports": reports} if reports else {})))
     service = InMemorySessionService()
     session = await service.create_session(app_name="app", user_id="u", session_id="s")
     runner = Runner(app=App(name="app", root_agent=agent, plugins=[plugin]), session_service=service)
@@ -66,8 +73,26 @@ async def test_a_live_session_is_counted_and_left_alone() -> None:
                 counted += plugin.snapshot()["runs"]
                 queue.close()
                 break
-    assert said == ["hello"]
     (run,) = counted
+    return said, run
+
+
+async def test_zeros_of_a_live_model_are_estimated_from_what_it_said() -> None:
+    plugin = RunGuardPlugin(prices={"scripted-1": {"input": 10, "output": 40}})
+    _, run = await talk(plugin, ZEROS)
+    assert (run["model_calls"], run["prompt_tokens"], run["output_tokens"]) == (1, 0, 2)  # "hello"
+    assert plugin.spend()["estimated_calls"] == 1
+
+
+async def test_zeros_behind_a_report_of_a_live_model_count_nothing_again() -> None:
+    _, run = await talk(RunGuardPlugin(), {"prompt_token_count": 700, "total_token_count": 1_000}, ZEROS)
+    assert (run["prompt_tokens"], run["output_tokens"]) == (700, 300)
+
+
+async def test_a_live_session_is_counted_and_left_alone() -> None:
+    plugin = RunGuardPlugin()
+    said, run = await talk(plugin)
+    assert said == ["hello"]
     assert (run["prompt_tokens"], run["output_tokens"]) == (700, 300)
     assert run["model_calls"] == 1
     assert plugin.trips == []

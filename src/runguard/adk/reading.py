@@ -106,9 +106,9 @@ class Reading:
             return
         prompt = heard.prompt or prompt
         invocation.heard[lane] = CallUsage(), prompt  # as many as there are lanes
+        if heard.reported is None and not heard.heard:
+            return  # zeros, and nothing was said since the last report
         usage, estimated = heard.bill(prompt)
-        if not (usage.input or usage.output):
-            return  # zeros, and nothing was said
         call = ModelCall(run.info.run, lane, event.author, guard.clock(), event.model_version or _live_model(ic, event.author))
         run.spend.model_calls += 1
         guard.settle(guard.accounts.open_settled(run.purse, call), usage, estimated=estimated)

@@ -40,7 +40,7 @@ _SNAKE: Final = (
     "candidates_tokens_details",
     "response_tokens_details",
 )
-_TELLING: Final = 6  # how many of them say that this is a report of Gemini or ADK
+_TELLING: Final = 7  # how many of them say that this is a report of Gemini or ADK: the next is Anthropic's name
 
 _CACHE: Final = (("cache_read_input_tokens", "cached"), ("cache_creation_input_tokens", "cache_write"))
 _OF_INPUT: Final = (
