@@ -48,7 +48,7 @@ from runguard.outbox import Outbox
 from runguard.paused import Pauses
 from runguard.policy import Policy
 from runguard.pricing import Usage
-from runguard.runs import Lane, Run, dispatch, lane_detectors, lane_rungs, retired_name
+from runguard.runs import Lane, Run, lane_detectors, lane_rungs, retired_name
 from runguard.shared import Breakers, Once
 from runguard.switch import Stop, check_actor, check_reason, check_scope, read_stops, with_stops
 from runguard.telemetry import SAMPLE, Telemetry
@@ -141,21 +141,23 @@ class Guard:
         for call in run.pending_once:
             attempt("end of run", self.once.settle, run.info, call, False)
 
-    def open_lane(self, run: Run, key: str, parent: str, *, concurrent: bool, path: tuple[str, ...] = ()) -> Lane:
-        """A strand begins: a parallel branch, or an agent called as a tool. Failures of the last one of this name carry on."""
+    def open_lane(self, run: Run, key: str, parent: str, *, concurrent: bool, path: tuple[str, ...] = (), delegate: str = "") -> Lane:
+        """A strand begins: a parallel branch, or the agent ``delegate`` that a model has called. Failures of the last one of this name carry on."""
         above = run.lanes.get(parent) or run.lanes[ROOT_LANE]
-        lane = self._new_lane(run, key, above, concurrent=concurrent, path=path)
+        lane = self._new_lane(run, key, above, concurrent=concurrent, path=path, delegate=delegate)
         lane.stopped = run.cut_off.get(retired_name(key))
         inherited = run.retired.get(retired_name(key))
         if inherited is not None:
-            lane.detectors = [*inherited, *(d for d in lane.detectors if type(d) not in {type(i) for i in inherited})]
-            lane.by_event = dispatch(lane.detectors)
+            lane.use([*inherited, *(d for d in lane.detectors if type(d) not in {type(i) for i in inherited})])
+        if delegate:
+            lane.follow_agent()
         if len(run.lanes) >= _LANES_KEPT:  # a run that opens so many strands has ended most of them without a word
             oldest = next(k for k in run.lanes if k != ROOT_LANE)
             self.close_lane(run, oldest)
         run.lanes[key] = lane
         if run.journal is not None:
-            run.journal.add({"k": "lane", "l": key, "of": above.key, "concurrent": concurrent, "path": path})
+            called = {"agent": delegate} if delegate else {}
+            run.journal.add({"k": "lane", "l": key, "of": above.key, "concurrent": concurrent, "path": path, **called})
         return lane
 
     def close_lane(self, run: Run, key: str) -> None:
@@ -178,9 +180,9 @@ class Guard:
         if len(run.retired) > _NOTED_KEPT:
             run.retired.popitem(last=False)
 
-    def _new_lane(self, run: Run, key: str, parent: Lane | None, *, concurrent: bool, path: tuple[str, ...]) -> Lane:
+    def _new_lane(self, run: Run, key: str, parent: Lane | None, *, concurrent: bool, path: tuple[str, ...], delegate: str = "") -> Lane:
         made = [*run.detectors, *lane_detectors(self.policy, self._lane_rungs, self.tools.is_polling)]  # those of the whole run first, shared by all its lanes
-        return Lane(key, parent, made, concurrent=concurrent, path=path)
+        return Lane(key, parent, made, concurrent=concurrent, path=path, delegate=delegate)
 
     # ---- before -----------------------------------------------------------------------------------------------------
 
@@ -606,7 +608,7 @@ class Guard:
         action = finding.action
         if action is _STOP and type(event) is ModelCall and event.aside:
             action = _BLOCK
-        mark = (finding.rule, "" if finding.scope == "run" else lane.key, finding.key, action)
+        mark = (finding.rule, "" if finding.scope == "run" else lane.first_key, finding.key, action)
         if action <= _NUDGE:
             if mark in run.noted:
                 return ALLOW  # said once; saying it again changes nothing
@@ -635,7 +637,7 @@ class Guard:
         return decision
 
     def _trip(self, run: Run, lane: Lane, event: Event, finding: Finding) -> Trip:
-        owner = lane.owner() if finding.scope == "lane" else None
+        owner = lane.owner(finding.rule) if finding.scope == "lane" else None
         for earlier in run.trips if finding.rule == "fan_out" else ():
             if earlier.rule == finding.rule and earlier.unit == finding.unit:
                 # A surplus is one event however many branches it refuses.

@@ -37,6 +37,7 @@ class AgentEntered:
     at: float
     depth: int = 0  # delegations made by a model above this agent
     branches: int = 0  # how many branches this agent is about to start at once
+    is_task: bool = False  # a task ends by its own call alone: its caller never hears of a refusal
 
 
 @dataclass(slots=True)

@@ -116,7 +116,7 @@ def _base(kind: str, event: Event) -> Entry:
 
 
 def _entered(event: AgentEntered) -> Entry:
-    return _base("enter", event) | _sparse({"depth": event.depth, "branches": event.branches})
+    return _base("enter", event) | _sparse({"depth": event.depth, "branches": event.branches, "task": event.is_task})
 
 
 def _handed(event: HandOff) -> Entry:
@@ -272,7 +272,7 @@ def _read_answers(where: _Where, entry: Entry) -> ToolResults:
 
 
 _READERS: Final[dict[str, Callable[[_Where, Entry], Event]]] = {
-    "enter": lambda where, entry: AgentEntered(*where, int(entry.get("depth") or 0), int(entry.get("branches") or 0)),
+    "enter": lambda where, entry: AgentEntered(*where, int(entry.get("depth") or 0), int(entry.get("branches") or 0), bool(entry.get("task"))),
     "hand": lambda where, entry: HandOff(*where[:3], str(entry["to"]), where[3]),
     "ask": _read_ask,
     "got": lambda where, entry: ModelResult(*where, entry.get("in"), entry.get("out"), said=int(entry.get("said") or 0)),

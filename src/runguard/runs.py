@@ -4,7 +4,7 @@ import os
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future
-from typing import Any
+from typing import Any, Final
 
 from runguard import detectors as rules
 from runguard.breaker import Permit
@@ -22,10 +22,30 @@ from runguard.policy import FREE_RETRIES, Policy, ToolRule
 class Lane:
     """One strand of a run in which things happen one after another, with its own detectors and memory."""
 
-    __slots__ = ("book", "by_event", "concurrent", "context", "cut", "detectors", "fresh", "key", "notice", "parent", "path", "starting", "stopped")
+    __slots__ = (
+        "book",
+        "by_event",
+        "concurrent",
+        "context",
+        "cut",
+        "cycle_of",
+        "delegate",
+        "detectors",
+        "first_key",
+        "fresh",
+        "key",
+        "notice",
+        "parent",
+        "path",
+        "starting",
+        "stopped",
+    )
 
-    def __init__(self, key: str, parent: "Lane | None", detectors: list[Detector], *, concurrent: bool, path: tuple[str, ...]) -> None:
-        self.key, self.parent, self.concurrent, self.path = key, parent, concurrent, path
+    def __init__(self, key: str, parent: "Lane | None", detectors: list[Detector], *, concurrent: bool, path: tuple[str, ...] = (), delegate: str = "") -> None:
+        """``delegate``: the agent that a model has called here, as a tool or for a task; "" for other lanes."""
+        self.key, self.parent, self.concurrent, self.path, self.delegate = key, parent, concurrent, path, delegate
+        self.first_key = key  # of the lane in which its loop counters began
+        self.cycle_of = self  # the lane in which its hand-offs began to be counted
         self.detectors = detectors
         self.by_event = dispatch(detectors)
         self.book = AnswerBook()
@@ -36,9 +56,31 @@ class Lane:
         self.starting = 0  # branches below that have begun and not yet been judged: those that start at once
         self.notice = ""  # a nudge that found no tool result to ride on, for the next request
 
-    def owner(self) -> "Lane | None":
+    def follow_agent(self) -> None:
+        """Go on with the loop counters of an earlier call of the same agent that is still open above: the agent is called inside of itself.
+
+        Where branches run beside each other in between, only the hand-offs are counted together: calls of one branch do not repeat
+        those of another.
+        """
+        above, shared = self.parent, _LOOP_RULES if not self.concurrent else (rules.HandOffCycle,)
+        while above is not None and above.delegate != self.delegate:
+            if above.concurrent:
+                shared = (rules.HandOffCycle,)
+            above = above.parent
+        if above is None or not self.delegate:
+            return
+        kept = {type(detector): detector for detector in above.detectors if isinstance(detector, shared)}
+        self.use([kept.get(type(detector), detector) for detector in self.detectors])
+        self.cycle_of = above.cycle_of
+        if shared is _LOOP_RULES:
+            self.book, self.first_key = above.book, above.first_key
+
+    def use(self, detectors: list[Detector]) -> None:
+        self.detectors, self.by_event = detectors, dispatch(detectors)
+
+    def owner(self, rule: str = "") -> "Lane | None":
         """The nearest strand that runs beside others: a stop ends there, or ends the run when there is none."""
-        lane: Lane | None = self
+        lane: Lane | None = self.cycle_of if rule == "handoff" else self
         while lane is not None and not lane.concurrent:
             lane = lane.parent
         return lane
@@ -50,6 +92,19 @@ class Lane:
                 return lane.stopped
             lane = lane.parent
         return None
+
+
+_LOOP_RULES: Final[tuple[type, ...]] = (
+    rules.Cycle,
+    rules.EmptyAnswers,
+    rules.HandOffCycle,
+    rules.NoNews,
+    rules.Polling,
+    rules.Repetition,
+    rules.SameCall,
+    rules.Stall,
+    rules.ToolFailures,
+)
 
 
 def dispatch(detectors: Iterable[Detector]) -> dict[type, list[Detector]]:
@@ -199,6 +254,15 @@ class Run:
 def retired_name(key: str) -> str:
     """A lane's name without the ids of the calls that opened it: the next call of the same agent has the same name."""
     return "/".join(part.split("@", 1)[0] for part in key.split("/"))
+
+
+def parallel_part(branch: str) -> str:
+    """What parallel agents have added at the end of a branch's name: names without a number or the id of a call."""
+    parts = branch.split(".")
+    named = len(parts)
+    while named and "@" not in parts[named - 1]:
+        named -= 1
+    return ".".join(parts[named:])
 
 
 def lane_rungs(policy: Policy) -> dict[str, Rungs]:

@@ -6,6 +6,7 @@ and can be told to calm down, so that the user's next turn finds agents that sim
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Sequence
+from importlib.metadata import version
 from typing import Any
 
 from google.adk.agents import BaseAgent, LlmAgent, LoopAgent, ParallelAgent, SequentialAgent
@@ -22,6 +23,7 @@ from pydantic import BaseModel
 from runguard.testing import ScriptedModel, call, calls, text, transfer
 
 Step = types.Part | Sequence[types.Part]
+OLDER_TASKS = tuple(int(part) for part in version("google-adk").split(".")[:2]) < (2, 6)  # a task has no branch of its own
 EXIT = call("exit_loop")
 
 
@@ -32,6 +34,10 @@ def step(n: int) -> dict[str, int]:
 
 class Answer(BaseModel):
     word: str
+
+
+class Wish(BaseModel):
+    room: str
 
 
 class Team:
@@ -164,6 +170,90 @@ def agent_tool_of_loop(team: Team) -> Any:
 def agent_tool_of_parallel(team: Team) -> Any:
     inner = parallel(team)
     return team.agent("outer", [call("par", request="one"), text("outer is done")], lambda n: call("par", request=f"{n}"), tools=[AgentTool(inner)])
+
+
+# ---- hand-offs out of a delegated agent -----------------------------------------------------------------------------
+# The delegate passes the work back up, and gets it again inside of its own call. Healthy: once. Endless: deeper and deeper.
+
+
+def _asks_again(team: Team, *delegates: LlmAgent, first: str) -> LlmAgent:
+    """Asks a delegate, answers what comes back to it, and is done."""
+    healthy = [call(first, request="room"), text("do it like this"), text("lead is done")]
+    return team.agent("lead", healthy, lambda n: call(first, request="room"), sub_agents=list(delegates))
+
+
+def _passes_on(team: Team, name: str, target: str, **options: Any) -> LlmAgent:
+    return team.agent(name, [transfer(target), text(f"{name} is done")], lambda n: transfer(target), **options)
+
+
+def single_turn_back(team: Team) -> Any:
+    return _asks_again(team, _passes_on(team, "helper", "lead", mode="single_turn"), first="helper")
+
+
+def single_turn_back_by_a_peer(team: Team) -> Any:
+    delegates = [_passes_on(team, "helper", "peer", mode="single_turn"), _passes_on(team, "peer", "lead")]
+    return _asks_again(team, *delegates, first="helper")
+
+
+def single_turn_back_to_its_lead(team: Team) -> Any:
+    """The lead of the delegate is not the root."""
+    middle = _asks_again(team, _passes_on(team, "helper", "lead", mode="single_turn"), first="helper")
+    return team.agent("root", [transfer("lead")], lambda n: transfer("lead"), sub_agents=[middle])
+
+
+def single_turn_back_with_a_tool(team: Team) -> Any:
+    """Between two hand-offs the delegate looks at the same thing again."""
+    healthy = [call("step", n=1), transfer("lead"), text("helper is done")]
+    helper = team.agent("helper", healthy, lambda n: call("step", n=1) if n % 2 else transfer("lead"), tools=[step], mode="single_turn")
+    return _asks_again(team, helper, first="helper")
+
+
+def single_turn_back_with_schemas(team: Team) -> Any:
+    said = text('{"word": "yes"}')
+    helper = team.agent("helper", [transfer("lead"), said], lambda n: transfer("lead"), calm=said, mode="single_turn", input_schema=Wish, output_schema=Answer)
+    healthy = [call("helper", room="hall"), text("do it like this"), text("lead is done")]
+    return team.agent("lead", healthy, lambda n: call("helper", room="hall"), sub_agents=[helper])
+
+
+def task_back(team: Team) -> Any:
+    finish = call("finish_task", result="clean")
+    tasked = team.agent("tasked", [transfer("lead"), finish], lambda n: transfer("lead"), calm=finish, mode="task")
+    return _asks_again(team, tasked, first="tasked")
+
+
+def task_back_by_a_peer(team: Team) -> Any:
+    finish = call("finish_task", result="clean")
+    tasked = team.agent("tasked", [transfer("peer"), finish], lambda n: transfer("peer"), calm=finish, mode="task")
+    return _asks_again(team, tasked, _passes_on(team, "peer", "lead"), first="tasked")
+
+
+def task_and_its_child(team: Team) -> Any:
+    """A task and a chat agent below it pass the work to each other; every transfer has a branch of its own."""
+    finish = call("finish_task", result="clean")
+    child = _passes_on(team, "child", "tasked")
+    tasked = team.agent("tasked", [transfer("child"), finish], lambda n: transfer("child"), calm=finish, mode="task", sub_agents=[child])
+    return _asks_again(team, tasked, first="tasked")
+
+
+def task_with_a_single_turn(team: Team) -> Any:
+    finish = call("finish_task", result="clean")
+    helper = _passes_on(team, "helper", "tasked", mode="single_turn")
+    healthy = [call("helper", request="room"), text("do it like this"), finish]
+    tasked = team.agent("tasked", healthy, lambda n: call("helper", request="room"), mode="task", sub_agents=[helper])
+    return _asks_again(team, tasked, first="tasked")
+
+
+NESTED: list[Callable[[Team], Any]] = [
+    single_turn_back,
+    single_turn_back_by_a_peer,
+    single_turn_back_to_its_lead,
+    single_turn_back_with_a_tool,
+    single_turn_back_with_schemas,
+    task_back,
+    task_back_by_a_peer,
+    task_and_its_child,
+    task_with_a_single_turn,
+]
 
 
 # ---- containers -----------------------------------------------------------------------------------------------------

@@ -59,8 +59,8 @@ class Driver:
         call = ModelCall(run, ROOT_LANE, agent, self.now, model)
         self.guard.settle(self.guard.accounts.open_settled(self.guard.runs[run].purse, call), Usage(prompt, output))
 
-    def lane(self, key: str, *, parent: str = ROOT_LANE, concurrent: bool = True, run: str = "run") -> str:
-        self.guard.open_lane(self.guard.runs[run], key, parent, concurrent=concurrent)
+    def lane(self, key: str, *, parent: str = ROOT_LANE, concurrent: bool = True, run: str = "run", delegate: str = "") -> str:
+        self.guard.open_lane(self.guard.runs[run], key, parent, concurrent=concurrent, delegate=delegate)
         return key
 
     def tool(self, tool: str = "look", args: Any = None, says: Any = "same", **how: Any) -> Step:

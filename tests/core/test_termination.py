@@ -881,6 +881,18 @@ def test_no_progress_is_any_of_them():
     assert fires_at(NoProgressTermination(), working) is None
 
 
+def test_hand_offs_of_an_agent_called_inside_of_its_own_call_are_counted_together():
+    events, branch = [], ""
+    for n in range(1, 8):
+        asked = call("helper", n, request="room")
+        asked.branch = branch
+        branch = f"{branch}.helper@c{n}".lstrip(".")
+        passed = does(transfer_to_agent="lead")
+        passed.branch = branch
+        events += [asked, passed]
+    assert fires_at(RuleTermination("handoff"), *each(events)) == 12
+
+
 def test_branches_are_lanes_of_their_own():
     left, right = rounds(2, branch="p.left"), rounds(2, branch="p.right", start=10)
     interleaved = [e for pair in zip(left, right, strict=True) for e in pair]

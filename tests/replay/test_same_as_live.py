@@ -22,7 +22,7 @@ from runguard.replay import open_sources, replay, steps
 from runguard.testing import ScriptedModel, run, text, transfer
 
 from ..adk import topologies  # noqa: TID252 - the tests are no package
-from ..adk.topologies import TOPOLOGIES, Team  # noqa: TID252
+from ..adk.topologies import NESTED, OLDER_TASKS, TOPOLOGIES, Team  # noqa: TID252
 
 # Low rungs, so that on every topology many rules have something to say; no limit on nudges, so that the order of branches does not matter.
 STRICT: dict[str, Any] = {
@@ -90,6 +90,10 @@ def ping_pong(team: Team) -> Any:
     return team.agent("lead", [transfer("first")], lambda n: transfer("first"), sub_agents=peers)
 
 
+# An answer that does not fit its schema is not stored.
+ALL = [*TOPOLOGIES, *(t for t in NESTED if t.__name__ != "single_turn_back_with_schemas"), ping_pong]
+
+
 def team_of(version: str) -> Team:
     team = Team(endless=version != "healthy")
     make = team.agent
@@ -143,17 +147,22 @@ def test_the_tools_that_steer_are_the_same_list():
 
 
 @pytest.mark.parametrize("version", ["healthy", "endless", "failing", "stuck"])
-@pytest.mark.parametrize("topology", [*TOPOLOGIES, ping_pong], ids=lambda topology: topology.__name__)
+@pytest.mark.parametrize("topology", ALL, ids=lambda topology: topology.__name__)
 async def test_replay_decides_as_live(topology: Any, version: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     if version in ("failing", "stuck"):
         tool = failing if version == "failing" else constant
         tool.__name__ = "step"
         monkeypatch.setattr(topologies, "step", tool)
+    if topology.__name__ == "task_back" and OLDER_TASKS:
+        pytest.skip("this ADK fails when a task is handed over to its caller")
     path, team = tmp_path / "session.db", team_of(version)
     policy = {**STRICT, **(LIMITS if version == "endless" else {})}
     if "agent_tool" in topology.__name__:
         # That a tool is an agent is not stored: live, each call of one begins a new activation, and repetition starts anew.
         policy["rules"] = {**STRICT["rules"], "repetition": False}
+    if topology in NESTED:
+        # What was asked is not stored. Newer ADK asks the target of such a transfer twice, and hears the same words again.
+        policy["rules"] = {**STRICT["rules"], "no_news": False}
     service = service_of("database" if version == "endless" else "sqlite", path)
     plugin = await live(topology(team), service, mode="shadow", **policy)
     mine, result = replayed(path, **policy)
@@ -176,7 +185,7 @@ STEADY = {"single", "transfer_to_child", "sequential", "loop", "parallel", "sequ
 
 
 @pytest.mark.parametrize("policy", [{}, {"max_model_calls": 3}], ids=["loops", "limit"])
-@pytest.mark.parametrize("topology", [t for t in [*TOPOLOGIES, ping_pong] if t.__name__ in STEADY], ids=lambda topology: topology.__name__)
+@pytest.mark.parametrize("topology", [t for t in ALL if t.__name__ in STEADY], ids=lambda topology: topology.__name__)
 async def test_what_an_enforcing_guard_did_is_found_in_the_recording(topology: Any, policy: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The recording holds the refusals and the stop: replayed, it shows the same rules at work up to the same stop."""
     constant.__name__ = "step"
@@ -191,6 +200,6 @@ async def test_what_an_enforcing_guard_did_is_found_in_the_recording(topology: A
 
 def test_every_rule_that_can_be_told_was():
     """Runs last: the comparison above is worth something only where rules fire."""
-    if len(RAN) < 4 * (len(TOPOLOGIES) + 1):
+    if len(RAN) < 4 * len(ALL):
         pytest.skip("not all of the comparison ran in this process")
     assert {"repetition", "no_news", "stall", "handoff", "growth", "model_calls", "tool_calls", "result_size"} <= SEEN

@@ -20,7 +20,7 @@ from runguard.replay.steps import Faults
 from runguard.testing import ScriptedModel, call, run, text
 
 from ..adk import topologies  # noqa: TID252 - the tests are no package
-from ..adk.topologies import TOPOLOGIES  # noqa: TID252
+from ..adk.topologies import NESTED, OLDER_TASKS, TOPOLOGIES, task_back  # noqa: TID252
 from .test_same_as_live import STEADY, STRICT, Listening, constant, failing, ping_pong, team_of
 
 PRICE = {"scripted-1": {"input": 10, "output": 40}}
@@ -68,6 +68,7 @@ def heard(plugin: Listening) -> list[tuple[Any, ...]]:
 
 CASES = [(topology, version) for topology in [*TOPOLOGIES, ping_pong] for version in ("endless", "stuck")]
 CASES += [(topology, "failing") for topology in TOPOLOGIES if topology.__name__ in ("single", "parallel")]
+CASES += [(topology, "endless") for topology in NESTED if not (topology is task_back and OLDER_TASKS)]  # it fails there, with or without a guard
 
 
 @pytest.mark.parametrize(("topology", "version"), CASES, ids=[f"{topology.__name__}-{version}" for topology, version in CASES])

@@ -19,8 +19,9 @@ from google.adk.tools.tool_context import ToolContext
 from google.genai import types
 
 from runguard.adk import runners
-from runguard.adk.chain import FRAME, Invocation, lane_of
+from runguard.adk.chain import FRAME, Invocation
 from runguard.adk.hooks import hook
+from runguard.adk.lanes import lane_of
 from runguard.adk.plugin import RunGuardPlugin, words_of
 from runguard.adk.reading import TRANSFER
 from runguard.breaker import BreakerState
@@ -199,7 +200,7 @@ class ADKCostBreaker:
         if not llm_response.partial:
             ic = callback_context._invocation_context
             invocation = await self._plugin.invocation_of(ic)
-            invocation.batches[lane_of(self._plugin.guard, invocation, ic.branch)] = str(next(self._responses))
+            invocation.batches[lane_of(self._plugin.guard, invocation, ic.branch, ic.isolation_scope)] = str(next(self._responses))
         return None
 
     @hook

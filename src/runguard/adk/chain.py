@@ -1,9 +1,9 @@
-"""Who called whom: which lane of which run a hook belongs to, on every path ADK takes.
+"""Who called whom: what the hooks of one invocation have to know of each other, on every path ADK takes.
 
 Three facts of ADK 2.x shape this file. A transfer is not nested and the transferring agent's after-hook never fires, so nothing
 here counts enters and leaves. Each tool call runs in a task of its own, so a context variable set before it cannot leak, and is
 how an AgentTool's nested run or a single-turn agent finds its caller. Events arrive in the runner's task where that variable is
-not visible, so calls are also kept by their id.
+not visible, so calls are also kept by their id. ``lanes`` finds the lane of a hook.
 """
 
 import asyncio
@@ -15,8 +15,6 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
-from google.adk.agents import BaseAgent, LlmAgent
-
 from runguard.adk.estimate import Projection, Prompt
 from runguard.charges import Charge
 from runguard.conductor import Guard
@@ -26,6 +24,7 @@ from runguard.reading.call_usage import CallUsage
 from runguard.runs import Run
 
 if TYPE_CHECKING:
+    from runguard.adk.lanes import Task
     from runguard.adk.plugin import RunGuardPlugin
 
 _CALLS_KEPT: Final = 4_096
@@ -53,6 +52,7 @@ class Call:
     task: "asyncio.Task[Any] | None" = None  # the task that runs it: each call has its own
     deadline: float = 0.0  # by the guard's clock; 0 without one
     asked_at: float = 0.0  # when the model asked, by the monotonic clock; 0 where nothing has to follow soon
+    agent: str = ""  # whose model asked
 
 
 def _no_request() -> None:
@@ -100,7 +100,10 @@ class Invocation:
     batches: dict[str, str] = field(default_factory=dict)  # lane -> the model response whose calls run now
     calls: OrderedDict[str, Call] = field(default_factory=OrderedDict)
     flights: dict[asyncio.Task[Any] | None, ModelInFlight] = field(default_factory=dict)
-    lanes: dict[tuple[str, str | None], str] = field(default_factory=dict)
+    lanes: dict[tuple[str, str | None, str | None], str] = field(default_factory=dict)  # by call, branch and isolation scope
+    tasks: "dict[str, Task]" = field(default_factory=dict)  # by the id of the delegating call
+    delegates: dict[str, tuple[int, int]] = field(default_factory=dict)  # lane -> depth of the delegated agent, and models above it in the tree
+    depths: dict[str, int] = field(default_factory=dict)  # lane -> depth of the agent at work in it
     prompts: dict[tuple[str, str], Prompt] = field(default_factory=dict)  # by lane and agent
     heard: dict[str, tuple[CallUsage, int]] = field(default_factory=dict)  # live: by lane, what came since the last report, and that report's prompt
     streamed: bool = False  # the runner's wrapper sees its end
@@ -219,10 +222,6 @@ TERMINATIONS: Final[ContextVar[tuple[Any, ...]]] = ContextVar("runguard_terminat
 FLIGHTS: Final[ContextVar[tuple[tuple[Guard, Invocation, ModelInFlight], ...]]] = ContextVar("runguard_flights", default=())
 
 
-def child_lane(frame: Frame) -> str:
-    return f"{frame.lane}/{frame.tool}@{frame.call_id}"
-
-
 def enclosing_frame(guard: Guard) -> Frame | None:
     """The frame of a guarded tool call that is still open, or None: a frame of an ended run says nothing."""
     frame = FRAME.get()
@@ -231,68 +230,6 @@ def enclosing_frame(guard: Guard) -> Frame | None:
     if frame is None or guard.runs.get(frame.invocation.run.info.run) is not frame.invocation.run:
         return None
     return frame
-
-
-def open_child(guard: Guard, frame: Frame) -> str:
-    """The lane of an agent called as a tool. Beside other running calls of the same response it counts as a parallel strand."""
-    key = child_lane(frame)
-    run = frame.invocation.run
-    if key not in run.lanes:
-        calls = frame.invocation.calls
-        mine = calls.get(frame.call_id)
-        batch = mine.batch if mine is not None else ""
-        beside = sum(1 for c in calls.values() if (c.batch == batch if batch else c.running and c.lane == frame.lane))
-        guard.open_lane(run, key, frame.lane, concurrent=beside > 1, path=frame.path)
-    return key
-
-
-def lane_of(guard: Guard, invocation: Invocation, branch: str | None) -> str:
-    """The lane that a hook of this invocation works in."""
-    frame = FRAME.get()
-    while frame is not None and frame.guard is not guard:
-        frame = frame.outer
-    inside = frame is not None and frame.invocation is invocation
-    cached = invocation.lanes.get((frame.call_id if inside else "", branch))  # type: ignore[union-attr]
-    if cached is not None and cached in invocation.run.lanes:
-        return cached
-    if inside:
-        assert frame is not None
-        key = open_child(guard, frame)
-    elif not branch:
-        key = invocation.lane
-    else:
-        key = _branch_lane(guard, invocation, branch)
-    if len(invocation.lanes) < _CALLS_KEPT:
-        invocation.lanes[frame.call_id if inside else "", branch] = key  # type: ignore[union-attr]
-    return key
-
-
-def _branch_lane(guard: Guard, invocation: Invocation, branch: str) -> str:
-    """A lane for a branch. ADK names branches by dots; one opened by a function call carries that call's id behind ``@``."""
-    run = invocation.run
-    key = f"{invocation.lane}/{branch}"
-    if key in run.lanes:
-        return key
-    above = branch
-    parent = invocation.lane
-    while "." in above:
-        above = above.rpartition(".")[0]
-        if f"{invocation.lane}/{above}" in run.lanes:
-            parent = f"{invocation.lane}/{above}"
-            break
-    opened_by = branch.rpartition("@")[2] if "@" in branch else ""
-    guard.open_lane(run, key, parent, concurrent=opened_by not in invocation.calls, path=run.lanes[parent].path)
-    return key
-
-
-def depth_of(agent: BaseAgent, invocation: Invocation) -> int:
-    """Delegations above an agent: models that could have sent the work down to it. Containers do not count."""
-    depth = invocation.depth
-    current, above = agent, agent.parent_agent
-    while above is not None and current.name != invocation.root_agent:
-        depth += isinstance(above, LlmAgent)
-        current, above = above, above.parent_agent
-    return depth
 
 
 def stop_in_force(invocation: Invocation, lane: str) -> Trip | None:

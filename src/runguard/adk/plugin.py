@@ -27,12 +27,13 @@ from google.genai import types
 from runguard.absence import says_missing
 from runguard.adk import runners
 from runguard.adk.border import cap_output
-from runguard.adk.chain import FLIGHTS, FRAME, STREAM, Call, Frame, Invocation, ModelInFlight, depth_of, enclosing_frame, lane_of, open_child, stop_in_force
+from runguard.adk.chain import FLIGHTS, FRAME, STREAM, Call, Frame, Invocation, ModelInFlight, enclosing_frame, stop_in_force
 from runguard.adk.declared import declared_by
 from runguard.adk.ending import Ending
 from runguard.adk.estimate import count_tokens, project
 from runguard.adk.hooks import hook
 from runguard.adk.labels import run_options
+from runguard.adk.lanes import depth_of, enter, lane_of, open_child
 from runguard.adk.questions import question_name
 from runguard.adk.reading import FRAMEWORK_TOOLS, PART_STOPPED, TRANSFER, Reading
 from runguard.adk.resuming import history_of, run_of
@@ -289,9 +290,11 @@ class RunGuardPlugin(Controls, BasePlugin):
         if trip is None:
             try:
                 invocation = await self.invocation_of(ic)
-                lane = lane_of(self.guard, invocation, ic.branch)
+                lane = lane_of(self.guard, invocation, ic.branch, ic.isolation_scope)
+                depth = enter(self.guard, invocation, agent, lane, ic.branch, ic.isolation_scope)
                 branches = len(agent.sub_agents) if isinstance(agent, ParallelAgent) else 0
-                event = AgentEntered(invocation.run.info.run, lane, agent.name, self.guard.clock(), depth_of(agent, invocation), branches)
+                is_task = getattr(agent, "mode", None) == "task"
+                event = AgentEntered(invocation.run.info.run, lane, agent.name, self.guard.clock(), depth, branches, is_task)
                 decision = self.guard.check(event)
                 if not decision.enforced or decision.action < _BLOCK:
                     return None
@@ -322,7 +325,7 @@ class RunGuardPlugin(Controls, BasePlugin):
                 guard = self.guard
                 invocation = await self.invocation_of(ic)
                 run, branch, agent, task = invocation.run, ic.branch, ic.agent, asyncio.current_task()
-                lane = lane_of(guard, invocation, branch)
+                lane = lane_of(guard, invocation, branch, ic.isolation_scope)
                 self._settle_unanswered(invocation, task)
                 event = ModelCall(run.info.run, lane, agent.name if agent is not None else "", guard.clock(), llm_request.model or "")
                 flight = ModelInFlight(event.agent, branch, lane)
@@ -481,18 +484,18 @@ class RunGuardPlugin(Controls, BasePlugin):
             name = tool.name
             agent = ic.agent
             agent_name = agent.name if agent is not None else ""
-            lane = lane_of(guard, invocation, ic.branch)
+            lane = lane_of(guard, invocation, ic.branch, ic.isolation_scope)
             call_id = tool_context.function_call_id or ""
             call = invocation.calls.get(call_id)
             if call is None:
-                call = Call(name, tool_args, lane, invocation.batches.get(lane, ""))
+                call = Call(name, tool_args, lane, invocation.batches.get(lane, ""), agent=agent_name)
                 invocation.remember(call_id, call)
             call.lane, call.running, call.task = lane, True, asyncio.current_task()
             if tool.is_long_running:
                 invocation.ask([call_id])
             if name not in self._known_tools:
                 self._learn_tool(tool)
-            depth = depth_of(agent, invocation) if isinstance(agent, BaseAgent) else invocation.depth
+            depth = depth_of(agent, invocation, lane) if isinstance(agent, BaseAgent) else invocation.depth
             FRAME.set(Frame(guard, invocation, call_id, name, lane, depth, (*invocation.run.lanes[lane].path, agent_name), FRAME.get()))
             if name in FRAMEWORK_TOOLS:
                 return self._check_transfer(tool_args, ic, invocation, lane, agent_name) if name == TRANSFER else None
@@ -566,7 +569,7 @@ class RunGuardPlugin(Controls, BasePlugin):
         target = root.find_agent(args.get("agent_name")) if root is not None else None
         if target is None:
             return None
-        event = AgentEntered(invocation.run.info.run, lane, agent, self.guard.clock(), depth_of(target, invocation))
+        event = AgentEntered(invocation.run.info.run, lane, agent, self.guard.clock(), depth_of(target, invocation, lane))
         decision = self.guard.check(event)
         return refusal(decision.for_model) if decision.action >= _BLOCK and decision.enforced else None
 

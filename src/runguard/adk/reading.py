@@ -10,8 +10,9 @@ from google.adk.events import Event
 from google.genai import types
 
 from runguard.adk import runners
-from runguard.adk.chain import Call, Invocation, ModelInFlight, lane_of, stop_in_force
+from runguard.adk.chain import Call, Invocation, ModelInFlight, stop_in_force
 from runguard.adk.ending import Ending
+from runguard.adk.lanes import lane_of
 from runguard.adk.stops import left_out, refusal, with_notice
 from runguard.conductor import Guard
 from runguard.decision import NOTICE_KEY, Action
@@ -46,6 +47,8 @@ class Reading:
                     calls.append(part.function_call)
                 elif part.function_response is not None:
                     answers.append(part.function_response)
+        target = event.actions.transfer_to_agent
+        handed_in = self._transfer_lane(invocation, event, answers) if target else ""
         if answers:
             actions = event.actions
             waiting: Collection[str] = ()
@@ -58,22 +61,30 @@ class Reading:
                 for call in calls:
                     if call.id and call.id not in invocation.calls:
                         asked_at = 0.0 if call.id in (event.long_running_tool_ids or ()) else time.monotonic()
-                        invocation.remember(call.id, Call(call.name or "", call.args, lane, event.id, asked_at=asked_at))
+                        invocation.remember(call.id, Call(call.name or "", call.args, lane, event.id, asked_at=asked_at, agent=event.author))
                 if event.long_running_tool_ids:
                     invocation.ask(event.long_running_tool_ids)
             self._release_slot(invocation, event)
             if invocation.live:
                 self._on_live_event(invocation, event, ic)
-        if event.actions.transfer_to_agent:
-            self.judge_transfer(invocation, self._event_lane(invocation, event), event.author, event.actions.transfer_to_agent)
+        if target:
+            self.judge_transfer(invocation, handed_in, event.author, target)
         if self._ending.skips:
             self._ending.mark(event, stop_in_force(invocation, self._event_lane(invocation, event)))
+
+    def _transfer_lane(self, invocation: Invocation, event: Event, answers: list[types.FunctionResponse]) -> str:
+        """The lane of the call that asked for a transfer. The branch alone may not tell: older ADK gives calls at once the same one."""
+        for answer in answers:
+            asked = invocation.calls.get(answer.id or "")
+            if asked is not None:
+                return asked.lane
+        return self._event_lane(invocation, event)
 
     def _event_lane(self, invocation: Invocation, event: Event) -> str:
         for flight in invocation.flights.values():
             if flight.agent == event.author and flight.branch == event.branch and flight.lane in invocation.run.lanes:
                 return flight.lane
-        return lane_of(self._guard, invocation, event.branch)
+        return lane_of(self._guard, invocation, event.branch, event.isolation_scope)
 
     def _release_slot(self, invocation: Invocation, event: Event) -> None:
         """An event of an agent: its model's answer has arrived. Without one, a later plugin or callback answered the call."""

@@ -43,7 +43,10 @@ class HandOffCycle:
 
 
 class Depth:
-    """Delegations made by a model, one inside the other. Containers do not count; the callee is refused, the caller goes on."""
+    """Delegations made by a model, one inside the other. Containers do not count.
+
+    The callee is refused and the caller goes on. A task cannot be refused like that, because its caller would wait for ever: it stops.
+    """
 
     sees: ClassVar[tuple[type, ...]] = (AgentEntered, ToolCall)
     __slots__ = ("limit",)
@@ -54,7 +57,10 @@ class Depth:
     def observe(self, event: AgentEntered | ToolCall) -> Finding | None:
         if event.depth <= self.limit:
             return None
-        tool = event.tool if isinstance(event, ToolCall) else ""
-        return Finding(
-            "depth", Action.BLOCK, event.depth, self.limit, "nested delegations", "call", tool, f"{event.agent}:{event.depth}", f"from {event.agent}"
-        )
+        about = (event.depth, self.limit, "nested delegations")
+        key = f"{event.agent}:{event.depth}"
+        if isinstance(event, ToolCall):
+            return Finding("depth", Action.BLOCK, *about, "call", event.tool, key, f"from {event.agent}")
+        if event.is_task:
+            return Finding("depth", Action.STOP, *about, "lane", "", key, f"agent {event.agent}")
+        return Finding("depth", Action.BLOCK, *about, "call", "", key, f"from {event.agent}")

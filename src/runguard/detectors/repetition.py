@@ -37,11 +37,11 @@ class Repetition:
     """The same call (or batch of calls) with the same answer, in a row, by one agent.
 
     Nudge N rides on the Nth answer, block N refuses the Nth call, stop N ends at the Nth attempt: after a block the next
-    identical attempt stops.
+    identical attempt stops. A call that gets no answer at all and is made again stops at N, too.
     """
 
     sees: ClassVar[tuple[type, ...]] = (AgentEntered, ToolCall, ToolResults)
-    __slots__ = ("_agent", "_batch", "_calls", "_count", "_first", "_pairs", "rungs")
+    __slots__ = ("_agent", "_batch", "_calls", "_count", "_first", "_pairs", "_silent", "_unanswered", "rungs")
 
     def __init__(self, rungs: Rungs) -> None:
         self.rungs = rungs
@@ -51,17 +51,21 @@ class Repetition:
         self._calls: frozenset[bytes] = frozenset()
         self._count = 0
         self._batch = ""
+        self._unanswered: tuple[str, str, frozenset[bytes | str]] = _NONE_OPEN  # agent, response and calls that have no answer yet
+        self._silent = 0  # responses in a row that made the same unanswered call
 
     def observe(self, event: AgentEntered | ToolCall | ToolResults) -> Finding | None:
         if type(event) is ToolCall:
-            return self._attempt(event)
+            return self._attempt(event) or self._ask_again(event)
         if type(event) is AgentEntered:
             if event.branches:
                 return None  # branches begin: of whoever starts them nothing is new
             self._count = 0  # a new activation may ask once more what the last one asked; circles of them are NoNews' business
             self._pairs, self._calls = frozenset(), frozenset()
+            self._unanswered = _NONE_OPEN
             return None
         assert isinstance(event, ToolResults)
+        self._unanswered = _NONE_OPEN
         pairs = event.pairs
         if not pairs:
             return None  # nothing that counts, or refusals only: those were counted when the calls were made
@@ -98,6 +102,24 @@ class Repetition:
         action, limit = self.rungs.at(self._count) or (Action.BLOCK, block)
         evidence = ({"event": "", "tool": event.tool, "call": event.call.hex(), "answer": ""},)
         return Finding("repetition", action, self._count, limit, "identical calls and answers", "lane", event.tool, event.call.hex(), "", evidence)
+
+    def _ask_again(self, event: ToolCall) -> Finding | None:
+        """A framework may leave a call without an answer and ask the model again. Calls outside of a model's response never get one."""
+        if not event.batch:
+            return None
+        call = event.tool if event.depth else event.call  # an agent that never answers is not asked something else by other words
+        agent, batch, calls = self._unanswered
+        if event.batch == batch:
+            self._unanswered = (agent, batch, calls | {call})
+            return None
+        self._silent = self._silent + 1 if call in calls and event.agent == agent else 1
+        self._unanswered = (event.agent, event.batch, frozenset((call,)))
+        if self.rungs.stop is None or self._silent < self.rungs.stop:
+            return None
+        return Finding("repetition", Action.STOP, self._silent, self.rungs.stop, "equal calls without an answer", "lane", event.tool, event.call.hex())
+
+
+_NONE_OPEN: Final[tuple[str, str, frozenset[bytes | str]]] = ("", "", frozenset())
 
 
 class NoNews:

@@ -56,6 +56,7 @@ class Events:
                 self._messages[invocation] = known + is_message
             yield Turn(at, run_name(invocation, known + is_message), resumes=bool(known) and not is_message)
         branch = word(event.get("branch"))
+        scope = word(either(event, "isolation_scope", "isolationScope"))
         if compaction:
             yield Asked(at, "", branch, self._named(event), *self._summary(event, compaction), aside=True)
         elif answers:
@@ -65,12 +66,12 @@ class Events:
                 yield Resumed(at)
             yield from self._answered(event, at, author, actions, answers)
         elif author != _USER:
-            yield from self._spoke(event, at, author, branch, parts, calls)
+            yield from self._spoke(event, at, author, branch, scope, parts, calls)
         else:
             self._usage.pass_by(event)
         target = either(actions, "transfer_to_agent", "transferToAgent")
         if target:
-            yield Passed(at, author, branch, word(target))
+            yield Passed(at, author, branch, word(target), scope)
 
     def _named(self, event: dict[str, Any]) -> str:
         return word(either(event, "model_version", "modelVersion")) or self._model
@@ -82,12 +83,12 @@ class Events:
         return call.bill(self._usage.prompt)
 
     def _spoke(
-        self, event: dict[str, Any], at: float | None, author: str, branch: str, parts: list[dict[str, Any]], calls: list[dict[str, Any]]
+        self, event: dict[str, Any], at: float | None, author: str, branch: str, scope: str, parts: list[dict[str, Any]], calls: list[dict[str, Any]]
     ) -> Iterator[Step]:
         if either(event, "error_code", "errorCode") == STOP_CODE:
             trip = (either(event, "custom_metadata", "customMetadata") or {}).get(METADATA_KEY)
             if isinstance(trip, dict) and trip.get("rule") in _AT_MODEL:
-                yield Asked(at, author, branch, self._named(event), Usage(), refused=True)
+                yield Asked(at, author, branch, self._named(event), Usage(), refused=True, scope=scope)
             return
         raw = either(event, "usage_metadata", "usageMetadata")
         told = raw is not None or bool(calls) or any(event.get(name) for name in ("model_version", "modelVersion", "finish_reason", "finishReason"))
@@ -106,9 +107,9 @@ class Events:
             said = words_name(words or str(either(event, "error_code", "errorCode") or ""))
         batch = word(event.get("id"))
         if taken is not None:  # else the function calls of an answer whose words came before
-            yield Asked(at, author, branch, self._named(event), taken.usage, taken.estimated, batch, said, bool(calls))
+            yield Asked(at, author, branch, self._named(event), taken.usage, taken.estimated, batch, said, bool(calls), scope=scope)
         for call in calls:
-            yield Called(at, author, branch, batch, word(call.get("id")), word(call.get("name")), call.get("args"))
+            yield Called(at, author, branch, batch, word(call.get("id")), word(call.get("name")), call.get("args"), scope)
 
     def _answered(self, event: dict[str, Any], at: float | None, author: str, actions: dict[str, Any], answers: list[dict[str, Any]]) -> Iterator[Step]:
         waiting = {

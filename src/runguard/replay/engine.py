@@ -13,6 +13,7 @@ from runguard.alerts.settings import AlertSettings
 from runguard.conductor import Guard
 from runguard.decision import Action, Decision, Finding
 from runguard.events import ROOT_LANE, AgentEntered, Answer, HandOff, ModelCall, ModelResult, RunInfo, ToolCall, ToolResults
+from runguard.lanes import Call, Lanes
 from runguard.policy import Policy
 from runguard.pricing import Unpriced, Usage
 from runguard.replay.noted import Noted
@@ -23,7 +24,6 @@ from runguard.runs import Run
 
 ADK_MODEL_CALLS: Final = 500  # RunConfig.max_llm_calls, which the guard holds for the whole tree
 _STOP, _WARN = Action.STOP, Action.WARN
-_CALLS_KEPT: Final = 4_096
 _PAUSED_KEPT: Final = 100
 _SIGN_IN: Final = "adk_request_"
 
@@ -105,13 +105,6 @@ class Hearing(Guard):
         self._decide(run, run.lanes.get(event.lane) or run.lanes[ROOT_LANE], event, finding)
 
 
-class _Call:
-    __slots__ = ("agent", "args", "batch", "fingerprint", "lane", "once", "tool")
-
-    def __init__(self, tool: str, args: object, fingerprint: bytes, once: bytes, lane: str, batch: str, agent: str) -> None:
-        self.tool, self.args, self.fingerprint, self.once, self.lane, self.batch, self.agent = tool, args, fingerprint, once, lane, batch, agent
-
-
 class Player:
     """Plays one recorded run to one judge, step by step."""
 
@@ -134,10 +127,8 @@ class Player:
         self._live: Run = None  # type: ignore[assignment]  # the guard's run, once one has begun
         self._begun = False
         self._agent = self._lane_now = ""
-        self._calls: dict[str, _Call] = {}
-        self._lanes: dict[str, str] = {}
+        self._lanes: Lanes = None  # type: ignore[assignment]  # as above
         self._active: dict[str, str] = {}  # lane -> the agent at work in it
-        self._delegations: set[str] = set()
         self._agents: set[str] = set()  # tools that are agents: work of theirs was seen in a branch
         self._waiting: list[Called] = []  # calls of the last response, until it is known that tools answer them
         self._answers: list[Answer] = []
@@ -198,7 +189,7 @@ class Player:
         self._run = info.run
         self._live = self.guard.start(info)
         self._begun = True
-        self._calls, self._lanes, self._active, self._delegations, self._stopped_lanes = {}, {}, {}, set(), set()
+        self._lanes, self._active, self._stopped_lanes = Lanes(self.guard, self._live), {}, set()
         self._stopped = self._over = False
 
     def _resume(self, name: str) -> bool:
@@ -212,7 +203,7 @@ class Player:
         if run is not self._live:
             return False
         self._run, self._begun = name, True
-        self._calls, self._lanes, self._active, self._delegations, self._stopped_lanes, self._stopped, self._over = facts
+        self._lanes, self._active, self._stopped_lanes, self._stopped, self._over = facts
         return True
 
     def _close(self) -> None:
@@ -224,8 +215,8 @@ class Player:
             if verdict.action != "stop":
                 verdict.after = After(result.model_calls - calls, result.tool_calls - tools, result.tokens - tokens, result.nano - nano)
         self._open.clear()
-        if self._calls and len(self._paused) < _PAUSED_KEPT:
-            facts = (self._calls, self._lanes, self._active, self._delegations, self._stopped_lanes, self._stopped, self._over)
+        if self._lanes.calls and len(self._paused) < _PAUSED_KEPT:
+            facts = (self._lanes, self._active, self._stopped_lanes, self._stopped, self._over)
             self._paused[self._run] = (self._live, *facts)
             self.guard.pauses.keep(self._run, waits=True)
         else:
@@ -250,7 +241,7 @@ class Player:
                 event = ModelCall(self._run, ROOT_LANE, step.agent, self.clock.now, step.model)
                 self.book(event, step.usage or Usage(), step.model, estimated=step.usage is None or step.estimated)
             return
-        lane = self._lane(step.branch)
+        lane = self._lanes.of(step.branch, step.scope)
         began = self.clock.now  # it was asked when the last thing before it had happened
         if not step.aside:
             self._enter(lane, step.agent)
@@ -322,7 +313,8 @@ class Player:
 
     def _delegated(self, step: Delegated) -> None:
         self.result.steps -= 1
-        self._delegations.add(step.id)
+        if self._begun:
+            self._lanes.delegations.add(step.id)
 
     def _settle_calls(self) -> None:
         """The calls of the last response are judged when something follows: a task's delegation is no call of a tool."""
@@ -330,29 +322,31 @@ class Player:
         guard = self.guard
         for step in waiting:
             if self._over:
-                if step.tool not in FRAMEWORK_TOOLS and step.id not in self._delegations:
+                if step.tool not in FRAMEWORK_TOOLS and step.id not in self._lanes.delegations:
                     self.count_tool_call(ROOT_LANE)
                 continue
-            lane = self._lane(step.branch)
+            lane = self._lanes.of(step.branch, step.scope)
             self.tick(step.at)
             once = guard.tools.once_identity(step.tool, step.args)  # a recording holds no declarations: all arguments count, as they were given
-            call = _Call(step.tool, step.args, guard.fingerprint(step.tool, step.args), once, lane, step.batch, step.agent)
-            if len(self._calls) >= _CALLS_KEPT:
-                del self._calls[next(iter(self._calls))]
-            self._calls[step.id] = call
-            if step.tool in FRAMEWORK_TOOLS or step.id in self._delegations:
+            call = Call(step.tool, step.args, guard.fingerprint(step.tool, step.args), lane, step.batch, step.agent, once)
+            self._lanes.add(step.id, call)
+            if step.id in self._lanes.delegations:
+                self._agents.add(step.tool)
+                continue
+            if step.tool in FRAMEWORK_TOOLS:
                 continue
             self.count_tool_call(lane)
             self.look_at(lane, step.agent)
-            if step.tool in self._agents:
+            below = int(step.tool in self._agents)
+            if below:
                 beside = sum(other.batch == step.batch and other.tool == step.tool for other in waiting)
                 guard.check(AgentEntered(self._run, lane, step.agent, self.clock.now, 0, beside))
-            guard.check(ToolCall(self._run, lane, step.agent, self.clock.now, step.tool, call.fingerprint, step.batch, step.id, once=call.once))
+            guard.check(ToolCall(self._run, lane, step.agent, self.clock.now, step.tool, call.fingerprint, step.batch, step.id, below, call.once))
 
     def _answered(self, step: Answered) -> None:
         if self._waiting:
             self._settle_calls()
-        call = self._calls.pop(step.id, None)
+        call = self._lanes.calls.pop(step.id, None) if self._begun else None
         if call is None:
             return  # the record holds no call for it, or it was made in another run
         if step.ends:
@@ -388,7 +382,7 @@ class Player:
             self._begin("")
         if self._over:
             return
-        lane = self._lane(step.branch)
+        lane = self._lanes.of(step.branch, step.scope)
         self.look_at(lane, step.agent)
         self.guard.check(HandOff(self._run, lane, step.agent, step.target, self.clock.now))
         self._active.pop(lane, None)
@@ -430,35 +424,6 @@ class Player:
         self.look_at(lane, agent)
         self.guard.check(AgentEntered(self._run, lane, agent, self.clock.now))
 
-    def _lane(self, branch: str) -> str:
-        """The lane of a branch, named and nested as live: see ``runguard.adk.chain``."""
-        if not branch:
-            return ROOT_LANE
-        key = self._lanes.get(branch)
-        if key is not None and key in self._live.lanes:
-            return key
-        opened_by = branch.rpartition("@")[2] if "@" in branch else ""
-        if opened_by.isdigit():  # older ADK
-            name = branch.rpartition("@")[0].rpartition(".")[2]
-            opened_by = next((mine for mine, other in self._calls.items() if other.tool == name), opened_by)
-        call = self._calls.get(opened_by)
-        if call is not None and opened_by not in self._delegations:
-            key, parent = f"{call.lane}/{call.tool}@{opened_by}", call.lane
-            concurrent = sum(other.batch == call.batch for other in self._calls.values()) > 1
-        else:
-            key, parent, concurrent = f"/{branch}", self._above(branch), call is None
-        self._lanes[branch] = key
-        if key not in self._live.lanes:
-            self.guard.open_lane(self._live, key, parent, concurrent=concurrent, path=self._live.lanes[parent].path)
-        return key
-
-    def _above(self, branch: str) -> str:
-        while "." in branch:
-            branch = branch.rpartition(".")[0]
-            if f"/{branch}" in self._live.lanes:
-                return f"/{branch}"
-        return ROOT_LANE
-
     # ---- verdicts ---------------------------------------------------------------------------------------------------
 
     def hear(self, decision: Decision) -> None:
@@ -491,7 +456,7 @@ class Player:
             result.more += 1
         if stops and not verdict.moot:
             strand = self._live.lanes.get(lane)
-            owner = strand.owner() if finding.scope == "lane" and strand is not None else None
+            owner = strand.owner(finding.rule) if finding.scope == "lane" and strand is not None else None
             if owner is None:
                 self._stopped, self._over = True, not self.judge.to_the_end
             else:

@@ -99,7 +99,12 @@ class Noted:
         live = self._player.live
         if entry["l"] not in live.lanes:
             self._player.guard.open_lane(
-                live, entry["l"], str(entry.get("of") or ROOT_LANE), concurrent=bool(entry.get("concurrent")), path=tuple(entry.get("path") or ())
+                live,
+                entry["l"],
+                str(entry.get("of") or ROOT_LANE),
+                concurrent=bool(entry.get("concurrent")),
+                path=tuple(entry.get("path") or ()),
+                delegate=str(entry.get("agent") or ""),
             )
 
     def _lane_end(self, entry: Entry) -> None:

@@ -50,6 +50,7 @@ class Asked:
     goes_on: bool = False  # it called tools: the agent goes on with their answers
     aside: bool = False  # made for the framework, after the run has given its answer
     refused: bool = False  # RunGuard answered instead of the model
+    scope: str = ""  # id of the call by which a task was delegated, for what is done inside of that task
 
 
 @dataclass(slots=True)
@@ -63,6 +64,7 @@ class Called:
     id: str
     tool: str
     args: Any = None
+    scope: str = ""  # as in ``Asked``
 
 
 @dataclass(slots=True)
@@ -88,6 +90,7 @@ class Passed:
     agent: str
     branch: str
     target: str
+    scope: str = ""  # as in ``Asked``
 
 
 @dataclass(slots=True)

@@ -23,6 +23,11 @@ def branch_of(event: Any) -> str:
     return getattr(event, "branch", None) or ""
 
 
+def scope_of(event: Any) -> str:
+    """The id of the call by which a task was delegated, for what happens inside of that task."""
+    return getattr(event, "isolation_scope", None) or ""
+
+
 def parts_of(event: Any) -> Sequence[Any]:
     return getattr(getattr(event, "content", None), "parts", None) or ()
 

@@ -7,13 +7,14 @@ from typing import Any, ClassVar, Final
 from runguard.conductor import Guard
 from runguard.decision import Action, Decision, Finding, Trip
 from runguard.errors import PolicyError
-from runguard.events import ROOT_LANE, Answer, HandOff, ModelResult, RunInfo, ToolResults
+from runguard.events import Answer, HandOff, ModelResult, RunInfo, ToolResults
 from runguard.fingerprint import words_name
+from runguard.lanes import Call, Lanes
 from runguard.policy import RULES, Policy
 from runguard.runs import Run
 from runguard.termination.arguments import nearest
 from runguard.termination.condition import Event, TerminationCondition
-from runguard.termination.reading import answers_of, author_of, branch_of, calls_of, transfer_of, visible_text, whole
+from runguard.termination.reading import answers_of, author_of, branch_of, calls_of, scope_of, transfer_of, visible_text, whole
 
 # What events can show. The others look at prompts, at tools declared as polling, or at the context window.
 _SEEN_IN_EVENTS: Final = ("repetition", "no_news", "same_call", "cycle", "stall", "tool_failures", "empty", "handoff")
@@ -35,7 +36,7 @@ class _Watch:
 
     def __init__(self, policy: Policy) -> None:
         self._guard = _Judge(policy)
-        self._run = self._guard.start(RunInfo(_RUN))
+        self._lanes = Lanes(self._guard, self._guard.start(RunInfo(_RUN)))
         self._calls: OrderedDict[str, tuple[str, Any, str, str]] = OrderedDict()  # by id: tool, arguments, lane, batch
 
     def see(self, event: Event, now: float) -> Finding | None:
@@ -53,16 +54,15 @@ class _Watch:
         return next((decision.finding for decision in decisions if decision is not None and decision.action is Action.STOP), None)
 
     def _lane(self, event: Event) -> str:
-        branch = branch_of(event)
-        if branch and branch not in self._run.lanes:
-            self._guard.open_lane(self._run, branch, ROOT_LANE, concurrent=True)
-        return branch
+        return self._lanes.of(branch_of(event), scope_of(event))
 
     def _remember(self, event: Event, calls: list[Any]) -> None:
-        lane = self._lane(event)
+        lane, batch = self._lane(event), getattr(event, "id", None) or ""
         for call in calls:
-            name = getattr(call, "name", None) or ""
-            self._calls[_key(call, lane)] = name, getattr(call, "args", None), lane, getattr(event, "id", None) or ""
+            name, args = getattr(call, "name", None) or "", getattr(call, "args", None)
+            self._calls[_key(call, branch_of(event))] = name, args, lane, batch
+            if call_id := getattr(call, "id", None):
+                self._lanes.add(call_id, Call(name, args, b"", lane, batch, author_of(event)))
             if len(self._calls) > _CALLS_KEPT:
                 self._calls.popitem(last=False)
 
@@ -76,13 +76,14 @@ class _Watch:
                 continue
             tool, args, lane, batch = call
             value, name = getattr(response, "response", None), getattr(response, "id", None) or ""
+            self._lanes.close(name)
             answers.append(Answer(tool, self._guard.fingerprint(tool, args), value, name, args=args))
         return self._guard.after(ToolResults(_RUN, lane, author_of(event), now, batch, answers)) if answers else None
 
 
-def _key(call: Any, lane: str) -> str:
+def _key(call: Any, branch: str) -> str:
     """A call and its answer have the same id; where there is none, the tool's name within the branch has to do."""
-    return getattr(call, "id", None) or f"{lane}/{getattr(call, 'name', None)}"
+    return getattr(call, "id", None) or f"{branch}/{getattr(call, 'name', None)}"
 
 
 class _Watched(TerminationCondition):
