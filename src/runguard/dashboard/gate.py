@@ -50,6 +50,8 @@ class Gate:
         self._cookie, self._secret = f"runguard_{port}", secrets.token_urlsafe(32)  # browsers share cookies between ports
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "websocket":
+            await send({"type": "websocket.close", "code": 1008})  # before it is accepted: the server answers with 403
         if scope["type"] != "http":
             return
 
@@ -68,6 +70,8 @@ class Gate:
             return _page(WRONG_NAME, 421)
         if scope["method"] != "GET":
             return PlainTextResponse("This page is for looking only.", 405, {"Allow": "GET"})
+        if headers.get("upgrade", "").lower() == "websocket":
+            return PlainTextResponse("This page has no websocket.", 400, {"Connection": "close"})
         if headers.get("sec-fetch-site", "none") not in ("none", "same-origin") or headers.get("origin", f"http://{host}").lower() != f"http://{host}":
             return _page(ELSEWHERE, 403)
         if scope["path"] in _OPEN:

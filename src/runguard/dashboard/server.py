@@ -13,6 +13,7 @@ from starlette.responses import HTMLResponse, JSONResponse, Response
 from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 
+from runguard.dashboard.connections import BoundedProtocol
 from runguard.dashboard.data import RANGES, Looks
 from runguard.dashboard.gate import Gate
 from runguard.errors import RunGuardError
@@ -63,7 +64,9 @@ def serve(view: StoreView, token: str, listening: socket.socket) -> None:
     """Until interrupted."""
     config = uvicorn.Config(
         make_app(view, token, listening.getsockname()[1]),
-        log_level="warning",
+        http=BoundedProtocol,
+        ws="none",
+        log_level="error",  # a request that is refused or broken is no news for the terminal
         access_log=False,
         lifespan="off",
         server_header=False,
