@@ -47,7 +47,7 @@ _LOOKS: Final = 600  # half a minute, for siblings whose answer is paid already
 _LOOK_S: Final = 0.05
 _DELIVERY_S: Final = 0.25  # from a model's answer to its event
 _STOP_TEXT: Final = text_for_user("budget")
-_CUT_SHORT: Final = "This part was stopped before it was finished. Do not call it again."
+_CUT_SHORT: Final = "Not finished: this part was stopped. Do not call it again in this turn."
 
 _Key = tuple[str, str, str]  # app, user, session
 
