@@ -96,7 +96,6 @@ def test_a_wrong_environment_is_told(file_store: str, monkeypatch: pytest.Monkey
     ("arguments", "message"),
     [
         (["status", "--since", "yesterday"], "Invalid value for '--since'"),
-        (["stop", "all"], "Missing option '--reason'"),
         (["init", "--preset", "nope"], "'nope' is not one of"),
         (["trips", "show"], "Missing argument 'TRIP'"),
         (["statu"], "No such command 'statu'. Did you mean 'status'?"),

@@ -8,6 +8,7 @@ from importlib.util import find_spec
 import pytest
 
 import runguard
+from runguard.adk.runners import _watch
 
 # ADK tries this import again and again while it runs; where the package behind is missing, each try compiles the module anew.
 if find_spec("a2a") is None:
@@ -25,5 +26,7 @@ def clean_process(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """No test sees the environment's policy or another test's installed guard."""
     for name in ("RUNGUARD_MODE", "RUNGUARD_POLICY", "RUNGUARD_STORE"):
         monkeypatch.delenv(name, raising=False)
+    for name in ("kept", "ends_runs"):  # conditions that an earlier test gave an agent of its own
+        monkeypatch.setattr(_watch, name, False)
     yield
     runguard.uninstall()

@@ -78,6 +78,7 @@ async def work(guard: Guard, run: str, first: int, last: int) -> None:
 async def test_a_long_run_does_not_grow(store: str, is_long: bool) -> None:
     steps = 10_000 if is_long else 3_000 if store == "memory" else 1_000
     guard = Guard(Policy.validated({**LIMITS, "store": store, "rules": {"same_call": False}}, ""))
+    before = look().objects["Lane"]  # other tests of this process may have left some
     guard.start(RunInfo("run", "app", "user", "session", at=guard.clock()))
     with traced():
         await work(guard, "run", 1, steps // 2)
@@ -92,7 +93,7 @@ async def test_a_long_run_does_not_grow(store: str, is_long: bool) -> None:
     assert guard.runs["run"].spend.model_calls == steps - 1
     guard.end("run")
     assert guard.flush(60)
-    assert look().objects["Lane"] == 0
+    assert look().objects["Lane"] <= before
 
 
 # ---- wide runs on ADK -----------------------------------------------------------------------------------------------
@@ -177,6 +178,7 @@ async def test_runs_that_pause_leave_a_bounded_number_behind(monkeypatch: pytest
     def ask(question: str) -> None:
         """A person answers later."""
 
+    others = look().objects["Run"]  # other tests of this process may have left some
     plugin = RunGuardPlugin(**LIMITS)
     model = ScriptedModel(lambda n, _: call("ask", question=str(n)))
     house = House(LlmAgent(name="clerk", model=model, tools=[LongRunningFunctionTool(ask)]), plugin)
@@ -186,7 +188,8 @@ async def test_runs_that_pause_leave_a_bounded_number_behind(monkeypatch: pytest
     for number in range(10, 40):
         await house.run("u1", f"s{number}")
     after = await _settled(plugin)
-    assert (plugin.snapshot()["paused"], after.objects["Run"]) == (5, 5)
+    assert plugin.snapshot()["paused"] == 5
+    assert after.objects["Run"] <= others + 5
     assert after.more_than(before) == {}
     assert (after.threads, after.tasks, after.descriptors, after.variables) == (before.threads, before.tasks, before.descriptors, before.variables)
 

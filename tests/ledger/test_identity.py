@@ -311,7 +311,7 @@ async def test_one_alert_names_the_command_and_another_says_when_it_is_over(plac
     (alert,) = [alert for alert in one.alerts if alert.kind in ("outage", "store_replaced")]
     assert (alert.kind, alert.severity, alert.facts["command"]) == ("store_replaced", "critical", f"runguard store adopt {one.id}")
     assert f"runguard store adopt {one.id}" in alert.text
-    lines = [record.getMessage() for record in caplog.records if record.getMessage().startswith("runguard.store_")]
+    lines = [record.getMessage() for record in caplog.records if record.getMessage().startswith("runguard.store_replaced")]
     assert [line.partition(":")[0] for line in lines] == ["runguard.store_replaced"]
     assert f"runguard store adopt {one.id}" in lines[0]
     store_command("adopt", one.id, "--store", place.url)
