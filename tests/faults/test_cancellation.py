@@ -44,4 +44,5 @@ async def test_wherever_a_cycle_is_cancelled_nothing_stays_held(ledger: Ledger) 
         await asyncio.wait((task,))
     assert await asyncio.to_thread(ledger.flush, 20)
     found = await asyncio.to_thread(ledger.find, "user:a")
-    assert [(account.spent[2], account.held) for account in found] == [(len(done), (0, 0, 0))]
+    figures = [(account.spent[2], account.held) for account in found] or [(0, (0, 0, 0))]  # no account: no reservation arrived before its cancellation
+    assert figures == [(len(done), (0, 0, 0))]
