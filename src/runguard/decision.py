@@ -211,6 +211,7 @@ _REFUSALS: Final[dict[str, str]] = {
     "ask for a smaller part, if the tool offers it.",
 }
 STOPPED: Final = "Not executed: this turn was stopped."
+PART_STOPPED: Final = "Not finished: this part was stopped. Do not call it again in this turn."
 TERMINATED: Final = "Not executed: this part had already ended."
 
 # For the end user: plain, no money, no internal names.

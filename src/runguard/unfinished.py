@@ -1,6 +1,6 @@
 """Whether an answer says that the work is not done yet: "pending", "incomplete", "retry later".
 
-By default such answers are polling and nobody's failure. Only an explicit ``max_identical_tool_results`` counts them, when they are equal.
+By default RunGuard treats such answers as polling. Only an explicit ``max_identical_tool_results`` counts them, and only when they are equal.
 """
 
 import re

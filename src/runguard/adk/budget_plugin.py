@@ -35,7 +35,7 @@ from runguard.adk import runners
 from runguard.adk.estimate import project
 from runguard.adk.hooks import hook
 from runguard.adk.stops import may_escalate, refusal, stop_response
-from runguard.decision import Trip, text_for_user
+from runguard.decision import PART_STOPPED, Trip, text_for_user
 from runguard.monitor import BudgetMonitor, BudgetPolicy
 
 _log: Final = logging.getLogger("runguard")
@@ -47,7 +47,6 @@ _LOOKS: Final = 600  # half a minute, for siblings whose answer is paid already
 _LOOK_S: Final = 0.05
 _DELIVERY_S: Final = 0.25  # from a model's answer to its event
 _STOP_TEXT: Final = text_for_user("budget")
-_CUT_SHORT: Final = "Not finished: this part was stopped. Do not call it again in this turn."
 
 _Key = tuple[str, str, str]  # app, user, session
 
@@ -200,7 +199,7 @@ class BudgetPlugin(BasePlugin):
         """An agent called as a tool was stopped: its silence, or what a schema makes of that, must not pass for its answer."""
         try:
             if isinstance(tool, AgentTool) and self._run_of(tool_context._invocation_context).monitor.stopped:
-                return refusal(_CUT_SHORT)
+                return refusal(PART_STOPPED)
         except Exception as error:
             self._fault("after_tool", error)
         return None

@@ -35,13 +35,13 @@ from runguard.adk.hooks import hook
 from runguard.adk.labels import run_options
 from runguard.adk.lanes import depth_of, enter, lane_of, open_child
 from runguard.adk.questions import question_name
-from runguard.adk.reading import FRAMEWORK_TOOLS, PART_STOPPED, TRANSFER, Reading
+from runguard.adk.reading import FRAMEWORK_TOOLS, TRANSFER, Reading
 from runguard.adk.resuming import history_of, run_of
 from runguard.adk.stops import refusal
 from runguard.adk.tool_time import limit_time, timed_out
 from runguard.conductor import Guard
 from runguard.controls import Controls
-from runguard.decision import METADATA_KEY, STOPPED, Action, Trip
+from runguard.decision import METADATA_KEY, PART_STOPPED, STOPPED, Action, Trip
 from runguard.errors import PolicyError, RunStoppedError
 from runguard.events import ROOT_LANE, AgentEntered, ModelCall, ModelResult, Outcome, RunInfo, ToolCall
 from runguard.fingerprint import words_name

@@ -15,7 +15,7 @@ from runguard.adk.ending import Ending
 from runguard.adk.lanes import lane_of
 from runguard.adk.stops import left_out, refusal, with_notice
 from runguard.conductor import Guard
-from runguard.decision import NOTICE_KEY, Action
+from runguard.decision import NOTICE_KEY, PART_STOPPED, Action
 from runguard.events import Answer, HandOff, ModelCall, ModelResult, Outcome, ToolResults
 from runguard.reading.call_usage import CallUsage
 
@@ -28,7 +28,6 @@ _USER: Final = "user"
 TRANSFER: Final = "transfer_to_agent"
 # Tools by which ADK itself steers: no work, so neither progress nor repetition.
 FRAMEWORK_TOOLS: Final = frozenset({TRANSFER, "finish_task", "set_model_response", "exit_loop"})
-PART_STOPPED: Final = "Not finished: this part was stopped. Do not call it again in this turn."
 
 
 class Reading:
