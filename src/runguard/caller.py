@@ -223,7 +223,7 @@ class Caller(Controls):
         try:
             bound, state = self.costs.bound(request), self.state()
             run = state.run
-            if None in bound:  # with room for the most that its model can take, nobody has to wait
+            if None in bound:  # the most that its model can take fits: no call has to wait
                 bound = self.costs.of_model(request) or bound
             if None in bound or run.stopped is not None:
                 return None

@@ -39,7 +39,7 @@ class Meter:
 
 @dataclass(frozen=True, slots=True)
 class UnknownCap:
-    """A cap that nobody knows: the function that should give it failed, and its last value is too old."""
+    """An unknown cap: the function that should return it failed, and its last value is too old."""
 
     meter: Meter
     scope: str

@@ -376,14 +376,14 @@ class Guard:
         return self._decide(run, lane, event, finding)
 
     def settle(self, charge: Charge, usage: Usage, model: str = "", *, nano: int | None = None, estimated: bool = False, free: bool = False) -> None:
-        """Book what a call took; told again, the later figure replaces the earlier. Fires the thresholds that it reaches.
+        """Book what a call took. A later figure for the same call replaces the earlier one. Fires the thresholds that it reaches.
 
-        Money first: a fault in anything else leaves no reservation behind, and is not passed on to whoever made the call.
+        Money first: a fault in anything else leaves no reservation behind and does not reach the caller.
         """
         before = charge.booked
         run = self.runs.get(charge.purse.info.run)
         if run is not None and run.purse is not charge.purse:
-            run = None  # told after the end of its run: booked all the same
+            run = None  # reported after the end of its run: booked all the same
         if run is not None:
             run.spend.prompt_tokens += usage.input - (before.input if before is not None else 0)
             run.spend.output_tokens += usage.output - (before.output if before is not None else 0)
@@ -404,7 +404,7 @@ class Guard:
         self.accounts.ledger.tell(lambda session: session.append("call", charge.purse.info.run, text))
         journal = run.journal if run is not None else charge.journal
         if journal is not None:
-            charge.number = charge.number or journal.number()  # nobody was asked before: known when it was paid
+            charge.number = charge.number or journal.number()  # not reserved before: it gets its number now
             journal.paid(charge.number, self.clock(), usage, model=model, nano=nano, usd=record["usd"], estimated=estimated, free=free)
             if run is None:
                 journal.flush()
@@ -625,7 +625,7 @@ class Guard:
         decision = Decision(action, finding, None, text_for_model(finding) if action >= _NUDGE else "", self._enforces)
         if action is _STOP:
             decision.trip = self._trip(run, lane, event, finding)
-        try:  # what was decided holds, whether or not it can be told
+        try:  # the decision holds, whether or not it can be reported
             if run.journal is not None:
                 run.journal.decided(decision, lane.key, event.agent, event.at)
             self._tell(decision)

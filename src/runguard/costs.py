@@ -23,7 +23,7 @@ class Costs:
         self._name, self._settings, self._pricing, self._clock = name, settings, pricing, clock
         self._unknown: tuple[int | None, int | None] = (None if settings.in_usd else 0, None if settings.in_tokens else 0)  # nano-USD, tokens
         self.dearest = self._relied_on = self._unknown  # the dearest seen; and the same once enough were seen to rely on it
-        self._seen = 0  # calls that told what they took, since one was far dearer than all before
+        self._seen = 0  # calls with a known cost, since one was far more expensive than all before
         self._lock = threading.Lock()
 
     @property
@@ -129,7 +129,7 @@ class Costs:
         return nano
 
     def learn(self, nano: int | None, tokens: int) -> None:
-        """A call came back and told what it took. ``nano`` None: not in dollars."""
+        """A call came back with its cost. ``nano`` None: not in dollars."""
         told = (nano if self._settings.in_usd else 0), (tokens if self._settings.in_tokens else 0)
         if self._relied_on is self.dearest and _at_most(told[0], self.dearest[0]) and _at_most(told[1], self.dearest[1]):
             return  # nothing dearer

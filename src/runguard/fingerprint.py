@@ -484,7 +484,7 @@ def _fits(value: Any) -> bool:
     return True
 
 
-CHARS_PER_TOKEN: Final = 4  # of ordinary text, where nobody counted its tokens
+CHARS_PER_TOKEN: Final = 4  # of ordinary text whose tokens were not counted
 
 
 def size_of(value: Any, enough: int) -> int:

@@ -96,7 +96,7 @@ class Pauses:
             guard.once.settle(run.info, call, False)
 
     def discard(self, info: RunInfo) -> None:
-        """Nobody can resume this run any more."""
+        """This run cannot be resumed any more."""
         run = self._take(info)
         if run is not None:
             self._drop(run, False)
@@ -120,7 +120,7 @@ class Pauses:
         return found[-1] if found else None
 
     def resume(self, info: RunInfo, record: Mapping[str, Any] | None = None) -> Run | None:
-        """The run goes on: with what is kept here, and with what other workers have counted since. None when nobody knows it.
+        """The run goes on: with what is kept here, and with what other workers have counted since. None when it is unknown.
 
         ``record``: the store's last one. Raises ``StoreError`` when it cannot be read.
         """

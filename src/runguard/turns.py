@@ -47,7 +47,7 @@ class Ticket(Future[None]):
 
     @property
     def is_lost(self) -> bool:
-        """Whether nobody can make the call, or come back from it: it belongs to a parent process, or its event loop is closed."""
+        """Whether the call cannot be made or cannot come back: it belongs to a parent process, or its event loop is closed."""
         return self.pid != os.getpid() or (self.loop is not None and self.loop.is_closed())
 
 

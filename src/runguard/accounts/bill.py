@@ -148,7 +148,7 @@ class Accounts:
         return self.uncounted(charge), None
 
     def _without_cap(self, charge: Charge, unknown: UnknownCap, enforce: bool) -> tuple[Charge | None, Denied | None]:
-        """Nobody knows how much may be spent: no paid call, whatever the policy says about faults and outages."""
+        """The cap is unknown: refuse paid calls, whatever the policy says about faults and outages."""
         return (None if enforce else self.uncounted(charge)), Denied(unknown=unknown)
 
     def _tell_store(self, error: Exception | None) -> None:

@@ -80,7 +80,7 @@ class Reserver:
         return charge, late or denied
 
     def _denied_meanwhile(self, charge: Charge) -> Denied | None:
-        """What the store has told with the reservation: a threshold that stops was reached, or somebody threw the kill switch."""
+        """What the store reported with the reservation: a threshold that stops was reached, or the kill switch was thrown."""
         late = over_threshold(charge.lines) if charge.lines.may_stop else None
         stop = self._switch.of(scopes_of(charge.purse.info)) if self._switch.stops else None
         return late if stop is None else Denied(stop=stop)

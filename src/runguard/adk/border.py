@@ -245,7 +245,7 @@ def _ended_by_switch(ended: Ended | None, tolls: list[Toll]) -> LlmResponse | No
 
 
 def _fault(fault: Exception, tolls: list[Toll]) -> tuple[Trip | None, Guard] | None:
-    """A fault of ours at the border: told to the guards whose call this is. A stop when the policy of one of them says so."""
+    """Report a fault of ours to the guards whose call this is. Returns a stop when the policy of one of them says so."""
     guards = {toll.guard for toll in tolls} | {guard for guard, _, _ in FLIGHTS.get()} | {layer.guard for layer in LAYERS.get()}
     runs = {charge.home: charge.purse.info.run for charge in (toll.charge for toll in tolls)}
     runs |= {layer.guard.accounts: layer.invocation.run.info.run for layer in LAYERS.get()}
@@ -277,7 +277,7 @@ def _give_up(toll: Toll, fault: Exception) -> None:
 
 
 def _call_off(tolls: list[Toll]) -> None:
-    """The call is not made after all: another guard refuses it, or nobody waits for it any more."""
+    """The call is not made after all: another guard refuses it, or its caller has gone."""
     for toll in tolls:
         try:
             toll.called_off()

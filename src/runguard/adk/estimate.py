@@ -109,7 +109,7 @@ def _measure(content: types.Content) -> tuple[int, int]:
             tokens, heard = media_tokens(part.inline_data.mime_type or "", len(part.inline_data.data or b""))
             size, audio = size + tokens * UPPER, audio + heard
         elif part.file_data is not None:
-            size += IMAGE_TOKENS * UPPER  # its length is not told
+            size += IMAGE_TOKENS * UPPER  # its length is unknown
     return size, audio
 
 

@@ -209,7 +209,7 @@ class RunGuardPlugin(Controls, BasePlugin):
             await self.written([invocation_context.invocation_id])
 
     def forget(self, invocation_id: str) -> Trip | None:
-        """A stream of an invocation is over, however it ended; called by whoever notices first. Returns its last trip, if it had one."""
+        """A stream of an invocation is over, however it ended. The first to notice calls this. Returns the last trip, if there was one."""
         invocation = self._invocations.get(invocation_id)
         if invocation is not None and invocation.entered > 1:
             invocation.entered -= 1

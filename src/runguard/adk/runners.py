@@ -367,7 +367,7 @@ async def _stream(
 
 
 async def _ended(here: Stream, plugin: "RunGuardPlugin | None", invocations: set[str]) -> "tuple[str, RunGuardPlugin] | None":
-    """Forget everything of a run that is over, however it ended. Returns the stop that nobody has heard of, if there was one."""
+    """Forget everything of a run that is over, however it ended. Returns a stop that was not reported yet, if there was one."""
     stop: tuple[str, RunGuardPlugin] | None = None
     for guard, _, end in here.ends:
         guard.faults.attempt("end of run", end)

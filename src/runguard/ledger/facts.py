@@ -30,7 +30,7 @@ class Fact:
     ) -> None:
         self.tell, self.accounts = tell, accounts
         self.then = then  # called once, when the store has it
-        self.repeatable = repeatable  # told twice it counts once: a settlement and a release are, a record is not
+        self.repeatable = repeatable  # writing it twice counts once: true of a settlement and a release, not of a record
         self.tries = 0  # that ended in an exception which no store should raise
 
 

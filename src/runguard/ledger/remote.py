@@ -217,7 +217,7 @@ class StoreLedger(Waiting):
             try:
                 result = self._do(job)
             except BaseException as error:
-                # The answer comes first: whoever waits for it must not wait for what else may go wrong.
+                # The answer comes first: its caller must not wait for anything else that may go wrong.
                 job.future.set_exception(fault_of(self.name, error))
                 self._drop_session()
             else:
@@ -264,7 +264,7 @@ class StoreLedger(Waiting):
             log_fault(f"{self.name}: {what} failed", self._faults)
 
     def _told(self, fact: Fact) -> bool:
-        """Tell one fact; False when it is to be told again later."""
+        """Write one fact; False: try again later."""
         if fact.tries and not fact.repeatable:  # its writer was ended in the middle: it may have been written
             self._lose(fact)
             return True

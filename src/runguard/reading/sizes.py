@@ -146,7 +146,7 @@ def _media_in(item: dict[Any, Any]) -> tuple[int, int, bool] | None:
         if kind in _IMAGES:
             return IMAGE_TOKENS, 0, False
         if kind in _FILES:
-            return IMAGE_TOKENS, 0, True  # its length may not be told
+            return IMAGE_TOKENS, 0, True  # its length may be unknown
     if "file_uri" in item or "fileUri" in item:
         return IMAGE_TOKENS, 0, True
     mime = next((told for name in _MIMES if type(told := item.get(name)) is str), None)
