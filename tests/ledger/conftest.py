@@ -163,7 +163,9 @@ class Ledgers:
 
     def _durable(self, kind: str) -> StoreLedger:
         about = KINDS[kind]
-        return StoreLedger(getattr(import_module(about.module), about.name)(_empty(kind, self._servers, self._folder)), PATIENCE_S)
+        made = StoreLedger(getattr(import_module(about.module), about.name)(_empty(kind, self._servers, self._folder)), PATIENCE_S)
+        made.stays_open = True  # type: ignore[attr-defined]
+        return made
 
 
 def _greet(ledger: StoreLedger) -> None:

@@ -166,7 +166,7 @@ async def test_calls_that_race_for_a_budget_stay_within_it(server: GeminiServer,
         answers = await asyncio.gather(*(wrapped.ask(config=config) for _ in range(12)), return_exceptions=True)
     assert sum(isinstance(answer, runguard.BudgetExceededError) for answer in answers) == 7
     assert (len(server.requests), figures(wrapped)) == (5, (5, 0, CALL_USD * 5))
-    assert server.max_in_flight > 1, "they did race"
+    assert (server.max_in_flight > 1) is limited, "calls of unknown cost start one by one"
     assert_clear(wrapped)
 
 

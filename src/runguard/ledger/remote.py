@@ -111,15 +111,14 @@ class StoreLedger(Waiting):
         self._checked = False
         self._lock = threading.Lock()
         self._start()
-        os.register_at_fork(before=self._hush, after_in_parent=self._go_on, after_in_child=self._start)
-        atexit.register(self.flush, _GOODBYE_S)
+        _ledgers.add(self)
 
     def _start(self) -> None:
         """Also in a forked child: threads and connections stay with the parent."""
         super().__init__()
         self.worker = f"{os.uname().nodename if hasattr(os, 'uname') else 'worker'}:{os.getpid()}"
         self._prefix, self._ids = f"{secrets.token_hex(8)}-", itertools.count(1)
-        self._jobs: queue.SimpleQueue[_Job[Any]] = queue.SimpleQueue()
+        self._jobs: queue.SimpleQueue[_Job[Any] | None] = queue.SimpleQueue()
         self._facts = Facts()
         self._served = 0.0  # when a job was last done
         self._local = threading.local()
@@ -172,6 +171,22 @@ class StoreLedger(Waiting):
         if self._restarts != restarts:
             _log.error("runguard.background_error: %s: %d threads had ended and were started again", self.name, self._restarts - restarts)
 
+    def close(self) -> None:
+        """End the threads and close their connections. Facts that the store has not heard are dropped: call ``flush`` first.
+
+        The ledger opens again when it is used.
+        """
+        with self._lock:
+            threads, self._threads = self._threads, [None] * (_ASKERS + 1)
+            jobs, self._jobs = self._jobs, queue.SimpleQueue()
+            facts, self._facts = self._facts, Facts()
+        facts.put(Fact(_nothing, repeatable=False))  # wakes the writer
+        for _ in range(_ASKERS):
+            jobs.put(None)
+        for thread in threads:
+            if thread is not None and thread is not threading.current_thread():
+                thread.join(min(self.timeout, _GOODBYE_S))
+
     def _fault(self) -> None:
         """An exception that no store should raise: the connection may be in any state."""
         self._faults += 1
@@ -209,8 +224,8 @@ class StoreLedger(Waiting):
                     _log.debug("runguard.store_close: a broken connection could not be closed", exc_info=True)
 
     def _answer(self) -> None:
-        while True:
-            job = self._jobs.get()
+        jobs = self._jobs
+        while (job := jobs.get()) is not None:
             job.begun = time.monotonic()
             if not job.future.set_running_or_notify_cancel():
                 continue
@@ -223,6 +238,7 @@ class StoreLedger(Waiting):
             else:
                 self._served = time.monotonic()
                 job.future.set_result(result)
+        self._drop_session()
 
     def _do(self, job: "_Job[_T]") -> _T:
         used, began = getattr(self._local, "session", None) is not None, time.monotonic()
@@ -237,8 +253,9 @@ class StoreLedger(Waiting):
 
     def _tell(self) -> None:
         """The writer: every fact in order, each until it is heard."""
+        facts = self._local.facts = self._facts
         next_beat, next_look, purged = 0.0, 0.0, time.monotonic()
-        while True:
+        while facts is self._facts:
             if time.monotonic() - purged >= _PURGE_S:
                 purged = time.monotonic()
                 self.tell(lambda session: session.purge(self.retention_s))
@@ -251,9 +268,10 @@ class StoreLedger(Waiting):
             elif time.monotonic() >= next_look:
                 next_look = time.monotonic() + _BEAT_S
                 self._safely("the look for stops", self._look_for_stops)
-            fact = self._facts.first(_BEAT_S)
-            if fact is not None and self._told(fact):
-                self._facts.done(fact)
+            fact = facts.first(_BEAT_S)
+            if fact is not None and facts is self._facts and self._told(fact):
+                facts.done(fact)
+        self._drop_session()
 
     def _safely(self, what: str, job: Callable[[], None]) -> None:
         """Do what is not a fact. Whatever it raises, the writer goes on with its facts."""
@@ -346,8 +364,10 @@ class StoreLedger(Waiting):
                 self._drop_session()
                 cuts += 1
                 if cuts == 1 and not fresh:
-                    continue  # a connection that was cut while nobody used it is no outage: once more on a new one
+                    continue  # a connection that was cut while it was not used is not an outage: once more on a new one
                 self._outage(error)
+                if self._local.facts is not self._facts:
+                    return  # the ledger was closed
                 time.sleep(_BACKOFF_S[min(cuts - 1, len(_BACKOFF_S) - 1)])
         if reply is not None:
             self._safely("the look at an answer", lambda: self._learn(reply, fact))
@@ -681,6 +701,20 @@ def _lines(accounts: Sequence[Account]) -> list[Line]:
 
 _open: Final[dict[str, StoreLedger]] = {}
 _opening: Final = threading.Lock()
+_ledgers: Final[weakref.WeakSet[StoreLedger]] = weakref.WeakSet()
+
+
+def _for_each(do: Callable[[StoreLedger], object]) -> Callable[[], None]:
+    def done() -> None:
+        for ledger in list(_ledgers):
+            do(ledger)
+
+    return done
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(before=_for_each(StoreLedger._hush), after_in_parent=_for_each(StoreLedger._go_on), after_in_child=_for_each(StoreLedger._start))
+atexit.register(_for_each(lambda ledger: ledger.flush(_GOODBYE_S)))
 
 
 def ledger_of(store: Store, url: str, timeout: float, retention_s: float) -> StoreLedger:
