@@ -1,4 +1,4 @@
-"""What a person should know of a guard's work, as alerts: stops, thresholds, a store that is away, breakers, the kill switch.
+"""What a person should know of a guard's work, as alerts: stops, thresholds, growth, a store that is away, breakers, the kill switch.
 
 Each is told once: per rule, scope and period, over all workers that share a store. What is over is told too, so that an incident
 closes by itself. Names and numbers only: what a tool was asked and what it answered is in no alert.
@@ -13,6 +13,7 @@ from runguard.alerts.alert import Fact
 from runguard.budget import NANO, BudgetStatus, usd_text
 from runguard.charges import Fired
 from runguard.decision import Finding, Trip
+from runguard.events import RunInfo
 from runguard.ledger import Ledger, StoreOutage, StoreReplacedError
 from runguard.ledger.store import Session
 from runguard.switch import Stop
@@ -85,6 +86,23 @@ class Alarms:
                 self._clock(),
             )
         )
+
+    def grown(self, finding: Finding, info: RunInfo, agent: str, at: float) -> None:
+        """The prompts of a session have grown. Sent once per session."""
+        session = "/".join(filter(None, (info.app, info.user, info.session)))
+        text = f"the prompts of {agent or info.app} in {session or info.run} are {finding.observed} times as large as its first ones"
+        facts: dict[str, Fact] = {
+            "rule": finding.rule,
+            "observed": str(finding.observed),
+            "limit": str(finding.limit),
+            "unit": finding.unit,
+            "app": info.app,
+            "user": info.user,
+            "session": info.session,
+            "agent": agent,
+            "run": info.run,
+        }
+        self._tell(Alert("growth", f"growth {session if info.session else info.run}", "warning", text, facts, at), _LONGEST)
 
     def extended(self, statuses: list[BudgetStatus], keys: list[str]) -> None:
         """More was granted: whatever was told of these budgets is over, and may be told again."""

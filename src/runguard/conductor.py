@@ -49,6 +49,7 @@ from runguard.paused import Pauses
 from runguard.policy import Policy
 from runguard.pricing import Usage
 from runguard.runs import Lane, Run, lane_detectors, lane_rungs, retired_name
+from runguard.session_growth import SessionGrowths
 from runguard.shared import Breakers, Once
 from runguard.switch import Stop, check_actor, check_reason, check_scope, read_stops, with_stops
 from runguard.telemetry import SAMPLE, Telemetry
@@ -85,6 +86,7 @@ class Guard:
         self.accounts.switch.listeners.append(self._enforce_stops)
         self.breakers = Breakers(self.accounts.ledger, policy.max_tool_failures or _BREAKER_FAILURES, policy.half_open_reset_seconds, breaker_runs)
         self.once = Once(self.accounts.ledger, policy.hold_seconds)
+        self.growth = SessionGrowths()
         self.faults = Faults(policy.on_guard_error)
         self._enforces = policy.mode == "enforce"
         self.tools = tools = Tools(policy)
@@ -119,7 +121,7 @@ class Guard:
             self.accounts.end(before.purse)
             if before.journal is not None:
                 before.journal.flush()
-        run = Run(info, self.policy, self.tool_rule, self.accounts.begin(info))
+        run = Run(info, self.policy, self.tool_rule, self.accounts.begin(info), self.growth.of(info))
         run.lanes[ROOT_LANE] = self._new_lane(run, ROOT_LANE, None, concurrent=False, path=())
         if self.accounts.ledger.is_shared and self.policy.journal:
             run.journal = Journal(info, lambda text: self.accounts.ledger.tell(lambda session: session.append(KIND, info.run, text)))
@@ -611,7 +613,11 @@ class Guard:
         mark = (finding.rule, "" if finding.scope == "run" else lane.first_key, finding.key, action)
         if action <= _NUDGE:
             if mark in run.noted:
-                return ALLOW  # said once; saying it again changes nothing
+                return ALLOW  # already reported
+            if finding.rule == "growth" and action is _WARN:  # once per session, whichever of its runs and agents it is about
+                if run.growth.warned:
+                    return ALLOW
+                run.growth.warned = True
             if action is _NUDGE and run.nudges >= self.policy.max_nudges:
                 return ALLOW
         elif not self._enforces and mark in run.noted:
@@ -629,6 +635,8 @@ class Guard:
             if run.journal is not None:
                 run.journal.decided(decision, lane.key, event.agent, event.at)
             self._tell(decision)
+            if self.alarms is not None and finding.rule == "growth" and action is _WARN:
+                self.alarms.grown(finding, run.info, event.agent, event.at)
             if self.telemetry is not None:
                 model = event.model or None if isinstance(event, ModelCall | ModelResult) else None
                 self.telemetry.decided(decision, run.info, event.agent, model)
@@ -724,8 +732,8 @@ class Guard:
     def _tell(self, decision: Decision) -> None:
         finding = decision.finding
         if finding is not None and decision.action < _STOP:
-            # What only costs nerves stays quiet; that money or context runs out is said where everybody sees it.
-            level = logging.WARNING if decision.action is _WARN and finding.rule in ("budget", "context") else logging.INFO
+            # Findings about money and context are warnings. All others are logged at INFO.
+            level = logging.WARNING if decision.action is _WARN and finding.rule in ("budget", "context", "growth") else logging.INFO
             if finding.money is not None:
                 _log.log(level, "runguard.%s: %s", decision.action.word, finding.detail)
             else:

@@ -17,6 +17,7 @@ from runguard.fingerprint import AnswerBook
 from runguard.inflight import Slots
 from runguard.journal import Journal
 from runguard.policy import FREE_RETRIES, Policy, ToolRule
+from runguard.session_growth import SessionGrowth
 
 
 class Lane:
@@ -123,6 +124,7 @@ class Run:
         "cut_off",
         "deadline",
         "detectors",
+        "growth",
         "in_flight",
         "info",
         "journal",
@@ -151,8 +153,8 @@ class Run:
         "written",
     )
 
-    def __init__(self, info: RunInfo, policy: Policy, tool_rule: Callable[[str], ToolRule | None], purse: Purse) -> None:
-        self.info, self.purse, self.pid = info, purse, os.getpid()
+    def __init__(self, info: RunInfo, policy: Policy, tool_rule: Callable[[str], ToolRule | None], purse: Purse, growth: SessionGrowth) -> None:
+        self.info, self.purse, self.growth, self.pid = info, purse, growth, os.getpid()
         self.journal: Journal | None = None  # kept where a store is
         self.started = info.at
         self.paused_at = info.at

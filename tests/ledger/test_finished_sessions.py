@@ -10,7 +10,7 @@ from unittest import mock
 
 import pytest
 
-from runguard import Budget
+from runguard import Budget, session_growth
 from runguard.accounts import spending
 from runguard.conductor import Guard
 from runguard.events import ROOT_LANE, Answer, ModelCall, ModelResult, RunInfo, ToolCall, ToolResults
@@ -43,7 +43,7 @@ async def session(guard: Guard, number: int) -> None:
             guard.abandon(event.charge)
             break
         guard.settle(event.charge, Usage(100, 50))
-        guard.after(ModelResult(run, ROOT_LANE, "agent", guard.clock()))
+        guard.after(ModelResult(run, ROOT_LANE, "agent", guard.clock(), 100))
         if step == 0:
             call = guard.fingerprint("search", {"q": number})
             guard.check(ToolCall(run, ROOT_LANE, "agent", guard.clock(), "search", call, "batch", "1"))
@@ -73,6 +73,7 @@ def few(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(memory, "_ACCOUNTS_KEPT", FEW)
     monkeypatch.setattr(remote, "_ACCOUNTS_KEPT", FEW)
     monkeypatch.setattr(spending, "_HISTORY_KEPT", FEW)
+    monkeypatch.setattr(session_growth, "SESSIONS_KEPT", FEW)
 
 
 @pytest.mark.usefixtures("few")
