@@ -3,8 +3,10 @@
 import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
+from importlib.util import find_spec
 from typing import Any
 
+import pytest
 from google.adk.agents import LiveRequestQueue, LlmAgent
 from google.adk.agents.run_config import RunConfig, StreamingMode
 from google.adk.apps import App
@@ -14,7 +16,9 @@ from google.adk.runners import Runner
 from google.adk.sessions import InMemorySessionService
 from google.genai import types
 
+from runguard import BudgetExceededError
 from runguard.adk import RunGuardPlugin
+from runguard.decision import STOP_CODE
 from runguard.testing import ScriptedModel, text
 
 
@@ -97,3 +101,111 @@ async def test_a_live_session_is_counted_and_left_alone() -> None:
     assert run["model_calls"] == 1
     assert plugin.trips == []
     assert plugin.snapshot()["guard_errors"] == 0
+
+
+# ---- stops ----------------------------------------------------------------------------------------------------------
+
+asks_about_contents = pytest.mark.skipif(find_spec("google.adk.live") is None, reason="this ADK asks no plugin about the contents of a live connection")
+
+
+class Slow(Talk):
+    """Says "hello" at once, and the rest of each answer when it is let go on."""
+
+    def __init__(self, go_on: asyncio.Event) -> None:
+        super().__init__(({"prompt_token_count": 700, "total_token_count": 1_000},))
+        self.go_on = go_on
+
+    async def receive(self) -> AsyncGenerator[LlmResponse, None]:
+        await self.heard.get()
+        yield LlmResponse(usage_metadata=types.GenerateContentResponseUsageMetadata(**self.reports[0]))
+        yield LlmResponse(content=types.Content(role="model", parts=[types.Part(text="hello")]))
+        await self.go_on.wait()
+        yield LlmResponse(content=types.Content(role="model", parts=[types.Part(text="world")]))
+        yield LlmResponse(turn_complete=True)
+
+
+class SlowModel(ScriptedModel):
+    _go_on: asyncio.Event
+
+    @asynccontextmanager
+    async def connect(self, llm_request: Any) -> AsyncGenerator[Talk, None]:  # type: ignore[override]
+        yield Slow(self._go_on)
+
+
+class Call:
+    """A live connection: what the caller sees of it, and what is stored."""
+
+    def __init__(self, model: ScriptedModel, **policy: Any) -> None:
+        self.plugin = RunGuardPlugin(prices={"scripted-1": {"input": 10, "output": 40}}, **policy)
+        self.service = InMemorySessionService()
+        app = App(name="app", root_agent=LlmAgent(name="talker", model=model), plugins=[self.plugin])
+        self.runner = Runner(app=app, session_service=self.service)
+        self.queue = LiveRequestQueue()
+        self.events: list[Any] = []
+
+    def say(self, times: int = 1) -> None:
+        for _ in range(times):
+            self.queue.send_content(types.Content(role="user", parts=[types.Part(text="hi")]))
+
+    async def listen(self) -> AsyncGenerator[Any, None]:
+        """Events until the connection is closed."""
+        await self.service.create_session(app_name="app", user_id="u", session_id="s")
+        config = RunConfig(streaming_mode=StreamingMode.BIDI, response_modalities=["TEXT"])
+        async with asyncio.timeout(20):
+            async for event in self.runner.run_live(user_id="u", session_id="s", live_request_queue=self.queue, run_config=config):
+                self.events.append(event)
+                yield event
+
+    async def talk_on(self) -> None:
+        """Say something more after every answer."""
+        async for event in self.listen():
+            if event.turn_complete:
+                self.say()
+
+    async def stored_stops(self) -> list[str]:
+        session = await self.service.get_session(app_name="app", user_id="u", session_id="s")
+        assert session is not None
+        return [event.custom_metadata["runguard"]["id"] for event in session.events if event.error_code == STOP_CODE]
+
+
+@asks_about_contents
+@pytest.mark.parametrize("limit", [{"max_tokens": 1_500}, {"max_usd": "0.02"}], ids=str)
+async def test_a_live_stop_is_stored_once_and_closes_the_connection(limit: dict[str, Any]) -> None:
+    call = Call(LiveModel([text("unused")]), **limit)
+    call.say()
+    async for event in call.listen():
+        if event.turn_complete:
+            call.say(3)  # more than one content waits when the budget is spent
+    (trip,) = call.plugin.trips
+    assert trip.rule == "budget"
+    assert await call.stored_stops() == [trip.id]
+    assert [event.error_code for event in call.events if event.error_code] == [STOP_CODE]
+    assert call.plugin.snapshot()["runs"] == []
+
+
+@asks_about_contents
+async def test_a_live_stop_raises_where_the_policy_says_so() -> None:
+    call = Call(LiveModel([text("unused")]), max_tokens=1_500, on_stop="raise")
+    call.say()
+    with pytest.raises(BudgetExceededError):
+        await call.talk_on()
+    assert await call.stored_stops() == [trip.id for trip in call.plugin.trips]
+    assert [event.error_code for event in call.events if event.error_code] == []
+
+
+@asks_about_contents
+async def test_a_live_stop_lets_the_model_finish_its_answer() -> None:
+    model = SlowModel([text("unused")])
+    model._go_on = asyncio.Event()
+    call = Call(model, max_tokens=500)
+    call.say()
+    stops = 0
+    async for event in call.listen():
+        stops += event.error_code == STOP_CODE
+        if (event.content and event.content.parts[0].text == "hello") or stops == 1:
+            call.say()  # while the model speaks
+        if stops == 2:
+            model._go_on.set()
+    assert [part.text for event in call.events if event.content for part in event.content.parts if not part.thought] == ["hello", "world"]
+    assert await call.stored_stops() == [trip.id for trip in call.plugin.trips]
+    assert len(call.plugin.trips) == 1

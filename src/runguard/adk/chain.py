@@ -112,6 +112,7 @@ class Invocation:
     asked: bool = False  # it has asked somebody outside something, so that an answer may resume it at any time
     questions: set[str] = field(default_factory=set)  # those without an answer
     entered: int = 1  # streams that run it: the same invocation may be resumed twice at once
+    stop_stored: str = ""  # live: the trip whose stop event is in the session
 
     def learn_prompt(self, flight: ModelInFlight, tokens: int) -> None:
         """The model has counted the prompt."""

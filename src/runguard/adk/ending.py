@@ -14,6 +14,7 @@ from google.genai import types
 
 from runguard.adk import runners
 from runguard.adk.chain import Invocation
+from runguard.adk.live import stored_once
 from runguard.adk.stops import Halt, mark_stop, may_escalate, refusal, stop_content, stop_response
 from runguard.conductor import Guard
 from runguard.decision import STOP_CODE, STOPPED, Trip
@@ -61,7 +62,7 @@ class Ending:
             await self._skip(ic, getattr(agent, "name", ""), trip, invocation, lane)
             if isinstance(agent, BaseAgent) and may_escalate(agent):
                 context.actions.escalate = True
-            return stop_response(trip, self._guard.stop_text(trip))
+            return stored_once(invocation, trip.id, stop_response(trip, self._guard.stop_text(trip)))
         except Exception as error:
             self._stop_anyway(context, trip, error)
             return LlmResponse(content=_thought(trip.rule), error_code=STOP_CODE, error_message=trip.rule)

@@ -24,6 +24,7 @@ from google.genai import types
 
 from runguard.adk.border import Border
 from runguard.adk.chain import FRAME, STREAM, Stream
+from runguard.adk.live import Turn
 from runguard.adk.stops import Halt, mark_stop, refusal, stop_content
 from runguard.conductor import Guard
 from runguard.decision import METADATA_KEY, STOP_CODE, STOPPED, TERMINATED, Trip
@@ -289,8 +290,12 @@ async def _stream(
     session: str,
     raises: bool,
     fault: Exception | None = None,
+    turn: Turn | None = None,
 ) -> AsyncGenerator[Event, None]:
-    """The events of a run, with what a guard has to do around them. A fault of ours takes none of them away. ``fault``: of before."""
+    """The events of a run, with what a guard has to do around them. A fault of ours takes none of them away.
+
+    ``fault``: a fault of ours before the run began. ``turn``: of a live connection.
+    """
     nested = FRAME.get() is not None
     invocations: set[str] = set()
     stop: tuple[str, RunGuardPlugin] | None = None
@@ -298,7 +303,7 @@ async def _stream(
     here = Stream(plugin, outer, runner.app_name, user, session, fault=fault)
     STREAM.set(here)
     heard = False  # a stop event has passed
-    goes_on = not isinstance(runner.agent, BaseAgent)  # a Workflow goes on after a soft stop
+    goes_on = turn is not None or not isinstance(runner.agent, BaseAgent)  # a live connection or a Workflow goes on after a soft stop
     try:
         try:
             async with aclosing(events) as stream:
@@ -306,6 +311,8 @@ async def _stream(
                     shown: Event | None = event
                     try:
                         invocations.add(event.invocation_id)
+                        if turn is not None:
+                            turn.follow(event)
                         heard = heard or event.error_code == STOP_CODE
                         stop = _announced_in(event) or stop
                         shown = None if raises and _is_raised(event) else _shown(event)
@@ -316,7 +323,7 @@ async def _stream(
                         yield shown
                         STREAM.set(here)
                     try:
-                        if stop is not None and goes_on and _can_end(stop[1], event.invocation_id):
+                        if stop is not None and goes_on and not (turn is not None and turn.is_open) and _can_end(stop[1], event.invocation_id):
                             break
                     except Exception as error:
                         _fault(error, plugin, here)
@@ -513,7 +520,7 @@ def _wrap_run_live(original: Any) -> Any:
             return events
         session = kwargs.get("session")
         session_id = kwargs.get("session_id") or getattr(session, "id", "")
-        return _stream(self, plugin, events, str(kwargs.get("user_id", "")), str(session_id), FRAME.get() is None, fault)
+        return _stream(self, plugin, events, str(kwargs.get("user_id", "")), str(session_id), FRAME.get() is None, fault, Turn())
 
     return run_live
 
