@@ -23,6 +23,7 @@ from google.adk.runners import Runner
 from google.genai import types
 
 from runguard.adk.border import Border
+from runguard.adk.call_limit import error_of
 from runguard.adk.chain import FRAME, STREAM, Stream
 from runguard.adk.live import Turn
 from runguard.adk.stops import Halt, mark_stop, refusal, stop_content
@@ -467,7 +468,7 @@ def _error_of(trip_id: str, plugin: "RunGuardPlugin") -> RunStoppedError | None:
     if plugin.guard.policy.on_stop != "raise":
         return None
     trip = next((t for t in reversed(plugin.guard.trips) if t.id == trip_id), None)
-    return RunStoppedError.of(trip) if trip is not None and trip.enforced else None
+    return error_of(trip, plugin.guard.policy) if trip is not None and trip.enforced else None
 
 
 def _wrap_run(original: Any) -> Any:
