@@ -42,7 +42,9 @@ class GuardedClient(LiteLLMClient):
         self.acompletion = guard_async(  # type: ignore[method-assign]
             super().acompletion,
             budget={"max_usd": max_usd},
-            loop={"repeats": 3, "max_cycle_len": 4},  # of tool calls, which are read from the answers, as is their cost
+            # A third round stops the run: of equal tool calls, or of the same tools with other arguments whose results bring nothing new.
+            # Both are read from answers and requests. "by": "name" stops at a tool's third call in a row, whatever came of it.
+            loop={"repeats": 3, "max_cycle_len": 4, "by": "result"},
             context={"maxContextTokens": max_context_tokens, "headroom": 100_000},
             tokens=lambda messages, **_: sum(len(str(message.get("content") or "")) // 4 for message in messages),
         )

@@ -72,7 +72,7 @@ class Answers:
                 event.failures = True
                 if not a.failure or value is not raw:  # the normalizer decides what identifies a failure, too
                     a.failure = failure_class(answer_text(value))
-                if thing := _thing_named(a.args, value, rule):
+                if thing := thing_named(a.args, value, rule):
                     a.failure = f"{a.failure}\0{thing}"
             a.answer, new = lane.book.name(a.call, value, agent)
             if context is not None and (lane.book.size < 0 or lane.book.size > context.suspicious_chars > 0) and not a.chars:
@@ -125,7 +125,7 @@ class Answers:
         return value
 
 
-def _thing_named(args: object, answer: object, rule: ToolRule | None) -> str:
+def thing_named(args: object, answer: object, rule: ToolRule | None) -> str:
     """The arguments that a failure names: it is about those of many, and the same said about others is another failure."""
     if type(args) is not dict:
         return ""

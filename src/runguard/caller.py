@@ -31,11 +31,13 @@ from runguard.fingerprint import call_fingerprint
 from runguard.keywords import Settings
 from runguard.ledger import Hold
 from runguard.ledger.store import StoreError, StoreOutage
+from runguard.no_progress import NoProgress
 from runguard.outcomes import provider_status
 from runguard.pricing import Rates, Usage
 from runguard.reading import Reading, Request, read, read_request
 from runguard.reading.failures import was_unbilled
 from runguard.reading.sizes import tokens_in
+from runguard.reading.tool_results import ToolResult, newest_results, request_mark
 from runguard.runs import Run
 from runguard.turns import Ticket, Turn, Turns
 
@@ -48,7 +50,8 @@ _PLAIN_NAME: Final = re.compile(r"[\w.:/#@+-]{1,64}")
 _CALLERS_FAULT: Final = frozenset({400, 401, 403, 404, 405, 409, 413, 415, 422})  # a bad request says nothing about the provider
 _FRESH: Final = "reset() or a new run starts afresh"
 _ADVICE: Final = {
-    "cycle": f"{_FRESH}; to allow more, raise loop={{'repeats': …}}, or give None as the signature of calls that may repeat",
+    "cycle": f"{_FRESH}; to allow more, raise loop={{'repeats': …}}, set loop={{'by': 'call'}} to compare arguments alone, "
+    "or give None as the signature of calls that may repeat",
     "unpriced": f"return {{'usd': …}}, give cost= or prices=, or set on_unpriced='tokens'; {_FRESH}",
     "breaker": "wait until retry_after has passed: then one call is tried",
     "context": f"send less, then {_FRESH}; to allow more, raise context={{'max_context_tokens': …}}",
@@ -64,6 +67,7 @@ class State:
     run: Run
     lock: threading.Lock = field(default_factory=threading.Lock)
     until: float | None = None  # the budget that stopped it begins anew then
+    progress: NoProgress | None = None  # None: loops are not compared by results
 
 
 @dataclass(slots=True)
@@ -152,7 +156,11 @@ class Caller(Controls):
 
     def _begin(self, context: RunContext) -> State:
         info = RunInfo(context.id, context.app or self.name, context.user, context.session, "", self.guard.clock(), labels=context.labels)
-        return State(self.guard.start(info))
+        state, policy = State(self.guard.start(info)), self.settings.policy
+        if self.settings.loop and self.settings.by == "result":
+            assert policy.cycle_repeats is not None
+            state.progress = NoProgress(policy.cycle_repeats, policy.max_cycle_len or 1)
+        return state
 
     def reset(self) -> None:
         """Begin a new run: fresh limits, an empty memory. Inside ``with runguard.run(...)``, for this callable in that block."""
@@ -168,12 +176,29 @@ class Caller(Controls):
     # ---- before a call ----------------------------------------------------------------------------------------------
 
     def request(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Request:
-        """What the arguments say about the call."""
+        """What the arguments say about the call, and about the tools that the answer before asked for."""
+        if self.settings.loop and self.settings.by == "result":
+            try:
+                self._look_for_progress(args, kwargs)
+            except Exception as error:
+                self.fault(error)
         try:
             return read_request(args, kwargs) if self._reads_request and (args or kwargs) else _NO_REQUEST
         except Exception as error:
             self.fault(error)
             return _NO_REQUEST
+
+    def _look_for_progress(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        state = self.state()
+        run, progress = state.run, state.progress
+        if progress is None or run.stopped is not None:
+            return
+        results = newest_results(args, kwargs)
+        mark = None if results else request_mark(args, kwargs)
+        with state.lock:
+            finding = progress.next_request(run.info.run, self.name, self.guard.clock(), results, mark)
+            if finding is not None:
+                self._stop(state, finding)
 
     def counted(self, request: Request, tokens: Any) -> Request:
         """The user's own count wins over the estimate. A count of 0 does not: it would hold nothing for a prompt that is there."""
@@ -562,23 +587,32 @@ class Caller(Controls):
             what = f"return {{'usd': …}}, give cost={price or ', or call a model whose price is known'}"
         about = f" and '{model}' has no known price" if unit == "usd" and model else ""
         finding = Finding("unpriced", _STOP, 1, 0, f"call without {unit}", "run", "", self.name, f"'{self.name}' told no {unit}{about}: {what}")
-        self._stop(call, finding)
+        self._stop(call.state, finding)
 
-    def _stop(self, call: Call, finding: Finding) -> Trip | None:
-        run = call.state.run
+    def _stop(self, state: State, finding: Finding) -> Trip | None:
+        run = state.run
         if run.stopped is not None:
             return run.stopped
         event = ModelCall(run.info.run, ROOT_LANE, self.name, self.guard.clock())
         return self.guard.stop(run, event, finding)
 
     def _watch(self, call: Call, told: Reading, result: Any) -> None:
-        run = call.state.run
+        run, now = call.state.run, self.guard.clock()
         answers = self._answers(told, result)
-        if not answers:
-            return
-        event = ToolResults(run.info.run, ROOT_LANE, self.name, self.guard.clock(), "", answers)
+        has_sign = self.settings.signature is not None or told.sig is not None
+        progress = None if has_sign else call.state.progress  # the caller's own sign is the whole identity of a step
         with call.state.lock:
-            self.guard.after(event)
+            if answers:
+                self.guard.after(ToolResults(run.info.run, ROOT_LANE, self.name, now, "", answers))
+            if progress is None or run.stopped is not None:
+                return
+            if not told.results:
+                progress.answered(told.calls)
+                return
+            results = [(ToolResult(tool, value), args) for tool, args, value in told.results]
+            finding = progress.observe(run.info.run, self.name, now, results)
+            if finding is not None:
+                self._stop(call.state, finding)
 
     def _answers(self, told: Reading, result: Any) -> list[Answer]:
         """What the call did, as the loop rule sees it: its signature, or the tools that the model wants called."""
@@ -597,8 +631,11 @@ class Caller(Controls):
             name = sig if isinstance(sig, str) and _PLAIN_NAME.fullmatch(sig) else f"{self.name}#{call.hex()[:8]}"
             return [Answer(name, call, told.result)]
         if told.results:
-            return [Answer(tool, call_fingerprint(tool, args), value, args=args) for tool, args, value in told.results]
-        return [Answer(tool, call_fingerprint(tool, args)) for tool, args in told.calls]
+            return [Answer(tool, self._call_id(tool, args), value, args=args) for tool, args, value in told.results]
+        return [Answer(tool, self._call_id(tool, args)) for tool, args in told.calls]
+
+    def _call_id(self, tool: str, args: Any) -> bytes:
+        return call_fingerprint(tool, {} if self.settings.by == "name" else args)
 
     def flush(self, seconds: float = 2.0) -> bool:
         """Wait, bounded, until everything handed over has left, and what was dropped is booked."""

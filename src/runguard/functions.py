@@ -42,7 +42,8 @@ def guard(fn: Callable[..., Any] | None = None, /, **keywords: Any) -> Any:
 
     ``budget``: ``max_usd``, ``max_tokens``, ``max_calls`` of the run; ``per_minute``, ``per_hour``, ``per_day``, ``per_week``,
     ``per_month`` over all runs, in dollars or as a mapping of the same three; or ``Budget`` objects. ``loop``: ``repeats`` rounds of
-    a circle of at most ``max_cycle_len`` calls. ``context``: ``max_context_tokens`` and ``headroom``. ``breaker``: ``failures`` in a
+    a circle of at most ``max_cycle_len`` calls; ``by``: ``"result"`` (the same call, or the same tool with nothing new in its results),
+    ``"call"`` or ``"name"``. ``context``: ``max_context_tokens`` and ``headroom``. ``breaker``: ``failures`` in a
     row and ``reset_seconds``. ``tokens``: counts the prompt, given the call's arguments. ``signature``: what a result did, for
     ``loop``; None leaves it out. ``cost``: dollars of every call, or a function of the result, or one of input and output tokens.
     ``name``: what it is called in trips and figures. All else as in a policy: ``store``, ``alerts``, ``on_trip``, ``mode``,

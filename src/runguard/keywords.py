@@ -1,4 +1,4 @@
-"""The keywords of ``guard``, ``guard_async`` and ``run`` -> a Policy. Whatever cannot be meant fails here, before the first call."""
+"""The keywords of ``guard``, ``guard_async`` and ``run`` -> a Policy. Invalid keywords are rejected here, before the first call."""
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -26,6 +26,7 @@ _PLACES: Final = {
 _CAMEL: Final = re.compile(r"(?<=[a-z])(?=[A-Z])")
 _NOT_HERE: Final = frozenset({"rules", "max_tool_calls", "max_delegation_depth"})
 _DEAREST: Final = 10**8  # of one call, in dollars
+LOOP_BY: Final = ("result", "call", "name")
 _REPEATS, _LENGTH, _FAILURES, _RESET_S = 3, 4, 5, 60.0
 
 
@@ -35,6 +36,7 @@ class Settings:
 
     policy: Policy
     loop: bool
+    by: str  # what makes two steps of a loop equal: one of LOOP_BY
     context: bool
     breaker: bool
     tokens: Callable[..., Any] | None
@@ -64,9 +66,13 @@ def settings_of(
         if name in _NOT_HERE:
             raise PolicyError(f"{name}: is about agents and their tools, which are not seen here; there are loop=, context= and breaker=")
     keywords: dict[str, Any] = {**policy, "max_tool_calls": None, "max_delegation_depth": None}
+    by: Any = LOOP_BY[0]
     watches_loops = loop is not None and loop is not False
     if watches_loops:
-        told = _read("loop", {} if loop is True else loop, ("repeats", "max_cycle_len"))
+        told = _read("loop", {} if loop is True else loop, ("repeats", "max_cycle_len", "by"))
+        by = told.get("by", by)
+        if by not in LOOP_BY:
+            raise PolicyError(f"loop.by = {by!r}: give one of {', '.join(repr(known) for known in LOOP_BY)}")
         keywords["cycle_repeats"] = told.get("repeats", _REPEATS)
         keywords["max_cycle_len"] = told.get("max_cycle_len", _LENGTH)
     if context is not None:
@@ -90,7 +96,7 @@ def settings_of(
     except PolicyError as error:  # in the words that were used
         raise PolicyError(re.sub(r"\b(?:" + "|".join(_PLACES) + r")\b", lambda found: _PLACES[found[0]], str(error))) from None
     usd, counted = _counted(built)
-    return Settings(built, watches_loops, context is not None, has_breaker, tokens, signature, *_costs(cost), usd, counted)
+    return Settings(built, watches_loops, by, context is not None, has_breaker, tokens, signature, *_costs(cost), usd, counted)
 
 
 def _counted(policy: Policy) -> tuple[bool, bool]:

@@ -60,6 +60,11 @@ def stubborn(n: int, request: Asked) -> Reply:
     return Reply("", call=("search", {"query": "the archive"}))
 
 
+def rewording(n: int, request: Asked) -> Reply:
+    """The same tool with slightly modified arguments, for the same error each time."""
+    return Reply("", call=("search", {"query": f"the archive, in other words no. {n}"}))
+
+
 def greedy(n: int, request: Asked) -> Reply:
     """Ever new calls."""
     return Reply("", call=("search", {"query": f"page {n} on the moon"}))
@@ -74,8 +79,9 @@ async def test_a_healthy_run_answers(example: ModuleType, provider: OpenAIServer
     assert "384,400" in str(provider.requests[1].body["messages"][-1]), "what the tool found reached the model"
 
 
-async def test_a_loop_of_tool_errors_is_stopped(example: ModuleType, provider: OpenAIServer) -> None:
-    provider.answer_by(stubborn)
+@pytest.mark.parametrize("model", [stubborn, rewording])
+async def test_a_loop_of_tool_errors_is_stopped(example: ModuleType, provider: OpenAIServer, model: Any) -> None:
+    provider.answer_by(model)
     said = await example.run_adk_agent("Find it.", MODEL, **at(provider))
     assert said == "Loop detected (pattern: ('search',)). Agent aborted."
     assert len(provider.requests) == 3
