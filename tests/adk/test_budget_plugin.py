@@ -53,54 +53,6 @@ def of(plugin: BudgetPlugin, user: str = "u1", session: str = "s1") -> BudgetMon
     return plugin.monitor_for(app_name="app", user_id=user, session_id=session)
 
 
-# ---- the seed's examples --------------------------------------------------------------------------------------------
-
-
-def test_a_plugin_is_tested_without_a_model() -> None:
-    fired: list[float] = []
-    policy = BudgetPolicy(
-        max_tokens=100,
-        thresholds=(Threshold(percent=0.5, callback=lambda m: fired.append(m.utilization)),),
-    )
-    plugin = BudgetPlugin(policy)
-
-    asyncio.run(
-        plugin.after_model_callback(
-            callback_context=None,
-            llm_response=SimpleNamespace(
-                usage_metadata=SimpleNamespace(
-                    prompt_token_count=30,
-                    candidates_token_count=30,
-                )
-            ),
-        )
-    )
-    assert fired == [0.6]
-    assert plugin.monitor.current_tokens == 60
-
-
-async def test_a_monitor_is_wired_to_one_agent_by_hand(capsys: pytest.CaptureFixture[str]) -> None:
-    monitor = BudgetMonitor(max_tokens=3_000)
-    compressed: list[int] = []
-    monitor.on_threshold(0.8, lambda m: print(f"warn: {m.utilization:.0%} used"))
-    monitor.on_threshold(0.95, lambda m: compressed.append(m.current_tokens))
-    model = ScriptedModel([call("step", n=1), call("step", n=2), text("done")])
-    agent = LlmAgent(name="coder", model=model, tools=[step], after_model_callback=monitor.after_model_hook())
-    await play(agent)
-    assert capsys.readouterr().out == "warn: 83% used\n"
-    assert compressed == [3_750]
-    assert monitor.summary() == {
-        "max_tokens": 3_000,
-        "current_tokens": 3_750,
-        "utilization": 1.0,
-        "turns": 3,
-        "avg_per_turn": 1_250.0,
-        "remaining": 0,
-        "est_turns_remaining": 0,
-        "thresholds_fired": 2,
-    }
-
-
 @pytest.mark.parametrize("wrong", [None, 200_000, "policy", BudgetPolicy, Threshold(0.5)])
 def test_anything_else_is_a_type_error(wrong: Any) -> None:
     with pytest.raises(TypeError, match="BudgetPolicy or a BudgetMonitor"):

@@ -1,0 +1,150 @@
+"""Seed 001, a guarded model for ADK: the seed's class in the form that ADK takes, on a stand-in for ``litellm.acompletion``.
+
+Three things differ from the seed. ADK takes a ``BaseLlm`` as a model, so the class is one and translates requests and answers. ``new_message`` is
+a ``Content``. A final event may have no content: ADK reports an error of the model in one before it raises. The guard itself is the seed's code. The same class on the real LiteLLM is ``examples/guarded_litellm.py``.
+"""
+
+import json
+from collections.abc import AsyncGenerator, Callable
+from types import SimpleNamespace
+from typing import Any
+
+from google.adk.agents import Agent
+from google.adk.models.base_llm import BaseLlm
+from google.adk.models.llm_request import LlmRequest
+from google.adk.models.llm_response import LlmResponse
+from google.adk.runners import Runner
+from google.adk.sessions import InMemorySessionService
+from google.genai import types
+from pydantic import PrivateAttr
+
+from runguard import BudgetExceededError, ContextOverflowError, LoopDetectedError, guard_async
+
+Say = Callable[[int], tuple[str, dict[str, Any]] | str]
+
+
+class FakeLiteLlm:
+    """Answers like a provider behind LiteLLM: a tool call (name, arguments) or words."""
+
+    def __init__(self, say: Say) -> None:
+        self.say, self.calls = say, 0
+
+    async def acompletion(self, *, model: str, messages: list[dict[str, Any]], **kwargs: Any) -> Any:
+        self.calls += 1
+        said = self.say(self.calls)
+        function = None if isinstance(said, str) else SimpleNamespace(name=said[0], arguments=json.dumps(said[1]))
+        tool_calls = [SimpleNamespace(id=f"c{self.calls}", function=function)] if function else None
+        message = SimpleNamespace(content=said if isinstance(said, str) else None, tool_calls=tool_calls)
+        return SimpleNamespace(choices=[SimpleNamespace(message=message)], usage=SimpleNamespace(prompt_tokens=1_000_000, completion_tokens=100_000))
+
+
+class GuardedGeminiModel(BaseLlm):
+    """ADK-compatible model wrapper with RunGuard loop detection and budget cap."""
+
+    _guarded: Any = PrivateAttr(default=None)
+    _litellm: Any = PrivateAttr()
+    _max_usd: float = PrivateAttr()
+    _max_context_tokens: int = PrivateAttr()
+
+    def __init__(self, litellm: FakeLiteLlm, model_name: str = "gemini/gemini-2.0-flash", max_usd: float = 2.0, max_context_tokens: int = 900_000) -> None:
+        super().__init__(model=model_name)
+        self._litellm, self._max_usd, self._max_context_tokens = litellm, max_usd, max_context_tokens
+
+    def _build_guard(self) -> Any:
+        async def _call_gemini(messages: list[dict[str, Any]], **kwargs: Any) -> dict[str, Any]:
+            response = await self._litellm.acompletion(model=self.model, messages=messages, **kwargs)
+            usage = response.usage
+            input_tokens = usage.prompt_tokens if usage else 0
+            output_tokens = usage.completion_tokens if usage else 0
+            usd = (input_tokens * 0.075 + output_tokens * 0.30) / 1_000_000
+            choice = response.choices[0]
+            sig = "end_turn"
+            tool_calls = getattr(choice.message, "tool_calls", None) or []
+            if tool_calls:
+                sig = tool_calls[0].function.name
+            return {"response": response, "usd": usd, "sig": sig}
+
+        return guard_async(
+            _call_gemini,
+            budget={"max_usd": self._max_usd},
+            loop={"repeats": 3, "max_cycle_len": 4},
+            context={"maxContextTokens": self._max_context_tokens, "headroom": 100_000},
+            tokens=lambda msgs, **_: sum(len(str(m.get("content", ""))) // 4 for m in msgs),
+        )
+
+    async def generate_content_async(self, llm_request: LlmRequest, stream: bool = False) -> AsyncGenerator[LlmResponse, None]:
+        if self._guarded is None:
+            self._guarded = self._build_guard()
+        messages = [{"role": content.role, "content": content.model_dump_json(exclude_none=True)} for content in llm_request.contents]
+        result = await self._guarded(messages)
+        message = result["response"].choices[0].message
+        part = types.Part(text=message.content)
+        if message.tool_calls:
+            function = message.tool_calls[0].function
+            part = types.Part(function_call=types.FunctionCall(name=function.name, args=json.loads(function.arguments)))
+        yield LlmResponse(content=types.Content(role="model", parts=[part]))
+
+
+def search_tool(query: str) -> dict[str, str]:
+    """Search."""
+    return {"status": "error", "message": "permission denied"}
+
+
+def summarize_tool(text: str) -> dict[str, str]:
+    """Summarize."""
+    return {"summary": text[:10]}
+
+
+async def run_adk_agent(user_input: str, litellm: FakeLiteLlm, **limits: Any) -> str:
+    agent = Agent(
+        name="research_agent",
+        model=GuardedGeminiModel(litellm, **limits),
+        description="Research agent with RunGuard protection",
+        instruction="You are a research assistant. Use the provided tools to answer questions.",
+        tools=[search_tool, summarize_tool],
+    )
+    session_service = InMemorySessionService()
+    session = await session_service.create_session(app_name="demo", user_id="u1")
+    runner = Runner(agent=agent, app_name="demo", session_service=session_service)
+    try:
+        async for event in runner.run_async(user_id="u1", session_id=session.id, new_message=types.UserContent(user_input)):
+            if event.is_final_response() and event.content and event.content.parts:
+                return event.content.parts[0].text or ""
+        return ""
+    except LoopDetectedError as e:
+        return f"Loop detected (pattern: {e.pattern!r}). Agent aborted."
+    except BudgetExceededError as e:
+        return f"Budget cap reached (${e.spent:.3f}). Agent aborted."
+    except ContextOverflowError as e:
+        return f"Context limit approaching ({e.projected_tokens} tokens). Agent aborted."
+
+
+async def test_a_healthy_run_answers() -> None:
+    litellm = FakeLiteLlm(lambda n: [("search_tool", {"query": "moon"}), ("summarize_tool", {"text": "The moon is far."}), "It is far."][n - 1])
+    assert await run_adk_agent("How far is the moon?", litellm) == "It is far."
+
+
+async def test_a_tool_that_is_tried_again_with_modified_arguments_is_a_loop() -> None:
+    litellm = FakeLiteLlm(lambda n: ("search_tool", {"query": f"moon, attempt {n}"}))
+    assert await run_adk_agent("Find it.", litellm) == "Loop detected (pattern: ('search_tool',)). Agent aborted."
+    assert litellm.calls == 3
+
+
+async def test_two_tools_in_turn_are_a_cycle() -> None:
+    litellm = FakeLiteLlm(lambda n: ("search_tool", {"query": f"{n}"}) if n % 2 else ("summarize_tool", {"text": f"{n}"}))
+    assert (await run_adk_agent("Find it.", litellm)).startswith("Loop detected (pattern: (")
+    assert litellm.calls == 6
+
+
+async def test_the_cap_is_kept() -> None:
+    """Each call costs $0.105. Nobody knows that before the first one; after it the largest call so far is held for the next."""
+    names = ("search_tool", "summarize_tool")
+    litellm = FakeLiteLlm(lambda n: (names[(n * n // 3) % 2], {"query" if (n * n // 3) % 2 == 0 else "text": f"{n}"}))
+    assert await run_adk_agent("Find everything.", litellm, max_usd=0.35) == "Budget cap reached ($0.315). Agent aborted."
+    assert litellm.calls == 3
+
+
+async def test_a_prompt_beyond_the_context_is_not_sent() -> None:
+    litellm = FakeLiteLlm(lambda n: "never")
+    assert (await run_adk_agent("moon " * 700_000, litellm)).startswith("Context limit approaching (")
+    assert litellm.calls == 0
