@@ -150,9 +150,76 @@ async def test_an_agent_without_plugins_inside_a_tool_is_billed_and_the_blind_sp
     assert (outer.calls, inner.calls) == (3, 6)
     assert booked(plugin) == (9, 3 * CALL_USD + 6 * SMALL_USD)
     assert plugin.spend()["by_tool"]["unseen_one"]["calls"] == 6
+    assert {name: figures["calls"] for name, figures in plugin.spend()["by_agent"].items()} == {"outer": 3, "unseen_one": 6}
     said = [record.message for record in caplog.records if "blind_spot" in record.message]
     assert len(said) == 1
     assert "unseen_one" in said[0]
+    assert_nothing_reserved(plugin)
+
+
+def _child_pipeline() -> tuple[SequentialAgent, ScriptedModel]:
+    """Two agents, the second of which consults a model in a tool."""
+    advisor = small()
+    second = agent("second", ScriptedModel([call("consult", q=1), text("b")]), tools=[consulting(advisor)])
+    return SequentialAgent(name="pipeline", sub_agents=[agent("first", ScriptedModel([text("a")])), second]), advisor
+
+
+def _in_agent_tool() -> BaseAgent:
+    child, _ = _child_pipeline()
+    return agent("outer", ScriptedModel([call("pipeline", request="one"), text("done")]), tools=[AgentTool(child, include_plugins=False)])
+
+
+async def _run_child() -> None:
+    child, _ = _child_pipeline()
+    service = InMemorySessionService()
+    await service.create_session(app_name="child", user_id="u", session_id="s")
+    runner = Runner(app=App(name="child", root_agent=child), session_service=service)
+    async for _ in runner.run_async(user_id="u", session_id="s", new_message=HELLO):
+        pass
+
+
+def _in_tool_with_runner() -> BaseAgent:
+    async def research(q: int) -> str:
+        await _run_child()
+        return "found"
+
+    return agent("outer", ScriptedModel([call("research", q=1), text("done")]), tools=[research])
+
+
+class RunsChild(BaseAgent):
+    async def _run_async_impl(self, ctx: InvocationContext) -> AsyncGenerator[Event, None]:
+        await _run_child()
+        yield Event(author=self.name, invocation_id=ctx.invocation_id, content=types.Content(role="model", parts=[types.Part(text="done")]))
+
+
+def _in_custom_agent() -> BaseAgent:
+    return SequentialAgent(
+        name="root", sub_agents=[agent("outer", ScriptedModel([text("x")])), agent("outer_two", ScriptedModel([text("y")])), RunsChild(name="z")]
+    )
+
+
+@pytest.mark.parametrize("shape", [_in_agent_tool, _in_tool_with_runner, _in_custom_agent], ids=lambda shape: shape.__name__.removeprefix("_"))
+async def test_agents_of_a_runner_without_plugins_are_billed_under_their_own_names(shape: Callable[[], BaseAgent]) -> None:
+    plugin = two_prices(max_usd=1)
+    result = await play(shape(), plugins=[plugin])
+    assert result.texts[-1] == "done"
+    spent = {name: (figures["calls"], figures["usd"]) for name, figures in plugin.spend()["by_agent"].items()}
+    children = {name: figures for name, figures in spent.items() if not name.startswith("outer")}
+    # Nobody announces who consults a model in a child's tool: its root agent pays.
+    assert children == {"first": (1, CALL_USD), "second": (2, 2 * CALL_USD), "pipeline": (1, SMALL_USD)}
+    assert sum(calls for name, (calls, _) in spent.items() if name.startswith("outer")) == 2
+    assert_nothing_reserved(plugin)
+
+
+async def test_the_budget_of_an_agent_limits_it_without_plugins_too() -> None:
+    inner = ScriptedModel(lambda n, _: call("step", q=n))
+    root, outer = _hidden(inner, "unseen_three")
+    plugin = guard(budgets=[Budget(calls=3, per="agent")])
+    result = await play(root, plugins=[plugin])
+    assert (outer.calls, inner.calls) == (1, 3)
+    trip = assert_stopped(result, "budget")
+    assert "unseen_three" in trip.scope_id
+    assert assert_calls_answered(result.session) == 1
     assert_nothing_reserved(plugin)
 
 

@@ -36,6 +36,7 @@ DIRECT: Final = "(direct)"  # who makes a call that no agent's hook announced
 _SPINS: Final = 1_000  # rounds that a stopped run may ask at the border before it is ended: a long list of documents is no endless loop
 _LAYER_MODULE: Final = "runguard.adk.guarded"  # its model is no model: the one inside is
 _BORN: Final = "__pydantic_init_subclass__"
+_AGENT_LABEL: Final = "adk_agent_name"
 
 
 class Toll:
@@ -331,7 +332,7 @@ async def _enter(outer: Crossing | None, llm: BaseLlm, request: LlmRequest, toll
         tolls.append(toll)
         _keep_cap(request, toll.charge)
     mine = {toll.guard for toll in tolls}
-    for guard, invocation, lane, agent, tool, is_layer in _callers():
+    for guard, invocation, lane, agent, tool, is_layer in _callers(request):
         if guard in mine or (outer is not None and not is_layer):
             continue  # its own hook announced the call
         owners = OWNERS.set((*OWNERS.get(), *(toll.charge for toll in tolls)))
@@ -389,8 +390,9 @@ async def _attempt(toll: Toll, request: LlmRequest, tolls: list[Toll]) -> tuple[
     return await _ask(guard, invocation, charge.lane, charge.agent, charge.tool, request, tolls, flight)
 
 
-def _callers() -> Iterable[tuple[Guard, Invocation, str, str, str, bool]]:
+def _callers(request: LlmRequest) -> Iterable[tuple[Guard, Invocation, str, str, str, bool]]:
     """Whose unannounced call this is: that of the tool call we are in, or of the runner that is at work; and the guarded models around."""
+    child = _child_agent(request)
     for layer in LAYERS.get():
         yield layer.guard, layer.invocation, layer.lane, layer.agent, "", True
     frame, seen = FRAME.get(), set()
@@ -398,16 +400,28 @@ def _callers() -> Iterable[tuple[Guard, Invocation, str, str, str, bool]]:
         run = frame.invocation.run
         if frame.guard not in seen and frame.guard.runs.get(run.info.run) is run:
             seen.add(frame.guard)
-            yield frame.guard, frame.invocation, frame.lane, frame.path[-1] if frame.path else DIRECT, frame.tool, False
+            yield frame.guard, frame.invocation, frame.lane, child or (frame.path[-1] if frame.path else DIRECT), frame.tool, False
         frame = frame.outer
     stream = STREAM.get()
+    while stream is not None and stream.plugin is None:  # a Runner without a guard inside of one that has a guard
+        stream = stream.outer
     if seen or stream is None or stream.plugin is None:
         return
     for invocation_id in reversed(stream.invocations):
         invocation = stream.plugin.find_invocation(invocation_id)
         if invocation is not None:
-            yield stream.plugin.guard, invocation, invocation.lane, DIRECT, "", False
+            yield stream.plugin.guard, invocation, invocation.lane, child or DIRECT, "", False
             return
+
+
+def _child_agent(request: LlmRequest) -> str:
+    """The agent that makes this call in a Runner without a guard: ADK labels each request with its name. Empty for a call that no agent makes."""
+    labels = request.config.labels if request.config is not None else None
+    named = labels.get(_AGENT_LABEL) if labels else None
+    if named:
+        return named
+    stream = STREAM.get()
+    return stream.agent if stream is not None and stream.plugin is None else ""
 
 
 async def _ask(

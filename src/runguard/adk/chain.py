@@ -201,6 +201,7 @@ class Stream:
     halted: tuple[str, Trip, str] | None = None  # the invocation that a Halt ends, why, and the words for the user
     number: int = field(default_factory=itertools.count(1).__next__)
     context: Any = None  # ADK's context of the invocation, where this ADK tells it
+    agent: str = ""  # the runner's root agent
 
 
 STREAM: Final[ContextVar[Stream | None]] = ContextVar("runguard_stream", default=None)

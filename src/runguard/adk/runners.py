@@ -301,7 +301,7 @@ async def _stream(
     invocations: set[str] = set()
     stop: tuple[str, RunGuardPlugin] | None = None
     outer = STREAM.get()
-    here = Stream(plugin, outer, runner.app_name, user, session, fault=fault)
+    here = Stream(plugin, outer, runner.app_name, user, session, fault=fault, agent=getattr(runner.agent, "name", "") or "")
     STREAM.set(here)
     heard = False  # a stop event has passed
     goes_on = turn is not None or not isinstance(runner.agent, BaseAgent)  # a live connection or a Workflow goes on after a soft stop
@@ -527,23 +527,26 @@ def _wrap_run_live(original: Any) -> Any:
 
 
 def _name_blind_spot(runner: Runner) -> None:
-    """A Runner without a guard inside a guarded tool call: its money is seen at the model's border, its loops by nobody."""
-    frame = FRAME.get()
-    if frame is None:
+    """A Runner without a guard inside a guarded run: its model calls are billed and limited, its loops are not seen."""
+    frame, stream = FRAME.get(), STREAM.get()
+    if frame is not None:
+        key = ("tool", frame.tool)
+    elif stream is not None and stream.plugin is not None:
+        key = ("agent", stream.agent)
+    else:
         return
     name = getattr(runner.agent, "name", "?")
-    key = (frame.tool, name)
-    if key not in _blind_spots:
-        _blind_spots.add(key)
+    if (*key, name) not in _blind_spots:
+        _blind_spots.add((*key, name))
         _log.warning(
-            "runguard.blind_spot: agent '%s' runs without the plugin inside tool '%s' (AgentTool(include_plugins=False)?); its model calls are billed and "
+            "runguard.blind_spot: agent '%s' runs without the plugin inside %s '%s' (AgentTool(include_plugins=False)?); its model calls are billed and "
             "limited, its loops are not seen; runguard.install() guards it too",
             name,
-            frame.tool,
+            *key,
         )
 
 
-_blind_spots: Final[set[tuple[str, str]]] = set()
+_blind_spots: Final[set[tuple[str, str, str]]] = set()
 
 
 # ---- install --------------------------------------------------------------------------------------------------------
