@@ -1,7 +1,8 @@
 """Seed 001, a guarded model for ADK: the seed's class in the form that ADK takes, on a stand-in for ``litellm.acompletion``.
 
 Three things differ from the seed. ADK takes a ``BaseLlm`` as a model, so the class is one and translates requests and answers. ``new_message`` is
-a ``Content``. A final event may have no content: ADK reports an error of the model in one before it raises. The guard itself is the seed's code. The same class on the real LiteLLM is ``examples/guarded_litellm.py``.
+a ``Content``. A final event may have no content: ADK reports an error of the model in one before it raises. The guard itself is the seed's code.
+The same class on the real LiteLLM is ``examples/guarded_litellm.py``.
 """
 
 import json
