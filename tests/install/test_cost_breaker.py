@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from google.adk.agents import LlmAgent, LoopAgent, ParallelAgent, SequentialAgent
 from google.adk.runners import InMemoryRunner
+from google.adk.sessions import InMemorySessionService
 from google.adk.tools.tool_context import ToolContext
 from google.genai import types
 
@@ -238,6 +239,64 @@ async def test_it_is_half_open_after_the_reset_time_and_closes_after_a_clean_run
     again = breaker.install_on_agent(LlmAgent(name="again", model=stuck_model(), tools=[parse_document_fragment]))
     await run(LoopAgent(name="l2", sub_agents=[again], max_iterations=8), catch=True, session_id="s3")
     assert breaker.state is BreakerState.OPEN
+
+
+def submission(breaker: ADKCostBreaker) -> tuple[LoopAgent, ScriptedModel]:
+    model = stuck_model()
+    worker = breaker.install_on_agent(LlmAgent(name="extraction_agent", model=model, tools=[parse_document_fragment]))
+    return LoopAgent(name="document_loop", sub_agents=[worker], max_iterations=8), model
+
+
+async def test_the_same_document_is_refused_within_the_reset_time() -> None:
+    clock = FakeClock()
+    breaker = ADKCostBreaker(clock=clock)
+    pipeline, model = submission(breaker)
+    for attempt in range(15):
+        recording = await run(pipeline, "document 1", session_id=f"s{attempt}", catch=True)
+        assert isinstance(recording.error, runguard.RunStoppedError)
+        clock.advance(1)
+    assert model.calls == 5, "only the first submission was paid"
+    assert isinstance(recording.error, runguard.CircuitOpenError)
+    assert recording.error.retry_after == pytest.approx(60 - 14)
+    assert "the same input was stopped by stall" in str(recording.error)
+    assert breaker.state is BreakerState.OPEN
+    assert "parse_document_fragment" in (breaker.trip_reason or ""), "the reason is that of the trip, not of the refusals"
+
+
+async def test_the_refusal_ends_with_the_reset_time_counted_from_the_trip_or_with_reset() -> None:
+    clock = FakeClock()
+    breaker = ADKCostBreaker(clock=clock, half_open_reset_seconds=10)
+    pipeline, model = submission(breaker)
+    for seconds, calls_made in ((0, 5), (9, 5), (2, 11)):
+        clock.advance(seconds)
+        await run(pipeline, "document 1", session_id=f"s{clock.now}", catch=True)
+        assert model.calls == calls_made
+    breaker.reset()
+    await run(pipeline, "document 1", session_id="after reset", catch=True)
+    assert model.calls == 17
+
+
+@pytest.mark.parametrize(
+    "again",
+    [{"message": "document 2", "session_id": "s2"}, {"message": "document 1", "session_id": "s2", "user_id": "u2"}, {"message": "document 1"}],
+    ids=["another document", "another user", "a later message of the session"],
+)
+async def test_no_other_input_is_refused(again: dict[str, Any]) -> None:
+    breaker, service = ADKCostBreaker(), InMemorySessionService()
+    pipeline, model = submission(breaker)
+    await run(pipeline, "document 1", session_service=service, catch=True)
+    recording = await run(pipeline, **again, session_service=service, catch=True)
+    assert isinstance(recording.error, runguard.LoopDetectedError)
+    assert model.calls == 11
+
+
+async def test_in_shadow_mode_a_resubmission_is_reported_and_runs() -> None:
+    breaker = ADKCostBreaker(mode="shadow")
+    pipeline, model = submission(breaker)
+    for attempt in range(2):
+        await run(pipeline, "document 1", session_id=f"s{attempt}")
+    assert model.calls == 32
+    assert "breaker" in [trip.rule for trip in breaker.trips]
 
 
 async def test_a_routing_tool_that_sets_the_action_is_a_hand_off() -> None:

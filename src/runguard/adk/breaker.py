@@ -24,6 +24,7 @@ from runguard.adk.hooks import hook
 from runguard.adk.lanes import lane_of
 from runguard.adk.plugin import RunGuardPlugin, words_of
 from runguard.adk.reading import TRANSFER
+from runguard.adk.resubmissions import REFUSED, Resubmissions
 from runguard.breaker import BreakerState
 from runguard.decision import Action, Finding, Trip
 from runguard.detectors import Growth
@@ -38,8 +39,9 @@ class ADKCostBreaker:
     """Attach with ``install_on_agent``; share one instance over the agents of a pipeline.
 
     ``state`` and ``trip_reason`` describe the current run and, between runs, the last one. A trip opens the breaker. After
-    ``half_open_reset_seconds``, or as soon as another run starts, it is half open. A run that ends without a trip closes it. The state
-    refuses nothing: every run starts with fresh counters, so that a document can be submitted again after the cause is fixed.
+    ``half_open_reset_seconds``, or as soon as another run starts, it is half open. A run that ends without a trip closes it. An open
+    breaker refuses the input that tripped it, submitted again by the same user in a new session; every other run starts with fresh
+    counters. ``reset()`` admits it again at once, after the cause is fixed.
 
     For alerts without stops, use ``mode="shadow"`` with ``on_trip=``; ``growth_ratio`` is the figure to log.
     """
@@ -79,6 +81,7 @@ class ADKCostBreaker:
         self._forgiven = ""  # the last trip that reset() took back
         self._event_token_counts: list[int] = []  # the first ones and the latest ones, bounded
         self._is_reported = False  # growth of recorded tokens was reported since the last reset
+        self._resubmissions = Resubmissions()
         self._last_started = 0.0  # when the latest run started
         self._last_trips: Sequence[Trip] = ()  # and its trips
 
@@ -119,7 +122,7 @@ class ADKCostBreaker:
 
     def _last_trip(self) -> Trip | None:
         """The trip in force: the latest one, unless ``reset()`` or a clean run came after it."""
-        trip = next(iter(self._plugin.trips[-1:]), None)
+        trip = next((trip for trip in reversed(self._plugin.trips) if trip.rule != REFUSED), None)
         if trip is None or trip.id == self._forgiven:
             return None
         ended_clean = self._current_run() is None and not self._last_trips and self._last_started > trip.at
@@ -132,9 +135,10 @@ class ADKCostBreaker:
         return next(reversed(list(self._plugin.guard.runs.values())), None)
 
     def reset(self) -> None:
-        """Forget the last trip and the recorded token counts. Runs need no reset: each starts with fresh counters."""
-        trips = self._plugin.trips
+        """Forget the last trip, the refused inputs and the recorded token counts. Other runs need no reset: each starts with fresh counters."""
+        trips = [trip for trip in self._plugin.trips if trip.rule != REFUSED]
         self._forgiven = trips[-1].id if trips else ""
+        self._resubmissions.clear()
         self._event_token_counts.clear()
         self._is_reported = False
 
@@ -180,7 +184,13 @@ class ADKCostBreaker:
         agent = callback_context._invocation_context.agent
         if not isinstance(agent, BaseAgent):
             return None
-        run = (await self._plugin.invocation_of(callback_context._invocation_context)).run
+        invocation, guard = await self._plugin.invocation_of(callback_context._invocation_context), self._plugin.guard
+        run = invocation.run
+        if run.trips is not self._last_trips and run.stopped is None:
+            now = guard.clock()
+            refused = self._resubmissions.refusal(invocation, callback_context._invocation_context, guard.trips, now, self.half_open_reset_seconds)
+            if refused is not None:
+                guard.stop(run, ModelCall(run.info.run, agent.name, "", now), refused)
         self._last_started, self._last_trips = run.info.at, run.trips
         if isinstance(agent, LlmAgent) and run.stopped is not None:
             return None  # its model hook ends it with an event that can carry the trip; content alone cannot

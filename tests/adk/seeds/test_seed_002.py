@@ -79,6 +79,7 @@ async def test_a_coordinator_with_a_task_and_a_single_turn_agent(tmp_path: Path)
     assert "I read." in first.texts
     assert second.texts[-1] == "Done."
     assert_calls_answered(second.session)
+    await service.db_engine.dispose()
 
 
 async def test_an_output_schema_and_an_output_key() -> None:
@@ -189,6 +190,7 @@ async def test_a_database_of_sessions(tmp_path: Path) -> None:
     assert [one.id for one in listed.sessions] == ["s1"]  # seed: session_id
     await service.delete_session(app_name="my_app", user_id="u1", session_id="s1")
     assert (await service.list_sessions(app_name="my_app", user_id="u1")).sessions == []
+    await service.db_engine.dispose()
 
 
 async def test_memory_that_a_tool_searches() -> None:
