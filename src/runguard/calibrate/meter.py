@@ -126,7 +126,7 @@ class Meter(Player):
     def book(self, event: ModelCall, usage: Usage, model: str, **options: Any) -> None:
         before = self.result.unpriced
         super().book(event, usage, model, **options)
-        if self.result.unpriced > before:
+        if self.result.unpriced > before and "usd" not in self.recorded.unknown:
             self.unpriced[model] = self.unpriced.get(model, 0) + 1
 
     def _close(self) -> None:
@@ -134,7 +134,9 @@ class Meter(Player):
             model_calls, tool_calls, tokens, nano = (now - before for now, before in zip(self._counts(), self._before, strict=True))
             if model_calls or tool_calls:  # a message that nobody has answered is no run
                 seconds = self.clock.now - self._live.started if self._is_timed and self._since is not None else nan  # pauses aside
-                took = (nano / 1e9, float(tokens), model_calls, tool_calls, seconds, self.guard.largest)
+                took = Took(nano / 1e9, float(tokens), model_calls, tool_calls, seconds, self.guard.largest)
+                if unknown := self.recorded.unknown:
+                    took = Took(*(nan if name in unknown else value for name, value in zip(Took._fields, took, strict=True)))
                 self.took = Took(*(new if isnan(old) or new > old else old for old, new in zip(self.took, took, strict=True)))
         super()._close()
 

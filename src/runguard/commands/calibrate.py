@@ -31,6 +31,7 @@ class FalseStops(click.ParamType):  # type: ignore[type-arg,unused-ignore]
     examples="""
     runguard calibrate sessions.db
     runguard calibrate runs.jsonl.gz --write runguard.toml
+    runguard calibrate costs.jsonl
     runguard calibrate runs/ --policy now.toml --max-false-stops 0.5%
     """,
 )
@@ -58,9 +59,10 @@ def command(
 ) -> None:
     """Propose limits from recorded runs.
 
-    SOURCE is whatever 'runguard replay' takes. Limits are 2.5 times the 95th percentile of the runs that went well, with its
-    confidence interval; rungs are changed only where the recordings show that it saves and harms nobody. Exit code 0 with a proposal,
-    1 when nothing could be advised, 2 when the source or a file cannot be used.
+    SOURCE is whatever 'runguard replay' takes, or a log with one JSON object per run: usd, tokens or calls, and id and ok where
+    known. Limits are 2.5 times the 95th percentile of the runs that went well, with its confidence interval; rungs are changed
+    only where the recordings show that it saves and harms nobody. Exit code 0 with a proposal, 1 when nothing could be advised, 2
+    when the source or a file cannot be used.
     """
     from runguard.calibrate.program import run
     from runguard.commands.policies import load_policy

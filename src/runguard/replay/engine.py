@@ -239,7 +239,7 @@ class Player:
             self.tick(step.at)
             if not step.refused:
                 event = ModelCall(self._run, ROOT_LANE, step.agent, self.clock.now, step.model)
-                self.book(event, step.usage or Usage(), step.model, estimated=step.usage is None or step.estimated)
+                self.book(event, step.usage or Usage(), step.model, estimated=step.usage is None or step.estimated, nano=step.nano)
             return
         lane = self._lanes.of(step.branch, step.scope)
         began = self.clock.now  # it was asked when the last thing before it had happened
@@ -249,7 +249,10 @@ class Player:
         usage = step.usage or Usage()
         event = ModelCall(self._run, lane, step.agent, began, step.model, usage.input, usage.audio, judge.policy.min_output_tokens)
         event.aside = step.aside
-        if judge.watches_context and step.usage is not None and not step.estimated:
+        if step.nano is not None or step.is_share:  # what it took is known without a price, or not known at all
+            event.bound = (step.nano or 0, usage.input + usage.output)
+        knows_prompt = step.usage is not None and not step.estimated and not step.is_share
+        if judge.watches_context and knows_prompt:
             event.projected_tokens = usage.input
             event.context_limit = judge.context_limit(guard, step.model, 0 if step.refused else usage.input)
         self.look_at(lane, step.agent)
@@ -260,10 +263,9 @@ class Player:
             if event.charge is not None:
                 guard.release(event.charge)
             return
-        self.book(event, usage, step.model, estimated=step.usage is None or step.estimated)
+        self.book(event, usage, step.model, estimated=step.usage is None or step.estimated, nano=step.nano)
         if not step.aside:
-            told = step.usage is not None and not step.estimated
-            prompt, output = (usage.input, usage.output) if told else (None, None)
+            prompt, output = (usage.input, usage.output) if knows_prompt else (None, None)
             guard.after(ModelResult(self._run, lane, step.agent, self.clock.now, prompt, output, said=step.said))
             if not step.goes_on:
                 self._active.pop(lane, None)

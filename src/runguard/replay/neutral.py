@@ -2,7 +2,8 @@
 
 ``{"id", "steps": [...]}``, optionally ``source, model, task, success, capped, labels, total_cost_usd, app, user, session``. A step has
 ``kind`` (message, model, tool_call, tool_result, error), ``agent``, ``tool``, ``args``, ``result``, ``text`` and, when known, ``call_id``,
-``error``, ``branch``, ``input_tokens``, ``output_tokens``, ``cached_tokens``, ``ts``, ``text_chars``, ``result_chars``.
+``error``, ``branch``, ``input_tokens``, ``output_tokens``, ``cached_tokens``, ``usd``, ``ts``, ``text_chars``, ``result_chars``.
+A line without steps is a run of a plain log: see ``plain_log``.
 """
 
 from collections.abc import Iterator
@@ -12,6 +13,7 @@ from runguard.events import Outcome
 from runguard.fingerprint import CHARS_PER_TOKEN, size_of, words_name
 from runguard.outcomes import classify
 from runguard.pricing import Usage
+from runguard.replay import plain_log
 from runguard.replay.bounded import load_json
 from runguard.replay.steps import TRANSFER, Answered, Asked, Called, Faults, Passed, RecordedRun, Step, Turn, time_of, word
 
@@ -26,8 +28,10 @@ def read_line(line: bytes, where: str, faults: Faults) -> RecordedRun | None:
     except ValueError as error:
         faults.add(where, f"not valid JSON: {error}")
         return None
+    if isinstance(run, dict) and plain_log.is_plain(run):
+        return plain_log.run_of(run, where, faults)
     if not isinstance(run, dict) or not isinstance(run.get("steps"), list):
-        faults.add(where, "no run: an object with a list of steps is expected")
+        faults.add(where, "no run: expected an object with a list of steps, or with usd, tokens or calls")
         return None
     return run_of(run, where, faults)
 
@@ -108,7 +112,13 @@ class Translation:
         if "cached_tokens" in step:
             usage.cached = min(_count(step["cached_tokens"]) or 0, usage.input)
         model = word(step["model"]) or self._model if "model" in step else self._model
-        return Asked(time_of(step.get("ts")), agent, word(step.get("branch")), model, usage, estimated, batch=str(self._turns), said=said, goes_on=goes_on)
+        asked = Asked(time_of(step.get("ts")), agent, word(step.get("branch")), model, usage, estimated, batch=str(self._turns), said=said, goes_on=goes_on)
+        if "usd" in step:
+            try:
+                asked.nano = plain_log.nano_of(step["usd"])
+            except ValueError as error:
+                self._faults.add(f"{self._where} step {position}", f"{error}; the price list is used instead")
+        return asked
 
     @staticmethod
     def _called_size(given: list[Any], position: int) -> int:

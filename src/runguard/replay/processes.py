@@ -12,7 +12,7 @@ from typing import Any, Final
 from runguard.replay.checked import checked
 from runguard.replay.engine import quiet
 from runguard.replay.sources import Piece, Source
-from runguard.replay.steps import Faults, RecordedRun
+from runguard.replay.steps import Faults, RecordedRun, UnreadableError
 
 _AHEAD: Final = 3  # pieces per process that wait or are worked on
 _FEW: Final = 2  # so few pieces are not worth a process
@@ -62,6 +62,8 @@ def _work(piece: Piece, call: Task, model: str) -> Worked:
             for run in piece.runs(worked.faults, model):
                 try:
                     worked.found.append(call(checked(run, worked.faults)))
+                except UnreadableError as error:
+                    worked.faults.add(run.id, str(error))
                 except Exception as error:  # one record that nobody foresaw must not end the replay of the others
                     worked.faults.add(run.id, f"cannot be replayed: {type(error).__name__}: {error}")
         except Exception as error:  # a damaged file, a connection that broke

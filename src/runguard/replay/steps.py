@@ -51,6 +51,8 @@ class Asked:
     aside: bool = False  # made for the framework, after the run has given its answer
     refused: bool = False  # RunGuard answered instead of the model
     scope: str = ""  # id of the call by which a task was delegated, for what is done inside of that task
+    nano: int | None = None  # nano-USD that it cost, where the recording says so
+    is_share: bool = False  # of the totals of a run: the size of this one prompt is not known
 
 
 @dataclass(slots=True)
@@ -161,7 +163,7 @@ class RecordedRun:
     success: bool | None = None
     capped: bool | None = None
     labels: Mapping[str, str] | None = None
-    recorded_usd: float | None = None
+    unknown: frozenset[str] = frozenset()  # of a run without steps: the figures that its line does not tell
 
 
 # ---- values of a file -----------------------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ from runguard.replay.engine import Judge, play, quiet
 from runguard.replay.processes import each_run
 from runguard.replay.results import RunResult
 from runguard.replay.sources import Source
-from runguard.replay.steps import Faults, RecordedRun
+from runguard.replay.steps import Faults, RecordedRun, UnreadableError
 
 # What a judge replaces anyway, and what may be fit for this process alone. The mode stays: a journal is read by it.
 _HARMLESS: Final[dict[str, Any]] = {"store": "memory", "alerts": AlertSettings(), "telemetry": False, "on_trip": None, "on_decision": None, "clock": None}
@@ -64,4 +64,6 @@ class _Playing:
         self._judges = [Judge(policy, to_the_end=to_the_end) for policy in policies]
 
     def __call__(self, run: RecordedRun) -> list[RunResult]:
+        if run.unknown:
+            raise UnreadableError("a run without steps cannot be replayed; 'runguard calibrate' reads it")
         return play(run, self._judges)
