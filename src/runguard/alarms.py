@@ -72,6 +72,24 @@ class Alarms:
         }
         self._tell(Alert("trip", key, "critical" if trip.enforced else "info", text, facts, trip.at), period)
 
+    def compaction(self, info: RunInfo, finding: Finding, *, enforced: bool) -> None:
+        """The summary of a session's history was refused. Once a day for the same rule in the same app: a tight limit refuses many sessions."""
+        now = self._clock()
+        verb = "refused" if enforced else "would have refused"
+        text = f"RunGuard {verb} to compact the history of a session of {info.app}: {finding.rule}; its later calls are more expensive"
+        facts: dict[str, Fact] = {
+            "rule": finding.rule,
+            "scope": finding.money.scope if finding.money is not None else f"run:{info.run}",
+            "observed": str(finding.observed),
+            "limit": str(finding.limit),
+            "unit": finding.unit,
+            "app": info.app,
+            "session": info.session,
+            "enforced": enforced,
+        }
+        key = f"compaction {info.app} {finding.rule} {finding.unit} {int(now // _DAY)}"
+        self._tell(Alert("compaction", key, "warning" if enforced else "info", text, facts, now), _DAY)
+
     def threshold(self, reached: Fired) -> None:
         """A share of a budget is spent. The ledger says so once per period, to one worker."""
         status, percent = reached.status, reached.threshold.percent

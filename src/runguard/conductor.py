@@ -51,6 +51,7 @@ from runguard.pricing import Usage
 from runguard.runs import Lane, Run, lane_detectors, lane_rungs, retired_name
 from runguard.session_growth import SessionGrowths
 from runguard.shared import Breakers, Once
+from runguard.summaries import RefusedSummaries
 from runguard.switch import Stop, check_actor, check_reason, check_scope, read_stops, with_stops
 from runguard.telemetry import SAMPLE, Telemetry
 from runguard.tools import Tools
@@ -101,6 +102,7 @@ class Guard:
         if self.alarms is not None:
             self.accounts.on_store, self.accounts.on_extended, self.breakers.on_change = self.alarms.store, self.alarms.extended, self.alarms.breaker
             self.accounts.on_cap(self.alarms.cap)
+        self._summaries = RefusedSummaries(self.alarms)
         self.time_next(SAMPLE)
         self.accounts.ledger.watch(self._on_control, self._signs_of_life)  # last: it may be told something at once
 
@@ -608,7 +610,8 @@ class Guard:
 
     def _decide(self, run: Run, lane: Lane, event: Event, finding: Finding) -> Decision:
         action = finding.action
-        if action is _STOP and type(event) is ModelCall and event.aside:
+        is_aside = action is _STOP and type(event) is ModelCall and event.aside
+        if is_aside:
             action = _BLOCK
         mark = (finding.rule, "" if finding.scope == "run" else lane.first_key, finding.key, action)
         if action <= _NUDGE:
@@ -635,6 +638,8 @@ class Guard:
             if run.journal is not None:
                 run.journal.decided(decision, lane.key, event.agent, event.at)
             self._tell(decision)
+            if is_aside:
+                self._summaries.refused(run.info, decision)
             if self.alarms is not None and finding.rule == "growth" and action is _WARN:
                 self.alarms.grown(finding, run.info, event.agent, event.at)
             if self.telemetry is not None:

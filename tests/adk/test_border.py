@@ -28,6 +28,7 @@ from google.genai import types
 import runguard
 from runguard import Budget
 from runguard.adk import ADKCostBreaker, RunGuardPlugin
+from runguard.alerts import Alert
 from runguard.testing import FakeClock, ScriptedModel, assert_calls_answered, assert_stopped, call, text
 
 from .helpers import play
@@ -130,6 +131,65 @@ async def test_a_refused_summary_harms_nothing(policy: dict[str, Any]) -> None:
     sent = [part.text for content in model.requests[-1].contents for part in content.parts]
     assert sent == ["go", "x", "and?"], "our refusal is no part of the conversation"
     assert_nothing_reserved(plugin)
+
+
+async def _turns(runner: Runner, count: int, **options: Any) -> None:
+    for turn in range(count):
+        await play(runner.agent, f"turn {turn}", runner=runner, **options)
+
+
+@pytest.mark.parametrize(
+    ("policy", "rule"),
+    [
+        ({"max_usd": "0.02"}, "budget"),
+        ({"max_model_calls": 1}, "model_calls"),
+        ({"prices": {"scripted-1": PRICES["scripted-1"]}, "max_usd": 1}, "unpriced"),
+        ({"mode": "shadow", "max_model_calls": 1}, "model_calls"),
+    ],
+    ids=str,
+)
+async def test_a_refused_summary_is_reported_once(policy: dict[str, Any], rule: str, caplog: pytest.LogCaptureFixture) -> None:
+    """ADK asks for it again after every run: one warning and one alert, not one per attempt."""
+    alerts: list[Alert] = []
+    plugin, summarizer = two_prices(alerts=alerts.append, **policy), small("in short")
+    runner, _ = _compacting(plugin, summarizer)
+    with caplog.at_level(logging.INFO, "runguard"):
+        await _turns(runner, 4)
+    assert plugin.flush()
+    enforced = plugin.snapshot()["mode"] == "enforce"
+    assert summarizer.calls == (0 if enforced else 4)
+    (line,) = [record for record in caplog.records if "compact" in record.getMessage()]
+    assert line.levelno == logging.WARNING
+    assert line.getMessage().startswith("runguard.compaction_refused: the history of session app/u1/s1 w")
+    (alert,) = [alert for alert in alerts if alert.kind != "threshold"]
+    assert (alert.kind, alert.facts["rule"], alert.facts["session"]) == ("compaction", rule, "s1")
+    assert (alert.severity, alert.facts["enforced"]) == ("warning" if enforced else "info", enforced)
+    assert [trip for trip in plugin.trips if trip.enforced] == []
+
+
+async def test_each_session_whose_summary_is_refused_gets_a_warning_and_the_app_one_alert(caplog: pytest.LogCaptureFixture) -> None:
+    alerts: list[Alert] = []
+    plugin = two_prices(max_model_calls=1, alerts=alerts.append)
+    runner, _ = _compacting(plugin, small("in short"))
+    with caplog.at_level(logging.WARNING, "runguard"):
+        for session in ("s1", "s2", "s3"):
+            await _turns(runner, 2, session_id=session)
+    assert plugin.flush()
+    assert sum("runguard.compaction_refused" in record.getMessage() for record in caplog.records) == 3
+    assert [alert.kind for alert in alerts] == ["compaction"]
+
+
+async def test_a_summary_that_is_refused_within_a_run_is_reported_as_the_stop_of_that_run(caplog: pytest.LogCaptureFixture) -> None:
+    alerts: list[Alert] = []
+    plugin, summarizer = two_prices(budgets=[Budget(usd="0.021", per="session")], alerts=alerts.append), small("in short")
+    runner, _ = _compacting(plugin, summarizer, compaction_interval=99, token_threshold=500, event_retention_size=0)
+    with caplog.at_level(logging.WARNING, "runguard"):
+        await _turns(runner, 2)
+    assert plugin.flush()
+    assert summarizer.calls == 0
+    names = [record.getMessage().partition(":")[0] for record in caplog.records]
+    assert [name for name in names if name.startswith("runguard.") and name != "runguard.warn"] == ["runguard.compaction_refused", "runguard.trip"]
+    assert [alert.kind for alert in alerts if alert.kind != "threshold"] == ["compaction", "trip"]
 
 
 # ---- agents without plugins -----------------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ from typing import Any, Final, Literal, get_args
 
 from runguard.alerts.masking import HIDDEN, mask_also, names_a_secret
 
-AlertKind = Literal["trip", "threshold", "outage", "store_replaced", "breaker", "kill_switch", "growth"]
+AlertKind = Literal["trip", "threshold", "outage", "store_replaced", "breaker", "kill_switch", "growth", "compaction"]
 Severity = Literal["info", "warning", "critical"]
 Fact = str | int | float | bool | None
 _MAX_FACTS: Final = 32
