@@ -484,7 +484,7 @@ def test_a_script_takes_whole_numbers_and_nothing_else(session: RedisSession, ra
     line = ["user:ann", "user:ann", "- - 1000 - - "]
     args = {"reserve": ["h", bad, "60", "1", *line], "settle": ["h", bad, *line], "extend": [bad, *line]}[script]
     with pytest.raises(redis.ResponseError, match="RUNGUARD amount"):
-        raw.eval(_script(script)[1], 1, key_of(session, ""), *args, raw.get(key_of(session, "t:identity")))
+        raw.eval(_script(script)[1], 1, key_of(session, ""), *args, raw.get(key_of(session, "t:identity")), "1")
     assert sorted(raw.keys(key_of(session, "*"))) == before
     assert session.read()[0].spent == CALL
 
@@ -495,7 +495,7 @@ def test_a_script_takes_no_other_caps_either(session: RedisSession, raw: Any, sc
     line = ["user:ann", "user:ann", f"- - {caps} "]
     args = {"reserve": ["h", "1 1 1", "60", "1", *line], "settle": ["h", "1 1 1", *line], "extend": ["1 1 1", *line]}[script]
     with pytest.raises(redis.ResponseError, match="RUNGUARD"):
-        raw.eval(_script(script)[1], 1, key_of(session, ""), *args, raw.get(key_of(session, "t:identity")))
+        raw.eval(_script(script)[1], 1, key_of(session, ""), *args, raw.get(key_of(session, "t:identity")), "1")
     assert sorted(raw.keys(key_of(session, "*"))) == [key_of(session, key) for key in EMPTY]
 
 
@@ -503,9 +503,9 @@ def test_a_script_takes_no_other_caps_either(session: RedisSession, raw: Any, sc
 def test_a_script_takes_no_time_that_is_none(session: RedisSession, raw: Any, begins: str, ends: str) -> None:
     identity = raw.get(key_of(session, "t:identity"))
     with pytest.raises(redis.ResponseError, match="RUNGUARD"):
-        raw.eval(_script("reserve")[1], 1, key_of(session, ""), "h", "1 1 1", "60", "0", "k", "k", f"{begins} {ends} 1 1 1 ", identity)
+        raw.eval(_script("reserve")[1], 1, key_of(session, ""), "h", "1 1 1", "60", "0", "k", "k", f"{begins} {ends} 1 1 1 ", identity, "1")
     with pytest.raises(redis.ResponseError, match="RUNGUARD"):
-        raw.eval(_script("reserve")[1], 1, key_of(session, ""), "h", "1 1 1", "nan", "0", "k", "k", "- - 1 1 1 ", identity)
+        raw.eval(_script("reserve")[1], 1, key_of(session, ""), "h", "1 1 1", "nan", "0", "k", "k", "- - 1 1 1 ", identity, "1")
 
 
 def test_an_expired_hold_of_nothing_is_in_nobodys_way(session: RedisSession) -> None:

@@ -72,7 +72,7 @@ WITH account AS (
     %(want0)s::bigint, %(want1)s::bigint, %(want2)s::bigint FROM account
 )
 SELECT numbers, updated, (SELECT version FROM runguard.documents WHERE name = 'control'),
-  EXISTS (SELECT FROM runguard.holds WHERE state = 'open' AND expires <= account.updated)
+  EXISTS (SELECT FROM runguard.holds WHERE state = 'open' AND expires <= account.updated), %(number)s::text
 FROM account
 """
 _SETTLE_ONE: Final = f"""
@@ -92,7 +92,7 @@ WITH hold AS (
 )
 SELECT CASE WHEN numbers IS NULL THEN runguard.settle(%(hold)s::text, %(names)s::text[], %(times)s::float8[], %(caps)s::bigint[],
     ARRAY[%(paid0)s::bigint, %(paid1)s::bigint, %(paid2)s::bigint]) END,
-  numbers, closed, updated, (SELECT version FROM runguard.documents WHERE name = 'control')
+  numbers, closed, updated, (SELECT version FROM runguard.documents WHERE name = 'control'), %(number)s::text
 FROM (SELECT FROM runguard.documents WHERE name = 'identity' AND text = %(identity)s::text) AS here LEFT JOIN account ON true
 """
 
@@ -154,7 +154,7 @@ class PostgresSession:
         self._secret = str(params.get("password") or "")
         self._db: psycopg.Cursor[tuple[Any, ...]] | None = None
         self._process = os.getpid()
-        self._closed = False
+        self._closed, self._asked = False, 0
         self._here = f" FROM \"{schema}\".documents WHERE name = '{IDENTITY}' AND text = %s::text"  # one row in the store that was seen, none elsewhere
         self._reserve = f'SELECT "{schema}".reserve(%s::text, %s::float8, %s::text[], %s::float8[], %s::bigint[], %s::bigint[], %s::boolean)'
         self._settle = f'SELECT "{schema}".settle(%s::text, %s::text[], %s::float8[], %s::bigint[], %s::bigint[])'
@@ -172,7 +172,7 @@ class PostgresSession:
         if len(ordered) == 1 and not force:
             (line,) = ordered
             with contextlib.suppress(_TwinError):
-                for numbers, now, control, late in self._call(
+                for numbers, now, control, late in self._own(
                     self._reserve_one,
                     {
                         "hold": hold, "ttl": seconds, "key": _short(line.key),
@@ -206,7 +206,7 @@ class PostgresSession:
             "paid0": str(actual[0]), "paid1": str(actual[1]), "paid2": str(actual[2]),
         }  # fmt: skip
         end = self._end()
-        answer, numbers, closed, now, control = self._there(lambda: self._call(self._settle_one, {**facts, "identity": self._seen.text}, end), end)
+        answer, numbers, closed, now, control = self._there(lambda: self._own(self._settle_one, {**facts, "identity": self._seen.text}, end), end)
         return Reply([_numbered(lines[0], numbers, closed=closed)], now, control or 0) if answer is None else _settled(answer, lines)
 
     def release(self, hold: str) -> Reply:
@@ -219,9 +219,10 @@ class PostgresSession:
 
     def read(self, scope: str | None = None) -> list[Balance]:
         end = self._end()
-        sql = f'SELECT (r).charged, (r).accounts FROM (SELECT "{self._schema}".read(%s::text) AS r{self._here} OFFSET 0) AS it'
+        here = self._here.replace("%s", "%(identity)s")
+        sql = f'SELECT (r).charged, (r).accounts, %(number)s::text FROM (SELECT "{self._schema}".read(%(scope)s::text) AS r{here} OFFSET 0) AS it'
         while True:
-            charged, found = self._there(lambda: self._call(sql, (None if scope is None else _short(scope), self._seen.text), end), end)
+            charged, found = self._there(lambda: self._own(sql, {"scope": None if scope is None else _short(scope), "identity": self._seen.text}, end), end)
             if charged < _EXPIRE_AT_ONCE or time.monotonic() >= end - self._timeout / 2:
                 return [_balance(row) for row in json.loads(found)]
 
@@ -326,10 +327,24 @@ class PostgresSession:
             db.connection.end = end  # type: ignore[attr-defined]
             return db.execute(sql, params, prepare=True).fetchall()
 
+    def _own(self, sql: str, params: dict[str, str | None], end: float) -> list[Any]:
+        """The rows that answer this very request. The last column of the statement is its number, so that the answer to another one is noticed."""
+        self._asked += 1
+        number = str(self._asked)
+        return self._checked(self._call(sql, {**params, "number": number}, end), number)
+
+    def _checked(self, rows: list[Any], number: str) -> list[Any]:
+        if any(row[-1] != number for row in rows):
+            self._drop()
+            raise StoreOutage(f"{self._name}: the server sent the answer to another request")
+        return [row[:-1] for row in rows]
+
     def _here_only(self, sql: str, *params: str | None, end: float | None = None) -> Any:
         """The answer of a function that is called in the store that this process has seen, and in no other one."""
         end = end if end is not None else self._end()
-        return self._there(lambda: self._call(sql + self._here, (*params, self._seen.text), end), end)[0]
+        self._asked += 1
+        number = str(self._asked)
+        return self._there(lambda: self._checked(self._call(f"{sql}, %s::text{self._here}", (*params, number, self._seen.text), end), number), end)[0]
 
     def _there(self, ask: Callable[[], list[Any]], end: float) -> Any:
         """The one row of an answer. None: the store has another identity, which is accepted if it was adopted."""
@@ -344,8 +359,8 @@ class PostgresSession:
     def _meet(self, end: float) -> None:
         """Look which store this is; raises when it is another one than before."""
         expected = self._seen.text
-        rows = self._call(f'SELECT text FROM "{self._schema}".documents WHERE name = %s::text', (IDENTITY,), end)
-        self._seen.meet(expected, rows[0][0] if rows else "")
+        sql = f'SELECT (SELECT text FROM "{self._schema}".documents WHERE name = %(name)s::text), %(number)s::text'
+        self._seen.meet(expected, self._own(sql, {"name": IDENTITY}, end)[0][0] or "")
 
     def _open(self, end: float) -> "psycopg.Cursor[tuple[Any, ...]]":
         if self._closed:
@@ -505,7 +520,9 @@ class PostgresSession:
         if self._seen.text and _NO_DATABASE.search(text):
             return StoreReplacedError(self._name, "the database was removed", self._seen.text.partition(" ")[0])
         if code is None:
-            if isinstance(error, psycopg.OperationalError | psycopg.InterfaceError) and not _REFUSED.search(text):
+            # A plain DatabaseError or an InternalError is libpq's word for bytes that make no sense: the connection is to blame, not the server.
+            passing = isinstance(error, psycopg.OperationalError | psycopg.InterfaceError | psycopg.InternalError) or type(error) is psycopg.DatabaseError
+            if passing and not _REFUSED.search(text):
                 return StoreOutage(said)
             if isinstance(error, psycopg.DataError):
                 return StoreError(f"{said}; nothing was written")

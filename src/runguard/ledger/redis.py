@@ -127,7 +127,7 @@ class RedisSession:
             raise PolicyError(f"store = {name!r}: {error}") from None
         self._send: Callable[..., Any] = self._client.execute_command
         self._link: Any = None  # a connection of our own for the scripts: the pool costs as much as the call itself
-        self._used = 0.0
+        self._used, self._asked = 0.0, 0
         try:
             self._check_eviction()
             self._meet() if seen.text else self._migrate()
@@ -170,7 +170,7 @@ class RedisSession:
     def _meet(self) -> None:
         """Look which store this is. Nothing is made, should it be another one than before."""
         expected = self._seen.text
-        version, identity = self._do("MGET", f"{self._prefix}schema", f"{self._prefix}t:{IDENTITY}")
+        version, identity = self._values("schema", f"t:{IDENTITY}")
         self._seen.meet(expected, identity or "")
         self._check(version or "")
 
@@ -210,15 +210,21 @@ class RedisSession:
             raise self._told(error) from error
 
     def _call(self, script: str, args: tuple[str | bytes, ...]) -> Any:
+        """One run of a script. Its answer ends with a number that only this request has: the answer to another one is never taken for it."""
         sha, source = _script(script)
-        tail = (b"1", self._prefix.encode(), *[arg if isinstance(arg, bytes) else arg.encode() for arg in args], self._seen.text.encode())
+        self._asked += 1
+        number = b"%d" % self._asked
+        tail = (b"1", self._prefix.encode(), *[arg if isinstance(arg, bytes) else arg.encode() for arg in args], self._seen.text.encode(), number)
         try:
-            return self._straight(_command(b"EVALSHA", sha, *tail))
+            return self._straight(_command(b"EVALSHA", sha, *tail), number)
         except self._no_script:  # a server that was restarted, or is another one
-            return self._straight(_command(b"EVAL", source, *tail))
+            return self._straight(_command(b"EVAL", source, *tail), number)
 
-    def _straight(self, command: bytes) -> Any:
-        """One command on our own connection. After a pause it is looked at first: a server may have closed it meanwhile."""
+    def _straight(self, command: bytes, number: bytes) -> Any:
+        """One command on our own connection. After a pause it is looked at first: a server may have closed it meanwhile.
+
+        After an error the connection is closed, whatever the error is: what comes next on it may belong to this request.
+        """
         link, now = self._link, time.monotonic()
         if link is None:
             link = self._link = self._client.connection_pool.get_connection()
@@ -231,33 +237,44 @@ class RedisSession:
                 link.disconnect()
         self._used = now
         link.send_packed_command((command,))  # connects if need be
-        sock = getattr(link, "_sock", None)
-        if type(sock) is not socket.socket:  # TLS: nothing can be looked at before it is taken
-            return link.read_response()
-        # Most answers are one text, and the client's parser takes longer for it than the server did. Any other is left where it is, for the parser.
         try:
-            seen = sock.recv(_PEEKED, socket.MSG_PEEK)
-            if seen[:1] == b"$":
-                head, _, text = seen.partition(b"\r\n")
-                if len(text) == int(head[1:]) + 2:
-                    sock.recv(len(seen))
-                    return text[:-2].decode()
+            return self._answer(link, number)
         except TimeoutError:
             link.disconnect()
             raise self._late("Timeout reading from socket") from None
         except OSError as error:
             link.disconnect()
             raise self._cut(f"Error while reading from socket: {error}") from None
-        except BaseException:  # an interrupt: this answer must not become the next one's
+        except BaseException:  # also an interrupt: this answer must not become the next one's
             link.disconnect()
             raise
-        return link.read_response()
+
+    def _answer(self, link: Any, number: bytes) -> Any:
+        sock = getattr(link, "_sock", None)
+        if type(sock) is socket.socket:  # with TLS nothing can be looked at before it is taken
+            # Most answers are one text, and the client's parser takes longer for it than the server did. Any other is left where it is, for the parser.
+            seen, end = sock.recv(_PEEKED, socket.MSG_PEEK), b"\r\n$%d\r\n%b\r\n" % (len(number), number)
+            if seen.startswith(b"*2\r\n$") and seen.endswith(end):
+                size, _, text = seen[5 : -len(end)].partition(b"\r\n")
+                if size.isdigit() and len(text) == int(size):
+                    sock.recv(len(seen))
+                    return text.decode()
+        found = link.read_response()
+        if type(found) is not list or len(found) != 2 or found[1] != number.decode():
+            raise self._cut("the server sent the answer to another request")
+        return found[0]
 
     def _do(self, *command: Any) -> Any:
         try:
             return self._send(*command)
         except self._errors as error:
             raise self._told(error) from error
+
+    def _values(self, *keys: str) -> list[str | None]:
+        found = self._do("MGET", *(self._prefix + key for key in keys))
+        if type(found) is not list or len(found) != len(keys):
+            raise StoreOutage(f"{self._name}: the server sent the answer to another request")
+        return found
 
     def _told(self, error: Exception) -> RunGuardError:
         """Errors of the server and of the way to it in our terms: what may pass, and what somebody must repair."""
@@ -280,7 +297,7 @@ class RedisSession:
                 if self._link is not None:
                     self._link.disconnect()
             return StoreOutage(f"{name}: {text}")
-        if isinstance(error, exceptions.ConnectionError | exceptions.TimeoutError | OSError):
+        if isinstance(error, exceptions.ConnectionError | exceptions.TimeoutError | exceptions.InvalidResponse | OSError) or "Protocol error" in text:
             return StoreOutage(f"{name}: {text or type(error).__name__}")
         if "WRONGTYPE" in text:
             return StoreError(f"{name}: a key that begins with {self._prefix} is not of the right type: something else uses it; choose another ?namespace=name")
@@ -392,14 +409,14 @@ class RedisSession:
 
     def get(self, name: str) -> tuple[int, str]:
         expected = self._seen.text
-        identity, version, text = self._do("MGET", *(f"{self._prefix}{key}" for key in (f"t:{IDENTITY}", f"v:{name}", f"t:{name}")))
+        identity, version, text = self._values(f"t:{IDENTITY}", f"v:{name}", f"t:{name}")
         self._seen.meet(expected, identity or "")
         if (version is None) != (text is None):
             raise StoreError(
                 f"{self._name}: the document '{name}' is damaged: its version or its text is missing. Restore the store from a backup, "
                 "or remove the document: runguard store repair"
             )
-        return (int(version), text) if version is not None else (0, "")
+        return (int(version), text) if version is not None and text is not None else (0, "")
 
     def put(self, name: str, version: int, text: str) -> bool:
         return bool(self._run("put", name, str(version), text))
@@ -478,7 +495,7 @@ def _script(name: str) -> tuple[bytes, bytes]:
     """The digest and the text of a script."""
     folder = files("runguard.ledger") / "scripts"
     common, own = ((folder / f"{part}.lua").read_text(encoding="utf-8") for part in ("common", name))
-    source = f"local SCHEMA = '{SCHEMA_VERSION}'\n{common}\n{own}".encode()
+    source = f"local SCHEMA = '{SCHEMA_VERSION}'\n{common}\nlocal function answer()\n{own}\nend\nreturn {{ answer(), NUMBER }}\n".encode()
     return hashlib.sha1(source, usedforsecurity=False).hexdigest().encode(), source
 
 

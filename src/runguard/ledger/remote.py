@@ -292,8 +292,8 @@ class StoreLedger(Waiting):
         except BaseException as error:
             if isinstance(error, StoreError) and not isinstance(error, UnforeseenError):
                 self._lose(fact)
-                if self.lost == 1:  # counted always, logged once: the store needs manual repair, not a flood of lines
-                    _log.error("runguard.store_error: what was spent cannot be booked: %s", error)
+                if self.lost == 1 or (fact.repeatable and self._unbooked == 1):  # counted always, logged once: the store needs manual repair
+                    _log.error("runguard.store_error: %s cannot be booked: %s", "what was spent" if fact.repeatable else "a record", error)
                 self._drop_session()
                 return True
             self._fault()
@@ -353,12 +353,19 @@ class StoreLedger(Waiting):
             self._drop_session()  # whoever needs the store finds out
 
     def _tell_one(self, fact: Fact) -> None:
-        cuts = 0
+        cuts = errors = 0
         while True:
             try:
                 with self._in_store():
                     reply = fact.tell(self.session())
                 break
+            except UnforeseenError:
+                raise
+            except StoreError:
+                errors += 1
+                if errors >= TRIES or not fact.repeatable:
+                    raise
+                self._drop_session()  # a damaged answer, or one to another request, may look like this: only what new connections say as well is final
             except StoreOutage as error:
                 fresh = getattr(self._local, "fresh", True)
                 self._drop_session()

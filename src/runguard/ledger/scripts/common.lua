@@ -1,4 +1,4 @@
--- What the scripts share; it is put in front of each, after a line that defines SCHEMA.
+-- What the scripts share; it is put in front of each, after a line that defines SCHEMA. The script itself becomes a function.
 --
 -- An account is a hash. Its amounts are texts of three whole numbers, "usd tokens calls": legible in redis-cli, and one HMGET gets
 -- them all; a cap that is no limit is "-". Numbers become texts by %.0f alone: tostring() rounds to 14 digits.
@@ -10,8 +10,8 @@
 local P, MAX, ZERO, KEEP, PERIODS_KEPT, HUGE = KEYS[1], 9007199254740991, '0 0 0', 86400, 3456000, math.huge
 local LINE = '^(%S+) (%S+) ((%S+) (%S+) (%S+)) (.*)$'
 local call, match, format, find = redis.call, string.match, string.format, string.find
--- The last argument is the identity of the store that the caller has worked with.
-local ID = table.remove(ARGV)
+-- The last two arguments are the identity of the store that the caller has worked with, and the number of the request, which ends the answer.
+local NUMBER, ID = table.remove(ARGV), table.remove(ARGV)
 
 local function refuse(text)
   error('RUNGUARD ' .. text, 0)
