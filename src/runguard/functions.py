@@ -13,7 +13,7 @@ from contextlib import contextmanager, suppress
 from contextvars import ContextVar, Token
 from difflib import get_close_matches
 from functools import update_wrapper
-from typing import Any, Final, ParamSpec, TypeVar, overload
+from typing import Any, Final, ParamSpec, TypeVar, Unpack, overload
 
 from runguard.caller import RUN, Call, Caller, RunContext, owners_of
 from runguard.charges import OWNERS, Charge
@@ -24,6 +24,7 @@ from runguard.policy import Policy
 from runguard.reading import Reading, Request, earlier_in, read
 from runguard.streams import AsyncStream, Pending, Stream, drop_all, is_manager, manage
 from runguard.turns import Turn, called
+from runguard.typed_settings import FunctionSettings
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
@@ -34,10 +35,10 @@ _OWN: Final = ("budget", "loop", "context", "breaker", "tokens", "signature", "c
 
 
 @overload
-def guard(fn: Callable[_P, _R], /, **keywords: Any) -> Callable[_P, _R]: ...
+def guard(fn: Callable[_P, _R], /, **keywords: Unpack[FunctionSettings]) -> Callable[_P, _R]: ...
 @overload
-def guard(fn: None = None, /, **keywords: Any) -> Callable[[Callable[_P, _R]], Callable[_P, _R]]: ...
-def guard(fn: Callable[..., Any] | None = None, /, **keywords: Any) -> Any:
+def guard(fn: None = None, /, **keywords: Unpack[FunctionSettings]) -> Callable[[Callable[_P, _R]], Callable[_P, _R]]: ...
+def guard(fn: Callable[..., Any] | None = None, /, **keywords: Unpack[FunctionSettings]) -> Any:
     """Guard a function that calls a model. Also a decorator: ``@guard(budget={"max_usd": 2})``.
 
     ``budget``: ``max_usd``, ``max_tokens``, ``max_calls`` of the run; ``per_minute``, ``per_hour``, ``per_day``, ``per_week``,
@@ -52,16 +53,16 @@ def guard(fn: Callable[..., Any] | None = None, /, **keywords: Any) -> Any:
     The guarded function has ``trips``, ``spend()``, ``budgets()``, ``extend()``, ``stop()``, ``resume()``, ``snapshot()``, ``flush()`` and
     ``reset()``.
     """
-    return _wrapped(fn, keywords, _guard)
+    return _wrapped(fn, {**keywords}, _guard)
 
 
 @overload
-def guard_async(fn: Callable[_P, _R], /, **keywords: Any) -> Callable[_P, _R]: ...
+def guard_async(fn: Callable[_P, _R], /, **keywords: Unpack[FunctionSettings]) -> Callable[_P, _R]: ...
 @overload
-def guard_async(fn: None = None, /, **keywords: Any) -> Callable[[Callable[_P, _R]], Callable[_P, _R]]: ...
-def guard_async(fn: Callable[..., Any] | None = None, /, **keywords: Any) -> Any:
+def guard_async(fn: None = None, /, **keywords: Unpack[FunctionSettings]) -> Callable[[Callable[_P, _R]], Callable[_P, _R]]: ...
+def guard_async(fn: Callable[..., Any] | None = None, /, **keywords: Unpack[FunctionSettings]) -> Any:
     """``guard`` for a coroutine function, or one that returns an async iterator."""
-    return _wrapped(fn, keywords, _guard_async)
+    return _wrapped(fn, {**keywords}, _guard_async)
 
 
 def _wrapped(fn: Callable[..., Any] | None, keywords: dict[str, Any], wrap: Callable[[Callable[..., Any], Caller, Caller | None], Any]) -> Any:
@@ -100,7 +101,9 @@ def _settings(keywords: dict[str, Any]) -> Settings:
 
 
 @contextmanager
-def run(*, user: str = "", session: str = "", app: str = "", labels: Mapping[str, str] | None = None, **limits: Any) -> Iterator[RunContext]:
+def run(
+    *, user: str = "", session: str = "", app: str = "", labels: Mapping[str, str] | None = None, **limits: Unpack[FunctionSettings]
+) -> Iterator[RunContext]:
     """One run: every guarded call in the block belongs to it, with fresh counters, on the account of this user and session.
 
     With ``budget=`` or other limits of ``guard``, they hold for all guarded calls in the block together. The same in async code.
@@ -110,8 +113,8 @@ def run(*, user: str = "", session: str = "", app: str = "", labels: Mapping[str
             raise PolicyError(f"{name} = {value!r}: give a text")
     if labels is not None and not (isinstance(labels, Mapping) and all(isinstance(text, str) for pair in labels.items() for text in pair)):
         raise PolicyError("labels: give a mapping of texts to texts, such as {'team': 'search'}")
-    _check_names(limits, ("user", "session", "app", "labels"))
-    here = RunContext(app, user, session, labels, _caller(app or "run", limits) if limits else None)
+    _check_names({**limits}, ("user", "session", "app", "labels"))
+    here = RunContext(app, user, session, labels, _caller(app or "run", {**limits}) if limits else None)
     here.outer = RUN.get()
     if here.caller is not None:
         here.caller.context = here

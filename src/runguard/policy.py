@@ -117,17 +117,17 @@ class ToolRule(BaseModel):
 
     model_config = _FORBID
 
-    polling: bool = Field(False, description="Asks for a state until it changes: judged by time without change, not by count.")
-    paging: bool = Field(False, description="Moves on with every call, whatever it answers (next page, scroll): repetition rules leave it alone.")
-    max_calls: Count | None = Field(None, description="Calls allowed in one run, the whole tree counted.")
-    max_seconds: Duration | None = Field(None, description="An async call is ended after this time; a sync one is judged when it returns.")
-    writes: bool = Field(False, description="Changes the world: its success is progress, so reading again afterwards is no repetition.")
-    once: bool = Field(False, description="A success with the same arguments is not repeated within the session.")
-    exempt: bool = Field(False, description="No loop or failure rule looks at this tool; limits still count it.")
-    identity: tuple[str, ...] | None = Field(None, description="The only arguments that make two calls different.", strict=False)
-    volatile: tuple[str, ...] = Field((), description="Arguments, and top-level fields of the answer, that never count.", strict=False)
+    polling: bool = Field(default=False, description="Asks for a state until it changes: judged by time without change, not by count.")
+    paging: bool = Field(default=False, description="Moves on with every call, whatever it answers (next page, scroll): repetition rules leave it alone.")
+    max_calls: Count | None = Field(default=None, description="Calls allowed in one run, the whole tree counted.")
+    max_seconds: Duration | None = Field(default=None, description="An async call is ended after this time; a sync one is judged when it returns.")
+    writes: bool = Field(default=False, description="Changes the world: its success is progress, so reading again afterwards is no repetition.")
+    once: bool = Field(default=False, description="A success with the same arguments is not repeated within the session.")
+    exempt: bool = Field(default=False, description="No loop or failure rule looks at this tool; limits still count it.")
+    identity: tuple[str, ...] | None = Field(default=None, description="The only arguments that make two calls different.", strict=False)
+    volatile: tuple[str, ...] = Field(default=(), description="Arguments, and top-level fields of the answer, that never count.", strict=False)
     failed: dict[str, Any] | Callable[[Any], bool] | None = Field(
-        None, description="What counts as failure: fields with the values that say so, or a function of the answer."
+        default=None, description="What counts as failure: fields with the values that say so, or a function of the answer."
     )
 
     @model_validator(mode="after")
@@ -142,65 +142,77 @@ class PolicyFile(BaseModel):
 
     model_config = _FORBID
 
-    mode: Literal["enforce", "shadow", "off"] = Field("enforce", description="enforce acts, shadow only records what it would have done, off does nothing.")
+    mode: Literal["enforce", "shadow", "off"] = Field(
+        default="enforce", description="enforce acts, shadow only records what it would have done, off does nothing."
+    )
     on_stop: Literal["stop", "raise"] = Field(
-        "stop", description="stop ends the run with a final event; raise does that and then raises RunStoppedError to the caller."
+        default="stop", description="stop ends the run with a final event; raise does that and then raises RunStoppedError to the caller."
     )
     on_guard_error: Literal["allow", "block"] = Field(
-        "allow", description="What a failure inside the guard means for the run. Faults of the store follow on_outage."
+        default="allow", description="What a failure inside the guard means for the run. Faults of the store follow on_outage."
     )
-    journal: bool = Field(True, description="With a durable store, keep each run's journal in it: names, numbers and digests, for replay and the dashboard.")
-    telemetry: bool = Field(True, description="Report to OpenTelemetry, where its API is installed.")
-    alerts: Receivers = Field(AlertSettings(), description="Who is told of stops, thresholds and outages: Slack, PagerDuty, webhooks, the log, functions.")
-    stop_text: str | None = Field(None, min_length=1, description="What the end user reads after a stop, instead of the built-in sentence.")
-    max_model_calls: Count | None = Field(None, description="Model calls of the run tree. None: the framework's own limit (ADK: 500), held for the tree.")
-    max_tool_calls: Count | None = Field(1000, description="Tool calls of the run tree.")
-    max_seconds: Duration | None = Field(None, description="Wall clock of the run.")
-    max_usd: Usd | None = Field(None, description="Dollars of the run tree.")
-    max_tokens: Annotated[int, Field(ge=1, le=10**15)] | None = Field(None, description="Tokens of the run tree, input and output.")
-    max_context_tokens: Count | None = Field(None, description="Largest prompt of one model call. None: the model's context window, where it is known.")
-    context_headroom: Annotated[int, Field(ge=0, le=10**9)] = Field(0, description="Tokens of the context to keep free.")
-    budgets: tuple[OneBudget, ...] = Field((), strict=False, description="Limits per session, user, app, agent, model, tool or label, with windows.")
-    prices: dict[str, Price | list[Price]] = Field({}, description="USD per million tokens, by model id or glob: adds to and overrides the price list.")
-    models: dict[str, ModelLimits] = Field({}, description="Context window and output limit, by model id or glob, where they are not known or differ.")
+    journal: bool = Field(
+        default=True, description="With a durable store, keep each run's journal in it: names, numbers and digests, for replay and the dashboard."
+    )
+    telemetry: bool = Field(default=True, description="Report to OpenTelemetry, where its API is installed.")
+    alerts: Receivers = Field(
+        default=AlertSettings(), description="Who is told of stops, thresholds and outages: Slack, PagerDuty, webhooks, the log, functions."
+    )
+    stop_text: str | None = Field(default=None, min_length=1, description="What the end user reads after a stop, instead of the built-in sentence.")
+    max_model_calls: Count | None = Field(
+        default=None, description="Model calls of the run tree. None: the framework's own limit (ADK: 500), held for the tree."
+    )
+    max_tool_calls: Count | None = Field(default=1000, description="Tool calls of the run tree.")
+    max_seconds: Duration | None = Field(default=None, description="Wall clock of the run.")
+    max_usd: Usd | None = Field(default=None, description="Dollars of the run tree.")
+    max_tokens: Annotated[int, Field(ge=1, le=10**15)] | None = Field(default=None, description="Tokens of the run tree, input and output.")
+    max_context_tokens: Count | None = Field(default=None, description="Largest prompt of one model call. None: the model's context window, where it is known.")
+    context_headroom: Annotated[int, Field(ge=0, le=10**9)] = Field(default=0, description="Tokens of the context to keep free.")
+    budgets: tuple[OneBudget, ...] = Field(default=(), strict=False, description="Limits per session, user, app, agent, model, tool or label, with windows.")
+    prices: dict[str, Price | list[Price]] = Field(default={}, description="USD per million tokens, by model id or glob: adds to and overrides the price list.")
+    models: dict[str, ModelLimits] = Field(default={}, description="Context window and output limit, by model id or glob, where they are not known or differ.")
     on_unpriced: Literal["refuse", "tokens"] | Price = Field(
-        "refuse", description="A dollar limit and a model without a price: refuse the call, count tokens only, or take this price."
+        default="refuse", description="A dollar limit and a model without a price: refuse the call, count tokens only, or take this price."
     )
-    min_output_tokens: Count = Field(1024, description="When the rest of a budget cannot pay for a full answer, the answer is capped, down to this.")
-    store: str = Field("memory", min_length=1, description="Where accounts are kept: memory, sqlite:///path, redis://..., postgresql://... .")
-    store_timeout: Annotated[float, Field(gt=0, le=60, allow_inf_nan=False)] = Field(1.0, description="Seconds that one call of the store may take.")
+    min_output_tokens: Count = Field(default=1024, description="When the rest of a budget cannot pay for a full answer, the answer is capped, down to this.")
+    store: str = Field(default="memory", min_length=1, description="Where accounts are kept: memory, sqlite:///path, redis://..., postgresql://... .")
+    store_timeout: Annotated[float, Field(gt=0, le=60, allow_inf_nan=False)] = Field(default=1.0, description="Seconds that one call of the store may take.")
     on_outage: Literal["closed", "open"] = Field(
-        "closed", description="The store is away or damaged: closed makes no paid call without an account, open goes on and books later."
+        default="closed", description="The store is away or damaged: closed makes no paid call without an account, open goes on and books later."
     )
     hold_seconds: Annotated[float, Field(gt=0, le=86_400, allow_inf_nan=False)] = Field(
-        900.0, description="After this time the reservation of a worker that never came back is charged."
+        default=900.0, description="After this time the reservation of a worker that never came back is charged."
     )
     retention_days: Annotated[float, Field(gt=0, le=3660, allow_inf_nan=False)] = Field(
-        30.0, description="How long a store keeps records, ended runs and past periods."
+        default=30.0, description="How long a store keeps records, ended runs and past periods."
     )
     max_wait_seconds: Annotated[float, Field(ge=0, le=3600, allow_inf_nan=False)] = Field(
-        60.0, description="How long a call may wait for other calls' reservations when only those stand in its way."
+        default=60.0, description="How long a call may wait for other calls' reservations when only those stand in its way."
     )
     max_identical_tool_results: Annotated[int, Field(ge=2, le=10**9)] | None = Field(
-        None, description="Stop at this many equal failures of a tool, or equal answers to the same call."
+        default=None, description="Stop at this many equal failures of a tool, or equal answers to the same call."
     )
-    max_tool_failures: Count | None = Field(None, description="Failures in a row that a tool may have in one run, and across runs before its breaker opens.")
-    max_handoff_repeats: Annotated[int, Field(ge=2, le=10**9)] | None = Field(None, description="Stop at this many equal hand-offs without news.")
-    max_delegation_depth: Count | None = Field(5, description="Delegations made by a model, one inside the other.")
-    max_cycle_len: Annotated[int, Field(ge=1, le=64)] | None = Field(None, description="Longest circle of calls that cycle_repeats looks for.")
-    cycle_repeats: Annotated[int, Field(ge=2, le=10**6)] | None = Field(None, description="Stop at this many rounds of one circle of calls.")
-    max_event_cost_ratio: Ratio | None = Field(None, description="Stop when an agent's prompts have grown to this many times its first ones.")
-    cost_baseline_events: Annotated[int, Field(ge=1, le=1000)] = Field(5, description="How many first and last model calls the growth ratio compares.")
-    max_concurrent_agents: Count | None = Field(None, description="Model calls in flight at once. None: 20, surplus waits.")
+    max_tool_failures: Count | None = Field(
+        default=None, description="Failures in a row that a tool may have in one run, and across runs before its breaker opens."
+    )
+    max_handoff_repeats: Annotated[int, Field(ge=2, le=10**9)] | None = Field(default=None, description="Stop at this many equal hand-offs without news.")
+    max_delegation_depth: Count | None = Field(default=5, description="Delegations made by a model, one inside the other.")
+    max_cycle_len: Annotated[int, Field(ge=1, le=64)] | None = Field(default=None, description="Longest circle of calls that cycle_repeats looks for.")
+    cycle_repeats: Annotated[int, Field(ge=2, le=10**6)] | None = Field(default=None, description="Stop at this many rounds of one circle of calls.")
+    max_event_cost_ratio: Ratio | None = Field(default=None, description="Stop when an agent's prompts have grown to this many times its first ones.")
+    cost_baseline_events: Annotated[int, Field(ge=1, le=1000)] = Field(default=5, description="How many first and last model calls the growth ratio compares.")
+    max_concurrent_agents: Count | None = Field(default=None, description="Model calls in flight at once. None: 20, surplus waits.")
     on_surplus: Literal["queue", "refuse"] | None = Field(
-        None, description="What surplus model calls do: wait, or be refused (the default once max_concurrent_agents is set)."
+        default=None, description="What surplus model calls do: wait, or be refused (the default once max_concurrent_agents is set)."
     )
-    max_fan_out: Count | None = Field(None, description="Branches one node may start at once. None: 100, or unlimited once max_concurrent_agents is set.")
-    max_tool_result_chars: Count | None = Field(None, description="Larger tool answers are kept out of the history.")
-    half_open_reset_seconds: Seconds = Field(60.0, description="How long an open breaker waits before its one probe.")
-    max_nudges: Annotated[int, Field(ge=0, le=1000)] = Field(2, description="Nudges in one run.")
-    rules: dict[str, dict[str, RungNumber] | bool] = Field({}, description="Rungs per rule, or false to switch a rule off.")
-    tools: dict[str, ToolRule] = Field({}, description="Rules per tool name or glob.")
+    max_fan_out: Count | None = Field(
+        default=None, description="Branches one node may start at once. None: 100, or unlimited once max_concurrent_agents is set."
+    )
+    max_tool_result_chars: Count | None = Field(default=None, description="Larger tool answers are kept out of the history.")
+    half_open_reset_seconds: Seconds = Field(default=60.0, description="How long an open breaker waits before its one probe.")
+    max_nudges: Annotated[int, Field(ge=0, le=1000)] = Field(default=2, description="Nudges in one run.")
+    rules: dict[str, dict[str, RungNumber] | bool] = Field(default={}, description="Rungs per rule, or false to switch a rule off.")
+    tools: dict[str, ToolRule] = Field(default={}, description="Rules per tool name or glob.")
 
     @field_validator("rules")
     @classmethod
@@ -258,11 +270,13 @@ def _check_rule(rule: str, rungs: Mapping[str, float] | bool) -> None:
 class Policy(PolicyFile):
     """A policy with the parts that only code can give. Frozen; ``Policy.build`` is the way to make one."""
 
-    tool_result_normalizer: dict[str, Callable[[Any], Any]] = Field({}, description="Per tool: what of an answer counts for its identity.")
-    on_trip: Callable[..., Any] | None = Field(None, description="Called with each Trip, off the path of the run.")
-    on_decision: Callable[..., Any] | None = Field(None, description="Called with each decision that is not allow, off the path of the run.")
-    tokens: Callable[..., Any] | None = Field(None, description="Counts the tokens of a request, now or awaited. None: estimated, exact after the first call.")
-    clock: Callable[[], float] | None = Field(None, description="Seconds; for tests and replay. None: the system's clock.")
+    tool_result_normalizer: dict[str, Callable[[Any], Any]] = Field(default={}, description="Per tool: what of an answer counts for its identity.")
+    on_trip: Callable[..., Any] | None = Field(default=None, description="Called with each Trip, off the path of the run.")
+    on_decision: Callable[..., Any] | None = Field(default=None, description="Called with each decision that is not allow, off the path of the run.")
+    tokens: Callable[..., Any] | None = Field(
+        default=None, description="Counts the tokens of a request, now or awaited. None: estimated, exact after the first call."
+    )
+    clock: Callable[[], float] | None = Field(default=None, description="Seconds; for tests and replay. None: the system's clock.")
 
     @classmethod
     def build(cls, **keywords: Any) -> Self:

@@ -8,7 +8,7 @@ before a call and last after it. Runs of different sessions never affect each ot
 import inspect
 from collections.abc import Callable, Sequence
 from itertools import count
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 from google.adk.agents import BaseAgent, LlmAgent
 from google.adk.agents.callback_context import CallbackContext
@@ -56,7 +56,7 @@ class ADKCostBreaker:
         half_open_reset_seconds: float = 60,
         *,
         name: str = "runguard_breaker",
-        on_stop: str = "raise",
+        on_stop: Literal["stop", "raise"] = "raise",
         **policy: Any,
     ) -> None:
         self.max_identical_tool_results = max_identical_tool_results

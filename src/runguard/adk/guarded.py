@@ -11,7 +11,7 @@ import secrets
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, Final, Unpack
 
 from google.adk.agents.invocation_context import InvocationContext
 from google.adk.models.base_llm import BaseLlm
@@ -32,6 +32,7 @@ from runguard.errors import PolicyError, RunStoppedError
 from runguard.events import ROOT_LANE, AgentEntered, Answer, RunInfo, ToolResults
 from runguard.policy import Policy
 from runguard.runs import Run
+from runguard.typed_settings import PolicySettings
 
 _UNNAMED: Final = "(model)"
 _AGENT_LABEL: Final = "adk_agent_name"
@@ -66,7 +67,7 @@ class GuardedLlm(Controls, BaseLlm):
     _alone: _Guarded | None = PrivateAttr(default=None)
     _number: int = PrivateAttr(default_factory=itertools.count(1).__next__)  # the same in every process of the same program
 
-    def __init__(self, model: BaseLlm | str, **policy: Any) -> None:
+    def __init__(self, model: BaseLlm | str, **policy: Unpack[PolicySettings]) -> None:
         inner = LLMRegistry.new_llm(model) if isinstance(model, str) else model
         if not isinstance(inner, BaseLlm):
             raise PolicyError(f"GuardedLlm({model!r}): give a model of google-adk, or the name of one")

@@ -1,17 +1,18 @@
 """``runguard.install()``: one line that guards every Runner of the process, built before or after it."""
 
 import sys
-from typing import Any
+from typing import Any, Unpack
 
 from runguard.adk import runners
 from runguard.adk.plugin import RunGuardPlugin
 from runguard.errors import InstallError
 from runguard.policy import Policy
+from runguard.typed_settings import PolicySettings
 
 _place = ""
 
 
-def install(**policy: Any) -> RunGuardPlugin:
+def install(**policy: Unpack[PolicySettings]) -> RunGuardPlugin:
     """Guard every ADK Runner of this process. An equal second call returns the same plugin, a different one raises.
 
     An App that registers a ``RunGuardPlugin`` of its own keeps that one. Keywords are those of ``RunGuardPlugin``.

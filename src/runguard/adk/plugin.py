@@ -10,7 +10,7 @@ import time
 import weakref
 from collections.abc import Iterable
 from concurrent.futures import Future
-from typing import Any, Final
+from typing import Any, Final, Unpack
 
 from google.adk.agents import BaseAgent, ParallelAgent
 from google.adk.agents.callback_context import CallbackContext
@@ -49,6 +49,7 @@ from runguard.outcomes import was_done
 from runguard.policy import Policy
 from runguard.pricing import preload
 from runguard.runs import Lane, Run
+from runguard.typed_settings import PolicySettings
 
 _log: Final = logging.getLogger("runguard")
 # Members bound once: looking one up on its enum costs as much as the rest of a line.
@@ -66,7 +67,7 @@ class RunGuardPlugin(Controls, BasePlugin):
         """A copied App has the same guard: a second one would double its budgets."""
         return self
 
-    def __init__(self, *, name: str = NAME, **policy: Any) -> None:
+    def __init__(self, *, name: str = NAME, **policy: Unpack[PolicySettings]) -> None:
         BasePlugin.__init__(self, name=name)
         self.policy_error: str | None = None
         self.from_file_only = name != NAME and not policy  # how ``adk web --extra_plugins`` builds it

@@ -41,11 +41,11 @@ class _TokenPrices(BaseModel):
 
     input: USD = Field(description="Input tokens.")
     output: USD = Field(description="Output tokens, thinking included.")
-    cached: USD | None = Field(None, description="Input tokens read from a cache. None: as input.")
-    cache_write: USD | None = Field(None, description="Input tokens written to a cache. None: as input.")
-    audio: USD | None = Field(None, description="Audio input tokens. None: as input.")
-    cached_audio: USD | None = Field(None, description="Audio input tokens read from a cache. None: as audio if that is given, else as cached.")
-    audio_output: USD | None = Field(None, description="Audio output tokens. None: as output.")
+    cached: USD | None = Field(default=None, description="Input tokens read from a cache. None: as input.")
+    cache_write: USD | None = Field(default=None, description="Input tokens written to a cache. None: as input.")
+    audio: USD | None = Field(default=None, description="Audio input tokens. None: as input.")
+    cached_audio: USD | None = Field(default=None, description="Audio input tokens read from a cache. None: as audio if that is given, else as cached.")
+    audio_output: USD | None = Field(default=None, description="Audio output tokens. None: as output.")
 
 
 class Tier(_TokenPrices):
@@ -57,8 +57,8 @@ class Tier(_TokenPrices):
 class Price(_TokenPrices):
     """The price of a model in USD per million tokens, as given in ``prices=``."""
 
-    tiers: tuple[Tier, ...] = Field((), strict=False, description="Other prices for calls with long inputs.")
-    since: date | None = Field(None, strict=False, description="First day (UTC) of this price; of several prices the latest that has begun applies.")
+    tiers: tuple[Tier, ...] = Field(default=(), strict=False, description="Other prices for calls with long inputs.")
+    since: date | None = Field(default=None, strict=False, description="First day (UTC) of this price; of several prices the latest that has begun applies.")
 
     @field_validator("since", mode="before")
     @classmethod
@@ -80,8 +80,8 @@ class ModelLimits(BaseModel):
 
     model_config = _FORBID
 
-    context_window: int | None = Field(None, ge=1, le=10**12, description="Input tokens that fit. None: what is known about the model.")
-    max_output_tokens: int | None = Field(None, ge=1, le=10**12, description="Output tokens of one call. None: what is known about the model.")
+    context_window: int | None = Field(default=None, ge=1, le=10**12, description="Input tokens that fit. None: what is known about the model.")
+    max_output_tokens: int | None = Field(default=None, ge=1, le=10**12, description="Output tokens of one call. None: what is known about the model.")
 
 
 def rates_of(price: Price, source: str, *, estimated: bool = False) -> Rates:
