@@ -4,6 +4,7 @@ import asyncio
 import gc
 import sqlite3
 import sys
+import tracemalloc
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -11,7 +12,7 @@ from unittest import mock
 import pytest
 
 from runguard import Budget, session_growth
-from runguard.accounts import spending
+from runguard.accounts import history, spending
 from runguard.conductor import Guard
 from runguard.events import ROOT_LANE, Answer, ModelCall, ModelResult, RunInfo, ToolCall, ToolResults
 from runguard.ledger import memory, remote
@@ -87,6 +88,41 @@ async def test_finished_sessions_leave_memory_flat(kind: str, tmp_path: Path) ->
     assert 20 <= len(known) <= FEW
     assert not [account.key for account in known if account.scope.startswith("run:")], "a run's own account ends with it"
     assert guard.accounts.budgets("app:app")[0].reserved == 0
+
+
+async def test_a_finished_session_leaves_a_few_bytes_in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its account is kept, as it may come back: as objects 1,000 bytes, packed less than 250."""
+    monkeypatch.setattr(memory, "_UNPACKED_KEPT", 64)
+    monkeypatch.setattr(history, "_UNPACKED_KEPT", 64)
+    monkeypatch.setattr(spending, "_HISTORY_KEPT", FEW)
+    monkeypatch.setattr(session_growth, "SESSIONS_KEPT", FEW)
+    guard = a_guard("memory", BUDGETS)
+    tracemalloc.start()
+    try:
+        await sessions(guard, 0, 200)
+        gc.collect()
+        before, _ = tracemalloc.get_traced_memory()
+        await sessions(guard, 200, 1_500)
+        gc.collect()
+        after, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert len(guard.accounts.ledger.known()) >= 1_700
+    assert (after - before) / 1_500 < 250, "bytes per session"
+
+
+async def test_a_session_that_comes_back_goes_on_with_what_it_spent(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory, "_UNPACKED_KEPT", 8)
+    guard = a_guard("memory", [Budget(calls=3, per="session")])
+    await sessions(guard, 0, 100)  # two calls each
+    assert guard.accounts.budgets("session:app/user-1/session-1")[0].spent == 2
+    await sessions(guard, 100, 100)
+    with pytest.raises(AssertionError):  # its second call is the fourth of the session
+        await session(guard, 1)
+    assert guard.accounts.budgets("session:app/user-1/session-1")[0].spent == 3
+    assert guard.accounts.extend("session:app/session-2", calls=2)[0].limit == 5, "a session's short name finds it where it is packed"
+    await sessions(guard, 200, 100)
+    assert [(b.spent, b.limit) for b in guard.accounts.budgets("session:app/user-2/session-2")] == [(2, 5)]
 
 
 def size(path: Path) -> int:

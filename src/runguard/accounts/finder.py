@@ -57,9 +57,9 @@ class AccountFinder:
         kind, _, rest = scope.partition(":")
         parts = rest.split("/")
         if kind == "session" and len(parts) == 2 and not found:  # without the user, where only one can be meant
-            same = [a for a in self._ledger.accounts() if a.scope.startswith(f"session:{parts[0]}/") and a.scope.endswith(f"/{parts[1]}")]
-            if len({a.scope for a in same}) == 1:
-                return [a for a in same if a.ends is None or a.ends > now]
+            scopes = {a.scope for a in self._ledger.accounts() if a.scope.startswith(f"session:{parts[0]}/") and a.scope.endswith(f"/{parts[1]}")}
+            if len(scopes) == 1:
+                return [a for a in self._ledger.find(scopes.pop()) if a.ends is None or a.ends > now]
         have = {a.key for a in found}
         for meter in self.meters:  # a scope that has spent nothing yet
             if meter.per.kind == kind and (named := _scope_named(kind, parts, purses)) is not None:

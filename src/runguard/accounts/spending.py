@@ -1,9 +1,9 @@
 """Who spent what: per agent, model and tool of each run, and in all of its session, its user and its app. With or without a budget."""
 
 import threading
-from collections import OrderedDict
 from typing import Any, Final
 
+from runguard.accounts.history import History
 from runguard.budget import to_usd
 from runguard.charges import LINES_KEPT, Charge, Entry, Purse, Tally, add_tally, flat_limits, scopes_of, split_by, totals
 from runguard.errors import PolicyError
@@ -18,7 +18,7 @@ class Spending:
 
     def __init__(self) -> None:
         self.purses: dict[str, Purse] = {}  # of the runs under way
-        self.history: OrderedDict[str, Tally] = OrderedDict()  # of those that are over, by scope; "" is all of them
+        self.history = History()  # of those that are over, by scope; "" is all of them
         self._lock = threading.Lock()
 
     def begin(self, info: RunInfo) -> Purse:
@@ -34,13 +34,9 @@ class Spending:
             purse.ended = True
             if not purse.tally:
                 return
-            for scope in ("", *scopes_of(info)):
-                kept = self.history.setdefault(scope, {})
-                self.history.move_to_end(scope)
-                add_tally(kept, purse.tally)
-            while len(self.history) > _HISTORY_KEPT:
-                oldest = next(key for key in self.history if key)
-                del self.history[oldest]
+            for scope in (*scopes_of(info), ""):  # "" last: what was used last is never forgotten
+                add_tally(self.history.changing(scope), purse.tally)
+            self.history.keep(_HISTORY_KEPT)
 
     def opened(self, charge: Charge) -> None:
         """A call leaves, with what is held for it."""
@@ -93,8 +89,8 @@ class Spending:
                 purse.unpriced += entry.unpriced
                 purse.estimated += entry.estimated
             if purse.ended:  # told after the end of its run, whose figures have moved on
-                for scope in ("", *scopes_of(purse.info)):
-                    kept_there = self.history.setdefault(scope, {})
+                for scope in (*scopes_of(purse.info), ""):
+                    kept_there = self.history.changing(scope)
                     if before is not None and charge.entry in kept_there:
                         kept_there[charge.entry].add(before, -1)
                     add_tally(kept_there, {key: entry})
@@ -115,7 +111,7 @@ class Spending:
         total: Tally = {}
         reserved = 0
         with self._lock:
-            add_tally(total, self.history.get(scope or "", {}))
+            add_tally(total, self.history.of(scope or ""))
             for purse in list(self.purses.values()):
                 if scope is None or scope in scopes_of(purse.info):
                     add_tally(total, purse.tally)

@@ -19,6 +19,7 @@ class Account:
     """One scope in one period. Numbers are nano-USD, tokens, calls."""
 
     __slots__ = (
+        "__weakref__",
         "alert",
         "cap_calls",
         "cap_tokens",
@@ -210,10 +211,10 @@ class Ledger(Protocol):
         """The accounts of a scope, the current period's last."""
 
     def accounts(self) -> list[Account]:
-        """Every account there is, for those who look in."""
+        """Every account there is, to look at. Some may be copies: to change one, get it from ``find`` or ``account``."""
 
     def known(self) -> list[Account]:
-        """The accounts of which something is known in this process, without asking anybody."""
+        """The accounts of which something is known in this process, without asking the store. To look at, as ``accounts``."""
 
     def forget(self, scope: str) -> None:
         """A run has ended: its own accounts are not needed any more."""

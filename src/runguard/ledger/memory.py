@@ -1,18 +1,28 @@
-"""The ledger of one process: dictionaries and a lock."""
+"""The ledger of one process: dictionaries and a lock.
+
+Up to 100,000 accounts are kept. Those that are not in use are packed (``packed``): an account object takes about 1,000 bytes, a packed one
+less than 200.
+"""
 
 import logging
 import math
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import islice
+from types import MappingProxyType
 from typing import Any, Final
+from weakref import ref
 
 from runguard.budget import NOTHING, UNLIMITED, Amount, share_of, unit_reached
 from runguard.ledger.base import Account, Hold, Refusal, Waiting, refusal_of, wake
+from runguard.ledger.packed import PackedAccounts, can_be_packed
 from runguard.ledger.store import Session
 
 _log: Final = logging.getLogger("runguard")
 _ACCOUNTS_KEPT: Final = 100_000
+_PAGES: Final = 16  # of packed accounts; the oldest page is forgotten at once
+_UNPACKED_KEPT: Final = 2_048  # accounts; beyond that the older half is packed
 _CLOCK_BACK_S: Final = 60.0  # calls that are made at once come in any order, seconds apart at most
 _END_OF_TIME: Final = 253_402_300_800.0  # the year 10000, beyond which no calendar goes
 
@@ -24,8 +34,10 @@ class MemoryLedger(Waiting):
         super().__init__()
         self.name, self.is_shared, self.worker = "memory", False, ""
         self._control = ""
-        self._accounts: OrderedDict[str, Account] = OrderedDict()
+        self._accounts: OrderedDict[str, Account] = OrderedDict()  # by key, the latest used last
         self._by_scope: dict[str, list[Account]] = {}
+        self._packed = PackedAccounts(max(_ACCOUNTS_KEPT // _PAGES, 1))  # all accounts of a scope are here, or all are above
+        self._pack_at = _UNPACKED_KEPT
         self._told_full = self._told_back = False
         self._latest = -math.inf
         self._open: dict[float, OrderedDict[Hold, None]] = {}  # holds by their time to live
@@ -46,12 +58,16 @@ class MemoryLedger(Waiting):
 
     def account(self, key: str, scope: str, window: str | None, ends: float | None, caps: Amount, begins: float | None = None) -> Account:
         with self._lock:
+            if scope in self._packed:
+                self._unpack_locked(scope)
             account = self._accounts.get(key)
             if account is None:
                 account = self._accounts[key] = Account(key, scope, window, ends)
                 self._drop_past_locked(account)
                 self._by_scope.setdefault(scope, []).append(account)
-                if len(self._accounts) > _ACCOUNTS_KEPT:
+                if len(self._accounts) > self._pack_at:
+                    self._pack_locked()
+                if len(self._accounts) + len(self._packed) > _ACCOUNTS_KEPT:
                     self._make_room_locked(account)
             else:
                 self._accounts.move_to_end(key)
@@ -181,18 +197,22 @@ class MemoryLedger(Waiting):
     def find(self, scope: str) -> list[Account]:
         with self._lock:
             self._charge_expired_locked(time.monotonic())
+            if scope in self._packed:
+                self._unpack_locked(scope)
             return sorted(self._by_scope.get(scope, ()), key=lambda a: a.ends or 0.0)
 
     def accounts(self) -> list[Account]:
         with self._lock:
             self._charge_expired_locked(time.monotonic())
-            return list(self._accounts.values())
+            in_use, packed = list(self._accounts.values()), self._packed.copies()
+        return [*packed, *in_use]
 
     def known(self) -> list[Account]:
         return self.accounts()
 
     def forget(self, scope: str) -> None:
         with self._lock:
+            self._packed.take(scope)
             for account in self._by_scope.pop(scope, ()):
                 self._accounts.pop(account.key, None)
 
@@ -236,18 +256,53 @@ class MemoryLedger(Waiting):
             self._accounts.pop(old.key, None)
 
     def _make_room_locked(self, newest: Account) -> None:
-        """The oldest account without a hold goes. Its scope starts anew if it comes back: said once, as it resets a limit."""
-        for key, account in self._accounts.items():
-            if account.held == NOTHING and account is not newest:
-                del self._accounts[key]
-                mine = self._by_scope[account.scope]
-                mine.remove(account)
-                if not mine:
-                    del self._by_scope[account.scope]
-                break
+        """Forget what was not used for longest, packed accounts first, but no account with a hold. Log it once: a scope that comes back begins at zero."""
+        if self._packed:
+            self._packed.drop_oldest()
+        else:
+            oldest = next((a for a in self._accounts.values() if a.held == NOTHING and a is not newest), None)
+            if oldest is not None:
+                self._remove_locked(oldest)
         if not self._told_full:
             self._told_full = True
             _log.warning("runguard.ledger_full: more than %d accounts in memory, the oldest are forgotten", _ACCOUNTS_KEPT)
+
+    def _remove_locked(self, account: Account) -> None:
+        self._accounts.pop(account.key, None)
+        mine = self._by_scope[account.scope]
+        mine.remove(account)
+        if not mine:
+            del self._by_scope[account.scope]
+
+    def _pack_locked(self) -> None:
+        """Pack the older half of the accounts, except those that somebody uses. An account in use counts as used now."""
+        for scope in {account.scope: None for account in islice(self._accounts.values(), len(self._accounts) - _UNPACKED_KEPT // 2)}:
+            if all(map(can_be_packed, self._by_scope[scope])):
+                self._pack_scope_locked(scope)
+        self._pack_at = max(_UNPACKED_KEPT, len(self._accounts) * 5 // 4)  # not again for every account while thousands are in use
+
+    def _pack_scope_locked(self, scope: str) -> None:
+        """Pack a scope if this ledger alone refers to its accounts.
+
+        A run, a hold or a caller may refer to one and would go on with an object that no longer counts. Weak references show that: once the
+        ledger lets go of an account, they are dead, unless somebody else has it.
+        """
+        accounts = self._by_scope.pop(scope)
+        for account in accounts:
+            del self._accounts[account.key]
+        self._packed.put(scope, accounts)
+        kept = [ref(account) for account in accounts]
+        del accounts, account
+        in_use = {used.key: used for one in kept if (used := one()) is not None}
+        if in_use:
+            self._unpack_locked(scope, in_use)
+
+    def _unpack_locked(self, scope: str, in_use: Mapping[str, Account] = MappingProxyType({})) -> None:
+        """``in_use``: accounts that are still there as objects, by key."""
+        accounts = [in_use.get(account.key, account) for account in self._packed.take(scope)]
+        self._by_scope[scope] = accounts
+        for account in accounts:
+            self._accounts[account.key] = account
 
 
 def _fits(accounts: Sequence[Account], want: Amount) -> bool:
