@@ -88,7 +88,7 @@ class Answers:
                 pairs.append((a.call, a.answer))
             if new:
                 event.news = True
-                event.progress = event.progress or good
+                event.progress = event.progress or (good and not a.hands_over)
         event.answers = kept
         event.pairs = frozenset(pairs)
         event.calls = frozenset([a.call for a in kept if a.counted])

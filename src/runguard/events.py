@@ -119,6 +119,7 @@ class Answer:
     args: object = None  # of the call: a failure may name one of them
     once: bytes = b""  # identity of its side effect, of a tool that is declared ``once``
     unfinished: str = ""  # identity of an answer that is empty or says "not yet"; set only under an explicit max_identical_tool_results
+    hands_over: bool = False  # of a tool that set ``transfer_to_agent``: its answer says who works on, so it is no progress
 
 
 @dataclass(slots=True)

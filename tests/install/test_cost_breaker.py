@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 from google.adk.agents import LlmAgent, LoopAgent, ParallelAgent, SequentialAgent
+from google.adk.agents.run_config import RunConfig
 from google.adk.runners import InMemoryRunner
 from google.adk.sessions import InMemorySessionService
 from google.adk.tools.tool_context import ToolContext
@@ -13,6 +14,7 @@ from google.genai import types
 
 import runguard
 from runguard import ADKCostBreaker, BreakerState
+from runguard.adk import RunGuardPlugin
 from runguard.testing import FakeClock, ScriptedModel, assert_calls_answered, call, calls, run, text, transfer
 
 
@@ -438,3 +440,24 @@ async def test_nothing_is_left_of_finished_runs() -> None:
         await run(agent, session_id=f"s{i}")
     assert breaker._plugin.snapshot()["runs"] == []
     assert breaker._plugin._invocations == {}
+
+
+@pytest.mark.parametrize("guarded_by", ["plugin", "breaker"])
+async def test_the_answer_of_a_routing_tool_is_no_progress(guarded_by: str) -> None:
+    """Two agents that route to each other, each time with another wording of the task."""
+
+    def route(target: str, task: str, tool_context: ToolContext) -> dict[str, str]:
+        """Routes the task."""
+        tool_context.actions.transfer_to_agent = target
+        return {"routed": task}
+
+    model = ScriptedModel(lambda n, _: call("route", target="b" if n % 2 else "a", task=f"wording {n}"))
+    b = LlmAgent(name="b", model=model, tools=[route])
+    a = LlmAgent(name="a", model=model, tools=[route], sub_agents=[b])
+    breaker = ADKCostBreaker(max_delegation_depth=100)
+    plugins = [RunGuardPlugin()] if guarded_by == "plugin" else []
+    for agent in () if plugins else (a, b):
+        breaker.install_on_agent(agent)
+    recording = await run(a, plugins=plugins, catch=True, run_config=RunConfig(max_llm_calls=30))
+    assert recording.trips[0].rule == "handoff"
+    assert model.calls == 11

@@ -255,7 +255,7 @@ class ADKCostBreaker:
         answer = types.FunctionResponse(id=tool_context.function_call_id, name=tool.name, response=response)
         before = answer.response
         waiting = {*(tool_context.actions.requested_tool_confirmations or ()), *(tool_context.actions.requested_auth_configs or ())}
-        self._plugin.reading.judge_answers(invocation, [answer], author=author, waiting=waiting)
+        self._plugin.reading.judge_answers(invocation, [answer], author=author, waiting=waiting, hands_over=bool(target))
         return answer.response if answer.response is not before else None
 
     # ---- by hand ----------------------------------------------------------------------------------------------------

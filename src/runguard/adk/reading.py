@@ -53,7 +53,7 @@ class Reading:
             waiting: Collection[str] = ()
             if actions.requested_tool_confirmations or actions.requested_auth_configs:
                 waiting = {*(actions.requested_tool_confirmations or ()), *(actions.requested_auth_configs or ())}
-            self.judge_answers(invocation, answers, author=event.author, event_id=event.id, waiting=waiting)
+            self.judge_answers(invocation, answers, author=event.author, event_id=event.id, waiting=waiting, hands_over=bool(target))
         else:
             if calls:
                 lane = self._event_lane(invocation, event)
@@ -125,9 +125,19 @@ class Reading:
         guard.after(ModelResult(run.info.run, lane, event.author, guard.clock(), heard.prompt, usage.output))
 
     def judge_answers(
-        self, invocation: Invocation, responses: list[types.FunctionResponse], *, author: str, event_id: str = "", waiting: Collection[str] = ()
+        self,
+        invocation: Invocation,
+        responses: list[types.FunctionResponse],
+        *,
+        author: str,
+        event_id: str = "",
+        waiting: Collection[str] = (),
+        hands_over: bool = False,
     ) -> None:
-        """The answers to one model response: learn from them, and let a nudge or a refusal ride in them."""
+        """The answers to one model response: learn from them, and let a nudge or a refusal ride in them.
+
+        ``hands_over``: one of them is of a tool that set ``transfer_to_agent``. Beside other answers ADK does not show which one.
+        """
         guard, run = self._guard, invocation.run
         answers: list[Answer] = []
         by_call: dict[str, types.FunctionResponse] = {}
@@ -155,6 +165,8 @@ class Reading:
             guard.close_lane(run, f"{lane}/{name}@{call_id}")
         if not answers:
             return
+        if hands_over and len(answers) == 1:
+            answers[0].hands_over = True
         decision = guard.after(ToolResults(run.info.run, lane, author, guard.clock(), batch, answers))
         if not decision or not decision.enforced:
             return

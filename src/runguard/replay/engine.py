@@ -378,6 +378,8 @@ class Player:
         if self._waiting:
             self._settle_calls()
         if self._answers:
+            is_router = len(self._answers) == 1 and self._answered_as[0] == self._lanes.of(step.branch, step.scope)
+            self._answers[0].hands_over = is_router  # the answer of the tool that set the action
             self._flush()
         self.tick(step.at)
         if not self._begun:

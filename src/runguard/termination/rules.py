@@ -78,6 +78,8 @@ class _Watch:
             value, name = getattr(response, "response", None), getattr(response, "id", None) or ""
             self._lanes.close(name)
             answers.append(Answer(tool, self._guard.fingerprint(tool, args), value, name, args=args))
+        if len(answers) == 1:
+            answers[0].hands_over = bool(transfer_of(event))
         return self._guard.after(ToolResults(_RUN, lane, author_of(event), now, batch, answers)) if answers else None
 
 
