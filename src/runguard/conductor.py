@@ -48,7 +48,7 @@ from runguard.outbox import Outbox
 from runguard.paused import Pauses
 from runguard.policy import Policy
 from runguard.pricing import Usage
-from runguard.runs import Lane, Run, lane_detectors, lane_rungs, retired_name
+from runguard.runs import Lane, Run, is_lasting, lane_detectors, lane_rungs, retired_name
 from runguard.session_growth import SessionGrowths
 from runguard.shared import Breakers, Once
 from runguard.summaries import RefusedSummaries
@@ -87,7 +87,7 @@ class Guard:
         self.accounts.switch.listeners.append(self._enforce_stops)
         self.breakers = Breakers(self.accounts.ledger, policy.max_tool_failures or _BREAKER_FAILURES, policy.half_open_reset_seconds, breaker_runs)
         self.once = Once(self.accounts.ledger, policy.hold_seconds)
-        self.growth = SessionGrowths()
+        self.growth = SessionGrowths(policy, self.accounts.ledger)
         self.faults = Faults(policy.on_guard_error)
         self._enforces = policy.mode == "enforce"
         self.tools = tools = Tools(policy)
@@ -127,6 +127,8 @@ class Guard:
         run.lanes[ROOT_LANE] = self._new_lane(run, ROOT_LANE, None, concurrent=False, path=())
         if self.accounts.ledger.is_shared and self.policy.journal:
             run.journal = Journal(info, lambda text: self.accounts.ledger.tell(lambda session: session.append(KIND, info.run, text)))
+            if run.growth.sizes:
+                run.journal.add({"k": "growth", "t": info.at, "of": run.growth.dump(self.policy.cost_baseline_events)})
         self.runs[info.run] = run
         return run
 
@@ -140,6 +142,7 @@ class Guard:
         if run.journal is not None:
             attempt("end of run", run.journal.flush)
         attempt("end of run", self.record_end, run)
+        attempt("end of run", self.growth.record, run.info, run.growth)
         for tool, permit in run.permits.values():
             attempt("end of run", self.breakers.release, tool, permit)
         for call in run.pending_once:
@@ -185,7 +188,9 @@ class Guard:
             run.retired.popitem(last=False)
 
     def _new_lane(self, run: Run, key: str, parent: Lane | None, *, concurrent: bool, path: tuple[str, ...], delegate: str = "") -> Lane:
-        made = [*run.detectors, *lane_detectors(self.policy, self._lane_rungs, self.tools.is_polling)]  # those of the whole run first, shared by all its lanes
+        known = run.growth.sizes if is_lasting(key) else None
+        own = lane_detectors(self.policy, self._lane_rungs, self.tools.is_polling, known, key)
+        made = [*run.detectors, *own]  # those of the whole run first, shared by all its lanes
         return Lane(key, parent, made, concurrent=concurrent, path=path, delegate=delegate)
 
     # ---- before -----------------------------------------------------------------------------------------------------

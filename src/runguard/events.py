@@ -71,6 +71,7 @@ class ModelCall:
     no_wait: bool = False  # waiting for other calls would keep them from coming back
     number: int = 0  # within its run, where a journal is kept
     asked: int = 0  # name of the question, 0 where nobody can tell
+    request_bytes: int = 0  # size of the request, 0 where unknown
 
 
 @dataclass(slots=True)

@@ -133,6 +133,7 @@ def _asked(event: ModelCall) -> Entry:
         "least": list(event.least) if any(event.least) else None,
         "candidates": event.candidates - 1,
         "asked": event.asked,
+        "bytes": event.request_bytes,
     }
     return _base("ask", event) | {"n": event.number, "model": event.model} | _sparse({**sizes, **rest})
 
@@ -218,6 +219,7 @@ _MUST_HAVE: Final[dict[str, dict[str, Any]]] = {
     "surplus": {"at_once": int},
     "pause": {"t": int | float},
     "resume": {"t": int | float},
+    "growth": {"of": dict},
 }
 _Where = tuple[str, str, str, float]
 
@@ -240,6 +242,7 @@ def _read_ask(where: _Where, entry: Entry) -> ModelCall:
         candidates=1 + int(get("candidates") or 0),
         number=int(get("n") or 0),
         asked=int(get("asked") or 0),
+        request_bytes=int(get("bytes") or 0),
     )
 
 

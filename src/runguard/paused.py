@@ -74,6 +74,7 @@ class Pauses:
             attempt("pause", run.journal.paused, run.paused_at)
         if dropped is not None:
             attempt("pause", self._drop, dropped, waits)
+        attempt("pause", guard.growth.record, run.info, run.growth)
         run.written = attempt("pause", self._record, run)
         return run.written
 

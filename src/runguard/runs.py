@@ -12,6 +12,7 @@ from runguard.budget import to_usd, usd_text
 from runguard.charges import Purse
 from runguard.decision import Action, Rungs, Spend, Trip
 from runguard.detectors import Detector
+from runguard.detectors.growth import Sizes
 from runguard.events import RunInfo
 from runguard.fingerprint import AnswerBook
 from runguard.inflight import Slots
@@ -258,6 +259,11 @@ def retired_name(key: str) -> str:
     return "/".join(part.split("@", 1)[0] for part in key.split("/"))
 
 
+def is_lasting(key: str) -> bool:
+    """Whether the next run of the session will have this lane again. Lanes of calls and of nested runners are named by numbers."""
+    return "@" not in key and not key.partition("/")[0].isdigit()
+
+
 def parallel_part(branch: str) -> str:
     """What parallel agents have added at the end of a branch's name: names without a number or the id of a call."""
     parts = branch.split(".")
@@ -273,8 +279,8 @@ def lane_rungs(policy: Policy) -> dict[str, Rungs]:
     return {name: rungs for name in names if (rungs := policy.rungs(name)) is not None and rungs != Rungs()}
 
 
-def lane_detectors(policy: Policy, rungs: dict[str, Rungs], is_polling: Callable[[str], bool]) -> list[Detector]:
-    """One of each rule in force, for one strand."""
+def lane_detectors(policy: Policy, rungs: dict[str, Rungs], is_polling: Callable[[str], bool], known: Sizes | None = None, place: str = "") -> list[Detector]:
+    """One of each rule in force, for one lane. ``known``: the prompts of its session; ``place``: where it stands in there."""
     made: list[Detector] = []
     if "repetition" in rungs:
         made.append(rules.Repetition(rungs["repetition"]))
@@ -295,7 +301,7 @@ def lane_detectors(policy: Policy, rungs: dict[str, Rungs], is_polling: Callable
     if "handoff" in rungs:
         made.append(rules.HandOffCycle(rungs["handoff"]))
     if "growth" in rungs:
-        made.append(rules.Growth(rungs["growth"], policy.cost_baseline_events))
+        made.append(rules.Growth(rungs["growth"], policy.cost_baseline_events, known, place))
     if "polling" in rungs:
         made.append(rules.Polling(rungs["polling"], is_polling))
     if "context" in rungs:

@@ -14,6 +14,7 @@ from runguard.runs import Lane, Run
 _RESUME: Final = {
     "policy_error": "correct the policy file and start the process again",
     "context": "the next turn begins with the same history: start a new session, compact its events, or raise max_context_tokens",
+    "growth": "the next turn begins with the same history: start a new session, compact its events, or raise max_event_cost_ratio",
     "guard_error": "this is a fault of RunGuard; on_guard_error='allow' lets runs go on unguarded",
 }
 _SETTINGS: Final = {

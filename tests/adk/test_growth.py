@@ -1,17 +1,27 @@
 """Prompts that grow with the history of a session: the warning, and the limit that holds across turns."""
 
 import logging
+from pathlib import Path
 from typing import Any
 
 import pytest
-from google.adk.agents import LlmAgent
+from google.adk.agents import LlmAgent, ParallelAgent
 from google.adk.apps import App
 from google.adk.runners import Runner
 from google.adk.sessions import InMemorySessionService
+from google.adk.tools.agent_tool import AgentTool
 
-from runguard.adk import RunGuardPlugin
+import runguard
+from runguard import ADKCostBreaker, session_growth
+from runguard.adk import GuardedLlm, RunGuardPlugin
 from runguard.alerts import Alert
-from runguard.testing import ScriptedModel, call, text
+from runguard.conductor import Guard
+from runguard.events import RunInfo
+from runguard.ledger.sqlite import SqliteSession
+from runguard.ledger.store import StoreOutage
+from runguard.policy import Policy
+from runguard.session_growth import SessionGrowths
+from runguard.testing import ScriptedModel, assert_stopped, call, text
 
 from .helpers import play
 
@@ -54,3 +64,151 @@ async def test_each_session_is_warned_of_by_itself() -> None:
         await play(LlmAgent(name="researcher", model=model, tools=[look_up]), plugins=[plugin], session_id=session)
     assert plugin.flush()
     assert [alert.facts["session"] for alert in heard if alert.kind == "growth"] == ["s1", "s2"]
+
+
+# ---- across turns ---------------------------------------------------------------------------------------------------
+
+
+def research(n: int) -> int:
+    """Prompt tokens of the n-th call in a session whose history grows: three times the first five at the 22nd."""
+    return 1_100 + 200 * n
+
+
+class Chat:
+    """A session in which every user message costs one model call, with the whole history in its prompt."""
+
+    def __init__(self, *plugins: RunGuardPlugin, agent: Any = None, model: ScriptedModel | None = None) -> None:
+        self.model = model or ScriptedModel(lambda n, _: text(f"answer {n}"), prompt_tokens=research)
+        self.agent = agent or LlmAgent(name="researcher", model=self.model)
+        service = InMemorySessionService()
+        apps = [App(name="app", root_agent=self.agent, plugins=[plugin]) for plugin in plugins] or [App(name="app", root_agent=self.agent)]
+        self.runners = [Runner(app=app, session_service=service) for app in apps]
+        self.plugins = plugins
+
+    async def turns(self, count: int, session: str = "s1") -> list[Any]:
+        """The runners take turns, as workers behind a load balancer do."""
+        played = []
+        for turn in range(count):
+            played.append(await play(None, f"question {turn}", runner=self.runners[turn % len(self.runners)], session_id=session, catch=True))
+            for plugin in self.plugins:
+                assert plugin.flush()
+        return played
+
+
+def saved(calls: int, of: int = 40) -> float:
+    return 1 - sum(map(research, range(1, calls + 1))) / sum(map(research, range(1, of + 1)))
+
+
+async def test_an_explicit_ratio_is_obeyed_across_forty_user_turns() -> None:
+    plugin = RunGuardPlugin(max_event_cost_ratio=3.0)
+    chat = Chat(plugin)
+    turns = await chat.turns(40)
+    assert chat.model.calls == 22
+    assert saved(22) == pytest.approx(0.64, abs=0.01)
+    assert [len(turn.trips) for turn in turns] == [0] * 22 + [1] * 18
+    trip = assert_stopped(turns[22], "growth")
+    assert (trip.observed, trip.limit) == (3.0, 3.0)
+    assert "new session" in trip.resume
+    await chat.turns(1, session="s2")
+    assert chat.model.calls == 23, "another session starts with its own baseline"
+
+
+async def test_the_default_only_warns_across_turns(caplog: pytest.LogCaptureFixture) -> None:
+    plugin = RunGuardPlugin()
+    chat = Chat(plugin)
+    await chat.turns(40)
+    assert (chat.model.calls, plugin.trips) == (40, [])
+    assert len([record for record in caplog.records if "runguard.warn: growth" in record.getMessage()]) == 1
+
+
+async def test_the_cost_breaker_holds_its_ratio_across_turns_until_it_is_reset() -> None:
+    breaker = ADKCostBreaker(max_event_cost_ratio=3.0)
+    model = ScriptedModel(lambda n, _: text(f"answer {n}"), prompt_tokens=research)
+    chat = Chat(agent=breaker.install_on_agent(LlmAgent(name="researcher", model=model)), model=model)
+    turns = await chat.turns(40)
+    assert model.calls == 22
+    assert isinstance(turns[-1].error, runguard.CostGrowthError)
+    breaker.reset()
+    await chat.turns(3)
+    assert model.calls == 25
+
+
+async def test_tokens_recorded_by_hand_count_across_turns_of_an_attached_breaker() -> None:
+    breaker = ADKCostBreaker(max_event_cost_ratio=3.0)
+    model = ScriptedModel(lambda n, _: text(f"answer {n}"), prompt_tokens=100)
+    chat = Chat(agent=breaker.install_on_agent(LlmAgent(name="researcher", model=model)), model=model)
+    for number in range(1, 22):
+        await chat.turns(1)
+        breaker.record_event_tokens(research(number))
+    with pytest.raises(runguard.CostGrowthError):
+        breaker.record_event_tokens(research(22))
+
+
+async def test_a_guarded_model_holds_its_ratio_across_turns() -> None:
+    inner = ScriptedModel(lambda n, _: text(f"answer {n}"), prompt_tokens=research)
+    chat = Chat(agent=LlmAgent(name="researcher", model=GuardedLlm(inner, max_event_cost_ratio=3.0)), model=inner)
+    turns = await chat.turns(40)
+    assert inner.calls == 22
+    assert isinstance(turns[-1].error, runguard.CostGrowthError)
+
+
+async def test_workers_that_share_a_store_go_on_with_the_same_baseline(tmp_path: Path) -> None:
+    store = f"sqlite:///{tmp_path}/guard.db"
+    chat = Chat(*(RunGuardPlugin(max_event_cost_ratio=3.0, store=store) for _ in range(4)))
+    await chat.turns(40)
+    assert chat.model.calls == 22
+
+
+async def test_without_an_answer_of_the_store_a_run_has_no_baseline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    chat = Chat(*(RunGuardPlugin(max_event_cost_ratio=3.0, store=f"sqlite:///{tmp_path}/guard.db", on_outage="open") for _ in range(2)))
+
+    def away(*_: Any, **__: Any) -> Any:
+        raise StoreOutage("away")
+
+    monkeypatch.setattr(SqliteSession, "about", away)
+    turns = await chat.turns(30)
+    assert chat.model.calls == 30, "each worker has seen fifteen calls, too few for the ratio"
+    assert [turn.error for turn in turns] == [None] * 30
+
+
+async def test_a_session_goes_on_after_its_history_was_cut() -> None:
+    chat = Chat(
+        RunGuardPlugin(max_event_cost_ratio=3.0),
+        model=ScriptedModel(lambda n, _: text("word " * 200), prompt_tokens=lambda n: 1_000 if n > 22 else research(n)),
+    )
+    turns = await chat.turns(24)
+    assert (chat.model.calls, len(turns[-1].trips)) == (22, 1)
+    service = chat.runners[0].session_service
+    service.sessions["app"]["u1"]["s1"].events.clear()
+    turns = await chat.turns(12)
+    assert (chat.model.calls, turns[-1].trips) == (34, [])
+
+
+async def test_branches_and_agents_keep_baselines_of_their_own() -> None:
+    models = [ScriptedModel([text("done")], prompt_tokens=size) for size in (500, 50_000)]
+    root = ParallelAgent(name="both", sub_agents=[LlmAgent(name=f"a{n}", model=model) for n, model in enumerate(models)])
+    plugin = RunGuardPlugin(max_event_cost_ratio=3.0)
+    chat = Chat(plugin, agent=root)
+    await chat.turns(12)
+    assert ([model.calls for model in models], plugin.trips) == ([12, 12], [])
+
+
+async def test_an_agent_called_as_a_tool_starts_with_a_new_history_each_time() -> None:
+    """Its prompts are small, then large, then small again: sizes of different tasks are not growth."""
+    inner = ScriptedModel(lambda n, _: text(f"found {n}"), prompt_tokens=lambda n: 1_000 if n <= 8 else 50_000)
+    helper = LlmAgent(name="helper", description="helps", model=inner)
+    outer = ScriptedModel(lambda n, _: call("helper", request=f"task {n}") if n % 2 else text("done"))
+    plugin = RunGuardPlugin(max_event_cost_ratio=3.0)
+    chat = Chat(plugin, agent=LlmAgent(name="boss", model=outer, tools=[AgentTool(helper)]))
+    await chat.turns(16)
+    assert (inner.calls, plugin.trips) == (16, [])
+
+
+def test_what_is_kept_of_sessions_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(session_growth, "SESSIONS_KEPT", 10)
+    growths = SessionGrowths(Policy.validated({}, ""), Guard(Policy.validated({}, "")).accounts.ledger)
+    first = growths.of(RunInfo("run", session="s0"))
+    for number in range(50):
+        growths.of(RunInfo("run", session=f"s{number}"))
+    assert len(growths._sessions) == 10
+    assert growths.of(RunInfo("run", session="s0")) is not first

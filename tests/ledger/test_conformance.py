@@ -947,6 +947,8 @@ def test_all_records_about_one_thing_come_oldest_first(session: Session, connect
     told = connect().about("call", "run:1")
     assert [text for _, text in told] == [f"text {number}" for number in range(700)]
     assert [at for at, _ in told] == sorted(at for at, _ in told)
+    assert session.about("call", "run:1", last=2) == told[-2:]
+    assert session.about("call", "run:1", last=1_000) == told
     assert before - 0.01 <= told[0][0] <= told[-1][0] <= session.now() + 0.01
     for kind, ref in (("trip", "run:1"), ("call:run", "1"), ("call", "run:1 "), ("call", "R" * 5_000), ("call", "")):
         assert [text for _, text in session.about(kind, ref)] == [f"{kind} {ref}"]

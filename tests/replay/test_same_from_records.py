@@ -11,6 +11,7 @@ import pytest
 pytest.importorskip("sqlalchemy")
 
 from google.adk.agents import LlmAgent, ParallelAgent
+from google.adk.sessions import InMemorySessionService
 
 from runguard.policy import Policy
 from runguard.replay import open_sources, replay
@@ -97,6 +98,19 @@ async def test_what_an_enforcing_guard_did_is_decided_again(topology: Any, polic
     assert {told[2] for told in mine if told[1] == "stop"} == {trip.rule for trip in plugin.trips}
     if "budget" not in {trip.rule for trip in plugin.trips}:
         assert mine == heard(plugin)
+
+
+async def test_growth_over_the_turns_of_a_session_is_found_again(tmp_path: Path) -> None:
+    store, service = tmp_path / "guard.db", InMemorySessionService()
+    plugin = Listening(store=f"sqlite:///{store}", store_timeout=30, mode="shadow", max_event_cost_ratio=2, cost_baseline_events=2)
+    agent = LlmAgent(name="worker", model=ScriptedModel(lambda n, _: text(f"answer {n}"), prompt_tokens=lambda n: 1_000 * n))
+    for _ in range(7):
+        await run(agent, "go", plugins=[plugin], session_service=service)
+    assert plugin.flush(10)
+    (batch,) = replay(open_sources(str(store)), [Policy.validated({"max_event_cost_ratio": 2, "cost_baseline_events": 2}, "")], to_the_end=True)
+    found = [(v.rule, v.observed) for (result,) in batch.results for v in result.verdicts]
+    assert sorted(found) == sorted((rule, observed) for _, _, rule, observed, *_ in heard(plugin))
+    assert found  # (3,000 + 4,000) is more than twice (1,000 + 2,000)
 
 
 async def test_too_many_model_calls_at_once_are_found_again(tmp_path: Path) -> None:

@@ -24,7 +24,7 @@ from runguard.charges import OWNERS, Charge
 from runguard.conductor import Guard
 from runguard.decision import STOP_CODE, Action, Trip, text_for_user
 from runguard.errors import RunStoppedError
-from runguard.events import ModelCall
+from runguard.events import ModelCall, ModelResult
 from runguard.reading.call_usage import Bill, CallUsage
 from runguard.reading.failures import was_unbilled
 from runguard.runs import Run
@@ -42,10 +42,13 @@ _AGENT_LABEL: Final = "adk_agent_name"
 class Toll:
     """One guard's account of one call at the border."""
 
-    __slots__ = ("_flight", "_invocation", "_model", "_settled", "_usage", "charge", "delegated", "guard")
+    __slots__ = ("_flight", "_invocation", "_model", "_settled", "_usage", "charge", "delegated", "guard", "is_layer")
 
-    def __init__(self, guard: Guard, charge: Charge, invocation: Invocation | None = None, flight: ModelInFlight | None = None) -> None:
-        self.guard, self.charge, self._invocation, self._flight = guard, charge, invocation, flight
+    def __init__(
+        self, guard: Guard, charge: Charge, invocation: Invocation | None = None, flight: ModelInFlight | None = None, *, is_layer: bool = False
+    ) -> None:
+        """``is_layer``: of a guarded model. No hook sees the answer, so that the rules learn of it here."""
+        self.guard, self.charge, self._invocation, self._flight, self.is_layer = guard, charge, invocation, flight, is_layer
         self._usage = CallUsage()
         self._settled: tuple[Bill, str] | None = None
         self._model = ""
@@ -82,6 +85,10 @@ class Toll:
             self.guard.unspent(self.charge.purse.info.run)
 
     def ended(self, error: BaseException | None, streaming: bool) -> None:
+        if self.is_layer and error is None and not self.delegated:
+            charge, usage = self.charge, self._usage
+            output = usage.reported.output if usage.reported is not None else None
+            self.guard.after(ModelResult(charge.purse.info.run, charge.lane, charge.agent, self.guard.clock(), usage.prompt, output))
         if self.delegated or self.charge.over:
             return
         if self._usage.reported is not None:
@@ -382,12 +389,12 @@ async def _attempt(toll: Toll, request: LlmRequest, tolls: list[Toll]) -> tuple[
     first = not toll.delegated
     toll.delegated = True
     if first and (request.model or "") == charge.model and not charge.over:
-        tolls.append(Toll(guard, charge, invocation, flight))
+        tolls.append(Toll(guard, charge, invocation, flight, is_layer=toll.is_layer))
         return None
     if first:
         guard.release(charge)
         guard.unspent(charge.purse.info.run)
-    return await _ask(guard, invocation, charge.lane, charge.agent, charge.tool, request, tolls, flight)
+    return await _ask(guard, invocation, charge.lane, charge.agent, charge.tool, request, tolls, flight, in_layer=toll.is_layer)
 
 
 def _callers(request: LlmRequest) -> Iterable[tuple[Guard, Invocation, str, str, str, bool]]:
@@ -435,6 +442,7 @@ async def _ask(
     flight: ModelInFlight | None = None,
     *,
     is_layer: bool = False,
+    in_layer: bool = False,
 ) -> tuple[Trip | None, Guard] | None:
     if guard.policy.mode == "off" or invocation is None:
         return None
@@ -443,7 +451,7 @@ async def _ask(
     event = ModelCall(invocation.run.info.run, lane, agent, guard.clock(), request.model or "", sizes.upper, sizes.audio, limit, None, None, tool)
     event.aside, event.candidates = invocation.finished, request.config.candidate_count or 1
     if is_layer:  # nobody else has looked at the size of this request
-        event.projected_tokens, event.context_limit = sizes.likely, guard.accounts.context_limit(event.model)
+        event.projected_tokens, event.request_bytes, event.context_limit = sizes.likely, sizes.size, guard.accounts.context_limit(event.model)
         flight = ModelInFlight(agent, None, lane, projection=sizes)
     counter = guard.policy.tokens
     if counter is not None and (counted := await count_tokens(counter, request)) is not None:
@@ -460,7 +468,7 @@ async def _ask(
     charge = event.charge
     if charge is not None:
         try:
-            tolls.append(Toll(guard, charge, invocation, flight))
+            tolls.append(Toll(guard, charge, invocation, flight, is_layer=is_layer or in_layer))
         except BaseException:
             guard.release(charge)
             raise

@@ -84,6 +84,7 @@ class ADKCostBreaker:
         self._resubmissions = Resubmissions()
         self._last_started = 0.0  # when the latest run started
         self._last_trips: Sequence[Trip] = ()  # and its trips
+        self._last_info: RunInfo | None = None  # and whose it was
 
     # ---- looking in -------------------------------------------------------------------------------------------------
 
@@ -135,12 +136,17 @@ class ADKCostBreaker:
         return next(reversed(list(self._plugin.guard.runs.values())), None)
 
     def reset(self) -> None:
-        """Forget the last trip, the refused inputs and the recorded token counts. Other runs need no reset: each starts with fresh counters."""
+        """Forget the last trip, the refused inputs, the recorded token counts, and how the prompts of the last session have grown.
+
+        For use between sessions. Other runs need no reset: each starts with fresh counters.
+        """
         trips = [trip for trip in self._plugin.trips if trip.rule != REFUSED]
         self._forgiven = trips[-1].id if trips else ""
         self._resubmissions.clear()
         self._event_token_counts.clear()
         self._is_reported = False
+        if self._last_info is not None:
+            self._plugin.guard.growth.forget(self._last_info)
 
     # ---- attaching --------------------------------------------------------------------------------------------------
 
@@ -191,7 +197,7 @@ class ADKCostBreaker:
             refused = self._resubmissions.refusal(invocation, callback_context._invocation_context, guard.trips, now, self.half_open_reset_seconds)
             if refused is not None:
                 guard.stop(run, ModelCall(run.info.run, agent.name, "", now), refused)
-        self._last_started, self._last_trips = run.info.at, run.trips
+        self._last_started, self._last_trips, self._last_info = run.info.at, run.trips, run.info
         if isinstance(agent, LlmAgent) and run.stopped is not None:
             return None  # its model hook ends it with an event that can carry the trip; content alone cannot
         return await self._plugin.before_agent_callback(agent=agent, callback_context=callback_context)

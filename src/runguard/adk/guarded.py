@@ -171,7 +171,9 @@ class GuardedLlm(Controls, BaseLlm):
         """A run begins with its first call, or goes on after a pause."""
         guard, context = self._guard, root.context
         if context is None:
-            run = guard.start(self._info(secrets.token_hex(8), root))
+            info = self._info(secrets.token_hex(8), root)
+            await guard.growth.recall(info)
+            run = guard.start(info)
         else:
             history = history_of(context)
             run = await run_of(guard, self._info(f"{history.name}~{self._number}", root), history)

@@ -354,7 +354,7 @@ class RunGuardPlugin(Controls, BasePlugin):
     async def _measure(self, invocation: Invocation, event: ModelCall, flight: ModelInFlight, request: LlmRequest) -> None:
         """What the call may take: the size of its prompt, and how much it may answer."""
         sizes = flight.projection = project(request, invocation.prompts.get((event.lane, event.agent)))
-        event.input_tokens, event.audio_tokens, event.projected_tokens = sizes.upper, sizes.audio, sizes.likely
+        event.input_tokens, event.audio_tokens, event.projected_tokens, event.request_bytes = sizes.upper, sizes.audio, sizes.likely, sizes.size
         counter = self.guard.policy.tokens
         if counter is not None and (counted := await count_tokens(counter, request)) is not None:
             event.input_tokens = event.projected_tokens = counted

@@ -71,6 +71,7 @@ async def run_of(guard: Guard, info: RunInfo, history: History) -> Run:
         info.run = f"{info.run}@{info.session}"
     run = guard.runs.get(info.run)
     if run is None:
+        await guard.growth.recall(info)
         record = None
         try:
             if guard.accounts.ledger.is_shared and (history.begun or guard.pauses.find(info.run) is not None):

@@ -276,10 +276,10 @@ class PostgresSession:
         sql = f'SELECT at, ref, text FROM "{self._schema}".records WHERE kind = %s::text ORDER BY seq DESC LIMIT %s::bigint'
         return self._call(sql, (_short(kind), str(count)))[::-1]
 
-    def about(self, kind: str, ref: str) -> list[tuple[float, str]]:
+    def about(self, kind: str, ref: str, *, last: int | None = None) -> list[tuple[float, str]]:
         same = "hashtextextended(ref, 0) = hashtextextended(%(ref)s::text, 0) AND ref = %(ref)s::text"
-        sql = f'SELECT at, text FROM "{self._schema}".records WHERE kind = %(kind)s::text AND {same} ORDER BY seq'
-        return self._call(sql, {"kind": _short(kind), "ref": ref})
+        sql = f'SELECT at, text FROM "{self._schema}".records WHERE kind = %(kind)s::text AND {same} ORDER BY seq DESC LIMIT %(last)s::int'
+        return self._call(sql, {"kind": _short(kind), "ref": ref, "last": None if last is None else str(last)})[::-1]
 
     def beat(self, run: str, worker: str, text: str, *, ended: bool = False) -> int:
         sql = f'SELECT "{self._schema}".beat(%s::text, %s::text, %s::text, %s::boolean, %s::text)'

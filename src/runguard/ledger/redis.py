@@ -439,8 +439,8 @@ class RedisSession:
         found = self._do("XREVRANGE", f"{self._prefix}r:{kind}", "+", "-", "COUNT", count)
         return [(float(fields["at"]), fields["ref"], fields["text"]) for _, fields in reversed(found)]
 
-    def about(self, kind: str, ref: str) -> list[tuple[float, str]]:
-        ids = self._do("LRANGE", f"{self._prefix}i:{len(kind.encode())}:{kind}:{ref}", 0, -1)
+    def about(self, kind: str, ref: str, *, last: int | None = None) -> list[tuple[float, str]]:
+        ids = self._do("LRANGE", f"{self._prefix}i:{len(kind.encode())}:{kind}:{ref}", 0 if last is None else -last, -1)
         found: list[str] = []
         for start in range(0, len(ids), _AT_ONCE):
             found += self._run("about", kind, *ids[start : start + _AT_ONCE])

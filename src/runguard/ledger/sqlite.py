@@ -478,9 +478,10 @@ class SqliteSession:
             rows = self._db.execute("SELECT at, ref, text FROM records WHERE kind = ? ORDER BY seq DESC LIMIT ?", (kind, count)).fetchall()
         return rows[::-1]
 
-    def about(self, kind: str, ref: str) -> list[tuple[float, str]]:
+    def about(self, kind: str, ref: str, *, last: int | None = None) -> list[tuple[float, str]]:
         with _translated(self._path):
-            return self._db.execute("SELECT at, text FROM records WHERE kind = ? AND ref = ? ORDER BY seq", (kind, ref)).fetchall()
+            sql = "SELECT at, text FROM records WHERE kind = ? AND ref = ? ORDER BY seq DESC LIMIT ?"
+            return self._db.execute(sql, (kind, ref, -1 if last is None else last)).fetchall()[::-1]
 
     def beat(self, run: str, worker: str, text: str, *, ended: bool = False) -> int:
         with self._write(count=False) as now:

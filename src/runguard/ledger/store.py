@@ -117,8 +117,8 @@ class Session(Protocol):
     def tail(self, kind: str, count: int) -> list[tuple[float, str, str]]:
         """The last records of a kind, oldest first: when, about what, text."""
 
-    def about(self, kind: str, ref: str) -> list[tuple[float, str]]:
-        """All records of a kind about one thing, oldest first: when, text."""
+    def about(self, kind: str, ref: str, *, last: int | None = None) -> list[tuple[float, str]]:
+        """All records of a kind about one thing, or the ``last`` ones, oldest first: when, text."""
 
     def beat(self, run: str, worker: str, text: str, *, ended: bool = False) -> int:
         """A run is alive, or ended; returns the control version."""

@@ -29,6 +29,7 @@ class Noted:
             "surplus": self._surplus,
             "pause": self._pause,
             "resume": self._resume,
+            "growth": self._growth,
         }
 
     def feed(self, entry: Entry) -> None:
@@ -92,6 +93,10 @@ class Noted:
 
     def _resume(self, entry: Entry) -> None:
         self._player.live.go_on(entry["t"])
+
+    def _growth(self, entry: Entry) -> None:
+        """What the session's earlier runs had measured when this one began."""
+        self._player.live.growth.learn(entry["of"], self._player.judge.policy.cost_baseline_events)
 
     # ---- what stands between events ---------------------------------------------------------------------------------
 
