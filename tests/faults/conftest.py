@@ -10,7 +10,7 @@ import pytest
 import runguard
 from runguard.adk.runners import _watch
 
-from ..ledger.conftest import place, servers  # noqa: F401, TID252 - fixtures; the tests are no package
+from ..ledger.conftest import mother, place, process, servers  # noqa: F401, TID252 - fixtures; the tests are no package
 
 # ADK tries this import again and again while it runs; where the package behind is missing, each try compiles the module anew.
 if find_spec("a2a") is None:

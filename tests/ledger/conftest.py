@@ -18,6 +18,8 @@ from runguard.ledger import Ledger, MemoryLedger, StoreOutage
 from runguard.ledger.remote import _ASKERS, StoreLedger
 from runguard.ledger.store import MOST, Session, Store
 
+from .processes import mother, process  # noqa: F401 - fixtures
+
 PATIENCE_S = 20.0  # far beyond anything that works
 HERE = Path(__file__).parent
 

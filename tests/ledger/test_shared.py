@@ -7,9 +7,6 @@ import asyncio
 import contextlib
 import json
 import logging
-import os
-import signal
-import socket
 import sqlite3
 import subprocess
 import sys
@@ -38,6 +35,8 @@ from runguard.ledger import remote
 from runguard.ledger.store import Session, Store, StoreOutage
 from runguard.testing import Recording, ScriptedModel, assert_calls_answered, assert_stopped, call, run, text
 
+from .processes import Process
+from .proxy import Proxy
 from .shared_worker import PRICES, agent, step, steps
 
 CALL = Decimal("0.02")
@@ -58,35 +57,6 @@ class Place(Protocol):
 # ---- workers --------------------------------------------------------------------------------------------------------
 
 
-class Process:
-    """A worker in a process of its own."""
-
-    def __init__(self, door: str) -> None:
-        self._line = socket.socket(socket.AF_UNIX)
-        self._line.settimeout(40)
-        self._line.connect(door)
-        self._answers = self._line.makefile("rb")
-        self.pid = int(self._answers.readline())
-
-    def tell(self, what: str, **facts: Any) -> None:
-        self._line.sendall(json.dumps({"do": what, **facts}).encode() + b"\n")
-
-    def hear(self) -> Any:
-        answer = json.loads(self._answers.readline())
-        assert "raised" not in answer, answer["raised"]
-        return answer["is"]
-
-    def do(self, what: str, **facts: Any) -> Any:
-        self.tell(what, **facts)
-        return self.hear()
-
-    def kill(self) -> None:
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(self.pid, signal.SIGKILL)
-        self._answers.close()
-        self._line.close()
-
-
 @pytest.fixture(scope="session", autouse=True)
 def _awake() -> None:
     """The first run of a process imports half of ADK: seconds that no test should measure."""
@@ -97,31 +67,6 @@ def _awake() -> None:
 def _own_policy(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("RUNGUARD_MODE", "RUNGUARD_POLICY", "RUNGUARD_STORE"):
         monkeypatch.delenv(name, raising=False)
-
-
-@pytest.fixture(scope="session")
-def mother(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    door = str(tmp_path_factory.mktemp("door") / "s")
-    process = subprocess.Popen([sys.executable, str(HERE / "shared_worker.py"), door], stdout=subprocess.PIPE)
-    assert process.stdout is not None
-    assert process.stdout.readline() == b"ready\n"
-    yield door
-    process.kill()
-    process.wait()
-    process.stdout.close()
-
-
-@pytest.fixture
-def process(mother: str) -> Iterator[Callable[[], Process]]:
-    made: list[Process] = []
-
-    def make() -> Process:
-        made.append(Process(mother))
-        return made[-1]
-
-    yield make
-    for one in made:
-        one.kill()
 
 
 Make = Callable[..., RunGuardPlugin]
@@ -514,61 +459,6 @@ def test_what_cannot_be_stopped_is_said(local: Make, scope: Any) -> None:
 # ---- outages --------------------------------------------------------------------------------------------------------
 
 
-class Wire:
-    """A line to a server that can be cut, or stalled so that what is sent arrives late."""
-
-    def __init__(self, host: str, port: int) -> None:
-        self._server, self._state, self._links = (host, port), "flows", list[socket.socket]()
-        self._door = self._listen(0)
-        self.port: int = self._door.getsockname()[1]
-
-    def _listen(self, port: int) -> socket.socket:
-        door = socket.create_server(("127.0.0.1", port))
-        threading.Thread(target=self._accept, args=(door,), daemon=True).start()
-        return door
-
-    def _accept(self, door: socket.socket) -> None:
-        while True:
-            try:
-                near, _ = door.accept()
-                far = socket.create_connection(self._server)
-            except OSError:
-                return
-            self._links += [near, far]
-            for source, target in ((near, far), (far, near)):
-                threading.Thread(target=self._carry, args=(source, target), daemon=True).start()
-
-    def _carry(self, source: socket.socket, target: socket.socket) -> None:
-        with contextlib.suppress(OSError):
-            while data := source.recv(1 << 16):
-                while self._state == "stalls":
-                    time.sleep(0.005)
-                target.sendall(data)
-        for link in (source, target):
-            with contextlib.suppress(OSError):
-                link.shutdown(socket.SHUT_RDWR)
-
-    def stall(self) -> None:
-        self._state = "stalls"
-
-    def cut(self) -> None:
-        """Nobody listens any more, and everybody who was connected is thrown out."""
-        with contextlib.suppress(OSError):
-            self._door.shutdown(socket.SHUT_RDWR)
-        self._door.close()
-        for link in self._links:
-            with contextlib.suppress(OSError):
-                link.shutdown(socket.SHUT_RDWR)
-            link.close()
-        self._links.clear()
-
-    def mend(self) -> None:
-        if self._state == "stalls":
-            self._state = "flows"
-        else:
-            self._door = self._listen(self.port)
-
-
 class Trouble:
     """A store that can be taken away and given back."""
 
@@ -576,11 +466,7 @@ class Trouble:
         self._way, self.url = way, place.url
         self._lock: sqlite3.Connection | None = None
         if way != "locked":
-            parts = urlsplit(place.url)
-            assert parts.hostname is not None
-            assert parts.port is not None
-            self._wire = Wire(parts.hostname, parts.port)
-            self.url = place.url.replace(f":{parts.port}/", f":{self._wire.port}/")
+            self._wire, self.url = Proxy.before(place.url)
         self.path = urlsplit(place.url).path[1:]
 
     def begin(self) -> None:
