@@ -340,6 +340,7 @@ def _functions(kind: str, *, in_run: bool = False) -> Callable[[dict[str, Any] |
             nonlocal made
             made += 1
             for n in range(3):
+                await asyncio.sleep(0)
                 yield {"piece": n}
             yield {"piece": 3, **USAGE}
 
