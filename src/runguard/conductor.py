@@ -655,7 +655,7 @@ class Guard:
         return decision
 
     def _trip(self, run: Run, lane: Lane, event: Event, finding: Finding) -> Trip:
-        owner = lane.owner(finding.rule) if finding.scope == "lane" else None
+        owner = lane.owner(finding) if finding.scope == "lane" else None
         for earlier in run.trips if finding.rule == "fan_out" else ():
             if earlier.rule == finding.rule and earlier.unit == finding.unit:
                 # A surplus is one event however many branches it refuses.

@@ -56,6 +56,9 @@ class Rungs:
         return min((n for n in (self.warn, self.nudge, self.block, self.stop) if n is not None), default=float("inf"))
 
 
+HANDOFF_ROUNDS: Final = "rounds of hand-offs"  # unit of a finding of the rule cycle about agents instead of calls
+
+
 @dataclass(slots=True)
 class Finding:
     """A rule's observation: the number, the limit it met, and what shows it."""

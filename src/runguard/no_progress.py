@@ -35,7 +35,7 @@ class NoProgress:
         """The model answered and asks for these tools. An answer that asks for none ends a turn: the next one starts a new count."""
         self._asked = calls
         if not calls:
-            self._cycle = Cycle(self._cycle.rungs, self._cycle.max_len)
+            self._cycle.clear()
 
     def next_request(self, run: str, agent: str, at: float, results: list[ToolResult], mark: int | None) -> Finding | None:
         """The caller is about to send the next request, with these results of the tools that were asked for."""

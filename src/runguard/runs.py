@@ -10,7 +10,7 @@ from runguard import detectors as rules
 from runguard.breaker import Permit
 from runguard.budget import to_usd, usd_text
 from runguard.charges import Purse
-from runguard.decision import Action, Rungs, Spend, Trip
+from runguard.decision import HANDOFF_ROUNDS, Action, Finding, Rungs, Spend, Trip
 from runguard.detectors import Detector
 from runguard.detectors.growth import Sizes
 from runguard.events import RunInfo
@@ -64,10 +64,10 @@ class Lane:
         Where branches run beside each other in between, only the hand-offs are counted together: calls of one branch do not repeat
         those of another.
         """
-        above, shared = self.parent, _LOOP_RULES if not self.concurrent else (rules.HandOffCycle,)
+        above, shared = self.parent, _LOOP_RULES if not self.concurrent else _HANDOFF_RULES
         while above is not None and above.delegate != self.delegate:
             if above.concurrent:
-                shared = (rules.HandOffCycle,)
+                shared = _HANDOFF_RULES
             above = above.parent
         if above is None or not self.delegate:
             return
@@ -80,9 +80,10 @@ class Lane:
     def use(self, detectors: list[Detector]) -> None:
         self.detectors, self.by_event = detectors, dispatch(detectors)
 
-    def owner(self, rule: str = "") -> "Lane | None":
+    def owner(self, finding: Finding) -> "Lane | None":
         """The nearest strand that runs beside others: a stop ends there, or ends the run when there is none."""
-        lane: Lane | None = self.cycle_of if rule == "handoff" else self
+        is_handoff = finding.rule == "handoff" or finding.unit == HANDOFF_ROUNDS
+        lane: Lane | None = self.cycle_of if is_handoff else self
         while lane is not None and not lane.concurrent:
             lane = lane.parent
         return lane
@@ -96,10 +97,11 @@ class Lane:
         return None
 
 
+_HANDOFF_RULES: Final[tuple[type, ...]] = (rules.HandOffCycle, rules.HandOffRounds)
 _LOOP_RULES: Final[tuple[type, ...]] = (
+    *_HANDOFF_RULES,
     rules.Cycle,
     rules.EmptyAnswers,
-    rules.HandOffCycle,
     rules.NoNews,
     rules.Polling,
     rules.Repetition,
@@ -298,6 +300,7 @@ def lane_detectors(policy: Policy, rungs: dict[str, Rungs], is_polling: Callable
         made.append(rules.EmptyAnswers(rungs["empty"]))
     if "cycle" in rungs:
         made.append(rules.Cycle(rungs["cycle"], policy.max_cycle_len or 4))
+        made.append(rules.HandOffRounds(rungs["cycle"], policy.max_cycle_len or 4))
     if "handoff" in rungs:
         made.append(rules.HandOffCycle(rungs["handoff"]))
     if "growth" in rungs:

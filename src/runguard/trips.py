@@ -32,7 +32,7 @@ _SETTINGS: Final = {
 def trip_of(finding: Finding, run: Run, lane: Lane, event: Event, policy: Policy, advice: Mapping[str, str]) -> Trip:
     """Describes a finding; stops nothing by itself. ``advice``: how to go on after a stop, by rule, where the settings have other names."""
     enforced = policy.mode == "enforce"
-    owner = lane.owner(finding.rule) if finding.scope == "lane" else None
+    owner = lane.owner(finding) if finding.scope == "lane" else None
     info, spend = run.info, run.spend
     path = (*lane.path, event.agent) if event.agent else lane.path
     if finding.rule == "handoff":

@@ -626,6 +626,28 @@ def test_one_return_to_the_parent_is_normal(drive):
     assert [d.hand_off(*edge).action for edge in ("AB", "BA", "AC", "CA", "AD", "DA")] == [Action.ALLOW] * 6
 
 
+@pytest.mark.parametrize("agents", ["AB", "ABC", "ABCD"])
+def test_rounds_of_hand_offs_count_as_rounds_of_calls_do(drive, agents):
+    d = drive(cycle_repeats=3, max_cycle_len=4)
+    hops = [agents[n % len(agents)] + agents[(n + 1) % len(agents)] for n in range(3 * len(agents))]
+    assert [d.hand_off(*hop).action.word for hop in hops] == ["allow"] * (len(hops) - 1) + ["stop"]
+    assert d.rules_tripped == ["cycle"]
+
+
+def test_a_longer_circle_of_hand_offs_than_asked_for_is_none(drive):
+    d = drive(cycle_repeats=2, max_cycle_len=3, rules={"handoff": False})
+    assert {d.hand_off("ABCD"[n % 4], "ABCD"[(n + 1) % 4]).action.word for n in range(40)} == {"allow"}
+
+
+def test_hand_offs_do_not_lengthen_a_circle_of_calls(drive):
+    d = drive(cycle_repeats=3, max_cycle_len=2, rules={"no_news": False, "handoff": False})
+    seen = []
+    for n in range(6):
+        seen.append(d.tool("look", {"n": n % 2}, says="the same").word)
+        d.hand_off(*("AB" if n % 2 == 0 else "BA"))
+    assert seen[-1] == "stop"
+
+
 # ---- limits ---------------------------------------------------------------------------------------------------------
 
 
@@ -793,6 +815,7 @@ def weigh(root: Any) -> tuple[int, int]:
     ("detector", "event"),
     [
         pytest.param(detectors.HandOffCycle(Rungs(stop=9)), lambda n: HandOff("run", "", f"agent {n}", "b", 0.0), id="hand-offs"),
+        pytest.param(detectors.HandOffRounds(Rungs(stop=9), 64), lambda n: HandOff("run", "", f"agent {n}", "b", 0.0), id="rounds of hand-offs"),
         pytest.param(detectors.Growth(Rungs(stop=9)), lambda n: ModelResult("run", "", f"agent {n}", 0.0, 100), id="growth"),
         pytest.param(detectors.Stall(Rungs(stop=9)), lambda n: results(failing(f"failure {n}", tool=f"tool {n}")), id="stall"),
         pytest.param(detectors.EmptyAnswers(Rungs(stop=9)), lambda n: results(answer(tool=f"tool {n}", outcome=Outcome.EMPTY)), id="empty"),

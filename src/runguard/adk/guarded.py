@@ -23,13 +23,14 @@ from pydantic import PrivateAttr
 
 from runguard.adk import runners
 from runguard.adk.chain import LAYERS, STREAM, Invocation, Layer, Stream
+from runguard.adk.reading import TRANSFER
 from runguard.adk.resuming import history_of, run_of
 from runguard.adk.stops import stop_response
 from runguard.conductor import Guard
 from runguard.controls import Controls
 from runguard.decision import STOP_CODE, Action, Decision, Trip, trip
 from runguard.errors import PolicyError, RunStoppedError
-from runguard.events import ROOT_LANE, AgentEntered, Answer, RunInfo, ToolResults
+from runguard.events import ROOT_LANE, AgentEntered, Answer, HandOff, RunInfo, ToolResults
 from runguard.policy import Policy
 from runguard.runs import Run
 from runguard.typed_settings import PolicySettings
@@ -44,6 +45,7 @@ class _Strand:
 
     seen: tuple[int, bytes] = (0, b"")
     ended: bool = False
+    sees_tools: bool = True  # False: the plugin guards the same run, and judges tools and hand-offs
 
 
 @dataclass(slots=True)
@@ -110,6 +112,7 @@ class GuardedLlm(Controls, BaseLlm):
             guarded, lane, agent, sees_tools = await self._place(llm_request)
             run, mine = guarded.invocation.run.info.run, (Layer(self._guard, guarded.invocation, lane, agent),)
             strand = guarded.strands.setdefault(lane, strand)
+            strand.sees_tools = sees_tools
             stop = self._learn(guarded.invocation, strand, lane, agent, llm_request) if sees_tools else None
         except Exception as fault:
             stop = self._guard.give_up("guarded model", fault, run)
@@ -129,7 +132,7 @@ class GuardedLlm(Controls, BaseLlm):
                     finally:
                         LAYERS.reset(token)
                     try:
-                        stop = self._read(response, strand)
+                        stop = self._read(response, strand, mine)
                     except Exception as fault:
                         self._guard.fault("guarded model", fault, run)
                     if stop is not None:
@@ -144,13 +147,29 @@ class GuardedLlm(Controls, BaseLlm):
             last = LlmResponse(error_code=STOP_CODE, error_message=stop.rule)
         yield last
 
-    def _read(self, response: LlmResponse, strand: _Strand) -> Trip | None:
-        """A stop of ours that was made further in; else whether the agent is done."""
+    def _read(self, response: LlmResponse, strand: _Strand, mine: tuple[Layer, ...]) -> Trip | None:
+        """A stop of ours that was made further in, or that follows from this answer; else whether the agent is done."""
         if response.error_code == STOP_CODE and (stop := trip(response)) is not None and self._is_mine(stop):
             return stop
-        if not response.partial:
-            strand.ended = not _calls_of(response.content)
-        return None
+        if response.partial:
+            return None
+        calls = _calls_of(response.content)
+        strand.ended = not calls
+        target = next((str((call.args or {}).get("agent_name") or "") for call in calls if call.name == TRANSFER), "")
+        if not target or not strand.sees_tools or not mine:
+            return None
+        run, agent = mine[0].invocation.run, mine[0].agent
+        return _enforced(self._guard.check(HandOff(run.info.run, self._handoff_lane(run), agent, target, self._guard.clock())))
+
+    def _handoff_lane(self, run: Run) -> str:
+        """Agents have a lane each. What they pass to each other is counted in one lane of their Runner."""
+        stream = STREAM.get()
+        if stream is None or stream.outer is None:
+            return ROOT_LANE
+        lane = str(stream.number)
+        if lane not in run.lanes:
+            self._guard.open_lane(run, lane, ROOT_LANE, concurrent=False)
+        return lane
 
     # ---- whose call it is -------------------------------------------------------------------------------------------
 
@@ -213,7 +232,12 @@ class GuardedLlm(Controls, BaseLlm):
         if not answers or mark == strand.seen:  # the same request again: a retry
             return None
         strand.seen = mark
-        return _enforced(guard.after(ToolResults(run.info.run, lane, agent, guard.clock(), "", answers)))
+        event = ToolResults(run.info.run, lane, agent, guard.clock(), "", answers)
+        decision = guard.after(event)
+        for detector in run.lanes[self._handoff_lane(run)].by_event.get(HandOff, ()):
+            if ToolResults in detector.sees:
+                detector.observe(event)  # progress between two hand-offs
+        return _enforced(decision)
 
 
 def _guarded(run: Run) -> _Guarded:
@@ -261,6 +285,8 @@ def _answers(guard: Guard, contents: list[types.Content]) -> list[Answer]:
         if call is None:
             continue
         calls.remove(call)
+        if call.name == TRANSFER:
+            continue  # a hand-off, counted when the model asked for it
         name, value = call.name or "", response.response
         answers.append(Answer(name, guard.fingerprint(name, call.args or {}), value, response.id or "", args=call.args))
     return answers

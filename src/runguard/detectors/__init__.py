@@ -11,7 +11,7 @@ from runguard.decision import Finding
 from runguard.detectors.context import Context
 from runguard.detectors.failures import EmptyAnswers, EqualAnswers, Stall, ToolFailures
 from runguard.detectors.growth import Growth
-from runguard.detectors.handoffs import Depth, HandOffCycle
+from runguard.detectors.handoffs import Depth, HandOffCycle, HandOffRounds
 from runguard.detectors.limits import CallsPerTool, Deadline, FanOut, ModelCalls, ResultSize, ToolCalls
 from runguard.detectors.repetition import Cycle, NoNews, Polling, Repetition, SameCall
 
@@ -36,6 +36,7 @@ __all__ = [
     "FanOut",
     "Growth",
     "HandOffCycle",
+    "HandOffRounds",
     "ModelCalls",
     "NoNews",
     "Polling",

@@ -1,9 +1,11 @@
 """Who passes the work to whom: circles of hand-offs, and delegation that goes ever deeper."""
 
+import json
 from collections import Counter, deque
 from typing import ClassVar
 
-from runguard.decision import Action, Finding, Rungs
+from runguard.decision import HANDOFF_ROUNDS, Action, Finding, Rungs
+from runguard.detectors.repetition import Rounds
 from runguard.events import AgentEntered, HandOff, ToolCall, ToolResults
 
 _PATH_SHOWN = 12
@@ -40,6 +42,29 @@ class HandOffCycle:
         return Finding(
             "handoff", reached[0], count, reached[1], "equal hand-offs without news", "lane", "", "↔".join(sorted((event.agent, event.target))), path
         )
+
+
+class HandOffRounds:
+    """Full rounds of a circle of at most ``max_len`` hand-offs with nothing new between. Off unless ``cycle_repeats`` is set."""
+
+    sees: ClassVar[tuple[type, ...]] = (HandOff, ToolResults)
+    __slots__ = ("_rounds", "rungs")
+
+    def __init__(self, rungs: Rungs, max_len: int = 4) -> None:
+        self.rungs, self._rounds = rungs, Rounds(max_len)
+
+    def observe(self, event: HandOff | ToolResults) -> Finding | None:
+        if not isinstance(event, HandOff):
+            if event.progress:
+                self._rounds.clear()
+            return None
+        rounds, agents = self._rounds.add((event.agent, event.target), event.agent)
+        reached = self.rungs.at(rounds)
+        if reached is None or rounds < 2:
+            return None
+        evidence = ({"event": "", "pattern": json.dumps(agents)},)
+        key = "↔".join(sorted(set(agents)))
+        return Finding("cycle", reached[0], rounds, reached[1], HANDOFF_ROUNDS, "lane", "", key, "→".join([*agents, event.target]), evidence)
 
 
 class Depth:

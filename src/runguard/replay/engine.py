@@ -460,7 +460,7 @@ class Player:
             result.more += 1
         if stops and not verdict.moot:
             strand = self._live.lanes.get(lane)
-            owner = strand.owner(finding.rule) if finding.scope == "lane" and strand is not None else None
+            owner = strand.owner(finding) if finding.scope == "lane" and strand is not None else None
             if owner is None:
                 self._stopped, self._over = True, not self.judge.to_the_end
             else:
