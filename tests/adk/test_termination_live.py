@@ -110,6 +110,7 @@ def assert_ended(result: Recording, reason: str, author: str | None = None) -> E
     assert last.actions.termination_reason == termination_reason(last)
     assert last.actions.escalate is True
     assert last.content is None, "the reason is no agent's answer"
+    assert not last.is_final_response(), "a reader of final responses would read its content"
     assert last.invocation_id == result.events[0].invocation_id
     assert last.author == (author or last.author)
     assert [event for event in result.events if termination_reason(event)] == [last]
@@ -190,13 +191,71 @@ async def test_the_loops_after_callback_still_runs() -> None:
 
 
 def test_the_keyword_comes_and_goes_with_install() -> None:
+    runguard.uninstall()
     plain = LoopAgent.__init__
-    with pytest.raises(ValueError, match="termination_condition"):
-        LoopAgent(name="loop", sub_agents=[], termination_condition=MaxIterationsTermination(3))
     runguard.install()
     LoopAgent(name="loop", sub_agents=[], termination_condition=MaxIterationsTermination(3))
     runguard.uninstall()
     assert LoopAgent.__init__ is plain
+    assert not hasattr(LoopAgent, "termination_condition")
+
+
+def test_without_install_the_keyword_says_what_to_do() -> None:
+    condition = MaxIterationsTermination(3)
+    for error in (PolicyError, ValueError):  # ADK's own error about keywords is a ValueError
+        with pytest.raises(error, match=r"call runguard\.install\(\) before .*terminate\(loop_agent, condition\)"):
+            LoopAgent(name="loop", sub_agents=[], termination_condition=condition)
+    LoopAgent(name="loop", sub_agents=[], termination_condition=None)
+    with pytest.raises(ValueError, match="Extra inputs are not permitted"):
+        LoopAgent(name="loop", sub_agents=[], terminationcondition=condition)
+
+
+def test_a_field_of_this_name_in_a_class_of_ones_own_is_left_alone() -> None:
+    class Loop(LoopAgent):
+        termination_condition: Any = None
+
+    condition = MaxIterationsTermination(3)
+    assert Loop(name="loop", sub_agents=[], termination_condition=condition).termination_condition is condition
+
+
+async def test_the_condition_can_be_read_and_assigned() -> None:
+    runguard.install()
+    first, second = MaxIterationsTermination(2), MaxIterationsTermination(4)
+    root = LoopAgent(name="loop", sub_agents=[speaker()], max_iterations=6, termination_condition=first)
+    assert root.termination_condition is first
+    assert root.clone().termination_condition is first
+    assert len((await play(root)).texts) == 2
+    root.termination_condition = second
+    assert root.termination_condition is second
+    assert_ended(await play(root), "4", "loop")
+    root.termination_condition = None
+    assert root.termination_condition is None
+    assert len((await play(root)).texts) == 6
+    plain = LoopAgent(name="plain", sub_agents=[])
+    assert plain.termination_condition is None
+    with pytest.raises(PolicyError, match="no termination condition"):
+        plain.termination_condition = "TERMINATE"
+    assert plain.termination_condition is None
+
+
+async def test_an_assigned_condition_of_a_new_loop_ends_it() -> None:
+    runguard.install()
+    root = LoopAgent(name="loop", sub_agents=[speaker()])
+    root.termination_condition = MaxIterationsTermination(3)
+    assert_ended(await play(root), "3", "loop")
+
+
+@pytest.mark.parametrize("where", ["loop", "run"])
+async def test_reading_final_responses_does_not_meet_the_terminating_event(where: str) -> None:
+    """``if event.is_final_response(): … event.content.parts[0].text``, as many programs read a run."""
+    runguard.install()
+    condition = MaxIterationsTermination(3)
+    root = LoopAgent(name="loop", sub_agents=[speaker()], **({"termination_condition": condition} if where == "loop" else {}))
+    runner = await runner_of(root)
+    options = {"termination_condition": condition} if where == "run" else {}
+    events = runner.run_async(user_id="u1", session_id="s1", new_message=message(), **options)
+    read = [event.content.parts[0].text async for event in events if event.is_final_response()]
+    assert read == ["writer 1", "writer 2", "writer 3"]
 
 
 @pytest.mark.parametrize("nonsense", ["TERMINATE", 5, TextMentionTermination])

@@ -560,9 +560,9 @@ def set_installed(plugin: "RunGuardPlugin | None") -> None:
     """Make ``plugin`` the guard of every Runner, or of none: Runners that got the last one lose it."""
     before = _watch.installed
     _watch.installed = plugin
-    from runguard.adk.termination import LOOP_KEYWORD
+    from runguard.adk.termination import LOOP_TERMINATION
 
-    LOOP_KEYWORD.put_on() if plugin is not None else LOOP_KEYWORD.take_off()
+    LOOP_TERMINATION.put_on() if plugin is not None else LOOP_TERMINATION.take_off()
     if plugin is None and before is not None:
         for runner in list(_watch.injected):
             if before in runner.plugin_manager.plugins:

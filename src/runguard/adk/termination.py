@@ -32,11 +32,13 @@ from runguard.errors import PolicyError
 from runguard.pricing import Usage
 from runguard.reading.call_usage import Bill, CallUsage
 from runguard.termination import TerminationCondition
+from runguard.termination.loop_keyword import KEYWORD, LOOP_KEYWORD
 
 _log: Final = logging.getLogger("runguard")
 _OWN: Final = "__runguard_termination__"
 _KEY: Final = "termination"
-_INIT: Final = "__init__"
+_RUN: Final = "_run_async_impl"
+_CONDITION: Final = "__runguard_condition__"
 _DELIVERY_S: Final = 0.25  # from a model's answer to its event
 _SOONEST_S: Final = 0.02
 _COUNTED_KEPT: Final = 1_024
@@ -48,6 +50,13 @@ class TerminationActions(EventActions):
     """ADK's actions with the reason; stored as ADK's own."""
 
     termination_reason: str | None = None
+
+
+class TerminationEvent(Event):
+    """Says why the work ended. It is not a response: without content, a reader of ``event.content.parts[0]`` must not take it for one."""
+
+    def is_final_response(self) -> bool:
+        return False
 
 
 class TerminationPlugin(BasePlugin):
@@ -72,7 +81,7 @@ def terminate(agent: Any, condition: TerminationCondition, *, scope: str = "loop
     if isinstance(agent, LlmAgent | Workflow):  # at the root, what they hand over to is not inside of them
         agent.__dict__[_OWN] = condition, scope
     if isinstance(agent, BaseAgent):
-        agent.__dict__["_run_async_impl"] = _ending(type(agent)._run_async_impl, condition, scope)
+        agent.__dict__[_RUN] = _ending(type(agent)._run_async_impl, condition, scope)
     runners.keep_patched(ends_runs=scope == "run")
     return agent
 
@@ -187,7 +196,7 @@ class Watched:
         reason = self.reason or ""
         actions = TerminationActions(escalate=True if escalate else None, termination_reason=reason)
         metadata = {METADATA_KEY: {_KEY: {"reason": reason, "condition": self._by[:_REPR_CHARS]}}}
-        last = Event(author=author, invocation_id=invocation_id, branch=branch, actions=actions, custom_metadata=metadata)
+        last = TerminationEvent(author=author, invocation_id=invocation_id, branch=branch, actions=actions, custom_metadata=metadata)
         return [*(self._answers(invocation_id) if answers is None else answers), last]
 
     def _answers(self, invocation_id: str) -> list[Event]:
@@ -378,6 +387,7 @@ def _ending(original: Any, condition: TerminationCondition, scope: str) -> Any:
 
         return until(events, watched, finish)
 
+    setattr(run_until, _CONDITION, condition)
     return run_until
 
 
@@ -438,32 +448,34 @@ def _report_of(usage: Usage) -> types.GenerateContentResponseUsageMetadata:
 # ---- under install(): as if ADK had it ------------------------------------------------------------------------------
 
 
-class LoopKeyword:
-    """``LoopAgent(..., termination_condition=c)``, for as long as a guard is installed."""
+def _get_condition(loop: LoopAgent) -> TerminationCondition | None:
+    return getattr(loop.__dict__.get(_RUN), _CONDITION, None)
 
-    def __init__(self) -> None:
-        self._original: Any = None
+
+def _set_condition(loop: LoopAgent, condition: TerminationCondition | None) -> None:
+    if condition is not None:
+        terminate(loop, condition)
+    elif _get_condition(loop) is not None:
+        del loop.__dict__[_RUN]
+
+
+_PROPERTY: Final = property(_get_condition, _set_condition, doc="The condition that ends this loop, or None. Added by runguard.install().")
+
+
+class LoopTermination:
+    """``LoopAgent.termination_condition`` as a keyword and an attribute, for as long as a guard is installed."""
 
     def put_on(self) -> None:
-        if self._original is not None:
-            return
-        original = self._original = getattr(LoopAgent, _INIT)
-
-        @wraps(original)
-        def begin(self: LoopAgent, *args: Any, **kwargs: Any) -> None:
-            condition = kwargs.pop("termination_condition", None)
-            if condition is not None:
-                checked(condition)
-            original(self, *args, **kwargs)
-            if condition is not None:
-                terminate(self, condition)
-
-        setattr(LoopAgent, _INIT, begin)
+        if KEYWORD in LoopAgent.model_fields:
+            return  # this ADK has it
+        LOOP_KEYWORD.put_on()
+        LOOP_KEYWORD.accept = terminate
+        setattr(LoopAgent, KEYWORD, _PROPERTY)
 
     def take_off(self) -> None:
-        if self._original is not None and getattr(getattr(LoopAgent, _INIT), "__wrapped__", None) is self._original:
-            setattr(LoopAgent, _INIT, self._original)
-            self._original = None
+        LOOP_KEYWORD.take_off()
+        if LoopAgent.__dict__.get(KEYWORD) is _PROPERTY:
+            delattr(LoopAgent, KEYWORD)
 
 
-LOOP_KEYWORD: Final = LoopKeyword()
+LOOP_TERMINATION: Final = LoopTermination()

@@ -13,6 +13,7 @@ from typing import Any, ClassVar, Final, Self
 
 from runguard.errors import PolicyError, RunGuardError
 from runguard.pricing import Usage
+from runguard.termination.loop_keyword import LOOP_KEYWORD
 
 Event = Any  # an ADK event, or whatever has its fields
 Unsubscribe = Callable[[], None]
@@ -40,6 +41,12 @@ _Asked = dict[int, TerminationResult]  # what each condition has said about one 
 class TerminationCondition(ABC):
     """Base of all conditions. A condition of your own says ``judge``, and where it counts something ``clear``; ``settings`` if it is
     to be saved. ``clear`` makes new containers instead of emptying old ones: copies for other runs may hold them."""
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> Self:
+        if (args or kwargs) and cls.__init__ is object.__init__:
+            raise TypeError(f"{cls.__name__}() takes no arguments")
+        LOOP_KEYWORD.put_on()  # from now on, the keyword that takes conditions can be used by mistake
+        return super().__new__(cls)
 
     knows_early: bool = False  # whether it may fire without a new event: time, signals, tokens that were counted
     needs_await: bool = False  # whether only ``await condition(events)`` can ask it

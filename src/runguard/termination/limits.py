@@ -51,17 +51,24 @@ class TokenUsageTermination(TerminationCondition):
         max_prompt: int | None = None,
         max_completion: int | None = None,
         *,
+        max_total_tokens: int | None = None,  # as the proposal to ADK names them
+        max_prompt_tokens: int | None = None,
+        max_completion_tokens: int | None = None,
         max_total_token: int | None = None,  # as AutoGen names them
         max_prompt_token: int | None = None,
         max_completion_token: int | None = None,
     ) -> None:
-        given = zip(_UNITS, (max_total, max_prompt, max_completion), (max_total_token, max_prompt_token, max_completion_token), strict=True)
+        names: dict[str, dict[str, int | None]] = {
+            "total": {"max_total": max_total, "max_total_tokens": max_total_tokens, "max_total_token": max_total_token},
+            "prompt": {"max_prompt": max_prompt, "max_prompt_tokens": max_prompt_tokens, "max_prompt_token": max_prompt_token},
+            "completion": {"max_completion": max_completion, "max_completion_tokens": max_completion_tokens, "max_completion_token": max_completion_token},
+        }
         self._limits: dict[str, int] = {}
-        for unit, ours, autogens in given:
-            if ours is not None and autogens is not None:
-                raise PolicyError(f"max_{unit}_token = {autogens!r}: the same as max_{unit}; give one of them")
-            limit, name = (autogens, f"max_{unit}_token") if ours is None else (ours, f"max_{unit}")
-            if limit is not None:
+        for unit, given in names.items():
+            told = [(name, limit) for name, limit in given.items() if limit is not None]
+            if len(told) > 1:
+                raise PolicyError(f"{told[1][0]} = {told[1][1]!r}: the same as {told[0][0]}; give one of them")
+            for name, limit in told:
                 self._limits[unit] = to_count(limit, name)
         if not self._limits:
             raise PolicyError("a TokenUsageTermination without a limit never fires; give max_total=, max_prompt= or max_completion=")
