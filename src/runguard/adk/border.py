@@ -16,15 +16,16 @@ from typing import Any, Final
 from google.adk.models.base_llm import BaseLlm
 from google.adk.models.llm_request import LlmRequest
 from google.adk.models.llm_response import LlmResponse
+from google.genai import types
 
-from runguard.adk.chain import FLIGHTS, FRAME, LAYERS, STREAM, TERMINATIONS, Invocation, ModelInFlight
+from runguard.adk.chain import FLIGHTS, FRAME, LAYERS, STREAM, TERMINATIONS, Invocation, ModelInFlight, enclosing_frame, runners_inside
 from runguard.adk.estimate import count_tokens, project
 from runguard.adk.stops import Halt, refused_response, stop_response
 from runguard.charges import OWNERS, Charge
 from runguard.conductor import Guard
 from runguard.decision import STOP_CODE, Action, Trip, text_for_user
 from runguard.errors import RunStoppedError
-from runguard.events import ModelCall, ModelResult
+from runguard.events import AgentEntered, ModelCall, ModelResult
 from runguard.reading.call_usage import Bill, CallUsage
 from runguard.reading.failures import was_unbilled
 from runguard.runs import Run
@@ -36,13 +37,14 @@ DIRECT: Final = "(direct)"  # who makes a call that no agent's hook announced
 _SPINS: Final = 1_000  # rounds that a stopped run may ask at the border before it is ended: a long list of documents is no endless loop
 _LAYER_MODULE: Final = "runguard.adk.guarded"  # its model is no model: the one inside is
 _BORN: Final = "__pydantic_init_subclass__"
+Stop = tuple[Trip | str | None, Guard]  # why a call is not made: a stop, or the words to answer with where only this call is refused; None: aside of a run
 _AGENT_LABEL: Final = "adk_agent_name"
 
 
 class Toll:
     """One guard's account of one call at the border."""
 
-    __slots__ = ("_flight", "_invocation", "_model", "_settled", "_usage", "charge", "delegated", "guard", "is_layer")
+    __slots__ = ("_flight", "_invocation", "_model", "_settled", "_usage", "charge", "delegated", "guard", "holder", "is_layer")
 
     def __init__(
         self, guard: Guard, charge: Charge, invocation: Invocation | None = None, flight: ModelInFlight | None = None, *, is_layer: bool = False
@@ -52,6 +54,7 @@ class Toll:
         self._usage = CallUsage()
         self._settled: tuple[Bill, str] | None = None
         self._model = ""
+        self.holder: asyncio.Task[Any] | None = None  # the task that holds a place among the calls in flight for it
         self.delegated = False  # other models do the work: they are billed instead
 
     @property
@@ -80,11 +83,18 @@ class Toll:
 
     def called_off(self) -> None:
         """The call is not made after all."""
+        self._give_back()
         if not self.charge.over:
             self.guard.release(self.charge)
             self.guard.unspent(self.charge.purse.info.run)
 
+    def _give_back(self) -> None:
+        run, holder, self.holder = self.run, self.holder, None
+        if run is not None and holder is not None:
+            run.slots.give_back(holder)
+
     def ended(self, error: BaseException | None, streaming: bool) -> None:
+        self._give_back()
         if self.is_layer and error is None and not self.delegated:
             charge, usage = self.charge, self._usage
             output = usage.reported.output if usage.reported is not None else None
@@ -252,7 +262,7 @@ def _ended_by_switch(ended: Ended | None, tolls: list[Toll]) -> LlmResponse | No
 # ---- faults of our own ----------------------------------------------------------------------------------------------
 
 
-def _fault(fault: Exception, tolls: list[Toll]) -> tuple[Trip | None, Guard] | None:
+def _fault(fault: Exception, tolls: list[Toll]) -> Stop | None:
     """Report a fault of ours to the guards whose call this is. Returns a stop when the policy of one of them says so."""
     guards = {toll.guard for toll in tolls} | {guard for guard, _, _ in FLIGHTS.get()} | {layer.guard for layer in LAYERS.get()}
     runs = {charge.home: charge.purse.info.run for charge in (toll.charge for toll in tolls)}
@@ -293,19 +303,27 @@ def _call_off(tolls: list[Toll]) -> None:
             _give_up(toll, fault)
 
 
-def _refuse_barely(trip: Trip | None, guard: Guard, tolls: list[Toll], fault: Exception) -> LlmResponse:
+def _refuse_barely(trip: Trip | str | None, guard: Guard, tolls: list[Toll], fault: Exception) -> LlmResponse:
     """The refusal could not be made as it should be. The call is refused all the same, and a run that is stopped as a whole is ended."""
     guard.faults.note("refusing", fault)
     _call_off(tolls)
+    if isinstance(trip, str):
+        return _said(trip)
     run = guard.runs.get(trip.run_id) if trip is not None else None
     if trip is not None and run is not None and run.stopped is not None and FRAME.get() is None:
         raise Halt(trip)
     return LlmResponse(error_code=STOP_CODE, error_message="refused")
 
 
-async def _refuse(trip: Trip | None, guard: Guard, tolls: list[Toll]) -> LlmResponse:
+def _said(words: str) -> LlmResponse:
+    return LlmResponse(content=types.Content(role="model", parts=[types.Part(text=words)]))
+
+
+async def _refuse(trip: Trip | str | None, guard: Guard, tolls: list[Toll]) -> LlmResponse:
     """Answer instead of the model. A loop that asks again and again, whatever the answer, is ended from outside."""
     _call_off(tolls)  # another guard had let it through: it does not leave now
+    if isinstance(trip, str):
+        return _said(trip)
     if trip is None:  # aside of a run that has given its answer: nothing is stopped
         return LlmResponse(error_code=STOP_CODE, error_message=text_for_user(""))
     run = guard.runs.get(trip.run_id)
@@ -328,7 +346,7 @@ async def _refuse(trip: Trip | None, guard: Guard, tolls: list[Toll]) -> LlmResp
     return refused_response(trip, guard.stop_text(trip))
 
 
-async def _enter(outer: Crossing | None, llm: BaseLlm, request: LlmRequest, tolls: list[Toll]) -> tuple[Trip | None, Guard] | None:
+async def _enter(outer: Crossing | None, llm: BaseLlm, request: LlmRequest, tolls: list[Toll]) -> Stop | None:
     """Fill in the accounts of this call; a stop when it may not be made."""
     if outer is not None:
         for toll in outer.tolls:
@@ -344,7 +362,7 @@ async def _enter(outer: Crossing | None, llm: BaseLlm, request: LlmRequest, toll
             continue  # its own hook announced the call
         owners = OWNERS.set((*OWNERS.get(), *(toll.charge for toll in tolls)))
         try:
-            stop = await _ask(guard, invocation, lane, agent, tool, request, tolls, is_layer=is_layer)
+            stop = await _ask(guard, invocation, lane, agent, tool, request, tolls, is_layer=is_layer, slot=bool(tool))
         except Exception as error:  # the guard's own fault: the policy says what it means
             trip = guard.fault("border", error, invocation.run.info.run, agent)
             if trip is None:
@@ -382,7 +400,7 @@ def cap_output(request: LlmRequest, tokens: int) -> None:
     request.config = request.config.model_copy(update={"max_output_tokens": tokens})
 
 
-async def _attempt(toll: Toll, request: LlmRequest, tolls: list[Toll]) -> tuple[Trip | None, Guard] | None:
+async def _attempt(toll: Toll, request: LlmRequest, tolls: list[Toll]) -> Stop | None:
     """A model inside a model: the first attempt takes over what was reserved, every further one is a call of its own."""
     guard, charge = toll.guard, toll.charge
     invocation, flight = toll.place
@@ -443,7 +461,8 @@ async def _ask(
     *,
     is_layer: bool = False,
     in_layer: bool = False,
-) -> tuple[Trip | None, Guard] | None:
+    slot: bool = False,
+) -> Stop | None:
     if guard.policy.mode == "off" or invocation is None:
         return None
     sizes = project(request, invocation.prompts.get((lane, agent)) if is_layer else None)
@@ -457,9 +476,15 @@ async def _ask(
     if counter is not None and (counted := await count_tokens(counter, request)) is not None:
         event.input_tokens = counted
         event.projected_tokens = counted if is_layer else None
+    frame = enclosing_frame(guard) if slot else None  # the tool call that makes this call of its own
+    if frame is not None and (inside := runners_inside(frame)):  # agents that no hook sees: each Runner is one delegation deeper
+        entered = AgentEntered(event.run, lane, agent, event.at, frame.depth + inside)
+        too_deep = guard.check(entered)
+        if too_deep.action is _BLOCK and too_deep.enforced:
+            return too_deep.for_model, guard
     decision = guard.check(event)
     if decision.action < _BLOCK or not decision.enforced:
-        decision = await guard.reserve(event, slot=False)
+        decision = await guard.reserve(event, slot=slot)
     if decision.action >= _BLOCK and decision.enforced:
         frame = FRAME.get()
         if frame is not None and (call := frame.invocation.calls.get(frame.call_id)) is not None:
@@ -469,6 +494,7 @@ async def _ask(
     if charge is not None:
         try:
             tolls.append(Toll(guard, charge, invocation, flight, is_layer=is_layer or in_layer))
+            tolls[-1].holder = asyncio.current_task() if slot else None
         except BaseException:
             guard.release(charge)
             raise

@@ -180,6 +180,7 @@ class Frame:
     depth: int
     path: tuple[str, ...]
     outer: "Frame | None" = None  # the frame around it: another guard's, or that of the caller
+    stream: "Stream | None" = None  # the runner whose tool call it is
 
 
 FRAME: Final[ContextVar[Frame | None]] = ContextVar("runguard_frame", default=None)
@@ -232,6 +233,14 @@ def enclosing_frame(guard: Guard) -> Frame | None:
     if frame is None or guard.runs.get(frame.invocation.run.info.run) is not frame.invocation.run:
         return None
     return frame
+
+
+def runners_inside(frame: Frame) -> int:
+    """How many Runners without a guard are at work inside a tool call, one inside the other. The tool started the outermost of them."""
+    inside, stream = 0, STREAM.get()
+    while stream is not None and stream is not frame.stream:
+        inside, stream = inside + 1, stream.outer
+    return inside if stream is frame.stream else 0
 
 
 def stop_in_force(invocation: Invocation, lane: str) -> Trip | None:

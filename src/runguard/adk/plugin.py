@@ -497,7 +497,7 @@ class RunGuardPlugin(Controls, BasePlugin):
             if name not in self._known_tools:
                 self._learn_tool(tool)
             depth = depth_of(agent, invocation, lane) if isinstance(agent, BaseAgent) else invocation.depth
-            FRAME.set(Frame(guard, invocation, call_id, name, lane, depth, (*invocation.run.lanes[lane].path, agent_name), FRAME.get()))
+            FRAME.set(Frame(guard, invocation, call_id, name, lane, depth, (*invocation.run.lanes[lane].path, agent_name), FRAME.get(), STREAM.get()))
             if name in FRAMEWORK_TOOLS:
                 return self._check_transfer(tool_args, ic, invocation, lane, agent_name) if name == TRANSFER else None
             call.fingerprint = guard.fingerprint(name, tool_args)
