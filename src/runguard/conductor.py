@@ -19,7 +19,6 @@ from typing import Any, Final
 
 from runguard import detectors as rules
 from runguard.accounts import Accounts, record_of
-from runguard.alarms import Alarms
 from runguard.answers import Answers
 from runguard.breaker import Permit
 from runguard.budget import to_usd
@@ -51,6 +50,7 @@ from runguard.pricing import Usage
 from runguard.runs import Lane, Run, is_lasting, lane_detectors, lane_rungs, retired_name
 from runguard.session_growth import SessionGrowths
 from runguard.shared import Breakers, Once
+from runguard.succession import alarms_of, take_over
 from runguard.summaries import RefusedSummaries
 from runguard.switch import Stop, check_actor, check_reason, check_scope, read_stops, with_stops
 from runguard.telemetry import SAMPLE, Telemetry
@@ -71,10 +71,11 @@ _NOTED_KEPT: Final = 256
 class Guard:
     """One policy at work over any number of concurrent runs."""
 
-    def __init__(self, policy: Policy, *, breaker_runs: int = 2, advice: Mapping[str, str] | None = None) -> None:
+    def __init__(self, policy: Policy, *, breaker_runs: int = 2, advice: Mapping[str, str] | None = None, heir_of: "Guard | None" = None) -> None:
         """``breaker_runs``: how many runs must have seen failures before a breaker opens for all: one user's bad arguments are no outage.
 
-        ``advice``: how to go on after a stop, by rule, where the settings have other names than those of a policy.
+        ``advice``: how to go on after a stop, by rule, where the settings have other names than those of a policy. ``heir_of``: a guard whose
+        policy this one replaces; see ``runguard.succession``.
         """
         self._advice = advice or {}
         self.policy = policy
@@ -83,8 +84,8 @@ class Guard:
         self.pauses = Pauses(self)
         self.trips: deque[Trip] = deque(maxlen=_TRIPS_KEPT)
         self.outbox = Outbox()
-        self.accounts = Accounts(policy, self.clock)
-        self.accounts.switch.listeners.append(self._enforce_stops)
+        self.accounts: Accounts = Accounts(policy, self.clock, before=heir_of.accounts if heir_of is not None else None)
+        self.accounts.switch.listen(self._enforce_stops)
         self.breakers = Breakers(self.accounts.ledger, policy.max_tool_failures or _BREAKER_FAILURES, policy.half_open_reset_seconds, breaker_runs)
         self.once = Once(self.accounts.ledger, policy.hold_seconds)
         self.growth = SessionGrowths(policy, self.accounts.ledger)
@@ -98,11 +99,14 @@ class Guard:
         self._switching = threading.Lock()
         self._lane_rungs = lane_rungs(policy)
         self.telemetry = Telemetry.of(self) if policy.telemetry and policy.mode != "off" else None
-        self.alarms = Alarms(policy.alerts, self.accounts.ledger, self.clock) if policy.alerts and policy.mode != "off" else None
+        self.alarms = alarms_of(self, heir_of)
         if self.alarms is not None:
             self.accounts.on_store, self.accounts.on_extended, self.breakers.on_change = self.alarms.store, self.alarms.extended, self.alarms.breaker
             self.accounts.on_cap(self.alarms.cap)
-        self._summaries = RefusedSummaries(self.alarms)
+        self.summaries = RefusedSummaries(self.alarms)
+        self.elders: tuple[weakref.ref[Guard], ...] = ()  # guards whose policies this one replaced, while they have runs
+        if heir_of is not None:
+            take_over(self, heir_of)
         self.time_next(SAMPLE)
         self.accounts.ledger.watch(self._on_control, self._signs_of_life)  # last: it may be told something at once
 
@@ -126,7 +130,8 @@ class Guard:
         run = Run(info, self.policy, self.tool_rule, self.accounts.begin(info), self.growth.of(info))
         run.lanes[ROOT_LANE] = self._new_lane(run, ROOT_LANE, None, concurrent=False, path=())
         if self.accounts.ledger.is_shared and self.policy.journal:
-            run.journal = Journal(info, lambda text: self.accounts.ledger.tell(lambda session: session.append(KIND, info.run, text)))
+            tell = self.accounts.ledger.tell  # not the guard: a run may be kept after another guard has taken over
+            run.journal = Journal(info, lambda text: tell(lambda session: session.append(KIND, info.run, text)))
             if run.growth.sizes:
                 run.journal.add({"k": "growth", "t": info.at, "of": run.growth.dump(self.policy.cost_baseline_events)})
         self.runs[info.run] = run
@@ -493,17 +498,17 @@ class Guard:
     def throw_switch(self, scope: str, actor: str, reason: str | None) -> None:
         """Stop a scope: calls in flight are ended, every later one and every new run is refused, by all who share the store."""
         stop = Stop(check_scope(scope), check_actor(actor), check_reason(reason), self.clock())
-        self._change_stops(lambda stops: {**stops, scope: stop})
+        self.change_stops(lambda stops: {**stops, scope: stop})
         if self.alarms is not None:
             self.alarms.switched(scope, stop)
 
     def release_switch(self, scope: str) -> None:
         check_scope(scope)
-        self._change_stops(lambda stops: {name: stop for name, stop in stops.items() if name != scope})
+        self.change_stops(lambda stops: {name: stop for name, stop in stops.items() if name != scope})
         if self.alarms is not None:
             self.alarms.switched(scope, None)
 
-    def _change_stops(self, change: Callable[[dict[str, Stop]], dict[str, Stop]]) -> None:
+    def change_stops(self, change: Callable[[dict[str, Stop]], dict[str, Stop]]) -> None:
         ledger = self.accounts.ledger
         with self._switching:  # the document and what is known of it change as one
             text = ledger.change_control(lambda text: with_stops(text, change(read_stops(text))))
@@ -644,7 +649,7 @@ class Guard:
                 run.journal.decided(decision, lane.key, event.agent, event.at)
             self._tell(decision)
             if is_aside:
-                self._summaries.refused(run.info, decision)
+                self.summaries.refused(run.info, decision)
             if self.alarms is not None and finding.rule == "growth" and action is _WARN:
                 self.alarms.grown(finding, run.info, event.agent, event.at)
             if self.telemetry is not None:
@@ -801,7 +806,7 @@ class Guard:
         return {
             "mode": self.policy.mode,
             "policy": self.policy.digest,
-            "runs": [run.snapshot(now) for run in list(self.runs.values())],
+            "runs": [run.snapshot(now) for guard in self._with_elders() for run in list(guard.runs.values())],
             "paused": self.pauses.waiting,
             "budgets": self.accounts.budgets(as_known_here=True),
             "outages": dict(self.accounts.outages),
@@ -813,6 +818,9 @@ class Guard:
             "callbacks_failed": self.outbox.failed,
             "alerts": self.alarms.counts if self.alarms is not None else {},
         }
+
+    def _with_elders(self) -> "list[Guard]":
+        return [*(guard for elder in self.elders if (guard := elder()) is not None), self]
 
     def flush(self, seconds: float) -> bool:
         """Wait, bounded, until what was handed over has left: facts, callbacks, alerts, telemetry."""

@@ -42,6 +42,10 @@ class Pauses:
         self._ended: OrderedDict[str, Run] = OrderedDict()
         self._lock = threading.Lock()
 
+    def share(self, other: "Pauses") -> None:
+        """Keep the same runs as another guard: either of them resumes a run that the other has paused."""
+        self._waiting, self._ended, self._lock = other._waiting, other._ended, other._lock
+
     @property
     def waiting(self) -> int:
         """How many runs wait for an answer from outside."""
@@ -75,8 +79,11 @@ class Pauses:
         if dropped is not None:
             attempt("pause", self._drop, dropped, waits)
         attempt("pause", guard.growth.record, run.info, run.growth)
-        run.written = attempt("pause", self._record, run)
-        return run.written
+        written: Future[None] | None = attempt("pause", self._record, run)
+        run.written = written
+        if written is not None:
+            written.add_done_callback(lambda done: _is_written(run, done))
+        return written
 
     def _record(self, run: Run) -> "Future[None] | None":
         return self._guard.record_end(run, carried.dump(run)) if self._guard.accounts.ledger.is_shared else None
@@ -140,6 +147,7 @@ class Pauses:
     def _go_on(self, run: Run, record: Mapping[str, Any] | None) -> Run:
         now, written = self._guard.clock(), None
         run.pid, run.purse.over = os.getpid(), False
+        run.purse.lines.clear()  # the policy may be another one by now
         run.go_on(now)
         if record is not None:
             try:
@@ -153,6 +161,12 @@ class Pauses:
             run.journal.resumed(now, written)
         self._guard.runs[run.info.run] = run
         return run
+
+
+def _is_written(run: Run, done: "Future[None]") -> None:
+    """The future is not needed any more. It holds on to the task that waited for it, and to all that the task knows."""
+    if run.written is done:  # else the run has paused again
+        run.written = None
 
 
 def _owner(info: RunInfo) -> tuple[str, str, str]:

@@ -63,6 +63,11 @@ class SessionGrowths:
         self._sessions: OrderedDict[tuple[str, str, str], SessionGrowth] = OrderedDict()
         self._lock = threading.Lock()
 
+    def share(self, other: "SessionGrowths") -> None:
+        """Know what another guard knows, unless it counts over another number of prompts."""
+        if self._events == other._events:
+            self._sessions, self._lock = other._sessions, other._lock
+
     def of(self, info: RunInfo) -> SessionGrowth:
         """The session of a run. A run without a session is a session of its own."""
         if not info.session:

@@ -35,6 +35,10 @@ class Breakers:
         self._lock = threading.Lock()
         self.on_change: Callable[[str, bool], None] | None = None  # told when one opens or closes here
 
+    def share(self, other: "Breakers") -> None:
+        """Work on the same breakers as another guard. Those that exist keep their thresholds."""
+        self._tools, self._lock = other._tools, other._lock
+
     def get(self, tool: str) -> Breaker | None:
         return self._tools.get(tool)
 
@@ -128,6 +132,10 @@ class Once:
         self._finishing: dict[str, Future[None]] = {}  # what the store has not heard yet
         self._done: OrderedDict[tuple[str, str, str], OrderedDict[bytes, None]] = OrderedDict()
         self._lock = threading.Lock()
+
+    def share(self, other: "Once") -> None:
+        """Know what another guard knows."""
+        self._done, self._lock, self._finishing = other._done, other._lock, other._finishing
 
     def is_done(self, info: RunInfo, call: bytes) -> bool:
         return call in self._done.get((info.app, info.user, info.session), ())

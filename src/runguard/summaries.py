@@ -25,6 +25,10 @@ class RefusedSummaries:
         self._reported: OrderedDict[int, None] = OrderedDict()  # by a hash of the session: names of any length take the same space
         self._lock = threading.Lock()
 
+    def share(self, other: "RefusedSummaries") -> None:
+        """Know what another guard has reported."""
+        self._reported, self._lock = other._reported, other._lock
+
     def refused(self, info: RunInfo, decision: Decision) -> None:
         """Report a refusal, unless the session was reported before."""
         finding = decision.finding

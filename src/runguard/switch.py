@@ -1,6 +1,7 @@
 """The kill switch: who is stopped, by whom and why. Kept with the accounts, so that every worker of a store sees it."""
 
 import json
+import weakref
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
 from typing import Any, Final
@@ -31,7 +32,11 @@ class Switch:
 
     def __init__(self) -> None:
         self.stops: dict[str, Stop] = {}
-        self.listeners: list[Callable[[], None]] = []
+        self._listeners: list[weakref.WeakMethod[Callable[[], None]]] = []
+
+    def listen(self, listener: Callable[[], None]) -> None:
+        """Call a method after every change, as long as its object lives."""
+        self._listeners = [*(known for known in self._listeners if known() is not None), weakref.WeakMethod(listener)]
 
     def of(self, scopes: Iterable[str]) -> Stop | None:
         """The stop that covers one of these scopes."""
@@ -42,8 +47,10 @@ class Switch:
     def load(self, text: str) -> None:
         """Take over the stops of a control document that the ledger has checked."""
         self.stops = read_stops(text)
-        for listener in list(self.listeners):
-            listener()
+        for known in self._listeners:
+            listener = known()
+            if listener is not None:
+                listener()
 
 
 def read_stops(text: str) -> dict[str, Stop]:

@@ -104,6 +104,10 @@ class Telemetry:
             _complain("OpenTelemetry cannot be used")
             return None
 
+    def drop(self, guard: "Guard") -> None:
+        """Another guard reports the budgets of this one from now on."""
+        self._wires.drop(guard)
+
     def decided(self, decision: Decision, info: RunInfo, agent: str, model: str | None) -> None:
         """Report a decision, from the context of whoever asked for it: his span gets the event. Nothing happens for "allow"."""
         if decision.action is Action.ALLOW:
@@ -153,6 +157,10 @@ class Wires:
     def add(self, guard: "Guard") -> None:
         with self._lock:
             self._guards.add(guard)
+
+    def drop(self, guard: "Guard") -> None:
+        with self._lock:
+            self._guards.discard(guard)
 
     def fail(self) -> None:
         """Something of OpenTelemetry raised: said once, for it will go on raising."""

@@ -19,7 +19,8 @@ EDGES = tuple("runguard." + room for room in ("adk", "functions", "replay", "cal
 
 
 _BELOW_THE_CONDUCTOR = tuple(
-    "policy pricing faults outbox accounts charges denials ledger ledger.store journal answers runs shared switch telemetry tools trips alarms".split()  # noqa: SIM905 - it is a list of names
+    "policy pricing faults outbox accounts charges denials ledger ledger.store journal answers runs shared switch "  # noqa: SIM905 - it is a list of names
+    "telemetry tools trips alarms summaries succession session_growth".split()
 )
 
 
@@ -284,7 +285,7 @@ def test_pure_modules_do_no_io_read_no_clock_and_await_nothing(module):
             | {f"runguard.accounts.{room}" for room in ("expectations", "finder", "layers", "reached", "reserving", "spending")}
             | {f"runguard.{room}" for room in ("charges", "ledger", "ledger.urls", "policy", "pricing", "switch")},
         ),
-        ("runguard.runs", set(), PURE | {"runguard.policy", "runguard.charges", "runguard.inflight", "runguard.journal"}),
+        ("runguard.runs", set(), PURE | {"runguard.policy", "runguard.charges", "runguard.inflight", "runguard.journal", "runguard.session_growth"}),
         ("runguard.inflight", set(), PURE),
         ("runguard.journal", set(), PURE | {"runguard.pricing"}),
         ("runguard.once", {"pydantic"}, PURE),

@@ -29,13 +29,16 @@ OnFired = Callable[[Charge, Fired], None]
 class Accounts:
     """One policy's budgets and prices over any number of runs."""
 
-    def __init__(self, policy: Policy, clock: Callable[[], float], ledger: Ledger | None = None) -> None:
+    def __init__(self, policy: Policy, clock: Callable[[], float], ledger: Ledger | None = None, before: "Accounts | None" = None) -> None:
+        """``before``: accounts under an earlier policy. Their figures are kept, and with the same store their ledger and stops."""
         self.policy, self.clock = policy, clock
+        if before is not None and _store_of(policy) == _store_of(before.policy):
+            ledger = before.ledger
         self.ledger: Ledger = ledger or open_ledger(policy.store, policy.store_timeout, policy.retention_days * 86_400)
-        self.switch = Switch()
+        self.switch: Switch = before.switch if before is not None and before.ledger is self.ledger else Switch()
         self.outages: dict[str, int] = {"closed": 0, "open": 0}  # calls that met a store that was away, by what was done
         self.pricing = Pricing(policy.prices, policy.models, policy.unknown_price)
-        self.spending = Spending()
+        self.spending: Spending = before.spending if before is not None else Spending()
         self.on_extended: Callable[[list[BudgetStatus], list[str]], None] | None = None
         self.on_store: Callable[[Exception | None], None] | None = None  # called when the store goes away or is replaced, and with None when it is back
         self._expectations = Expectations(policy)
@@ -46,6 +49,12 @@ class Accounts:
     def errors(self) -> int:
         """How often a cap function gave no cap."""
         return self._finder.caps.errors
+
+    def adopt_shared_budgets(self, heir: "Accounts") -> None:
+        """Another policy is in force: its budgets replace those that several runs share. A run keeps the limits it began with."""
+        self._finder.adopt_shared(heir._finder)
+        for purse in list(self.spending.purses.values()):
+            purse.lines.clear()
 
     def on_cap(self, listener: Callable[[str, str, str], None]) -> None:
         """``listener`` is called with a scope, a unit and what is wrong when a cap function fails, and with "" when it works again."""
@@ -350,6 +359,10 @@ class Accounts:
     def spend(self, scope: str | None = None) -> dict[str, Any]:
         """What was spent, in all and per agent, model and tool. A scope as budgets name it, or None for everything."""
         return self.spending.of_scope(scope)
+
+
+def _store_of(policy: Policy) -> tuple[Any, ...]:
+    return (policy.store, policy.store_timeout, policy.retention_days) if policy.store else ()
 
 
 def _share(charge: Charge, usage: Usage) -> Amount:

@@ -25,6 +25,10 @@ class AccountFinder:
         self.meters = meters_of(policy)
         self.caps = CapFunctions(clock)
 
+    def adopt_shared(self, heir: "AccountFinder") -> None:
+        """Use the budgets of another policy for every scope but the run."""
+        self.meters = [*(m for m in self.meters if m.per.kind == "run"), *(m for m in heir.meters if m.per.kind != "run")]
+
     def own_of_call(self, purse: Purse, event: ModelCall, home: Any, anew: bool = False) -> tuple[Lines, bool]:
         """The accounts that a call goes on and that ``home`` has to hold, and whether another layer with this ledger is around it."""
         lines = self.of_call(purse, event, anew)

@@ -1,35 +1,51 @@
 """``runguard.install()``: one line that guards every Runner of the process, built before or after it."""
 
+import logging
+import os
 import sys
-from typing import Any, Unpack
+from typing import Any, Final, Unpack
 
 from runguard.adk import runners
+from runguard.adk.generations import Generations
 from runguard.adk.plugin import RunGuardPlugin
+from runguard.conductor import Guard
 from runguard.errors import InstallError
 from runguard.policy import Policy
+from runguard.succession import retire
 from runguard.typed_settings import PolicySettings
 
-_place = ""
+_log: Final = logging.getLogger("runguard")
+_place = ("", 0)  # file and line of the install() in force
 
 
 def install(**policy: Unpack[PolicySettings]) -> RunGuardPlugin:
-    """Guard every ADK Runner of this process. An equal second call returns the same plugin, a different one raises.
+    """Guard every ADK Runner of this process.
 
-    An App that registers a ``RunGuardPlugin`` of its own keeps that one. Keywords are those of ``RunGuardPlugin``.
+    An equal second call returns the same plugin. A different one from the same file, such as an edited ``agent.py`` that is loaded again,
+    replaces the policy: spend, trips and stops are kept, and runs in flight finish under the policy they began with. A different one from another
+    file raises. An App that registers a ``RunGuardPlugin`` of its own keeps that one. Keywords are those of ``RunGuardPlugin``.
     """
     global _place
     caller = sys._getframe(1)
-    here = f"{caller.f_code.co_filename}:{caller.f_lineno}"
+    place = caller.f_code.co_filename, caller.f_lineno
     installed = runners.installed()
-    if installed is not None:
-        if _same(installed.guard.policy, Policy.build(**policy)):
-            return installed
-        raise InstallError(
-            f"runguard is already installed with another policy at {_place}; this call at {here} differs. install() guards every agent of a process: use one "
-            "policy for all, or give each app a guard of its own with App(..., plugins=[RunGuardPlugin(...)]). uninstall() would leave the first unguarded."
+    if installed is None:
+        plugin = RunGuardPlugin(**policy)
+    elif _same(installed.guard.policy, Policy.build(**policy)):
+        return installed
+    elif _is_same_file(place[0], _place[0]):
+        plugin = _replace(installed, policy)
+        _log.warning(
+            "runguard.policy_replaced: install() at %s replaces the policy of %s; spend, trips and stops are kept, runs in flight finish under the old policy",
+            *(_shown(place), _shown(_place)),
         )
-    plugin = RunGuardPlugin(**policy)
-    _place = here
+    else:
+        raise InstallError(
+            f"runguard is already installed with another policy at {_shown(_place)}; this call at {_shown(place)} differs. install() guards every agent of a "
+            "process: use one policy for all, or give each app a guard of its own with App(..., plugins=[RunGuardPlugin(...)]). uninstall() would leave the "
+            "first unguarded."
+        )
+    _place = place
     runners.set_installed(plugin)
     return plugin
 
@@ -37,6 +53,37 @@ def install(**policy: Unpack[PolicySettings]) -> RunGuardPlugin:
 def uninstall() -> None:
     """Take the installed guard out of every Runner; without one, nothing happens."""
     runners.set_installed(None)
+
+
+class _Successor(RunGuardPlugin):
+    """A plugin whose guard takes over from another one."""
+
+    def __init__(self, before: Guard, policy: PolicySettings) -> None:
+        self._before: Guard | None = before
+        super().__init__(**policy)
+        self._before = None  # only its runs keep it alive
+
+    def _new_guard(self, policy: Policy) -> Guard:
+        return Guard(policy, heir_of=self._before)
+
+
+def _replace(installed: RunGuardPlugin, policy: PolicySettings) -> RunGuardPlugin:
+    """A plugin under the new policy, in charge of what begins from now on. An invalid policy raises and changes nothing."""
+    plugin = _Successor(installed.guard, policy)
+    retire(installed.guard, plugin.guard)
+    generations = installed.generations = installed.generations or Generations(installed)
+    generations.add(plugin)
+    runners.unwatch(installed)
+    return plugin
+
+
+def _is_same_file(one: str, other: str) -> bool:
+    """Code without a file, such as a cell of a notebook, is never the same."""
+    return not one.startswith("<") and os.path.realpath(one) == os.path.realpath(other)
+
+
+def _shown(place: tuple[str, int]) -> str:
+    return f"{place[0]}:{place[1]}"
 
 
 def _same(a: Policy, b: Policy) -> bool:

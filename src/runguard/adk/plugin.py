@@ -31,6 +31,7 @@ from runguard.adk.chain import FLIGHTS, FRAME, STREAM, Call, Frame, Invocation, 
 from runguard.adk.declared import declared_by
 from runguard.adk.ending import Ending
 from runguard.adk.estimate import count_tokens, project
+from runguard.adk.generations import Generations
 from runguard.adk.hooks import hook
 from runguard.adk.labels import run_options
 from runguard.adk.lanes import depth_of, enter, lane_of, open_child
@@ -63,6 +64,8 @@ _WRITE_S: Final = 1.0
 class RunGuardPlugin(Controls, BasePlugin):
     """Guards every run of the App or Runner it is registered with. Keywords are the policy; see ``runguard.policy``."""
 
+    generations: "Generations | None" = None  # of an installed guard whose policy was replaced
+
     def __deepcopy__(self, memo: dict[int, Any]) -> "RunGuardPlugin":
         """A copied App has the same guard: a second one would double its budgets."""
         return self
@@ -79,7 +82,7 @@ class RunGuardPlugin(Controls, BasePlugin):
             # ADK only logs a constructor's exception and would go on unguarded: stop every run instead.
             self.policy_error = str(error)
             built = Policy.validated({}, "")
-        self.guard = Guard(built)
+        self.guard = self._new_guard(built)
         self._check_store()
         self.ending = Ending(self, self.guard)
         self.reading = Reading(self, self.guard, self.ending)
@@ -93,6 +96,17 @@ class RunGuardPlugin(Controls, BasePlugin):
         if not self._off:
             self._load_prices()
         _log.info("runguard.start: %s", self.describe())
+
+    def _new_guard(self, policy: Policy) -> Guard:
+        return Guard(policy)
+
+    @property
+    def _in_charge(self) -> Guard:
+        """The guard under the policy in force."""
+        return self.guard if self.generations is None else self.generations.newest.guard
+
+    def has_runs(self) -> bool:
+        return bool(self._invocations)
 
     @staticmethod
     def _load_prices() -> None:
@@ -240,8 +254,9 @@ class RunGuardPlugin(Controls, BasePlugin):
             invocation.rest()
             written = self.guard.pauses.keep(run.info.run, waits=bool(invocation.questions) and run.stopped is None)
             if written is not None:
-                self._writing[invocation.id] = written
-                written.add_done_callback(lambda _: self._writing.pop(invocation.id, None))
+                writing, name = self._writing, invocation.id
+                writing[name] = written
+                written.add_done_callback(lambda _: writing.pop(name, None))
         except Exception as error:
             self.guard.faults.note("pause", error)
             self.guard.end(run.info.run)

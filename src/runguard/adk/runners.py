@@ -148,15 +148,24 @@ def _guard_of(runner: Runner) -> "RunGuardPlugin | None":
     if own is None and _watch.installed is not None:
         plugins.insert(0, _watch.installed)
         _watch.injected.add(runner)
-        return _watch.installed
+        own = _watch.installed
     if own is not None and plugins[0] is not own:
-        if own.from_file_only or own is _watch.installed:
+        if own.from_file_only or _is_installed(own):
             plugins.remove(own)
             plugins.insert(0, own)
         elif not own.warned_order:
             own.warned_order = True
             _log.warning("runguard.order: RunGuardPlugin is not first in the plugins; a plugin before it that answers a call hides that call from it")
+    if own is not None and own.generations is not None:
+        own.generations.put_in(plugins, own)
+        return own.generations.here()
     return own
+
+
+def _is_installed(plugin: "RunGuardPlugin") -> bool:
+    """The installed guard, or one whose policy it has replaced."""
+    installed = _watch.installed
+    return installed is not None and (plugin is installed or (plugin.generations is not None and plugin.generations is installed.generations))
 
 
 def _wrap_run_async(original: Any) -> Any:
@@ -275,9 +284,13 @@ def _guard_in_spite_of(error: Exception, runner: Runner) -> "RunGuardPlugin | No
 
 
 def _guard_in(runner: Runner) -> "RunGuardPlugin | None":
+    return next(iter(_guards_in(runner)), None)
+
+
+def _guards_in(runner: Runner) -> "list[RunGuardPlugin]":
     from runguard.adk.plugin import RunGuardPlugin
 
-    return next((p for p in runner.plugin_manager.plugins if isinstance(p, RunGuardPlugin)), None)
+    return [p for p in runner.plugin_manager.plugins if isinstance(p, RunGuardPlugin)]
 
 
 # ---- the events of a run --------------------------------------------------------------------------------------------
@@ -552,21 +565,26 @@ _blind_spots: Final[set[tuple[str, str, str]]] = set()
 # ---- install --------------------------------------------------------------------------------------------------------
 
 
+def unwatch(plugin: BasePlugin) -> None:
+    """Another plugin is in charge: only its runs in flight need this one."""
+    _watch.plugins.discard(plugin)
+
+
 def installed() -> "RunGuardPlugin | None":
     return _watch.installed
 
 
 def set_installed(plugin: "RunGuardPlugin | None") -> None:
-    """Make ``plugin`` the guard of every Runner, or of none: Runners that got the last one lose it."""
+    """Make ``plugin`` the guard of every Runner, or of none: then Runners lose the guard that was put into them."""
     before = _watch.installed
+    ours = [(runner, each) for runner in list(_watch.injected) for each in _guards_in(runner) if _is_installed(each)] if plugin is None else []
     _watch.installed = plugin
     from runguard.adk.termination import LOOP_TERMINATION
 
     LOOP_TERMINATION.put_on() if plugin is not None else LOOP_TERMINATION.take_off()
     if plugin is None and before is not None:
-        for runner in list(_watch.injected):
-            if before in runner.plugin_manager.plugins:
-                runner.plugin_manager.plugins.remove(before)
+        for runner, each in ours:
+            runner.plugin_manager.plugins.remove(each)
         _watch.injected.clear()
         _watch.plugins.discard(before)
         unpatch_if_unused()
