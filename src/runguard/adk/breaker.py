@@ -43,6 +43,8 @@ class ADKCostBreaker:
     breaker refuses the input that tripped it, submitted again by the same user in a new session; every other run starts with fresh
     counters. ``reset()`` admits it again at once, after the cause is fixed.
 
+    Attach with ``install_on_agent`` only: it sets eight callbacks. The four around tools and agents alone do not stop the model.
+
     For alerts without stops, use ``mode="shadow"`` with ``on_trip=``; ``growth_ratio`` is the figure to log.
     """
 

@@ -77,6 +77,7 @@ class Pair:
     story: Story
     without: Side = field(default_factory=Side)
     guarded: Side = field(default_factory=Side)
+    settings: dict[str, Any] = field(default_factory=dict)  # of the guard; empty: its defaults
     started: bool = False
 
     @property
@@ -170,18 +171,18 @@ def play(report: Report, on_change: Callable[[Pair], None] = lambda pair: None) 
 
 async def play_pair(pair: Pair) -> Pair:
     """Both runs of one story, side by side in one event loop."""
-    await asyncio.gather(_play_without(pair), _play_with(pair))
+    await asyncio.gather(play_without(pair), play_with(pair))
     return pair
 
 
-async def _play_without(pair: Pair) -> None:
+async def play_without(pair: Pair) -> None:
     await _run(pair.story, pair.without, [])
 
 
-async def _play_with(pair: Pair) -> None:
+async def play_with(pair: Pair) -> None:
     side = pair.guarded
     with defaults():
-        plugin = RunGuardPlugin(on_decision=side.decisions.append)  # every setting at its default; this one only listens
+        plugin = RunGuardPlugin(on_decision=side.decisions.append, **pair.settings)  # on_decision only listens
     recording = await _run(pair.story, side, [plugin])
     plugin.flush()
     side.billed = plugin.spend()["usd"]
@@ -195,10 +196,14 @@ async def _play_with(pair: Pair) -> None:
 async def _run(story: Story, side: Side, plugins: list[RunGuardPlugin]) -> Recording:
     began = time.perf_counter()
     history = RecentHistory(story.window) if story.window else InMemorySessionService()
-    recording = await run(story.build(side.meter), story.message, plugins=plugins, session_service=history, catch=True)
+    agent = story.build(side.meter)
+    events: list[Event] = []
+    for _ in range(story.turns):
+        recording = await run(agent, story.message, plugins=plugins, session_service=history, catch=True)
+        events += recording.events
     side.seconds = time.perf_counter() - began
-    side.events = len(recording.events)
-    side.told = _told(recording.events)
+    side.events = len(events)
+    side.told = _told(events)
     side.error = type(recording.error).__name__ if recording.error is not None else ""
     side.done = True
     return recording

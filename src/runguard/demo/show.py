@@ -155,25 +155,26 @@ def messages(report: "Report", width: int) -> Text:
     """How each runaway ended, in the operator's words."""
     words = Text()
     for pair in report.runaways:
-        words.append(_fill(f"{pair.story.title}: {pair.story.about}", width), "bold")
+        words.append(fill_lines(f"{pair.story.title}: {pair.story.about}", width), "bold")
         for line, style in _endings(pair):
-            words.append(_fill(line, width, "  "), style)
+            words.append(fill_lines(line, width, "  "), style)
         words.append("\n")
     words.append(
-        _fill(
+        fill_lines(
             "Calls are counted at the models and in the tools; tokens are the characters of the real requests and answers, over 4; saved are tokens. "
             "Cost: what gemini-2.5-flash would have billed at list price.",
             width,
         ),
         "dim",
     )
-    words.append(_fill("The scripted models ignore every nudge; a real one may heed it and never meet the stop.", width), "dim")
+    words.append(fill_lines("The scripted models ignore every nudge; a real one may heed it and never meet the stop.", width), "dim")
     if any(pair.guarded.warnings for pair in report.healthy):
-        words.append(_fill("Long healthy runs may be warned of growth: a line in the log, which touches nothing.", width), "dim")
+        words.append(fill_lines("Long healthy runs may be warned of growth: a line in the log, which touches nothing.", width), "dim")
     return words
 
 
-def _fill(line: str, width: int, indent: str = "") -> str:
+def fill_lines(line: str, width: int, indent: str = "") -> str:
+    """The line, folded to the width, with its newline."""
     return fill(line, width, initial_indent=indent, subsequent_indent=indent, break_on_hyphens=False) + "\n"
 
 

@@ -105,6 +105,7 @@ class Story:
     message: str
     note: str = ""
     window: int | None = None  # how many of the latest events the agents are shown; None: all of them
+    turns: int = 1  # how often the user sends the message in one session
 
 
 # ---- runaways -------------------------------------------------------------------------------------------------------

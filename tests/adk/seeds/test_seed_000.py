@@ -10,8 +10,10 @@ from typing import Any
 
 import pytest
 from google.adk.agents import LlmAgent, LoopAgent, ParallelAgent, SequentialAgent
+from google.adk.agents.run_config import RunConfig
 from google.adk.runners import Runner
 from google.adk.sessions import InMemorySessionService
+from google.adk.tools.exit_loop_tool import exit_loop
 from google.adk.tools.tool_context import ToolContext
 from google.genai import types as genai_types
 
@@ -51,20 +53,14 @@ def document_pipeline(breaker: ADKCostBreaker, document_parser_api: Parser) -> S
             any(f'"{word}"' in str(request.contents[-1].model_dump_json()) for word in words) for words in (("partial_parse_error",), ("success",))
         )
         if answered:
-            return call("exit_loop_now")
+            return call("exit_loop")  # seed: "transfer to 'escalate'"; ADK leaves a loop by this tool
         return text(f"Refined hint {n}.") if asked else call("parse_document_fragment", fragment="page 1", hint=f"hint {n}")
-
-    def exit_loop_now(tool_context: ToolContext) -> dict[str, str]:
-        """Leave the loop."""
-        tool_context.actions.escalate = True  # seed: "transfer to 'escalate'"; ADK leaves a loop by this action
-        tool_context.actions.skip_summarization = True
-        return {"result": "extracted"}
 
     extraction_agent = LlmAgent(
         name="extraction_agent",
         model=ScriptedModel(extract),
         instruction="Extract structured data from document fragments.",
-        tools=[parse_document_fragment, exit_loop_now],
+        tools=[parse_document_fragment, exit_loop],
     )
     breaker.install_on_agent(extraction_agent)
     classification_agent = LlmAgent(
@@ -137,7 +133,7 @@ async def test_the_document_pipeline_trips_at_the_third_equal_failure() -> None:
 async def test_the_document_pipeline_of_a_parser_that_works_is_left_alone() -> None:
     breaker, parser = document_breaker(), Parser(works_from=3)
     result = await process_document(document_pipeline(breaker, parser), breaker, "an invoice")
-    assert "extracted" in result
+    assert "exit_loop" in result
     assert breaker.trips == []
 
 
@@ -178,12 +174,69 @@ def research_pipeline(install: Callable[[LlmAgent], Any], levels: int) -> tuple[
     return orchestrator, model
 
 
-async def test_an_endless_back_delegation_trips() -> None:
+async def run_research_pipeline(orchestrator: LlmAgent, cycle_breaker: ADKCostBreaker, query: str) -> str:
+    session_service = InMemorySessionService()
+    session = await session_service.create_session(
+        app_name="research_pipeline",
+        user_id="researcher",
+    )
+    runner = Runner(
+        agent=orchestrator,
+        app_name="research_pipeline",
+        session_service=session_service,
+    )
+    try:
+        async for event in runner.run_async(
+            user_id="researcher",
+            session_id=session.id,
+            new_message=genai_types.Content(
+                role="user",
+                parts=[genai_types.Part(text=query)],
+            ),
+        ):
+            if event.is_final_response():
+                return event.content.parts[0].text
+    except RuntimeError as e:
+        return f"CYCLE_DETECTED: {e}"
+    finally:
+        cycle_breaker.reset()
+    return "NO_OUTPUT"
+
+
+async def test_the_back_delegation_trips_before_the_orchestrator_is_asked_again() -> None:
+    cycle_breaker = ADKCostBreaker(max_delegation_depth=3, max_reentries=1)  # seed: always trips at the first re-entry
+    orchestrator, model = research_pipeline(cycle_breaker.install_on_agent, levels=6)
+    assert (await run_research_pipeline(orchestrator, cycle_breaker, "research it")).startswith("CYCLE_DETECTED: stopped by reentry")
+    assert model.calls == 2
+
+
+async def test_an_endless_back_delegation_trips_without_the_setting_too() -> None:
     cycle_breaker = ADKCostBreaker(max_delegation_depth=3)
     orchestrator, model = research_pipeline(cycle_breaker.install_on_agent, levels=500)
-    with pytest.raises(RuntimeError, match="handoff"):
-        await run(orchestrator, "research it")
-    assert model.calls <= 12
+    assert (await run_research_pipeline(orchestrator, cycle_breaker, "research it")).startswith("CYCLE_DETECTED: stopped by handoff")
+    assert model.calls == 11
+
+
+async def test_four_callbacks_wired_by_hand_refuse_tools_and_not_the_model() -> None:
+    breaker, parser = document_breaker(), Parser()
+
+    def parse_document_fragment(hint: str) -> dict[str, Any]:
+        """Parse."""
+        parser.parse("page 1", hint)
+        return {"status": "partial_parse_error"}
+
+    model = ScriptedModel(lambda n, _: call("parse_document_fragment", hint=f"{n}"))
+    agent = LlmAgent(
+        name="extraction_agent",
+        model=model,
+        tools=[parse_document_fragment],
+        before_tool_callback=breaker.before_tool_callback,
+        after_tool_callback=breaker.after_tool_callback,
+        before_agent_callback=breaker.before_agent_callback,
+        after_agent_callback=breaker.after_agent_callback,
+    )
+    await run(agent, catch=True, run_config=RunConfig(max_llm_calls=20))
+    assert (parser.calls, model.calls) == (3, 20)
 
 
 # ---- inflation ------------------------------------------------------------------------------------------------------

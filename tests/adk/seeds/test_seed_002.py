@@ -73,7 +73,7 @@ async def test_a_coordinator_with_a_task_and_a_single_turn_agent(tmp_path: Path)
         sub_agents=[researcher, formatter],
     )
     service = DatabaseSessionService(f"sqlite+aiosqlite:///{tmp_path}/sessions.db")
-    runner = Runner(app=App(name="research_app", root_agent=coordinator), session_service=service)  # seed: "research-app"; ADK takes identifiers only
+    runner = Runner(app=App(name="research-app", root_agent=coordinator), session_service=service)
     first = await run(coordinator, "Research the moon.", runner=runner)
     second = await run(coordinator, "Go on.", runner=runner)  # a task waits for its user after words without finish_task
     assert "I read." in first.texts
@@ -126,7 +126,7 @@ async def test_a_callback_that_changes_the_request() -> None:
 async def test_a_context_cache() -> None:
     agent = LlmAgent(name="doc_qa", instruction="Answer questions about the provided document.", model=ScriptedModel([text("On page 3.")]))
     config = ContextCacheConfig(cache_intervals=5, ttl_seconds=3600, min_tokens=8192, create_http_options=types.HttpOptions(timeout=15000))
-    runner = Runner(app=App(name="long_doc_app", root_agent=agent, context_cache_config=config), session_service=InMemorySessionService())
+    runner = Runner(app=App(name="long-doc-app", root_agent=agent, context_cache_config=config), session_service=InMemorySessionService())
     assert (await run(agent, runner=runner)).texts == ["On page 3."]
     assert ContextCacheConfig(ttl_seconds=900).ttl_string == "900s"
 
@@ -179,17 +179,17 @@ async def test_a_state_schema() -> None:
 async def test_a_database_of_sessions(tmp_path: Path) -> None:
     service = DatabaseSessionService(f"sqlite+aiosqlite:///{tmp_path}/my_sessions.db")
     agent = LlmAgent(name="assistant", model=ScriptedModel([text("hello")]))
-    runner = Runner(app=App(name="my_app", root_agent=agent), session_service=service, auto_create_session=True)
-    await service.create_session(app_name="my_app", user_id="u1", session_id="s1", state={"onboarded": True})
+    runner = Runner(app=App(name="my-app", root_agent=agent), session_service=service, auto_create_session=True)
+    await service.create_session(app_name="my-app", user_id="u1", session_id="s1", state={"onboarded": True})
     async for _ in runner.run_async(user_id="u1", session_id="s1", new_message=message("hi")):
         pass
-    session = await service.get_session(app_name="my_app", user_id="u1", session_id="s1", config=GetSessionConfig(num_recent_events=1))
+    session = await service.get_session(app_name="my-app", user_id="u1", session_id="s1", config=GetSessionConfig(num_recent_events=1))
     assert session is not None
     assert [event.author for event in session.events] == ["assistant"]
-    listed = await service.list_sessions(app_name="my_app", user_id="u1")
+    listed = await service.list_sessions(app_name="my-app", user_id="u1")
     assert [one.id for one in listed.sessions] == ["s1"]  # seed: session_id
-    await service.delete_session(app_name="my_app", user_id="u1", session_id="s1")
-    assert (await service.list_sessions(app_name="my_app", user_id="u1")).sessions == []
+    await service.delete_session(app_name="my-app", user_id="u1", session_id="s1")
+    assert (await service.list_sessions(app_name="my-app", user_id="u1")).sessions == []
     await service.db_engine.dispose()
 
 
@@ -202,9 +202,9 @@ async def test_memory_that_a_tool_searches() -> None:
     model = ScriptedModel(lambda n, _: call("recall_facts", query="moon") if n == 2 else text("The moon is far."))
     agent = LlmAgent(name="memory_agent", instruction="Use recall_facts before answering.", model=model, tools=[recall_facts])
     memory = InMemoryMemoryService()
-    runner = Runner(app=App(name="memory_app", root_agent=agent), session_service=InMemorySessionService(), memory_service=memory)
+    runner = Runner(app=App(name="memory-app", root_agent=agent), session_service=InMemorySessionService(), memory_service=memory)
     first = await run(agent, "Where is the moon?", runner=runner)
-    await memory.add_events_to_memory(app_name="memory_app", user_id="u1", events=first.session.events[-2:])
+    await memory.add_events_to_memory(app_name="memory-app", user_id="u1", events=first.session.events[-2:])
     second = await run(agent, "Where?", runner=runner, session_id="s2")
     answers = [part.function_response.response for event in second.events for part in event.content.parts if part.function_response]
     assert "The moon is far." in answers[0]["facts"]
