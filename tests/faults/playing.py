@@ -14,8 +14,21 @@ from .injection import Place, broken, places, reached
 from .reference_runs import TURNS, Play, Reference, SpinningError, budget_for
 
 _SAID_ONCE: Final = ("telemetry:", "outbox:", "log_lines:", "printable:")  # telemetry logs its first failure; what makes log lines cannot log
-_NOT_COUNTED: Final = ("reading.", *_SAID_ONCE)  # an answer that cannot be read need not be our fault
-_CODES: Final = ("runguard.guard_error", "runguard.callback_failed", "runguard.budget_error", "runguard.store_error", "runguard.unreadable")
+_NOT_COUNTED: Final = (
+    "reading.",
+    "termination.",
+    "adk.termination:Passive",
+    *_SAID_ONCE,
+)  # an answer that cannot be read, or a condition that raises, need not be our fault
+_CODES: Final = (
+    "runguard.guard_error",
+    "runguard.callback_failed",
+    "runguard.budget_error",
+    "runguard.store_error",
+    "runguard.unreadable",
+    "runguard.termination_failed",
+)
+_COUNTED_ELSEWHERE: Final = ("runguard.store_error", "runguard.termination_failed")  # a condition that raises may be the user's own
 TURN_S: Final = 15.0  # a turn takes some milliseconds; one that waits for a leaked reservation takes a minute
 
 
@@ -111,7 +124,7 @@ async def play_with_fault(base: Baseline, place: Place, when: str) -> Outcome:
         await play.check()
     except AssertionError as error:
         outcome.harm.append(f"dirty: {error}")
-    is_counted = any(told(guard) for guard in play.guards) or any("runguard.store_error" in line for line in heard.lines)
+    is_counted = any(told(guard) for guard in play.guards) or any(code in line for line in heard.lines for code in _COUNTED_ELSEWHERE)
     if play.guards and not is_counted and not place.name.startswith(_NOT_COUNTED):
         outcome.harm.append("uncounted")
     if not any(code in line for line in heard.lines for code in _CODES) and not place.name.startswith(_SAID_ONCE):

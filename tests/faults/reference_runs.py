@@ -25,8 +25,19 @@ from google.genai import types
 
 import runguard
 from runguard import Budget, BudgetPlugin, BudgetPolicy, ToolRule
-from runguard.adk import ADKCostBreaker, GuardedLlm, RunGuardPlugin, runners
+from runguard.adk import ADKCostBreaker, GuardedLlm, RunGuardPlugin, TerminationPlugin, runners, terminate
 from runguard.conductor import Guard
+from runguard.termination import (
+    CostTermination,
+    ExternalTermination,
+    FunctionCallTermination,
+    MaxIterationsTermination,
+    MaxMessageTermination,
+    NoProgressTermination,
+    TextMentionTermination,
+    TimeoutTermination,
+    TokenUsageTermination,
+)
 from runguard.testing import ScriptedModel, assert_calls_answered, call, text, transfer
 
 MOST_CALLS: Final = 40  # a run that asks more often spins
@@ -139,6 +150,28 @@ def _budget_plugin(root: Any, settings: dict[str, Any]) -> tuple[list[Any], list
     return [BudgetPlugin(BudgetPolicy(max_tokens=settings["max_tokens"]))], []
 
 
+def _conditions(root: Any, settings: dict[str, Any]) -> tuple[list[Any], list[Guard]]:
+    """Conditions around the run and around its loop that do not fire."""
+    plugins, guards = _plugin(root, settings)
+    never = MaxMessageTermination(1_000) | TimeoutTermination(600) | TokenUsageTermination(10**9) | ExternalTermination()
+    terminate(root, MaxIterationsTermination(50) & NoProgressTermination() | TextMentionTermination("nobody says this") | TimeoutTermination(600))
+    return [*plugins, TerminationPlugin(never | CostTermination(10**6, prices=PRICED["prices"], model="scripted-1"))], guards
+
+
+def _ending_loop(root: Any, settings: dict[str, Any]) -> tuple[list[Any], list[Guard]]:
+    """A condition ends the loop, then another one the run."""
+    plugins, guards = _plugin(root, settings)
+    terminate(root, MaxIterationsTermination(3) | TimeoutTermination(600))
+    return [*plugins, TerminationPlugin(TextMentionTermination("enough") | ExternalTermination())], guards
+
+
+def _ending_at_a_call(root: Any, settings: dict[str, Any]) -> tuple[list[Any], list[Guard]]:
+    """A condition ends the run while a function call is open."""
+    plugins, guards = _plugin(root, settings)
+    terminate(root, FunctionCallTermination("step") | TimeoutTermination(600), scope="run")
+    return plugins, guards
+
+
 Guarding = Callable[[Any, dict[str, Any]], tuple[list[Any], list[Guard]]]
 
 
@@ -226,6 +259,10 @@ def repeating(cast: Cast) -> Any:
 
 def endless_loop(cast: Cast) -> Any:
     return LoopAgent(name="loop", max_iterations=8, sub_agents=[cast.agent("member", text("again"))])
+
+
+def short_loop(cast: Cast) -> Any:
+    return LoopAgent(name="loop", max_iterations=2, sub_agents=[cast.agent("member", call("step", n=1), text("again"), text("once more"), tools=(step,))])
 
 
 def endless_graph(cast: Cast) -> Any:
@@ -415,6 +452,7 @@ REFERENCES: Final = [
     Reference("a store", _on_adk(tool_loop, stored=True, **_RULES)),
     Reference("cost breaker", _on_adk(tool_loop, guarding=_breaker)),
     Reference("budget plugin", _on_adk(tool_loop, guarding=_budget_plugin, max_tokens=100_000)),
+    Reference("conditions", _on_adk(short_loop, guarding=_conditions)),
     Reference("guarded model", _guarded_model()),
     Reference("guard_async", _functions("async")),
     Reference("guard_async in pieces", _functions("async pieces")),
@@ -425,6 +463,8 @@ REFERENCES: Final = [
     Reference("guard in a run", _functions("sync", in_run=True)),
     Reference("stopped agent", _on_adk(endless_tools, max_model_calls=4), stops=True),
     Reference("stopped budget plugin", _on_adk(endless_loop, guarding=_budget_plugin, max_tokens=4_000), stops=True),
+    Reference("ended loop", _on_adk(endless_loop, guarding=_ending_loop), stops=True),
+    Reference("ended at a call", _on_adk(endless_tools, guarding=_ending_at_a_call), stops=True),
     Reference("stopped repetition", _on_adk(repeating), stops=True),
     Reference("stopped loop", _on_adk(endless_loop, max_model_calls=4), stops=True),
     Reference("stopped workflow", _on_adk(endless_graph, max_model_calls=4), stops=True),

@@ -232,8 +232,11 @@ def _until_terminated(runner: Runner, events: AsyncGenerator[Event, None], given
 
 def _finish(runner: Runner, watched: Any, user: str, session: str, ends_run: bool) -> Any:
     async def finish(invocation_id: str, told: str | None) -> list[Event]:
-        if ends_run:
-            watched.end_run()
+        try:
+            if ends_run:
+                watched.end_run()
+        except Exception as error:
+            note_fault(error, STREAM.get())
         stored = None
         try:
             stored = await runner.session_service.get_session(app_name=runner.app_name, user_id=user, session_id=session)
@@ -241,11 +244,18 @@ def _finish(runner: Runner, watched: Any, user: str, session: str, ends_run: boo
             _log.exception("runguard.stop_not_stored: the session service does not give the session")
         if not invocation_id and stored is not None and stored.events:
             invocation_id = stored.events[-1].invocation_id  # it ended before its first event: that of the user's message
-        answers = _open_calls(stored, invocation_id, TERMINATED) if stored is not None else None
+        answers: list[Event] | None = None
+        try:
+            answers = _open_calls(stored, invocation_id, TERMINATED) if stored is not None else None
+        except Exception as error:
+            note_fault(error, STREAM.get())
         events: list[Event] = watched.last_events(getattr(runner.agent, "name", "") or "runguard", invocation_id, None, answers, escalate=True)
         if told == watched.reason and len(events) == 1:
             return []  # the agent that ended the run has said so
-        await _store(runner, stored, events)
+        try:
+            await _store(runner, stored, events)
+        except Exception as error:
+            note_fault(error, STREAM.get())
         return events
 
     return finish
@@ -270,6 +280,11 @@ def _fault(error: Exception, plugin: "RunGuardPlugin | None", here: Stream | Non
         for invocation in map(each.find_invocation, here.invocations):
             if invocation is not None:
                 each.guard.stop_after("runner", error, invocation.run.info.run)
+
+
+def note_fault(error: Exception, here: Stream | None) -> None:
+    """A fault of ours in a condition at work: the run goes on without it."""
+    _fault(error, here.plugin if here is not None else None, here)
 
 
 def _guard_in_spite_of(error: Exception, runner: Runner) -> "RunGuardPlugin | None":

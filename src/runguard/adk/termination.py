@@ -9,7 +9,7 @@ import asyncio
 import logging
 import time
 from collections import deque
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from functools import wraps
@@ -136,7 +136,9 @@ class Watched:
         self._task: asyncio.Task[Any] | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._alarm: asyncio.TimerHandle | None = None
-        self._urgent = self._thrown = self._left = False
+        self._silence: Callable[[], None] | None = None  # ends the subscription to signals
+        self._urgent = self._left = False
+        self.is_thrown = False  # it has cancelled the wait for the next event
 
     async def tell(self, events: list[Event]) -> None:
         """What happened; nothing: what can be known without."""
@@ -218,7 +220,6 @@ class Watched:
             self._count(paid.bill.usage, paid.model)
 
     def answered(self, paid: _Paid, stream: Any) -> None:
-        self.in_flight -= 1
         if stream is self.stream:
             self._paid.append(paid)
         else:  # of a runner inside of a tool, whose events are not told
@@ -226,7 +227,6 @@ class Watched:
 
     def cut_off(self, usage: Usage | None, model: str) -> None:
         """A call ended without an answer; it may have reported something before."""
-        self.in_flight -= 1
         self._count(usage, model)
 
     def _count(self, usage: Usage | None, model: str) -> None:
@@ -259,31 +259,21 @@ class Watched:
 
     # ---- ending what waits ------------------------------------------------------------------------------------------
 
-    async def pull(self, events: AsyncIterator[Event]) -> Event | None:
-        """The next event, or None when there is none, or when a signal or the clock has ended the wait for it."""
-        task = self._task = asyncio.current_task()
-        self._loop, self.stream = asyncio.get_running_loop(), STREAM.get()
-        token = TERMINATIONS.set((*TERMINATIONS.get(), self))
-        silence = self.condition.on_set(self._look_soon)
-        self._thrown = False
+    def listen(self) -> None:
+        """From now on a signal, or the clock, may end the wait for the next event."""
+        self._task, self._loop, self.stream = asyncio.current_task(), asyncio.get_running_loop(), STREAM.get()
+        self.is_thrown = False
+        self._silence = self.condition.on_set(self._look_soon)
         self._arm()
+
+    def listen_no_more(self) -> None:
+        self._task = None
+        silence, self._silence = self._silence, None
         try:
-            await self.tell([])  # it may have been set before anybody listened
-            event = None if self.is_over else await anext(events)
-            if self._thrown and task is not None:  # somebody has swallowed it
-                task.uncancel()
-            return event
-        except StopAsyncIteration:
-            return None
-        except asyncio.CancelledError:
-            if not self._thrown or task is None or task.uncancel() > 0:
-                raise
-            return None
-        finally:
-            self._task = None
-            silence()
             self._disarm()
-            TERMINATIONS.reset(token)
+        finally:
+            if silence is not None:
+                silence()
 
     def end_wait(self) -> None:
         """From any thread."""
@@ -291,8 +281,8 @@ class Watched:
             self._loop.call_soon_threadsafe(self._throw)
 
     def _throw(self) -> None:
-        if self._task is not None and not self._thrown:
-            self._thrown = True
+        if self._task is not None and not self.is_thrown:
+            self.is_thrown = True
             self._task.cancel()
 
     def _look_soon(self) -> None:
@@ -304,12 +294,17 @@ class Watched:
         """Whether the wait is to end: a signal in an And may not be enough yet, and events of paid answers get a moment to pass."""
         if self._task is None:
             return
-        self._ask_early()
-        now = time.monotonic()
-        if self.is_over or (self.reason is not None and not self.in_flight and all(now - one.at > _DELIVERY_S for one in self._paid)):
-            self._throw()
-        else:
-            self._arm(_SOONEST_S)
+        try:
+            self._ask_early()
+            now = time.monotonic()
+            if self.is_over or (self.reason is not None and not self.in_flight and all(now - one.at > _DELIVERY_S for one in self._paid)):
+                self._throw()
+            else:
+                self._arm(_SOONEST_S)
+        except Exception as error:
+            runners.note_fault(error, self.stream)
+            if self._loop is not None:
+                self._alarm = self._loop.call_later(_DELIVERY_S, self._look)
 
     def _arm(self, soonest: float = 0.0) -> None:
         """Look again when the clock may have a say, or when events of paid answers are overdue."""
@@ -345,30 +340,67 @@ Finish = Callable[[str, str | None], Awaitable[list[Event]]]  # given the last e
 
 
 async def until(events: AsyncGenerator[Event, None], watched: Watched, finish: Finish) -> AsyncGenerator[Event, None]:
-    """The events of a run or of an agent until the condition fires and nothing paid is on its way; then those that end it."""
-    invocation, told = "", None
+    """The events of a run or of an agent until the condition fires and nothing paid is on its way; then those that end it.
+
+    A fault of ours takes no event away: the condition then counts as not fired.
+    """
+    invocation, told, is_over = "", None, False
     try:
-        while (event := await watched.pull(events)) is not None:
-            invocation, told = event.invocation_id, termination_reason(event)
-            await watched.tell([event])  # before others can make their next call
-            yield event
-            if watched.is_over:
+        while not is_over:
+            event: Event | None = None
+            task, token = asyncio.current_task(), TERMINATIONS.set((*TERMINATIONS.get(), watched))
+            try:
+                try:
+                    watched.listen()
+                    await watched.tell([])  # it may have been set before anybody listened
+                    is_over = watched.is_over
+                except Exception as error:
+                    runners.note_fault(error, STREAM.get())
+                if not is_over:
+                    event = await anext(events)
+                    if watched.is_thrown and task is not None:  # somebody has swallowed it
+                        task.uncancel()
+            except StopAsyncIteration:
+                pass
+            except asyncio.CancelledError:
+                if not watched.is_thrown or task is None or task.uncancel() > 0:
+                    raise
+            finally:
+                TERMINATIONS.reset(token)
+                try:
+                    watched.listen_no_more()
+                except Exception as error:
+                    runners.note_fault(error, STREAM.get())
+            if event is None:
                 break
+            try:
+                invocation = event.invocation_id
+                told = termination_reason(event)
+                await watched.tell([event])  # before others can make their next call
+            except Exception as error:
+                runners.note_fault(error, STREAM.get())
+            yield event
+            try:
+                is_over = watched.is_over
+            except Exception as error:
+                runners.note_fault(error, STREAM.get())
     finally:
-        watched.leave()
-        await _close(events)
-    if watched.reason is not None:
-        for ending in await finish(invocation, told):
-            yield ending
-
-
-async def _close(events: AsyncGenerator[Event, None]) -> None:
+        try:
+            watched.leave()
+        except Exception as error:
+            runners.note_fault(error, STREAM.get())
+        try:
+            await events.aclose()
+        except BaseExceptionGroup as group:  # how an older ParallelAgent says that it was closed
+            if group.split(GeneratorExit)[1] is not None:
+                raise
+    endings: list[Event] = []
     try:
-        await events.aclose()
-    except BaseExceptionGroup as group:  # how an older ParallelAgent says that it was closed
-        _, rest = group.split(GeneratorExit)
-        if rest is not None:
-            raise
+        endings = await finish(invocation, told) if watched.reason is not None else []
+    except Exception as error:
+        runners.note_fault(error, STREAM.get())
+    for ending in endings:
+        yield ending
 
 
 def _ending(original: Any, condition: TerminationCondition, scope: str) -> Any:
@@ -379,10 +411,18 @@ def _ending(original: Any, condition: TerminationCondition, scope: str) -> Any:
         events: AsyncGenerator[Event, None] = original(ctx.agent, ctx)
         if any(one.of_root is condition and one.stream is STREAM.get() for one in TERMINATIONS.get()):
             return events  # the runner sees to it
-        watched, name = Watched(condition), getattr(ctx.agent, "name", "")
+        try:
+            watched, name = Watched(condition), getattr(ctx.agent, "name", "")
+        except Exception as error:
+            runners.note_fault(error, STREAM.get())
+            return events
 
         async def finish(*_: Any) -> list[Event]:
-            ends_run = scope == "run" and watched.end_run()
+            ends_run = False
+            try:
+                ends_run = scope == "run" and watched.end_run()
+            except Exception as error:
+                runners.note_fault(error, STREAM.get())
             return watched.last_events(name, ctx.invocation_id, ctx.branch, escalate=scope == "run" and not ends_run)
 
         return until(events, watched, finish)
@@ -398,37 +438,63 @@ async def asked_first(
     call: AsyncGenerator[LlmResponse, None], watched: tuple[Watched, ...], request: LlmRequest, call_off: Callable[[], None]
 ) -> AsyncGenerator[LlmResponse, None]:
     """A model call that is made unless some condition around it has fired. Without content, the answer becomes nobody's."""
-    watched = tuple(one for one in watched if not one.is_left)
-    task, stream = asyncio.current_task(), STREAM.get()
+    task, stream, is_ended = asyncio.current_task(), STREAM.get(), False
+    around: list[Watched] = []
     for one in watched:
-        one.asks(task)
-        await one.tell([])
-    if any(one.reason is not None for one in watched):
-        call_off()
+        try:
+            if not one.is_left:
+                around.append(one)
+                one.asks(task)
+                await one.tell([])
+                is_ended = is_ended or one.reason is not None
+        except Exception as error:
+            runners.note_fault(error, stream)
+    if is_ended:
+        try:
+            call_off()
+        except Exception as error:
+            runners.note_fault(error, stream)
         await call.aclose()
         await asyncio.sleep(0)  # whoever asks in a loop must not keep the event loop to itself
-        for one in watched:
-            if one.is_over:  # nothing else will come: a loop that never yields would ask for ever
-                one.end_wait()
+        try:
+            for one in around:
+                if one.is_over:  # nothing else will come: a loop that never yields would ask for ever
+                    one.end_wait()
+        except Exception as error:
+            runners.note_fault(error, stream)
         yield LlmResponse(custom_metadata={METADATA_KEY: {_KEY: {"refused": True}}})
         return
-    usage, model, answered = CallUsage(), "", False
-    for one in watched:
+    usage: CallUsage | None = None
+    model, is_answered = "", False
+    for one in around:
         one.in_flight += 1
     try:
         async with aclosing(call) as answers:
             async for response in answers:
-                usage.add(response)
-                model = response.model_version or model
-                if not response.partial and not answered:
-                    answered = True
-                    bill = _billed(usage, request)
-                    for one in watched:
-                        one.answered(_Paid(task, response.usage_metadata, bill, model, time.monotonic()), stream)
+                try:
+                    usage = usage or CallUsage()
+                    usage.add(response)
+                    model = response.model_version or model
+                    if not response.partial and not is_answered:
+                        is_answered = True
+                        for one in around:
+                            one.in_flight -= 1
+                        bill = _billed(usage, request)
+                        for one in around:
+                            one.answered(_Paid(task, response.usage_metadata, bill, model, time.monotonic()), stream)
+                except Exception as error:
+                    runners.note_fault(error, stream)
                 yield response
     finally:
-        for one in watched if not answered else ():
-            one.cut_off(usage.bill(0).usage if usage.reported is not None else None, model)
+        if not is_answered:
+            for one in around:
+                one.in_flight -= 1
+            try:
+                taken = usage.bill(0).usage if usage is not None and usage.reported is not None else None
+                for one in around:
+                    one.cut_off(taken, model)
+            except Exception as error:
+                runners.note_fault(error, stream)
 
 
 def _billed(usage: CallUsage, request: LlmRequest) -> Bill:
