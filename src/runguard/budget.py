@@ -10,12 +10,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta, tzinfo
 from decimal import Decimal, InvalidOperation
-from difflib import get_close_matches
 from fnmatch import fnmatchcase
 from fractions import Fraction
 from typing import Any, Final, Self
 
 from runguard.errors import PolicyError
+from runguard.mistakes import Checked, nearest
 from runguard.threshold import Threshold
 
 UNITS: Final = ("usd", "tokens", "calls")
@@ -256,8 +256,7 @@ class Per:
         for part in text.split("+"):
             kind, colon, name = part.partition(":")
             if kind not in KINDS:
-                close = get_close_matches(kind, KINDS, n=1, cutoff=0.5)
-                raise PolicyError(f"per = {text!r}: no scope '{kind}'" + (f"; did you mean '{close[0]}'?" if close else f"; known: {', '.join(KINDS)}"))
+                raise PolicyError(f"per = {text!r}: no scope '{kind}'; {nearest(kind, KINDS)}")
             if kind == "label" and not name:
                 raise PolicyError("per = 'label': which one? Write per='label:team'")
             if colon and not name:
@@ -309,7 +308,7 @@ CountAmount = int | Callable[[Scope], Any] | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Budget:
+class Budget(metaclass=Checked):
     """A limit on a scope. Every amount given holds. Each may be a function of the ``Scope``, which returns an amount, 0, or None for no limit.
 
     ``per``: run, session, user, app, agent, model, tool or ``label:<name>``; ``"agent:research*"`` chooses by name, ``"run+agent"``
@@ -359,10 +358,7 @@ class Budget:
             raise PolicyError(f"budgets takes Budget(...) or a table such as {{usd = 5, per = 'user', window = '1d'}}, not a {type(entry).__name__}")
         for name in entry:
             if name not in cls.__dataclass_fields__:
-                close = get_close_matches(str(name), list(cls.__dataclass_fields__), n=1, cutoff=0.5)
-                raise PolicyError(
-                    f"{name}: no such setting of a budget" + (f"; did you mean '{close[0]}'?" if close else f"; known: {', '.join(cls.__dataclass_fields__)}")
-                )
+                raise PolicyError(f"{name}: no such setting of a budget; {nearest(str(name), cls.__dataclass_fields__)}")
         return cls(**entry)
 
     def limits(self, scope: Scope) -> Amount:
@@ -414,7 +410,7 @@ def _threshold(entry: object) -> Threshold:
             return Threshold(**entry)
         if isinstance(entry, int | float):
             return Threshold(entry)
-    except (TypeError, ValueError) as error:
+    except (PolicyError, TypeError, ValueError) as error:
         raise PolicyError(f"thresholds: {error}") from None
     raise PolicyError(f"thresholds takes Threshold(0.8), a fraction such as 0.8, or a table such as {{percent = 0.8, action = 'nudge'}}, not {entry!r}")
 

@@ -11,7 +11,6 @@ import inspect
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar, Token
-from difflib import get_close_matches
 from functools import update_wrapper
 from typing import Any, Final, ParamSpec, TypeVar, Unpack, overload
 
@@ -20,6 +19,7 @@ from runguard.charges import OWNERS, Charge
 from runguard.driving import awaited, drive
 from runguard.errors import PolicyError, RunStoppedError
 from runguard.keywords import Settings, settings_of
+from runguard.mistakes import nearest
 from runguard.policy import Policy
 from runguard.reading import Reading, Request, earlier_in, read
 from runguard.streams import AsyncStream, Pending, Stream, drop_all, is_manager, manage
@@ -90,8 +90,7 @@ def _check_names(keywords: dict[str, Any], also: tuple[str, ...] = ()) -> None:
     known = (*_OWN, "name", *also, *Policy.model_fields)
     for name in keywords:
         if name not in known:
-            close = get_close_matches(name, known, n=1, cutoff=0.5)
-            raise PolicyError(f"{name}: no such setting" + (f"; did you mean {close[0]!r}?" if close else ""))
+            raise PolicyError(f"{name}: no such setting; {nearest(name, known)}")
 
 
 def _settings(keywords: dict[str, Any]) -> Settings:

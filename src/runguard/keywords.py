@@ -4,12 +4,12 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
-from difflib import get_close_matches
 from inspect import Parameter, signature
 from typing import Any, Final
 
 from runguard.budget import NANO, Budget
 from runguard.errors import PolicyError
+from runguard.mistakes import nearest
 from runguard.policy import RULES, Policy
 
 _AMOUNTS: Final = {"max_usd": "usd", "max_tokens": "tokens", "max_calls": "calls"}
@@ -170,8 +170,7 @@ def _read(where: str, given: object, known: Iterable[str]) -> dict[str, Any]:
     for key, value in given.items():
         name = _CAMEL.sub("_", key).lower() if isinstance(key, str) else key
         if name not in names:
-            close = get_close_matches(str(name), names, n=1, cutoff=0.5)
-            raise PolicyError(f"{where}.{key}: no such setting; {f'did you mean {close[0]!r}?' if close else 'known: ' + ', '.join(names)}")
+            raise PolicyError(f"{where}.{key}: no such setting; {nearest(str(name), names)}")
         if name in told:
             raise PolicyError(f"{where}.{key}: given twice")
         told[name] = value

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Final, Self
 
 from runguard import log_lines  # noqa: F401 - its filter keeps every log line on one line
+from runguard.mistakes import Checked
 from runguard.reading.call_usage import CallUsage
 from runguard.threshold import Threshold, ThresholdAction
 
@@ -36,7 +37,7 @@ class CompressionTriggered:
 
 
 @dataclass(frozen=True, slots=True)
-class BudgetPolicy:
+class BudgetPolicy(metaclass=Checked):
     """A budget as a value: hashable, comparable, safe to share. Each ``build_monitor()`` counts for itself."""
 
     max_tokens: int = 200_000
@@ -109,7 +110,7 @@ class _Call:
     told: set[_Checkpoint] = field(default_factory=set)  # recurring thresholds that have fired for it
 
 
-class BudgetMonitor:
+class BudgetMonitor(metaclass=Checked):
     """Counts tokens over all turns and fires thresholds. Safe to use from many threads; callbacks run outside of its lock.
 
     A callback, or a bus, that fails is logged and counted in ``callback_errors``; it never breaks the run. A stop (``stop()``, or a

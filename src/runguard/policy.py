@@ -1,4 +1,4 @@
-"""Keywords or ``runguard.toml`` -> a frozen ``Policy``. Whatever cannot be meant fails here, never in the middle of a run.
+"""Keywords or ``runguard.toml`` -> a frozen ``Policy``. Invalid settings are rejected here, never in the middle of a run.
 
 Precedence: ``RUNGUARD_MODE`` and ``RUNGUARD_STORE`` over keywords over the file named by ``RUNGUARD_POLICY``, or else the first ``runguard.toml`` (or
 ``[tool.runguard]`` in a ``pyproject.toml``) found upward from the working directory.
@@ -8,21 +8,19 @@ import json
 import os
 import re
 import tomllib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from decimal import Decimal
-from difflib import get_close_matches
 from fnmatch import fnmatchcase
 from functools import cached_property
 from hashlib import blake2b
 from pathlib import Path
 from stat import S_ISDIR, S_ISLNK, S_ISREG
-from typing import Annotated, Any, Final, Literal, Self
+from typing import Annotated, Any, ClassVar, Final, Literal, Self
 from urllib.parse import quote
 
 from pydantic import (
     BaseModel,
     BeforeValidator,
-    ConfigDict,
     Field,
     InstanceOf,
     PlainSerializer,
@@ -36,11 +34,12 @@ from runguard import log_lines  # noqa: F401 - its filter keeps every log line o
 from runguard.alerts.settings import SCHEMA as ALERTS_SCHEMA
 from runguard.alerts.settings import AlertSettings
 from runguard.budget import KINDS, Budget, fault_of_dollars
-from runguard.budget import shown as shown_value
 from runguard.decision import Rungs
 from runguard.errors import PolicyError
 from runguard.ledger.urls import check_store
+from runguard.mistakes import nearest
 from runguard.pricing import ModelLimits, Price
+from runguard.validation import SettingsModel, faults_of
 
 FREE_RETRIES: Final = 3  # of a call that failed: with them a retry holds as long as a poll
 RULES: Final[dict[str, tuple[Rungs, frozenset[str]]]] = {
@@ -109,13 +108,10 @@ def _receivers(given: object) -> AlertSettings:
 Receivers = Annotated[InstanceOf[AlertSettings], BeforeValidator(_receivers), PlainSerializer(AlertSettings.to_dict), WithJsonSchema(ALERTS_SCHEMA)]
 Usd = Annotated[Decimal, BeforeValidator(_dollars), WithJsonSchema(_AMOUNT)]
 OneBudget = Annotated[InstanceOf[Budget], BeforeValidator(_budget), PlainSerializer(Budget.to_dict), WithJsonSchema(_BUDGET_SCHEMA)]
-_FORBID: Final = ConfigDict(frozen=True, extra="forbid", strict=True, arbitrary_types_allowed=True)
 
 
-class ToolRule(BaseModel):
+class ToolRule(SettingsModel):
     """What is special about one tool. By name or glob in ``tools=``, or beside the tool with ``@runguard.tool(...)``."""
-
-    model_config = _FORBID
 
     polling: bool = Field(default=False, description="Asks for a state until it changes: judged by time without change, not by count.")
     paging: bool = Field(default=False, description="Moves on with every call, whatever it answers (next page, scroll): repetition rules leave it alone.")
@@ -137,10 +133,32 @@ class ToolRule(BaseModel):
         return self
 
 
-class PolicyFile(BaseModel):
+# Names that other functions and libraries use, and what a policy calls them.
+_MEANT: Final = {
+    "budget": "max_usd=, max_tokens= or max_model_calls= for one run, or budgets=[Budget(usd=5, per='user', window='1d')]",
+    "loop": "cycle_repeats= and max_cycle_len=, or rules={'repetition': {'stop': 5}}",
+    "context": "max_context_tokens= and context_headroom=",
+    "breaker": "max_tool_failures= and half_open_reset_seconds=",
+    **dict.fromkeys(("max_cost", "max_cost_usd", "cost_limit", "budget_usd", "usd"), "max_usd="),
+    **dict.fromkeys(("max_total_tokens", "token_limit", "token_budget"), "max_tokens="),
+    **dict.fromkeys(("max_calls", "max_llm_calls", "max_iterations", "max_turns", "max_steps", "max_iter", "recursion_limit"), "max_model_calls="),
+    **dict.fromkeys(("timeout", "timeout_seconds", "max_execution_time", "deadline"), "max_seconds="),
+    **dict.fromkeys(("slack_webhook", "pagerduty_key", "webhook"), "alerts={'slack_webhook': 'env:SLACK_URL'}"),
+}
+_SHAPES: Final[dict[str | int, str]] = {
+    "prices": "give {'model-id': {'input': 3, 'output': 15}} in USD per million tokens",
+    "models": "give {'model-id': {'context_window': 200_000, 'max_output_tokens': 8_192}}",
+    "on_unpriced": "give 'refuse', 'tokens', or a price such as {'input': 3, 'output': 15}",
+    "budgets": "give a list of Budget(...) or of tables such as {'usd': 5, 'per': 'user', 'window': '1d'}",
+}
+
+
+class PolicyFile(SettingsModel):
     """Everything that a ``runguard.toml`` may say; keywords have the same names."""
 
-    model_config = _FORBID
+    parts: ClassVar[Mapping[str, type[BaseModel]]] = {"tools": ToolRule, "prices": Price, "models": ModelLimits, "on_unpriced": Price}
+    meant: ClassVar[Mapping[str, str]] = _MEANT
+    shapes: ClassVar[Mapping[str | int, str]] = _SHAPES
 
     mode: Literal["enforce", "shadow", "off"] = Field(
         default="enforce", description="enforce acts, shadow only records what it would have done, off does nothing."
@@ -243,7 +261,7 @@ class PolicyFile(BaseModel):
 
 def _check_rule(rule: str, rungs: Mapping[str, float] | bool) -> None:
     if rule not in RULES:
-        raise ValueError(f"rules.{rule}: no such rule{_nearest(rule, RULES)}")
+        raise ValueError(f"rules.{rule}: no such rule; {nearest(rule, RULES)}")
     if rungs is True:
         raise ValueError(f"rules.{rule} = true says nothing; leave it out for the defaults, or give rungs such as {{'stop': 5}}")
     if rungs is False:
@@ -252,7 +270,7 @@ def _check_rule(rule: str, rungs: Mapping[str, float] | bool) -> None:
     previous: tuple[str, float] | None = None
     for name, number in rungs.items():
         if name not in _LADDER:
-            raise ValueError(f"rules.{rule}.{name}: no such rung{_nearest(name, _LADDER)}")
+            raise ValueError(f"rules.{rule}.{name}: no such rung; {nearest(name, _LADDER)}")
         if name not in allowed:
             raise ValueError(f"rules.{rule}.{name}: this rule has no such rung; it can {', '.join(r for r in _LADDER if r in allowed)}")
         if rule not in _MEASURES and number != int(number):
@@ -297,9 +315,9 @@ class Policy(PolicyFile):
         if isinstance(values.get("rules"), Mapping):
             values["rules"] = {rule: (dict(r) if isinstance(r, Mapping) else r) for rule, r in values["rules"].items()}
         try:
-            return cls(**values)
+            return cls.model_validate(values)
         except ValidationError as error:
-            raise PolicyError(_explain(error, source, cls)) from None
+            raise PolicyError(_about(faults_of(error, cls), source)) from None
 
     @cached_property
     def digest(self) -> str:
@@ -385,17 +403,22 @@ def _merge(default: Rungs, explicit: Mapping[str, float]) -> Rungs:
     return Rungs(**merged)
 
 
+def _about(lines: Sequence[str], source: str) -> str:
+    head = f"the policy ({source}) is not valid:" if source else "the policy is not valid:"
+    return f"{head} {lines[0]}" if len(lines) == 1 else "\n  ".join((head, *lines))
+
+
 def policy_schema() -> dict[str, Any]:
     """JSON Schema of ``runguard.toml``, for editors and checks."""
     return PolicyFile.model_json_schema(mode="validation")
 
 
 def declared_rule(**options: Any) -> ToolRule:
-    """A ToolRule from keywords with readable errors: what ``@runguard.tool(...)`` uses."""
+    """A ToolRule from the keywords of ``@runguard.tool(...)``."""
     try:
-        return ToolRule(**options)
+        return ToolRule.model_validate(options)
     except ValidationError as error:
-        raise PolicyError(_explain(error, "@runguard.tool", ToolRule)) from None
+        raise PolicyError(_about(faults_of(error, ToolRule), "@runguard.tool")) from None
 
 
 def tool(**options: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
@@ -479,71 +502,3 @@ def load_policy_file(path: Path) -> dict[str, Any]:
         # The file is found from any folder below: one policy must not become a store in each of them.
         data = {**data, "store": f"sqlite:///{quote(str(path.parent.absolute()))}/{relative[1]}{relative[2]}"}
     return data
-
-
-# ---- messages -------------------------------------------------------------------------------------------------------
-
-
-def _nearest(name: str, known: Iterable[str]) -> str:
-    known = list(known)
-    close = get_close_matches(name, known, n=1, cutoff=0.5)
-    return f"; did you mean '{close[0]}'?" if close else f"; known: {', '.join(known)}"
-
-
-def _explain(error: ValidationError, source: str, model: type[BaseModel]) -> str:
-    """One line per fault: where, what was given, what would be right."""
-    lines = []
-    faults = [(_path(fault), fault) for fault in error.errors(include_url=False)]
-    for path, fault in faults:
-        if fault["type"] in _OTHER_SHAPES and any(other != path and other.startswith(path) for other, _ in faults):
-            continue  # the shape that was meant has a fault of its own
-        given = fault.get("input")
-        is_secret = fault["loc"][:1] == ("alerts",)  # what is written there may be one: it is not repeated
-        shown = shown_value(given) if (given is None or isinstance(given, str | int | float | bool)) and not is_secret else f"a {type(given).__name__}"
-        if fault["type"] in ("extra_forbidden", "unexpected_keyword_argument"):
-            fields = _PARTS.get(str(fault["loc"][0]), model).model_fields if len(fault["loc"]) > 1 else model.model_fields
-            meant = _MEANT.get(path) if fields is model.model_fields else None
-            lines.append(f"{path}: no such setting" + (f"; use {meant}" if meant is not None else _nearest(str(fault["loc"][-1]), fields)))
-        elif fault["type"] == "value_error":
-            message = fault["msg"].removeprefix("Value error, ")
-            named = f"{path} = {shown}" if isinstance(given, str | int | float | bool) and not is_secret and not message.startswith(shown) else path
-            lines.append(f"{named}: {message}" if path and not message.startswith(path) else message)
-        elif fault["type"] == "missing":
-            lines.append(f"{path}: missing")
-        elif fault["type"] in _OTHER_SHAPES and fault["loc"][0] in _SHAPES:
-            lines.append(f"{path} = {shown}: {_SHAPES[fault['loc'][0]]}")
-        elif fault["loc"][0] == "rules" and fault["type"] in ("bool_type", "dict_type"):
-            lines.append(f"{path} = {shown}: give rungs such as {{'stop': 5}}, or false to switch the rule off") if not isinstance(given, dict) else None
-        else:
-            lines.append(f"{path} = {shown}: {fault['msg'][0].lower()}{fault['msg'][1:]}")
-    where = f" ({source})" if source else ""
-    return f"the policy{where} is not valid:\n  " + "\n  ".join(dict.fromkeys(lines))
-
-
-# Names that other functions and libraries use, and what a policy calls them.
-_MEANT: Final = {
-    "budget": "max_usd=, max_tokens= or max_model_calls= for one run, or budgets=[Budget(usd=5, per='user', window='1d')]",
-    "loop": "cycle_repeats= and max_cycle_len=, or rules={'repetition': {'stop': 5}}",
-    "context": "max_context_tokens= and context_headroom=",
-    "breaker": "max_tool_failures= and half_open_reset_seconds=",
-    **dict.fromkeys(("max_cost", "max_cost_usd", "cost_limit", "budget_usd", "usd"), "max_usd="),
-    **dict.fromkeys(("max_total_tokens", "token_limit", "token_budget"), "max_tokens="),
-    **dict.fromkeys(("max_calls", "max_llm_calls", "max_iterations", "max_turns", "max_steps", "max_iter", "recursion_limit"), "max_model_calls="),
-    **dict.fromkeys(("timeout", "timeout_seconds", "max_execution_time", "deadline"), "max_seconds="),
-    **dict.fromkeys(("slack_webhook", "pagerduty_key", "webhook"), "alerts={'slack_webhook': 'env:SLACK_URL'}"),
-}
-
-
-def _path(fault: Any) -> str:
-    return ".".join(str(part) for part in fault["loc"] if part not in _UNION_TAGS and "[" not in str(part))
-
-
-_OTHER_SHAPES: Final = frozenset({"list_type", "tuple_type", "model_type", "dict_type", "literal_error"})
-_SHAPES: Final[dict[str | int, str]] = {
-    "prices": "give {'model-id': {'input': 3, 'output': 15}} in USD per million tokens",
-    "models": "give {'model-id': {'context_window': 200_000, 'max_output_tokens': 8_192}}",
-    "on_unpriced": "give 'refuse', 'tokens', or a price such as {'input': 3, 'output': 15}",
-    "budgets": "give a list of Budget(...) or of tables such as {'usd': 5, 'per': 'user', 'window': '1d'}",
-}
-_PARTS: Final[dict[str, type[BaseModel]]] = {"tools": ToolRule, "prices": Price, "models": ModelLimits, "on_unpriced": Price}
-_UNION_TAGS: Final = frozenset({"bool", "int", "callable", "Price", "function-after[_coherent(), ToolRule]"})

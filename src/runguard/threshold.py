@@ -5,12 +5,14 @@ from dataclasses import dataclass, fields
 from importlib import import_module
 from typing import Any, Final, Literal, Self, get_args
 
+from runguard.mistakes import Checked, nearest
+
 ThresholdAction = Literal["warn", "nudge", "stop"]
 _ACTIONS: Final = get_args(ThresholdAction)
 
 
 @dataclass(frozen=True, slots=True)
-class Threshold:
+class Threshold(metaclass=Checked):
     """What to do when a budget's ``utilization`` reaches ``percent``, a fraction above 0 and up to 1.
 
     ``callback`` gets the live budget. A threshold fires once until it is re-armed; a ``recurring`` one fires on every record at or above
@@ -44,7 +46,7 @@ class Threshold:
             raise ValueError(f"a threshold must be a mapping, not {data!r}")
         known = {field.name for field in fields(cls)}
         if unknown := sorted(str(key) for key in data if key not in known):
-            raise ValueError(f"unknown in a threshold: {', '.join(unknown)}")
+            raise ValueError(f"{unknown[0]}: no such setting of a threshold; {nearest(unknown[0], sorted(known))}")
         if "percent" not in data:
             raise ValueError("a threshold needs 'percent'")
         values = dict(data)

@@ -84,7 +84,7 @@ def test_a_wrong_environment_is_told(file_store: str, monkeypatch: pytest.Monkey
     for command in ("check", "status"):
         ran = runguard(command)
         assert (ran.exit_code, ran.stdout) == (2, "")
-        assert "(RUNGUARD_MODE) is not valid:\n  mode = 'shadwo'" in ran.stderr
+        assert "(RUNGUARD_MODE) is not valid: mode = 'shadwo'" in ran.stderr
     assert "RUNGUARD_MODE and --store) is not valid" in runguard("status", "--store", file_store).stderr, "told, and left out"
     monkeypatch.setenv("RUNGUARD_MODE", "shadow")
     assert told("status", "--store", file_store)["mode"] == "shadow"

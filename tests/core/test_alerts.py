@@ -1203,14 +1203,14 @@ def test_a_variable_that_is_not_set_is_named(monkeypatch, setting):
 
 HOOK = f"https://alerts.example/{CANARY}"
 BAD_SETTINGS: list[tuple[Any, str]] = [
-    ({"slack_webhok": HOOK}, "alerts.slack_webhok: unknown; did you mean slack_webhook?"),
-    ({"zzz": 1}, "alerts.zzz: unknown; known: slack_webhook, pagerduty_key, webhook, log, call,"),
-    ({HOOK: True}, "alerts.https://alerts.example/***: unknown"),
-    ({7: True}, "alerts.int: unknown"),
+    ({"slack_webhok": HOOK}, "alerts.slack_webhok: no such setting; did you mean 'slack_webhook'?"),
+    ({"zzz": 1}, "alerts.zzz: no such setting; known: slack_webhook, pagerduty_key, webhook, log, call,"),
+    ({HOOK: True}, "alerts.https://alerts.example/***: no such setting"),
+    ({7: True}, "alerts.int: no such setting"),
     (HOOK, "alerts: give a table such as {'slack_webhook': 'env:SLACK_WEBHOOK'}, a function, or a list of these, not a str"),
     (7, "alerts: give a table"),
     ([{"log": True}, [print]], "alerts[1]: give a table"),
-    ([{"log": True}, {"webhook": {"url": HOOK, "secrets": CANARY}}], "alerts[1].webhook.secrets: unknown; did you mean secret?"),
+    ([{"log": True}, {"webhook": {"url": HOOK, "secrets": CANARY}}], "alerts[1].webhook.secrets: no such setting; did you mean 'secret'?"),
     ({"slack_webhook": b"x"}, "alerts.slack_webhook: must be a text, not a bytes"),
     ({"slack_webhook": ""}, "alerts.slack_webhook: is empty"),
     ({"slack_webhook": "env:"}, "alerts.slack_webhook: env: must be followed by the name"),

@@ -229,7 +229,7 @@ def test_a_run_has_no_days(window):
         ([float("nan")], "nan"),
         (["80%"], "80%"),
         ([{"percent": 0.8, "action": "shout"}], "shout"),
-        ([{"percent": 0.8, "at": 1}], "at"),
+        ([{"percent": 0.8, "at": 1}], "Threshold.at: no such setting"),
         ([None], "None"),
     ],
     ids=repr,

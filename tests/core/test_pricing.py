@@ -518,10 +518,10 @@ def test_prices_are_taken_as_written(value: Any) -> None:
 )
 def test_a_price_that_cannot_be_meant_is_refused(value: Any) -> None:
     for keywords in ({"input": value, "output": 1}, {"input": 1, "output": value}):
-        with pytest.raises(ValidationError, match="USD per million tokens"):
+        with pytest.raises(PolicyError, match="USD per million tokens"):
             Price(**keywords)
     if value is not None:
-        with pytest.raises(ValidationError, match="USD per million tokens"):
+        with pytest.raises(PolicyError, match="USD per million tokens"):
             Tier(above=10, input=1, output=1, cached=value)
 
 
@@ -539,7 +539,7 @@ def test_a_price_that_cannot_be_meant_is_refused(value: Any) -> None:
     ],
 )
 def test_a_price_of_the_wrong_shape_is_refused(keywords: dict[str, Any]) -> None:
-    with pytest.raises(ValidationError):
+    with pytest.raises(PolicyError):
         Price(**({"input": 1, "output": 1} | keywords))
 
 
@@ -573,9 +573,9 @@ def test_limits() -> None:
 
 @pytest.mark.parametrize("value", [0, -1, True, 1.5, "100"])
 def test_limits_that_cannot_be_meant(value: Any) -> None:
-    with pytest.raises(ValidationError):
+    with pytest.raises(PolicyError):
         ModelLimits(context_window=value)
-    with pytest.raises(ValidationError):
+    with pytest.raises(PolicyError):
         ModelLimits(max_output_tokens=value)
 
 

@@ -1,12 +1,14 @@
 """Settings that cannot be meant are rejected with one line that says what is accepted: as keywords, in a file and in calls."""
 
+from collections.abc import Callable
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import runguard
-from runguard import Budget, PolicyError, Threshold, guard
+from runguard import Budget, BudgetMonitor, BudgetPolicy, ModelLimits, PolicyError, Price, Threshold, ToolRule, guard
 from runguard.policy import Policy, declared_rule
 
 
@@ -14,10 +16,10 @@ def fault(**keywords: Any) -> str:
     """The one line about the one fault."""
     with pytest.raises(PolicyError) as error:
         guard(lambda: None, **keywords)
-    head, *lines = str(error.value).split("\n")
-    assert head == "the policy (keywords) is not valid:"
-    (line,) = lines
-    return line.strip()
+    head, _, line = str(error.value).partition(" is not valid: ")
+    assert head == "the policy (keywords)"
+    assert "\n" not in line
+    return line
 
 
 @pytest.mark.parametrize(
@@ -55,7 +57,7 @@ def test_in_a_file(text: str, says: str, tmp_path: Path, monkeypatch: pytest.Mon
     with pytest.raises(PolicyError) as error:
         Policy.build()
     assert says in str(error.value)
-    assert len(str(error.value).splitlines()) == 2
+    assert len(str(error.value).splitlines()) == 1
 
 
 def test_a_tool_declares_no_shorter_time_either() -> None:
@@ -112,3 +114,51 @@ def test_a_label_of_a_runner_call_is_a_text(value: Any) -> None:
     assert wrong.startswith("RunConfig.custom_metadata['runguard']: labels.te\\x0aam = ")
     assert wrong.endswith(": give a text for each label")
     assert run_options({"labels": {"team": "a", "size": 5}})[0] == {"team": "a", "size": "5"}
+
+
+@pytest.mark.parametrize(
+    ("make", "line"),
+    [
+        (lambda: ToolRule(poling=True), "ToolRule.poling: no such setting; did you mean 'polling'?"),
+        (lambda: ToolRule(polling="yes"), "ToolRule.polling = 'yes': input should be a valid boolean"),
+        (lambda: ToolRule(exempt=True, paging=True), "ToolRule: exempt already takes the tool out of the rules that polling and paging tune; keep one of them"),
+        (lambda: Budget(usdd=5), "Budget.usdd: no such setting; did you mean 'usd'?"),
+        (lambda: Budget(5), "Budget takes no settings without a name; write Budget(usd=…)"),
+        (lambda: Threshold(percnt=0.5), "Threshold.percnt: no such setting; did you mean 'percent'?"),
+        (lambda: Threshold(), "Threshold.percent: missing"),
+        (lambda: ModelLimits(context=9), "ModelLimits.context: no such setting; did you mean 'context_window'?"),
+        (lambda: Price(input=1, output=2, cahced=1), "Price.cahced: no such setting; did you mean 'cached'?"),
+        (lambda: BudgetPolicy(max_token=3), "BudgetPolicy.max_token: no such setting; did you mean 'max_tokens'?"),
+        (lambda: BudgetMonitor(max_token=3), "BudgetMonitor.max_token: no such setting; did you mean 'max_tokens'?"),
+        (lambda: Policy(max_usdd=3), "Policy.max_usdd: no such setting; did you mean 'max_usd'?"),
+    ],
+    ids=range(12),
+)
+def test_parts_of_a_policy(make: Callable[[], Any], line: str) -> None:
+    with pytest.raises(PolicyError) as error:
+        make()
+    assert str(error.value) == line
+
+
+@pytest.mark.parametrize(
+    ("keywords", "line"),
+    [
+        ({"rules": {"stal": {"stop": 3}}}, "rules.stal: no such rule; did you mean 'stall'?"),
+        ({"rules": {"stall": {"stp": 3}}}, "rules.stall.stp: no such rung; did you mean 'stop'?"),
+        ({"tools": {"look": {"poling": True}}}, "tools.look.poling: no such setting; did you mean 'polling'?"),
+        ({"budgets": [{"usdd": 3}]}, "budgets.0: usdd: no such setting of a budget; did you mean 'usd'?"),
+        ({"budgets": [{"usd": 3, "thresholds": [{"percnt": 0.5}]}]}, "budgets.0: thresholds: Threshold.percnt: no such setting; did you mean 'percent'?"),
+        ({"alerts": [{"weebhook": "https://example.org"}]}, "alerts[0].weebhook: no such setting; did you mean 'webhook'?"),
+        ({"models": {"m": {"context": 3}}}, "models.m.context: no such setting; did you mean 'context_window'?"),
+    ],
+    ids=range(7),
+)
+def test_names_inside_a_policy(keywords: dict[str, Any], line: str) -> None:
+    with pytest.raises(PolicyError) as error:
+        Policy.build(**keywords)
+    assert str(error.value) == f"the policy (keywords) is not valid: {line}"
+
+
+def test_the_signature_of_a_part_shows_its_settings() -> None:
+    assert list(signature(Budget).parameters) == ["usd", "tokens", "calls", "per", "window", "tz", "thresholds"]
+    assert list(signature(ToolRule).parameters)[:2] == ["polling", "paging"]

@@ -4,7 +4,6 @@ import logging
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
-from difflib import get_close_matches
 from math import isfinite
 from typing import Any, Final, Literal, Self
 
@@ -12,6 +11,7 @@ from runguard.alerts.addresses import Endpoint
 from runguard.alerts.masking import mask
 from runguard.alerts.secret import Secret
 from runguard.errors import PolicyError
+from runguard.mistakes import nearest
 
 PAGERDUTY_URL: Final = "https://events.pagerduty.com/v2/enqueue"
 TIMEOUT_S: Final = 2.0
@@ -264,6 +264,4 @@ def _known(table: Mapping[Any, Any], known: tuple[str, ...], where: str) -> None
         if key in known:
             continue
         name = mask(key, 40) if isinstance(key, str) else type(key).__name__
-        close = get_close_matches(name, known, n=1, cutoff=0.5)
-        hint = f"did you mean {close[0]}?" if close else f"known: {', '.join(known)}"
-        raise PolicyError(f"{where}.{name}: unknown; {hint}")
+        raise PolicyError(f"{where}.{name}: no such setting; {nearest(name, known)}")

@@ -4,9 +4,10 @@ from datetime import date, datetime
 from decimal import Decimal, InvalidOperation
 from typing import Annotated, Any, Final, Self
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
+from pydantic import BeforeValidator, Field, field_validator, model_validator
 
 from runguard.pricing.rates import Band, Rates, nano_rate
+from runguard.validation import SettingsModel
 
 _LEAST_USD: Final = Decimal("1e-12")
 
@@ -31,13 +32,10 @@ def _usd(value: Any) -> Decimal:
 
 
 USD = Annotated[Decimal, BeforeValidator(_usd)]
-_FORBID: Final = ConfigDict(frozen=True, extra="forbid", strict=True)
 
 
-class _TokenPrices(BaseModel):
+class _TokenPrices(SettingsModel):
     """USD per million tokens. What is left out falls back to the dearest rate it can have meant."""
-
-    model_config = _FORBID
 
     input: USD = Field(description="Input tokens.")
     output: USD = Field(description="Output tokens, thinking included.")
@@ -75,10 +73,8 @@ class Price(_TokenPrices):
         return self
 
 
-class ModelLimits(BaseModel):
+class ModelLimits(SettingsModel):
     """What a model can take and give, as given in ``models=``."""
-
-    model_config = _FORBID
 
     context_window: int | None = Field(default=None, ge=1, le=10**12, description="Input tokens that fit. None: what is known about the model.")
     max_output_tokens: int | None = Field(default=None, ge=1, le=10**12, description="Output tokens of one call. None: what is known about the model.")

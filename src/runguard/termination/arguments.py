@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Iterable
-from difflib import get_close_matches
 from importlib import import_module
 from typing import Any
 
@@ -39,12 +38,6 @@ def names_of(value: object, name: str) -> tuple[str, ...] | None:
         raise PolicyError(f"{name} = {value!r}: give the name of an author or a list of names; leave it out for all")
     ordered: Iterable[Any] = sorted(value, key=str) if isinstance(value, set | frozenset) else value
     return tuple(dict.fromkeys(text_of(one, f"{name}.{position}") for position, one in enumerate(ordered)))
-
-
-def nearest(name: str, known: Iterable[str]) -> str:
-    known = list(known)
-    close = get_close_matches(name, known, n=1, cutoff=0.5)
-    return f"did you mean '{close[0]}'?" if close else f"known: {', '.join(known) or 'none'}"
 
 
 # ---- things that are named by where they are imported from ----------------------------------------------------------

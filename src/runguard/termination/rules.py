@@ -10,9 +10,9 @@ from runguard.errors import PolicyError
 from runguard.events import Answer, HandOff, ModelResult, RunInfo, ToolResults
 from runguard.fingerprint import words_name
 from runguard.lanes import Call, Lanes
+from runguard.mistakes import nearest
 from runguard.policy import RULES, Policy
 from runguard.runs import Run
-from runguard.termination.arguments import nearest
 from runguard.termination.condition import Event, TerminationCondition
 from runguard.termination.reading import answers_of, author_of, branch_of, calls_of, scope_of, transfer_of, visible_text, whole
 

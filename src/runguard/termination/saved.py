@@ -6,7 +6,8 @@ from typing import Any, Final
 
 from runguard import termination
 from runguard.errors import PolicyError
-from runguard.termination.arguments import import_path, imported, nearest
+from runguard.mistakes import nearest
+from runguard.termination.arguments import import_path, imported
 from runguard.termination.condition import AndTerminationCondition, OrTerminationCondition, TerminationCondition
 
 VERSION: Final = 1

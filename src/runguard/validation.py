@@ -1,0 +1,81 @@
+"""Settings as pydantic models whose mistakes read alike: path, value, and what would be right."""
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, ClassVar, Final
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from runguard.budget import shown as shown_value
+from runguard.errors import PolicyError
+from runguard.mistakes import nearest
+
+_OTHER_SHAPES: Final = frozenset({"list_type", "tuple_type", "model_type", "dict_type", "literal_error"})
+_UNION_TAGS: Final = frozenset({"bool", "int", "callable", "Price", "function-after[_coherent(), ToolRule]"})
+
+
+if TYPE_CHECKING:  # type checkers read the fields
+    _Base = BaseModel
+else:
+
+    class _Explained(type(BaseModel)):
+        """Calling the class raises ``PolicyError``. Nested validation collects pydantic's own errors, so that a path is complete."""
+
+        def __call__(cls, *args: Any, **values: Any) -> Any:
+            try:
+                return super().__call__(*args, **values)
+            except ValidationError as error:
+                lines = (f"{cls.__name__}{'.' if _names_a_setting(line, cls) else ': '}{line}" for line in faults_of(error, cls))
+                raise PolicyError("\n".join(lines)) from None
+
+    def _names_a_setting(line: str, model: type[BaseModel]) -> bool:
+        return line.split(":")[0].split(" = ")[0].split(".")[0] in {*model.model_fields} or ": no such setting" in line
+
+    class _Base(BaseModel, metaclass=_Explained): ...
+
+
+class SettingsModel(_Base):
+    """A frozen group of settings. Unknown names are rejected."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, arbitrary_types_allowed=True)
+
+    parts: ClassVar[Mapping[str, type[BaseModel]]] = {}  # setting -> the model of its values
+    meant: ClassVar[Mapping[str, str]] = {}  # a name that other libraries use -> what to write here
+    shapes: ClassVar[Mapping[str | int, str]] = {}  # setting -> the shape to give
+
+
+def faults_of(error: ValidationError, model: type[SettingsModel]) -> list[str]:
+    """One line per fault: where it is, what was given, what would be right."""
+    lines: list[str] = []
+    faults = [(_path(fault), fault) for fault in error.errors(include_url=False)]
+    for path, fault in faults:
+        if fault["type"] in _OTHER_SHAPES and any(other != path and other.startswith(path) for other, _ in faults):
+            continue  # the shape that was meant has a fault of its own
+        line = _line(path, fault, model)
+        if line is not None:
+            lines.append(line)
+    return list(dict.fromkeys(lines))
+
+
+def _line(path: str, fault: Any, model: type[SettingsModel]) -> str | None:
+    given, place = fault.get("input"), fault["loc"]
+    is_secret = place[:1] == ("alerts",)  # what is written there may be one: it is not repeated
+    shown = shown_value(given) if (given is None or isinstance(given, str | int | float | bool)) and not is_secret else f"a {type(given).__name__}"
+    if fault["type"] in ("extra_forbidden", "unexpected_keyword_argument"):
+        fields = model.parts.get(str(place[0]), model).model_fields if len(place) > 1 else model.model_fields
+        meant = model.meant.get(path) if fields is model.model_fields else None
+        return f"{path}: no such setting; {f'use {meant}' if meant is not None else nearest(str(place[-1]), fields)}"
+    if fault["type"] == "value_error":
+        message = fault["msg"].removeprefix("Value error, ")
+        named = f"{path} = {shown}" if isinstance(given, str | int | float | bool) and not is_secret and not message.startswith(shown) else path
+        return f"{named}: {message}" if path and not message.startswith(path) else message
+    if fault["type"] == "missing":
+        return f"{path}: missing"
+    if fault["type"] in _OTHER_SHAPES and place[0] in model.shapes:
+        return f"{path} = {shown}: {model.shapes[place[0]]}"
+    if place[0] == "rules" and fault["type"] in ("bool_type", "dict_type"):
+        return None if isinstance(given, dict) else f"{path} = {shown}: give rungs such as {{'stop': 5}}, or false to switch the rule off"
+    return f"{path} = {shown}: {fault['msg'][0].lower()}{fault['msg'][1:]}"
+
+
+def _path(fault: Any) -> str:
+    return ".".join(str(part) for part in fault["loc"] if part not in _UNION_TAGS and "[" not in str(part))
