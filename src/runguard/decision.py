@@ -226,6 +226,7 @@ _STOP_TEXTS: Final[dict[str, str]] = {
     "stall": "I stopped because a step kept failing in the same way.",
     "tool_failures": "I stopped because a step kept failing.",
     "handoff": "I stopped because the request was passed back and forth without getting any further.",
+    "reentry": "I stopped because the request was passed back to a part that had already worked on it.",
     "fan_out": "This part was not started because too much was running at once. Please do not retry it.",
     "deadline": "I stopped because this was taking too long.",
     "growth": "I stopped because the conversation has grown too large to go on like this.",
@@ -255,7 +256,7 @@ def text_for_user(rule: str) -> str:
 def text_for_operator(finding: Finding, *, path: tuple[str, ...], model_calls: int, tool_calls: int, tokens: int, spent: str, enforced: bool) -> str:
     """Rule, value, limit, where, what it took so far."""
     about = f" of tool '{finding.tool}'" if finding.tool else ""
-    detail = f" ({finding.detail})" if finding.detail and finding.rule != "handoff" else ""  # a hand-off's detail is its path
+    detail = f" ({finding.detail})" if finding.detail and finding.rule not in ("handoff", "reentry") else ""  # the detail of a hand-off is its path
     where = f" in {'→'.join(path)}" if path else ""
     verb = "stopped" if enforced else "would have stopped"
     found = f"{_number(finding.observed)} {finding.unit}, limit {_number(finding.limit)}{detail}"

@@ -135,7 +135,7 @@ class GuardFailedError(RunStoppedError):
 
 
 _BY_RULE: dict[str, type[RunStoppedError]] = {
-    **dict.fromkeys(("repetition", "no_news", "same_call", "cycle", "stall", "tool_failures", "empty", "handoff", "polling"), LoopDetectedError),
+    **dict.fromkeys(("repetition", "no_news", "same_call", "cycle", "stall", "tool_failures", "empty", "handoff", "reentry", "polling"), LoopDetectedError),
     "growth": CostGrowthError,
     "deadline": DeadlineExceededError,
     "budget": BudgetExceededError,

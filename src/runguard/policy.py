@@ -214,10 +214,15 @@ class PolicyFile(SettingsModel):
         default=None, description="Failures in a row that a tool may have in one run, and across runs before its breaker opens."
     )
     max_handoff_repeats: Annotated[int, Field(ge=2, le=10**9)] | None = Field(default=None, description="Stop at this many equal hand-offs without news.")
+    max_reentries: Count | None = Field(
+        default=None, description="Stop at this many hand-offs back to an agent of the same chain. 1 stops A→B→A. None: a return is normal."
+    )
     max_delegation_depth: Count | None = Field(default=5, description="Delegations made by a model, one inside the other.")
     max_cycle_len: Annotated[int, Field(ge=1, le=64)] | None = Field(default=None, description="Longest circle of calls that cycle_repeats looks for.")
     cycle_repeats: Annotated[int, Field(ge=2, le=10**6)] | None = Field(default=None, description="Stop at this many rounds of one circle of calls.")
-    max_event_cost_ratio: Ratio | None = Field(default=None, description="Stop when an agent's prompts have grown to this many times its first ones.")
+    max_event_cost_ratio: Ratio | None = Field(
+        default=None, description="Stop when an agent's prompts have grown to this many times its first ones in the session."
+    )
     cost_baseline_events: Annotated[int, Field(ge=1, le=1000)] = Field(default=5, description="How many first and last model calls the growth ratio compares.")
     max_concurrent_agents: Count | None = Field(default=None, description="Model calls in flight at once. None: 20, surplus waits.")
     on_surplus: Literal["queue", "refuse"] | None = Field(

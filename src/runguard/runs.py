@@ -303,6 +303,8 @@ def lane_detectors(policy: Policy, rungs: dict[str, Rungs], is_polling: Callable
         made.append(rules.HandOffRounds(rungs["cycle"], policy.max_cycle_len or 4))
     if "handoff" in rungs:
         made.append(rules.HandOffCycle(rungs["handoff"]))
+    if policy.max_reentries is not None:
+        made.append(rules.ReEntry(policy.max_reentries))
     if "growth" in rungs:
         made.append(rules.Growth(rungs["growth"], policy.cost_baseline_events, known, place))
     if "polling" in rungs:

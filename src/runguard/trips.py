@@ -25,6 +25,7 @@ _SETTINGS: Final = {
     "deadline": "max_seconds",
     "depth": "max_delegation_depth",
     "result_size": "max_tool_result_chars",
+    "reentry": "max_reentries",
     "context": "max_context_tokens",
 }
 
@@ -35,7 +36,7 @@ def trip_of(finding: Finding, run: Run, lane: Lane, event: Event, policy: Policy
     owner = lane.owner(finding) if finding.scope == "lane" else None
     info, spend = run.info, run.spend
     path = (*lane.path, event.agent) if event.agent else lane.path
-    if finding.rule == "handoff":
+    if finding.rule in ("handoff", "reentry"):
         path = (*lane.path, *finding.detail.split("→"))
     scope, scope_id = ("branch", owner.key) if owner is not None else ("run", info.run)
     purse, money, made = run.purse, finding.money, spend.model_calls - run.waiting

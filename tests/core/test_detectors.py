@@ -648,6 +648,31 @@ def test_hand_offs_do_not_lengthen_a_circle_of_calls(drive):
     assert seen[-1] == "stop"
 
 
+@pytest.mark.parametrize(("limit", "edges"), [(1, "AB BA"), (1, "AB BC CA"), (1, "AB BC CB"), (2, "AB BA AB"), (2, "AB BC CA AB")])
+def test_a_hand_off_back_into_the_chain_is_a_reentry(drive, limit, edges):
+    d = drive(max_reentries=limit)
+    seen = [d.hand_off(*edge).action.word for edge in edges.split()]
+    assert seen == ["allow"] * (len(seen) - 1) + ["stop"]
+    assert d.rules_tripped == ["reentry"]
+
+
+def told(*events):
+    """What a detector of first re-entries finds in 'A>B' (a hand-off), '+A' (an agent starts) and '?' (a model is asked)."""
+    detector = detectors.ReEntry(1)
+    made = {">": lambda e: HandOff("run", "", e[0], e[2], 0.0), "+": lambda e: AgentEntered("run", "", e[1], 0.0), "?": lambda _: ModelCall("run", "", "", 0.0)}
+    return [found.key for e in events if (found := detector.observe(made[next(k for k in made if k in e)](e))) is not None]
+
+
+def test_a_chain_starts_again_where_a_container_starts_an_agent():
+    iteration = ("+L", "+A", "?", "A>B", "+B", "?")
+    assert told(*iteration * 3) == []
+    assert told("+A", "?", "A>B", "+B", "?", "+C", "?", "C>B") == []  # a sequence starts C
+
+
+def test_a_container_that_gets_the_work_passes_it_on():
+    assert told("+A", "?", "A>S", "+S", "+C", "?", "C>A") == ["A"]
+
+
 # ---- limits ---------------------------------------------------------------------------------------------------------
 
 
@@ -816,6 +841,7 @@ def weigh(root: Any) -> tuple[int, int]:
     [
         pytest.param(detectors.HandOffCycle(Rungs(stop=9)), lambda n: HandOff("run", "", f"agent {n}", "b", 0.0), id="hand-offs"),
         pytest.param(detectors.HandOffRounds(Rungs(stop=9), 64), lambda n: HandOff("run", "", f"agent {n}", "b", 0.0), id="rounds of hand-offs"),
+        pytest.param(detectors.ReEntry(9), lambda n: HandOff("run", "", f"agent {n}", f"agent {n + 1}", 0.0), id="re-entries"),
         pytest.param(detectors.Growth(Rungs(stop=9)), lambda n: ModelResult("run", "", f"agent {n}", 0.0, 100), id="growth"),
         pytest.param(detectors.Stall(Rungs(stop=9)), lambda n: results(failing(f"failure {n}", tool=f"tool {n}")), id="stall"),
         pytest.param(detectors.EmptyAnswers(Rungs(stop=9)), lambda n: results(answer(tool=f"tool {n}", outcome=Outcome.EMPTY)), id="empty"),

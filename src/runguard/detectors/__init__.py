@@ -11,7 +11,7 @@ from runguard.decision import Finding
 from runguard.detectors.context import Context
 from runguard.detectors.failures import EmptyAnswers, EqualAnswers, Stall, ToolFailures
 from runguard.detectors.growth import Growth
-from runguard.detectors.handoffs import Depth, HandOffCycle, HandOffRounds
+from runguard.detectors.handoffs import Depth, HandOffCycle, HandOffRounds, ReEntry
 from runguard.detectors.limits import CallsPerTool, Deadline, FanOut, ModelCalls, ResultSize, ToolCalls
 from runguard.detectors.repetition import Cycle, NoNews, Polling, Repetition, SameCall
 
@@ -40,6 +40,7 @@ __all__ = [
     "ModelCalls",
     "NoNews",
     "Polling",
+    "ReEntry",
     "Repetition",
     "ResultSize",
     "SameCall",

@@ -6,9 +6,10 @@ from typing import ClassVar
 
 from runguard.decision import HANDOFF_ROUNDS, Action, Finding, Rungs
 from runguard.detectors.repetition import Rounds
-from runguard.events import AgentEntered, HandOff, ToolCall, ToolResults
+from runguard.events import AgentEntered, HandOff, ModelCall, ToolCall, ToolResults
 
 _PATH_SHOWN = 12
+_CHAIN_KEPT = 256
 
 
 class HandOffCycle:
@@ -65,6 +66,56 @@ class HandOffRounds:
         evidence = ({"event": "", "pattern": json.dumps(agents)},)
         key = "↔".join(sorted(set(agents)))
         return Finding("cycle", reached[0], rounds, reached[1], HANDOFF_ROUNDS, "lane", "", key, "→".join([*agents, event.target]), evidence)
+
+
+class ReEntry:
+    """Hand-offs back to an agent that is already in the chain of hand-offs: A→B→A is the first re-entry.
+
+    The chain starts again where a container (a loop, a sequence) starts an agent. A container that gets a hand-off and starts an agent before
+    any model is asked passes the work on: the chain goes on.
+    """
+
+    sees: ClassVar[tuple[type, ...]] = (HandOff, AgentEntered, ModelCall)
+    __slots__ = ("_at", "_chain", "_count", "_handed", "limit")
+
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
+        self._chain: dict[str, None] = {}
+        self._at = ""  # the agent at work
+        self._handed = False  # a hand-off was made, and no model was asked since
+        self._count = 0
+
+    def observe(self, event: HandOff | AgentEntered | ModelCall) -> Finding | None:
+        if isinstance(event, ModelCall):
+            self._handed = False
+            return None
+        if isinstance(event, AgentEntered):
+            if event.agent != self._at:
+                self._enter(event.agent)
+            return None
+        if event.agent not in self._chain:
+            self._enter(event.agent)
+        self._at, self._handed = event.target, True
+        if event.target not in self._chain:
+            self._add(event.target)
+            return None
+        self._count += 1
+        if self._count < self.limit:
+            return None
+        path = "→".join([*list(self._chain)[-_PATH_SHOWN:], event.target])
+        return Finding("reentry", Action.STOP, self._count, self.limit, "re-entries", "lane", "", event.target, path)
+
+    def _enter(self, agent: str) -> None:
+        if not self._handed:
+            self._chain.clear()
+            self._count = 0
+        self._add(agent)
+        self._at = agent
+
+    def _add(self, agent: str) -> None:
+        self._chain[agent] = None
+        if len(self._chain) > _CHAIN_KEPT:
+            del self._chain[next(iter(self._chain))]
 
 
 class Depth:

@@ -8,7 +8,7 @@ from runguard.hints import hint
 from runguard.view.records import dollars, to_nanos, whole, word
 
 # Rules that count how often something came again; every other one has a reason of its own.
-OF_REPETITION: Final = frozenset({"repetition", "no_news", "same_call", "cycle", "stall", "tool_failures", "handoff", "polling", "empty"})
+OF_REPETITION: Final = frozenset({"repetition", "no_news", "same_call", "cycle", "stall", "tool_failures", "handoff", "reentry", "polling", "empty"})
 WITHOUT_A_COUNT: Final = frozenset({"kill_switch", "guard_error", "policy_error", "unpriced"})  # what they observed is that it is so
 
 

@@ -1,0 +1,121 @@
+"""``max_reentries``: hand-offs back to an agent that is already in the chain, by transfer and by routing tools."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from google.adk.agents import LlmAgent, LoopAgent, ParallelAgent
+from google.adk.sessions import InMemorySessionService
+from google.adk.tools import ToolContext
+
+import runguard
+from runguard import ADKCostBreaker
+from runguard.adk import RunGuardPlugin
+from runguard.testing import ScriptedModel, assert_calls_answered, assert_stopped, call, run, text, transfer
+
+LEVELS = 6
+OUTPUT = 250
+
+
+def route_to_specialist(task_type: str, tool_context: ToolContext) -> dict[str, str]:
+    """Route the task to the agent for its type."""
+    tool_context.actions.transfer_to_agent = "orchestrator" if task_type == "orchestrate" else "research_specialist"
+    return {"status": "routed"}
+
+
+class Team:
+    """An orchestrator and a specialist that pass the work back and forth for six levels; every level pays for the whole history."""
+
+    def __init__(self, hand_over: Callable[[str], Any]) -> None:
+        self.made = 0
+
+        def passing_to(target: str) -> ScriptedModel:
+            def step(_: int, __: Any) -> Any:
+                self.made += 1
+                return hand_over(target) if self.made < LEVELS else text("done")
+
+            return ScriptedModel(step, prompt_tokens=lambda _: 1_000 * self.made, output_tokens=OUTPUT)
+
+        self.specialist = LlmAgent(name="research_specialist", description="researches", model=passing_to("orchestrator"), tools=[route_to_specialist])
+        self.root = LlmAgent(name="orchestrator", model=passing_to("research_specialist"), tools=[route_to_specialist], sub_agents=[self.specialist])
+
+    @property
+    def tokens(self) -> int:
+        return sum(1_000 * level + OUTPUT for level in range(1, self.made + 1))
+
+
+def by_tool(target: str) -> Any:
+    return call("route_to_specialist", task_type="orchestrate" if target == "orchestrator" else "research")
+
+
+HAND_OVERS = pytest.mark.parametrize("hand_over", [transfer, by_tool], ids=["transfer", "routing tool"])
+
+
+@HAND_OVERS
+async def test_the_plugin_stops_at_the_first_reentry_and_saves_84_percent(hand_over: Callable[[str], Any]) -> None:
+    free, held = Team(hand_over), Team(hand_over)
+    assert (await run(free.root)).texts == ["done"]
+    plugin = RunGuardPlugin(max_reentries=1)
+    recording = await run(held.root, plugins=[plugin])
+    trip = assert_stopped(recording, "reentry")
+    assert (free.made, held.made) == (6, 2)
+    assert 1 - held.tokens / free.tokens == pytest.approx(0.844, abs=0.001)
+    assert (trip.observed, trip.limit, trip.agent_path) == (1, 1, ("orchestrator", "research_specialist", "orchestrator"))
+    assert "max_reentries" in trip.resume
+    assert_calls_answered(recording.session)
+
+
+@HAND_OVERS
+async def test_the_cost_breaker_raises_at_the_first_reentry(hand_over: Callable[[str], Any]) -> None:
+    team, breaker = Team(hand_over), ADKCostBreaker(max_delegation_depth=3, max_reentries=1)
+    for agent in (team.specialist, team.root):
+        breaker.install_on_agent(agent)
+    recording = await run(team.root, catch=True)
+    assert isinstance(recording.error, runguard.LoopDetectedError)
+    assert (recording.error.trip.rule, team.made) == ("reentry", 2)
+
+
+@HAND_OVERS
+async def test_by_default_a_return_is_normal(hand_over: Callable[[str], Any]) -> None:
+    team = Team(hand_over)
+    plugin = RunGuardPlugin()
+    assert (await run(team.root, plugins=[plugin])).texts == ["done"]
+    assert (team.made, plugin.trips) == (6, [])
+
+
+async def test_a_higher_number_allows_returns() -> None:
+    team = Team(transfer)
+    await run(team.root, plugins=[RunGuardPlugin(max_reentries=3)])
+    assert team.made == 4  # orchestrator, specialist, orchestrator, specialist: the third re-entry is refused
+
+
+# ---- what is not a re-entry -----------------------------------------------------------------------------------------
+
+
+async def healthy(root: Any) -> list[str]:
+    plugin = RunGuardPlugin(max_reentries=1)
+    recording = await run(root, plugins=[plugin])
+    assert plugin.trips == []
+    return recording.texts
+
+
+def helper(name: str, script: Any = None, **options: Any) -> LlmAgent:
+    return LlmAgent(name=name, description=f"does {name}", model=ScriptedModel(script or [text(name)]), **options)
+
+
+async def test_a_loop_hands_over_anew_in_each_iteration() -> None:
+    lead = helper("lead", lambda n, _: transfer("worker"), sub_agents=[helper("worker")])
+    assert await healthy(LoopAgent(name="loop", sub_agents=[lead], max_iterations=4)) == ["worker"] * 4
+
+
+async def test_parallel_branches_have_chains_of_their_own() -> None:
+    leads = [helper(f"lead{n}", [transfer(f"worker{n}")], sub_agents=[helper(f"worker{n}")]) for n in range(3)]
+    assert sorted(await healthy(ParallelAgent(name="all", sub_agents=leads))) == ["worker0", "worker1", "worker2"]
+
+
+async def test_the_next_turn_starts_a_new_chain() -> None:
+    root = helper("lead", [transfer("worker"), text("two")], sub_agents=[helper("worker", [text("one"), transfer("lead")])])
+    plugin, service = RunGuardPlugin(max_reentries=1), InMemorySessionService()
+    assert (await run(root, plugins=[plugin], session_service=service)).texts == ["one"]
+    assert (await run(root, plugins=[plugin], session_service=service)).texts == ["two"]
+    assert plugin.trips == []
