@@ -218,8 +218,12 @@ class PolicyFile(SettingsModel):
         default=None, description="Stop at this many hand-offs back to an agent of the same chain. 1 stops A→B→A. None: a return is normal."
     )
     max_delegation_depth: Count | None = Field(default=5, description="Delegations made by a model, one inside the other.")
-    max_cycle_len: Annotated[int, Field(ge=1, le=64)] | None = Field(default=None, description="Longest circle of calls that cycle_repeats looks for.")
-    cycle_repeats: Annotated[int, Field(ge=2, le=10**6)] | None = Field(default=None, description="Stop at this many rounds of one circle of calls.")
+    max_cycle_len: Annotated[int, Field(ge=1, le=64)] | None = Field(
+        default=None, description="Longest circle of calls or hand-offs that cycle_repeats looks for."
+    )
+    cycle_repeats: Annotated[int, Field(ge=2, le=10**6)] | None = Field(
+        default=None, description="Stop at this many rounds of one circle of calls, or of hand-offs between agents."
+    )
     max_event_cost_ratio: Ratio | None = Field(
         default=None, description="Stop when an agent's prompts have grown to this many times its first ones in the session."
     )
