@@ -67,8 +67,6 @@ class CommonSettings(TypedDict, total=False):
     """Stop at this many equal failures of a tool, or equal answers to the same call."""
     max_handoff_repeats: int | None
     """Stop at this many equal hand-offs without news."""
-    max_reentries: int | None
-    """Stop at this many hand-offs back to an agent of the same chain. 1 stops A→B→A. None: a return is normal."""
     max_event_cost_ratio: float | None
     """Stop when an agent's prompts have grown to this many times its first ones in the session."""
     cost_baseline_events: int
@@ -106,6 +104,8 @@ class PolicySettings(CommonSettings, total=False):
     """Tokens of the context to keep free."""
     max_tool_failures: int | None
     """Failures in a row that a tool may have in one run, and across runs before its breaker opens."""
+    max_reentries: int | None
+    """Stop at this many hand-offs back to an agent of the same chain. 1 stops A→B→A. None: a return is normal."""
     max_delegation_depth: int | None
     """Delegations made by a model, one inside the other."""
     max_cycle_len: int | None
