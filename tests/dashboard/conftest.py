@@ -3,7 +3,6 @@
 import shutil
 import sys
 from collections.abc import Callable, Iterator
-from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +13,7 @@ sys.path.insert(0, str(HERE))  # tests are imported by path, so the folder is on
 
 from dashboards import BROWSERS, OPTIONS, Seen, Served, serve, watched  # noqa: E402
 
-_spec = spec_from_file_location("ledger_conftest", HERE.parent / "ledger" / "conftest.py")
-assert _spec is not None
-assert _spec.loader is not None
-_ledgers = sys.modules["ledger_conftest"] = module_from_spec(_spec)
-_spec.loader.exec_module(_ledgers)
-servers, place = _ledgers.servers, _ledgers.place  # every durable store there is, each empty for each test
+from ..ledger.conftest import place, servers  # noqa: E402, F401, TID252 - every durable store there is, each empty for each test
 
 
 @pytest.fixture(autouse=True)

@@ -30,6 +30,7 @@ class Repeating:
         if from_server or not self.deaf:
             send(data)
         if from_server and self.twice:
+            self.twice = False
             time.sleep(0.05)  # the client has read the first one
             send(data)
             self._sent.set()
@@ -41,7 +42,6 @@ class Repeating:
         self.twice = True
         yield
         assert self._sent.wait(5)
-        self.twice = False
 
 
 def again(ask: Callable[[], T]) -> T:
@@ -76,7 +76,7 @@ on_servers = pytest.mark.parametrize("place", ["redis", "postgres"], indirect=Tr
 @on_servers
 def test_a_yes_that_arrives_twice_grants_one_call(session: Session, repeating: Repeating) -> None:
     with repeating.once_more():
-        assert session.reserve("two", 60, [LINE], CALL).ok
+        assert again(lambda: session.reserve("two", 60, [LINE], CALL)).ok
     for number in range(3):
         assert not again(lambda number=number: session.reserve(f"more {number}", 60, [LINE], CALL)).ok  # type: ignore[misc]
 
@@ -85,7 +85,7 @@ def test_a_yes_that_arrives_twice_grants_one_call(session: Session, repeating: R
 def test_a_settlement_that_never_arrived_is_not_taken_for_booked(session: Session, repeating: Repeating) -> None:
     session.reserve("two", 60, [LINE], CALL)
     with repeating.once_more():
-        session.settle("one", [LINE], CALL)
+        again(lambda: session.settle("one", [LINE], CALL))  # a slow client finds both answers at once, and asks again
     repeating.deaf = True
     with pytest.raises(StoreOutage):
         session.settle("two", [LINE], CALL)
