@@ -20,12 +20,13 @@ from google.adk.plugins.base_plugin import BasePlugin
 from google.adk.plugins.plugin_manager import PluginManager
 
 from runguard import Budget
-from runguard.accounts import Accounts
-from runguard.conductor import Guard
-from runguard.events import ModelCall, RunInfo
-from runguard.ledger import Hold, MemoryLedger
+from runguard.accounting.accounts import Accounts
+from runguard.conductor.guard import Guard
+from runguard.core.events import ModelCall, RunInfo
+from runguard.ledger.base import Hold
+from runguard.ledger.memory import MemoryLedger
 from runguard.policy import Policy
-from runguard.pricing import Usage
+from runguard.pricing.rates import Usage
 
 GOAL_US = 3.0
 BLOCK = 2_000

@@ -23,8 +23,9 @@ from statistics import median
 from typing import Any
 
 from ledgers import FORK, postgres_cluster
-from runguard.budget import NOTHING, UNLIMITED
-from runguard.ledger import Hold, Ledger, MemoryLedger, Refusal
+from runguard.core.budget import NOTHING, UNLIMITED
+from runguard.ledger.base import Hold, Ledger, Refusal
+from runguard.ledger.memory import MemoryLedger
 from runguard.ledger.remote import StoreLedger
 from runguard.ledger.urls import store_of
 

@@ -27,7 +27,8 @@ from lookalikes import HEALTHY
 from loops import LOOPS
 from replays import Run, Verdict, by_rival, by_runguard, turn_tokens
 from rivals import RIVALS
-from runguard.policy import RULES, Policy
+from runguard.policy import Policy
+from runguard.policy.settings import RULES
 from runguard.replay.engine import Judge
 from runguard.replay.lines import lines_of
 from runguard.replay.steps import Faults

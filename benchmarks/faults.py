@@ -31,10 +31,10 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from ledgers import FORK, postgres_cluster
-from runguard.budget import UNLIMITED, Amount
-from runguard.ledger import Hold, StoreOutage
+from runguard.core.budget import UNLIMITED, Amount
+from runguard.ledger.base import Hold
 from runguard.ledger.remote import StoreLedger
-from runguard.ledger.store import Balance, StoreError
+from runguard.ledger.store import Balance, StoreError, StoreOutage
 from runguard.ledger.urls import store_of
 
 WORKERS = 8

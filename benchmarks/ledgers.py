@@ -28,8 +28,8 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from runguard.budget import UNLIMITED
-from runguard.ledger import Hold
+from runguard.core.budget import UNLIMITED
+from runguard.ledger.base import Hold
 from runguard.ledger.remote import StoreLedger
 from runguard.ledger.store import Line, Store
 from runguard.ledger.urls import store_of

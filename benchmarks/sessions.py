@@ -25,12 +25,12 @@ from pathlib import Path
 from typing import Any
 
 from runguard import Budget
-from runguard.conductor import Guard
-from runguard.events import ROOT_LANE, Answer, ModelCall, ModelResult, RunInfo, ToolCall, ToolResults
+from runguard.conductor.guard import Guard
+from runguard.core.events import ROOT_LANE, Answer, ModelCall, ModelResult, RunInfo, ToolCall, ToolResults
 from runguard.ledger.store import Line, StoreOutage
 from runguard.ledger.urls import store_of
 from runguard.policy import Policy
-from runguard.pricing import Usage
+from runguard.pricing.rates import Usage
 
 USERS = 1_000
 SHARES = (0.1, 0.5, 1.0)

@@ -8,12 +8,17 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from runguard.adk import ADKCostBreaker, GuardedLlm, TerminationPlugin, install, terminate, termination_reason, uninstall
+    from runguard._version import __version__ as __version__
+    from runguard.accounting.cumulative import BudgetMonitor, BudgetPolicy, CompressionTriggered
+    from runguard.adk.breaker import ADKCostBreaker
     from runguard.adk.budget_plugin import BudgetPlugin
-    from runguard.breaker import BreakerState
-    from runguard.budget import Budget, BudgetStatus, Scope
-    from runguard.decision import Decision, Finding, Trip, trip
-    from runguard.errors import (
+    from runguard.adk.guarded import GuardedLlm
+    from runguard.adk.installation import install, uninstall
+    from runguard.adk.termination import TerminationPlugin, terminate, termination_reason
+    from runguard.core.breaker import BreakerState
+    from runguard.core.budget import Budget, BudgetStatus, Scope
+    from runguard.core.decision import Decision, Finding, Trip, trip
+    from runguard.core.exceptions import (
         BudgetExceededError,
         CircuitOpenError,
         ContextOverflowError,
@@ -28,36 +33,26 @@ if TYPE_CHECKING:
         RunStoppedError,
         UnpricedModelError,
     )
-    from runguard.functions import guard, guard_async, run
-    from runguard.monitor import BudgetMonitor, BudgetPolicy, CompressionTriggered
-    from runguard.policy import Policy, ToolRule, tool
-    from runguard.pricing import ModelLimits, Price
-    from runguard.termination import (
-        AndTerminationCondition,
-        CostTermination,
-        ExternalTermination,
+    from runguard.core.threshold import Threshold
+    from runguard.functions.wrappers import guard, guard_async, run
+    from runguard.policy.settings import Policy, ToolRule, tool
+    from runguard.pricing.given import ModelLimits, Price
+    from runguard.termination.condition import AndTerminationCondition, OrTerminationCondition, TerminatedError, TerminationCondition, TerminationResult
+    from runguard.termination.limits import CostTermination, TimeoutTermination, TokenUsageTermination
+    from runguard.termination.rules import NoProgressTermination, RuleTermination
+    from runguard.termination.seen import (
         FinalAnswerTermination,
-        FunctionalTermination,
         FunctionCallTermination,
         HandoffTermination,
         MaxIterationsTermination,
         MaxMessageTermination,
-        NoProgressTermination,
-        OrTerminationCondition,
-        RuleTermination,
         StateTermination,
-        TerminatedError,
-        TerminationCondition,
-        TerminationResult,
         TextMentionTermination,
-        TimeoutTermination,
-        TokenUsageTermination,
     )
-    from runguard.threshold import Threshold
-
-__version__ = "0.1.0"
+    from runguard.termination.signals import ExternalTermination, FunctionalTermination
 
 _HOMES = {
+    "__version__": "runguard._version",
     "ADKCostBreaker": "runguard.adk",
     "GuardedLlm": "runguard.adk",
     "TerminationPlugin": "runguard.adk",
@@ -66,38 +61,38 @@ _HOMES = {
     "termination_reason": "runguard.adk",
     "uninstall": "runguard.adk",
     "BudgetPlugin": "runguard.adk.budget_plugin",
-    "BreakerState": "runguard.breaker",
-    "Budget": "runguard.budget",
-    "BudgetStatus": "runguard.budget",
-    "Scope": "runguard.budget",
-    "Decision": "runguard.decision",
-    "Finding": "runguard.decision",
-    "Trip": "runguard.decision",
-    "trip": "runguard.decision",
-    "BudgetExceededError": "runguard.errors",
-    "CircuitOpenError": "runguard.errors",
-    "ContextOverflowError": "runguard.errors",
-    "CostGrowthError": "runguard.errors",
-    "DeadlineExceededError": "runguard.errors",
-    "GuardFailedError": "runguard.errors",
-    "InstallError": "runguard.errors",
-    "LimitExceededError": "runguard.errors",
-    "LoopDetectedError": "runguard.errors",
-    "PolicyError": "runguard.errors",
-    "RunGuardError": "runguard.errors",
-    "RunStoppedError": "runguard.errors",
-    "UnpricedModelError": "runguard.errors",
-    "guard": "runguard.functions",
-    "guard_async": "runguard.functions",
-    "run": "runguard.functions",
-    "BudgetMonitor": "runguard.monitor",
-    "BudgetPolicy": "runguard.monitor",
-    "CompressionTriggered": "runguard.monitor",
-    "Policy": "runguard.policy",
-    "ToolRule": "runguard.policy",
-    "tool": "runguard.policy",
-    "ModelLimits": "runguard.pricing",
-    "Price": "runguard.pricing",
+    "BreakerState": "runguard.core.breaker",
+    "Budget": "runguard.core.budget",
+    "BudgetStatus": "runguard.core.budget",
+    "Scope": "runguard.core.budget",
+    "Decision": "runguard.core.decision",
+    "Finding": "runguard.core.decision",
+    "Trip": "runguard.core.decision",
+    "trip": "runguard.core.decision",
+    "BudgetExceededError": "runguard.core.exceptions",
+    "CircuitOpenError": "runguard.core.exceptions",
+    "ContextOverflowError": "runguard.core.exceptions",
+    "CostGrowthError": "runguard.core.exceptions",
+    "DeadlineExceededError": "runguard.core.exceptions",
+    "GuardFailedError": "runguard.core.exceptions",
+    "InstallError": "runguard.core.exceptions",
+    "LimitExceededError": "runguard.core.exceptions",
+    "LoopDetectedError": "runguard.core.exceptions",
+    "PolicyError": "runguard.core.exceptions",
+    "RunGuardError": "runguard.core.exceptions",
+    "RunStoppedError": "runguard.core.exceptions",
+    "UnpricedModelError": "runguard.core.exceptions",
+    "guard": "runguard.functions.wrappers",
+    "guard_async": "runguard.functions.wrappers",
+    "run": "runguard.functions.wrappers",
+    "BudgetMonitor": "runguard.accounting.cumulative",
+    "BudgetPolicy": "runguard.accounting.cumulative",
+    "CompressionTriggered": "runguard.accounting.cumulative",
+    "Policy": "runguard.policy.settings",
+    "ToolRule": "runguard.policy.settings",
+    "tool": "runguard.policy.settings",
+    "ModelLimits": "runguard.pricing.given",
+    "Price": "runguard.pricing.given",
     "AndTerminationCondition": "runguard.termination",
     "CostTermination": "runguard.termination",
     "ExternalTermination": "runguard.termination",
@@ -117,7 +112,7 @@ _HOMES = {
     "TextMentionTermination": "runguard.termination",
     "TimeoutTermination": "runguard.termination",
     "TokenUsageTermination": "runguard.termination",
-    "Threshold": "runguard.threshold",
+    "Threshold": "runguard.core.threshold",
 }
 
 __all__ = [

@@ -23,8 +23,8 @@ from google.adk.sessions import BaseSessionService, InMemorySessionService
 from google.genai import types
 from pydantic import PrivateAttr
 
-from runguard.decision import STOP_CODE, Trip, trip
-from runguard.errors import RunStoppedError
+from runguard.core.decision import STOP_CODE, Trip, trip
+from runguard.core.exceptions import RunStoppedError
 
 __all__ = [
     "FakeClock",

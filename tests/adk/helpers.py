@@ -9,7 +9,7 @@ from typing import Any
 from google.adk.events import Event
 
 from runguard.adk import RunGuardPlugin
-from runguard.decision import Decision
+from runguard.core.decision import Decision
 from runguard.testing import Recording, run
 
 _UNIQUE = re.compile(r"\b(?:adk-|e-)?[0-9a-f]{8}-(?:[0-9a-f]{4}-){3}[0-9a-f]{12}\b")

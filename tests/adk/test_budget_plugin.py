@@ -23,12 +23,12 @@ from google.adk.sessions import InMemorySessionService
 from google.adk.tools.agent_tool import AgentTool
 from google.genai import types
 
+from runguard.accounting.cumulative import BudgetMonitor, BudgetPolicy
 from runguard.adk import RunGuardPlugin, budget_plugin
 from runguard.adk.budget_plugin import BudgetPlugin
-from runguard.decision import STOP_CODE
-from runguard.monitor import BudgetMonitor, BudgetPolicy
+from runguard.core.decision import STOP_CODE
+from runguard.core.threshold import Threshold
 from runguard.testing import ScriptedModel, assert_calls_answered, assert_stopped, call, text
-from runguard.threshold import Threshold
 
 from .helpers import play, prompts, told
 from .test_live import LiveModel

@@ -12,15 +12,16 @@ from google.adk.sessions import InMemorySessionService
 from google.adk.tools.agent_tool import AgentTool
 
 import runguard
-from runguard import ADKCostBreaker, session_growth
+from runguard import ADKCostBreaker
 from runguard.adk import GuardedLlm, RunGuardPlugin
 from runguard.alerts import Alert
-from runguard.conductor import Guard
-from runguard.events import RunInfo
+from runguard.conductor import session_growth
+from runguard.conductor.guard import Guard
+from runguard.conductor.session_growth import SessionGrowths
+from runguard.core.events import RunInfo
 from runguard.ledger.sqlite import SqliteSession
 from runguard.ledger.store import StoreOutage
 from runguard.policy import Policy
-from runguard.session_growth import SessionGrowths
 from runguard.testing import ScriptedModel, assert_stopped, call, text
 
 from .helpers import play

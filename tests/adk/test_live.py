@@ -18,7 +18,7 @@ from google.genai import types
 
 from runguard import BudgetExceededError
 from runguard.adk import RunGuardPlugin
-from runguard.decision import STOP_CODE
+from runguard.core.decision import STOP_CODE
 from runguard.testing import ScriptedModel, text
 
 

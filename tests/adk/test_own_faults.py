@@ -11,7 +11,7 @@ from google.adk.agents import LlmAgent, LoopAgent, ParallelAgent
 
 import runguard
 from runguard.adk import RunGuardPlugin
-from runguard.events import AgentEntered, HandOff, ModelCall, ToolCall
+from runguard.core.events import AgentEntered, HandOff, ModelCall, ToolCall
 from runguard.testing import ScriptedModel, assert_calls_answered, assert_stopped, call, text
 
 from .helpers import play, prompts, told

@@ -18,8 +18,9 @@ from google.adk.tools.tool_context import ToolContext
 from google.adk.workflow import Workflow
 from google.genai import types
 
-from runguard import Budget, ToolRule, paused
+from runguard import Budget, ToolRule
 from runguard.adk import ADKCostBreaker, GuardedLlm, RunGuardPlugin
+from runguard.conductor import paused
 from runguard.errors import RunStoppedError
 from runguard.testing import FakeClock, ScriptedModel, assert_stopped, call, text, transfer
 

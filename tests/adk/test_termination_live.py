@@ -24,10 +24,10 @@ from google.adk.workflow import Workflow
 from google.genai import types
 
 import runguard
+from runguard.accounting.cumulative import BudgetPolicy
 from runguard.adk import RunGuardPlugin, TerminationPlugin, terminate, termination_reason
 from runguard.adk.budget_plugin import BudgetPlugin
 from runguard.errors import PolicyError
-from runguard.monitor import BudgetPolicy
 from runguard.termination import (
     CostTermination,
     ExternalTermination,

@@ -13,11 +13,12 @@ from google.adk.agents import LlmAgent
 from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 
-from runguard import Budget, telemetry
+from runguard import Budget
 from runguard.adk import GuardedLlm, RunGuardPlugin
 from runguard.alerts import verify_signature
 from runguard.errors import RunStoppedError
-from runguard.telemetry import Wires
+from runguard.outlets import telemetry
+from runguard.outlets.telemetry import Wires
 from runguard.testing import ScriptedModel, call, run, text
 
 MONEY: dict[str, Any] = {

@@ -16,7 +16,7 @@ from google.genai import types
 
 import runguard
 from runguard.adk import RunGuardPlugin
-from runguard.decision import STOP_CODE
+from runguard.core.decision import STOP_CODE
 from runguard.testing import ScriptedModel, assert_calls_answered, assert_stopped, call, text
 
 from .helpers import play, prompts, told

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from runguard.decision import Rungs
-from runguard.policy import RULES
+from runguard.core.decision import Rungs
+from runguard.policy.settings import RULES
 
 from ..replay.conftest import looping, working  # noqa: TID252 - the tests are no package
 

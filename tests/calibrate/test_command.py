@@ -8,8 +8,9 @@ import pytest
 from click.testing import CliRunner, Result
 
 from runguard.calibrate import calibrate
-from runguard.cli import main
-from runguard.policy import Policy, load_policy_file
+from runguard.cli.main import main
+from runguard.policy import Policy
+from runguard.policy.settings import load_policy_file
 from runguard.replay import open_sources
 
 from .conftest import repeating, rungs_of, sized, write

@@ -8,7 +8,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from runguard.calibrate import calibrate
-from runguard.cli import main
+from runguard.cli.main import main
 
 from .conftest import sized, write
 

@@ -9,17 +9,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from runguard.budget import Budget
 from runguard.calibrate import Limit, Proposal, calibrate
 from runguard.calibrate.changes import changed
 from runguard.calibrate.grid import variants
 from runguard.calibrate.toml import value_of
 from runguard.calibrate.work import Measuring
+from runguard.core.budget import Budget
+from runguard.core.threshold import Threshold
 from runguard.policy import Policy, ToolRule
 from runguard.replay import open_sources, replay
 from runguard.replay.steps import RecordedRun, Wrote
 from runguard.replay.work import harmless, workers_for
-from runguard.threshold import Threshold
 
 from .conftest import sized, write
 

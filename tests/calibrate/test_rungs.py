@@ -9,7 +9,7 @@ from runguard.calibrate import Choice, calibrate
 from runguard.calibrate.grid import TRIED, scaled, variants, with_rule
 from runguard.calibrate.rungs import ENOUGH
 from runguard.calibrate.work import Measuring, outcome_of
-from runguard.decision import Rungs
+from runguard.core.decision import Rungs
 from runguard.policy import Policy
 from runguard.replay import replay_run
 from runguard.replay.neutral import run_of

@@ -18,13 +18,13 @@ from google.adk.agents import LlmAgent
 
 from runguard import Budget
 from runguard.adk import RunGuardPlugin
-from runguard.cli import main
+from runguard.cli.main import main
 from runguard.testing import ScriptedModel, call, run, text
 
 from ..ledger.conftest import KINDS, Servers, missing, place, servers  # noqa: F401, TID252 - fixtures; the tests are no package
 from ..ledger.conftest import _empty as empty_store  # noqa: TID252
 
-PROGRAM = [sys.executable, "-c", "from runguard.cli import main; main(prog_name='runguard')"]
+PROGRAM = [sys.executable, "-c", "from runguard.cli.main import main; main(prog_name='runguard')"]
 
 
 @pytest.fixture(autouse=True)

@@ -15,7 +15,7 @@ import pytest
 
 from runguard import Budget
 from runguard.adk import RunGuardPlugin
-from runguard.hints import hint
+from runguard.console.hints import hint
 from runguard.testing import assert_stopped, run
 
 from ..ledger.conftest import Place  # noqa: TID252 - the tests are no package

@@ -8,7 +8,7 @@ from typing import Any
 import click
 import pytest
 
-from runguard.cli import COMMANDS, main
+from runguard.cli.main import COMMANDS, main
 
 from .conftest import told
 

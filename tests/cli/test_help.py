@@ -7,7 +7,7 @@ import sys
 import click
 import pytest
 
-from runguard.cli import COMMANDS, LazyGroup, main
+from runguard.cli.main import COMMANDS, LazyGroup, main
 
 from .conftest import runguard
 
@@ -29,7 +29,7 @@ def test_help_names_every_command() -> None:
 
 _LOADED = """
 import sys
-from runguard.cli import main
+from runguard.cli.main import main
 for arguments in {asked}:
     main(arguments, prog_name="runguard", standalone_mode=False)
     if found := {{name.split(".")[0] for name in sys.modules}} & set({heavy}):

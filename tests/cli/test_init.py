@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from runguard.policy import RULES, Policy, load_policy_file
+from runguard.policy import Policy
+from runguard.policy.settings import RULES, load_policy_file
 
 from .conftest import runguard, told
 

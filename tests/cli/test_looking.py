@@ -10,7 +10,7 @@ from rich.console import Console
 
 from runguard import Budget
 from runguard.adk import RunGuardPlugin
-from runguard.commands.screen import print_table, table
+from runguard.console.screen import print_table, table
 from runguard.ledger.sqlite import SqliteStore
 from runguard.testing import run
 

@@ -137,7 +137,7 @@ def test_a_missing_client_of_a_store_is_named(monkeypatch: pytest.MonkeyPatch) -
 WITHOUT = """
 import sys
 sys.modules[{missing!r}] = None
-from runguard.cli import main
+from runguard.cli.main import main
 main({arguments}, prog_name="runguard")
 """
 

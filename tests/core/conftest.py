@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 from hypothesis import settings
 
-from runguard.conductor import Guard
-from runguard.decision import Action, Decision
-from runguard.events import ROOT_LANE, Answer, HandOff, ModelCall, ModelResult, Outcome, RunInfo, ToolCall, ToolResults
+from runguard.conductor.guard import Guard
+from runguard.core.decision import Action, Decision
+from runguard.core.events import ROOT_LANE, Answer, HandOff, ModelCall, ModelResult, Outcome, RunInfo, ToolCall, ToolResults
 from runguard.policy import Policy
-from runguard.pricing import Usage
+from runguard.pricing.rates import Usage
 
 settings.register_profile("untimed", deadline=None, max_examples=60)  # a slow machine is no failure
 settings.load_profile("untimed")

@@ -13,18 +13,19 @@ from typing import Any
 
 import pytest
 
-from runguard import charges
-from runguard.accounts import finder, reserving, spending
-from runguard.accounts.expectations import ASSUMED_OUTPUT
-from runguard.budget import Budget, BudgetStatus
-from runguard.charges import Charge
-from runguard.conductor import Guard
-from runguard.decision import Action, Decision
+from runguard.accounting import charges, spending
+from runguard.accounting import lookup as finder
+from runguard.accounting import reservation as reserving
+from runguard.accounting.charges import Charge
+from runguard.accounting.expectations import ASSUMED_OUTPUT
+from runguard.conductor.guard import Guard
+from runguard.core.budget import Budget, BudgetStatus
+from runguard.core.decision import Action, Decision
+from runguard.core.events import ROOT_LANE, ModelCall, RunInfo
+from runguard.core.threshold import Threshold
 from runguard.errors import PolicyError
-from runguard.events import ROOT_LANE, ModelCall, RunInfo
 from runguard.policy import Policy
-from runguard.pricing import Usage
-from runguard.threshold import Threshold
+from runguard.pricing.rates import Usage
 
 PATIENCE_S = 20  # far beyond anything that works
 PRICES = {"m": {"input": 1, "output": 1}, "dear": {"input": 10, "output": 10}}

@@ -14,10 +14,10 @@ from runguard import background
 from runguard.alerts import Alert, AlertSettings
 from runguard.alerts.sending import Alerts
 from runguard.background import start_thread
-from runguard.driving import drive
-from runguard.dropped import Dropped
+from runguard.functions.dropped import Dropped
+from runguard.functions.sync import drive
 from runguard.ledger import sqlite
-from runguard.outbox import Outbox
+from runguard.outlets.callbacks import Outbox
 
 LONG = 10.0
 UNFORESEEN = [KeyError, MemoryError, SystemExit, asyncio.CancelledError, GeneratorExit]

@@ -7,7 +7,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, multiple, rule
 
-from runguard.breaker import Breaker, BreakerState, Permit
+from runguard.core.breaker import Breaker, BreakerState, Permit
 
 CLOSED, OPEN, HALF_OPEN, FORCED_OPEN = BreakerState.CLOSED, BreakerState.OPEN, BreakerState.HALF_OPEN, BreakerState.FORCED_OPEN
 

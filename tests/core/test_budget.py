@@ -12,10 +12,10 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from runguard.budget import DEFAULT_THRESHOLDS, UNLIMITED, Budget, BudgetStatus, Per, Scope, Window, amount_text, to_count, to_nano, to_usd, usd_text
+from runguard.core.budget import DEFAULT_THRESHOLDS, UNLIMITED, Budget, BudgetStatus, Per, Scope, Window, amount_text, to_count, to_nano, to_usd, usd_text
+from runguard.core.threshold import Threshold
 from runguard.errors import PolicyError
 from runguard.policy import Policy
-from runguard.threshold import Threshold
 
 HOUR, DAY = 3_600, 86_400
 SOMEONE = Scope("", "", app="app", user="ann", session="s1", run="r1", agent="writer", model="gemini-2.5-flash", tool="search", labels={"team": "blue"})

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runguard.pricing import Usage
-from runguard.reading.call_usage import CallUsage, EventUsage
-from runguard.reading.usage import Counts, read_usage
+from runguard.pricing.rates import Usage
+from runguard.providers.call_usage import CallUsage, EventUsage
+from runguard.providers.usage import Counts, read_usage
 from runguard.replay.neutral import run_of
 from runguard.replay.steps import Asked, Faults
 

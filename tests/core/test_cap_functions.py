@@ -14,8 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from runguard import Budget, BudgetExceededError, GuardFailedError, Threshold, guard, guard_async
-from runguard.accounts import caps
-from runguard.budget import Scope
+from runguard.accounting import caps
+from runguard.core.budget import Scope
 from runguard.errors import PolicyError
 from runguard.testing import FakeClock
 

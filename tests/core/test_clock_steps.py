@@ -9,8 +9,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from runguard import BudgetExceededError, guard, run
-from runguard.budget import Window
-from runguard.ledger import MemoryLedger
+from runguard.core.budget import Window
+from runguard.ledger.memory import MemoryLedger
 
 CAP = 5
 HOUR = 3_600.0

@@ -1,18 +1,25 @@
 """Every rule where it fires and where it must not; most of them through a guard, as they are used."""
 
+import pkgutil
 import random
 import sys
 from collections import deque
 from collections.abc import Iterable
+from importlib import import_module
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from runguard import detectors
-from runguard.decision import Action, Rungs
-from runguard.events import FAILURES, AgentEntered, Answer, HandOff, ModelCall, ModelResult, Outcome, ToolCall, ToolResults
+from runguard.core import detectors
+from runguard.core.decision import Action, Rungs
+from runguard.core.detectors.failures import EmptyAnswers, Stall, ToolFailures
+from runguard.core.detectors.growth import Growth
+from runguard.core.detectors.handoffs import Depth, HandOffCycle, HandOffRounds, ReEntry
+from runguard.core.detectors.limits import Deadline
+from runguard.core.detectors.repetition import Cycle, NoNews, Polling, Repetition, SameCall
+from runguard.core.events import FAILURES, AgentEntered, Answer, HandOff, ModelCall, ModelResult, Outcome, ToolCall, ToolResults
 
 ALONE = {"same_call": False, "no_news": False, "repetition": False, "stall": False, "tool_failures": False, "empty": False, "handoff": False, "growth": False}
 
@@ -197,7 +204,7 @@ def test_a_circle_of_any_period_is_seen(drive, period):
 @given(period=st.integers(2, 30), before=st.integers(0, 30))
 @settings(max_examples=25)
 def test_what_is_told_a_third_time_stops_at_the_tenth_answer_whatever_came_before(period, before):
-    nonews = detectors.NoNews(Rungs(nudge=5, stop=10))
+    nonews = NoNews(Rungs(nudge=5, stop=10))
     for n in range(before + period):
         assert nonews.observe(results(answer(str(n)), batch=f"new {n}", news=True)) is None
     told_again = [word(nonews.observe(results(answer(str(n)), batch=f"again {n}"))) for n in range(period)]
@@ -260,7 +267,7 @@ def ask(agent: str = "agent", question: int = 7) -> ModelCall:
 
 @pytest.mark.parametrize("agents", [1, 2, 3])
 def test_the_same_words_again_and_again_end_before_the_next_model_call(agents):
-    nonews = detectors.NoNews(Rungs(nudge=3, stop=5))
+    nonews = NoNews(Rungs(nudge=3, stop=5))
     heard = []
     for n in range(agents + 6):
         heard.append(word(nonews.observe(ask(f"agent {n % agents}"))))
@@ -269,14 +276,14 @@ def test_the_same_words_again_and_again_end_before_the_next_model_call(agents):
 
 
 def test_new_words_and_new_answers_start_the_words_anew():
-    nonews = detectors.NoNews(Rungs(stop=3))
+    nonews = NoNews(Rungs(stop=3))
     for n in range(20):
         events = [say(1), ask(), say(1), ask(), results(answer(str(n)), batch=str(n), news=True) if n % 2 else say(n + 2), ask()]
         assert {word(nonews.observe(event)) for event in events} == {"-"}
 
 
 def test_words_that_tell_of_an_answer_are_not_counted_beside_it():
-    nonews = detectors.NoNews(Rungs(stop=4))
+    nonews = NoNews(Rungs(stop=4))
     seen = []
     for n in range(7):  # one agent that looks, says the same, and is asked once more
         seen += [word(nonews.observe(event)) for event in (ask(), results(answer(), batch=str(n), news=n == 0), ask(), say(1))]
@@ -351,7 +358,7 @@ def test_page_after_page_by_one_call_is_no_row(drive):
 
 
 def test_a_page_told_again_in_slightly_other_words_is_a_row():
-    same = detectors.SameCall(Rungs(nudge=20, stop=40))
+    same = SameCall(Rungs(nudge=20, stop=40))
     seen = [word(same.observe(results(answer(says=f"{page(0)} and then something else {n}"), batch=str(n)))) for n in range(40)]
     assert (seen[18], seen[19], seen[39]) == ("-", "nudge", "stop")
 
@@ -372,18 +379,18 @@ def test_an_exempt_tool_is_left_alone(drive):
 
 @pytest.mark.parametrize("period", [1, 2, 3, 4])
 def test_a_cycle_stops_after_its_third_full_round(period):
-    cycle = detectors.Cycle(Rungs(stop=3), max_len=4)
+    cycle = Cycle(Rungs(stop=3), max_len=4)
     seen = [word(cycle.observe(results(answer(str(n % period)), batch=str(n)))) for n in range(period * 3)]
     assert seen == ["-"] * (period * 3 - 1) + ["stop"]
 
 
 def test_a_circle_longer_than_asked_for_is_no_cycle():
-    cycle = detectors.Cycle(Rungs(stop=2), max_len=3)
+    cycle = Cycle(Rungs(stop=2), max_len=3)
     assert {word(cycle.observe(results(answer(str(n % 4))))) for n in range(40)} == {"-"}
 
 
 def test_the_same_calls_with_other_answers_are_no_cycle():
-    cycle = detectors.Cycle(Rungs(stop=2), max_len=4)
+    cycle = Cycle(Rungs(stop=2), max_len=4)
     assert {word(cycle.observe(results(answer(str(n % 2), says=str(n))))) for n in range(40)} == {"-"}
 
 
@@ -515,20 +522,20 @@ def test_equal_failures_of_one_batch_count_once(drive):
 
 
 def test_failures_of_two_tools_are_two_rows():
-    stall = detectors.Stall(Rungs(stop=3))
+    stall = Stall(Rungs(stop=3))
     seen = [word(stall.observe(results(failing(tool="ab"[n % 2]), batch=str(n)))) for n in range(6)]
     assert seen == ["-"] * 4 + ["stop", "stop"]
 
 
 def test_another_failure_starts_another_row_for_stall_but_not_for_failures_in_a_row():
-    stall, row = detectors.Stall(Rungs(stop=3)), detectors.ToolFailures(Rungs(stop=3))
+    stall, row = Stall(Rungs(stop=3)), ToolFailures(Rungs(stop=3))
     events = [results(failing(f"failure {n}"), batch=str(n)) for n in range(3)]
     assert [word(stall.observe(event)) for event in events] == ["-", "-", "-"]
     assert [word(row.observe(event)) for event in events] == ["-", "-", "stop"]
 
 
 def test_failures_with_a_success_of_the_same_tool_between_are_not_in_a_row():
-    row = detectors.ToolFailures(Rungs(stop=3))
+    row = ToolFailures(Rungs(stop=3))
     seen = []
     for n in range(10):
         seen.append(word(row.observe(results(failing(f"failure {n}"), batch=f"f{n}"))))
@@ -537,7 +544,7 @@ def test_failures_with_a_success_of_the_same_tool_between_are_not_in_a_row():
 
 
 def test_a_refusal_is_no_failure():
-    stall = detectors.Stall(Rungs(stop=2))
+    stall = Stall(Rungs(stop=2))
     assert {word(stall.observe(results(answer(outcome=Outcome.REFUSED), batch=str(n)))) for n in range(10)} == {"-"}
 
 
@@ -658,7 +665,7 @@ def test_a_hand_off_back_into_the_chain_is_a_reentry(drive, limit, edges):
 
 def told(*events):
     """What a detector of first re-entries finds in 'A>B' (a hand-off), '+A' (an agent starts) and '?' (a model is asked)."""
-    detector = detectors.ReEntry(1)
+    detector = ReEntry(1)
     made = {">": lambda e: HandOff("run", "", e[0], e[2], 0.0), "+": lambda e: AgentEntered("run", "", e[1], 0.0), "?": lambda _: ModelCall("run", "", "", 0.0)}
     return [found.key for e in events if (found := detector.observe(made[next(k for k in made if k in e)](e))) is not None]
 
@@ -739,13 +746,13 @@ def test_the_deadline_is_inclusive(drive):
     ids=lambda event: type(event).__name__,
 )
 def test_the_deadline_is_seen_before_whatever_comes_next(event):
-    deadline = detectors.Deadline(60, started=0.0)
+    deadline = Deadline(60, started=0.0)
     assert type(event) in deadline.sees
     assert word(deadline.observe(event)) == "stop"
 
 
 def test_depth_refuses_the_callee_and_not_the_caller():
-    depth = detectors.Depth(5)
+    depth = Depth(5)
     assert depth.observe(attempt(depth=5)) is None
     found = depth.observe(attempt(depth=6))
     assert (found.action, found.scope, found.observed, found.limit) == (Action.BLOCK, "call", 6, 5)
@@ -811,10 +818,13 @@ def test_growth_is_shown_in_the_snapshot(drive):
 
 
 def test_every_detector_says_what_it_sees():
-    for name in detectors.__all__:
-        if name != "Detector":
-            kind = getattr(detectors, name)
-            assert kind.sees, name
+    found = 0
+    for module in pkgutil.iter_modules(detectors.__path__):
+        for name, kind in vars(import_module(f"{detectors.__name__}.{module.name}")).items():
+            if isinstance(kind, type) and hasattr(kind, "observe") and name != "Detector":
+                found += 1
+                assert kind.sees, name
+    assert found >= 18
 
 
 def weigh(root: Any) -> tuple[int, int]:
@@ -839,19 +849,19 @@ def weigh(root: Any) -> tuple[int, int]:
 @pytest.mark.parametrize(
     ("detector", "event"),
     [
-        pytest.param(detectors.HandOffCycle(Rungs(stop=9)), lambda n: HandOff("run", "", f"agent {n}", "b", 0.0), id="hand-offs"),
-        pytest.param(detectors.HandOffRounds(Rungs(stop=9), 64), lambda n: HandOff("run", "", f"agent {n}", "b", 0.0), id="rounds of hand-offs"),
-        pytest.param(detectors.ReEntry(9), lambda n: HandOff("run", "", f"agent {n}", f"agent {n + 1}", 0.0), id="re-entries"),
-        pytest.param(detectors.Growth(Rungs(stop=9)), lambda n: ModelResult("run", "", f"agent {n}", 0.0, 100), id="growth"),
-        pytest.param(detectors.Stall(Rungs(stop=9)), lambda n: results(failing(f"failure {n}", tool=f"tool {n}")), id="stall"),
-        pytest.param(detectors.EmptyAnswers(Rungs(stop=9)), lambda n: results(answer(tool=f"tool {n}", outcome=Outcome.EMPTY)), id="empty"),
-        pytest.param(detectors.Polling(Rungs(stop=9), lambda tool: True), lambda n: results(answer(f"call {n}", f"answer {n}")), id="polling"),
-        pytest.param(detectors.Cycle(Rungs(stop=9), 64), lambda n: results(answer(f"call {n}")), id="cycle"),
-        pytest.param(detectors.Repetition(Rungs(stop=9)), lambda n: results(answer(f"call {n}")), id="repetition"),
-        pytest.param(detectors.SameCall(Rungs(stop=9)), lambda n: results(answer(f"call {n}")), id="same call"),
-        pytest.param(detectors.SameCall(Rungs(stop=9)), lambda n: results(answer("call", page(n))), id="pages"),
-        pytest.param(detectors.NoNews(Rungs(stop=9)), lambda n: results(answer(f"call {n}"), batch=str(n)), id="no news"),
-        pytest.param(detectors.NoNews(Rungs(stop=9)), lambda n: ModelResult("run", "", "agent", 0.0, said=n + 1), id="words"),
+        pytest.param(HandOffCycle(Rungs(stop=9)), lambda n: HandOff("run", "", f"agent {n}", "b", 0.0), id="hand-offs"),
+        pytest.param(HandOffRounds(Rungs(stop=9), 64), lambda n: HandOff("run", "", f"agent {n}", "b", 0.0), id="rounds of hand-offs"),
+        pytest.param(ReEntry(9), lambda n: HandOff("run", "", f"agent {n}", f"agent {n + 1}", 0.0), id="re-entries"),
+        pytest.param(Growth(Rungs(stop=9)), lambda n: ModelResult("run", "", f"agent {n}", 0.0, 100), id="growth"),
+        pytest.param(Stall(Rungs(stop=9)), lambda n: results(failing(f"failure {n}", tool=f"tool {n}")), id="stall"),
+        pytest.param(EmptyAnswers(Rungs(stop=9)), lambda n: results(answer(tool=f"tool {n}", outcome=Outcome.EMPTY)), id="empty"),
+        pytest.param(Polling(Rungs(stop=9), lambda tool: True), lambda n: results(answer(f"call {n}", f"answer {n}")), id="polling"),
+        pytest.param(Cycle(Rungs(stop=9), 64), lambda n: results(answer(f"call {n}")), id="cycle"),
+        pytest.param(Repetition(Rungs(stop=9)), lambda n: results(answer(f"call {n}")), id="repetition"),
+        pytest.param(SameCall(Rungs(stop=9)), lambda n: results(answer(f"call {n}")), id="same call"),
+        pytest.param(SameCall(Rungs(stop=9)), lambda n: results(answer("call", page(n))), id="pages"),
+        pytest.param(NoNews(Rungs(stop=9)), lambda n: results(answer(f"call {n}"), batch=str(n)), id="no news"),
+        pytest.param(NoNews(Rungs(stop=9)), lambda n: ModelResult("run", "", "agent", 0.0, said=n + 1), id="words"),
     ],
 )
 def test_the_state_of_a_detector_is_bounded(detector, event):

@@ -20,9 +20,9 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from runguard import fingerprint
-from runguard.fingerprint import MAX_CHARS, AnswerBook, answer_text, call_fingerprint, mask, size_of, snapshot
-from runguard.outcomes import classify
+from runguard.core import fingerprint
+from runguard.core.fingerprint import MAX_CHARS, AnswerBook, answer_text, call_fingerprint, mask, size_of, snapshot
+from runguard.core.outcomes import classify
 
 GENEROUS_S = 0.150  # 50 times the 3 ms that the worst input should cost
 
@@ -208,7 +208,7 @@ def test_a_change_in_a_large_answer_is_a_change(answer):
 
 ELSEWHERE = """
 import enum
-from runguard.fingerprint import answer_text, call_fingerprint, digest
+from runguard.core.fingerprint import answer_text, call_fingerprint, digest
 
 class Colour(enum.Enum):
     RED = "red"

@@ -41,8 +41,8 @@ from runguard import (
     guard_async,
     run,
 )
-from runguard.caller import Caller
-from runguard.costs import Costs
+from runguard.functions.calls import Caller
+from runguard.functions.costs import Costs
 
 PATIENCE_S = 10  # far beyond anything that works
 DIME = Decimal("0.1")
@@ -421,7 +421,7 @@ def test_an_interrupt_while_waiting_for_the_store_gives_back_what_came_too_late(
         monkeypatch.setattr(future, "result", lambda *args: result(*args) if len(struck) > 1 else (struck.append(True), _interrupt())[0])
         return future
 
-    monkeypatch.setattr("runguard.driving.asyncio.run_coroutine_threadsafe", interrupted)
+    monkeypatch.setattr("runguard.functions.sync.asyncio.run_coroutine_threadsafe", interrupted)
     with pytest.raises(KeyboardInterrupt):
         call()
     assert call.spend()["reserved_usd"] == 0
@@ -1557,7 +1557,7 @@ def test_type_checkers_see_the_functions_own_signature(tmp_path: Path):
     program = tmp_path / "program.py"
     program.write_text(
         textwrap.dedent("""
-        from runguard.functions import guard, guard_async
+        from runguard.functions.wrappers import guard, guard_async
 
         @guard
         def bare(x: int) -> str: ...
@@ -1576,7 +1576,7 @@ def test_type_checkers_see_the_functions_own_signature(tmp_path: Path):
     )
     home = Path(runguard.__file__).parent
     checked = subprocess.run(  # the rest of the package is left aside: reading it takes half a minute
-        [sys.executable, "-m", "mypy", "--follow-imports=skip", "--config-file=", str(program), str(home / "functions.py")],
+        [sys.executable, "-m", "mypy", "--follow-imports=skip", "--config-file=", str(program), str(home / "functions" / "wrappers.py")],
         capture_output=True,
         text=True,
         timeout=60,

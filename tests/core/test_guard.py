@@ -9,10 +9,13 @@ from typing import Any
 
 import pytest
 
-from runguard import conductor, errors, shared
-from runguard.decision import ALLOW, Action, Decision, Finding, Trip, text_for_model, text_for_operator, text_for_user, trip
-from runguard.events import ROOT_LANE, AgentEntered, ModelCall, Outcome, ToolCall
-from runguard.policy import RULES, ToolRule
+from runguard.conductor import guard as conductor
+from runguard.conductor import shared
+from runguard.core import exceptions as errors
+from runguard.core.decision import ALLOW, Action, Decision, Finding, Trip, text_for_model, text_for_operator, text_for_user, trip
+from runguard.core.events import ROOT_LANE, AgentEntered, ModelCall, Outcome, ToolCall
+from runguard.policy import ToolRule
+from runguard.policy.settings import RULES
 
 
 @pytest.fixture(autouse=True)

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from runguard import inflight
-from runguard.inflight import Slots
+from runguard.conductor import slots as inflight
+from runguard.conductor.slots import Slots
 
 PATIENCE_S = 20  # far beyond anything that works
 

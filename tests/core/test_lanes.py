@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runguard.conductor import Guard
-from runguard.detectors import Depth
-from runguard.events import AgentEntered, RunInfo, ToolCall
-from runguard.lanes import Call, Lanes
+from runguard.conductor.guard import Guard
+from runguard.conductor.lanes import Call, Lanes
+from runguard.core.detectors.handoffs import Depth
+from runguard.core.events import AgentEntered, RunInfo, ToolCall
 from runguard.policy import Policy
 
 OFF = {"no_news": False, "same_call": False}

@@ -10,9 +10,10 @@ from typing import Any
 
 import pytest
 
-from runguard.budget import NOTHING, UNLIMITED, Amount
-from runguard.ledger import Account, Hold, MemoryLedger, Refusal
+from runguard.core.budget import NOTHING, UNLIMITED, Amount
 from runguard.ledger import memory as memory_module
+from runguard.ledger.base import Account, Hold, Refusal
+from runguard.ledger.memory import MemoryLedger
 
 PATIENCE_S = 20  # far beyond anything that works
 

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from runguard.monitor import BudgetMonitor, BudgetPolicy, CompressionTriggered
-from runguard.threshold import Threshold
+from runguard.accounting.cumulative import BudgetMonitor, BudgetPolicy, CompressionTriggered
+from runguard.core.threshold import Threshold
 
 WRONG_COUNTS = [-1, True, 1.5, float("nan"), "1", None]
 

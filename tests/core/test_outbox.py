@@ -6,8 +6,8 @@ import time
 
 import pytest
 
-from runguard import outbox
-from runguard.outbox import Outbox
+from runguard.outlets import callbacks as outbox
+from runguard.outlets.callbacks import Outbox
 
 
 def test_callbacks_run_in_order_on_another_thread():

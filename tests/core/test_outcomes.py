@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runguard.events import FAILURES, Outcome
-from runguard.outcomes import classify, failure_class, was_done
+from runguard.core.events import FAILURES, Outcome
+from runguard.core.outcomes import classify, failure_class, was_done
 
 GENEROUS_S = 0.150  # 50 times the 3 ms that the worst input should cost
 

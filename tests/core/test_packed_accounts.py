@@ -9,13 +9,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from runguard.accounts import history as history_module
-from runguard.accounts.history import History
-from runguard.accounts.spending import Spending
-from runguard.budget import NOTHING, UNLIMITED
-from runguard.charges import Entry, add_tally
-from runguard.ledger import Account, Hold, MemoryLedger
+from runguard.accounting import history as history_module
+from runguard.accounting.charges import Entry, add_tally
+from runguard.accounting.history import History
+from runguard.accounting.spending import Spending
+from runguard.core.budget import NOTHING, UNLIMITED
 from runguard.ledger import memory as memory_module
+from runguard.ledger.base import Account, Hold
+from runguard.ledger.memory import MemoryLedger
 from runguard.ledger.packed import PackedAccounts, can_be_packed
 from runguard.ledger.packing import Shared, read_numbers, write_numbers
 

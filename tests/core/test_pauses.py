@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runguard import carried, paused
-from runguard.conductor import Guard
-from runguard.decision import Decision
-from runguard.events import RunInfo
+from runguard.conductor import carried, paused
+from runguard.conductor.guard import Guard
+from runguard.core.decision import Decision
+from runguard.core.events import RunInfo
 from runguard.ledger.store import StoreError
 from runguard.policy import Policy
 

@@ -12,10 +12,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runguard.decision import Rungs
+from runguard.core.decision import Rungs
 from runguard.errors import PolicyError
 from runguard.ledger.sqlite import SqliteStore
-from runguard.policy import _MEANT, RULES, Policy, PolicyFile, ToolRule, declared_rule, find_policy_file, load_policy_file, policy_schema, tool
+from runguard.policy import Policy, ToolRule, tool
+from runguard.policy.settings import _MEANT, RULES, PolicyFile, declared_rule, find_policy_file, load_policy_file, policy_schema
 
 LADDER = ("warn", "nudge", "block", "stop")
 

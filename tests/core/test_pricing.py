@@ -18,8 +18,13 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from runguard.errors import PolicyError
-from runguard.model_limits import LIMITS, is_release_of, limits_of
-from runguard.pricing import NANO, UNLIMITED, ModelLimits, Price, Pricing, Rates, Tier, Unpriced, Usage, normalise, preload, price_list
+from runguard.pricing import price_list
+from runguard.pricing.book import Pricing
+from runguard.pricing.given import ModelLimits, Price, Tier
+from runguard.pricing.model_ids import normalise
+from runguard.pricing.model_limits import LIMITS, is_release_of, limits_of
+from runguard.pricing.price_list import preload
+from runguard.pricing.rates import NANO, UNLIMITED, Rates, Unpriced, Usage
 
 AT = datetime(2026, 11, 15, 12, tzinfo=UTC).timestamp()
 MTOK = 1_000_000

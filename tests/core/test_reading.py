@@ -17,10 +17,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runguard.pricing import Usage
-from runguard.reading import Reading, Request, StreamReading, read, read_request
-from runguard.reading import fields as asking
-from runguard.reading.answers import MAX_ARGUMENTS, MAX_CALLS, TEXT_CHARS
+from runguard.pricing.rates import Usage
+from runguard.providers import fields as asking
+from runguard.providers.answers import MAX_ARGUMENTS, MAX_CALLS, TEXT_CHARS, Reading, read
+from runguard.providers.prompts import Request, read_request
+from runguard.providers.streams import StreamReading
 
 os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")  # its import would ask the network for prices
 
@@ -977,7 +978,7 @@ def test_no_code_of_an_argument_runs():
 
 
 def test_importing_it_loads_no_library_of_a_provider():
-    script = "import sys, runguard.reading; print([m for m in ('google', 'openai', 'anthropic', 'litellm', 'genai_prices') if m in sys.modules])"
+    script = "import sys, runguard.providers; print([m for m in ('google', 'openai', 'anthropic', 'litellm', 'genai_prices') if m in sys.modules])"
     assert subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout.strip() == "[]"
     assert find_spec("google.genai") is not None  # else the line above says nothing
 

@@ -9,7 +9,8 @@ import pytest
 
 import runguard
 from runguard import Budget, BudgetMonitor, BudgetPolicy, ModelLimits, PolicyError, Price, Threshold, ToolRule, guard
-from runguard.policy import Policy, declared_rule
+from runguard.policy import Policy
+from runguard.policy.settings import declared_rule
 
 
 def fault(**keywords: Any) -> str:

@@ -25,12 +25,13 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 import runguard
-from runguard import telemetry
-from runguard.budget import Budget
-from runguard.decision import ALLOW, Action, Decision, Finding, Money
-from runguard.events import ModelCall, RunInfo
-from runguard.pricing import Price, Usage
-from runguard.telemetry import Telemetry, Wires
+from runguard.core.budget import Budget
+from runguard.core.decision import ALLOW, Action, Decision, Finding, Money
+from runguard.core.events import ModelCall, RunInfo
+from runguard.outlets import telemetry
+from runguard.outlets.telemetry import Telemetry, Wires
+from runguard.pricing.given import Price
+from runguard.pricing.rates import Usage
 
 SOURCE = Path(runguard.__file__).parent
 PAGE = Path(__file__).parents[2] / "docs" / "telemetry.md"
@@ -466,9 +467,9 @@ def test_without_the_api_there_is_no_telemetry_and_no_word_about_it(missing):
     said = in_a_process(f"""
         import sys
         sys.modules[{missing!r}] = None
-        from runguard.conductor import Guard
+        from runguard.conductor.guard import Guard
         from runguard.policy import Policy
-        from runguard.telemetry import Telemetry
+        from runguard.outlets.telemetry import Telemetry
         print(Telemetry.of(Guard(Policy())))
     """)
     assert said == "None\n"
@@ -478,11 +479,11 @@ def test_without_the_logs_api_the_rest_works():
     said = in_a_process("""
         import sys
         sys.modules["opentelemetry._logs"] = None
-        from runguard.conductor import Guard
-        from runguard.decision import Action, Decision, Finding
-        from runguard.events import RunInfo
+        from runguard.conductor.guard import Guard
+        from runguard.core.decision import Action, Decision, Finding
+        from runguard.core.events import RunInfo
         from runguard.policy import Policy
-        from runguard.telemetry import Telemetry
+        from runguard.outlets.telemetry import Telemetry
         told = Telemetry.of(Guard(Policy()))
         told.decided(Decision(Action.STOP, Finding("stall", Action.STOP, 1, 1, "failures")), RunInfo("r"), "a", None)
         print(told.flush())
@@ -493,7 +494,7 @@ def test_without_the_logs_api_the_rest_works():
 def test_importing_the_module_does_not_import_opentelemetry():
     said = in_a_process("""
         import sys
-        import runguard.telemetry
+        import runguard.outlets.telemetry
         print([name for name in sys.modules if name.startswith("opentelemetry")])
     """)
     assert said == "[]\n"
@@ -503,13 +504,13 @@ def test_providers_may_be_set_after_the_guard_was_made():
     """The global way, as programs go it: the API's stand-ins connect when the providers come. And no SDK is needed before."""
     said = in_a_process("""
         import sys
-        from runguard.budget import Budget
-        from runguard.conductor import Guard
-        from runguard.decision import Action, Decision, Finding
-        from runguard.events import ModelCall, RunInfo
+        from runguard.core.budget import Budget
+        from runguard.conductor.guard import Guard
+        from runguard.core.decision import Action, Decision, Finding
+        from runguard.core.events import ModelCall, RunInfo
         from runguard.policy import Policy
         from runguard.pricing import Usage
-        from runguard.telemetry import Telemetry
+        from runguard.outlets.telemetry import Telemetry
         guard = Guard(Policy(budgets=(Budget(tokens=100, per="app"),)))
         told = Telemetry.of(guard)
         stop = Decision(Action.STOP, Finding("stall", Action.STOP, 1, 1, "failures"))

@@ -18,7 +18,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from runguard.errors import PolicyError, RunGuardError
-from runguard.pricing import Price, Usage
+from runguard.pricing.given import Price
+from runguard.pricing.rates import Usage
 from runguard.termination import (
     AndTerminationCondition,
     CostTermination,

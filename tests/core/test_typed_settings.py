@@ -6,11 +6,10 @@ from collections.abc import Mapping
 
 import pytest
 
-from runguard import typed_settings
-from runguard.functions import _OWN
-from runguard.keywords import _NOT_HERE, _PLACES
-from runguard.policy import Policy
-from runguard.typed_settings import CommonSettings, FunctionSettings, PolicySettings
+from runguard.functions.keywords import _NOT_HERE, _PLACES
+from runguard.functions.wrappers import _OWN
+from runguard.policy import Policy, typed_settings
+from runguard.policy.typed_settings import CommonSettings, FunctionSettings, PolicySettings
 
 
 def descriptions() -> Mapping[str, str]:

@@ -44,7 +44,7 @@ class Served:
 
 
 def command(*arguments: str) -> list[str]:
-    return [sys.executable, "-W", "ignore", "-c", "from runguard.cli import main; main()", "dashboard", *arguments]
+    return [sys.executable, "-W", "ignore", "-c", "from runguard.cli.main import main; main()", "dashboard", *arguments]
 
 
 def serve(store: str, *arguments: str) -> Served:

@@ -18,7 +18,7 @@ from dashboards import BROWSERS, OPTIONS, serve
 from guarded_runs import Alive, eventually, guard, healthy, runaway
 from playwright.sync_api import sync_playwright
 
-from runguard.breaker import Permit
+from runguard.core.breaker import Permit
 
 DAY_S = 80_000
 APPS = {"docs": ("researcher", "writer"), "support": ("triage",), "billing": ("clerk",)}

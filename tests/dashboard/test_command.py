@@ -11,7 +11,7 @@ from click.testing import CliRunner
 from dashboards import Served, command, serve
 from guarded_runs import guard, runaway
 
-from runguard.cli import main
+from runguard.cli.main import main
 
 Serve = Callable[..., Served]
 

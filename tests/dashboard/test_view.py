@@ -12,12 +12,11 @@ from click.testing import CliRunner
 from guarded_runs import Alive, eventually, guard, healthy, runaway
 
 from runguard import Budget
-from runguard.breaker import Permit
-from runguard.cli import main
+from runguard.cli.main import main
+from runguard.core.breaker import Permit
 from runguard.errors import PolicyError
-from runguard.ledger import StoreError
 from runguard.ledger.sqlite import SqliteStore
-from runguard.ledger.store import Line
+from runguard.ledger.store import Line, StoreError
 from runguard.view import StoreView
 from runguard.view.rows import plain
 

@@ -9,8 +9,8 @@ import pytest
 from click.testing import CliRunner, Result
 
 from runguard import __version__
-from runguard.cli import main
-from runguard.policy import RULES
+from runguard.cli.main import main
+from runguard.policy.settings import RULES
 
 
 @pytest.fixture(autouse=True)
@@ -36,7 +36,7 @@ def test_version() -> None:
 @pytest.mark.parametrize("arguments", [["--help"], ["demo", "--help"], ["check", "--help"], ["--version"]], ids=" ".join)
 def test_help_loads_no_framework(arguments: list[str]) -> None:
     ran = python(
-        f"import sys; from runguard.cli import main; main({arguments}, prog_name='runguard', standalone_mode=False); "
+        f"import sys; from runguard.cli.main import main; main({arguments}, prog_name='runguard', standalone_mode=False); "
         "sys.exit(str([name for name in sys.modules if name.split('.')[0] in ('google', 'rich', 'pydantic', 'asyncio')]))"
     )
     assert ran.stderr.strip() == "[]"
@@ -52,7 +52,7 @@ class Missing:
             raise ModuleNotFoundError(f"No module named {{name!r}}", name=name)
 
 sys.meta_path.insert(0, Missing())
-from runguard.cli import main
+from runguard.cli.main import main
 main({arguments})
 """
 
@@ -198,7 +198,7 @@ def test_check_for_machines(tmp_path: Path) -> None:
 
 
 def test_the_schema_knows_every_setting() -> None:
-    from runguard.policy import PolicyFile
+    from runguard.policy.settings import PolicyFile
 
     ran = runguard("check", "--schema")
     assert ran.exit_code == 0

@@ -14,8 +14,8 @@ from click.testing import CliRunner, Result
 from rich.console import Console
 
 import runguard.demo
-from runguard.budget import to_usd
-from runguard.cli import main
+from runguard.cli.main import main
+from runguard.core.budget import to_usd
 from runguard.demo import play, show
 from runguard.demo.stories import LOOK_ALIKES, STORIES, Story
 

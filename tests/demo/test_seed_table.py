@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from runguard.cli import main
+from runguard.cli.main import main
 from runguard.demo import seed_table
 from runguard.demo.seed_table import SEED_VALUES, Row, SeedTable
 

@@ -26,7 +26,7 @@ from google.genai import types
 import runguard
 from runguard import Budget, BudgetPlugin, BudgetPolicy, ToolRule
 from runguard.adk import ADKCostBreaker, GuardedLlm, RunGuardPlugin, TerminationPlugin, runners, terminate
-from runguard.conductor import Guard
+from runguard.conductor.guard import Guard
 from runguard.termination import (
     CostTermination,
     ExternalTermination,

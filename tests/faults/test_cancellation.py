@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from runguard.ledger import Hold, Ledger, MemoryLedger
+from runguard.ledger.base import Hold, Ledger
+from runguard.ledger.memory import MemoryLedger
 from runguard.ledger.remote import StoreLedger
 from runguard.ledger.sqlite import SqliteStore
 

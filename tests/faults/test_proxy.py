@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from runguard.budget import NOTHING
+from runguard.core.budget import NOTHING
 from runguard.ledger import remote
 
 from ..ledger.proxy import FAULTS, Chaos, Proxy  # noqa: TID252 - the tests are no package

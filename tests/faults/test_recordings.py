@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from runguard.cli import main
+from runguard.cli.main import main
 
 SEED = int(os.environ.get("RUNGUARD_FAULTS_SEED", "1"))
 RECORDED = Path(__file__).parents[1] / "replay" / "recorded" / "recorded.jsonl"

@@ -12,7 +12,8 @@ import pytest
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis.stateful import run_state_machine_as_test
 
-from runguard.ledger import Account, Ledger, MemoryLedger
+from runguard.ledger.base import Account, Ledger
+from runguard.ledger.memory import MemoryLedger
 from runguard.ledger.remote import StoreLedger
 
 from ..ledger.test_ledgers import PATIENCE_S, AgainstPaper, Desk  # noqa: TID252 - the tests are no package

@@ -15,10 +15,10 @@ from google.genai import types
 
 from runguard import Budget
 from runguard.adk import RunGuardPlugin
-from runguard.conductor import Guard
-from runguard.events import ROOT_LANE, Answer, ModelCall, ModelResult, RunInfo, ToolCall, ToolResults
+from runguard.conductor.guard import Guard
+from runguard.core.events import ROOT_LANE, Answer, ModelCall, ModelResult, RunInfo, ToolCall, ToolResults
 from runguard.policy import Policy
-from runguard.pricing import Usage
+from runguard.pricing.rates import Usage
 from runguard.testing import ScriptedModel, call, text
 
 from .leftovers import Held, descriptors, look, traced
@@ -36,7 +36,7 @@ SLACK = {"memory": 16_384, "sqlite": 65_536}  # bytes: a store has a piece of th
 @pytest.fixture(autouse=True)
 def _full_history(monkeypatch: pytest.MonkeyPatch) -> None:
     """Figures of runs that are over are kept in a bounded number. Here it is reached early."""
-    monkeypatch.setattr("runguard.accounts.spending._HISTORY_KEPT", 8)
+    monkeypatch.setattr("runguard.accounting.spending._HISTORY_KEPT", 8)
 
 
 @pytest.fixture(params=["memory", "sqlite"])
@@ -175,8 +175,8 @@ async def test_many_runs_at_once_leave_nothing_behind(store: str, is_long: bool)
 
 @pytest.mark.timeout(900)
 async def test_runs_that_pause_leave_a_bounded_number_behind(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("runguard.paused.WAITING_KEPT", 5)
-    monkeypatch.setattr("runguard.session_growth.SESSIONS_KEPT", 5)
+    monkeypatch.setattr("runguard.conductor.paused.WAITING_KEPT", 5)
+    monkeypatch.setattr("runguard.conductor.session_growth.SESSIONS_KEPT", 5)
 
     def ask(question: str) -> None:
         """A person answers later."""

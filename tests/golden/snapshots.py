@@ -22,7 +22,8 @@ from pydantic import BaseModel
 
 import runguard
 from runguard import Budget, Threshold, ToolRule
-from runguard.policy import RULES, Policy
+from runguard.policy import Policy
+from runguard.policy.settings import RULES
 
 SOURCE = Path(runguard.__file__).parent
 PUBLIC = (

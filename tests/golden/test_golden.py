@@ -9,7 +9,7 @@ from urllib.parse import parse_qs, urlsplit
 
 import pytest
 
-from runguard.cli import main
+from runguard.cli.main import main
 
 from ..cli.conftest import runguard, told  # noqa: TID252 - the tests are no package
 from . import snapshots

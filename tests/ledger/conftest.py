@@ -14,9 +14,10 @@ from typing import Any
 
 import pytest
 
-from runguard.ledger import Ledger, MemoryLedger, StoreOutage
+from runguard.ledger.base import Ledger
+from runguard.ledger.memory import MemoryLedger
 from runguard.ledger.remote import _ASKERS, StoreLedger
-from runguard.ledger.store import MOST, Session, Store
+from runguard.ledger.store import MOST, Session, Store, StoreOutage
 
 from .processes import mother, process  # noqa: F401 - fixtures
 

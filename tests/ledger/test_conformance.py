@@ -24,7 +24,7 @@ from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 
-from runguard.budget import NOTHING, UNLIMITED, Amount
+from runguard.core.budget import NOTHING, UNLIMITED, Amount
 from runguard.errors import PolicyError
 from runguard.ledger.sqlite import SqliteStore
 from runguard.ledger.store import SCHEMA_VERSION, Balance, Line, Reply, Session, Store, StoreError, StoreOutage
@@ -1451,7 +1451,7 @@ WORKERS.set_forkserver_preload(["runguard.ledger.sqlite", "runguard.ledger.redis
 PREAMBLE = """
 import os, random, resource, sys, time
 from importlib import import_module
-from runguard.budget import UNLIMITED
+from runguard.core.budget import UNLIMITED
 from runguard.ledger.store import Line, StoreError, StoreOutage
 store = getattr(import_module(module), name)(url)
 def line(key, caps=(UNLIMITED, UNLIMITED, UNLIMITED)):

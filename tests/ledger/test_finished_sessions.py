@@ -11,13 +11,14 @@ from unittest import mock
 
 import pytest
 
-from runguard import Budget, session_growth
-from runguard.accounts import history, spending
-from runguard.conductor import Guard
-from runguard.events import ROOT_LANE, Answer, ModelCall, ModelResult, RunInfo, ToolCall, ToolResults
+from runguard import Budget
+from runguard.accounting import history, spending
+from runguard.conductor import session_growth
+from runguard.conductor.guard import Guard
+from runguard.core.events import ROOT_LANE, Answer, ModelCall, ModelResult, RunInfo, ToolCall, ToolResults
 from runguard.ledger import memory, remote
 from runguard.policy import Policy
-from runguard.pricing import Usage
+from runguard.pricing.rates import Usage
 
 FEW = 150  # accounts and scopes kept, so that a few hundred sessions fill them
 THIRD = 700

@@ -27,7 +27,7 @@ from click.testing import CliRunner
 from runguard import Budget
 from runguard.adk import RunGuardPlugin
 from runguard.alerts import Alert
-from runguard.cli import main
+from runguard.cli.main import main
 from runguard.ledger import remote
 from runguard.ledger.identity import IDENTITY, Seen, StoreReplacedError, adopt, identity_of, new_id
 from runguard.ledger.postgres import PostgresStore

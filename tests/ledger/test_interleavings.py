@@ -10,13 +10,13 @@ from unittest import mock
 import pytest
 
 from runguard import Budget, Threshold
-from runguard.conductor import Guard
-from runguard.decision import Action
-from runguard.events import ROOT_LANE, ModelCall, RunInfo, ToolCall
+from runguard.conductor.guard import Guard
+from runguard.core.decision import Action
+from runguard.core.events import ROOT_LANE, ModelCall, RunInfo, ToolCall
 from runguard.ledger import remote
 from runguard.ledger.sqlite import SqliteStore
 from runguard.policy import Policy
-from runguard.pricing import Usage
+from runguard.pricing.rates import Usage
 
 
 def a_guard(url: str = "memory", **policy: Any) -> Guard:

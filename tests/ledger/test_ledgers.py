@@ -22,8 +22,8 @@ from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule, run_state_machine_as_test
 
-from runguard.budget import NOTHING, UNLIMITED, Amount
-from runguard.ledger import Account, Hold, Ledger, Refusal, Stale
+from runguard.core.budget import NOTHING, UNLIMITED, Amount
+from runguard.ledger.base import Account, Hold, Ledger, Refusal, Stale
 
 PATIENCE_S = 20.0  # far beyond anything that works
 SHORT_S = 0.2  # a hold's time where it is to be over; a store needs less to hold it

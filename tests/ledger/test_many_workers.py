@@ -10,8 +10,9 @@ import threading
 from multiprocessing.connection import Connection
 from typing import Any
 
-from runguard.budget import NOTHING, UNLIMITED
-from runguard.ledger import Account, Hold, Ledger, MemoryLedger, Refusal
+from runguard.core.budget import NOTHING, UNLIMITED
+from runguard.ledger.base import Account, Hold, Ledger, Refusal
+from runguard.ledger.memory import MemoryLedger
 from runguard.ledger.remote import StoreLedger
 
 WORKERS = 64

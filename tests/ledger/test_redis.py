@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from runguard.budget import NOTHING, UNLIMITED, Amount
+from runguard.core.budget import NOTHING, UNLIMITED, Amount
 from runguard.errors import PolicyError
 from runguard.ledger.store import MOST, Line, StoreError, StoreOutage
 

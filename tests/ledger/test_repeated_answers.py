@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 import pytest
 
-from runguard.budget import UNLIMITED
+from runguard.core.budget import UNLIMITED
 from runguard.ledger.store import Line, Session, StoreOutage
 
 from .proxy import Proxy, Send

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
-from runguard.cli import main
+from runguard.cli.main import main
 from runguard.policy import Policy
 from runguard.replay import open_sources, replay
 from runguard.replay.json_stream import CutOffError, JsonStream

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
-from runguard.cli import main
+from runguard.cli.main import main
 
 from .conftest import looping, working
 
@@ -223,7 +223,7 @@ _BARE = """
 import sys
 for name in ("google", "google.adk", "sqlalchemy", "psycopg"):
     sys.modules[name] = None
-from runguard.cli import main
+from runguard.cli.main import main
 main(["replay", sys.argv[1], "--json"])
 """
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from runguard.pricing import Usage
+from runguard.pricing.rates import Usage
 from runguard.replay.engine import Judge, play
 from runguard.replay.explain import explain
 from runguard.replay.neutral import run_of

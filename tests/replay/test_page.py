@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from runguard.cli import main
+from runguard.cli.main import main
 from runguard.replay.svg import Plot, number, step_of
 
 from .conftest import looping, working

@@ -14,7 +14,7 @@ from click.testing import CliRunner
 from google.adk.agents import LlmAgent
 
 from runguard.adk import RunGuardPlugin
-from runguard.cli import main
+from runguard.cli.main import main
 from runguard.ledger.redis import RedisStore
 from runguard.policy import Policy
 from runguard.replay import UnreadableError, open_sources, own_records, replay

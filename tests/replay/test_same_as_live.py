@@ -15,8 +15,8 @@ from google.adk.sessions.sqlite_session_service import SqliteSessionService
 
 from runguard.adk import RunGuardPlugin
 from runguard.adk.reading import FRAMEWORK_TOOLS
-from runguard.conductor import Guard
-from runguard.decision import Decision
+from runguard.conductor.guard import Guard
+from runguard.core.decision import Decision
 from runguard.policy import Policy
 from runguard.replay import open_sources, replay, steps
 from runguard.testing import ScriptedModel, run, text, transfer

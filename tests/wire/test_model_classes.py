@@ -142,7 +142,7 @@ def test_interactions(counted: dict[str, int], expected: tuple[int, int] | None)
         pytest.skip("this version of ADK reports less of an interaction")
     from types import SimpleNamespace
 
-    from runguard.reading.call_usage import CallUsage
+    from runguard.providers.call_usage import CallUsage
 
     told = {name: counted.get(name) for name in ("total_cached_tokens", "total_thought_tokens", "total_tool_use_tokens", *counted)}
     call = CallUsage()

@@ -18,17 +18,17 @@ from google.adk.models.llm_request import LlmRequest
 from google.adk.models.llm_response import LlmResponse
 from google.genai import types
 
+from runguard.accounting.charges import OWNERS, Charge
 from runguard.adk.chain import FLIGHTS, FRAME, LAYERS, STREAM, TERMINATIONS, Invocation, ModelInFlight, enclosing_frame, runners_inside
 from runguard.adk.estimate import count_tokens, project
 from runguard.adk.stops import Halt, refused_response, stop_response
-from runguard.charges import OWNERS, Charge
-from runguard.conductor import Guard
-from runguard.decision import STOP_CODE, Action, Trip, text_for_user
-from runguard.errors import RunStoppedError
-from runguard.events import AgentEntered, ModelCall, ModelResult
-from runguard.reading.call_usage import Bill, CallUsage
-from runguard.reading.failures import was_unbilled
-from runguard.runs import Run
+from runguard.conductor.guard import Guard
+from runguard.conductor.runs import Run
+from runguard.core.decision import STOP_CODE, Action, Trip, text_for_user
+from runguard.core.events import AgentEntered, ModelCall, ModelResult
+from runguard.core.exceptions import RunStoppedError
+from runguard.providers.call_usage import Bill, CallUsage
+from runguard.providers.failures import was_unbilled
 
 _log: Final = logging.getLogger("runguard")
 _BLOCK: Final = Action.BLOCK

@@ -25,12 +25,12 @@ from runguard.adk.lanes import lane_of
 from runguard.adk.plugin import RunGuardPlugin, words_of
 from runguard.adk.reading import TRANSFER
 from runguard.adk.resubmissions import REFUSED, Resubmissions
-from runguard.breaker import BreakerState
-from runguard.decision import Action, Finding, Trip
-from runguard.detectors import Growth
-from runguard.errors import RunStoppedError
-from runguard.events import ModelCall, RunInfo
-from runguard.runs import Run
+from runguard.conductor.runs import Run
+from runguard.core.breaker import BreakerState
+from runguard.core.decision import Action, Finding, Trip
+from runguard.core.detectors.growth import Growth
+from runguard.core.events import ModelCall, RunInfo
+from runguard.core.exceptions import RunStoppedError
 
 _COUNTS_KEPT: Final = 10_000
 

@@ -31,12 +31,12 @@ from google.adk.tools.base_tool import BaseTool
 from google.adk.tools.tool_context import ToolContext
 from google.genai import types
 
+from runguard.accounting.cumulative import BudgetMonitor, BudgetPolicy
 from runguard.adk import runners
 from runguard.adk.estimate import project
 from runguard.adk.hooks import hook
 from runguard.adk.stops import may_escalate, refusal, stop_response
-from runguard.decision import PART_STOPPED, Trip, text_for_user
-from runguard.monitor import BudgetMonitor, BudgetPolicy
+from runguard.core.decision import PART_STOPPED, Trip, text_for_user
 
 _log: Final = logging.getLogger("runguard")
 _SESSIONS_KEPT: Final = 10_000

@@ -2,9 +2,9 @@
 
 from google.adk.agents.invocation_context import LlmCallsLimitExceededError
 
-from runguard.decision import Trip
-from runguard.errors import LimitExceededError, RunStoppedError
-from runguard.policy import Policy
+from runguard.core.decision import Trip
+from runguard.core.exceptions import LimitExceededError, RunStoppedError
+from runguard.policy.settings import Policy
 
 
 class AdkCallLimitError(LimitExceededError, LlmCallsLimitExceededError):

@@ -15,13 +15,13 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
+from runguard.accounting.charges import Charge
 from runguard.adk.estimate import Projection, Prompt
-from runguard.charges import Charge
-from runguard.conductor import Guard
-from runguard.decision import Trip
-from runguard.events import ROOT_LANE, Outcome
-from runguard.reading.call_usage import CallUsage
-from runguard.runs import Run
+from runguard.conductor.guard import Guard
+from runguard.conductor.runs import Run
+from runguard.core.decision import Trip
+from runguard.core.events import ROOT_LANE, Outcome
+from runguard.providers.call_usage import CallUsage
 
 if TYPE_CHECKING:
     from runguard.adk.lanes import Task

@@ -16,9 +16,9 @@ from runguard.adk import runners
 from runguard.adk.chain import Invocation
 from runguard.adk.live import stored_once
 from runguard.adk.stops import Halt, mark_stop, may_escalate, refusal, stop_content, stop_response
-from runguard.conductor import Guard
-from runguard.decision import STOP_CODE, STOPPED, Trip
-from runguard.trips import guard_error_trip
+from runguard.conductor.guard import Guard
+from runguard.conductor.trips import guard_error_trip
+from runguard.core.decision import STOP_CODE, STOPPED, Trip
 
 if TYPE_CHECKING:
     from runguard.adk.plugin import RunGuardPlugin

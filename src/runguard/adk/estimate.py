@@ -16,9 +16,9 @@ from typing import Any, Final
 from google.adk.models.llm_request import LlmRequest
 from google.genai import types
 
-from runguard.budget import shown
-from runguard.fingerprint import size_of
-from runguard.reading.sizes import IMAGE_TOKENS, LIKELY, UPPER, media_tokens, text_size
+from runguard.core.budget import shown
+from runguard.core.fingerprint import size_of
+from runguard.providers.sizes import IMAGE_TOKENS, LIKELY, UPPER, media_tokens, text_size
 
 _log: Final = logging.getLogger("runguard")
 _COUNT_S: Final = 5.0  # a counter that takes longer holds up the call it is to protect

@@ -26,14 +26,14 @@ from runguard.adk.chain import LAYERS, STREAM, Invocation, Layer, Stream
 from runguard.adk.reading import TRANSFER
 from runguard.adk.resuming import history_of, run_of
 from runguard.adk.stops import stop_response
-from runguard.conductor import Guard
-from runguard.controls import Controls
-from runguard.decision import STOP_CODE, Action, Decision, Trip, trip
-from runguard.errors import PolicyError, RunStoppedError
-from runguard.events import ROOT_LANE, AgentEntered, Answer, HandOff, RunInfo, ToolResults
-from runguard.policy import Policy
-from runguard.runs import Run
-from runguard.typed_settings import PolicySettings
+from runguard.conductor.controls import Controls
+from runguard.conductor.guard import Guard
+from runguard.conductor.runs import Run
+from runguard.core.decision import STOP_CODE, Action, Decision, Trip, trip
+from runguard.core.events import ROOT_LANE, AgentEntered, Answer, HandOff, RunInfo, ToolResults
+from runguard.core.exceptions import PolicyError, RunStoppedError
+from runguard.policy.settings import Policy
+from runguard.policy.typed_settings import PolicySettings
 
 _UNNAMED: Final = "(model)"
 _AGENT_LABEL: Final = "adk_agent_name"

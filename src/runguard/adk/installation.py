@@ -8,11 +8,11 @@ from typing import Any, Final, Unpack
 from runguard.adk import runners
 from runguard.adk.generations import Generations
 from runguard.adk.plugin import RunGuardPlugin
-from runguard.conductor import Guard
-from runguard.errors import InstallError
-from runguard.policy import Policy
-from runguard.succession import retire
-from runguard.typed_settings import PolicySettings
+from runguard.conductor.guard import Guard
+from runguard.conductor.succession import retire
+from runguard.core.exceptions import InstallError
+from runguard.policy.settings import Policy
+from runguard.policy.typed_settings import PolicySettings
 
 _log: Final = logging.getLogger("runguard")
 _place = ("", 0)  # file and line of the install() in force

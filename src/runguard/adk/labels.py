@@ -3,9 +3,9 @@
 from collections.abc import Mapping
 from typing import Any, Final
 
-from runguard.budget import shown, to_count, to_nano
-from runguard.decision import on_one_line
-from runguard.errors import PolicyError
+from runguard.core.budget import shown, to_count, to_nano
+from runguard.core.decision import on_one_line
+from runguard.core.exceptions import PolicyError
 
 _KNOWN: Final = ("labels", "max_usd", "max_tokens")
 _LABELS_KEPT: Final = 64

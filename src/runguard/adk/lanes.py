@@ -12,8 +12,8 @@ from typing import Final
 from google.adk.agents import BaseAgent, LlmAgent
 
 from runguard.adk.chain import FRAME, Frame, Invocation
-from runguard.conductor import Guard
-from runguard.runs import parallel_part
+from runguard.conductor.guard import Guard
+from runguard.conductor.runs import parallel_part
 
 _KEPT: Final = 4_096
 

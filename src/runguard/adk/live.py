@@ -8,7 +8,7 @@ from google.adk.events import Event
 from google.adk.models.llm_response import LlmResponse
 
 from runguard.adk.chain import Invocation
-from runguard.decision import STOP_CODE
+from runguard.core.decision import STOP_CODE
 
 
 class Turn:

@@ -24,7 +24,6 @@ from google.adk.tools.base_tool import BaseTool
 from google.adk.tools.tool_context import ToolContext
 from google.genai import types
 
-from runguard.absence import says_missing
 from runguard.adk import runners
 from runguard.adk.border import cap_output
 from runguard.adk.chain import FLIGHTS, FRAME, STREAM, Call, Frame, Invocation, ModelInFlight, enclosing_frame, stop_in_force
@@ -40,17 +39,18 @@ from runguard.adk.reading import FRAMEWORK_TOOLS, TRANSFER, Reading
 from runguard.adk.resuming import history_of, run_of
 from runguard.adk.stops import refusal
 from runguard.adk.tool_time import limit_time, timed_out
-from runguard.conductor import Guard
-from runguard.controls import Controls
-from runguard.decision import METADATA_KEY, PART_STOPPED, STOPPED, Action, Trip
-from runguard.errors import PolicyError, RunStoppedError
-from runguard.events import ROOT_LANE, AgentEntered, ModelCall, ModelResult, Outcome, RunInfo, ToolCall
-from runguard.fingerprint import words_name
-from runguard.outcomes import was_done
-from runguard.policy import Policy
-from runguard.pricing import preload
-from runguard.runs import Lane, Run
-from runguard.typed_settings import PolicySettings
+from runguard.conductor.controls import Controls
+from runguard.conductor.guard import Guard
+from runguard.conductor.runs import Lane, Run
+from runguard.core.absence import says_missing
+from runguard.core.decision import METADATA_KEY, PART_STOPPED, STOPPED, Action, Trip
+from runguard.core.events import ROOT_LANE, AgentEntered, ModelCall, ModelResult, Outcome, RunInfo, ToolCall
+from runguard.core.exceptions import PolicyError, RunStoppedError
+from runguard.core.fingerprint import words_name
+from runguard.core.outcomes import was_done
+from runguard.policy.settings import Policy
+from runguard.policy.typed_settings import PolicySettings
+from runguard.pricing.price_list import preload
 
 _log: Final = logging.getLogger("runguard")
 # Members bound once: looking one up on its enum costs as much as the rest of a line.
@@ -62,7 +62,7 @@ _WRITE_S: Final = 1.0
 
 
 class RunGuardPlugin(Controls, BasePlugin):
-    """Guards every run of the App or Runner it is registered with. Keywords are the policy; see ``runguard.policy``."""
+    """Guards every run of the App or Runner it is registered with. Keywords are the policy; see ``runguard.policy.settings``."""
 
     generations: "Generations | None" = None  # of an installed guard whose policy was replaced
 

@@ -14,10 +14,10 @@ from runguard.adk.chain import Call, Invocation, ModelInFlight, stop_in_force
 from runguard.adk.ending import Ending
 from runguard.adk.lanes import lane_of
 from runguard.adk.stops import left_out, refusal, with_notice
-from runguard.conductor import Guard
-from runguard.decision import NOTICE_KEY, PART_STOPPED, Action
-from runguard.events import Answer, HandOff, ModelCall, ModelResult, Outcome, ToolResults
-from runguard.reading.call_usage import CallUsage
+from runguard.conductor.guard import Guard
+from runguard.core.decision import NOTICE_KEY, PART_STOPPED, Action
+from runguard.core.events import Answer, HandOff, ModelCall, ModelResult, Outcome, ToolResults
+from runguard.providers.call_usage import CallUsage
 
 if TYPE_CHECKING:
     from runguard.adk.plugin import RunGuardPlugin

@@ -8,7 +8,7 @@ from typing import Final
 from google.adk.agents.invocation_context import InvocationContext
 
 from runguard.adk.chain import Invocation
-from runguard.decision import Action, Finding, Trip
+from runguard.core.decision import Action, Finding, Trip
 
 REFUSED: Final = "breaker"  # the rule of a refusal
 _INPUTS_KEPT: Final = 1_000

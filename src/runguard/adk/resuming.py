@@ -12,14 +12,14 @@ from google.adk.agents.invocation_context import InvocationContext
 from google.adk.events import Event
 from google.genai import types
 
-from runguard.charges import Denied
-from runguard.conductor import Guard
-from runguard.denials import finding_of
-from runguard.events import ROOT_LANE, ModelCall, RunInfo
+from runguard.accounting.charges import Denied
+from runguard.accounting.refusals import finding_of
+from runguard.conductor.guard import Guard
+from runguard.conductor.lifting import review_stops
+from runguard.conductor.paused import run_name
+from runguard.conductor.runs import Run
+from runguard.core.events import ROOT_LANE, ModelCall, RunInfo
 from runguard.ledger.store import StoreError, StoreOutage
-from runguard.lifting import review_stops
-from runguard.paused import run_name
-from runguard.runs import Run
 
 _log: Final = logging.getLogger("runguard")
 _USER: Final = "user"

@@ -27,9 +27,9 @@ from runguard.adk.call_limit import error_of
 from runguard.adk.chain import FRAME, STREAM, Stream
 from runguard.adk.live import Turn
 from runguard.adk.stops import Halt, mark_stop, refusal, stop_content
-from runguard.conductor import Guard
-from runguard.decision import METADATA_KEY, STOP_CODE, STOPPED, TERMINATED, Trip
-from runguard.errors import PolicyError, RunStoppedError
+from runguard.conductor.guard import Guard
+from runguard.core.decision import METADATA_KEY, STOP_CODE, STOPPED, TERMINATED, Trip
+from runguard.core.exceptions import PolicyError, RunStoppedError
 
 if TYPE_CHECKING:
     from runguard.adk.plugin import RunGuardPlugin

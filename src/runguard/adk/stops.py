@@ -11,7 +11,7 @@ from google.adk.events import Event
 from google.adk.models.llm_response import LlmResponse
 from google.genai import types
 
-from runguard.decision import LEFT_OUT, METADATA_KEY, NOT_EXECUTED, NOTICE_KEY, STOP_CODE, Trip
+from runguard.core.decision import LEFT_OUT, METADATA_KEY, NOT_EXECUTED, NOTICE_KEY, STOP_CODE, Trip
 
 
 class Halt(BaseException):

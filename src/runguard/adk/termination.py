@@ -27,11 +27,11 @@ from google.genai import types
 from runguard.adk import runners
 from runguard.adk.chain import STREAM, TERMINATIONS
 from runguard.adk.estimate import project
-from runguard.decision import METADATA_KEY, TERMINATED
-from runguard.errors import PolicyError
-from runguard.pricing import Usage
-from runguard.reading.call_usage import Bill, CallUsage
-from runguard.termination import TerminationCondition
+from runguard.core.decision import METADATA_KEY, TERMINATED
+from runguard.core.exceptions import PolicyError
+from runguard.pricing.rates import Usage
+from runguard.providers.call_usage import Bill, CallUsage
+from runguard.termination.condition import TerminationCondition
 from runguard.termination.loop_keyword import KEYWORD, LOOP_KEYWORD
 
 _log: Final = logging.getLogger("runguard")

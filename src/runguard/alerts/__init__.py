@@ -3,10 +3,28 @@
 Nothing that leaves holds content or secrets; URLs are checked when they are read, and addresses when they are used.
 """
 
-from runguard.alerts.alert import Alert, AlertKind, Severity
-from runguard.alerts.masking import mask
-from runguard.alerts.messages import verify_signature
-from runguard.alerts.sending import Alerts
-from runguard.alerts.settings import SCHEMA, AlertSettings
+from typing import TYPE_CHECKING
+
+from runguard._lazy import lazy
+
+if TYPE_CHECKING:
+    from runguard.alerts.alert import Alert, AlertKind, Severity
+    from runguard.alerts.masking import mask
+    from runguard.alerts.messages import verify_signature
+    from runguard.alerts.sending import Alerts
+    from runguard.alerts.settings import SCHEMA, AlertSettings
+
+_HOMES = {
+    "Alert": "runguard.alerts.alert",
+    "AlertKind": "runguard.alerts.alert",
+    "Severity": "runguard.alerts.alert",
+    "mask": "runguard.alerts.masking",
+    "verify_signature": "runguard.alerts.messages",
+    "Alerts": "runguard.alerts.sending",
+    "AlertSettings": "runguard.alerts.settings",
+    "SCHEMA": "runguard.alerts.settings",
+}
 
 __all__ = ["SCHEMA", "Alert", "AlertKind", "AlertSettings", "Alerts", "Severity", "mask", "verify_signature"]
+
+__getattr__, __dir__ = lazy(__name__, _HOMES)

@@ -3,7 +3,7 @@
 import os
 from typing import Any, Final, Self
 
-from runguard.errors import PolicyError
+from runguard.core.exceptions import PolicyError
 
 _FROM_ENVIRONMENT: Final = "env:"
 

@@ -10,8 +10,8 @@ from typing import Any, Final, Literal, Self
 from runguard.alerts.addresses import Endpoint
 from runguard.alerts.masking import mask
 from runguard.alerts.secret import Secret
-from runguard.errors import PolicyError
-from runguard.mistakes import nearest
+from runguard.core.exceptions import PolicyError
+from runguard.core.mistakes import nearest
 
 PAGERDUTY_URL: Final = "https://events.pagerduty.com/v2/enqueue"
 TIMEOUT_S: Final = 2.0

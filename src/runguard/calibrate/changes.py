@@ -3,8 +3,8 @@
 from collections.abc import Mapping
 from typing import Any
 
-from runguard.errors import PolicyError
-from runguard.policy import Policy
+from runguard.core.exceptions import PolicyError
+from runguard.policy.settings import Policy
 
 
 def changed(policy: Policy, settings: Mapping[str, Any]) -> Policy:

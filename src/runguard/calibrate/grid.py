@@ -4,8 +4,8 @@ from dataclasses import dataclass
 from typing import Final
 
 from runguard.calibrate.changes import changed, is_allowed
-from runguard.decision import Rungs
-from runguard.policy import Policy
+from runguard.core.decision import Rungs
+from runguard.policy.settings import Policy
 
 OF_REPETITION: Final = ("repetition", "no_news", "same_call")  # count what was done before; the others what led to nothing
 TRIED: Final = (*OF_REPETITION, "stall", "tool_failures", "empty")

@@ -4,8 +4,8 @@ from dataclasses import dataclass, field
 from decimal import Decimal
 from typing import Any, Final
 
-from runguard.budget import DEFAULT_THRESHOLDS, UNITS, Budget
-from runguard.policy import Policy, PolicyFile
+from runguard.core.budget import DEFAULT_THRESHOLDS, UNITS, Budget
+from runguard.policy.settings import Policy, PolicyFile
 
 SECRET: Final = ("store", "alerts")  # their addresses may hold passwords and tokens
 

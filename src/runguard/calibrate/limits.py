@@ -5,7 +5,7 @@ from math import ceil, floor, log10
 from typing import Any, Final, NamedTuple
 
 from runguard.calibrate.changes import is_allowed
-from runguard.calibrate.quantile import LEVEL, Quantile, quantile, runs_needed
+from runguard.calibrate.quantiles import LEVEL, Quantile, quantile, runs_needed
 from runguard.calibrate.sample import Basis
 
 SHARE: Final = 0.95

@@ -8,11 +8,11 @@ from math import isnan, nan
 from typing import Any, Final, NamedTuple
 
 from runguard.calibrate.changes import changed
-from runguard.decision import Decision
-from runguard.events import AgentEntered, Answer, HandOff, ModelCall, ModelResult, Outcome, RunInfo, ToolCall, ToolResults
-from runguard.fingerprint import size_of
-from runguard.policy import RULES, Policy
-from runguard.pricing import Usage
+from runguard.core.decision import Decision
+from runguard.core.events import AgentEntered, Answer, HandOff, ModelCall, ModelResult, Outcome, RunInfo, ToolCall, ToolResults
+from runguard.core.fingerprint import size_of
+from runguard.policy.settings import RULES, Policy
+from runguard.pricing.rates import Usage
 from runguard.replay.engine import Hearing, Judge, Player
 from runguard.replay.results import RunResult
 from runguard.replay.steps import Turn

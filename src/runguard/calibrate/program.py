@@ -8,9 +8,9 @@ from pathlib import Path
 
 from runguard.calibrate.proposal import calibrate
 from runguard.calibrate.told import print_proposal
-from runguard.commands.screen import console
-from runguard.policy import Policy
-from runguard.printable import printable
+from runguard.console.screen import console
+from runguard.core.printable import printable
+from runguard.policy.settings import Policy
 from runguard.replay.processes import Worked
 from runguard.replay.program import check_place, with_progress, write_file
 from runguard.replay.sources import Source

@@ -9,11 +9,11 @@ from runguard.calibrate.changes import changed
 from runguard.calibrate.effects import Cut, Effect, HeldOut
 from runguard.calibrate.grid import Variant, scaled, variants
 from runguard.calibrate.limits import SHARE, Limit, Missing, propose
-from runguard.calibrate.quantile import runs_needed
+from runguard.calibrate.quantiles import runs_needed
 from runguard.calibrate.rungs import Choice, Curve, choose
 from runguard.calibrate.sample import HALVES, LABELS, Basis, Samples, half_of
 from runguard.calibrate.work import Asked, Compared, Comparing, Measured, Measuring
-from runguard.policy import Policy
+from runguard.policy.settings import Policy
 from runguard.replay.processes import Worked, each_run
 from runguard.replay.sources import Source, open_sources
 from runguard.replay.steps import Faults

@@ -10,7 +10,7 @@ from runguard.calibrate.effects import Cut
 from runguard.calibrate.limits import Limit
 from runguard.calibrate.rungs import Choice, Point
 from runguard.calibrate.words import about_successes, basis_words, number, rungs_words
-from runguard.commands import screen
+from runguard.console import screen
 from runguard.replay.table import print_faults
 from runguard.replay.words import count, money, share
 

@@ -6,7 +6,7 @@ from typing import NamedTuple
 from runguard.calibrate.grid import OF_REPETITION, Variant, lowest_rungs, with_rule
 from runguard.calibrate.meter import Meter, Took, looking_on
 from runguard.calibrate.sample import half_of
-from runguard.policy import Policy
+from runguard.policy.settings import Policy
 from runguard.replay.engine import Judge, Player, play
 from runguard.replay.results import RunResult
 from runguard.replay.steps import RecordedRun

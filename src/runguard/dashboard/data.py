@@ -7,9 +7,9 @@ from collections.abc import Callable
 from decimal import Decimal
 from typing import Any, Final
 
-from runguard.errors import RunGuardError
-from runguard.view import StoreView
+from runguard.core.exceptions import RunGuardError
 from runguard.view.rows import plain
+from runguard.view.store_view import StoreView
 
 RANGES: Final = {"15m": 900.0, "1h": 3_600.0, "1d": 86_400.0, "7d": 604_800.0, "30d": 2_592_000.0}
 _FRESH_S: Final = 1.0

@@ -13,12 +13,12 @@ from starlette.responses import HTMLResponse, JSONResponse, Response
 from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 
+from runguard.core.exceptions import RunGuardError
 from runguard.dashboard.connections import BoundedProtocol
 from runguard.dashboard.data import RANGES, Looks
 from runguard.dashboard.gate import Gate
-from runguard.errors import RunGuardError
-from runguard.view import StoreView
 from runguard.view.spending import BY
+from runguard.view.store_view import StoreView
 
 
 def make_app(view: StoreView, token: str, port: int) -> Starlette:

@@ -18,10 +18,10 @@ from google.adk.events import Event
 from google.adk.sessions import InMemorySessionService, Session
 from google.adk.version import __version__ as adk_version
 
-from runguard import __version__
-from runguard.adk import RunGuardPlugin
-from runguard.budget import to_usd
-from runguard.decision import Action, Decision, Trip
+from runguard._version import __version__
+from runguard.adk.plugin import RunGuardPlugin
+from runguard.core.budget import to_usd
+from runguard.core.decision import Action, Decision, Trip
 from runguard.demo.stories import LOOK_ALIKES, PRICED_AS, STORIES, Meter, Story
 from runguard.testing import Recording, assert_calls_answered, run
 

@@ -8,8 +8,8 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
-from runguard import __version__
-from runguard.commands.screen import console, print_table
+from runguard._version import __version__
+from runguard.console.screen import console, print_table
 from runguard.demo import load
 from runguard.demo.show import fill_lines
 

@@ -14,7 +14,7 @@ from google.adk.tools.tool_context import ToolContext
 from google.adk.version import __version__ as adk_version
 from google.genai import types
 
-from runguard import __version__
+from runguard._version import __version__
 from runguard.demo.play import Pair, play_with, play_without, quiet
 from runguard.demo.stories import PRICED_AS, Meter, Story, over_spawn
 from runguard.testing import call, text

@@ -14,9 +14,9 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from runguard import __version__
-from runguard.budget import NANO
-from runguard.commands.screen import console, print_table
+from runguard._version import __version__
+from runguard.console.screen import console, print_table
+from runguard.core.budget import NANO
 from runguard.demo import load
 
 if TYPE_CHECKING:

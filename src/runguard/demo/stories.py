@@ -19,8 +19,9 @@ from google.adk.tools.agent_tool import AgentTool
 from google.adk.tools.tool_context import ToolContext
 from google.genai import types
 
-from runguard.fingerprint import CHARS_PER_TOKEN
-from runguard.pricing import Pricing, Rates, Usage
+from runguard.core.fingerprint import CHARS_PER_TOKEN
+from runguard.pricing.book import Pricing
+from runguard.pricing.rates import Rates, Usage
 from runguard.testing import ScriptedModel, call, text, transfer
 
 PRICED_AS = "gemini-2.5-flash"  # the scripted models bill what this one would, at list price

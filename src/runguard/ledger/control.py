@@ -7,10 +7,10 @@ import json
 from collections.abc import Callable
 from typing import Any, Final
 
-from runguard.breaker import Breaker
+from runguard.core.breaker import Breaker
 from runguard.ledger.faults import store_faults
+from runguard.ledger.kill_switch import read_stops
 from runguard.ledger.store import Session, StoreError, StoreOutage
-from runguard.switch import read_stops
 
 _CONTROL: Final = "control"
 _TRIES: Final = 20

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Final
 
-from runguard.errors import PolicyError
+from runguard.core.exceptions import PolicyError
 from runguard.ledger.store import StoreError, StoreOutage
 
 _TRANSIENT: Final = (OSError, EOFError)

@@ -8,7 +8,7 @@ What remains is the name of the scope, the number of the shared part, and what w
 from collections.abc import Iterable, Iterator
 from typing import Final, NamedTuple
 
-from runguard.budget import NOTHING, Amount
+from runguard.core.budget import NOTHING, Amount
 from runguard.ledger.base import Account
 from runguard.ledger.packing import Shared, read_numbers, write_numbers
 

@@ -19,8 +19,8 @@ from importlib.resources import files
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import unquote, urlsplit
 
-from runguard.budget import Amount
-from runguard.errors import PolicyError
+from runguard.core.budget import Amount
+from runguard.core.exceptions import PolicyError
 from runguard.ledger.identity import IDENTITY, Seen, StoreReplacedError, new_id
 from runguard.ledger.store import SCHEMA_VERSION, Balance, Line, Reply, StoreError, StoreOutage, check_amounts, check_ttl
 

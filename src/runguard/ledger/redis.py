@@ -23,8 +23,8 @@ from importlib.resources import files
 from typing import Any, Final
 from urllib.parse import parse_qsl, unquote, urlencode, urlsplit
 
-from runguard.budget import NOTHING, UNLIMITED, Amount
-from runguard.errors import PolicyError, RunGuardError
+from runguard.core.budget import NOTHING, UNLIMITED, Amount
+from runguard.core.exceptions import PolicyError, RunGuardError
 from runguard.ledger.identity import IDENTITY, Seen, new_id
 from runguard.ledger.store import SCHEMA_VERSION, Balance, Line, Reply, StoreError, StoreOutage, check_amounts, check_ttl
 

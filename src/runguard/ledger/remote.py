@@ -25,7 +25,7 @@ from concurrent.futures import TimeoutError as FutureTimeout
 from typing import Any, Final, Generic, TypeVar
 
 from runguard.background import log_fault, start_thread
-from runguard.budget import NOTHING, UNLIMITED, Amount, share_of, unit_reached
+from runguard.core.budget import NOTHING, UNLIMITED, Amount, share_of, unit_reached
 from runguard.ledger.base import STALE, Account, Hold, Refusal, Stale, Waiting, refusal_of, wake
 from runguard.ledger.control import change_control, read_control
 from runguard.ledger.facts import FACTS_KEPT, Fact, Facts

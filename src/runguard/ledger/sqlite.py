@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any, Final
 from urllib.parse import parse_qs, unquote, urlsplit
 
-from runguard.budget import NOTHING, UNITS, Amount
-from runguard.errors import PolicyError
+from runguard.core.budget import NOTHING, UNITS, Amount
+from runguard.core.exceptions import PolicyError
 from runguard.ledger.identity import IDENTITY, Seen, StoreReplacedError, new_id
 from runguard.ledger.store import SCHEMA_VERSION, Balance, Line, Reply, StoreError, StoreOutage, check_amounts, check_ttl, fits, overrun_of
 

@@ -7,8 +7,9 @@ Not in these sums, because no token count tells them: fees per search or per hou
 tariffs, a cache kept for an hour instead of five minutes.
 """
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING
+
+from runguard._lazy import lazy
 
 if TYPE_CHECKING:
     from runguard.pricing.book import Pricing
@@ -17,13 +18,21 @@ if TYPE_CHECKING:
     from runguard.pricing.price_list import listed_models, preload, price_changes
     from runguard.pricing.rates import NANO, UNLIMITED, Band, Rates, Unpriced, Usage
 
-# Loaded when they are asked for: tokens can be counted without pydantic, which prices need.
-_HOMES: Final = {
-    **dict.fromkeys(("Pricing",), "book"),
-    **dict.fromkeys(("ModelLimits", "Price", "Tier"), "given"),
-    **dict.fromkeys(("normalise",), "model_ids"),
-    **dict.fromkeys(("listed_models", "preload", "price_changes"), "price_list"),
-    **dict.fromkeys(("NANO", "UNLIMITED", "Band", "Rates", "Unpriced", "Usage"), "rates"),
+_HOMES = {
+    "Pricing": "runguard.pricing.book",
+    "ModelLimits": "runguard.pricing.given",
+    "Price": "runguard.pricing.given",
+    "Tier": "runguard.pricing.given",
+    "normalise": "runguard.pricing.model_ids",
+    "listed_models": "runguard.pricing.price_list",
+    "preload": "runguard.pricing.price_list",
+    "price_changes": "runguard.pricing.price_list",
+    "Band": "runguard.pricing.rates",
+    "NANO": "runguard.pricing.rates",
+    "Rates": "runguard.pricing.rates",
+    "UNLIMITED": "runguard.pricing.rates",
+    "Unpriced": "runguard.pricing.rates",
+    "Usage": "runguard.pricing.rates",
 }
 
 __all__ = [
@@ -43,8 +52,4 @@ __all__ = [
     "price_changes",
 ]
 
-
-def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
-        raise AttributeError(f"module '{__name__}' has no attribute '{name}'")
-    return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
+__getattr__, __dir__ = lazy(__name__, _HOMES)

@@ -5,10 +5,10 @@ from datetime import UTC, date, datetime, timedelta
 from fnmatch import fnmatchcase
 from typing import Final, Generic, TypeVar
 
-from runguard.errors import PolicyError
-from runguard.model_limits import limits_of
+from runguard.core.exceptions import PolicyError
 from runguard.pricing.given import ModelLimits, Price, rates_of
 from runguard.pricing.model_ids import is_tuned, normalise
+from runguard.pricing.model_limits import limits_of
 from runguard.pricing.price_list import listed_rates, listed_window
 from runguard.pricing.rates import Rates, Unpriced
 

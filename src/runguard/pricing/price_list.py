@@ -6,8 +6,8 @@ from datetime import datetime
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any, Final
 
-from runguard.model_limits import is_release_of
 from runguard.pricing.model_ids import split_id
+from runguard.pricing.model_limits import is_release_of
 from runguard.pricing.rates import PER_MILLION, Band, Rates, Unpriced, nano_rate
 
 if TYPE_CHECKING:

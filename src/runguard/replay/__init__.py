@@ -3,9 +3,27 @@
 ``runguard replay SOURCE`` on the command line; ``replay`` and ``open_sources`` from code.
 """
 
-from runguard.replay.results import RunResult, Verdict
-from runguard.replay.sources import open_sources
-from runguard.replay.steps import RecordedRun, UnreadableError
-from runguard.replay.work import Batch, replay, replay_run
+from typing import TYPE_CHECKING
+
+from runguard._lazy import lazy
+
+if TYPE_CHECKING:
+    from runguard.replay.results import RunResult, Verdict
+    from runguard.replay.sources import open_sources
+    from runguard.replay.steps import RecordedRun, UnreadableError
+    from runguard.replay.work import Batch, replay, replay_run
+
+_HOMES = {
+    "RunResult": "runguard.replay.results",
+    "Verdict": "runguard.replay.results",
+    "open_sources": "runguard.replay.sources",
+    "RecordedRun": "runguard.replay.steps",
+    "UnreadableError": "runguard.replay.steps",
+    "Batch": "runguard.replay.work",
+    "replay": "runguard.replay.work",
+    "replay_run": "runguard.replay.work",
+}
 
 __all__ = ["Batch", "RecordedRun", "RunResult", "UnreadableError", "Verdict", "open_sources", "replay", "replay_run"]
+
+__getattr__, __dir__ = lazy(__name__, _HOMES)

@@ -3,12 +3,12 @@
 from collections.abc import Iterator
 from typing import Any, Final
 
-from runguard.decision import LEFT_OUT, METADATA_KEY, NOT_EXECUTED, NOTICE_KEY, STOP_CODE
-from runguard.events import Outcome
-from runguard.fingerprint import words_name
-from runguard.paused import run_name
-from runguard.pricing import Usage
-from runguard.reading.call_usage import CallUsage, EventUsage
+from runguard.conductor.paused import run_name
+from runguard.core.decision import LEFT_OUT, METADATA_KEY, NOT_EXECUTED, NOTICE_KEY, STOP_CODE
+from runguard.core.events import Outcome
+from runguard.core.fingerprint import words_name
+from runguard.pricing.rates import Usage
+from runguard.providers.call_usage import CallUsage, EventUsage
 from runguard.replay.steps import Answered, Asked, Called, Delegated, Passed, Resumed, Step, Turn, time_of, word
 
 _Data = dict[str, Any]

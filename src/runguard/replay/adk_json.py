@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final, TextIO
 
-from runguard.fingerprint import CHARS_PER_TOKEN, size_of, words_name
-from runguard.pricing import Usage
+from runguard.core.fingerprint import CHARS_PER_TOKEN, size_of, words_name
+from runguard.pricing.rates import Usage
 from runguard.replay.adk_events import Events, either
 from runguard.replay.bounded import DAMAGED, MAX_UNPACKED, UnpackedError, load_json, open_bytes
 from runguard.replay.json_stream import CutOffError, JsonStream

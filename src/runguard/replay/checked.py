@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from dataclasses import fields
 from typing import Final
 
-from runguard.pricing import Usage
+from runguard.pricing.rates import Usage
 from runguard.replay.steps import Answered, Asked, Called, Delegated, Faults, Passed, RecordedRun, Step, Turn, Wrote, word
 
 _MOST: Final = 10**30  # tokens of one model call: sums and costs of these can still be printed

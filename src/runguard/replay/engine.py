@@ -10,17 +10,17 @@ from contextlib import contextmanager
 from typing import Any, Final
 
 from runguard.alerts.settings import AlertSettings
-from runguard.conductor import Guard
-from runguard.decision import Action, Decision, Finding
-from runguard.events import ROOT_LANE, AgentEntered, Answer, HandOff, ModelCall, ModelResult, RunInfo, ToolCall, ToolResults
-from runguard.lanes import Call, Lanes
-from runguard.policy import Policy
-from runguard.pricing import Unpriced, Usage
+from runguard.conductor.guard import Guard
+from runguard.conductor.lanes import Call, Lanes
+from runguard.conductor.runs import Run
+from runguard.core.decision import Action, Decision, Finding
+from runguard.core.events import ROOT_LANE, AgentEntered, Answer, HandOff, ModelCall, ModelResult, RunInfo, ToolCall, ToolResults
+from runguard.policy.settings import Policy
+from runguard.pricing.rates import Unpriced, Usage
 from runguard.replay.noted import Noted
 from runguard.replay.prices import RecordedPrices
 from runguard.replay.results import CURVE_KEPT, VERDICTS_KEPT, After, RunResult, Verdict
 from runguard.replay.steps import FRAMEWORK_TOOLS, Answered, Asked, Called, Delegated, Passed, RecordedRun, Resumed, Step, Turn, Wrote
-from runguard.runs import Run
 
 ADK_MODEL_CALLS: Final = 500  # RunConfig.max_llm_calls, which the guard holds for the whole tree
 _STOP, _WARN = Action.STOP, Action.WARN

@@ -3,13 +3,13 @@
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
-from runguard.decision import Finding, Rungs
-from runguard.events import AgentEntered, Event, ToolCall
-from runguard.policy import RULES
+from runguard.conductor.runs import Lane, Run
+from runguard.core.decision import Finding, Rungs
+from runguard.core.events import AgentEntered, Event, ToolCall
+from runguard.policy.settings import RULES
 from runguard.replay.engine import ADK_MODEL_CALLS, Hearing, Judge, Player
 from runguard.replay.results import RunResult
 from runguard.replay.steps import RecordedRun, Wrote
-from runguard.runs import Lane, Run
 
 _IN_JOURNALS: Final = {
     "depth": "how agents are nested is recorded in the journals of a store of RunGuard's alone",

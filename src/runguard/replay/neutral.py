@@ -9,10 +9,10 @@ A line without steps is a run of a plain log: see ``plain_log``.
 from collections.abc import Iterator
 from typing import Any, Final
 
-from runguard.events import Outcome
-from runguard.fingerprint import CHARS_PER_TOKEN, size_of, words_name
-from runguard.outcomes import classify
-from runguard.pricing import Usage
+from runguard.core.events import Outcome
+from runguard.core.fingerprint import CHARS_PER_TOKEN, size_of, words_name
+from runguard.core.outcomes import classify
+from runguard.pricing.rates import Usage
 from runguard.replay import plain_log
 from runguard.replay.bounded import load_json
 from runguard.replay.steps import TRANSFER, Answered, Asked, Called, Faults, Passed, RecordedRun, Step, Turn, time_of, word

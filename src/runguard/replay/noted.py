@@ -3,10 +3,10 @@
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from runguard.conductor import surplus
-from runguard.denials import finding_of
-from runguard.events import ROOT_LANE, Answer, Event, ModelCall, ModelResult, Outcome, RunInfo, ToolCall, ToolResults
-from runguard.journal import Entry, read_event, read_usage
+from runguard.accounting.refusals import finding_of
+from runguard.conductor.guard import surplus
+from runguard.core.events import ROOT_LANE, Answer, Event, ModelCall, ModelResult, Outcome, RunInfo, ToolCall, ToolResults
+from runguard.outlets.journal import Entry, read_event, read_usage
 
 if TYPE_CHECKING:
     from runguard.replay.engine import Player

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any, Final
 from urllib.parse import parse_qsl, urlsplit, urlunsplit
 
-from runguard.errors import PolicyError
-from runguard.journal import KIND, Entry, check_entry, read_entries
-from runguard.pricing import Usage
+from runguard.core.exceptions import PolicyError
+from runguard.outlets.journal import KIND, Entry, check_entry, read_entries
+from runguard.pricing.rates import Usage
 from runguard.replay.adk_database import connect, connect_postgres
 from runguard.replay.bounded import check_size, load_json
 from runguard.replay.steps import ODD, Asked, Faults, RecordedRun, Step, Turn, UnreadableError, Wrote, word

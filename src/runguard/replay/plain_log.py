@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from decimal import Decimal
 from typing import Any, Final
 
-from runguard.budget import NANO, shown
-from runguard.pricing import Usage
-from runguard.reading.stated_cost import dollars
+from runguard.core.budget import NANO, shown
+from runguard.pricing.rates import Usage
+from runguard.providers.stated_cost import dollars
 from runguard.replay.steps import Asked, Faults, RecordedRun, Step, Turn, word
 
 TOTALS: Final = ("usd", "tokens", "calls")

@@ -2,8 +2,10 @@
 
 from typing import Final
 
-from runguard.policy import Policy
-from runguard.pricing import Pricing, Rates, Unpriced, price_changes
+from runguard.policy.settings import Policy
+from runguard.pricing.book import Pricing
+from runguard.pricing.price_list import price_changes
+from runguard.pricing.rates import Rates, Unpriced
 
 _HALF_HOUR: Final = 1_800.0  # some providers change prices at half past
 _KEPT: Final = 4_096

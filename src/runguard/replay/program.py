@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
-from runguard.commands.screen import console
-from runguard.policy import Policy
+from runguard.console.screen import console
+from runguard.policy.settings import Policy
 from runguard.replay.checked import checked
 from runguard.replay.engine import Judge, quiet
 from runguard.replay.explain import explain

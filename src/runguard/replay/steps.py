@@ -5,8 +5,8 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any, Final
 
-from runguard.events import Outcome
-from runguard.pricing import Usage
+from runguard.core.events import Outcome
+from runguard.pricing.rates import Usage
 
 TRANSFER: Final = "transfer_to_agent"
 # Tools by which ADK itself steers: no work, so neither progress nor repetition. The same list as the live adapter's.

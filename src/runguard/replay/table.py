@@ -5,8 +5,8 @@ from typing import TYPE_CHECKING, Final
 from rich.console import Console
 from rich.text import Text
 
-from runguard.commands import screen
-from runguard.printable import printable
+from runguard.console import screen
+from runguard.core.printable import printable
 from runguard.replay.results import After, RunResult, Verdict
 from runguard.replay.totals import Group, Totals
 from runguard.replay.words import cost, count, money, share

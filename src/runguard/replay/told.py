@@ -6,8 +6,8 @@ from typing import IO, Any
 from rich.console import Console
 from rich.text import Text
 
-from runguard.commands.screen import heading, print_table, table
-from runguard.printable import printable
+from runguard.console.screen import heading, print_table, table
+from runguard.core.printable import printable
 from runguard.replay.explain import Explanation
 from runguard.replay.results import RunResult
 from runguard.replay.steps import Faults

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from runguard.alerts.settings import AlertSettings
-from runguard.policy import Policy
+from runguard.policy.settings import Policy
 from runguard.replay.engine import Judge, play, quiet
 from runguard.replay.processes import each_run
 from runguard.replay.results import RunResult

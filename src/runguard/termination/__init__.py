@@ -8,25 +8,46 @@ A condition is given only what is new since it was last asked. One instance may 
 that one run uses. Nothing here knows a framework: events are whatever has the fields of an ADK event.
 """
 
-from runguard.termination.condition import (
-    AndTerminationCondition,
-    OrTerminationCondition,
-    TerminatedError,
-    TerminationCondition,
-    TerminationResult,
-)
-from runguard.termination.limits import CostTermination, TimeoutTermination, TokenUsageTermination
-from runguard.termination.rules import NoProgressTermination, RuleTermination
-from runguard.termination.seen import (
-    FinalAnswerTermination,
-    FunctionCallTermination,
-    HandoffTermination,
-    MaxIterationsTermination,
-    MaxMessageTermination,
-    StateTermination,
-    TextMentionTermination,
-)
-from runguard.termination.signals import ExternalTermination, FunctionalTermination
+from typing import TYPE_CHECKING
+
+from runguard._lazy import lazy
+
+if TYPE_CHECKING:
+    from runguard.termination.condition import AndTerminationCondition, OrTerminationCondition, TerminatedError, TerminationCondition, TerminationResult
+    from runguard.termination.limits import CostTermination, TimeoutTermination, TokenUsageTermination
+    from runguard.termination.rules import NoProgressTermination, RuleTermination
+    from runguard.termination.seen import (
+        FinalAnswerTermination,
+        FunctionCallTermination,
+        HandoffTermination,
+        MaxIterationsTermination,
+        MaxMessageTermination,
+        StateTermination,
+        TextMentionTermination,
+    )
+    from runguard.termination.signals import ExternalTermination, FunctionalTermination
+
+_HOMES = {
+    "AndTerminationCondition": "runguard.termination.condition",
+    "OrTerminationCondition": "runguard.termination.condition",
+    "TerminatedError": "runguard.termination.condition",
+    "TerminationCondition": "runguard.termination.condition",
+    "TerminationResult": "runguard.termination.condition",
+    "CostTermination": "runguard.termination.limits",
+    "TimeoutTermination": "runguard.termination.limits",
+    "TokenUsageTermination": "runguard.termination.limits",
+    "NoProgressTermination": "runguard.termination.rules",
+    "RuleTermination": "runguard.termination.rules",
+    "FinalAnswerTermination": "runguard.termination.seen",
+    "FunctionCallTermination": "runguard.termination.seen",
+    "HandoffTermination": "runguard.termination.seen",
+    "MaxIterationsTermination": "runguard.termination.seen",
+    "MaxMessageTermination": "runguard.termination.seen",
+    "StateTermination": "runguard.termination.seen",
+    "TextMentionTermination": "runguard.termination.seen",
+    "ExternalTermination": "runguard.termination.signals",
+    "FunctionalTermination": "runguard.termination.signals",
+}
 
 __all__ = [
     "AndTerminationCondition",
@@ -49,3 +70,5 @@ __all__ = [
     "TimeoutTermination",
     "TokenUsageTermination",
 ]
+
+__getattr__, __dir__ = lazy(__name__, _HOMES)

@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Final, Self
 
-from runguard.errors import PolicyError, RunGuardError
-from runguard.pricing import Usage
+from runguard.core.exceptions import PolicyError, RunGuardError
+from runguard.pricing.rates import Usage
 from runguard.termination.loop_keyword import LOOP_KEYWORD
 
 Event = Any  # an ADK event, or whatever has its fields

@@ -5,10 +5,12 @@ from collections.abc import Mapping, Sequence
 from decimal import Decimal
 from typing import Any
 
-from runguard.budget import to_count, to_nano, to_usd, usd_text
-from runguard.errors import PolicyError
-from runguard.policy import Policy
-from runguard.pricing import Price, Pricing, Unpriced, Usage
+from runguard.core.budget import to_count, to_nano, to_usd, usd_text
+from runguard.core.exceptions import PolicyError
+from runguard.policy.settings import Policy
+from runguard.pricing.book import Pricing
+from runguard.pricing.given import Price
+from runguard.pricing.rates import Unpriced, Usage
 from runguard.termination.arguments import seconds_of, text_of
 from runguard.termination.condition import Event, TerminationCondition
 from runguard.termination.reading import ModelCalls, Taken

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from functools import wraps
 from typing import Any, Final
 
-from runguard.errors import PolicyError
+from runguard.core.exceptions import PolicyError
 
 KEYWORD: Final = "termination_condition"
 _MODULE: Final = "google.adk.agents.loop_agent"

@@ -4,8 +4,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from runguard.pricing import Usage
-from runguard.reading.call_usage import EventUsage
+from runguard.pricing.rates import Usage
+from runguard.providers.call_usage import EventUsage
 
 _MODELS_KEPT: Final = 1_024
 

@@ -4,15 +4,15 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from typing import Any, ClassVar, Final
 
-from runguard.conductor import Guard
-from runguard.decision import Action, Decision, Finding, Trip
-from runguard.errors import PolicyError
-from runguard.events import Answer, HandOff, ModelResult, RunInfo, ToolResults
-from runguard.fingerprint import words_name
-from runguard.lanes import Call, Lanes
-from runguard.mistakes import nearest
-from runguard.policy import RULES, Policy
-from runguard.runs import Run
+from runguard.conductor.guard import Guard
+from runguard.conductor.lanes import Call, Lanes
+from runguard.conductor.runs import Run
+from runguard.core.decision import Action, Decision, Finding, Trip
+from runguard.core.events import Answer, HandOff, ModelResult, RunInfo, ToolResults
+from runguard.core.exceptions import PolicyError
+from runguard.core.fingerprint import words_name
+from runguard.core.mistakes import nearest
+from runguard.policy.settings import RULES, Policy
 from runguard.termination.condition import Event, TerminationCondition
 from runguard.termination.reading import answers_of, author_of, branch_of, calls_of, scope_of, transfer_of, visible_text, whole
 

@@ -5,8 +5,8 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 from runguard import termination
-from runguard.errors import PolicyError
-from runguard.mistakes import nearest
+from runguard.core.exceptions import PolicyError
+from runguard.core.mistakes import nearest
 from runguard.termination.arguments import import_path, imported
 from runguard.termination.condition import AndTerminationCondition, OrTerminationCondition, TerminationCondition
 

@@ -7,15 +7,15 @@ from pathlib import Path
 from typing import Any, Final, TypeVar
 from urllib.parse import unquote
 
-from runguard.budget import UNITS, UNLIMITED, edge
-from runguard.errors import PolicyError
+from runguard.core.budget import UNITS, UNLIMITED, edge
+from runguard.core.exceptions import PolicyError
 from runguard.ledger.control import read_control
 from runguard.ledger.faults import store_faults
 from runguard.ledger.identity import identity_of
+from runguard.ledger.kill_switch import Stop, read_stops
 from runguard.ledger.sqlite import SqliteStore
 from runguard.ledger.store import Balance, Session, StoreError, StoreOutage
 from runguard.ledger.urls import store_of
-from runguard.switch import Stop, read_stops
 from runguard.view.records import Call, Unreadable, count, dollars, entries, latest, number, read_call, table, whole, word
 from runguard.view.rows import BreakerRow, BudgetRow, RunningRow, Spend, Story
 from runguard.view.spending import BY, CallLog, spend_of

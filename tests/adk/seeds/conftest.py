@@ -3,7 +3,7 @@
 import pytest
 
 import runguard
-from runguard.decision import Action, Decision
+from runguard.core.decision import Action, Decision
 
 
 @pytest.fixture

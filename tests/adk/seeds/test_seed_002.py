@@ -31,7 +31,7 @@ from google.genai import types
 from pydantic import BaseModel
 
 import runguard
-from runguard.decision import Decision
+from runguard.core.decision import Decision
 from runguard.testing import ScriptedModel, assert_calls_answered, assert_stopped, call, run, text
 
 

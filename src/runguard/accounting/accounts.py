@@ -1,0 +1,373 @@
+"""A call from its reservation to its price, and what the budgets say to it.
+
+``open`` reserves the worst case of a call on every budget that is about it; ``settle`` books what it took; ``release`` undoes a
+call that never left. Who spent what is kept per agent, model and tool of each run, with or without a budget.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+from runguard.accounting.charges import Charge, Denied, Entry, Fired, Lines, Purse, UnknownCap, scopes_of, statuses_of, worst_of
+from runguard.accounting.expectations import Expectations
+from runguard.accounting.lookup import AccountFinder
+from runguard.accounting.nesting import layers_around, stricter_than
+from runguard.accounting.reservation import Reserver, UnknownCapError
+from runguard.accounting.spending import Spending
+from runguard.accounting.thresholds import newly_reached
+from runguard.core.budget import NOTHING, UNITS, UNLIMITED, Amount, BudgetStatus, to_count, to_nano
+from runguard.core.events import ModelCall, RunInfo
+from runguard.core.exceptions import PolicyError
+from runguard.ledger.base import Account, Hold, Ledger
+from runguard.ledger.kill_switch import Switch
+from runguard.ledger.store import StoreError, StoreOutage
+from runguard.ledger.urls import open_ledger
+from runguard.policy.settings import Policy
+from runguard.pricing.book import Pricing
+from runguard.pricing.rates import Rates, Unpriced, Usage
+
+OnFired = Callable[[Charge, Fired], None]
+
+
+class Accounts:
+    """One policy's budgets and prices over any number of runs."""
+
+    def __init__(self, policy: Policy, clock: Callable[[], float], ledger: Ledger | None = None, before: "Accounts | None" = None) -> None:
+        """``before``: accounts under an earlier policy. Their figures are kept, and with the same store their ledger and stops."""
+        self.policy, self.clock = policy, clock
+        if before is not None and _store_of(policy) == _store_of(before.policy):
+            ledger = before.ledger
+        self.ledger: Ledger = ledger or open_ledger(policy.store, policy.store_timeout, policy.retention_days * 86_400)
+        self.switch: Switch = before.switch if before is not None and before.ledger is self.ledger else Switch()
+        self.outages: dict[str, int] = {"closed": 0, "open": 0}  # calls that met a store that was away, by what was done
+        self.pricing = Pricing(policy.prices, policy.models, policy.unknown_price)
+        self.spending: Spending = before.spending if before is not None else Spending()
+        self.on_extended: Callable[[list[BudgetStatus], list[str]], None] | None = None
+        self.on_store: Callable[[Exception | None], None] | None = None  # called when the store goes away or is replaced, and with None when it is back
+        self._expectations = Expectations(policy)
+        self._finder = AccountFinder(policy, self.ledger, clock)
+        self._reserver = Reserver(policy, self.ledger, self._finder, self.switch, self._tell_store)
+
+    @property
+    def errors(self) -> int:
+        """How often a cap function gave no cap."""
+        return self._finder.caps.errors
+
+    def adopt_shared_budgets(self, heir: "Accounts") -> None:
+        """Another policy is in force: its budgets replace those that several runs share. A run keeps the limits it began with."""
+        self._finder.adopt_shared(heir._finder)
+        for purse in list(self.spending.purses.values()):
+            purse.lines.clear()
+
+    def on_cap(self, listener: Callable[[str, str, str], None]) -> None:
+        """``listener`` is called with a scope, a unit and what is wrong when a cap function fails, and with "" when it works again."""
+        self._finder.caps.on_change = listener
+
+    # ---- runs -------------------------------------------------------------------------------------------------------
+
+    def begin(self, info: RunInfo) -> Purse:
+        return self.spending.begin(info)
+
+    def end(self, purse: Purse) -> None:
+        try:
+            self.spending.end(purse)
+        finally:
+            for own in purse.own:
+                self.ledger.forget(own)
+
+    def lines_of(self, purse: Purse, event: ModelCall) -> tuple[Account, ...]:
+        """The accounts that a call would go on."""
+        return self._finder.of_call(purse, event).accounts
+
+    # ---- before a call ----------------------------------------------------------------------------------------------
+
+    def context_limit(self, model: str) -> int | None:
+        """How many input tokens a request may have; None when nobody knows."""
+        return self._expectations.context_limit(model, self.pricing)
+
+    def open_now(self, purse: Purse, event: ModelCall) -> Charge | None:
+        """``open`` of the common case: a ledger in memory, nobody to wait for, no stop, and it fits. None: ask."""
+        if self.switch.stops or self.ledger.is_shared:
+            return None
+        lines, within = self._finder.own_of_call(purse, event, self)
+        if event.bound is None and lines.accounts:  # the most it may answer has to be found out, or its price is not known
+            return None
+        if lines.unknown is not None or lines.may_stop or (event.bound is not None and None in event.bound):
+            return None
+        charge = self._charge(purse, event, lines, within, event.max_output_tokens or 0)
+        if lines.accounts:
+            hold = self.ledger.hold_now(lines.accounts, worst_of(charge), self.policy.hold_seconds)
+            if hold is None:
+                return None
+            charge.hold, charge.held = hold, hold.amount[0]
+        try:
+            self.spending.opened(charge)
+        except BaseException:
+            if charge.hold is not None:
+                self._free(charge.hold)
+            raise
+        return charge
+
+    async def open(self, purse: Purse, event: ModelCall, enforce: bool, stopped: Callable[[], bool]) -> tuple[Charge | None, Denied | None]:
+        """Reserve the worst case of a call. When only other calls' holds stand in the way, wait for them, bounded.
+
+        A charge, or why not; both where nothing is enforced: the call is made and billed, and what would have happened is told.
+        """
+        lines, within = self._finder.own_of_call(purse, event, self)
+        output = event.max_output_tokens
+        if output is None and event.bound is None and any(a.cap_usd < UNLIMITED or a.cap_tokens < UNLIMITED for a in lines.accounts):
+            output = self._expectations.max_output(event.model, self.pricing)
+        charge = self._charge(purse, event, lines, within, output or 0)
+        if self.switch.stops and self.switch.of(scopes_of(purse.info)) is not None:
+            await self.ledger.refresh()  # somebody may have taken it back
+            if (stop := self.switch.of(scopes_of(purse.info))) is not None:
+                return (None if enforce else self.uncounted(charge)), Denied(stop=stop)
+        if lines.unknown is not None:
+            return self._without_cap(charge, lines.unknown, enforce)
+        if within and enforce and (denied := stricter_than(layers_around(self), self._finder.of_call(purse, event), event)) is not None:
+            return None, denied
+        if not lines.accounts and not self.ledger.is_shared:
+            purse.calls += 1  # nothing is held, so there are no turns to take
+            return charge, None
+        try:
+            reserved = await self._reserver.reserve(charge, event, enforce, stopped)
+        except UnknownCapError as error:
+            return self._without_cap(charge, error.unknown, enforce)
+        except (StoreOutage, StoreError) as error:
+            return self._without_store(charge, error, enforce)
+        if reserved[0] is not None:
+            try:
+                self.spending.opened(charge)
+            except BaseException:
+                if charge.hold is not None:
+                    self._free(charge.hold)
+                raise
+        return reserved
+
+    def _charge(self, purse: Purse, event: ModelCall, lines: Lines, within: bool, output: int) -> Charge:
+        rates = self.pricing.rates(event.model, event.at)
+        charge = Charge(purse, event.agent, event.model, event.tool, rates, event.input_tokens, event.audio_tokens, output, event.at, event.lane, lines)
+        charge.limited, charge.candidates = event.max_output_tokens is not None, event.candidates
+        charge.home, charge.within, charge.bound = self, within, event.bound
+        return charge
+
+    def _without_store(self, charge: Charge, error: Exception, enforce: bool) -> tuple[Charge | None, Denied | None]:
+        """No account can be opened: no paid call without one, unless the policy goes on and books later."""
+        self.outages[self.policy.on_outage] += 1
+        self._reserver.store_is(error)
+        if self.policy.on_outage == "closed":
+            return (None if enforce else self.uncounted(charge)), Denied(outage=str(error))
+        return self.uncounted(charge), None
+
+    def _without_cap(self, charge: Charge, unknown: UnknownCap, enforce: bool) -> tuple[Charge | None, Denied | None]:
+        """The cap is unknown: refuse paid calls, whatever the policy says about faults and outages."""
+        return (None if enforce else self.uncounted(charge)), Denied(unknown=unknown)
+
+    def _tell_store(self, error: Exception | None) -> None:
+        if self.on_store is not None:
+            self.on_store(error)
+
+    def uncounted(self, charge: Charge) -> Charge:
+        """A call that is made although nobody could hold anything for it: what it takes is booked all the same."""
+        charge.hold = self.ledger.book(charge.lines.accounts) if charge.lines.accounts else None
+        self.spending.opened(charge)
+        return charge
+
+    def open_settled(self, purse: Purse, event: ModelCall) -> Charge:
+        """The account of a call that nobody could be asked about before: nothing held, to be settled at once."""
+        lines = self._finder.of_call(purse, event)
+        charge = Charge(purse, event.agent, event.model, event.tool, self.pricing.rates(event.model, event.at), 0, 0, 0, event.at, event.lane, lines)
+        return self.uncounted(charge)
+
+    # ---- after a call -----------------------------------------------------------------------------------------------
+
+    def settle(
+        self,
+        charge: Charge,
+        usage: Usage,
+        model: str = "",
+        *,
+        nano: int | None = None,
+        estimated: bool = False,
+        free: bool = False,
+        on_fired: OnFired | None = None,
+        on_booked: Callable[[], None] | None = None,
+    ) -> list[Fired]:
+        """Book what a call took; told again, the later figure replaces the earlier.
+
+        The model that answered wins over the one that was asked. ``nano``: what it cost, where somebody knows better than the price list.
+        ``free``: the provider refused the call and billed nothing. Thresholds that fire go to ``on_fired``, once the ledger has
+        booked it; without that, those known at once are returned. ``on_booked``: then.
+
+        A fault of ours on the way is raised when nothing is held any more.
+        """
+        entry: Entry | None = None
+        fault: Exception | None = None
+        fired: list[Fired] = []
+        try:
+            entry = self._entry(charge, usage, model, nano=nano, estimated=estimated, free=free)
+            self.spending.book(charge, entry, model or charge.model)
+        except Exception as error:
+            fault = error
+            self.spending.give_up(charge)
+        hold = charge.hold
+        if hold is not None:
+            amount = (entry.nano, entry.input + entry.output, 1) if entry is not None else _share(charge, usage)
+            try:
+                self._settle_hold(charge, hold, amount, fired, on_fired, on_booked)
+            except Exception as error:
+                fault = fault or error
+                self._close_hold(hold, amount)
+        if fault is not None:
+            raise fault
+        if not estimated and not free and usage.output:
+            self._expectations.learn(charge.model, usage.output)
+        return fired
+
+    def _entry(self, charge: Charge, usage: Usage, model: str, *, nano: int | None, estimated: bool, free: bool) -> Entry:
+        """What a call took, in tokens and at its price."""
+        rates = charge.rates
+        if model and model != charge.model:
+            answering = self.pricing.rates(model, charge.at)
+            if isinstance(answering, Rates):
+                rates = answering
+            else:
+                estimated = estimated or isinstance(rates, Rates)  # the price of the model that was asked stands for it
+        entry = Entry(1, usage.input, usage.output, usage.cached, usage.thinking)
+        if nano is not None:
+            entry.nano, entry.estimated = nano, int(estimated)
+        elif isinstance(rates, Rates):
+            entry.nano = 0 if free else rates.cost(usage)
+            entry.estimated = 1 if estimated or rates.estimated else 0
+        else:
+            entry.unpriced, entry.estimated = int(not free), int(estimated)
+        return entry
+
+    def _settle_hold(
+        self, charge: Charge, hold: Hold, amount: Amount, fired: list[Fired], on_fired: OnFired | None, on_booked: Callable[[], None] | None
+    ) -> None:
+        if self.ledger.is_shared:
+            self.ledger.settle(hold, amount, lambda: self._look(charge, fired, on_fired, on_booked))
+            return
+        self.ledger.settle(hold, amount)
+        if on_booked is not None:
+            on_booked()
+        for account in charge.lines.accounts:
+            alert_usd, alert_tokens, alert_calls = account.alert
+            if account.spent_usd >= alert_usd or account.spent_tokens >= alert_tokens or account.spent_calls >= alert_calls:
+                self._look(charge, fired, on_fired)
+                break
+
+    def _close_hold(self, hold: Hold, amount: Amount) -> None:
+        """After a fault: settle once more, or give it back when the ledger cannot settle. A hold that stays would keep every later call waiting."""
+        if hold.is_open:
+            try:
+                self.ledger.settle(hold, amount)
+            except Exception:
+                self.ledger.release(hold)
+
+    def close(self, charge: Charge, usage: Usage | None = None) -> None:
+        """After a fault: book an estimate, which is what was held, or its share where the usage is known."""
+        hold = charge.hold
+        amount = NOTHING if hold is None else hold.amount if usage is None else _share(charge, usage)
+        taken = usage or Usage(input=charge.input)
+        try:
+            if not charge.over:
+                self.spending.book(charge, Entry(1, taken.input, taken.output, nano=amount[0], estimated=1), charge.model)
+        finally:
+            self.spending.give_up(charge)
+            if hold is not None:
+                self._close_hold(hold, amount)
+
+    def _look(self, charge: Charge, fired: list[Fired], on_fired: OnFired | None, on_booked: Callable[[], None] | None = None) -> None:
+        """Whether what was booked reaches a threshold."""
+        if on_booked is not None:
+            on_booked()
+        for reached in newly_reached(charge.lines, self.ledger):
+            fired.append(reached) if on_fired is None else on_fired(charge, reached)
+
+    def rates_of(self, charge: Charge, model: str) -> Rates | Unpriced:
+        """The model that answered wins over the one that was asked, whose price stands for it where it has none."""
+        if not model or model == charge.model:
+            return charge.rates
+        rates = self.pricing.rates(model, charge.at)
+        return rates if isinstance(rates, Rates) else charge.rates
+
+    def release(self, charge: Charge) -> None:
+        """The call never left: nothing was spent."""
+        if charge.over:
+            return
+        try:
+            if charge.hold is not None:
+                self._free(charge.hold)
+        finally:
+            try:
+                self.spending.released(charge)
+            finally:
+                self.spending.give_up(charge)
+
+    def _free(self, hold: Hold) -> None:
+        try:
+            self.ledger.release(hold)
+        except Exception:
+            self.ledger.settle(hold, NOTHING)
+            raise
+
+    def guess(self, charge: Charge, streamed_tokens: int, streaming: bool) -> Usage:
+        """What a call that left and never told its usage may have taken."""
+        return self._expectations.guess(charge, streamed_tokens, streaming)
+
+    @staticmethod
+    def has_come_true(doubt: Denied) -> bool:
+        """Whether more was spent in the end than the budget that had seemed too small allows."""
+        refusal = doubt.refusal
+        return refusal is not None and refusal.account.spent[refusal.unit] > refusal.account.caps[refusal.unit]
+
+    # ---- extending and looking in -----------------------------------------------------------------------------------
+
+    def extend(self, scope: str, usd: Any = None, tokens: Any = None, calls: Any = None) -> list[BudgetStatus]:
+        """Move the caps of a scope in its current period. What was spent stays spent."""
+        more: Amount = (
+            to_nano(usd) if usd is not None else 0,
+            to_count(tokens, "tokens") if tokens is not None else 0,
+            to_count(calls, "calls") if calls is not None else 0,
+        )
+        if not isinstance(scope, str):
+            raise PolicyError(f"extend({scope!r}): give a scope such as 'user:app/alice'; a trip's scope_id is one")
+        if more == NOTHING:
+            raise PolicyError(f"extend({scope!r}): by how much? Give usd=, tokens= or calls=")
+        wanted = [unit for unit in range(3) if more[unit]]
+        accounts = [a for a in self._finder.of_scope(scope, self.spending.purses) if any(a.caps[u] < UNLIMITED for u in wanted)]
+        if not accounts:
+            units = " or ".join(UNITS[u] for u in wanted)
+            counted = ", ".join(sorted({m.per.kind for m in self._finder.meters})) or "nothing"
+            raise PolicyError(
+                f"extend({scope!r}): no budget limits {units} there; this policy's budgets count by {counted}. A trip's scope_id is a scope to extend"
+            )
+        for account in accounts:
+            self.ledger.extend(account, more)
+        moved = [(status, account.key) for account in accounts for status in statuses_of(account)]
+        if self.on_extended is not None:
+            self.on_extended([status for status, _ in moved], [key for _, key in moved])
+        return [status for status, _ in moved]
+
+    def budgets(self, scope: str | None = None, *, as_known_here: bool = False) -> list[BudgetStatus]:
+        """Every budget as it stands. ``as_known_here`` asks no store: what it last told."""
+        asked = self.ledger.known if as_known_here else self.ledger.accounts
+        accounts = asked() if scope is None or as_known_here else self.ledger.find(scope)
+        now = self.ledger.period_time(self.clock())  # as the store has just told it
+        over = {own for purse in list(self.spending.purses.values()) if purse.over for own in purse.own} if scope is None else ()
+        return [status for a in accounts if (a.ends is None or a.ends > now) and a.scope not in over for status in statuses_of(a)]
+
+    def spend(self, scope: str | None = None) -> dict[str, Any]:
+        """What was spent, in all and per agent, model and tool. A scope as budgets name it, or None for everything."""
+        return self.spending.of_scope(scope)
+
+
+def _store_of(policy: Policy) -> tuple[Any, ...]:
+    return (policy.store, policy.store_timeout, policy.retention_days) if policy.store else ()
+
+
+def _share(charge: Charge, usage: Usage) -> Amount:
+    """What a call took of what was held for it, by its tokens alone: for want of a price."""
+    tokens, most = usage.input + usage.output, charge.input + charge.max_output * charge.candidates
+    return (charge.held * min(tokens, most) // most if most else charge.held), tokens, 1

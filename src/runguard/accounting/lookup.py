@@ -1,0 +1,160 @@
+"""Which accounts a call goes on, and which ones a scope names: a policy's budgets, looked up in a ledger."""
+
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+from urllib.parse import unquote
+
+from runguard.accounting.caps import CapFunctions, Caps
+from runguard.accounting.charges import LINES_KEPT, NO_LIMIT, OWNERS, Lines, Meter, Purse, UnknownCap, meters_of, parse_scope
+from runguard.accounting.nesting import layers_around, not_held_by
+from runguard.core.budget import NOTHING, Amount, Scope
+from runguard.core.events import ModelCall
+from runguard.core.exceptions import PolicyError
+from runguard.ledger.base import Account, Ledger
+from runguard.policy.settings import Policy
+from runguard.pricing.model_ids import normalise
+
+_FOREVER: Final = float("inf")
+
+
+class AccountFinder:
+    """One policy's budgets on one ledger."""
+
+    def __init__(self, policy: Policy, ledger: Ledger, clock: Callable[[], float]) -> None:
+        self._ledger, self._clock = ledger, clock
+        self.meters = meters_of(policy)
+        self.caps = CapFunctions(clock)
+
+    def adopt_shared(self, heir: "AccountFinder") -> None:
+        """Use the budgets of another policy for every scope but the run."""
+        self.meters = [*(m for m in self.meters if m.per.kind == "run"), *(m for m in heir.meters if m.per.kind != "run")]
+
+    def own_of_call(self, purse: Purse, event: ModelCall, home: Any, anew: bool = False) -> tuple[Lines, bool]:
+        """The accounts that a call goes on and that ``home`` has to hold, and whether another layer with this ledger is around it."""
+        lines = self.of_call(purse, event, anew)
+        if not OWNERS.get():
+            return lines, False
+        around = layers_around(home)
+        return not_held_by(around, lines), bool(around)
+
+    def of_call(self, purse: Purse, event: ModelCall, anew: bool = False) -> Lines:
+        """All accounts that a call goes on, kept until the first of their periods is over. ``anew``: those of now, not of the call's time."""
+        key = (event.agent, event.model, event.tool)
+        at = self._ledger.period_time(self._clock() if anew else event.at)
+        known = purse.lines.get(key)
+        if known is not None and at < known.until:
+            return known
+        lines, is_current = self._find_lines(purse, event, at)
+        if len(purse.lines) >= LINES_KEPT:
+            purse.lines.clear()
+        if is_current:
+            purse.lines[key] = lines
+        else:
+            purse.lines.pop(key, None)
+        return lines
+
+    def of_scope(self, scope: str, purses: Mapping[str, Purse]) -> list[Account]:
+        """The accounts of a scope in their current periods, made where it has spent nothing yet. ``purses``: of the runs under way."""
+        found = self._ledger.find(scope)
+        now = self._ledger.period_time(self._clock())  # as the store has just told it
+        found = [a for a in found if a.ends is None or a.ends > now]
+        kind, _, rest = scope.partition(":")
+        parts = rest.split("/")
+        if kind == "session" and len(parts) == 2 and not found:  # without the user, where only one can be meant
+            scopes = {a.scope for a in self._ledger.accounts() if a.scope.startswith(f"session:{parts[0]}/") and a.scope.endswith(f"/{parts[1]}")}
+            if len(scopes) == 1:
+                return [a for a in self._ledger.find(scopes.pop()) if a.ends is None or a.ends > now]
+        have = {a.key for a in found}
+        for meter in self.meters:  # a scope that has spent nothing yet
+            if meter.per.kind == kind and (named := _scope_named(kind, parts, purses)) is not None:
+                key = meter.per.key(named)
+                if key is None or _key(meter, key, now)[0] in have:
+                    continue  # the caps in force were told with more than the scope's name: not to be asked again
+                purse = purses.get(named.run)
+                made = self._account(meter, named, now, purse.flat if purse is not None else None)
+                account, caps = made if made is not None else (None, None)
+                if caps is not None and caps.unknown is not None:
+                    raise PolicyError(f"the cap of {scope} is not known: {caps.unknown.reason}; correct the function, then try again")
+                if account is None:
+                    continue
+                if purse is not None:
+                    purse.own.add(account.scope)
+                found.append(account)
+        return found
+
+    def _find_lines(self, purse: Purse, event: ModelCall, at: float) -> tuple[Lines, bool]:
+        """The accounts, and whether every cap function gave a value just now."""
+        info = purse.info
+        accounts: list[Account] = []
+        meters: list[Meter] = []
+        allowed: list[list[Amount]] = []
+        until = _FOREVER
+        unknown: UnknownCap | None = None
+        is_current = True
+        for meter in self.meters:
+            scope = Scope(
+                meter.per.kind,
+                "",
+                info.app,
+                info.user,
+                info.session,
+                info.run,
+                event.agent,
+                normalise(event.model) if event.model else "",
+                event.tool,
+                info.labels,
+            )
+            found = self._account(meter, scope, at, purse.flat)
+            if found is None:
+                continue
+            account, caps = found
+            unknown, is_current = unknown or caps.unknown, is_current and caps.is_current
+            if account is None:
+                continue
+            if account.ends is not None:
+                until = min(until, account.ends)
+            if any(kind == "run" for kind, _ in meter.per.parts):
+                purse.own.add(account.scope)
+            accounts.append(account)
+            meters.append(meter)
+            allowed.append(caps.limits)
+        return Lines(tuple(accounts), tuple(meters), tuple(allowed), until, unknown), is_current
+
+    def _account(self, meter: Meter, scope: Scope, at: float, flat: Amount | None = None) -> tuple[Account | None, Caps] | None:
+        """The account of a scope, none where nothing is limited, and its caps. None: the meter is not about this scope."""
+        key = meter.per.key(scope)
+        if key is None:
+            return None
+        named = Scope(scope.kind, key, scope.app, scope.user, scope.session, scope.run, scope.agent, scope.model, scope.tool, scope.labels)
+        caps = self.caps.of(meter, named, flat if meter.per.kind == "run" and meter.window is None else None)
+        usd, tokens, calls = (min(limit[unit] for limit in caps.limits) for unit in range(3))
+        if (usd, tokens, calls) == NO_LIMIT and caps.unknown is None:
+            return None, caps
+        name, begins, ends = _key(meter, key, at)
+        account = self._in_memory(name, key) if caps.unknown is not None else None
+        if account is None:
+            account = self._ledger.account(name, key, meter.window.text if meter.window else None, ends, (usd, tokens, calls), begins)
+            account.alert = NOTHING if any(meter.thresholds) else NO_LIMIT  # found anew at the next settle
+        return account, caps
+
+    def _in_memory(self, name: str, key: str) -> Account | None:
+        """An account whose cap is not known now keeps the one it has: runs that know it still go by it."""
+        return None if self._ledger.is_shared else next((account for account in self._ledger.find(key) if account.key == name), None)
+
+
+def _key(meter: Meter, key: str, at: float) -> tuple[str, float | None, float | None]:
+    """An account's key, and when its period begins and ends."""
+    if meter.window is None:
+        return f"{key}{meter.suffix}#", None, None
+    period, begins, ends = meter.window.bounds(at)
+    return f"{key}{meter.suffix}#{period}", begins, ends
+
+
+def _scope_named(kind: str, parts: list[str], purses: Mapping[str, Purse]) -> Scope | None:
+    if kind != "run":
+        return parse_scope(kind, parts)
+    purse = purses.get(unquote(parts[0])) if len(parts) == 1 else None
+    if purse is None:
+        return None
+    info = purse.info
+    return Scope("run", "", info.app, info.user, info.session, info.run, labels=info.labels)

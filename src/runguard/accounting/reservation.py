@@ -1,0 +1,163 @@
+"""Holding the worst case of a call on its budgets: ask the ledger, wait for other calls, ask for less."""
+
+import asyncio
+from collections.abc import Callable, Generator
+from typing import Final
+
+from runguard.accounting.charges import Charge, Denied, Meter, UnknownCap, scopes_of, worst_of
+from runguard.accounting.fitting import affordable_output, take_the_rest, would_refuse
+from runguard.accounting.lookup import AccountFinder
+from runguard.accounting.nesting import held_around
+from runguard.accounting.thresholds import over_threshold
+from runguard.core.events import ModelCall
+from runguard.ledger.base import Hold, Ledger, Refusal, Stale
+from runguard.ledger.identity import StoreReplacedError
+from runguard.ledger.kill_switch import Switch
+from runguard.ledger.store import StoreOutage
+from runguard.policy.settings import Policy
+from runguard.pricing.rates import Unpriced
+
+_LOOKS_S: Final = 1.0  # a waiting call looks at least this often, should a wake-up get lost with its loop
+_FACTS_S: Final = 1.0  # until what was settled has reached a store
+_CLOCK_TRIES: Final = 5
+
+
+class UnknownCapError(Exception):
+    """A cap became unknown while a call waited for its turn. Nothing is held."""
+
+    def __init__(self, unknown: UnknownCap) -> None:
+        super().__init__(unknown.reason)
+        self.unknown = unknown
+
+
+class _StepOut:
+    """Awaited before anything is waited for, by a call that was asked for without an event loop: it goes on on one."""
+
+    def __await__(self) -> Generator[None, None, None]:
+        yield
+
+
+class Reserver:
+    """Reserves on one ledger, under one policy."""
+
+    def __init__(self, policy: Policy, ledger: Ledger, finder: AccountFinder, switch: Switch, on_store: Callable[[Exception | None], None]) -> None:
+        self._policy, self._ledger, self._finder, self._switch = policy, ledger, finder, switch
+        self._on_store = on_store  # called when the store goes away or is replaced, and with None when it is back
+        self._is_away = self._is_replaced = False
+
+    async def reserve(self, charge: Charge, event: ModelCall, enforce: bool, stopped: Callable[[], bool]) -> tuple[Charge | None, Denied | None]:
+        """The charge with its hold, or why not; both where nothing is enforced. Raises UnknownCapError."""
+        lines, rates = charge.lines, charge.rates
+        denied = None
+        if isinstance(rates, Unpriced) and lines.in_usd and charge.bound is None and self._policy.on_unpriced == "refuse":
+            denied = Denied(unpriced=rates)
+        elif lines.may_stop and not self._ledger.is_shared:  # what a shared one says comes with the reservation
+            denied = over_threshold(lines)
+        if denied is not None and enforce:
+            return None, denied
+        result: Hold | Refusal | None = await self._ask(charge, event)
+        if isinstance(result, Refusal):
+            denied = Denied(result)
+            if enforce:
+                result = await self._wait_or_lower(charge, event, denied, stopped)
+                if result is None:
+                    denied.meter = denied.meter or _meter_of(charge, denied)
+                    return None, denied
+                denied = None
+            else:
+                denied.meter = _meter_of(charge, denied)
+                if not would_refuse(charge, event, result, self._policy.min_output_tokens):
+                    charge.doubt, denied = denied, None
+                result = await self._ask(charge, event, force=True)
+        assert isinstance(result, Hold)
+        try:
+            late = self._denied_meanwhile(charge)
+        except BaseException:
+            self._ledger.release(result)
+            raise
+        if late is not None and enforce:
+            self._ledger.release(result)
+            return None, late
+        charge.hold, charge.held = result, result.amount[0]
+        return charge, late or denied
+
+    def _denied_meanwhile(self, charge: Charge) -> Denied | None:
+        """What the store reported with the reservation: a threshold that stops was reached, or the kill switch was thrown."""
+        late = over_threshold(charge.lines) if charge.lines.may_stop else None
+        stop = self._switch.of(scopes_of(charge.purse.info)) if self._switch.stops else None
+        return late if stop is None else Denied(stop=stop)
+
+    async def _ask(self, charge: Charge, event: ModelCall, *, force: bool = False) -> Hold | Refusal:
+        """Ask the ledger; when a period is over by its clock, ask again with the accounts of the current one."""
+        for _ in range(_CLOCK_TRIES):
+            result = await self._ledger.reserve(charge.lines.accounts, worst_of(charge), force=force, ttl=self._policy.hold_seconds)
+            if not isinstance(result, Stale):
+                if self._is_away:
+                    self._is_back(result)
+                return result
+            charge.purse.lines.clear()
+            self._find_again(charge, event)
+        raise StoreOutage(f"{self._ledger.name}: its clock moves faster than it answers")
+
+    async def _wait_or_lower(self, charge: Charge, event: ModelCall, denied: Denied, stopped: Callable[[], bool]) -> Hold | None:
+        """Wait while that can help, then cap the answer to what the rest can pay, down to a useful minimum."""
+        if event.no_loop:
+            await _StepOut()
+        ledger, loop = self._ledger, asyncio.get_running_loop()
+        patience = self._policy.max_wait_seconds
+        if event.no_wait:  # those it would wait for cannot come back; what is on its way to a store can
+            patience = min(patience, _FACTS_S if ledger.is_shared else 0.0)
+        give_up = loop.time() + patience
+        refusal = denied.refusal
+        assert refusal is not None
+        while not stopped():
+            left = give_up - loop.time()
+            if refusal.wait_helps and left > 0 and refusal.held[refusal.unit] > held_around(refusal, ledger):
+                await ledger.changed(refusal, min(left, _LOOKS_S))
+                charge.bound = event.bound
+                if stopped():
+                    break
+                self._find_again(charge, event)
+                if (now_denied := over_threshold(charge.lines)) is not None:  # what was waited for reached a threshold that stops
+                    denied.refusal, denied.meter, denied.fraction = now_denied.refusal, now_denied.meter, now_denied.fraction
+                    return None
+            elif charge.bound is not None:
+                if not take_the_rest(charge, event, refusal):
+                    break
+            else:
+                lowered = affordable_output(charge, refusal, self._policy.min_output_tokens)
+                if lowered is None:
+                    denied.least = self._policy.min_output_tokens if self._policy.min_output_tokens < charge.max_output else 0
+                    break
+                charge.max_output, charge.lowered, charge.limited = lowered, True, True
+            result = await self._ask(charge, event)
+            if isinstance(result, Hold):
+                return result
+            denied.refusal = refusal = result
+        return None
+
+    def _find_again(self, charge: Charge, event: ModelCall) -> None:
+        charge.lines = self._finder.own_of_call(charge.purse, event, charge.home, anew=True)[0]
+        if charge.lines.unknown is not None:
+            raise UnknownCapError(charge.lines.unknown)
+
+    def _is_back(self, result: Hold | Refusal) -> None:
+        try:
+            self.store_is(None)
+        except BaseException:
+            if isinstance(result, Hold):
+                self._ledger.release(result)
+            raise
+
+    def store_is(self, error: Exception | None) -> None:
+        """Away, by this error; or back, when there is none. A store that is away may turn out to be another one: that is reported, too."""
+        replaced = isinstance(error, StoreReplacedError) or (error is not None and self._is_replaced)
+        if (self._is_away, self._is_replaced) != (error is not None, replaced):
+            self._is_away, self._is_replaced = error is not None, replaced
+            self._on_store(error)
+
+
+def _meter_of(charge: Charge, denied: Denied) -> Meter:
+    assert denied.refusal is not None
+    lines = charge.lines
+    return next(m for a, m in zip(lines.accounts, lines.meters, strict=True) if a is denied.refusal.account)

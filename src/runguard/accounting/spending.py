@@ -1,0 +1,144 @@
+"""Who spent what: per agent, model and tool of each run, and in all of its session, its user and its app. With or without a budget."""
+
+import threading
+from typing import Any, Final
+
+from runguard.accounting.charges import LINES_KEPT, Charge, Entry, Purse, Tally, add_tally, flat_limits, scopes_of, split_by, totals
+from runguard.accounting.history import History
+from runguard.core.budget import to_usd
+from runguard.core.events import RunInfo
+from runguard.core.exceptions import PolicyError
+
+_HISTORY_KEPT: Final = 10_000
+_KEPT: Final = ("run", "session", "user", "app")
+
+
+class Spending:
+    """The figures of the runs under way, and of those that are over by whom they belong to. Safe to use from many threads."""
+
+    def __init__(self) -> None:
+        self.purses: dict[str, Purse] = {}  # of the runs under way
+        self.history = History()  # of those that are over, by scope; "" is all of them
+        self._lock = threading.Lock()
+
+    def begin(self, info: RunInfo) -> Purse:
+        purse = Purse(info, flat_limits(info))
+        self.purses[info.run] = purse
+        return purse
+
+    def end(self, purse: Purse) -> None:
+        """The run is over: its figures join those of its session, user and app."""
+        info = purse.info
+        self.purses.pop(info.run, None)
+        with self._lock:
+            purse.ended = True
+            if not purse.tally:
+                return
+            for scope in (*scopes_of(info), ""):  # "" last: what was used last is never forgotten
+                add_tally(self.history.changing(scope), purse.tally)
+            self.history.keep(_HISTORY_KEPT)
+
+    def opened(self, charge: Charge) -> None:
+        """A call leaves, with what is held for it."""
+        purse = charge.purse
+        with self._lock:
+            purse.calls += 1
+            purse.reserved += charge.held
+
+    def released(self, charge: Charge) -> None:
+        """It never left."""
+        purse = charge.purse
+        with self._lock:
+            purse.reserved -= charge.held
+            purse.calls -= 1
+            charge.over = True
+
+    def give_up(self, charge: Charge) -> None:
+        """What it took cannot be booked: nothing is held for it any more."""
+        with self._lock:
+            if not charge.over:
+                charge.over = True
+                charge.purse.reserved -= charge.held
+
+    def book(self, charge: Charge, entry: Entry, model: str) -> None:
+        """What a call took; told again, it replaces what was told before."""
+        purse, before = charge.purse, charge.booked
+        key = (charge.agent, model, charge.tool)
+        with self._lock:
+            if before is not None:
+                old = purse.tally[charge.entry]
+                old.add(before, -1)
+                if not old.calls:
+                    del purse.tally[charge.entry]
+                purse.nano -= before.nano
+                purse.unpriced -= before.unpriced
+                purse.estimated -= before.estimated
+            elif not charge.over:
+                charge.over = True
+                purse.reserved -= charge.held
+            else:  # released, and left after all
+                purse.calls += 1
+            kept = purse.tally.get(key)
+            if kept is None:
+                if len(purse.tally) >= LINES_KEPT:  # names beyond that share one line: a run must not grow without bound
+                    key = ("(others)", "(others)", "(others)")
+                kept = purse.tally.setdefault(key, Entry())
+            kept.count(entry)
+            purse.nano += entry.nano
+            if entry.unpriced or entry.estimated:
+                purse.unpriced += entry.unpriced
+                purse.estimated += entry.estimated
+            if purse.ended:  # told after the end of its run, whose figures have moved on
+                for scope in (*scopes_of(purse.info), ""):
+                    kept_there = self.history.changing(scope)
+                    if before is not None and charge.entry in kept_there:
+                        kept_there[charge.entry].add(before, -1)
+                    add_tally(kept_there, {key: entry})
+            charge.booked, charge.entry, charge.over = entry, key, True
+
+    def of_run(self, purse: Purse) -> dict[str, Any]:
+        """One run's figures, JSON-ready but for its dollars."""
+        with self._lock:
+            tally: Tally = {}
+            add_tally(tally, purse.inherited)
+            add_tally(tally, purse.tally)
+        return {**totals(tally.values()), "by_agent": split_by(tally, 0), "by_model": split_by(tally, 1), "by_tool": split_by(tally, 2)}
+
+    def of_scope(self, scope: str | None) -> dict[str, Any]:
+        """What was spent, in all and per agent, model and tool. A scope as budgets name it, or None for everything."""
+        if scope is not None and (not isinstance(scope, str) or scope.partition(":")[0] not in _KEPT):
+            raise PolicyError(f"spend({scope!r}): give a scope such as 'user:app/alice'; figures are kept by {', '.join(_KEPT)}")
+        total: Tally = {}
+        reserved = 0
+        with self._lock:
+            add_tally(total, self.history.of(scope or ""))
+            for purse in list(self.purses.values()):
+                if scope is None or scope in scopes_of(purse.info):
+                    add_tally(total, purse.tally)
+                    reserved += purse.reserved
+        return {
+            **totals(total.values()),
+            "reserved_usd": to_usd(reserved),
+            "by_agent": split_by(total, 0),
+            "by_model": split_by(total, 1),
+            "by_tool": split_by(total, 2),
+        }
+
+
+def record_of(charge: Charge) -> dict[str, Any]:
+    """What one call took, for the records: numbers and names, no text of anybody. A later record with the same id replaces it."""
+    entry, (agent, model, tool) = charge.booked or Entry(), charge.entry
+    facts = {
+        "id": charge.hold.id if charge.hold is not None else "",
+        "agent": agent,
+        "model": model,
+        "tool": tool,
+        "app": charge.purse.info.app,
+        "user": charge.purse.info.user,
+        "session": charge.purse.info.session,
+        "input": entry.input,
+        "output": entry.output,
+        "cached": entry.cached,
+    }
+    unknown = {"estimated": True} if entry.estimated else {}
+    return {**facts, **unknown, "usd": None if entry.unpriced else str(to_usd(entry.nano))}

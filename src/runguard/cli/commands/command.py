@@ -1,0 +1,61 @@
+"""What every command shares: examples in its help, and one readable message instead of a traceback."""
+
+import json
+import sys
+from textwrap import dedent
+from typing import Any, NoReturn
+
+import click
+
+
+class CommandError(RuntimeError):
+    """A mistake of the caller, or something that cannot be reached: told in one message, exit code 2."""
+
+
+class _WithExamples(click.Command):
+    def __init__(self, *args: Any, examples: str, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.examples = dedent(examples).strip()
+
+    def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Examples"):
+            for line in self.examples.splitlines():
+                formatter.write(f"{'':>{formatter.current_indent}}{line}\n")
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except RuntimeError as error:  # RunGuardError is one; naming it here would load it for every --help
+            from runguard.core.exceptions import RunGuardError
+
+            if not isinstance(error, CommandError | RunGuardError):
+                raise
+            fail(ctx, str(error))
+
+
+class Command(_WithExamples):
+    """A command whose mistakes end with a message and exit code 2; with ``--json`` as ``{"ok": false, "error": ...}``."""
+
+
+class Group(_WithExamples, click.Group):
+    """A command with commands below it."""
+
+
+def fail(ctx: click.Context, message: str, **more: Any) -> NoReturn:
+    """End with exit code 2 and one message, in the form that was asked for."""
+    if ctx.params.get("as_json"):
+        print_json({"ok": False, **more, "error": message})
+    else:
+        from runguard.core.printable import printable_lines
+
+        click.echo(printable_lines(message), err=True)
+    sys.exit(2)
+
+
+def print_json(data: Any) -> None:
+    """One JSON document on stdout; money as decimal strings."""
+    click.echo(json.dumps(data, indent=2, default=str))
+
+
+json_option = click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
+store_option = click.option("--store", metavar="URL", help="The store. Without it, that of the policy in force here.")

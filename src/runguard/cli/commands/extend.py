@@ -1,0 +1,77 @@
+"""``runguard extend``: raise the budget of a scope in its current period."""
+
+import click
+
+from runguard.cli.commands.command import Command, CommandError, json_option, print_json, store_option
+
+
+@click.command(
+    "extend",
+    cls=Command,
+    examples="""
+    runguard extend user:docs/alice --usd 5
+    runguard extend session:docs/alice/s1 --tokens 200000
+    runguard extend app:docs --usd 20 --calls 500 --store sqlite:///guard.db
+    """,
+)
+@click.argument("scope")
+@click.option("--usd", metavar="DOLLARS", help="So many dollars more.")
+@click.option("--tokens", type=click.IntRange(min=1), help="So many tokens more.")
+@click.option("--calls", type=click.IntRange(min=1), help="So many model calls more.")
+@store_option
+@json_option
+def command(scope: str, usd: str | None, tokens: int | None, calls: int | None, store: str | None, as_json: bool) -> None:
+    """Raise the budget of a scope.
+
+    SCOPE as `runguard status` shows it, or a trip's scope_id. All its budgets in that unit are raised, in every window that runs now;
+    what was spent stays spent, and the next period begins with the budget of the policy again. Exit code 0 when it was raised, 2 when
+    there is no such budget.
+    """
+    from runguard.cli.commands.budgets import budget_table
+    from runguard.cli.commands.scopes import known_scopes, near
+    from runguard.cli.commands.stores import desk, look_at, tell_alerts
+    from runguard.console.screen import console, print_table
+    from runguard.core.exceptions import PolicyError
+    from runguard.core.printable import printable
+    from runguard.view.rows import plain
+
+    if usd is None and tokens is None and calls is None:
+        raise CommandError("by how much? Give --usd, --tokens or --calls")
+    _check_dollars(usd)
+    view, policy = look_at(store)
+    guard = desk(policy)
+    try:
+        moved = {(status.scope, status.window, status.unit) for status in guard.accounts.extend(scope, usd, tokens, calls)}
+    except PolicyError:
+        units = sorted({row.unit for row in view.budgets(ended_runs=True) if row.scope == scope})
+        if units:
+            raise CommandError(f"{scope}: its budgets limit {' and '.join(units)}; give --{' or --'.join(units)}") from None
+        raise CommandError(f"{scope}: no budget of that scope; {near(scope, known_scopes(view))}") from None
+    notes = tell_alerts(guard)
+    rows = [row for row in view.budgets(ended_runs=True) if (row.scope, row.window, row.unit) in moved]
+    if as_json:
+        print_json({"ok": True, "scope": scope, "budgets": plain(rows), "store": view.name, "notes": notes})
+        return
+    click.echo(f"extended: {printable(scope)}")
+    print_table(console(), budget_table(printable(rows), view.now()))
+    for note in printable(notes):
+        click.echo(f"note: {note}")
+
+
+def _check_dollars(usd: str | None) -> None:
+    """In the words of an extension: those of the policy are about limits."""
+    from decimal import Decimal, InvalidOperation
+
+    from runguard.core.budget import to_nano
+
+    if usd is None:
+        return
+    try:
+        is_more = Decimal(usd).is_finite() and Decimal(usd) > 0
+    except InvalidOperation:
+        is_more = False
+    if not is_more and usd.strip().startswith("-"):
+        raise CommandError(f"--usd {usd}: must be greater than 0")
+    if not is_more:
+        raise CommandError(f"--usd {usd}: give the dollars to add, a number above 0 such as 2.50")
+    to_nano(usd, "--usd")

@@ -1,0 +1,106 @@
+"""``runguard status`` on a screen."""
+
+from typing import Any, Final
+
+from rich.console import Console
+from rich.text import Text
+
+from runguard.cli.commands.budgets import budget_table
+from runguard.console.hints import hint
+from runguard.console.screen import console, heading, moment, print_table, span, table, usd
+from runguard.core.printable import printable
+from runguard.policy.settings import Policy
+from runguard.view.rows import BreakerRow, Figures, RunningRow, Spend
+from runguard.view.store_view import StoreView
+
+_NAMES: Final = 15
+_RUNS: Final = 25
+
+
+def print_status(view: StoreView, policy: Policy, told: dict[str, Any], rows: int | None, store: str | None, scope: str) -> None:
+    hints = [hint("resume", stop.scope, store) for stop in told["stops"]]
+    told = printable(told)
+    out, now = console(), told["now"]
+    out.print(f"{view.name}, {moment(now)}; mode {policy.mode} in the policy here", style="dim", soft_wrap=True)
+    for stop, back in zip(told["stops"], hints, strict=True):
+        words = f"stopped: {stop.scope}, by {stop.actor} {span(now - stop.at)} ago{stop.because}  ({back})"
+        out.print(words, style="bold red", soft_wrap=True)
+    _running(out, told["running"])
+    _budgets(out, told, rows, printable(scope))
+    _spend(out, told["spend"])
+    _breakers(out, told["breakers"], now)
+    if told["unreadable"]:
+        out.print(f"\n{told['unreadable']} records could not be read and are not in these figures", style="yellow", soft_wrap=True)
+
+
+def _running(out: Console, running: list[RunningRow]) -> None:
+    out.print(Text.assemble("\n", heading(f"running now: {len(running)}")))
+    if not running:
+        return
+    shown = table(
+        "run", "app", "user", "for", "model calls", "tool calls", "tokens", "spent", "reserved", "", right=("for", "model calls", "tool calls", "tokens")
+    )
+    for row in running[:_RUNS]:
+        remarks = [f"stopped by {row.stopped}"] if row.stopped else []
+        remarks += [f"{row.in_flight} in flight"] if row.in_flight else []
+        spent = usd(row.spent_usd) + (f" + {row.unpriced_calls} unpriced" if row.unpriced_calls else "")
+        counts = (_count(row.model_calls), _count(row.tool_calls), _count(row.tokens))
+        shown.add_row(row.run, row.app, row.user, span(row.seconds or 0), *counts, spent, usd(row.reserved_usd), ", ".join(remarks))
+    print_table(out, shown)
+    if len(running) > _RUNS:
+        out.print(f"and {len(running) - _RUNS} more; --json lists all", style="dim")
+
+
+def _budgets(out: Console, told: dict[str, Any], rows: int | None, scope: str) -> None:
+    budgets = told["budgets"]
+    out.print(Text.assemble("\n", heading(f"budgets: {len(budgets)}")))
+    if not budgets and scope:
+        out.print(f"no budget's scope begins with {scope}; without --scope all are shown", style="dim", soft_wrap=True)
+        return
+    if not budgets:
+        out.print("no budget beyond single runs; budgets = [...] in the policy sets some", style="dim", soft_wrap=True)
+        return
+    print_table(out, budget_table(budgets[:rows], told["now"]))
+    if rows is not None and len(budgets) > rows:
+        out.print(f"and {len(budgets) - rows} more, less full; --all shows them, --scope chooses", style="dim")
+
+
+def _spend(out: Console, spend: Spend) -> None:
+    since = f"since {moment(spend.since)}"
+    out.print(Text.assemble("\n", heading(f"spent {since}: {_figures(spend.total)}")))
+    if spend.total.calls:
+        shown = table(spend.by, "cost", "tokens", "model calls", "", right=("cost", "tokens", "model calls"))
+        for row in spend.totals[:_NAMES]:
+            shown.add_row(row.name or "(no name)", usd(row.usd), f"{row.tokens:,}", f"{row.calls:,}", _remarks(row))
+        print_table(out, shown)
+        if len(spend.totals) > _NAMES:
+            out.print(f"and {len(spend.totals) - _NAMES} more; --json lists all", style="dim")
+    if spend.capped_at is not None:
+        out.print(f"only the last {spend.capped_at:,} calls were read; they do not reach back so far", style="yellow", soft_wrap=True)
+
+
+def _figures(row: Figures) -> str:
+    remarks = _remarks(row)
+    calls = f"{row.calls:,} model call{'' if row.calls == 1 else 's'}"
+    return f"{usd(row.usd)}, {row.tokens:,} tokens, {calls}" + (f" ({remarks})" if remarks else "")
+
+
+def _remarks(row: Figures) -> str:
+    remarks = [f"{row.unpriced} without a price, not in the cost"] if row.unpriced else []
+    remarks += [f"{row.estimated} estimated"] if row.estimated else []
+    return ", ".join(remarks)
+
+
+def _breakers(out: Console, breakers: list[BreakerRow], now: float) -> None:
+    if not breakers:
+        return
+    out.print(Text.assemble("\n", heading("breakers")))
+    shown = table("tool", "state", "failures", "in runs", "since", right=("failures", "in runs"))
+    for row in breakers:
+        state = Text(row.state, "red" if row.state != "closed" else "")
+        shown.add_row(row.tool, state, str(row.failures), str(row.runs), f"{span(now - row.opened_at)} ago" if row.opened_at else "")
+    print_table(out, shown)
+
+
+def _count(number: int | None) -> str:
+    return "?" if number is None else f"{number:,}"

@@ -1,0 +1,66 @@
+"""``runguard stop``: the kill switch, over a store, for every worker that shares it."""
+
+import getpass
+
+import click
+
+from runguard.cli.commands.command import Command, CommandError, json_option, print_json, store_option
+
+
+def _user() -> str:
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError, ImportError):  # a container's user may have no name
+        return "unknown"
+
+
+@click.command(
+    "stop",
+    cls=Command,
+    examples="""
+    runguard stop user:docs/alice --reason "looking into her bill"
+    runguard stop app:docs --reason "bad release" --actor oncall
+    runguard stop all --reason "provider incident" --store redis://cache:6379/0
+    """,
+)
+@click.argument("scope")
+@click.option("--reason", default="", help="Why; it stands in every trip that follows.")
+@click.option("--actor", default=_user, show_default="the user of this system", help="Who stops.")
+@store_option
+@json_option
+def command(scope: str, reason: str, actor: str, store: str | None, as_json: bool) -> None:
+    """Stop a run, session, user, app or everything: the kill switch.
+
+    SCOPE is run:ID, session:APP/USER/ID, user:APP/USER, app:APP or all. Model calls in flight are ended within about a second, later
+    ones and new runs are refused, by every worker that shares the store, until `runguard resume SCOPE`. Exit code 0 when the stop is
+    in force, 2 when it is not.
+    """
+    from runguard.cli.commands.scopes import known_scopes, near, running_in
+    from runguard.cli.commands.stores import desk, look_at, tell_alerts
+    from runguard.console.hints import hint
+    from runguard.core.printable import printable
+    from runguard.ledger.kill_switch import ALL, check_scope
+
+    check_scope(scope)
+    if not actor.strip():
+        raise CommandError("--actor: say who stops")
+    reason = reason if reason.strip() else ""
+    view, policy = look_at(store)
+    before = next((stop for stop in view.stops() if stop.scope == scope), None)
+    runs = running_in(view, scope)
+    guard = desk(policy)
+    guard.throw_switch(scope, actor, reason)
+    notes = [f"it was stopped before, by {before.actor}{before.because}"] if before is not None else []
+    if not runs and before is None and scope != ALL and scope not in (known := known_scopes(view)):
+        notes.append(f"nothing is known of {scope} yet; {near(scope, known)}")
+    notes += tell_alerts(guard)
+    if as_json:
+        print_json({"ok": True, "scope": scope, "actor": actor, "reason": reason, "store": view.name, "running": runs, "notes": notes})
+        return
+    click.echo(printable(f"stopped: {scope}, by {actor}" + (f": {reason}" if reason else "")))
+    if runs:
+        runs = printable(runs)
+        click.echo(f"  {len(runs)} running now, ended within about a second: {', '.join(runs[:5])}{' and more' if len(runs) > 5 else ''}")
+    for note in printable(notes):
+        click.echo(f"  note: {note}")
+    click.echo(f"  take it back with: {hint('resume', scope, store)}")

@@ -1,0 +1,1 @@
+"""Decides: the guard, the state of its runs and lanes, breakers and side effects that happen once."""

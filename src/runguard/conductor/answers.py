@@ -1,0 +1,163 @@
+"""What the answers of tools mean: which are failures, which are news, which count."""
+
+import logging
+import re
+from collections.abc import Callable
+from typing import Any, Final
+
+from runguard.conductor.runs import Lane, Run
+from runguard.core.absence import says_missing
+from runguard.core.events import FAILURES, Answer, Outcome, ToolResults
+from runguard.core.fingerprint import ASIDE, answer_text, digest, mask, size_of
+from runguard.core.outcomes import MISSING, classify, failure_class, was_done
+from runguard.core.unfinished import is_unfinished
+from runguard.policy.settings import Policy, ToolRule
+from runguard.policy.tools import Tools
+
+_log: Final = logging.getLogger("runguard")
+# Members bound once: looking one up on its enum costs as much as the rest of a line.
+_OK, _EMPTY, _FAILED, _ERROR, _REFUSED = Outcome.OK, Outcome.EMPTY, Outcome.FAILED, Outcome.ERROR, Outcome.REFUSED
+# What an agent writes to itself, told by a short "noted": without this a thought between two failures would pass for work.
+_NOTES: Final = re.compile(r"(?:sequential_?)?think(?:ing)?|(?:log_|record_)?thoughts?|scratchpad|todo_?write|update_?todos?", re.IGNORECASE)
+_NOTE_BYTES: Final = 200
+_SAID: Final = 800  # characters of a failure in which a thing is looked for
+_NAME: Final = 80
+_BIG: Final = 10**40
+
+
+class Answers:
+    """Reads answers by a policy. ``report``: that a call which a breaker waits for has an answer; ``settle_once``: whether a side effect was done."""
+
+    def __init__(self, policy: Policy, tools: Tools, report: Callable[[Run, Answer, float], None], settle_once: Callable[[Run, bytes, bool], None]) -> None:
+        self._policy, self._tools = policy, tools
+        self._report_answer, self._settle_once = report, settle_once
+        self._max_chars = policy.max_tool_result_chars or 0
+        self._normalizes = bool(policy.tool_result_normalizer)
+        self._counts_unfinished = policy.max_identical_tool_results is not None
+
+    def understand(self, run: Run, lane: Lane, event: ToolResults) -> None:
+        """What each answer means and whether it is news."""
+        kept: list[Answer] = []
+        pairs: list[tuple[bytes, int]] = []
+        agent, context, known = event.agent, lane.context, self._tools.known
+        for a in event.answers:
+            tool = a.tool
+            rule = known[tool] if tool in known else self._tools.rule(tool)
+            if run.permits:
+                self._report_answer(run, a, event.at)
+            if rule is not None and rule.exempt:
+                if rule.once and a.outcome is not _REFUSED:  # a refused call claimed nothing: the claim belongs to another one
+                    self._settle_once(run, a.once or a.call, a.outcome is None and was_done(a.value))
+                continue
+            kept.append(a)
+            if a.outcome is _REFUSED:
+                continue
+            if self._max_chars:
+                a.chars = size_of(a.value, 2 * self._max_chars)
+            raw = a.value
+            if rule is not None or self._normalizes:
+                a.value = self._normalized(a, rule)
+            value = a.value
+            outcome: Outcome | None = a.outcome
+            if outcome is None:
+                outcome, a.failure = classify(raw)
+                a.outcome = outcome
+            elif outcome is _ERROR and type(raw) is str and says_missing(raw):
+                outcome, a.failure = _EMPTY, MISSING  # raised or told: a thing that was looked up and is not there
+                a.outcome = outcome
+            missing = outcome is _EMPTY and a.failure == MISSING
+            if missing:
+                a.failure = ""
+            if outcome in FAILURES:
+                event.failures = True
+                if not a.failure or value is not raw:  # the normalizer decides what identifies a failure, too
+                    a.failure = failure_class(answer_text(value))
+                if thing := thing_named(a.args, value, rule):
+                    a.failure = f"{a.failure}\0{thing}"
+            a.answer, new = lane.book.name(a.call, value, agent)
+            if context is not None and (lane.book.size < 0 or lane.book.size > context.suspicious_chars > 0) and not a.chars:
+                a.chars = size_of(raw, 8 * context.limit)
+            good = outcome is _OK or outcome is _EMPTY
+            if self._counts_unfinished and good and (outcome is _EMPTY or is_unfinished(raw)):
+                a.unfinished = digest(mask(answer_text(value))).hex()
+            if rule is not None:
+                self._apply_rule(run, lane, event, a, rule, good and not missing)
+            if new and good and lane.book.size < _NOTE_BYTES and _NOTES.fullmatch(tool) is not None:
+                a.counted = new = False  # neither news nor a step
+            if a.counted:
+                pairs.append((a.call, a.answer))
+            if new:
+                event.news = True
+                event.progress = event.progress or (good and not a.hands_over)
+        event.answers = kept
+        event.pairs = frozenset(pairs)
+        event.calls = frozenset([a.call for a in kept if a.counted])
+
+    def settle_effects(self, run: Run, event: ToolResults) -> None:
+        """Answers from a journal, whose outcome is known: which side effects were done."""
+        for a in event.answers:
+            effect = self._tools.effect_of(a)
+            if effect and a.outcome is not _REFUSED:
+                self._settle_once(run, effect, a.outcome is _OK or a.outcome is _EMPTY)
+
+    def _apply_rule(self, run: Run, lane: Lane, event: ToolResults, a: Answer, rule: ToolRule, good: bool) -> None:
+        a.counted = not (rule.polling or rule.paging)
+        if rule.once:
+            self._settle_once(run, a.once or a.call, good)
+        if good and rule.writes:
+            lane.book.forget_pairs()
+            event.news = event.progress = True
+
+    def _normalized(self, a: Answer, rule: ToolRule | None) -> object:
+        normalizer = self._policy.tool_result_normalizer.get(a.tool)
+        value = a.value
+        if normalizer is not None:
+            try:
+                value = normalizer(value)
+            except Exception:  # the user's function failed on this answer: the answer itself still identifies
+                _log.warning("runguard.normalizer_failed: tool_result_normalizer[%r] raised; the whole answer is compared", a.tool, exc_info=True)
+        if rule is None:
+            return value
+        if a.outcome is None and rule.failed is not None and _declared_failure(rule.failed, a.value):
+            a.outcome = _FAILED
+        if rule.volatile and type(value) is dict:
+            value = {key: entry for key, entry in value.items() if key not in rule.volatile}
+        return value
+
+
+def thing_named(args: object, answer: object, rule: ToolRule | None) -> str:
+    """The arguments that a failure names: it is about those of many, and the same said about others is another failure."""
+    if type(args) is not dict:
+        return ""
+    said = answer_text(answer)
+    said = said if len(said) <= _SAID else f"{said[: _SAID // 2]}\n{said[-_SAID // 2 :]}"
+    aside = ASIDE if rule is None else ASIDE.union(rule.volatile)
+    names = {name for key, value in args.items() if type(key) is str and key not in aside and (name := _name(value)) and _stands_in(name, said)}
+    return "\0".join(sorted(names))  # the same in whatever order a store keeps them
+
+
+def _name(value: object) -> str:
+    name = value if type(value) is str else str(value) if type(value) is int and 9 < value < _BIG else ""
+    return name if 2 <= len(name) <= _NAME else ""
+
+
+def _stands_in(name: str, said: str) -> bool:
+    at = said.find(name)
+    return at >= 0 and not (said[max(at - 1, 0) : at].isalnum() or said[at + len(name) : at + len(name) + 1].isalnum())
+
+
+def _declared_failure(failed: Any, value: object) -> bool:
+    if callable(failed):
+        try:
+            return bool(failed(value))
+        except Exception:
+            _log.warning("runguard.failed_rule_failed: a tool's `failed` function raised; the answer is judged without it", exc_info=True)
+            return False
+    if type(value) is not dict:
+        return False
+    for key, wanted in failed.items():
+        actual = value.get(key)
+        options = wanted if isinstance(wanted, list | tuple) else [wanted]
+        if type(actual) in (str, int, float, bool) and actual in options:
+            return True
+    return False

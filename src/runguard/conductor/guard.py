@@ -1,0 +1,851 @@
+"""The guard: takes events, asks the detectors, decides. The only place where anything is decided.
+
+``check`` before something happens and ``after`` it are synchronous and touch nothing but memory. ``reserve`` is awaited between
+them: it holds a place among the calls in flight and the call's worst case on every budget; ``settle`` books what the call took.
+``end`` forgets everything of a run but its trips and its figures.
+"""
+
+import asyncio
+import json
+import logging
+import os
+import threading
+import time
+import weakref
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future
+from typing import Any, Final
+
+from runguard.accounting.accounts import Accounts
+from runguard.accounting.charges import Charge, Denied, Fired, scopes_of
+from runguard.accounting.refusals import finding_of, finding_of_stop
+from runguard.accounting.spending import record_of
+from runguard.conductor.answers import Answers
+from runguard.conductor.carried import KEY as CARRIED
+from runguard.conductor.faults import Faults
+from runguard.conductor.paused import Pauses
+from runguard.conductor.runs import Lane, Run, is_lasting, lane_detectors, lane_rungs, retired_name
+from runguard.conductor.session_growth import SessionGrowths
+from runguard.conductor.shared import Breakers, Once
+from runguard.conductor.succession import alarms_of, take_over
+from runguard.conductor.summaries import RefusedSummaries
+from runguard.conductor.trips import guard_error_trip, trip_of
+from runguard.core.breaker import Permit
+from runguard.core.budget import to_usd
+from runguard.core.decision import ALLOW, Action, Decision, Finding, Money, Trip, on_one_line, text_for_model, text_for_user
+from runguard.core.detectors.failures import Stall
+from runguard.core.events import ROOT_LANE, AgentEntered, Answer, Event, HandOff, ModelCall, ModelResult, Outcome, RunInfo, ToolCall, ToolResults
+from runguard.core.exceptions import PolicyError
+from runguard.ledger.kill_switch import Stop, check_actor, check_reason, check_scope, read_stops, with_stops
+from runguard.ledger.store import Session, StoreError, StoreOutage
+from runguard.outlets.callbacks import Outbox
+from runguard.outlets.journal import KIND, Journal
+from runguard.outlets.telemetry import SAMPLE, Telemetry
+from runguard.policy.settings import Policy
+from runguard.policy.tools import Tools
+from runguard.pricing.rates import Usage
+
+_log: Final = logging.getLogger("runguard")
+# Members bound once: looking one up on its enum costs as much as the rest of a line.
+_WARN, _NUDGE, _BLOCK, _STOP = Action.WARN, Action.NUDGE, Action.BLOCK, Action.STOP
+_OK, _EMPTY, _FAILED, _REFUSED = Outcome.OK, Outcome.EMPTY, Outcome.FAILED, Outcome.REFUSED
+_TRIPS_KEPT: Final = 1_000
+_LANES_KEPT: Final = 4_096
+_TOOLS_KEPT: Final = 4_096
+_BREAKER_FAILURES: Final = 5
+_NOTED_KEPT: Final = 256
+
+
+class Guard:
+    """One policy at work over any number of concurrent runs."""
+
+    def __init__(self, policy: Policy, *, breaker_runs: int = 2, advice: Mapping[str, str] | None = None, heir_of: "Guard | None" = None) -> None:
+        """``breaker_runs``: how many runs must have seen failures before a breaker opens for all: one user's bad arguments are no outage.
+
+        ``advice``: how to go on after a stop, by rule, where the settings have other names than those of a policy. ``heir_of``: a guard whose
+        policy this one replaces; see ``runguard.conductor.succession``.
+        """
+        self._advice = advice or {}
+        self.policy = policy
+        self.clock = policy.clock or time.time  # noqa: TID251 - the one place that names the clock
+        self.runs: dict[str, Run] = {}
+        self.pauses = Pauses(self)
+        self.trips: deque[Trip] = deque(maxlen=_TRIPS_KEPT)
+        self.outbox = Outbox()
+        self.accounts: Accounts = Accounts(policy, self.clock, before=heir_of.accounts if heir_of is not None else None)
+        self.accounts.switch.listen(self._enforce_stops)
+        self.breakers = Breakers(self.accounts.ledger, policy.max_tool_failures or _BREAKER_FAILURES, policy.half_open_reset_seconds, breaker_runs)
+        self.once = Once(self.accounts.ledger, policy.hold_seconds)
+        self.growth = SessionGrowths(policy, self.accounts.ledger)
+        self.faults = Faults(policy.on_guard_error)
+        self._enforces = policy.mode == "enforce"
+        self.tools = tools = Tools(policy)
+        self.declare, self.tool_rule, self.fingerprint = tools.declare, tools.rule, tools.fingerprint
+        self._answers = Answers(policy, tools, self._report_answer, self.settle_once)
+        self._lock = threading.Lock()
+        self._alerts = 0
+        self._switching = threading.Lock()
+        self._lane_rungs = lane_rungs(policy)
+        self.telemetry = Telemetry.of(self) if policy.telemetry and policy.mode != "off" else None
+        self.alarms = alarms_of(self, heir_of)
+        if self.alarms is not None:
+            self.accounts.on_store, self.accounts.on_extended, self.breakers.on_change = self.alarms.store, self.alarms.extended, self.alarms.breaker
+            self.accounts.on_cap(self.alarms.cap)
+        self.summaries = RefusedSummaries(self.alarms)
+        self.elders: tuple[weakref.ref[Guard], ...] = ()  # guards whose policies this one replaced, while they have runs
+        if heir_of is not None:
+            take_over(self, heir_of)
+        self.time_next(SAMPLE)
+        self.accounts.ledger.watch(self._on_control, self._signs_of_life)  # last: it may be told something at once
+
+    def check_store(self) -> None:
+        """A store that cannot be worked with is a mistake to be told at construction, not in the middle of a run."""
+        if self.policy.mode == "off":
+            return
+        try:
+            self.accounts.ledger.check()
+        except StoreError as error:
+            raise PolicyError(f"the store cannot be used: {error}") from None
+
+    # ---- runs and lanes ---------------------------------------------------------------------------------------------
+
+    def start(self, info: RunInfo) -> Run:
+        """A root run begins; one that has its name begins afresh."""
+        if (before := self.runs.get(info.run)) is not None:
+            self.accounts.end(before.purse)
+            if before.journal is not None:
+                before.journal.flush()
+        run = Run(info, self.policy, self.tool_rule, self.accounts.begin(info), self.growth.of(info))
+        run.lanes[ROOT_LANE] = self._new_lane(run, ROOT_LANE, None, concurrent=False, path=())
+        if self.accounts.ledger.is_shared and self.policy.journal:
+            tell = self.accounts.ledger.tell  # not the guard: a run may be kept after another guard has taken over
+            run.journal = Journal(info, lambda text: tell(lambda session: session.append(KIND, info.run, text)))
+            if run.growth.sizes:
+                run.journal.add({"k": "growth", "t": info.at, "of": run.growth.dump(self.policy.cost_baseline_events)})
+        self.runs[info.run] = run
+        return run
+
+    def end(self, run_id: str) -> None:
+        """Forget a run. Permits it still holds go back: their calls were abandoned. A fault in one step does not prevent the others."""
+        run = self.runs.pop(run_id, None)
+        if run is None:
+            return
+        attempt = self.faults.attempt
+        attempt("end of run", self.accounts.end, run.purse)
+        if run.journal is not None:
+            attempt("end of run", run.journal.flush)
+        attempt("end of run", self.record_end, run)
+        attempt("end of run", self.growth.record, run.info, run.growth)
+        for tool, permit in run.permits.values():
+            attempt("end of run", self.breakers.release, tool, permit)
+        for call in run.pending_once:
+            attempt("end of run", self.once.settle, run.info, call, False)
+
+    def open_lane(self, run: Run, key: str, parent: str, *, concurrent: bool, path: tuple[str, ...] = (), delegate: str = "") -> Lane:
+        """A strand begins: a parallel branch, or the agent ``delegate`` that a model has called. Failures of the last one of this name carry on."""
+        above = run.lanes.get(parent) or run.lanes[ROOT_LANE]
+        lane = self._new_lane(run, key, above, concurrent=concurrent, path=path, delegate=delegate)
+        lane.stopped = run.cut_off.get(retired_name(key))
+        inherited = run.retired.get(retired_name(key))
+        if inherited is not None:
+            lane.use([*inherited, *(d for d in lane.detectors if type(d) not in {type(i) for i in inherited})])
+        if delegate:
+            lane.follow_agent()
+        if len(run.lanes) >= _LANES_KEPT:  # a run that opens so many strands has ended most of them without a word
+            oldest = next(k for k in run.lanes if k != ROOT_LANE)
+            self.close_lane(run, oldest)
+        run.lanes[key] = lane
+        if run.journal is not None:
+            called = {"agent": delegate} if delegate else {}
+            run.journal.add({"k": "lane", "l": key, "of": above.key, "concurrent": concurrent, "path": path, **called})
+        return lane
+
+    def close_lane(self, run: Run, key: str) -> None:
+        """A strand ended: its memory goes, its failure streaks stay for the next strand of the same name."""
+        lane = run.lanes.pop(key, None)
+        if lane is None:
+            return
+        if run.journal is not None:
+            run.journal.add({"k": "lane_end", "l": key})
+        name = retired_name(key)
+        if lane.stopped is None:
+            run.cut_off[name] = None  # one of this name ended well: no later one is refused for a sibling's sake
+        elif name not in run.cut_off:
+            run.cut_off[name] = lane.stopped
+        if len(run.cut_off) > _NOTED_KEPT:
+            run.cut_off.popitem(last=False)
+        if lane.concurrent:
+            return
+        run.retired[name] = [d for d in lane.detectors if isinstance(d, Stall)]
+        if len(run.retired) > _NOTED_KEPT:
+            run.retired.popitem(last=False)
+
+    def _new_lane(self, run: Run, key: str, parent: Lane | None, *, concurrent: bool, path: tuple[str, ...], delegate: str = "") -> Lane:
+        known = run.growth.sizes if is_lasting(key) else None
+        own = lane_detectors(self.policy, self._lane_rungs, self.tools.is_polling, known, key)
+        made = [*run.detectors, *own]  # those of the whole run first, shared by all its lanes
+        return Lane(key, parent, made, concurrent=concurrent, path=path, delegate=delegate)
+
+    # ---- before -----------------------------------------------------------------------------------------------------
+
+    def check(self, event: AgentEntered | HandOff | ModelCall | ToolCall) -> Decision:
+        """May this happen? Sticky: within a stopped scope the answer stays no."""
+        run = self.runs[event.run]
+        lane = run.lanes.get(event.lane) or run.lanes[ROOT_LANE]
+        if run.stopped is not None or lane.stopped is not None or lane.parent is not None:
+            stopped = run.stopped or lane.stop_in_force()
+            if stopped is not None:
+                if type(event) is ToolCall:
+                    self._give_up_once(run, event)
+                return Decision(_STOP, None, stopped, text_for_model(_STOPPED_FINDING), enforced=True)
+        kind = type(event)
+        decision = ALLOW
+        if kind is ToolCall:
+            decision = self._check_tool(run, lane, event)  # type: ignore[arg-type]
+            if decision.action >= _BLOCK and decision.enforced:
+                self._give_up_once(run, event)  # type: ignore[arg-type]
+                return decision
+        if run.journal is not None:
+            run.journal.saw(event)
+        found = self._ask(run, lane, event)
+        if found is None:
+            if kind is ModelCall:
+                run.spend.model_calls += 1
+            elif kind is ToolCall:
+                run.spend.tool_calls += 1
+            return decision
+        decision = self._decide(run, lane, event, found)
+        if kind is ModelCall and not (decision.action is _STOP and decision.enforced):
+            run.spend.model_calls += 1
+        elif kind is ToolCall:
+            if decision.action >= _BLOCK and decision.enforced:
+                self._give_up_once(run, event)  # type: ignore[arg-type]
+            else:
+                run.spend.tool_calls += 1
+        return decision
+
+    def _check_tool(self, run: Run, lane: Lane, event: ToolCall) -> Decision:
+        effect = self.tools.effect_of(event)
+        if effect:
+            taken = run.pending_once.get(effect, event.id) != event.id or effect in run.claimed_elsewhere
+            if taken or self.once.is_done(run.info, effect):
+                return self._decide(run, lane, event, Finding("once", _BLOCK, 2, 1, "executions", "call", event.tool, effect.hex()))
+            if effect in run.unchecked_once:
+                return self._decide(run, lane, event, Finding("once_unsure", _BLOCK, 1, 0, "outages", "call", event.tool, effect.hex()))
+            run.pending_once[effect] = event.id
+        breaker = self.breakers.get(event.tool)
+        if breaker is None or event.id in run.permits:  # none, or its probe was claimed for this call
+            return ALLOW
+        now = self.accounts.ledger.now(event.at)
+        permit = breaker.admit(now)
+        if permit is not None:
+            run.permits[event.id] = (event.tool, permit)
+            return ALLOW
+        finding = Finding("breaker", _BLOCK, breaker.threshold, breaker.threshold, "failures across runs", "call", event.tool, event.tool)
+        decision = self._decide(run, lane, event, finding)
+        if decision:
+            decision.retry_after = breaker.retry_after(now)
+        return decision
+
+    def reserve_now(self, event: ModelCall) -> bool:
+        """Permission for a model call outside of the places in flight, when it can be given at once; else ``reserve``."""
+        run = self.runs[event.run]
+        event.charge = charge = self.accounts.open_now(run.purse, event)
+        if charge is not None:
+            charge.number, charge.journal = event.number, run.journal
+        return charge is not None
+
+    async def reserve(self, event: ModelCall, *, slot: bool = True) -> Decision:
+        """Wait for leave to make a model call, or be refused. Awaited right before the call; ``event.charge`` is its account then.
+
+        ``slot=False``: the call is made inside of another one's place among the calls in flight, or beside the agents.
+        """
+        run = self.runs[event.run]
+        lane = run.lanes.get(event.lane) or run.lanes[ROOT_LANE]
+        task = asyncio.current_task() if slot else None
+        decision = ALLOW
+        run.waiting += 1
+        try:
+            if task is not None and not run.slots.take(task):
+                decision = await self._wait_for_slot(run, lane, event, task)
+                if decision.action is _STOP and decision.enforced:
+                    return decision
+            charge, denied = await self.accounts.open(run.purse, event, self._enforces, lambda: self._stop_meanwhile(run, lane) is not None)
+        except BaseException:  # cancelled while it waited, or the ledger failed: the place is free again
+            if task is not None:
+                run.slots.give_back(task)
+            self.unspent(event.run, event)
+            raise
+        finally:
+            run.waiting -= 1
+        event.charge = charge
+        try:
+            return self._answer(run, lane, event, task, charge, denied, decision)
+        except BaseException:  # a fault of ours: what was reserved is free again
+            event.charge = None
+            if charge is not None and not charge.over:
+                self.release(charge)
+                self.unspent(event.run, event)
+            if task is not None:
+                run.slots.give_back(task)
+            raise
+
+    def _answer(
+        self,
+        run: Run,
+        lane: Lane,
+        event: ModelCall,
+        task: "asyncio.Task[Any] | None",
+        charge: Charge | None,
+        denied: Denied | None,
+        decision: Decision,
+    ) -> Decision:
+        """What follows from the answer of the accounts."""
+        if charge is not None:
+            charge.number, charge.journal = event.number, run.journal
+        late = self._too_late(run, event) if charge is not None and self._enforces else None
+        if charge is not None and late is not None:
+            event.charge = None
+            self.accounts.release(charge)
+            if task is not None:
+                run.slots.give_back(task)
+            self.unspent(event.run, event)
+            return self._decide(run, lane, event, late)
+        if denied is None:
+            if charge is not None and charge.lowered:
+                decision = self._tell_lowered(run, lane, event, charge) or decision
+            return decision
+        stopped = self._stop_meanwhile(run, lane)
+        if charge is None:
+            if task is not None:
+                run.slots.give_back(task)
+            self.unspent(event.run, event, denied=stopped is None)
+            if stopped is not None:
+                return Decision(_STOP, None, stopped, text_for_model(_STOPPED_FINDING))
+        return self._decide(run, lane, event, finding_of(denied, event, self.accounts.ledger.name))
+
+    def _too_late(self, run: Run, event: ModelCall) -> Finding | None:
+        """The run's time was over while the call waited for money."""
+        if run.deadline is None:
+            return None
+        event.at = max(event.at, self.clock())
+        return run.deadline.observe(event)
+
+    @staticmethod
+    def _stop_meanwhile(run: Run, lane: Lane) -> Trip | None:
+        """A stop that came while a call waited. Not the limit on calls: this one was counted and is within it."""
+        stopped = run.stopped or lane.stop_in_force()
+        return None if stopped is not None and stopped.rule == "model_calls" else stopped
+
+    async def _wait_for_slot(self, run: Run, lane: Lane, event: ModelCall, task: "asyncio.Task[Any]") -> Decision:
+        if self.policy.queues:
+            if not self._enforces:
+                return ALLOW
+            await run.slots.wait(task)
+            event.at = self.clock()
+            stopped = self._stop_meanwhile(run, lane)
+            late = None if stopped is not None or run.deadline is None else run.deadline.observe(event)
+            if stopped is None and late is None:
+                return ALLOW
+            run.slots.give_back(task)  # the world changed while it waited
+            self.unspent(event.run, event)
+            return self._decide(run, lane, event, late) if late is not None else Decision(_STOP, None, stopped, text_for_model(_STOPPED_FINDING))
+        if run.journal is not None:
+            run.journal.add({"k": "surplus", "t": event.at, "l": event.lane, "a": event.agent, "at_once": len(run.slots) + 1})
+        decision = self._decide(run, lane, event, surplus(event, len(run.slots) + 1, run.slots.limit))
+        if decision.enforced:
+            self.unspent(event.run, event)
+        return decision
+
+    def unspent(self, run_id: str, event: ModelCall | None = None, *, denied: bool = False) -> None:
+        """A model call that was let through was not made after all: refused, or answered by somebody's cache. ``denied``: by a budget."""
+        run = self.runs.get(run_id)
+        if run is None:
+            return
+        run.spend.model_calls -= 1
+        if run.journal is not None:
+            run.journal.add({"k": "unspent", "n": event.number if event is not None else 0, "denied": denied})
+        if run.model_calls is not None:
+            run.model_calls.forget()
+
+    # ---- money ------------------------------------------------------------------------------------------------------
+
+    def _tell_lowered(self, run: Run, lane: Lane, event: ModelCall, charge: Charge) -> Decision:
+        """The answer had to be capped to what the rest can pay: said once per agent, seen in the request."""
+        finding = Finding(
+            "budget", _WARN, charge.max_output, charge.max_output, "output tokens left", "lane", "", f"lowered:{event.agent}", f"agent {event.agent}"
+        )
+        return self._decide(run, lane, event, finding)
+
+    def settle(self, charge: Charge, usage: Usage, model: str = "", *, nano: int | None = None, estimated: bool = False, free: bool = False) -> None:
+        """Book what a call took. A later figure for the same call replaces the earlier one. Fires the thresholds that it reaches.
+
+        Money first: a fault in anything else leaves no reservation behind and does not reach the caller.
+        """
+        before = charge.booked
+        run = self.runs.get(charge.purse.info.run)
+        if run is not None and run.purse is not charge.purse:
+            run = None  # reported after the end of its run: booked all the same
+        if run is not None:
+            run.spend.prompt_tokens += usage.input - (before.input if before is not None else 0)
+            run.spend.output_tokens += usage.output - (before.output if before is not None else 0)
+        try:
+            booked = (lambda: self._look_back(run, charge)) if charge.doubt is not None and run is not None else None
+            self.accounts.settle(charge, usage, model, nano=nano, estimated=estimated, free=free, on_fired=self._threshold, on_booked=booked)
+        except Exception as error:
+            self.close(charge, error, usage)
+        try:
+            if self.accounts.ledger.is_shared and charge.booked is not None and not charge.within:
+                self._record_call(run, charge, usage, model, nano=nano, estimated=estimated, free=free)
+        except Exception as error:
+            self.fault("settle", error, charge.purse.info.run)
+
+    def _record_call(self, run: Run | None, charge: Charge, usage: Usage, model: str, *, nano: int | None, estimated: bool, free: bool) -> None:
+        record = record_of(charge)
+        text = json.dumps(record)
+        self.accounts.ledger.tell(lambda session: session.append("call", charge.purse.info.run, text))
+        journal = run.journal if run is not None else charge.journal
+        if journal is not None:
+            charge.number = charge.number or journal.number()  # not reserved before: it gets its number now
+            journal.paid(charge.number, self.clock(), usage, model=model, nano=nano, usd=record["usd"], estimated=estimated, free=free)
+            if run is None:
+                journal.flush()
+
+    def _look_back(self, run: Run, charge: Charge) -> None:
+        """In the shadow: what had seemed too dear was booked, maybe after the run's end. Was it?"""
+        doubt = charge.doubt
+        if doubt is None or not self.accounts.has_come_true(doubt):
+            return
+        charge.doubt = None
+        event = ModelCall(run.info.run, charge.lane, charge.agent, self.clock(), charge.model)
+        self._decide(run, run.lanes.get(charge.lane) or run.lanes[ROOT_LANE], event, finding_of(doubt, event, self.accounts.ledger.name))
+
+    def _run_of(self, charge: Charge) -> Run | None:
+        run = self.runs.get(charge.purse.info.run) or self.pauses.find(charge.purse.info.run)
+        return run if run is not None and run.purse is charge.purse else None
+
+    def close(self, charge: Charge, error: Exception, usage: Usage | None = None) -> None:
+        """Close the account of a call after a fault of ours. An estimate is booked: later calls must not wait for what it holds."""
+        self.fault("settle", error, charge.purse.info.run)
+        self.faults.attempt("settle", self.accounts.close, charge, usage)
+
+    def release(self, charge: Charge) -> None:
+        """A call that was given leave never left."""
+        try:
+            self.accounts.release(charge)
+        except Exception as error:
+            self.fault("release", error, charge.purse.info.run)
+        try:
+            run = self._run_of(charge)
+            if run is not None and run.journal is not None:
+                run.journal.add({"k": "back", "n": charge.number})
+        except Exception as error:
+            self.fault("release", error, charge.purse.info.run)
+
+    def abandon(self, charge: Charge, streamed_tokens: int = 0, *, streaming: bool = False, refused: bool = False) -> None:
+        """A call ended without reporting its usage: booked as an estimate and flagged.
+
+        ``refused``: the provider refused it or could not be reached, so it cost nothing; it still counts as a call.
+        """
+        if charge.over:
+            return
+        if refused and not streamed_tokens:
+            self.settle(charge, Usage(), free=True)
+            return
+        try:
+            usage = self.accounts.guess(charge, streamed_tokens, streaming)
+        except Exception as error:
+            self.close(charge, error)
+            return
+        self.settle(charge, usage, estimated=True)
+
+    def _threshold(self, charge: Charge, reached: Fired) -> None:
+        """A share of a budget is spent: tell whoever asked, and the run that spent it."""
+        account, threshold, status = reached.account, reached.threshold, reached.status
+        if threshold.callback is not None:
+            self.outbox.send(threshold.callback, status)
+        if self.alarms is not None:
+            self.alarms.threshold(reached)
+        run = self._run_of(charge)
+        if run is None:
+            return
+        self._alerts += 1
+        action = _NUDGE if threshold.action == "nudge" else _WARN
+        key = f"{account.key}:{account.granted}:{threshold.percent}:{threshold.action}:{self._alerts if threshold.recurring else ''}"
+        detail = f"{threshold.percent:.0%} of the budget of {account.scope} is spent: {status.spent} of {status.limit} {status.unit}"
+        money = Money(reached.meter.per.kind, account.scope, to_usd(account.spent_usd), to_usd(account.due_usd - account.spent_usd), account.ends)
+        finding = Finding("budget", action, status.spent, status.limit, status.unit, "run", "", key, detail, money=money)
+        lane = run.lanes.get(charge.lane) or run.lanes[ROOT_LANE]
+        event = ModelResult(run.info.run, lane.key, charge.agent, self.clock())
+        decision = self._decide(run, lane, event, finding)
+        if decision.action is _NUDGE and decision.enforced:
+            lane.notice = decision.for_model
+
+    # ---- the kill switch --------------------------------------------------------------------------------------------
+
+    def throw_switch(self, scope: str, actor: str, reason: str | None) -> None:
+        """Stop a scope: calls in flight are ended, every later one and every new run is refused, by all who share the store."""
+        stop = Stop(check_scope(scope), check_actor(actor), check_reason(reason), self.clock())
+        self.change_stops(lambda stops: {**stops, scope: stop})
+        if self.alarms is not None:
+            self.alarms.switched(scope, stop)
+
+    def release_switch(self, scope: str) -> None:
+        check_scope(scope)
+        self.change_stops(lambda stops: {name: stop for name, stop in stops.items() if name != scope})
+        if self.alarms is not None:
+            self.alarms.switched(scope, None)
+
+    def change_stops(self, change: Callable[[dict[str, Stop]], dict[str, Stop]]) -> None:
+        ledger = self.accounts.ledger
+        with self._switching:  # the document and what is known of it change as one
+            text = ledger.change_control(lambda text: with_stops(text, change(read_stops(text))))
+            if not ledger.is_shared:  # a shared one has told us, in order
+                self.accounts.switch.load(text)
+
+    def _on_control(self, text: str) -> None:
+        """The control document of the store has changed: stops and breakers."""
+        self.accounts.switch.load(text)
+        self.breakers.load(json.loads(text or "{}"))
+
+    def _enforce_stops(self) -> None:
+        """Called when the list of stops has changed, from any thread."""
+        stopped: list[Run] = []
+        for run in list(self.runs.values()):
+            stop = self.accounts.switch.of(scopes_of(run.info)) if run.stopped is None else None
+            if stop is not None:
+                self._decide(run, run.lanes[ROOT_LANE], ModelCall(run.info.run, ROOT_LANE, "", self.clock()), finding_of_stop(stop))
+                stopped.append(run)
+        for run in stopped if self._enforces else ():  # all are marked: what one gives back is not taken by another
+            for end in list(run.in_flight):
+                end()
+
+    def record_end(self, run: Run, carried: dict[str, Any] | None = None) -> "Future[None] | None":
+        """Write the run's figures to the store, and that it is not running any more. ``carried``: what another worker needs to resume it.
+
+        Returns when that is written; None where nothing is.
+        """
+        ledger = self.accounts.ledger
+        if not ledger.is_shared or run.unsure:  # unsure: the record of what it used before is the better one
+            return None
+        snapshot = run.snapshot(self.clock())
+        facts = {**snapshot, "in_flight": 0, "spend": self.accounts.spending.of_run(run.purse)}
+        figures = json.dumps(facts, default=str)
+        record = figures if carried is None else json.dumps({**facts, CARRIED: carried}, default=str)
+        written: Future[None] = Future()
+        name = run.info.run  # the fact must not keep the run
+
+        def tell(session: Session) -> None:
+            try:
+                session.append("run", name, record)
+                session.beat(name, ledger.worker, figures, ended=True)
+            except StoreOutage:
+                raise  # the ledger tries again
+            except BaseException:
+                written.set_result(None)
+                raise
+            written.set_result(None)
+
+        ledger.tell(tell)
+        return written
+
+    def _signs_of_life(self) -> Iterator[tuple[str, str]]:
+        now, here = self.clock(), os.getpid()
+        for run in [run for run in list(self.runs.values()) if run.pid == here]:  # after a fork, the parent's runs are the parent's
+            yield run.info.run, json.dumps(run.snapshot(now), default=str)
+
+    # ---- after ------------------------------------------------------------------------------------------------------
+
+    def after(self, event: ModelResult | ToolResults) -> Decision:
+        """Learn from what happened; a nudge, a refused answer or a stop may follow from it."""
+        run = self.runs.get(event.run)
+        if run is None:
+            return ALLOW  # told after the end of its run
+        lane = run.lanes.get(event.lane) or run.lanes[ROOT_LANE]
+        if type(event) is ToolResults:
+            if event.is_understood:
+                self._answers.settle_effects(run, event)
+            else:
+                self._answers.understand(run, lane, event)
+        if run.stopped is not None or ((lane.stopped is not None or lane.parent is not None) and lane.stop_in_force() is not None):
+            found = None  # already ending: nothing more to decide
+        else:
+            found = self._ask(run, lane, event)
+            if run.journal is not None:
+                run.journal.saw(event)
+        decision = ALLOW if found is None else self._decide(run, lane, event, found)
+        if type(event) is ToolResults:
+            for a in event.answers:
+                a.value = None  # answers are not ours to keep
+        return decision
+
+    def _report_answer(self, run: Run, a: Answer, now: float) -> None:
+        """Whatever the tool answered in words shows that it works; exceptions were reported as they came, refusals prove nothing."""
+        held = run.permits.pop(a.id, None)
+        if held is None:
+            return
+        if a.outcome is _REFUSED:
+            self.breakers.release(a.tool, held[1])
+        else:
+            self.breakers.report(a.tool, held[1], True, now, run.info.run)
+
+    def report_failure(self, run: Run, tool: str, call_id: str) -> None:
+        """A tool raised or timed out: the only thing that opens its breaker across runs."""
+        held = run.permits.pop(call_id, None)
+        permit = held[1] if held is not None else Permit(0)  # begun before the breaker existed
+        self.breakers.report(tool, permit, False, self.clock(), run.info.run)
+
+    # ---- deciding ---------------------------------------------------------------------------------------------------
+
+    def _ask(self, run: Run, lane: Lane, event: Event) -> Finding | None:
+        """The strongest finding of all detectors; every one of them sees the event."""
+        worst: Finding | None = None
+        for detector in lane.by_event.get(type(event), ()):
+            found = detector.observe(event)
+            if found is not None and (worst is None or found.action > worst.action):
+                worst = found
+        return worst
+
+    def _decide(self, run: Run, lane: Lane, event: Event, finding: Finding) -> Decision:
+        action = finding.action
+        is_aside = action is _STOP and type(event) is ModelCall and event.aside
+        if is_aside:
+            action = _BLOCK
+        mark = (finding.rule, "" if finding.scope == "run" else lane.first_key, finding.key, action)
+        if action <= _NUDGE:
+            if mark in run.noted:
+                return ALLOW  # already reported
+            if finding.rule == "growth" and action is _WARN:  # once per session, whichever of its runs and agents it is about
+                if run.growth.warned:
+                    return ALLOW
+                run.growth.warned = True
+            if action is _NUDGE and run.nudges >= self.policy.max_nudges:
+                return ALLOW
+        elif not self._enforces and mark in run.noted:
+            return ALLOW
+        if action <= _NUDGE or not self._enforces:
+            run.noted[mark] = None
+            if len(run.noted) > _NOTED_KEPT:
+                run.noted.popitem(last=False)
+        if action is _NUDGE:
+            run.nudges += 1
+        decision = Decision(action, finding, None, text_for_model(finding) if action >= _NUDGE else "", self._enforces)
+        if action is _STOP:
+            decision.trip = self._trip(run, lane, event, finding)
+        try:  # the decision holds, whether or not it can be reported
+            if run.journal is not None:
+                run.journal.decided(decision, lane.key, event.agent, event.at)
+            self._tell(decision)
+            if is_aside:
+                self.summaries.refused(run.info, decision)
+            if self.alarms is not None and finding.rule == "growth" and action is _WARN:
+                self.alarms.grown(finding, run.info, event.agent, event.at)
+            if self.telemetry is not None:
+                model = event.model or None if isinstance(event, ModelCall | ModelResult) else None
+                self.telemetry.decided(decision, run.info, event.agent, model)
+        except Exception as error:
+            self.faults.note("telling a decision", error)
+        return decision
+
+    def _trip(self, run: Run, lane: Lane, event: Event, finding: Finding) -> Trip:
+        owner = lane.owner(finding) if finding.scope == "lane" else None
+        for earlier in run.trips if finding.rule == "fan_out" else ():
+            if earlier.rule == finding.rule and earlier.unit == finding.unit:
+                # A surplus is one event however many branches it refuses.
+                if owner is not None and self._enforces:
+                    owner.stopped = earlier
+                return earlier
+        trip = trip_of(finding, run, lane, event, self.policy, self._advice)
+        if self._enforces:
+            if owner is not None:
+                owner.stopped = trip
+            else:
+                run.stopped = trip
+        self.faults.attempt("recording a trip", self._record, run, trip)
+        if self.alarms is not None:
+            self.faults.attempt("alerting", self.alarms.tripped, trip, finding)
+        return trip
+
+    def refuse(self, run: Run, event: Event, finding: Finding) -> Trip:
+        """Refuse one call for a reason that an adapter found, and go on: told like every decision, described like a stop."""
+        lane = run.lanes[ROOT_LANE]
+        self._decide(run, lane, event, finding)
+        return trip_of(finding, run, lane, event, self.policy, self._advice)
+
+    def stop(self, run: Run, event: Event, finding: Finding) -> Trip | None:
+        """Stop a run for a reason that an adapter found."""
+        return self._decide(run, run.lanes[ROOT_LANE], event, finding).trip
+
+    def fault(self, where: str, error: Exception, run_id: str = "", agent: str = "") -> Trip | None:
+        """A fault of the guard itself: counted and logged. It stops the run where the policy says so; returns why, or None to go on."""
+        self.faults.note(where, error)
+        return self.stop_after(where, error, run_id, agent)
+
+    def stop_after(self, where: str, error: Exception, run_id: str, agent: str = "") -> Trip | None:
+        """What a fault that is already counted means for the run."""
+        if self.goes_on_after(error):
+            return None
+        try:
+            return self.fail(run_id, "guard_error", f"{where}: {type(error).__name__}", agent)
+        except Exception as second:
+            self.faults.note("stopping", second)
+            return None
+
+    def goes_on_after(self, error: Exception) -> bool:
+        """Whether a call is made that could not be judged. A fault of the store follows ``on_outage``, any other ``on_guard_error``."""
+        if not self._enforces:
+            return True
+        if isinstance(error, StoreError | StoreOutage):
+            return self.policy.on_outage == "open"
+        return self.policy.on_guard_error == "allow"
+
+    def give_up(self, where: str, error: Exception, run_id: str = "", agent: str = "") -> Trip | None:
+        """``fault`` for a call that is about to be made: it has a reason to be refused even where its run could not begin."""
+        trip = self.fault(where, error, run_id, agent)
+        if trip is None and not self.goes_on_after(error):
+            trip = guard_error_trip(f"{where}: {type(error).__name__}", run_id, self.policy, self.clock())
+            self.trips.append(trip)
+        return trip
+
+    @property
+    def guard_errors(self) -> int:
+        """Faults of the guard itself so far."""
+        return self.faults.count
+
+    def fail(self, run_id: str, rule: str, message: str, agent: str = "") -> Trip | None:
+        """Stop a run for the guard's own sake: a broken policy, or a failure under ``on_guard_error="block"``."""
+        run = self.runs.get(run_id)
+        if run is None or run.stopped is not None:
+            return run.stopped if run else None
+        event = ModelCall(run_id, ROOT_LANE, agent, self.clock())
+        finding = Finding(rule, _STOP, 1, 0, "errors", "run", detail=message)
+        return self._decide(run, run.lanes[ROOT_LANE], event, finding).trip
+
+    def _record(self, run: Run, trip: Trip) -> None:
+        run.trips.append(trip)
+        with self._lock:
+            self.trips.append(trip)
+        if self.accounts.ledger.is_shared:
+            text = json.dumps(trip.to_dict())
+            self.accounts.ledger.tell(lambda session: session.append("trip", trip.id, text))
+        _log.warning("runguard.trip: %s", trip.message, extra={"runguard_trip": trip.id, "runguard_rule": trip.rule})
+        if self.policy.on_trip is not None:
+            self.outbox.send(self.policy.on_trip, trip)
+
+    def _tell(self, decision: Decision) -> None:
+        finding = decision.finding
+        if finding is not None and decision.action < _STOP:
+            # Findings about money and context are warnings. All others are logged at INFO.
+            level = logging.WARNING if decision.action is _WARN and finding.rule in ("budget", "context", "growth") else logging.INFO
+            if finding.money is not None:
+                _log.log(level, "runguard.%s: %s", decision.action.word, finding.detail)
+            else:
+                facts = (decision.action.word, finding.rule, finding.observed, finding.unit, on_one_line(finding.tool or finding.detail))
+                _log.log(level, "runguard.%s: %s, %s %s of %s", *facts)
+        if self.policy.on_decision is not None:
+            self.outbox.send(self.policy.on_decision, decision)
+
+    # ---- once per session -------------------------------------------------------------------------------------------
+
+    async def prepare_tool(self, run: Run, tool: str, effect: bytes, call_id: str) -> None:
+        """Ask the store before a tool call is judged: for the probe of its breaker, and for the claim of its side effect (``effect``, if it has one)."""
+        if not self.accounts.ledger.is_shared:
+            return
+        permit = await self.breakers.claim_probe(tool, self.clock())
+        if permit is not None:
+            run.permits[call_id] = (tool, permit)
+        if not effect:
+            return
+        run.claimed_elsewhere.discard(effect)  # the other worker may have failed
+        run.unchecked_once.discard(effect)
+        if effect in run.pending_once or self.once.is_done(run.info, effect):
+            return
+        run.pending_once[effect] = call_id  # before the wait: an equal call beside this one is refused, and the end of the run gives the claim back
+        try:
+            mine = await self.once.claim(run.info, effect)
+        except BaseException:  # cancelled while it asked: give back whatever was claimed
+            self.settle_once(run, effect, False)
+            raise
+        if mine is None and self.policy.on_outage == "open":
+            mine = True
+        if not mine:
+            run.pending_once.pop(effect, None)
+            (run.unchecked_once if mine is None else run.claimed_elsewhere).add(effect)
+
+    def settle_once(self, run: Run, effect: bytes, done: bool) -> None:
+        """A call of a ``once`` tool has ended: done, or free to be tried again."""
+        run.pending_once.pop(effect, None)
+        self.once.settle(run.info, effect, done)
+
+    def _give_up_once(self, run: Run, event: ToolCall) -> None:
+        """A call that was refused was not done: it may be tried again."""
+        effect = self.tools.effect_of(event)
+        if effect and run.pending_once.get(effect) == event.id:
+            self.settle_once(run, effect, False)
+
+    # ---- looking in -------------------------------------------------------------------------------------------------
+
+    def stop_text(self, trip: Trip) -> str:
+        return self.policy.stop_text or text_for_user(trip.rule)
+
+    def snapshot(self) -> dict[str, Any]:
+        """What runs now, with counts and growth; plain data."""
+        now = self.clock()
+        return {
+            "mode": self.policy.mode,
+            "policy": self.policy.digest,
+            "runs": [run.snapshot(now) for guard in self._with_elders() for run in list(guard.runs.values())],
+            "paused": self.pauses.waiting,
+            "budgets": self.accounts.budgets(as_known_here=True),
+            "outages": dict(self.accounts.outages),
+            "store": self.accounts.ledger.health(),
+            "breakers": {tool: breaker.state(self.accounts.ledger.now(now)).value for tool, breaker in list(self.breakers.items())},
+            "trips": len(self.trips),
+            "guard_errors": self.guard_errors + self.accounts.errors,
+            "callbacks_dropped": self.outbox.dropped,
+            "callbacks_failed": self.outbox.failed,
+            "alerts": self.alarms.counts if self.alarms is not None else {},
+        }
+
+    def _with_elders(self) -> "list[Guard]":
+        return [*(guard for elder in self.elders if (guard := elder()) is not None), self]
+
+    def flush(self, seconds: float) -> bool:
+        """Wait, bounded, until what was handed over has left: facts, callbacks, alerts, telemetry."""
+        end = time.monotonic() + seconds
+        jobs = [self.accounts.ledger.flush, self.outbox.flush]
+        jobs += [self.alarms.flush] if self.alarms is not None else []
+        jobs += [self.telemetry.flush] if self.telemetry is not None else []
+        return all([job(max(end - time.monotonic(), 0.0)) for job in jobs])  # noqa: C419 - each of them is asked
+
+    def time_next(self, calls: int) -> None:
+        """Tell telemetry how long the next so many questions take. The rest are not even looked at: nobody may be collecting."""
+        if self.telemetry is not None:
+            self.check = _timed(self, "check", self.telemetry.took, calls)  # type: ignore[method-assign, assignment]
+            self.after = _timed(self, "after", self.telemetry.took, calls)  # type: ignore[method-assign, assignment]
+
+
+def _timed(guard: Guard, name: str, took: Callable[[float], None], calls: int) -> Callable[[Any], Decision]:
+    """A method that tells how long it takes, and makes way for the plain one after so many calls."""
+    plain, itself, left = getattr(Guard, name), weakref.ref(guard), calls  # weakly: a guard must not keep itself alive
+
+    def timed(event: Any) -> Decision:
+        nonlocal left
+        guard, left = itself(), left - 1
+        if left <= 0 and guard is not None:
+            guard.__dict__.pop(name, None)
+        begin = time.perf_counter()
+        try:
+            return plain(guard, event)  # type: ignore[no-any-return]
+        finally:
+            took(time.perf_counter() - begin)
+
+    return timed
+
+
+def surplus(event: ModelCall, at_once: int, limit: int) -> Finding:
+    return Finding("fan_out", _STOP, at_once, limit, "model calls at once", "lane", "", "in flight", f"agent {event.agent}")
+
+
+_STOPPED_FINDING: Final = Finding("stopped", _STOP, 0, 0, "")

@@ -1,0 +1,320 @@
+"""The state of one running root run, and of each of its strands. Kept by the guard, gone when the run ends."""
+
+import os
+from collections import OrderedDict, deque
+from collections.abc import Callable, Iterable
+from concurrent.futures import Future
+from typing import Any, Final
+
+from runguard.accounting.charges import Purse
+from runguard.conductor.session_growth import SessionGrowth
+from runguard.conductor.slots import Slots
+from runguard.core.breaker import Permit
+from runguard.core.budget import to_usd, usd_text
+from runguard.core.decision import HANDOFF_ROUNDS, Action, Finding, Rungs, Spend, Trip
+from runguard.core.detectors.context import Context
+from runguard.core.detectors.detector import Detector
+from runguard.core.detectors.failures import EmptyAnswers, EqualAnswers, Stall, ToolFailures
+from runguard.core.detectors.growth import Growth, Sizes
+from runguard.core.detectors.handoffs import Depth, HandOffCycle, HandOffRounds, ReEntry
+from runguard.core.detectors.limits import CallsPerTool, Deadline, FanOut, ModelCalls, ResultSize, ToolCalls
+from runguard.core.detectors.repetition import Cycle, NoNews, Polling, Repetition, SameCall
+from runguard.core.events import RunInfo
+from runguard.core.fingerprint import AnswerBook
+from runguard.outlets.journal import Journal
+from runguard.policy.settings import FREE_RETRIES, Policy, ToolRule
+
+
+class Lane:
+    """One strand of a run in which things happen one after another, with its own detectors and memory."""
+
+    __slots__ = (
+        "book",
+        "by_event",
+        "concurrent",
+        "context",
+        "cut",
+        "cycle_of",
+        "delegate",
+        "detectors",
+        "first_key",
+        "fresh",
+        "key",
+        "notice",
+        "parent",
+        "path",
+        "starting",
+        "stopped",
+    )
+
+    def __init__(self, key: str, parent: "Lane | None", detectors: list[Detector], *, concurrent: bool, path: tuple[str, ...] = (), delegate: str = "") -> None:
+        """``delegate``: the agent that a model has called here, as a tool or for a task; "" for other lanes."""
+        self.key, self.parent, self.concurrent, self.path, self.delegate = key, parent, concurrent, path, delegate
+        self.first_key = key  # of the lane in which its loop counters began
+        self.cycle_of = self  # the lane in which its hand-offs began to be counted
+        self.detectors = detectors
+        self.by_event = dispatch(detectors)
+        self.book = AnswerBook()
+        self.context = next((d for d in detectors if isinstance(d, Context)), None)
+        self.stopped: Trip | None = None
+        self.cut = False  # ended by a stop rather than by itself
+        self.fresh = True  # no model call yet
+        self.starting = 0  # branches below that have begun and not yet been judged: those that start at once
+        self.notice = ""  # a nudge that found no tool result to ride on, for the next request
+
+    def follow_agent(self) -> None:
+        """Go on with the loop counters of an earlier call of the same agent that is still open above: the agent is called inside of itself.
+
+        Where branches run beside each other in between, only the hand-offs are counted together: calls of one branch do not repeat
+        those of another.
+        """
+        above, shared = self.parent, _LOOP_RULES if not self.concurrent else _HANDOFF_RULES
+        while above is not None and above.delegate != self.delegate:
+            if above.concurrent:
+                shared = _HANDOFF_RULES
+            above = above.parent
+        if above is None or not self.delegate:
+            return
+        kept = {type(detector): detector for detector in above.detectors if isinstance(detector, shared)}
+        self.use([kept.get(type(detector), detector) for detector in self.detectors])
+        self.cycle_of = above.cycle_of
+        if shared is _LOOP_RULES:
+            self.book, self.first_key = above.book, above.first_key
+
+    def use(self, detectors: list[Detector]) -> None:
+        self.detectors, self.by_event = detectors, dispatch(detectors)
+
+    def owner(self, finding: Finding) -> "Lane | None":
+        """The nearest strand that runs beside others: a stop ends there, or ends the run when there is none."""
+        is_handoff = finding.rule == "handoff" or finding.unit == HANDOFF_ROUNDS
+        lane: Lane | None = self.cycle_of if is_handoff else self
+        while lane is not None and not lane.concurrent:
+            lane = lane.parent
+        return lane
+
+    def stop_in_force(self) -> Trip | None:
+        lane: Lane | None = self
+        while lane is not None:
+            if lane.stopped is not None:
+                return lane.stopped
+            lane = lane.parent
+        return None
+
+
+_HANDOFF_RULES: Final[tuple[type, ...]] = (HandOffCycle, HandOffRounds)
+_LOOP_RULES: Final[tuple[type, ...]] = (
+    *_HANDOFF_RULES,
+    Cycle,
+    EmptyAnswers,
+    NoNews,
+    Polling,
+    Repetition,
+    SameCall,
+    Stall,
+    ToolFailures,
+)
+
+
+def dispatch(detectors: Iterable[Detector]) -> dict[type, list[Detector]]:
+    table: dict[type, list[Detector]] = {}
+    for detector in detectors:
+        for kind in detector.sees:
+            table.setdefault(kind, []).append(detector)
+    return table
+
+
+class Run:
+    """Everything known about one running root run. Gone when it ends."""
+
+    __slots__ = (
+        "claimed_elsewhere",
+        "cut_off",
+        "deadline",
+        "detectors",
+        "growth",
+        "in_flight",
+        "info",
+        "journal",
+        "lanes",
+        "memo",
+        "model_calls",
+        "noted",
+        "nudges",
+        "paused_at",
+        "pauses",
+        "pending_once",
+        "permits",
+        "pid",
+        "purse",
+        "refused_at_border",
+        "refusing",
+        "retired",
+        "slots",
+        "spend",
+        "started",
+        "stopped",
+        "trips",
+        "unchecked_once",
+        "unsure",
+        "waiting",
+        "written",
+    )
+
+    def __init__(self, info: RunInfo, policy: Policy, tool_rule: Callable[[str], ToolRule | None], purse: Purse, growth: SessionGrowth) -> None:
+        self.info, self.purse, self.growth, self.pid = info, purse, growth, os.getpid()
+        self.journal: Journal | None = None  # kept where a store is
+        self.started = info.at
+        self.paused_at = info.at
+        self.pauses = 0  # so many times
+        self.written: Future[None] | None = None  # the record of its last pause
+        self.memo: Any = None  # what the adapter needs to go on after a pause
+        self.unsure = False  # it was resumed and the store could not tell what it had used before
+        self.spend = Spend()
+        self.in_flight: set[Callable[[], None]] = set()  # how to end each call that is at a model now
+        self.refusing = False  # a refusal at the border is on its way: others beside it are the same round
+        self.refused_at_border = (0, 0)  # times since the last model call that was made, and which one that was
+        self.waiting = 0  # of the model calls counted, those that wait for a place or for money
+        self.lanes: dict[str, Lane] = {}
+        self.retired: OrderedDict[str, list[Detector]] = OrderedDict()  # failure streaks of ended child lanes, by name
+        self.slots = Slots(policy.in_flight)
+        self.stopped: Trip | None = None
+        self.trips: deque[Trip] = deque(maxlen=100)
+        self.noted: OrderedDict[tuple[str, str, str, Action], None] = OrderedDict()
+        self.nudges = 0
+        self.permits: dict[str, tuple[str, Permit]] = {}
+        limit = policy.max_model_calls or info.model_call_limit
+        self.model_calls = ModelCalls(limit) if limit else None
+        self.cut_off: OrderedDict[str, Trip | None] = OrderedDict()  # strands that were stopped, by name: called again they stay stopped
+        self.claimed_elsewhere: set[bytes] = set()  # side effects that another worker has done or is doing
+        self.unchecked_once: set[bytes] = set()  # side effects that could not be claimed, because the store did not answer
+        self.pending_once: dict[bytes, str] = {}  # and by which call; side effects on their way: an equal call of the same response must not run too
+        self.deadline = Deadline(policy.max_seconds, info.at) if policy.max_seconds else None
+        whole: list[Detector | None] = [
+            self.model_calls,
+            ToolCalls(policy.max_tool_calls) if policy.max_tool_calls else None,
+            CallsPerTool(lambda tool: rule.max_calls if (rule := tool_rule(tool)) is not None else None),
+            Depth(policy.max_delegation_depth) if policy.max_delegation_depth else None,
+            FanOut(policy.fan_out) if policy.fan_out else None,
+            self.deadline,
+        ]
+        self.detectors = [d for d in whole if d is not None]
+
+    def go_on(self, at: float) -> None:
+        """The run is resumed. The time since its pause does not count."""
+        idle = max(at - self.paused_at, 0.0)
+        self.started += idle
+        every = [*self.detectors, *(detector for lane in self.lanes.values() for detector in lane.detectors)]
+        for detector in {id(one): one for one in every if isinstance(one, Deadline | Polling)}.values():  # lanes share those of the run
+            detector.skip(idle)
+
+    def stops_in_force(self) -> list[Trip]:
+        """The stops of the run and of its strands, each once."""
+        found = [self.stopped, *(lane.stopped for lane in self.lanes.values()), *self.cut_off.values()]
+        return list({trip.id: trip for trip in found if trip is not None}.values())
+
+    def lift(self, trip: Trip) -> None:
+        """Take a stop back: of the run, or of the strands that it ended."""
+        if self.stopped is not None and self.stopped.id == trip.id:
+            self.stopped = None
+        for lane in self.lanes.values():
+            if lane.stopped is not None and lane.stopped.id == trip.id:
+                lane.stopped, lane.cut = None, False
+        for name in [name for name, stop in self.cut_off.items() if stop is not None and stop.id == trip.id]:
+            self.cut_off[name] = None
+
+    def snapshot(self, now: float) -> dict[str, Any]:
+        """Counts, money and growth as plain data."""
+        growth: dict[str, float] = {}
+        for lane in list(self.lanes.values()):
+            for detector in lane.detectors:
+                if isinstance(detector, Growth):
+                    for agent, ratio in detector.ratios().items():
+                        growth[f"{lane.key}/{agent}" if lane.key else agent] = ratio
+        return {
+            "run": self.info.run,
+            "app": self.info.app,
+            "user": self.info.user,
+            "session": self.info.session,
+            "seconds": round(now - self.started, 3),
+            "model_calls": self.spend.model_calls,
+            "tool_calls": self.spend.tool_calls,
+            "prompt_tokens": self.spend.prompt_tokens,
+            "output_tokens": self.spend.output_tokens,
+            "spent_usd": self.purse.spent_usd,
+            "reserved_usd": to_usd(self.purse.reserved),
+            "unpriced_calls": self.purse.unpriced,
+            "estimated_calls": self.purse.estimated,
+            "in_flight": self.slots.busy(),
+            "growth": growth,
+            "nudges": self.nudges,
+            "stopped": self.stopped.rule if self.stopped else None,
+        }
+
+    @property
+    def spent_text(self) -> str:
+        """Dollars so far, for the operator; nothing where nothing is known."""
+        purse = self.purse
+        if purse.spent_usd is None:
+            return ""
+        unpriced = f" and {purse.unpriced} calls without a price" if purse.unpriced else ""
+        return f", {'about ' if purse.estimated else ''}{usd_text(purse.nano)}{unpriced}"
+
+
+def retired_name(key: str) -> str:
+    """A lane's name without the ids of the calls that opened it: the next call of the same agent has the same name."""
+    return "/".join(part.split("@", 1)[0] for part in key.split("/"))
+
+
+def is_lasting(key: str) -> bool:
+    """Whether the next run of the session will have this lane again. Lanes of calls and of nested runners are named by numbers."""
+    return "@" not in key and not key.partition("/")[0].isdigit()
+
+
+def parallel_part(branch: str) -> str:
+    """What parallel agents have added at the end of a branch's name: names without a number or the id of a call."""
+    parts = branch.split(".")
+    named = len(parts)
+    while named and "@" not in parts[named - 1]:
+        named -= 1
+    return ".".join(parts[named:])
+
+
+def lane_rungs(policy: Policy) -> dict[str, Rungs]:
+    """The rungs of the rules that look at one strand, as far as they can say anything."""
+    names = ("repetition", "no_news", "same_call", "cycle", "stall", "tool_failures", "empty", "handoff", "growth", "polling", "context")
+    return {name: rungs for name in names if (rungs := policy.rungs(name)) is not None and rungs != Rungs()}
+
+
+def lane_detectors(policy: Policy, rungs: dict[str, Rungs], is_polling: Callable[[str], bool], known: Sizes | None = None, place: str = "") -> list[Detector]:
+    """One of each rule in force, for one lane. ``known``: the prompts of its session; ``place``: where it stands in there."""
+    made: list[Detector] = []
+    if "repetition" in rungs:
+        made.append(Repetition(rungs["repetition"]))
+    if "stall" in rungs:
+        made.append(Stall(rungs["stall"], 0 if policy.is_explicit("stall") else FREE_RETRIES))
+    if policy.max_identical_tool_results is not None:
+        made.append(EqualAnswers(policy.max_identical_tool_results))
+    if "tool_failures" in rungs:
+        made.append(ToolFailures(rungs["tool_failures"]))
+    if "no_news" in rungs:
+        made.append(NoNews(rungs["no_news"], patient=not policy.is_explicit("no_news")))
+    if "same_call" in rungs:
+        made.append(SameCall(rungs["same_call"], look_from=2 if policy.store != "memory" else None))
+    if "empty" in rungs:
+        made.append(EmptyAnswers(rungs["empty"]))
+    if "cycle" in rungs:
+        made.append(Cycle(rungs["cycle"], policy.max_cycle_len or 4))
+        made.append(HandOffRounds(rungs["cycle"], policy.max_cycle_len or 4))
+    if "handoff" in rungs:
+        made.append(HandOffCycle(rungs["handoff"]))
+    if policy.max_reentries is not None:
+        made.append(ReEntry(policy.max_reentries))
+    if "growth" in rungs:
+        made.append(Growth(rungs["growth"], policy.cost_baseline_events, known, place))
+    if "polling" in rungs:
+        made.append(Polling(rungs["polling"], is_polling))
+    if "context" in rungs:
+        made.append(Context(rungs["context"].warn))
+    if policy.max_tool_result_chars:
+        made.append(ResultSize(policy.max_tool_result_chars))
+    return made

@@ -1,0 +1,440 @@
+"""Budgets: a limit in USD, tokens or calls on a scope, with an optional window; and the arithmetic of money and periods.
+
+Money is integer nano-USD inside and ``Decimal`` at the edge. Three counts go together everywhere, in the order of ``UNITS``: an
+``Amount`` is a plain tuple, because it is made for every model call.
+"""
+
+import math
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta, tzinfo
+from decimal import Decimal, InvalidOperation
+from fnmatch import fnmatchcase
+from fractions import Fraction
+from typing import Any, Final, Self
+
+from runguard.core.exceptions import PolicyError
+from runguard.core.mistakes import Checked, nearest
+from runguard.core.threshold import Threshold
+
+UNITS: Final = ("usd", "tokens", "calls")
+Amount = tuple[int, int, int]  # nano-USD, tokens, calls
+NOTHING: Final[Amount] = (0, 0, 0)
+UNLIMITED: Final = 1 << 62
+
+NANO: Final = 1_000_000_000
+MOST_USD: Final = 1_000_000_000  # more than that is a slip of the keyboard, and stays exact in every store
+MOST_COUNT: Final = 10**15
+_LEAST_USD: Final = Decimal("1e-9")
+_SHOWN_CHARS: Final = 80
+KINDS: Final = ("run", "session", "user", "app", "agent", "model", "tool", "label")
+_SHARED: Final = frozenset({"run", "session", "user", "app", "label"})  # spent here, nobody in the run may go on
+_WINDOW: Final = re.compile(r"([1-9]\d{0,5})([smhdw])")
+_SECONDS: Final = {"s": 1, "m": 60, "h": 3_600}
+_DAY: Final = 86_400
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+DEFAULT_THRESHOLDS: Final = (Threshold(0.5), Threshold(0.8), Threshold(0.95))
+
+
+# ---- money ----------------------------------------------------------------------------------------------------------
+
+
+def to_nano(value: object, name: str = "usd", *, least: int = 1) -> int:
+    """Dollars -> nano-USD. A fraction of a nano is dropped, so that a cap is never wider than it was written.
+
+    ``least``: the smallest result that is accepted. A fixed cap of 0 is rejected; a function may give one.
+    """
+    if fault := fault_of_dollars(value, least):
+        raise PolicyError(f"{name} = {shown(value)}: {fault}")
+    dollars = Decimal(str(value))
+    if dollars < _LEAST_USD:
+        return 0
+    numerator, denominator = dollars.as_integer_ratio()  # by integers: Decimal arithmetic obeys a context that the host program may have changed
+    return numerator * NANO // denominator
+
+
+def fault_of_dollars(value: object, least: int = 1) -> str:
+    """What is wrong with an amount of dollars, on one line; nothing where it is fine."""
+    too_much = f"the largest accepted value is {MOST_USD:,} dollars; leave it out for no limit"
+    if isinstance(value, bool) or not isinstance(value, int | float | str | Decimal):
+        return "give dollars as a number or a decimal string such as '2.50'"
+    if isinstance(value, int) and abs(value) > MOST_COUNT:
+        return too_much if value > 0 else "must be greater than 0"
+    try:
+        dollars = Decimal(str(value))
+    except InvalidOperation:
+        return "not a number of dollars"
+    if not dollars.is_finite():
+        return "must be finite; leave it out for no limit"
+    if dollars < 0 or (dollars == 0 and least > 0):
+        return "must be greater than 0"
+    if dollars > MOST_USD:
+        return too_much
+    return "less than a billionth of a dollar" if dollars < _LEAST_USD and least > 0 else ""
+
+
+def shown(value: object) -> str:
+    """A value in an error message: short, on one line, and without running code of a foreign object."""
+    if isinstance(value, int) and abs(value) >= 10**30:  # Python refuses to write out more than 4,300 digits
+        return f"{'-' if value < 0 else ''}(a number of {value.bit_length() * 3 // 10} digits)"
+    if value is None or type(value) in (bool, int, float, str, Decimal):
+        text = repr(value)
+        return text if len(text) <= _SHOWN_CHARS else f"{text[:_SHOWN_CHARS]}…"
+    return f"a {type(value).__name__}"
+
+
+def to_usd(nano: int) -> Decimal:
+    """nano-USD -> dollars, exact, without trailing zeros."""
+    whole, rest = divmod(abs(nano), NANO)
+    text = f"{whole}.{rest:09d}".rstrip("0").rstrip(".")
+    return Decimal(text if nano >= 0 else f"-{text}")  # from text, which no context rounds
+
+
+def usd_text(nano: int) -> str:
+    """``$0.10``: two decimals, or as many as the amount needs."""
+    text = f"{to_usd(nano):f}"
+    whole, _, cents = text.partition(".")
+    return f"${whole}.{cents.ljust(2, '0')}"
+
+
+def amount_text(unit: int, number: int) -> str:
+    return usd_text(number) if unit == 0 else f"{number:,} {UNITS[unit] if number != 1 else UNITS[unit].removesuffix('s')}"
+
+
+def edge(unit: int, number: int) -> Decimal | int:
+    """A count as users see it: dollars as ``Decimal``, tokens and calls as they are."""
+    return to_usd(number) if unit == 0 else number
+
+
+def to_count(value: object, name: str, *, least: int = 1) -> int:
+    if isinstance(value, bool) or not isinstance(value, int):
+        if isinstance(value, float) and math.isfinite(value) and value == int(value):
+            value = int(value)
+        else:
+            raise PolicyError(f"{name} = {shown(value)}: give a whole number")
+    if value < least:
+        raise PolicyError(f"{name} = {shown(value)}: must be {'greater than' if least else 'at least'} 0")
+    if value > MOST_COUNT:
+        raise PolicyError(f"{name} = {shown(value)}: the largest accepted value is {MOST_COUNT:,}; leave it out for no limit")
+    return int(value)
+
+
+def cap_from_function(value: object, unit: int) -> int:
+    """A cap that a function gave. 0 is a cap; None means no limit. PolicyError for anything else that is not an amount."""
+    if value is None:
+        return UNLIMITED
+    return to_nano(value, least=0) if unit == 0 else to_count(value, UNITS[unit], least=0)
+
+
+def share_of(limit: Amount, granted: Amount, percent: float) -> Amount:
+    """What must be spent to reach a share of a limit, by integers: 7 of 100 is 7 %, whatever floats say. Unlimited stays unlimited.
+
+    At least 1: no share of a limit of 0 is reached while nothing is spent.
+    """
+    share = Fraction(str(percent))
+    usd, tokens, calls = (UNLIMITED if cap >= UNLIMITED else max(math.ceil((cap + more) * share), 1) for cap, more in zip(limit, granted, strict=True))
+    return usd, tokens, calls
+
+
+def unit_reached(spent: Amount, needed: Amount) -> int | None:
+    """The first unit in which what is needed is spent."""
+    return next((unit for unit in range(3) if needed[unit] < UNLIMITED and spent[unit] >= needed[unit]), None)
+
+
+# ---- periods --------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """A period that begins anew: seconds, minutes and hours by UTC, days, weeks and months by the calendar of ``tz``."""
+
+    text: str
+    tz: str = "UTC"
+
+    @classmethod
+    def parse(cls, text: object, tz: object = None) -> Self:
+        if not isinstance(text, str):
+            raise PolicyError(f"window = {text!r}: give a text such as '1h', '1d', '1w' or 'month'")
+        found = _WINDOW.fullmatch(text)
+        if text != "month" and found is None:
+            raise PolicyError(f"window = {text!r}: not a window; use a number with s, m, h, d or w ('1h', '1d', '1w'), or 'month'")
+        if found is not None and found[2] in _SECONDS:
+            length = int(found[1]) * _SECONDS[found[2]]
+            if length > _DAY or _DAY % length:
+                raise PolicyError(f"window = {text!r}: must divide a day evenly, so that windows begin at the same times every day; use '1h', '6h', '1d'")
+            if tz is not None:
+                raise PolicyError(f"tz = {tz!r} does nothing for window = {text!r}: only days, weeks and months begin by the calendar")
+        if found is not None and found[2] in "dw" and int(found[1]) * (7 if found[2] == "w" else 1) > 3_660:
+            raise PolicyError(f"window = {text!r}: longer than ten years is no window; leave it out")
+        name = "UTC" if tz is None else tz
+        _zone(name)
+        return cls(text, str(name))
+
+    def period(self, at: float) -> tuple[str, float]:
+        """The name of the period that ``at`` falls into, and when it ends."""
+        name, _, ends = self.bounds(at)
+        return name, ends
+
+    def bounds(self, at: float) -> tuple[str, float, float]:
+        """The name of the period that ``at`` falls into, when it begins and when it ends."""
+        if self.text[-1] in _SECONDS and self.text != "month":
+            length = int(self.text[:-1]) * _SECONDS[self.text[-1]]
+            number = int(at // length)
+            return str(number), float(number * length), float((number + 1) * length)
+        zone = _zone(self.tz)
+        local = (_EPOCH + timedelta(seconds=at)).astimezone(zone)
+        found = self._period_of(local.toordinal(), zone)
+        if at >= found[2]:  # the clock went back over midnight: what comes twice belongs to the new period
+            found = self._period_of(local.toordinal() + 1, zone)
+        return found
+
+    def _period_of(self, ordinal: int, zone: tzinfo) -> tuple[str, float, float]:
+        day = datetime.fromordinal(ordinal)
+        if self.text == "month":
+            begin, after = day.replace(day=1), day.replace(year=day.year + day.month // 12, month=day.month % 12 + 1, day=1)
+            name = day.strftime("%Y-%m")
+        else:
+            days = int(self.text[:-1]) * (7 if self.text[-1] == "w" else 1)
+            begin = day - timedelta(days=(ordinal - 1) % days)  # day 1 of the calendar was a Monday, so weeks begin on Mondays
+            after, name = begin + timedelta(days=days), begin.strftime("%Y-%m-%d")
+        return name, begin.replace(tzinfo=zone).timestamp(), after.replace(tzinfo=zone).timestamp()
+
+
+def _zone(name: object) -> tzinfo:
+    if name == "UTC":
+        return UTC
+    if not isinstance(name, str):
+        raise PolicyError(f"tz = {name!r}: give the name of a time zone such as 'Europe/Berlin'")
+    from zoneinfo import ZoneInfo  # most calendars are UTC and do without it
+
+    try:
+        return ZoneInfo(name)
+    except Exception:  # a missing zone, a path, an empty text: each with its own exception
+        raise PolicyError(f"tz = {name!r}: no such time zone here; use a name such as 'Europe/Berlin' or 'UTC'") from None
+
+
+# ---- scopes ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Scope:
+    """Whom a budget is about. A callable amount gets this: ``usd=lambda scope: 5 if is_pro(scope.user) else 1``."""
+
+    kind: str
+    key: str
+    app: str = ""
+    user: str = ""
+    session: str = ""
+    run: str = ""
+    agent: str = ""
+    model: str = ""
+    tool: str = ""
+    labels: Mapping[str, str] | None = None
+
+
+def scope_part(text: str) -> str:
+    """A part of a scope's key: the separator cannot come from inside a name, so two names never make one key."""
+    plain = text.replace("%", "%25").replace("/", "%2F")
+    if plain.isascii() and "\0" not in plain:
+        return plain
+    # What no store can write as text: half of a surrogate pair, and NUL.
+    return "".join(f"%{ord(c):X}" if c == "\0" or "\ud800" <= c <= "\udfff" else c for c in plain)
+
+
+@dataclass(frozen=True, slots=True)
+class Per:
+    """What a budget counts by: a kind of scope, its name or pattern where given, or several kinds at once."""
+
+    parts: tuple[tuple[str, str], ...]  # kind and glob ("*": each of them by itself); for a label its name
+
+    @classmethod
+    def parse(cls, text: object) -> Self:
+        if not isinstance(text, str) or not text:
+            raise PolicyError(f"per = {text!r}: give one of {', '.join(KINDS)}")
+        parts: list[tuple[str, str]] = []
+        for part in text.split("+"):
+            kind, colon, name = part.partition(":")
+            if kind not in KINDS:
+                raise PolicyError(f"per = {text!r}: no scope '{kind}'; {nearest(kind, KINDS)}")
+            if kind == "label" and not name:
+                raise PolicyError("per = 'label': which one? Write per='label:team'")
+            if colon and not name:
+                raise PolicyError(f"per = {text!r}: nothing after the colon")
+            if colon and kind in ("run", "session"):
+                raise PolicyError(f"per = {text!r}: a {kind} has no name to choose by; write per='{kind}'")
+            if kind in [k for k, _ in parts if k != "label"]:
+                raise PolicyError(f"per = {text!r}: '{kind}' twice")
+            parts.append((kind, name or "*"))
+        return cls(tuple(parts))
+
+    @property
+    def kind(self) -> str:
+        return "+".join(kind for kind, _ in self.parts)
+
+    @property
+    def stops_run(self) -> bool:
+        """Whether nobody in the run may go on once it is spent; else only the agent, model or tool that spent it."""
+        return all(kind in _SHARED for kind, _ in self.parts)
+
+    def key(self, scope: Scope) -> str | None:
+        """The scope's key for this budget, or None when the budget is not about it."""
+        values: list[str] = []
+        for kind, pattern in self.parts:
+            if kind == "label":
+                value = (scope.labels or {}).get(pattern)
+                if value is None:
+                    return None
+                values.append(f"{scope_part(pattern)}={scope_part(value)}")
+                continue
+            name: str = getattr(scope, kind)
+            if (kind == "tool" and not name) or (pattern != "*" and not fnmatchcase(name, pattern)):
+                return None
+            if kind in ("user", "agent", "tool"):
+                values.append(f"{scope_part(scope.app)}/{scope_part(name)}")
+            elif kind == "session":
+                values.append(f"{scope_part(scope.app)}/{scope_part(scope.user)}/{scope_part(name)}")
+            else:
+                values.append(scope_part(name))
+        if len(values) > 1:
+            values = [value.replace("+", "%2B") for value in values]
+        return f"{self.kind}:{'+'.join(values)}"
+
+
+# ---- the budget itself ----------------------------------------------------------------------------------------------
+
+UsdAmount = int | float | str | Decimal | Callable[[Scope], Any] | None
+CountAmount = int | Callable[[Scope], Any] | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Budget(metaclass=Checked):
+    """A limit on a scope. Every amount given holds. Each may be a function of the ``Scope``, which returns an amount, 0, or None for no limit.
+
+    ``per``: run, session, user, app, agent, model, tool or ``label:<name>``; ``"agent:research*"`` chooses by name, ``"run+agent"``
+    counts each agent of each run. ``window``: ``"1m"``, ``"1h"``, ``"1d"``, ``"1w"``, ``"month"``; none: for as long as the ledger lives.
+    """
+
+    usd: UsdAmount = None
+    tokens: CountAmount = None
+    calls: CountAmount = None
+    per: str = "run"
+    window: str | None = None
+    tz: str | None = None
+    thresholds: Sequence[Threshold] = DEFAULT_THRESHOLDS
+
+    def __post_init__(self) -> None:
+        if self.usd is None and self.tokens is None and self.calls is None:
+            raise PolicyError("a Budget without an amount limits nothing; give usd=, tokens= or calls=")
+        if self.usd is not None and not callable(self.usd):
+            to_nano(self.usd)
+        for name in ("tokens", "calls"):
+            value = getattr(self, name)
+            if value is not None and not callable(value):
+                to_count(value, name)
+        per = Per.parse(self.per)
+        if self.window is not None:
+            Window.parse(self.window, self.tz)
+            if per.parts == (("run", "*"),) and (self.window == "month" or self.window[-1] in "dw"):
+                raise PolicyError(
+                    f"per='run' with window={self.window!r}: a run ends before its window does; leave the window out, or count per session, user or app"
+                )
+        elif self.tz is not None:
+            raise PolicyError(f"tz = {self.tz!r} without a window does nothing; add window='1d', '1w' or 'month'")
+        if not isinstance(self.thresholds, list | tuple):
+            raise PolicyError(f"thresholds = {self.thresholds!r}: give a list such as [0.5, 0.8]; an empty one for none")
+        thresholds = tuple(_threshold(entry) for entry in self.thresholds)
+        for position, threshold in enumerate(thresholds):
+            if threshold in thresholds[:position]:
+                raise PolicyError(f"thresholds: {threshold.percent:g} twice with the same action; keep one")
+        object.__setattr__(self, "thresholds", thresholds)
+
+    @classmethod
+    def of(cls, entry: object) -> Self:
+        """A budget as it stands in a policy file."""
+        if isinstance(entry, cls):
+            return entry
+        if not isinstance(entry, Mapping):
+            raise PolicyError(f"budgets takes Budget(...) or a table such as {{usd = 5, per = 'user', window = '1d'}}, not a {type(entry).__name__}")
+        for name in entry:
+            if name not in cls.__dataclass_fields__:
+                raise PolicyError(f"{name}: no such setting of a budget; {nearest(str(name), cls.__dataclass_fields__)}")
+        return cls(**entry)
+
+    def limits(self, scope: Scope) -> Amount:
+        """The amounts in force for a scope; functions are called now. PolicyError when one returns something that is not an amount."""
+        usd, tokens, calls = (self._limit(unit, scope) for unit in range(3))
+        return usd, tokens, calls
+
+    def _limit(self, unit: int, scope: Scope) -> int:
+        function = self.function(unit)
+        if function is None:
+            return self.fixed(unit)
+        given = function(scope)
+        try:
+            return cap_from_function(given, unit)
+        except PolicyError as error:
+            raise PolicyError(f"the function for {UNITS[unit]} gave {shown(given)} for {scope.key}: {error}") from None
+
+    def function(self, unit: int) -> Callable[[Scope], Any] | None:
+        """The function that gives the amount of a unit, if there is one."""
+        value = getattr(self, UNITS[unit])
+        return value if callable(value) else None
+
+    def fixed(self, unit: int) -> int:
+        """The amount of a unit where it is a plain number; no limit where it is not."""
+        value = getattr(self, UNITS[unit])
+        if value is None or callable(value):
+            return UNLIMITED
+        return to_nano(value) if unit == 0 else to_count(value, UNITS[unit])
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data for digests and comparison; a callable shows as the fact that there is one."""
+        shown: dict[str, Any] = {"per": self.per}
+        for name in UNITS:
+            value = getattr(self, name)
+            if value is not None:
+                shown[name] = "callable" if callable(value) else str(value)
+        if self.window is not None:
+            shown["window"], shown["tz"] = self.window, self.tz or "UTC"
+        if self.thresholds != DEFAULT_THRESHOLDS:
+            shown["thresholds"] = [[t.percent, t.action, t.recurring] for t in self.thresholds]
+        return shown
+
+
+def _threshold(entry: object) -> Threshold:
+    if isinstance(entry, Threshold):
+        return entry
+    try:
+        if isinstance(entry, Mapping):
+            return Threshold(**entry)
+        if isinstance(entry, int | float):
+            return Threshold(entry)
+    except (PolicyError, TypeError, ValueError) as error:
+        raise PolicyError(f"thresholds: {error}") from None
+    raise PolicyError(f"thresholds takes Threshold(0.8), a fraction such as 0.8, or a table such as {{percent = 0.8, action = 'nudge'}}, not {entry!r}")
+
+
+@dataclass(frozen=True, slots=True)
+class BudgetStatus:
+    """One budget on one scope, as it stands: what a threshold's callback gets and ``plugin.budgets()`` lists."""
+
+    scope: str
+    unit: str
+    spent: Decimal | int
+    reserved: Decimal | int
+    limit: Decimal | int
+    overrun: Decimal | int
+    window: str | None
+    ends: float | None
+    closed: bool
+
+    @property
+    def remaining(self) -> Decimal | int:
+        rest = self.limit - self.spent - self.reserved
+        return rest if rest > 0 else self.limit - self.limit
+
+    @property
+    def utilization(self) -> float:
+        """How much of the limit is spent; above 1 after an overrun. Of a limit of 0: 0 while nothing is spent, then 1."""
+        return float(self.spent / self.limit) if self.limit else float(self.spent > 0)

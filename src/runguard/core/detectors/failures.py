@@ -1,0 +1,187 @@
+"""Tools that do not get anywhere: the same failure, nothing found, one error after another."""
+
+from collections import OrderedDict
+from typing import ClassVar
+
+from runguard.core.decision import Action, Finding, Rungs
+from runguard.core.detectors.repetition import evidence_of
+from runguard.core.events import FAILURES, Outcome, ToolCall, ToolResults
+
+# Members bound once: looking one up on its enum costs as much as the rest of a line.
+_OK, _EMPTY = Outcome.OK, Outcome.EMPTY
+_TOOLS_KEPT = 64
+_CALLS_KEPT = 16
+
+
+class _Streak:
+    """What keeps happening to one tool, how often in a row, in which batch it was last counted, and which calls met it."""
+
+    __slots__ = ("batch", "calls", "count", "kind", "retries")
+
+    def __init__(self, kind: str, batch: str) -> None:
+        self.kind, self.batch, self.count, self.retries = kind, batch, 1, 0
+        self.calls: set[bytes] = set()
+
+    def is_free(self, call: bytes, free: int) -> bool:
+        """Whether this is one of the first retries of a call that has met it already."""
+        return self.retries < free and call in self.calls
+
+
+class _Streaks:
+    """Per tool. The first ``free`` retries of calls that were made already do not count: whoever waits for something tries again."""
+
+    __slots__ = ("_by_tool", "_free")
+
+    def __init__(self, free: int = 0) -> None:
+        self._by_tool: OrderedDict[str, _Streak] = OrderedDict()
+        self._free = free
+
+    def __len__(self) -> int:
+        return len(self._by_tool)
+
+    def get(self, tool: str) -> _Streak | None:
+        return self._by_tool.get(tool)
+
+    def next_count(self, streak: _Streak, call: bytes) -> int:
+        """What the next failure of this call would be counted as."""
+        return streak.count + (not streak.is_free(call, self._free))
+
+    def add(self, tool: str, kind: str, batch: str, call: bytes) -> int:
+        """One more of ``kind``; calls of one batch count once, another kind starts at one."""
+        streak = self._by_tool.pop(tool, None)
+        if streak is None or streak.kind != kind:
+            streak = _Streak(kind, batch)
+        elif not batch or batch != streak.batch:
+            if streak.is_free(call, self._free):
+                streak.retries += 1
+            else:
+                streak.count += 1
+            streak.batch = batch
+        if self._free and len(streak.calls) < _CALLS_KEPT:
+            streak.calls.add(call)
+        self._by_tool[tool] = streak
+        if len(self._by_tool) > _TOOLS_KEPT:
+            self._by_tool.popitem(last=False)
+        return streak.count
+
+    def clear(self, tool: str | None = None) -> None:
+        if tool is None:
+            self._by_tool.clear()
+        else:
+            self._by_tool.pop(tool, None)
+
+
+class Stall:
+    """One tool fails in the same way, whatever the arguments.
+
+    Any tool's new answer that is no failure breaks the streak: edit, test, edit, test is work even while the test fails. Trying the very
+    same call again is a wait for something rather than another attempt: ``free_retries`` of those are not counted.
+    """
+
+    sees: ClassVar[tuple[type, ...]] = (ToolCall, ToolResults)
+    rule: ClassVar[str] = "stall"
+    unit: ClassVar[str] = "equal failures"
+    __slots__ = ("_streaks", "rungs")
+
+    def __init__(self, rungs: Rungs, free_retries: int = 0) -> None:
+        self.rungs = rungs
+        self._streaks = _Streaks(free_retries)
+
+    def observe(self, event: ToolCall | ToolResults) -> Finding | None:
+        if type(event) is ToolCall:
+            return self._attempt(event)
+        assert isinstance(event, ToolResults)
+        if event.progress:
+            if self._streaks:
+                self._streaks.clear()
+            if not event.failures:
+                return None
+        worst: Finding | None = None
+        for a in event.answers:
+            if a.outcome is _OK or a.outcome is _EMPTY:
+                self._streaks.clear(a.tool)  # the tool works, though it said nothing new
+            if a.outcome not in FAILURES or (a.outcome is Outcome.FAILED and not a.counted):
+                continue
+            count = self._streaks.add(a.tool, self._kind(a.failure), event.batch, a.call)
+            reached = self.rungs.at(count)
+            if reached is None or reached[0] is Action.BLOCK or (worst and worst.action >= reached[0]):
+                continue
+            action, limit = reached
+            worst = Finding(self.rule, action, count, limit, self.unit, "lane", a.tool, a.tool, "", evidence_of(event))
+        return worst
+
+    def _attempt(self, event: ToolCall) -> Finding | None:
+        block = self.rungs.block
+        streak = self._streaks.get(event.tool) if block is not None and self._streaks else None
+        if block is None or streak is None or self._streaks.next_count(streak, event.call) < block:
+            return None
+        count = self._streaks.add(event.tool, streak.kind, event.batch, event.call)
+        action, limit = self.rungs.at(count) or (Action.BLOCK, block)
+        evidence = ({"event": "", "tool": event.tool, "call": event.call.hex(), "answer": ""},)
+        return Finding(self.rule, action, count, limit, self.unit, "lane", event.tool, event.tool, "", evidence)
+
+    def _kind(self, failure: str) -> str:
+        return failure
+
+
+class ToolFailures(Stall):
+    """One tool fails again and again, each time in its own way: errors, timeouts, refusals by others."""
+
+    rule: ClassVar[str] = "tool_failures"
+    unit: ClassVar[str] = "failures in a row"
+    __slots__ = ()
+
+    def _kind(self, failure: str) -> str:
+        return "failure"
+
+
+class EqualAnswers:
+    """One tool gives the same empty or unfinished answer again and again, whatever the arguments.
+
+    In force only under an explicit ``max_identical_tool_results``. An equal answer that reports success is a batch and does not count.
+    """
+
+    sees: ClassVar[tuple[type, ...]] = (ToolResults,)
+    __slots__ = ("_streaks", "limit")
+
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
+        self._streaks = _Streaks()
+
+    def observe(self, event: ToolResults) -> Finding | None:
+        found: Finding | None = None
+        for a in event.answers:
+            if not a.unfinished or not a.counted:
+                if a.outcome is _OK and event.news:
+                    self._streaks.clear()  # something new was learned
+                continue
+            count = self._streaks.add(a.tool, a.unfinished, event.batch, a.call)
+            if count >= self.limit:
+                found = Finding("stall", Action.STOP, count, self.limit, "equal answers", "lane", a.tool, a.tool, "", evidence_of(event))
+        return found
+
+
+class EmptyAnswers:
+    """One tool finds nothing, again and again with new arguments: a sweep, so by default it is only nudged."""
+
+    sees: ClassVar[tuple[type, ...]] = (ToolResults,)
+    __slots__ = ("_streaks", "rungs")
+
+    def __init__(self, rungs: Rungs) -> None:
+        self.rungs = rungs
+        self._streaks = _Streaks()
+
+    def observe(self, event: ToolResults) -> Finding | None:
+        worst: Finding | None = None
+        for a in event.answers:
+            if not a.counted:
+                continue
+            if a.outcome is not _EMPTY:
+                if self._streaks:
+                    self._streaks.clear(a.tool if a.outcome in FAILURES else None)  # whatever was found elsewhere: the work moves
+                continue
+            count = self._streaks.add(a.tool, "empty", event.batch, a.call)
+            reached = self.rungs.at(count)
+            if reached is not None and (worst is None or reached[0] > worst.action):
+                worst = Finding("empty", reached[0], count, reached[1], "empty answers", "lane", a.tool, a.tool, "", evidence_of(event))
+        return worst

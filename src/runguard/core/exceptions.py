@@ -1,0 +1,147 @@
+"""The exception tree. All are ``RuntimeError``, so code written for a hand-made breaker keeps working.
+
+RunGuardError
+├── PolicyError              a policy that cannot be meant: path, value, nearest right name
+├── InstallError             a second, different ``install()``
+└── RunStoppedError          a run was stopped; ``.trip`` tells everything (on ADK only with ``on_stop="raise"``)
+    ├── LoopDetectedError        repetition, cycles, stalls, hand-off circles: ``.pattern``, ``.repeats``
+    ├── LimitExceededError       calls, branches, size: ``.observed``, ``.limit``
+    │   └── CostGrowthError          prompts or responses have grown too far
+    ├── DeadlineExceededError    wall clock
+    ├── BudgetExceededError      money, tokens or calls of a scope: ``.spent``, ``.reserved``, ``.limit``, ``.scope``
+    │   └── UnpricedModelError       a dollar limit and a model whose price nobody knows
+    ├── ContextOverflowError     the next prompt would not fit: ``.projected_tokens``, ``.limit``
+    ├── CircuitOpenError         what was called has failed too often and is left alone for a while: ``.retry_after``
+    └── GuardFailedError         the guard itself could not decide, or its policy is broken
+"""
+
+import json
+from decimal import Decimal
+from typing import Self
+
+from runguard.core.decision import Trip
+
+
+class RunGuardError(RuntimeError):
+    """Base of everything RunGuard raises."""
+
+
+class PolicyError(RunGuardError):
+    """The policy is wrong; the message names the path, the value and what would be right."""
+
+
+class InstallError(RunGuardError):
+    """``install()`` was called twice with different policies; the message names both places."""
+
+
+class RunStoppedError(RunGuardError):
+    """A run was stopped. ``str(error)`` is the operator's message."""
+
+    def __init__(self, trip: Trip) -> None:
+        super().__init__(trip.message)
+        self.trip = trip
+
+    def __reduce__(self) -> tuple[type[Self], tuple[Trip]]:
+        return type(self), (self.trip,)
+
+    @classmethod
+    def of(cls, trip: Trip) -> Self:
+        """The error class that fits the trip's rule."""
+        return _BY_RULE.get(trip.rule, LimitExceededError)(trip)  # type: ignore[return-value]
+
+    @property
+    def observed(self) -> Decimal | float:
+        return self.trip.observed
+
+    @property
+    def limit(self) -> Decimal | float:
+        return self.trip.limit
+
+
+class LoopDetectedError(RunStoppedError):
+    """The run went in circles."""
+
+    @property
+    def pattern(self) -> tuple[str, ...]:
+        """The calls or agents that repeat, in order."""
+        told = next((item["pattern"] for item in self.trip.evidence if "pattern" in item), None)
+        if told is not None:
+            return tuple(json.loads(told))
+        tools = tuple(item["tool"] for item in self.trip.evidence if item.get("tool"))
+        return tools or self.trip.agent_path
+
+    @property
+    def repeats(self) -> int:
+        return int(self.trip.observed)
+
+
+class LimitExceededError(RunStoppedError):
+    """A plain limit was reached."""
+
+
+class CostGrowthError(LimitExceededError):
+    """Prompts, or tokens recorded by hand, have grown beyond ``max_event_cost_ratio``."""
+
+
+class DeadlineExceededError(RunStoppedError):
+    """The run took too long."""
+
+
+class BudgetExceededError(RunStoppedError):
+    """A budget is spent, or what is left cannot pay for the next call."""
+
+    @property
+    def spent(self) -> Decimal:
+        """Spent on the scope so far, in the budget's unit."""
+        return self._figure("spent")
+
+    @property
+    def reserved(self) -> Decimal:
+        """Held on the scope by calls on their way, in the budget's unit."""
+        return self._figure("reserved")
+
+    def _figure(self, name: str) -> Decimal:
+        return Decimal(next((item[name] for item in self.trip.evidence if name in item), 0))
+
+    @property
+    def scope(self) -> str:
+        """Whose budget it is; what ``plugin.extend`` takes."""
+        return self.trip.scope_id
+
+
+class UnpricedModelError(BudgetExceededError):
+    """There is a dollar limit and no price for the model."""
+
+
+class ContextOverflowError(RunStoppedError):
+    """The next request would be larger than the context."""
+
+    @property
+    def projected_tokens(self) -> int:
+        return int(self.trip.observed)
+
+
+class CircuitOpenError(RunStoppedError):
+    """What was called has failed too often: it is left alone until ``retry_after`` seconds from then. The run itself is not stopped."""
+
+    @property
+    def retry_after(self) -> float:
+        """Seconds from the refusal until the next attempt may be let through."""
+        return float(next((item["retry_after"] for item in self.trip.evidence if "retry_after" in item), 0))
+
+
+class GuardFailedError(RunStoppedError):
+    """The guard could not do its work and was told to stop in that case."""
+
+
+_BY_RULE: dict[str, type[RunStoppedError]] = {
+    **dict.fromkeys(("repetition", "no_news", "same_call", "cycle", "stall", "tool_failures", "empty", "handoff", "reentry", "polling"), LoopDetectedError),
+    "growth": CostGrowthError,
+    "deadline": DeadlineExceededError,
+    "budget": BudgetExceededError,
+    "unpriced": UnpricedModelError,
+    "context": ContextOverflowError,
+    "breaker": CircuitOpenError,
+    "guard_error": GuardFailedError,
+    "policy_error": GuardFailedError,
+}

@@ -1,0 +1,50 @@
+"""Mistakes in settings: the known name that is nearest to a wrong one, and one kind of error for all of them."""
+
+import inspect
+from collections.abc import Iterable
+from difflib import get_close_matches
+from typing import TYPE_CHECKING, Any
+
+from runguard.core.exceptions import PolicyError
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """The hint after "no such setting"."""
+    known = list(known)
+    close = get_close_matches(name, known, n=1, cutoff=0.5)
+    return f"did you mean '{close[0]}'?" if close else f"known: {', '.join(known) or 'none'}"
+
+
+class Checked(type):
+    """The metaclass of a class of settings: a wrong keyword raises ``PolicyError`` instead of ``TypeError``."""
+
+    if not TYPE_CHECKING:  # type checkers read the signature of the class
+
+        def __call__(cls, *args: Any, **keywords: Any) -> Any:
+            try:
+                return super().__call__(*args, **keywords)
+            except TypeError:
+                _explain(cls, args, keywords)
+                raise
+
+        @property
+        def __signature__(cls) -> inspect.Signature:
+            """``inspect`` and ``help`` show the settings, not the arguments of the call above."""
+            signature = inspect.signature(cls.__init__)
+            return signature.replace(parameters=list(signature.parameters.values())[1:])
+
+
+def _explain(cls: type, args: tuple[Any, ...], keywords: dict[str, Any]) -> None:
+    known = inspect.signature(cls).parameters
+    names = list(known)
+    for name in keywords:
+        if name not in names:
+            raise PolicyError(f"{cls.__name__}.{name}: no such setting; {nearest(name, names)}") from None
+    positional = [name for name in names if known[name].kind is not inspect.Parameter.KEYWORD_ONLY]
+    if len(args) > len(positional):
+        example = f"{cls.__name__}({names[0]}=…)"
+        raise PolicyError(f"{cls.__name__} takes {len(positional) or 'no'} settings without a name; write {example}") from None
+    given = {*positional[: len(args)], *keywords}
+    for name in names:
+        if known[name].default is inspect.Parameter.empty and name not in given:
+            raise PolicyError(f"{cls.__name__}.{name}: missing") from None

@@ -1,0 +1,1 @@
+"""What leaves the process: callbacks, alarms, telemetry and the journal. Never on the path of a call."""

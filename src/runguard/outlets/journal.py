@@ -1,0 +1,284 @@
+"""The journal of a run in a durable store: every event that the guard saw, as numbers, names and digests; no text of anybody.
+
+It is what a dashboard tells a trip's story from, and what ``runguard replay`` plays to another policy: the guard decides on
+nothing but these events, so every rule of a run can be judged again.
+"""
+
+import json
+import os
+import threading
+from collections.abc import Callable
+from dataclasses import fields
+from math import isfinite
+from typing import Any, Final
+
+from runguard.core.decision import Action, Decision
+from runguard.core.events import AgentEntered, Answer, Event, HandOff, ModelCall, ModelResult, Outcome, RunInfo, ToolCall, ToolResults
+from runguard.core.fingerprint import digest
+from runguard.pricing.rates import Usage
+
+KIND: Final = "steps"  # of the records; each holds a list of entries
+_AT_ONCE: Final = 32
+_FAILURE_NAME: Final = 4  # bytes: tells the failures of one run apart
+_LARGEST: Final = 2**64  # of every number in an entry
+_USAGE: Final = tuple(field.name for field in fields(Usage))
+
+Entry = dict[str, Any]
+
+
+class Journal:
+    """Collects the entries of one run and hands them over in pieces. ``send`` takes a text and returns at once."""
+
+    __slots__ = ("_asked", "_entries", "_lock", "_pid", "_pieces", "_send")
+
+    def __init__(self, info: RunInfo, send: Callable[[str], None]) -> None:
+        self._send, self._asked, self._pieces, self._lock = send, 0, 0, threading.Lock()
+        self._pid = os.getpid()
+        self._entries: list[Entry] = [_sparse({"k": "start", "t": info.at, **_facts(info)})]
+
+    @property
+    def written(self) -> tuple[int, int]:
+        """How many paid calls and how many pieces have a number: another worker that resumes the run goes on from there."""
+        return self._asked, self._pieces
+
+    def paused(self, at: float) -> None:
+        """The run may be resumed later. What was collected is sent, so that ``written`` is complete."""
+        self.add({"k": "pause", "t": at})
+        self.flush()
+
+    def resumed(self, at: float, written: tuple[int, int] | None = None) -> None:
+        """The run goes on. ``written``: where another worker's journal of it ended."""
+        with self._lock:
+            if written is not None or os.getpid() != self._pid:
+                self._entries.clear()
+            self._pid = os.getpid()
+            self._asked, self._pieces = written or (self._asked, self._pieces)
+        self.add({"k": "resume", "t": at})
+
+    def number(self) -> int:
+        """Of the next call that is paid."""
+        self._asked += 1
+        return self._asked
+
+    def saw(self, event: Event) -> None:
+        if type(event) is ModelCall:
+            event.number = self.number()
+        self.add(_WRITERS[type(event)](event))
+
+    def decided(self, decision: Decision, lane: str, agent: str, at: float) -> None:
+        finding = decision.finding
+        if finding is None:
+            return
+        numbers = {"observed": float(finding.observed), "limit": float(finding.limit), "unit": finding.unit}
+        told = {"do": decision.action.word, "rule": finding.rule, "tool": finding.tool, **numbers, "enforced": decision.enforced}
+        self.add({"k": "decision", "t": at, "l": lane, "a": agent, **told})
+        if decision.action is Action.STOP:
+            self.flush()  # whoever looks at the trip finds its story
+
+    def paid(self, number: int, at: float, usage: Usage, *, model: str, nano: int | None, usd: str | None, estimated: bool, free: bool) -> None:
+        """What an asked call took. A later one with the same number replaces it."""
+        told = {name: getattr(usage, name) for name in _USAGE}
+        told |= {"in": told.pop("input"), "out": told.pop("output")}
+        cost = {} if nano is None else {"nano": nano}
+        self.add({"k": "paid", "n": number, **cost, **_sparse({"t": at, **told, "model": model, "usd": usd, "estimated": estimated, "free": free})})
+
+    def add(self, entry: Entry) -> None:
+        with self._lock:
+            self._entries.append(entry)
+            is_full = len(self._entries) >= _AT_ONCE
+        if is_full:
+            self.flush()
+
+    def flush(self) -> None:
+        with self._lock:
+            entries, self._entries = self._entries, []
+            if entries and os.getpid() == self._pid:  # after a fork, what the parent has collected is the parent's to tell
+                self._pieces += 1
+                entries[0]["p"] = self._pieces
+                self._send(json.dumps(entries, separators=(",", ":")))  # inside of the lock: the order of the pieces is that of the run
+
+
+# ---- writing --------------------------------------------------------------------------------------------------------
+
+
+def _sparse(entry: Entry) -> Entry:
+    """What says nothing is left out."""
+    return {key: value for key, value in entry.items() if value or key == "t"}
+
+
+def _facts(info: RunInfo) -> Entry:
+    limits = {"model_call_limit": info.model_call_limit, "max_usd": info.max_usd, "max_tokens": info.max_tokens}
+    return {"app": info.app, "user": info.user, "session": info.session, **limits, "labels": dict(info.labels or {})}
+
+
+def _base(kind: str, event: Event) -> Entry:
+    return {"k": kind, "t": event.at, "l": event.lane, "a": event.agent}
+
+
+def _entered(event: AgentEntered) -> Entry:
+    return _base("enter", event) | _sparse({"depth": event.depth, "branches": event.branches, "task": event.is_task})
+
+
+def _handed(event: HandOff) -> Entry:
+    return _base("hand", event) | {"to": event.target}
+
+
+def _asked(event: ModelCall) -> Entry:
+    sizes = {"in": event.input_tokens, "audio": event.audio_tokens, "max": event.max_output_tokens, "likely": event.projected_tokens}
+    rest = {
+        "fits": event.context_limit,
+        "tool": event.tool,
+        "aside": event.aside,
+        "bound": event.bound,
+        "least": list(event.least) if any(event.least) else None,
+        "candidates": event.candidates - 1,
+        "asked": event.asked,
+        "bytes": event.request_bytes,
+    }
+    return _base("ask", event) | {"n": event.number, "model": event.model} | _sparse({**sizes, **rest})
+
+
+def _got(event: ModelResult) -> Entry:
+    return _base("got", event) | {"in": event.prompt_tokens, "out": event.output_tokens} | _sparse({"said": event.said})
+
+
+def _called(event: ToolCall) -> Entry:
+    rest = _sparse({"depth": event.depth, "once": event.once.hex()})
+    return _base("call", event) | {"tool": event.tool, "call": event.call.hex(), "id": event.id, "b": event.batch} | rest
+
+
+def _answered(event: ToolResults) -> Entry:
+    flags = _sparse({"news": event.news, "progress": event.progress, "another_page": event.another_page})
+    return _base("answers", event) | {"b": event.batch, "of": [_answer(answer) for answer in event.answers]} | flags
+
+
+def _answer(a: Answer) -> Entry:
+    told = {"tool": a.tool, "call": a.call.hex(), "id": a.id, "as": (a.outcome or Outcome.OK).value, "answer": a.answer, "chars": a.chars}
+    failure = digest(a.failure)[:_FAILURE_NAME].hex() if a.failure else ""
+    return told | _sparse(
+        {"failure": failure, "too_large": a.too_large, "uncounted": not a.counted, "event": a.event_id, "once": a.once.hex(), "unfinished": a.unfinished}
+    )
+
+
+_WRITERS: Final[dict[type, Callable[[Any], Entry]]] = {
+    AgentEntered: _entered,
+    HandOff: _handed,
+    ModelCall: _asked,
+    ModelResult: _got,
+    ToolCall: _called,
+    ToolResults: _answered,
+}
+
+
+# ---- reading --------------------------------------------------------------------------------------------------------
+
+
+def read_entries(text: str) -> list[Entry]:
+    """The entries of one record; ``ValueError`` for what is none."""
+    entries = json.loads(text)
+    if not isinstance(entries, list) or any(not isinstance(entry, dict) or not isinstance(entry.get("k"), str) for entry in entries):
+        raise ValueError("no list of entries")
+    return entries
+
+
+def check_entry(entry: Entry) -> None:
+    """``ValueError`` for an entry that cannot be played."""
+    try:
+        if not isfinite(float(entry.get("t") or 0)):
+            raise ValueError(f"t = {entry['t']!r}")
+        if any(isinstance(value, int) and not -_LARGEST < value < _LARGEST for value in entry.values()):
+            raise ValueError("a number that is too large")
+        read_event("", entry)
+        for key, kind in _MUST_HAVE.get(entry["k"], {}).items():
+            if not isinstance(entry[key], kind):
+                raise ValueError(f"{key} = {entry[key]!r}")
+    except (KeyError, ValueError, TypeError, AttributeError, IndexError, OverflowError) as error:
+        raise ValueError(f"an entry of kind {entry['k']!r} cannot be read: {type(error).__name__}: {error}") from None
+
+
+def read_usage(entry: Entry) -> Usage:
+    """The usage of a "paid" entry."""
+    told = {**entry, "input": entry.get("in"), "output": entry.get("out")}
+    return Usage(**{name: count for name in _USAGE if isinstance(count := told.get(name), int) and count > 0})
+
+
+def read_event(run: str, entry: Entry) -> Event | None:
+    """The event of an entry; None for what was no event: a decision, a payment, a strand."""
+    reader = _READERS.get(entry["k"])
+    if reader is None:
+        return None
+    return reader((run, str(entry.get("l") or ""), str(entry.get("a") or ""), float(entry["t"])), entry)
+
+
+_MUST_HAVE: Final[dict[str, dict[str, Any]]] = {
+    "start": {"t": int | float},
+    "lane": {"l": str, "path": list},
+    "lane_end": {"l": str},
+    "back": {"n": int},
+    "paid": {"n": int},
+    "surplus": {"at_once": int},
+    "pause": {"t": int | float},
+    "resume": {"t": int | float},
+    "growth": {"of": dict},
+}
+_Where = tuple[str, str, str, float]
+
+
+def _read_ask(where: _Where, entry: Entry) -> ModelCall:
+    get = entry.get
+    bound, least = get("bound"), get("least")
+    return ModelCall(
+        *where,
+        str(get("model") or ""),
+        input_tokens=int(get("in") or 0),
+        audio_tokens=int(get("audio") or 0),
+        max_output_tokens=get("max"),
+        projected_tokens=get("likely"),
+        context_limit=get("fits"),
+        tool=str(get("tool") or ""),
+        aside=bool(get("aside")),
+        bound=(bound[0], bound[1]) if bound else None,
+        least=(least[0], least[1]) if least else (0, 0),
+        candidates=1 + int(get("candidates") or 0),
+        number=int(get("n") or 0),
+        asked=int(get("asked") or 0),
+        request_bytes=int(get("bytes") or 0),
+    )
+
+
+def _read_call(where: _Where, entry: Entry) -> ToolCall:
+    get = entry.get
+    call, once = bytes.fromhex(entry["call"]), bytes.fromhex(get("once") or "")
+    return ToolCall(*where, entry["tool"], call, str(get("b") or ""), str(get("id") or ""), int(get("depth") or 0), once)
+
+
+def _read_answers(where: _Where, entry: Entry) -> ToolResults:
+    answers = [
+        Answer(
+            told["tool"],
+            bytes.fromhex(told["call"]),
+            id=str(told.get("id") or ""),
+            outcome=Outcome(told["as"]),
+            event_id=str(told.get("event") or ""),
+            answer=int(told.get("answer") or 0),
+            failure=str(told.get("failure") or ""),
+            chars=int(told.get("chars") or 0),
+            too_large=bool(told.get("too_large")),
+            counted=not told.get("uncounted"),
+            once=bytes.fromhex(told.get("once") or ""),
+            unfinished=str(told.get("unfinished") or ""),
+        )
+        for told in entry["of"]
+    ]
+    news, progress, page = (bool(entry.get(name)) for name in ("news", "progress", "another_page"))
+    return ToolResults(*where, str(entry.get("b") or ""), answers, news, progress, another_page=page, is_understood=True)
+
+
+_READERS: Final[dict[str, Callable[[_Where, Entry], Event]]] = {
+    "enter": lambda where, entry: AgentEntered(*where, int(entry.get("depth") or 0), int(entry.get("branches") or 0), bool(entry.get("task"))),
+    "hand": lambda where, entry: HandOff(*where[:3], str(entry["to"]), where[3]),
+    "ask": _read_ask,
+    "got": lambda where, entry: ModelResult(*where, entry.get("in"), entry.get("out"), said=int(entry.get("said") or 0)),
+    "call": _read_call,
+    "answers": _read_answers,
+}

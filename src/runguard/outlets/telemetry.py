@@ -1,0 +1,354 @@
+"""OpenTelemetry: every decision that is not "allow" as a counter, a log event and a span event; how budgets stand; what the guard costs.
+
+Only the API package is used, and only if it is there: which SDK and exporters there are is the program's choice, and without any of
+them all this does nothing. Tokens are not reported: the framework does that already. No argument, result or prompt text ever gets
+in, nor a user's id. Metrics carry what is bounded and nothing else: no session, run or label value.
+"""
+
+import contextlib
+import inspect
+import logging
+import threading
+import time
+import weakref
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, Final, Protocol, Self
+
+from runguard._version import __version__
+from runguard.core.budget import BudgetStatus
+from runguard.core.decision import Action, Decision
+from runguard.core.events import RunInfo
+from runguard.outlets.callbacks import Outbox
+
+if TYPE_CHECKING:
+    from opentelemetry._logs import Logger
+    from opentelemetry.metrics import CallbackOptions, Meter, Observation
+
+
+class Guard(Protocol):
+    """What telemetry uses of a guard."""
+
+    accounts: Any
+
+    def time_next(self, calls: int) -> None: ...
+
+
+# ---- names ----------------------------------------------------------------------------------------------------------
+# Those of OpenTelemetry are written out: they are still in development there, and the package that lists them lags behind.
+
+SCOPE_NAME: Final = "runguard"
+
+DECISIONS: Final = "runguard.decisions"
+BUDGET_LIMIT: Final = "runguard.budget.limit"
+BUDGET_USED: Final = "runguard.budget.used"
+BUDGET_RESERVED: Final = "runguard.budget.reserved"
+GUARD_DURATION: Final = "runguard.guard.duration"
+
+EVENT: Final = "runguard.decision"
+
+DECISION: Final = "runguard.decision"
+RULE: Final = "runguard.rule"
+ENFORCED: Final = "runguard.enforced"
+OBSERVED: Final = "runguard.observed"
+LIMIT: Final = "runguard.limit"
+UNIT: Final = "runguard.unit"
+SCOPE_KIND: Final = "runguard.scope.kind"
+SCOPE_ID: Final = "runguard.scope.id"  # on gauges, of kinds that are few
+WINDOW: Final = "runguard.window"
+TRIP_ID: Final = "runguard.trip.id"
+RUN_ID: Final = "runguard.run.id"  # events only
+AGENT: Final = "gen_ai.agent.name"
+TOOL: Final = "gen_ai.tool.name"
+MODEL: Final = "gen_ai.request.model"
+CONVERSATION: Final = "gen_ai.conversation.id"  # events only
+
+NO_WINDOW: Final = "none"
+OTHERS: Final = "(others)"
+
+# ---------------------------------------------------------------------------------------------------------------------
+
+_log: Final = logging.getLogger("runguard")
+_BUCKETS: Final = (1e-6, 2e-6, 5e-6, 1e-5, 2e-5, 5e-5, 1e-4, 2e-4, 5e-4, 1e-3, 1e-2, 1e-1)  # seconds
+_DURATIONS_KEPT: Final = 1_024  # between two collections: recording one costs an SDK as much as the guard's own work
+SAMPLE: Final = 256  # questions that a guard times after each collection: where nobody collects, it costs nothing
+_NAMES_KEPT: Final = 200  # a model can make up names of tools, and programs can make up agents
+_NAME_LENGTH: Final = 128
+_FLUSH_S: Final = 2.0
+_FEW: Final = frozenset({"app", "agent", "model", "tool"})  # written in a program; users, sessions, runs and labels come with its users
+_GAUGES: Final = (
+    (BUDGET_LIMIT, "What budgets allow."),
+    (BUDGET_USED, "What was spent of budgets."),
+    (BUDGET_RESERVED, "What is held on budgets for calls in flight."),
+)
+
+Facts = dict[str, str | bool | float]
+Level = tuple[float, float, float]  # of a budget, in the order of _GAUGES
+
+
+class Telemetry:
+    """What one guard reports. Methods may be called from any thread, and none of them raises.
+
+    ``took(seconds)`` is the append of a bounded buffer and nothing else; a metric reader that collects takes out what is in it.
+    """
+
+    __slots__ = ("_wires", "took")
+
+    def __init__(self, wires: "Wires") -> None:
+        self._wires = wires
+        self.took: Callable[[float], None] = wires.durations.append
+
+    @classmethod
+    def of(cls, guard: Guard) -> Self | None:
+        """The guard's telemetry; None where the OpenTelemetry API is not installed. The guard can be collected all the same."""
+        try:
+            wires = _connected()
+            if wires is None:
+                return None
+            wires.add(guard)
+            return cls(wires)
+        except Exception:  # an installation in pieces: no telemetry, and no harm
+            _complain("OpenTelemetry cannot be used")
+            return None
+
+    def drop(self, guard: Guard) -> None:
+        """Another guard reports the budgets of this one from now on."""
+        self._wires.drop(guard)
+
+    def decided(self, decision: Decision, info: RunInfo, agent: str, model: str | None) -> None:
+        """Report a decision, from the context of whoever asked for it: his span gets the event. Nothing happens for "allow"."""
+        if decision.action is Action.ALLOW:
+            return
+        try:
+            self._wires.decided(decision, info, agent, model)
+        except Exception:
+            self._wires.fail()
+
+    def flush(self, seconds: float = _FLUSH_S) -> bool:
+        """Hand over everything reported so far, bounded. What exporters do with it is the SDK's to flush."""
+        try:
+            self._wires.record_durations()
+            return self._wires.outbox.flush(seconds)
+        except Exception:
+            self._wires.fail()
+            return False
+
+
+class Wires:
+    """One set of instruments for all guards of a process."""
+
+    def __init__(self, meter: "Meter", logger: "Logger | None") -> None:
+        from opentelemetry import context, trace
+        from opentelemetry.metrics import Observation
+
+        self.durations: deque[float] = deque(maxlen=_DURATIONS_KEPT)
+        # Not a guard's: a callback of the user that hangs must not keep decisions from being seen.
+        self.outbox = Outbox()
+        self.failures = 0
+        self._guards: weakref.WeakSet[Guard] = weakref.WeakSet()
+        self._lock = threading.Lock()
+        self._agents, self._tools, self._scopes = _Names(), _Names(), _Names()
+        self._levels: dict[int, list[tuple[Facts, Level]]] = {}
+        self._context, self._span, self._observation = context.get_current, trace.get_current_span, Observation
+        self._emit, self._severities = _emitter(logger)
+        self._counter = meter.create_counter(DECISIONS, "{decision}", "Decisions of the guard other than to allow.")
+        self._histogram = meter.create_histogram(
+            GUARD_DURATION,
+            "s",
+            f"The guard's own time per question it was asked; the latest {_DURATIONS_KEPT:,} between two collections.",
+            explicit_bucket_boundaries_advisory=_BUCKETS,
+        )
+        for position, (name, description) in enumerate(_GAUGES):
+            meter.create_observable_gauge(name, [self._observer(position)], "", description)
+
+    def add(self, guard: Guard) -> None:
+        with self._lock:
+            self._guards.add(guard)
+
+    def drop(self, guard: Guard) -> None:
+        with self._lock:
+            self._guards.discard(guard)
+
+    def fail(self) -> None:
+        """Something of OpenTelemetry raised: said once, for it will go on raising."""
+        self.failures += 1
+        if self.failures == 1:
+            _complain("reporting raised")
+
+    # ---- decisions --------------------------------------------------------------------------------------------------
+
+    def decided(self, decision: Decision, info: RunInfo, agent: str, model: str | None) -> None:
+        facts = _facts(decision, info, agent, model)
+        try:
+            span = self._span()
+            if span.is_recording():
+                span.add_event(EVENT, facts)
+        finally:
+            # An exporter may export at once and take its time: not on the path of the call.
+            self.outbox.send(self._report, (decision.action, facts, self._context(), time.time_ns()))
+
+    def _report(self, report: tuple[Action, Facts, Any, int]) -> None:
+        action, facts, context, at = report
+        try:
+            counted: Facts = {key: facts[key] for key in facts if key in (DECISION, RULE, ENFORCED)}
+            for key, names in ((AGENT, self._agents), (TOOL, self._tools)):
+                if key in facts:
+                    counted[key] = names.bounded(str(facts[key]))
+            self._counter.add(1, counted, context)
+        except Exception:
+            self.fail()
+        try:
+            if self._emit is not None:
+                # Loud where the log is: a stop, or that money or context runs out.
+                loud = action is Action.STOP or (action is Action.WARN and facts.get(RULE) in ("budget", "context"))
+                text, number = self._severities[loud]
+                self._emit(
+                    timestamp=at,
+                    observed_timestamp=at,
+                    context=context,
+                    severity_text=text,
+                    severity_number=number,
+                    attributes=facts,
+                    event_name=EVENT,
+                )
+        except Exception:
+            self.fail()
+
+    # ---- the guard's own time ---------------------------------------------------------------------------------------
+
+    def record_durations(self) -> None:
+        """Everything in the buffer now; what comes meanwhile is for the next time."""
+        for _ in range(len(self.durations)):
+            try:
+                seconds = self.durations.popleft()
+            except IndexError:  # somebody else records too
+                return
+            self._histogram.record(seconds)
+        with self._lock:
+            guards = list(self._guards)
+        for guard in guards:
+            guard.time_next(SAMPLE)
+
+    # ---- budgets ----------------------------------------------------------------------------------------------------
+
+    def _observer(self, position: int) -> "Callable[[CallbackOptions], Sequence[Observation]]":
+        def observe(_options: "CallbackOptions") -> "Sequence[Observation]":
+            try:
+                if position == 0:
+                    self.record_durations()  # a reader collects: into the same collection, for it reads the histogram afterwards
+                levels = self._levels.pop(position, None)
+                if position == 0 or levels is None:
+                    levels = self._read()
+                    self._levels = {other: levels for other in range(len(_GAUGES)) if other > position}  # one look serves all three
+                return [self._observation(level[position], facts) for facts, level in levels]
+            except Exception:
+                self.fail()
+                return []
+
+        return observe
+
+    def _read(self) -> list[tuple[Facts, Level]]:
+        """How all budgets stand, as known here: those of users, sessions, runs and labels summed per kind."""
+        with self._lock:
+            guards = list(self._guards)
+        known: dict[tuple[int, str, str, str | None], BudgetStatus] = {}
+        for guard in guards:
+            try:
+                ledger = id(guard.accounts.ledger)  # guards with the same store share one, and with it their accounts
+                statuses = guard.accounts.budgets(as_known_here=True)
+            except Exception:  # the others can still be read
+                self.fail()
+                continue
+            for status in statuses:
+                key = (ledger, status.scope, status.unit, status.window)
+                other = known.get(key)
+                if other is None or status.remaining < other.remaining:  # of two budgets on the same thing, the one that ends first
+                    known[key] = status
+        sums: dict[tuple[str, str, str, str], Level] = {}
+        for status in known.values():
+            kind = status.scope.partition(":")[0]
+            scope = self._scopes.bounded(status.scope) if _FEW.issuperset(kind.split("+")) else ""
+            group = (kind, scope, status.unit, status.window or NO_WINDOW)
+            limit, used, reserved = sums.get(group, (0.0, 0.0, 0.0))
+            sums[group] = (limit + float(status.limit), used + float(status.spent), reserved + float(status.reserved))
+        return [(_group_facts(*group), level) for group, level in sums.items()]
+
+
+class _Names:
+    """The first names that come; all others share one, so that a metric has a bounded number of series."""
+
+    def __init__(self) -> None:
+        self._known: set[str] = set()
+
+    def bounded(self, name: str) -> str:
+        name = name[:_NAME_LENGTH]
+        if name in self._known:
+            return name
+        if len(self._known) >= _NAMES_KEPT:
+            return OTHERS
+        self._known.add(name)
+        return name
+
+
+_wires: Wires | None = None
+_connecting: Final = threading.Lock()
+
+
+def _connected() -> Wires | None:
+    """The process's instruments, made when the first guard asks; None without the API. A provider may be set before or after."""
+    global _wires
+    with _connecting:
+        if _wires is None:
+            try:
+                from opentelemetry import metrics
+            except ImportError:
+                return None
+            logger = None
+            with contextlib.suppress(ImportError):  # logs are not declared stable: the package's name may yet change
+                from opentelemetry._logs import get_logger
+
+                logger = get_logger(SCOPE_NAME, __version__)
+            _wires = Wires(metrics.get_meter(SCOPE_NAME, __version__), logger)
+        return _wires
+
+
+def _emitter(logger: "Logger | None") -> tuple[Callable[..., None] | None, tuple[tuple[str, Any], tuple[str, Any]]]:
+    """How to emit an event, or None; and the severities of a quiet and of a loud one.
+
+    Before 1.38 ``emit`` took a record that only an SDK could make: one made from the API broke the export of everybody's records.
+    """
+    nothing = (("INFO", None), ("WARN", None))
+    if logger is None or "event_name" not in inspect.signature(logger.emit).parameters:
+        return None, nothing
+    from opentelemetry._logs import SeverityNumber
+
+    return logger.emit, (("INFO", SeverityNumber.INFO), ("WARN", SeverityNumber.WARN))
+
+
+def _facts(decision: Decision, info: RunInfo, agent: str, model: str | None) -> Facts:
+    """What an event says: names, numbers and ids; neither the user's id nor anybody's text."""
+    finding, trip = decision.finding, decision.trip
+    facts: Facts = {DECISION: decision.action.word, ENFORCED: decision.enforced}
+    found = finding or trip
+    if found is not None:
+        facts |= {RULE: found.rule, OBSERVED: float(found.observed), LIMIT: float(found.limit), UNIT: found.unit}
+        money = finding.money if finding is not None else None
+        facts[SCOPE_KIND] = trip.scope if trip is not None else money.kind if money is not None else found.scope
+        facts[TOOL] = (found.tool or "")[:_NAME_LENGTH]
+    if trip is not None:
+        facts[TRIP_ID] = trip.id
+        model = model or trip.model
+    facts |= {AGENT: agent[:_NAME_LENGTH], MODEL: model or "", CONVERSATION: info.session, RUN_ID: info.run}
+    return {key: value for key, value in facts.items() if value != ""}
+
+
+def _group_facts(kind: str, scope: str, unit: str, window: str) -> Facts:
+    facts: Facts = {SCOPE_KIND: kind, UNIT: unit, WINDOW: window}
+    if scope:
+        facts[SCOPE_ID] = scope
+    return facts
+
+
+def _complain(what: str) -> None:
+    with contextlib.suppress(Exception):  # a log handler that raises
+        _log.warning("runguard.telemetry_failed: %s; runs are not affected, telemetry may be incomplete", what, exc_info=True)

@@ -1,0 +1,513 @@
+"""Keywords or ``runguard.toml`` -> a frozen ``Policy``. Invalid settings are rejected here, never in the middle of a run.
+
+Precedence: ``RUNGUARD_MODE`` and ``RUNGUARD_STORE`` over keywords over the file named by ``RUNGUARD_POLICY``, or else the first ``runguard.toml`` (or
+``[tool.runguard]`` in a ``pyproject.toml``) found upward from the working directory.
+"""
+
+import json
+import os
+import re
+import tomllib
+from collections.abc import Callable, Mapping, Sequence
+from decimal import Decimal
+from fnmatch import fnmatchcase
+from functools import cached_property
+from hashlib import blake2b
+from pathlib import Path
+from stat import S_ISDIR, S_ISLNK, S_ISREG
+from typing import Annotated, Any, ClassVar, Final, Literal, Self
+from urllib.parse import quote
+
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    Field,
+    InstanceOf,
+    PlainSerializer,
+    ValidationError,
+    WithJsonSchema,
+    field_validator,
+    model_validator,
+)
+
+from runguard import log_lines  # noqa: F401 - its filter keeps every log line on one line
+from runguard.alerts.settings import SCHEMA as ALERTS_SCHEMA
+from runguard.alerts.settings import AlertSettings
+from runguard.core.budget import KINDS, Budget, fault_of_dollars
+from runguard.core.decision import Rungs
+from runguard.core.exceptions import PolicyError
+from runguard.core.mistakes import nearest
+from runguard.ledger.urls import check_store
+from runguard.pricing.given import ModelLimits, Price
+from runguard.validation import SettingsModel, faults_of
+
+FREE_RETRIES: Final = 3  # of a call that failed: with them a retry holds as long as a poll
+RULES: Final[dict[str, tuple[Rungs, frozenset[str]]]] = {
+    # rule: default rungs, and the rungs it can have at all. The figures are measured: see benchmarks/detection.py. A call, five
+    # unchanged repeats and the one that may find the change are made (a poll, a flaky test, a retry); the eighth is refused.
+    "repetition": (Rungs(nudge=4, block=8, stop=9), frozenset({"warn", "nudge", "block", "stop"})),
+    "no_news": (Rungs(nudge=7, stop=14), frozenset({"warn", "nudge", "stop"})),
+    "same_call": (Rungs(nudge=20, stop=120), frozenset({"warn", "nudge", "stop"})),
+    "cycle": (Rungs(), frozenset({"warn", "nudge", "stop"})),
+    "stall": (Rungs(nudge=3, block=5, stop=6), frozenset({"warn", "nudge", "block", "stop"})),
+    "tool_failures": (Rungs(nudge=6, block=10, stop=11), frozenset({"warn", "nudge", "block", "stop"})),
+    "empty": (Rungs(nudge=6), frozenset({"warn", "nudge", "stop"})),
+    "handoff": (Rungs(nudge=4, stop=6), frozenset({"warn", "nudge", "stop"})),
+    "growth": (Rungs(warn=3), frozenset({"warn", "stop"})),
+    "context": (Rungs(warn=0.8), frozenset({"warn"})),
+    "polling": (Rungs(nudge=600, stop=1800), frozenset({"warn", "nudge", "stop"})),
+}
+_LADDER: Final = ("warn", "nudge", "block", "stop")
+_MEASURES: Final = frozenset({"growth", "polling", "context"})  # ratios, seconds and fractions, not counts
+_LEAST: Final = {"repetition": 2, "same_call": 2, "cycle": 2, "handoff": 2, "growth": 1.01, "context": 0}
+FILE_NAME: Final = "runguard.toml"
+
+Count = Annotated[int, Field(ge=1, le=1_000_000_000)]
+Seconds = Annotated[float, Field(gt=0, le=10**9, allow_inf_nan=False)]
+Duration = Annotated[float, Field(ge=0.001, le=10**9, allow_inf_nan=False)]
+Ratio = Annotated[float, Field(gt=1, le=10**6, allow_inf_nan=False)]
+RungNumber = Annotated[float, Field(gt=0, le=10**9, allow_inf_nan=False)]
+
+
+def _dollars(value: object) -> object:
+    if fault := fault_of_dollars(value):
+        raise ValueError(fault)
+    return Decimal(str(value))
+
+
+def _budget(entry: object) -> Budget:
+    try:
+        return Budget.of(entry)
+    except PolicyError as error:
+        raise ValueError(str(error)) from None
+
+
+_AMOUNT: Final = {"anyOf": [{"type": "number", "exclusiveMinimum": 0}, {"type": "string"}]}
+_BUDGET_SCHEMA: Final = {
+    "type": "object",
+    "additionalProperties": False,
+    "properties": {
+        "usd": _AMOUNT,
+        "tokens": {"type": "integer", "minimum": 1},
+        "calls": {"type": "integer", "minimum": 1},
+        "per": {"type": "string", "default": "run", "description": f"{', '.join(KINDS)}; 'agent:research*' by name, 'run+agent' for both at once."},
+        "window": {"type": "string", "description": "'1m', '1h', '1d', '1w' or 'month'; none: for as long as the ledger lives."},
+        "tz": {"type": "string", "description": "Time zone by whose calendar days, weeks and months begin."},
+        "thresholds": {"type": "array", "items": {"anyOf": [{"type": "number"}, {"type": "object"}]}},
+    },
+}
+
+
+def _receivers(given: object) -> AlertSettings:
+    try:
+        return AlertSettings.parse(given)
+    except PolicyError as error:
+        raise ValueError(str(error)) from None
+
+
+Receivers = Annotated[InstanceOf[AlertSettings], BeforeValidator(_receivers), PlainSerializer(AlertSettings.to_dict), WithJsonSchema(ALERTS_SCHEMA)]
+Usd = Annotated[Decimal, BeforeValidator(_dollars), WithJsonSchema(_AMOUNT)]
+OneBudget = Annotated[InstanceOf[Budget], BeforeValidator(_budget), PlainSerializer(Budget.to_dict), WithJsonSchema(_BUDGET_SCHEMA)]
+
+
+class ToolRule(SettingsModel):
+    """What is special about one tool. By name or glob in ``tools=``, or beside the tool with ``@runguard.tool(...)``."""
+
+    polling: bool = Field(default=False, description="Asks for a state until it changes: judged by time without change, not by count.")
+    paging: bool = Field(default=False, description="Moves on with every call, whatever it answers (next page, scroll): repetition rules leave it alone.")
+    max_calls: Count | None = Field(default=None, description="Calls allowed in one run, the whole tree counted.")
+    max_seconds: Duration | None = Field(default=None, description="An async call is ended after this time; a sync one is judged when it returns.")
+    writes: bool = Field(default=False, description="Changes the world: its success is progress, so reading again afterwards is no repetition.")
+    once: bool = Field(default=False, description="A success with the same arguments is not repeated within the session.")
+    exempt: bool = Field(default=False, description="No loop or failure rule looks at this tool; limits still count it.")
+    identity: tuple[str, ...] | None = Field(default=None, description="The only arguments that make two calls different.", strict=False)
+    volatile: tuple[str, ...] = Field(default=(), description="Arguments, and top-level fields of the answer, that never count.", strict=False)
+    failed: dict[str, Any] | Callable[[Any], bool] | None = Field(
+        default=None, description="What counts as failure: fields with the values that say so, or a function of the answer."
+    )
+
+    @model_validator(mode="after")
+    def _coherent(self) -> Self:
+        if self.exempt and (self.polling or self.paging):
+            raise ValueError("exempt already takes the tool out of the rules that polling and paging tune; keep one of them")
+        return self
+
+
+# Names that other functions and libraries use, and what a policy calls them.
+_MEANT: Final = {
+    "budget": "max_usd=, max_tokens= or max_model_calls= for one run, or budgets=[Budget(usd=5, per='user', window='1d')]",
+    "loop": "cycle_repeats= and max_cycle_len=, or rules={'repetition': {'stop': 5}}",
+    "context": "max_context_tokens= and context_headroom=",
+    "breaker": "max_tool_failures= and half_open_reset_seconds=",
+    **dict.fromkeys(("max_cost", "max_cost_usd", "cost_limit", "budget_usd", "usd"), "max_usd="),
+    **dict.fromkeys(("max_total_tokens", "token_limit", "token_budget"), "max_tokens="),
+    **dict.fromkeys(("max_calls", "max_llm_calls", "max_iterations", "max_turns", "max_steps", "max_iter", "recursion_limit"), "max_model_calls="),
+    **dict.fromkeys(("timeout", "timeout_seconds", "max_execution_time", "deadline"), "max_seconds="),
+    **dict.fromkeys(("slack_webhook", "pagerduty_key", "webhook"), "alerts={'slack_webhook': 'env:SLACK_URL'}"),
+}
+_SHAPES: Final[dict[str | int, str]] = {
+    "prices": "give {'model-id': {'input': 3, 'output': 15}} in USD per million tokens",
+    "models": "give {'model-id': {'context_window': 200_000, 'max_output_tokens': 8_192}}",
+    "on_unpriced": "give 'refuse', 'tokens', or a price such as {'input': 3, 'output': 15}",
+    "budgets": "give a list of Budget(...) or of tables such as {'usd': 5, 'per': 'user', 'window': '1d'}",
+}
+
+
+class PolicyFile(SettingsModel):
+    """Everything that a ``runguard.toml`` may say; keywords have the same names."""
+
+    parts: ClassVar[Mapping[str, type[BaseModel]]] = {"tools": ToolRule, "prices": Price, "models": ModelLimits, "on_unpriced": Price}
+    meant: ClassVar[Mapping[str, str]] = _MEANT
+    shapes: ClassVar[Mapping[str | int, str]] = _SHAPES
+
+    mode: Literal["enforce", "shadow", "off"] = Field(
+        default="enforce", description="enforce acts, shadow only records what it would have done, off does nothing."
+    )
+    on_stop: Literal["stop", "raise"] = Field(
+        default="stop", description="stop ends the run with a final event; raise does that and then raises RunStoppedError to the caller."
+    )
+    on_guard_error: Literal["allow", "block"] = Field(
+        default="allow", description="What a failure inside the guard means for the run. Faults of the store follow on_outage."
+    )
+    journal: bool = Field(
+        default=True, description="With a durable store, keep each run's journal in it: names, numbers and digests, for replay and the dashboard."
+    )
+    telemetry: bool = Field(default=True, description="Report to OpenTelemetry, where its API is installed.")
+    alerts: Receivers = Field(
+        default=AlertSettings(), description="Who is told of stops, thresholds and outages: Slack, PagerDuty, webhooks, the log, functions."
+    )
+    stop_text: str | None = Field(default=None, min_length=1, description="What the end user reads after a stop, instead of the built-in sentence.")
+    max_model_calls: Count | None = Field(
+        default=None, description="Model calls of the run tree. None: the framework's own limit (ADK: 500), held for the tree."
+    )
+    max_tool_calls: Count | None = Field(default=1000, description="Tool calls of the run tree.")
+    max_seconds: Duration | None = Field(default=None, description="Wall clock of the run.")
+    max_usd: Usd | None = Field(default=None, description="Dollars of the run tree.")
+    max_tokens: Annotated[int, Field(ge=1, le=10**15)] | None = Field(default=None, description="Tokens of the run tree, input and output.")
+    max_context_tokens: Count | None = Field(default=None, description="Largest prompt of one model call. None: the model's context window, where it is known.")
+    context_headroom: Annotated[int, Field(ge=0, le=10**9)] = Field(default=0, description="Tokens of the context to keep free.")
+    budgets: tuple[OneBudget, ...] = Field(default=(), strict=False, description="Limits per session, user, app, agent, model, tool or label, with windows.")
+    prices: dict[str, Price | list[Price]] = Field(default={}, description="USD per million tokens, by model id or glob: adds to and overrides the price list.")
+    models: dict[str, ModelLimits] = Field(default={}, description="Context window and output limit, by model id or glob, where they are not known or differ.")
+    on_unpriced: Literal["refuse", "tokens"] | Price = Field(
+        default="refuse", description="A dollar limit and a model without a price: refuse the call, count tokens only, or take this price."
+    )
+    min_output_tokens: Count = Field(default=1024, description="When the rest of a budget cannot pay for a full answer, the answer is capped, down to this.")
+    store: str = Field(default="memory", min_length=1, description="Where accounts are kept: memory, sqlite:///path, redis://..., postgresql://... .")
+    store_timeout: Annotated[float, Field(gt=0, le=60, allow_inf_nan=False)] = Field(default=1.0, description="Seconds that one call of the store may take.")
+    on_outage: Literal["closed", "open"] = Field(
+        default="closed", description="The store is away or damaged: closed makes no paid call without an account, open goes on and books later."
+    )
+    hold_seconds: Annotated[float, Field(gt=0, le=86_400, allow_inf_nan=False)] = Field(
+        default=900.0, description="After this time the reservation of a worker that never came back is charged."
+    )
+    retention_days: Annotated[float, Field(gt=0, le=3660, allow_inf_nan=False)] = Field(
+        default=30.0, description="How long a store keeps records, ended runs and past periods."
+    )
+    max_wait_seconds: Annotated[float, Field(ge=0, le=3600, allow_inf_nan=False)] = Field(
+        default=60.0, description="How long a call may wait for other calls' reservations when only those stand in its way."
+    )
+    max_identical_tool_results: Annotated[int, Field(ge=2, le=10**9)] | None = Field(
+        default=None, description="Stop at this many equal failures of a tool, or equal answers to the same call."
+    )
+    max_tool_failures: Count | None = Field(
+        default=None, description="Failures in a row that a tool may have in one run, and across runs before its breaker opens."
+    )
+    max_handoff_repeats: Annotated[int, Field(ge=2, le=10**9)] | None = Field(default=None, description="Stop at this many equal hand-offs without news.")
+    max_reentries: Count | None = Field(
+        default=None, description="Stop at this many hand-offs back to an agent of the same chain. 1 stops A→B→A. None: a return is normal."
+    )
+    max_delegation_depth: Count | None = Field(default=5, description="Delegations made by a model, one inside the other.")
+    max_cycle_len: Annotated[int, Field(ge=1, le=64)] | None = Field(
+        default=None, description="Longest circle of calls or hand-offs that cycle_repeats looks for."
+    )
+    cycle_repeats: Annotated[int, Field(ge=2, le=10**6)] | None = Field(
+        default=None, description="Stop at this many rounds of one circle of calls, or of hand-offs between agents."
+    )
+    max_event_cost_ratio: Ratio | None = Field(
+        default=None, description="Stop when an agent's prompts have grown to this many times its first ones in the session."
+    )
+    cost_baseline_events: Annotated[int, Field(ge=1, le=1000)] = Field(default=5, description="How many first and last model calls the growth ratio compares.")
+    max_concurrent_agents: Count | None = Field(default=None, description="Model calls in flight at once. None: 20, surplus waits.")
+    on_surplus: Literal["queue", "refuse"] | None = Field(
+        default=None, description="What surplus model calls do: wait, or be refused (the default once max_concurrent_agents is set)."
+    )
+    max_fan_out: Count | None = Field(
+        default=None, description="Branches one node may start at once. None: 100, or unlimited once max_concurrent_agents is set."
+    )
+    max_tool_result_chars: Count | None = Field(default=None, description="Larger tool answers are kept out of the history.")
+    half_open_reset_seconds: Seconds = Field(default=60.0, description="How long an open breaker waits before its one probe.")
+    max_nudges: Annotated[int, Field(ge=0, le=1000)] = Field(default=2, description="Nudges in one run.")
+    rules: dict[str, dict[str, RungNumber] | bool] = Field(default={}, description="Rungs per rule, or false to switch a rule off.")
+    tools: dict[str, ToolRule] = Field(default={}, description="Rules per tool name or glob.")
+
+    @field_validator("rules")
+    @classmethod
+    def _rules_can_fire(cls, rules: dict[str, dict[str, float] | bool]) -> dict[str, dict[str, float] | bool]:
+        for rule, rungs in rules.items():
+            _check_rule(rule, rungs)
+        return rules
+
+    @field_validator("store")
+    @classmethod
+    def _store_is_known(cls, url: str) -> str:
+        try:
+            check_store(url)
+        except PolicyError as error:
+            raise ValueError(str(error)) from None
+        return url
+
+    @model_validator(mode="after")
+    def _coherent(self) -> Self:
+        if self.max_cycle_len is not None and self.cycle_repeats is None:
+            raise ValueError("max_cycle_len does nothing alone; add cycle_repeats, the number of rounds to stop at")
+        if self.max_context_tokens is not None and self.context_headroom >= self.max_context_tokens:
+            raise ValueError(f"context_headroom = {self.context_headroom} leaves nothing of max_context_tokens = {self.max_context_tokens}")
+        if self.on_surplus is not None and self.max_concurrent_agents is None and self.on_surplus == "refuse":
+            raise ValueError("on_surplus='refuse' needs max_concurrent_agents, the number of model calls to allow at once")
+        return self
+
+
+def _check_rule(rule: str, rungs: Mapping[str, float] | bool) -> None:
+    if rule not in RULES:
+        raise ValueError(f"rules.{rule}: no such rule; {nearest(rule, RULES)}")
+    if rungs is True:
+        raise ValueError(f"rules.{rule} = true says nothing; leave it out for the defaults, or give rungs such as {{'stop': 5}}")
+    if rungs is False:
+        return
+    allowed = RULES[rule][1]
+    previous: tuple[str, float] | None = None
+    for name, number in rungs.items():
+        if name not in _LADDER:
+            raise ValueError(f"rules.{rule}.{name}: no such rung; {nearest(name, _LADDER)}")
+        if name not in allowed:
+            raise ValueError(f"rules.{rule}.{name}: this rule has no such rung; it can {', '.join(r for r in _LADDER if r in allowed)}")
+        if rule not in _MEASURES and number != int(number):
+            raise ValueError(f"rules.{rule}.{name} = {number}: this rule counts whole things; give an integer")
+        if number < _LEAST.get(rule, 1):
+            raise ValueError(f"rules.{rule}.{name} = {number:g}: must be at least {_LEAST.get(rule, 1):g}")
+    for name in _LADDER:
+        if name not in rungs:
+            continue
+        if previous is not None and rungs[name] <= previous[1]:
+            raise ValueError(f"rules.{rule}.{previous[0]} = {previous[1]:g} can never fire: {name} = {rungs[name]:g} comes first or together")
+        previous = (name, rungs[name])
+
+
+class Policy(PolicyFile):
+    """A policy with the parts that only code can give. Frozen; ``Policy.build`` is the way to make one."""
+
+    tool_result_normalizer: dict[str, Callable[[Any], Any]] = Field(default={}, description="Per tool: what of an answer counts for its identity.")
+    on_trip: Callable[..., Any] | None = Field(default=None, description="Called with each Trip, off the path of the run.")
+    on_decision: Callable[..., Any] | None = Field(default=None, description="Called with each decision that is not allow, off the path of the run.")
+    tokens: Callable[..., Any] | None = Field(
+        default=None, description="Counts the tokens of a request, now or awaited. None: estimated, exact after the first call."
+    )
+    clock: Callable[[], float] | None = Field(default=None, description="Seconds; for tests and replay. None: the system's clock.")
+
+    @classmethod
+    def build(cls, **keywords: Any) -> Self:
+        """Keywords over the policy file over the defaults, environment over all; raises PolicyError."""
+        values, source = _from_file()
+        if keywords:
+            values, source = {**values, **keywords}, "keywords" if not values else f"{source} and keywords"
+        for name in ("mode", "store"):
+            variable = f"RUNGUARD_{name.upper()}"
+            if os.environ.get(variable):
+                values[name] = os.environ[variable]
+                source = variable if not source else f"{source} and {variable}"
+        return cls.validated(values, source)
+
+    @classmethod
+    def validated(cls, values: Mapping[str, Any], source: str) -> Self:
+        values = {key: value for key, value in values.items() if value is not None or key in _NONE_MEANS_OFF or key == "mode"}
+        if isinstance(values.get("rules"), Mapping):
+            values["rules"] = {rule: (dict(r) if isinstance(r, Mapping) else r) for rule, r in values["rules"].items()}
+        try:
+            return cls.model_validate(values)
+        except ValidationError as error:
+            raise PolicyError(_about(faults_of(error, cls), source)) from None
+
+    @cached_property
+    def digest(self) -> str:
+        """Names this policy in trips: equal policies give equal digests, functions aside."""
+        data = json.dumps(self.model_dump(mode="json", exclude=_CODE_ONLY | {"tools": {"__all__": {"failed"}}}), sort_keys=True)
+        return blake2b(data.encode(), digest_size=6).hexdigest()
+
+    def tool_rule(self, tool: str) -> ToolRule | None:
+        """The rule for a tool: its exact name, or else the first glob that fits."""
+        rule = self.tools.get(tool)
+        if rule is not None:
+            return rule
+        return next((rule for pattern, rule in self.tools.items() if fnmatchcase(tool, pattern)), None)
+
+    def rungs(self, rule: str) -> Rungs | None:
+        """The rungs in force: explicit ones as they are, defaults where they still can fire; None when the rule is off."""
+        given = self.rules.get(rule)
+        if given is False:
+            return None
+        explicit = dict(given) if isinstance(given, Mapping) else self._from_keyword(rule)
+        return _merge(RULES[rule][0], explicit) if explicit else RULES[rule][0]
+
+    def _from_keyword(self, rule: str) -> dict[str, float]:
+        if rule in ("stall", "repetition") and self.max_identical_tool_results is not None:
+            return {"stop": self.max_identical_tool_results}
+        if rule == "tool_failures" and self.max_tool_failures is not None:
+            return {"block": self.max_tool_failures + 1}
+        if rule == "handoff" and self.max_handoff_repeats is not None:
+            return {"stop": self.max_handoff_repeats}
+        if rule == "cycle" and self.cycle_repeats is not None:
+            return {"stop": self.cycle_repeats}
+        if rule == "growth" and self.max_event_cost_ratio is not None:
+            return {"stop": self.max_event_cost_ratio}
+        return {}
+
+    def is_explicit(self, rule: str) -> bool:
+        """Whether a refusal or a stop was asked for as early as by default: it is obeyed exactly, without the allowances that the defaults make."""
+        given = self.rules.get(rule)
+        explicit, default = dict(given) if isinstance(given, Mapping) else self._from_keyword(rule), RULES[rule][0]
+        return any(explicit[name] <= (getattr(default, name) or explicit[name]) for name in ("block", "stop") if name in explicit)
+
+    @property
+    def fan_out(self) -> int | None:
+        """Branches of one node; who sets the number in flight has decided about fan-out and is not second-guessed."""
+        if self.max_fan_out is not None:
+            return self.max_fan_out
+        return 100 if self.max_concurrent_agents is None else None
+
+    @property
+    def unknown_price(self) -> Price | None:
+        """What a model costs whose price nobody knows, where the policy says it."""
+        return None if isinstance(self.on_unpriced, str) else self.on_unpriced
+
+    @property
+    def in_flight(self) -> int:
+        return self.max_concurrent_agents or 20
+
+    @property
+    def queues(self) -> bool:
+        return self.on_surplus == "queue" or (self.on_surplus is None and self.max_concurrent_agents is None)
+
+
+_CODE_ONLY: Final = {"tool_result_normalizer": True, "on_trip": True, "on_decision": True, "tokens": True, "clock": True}
+_NONE_MEANS_OFF: Final = frozenset({"max_tool_calls", "max_delegation_depth"})
+
+
+def _merge(default: Rungs, explicit: Mapping[str, float]) -> Rungs:
+    """Explicit rungs are obeyed exactly; a default stays only where it can still fire beside them."""
+    merged: dict[str, float | None] = dict.fromkeys(_LADDER)
+    for position, name in enumerate(_LADDER):
+        if name in explicit:
+            merged[name] = explicit[name]
+            continue
+        number = getattr(default, name)
+        if number is None:
+            continue
+        weaker = [explicit[n] for n in _LADDER[:position] if n in explicit]
+        stronger = [explicit[n] for n in _LADDER[position + 1 :] if n in explicit]
+        if all(number > n for n in weaker) and all(number < n for n in stronger):
+            merged[name] = number
+    if "block" in explicit and "stop" not in explicit:
+        merged["stop"] = explicit["block"] + 1  # after one block the next identical attempt stops
+    return Rungs(**merged)
+
+
+def _about(lines: Sequence[str], source: str) -> str:
+    head = f"the policy ({source}) is not valid:" if source else "the policy is not valid:"
+    return f"{head} {lines[0]}" if len(lines) == 1 else "\n  ".join((head, *lines))
+
+
+def policy_schema() -> dict[str, Any]:
+    """JSON Schema of ``runguard.toml``, for editors and checks."""
+    return PolicyFile.model_json_schema(mode="validation")
+
+
+def declared_rule(**options: Any) -> ToolRule:
+    """A ToolRule from the keywords of ``@runguard.tool(...)``."""
+    try:
+        return ToolRule.model_validate(options)
+    except ValidationError as error:
+        raise PolicyError(_about(faults_of(error, ToolRule), "@runguard.tool")) from None
+
+
+def tool(**options: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Declare a ToolRule beside the tool itself: ``@runguard.tool(once=True)``. The policy's rule for that name wins."""
+    rule = declared_rule(**options)
+
+    def declare(function: Callable[..., Any]) -> Callable[..., Any]:
+        function.__runguard_tool__ = rule  # type: ignore[attr-defined]
+        return function
+
+    return declare
+
+
+# ---- the file -------------------------------------------------------------------------------------------------------
+
+
+def find_policy_file(start: Path | None = None) -> Path | None:
+    """The file that applies: ``RUNGUARD_POLICY``, or the nearest one upward from the working directory."""
+    named = os.environ.get("RUNGUARD_POLICY")
+    if named:
+        return Path(named)
+    try:
+        here = (start or Path.cwd()).resolve()
+    except OSError as error:
+        raise PolicyError(f"the working directory cannot be read: {error}; start from another one, or name the policy file in RUNGUARD_POLICY") from None
+    for folder in (here, *here.parents):
+        if _is_there(folder / FILE_NAME):
+            return folder / FILE_NAME
+        project = folder / "pyproject.toml"
+        if project.is_file() and _mentions_us(project) and load_policy_file(project):
+            return project
+    return None
+
+
+def _is_there(path: Path) -> bool:
+    """Also a folder or a link to nothing: reading it tells of the mistake, where passing it over would drop every limit."""
+    try:
+        mode = path.lstat().st_mode
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    except OSError as error:
+        raise PolicyError(f"{path}: cannot be looked for: {error.strerror}; start from another folder, or name the policy file in RUNGUARD_POLICY") from None
+    return S_ISREG(mode) or S_ISDIR(mode) or S_ISLNK(mode)  # nobody waits for what a pipe may say
+
+
+def _mentions_us(project: Path) -> bool:
+    try:
+        return b"runguard" in project.read_bytes()
+    except OSError as error:
+        raise PolicyError(f"{project}: cannot be read: {error}") from None
+
+
+def _from_file() -> tuple[dict[str, Any], str]:
+    path = find_policy_file()
+    if path is None:
+        return {}, ""
+    return load_policy_file(path), str(path)
+
+
+_RELATIVE_FILE: Final = re.compile(r"sqlite:///(?!/|:memory:)([^?]+)(.*)$")
+
+
+def load_policy_file(path: Path) -> dict[str, Any]:
+    """The raw values of a policy file; PolicyError when it cannot be read."""
+    try:
+        data = tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        named = " (named by RUNGUARD_POLICY)" if Path(os.environ.get("RUNGUARD_POLICY") or os.devnull) == path else ""
+        raise PolicyError(f"{path}: no such policy file{': it is a link to nothing' if path.is_symlink() else ''}{named}") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise PolicyError(f"{path}: cannot be read: {error}") from None
+    except tomllib.TOMLDecodeError as error:
+        raise PolicyError(f"{path}: not valid TOML: {error}") from None
+    if path.name == "pyproject.toml":
+        tool = data.get("tool", {})
+        data = tool.get("runguard", {}) if isinstance(tool, dict) else {}
+    if not isinstance(data, dict):
+        raise PolicyError(f"{path}: tool.runguard must be a table, not a {type(data).__name__}")
+    store = data.get("store")
+    if isinstance(store, str) and (relative := _RELATIVE_FILE.match(store)):
+        # The file is found from any folder below: one policy must not become a store in each of them.
+        data = {**data, "store": f"sqlite:///{quote(str(path.parent.absolute()))}/{relative[1]}{relative[2]}"}
+    return data

@@ -1,0 +1,348 @@
+"""One whole answer of a model, whoever's: its usage, the tools it asks for, its text."""
+
+import json
+from dataclasses import dataclass, field
+from decimal import Decimal
+from typing import Any, Final
+
+from runguard.pricing.rates import Usage
+from runguard.providers.fields import fields, items
+from runguard.providers.sizes import UPPER, size_of, text_size
+from runguard.providers.stated_cost import dollars, stated_cost
+from runguard.providers.usage import NO_INPUT, Counts, read_usage, total_of
+
+TEXT_CHARS: Final = 10_000  # of the text that is kept
+MAX_CALLS: Final = 256
+MAX_PARTS: Final = 1_024
+MAX_ARGUMENTS: Final = 262_144  # characters of arguments that are parsed; longer ones stay text
+LONGEST_ID: Final = 512  # a longer name is no model
+_NESTED: Final = 4  # {"response": {"response": ...}} is followed so far
+_OWN: Final = frozenset({"usd", "sig", "tokens", "input_tokens", "output_tokens", "prompt_tokens", "completion_tokens", "response", "results", "result"})
+_PLAIN: Final = frozenset({"usd", "sig", "result"})
+_ACTIONS: Final = {
+    # items of OpenAI's responses that the caller is to carry out, and where they say what to do; the rest OpenAI runs by itself
+    "function_call": "arguments",
+    "custom_tool_call": "input",
+    "computer_call": "action",
+    "local_shell_call": "action",
+    "shell_call": "action",
+    "apply_patch_call": "operation",
+}
+
+_parse: Final = json.JSONDecoder().decode
+
+Call = tuple[str, object]
+Result = tuple[str, object, object]
+
+
+@dataclass(slots=True)
+class Reading:
+    """What an answer says. What it does not say is None or empty, never zero."""
+
+    usage: Usage | None = None  # None: not reported
+    model: str = ""  # "": not reported
+    calls: tuple[Call, ...] = ()  # tools the model asks for: name, arguments (parsed; broken JSON as the text it is)
+    text: str = ""  # what the model says aloud, thinking aside; its first TEXT_CHARS characters
+    usd: Decimal | None = None  # only where someone stated it
+    sig: object | None = None  # the caller's own name for this step
+    result: object | None = None  # the caller's own word: what the step came to
+    results: tuple[Result, ...] = ()  # and of its tools: name, arguments, what came back
+    problems: tuple[str, ...] = ()  # what was there and cannot be true
+    # Requests that the client made by itself before the one that ``usage`` is of, the newest first; an input of 0 is not told.
+    earlier: tuple[Usage, ...] = ()
+    counts: Counts | None = field(default=None, compare=False, repr=False)  # what ``usage`` was made of
+    size: int = field(default=0, compare=False)  # bytes of all that was said; only where no usage was reported
+
+    @property
+    def lacks_input(self) -> bool:
+        """Whether the usage has output and no input."""
+        return self.counts is not None and self.counts.lacks_input
+
+
+def read(response: object) -> Reading:
+    """Whatever a function gave back. Never raises: what cannot be read is not told."""
+    if type(response) is dict and response and response.keys() <= _PLAIN:  # nothing else to look for
+        problems: list[str] = []
+        usd = dollars(response.get("usd"), "usd", problems)
+        return Reading(usd=usd, sig=response.get("sig"), result=response.get("result"), problems=tuple(problems))
+    try:
+        return _read(response, 0)
+    except Exception as error:
+        return Reading(problems=(f"the response could not be read: {type(error).__name__}",))
+
+
+def _read(response: Any, depth: int) -> Reading:
+    told = fields(response)
+    get = told.get
+    problems: list[str] = []
+    counts, usd = _usage(response, get, problems)
+    said = Said(measures=counts is None)
+    try:
+        _content(response, get, said)
+    except Exception as error:
+        problems.append(f"the content could not be read: {type(error).__name__}")
+    reading = Reading(None, model_of(get), said.calls, said.text, usd, size=said.size)
+    _report(reading, counts, problems)
+    if type(response) is dict:
+        if not _OWN.isdisjoint(response):
+            try:
+                _own_word(response, reading, problems, depth)
+            except Exception as error:
+                problems.append(f"what the caller told could not be read: {type(error).__name__}")
+    elif history := items(get("automatic_function_calling_history")):
+        reading.earlier = earlier_in(history)
+    if problems:
+        reading.problems = (*reading.problems, *problems)
+    return reading
+
+
+def _usage(response: Any, get: Any, problems: list[str]) -> tuple[Counts | None, Decimal | None]:
+    try:
+        told = get("usage")
+        counts = None if told is None else read_usage(told, problems)
+        if counts is None and (other := get("usage_metadata") or get("usageMetadata")) is not None:
+            counts = read_usage(other, problems)
+        return counts, stated_cost(response, told, problems)
+    except Exception as error:
+        problems.append(f"the usage could not be read: {type(error).__name__}")
+        return None, None
+
+
+def _report(reading: Reading, counts: Counts | None, problems: list[str]) -> None:
+    if counts is not None:
+        reading.usage, reading.counts = counts.usage(), counts
+        if counts.lacks_input:
+            problems.append(NO_INPUT)
+
+
+def model_of(get: Any) -> str:
+    if type(model := get("model")) is str and 0 < len(model) <= LONGEST_ID:
+        return model
+    for name in ("model_version", "modelVersion"):
+        model = get(name)
+        if type(model) is str and 0 < len(model) <= LONGEST_ID:
+            return model
+    return ""
+
+
+def earlier_in(history: Any) -> tuple[Usage, ...]:
+    """The requests before the last one that a history of google-genai tells of."""
+    return tuple(Usage(output=tokens) for tokens in rounds_of(history))
+
+
+def rounds_of(contents: Any) -> list[int]:
+    """The rounds of function calling that contents of Gemini end with, the newest first: tokens of what the model said in each.
+
+    google-genai calls functions by itself and asks again. Further back than the last word of the user, the rounds are of earlier calls.
+    """
+    rounds: list[int] = []
+    for content in reversed(items(contents)[-MAX_PARTS:]):
+        of = fields(content).get
+        if of("role") == "model":
+            if rounds:
+                rounds[-1] += -(-size_of(content) // UPPER)
+        elif any(fields(part).get("function_response") or fields(part).get("functionResponse") for part in items(of("parts"))[:MAX_PARTS]):
+            rounds.append(0)
+        else:
+            break
+    return rounds
+
+
+# ---- what was said and asked for ------------------------------------------------------------------------------------
+
+
+class Said:
+    """Collects texts and calls, each up to its bound; and the size of all of it, where ``measures`` asks for that."""
+
+    __slots__ = ("_measures", "calls", "size", "text")
+
+    def __init__(self, *, measures: bool = False) -> None:
+        self._measures, self.size = measures, 0
+        self.text = ""
+        self.calls: tuple[Call, ...] = ()
+
+    def say(self, text: Any, *, aloud: bool = True) -> None:
+        if type(text) is not str:
+            return
+        if self._measures:
+            self.size += text_size(text)
+        if aloud and len(self.text) < TEXT_CHARS:
+            self.text += text[: TEXT_CHARS - len(self.text)]
+
+    def call(self, name: Any, told: Any) -> None:
+        if type(name) is not str or not name:
+            return
+        if self._measures:
+            self.size += len(name) + size_of(told)
+        if len(self.calls) < MAX_CALLS:
+            self.calls += ((name, arguments(told)),)
+
+    def beside(self, value: Any) -> None:
+        """What was paid for and is not the answer: other choices, for example."""
+        if self._measures and value is not None:
+            self.size += size_of(value)
+
+
+def _content(response: Any, get: Any, said: Said) -> None:
+    if (found := get("choices")) and (choices := items(found)):
+        _choice(fields(choices[0]).get, said)
+        said.beside(choices[1:])
+    elif (found := get("candidates")) and (candidates := items(found)):
+        gemini_parts(fields(candidates[0]).get("content"), said)
+        said.beside(candidates[1:])
+    elif (found := get("output")) and (output := items(found)):
+        for item in output[:MAX_PARTS]:
+            responses_item(fields(item).get, said)
+    elif (content := get("content")) is not None:
+        if blocks := items(content):
+            for block in blocks[:MAX_PARTS]:
+                anthropic_block(fields(block).get, said)
+        elif type(content) is str:
+            said.say(content)
+        else:
+            gemini_parts(content, said)
+    elif type(response) is str:
+        said.say(response)
+
+
+def _choice(get: Any, said: Said) -> None:
+    """One choice of a chat completion; of a chunk, what it adds; of the older completions, its text."""
+    message = get("message")
+    of = fields(get("delta") if message is None else message).get
+    content = of("content")
+    said.say(of("reasoning_content"), aloud=False)
+    if type(content) is str:
+        said.say(content)
+    elif content is None:
+        said.say(of("refusal"))
+        said.say(get("text"))
+    else:
+        for part in items(content)[:MAX_PARTS]:
+            said.say(fields(part).get("text"))
+    if asked := of("tool_calls"):
+        for call in items(asked)[:MAX_CALLS]:
+            chat_call(fields(call).get, said)
+    if (older := of("function_call")) is not None:
+        of = fields(older).get
+        said.call(of("name"), of("arguments"))
+
+
+def chat_call(get: Any, said: Said) -> None:
+    function = get("function")
+    if function is not None:
+        of = fields(function).get
+        said.call(of("name"), of("arguments"))
+    elif (custom := get("custom")) is not None:
+        of = fields(custom).get
+        said.call(of("name"), of("input"))
+
+
+def gemini_parts(content: Any, said: Said) -> None:
+    for part in items(fields(content).get("parts"))[:MAX_PARTS]:
+        of = fields(part).get
+        if (text := of("text")) is not None:
+            said.say(text, aloud=of("thought") is not True)
+        elif (call := of("function_call") or of("functionCall")) is not None:
+            of = fields(call).get
+            said.call(of("name"), of("args"))
+
+
+def responses_item(get: Any, said: Said) -> None:
+    kind = get("type")
+    if type(kind) is not str:
+        return
+    if kind == "message":
+        for part in items(get("content"))[:MAX_PARTS]:
+            of = fields(part).get
+            text = of("text")
+            said.say(of("refusal") if text is None else text)
+    elif (where := _ACTIONS.get(kind)) is not None:
+        name = get("name")
+        said.call(kind.removesuffix("_call") if name is None else name, get(where))
+    elif kind == "reasoning":
+        said.beside([get("summary"), get("content")])
+
+
+def anthropic_block(get: Any, said: Said) -> None:
+    kind = get("type")
+    if type(kind) is not str:
+        return
+    if kind == "text":
+        said.say(get("text"))
+    elif kind == "tool_use":
+        said.call(get("name"), get("input"))
+    elif kind == "thinking":
+        said.say(get("thinking"), aloud=False)
+
+
+def arguments(told: Any) -> object:
+    """Parsed if they are JSON, and otherwise as they came: a model may break off in the middle."""
+    if told is None or told == "":
+        return {}
+    if type(told) is not str or len(told) > MAX_ARGUMENTS:
+        return told
+    try:
+        return _parse(told)
+    except (ValueError, RecursionError):
+        return told
+
+
+# ---- what the caller tells of its own -------------------------------------------------------------------------------
+
+
+def _own_word(told: dict[Any, Any], reading: Reading, problems: list[str], depth: int) -> None:
+    """``{"usd": 0.01, "sig": "search", "tokens": 900, "response": ...}``: what is said outside goes before what the response says."""
+    if (inner := told.get("response")) is not None and depth < _NESTED:
+        _fill(reading, _read(inner, depth + 1))
+    counts = read_usage(told, problems)
+    if counts is None and (tokens := told.get("tokens")) is not None:
+        counts = _tokens(tokens, problems)
+    _report(reading, counts, problems)
+    usd = dollars(told.get("usd"), "usd", problems)
+    reading.usd = reading.usd if usd is None else usd
+    sig = told.get("sig")
+    reading.sig = reading.sig if sig is None else sig
+    result = told.get("result")
+    reading.result = reading.result if result is None else result
+    if results := _results(told.get("results"), problems):
+        reading.results = results
+
+
+def _fill(reading: Reading, inner: Reading) -> None:
+    if reading.usage is None:
+        reading.usage, reading.counts, reading.size = inner.usage, inner.counts, max(reading.size, inner.size)
+    reading.usd = inner.usd if reading.usd is None else reading.usd
+    reading.sig = inner.sig
+    reading.model = reading.model or inner.model
+    reading.calls = reading.calls or inner.calls
+    reading.text = reading.text or inner.text
+    reading.result, reading.results, reading.problems, reading.earlier = inner.result, inner.results, inner.problems, inner.earlier
+
+
+def _tokens(told: Any, problems: list[str]) -> Counts | None:
+    if len(pair := items(told)) == 2:
+        return read_usage({"input_tokens": pair[0], "output_tokens": pair[1]}, problems)
+    return total_of(told, problems) if type(told) in (int, float) else read_usage(told, problems)
+
+
+def _results(told: Any, problems: list[str]) -> tuple[Result, ...]:
+    """Triples, or dicts with names of their own."""
+    found: list[Result] = []
+    for entry in items(told)[:MAX_CALLS]:
+        if (result := _result(entry)) is not None:
+            found.append(result)
+        else:
+            problems.append("results: an entry names no tool")
+            break
+    return tuple(found)
+
+
+def _result(entry: Any) -> Result | None:
+    if triple := items(entry):
+        return (triple[0], triple[1], triple[2]) if len(triple) == 3 and type(triple[0]) is str else None
+    get = fields(entry).get
+    name = next((named for key in ("name", "tool") if type(named := get(key)) is str), None)
+    if name is None:
+        return None
+    args = next((found for key in ("args", "arguments", "input") if (found := get(key)) is not None), None)
+    return name, args, next((found for key in ("result", "response", "output", "content") if (found := get(key)) is not None), None)

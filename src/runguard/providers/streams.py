@@ -1,0 +1,377 @@
+"""An answer that comes in pieces. Usage in a stream is cumulative with every provider: figures only grow, and they are not added up."""
+
+from dataclasses import replace
+from decimal import Decimal
+from typing import Any, Final
+
+from runguard.pricing.rates import Usage
+from runguard.providers.answers import (
+    MAX_ARGUMENTS,
+    MAX_CALLS,
+    MAX_PARTS,
+    TEXT_CHARS,
+    Call,
+    Reading,
+    Result,
+    Said,
+    anthropic_block,
+    arguments,
+    model_of,
+    read,
+    responses_item,
+)
+from runguard.providers.fields import fields, items
+from runguard.providers.sizes import UPPER, size_of, text_size, tokens_in
+from runguard.providers.stated_cost import stated_cost
+from runguard.providers.usage import NO_INPUT, Counts, read_usage
+
+_MAX_PROBLEMS: Final = 16
+_CHOICES: Final = 128
+_ENDS: Final = frozenset({"response.completed", "response.incomplete", "response.failed"})
+
+
+def _ends(get: Any) -> bool:
+    """Whether a chunk of Gemini says why the answer ends."""
+    for candidate in items(get("candidates"))[:1]:
+        get = fields(candidate).get
+    return (get("finish_reason") or get("finishReason")) is not None
+
+
+class _Growing:
+    """A tool call whose arguments are still coming."""
+
+    __slots__ = ("id", "name", "pieces", "room")
+
+    def __init__(self, name: str, id_: str, start: object = None) -> None:
+        self.name, self.id = name, id_
+        self.pieces: list[str] | object = [] if start is None or start == {} else start
+        self.room = MAX_ARGUMENTS
+
+    def add(self, piece: str) -> None:
+        if self.room > 0 and type(self.pieces) is list:
+            self.pieces.append(piece[: self.room])
+            self.room -= len(piece)
+
+    def whole(self) -> Call:
+        return self.name, arguments("".join(self.pieces)) if type(self.pieces) is list else self.pieces
+
+
+class StreamReading:
+    """``feed`` it every chunk; ``reading()`` is what they say together so far, also when the stream was left in the middle."""
+
+    __slots__ = (
+        *("_asked", "_begun", "_calls", "_closed", "_counts", "_earlier", "_full", "_history", "_model", "_own", "_partial", "_problems", "_room"),
+        *("_reported_at", "_spoken", "_texts", "_usd", "chars", "is_final"),
+    )
+
+    def __init__(self) -> None:
+        self.chars = 0  # bytes of everything streamed, thinking and arguments included: as estimates count text
+        self._texts: list[str] = []
+        self._room = TEXT_CHARS
+        self._calls: list[_Growing | Call] = []
+        self._begun: dict[tuple[object, ...], _Growing] = {}
+        self._counts: Counts | None = None  # Anthropic's come in two halves: input first, output last
+        self._reported_at = -1  # ``chars`` when the last report came
+        self._model = ""
+        self._usd: Decimal | None = None
+        self._own: tuple[object, object, tuple[Result, ...]] = (None, None, ())
+        self._problems: list[str] = []
+        self._partial = False
+        self._full = (0, TEXT_CHARS, 0, 0)  # texts, room, calls, chars before the first partial response
+        self.is_final = False  # the usage so far is the provider's last word
+        self._earlier: list[Usage] = []  # of requests that were made before, where a client makes several
+        self._history = self._spoken = self._asked = 0  # how much was known, said and asked for when the one under way began
+        self._closed = False  # it said why it ends
+
+    def feed(self, chunk: object) -> None:
+        """One more piece. Never raises."""
+        self._reported_at, before = -1, self._reported_at
+        try:
+            self._feed(chunk)
+        except Exception as error:
+            self._problem(f"a chunk could not be read: {type(error).__name__}")
+        self._reported_at = before if self._reported_at < 0 else self.chars  # with all that its own chunk says
+
+    def take_whole(self, snapshot: object) -> None:
+        """What somebody else has put together from the same pieces so far."""
+        self.feed(snapshot)
+        get = fields(snapshot).get
+        ends = [get("stop_reason"), *(fields(choice).get("finish_reason") for choice in items(get("choices"))[:1])]
+        self.is_final = self._counts is not None and any(end is not None for end in ends)
+
+    def reading(self) -> Reading:
+        """What has been said so far; asking changes nothing."""
+        counts, problems = self._counts, self._problems
+        if counts is not None and counts.lacks_input:
+            problems = [*problems, NO_INPUT]
+        calls: tuple[Call, ...] = tuple(call.whole() if isinstance(call, _Growing) else call for call in self._calls)
+        sig, result, results = self._own
+        return Reading(
+            None if counts is None else counts.usage(),
+            self._model,
+            calls,
+            "".join(self._texts),
+            self._usd,
+            sig,
+            result,
+            results,
+            tuple(problems[:_MAX_PROBLEMS]),
+            tuple(reversed(self._earlier)),
+            None if counts is None else replace(counts),
+            self.heard,
+        )
+
+    @property
+    def heard(self) -> int:
+        """``chars`` of the request under way."""
+        return self.chars - self._spoken
+
+    @property
+    def ends_unreported(self) -> bool:
+        """Whether more was said since the last report than that one can have counted."""
+        counts = self._counts
+        return counts is not None and self.chars > self._reported_at and tokens_in(self.heard) > counts.usage().output
+
+    # ---- which kind of piece ----------------------------------------------------------------------------------------
+
+    def _feed(self, chunk: Any) -> None:
+        if type(chunk) is str:
+            self._say(chunk)
+            return
+        if type(chunk) is bytes:
+            self.chars += len(chunk)
+            return
+        get = fields(chunk).get
+        kind = get("type")
+        if type(kind) is str:
+            if kind.startswith("response."):
+                self._responses_event(kind, get)
+                return
+            if (event := _EVENTS.get(kind)) is not None:
+                event(self, get)
+                return
+        choices = get("choices")
+        if type(choices) is list and (not choices or fields(choices[0]).get("message") is None):
+            self._chat_chunk(chunk, get, choices)
+        elif (candidates := items(get("candidates"))) or get("usage_metadata") is not None or get("usageMetadata") is not None:
+            self._gemini_chunk(get, fields(candidates[0]).get("content") if candidates else get("content"))
+        elif type(getattr(content := get("content"), "parts", None)) is list or type(get("partial")) is bool:
+            self._gemini_chunk(get, content)
+        else:
+            self._whole(chunk)
+
+    def _whole(self, chunk: object) -> None:
+        """A whole answer, or something of the caller's own."""
+        self._add(read(chunk), chunk)
+
+    def _add(self, told: Reading, chunk: object) -> None:
+        if told.counts is not None:
+            self._take(told.counts)
+        self._usd = self._usd if told.usd is None else told.usd
+        self._model = told.model or self._model
+        sig, result, results = self._own
+        self._own = (sig if told.sig is None else told.sig, result if told.result is None else told.result, told.results or results)
+        self._say(told.text)
+        for call in told.calls:
+            self._call(call)
+        for problem in told.problems:
+            self._problem(problem)
+        if not told.text and not told.calls and told.usage is None:
+            self._model = self._model or model_of(fields(chunk).get)
+
+    # ---- collecting -------------------------------------------------------------------------------------------------
+
+    def _say(self, text: Any, *, aloud: bool = True) -> None:
+        if type(text) is not str or not text:
+            return
+        self.chars += text_size(text)
+        if aloud and self._room > 0:
+            self._texts.append(text[: self._room])
+            self._room -= len(text)
+
+    def _call(self, call: Call) -> None:
+        self.chars += len(call[0]) + size_of(call[1])
+        if len(self._calls) < MAX_CALLS:
+            self._calls.append(call)
+
+    def _begin(self, key: tuple[object, ...], name: Any, id_: Any, start: object = None) -> None:
+        if type(name) is not str or not name or len(self._calls) >= MAX_CALLS:
+            return
+        self.chars += len(name)
+        self._begun[key] = growing = _Growing(name, id_ if type(id_) is str else "", start)
+        self._calls.append(growing)
+
+    def _grow(self, key: tuple[object, ...], piece: Any) -> None:
+        if type(piece) is str and piece:
+            self.chars += text_size(piece)
+            if (growing := self._begun.get(key)) is not None:
+                growing.add(piece)
+
+    def _told(self, told: Any) -> bool:
+        """Whether a usage report says anything."""
+        problems: list[str] = []
+        counts = None if told is None else read_usage(told, problems)
+        for problem in problems:
+            self._problem(problem)
+        if counts is not None:
+            self._take(counts)
+        return counts is not None
+
+    def _take(self, counts: Counts) -> None:
+        self._reported_at = self.chars
+        if self._counts is None:
+            self._counts = replace(counts)
+        else:
+            self._counts.add(counts)
+
+    def _problem(self, problem: str) -> None:
+        if len(self._problems) < _MAX_PROBLEMS and problem not in self._problems:
+            self._problems.append(problem)
+
+    # ---- OpenAI's chat completions, LiteLLM -------------------------------------------------------------------------
+
+    def _chat_chunk(self, chunk: Any, get: Any, choices: list[Any]) -> None:
+        self._model = model_of(get) or self._model
+        told = get("usage")
+        reported = self._told(told)
+        usd = stated_cost(chunk, told, self._problems)
+        self._usd = self._usd if usd is None else usd
+        for choice in choices[:_CHOICES]:
+            of = fields(choice).get
+            first = of("index") in (0, None)
+            delta = fields(of("delta")).get
+            self._say(delta("content"), aloud=first)
+            self._say(delta("refusal"), aloud=first)
+            self._say(delta("reasoning_content"), aloud=False)
+            self._say(of("text"), aloud=first)
+            for call in items(delta("tool_calls"))[:MAX_CALLS]:
+                self._chat_call(fields(call).get, first)
+            if (older := delta("function_call")) is not None:
+                self._chat_piece(("function",), fields(older).get, None, "arguments", first)
+            self._closed = self._closed or of("finish_reason") is not None
+        self.is_final = self.is_final or (reported and (self._closed or not choices))
+
+    def _chat_call(self, get: Any, first: bool) -> None:
+        index = get("index")
+        custom = get("custom")
+        at = index if type(index) is int else len(self._calls)  # without an index every call comes whole
+        of = fields(get("function") if custom is None else custom).get
+        self._chat_piece(("chat", at), of, get("id"), "arguments" if custom is None else "input", first)
+
+    def _chat_piece(self, key: tuple[object, ...], get: Any, id_: Any, where: str, first: bool) -> None:
+        if not first:  # of several choices one is taken, but all are paid
+            self._say(get("name"), aloud=False)
+            self._say(get(where), aloud=False)
+            return
+        known = self._begun.get(key)
+        # some providers give every call the index 0, and each its own id
+        if known is None or (type(id_) is str and id_ and known.id and id_ != known.id and get("name")):
+            self._begin(key, get("name"), id_)
+        self._grow(key, get(where))
+
+    # ---- Gemini, ADK ------------------------------------------------------------------------------------------------
+
+    def _gemini_chunk(self, get: Any, content: Any) -> None:
+        self._model = model_of(get) or self._model
+        parts = items(fields(content).get("parts"))
+        if (history := len(items(get("automatic_function_calling_history")))) != self._history or (self._closed and parts):
+            self._next_request(history)
+        self._closed = self._closed or _ends(get)
+        told = get("usage_metadata")
+        told = get("usageMetadata") if told is None else told
+        self.is_final = self._told(told) and self._closed
+        if not parts:
+            return
+        partial = get("partial")
+        before = self.chars
+        if partial is not True and self._partial:  # ADK ends with the whole, after its pieces
+            texts, self._room, calls, self.chars = self._full
+            del self._texts[texts:], self._calls[calls:]
+        for part in parts[:MAX_PARTS]:
+            self._gemini_part(fields(part).get)
+        self.chars = max(self.chars, before)
+        self._partial = partial is True
+        if not self._partial:
+            self._full = (len(self._texts), self._room, len(self._calls), self.chars)
+
+    def _next_request(self, history: int) -> None:
+        """google-genai has called functions by itself and asks again: what was told so far is of a request that is over."""
+        if history > self._history or len(self._calls) > self._asked:  # else a provider that goes on after its end
+            self._earlier.append(Usage(output=-(-self.heard // UPPER)) if self._counts is None else self._counts.usage())
+            self._counts, self._history, self._spoken, self._asked = None, history, self.chars, len(self._calls)
+        self._closed = False
+
+    def _gemini_part(self, get: Any) -> None:
+        if (text := get("text")) is not None:
+            self._say(text, aloud=get("thought") is not True)
+        elif (call := get("function_call") or get("functionCall")) is not None:
+            of = fields(call).get
+            if type(name := of("name")) is str and name:
+                self._call((name, arguments(of("args"))))
+
+    # ---- OpenAI's responses -----------------------------------------------------------------------------------------
+
+    def _responses_event(self, kind: str, get: Any) -> None:
+        if kind.endswith(".delta"):
+            self._say(get("delta"), aloud=kind in ("response.output_text.delta", "response.refusal.delta"))
+        elif kind == "response.output_item.done":
+            said = Said()
+            responses_item(fields(get("item")).get, said)
+            self._calls += said.calls[: MAX_CALLS - len(self._calls)]  # their characters came as deltas
+        elif (response := get("response")) is not None:
+            self._response(response, whole=kind in _ENDS)
+            self.is_final = kind in _ENDS and self._counts is not None
+
+    def _response(self, response: Any, *, whole: bool) -> None:
+        told, streamed = read(response), self.chars
+        if whole and (told.text or told.calls):
+            self._texts.clear()
+            self._calls.clear()
+            self._room, self.chars = TEXT_CHARS, 0
+        self._add(told, response)
+        self.chars = max(self.chars, streamed)
+
+    # ---- Anthropic --------------------------------------------------------------------------------------------------
+
+    def _message_start(self, get: Any) -> None:
+        of = fields(get("message")).get
+        self._model = model_of(of) or self._model
+        self._told(of("usage"))
+
+    def _message_delta(self, get: Any) -> None:
+        self.is_final = self._told(get("usage")) and fields(get("delta")).get("stop_reason") is not None
+
+    def _block_start(self, get: Any) -> None:
+        of = fields(get("content_block")).get
+        if of("type") == "tool_use":
+            self._begin(("block", get("index")), of("name"), of("id"), of("input"))
+            return
+        said = Said()
+        anthropic_block(of, said)
+        self._say(said.text)
+
+    def _block_delta(self, get: Any) -> None:
+        of = fields(get("delta")).get
+        kind = of("type")
+        if kind == "text_delta":
+            self._say(of("text"))
+        elif kind == "input_json_delta":
+            self._grow(("block", get("index")), of("partial_json"))
+        elif kind == "thinking_delta":
+            self._say(of("thinking"), aloud=False)
+
+    def _chunk_event(self, get: Any) -> None:
+        """The stream helper of OpenAI's library tells each chunk beside its own events."""
+        if (chunk := get("chunk")) is not None:
+            inner = fields(chunk).get
+            if type(choices := inner("choices")) is list:
+                self._chat_chunk(chunk, inner, choices)
+
+
+_EVENTS: Final = {
+    "message_start": StreamReading._message_start,
+    "message_delta": StreamReading._message_delta,
+    "content_block_start": StreamReading._block_start,
+    "content_block_delta": StreamReading._block_delta,
+    "chunk": StreamReading._chunk_event,
+}

@@ -1,0 +1,114 @@
+"""Who may import whom. Packages have ranks, and imports go down only."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import runguard
+
+SOURCE = Path(runguard.__file__).parent
+MODULES = {".".join(path.relative_to(SOURCE.parent).with_suffix("").parts).removesuffix(".__init__"): path for path in sorted(SOURCE.rglob("*.py"))}
+
+# From the bottom to the top. Packages of one rank do not import each other.
+RANKS = (
+    {"_lazy", "_version"},
+    {"core"},
+    {"log_lines"},
+    {"background", "validation"},
+    {"console", "errors", "pricing", "ledger", "alerts"},
+    {"providers", "policy"},
+    {"accounting"},
+    {"outlets"},
+    {"conductor"},
+    {"functions", "termination"},
+    {"adk"},
+    {"replay"},
+    {"calibrate", "view", "testing"},
+    {"dashboard", "demo"},
+    {"cli"},
+    {"__main__"},
+    {""},  # the root package: names the public surface for type checkers
+)
+RANK = {package: number for number, packages in enumerate(RANKS) for package in packages}
+FRAMEWORKS = {"google"}
+KNOW_A_FRAMEWORK = {"adk", "testing", "demo", "cli"}
+FORBIDDEN_IN_CORE = {"time", "asyncio", "os", "io", "pathlib", "socket", "subprocess", "logging", "random", "secrets", "queue"}
+
+
+def package_of(module: str) -> str:
+    return [*module.split("."), ""][1]
+
+
+def imports_of(module: str) -> set[str]:
+    """Every module that ``module`` imports anywhere in its text, also under TYPE_CHECKING."""
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(MODULES[module].read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            found.update(alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{module} uses a relative import"
+            base = node.module or ""
+            found.update(f"{base}.{alias.name}" if f"{base}.{alias.name}" in MODULES else base for alias in node.names)
+    return found
+
+
+def outside(module: str) -> set[str]:
+    """Top-level packages that are neither the standard library nor this package."""
+    tops = {name.split(".")[0] for name in imports_of(module)}
+    return {top for top in tops if top not in sys.stdlib_module_names and top != "runguard"}
+
+
+def inside(module: str) -> set[str]:
+    return {name for name in imports_of(module) if name.split(".")[0] == "runguard"}
+
+
+def test_every_package_has_a_rank():
+    assert {package_of(module) for module in MODULES} == set(RANK)
+
+
+def test_the_root_holds_few_modules():
+    assert len([module for module, path in MODULES.items() if path.parent == SOURCE]) <= 9
+
+
+@pytest.mark.parametrize("module", sorted(MODULES))
+def test_imports_go_down(module):
+    own = package_of(module)
+    for name in inside(module):
+        other = package_of(name)
+        assert other == own or RANK[other] < RANK[own], f"{module} imports {name}"
+
+
+@pytest.mark.parametrize("module", sorted(name for name, path in MODULES.items() if path.name == "__init__.py"))
+def test_packages_load_nothing_eagerly(module):
+    tree = ast.parse(MODULES[module].read_text(encoding="utf-8"))
+    eager = [node for node in tree.body if isinstance(node, ast.Import | ast.ImportFrom)]
+    for node in eager:
+        names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else [node.module or ""]
+        assert all(name == "runguard._lazy" or name.split(".")[0] in sys.stdlib_module_names for name in names), names
+
+
+@pytest.mark.parametrize("module", sorted(MODULES))
+def test_only_adapters_and_programs_know_a_framework(module):
+    if package_of(module) not in KNOW_A_FRAMEWORK:
+        assert not outside(module) & FRAMEWORKS
+
+
+@pytest.mark.parametrize("module", sorted(name for name in MODULES if package_of(name) == "core"))
+def test_the_core_is_pure(module):
+    assert outside(module) == set()
+    assert not {name.split(".")[0] for name in imports_of(module)} & FORBIDDEN_IN_CORE
+    for node in ast.walk(ast.parse(MODULES[module].read_text(encoding="utf-8"))):
+        assert not isinstance(node, ast.AsyncFunctionDef | ast.Await)
+        if isinstance(node, ast.Call):
+            called = ast.unparse(node.func)
+            assert called not in ("open", "print", "input"), called
+            clocks = ("now", "utcnow", "today", "fromtimestamp", "monotonic", "perf_counter")
+            assert called.rpartition(".")[2] not in clocks, called
+
+
+def test_the_page_shows_the_packages_as_they_are():
+    script = SOURCE.parents[1] / "docs" / "package_diagram.py"
+    assert subprocess.run([sys.executable, str(script), "--check"], check=False).returncode == 0
