@@ -2,7 +2,7 @@
 PYTHON ?= python3
 NEW := .venv
 OLD := .venv-oldest-adk
-WORKERS ?= 3  # more than two cores can use: many tests wait for a clock or a server
+WORKERS ?= 4  # more than two cores can use: many tests wait for a clock or a server
 
 TOUCH_ADK := tests/adk tests/faults tests/replay/test_same_as_live.py tests/wire tests/install tests/demo tests/test_docs.py
 # Servers, processes and clocks meet a busy machine: what failed is tried once more, alone. What is wrong fails again.
