@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from runguard.adk.budget_plugin import BudgetPlugin
     from runguard.adk.guarded import GuardedLlm
     from runguard.adk.installation import install, uninstall
+    from runguard.adk.plugin import RunGuardPlugin
     from runguard.adk.termination import TerminationPlugin, terminate, termination_reason
     from runguard.core.breaker import BreakerState
     from runguard.core.budget import Budget, BudgetStatus, Scope
@@ -55,6 +56,7 @@ _HOMES = {
     "__version__": "runguard._version",
     "ADKCostBreaker": "runguard.adk",
     "GuardedLlm": "runguard.adk",
+    "RunGuardPlugin": "runguard.adk",
     "TerminationPlugin": "runguard.adk",
     "install": "runguard.adk",
     "terminate": "runguard.adk",
@@ -153,6 +155,7 @@ __all__ = [
     "Price",
     "RuleTermination",
     "RunGuardError",
+    "RunGuardPlugin",
     "RunStoppedError",
     "Scope",
     "StateTermination",

@@ -38,7 +38,10 @@ class CompressionTriggered:
 
 @dataclass(frozen=True, slots=True)
 class BudgetPolicy(metaclass=Checked):
-    """A budget as a value: hashable, comparable, safe to share. Each ``build_monitor()`` counts for itself."""
+    """A token budget as a value: hashable, comparable, safe to share. Each ``build_monitor()`` counts for itself.
+
+    It describes a ``BudgetMonitor``. To refuse calls before they are made, in dollars, tokens or calls per user and window, use ``Budget``.
+    """
 
     max_tokens: int = 200_000
     thresholds: tuple[Threshold, ...] = ()
@@ -115,7 +118,9 @@ class BudgetMonitor(metaclass=Checked):
 
     A callback, or a bus, that fails is logged and counted in ``callback_errors``; it never breaks the run. A stop (``stop()``, or a
     threshold with ``action="stop"``) holds until ``resume()`` or ``reset()``; one that came from a threshold also ends when ``adjust()``
-    sets the count below that threshold. It is carried out by ``BudgetPlugin``: the monitor alone only says so.
+    sets the count below that threshold. ``BudgetPlugin`` carries it out; the monitor alone only reports it.
+
+    Use it to count what is already spent. To refuse calls before they are made, use ``Budget`` in ``budgets=``.
     """
 
     def __init__(self, max_tokens: int = 200_000) -> None:

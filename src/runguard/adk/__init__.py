@@ -6,6 +6,7 @@ from runguard._lazy import lazy
 
 if TYPE_CHECKING:
     from runguard.adk.breaker import ADKCostBreaker
+    from runguard.adk.budget_plugin import BudgetPlugin
     from runguard.adk.guarded import GuardedLlm
     from runguard.adk.installation import install, uninstall
     from runguard.adk.plugin import RunGuardPlugin
@@ -13,6 +14,7 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "ADKCostBreaker": "runguard.adk.breaker",
+    "BudgetPlugin": "runguard.adk.budget_plugin",
     "GuardedLlm": "runguard.adk.guarded",
     "install": "runguard.adk.installation",
     "uninstall": "runguard.adk.installation",
@@ -22,7 +24,7 @@ _HOMES = {
     "termination_reason": "runguard.adk.termination",
 }
 
-__all__ = ["ADKCostBreaker", "GuardedLlm", "RunGuardPlugin", "TerminationPlugin", "install", "terminate", "termination_reason", "uninstall"]
+__all__ = ["ADKCostBreaker", "BudgetPlugin", "GuardedLlm", "RunGuardPlugin", "TerminationPlugin", "install", "terminate", "termination_reason", "uninstall"]
 
 _load, __dir__ = lazy(__name__, _HOMES)
 

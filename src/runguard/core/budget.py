@@ -313,6 +313,8 @@ class Budget(metaclass=Checked):
 
     ``per``: run, session, user, app, agent, model, tool or ``label:<name>``; ``"agent:research*"`` chooses by name, ``"run+agent"``
     counts each agent of each run. ``window``: ``"1m"``, ``"1h"``, ``"1d"``, ``"1w"``, ``"month"``; none: for as long as the ledger lives.
+
+    Use it in ``budgets=``: it holds before each call. To only count tokens over all turns and react at thresholds, use ``BudgetMonitor``.
     """
 
     usd: UsdAmount = None
