@@ -106,7 +106,8 @@ def worker(place: Place) -> Iterator[Make]:
         place.connect().close()  # the schema is made once, and not within the deadline of a call
     yield make
     for one in made:
-        one.plugin.flush(1)
+        if not one.ledger.is_away:
+            one.plugin.flush(1)
 
 
 def store_command(*arguments: str) -> dict[str, Any]:
@@ -214,6 +215,15 @@ async def test_live_workers_make_no_call_and_nothing_else_in_what_they_find(plac
         assert f"runguard store adopt {each.id}" in each.why
     await asyncio.sleep(1.2)  # a writer looks for stops every second, too
     assert ground.things() == before
+
+
+async def test_a_refused_run_does_not_wait_for_a_store_that_is_away(place: Place, worker: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("runguard.adk.plugin._WRITE_S", 1_000.0)  # longer than a test lasts
+    one = worker()
+    assert await one.calls(1) == 1
+    assert one.plugin.flush(10)
+    Ground(place).gone()
+    assert await one.calls(2) == 0
 
 
 @pytest.mark.parametrize("way", WAYS)

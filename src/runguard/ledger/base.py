@@ -169,6 +169,7 @@ class Ledger(Protocol):
 
     name: str
     is_shared: bool  # other processes see it: ask it before every paid call
+    is_away: bool  # the store did not answer the last time it was asked
     worker: str  # this process, for those who look at a shared ledger
 
     def now(self, at: float) -> float:

@@ -40,6 +40,7 @@ class Facts:
     def __init__(self) -> None:
         self._line: deque[Fact] = deque()
         self._changed = threading.Condition(threading.Lock())
+        self.closed = threading.Event()  # nobody takes any more
 
     def __len__(self) -> int:
         return len(self._line)
@@ -58,8 +59,14 @@ class Facts:
         if self._line:
             return self._line[0]
         with self._changed:
-            self._changed.wait_for(lambda: bool(self._line), seconds)
+            self._changed.wait_for(lambda: bool(self._line) or self.closed.is_set(), seconds)
             return self._line[0] if self._line else None
+
+    def close(self) -> None:
+        """End every wait for a fact."""
+        self.closed.set()
+        with self._changed:
+            self._changed.notify_all()
 
     def done(self, fact: Fact) -> None:
         """Take the first one out of the line."""

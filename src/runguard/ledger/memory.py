@@ -32,7 +32,7 @@ class MemoryLedger(Waiting):
 
     def __init__(self) -> None:
         super().__init__()
-        self.name, self.is_shared, self.worker = "memory", False, ""
+        self.name, self.is_shared, self.is_away, self.worker = "memory", False, False, ""
         self._control = ""
         self._accounts: OrderedDict[str, Account] = OrderedDict()  # by key, the latest used last
         self._by_scope: dict[str, list[Account]] = {}

@@ -104,7 +104,7 @@ class StoreLedger(Waiting):
         self._accounts: OrderedDict[str, StoredAccount] = OrderedDict()
         self._by_scope: dict[str, set[str]] = {}
         self._offset = 0.0  # the store's clock less ours
-        self._down_until, self._is_away, self._era = 0.0, False, 0
+        self._down_until, self.is_away, self._era = 0.0, False, 0
         self._replaced: StoreReplacedError | None = None  # why the store is away, when another one has its place
         self._seen: Seen = getattr(store, "seen", None) or Seen(store.name)  # a store that wraps another one may have none
         self._control_of = ""  # the identity of the store that the control document is from
@@ -180,7 +180,7 @@ class StoreLedger(Waiting):
             threads, self._threads = self._threads, [None] * (_ASKERS + 1)
             jobs, self._jobs = self._jobs, queue.SimpleQueue()
             facts, self._facts = self._facts, Facts()
-        facts.put(Fact(_nothing, repeatable=False))  # wakes the writer
+        facts.close()
         for _ in range(_ASKERS):
             jobs.put(None)
         for thread in threads:
@@ -255,7 +255,7 @@ class StoreLedger(Waiting):
         """The writer: every fact in order, each until it is heard."""
         facts = self._local.facts = self._facts
         next_beat, next_look, purged = 0.0, 0.0, time.monotonic()
-        while facts is self._facts:
+        while not facts.closed.is_set():
             if time.monotonic() - purged >= _PURGE_S:
                 purged = time.monotonic()
                 self.tell(lambda session: session.purge(self.retention_s))
@@ -269,7 +269,7 @@ class StoreLedger(Waiting):
                 next_look = time.monotonic() + _BEAT_S
                 self._safely("the look for stops", self._look_for_stops)
             fact = facts.first(_BEAT_S)
-            if fact is not None and facts is self._facts and self._told(fact):
+            if fact is not None and not facts.closed.is_set() and self._told(fact):
                 facts.done(fact)
         self._drop_session()
 
@@ -373,9 +373,8 @@ class StoreLedger(Waiting):
                 if cuts == 1 and not fresh:
                     continue  # a connection that was cut while it was not used is not an outage: once more on a new one
                 self._outage(error)
-                if self._local.facts is not self._facts:
+                if self._local.facts.closed.wait(_BACKOFF_S[min(cuts - 1, len(_BACKOFF_S) - 1)]):
                     return  # the ledger was closed
-                time.sleep(_BACKOFF_S[min(cuts - 1, len(_BACKOFF_S) - 1)])
         if reply is not None:
             self._safely("the look at an answer", lambda: self._learn(reply, fact))
         then, fact.then = fact.then, None
@@ -397,16 +396,16 @@ class StoreLedger(Waiting):
             if self._replaced is None:
                 _log.error("runguard.store_replaced: %s", error)
             self._replaced = error
-        elif not self._is_away:
+        elif not self.is_away:
             _log.error("runguard.store_outage: %s", error)
-        if not self._is_away:
-            self._is_away = True
+        if not self.is_away:
+            self.is_away = True
             self._era += 1
         self._down_until = time.monotonic() + _REST_S
 
     def _is_back(self) -> None:
-        if self._is_away:
-            self._is_away, self._down_until, self._replaced = False, 0.0, None
+        if self.is_away:
+            self.is_away, self._down_until, self._replaced = False, 0.0, None
             _log.warning("runguard.store_back: %s answers again", self.name)
 
     async def ask(self, job: Callable[[Session], _T], *, again: bool = False) -> _T:
