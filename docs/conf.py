@@ -38,6 +38,9 @@ nitpick_ignore_regex = [("py:.*", r"(?!runguard\.[A-Z]).*")]
 # Files of the repository that are pages of the site too. Beside this file each is a line that links there.
 OUTSIDE = {"benchmarks": "benchmarks/README.md", "examples": "examples/README.md", "changelog": "CHANGELOG.md", "contributing": "CONTRIBUTING.md"}
 MODULES = ("runguard", "runguard.adk", "runguard.alerts", "runguard.calibrate", "runguard.replay", "runguard.testing", "runguard.view")
+for module in MODULES:
+    for name in dir(importlib.import_module(module)):
+        getattr(importlib.import_module(module), name)  # loads it here: autodoc would do so with TYPE_CHECKING set, which breaks other packages
 
 
 def show_outside(app: Any, name: str, source: list[str]) -> None:

@@ -1,6 +1,7 @@
 """RunGuard on Google ADK: a plugin, a one-line install, a guarded model, and a breaker per agent."""
 
-from typing import TYPE_CHECKING, Any
+from importlib.util import find_spec
+from typing import TYPE_CHECKING
 
 from runguard._lazy import lazy
 
@@ -26,13 +27,15 @@ _HOMES = {
 
 __all__ = ["ADKCostBreaker", "BudgetPlugin", "GuardedLlm", "RunGuardPlugin", "TerminationPlugin", "install", "terminate", "termination_reason", "uninstall"]
 
-_load, __dir__ = lazy(__name__, _HOMES)
+__getattr__, __dir__ = lazy(__name__, _HOMES)
 
 
-def __getattr__(name: str) -> Any:
+def _is_missing(package: str) -> bool:
     try:
-        return _load(name)
-    except ModuleNotFoundError as error:
-        if error.name is None or error.name.split(".")[0] != "google":
-            raise
-        raise ImportError("runguard.adk needs google-adk, which is not installed: pip install 'runguard-agents[adk]'") from None
+        return find_spec(package) is None
+    except (ImportError, ValueError):  # its parent is missing, or it was blocked
+        return True
+
+
+if _is_missing("google.adk"):
+    raise ImportError("runguard.adk needs google-adk, which is not installed: pip install 'runguard-agents[adk]'")
