@@ -24,7 +24,8 @@ async def test_no_log_record_of_a_run_with_hostile_names_contains_control_charac
     policy = {"budgets": [Budget(usd="0.20", per="user"), Budget(tokens=20_000, per="session")], "on_trip": fails}
     for script in ([call(HOSTILE, q=1)], [call("step", q=1)], [*(call("step", q=n) for n in range(30)), text("done")]):
         plugin = guard(**policy)
-        await play(agent("a", ScriptedModel(script), tools=[step]), plugins=[plugin], user_id=HOSTILE, session_id=HOSTILE)
+        # An unknown tool is an exception on older versions of ADK.
+        await play(agent("a", ScriptedModel(script), tools=[step]), plugins=[plugin], user_id=HOSTILE, session_id=HOSTILE, catch=True)
         assert plugin.flush(5)
     messages = [record.getMessage() for record in caplog.records if record.name == "runguard"]
     assert any("eve\\n2026" in message for message in messages), "the threshold warning names the user"
