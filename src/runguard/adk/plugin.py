@@ -264,7 +264,7 @@ class RunGuardPlugin(Controls, BasePlugin):
     async def written(self, invocation_ids: Iterable[str]) -> None:
         """Wait, bounded, until the store has the records of paused runs: another worker may resume them as soon as their streams have ended.
 
-        While the store is away nobody waits: every refused run would end a second later.
+        It does not wait while the store is away: every refused run would end a second later.
         """
         futures = [asyncio.wrap_future(future) for one in invocation_ids if (future := self._writing.get(one)) is not None]
         if futures and not self.guard.accounts.ledger.is_away:

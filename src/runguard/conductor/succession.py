@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def alarms_of(guard: "Guard", before: "Guard | None") -> Alarms | None:
-    """The alarms of a guard. With the same receivers they stay the same: what was told is not told again."""
+    """The alarms of a guard. With the same receivers they stay the same, so no alert is sent twice."""
     policy, ledger = guard.policy, guard.accounts.ledger
     if not policy.alerts or policy.mode == "off":
         return None

@@ -50,9 +50,9 @@ class NoProgress:
 
     def observe(self, run: str, agent: str, at: float, results: "list[tuple[ToolResult, object]]") -> Finding | None:
         """One step: its results, each with the arguments of its call."""
-        told = [_nothing_new(result, args) for result, args in results]
+        stale = [_nothing_new(result, args) for result, args in results]
         answers = [Answer(result.tool, _id(result.tool), result.value) for result, _ in results]
-        return self._count(run, agent, at, answers, "\1".join(sorted(told)) if all(told) else "")
+        return self._count(run, agent, at, answers, "\1".join(sorted(stale)) if all(stale) else "")
 
     def _count(self, run: str, agent: str, at: float, answers: list[Answer], what: str) -> Finding | None:
         """``what`` identifies a step that brings nothing new; empty: it brings news, so it equals no other step."""

@@ -40,7 +40,7 @@ class Facts:
     def __init__(self) -> None:
         self._line: deque[Fact] = deque()
         self._changed = threading.Condition(threading.Lock())
-        self.closed = threading.Event()  # nobody takes any more
+        self.closed = threading.Event()  # the writer takes no more facts
 
     def __len__(self) -> int:
         return len(self._line)

@@ -174,7 +174,7 @@ class PolicyFile(SettingsModel):
     )
     telemetry: bool = Field(default=True, description="Report to OpenTelemetry, where its API is installed.")
     alerts: Receivers = Field(
-        default=AlertSettings(), description="Who is told of stops, thresholds and outages: Slack, PagerDuty, webhooks, the log, functions."
+        default=AlertSettings(), description="Where to send stops, thresholds and outages: Slack, PagerDuty, webhooks, the log, functions."
     )
     stop_text: str | None = Field(default=None, min_length=1, description="What the end user reads after a stop, instead of the built-in sentence.")
     max_model_calls: Count | None = Field(

@@ -30,7 +30,7 @@ class CommonSettings(TypedDict, total=False):
     telemetry: bool
     """Report to OpenTelemetry, where its API is installed."""
     alerts: Alerts
-    """Who is told of stops, thresholds and outages: Slack, PagerDuty, webhooks, the log, functions."""
+    """Where to send stops, thresholds and outages: Slack, PagerDuty, webhooks, the log, functions."""
     stop_text: str | None
     """What the end user reads after a stop, instead of the built-in sentence."""
     max_model_calls: int | None

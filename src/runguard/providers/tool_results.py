@@ -72,8 +72,8 @@ def _blocks(of: Any) -> list[tuple[object, ToolResult]]:
     parts = items(of("parts")) or items(of("content"))
     for get in [fields(part).get for part in parts[:MAX_PARTS]] or [of]:
         if (response := get("function_response") or get("functionResponse")) is not None:
-            told = fields(response).get
-            found.append((told("id"), ToolResult(_text(told("name")), told("response"))))
+            held = fields(response).get
+            found.append((held("id"), ToolResult(_text(held("name")), held("response"))))
         elif get("type") == "tool_result":
             found.append((get("tool_use_id"), ToolResult("", _plain(get("content")), get("is_error") is True)))
     return found

@@ -2,7 +2,7 @@
 
 LoopAgent forbids unknown keywords, and pydantic builds its error without asking the value. So the only place for a hint is LoopAgent's
 constructor. It is wrapped when the first condition is made and ADK is loaded. The wrapper changes nothing but calls with that keyword,
-which fail without it. Where nobody has made a condition, the error is pydantic's.
+which fail without it. Before the first condition is made, the error is pydantic's.
 """
 
 import sys
