@@ -2,8 +2,9 @@
 
     python benchmarks/accounting.py [--quick] [--json]
 
-All in one run, interleaved, medians of CPU time; a ratio to the thing next to it says more than a microsecond. "at the end" is the
-same operation after the first 100,000 (10,000 with --quick) calls of one run: cost must not depend on the length of the run.
+All in one run, interleaved, medians of CPU time; a ratio to the thing next to it says more than a microsecond. "at the
+end" is the same operation after the first 100,000 (10,000 with --quick) calls of one run: cost must not depend on the
+length of the run.
 """
 
 import argparse
@@ -140,7 +141,9 @@ async def measure(rounds: int, length: int) -> dict[str, dict[str, float]]:
         if figures is first:
             for step in once.values():
                 await _block(step, length)
-    return {name: {"us": round(median(first[name]), 2), "at_the_end_us": round(median(last[name]), 2)} for name in CASES}
+    return {
+        name: {"us": round(median(first[name]), 2), "at_the_end_us": round(median(last[name]), 2)} for name in CASES
+    }
 
 
 def main() -> None:
@@ -155,7 +158,10 @@ def main() -> None:
     base, plugin = figures["lock and add, twice"]["us"], figures["no-op plugin, both hooks"]["us"]
     print(f"{'':26}{'us':>8}{'at the end':>12}{'x lock+add':>12}{'x no-op plugin':>16}")
     for name, figure in figures.items():
-        print(f"{name:26}{figure['us']:8.2f}{figure['at_the_end_us']:12.2f}{figure['us'] / base:12.1f}{figure['us'] / plugin:16.1f}")
+        print(
+            f"{name:26}{figure['us']:8.2f}{figure['at_the_end_us']:12.2f}"
+            f"{figure['us'] / base:12.1f}{figure['us'] / plugin:16.1f}"
+        )
     reached = all(figures[f"ledger, {n}"]["us"] <= GOAL_US for n in ("1 scope", "3 scopes"))
     print(f"reserve + settle in memory: goal {GOAL_US:g} us, {'reached' if reached else 'NOT reached'}")
 

@@ -2,10 +2,11 @@
 
     python benchmarks/crowd.py [--rounds 100] [--workers 64] [--seconds 180] [--store memory|sqlite|redis|postgres]
 
-Each round is a budget of its own. All workers ask in the same moment, each through a whole ledger: in memory they are threads, on a store
-processes. Whoever is refused waits as long as waiting can help; one in eight who got leave gives it back, and another takes the place. Per
-round exactly five calls must have been made, and the store must have five booked and nothing held. No round begins after --seconds, per store;
-how many were made is told. Ends with 1 when something is violated.
+Each round is a budget of its own. All workers ask in the same moment, each through a whole ledger: in memory they are
+threads, on a store processes. Whoever is refused waits as long as waiting can help; one in eight who got leave gives it
+back, and another takes the place. Per round exactly five calls must have been made, and the store must have five booked
+and nothing held. No round begins after --seconds, per store; how many were made is told. Ends with 1 when something is
+violated.
 """
 
 import argparse
@@ -140,7 +141,10 @@ class Starter:
 def in_threads(workers: int, starter: Starter) -> tuple[list[Diary], Ledger]:
     ledger, diaries = MemoryLedger(), list[Diary]()
     together = threading.Barrier(workers, starter)
-    threads = [threading.Thread(target=lambda n=n: diaries.append(work(ledger, n, together, starter.goes_on))) for n in range(workers)]
+    threads = [
+        threading.Thread(target=lambda n=n: diaries.append(work(ledger, n, together, starter.goes_on)))
+        for n in range(workers)
+    ]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -191,10 +195,18 @@ def one_run(setting: Setting, workers: int, rounds: int, seconds: float) -> bool
     waits = sorted(wait for diary in diaries for wait in diary.waits)
     good = calls == [BUDGET] * len(calls) and booked == [(BUDGET, True)] * len(calls)
     print(f"\n{setting.name}")
-    print(f"  {len(calls)} rounds in {took:.1f} s; calls per round {min(calls)} to {max(calls)}, booked {min(booked)[0]} to {max(booked)[0]}")
-    print(f"  held at the end: {'nothing' if all(free for _, free in booked) else 'SOMETHING'}; asked per round {median(asked):.0f} times (median)")
     print(
-        f"  until a worker knew: p50 {waits[len(waits) // 2] * 1e3:.0f} ms, p99 {waits[int(len(waits) * 0.99)] * 1e3:.0f} ms, longest {waits[-1] * 1e3:.0f} ms"
+        f"  {len(calls)} rounds in {took:.1f} s; calls per round {min(calls)} to {max(calls)}, booked "
+        f"{min(booked)[0]} to {max(booked)[0]}"
+    )
+    print(
+        f"  held at the end: {'nothing' if all(free for _, free in booked) else 'SOMETHING'}; asked per round "
+        f"{median(asked):.0f} times (median)"
+    )
+    print(
+        f"  until a worker knew: p50 {waits[len(waits) // 2] * 1e3:.0f} ms, p99 "
+        f"{waits[int(len(waits) * 0.99)] * 1e3:.0f} "
+        f"ms, longest {waits[-1] * 1e3:.0f} ms"
     )
     print(f"  {'never a sixth call, exactly five every round' if good else 'VIOLATED'}", flush=True)
     return good
@@ -207,9 +219,14 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=180.0, help="per store, after which no round begins")
     parser.add_argument("--store", choices=["memory", "sqlite", "redis", "postgres"])
     options = parser.parse_args()
-    print(f"{os.cpu_count()} cores, load {os.getloadavg()[0]:.1f} before the run; {options.workers} workers, a budget of {BUDGET} calls", flush=True)
+    print(
+        f"{os.cpu_count()} cores, load {os.getloadavg()[0]:.1f} before the run; {options.workers} workers, a "
+        f"budget of {BUDGET} calls",
+        flush=True,
+    )
     chosen = [setting for setting in SETTINGS if options.store in (None, setting.kind)]
-    held = [one_run(setting, options.workers, options.rounds, options.seconds) for setting in chosen]  # each is run, whatever the others say
+    # each is run, whatever the others say
+    held = [one_run(setting, options.workers, options.rounds, options.seconds) for setting in chosen]
     return int(not all(held))
 
 

@@ -1,12 +1,15 @@
-"""Which runs are stopped: made-up ones and recorded ones, by RunGuard's defaults and by the loop detectors of other agents.
+"""Which runs are stopped: made-up ones and recorded ones, by RunGuard's defaults and by the loop detectors of other
+agents.
 
     python benchmarks/detection.py                       # the made-up runs only
-    python benchmarks/detection.py RUNS                  # and a folder of recorded runs (*.jsonl or *.jsonl.gz, as `runguard replay` reads them)
-    python benchmarks/detection.py RUNS --without stall  # what is lost when one rule is dropped; 'each' for all in turn
+    python benchmarks/detection.py RUNS                  # and a folder of recorded runs (*.jsonl or *.jsonl.gz, as
+    `runguard replay` reads them) python benchmarks/detection.py RUNS --without stall  # what is lost when one rule is
+    dropped; 'each' for all in turn
     python benchmarks/detection.py RUNS --curve          # other rungs; with the name of an SVG file, drawn into it too
 
-"hard" is a refused call or a stop; "ok" and "failed" are the recorded outcomes; "saved" is the share of all tokens of failed runs that come after
-the first hard action / after the stop. In brackets: 95 % intervals, Wilson's for rates, a bootstrap over the runs of each source for shares.
+"hard" is a refused call or a stop; "ok" and "failed" are the recorded outcomes; "saved" is the share of all tokens of
+failed runs that come after the first hard action / after the stop. In brackets: 95 % intervals, Wilson's for rates, a
+bootstrap over the runs of each source for shares.
 """
 
 import argparse
@@ -61,7 +64,10 @@ def detectors(named: Settings, tools: Declared | None = None) -> dict[str, Calla
 def made_up(named: Settings) -> dict[str, dict[str, dict[str, Verdict]]]:
     """kind -> shape -> detector -> verdict."""
     kinds = {"loops": LOOPS, "look-alikes": HEALTHY}
-    return {kind: {s.name: {n: ask(s.run()) for n, ask in detectors(named, s.tools).items()} for s in shapes.values()} for kind, shapes in kinds.items()}
+    return {
+        kind: {s.name: {n: ask(s.run()) for n, ask in detectors(named, s.tools).items()} for s in shapes.values()}
+        for kind, shapes in kinds.items()
+    }
 
 
 def recorded(folder: Path, named: Settings, workers: int) -> list[Judged]:
@@ -96,8 +102,21 @@ def _judge(line: bytes) -> Judged:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("runs", nargs="?", type=Path, help="folder of recorded runs")
-    parser.add_argument("--without", metavar="RULE", action="append", default=[], choices=[*RULES, *LIMITS, "each"], help="drop a rule; may be repeated")
-    parser.add_argument("--curve", metavar="SVG", nargs="?", const="", help="other rungs of repetition and stall, beside the defaults; drawn into this file")
+    parser.add_argument(
+        "--without",
+        metavar="RULE",
+        action="append",
+        default=[],
+        choices=[*RULES, *LIMITS, "each"],
+        help="drop a rule; may be repeated",
+    )
+    parser.add_argument(
+        "--curve",
+        metavar="SVG",
+        nargs="?",
+        const="",
+        help="other rungs of repetition and stall, beside the defaults; drawn into this file",
+    )
     parser.add_argument("--workers", type=int, default=os.cpu_count() or 1, help="processes")
     told = parser.add_mutually_exclusive_group()
     told.add_argument("--json", action="store_true", help="machine-readable")
@@ -109,7 +128,11 @@ def main() -> None:
     report = Report(markdown=options.markdown)
     shapes = made_up(named)
     report.made_up(shapes)
-    result: dict[str, Any] = {"made_up": {kind: {s: {n: v.letter for n, v in by.items()} for s, by in found.items()} for kind, found in shapes.items()}}
+    result: dict[str, Any] = {
+        "made_up": {
+            kind: {s: {n: v.letter for n, v in by.items()} for s, by in found.items()} for kind, found in shapes.items()
+        }
+    }
     if options.runs is not None:
         runs = recorded(options.runs, named, options.workers)
         result |= report_recorded(report, runs, options.runs)
@@ -133,8 +156,14 @@ def report_recorded(report: Report, runs: list[Judged], folder: Path) -> dict[st
     report.by_hand(by_hand)
     return {
         "groups": {title: {name: asdict(line) for name, line in found.items()} for title, found in groups.items()},
-        "successful_runs_touched": [{"id": r.id, "story": r.verdicts[OWN].story, "read": read.get(r.id)} for r in touched],
-        "successful_runs_nudged": [{"id": r.id, "story": r.verdicts[OWN].story} for r in runs if r.success is True and r.verdicts[OWN].nudge is not None],
+        "successful_runs_touched": [
+            {"id": r.id, "story": r.verdicts[OWN].story, "read": read.get(r.id)} for r in touched
+        ],
+        "successful_runs_nudged": [
+            {"id": r.id, "story": r.verdicts[OWN].story}
+            for r in runs
+            if r.success is True and r.verdicts[OWN].nudge is not None
+        ],
         "hand_labels": by_hand,
     }
 

@@ -9,15 +9,21 @@ REPETITION = ((3, 4, 5), (3, 5, 6), (4, 6, 7), (4, 7, 8), (4, 8, 9), (5, 10, 11)
 STALL = ((3, 4, 5), (3, 5, 6), (4, 6, 7), (4, 8, 9))
 _MOST_TOUCHED = 8  # successful runs; rivals beyond are off the plot
 _STYLE = """<style>
-text { font: 12px sans-serif; fill: #555 } .label { fill: #222 } .grid { stroke: #ddd } .own { fill: #0b57d0; stroke: #0b57d0 }
-polyline.own { fill: none; stroke-width: 2 } .rival { fill: #b3261e } .now { fill: #fff; stroke: #0b57d0; stroke-width: 3 }
-@media (prefers-color-scheme: dark) { text { fill: #aaa } .label { fill: #eee } .grid { stroke: #444 } .now { fill: #111 } }
+text { font: 12px sans-serif; fill: #555 } .label { fill: #222 } .grid { stroke: #ddd } .own { fill: #0b57d0;
+stroke: #0b57d0 }
+polyline.own { fill: none; stroke-width: 2 } .rival { fill: #b3261e } .now { fill: #fff; stroke: #0b57d0;
+stroke-width: 3 }
+@media (prefers-color-scheme: dark) { text { fill: #aaa } .label { fill: #eee } .grid { stroke: #444 }
+.now { fill: #111 } }
 </style>"""
 
 
 def _settings(rule: str, ladders: tuple[tuple[int, int, int], ...]) -> dict[str, dict[str, Any]]:
     names = ("nudge", "block", "stop")
-    return {f"{OWN}, {rule} {'/'.join(map(str, rungs))}": {"rules": {rule: dict(zip(names, rungs, strict=True))}} for rungs in ladders}
+    return {
+        f"{OWN}, {rule} {'/'.join(map(str, rungs))}": {"rules": {rule: dict(zip(names, rungs, strict=True))}}
+        for rungs in ladders
+    }
 
 
 _DRAWN = _settings("repetition", REPETITION)
@@ -25,7 +31,9 @@ SETTINGS = _DRAWN | _settings("stall", STALL)
 
 
 def draw(found: dict[str, Line]) -> str:
-    """Tokens saved after the first hard action against successful runs touched: repetition's rungs as a line, rivals as points."""
+    """Tokens saved after the first hard action against successful runs touched: repetition's rungs as a line, rivals as
+    points.
+    """
     places = {name: (line.rates["ok hard"].hits, 100 * line.shares["hard"].value) for name, line in found.items()}
     shown = {name: place for name, place in places.items() if place[0] <= _MOST_TOUCHED and place[1]}
     plot = Plot(

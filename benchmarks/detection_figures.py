@@ -1,4 +1,6 @@
-"""From judged runs to figures: rates with Wilson intervals, token shares with a bootstrap over the runs of each source."""
+"""From judged runs to figures: rates with Wilson intervals,
+token shares with a bootstrap over the runs of each source.
+"""
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
@@ -60,8 +62,12 @@ GROUPS: dict[str, Callable[[Judged], bool]] = {
     "all runs": lambda run: True,
     "without InterCode": lambda run: run.source != "intercode",
     "InterCode alone": lambda run: run.source == "intercode",
-    "capped failures, without InterCode": lambda run: run.success is False and run.capped is True and run.source != "intercode",
-    "capped failures, InterCode alone": lambda run: run.success is False and run.capped is True and run.source == "intercode",
+    "capped failures, without InterCode": lambda run: (
+        run.success is False and run.capped is True and run.source != "intercode"
+    ),
+    "capped failures, InterCode alone": lambda run: (
+        run.success is False and run.capped is True and run.source == "intercode"
+    ),
 }
 
 
@@ -95,7 +101,11 @@ def _rates(runs: Iterable[Judged], name: str) -> dict[str, Rate]:
 
 def _shares(failed: Sequence[Judged], names: list[str], draws: int) -> dict[str, dict[str, Share]]:
     whats = ("hard", "stop")
-    saved = {(name, what): {at: after for at, run in enumerate(failed) if (after := run.after(name, what))} for name in names for what in whats}
+    saved = {
+        (name, what): {at: after for at, run in enumerate(failed) if (after := run.after(name, what))}
+        for name in names
+        for what in whats
+    }
     spent = [sum(run.tokens) for run in failed]
     drawn: dict[tuple[str, str], list[float]] = {key: [] for key in saved}
     for times in _draws(failed, draws):
@@ -108,12 +118,16 @@ def _shares(failed: Sequence[Judged], names: list[str], draws: int) -> dict[str,
         out[name] = {}
         for what in whats:
             differences = [own - this for own, this in zip(drawn[OWN, what], drawn[name, what], strict=True)]
-            out[name][what] = Share(sum(saved[name, what].values()) / total, _middle(drawn[name, what]), _middle(differences))
+            out[name][what] = Share(
+                sum(saved[name, what].values()) / total, _middle(drawn[name, what]), _middle(differences)
+            )
     return out
 
 
 def _draws(runs: Sequence[Judged], draws: int) -> Iterable[Counter[int]]:
-    """So many samples with replacement, each source as large as it is; the same ones for every detector, so that differences are paired."""
+    """So many samples with replacement, each source as large as it is; the same ones for every detector, so that
+    differences are paired.
+    """
     by_source: dict[str, list[int]] = defaultdict(list)
     for at, run in enumerate(runs):
         by_source[run.source].append(at)
@@ -131,10 +145,19 @@ def _middle(values: list[float]) -> Interval:
 
 
 def better_rivals(found: dict[str, Line], what: str) -> dict[str, list[str]]:
-    """Rivals that touch no more successful runs than RunGuard, ``what`` being the touch, and which of them save more."""
+    """Rivals that touch no more successful runs than RunGuard, ``what`` being the touch,
+    and which of them save more.
+    """
     own = found[OWN]
-    as_careful = [n for n, line in found.items() if not n.startswith(OWN) and line.rates[f"ok {what}"].hits <= own.rates[f"ok {what}"].hits]
-    return {"as careful": as_careful, "save more": [n for n in as_careful if found[n].shares[what].value > own.shares[what].value]}
+    as_careful = [
+        n
+        for n, line in found.items()
+        if not n.startswith(OWN) and line.rates[f"ok {what}"].hits <= own.rates[f"ok {what}"].hits
+    ]
+    return {
+        "as careful": as_careful,
+        "save more": [n for n in as_careful if found[n].shares[what].value > own.shares[what].value],
+    }
 
 
 def hand_labelled(runs: Iterable[Judged], labels: Iterable[dict[str, Any]]) -> dict[str, dict[str, list[int]]]:

@@ -18,7 +18,8 @@ class Report:
     def text(self) -> str:
         return "\n".join(self._parts)
 
-    # ---- what is told -------------------------------------------------------------------------------------------------
+    # ---- what is told
+    # -------------------------------------------------------------------------------------------------
 
     def made_up(self, found: dict[str, dict[str, dict[str, Verdict]]]) -> None:
         for kind, shapes in found.items():
@@ -32,7 +33,10 @@ class Report:
             cells = [name]
             for shapes in found.values():
                 letters = "".join(verdicts[name].letter for verdicts in shapes.values())
-                cells += [f"`{letters}`" if self.markdown else letters, " / ".join(str(letters.count(letter)) for letter in "Sbn")]
+                cells += [
+                    f"`{letters}`" if self.markdown else letters,
+                    " / ".join(str(letters.count(letter)) for letter in "Sbn"),
+                ]
             rows.append(cells)
         self._table(["detector", *(head for kind in found for head in (kind, "S / b / n"))], rows)
 
@@ -71,9 +75,13 @@ class Report:
         self._title("Runs labelled by hand: touched by a hard action (by any action)")
         names = next(iter(labels.values()))
         heads = [f"{label} ({next(iter(cells.values()))[0]})" for label, cells in labels.items()]
-        self._table(["detector", *heads], [[name, *(f"{cells[name][1]} ({cells[name][2]})" for cells in labels.values())] for name in names])
+        self._table(
+            ["detector", *heads],
+            [[name, *(f"{cells[name][1]} ({cells[name][2]})" for cells in labels.values())] for name in names],
+        )
 
-    # ---- how ----------------------------------------------------------------------------------------------------------
+    # ---- how
+    # ----------------------------------------------------------------------------------------------------------
 
     def _title(self, text: str) -> None:
         self._parts.append(f"\n## {text}\n")
@@ -87,7 +95,12 @@ class Report:
             self._parts.append("\n".join(f"| {' | '.join(cells)} |" for cells in lines) + "\n")
             return
         widths = [max(len(cells[at]) for cells in [heads, *rows]) for at in range(len(heads))]
-        self._parts.append("\n".join("  ".join(cell.ljust(width) for cell, width in zip(cells, widths, strict=True)).rstrip() for cells in [heads, *rows]))
+        self._parts.append(
+            "\n".join(
+                "  ".join(cell.ljust(width) for cell, width in zip(cells, widths, strict=True)).rstrip()
+                for cells in [heads, *rows]
+            )
+        )
 
 
 def _rate(rate: Rate) -> str:

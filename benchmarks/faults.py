@@ -1,16 +1,20 @@
-"""Do accounts stay true when everything fails? Workers are killed, servers crash, connections are cut, and the budget runs out meanwhile.
+"""Do accounts stay true when everything fails? Workers are killed, servers crash, connections are cut, and the budget
+runs out meanwhile.
 
     python benchmarks/faults.py [--seconds 20] [--seed 1] [--store sqlite|redis|postgres]
 
-Eight processes share one budget through the whole ledger. Each call of a made-up provider bills a part of what was reserved and writes that
-to a file of the worker's own, which a kill does not lose: that is the truth. At the end, after the last hold has expired:
+Eight processes share one budget through the whole ledger. Each call of a made-up provider bills a part of what was
+reserved and writes that to a file of the worker's own, which a kill does not lose: that is the truth. At the end, after
+the last hold has expired:
 
 - overspend: billed above the cap. Must be 0.
 - lost: settled, as the store confirmed, and not in its books. Must be 0 where the setting is durable.
 - held: must be 0 after the time to live.
-- over-count: booked and never billed. At most one call per killed worker; a server that crashes and an answer that is lost cost nothing.
+- over-count: booked and never billed. At most one call per killed worker; a server that crashes and an answer that is
+  lost cost nothing.
 
-Loopback only. The times of the faults follow from the seed, what they hit does not. Ends with 1 when something is violated.
+Loopback only. The times of the faults follow from the seed, what they hit does not. Ends with 1 when something is
+violated.
 """
 
 import argparse
@@ -84,10 +88,19 @@ async def work(url: str, folder: Path, slot: int, life: int, seed: int) -> None:
     diary = Diary(folder / f"{slot}.txt")
     ledger = StoreLedger(store_of(url), TIMEOUT_S)
     cap_file, stop_file = folder / "cap", folder / "stop"
-    account, own, refused = ledger.account("app:warm", "app:warm", None, None, (FAR, UNLIMITED, UNLIMITED)), False, False
+    account, own, refused = (
+        ledger.account("app:warm", "app:warm", None, None, (FAR, UNLIMITED, UNLIMITED)),
+        False,
+        False,
+    )
     while not stop_file.exists():
         if not own and cap_file.exists():
-            account, own = ledger.account("app:faults", "app:faults", None, None, (int(cap_file.read_text()), UNLIMITED, UNLIMITED)), True
+            account, own = (
+                ledger.account(
+                    "app:faults", "app:faults", None, None, (int(cap_file.read_text()), UNLIMITED, UNLIMITED)
+                ),
+                True,
+            )
         try:
             hold = await ledger.reserve((account,), WANT, ttl=TTL_S)
         except (StoreOutage, StoreError) as error:  # on_outage = "closed": no account, no call
@@ -112,7 +125,11 @@ async def work(url: str, folder: Path, slot: int, life: int, seed: int) -> None:
         if own:
             diary.note("billed", hold.id, bill)
         await asyncio.sleep(chance.uniform(0.0, 0.005))
-        ledger.settle(hold, (bill, 1_000, 1), (lambda told: lambda: diary.note("settled", *told))((hold.id, bill)) if own else None)
+        ledger.settle(
+            hold,
+            (bill, 1_000, 1),
+            (lambda told: lambda: diary.note("settled", *told))((hold.id, bill)) if own else None,
+        )
     flushed = await asyncio.to_thread(ledger.flush, GOODBYE_S)
     diary.note("end", int(flushed), ledger.lost, ledger.outages)
 
@@ -232,7 +249,9 @@ class Run:
 
     @property
     def lost(self) -> int:
-        """What was confirmed, less what the books say was told: settlements alone, without what was charged for expired holds."""
+        """What was confirmed, less what the books say was told: settlements alone, without what was charged for expired
+        holds.
+        """
         assert self.balance is not None
         return max(sum(self.settled.values()) - (self.balance.spent[0] - self.balance.expired[0]), 0)
 
@@ -362,14 +381,18 @@ def one_run(setting: Setting, seconds: float, seed: int) -> Run:
                     case "cut":
                         os.kill(proxy, signal.SIGUSR1)
                         run.cuts += 1
-            while time.monotonic() < began + 3 * seconds and not any("refused" in path.read_text() for path in folder.glob("*.txt")):
+            while time.monotonic() < began + 3 * seconds and not any(
+                "refused" in path.read_text() for path in folder.glob("*.txt")
+            ):
                 time.sleep(0.2)
             time.sleep(0.5)
         finally:
             (folder / "stop").touch()
             crew.end()
         time.sleep(TTL_S + 0.2)
-        run.balance = read_balance(direct, "app:faults") or Balance("app:faults", "app:faults", None, None, (run.cap, 0, 0))
+        run.balance = read_balance(direct, "app:faults") or Balance(
+            "app:faults", "app:faults", None, None, (run.cap, 0, 0)
+        )
         run.read(folder)
     return run
 
@@ -379,9 +402,13 @@ def show(run: Run) -> None:
     assert balance is not None
     stranded = len(run.reserved - run.settled.keys())
     print(f"\n{run.setting.name}{'' if run.setting.durable else ' (not durable: shown, not judged)'}")
-    print(f"  calls billed {len(run.billed):,}, cap {run.cap:,}, billed {run.bill:,}, booked {balance.spent[0]:,}, of which expired {balance.expired[0]:,}")
     print(
-        f"  workers killed {run.kills} ({stranded} between reserve and settle), stalled {run.stalls}; server crashes {run.crashes}, connections cut {run.cuts}"
+        f"  calls billed {len(run.billed):,}, cap {run.cap:,}, billed {run.bill:,}, booked "
+        f"{balance.spent[0]:,}, of which expired {balance.expired[0]:,}"
+    )
+    print(
+        f"  workers killed {run.kills} ({stranded} between reserve and settle), stalled {run.stalls}; server "
+        f"crashes {run.crashes}, connections cut {run.cuts}"
     )
     print(f"  reservations without an answer {run.unanswered}; facts not told {run.untold}")
     print(f"  overspend {run.overspend}, settled spend lost {run.lost}, held at the end {balance.held[0]}")
@@ -397,7 +424,8 @@ def main() -> int:
     options = parser.parse_args()
     seconds = min(max(options.seconds, 2.0), 600.0)
     print(
-        f"{os.cpu_count()} cores, load {os.getloadavg()[0]:.1f} before the run; {WORKERS} workers, {seconds:g} s of faults each, seed {options.seed}",
+        f"{os.cpu_count()} cores, load {os.getloadavg()[0]:.1f} before the run; {WORKERS} workers, {seconds:g} "
+        f"s of faults each, seed {options.seed}",
         flush=True,
     )
     violated = False

@@ -2,8 +2,8 @@
 
     python benchmarks/hooks.py [--quick] [--json]
 
-Direct: the hooks are called in ADK's order with a real InvocationContext, tool hooks in a task of their own, so that microseconds
-show. End to end: a real Runner with a scripted model, 50 model and tool steps.
+Direct: the hooks are called in ADK's order with a real InvocationContext, tool hooks in a task of their own, so that
+microseconds show. End to end: a real Runner with a scripted model, 50 model and tool steps.
 """
 
 import argparse
@@ -39,7 +39,8 @@ from runguard.adk import RunGuardPlugin
 
 TARGETS = {"model": 5.0, "tool": 15.0}
 BLOCK = 200  # steps measured in one go
-UNLIMITED = {"max_model_calls": 10**9, "max_tool_calls": 10**9}  # the counters stay on, only the default ends are moved away
+# the counters stay on, only the default ends are moved away
+UNLIMITED = {"max_model_calls": 10**9, "max_tool_calls": 10**9}
 logging.getLogger("runguard").setLevel(logging.ERROR)
 
 
@@ -67,7 +68,10 @@ def flat(n: int) -> dict[str, Any]:
 
 def structured(n: int) -> dict[str, Any]:
     """1 kB of fields."""
-    items = [{"id": n * 100 + k, "name": f"item number {n} {k}", "price": k * 1.5, "tags": ["a", "b"], "ok": True} for k in range(12)]
+    items = [
+        {"id": n * 100 + k, "name": f"item number {n} {k}", "price": k * 1.5, "tags": ["a", "b"], "ok": True}
+        for k in range(12)
+    ]
     return {"status": "ok", "query": f"q{n}", "total": 12, "items": items}
 
 
@@ -78,7 +82,10 @@ SHAPES = {"flat text": flat, "structured": structured}
 
 
 class Drive:
-    """One run in which a plugin's hooks are called step after step. Objects are made once and changed outside the measured time."""
+    """One run in which a plugin's hooks are called step after step.
+
+    Objects are made once and changed outside the measured time.
+    """
 
     def __init__(self, plugin: BasePlugin, session: Any, service: Any, shape: str, invocation_id: str) -> None:
         self.plugin, self.answer = plugin, SHAPES[shape]
@@ -93,19 +100,26 @@ class Drive:
             plugin_manager=PluginManager([plugin]),
         )
         self.step = 0
-        usage = types.GenerateContentResponseUsageMetadata(prompt_token_count=1000, candidates_token_count=250, total_token_count=1250)
+        usage = types.GenerateContentResponseUsageMetadata(
+            prompt_token_count=1000, candidates_token_count=250, total_token_count=1250
+        )
         self.call = types.FunctionCall(id="", name="lookup", args={})
         self.response = types.FunctionResponse(id="", name="lookup", response={})
         content = types.Content(role="model", parts=[types.Part(function_call=self.call)])
         reply = types.Content(role="user", parts=[types.Part(function_response=self.response)])
-        self.request = LlmRequest(model="scripted-1", contents=[types.Content(role="user", parts=[types.Part(text="go")])])
+        self.request = LlmRequest(
+            model="scripted-1", contents=[types.Content(role="user", parts=[types.Part(text="go")])]
+        )
         self.answered = LlmResponse(content=content, usage_metadata=usage, partial=False)
         self.asked_event = Event(invocation_id=invocation_id, author="worker", content=content, usage_metadata=usage)
         self.answer_event = Event(invocation_id=invocation_id, author="worker", content=reply)
         said = types.Content(role="model", parts=[types.Part(text="hm")])
         self.said = LlmResponse(content=said, usage_metadata=usage, partial=False)
         self.said_event = Event(invocation_id=invocation_id, author="worker", content=said, usage_metadata=usage)
-        self.model_context, self.tool_context = CallbackContext(self.context), ToolContext(self.context, function_call_id="call-0")
+        self.model_context, self.tool_context = (
+            CallbackContext(self.context),
+            ToolContext(self.context, function_call_id="call-0"),
+        )
         # pydantic copies neither: what the events hold is what is changed below
         self.call = self.asked_event.content.parts[0].function_call
         self.response = self.answer_event.content.parts[0].function_response
@@ -119,10 +133,11 @@ class Drive:
         await self.plugin.after_run_callback(invocation_context=self.context)
 
     async def block(self, steps: int, samples: dict[str, list[float]] | None = None) -> None:
-        """So many steps of a model call and a tool call, then as many model calls alone; CPU seconds per step go to ``samples``.
+        """So many steps of a model call and a tool call, then as many model calls alone; CPU seconds per step
+        go to ``samples``.
 
-        Time is taken once per block: a clock between the hooks would cost more than they do. Changing the objects is in it for every
-        plugin alike and falls out of the difference.
+        Time is taken once per block: a clock between the hooks would cost more than they do. Changing the
+        objects is in it for every plugin alike and falls out of the difference.
         """
         plugin, context, clock = self.plugin, self.context, time.process_time
         gc.disable()  # a collection walks all of ADK's objects: whose step it falls into is chance
@@ -159,7 +174,9 @@ class Drive:
     async def _tool_hooks(self) -> None:
         plugin, call, context = self.plugin, self.call, self.tool_context
         await plugin.before_tool_callback(tool=self.tool, tool_args=call.args, tool_context=context)
-        await plugin.after_tool_callback(tool=self.tool, tool_args=call.args, tool_context=context, result=self.response.response)
+        await plugin.after_tool_callback(
+            tool=self.tool, tool_args=call.args, tool_context=context, result=self.response.response
+        )
 
 
 async def direct(rounds: int, far: int) -> dict[str, dict[str, dict[str, dict[str, float]]]]:
@@ -169,7 +186,9 @@ async def direct(rounds: int, far: int) -> dict[str, dict[str, dict[str, dict[st
     guard, noop = RunGuardPlugin(**UNLIMITED), NoOpPlugin(name="noop")
     out: dict[str, dict[str, dict[str, dict[str, float]]]] = {}
     for shape in SHAPES:
-        samples: dict[str, dict[str, list[float]]] = {where: {"model": [], "tool": []} for where in ("noop", "near", "far")}
+        samples: dict[str, dict[str, list[float]]] = {
+            where: {"model": [], "tool": []} for where in ("noop", "near", "far")
+        }
         idle = await Drive(noop, session, service, shape, "noop").begin()
         long = await Drive(guard, session, service, shape, f"far-{shape}").begin()
         await idle.block(BLOCK)
@@ -183,7 +202,10 @@ async def direct(rounds: int, far: int) -> dict[str, dict[str, dict[str, dict[st
             await long.block(BLOCK, samples["far"])
             await near.end()
         await long.end()
-        out[shape] = {where: {kind: above(samples[where][kind], samples["noop"][kind]) for kind in TARGETS} for where in ("near", "far")}
+        out[shape] = {
+            where: {kind: above(samples[where][kind], samples["noop"][kind]) for kind in TARGETS}
+            for where in ("near", "far")
+        }
     assert not guard.snapshot()["guard_errors"], "the guard failed on these objects: nothing was measured"
     assert not guard.trips, "the guard stopped the run: nothing was measured"
     return out
@@ -248,7 +270,11 @@ async def one_run(plugins: list[BasePlugin], steps: int) -> float:
 
 async def end_to_end(rounds: int, steps: int = 50) -> dict[str, float]:
     """Median CPU microseconds per model and tool step, and the median of the ratios within a round."""
-    kinds = {"no plugin": list, "no-op plugin": lambda: [NoOpPlugin(name="noop")], "RunGuard": lambda: [RunGuardPlugin()]}
+    kinds = {
+        "no plugin": list,
+        "no-op plugin": lambda: [NoOpPlugin(name="noop")],
+        "RunGuard": lambda: [RunGuardPlugin()],
+    }
     spent: dict[str, list[float]] = {kind: [] for kind in kinds}
     for number in range(rounds + 1):
         for kind in (*kinds,) if number % 2 else reversed(kinds):
@@ -267,11 +293,17 @@ async def end_to_end(rounds: int, steps: int = 50) -> dict[str, float]:
 
 
 def lines(result: dict[str, Any], far: int) -> Iterator[str]:
-    yield "CPU microseconds of RunGuard's hooks above a no-op plugin, 1 kB answers, new arguments each time: median (fastest tenth)"
+    yield (
+        "CPU microseconds of RunGuard's hooks above a no-op plugin, 1 kB answers, new arguments each time: median "
+        "(fastest tenth)"
+    )
     yield "| answer | at step | per model call (target <= 5) | per tool call (target <= 15) |\n|---|---|---|---|"
     for shape, places in result["direct"].items():
         for where, step in (("near", 100), ("far", far)):
-            cells = [f"{c['median']:.1f} ({c['fastest']:.1f}){'' if c['median'] <= TARGETS[kind] else ' over'}" for kind, c in places[where].items()]
+            cells = [
+                f"{c['median']:.1f} ({c['fastest']:.1f}){'' if c['median'] <= TARGETS[kind] else ' over'}"
+                for kind, c in places[where].items()
+            ]
             yield f"| {shape} | {step:,} | {' | '.join(cells)} |"
     yield "\nMemory that one run holds (kB)"
     yield f"| answer | after 100 steps | after {result['memory_steps']:,} steps | after its end |\n|---|---|---|---|"
@@ -279,9 +311,16 @@ def lines(result: dict[str, Any], far: int) -> Iterator[str]:
         yield f"| {shape} | {held['near']:.0f} | {held['far']:.0f} | {held['ended']:.0f} |"
     total = result["end_to_end"]
     yield "\nA real Runner with a scripted model, 50 model and tool steps: CPU microseconds per step (medians)"
-    yield "| no plugin | no-op plugin | RunGuard | RunGuard - no-op | RunGuard / no-op | RunGuard / no plugin |\n|---|---|---|---|---|---|"
+    yield (
+        "| no plugin | no-op plugin | RunGuard | RunGuard - no-op | RunGuard / no-op | RunGuard / no plugin "
+        "|\n|---|---|---|---|---|---|"
+    )
     ratios = f"{total['RunGuard / no-op']:.3f} | {total['RunGuard / none']:.3f}"
-    yield f"| {total['no plugin']:.0f} | {total['no-op plugin']:.0f} | {total['RunGuard']:.0f} | {total['RunGuard - no-op']:.0f} | {ratios} |"
+    yield (
+        f"| {total['no plugin']:.0f} | {total['no-op plugin']:.0f} | {total['RunGuard']:.0f} | "
+        f"{total['RunGuard - no-op']:.0f} "
+        f"| {ratios} |"
+    )
 
 
 async def measure(quick: bool) -> dict[str, Any]:

@@ -44,7 +44,10 @@ def main() -> None:
         print(json.dumps({"cpu_ms": medians, "modules": modules, "target_ms": TARGET_MS}, indent=1))
         return
     bare = medians["bare interpreter"]
-    print(f"CPU milliseconds of a fresh process (median of {RUNS})\n| statement | total | above a bare interpreter |\n|---|---|---|")
+    print(
+        f"CPU milliseconds of a fresh process (median of {RUNS})\n| statement | total | above a bare "
+        "interpreter |\n|---|---|---|"
+    )
     for name, taken in medians.items():
         print(f"| {name} | {taken:.1f} | {taken - bare:.1f} |")
     added = medians["import runguard"] - bare

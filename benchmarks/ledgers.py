@@ -2,10 +2,10 @@
 
     python benchmarks/ledgers.py [--quick] [--json] [--store sqlite|redis|postgres]
 
-The ratio is what counts: operations per second of RunGuard to those of a PING (Valkey), of a one-row UPDATE (Postgres), of a transaction with
-a one-row UPDATE (SQLite), in the same processes, in blocks that take turns; medians over the blocks. Workers are processes, all on the same
-budget; with one worker also the whole ledger, in which an event loop hands the work to threads. Servers are started for the run, on the
-loopback, and share the processor with the workers.
+The ratio is what counts: operations per second of RunGuard to those of a PING (Valkey), of a one-row UPDATE (Postgres),
+of a transaction with a one-row UPDATE (SQLite), in the same processes, in blocks that take turns; medians over the
+blocks. Workers are processes, all on the same budget; with one worker also the whole ledger, in which an event loop
+hands the work to threads. Servers are started for the run, on the loopback, and share the processor with the workers.
 """
 
 import argparse
@@ -62,7 +62,9 @@ VARIANTS = (
     Variant("redis", "Valkey, AOF everysec", None, "PING", ("--appendonly", "yes", "--appendfsync", "everysec")),
     Variant("redis", "Valkey, AOF always", None, "PING", ("--appendonly", "yes", "--appendfsync", "always")),
     Variant("postgres", "Postgres, synchronous_commit=on", 0.85, "UPDATE"),
-    Variant("postgres", "Postgres, synchronous_commit=off", None, "UPDATE", query="?options=-c%20synchronous_commit%3Doff"),
+    Variant(
+        "postgres", "Postgres, synchronous_commit=off", None, "UPDATE", query="?options=-c%20synchronous_commit%3Doff"
+    ),
 )
 LENGTHS = {  # is it SQLite, quick: rounds, seconds of a block; nobody is seen to starve for longer than a block lasts
     (False, False): (11, 0.4),
@@ -135,7 +137,14 @@ def raw_redis(url: str, bare: bool = False) -> Callable[[], object]:
     from redis.backoff import NoBackoff
     from redis.retry import Retry
 
-    client = redis.Redis.from_url(url, socket_timeout=PATIENCE_S, retry=Retry(NoBackoff(), 0), health_check_interval=0, decode_responses=True, protocol=2)
+    client = redis.Redis.from_url(
+        url,
+        socket_timeout=PATIENCE_S,
+        retry=Retry(NoBackoff(), 0),
+        health_check_interval=0,
+        decode_responses=True,
+        protocol=2,
+    )
     if not bare:
         return lambda: client.execute_command("PING")
     link = client.connection_pool.get_connection()
@@ -158,7 +167,11 @@ def raw_postgres(url: str, make: bool) -> Callable[[], object]:
 
 
 def raw_operation(kind: str, url: str, store: Store, make: bool = False) -> Callable[[], object]:
-    return {"sqlite": lambda: raw_sqlite(store, make), "redis": lambda: raw_redis(url), "postgres": lambda: raw_postgres(url, make)}[kind]()
+    return {
+        "sqlite": lambda: raw_sqlite(store, make),
+        "redis": lambda: raw_redis(url),
+        "postgres": lambda: raw_postgres(url, make),
+    }[kind]()
 
 
 # ---- a worker -------------------------------------------------------------------------------------------------------
@@ -237,7 +250,8 @@ def work(kind: str, url: str, blocks: list[str], seconds: float, pipe: Connectio
 
 def measure(kind: str, url: str, workers: int, rounds: int, seconds: float) -> dict[str, Any]:
     turn = ["raw", *(["bare"] if kind == "redis" else []), "session", *(["ledger"] if workers == 1 else [])]
-    blocks = [what for number in range(rounds + 1) for what in (turn if number % 2 else turn[::-1])]  # the first round warms up
+    # the first round warms up
+    blocks = [what for number in range(rounds + 1) for what in (turn if number % 2 else turn[::-1])]
     pairs = [FORK.Pipe() for _ in range(workers)]
     processes = [FORK.Process(target=work, args=(kind, url, blocks, seconds, theirs)) for _, theirs in pairs]
     for process in processes:
@@ -265,9 +279,15 @@ def measure(kind: str, url: str, workers: int, rounds: int, seconds: float) -> d
             seconds_[what].extend(second)
     figures: dict[str, Any] = {"workers": workers}
     for what in turn:
-        figures[what] = {"per_second": round(median(rates[what])), "longest_wait_ms": round(max(*firsts[what], *seconds_[what], 0.0) * 1e3, 1)}
+        figures[what] = {
+            "per_second": round(median(rates[what])),
+            "longest_wait_ms": round(max(*firsts[what], *seconds_[what], 0.0) * 1e3, 1),
+        }
         figures[what]["ratio"] = round(median(a / b for a, b in zip(rates[what], rates["raw"], strict=True)), 3)
-        for name, all_of_them in (("raw_us" if what in ("raw", "bare") else "reserve_us", firsts[what]), ("settle_us", seconds_[what])):
+        for name, all_of_them in (
+            ("raw_us" if what in ("raw", "bare") else "reserve_us", firsts[what]),
+            ("settle_us", seconds_[what]),
+        ):
             if all_of_them:
                 all_of_them.sort()
                 figures[what][name] = [round(all_of_them[int(len(all_of_them) * share)] * 1e6) for share in (0.5, 0.99)]
@@ -281,23 +301,41 @@ def verdict(variant: Variant, figures: list[dict[str, Any]]) -> str | None:
     if variant.goal is None:
         return None
     worst = min(figure["session"]["ratio"] for figure in figures)
-    said = f"{variant.name}: goal {variant.goal:g} x {variant.raw}, {'reached' if worst >= variant.goal else 'NOT reached'} (least {worst:.2f})"
+    said = (
+        f"{variant.name}: goal {variant.goal:g} x {variant.raw}, "
+        f"{'reached' if worst >= variant.goal else 'NOT reached'} "
+        f"(least {worst:.2f})"
+    )
     if variant.kind == "sqlite":
         wait = max(figure["session"]["longest_wait_ms"] for figure in figures)
-        said += f"; nobody waits over {STARVED_S:g} s, {'reached' if wait <= STARVED_S * 1e3 else 'NOT reached'} (longest {wait:.0f} ms)"
+        said += (
+            f"; nobody waits over {STARVED_S:g} s, {'reached' if wait <= STARVED_S * 1e3 else 'NOT reached'} "
+            f"(longest {wait:.0f} ms)"
+        )
     return said
 
 
 def show(variant: Variant, figures: list[dict[str, Any]]) -> None:
-    print(f"\n{variant.name}\n{'workers':>9}  {'':22}{'op/s':>8}{'ratio':>7}  {'reserve p50/p99 us':>20}{'settle p50/p99 us':>20}{'longest ms':>12}")
+    print(
+        f"\n{variant.name}\n{'workers':>9}  {'':22}{'op/s':>8}{'ratio':>7}  "
+        f"{'reserve p50/p99 us':>20}{'settle p50/p99 us':>20}{'longest ms':>12}"
+    )
     for figure in figures:
-        for what, title in (("raw", variant.raw), ("bare", "PING, bare connection"), ("session", "reserve, settle"), ("ledger", "the same, whole ledger")):
+        for what, title in (
+            ("raw", variant.raw),
+            ("bare", "PING, bare connection"),
+            ("session", "reserve, settle"),
+            ("ledger", "the same, whole ledger"),
+        ):
             if what not in figure:
                 continue
             row = figure[what]
             first, second = row.get("raw_us") or row["reserve_us"], row.get("settle_us")
             times = f"{first[0]:>11,} /{first[1]:>7,}{f'{second[0]:>11,} /{second[1]:>7,}' if second else '':>20}"
-            print(f"{figure['workers']:9}  {title:22}{row['per_second']:8,}{row['ratio']:7.2f}  {times}{row['longest_wait_ms']:12.1f}")
+            print(
+                f"{figure['workers']:9}  {title:22}{row['per_second']:8,}{row['ratio']:7.2f}  "
+                f"{times}{row['longest_wait_ms']:12.1f}"
+            )
 
 
 def main() -> None:
@@ -306,7 +344,12 @@ def main() -> None:
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--store", choices=["sqlite", "redis", "postgres"])
     options = parser.parse_args()
-    results: dict[str, Any] = {"cores": os.cpu_count(), "load_before": round(os.getloadavg()[0], 2), "stores": {}, "goals": []}
+    results: dict[str, Any] = {
+        "cores": os.cpu_count(),
+        "load_before": round(os.getloadavg()[0], 2),
+        "stores": {},
+        "goals": [],
+    }
     if not options.json:
         print(f"{results['cores']} cores, load {results['load_before']} before the run")
     for variant in VARIANTS:
@@ -317,7 +360,10 @@ def main() -> None:
             store.connect(PATIENCE_S).close()
             raw_operation(variant.kind, url, store, make=True)
             rounds, seconds = LENGTHS[variant.kind == "sqlite", options.quick]
-            figures = [measure(variant.kind, url, workers, rounds, seconds) for workers in ((1, 8) if options.quick else (1, 8, 64))]
+            figures = [
+                measure(variant.kind, url, workers, rounds, seconds)
+                for workers in ((1, 8) if options.quick else (1, 8, 64))
+            ]
         results["stores"][variant.name] = figures
         if said := verdict(variant, figures):
             results["goals"].append(said)

@@ -8,7 +8,8 @@ from shapes import Shapes, Steps, turn, user, work
 HEALTHY = Shapes()
 UNCHANGED = 6  # a call and five unchanged repeats
 
-# ---- waiting ----------------------------------------------------------------------------------------------------------
+# ---- waiting
+# ----------------------------------------------------------------------------------------------------------
 
 
 @HEALTHY.of("polling with progress")
@@ -67,7 +68,9 @@ def fifty_unchanged_polls_in_eight_minutes() -> Steps:
 def retry_with_back_off() -> Steps:
     for n in range(UNCHANGED + 1):
         failed = n < UNCHANGED
-        yield from turn(("fetch", {"url": "https://example.org"}, "TimeoutError: timed out" if failed else "<html>"), raised=failed)
+        yield from turn(
+            ("fetch", {"url": "https://example.org"}, "TimeoutError: timed out" if failed else "<html>"), raised=failed
+        )
         yield from turn(("sleep", {"seconds": 2**n}, "slept"))
 
 
@@ -75,16 +78,22 @@ def retry_with_back_off() -> Steps:
 def retry_without_a_pause() -> Steps:
     for n in range(UNCHANGED + 1):
         failed = n < UNCHANGED
-        yield from turn(("fetch", {"url": "https://example.org"}, "TimeoutError: timed out" if failed else "<html>"), raised=failed)
+        yield from turn(
+            ("fetch", {"url": "https://example.org"}, "TimeoutError: timed out" if failed else "<html>"), raised=failed
+        )
 
 
 @HEALTHY.of("retry with back-off")
 def retry_of_a_busy_service() -> Steps:
     for n in range(UNCHANGED + 1):
-        yield from turn(("charge", {"order": 7}, {"error": "503 service unavailable"} if n < UNCHANGED else {"charged": True}), at=2.0**n)
+        yield from turn(
+            ("charge", {"order": 7}, {"error": "503 service unavailable"} if n < UNCHANGED else {"charged": True}),
+            at=2.0**n,
+        )
 
 
-# ---- moving on --------------------------------------------------------------------------------------------------------
+# ---- moving on
+# --------------------------------------------------------------------------------------------------------
 
 
 @HEALTHY.of("paging")
@@ -118,7 +127,8 @@ def forty_scrolls_with_a_bare_ack() -> Steps:
         yield from turn(("scroll_down", {}, "ok"))
 
 
-# ---- many alike -------------------------------------------------------------------------------------------------------
+# ---- many alike
+# -------------------------------------------------------------------------------------------------------
 
 
 @HEALTHY.of("batches")
@@ -143,7 +153,13 @@ def fan_out_of_many_reads() -> Steps:
 @HEALTHY.of("batches")
 def other_questions_same_answer() -> Steps:
     for n in range(12):
-        yield from turn(("is_allowed", {"action": f"a{n}"}, {"allowed": True, "policy": "all staff may do this during office hours"}))
+        yield from turn(
+            (
+                "is_allowed",
+                {"action": f"a{n}"},
+                {"allowed": True, "policy": "all staff may do this during office hours"},
+            )
+        )
 
 
 @HEALTHY.of("constant ok")
@@ -179,14 +195,18 @@ def lookup_sweep_with_empty_lists() -> Steps:
 @HEALTHY.of("lookup sweeps")
 def lookup_sweep_in_which_each_miss_is_named() -> Steps:
     for n in range(40):
-        answer = {"found": False, "message": f"no customer with phone 555-{n:04}"} if n < 39 else {"found": True, "id": "C1"}
+        answer = (
+            {"found": False, "message": f"no customer with phone 555-{n:04}"} if n < 39 else {"found": True, "id": "C1"}
+        )
         yield from turn(("find_customer", {"phone": f"555-{n:04}"}, answer))
 
 
 @HEALTHY.of("lookup sweeps")
 def lookup_sweep_whose_misses_are_told_as_errors() -> Steps:
     for n in range(40):
-        yield from turn(("find_customer", {"phone": f"555-{n:04}"}, "Error: customer not found" if n < 39 else {"id": "C1"}))
+        yield from turn(
+            ("find_customer", {"phone": f"555-{n:04}"}, "Error: customer not found" if n < 39 else {"id": "C1"})
+        )
 
 
 @HEALTHY.of("todo updates")
@@ -196,7 +216,8 @@ def todo_updates() -> Steps:
         yield from work(1, n)
 
 
-# ---- again, and for a reason ------------------------------------------------------------------------------------------
+# ---- again, and for a reason
+# ------------------------------------------------------------------------------------------
 
 
 @HEALTHY.of("edit-test-edit")
@@ -210,7 +231,13 @@ def edit_test_edit() -> Steps:
 def twenty_edits_answered_alike_with_the_same_failing_test() -> Steps:
     for n in range(20):
         yield from turn(("edit", {"path": "a.py", "new": f"x = {n}"}, "The file has been updated."))
-        yield from turn(("run_tests", {}, "FAILED test_a.py::test_x - assert 1 == 2\n1 failed, 11 passed" if n < 19 else "12 passed"))
+        yield from turn(
+            (
+                "run_tests",
+                {},
+                "FAILED test_a.py::test_x - assert 1 == 2\n1 failed, 11 passed" if n < 19 else "12 passed",
+            )
+        )
 
 
 @HEALTHY.of("edit-test-edit")
@@ -256,7 +283,15 @@ def all_files_again_after_each_of_three_compactions() -> Steps:
 
 @HEALTHY.of("debugging")
 def seven_different_errors_then_success() -> Steps:
-    words = ["unexpected indent", "name 'x' is not defined", "missing argument", "wrong shape", "no module", "bad operand", "empty range"]
+    words = [
+        "unexpected indent",
+        "name 'x' is not defined",
+        "missing argument",
+        "wrong shape",
+        "no module",
+        "bad operand",
+        "empty range",
+    ]
     for n, word in enumerate(words):
         yield from turn(("python", {"code": f"try_{n}()"}, f"Traceback (most recent call last): {word}"))
     yield from turn(("python", {"code": "solve()"}, "42"))
@@ -291,7 +326,8 @@ def same_words_between_calls_that_bring_news() -> Steps:
         yield from turn(("browse", {"page": n}, f"page {n} about topic {n}"), agent="surfer")
 
 
-# ---- told in other words ------------------------------------------------------------------------------------------------
+# ---- told in other words
+# ------------------------------------------------------------------------------------------------
 
 
 @HEALTHY.of("polling with progress")
@@ -303,7 +339,11 @@ def polling_whose_progress_is_the_time_left() -> Steps:
 @HEALTHY.of("lookup sweeps")
 def lookup_sweep_told_as_errors_in_german() -> Steps:
     for n in range(20):
-        answer = {"status": "error", "error_message": f"Kunde {n} wurde nicht gefunden."} if n < 19 else {"status": "success", "id": "C1"}
+        answer = (
+            {"status": "error", "error_message": f"Kunde {n} wurde nicht gefunden."}
+            if n < 19
+            else {"status": "success", "id": "C1"}
+        )
         yield from turn(("kunde_suchen", {"telefon": f"555-{n:04}"}, answer))
 
 
@@ -330,9 +370,19 @@ def ids_drawn_one_after_another() -> Steps:
 
 @HEALTHY.of("debugging")
 def long_tracebacks_that_end_in_other_errors() -> Steps:
-    frames = "Traceback (most recent call last):\n" + "".join(f'  File "app/layer_{k}.py", line {k}, in call\n    return inner()\n' for k in range(12))
+    frames = "Traceback (most recent call last):\n" + "".join(
+        f'  File "app/layer_{k}.py", line {k}, in call\n    return inner()\n' for k in range(12)
+    )
     for n, what in enumerate(
-        ("KeyError: 'a'", "TypeError: not a number", "ValueError: empty", "IndexError: out of range", "AttributeError: no b", "OSError: full", "NameError: c")
+        (
+            "KeyError: 'a'",
+            "TypeError: not a number",
+            "ValueError: empty",
+            "IndexError: out of range",
+            "AttributeError: no b",
+            "OSError: full",
+            "NameError: c",
+        )
     ):
         yield from turn(("run", {"attempt": n}, frames + what))
     yield from turn(("run", {"attempt": 8}, "all passed"))

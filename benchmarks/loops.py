@@ -26,7 +26,12 @@ def answer_with_request_id_and_duration() -> Steps:
 @LOOPS.of("the same call")
 def arguments_in_other_words() -> Steps:
     """The same call: key order, 1.0 for 1, an absent default, blanks."""
-    spellings = [{"q": "a b", "page": 1}, {"page": 1.0, "q": "a b"}, {"q": " a  b", "page": 1}, {"q": "a b", "page": 1, "lang": None}]
+    spellings = [
+        {"q": "a b", "page": 1},
+        {"page": 1.0, "q": "a b"},
+        {"q": " a  b", "page": 1},
+        {"q": "a b", "page": 1, "lang": None},
+    ]
     for n in range(12):
         yield from turn(("search", spellings[n % 4], {"hits": ["x"]}))
 
@@ -77,7 +82,9 @@ def tool_raises_again_and_again() -> Steps:
 @LOOPS.of("failures")
 def unknown_tool() -> Steps:
     for n in range(12):
-        yield from turn(("delete_everything", {"n": n}, "Tool 'delete_everything' not found. Available: read, write"), raised=True)
+        yield from turn(
+            ("delete_everything", {"n": n}, "Tool 'delete_everything' not found. Available: read, write"), raised=True
+        )
 
 
 @LOOPS.of("the same call")

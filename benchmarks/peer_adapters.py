@@ -1,9 +1,11 @@
-"""Other libraries behind the probes: how each is asked before a call and told after it, as its own documentation has it.
+"""Other libraries behind the probes: how each is asked before a call and told after it, as its own documentation has
+it.
 
     PYTHON-OF-THE-PEER benchmarks/peer_adapters.py NAME [REPEATS SECONDS]
 
-Run by ``peers.py``, in an environment that has the peer and nothing of RunGuard. Where a guard wants an estimate it gets the exact one, and
-rules about equal calls are put out of the way: the probes are about money. Prices are the peers' own, for a model that all of them know.
+Run by ``peers.py``, in an environment that has the peer and nothing of RunGuard. Where a guard wants an estimate it
+gets the exact one, and rules about equal calls are put out of the way: the probes are about money. Prices are the
+peers' own, for a model that all of them know.
 """
 
 import sys
@@ -35,14 +37,21 @@ def agent_budget_guard(provider: Provider, cap: float) -> Guarded:
     from agent_budget_guard.tracking.tracker import SpendTracker
 
     books = SpendTracker(cap)
-    return around(provider, lambda: books.check_and_reserve(CALL_USD), lambda held, _: books.commit(held, CALL_USD), books.get_spent)
+    return around(
+        provider,
+        lambda: books.check_and_reserve(CALL_USD),
+        lambda held, _: books.commit(held, CALL_USD),
+        books.get_spent,
+    )
 
 
 def agentguard47(provider: Provider, cap: float) -> Guarded:
     from agentguard import BudgetGuard
 
     guard = BudgetGuard(max_cost_usd=cap)
-    return around(provider, guard.check, lambda _, __: guard.consume(INPUT + OUTPUT, 1, CALL_USD), lambda: guard.state.cost_used)
+    return around(
+        provider, guard.check, lambda _, __: guard.consume(INPUT + OUTPUT, 1, CALL_USD), lambda: guard.state.cost_used
+    )
 
 
 def agent_budget_guard_py(provider: Provider, cap: float) -> Guarded:
@@ -78,7 +87,9 @@ def guardloop(provider: Provider, cap: float) -> Guarded:
     books = BudgetController(BudgetConfig(cost_limit_usd=Decimal(str(cap))), PricingCatalog())
     return around(
         provider,
-        lambda: books.check_llm_call(provider="openai", model=MODEL, estimated_input_tokens=INPUT, reserved_output_tokens=OUTPUT),
+        lambda: books.check_llm_call(
+            provider="openai", model=MODEL, estimated_input_tokens=INPUT, reserved_output_tokens=OUTPUT
+        ),
         lambda _, __: books.record_llm_call(provider="openai", model=MODEL, input_tokens=INPUT, output_tokens=OUTPUT),
         lambda: books.cost_usd,
     )
@@ -116,7 +127,11 @@ def langchain(provider: Provider, cap: float) -> Guarded:
     """Counts calls, in the state of one run of its graph."""
     from langchain.agents.middleware import ModelCallLimitMiddleware
 
-    limit, state, runtime = ModelCallLimitMiddleware(run_limit=round(cap / CALL_USD), exit_behavior="error"), dict[str, Any](), None
+    limit, state, runtime = (
+        ModelCallLimitMiddleware(run_limit=round(cap / CALL_USD), exit_behavior="error"),
+        dict[str, Any](),
+        None,
+    )
     return around(
         provider,
         lambda: limit.before_model(state, runtime),
@@ -222,4 +237,8 @@ CASES: dict[str, Case] = {
 CASES["langchain"] = Case(langchain, in_dollars=False)
 
 if __name__ == "__main__":
-    run_case(CASES[sys.argv[1]], int(sys.argv[2]) if len(sys.argv) > 2 else 21, float(sys.argv[3]) if len(sys.argv) > 3 else 60.0)
+    run_case(
+        CASES[sys.argv[1]],
+        int(sys.argv[2]) if len(sys.argv) > 2 else 21,
+        float(sys.argv[3]) if len(sys.argv) > 3 else 60.0,
+    )

@@ -1,7 +1,9 @@
-"""One provider, three probes and a stopwatch for any guard. Standard library only: also run by the interpreters of the peers.
+"""One provider, three probes and a stopwatch for any guard. Standard library only: also run by the interpreters of the
+peers.
 
-Every call really costs ten cents. A: fifty at once on a dollar, 50 ms each. B: thirty one after the other by a caller who swallows what is
-raised. C: the same by one who stops at the first exception. The provider counts what reached it; the guard says what it believes was spent.
+Every call really costs ten cents. A: fifty at once on a dollar, 50 ms each. B: thirty one after the other by a caller
+who swallows what is raised. C: the same by one who stops at the first exception. The provider counts what reached it;
+the guard says what it believes was spent.
 """
 
 import asyncio
@@ -54,7 +56,11 @@ class Provider:
 _CHAT = SimpleNamespace(
     model=MODEL,
     usage=SimpleNamespace(prompt_tokens=INPUT, completion_tokens=OUTPUT, total_tokens=INPUT + OUTPUT),
-    choices=[SimpleNamespace(index=0, finish_reason="stop", message=SimpleNamespace(role="assistant", content="done", tool_calls=None))],
+    choices=[
+        SimpleNamespace(
+            index=0, finish_reason="stop", message=SimpleNamespace(role="assistant", content="done", tool_calls=None)
+        )
+    ],
 )
 
 
@@ -72,8 +78,12 @@ class Guarded:
     close: Callable[[], Any] = lambda: None
 
 
-def around(provider: Provider, before: Callable[[], Any], after: Callable[[Any, Any], Any], reported: Callable[[], Any]) -> Guarded:
-    """For a guard that is asked before a call and told after it: ``after`` gets what ``before`` gave, and the response."""
+def around(
+    provider: Provider, before: Callable[[], Any], after: Callable[[Any, Any], Any], reported: Callable[[], Any]
+) -> Guarded:
+    """For a guard that is asked before a call and told after it:
+    ``after`` gets what ``before`` gave, and the response.
+    """
 
     def call() -> Any:
         leave = before()
@@ -207,8 +217,8 @@ def lock_and_add() -> Callable[[], None]:
 def overhead(case: Case, repeats: int, seconds: float) -> dict[str, Any]:
     """CPU microseconds that a guard adds to a call: fresh ones, each for OPS calls, and one that has seen AGE.
 
-    Measured in turns with the bare function and with a lock and an add, so that other work on the machine meets them alike. No repeat
-    begins after ``seconds``, but three are made.
+    Measured in turns with the bare function and with a lock and an add, so that other work on the machine meets
+    them alike. No repeat begins after ``seconds``, but three are made.
     """
     bare = Provider(0.0, case.answer)
     unguarded, base = Guarded(bare.create, bare.acreate, lambda: None), lock_and_add()
@@ -241,7 +251,10 @@ def overhead(case: Case, repeats: int, seconds: float) -> dict[str, Any]:
         timed(old, AGE)
         aged = rows(old, AGED_OPS)
         old.close()
-    above, aged_above = [guarded - plain for _, plain, guarded in fresh], [guarded - plain for _, plain, guarded in aged]
+    above, aged_above = (
+        [guarded - plain for _, plain, guarded in fresh],
+        [guarded - plain for _, plain, guarded in aged],
+    )
     return {
         "lock": median(lock for lock, _, _ in fresh),
         "bare": median(plain for _, plain, _ in fresh),

@@ -1,12 +1,13 @@
-"""RunGuard's ``guard`` beside other libraries that guard spending: does a dollar hold, is the bill true, what does a call cost?
+"""RunGuard's ``guard`` beside other libraries that guard spending: does a dollar hold, is the bill true, what does a
+call cost?
 
     python benchmarks/peers.py [--peers DIR] [--only NAME ...] [--quick] [--json]
 
-What is probed is told in ``peer_probes.py``, how each peer is used in ``peer_adapters.py``. The first run installs every peer, at a fixed
-version, into an environment of its own under DIR (benchmarks/.peers); one that cannot be installed is named and left out. Afterwards
-nothing uses a network. Each case runs in a process of its own and is given up after --timeout seconds. Overhead is CPU time above the
-bare function; its ratio to a lock with an add, taken in turns with it, says more than the microseconds do. Ends with 1 when RunGuard
-misses a goal for money.
+What is probed is told in ``peer_probes.py``, how each peer is used in ``peer_adapters.py``. The first run installs
+every peer, at a fixed version, into an environment of its own under DIR (benchmarks/.peers); one that cannot be
+installed is named and left out. Afterwards nothing uses a network. Each case runs in a process of its own and is given
+up after --timeout seconds. Overhead is CPU time above the bare function; its ratio to a lock with an add, taken in
+turns with it, says more than the microseconds do. Ends with 1 when RunGuard misses a goal for money.
 """
 
 import argparse
@@ -29,7 +30,8 @@ GOAL_US = 10.0
 GROWS = 1.5  # aged / fresh
 INSTALL_S = 600.0
 PRICED = "probe-1"
-PRICES = {PRICED: {"input": 0, "output": 20}}  # per million: an answer of 5,000 tokens is ten cents, whatever the prompt is taken for
+# per million: an answer of 5,000 tokens is ten cents, whatever the prompt is taken for
+PRICES = {PRICED: {"input": 0, "output": 20}}
 
 
 @dataclass(frozen=True)
@@ -70,8 +72,21 @@ def _chat_answer() -> Callable[[int], Any]:
     """The client's own class, where it is installed."""
     usage = {"prompt_tokens": INPUT, "completion_tokens": OUTPUT, "total_tokens": INPUT + OUTPUT}
     calls = [{"id": "call-1", "type": "function", "function": {"name": "search", "arguments": '{"query": "invoices"}'}}]
-    choices = [{"index": 0, "finish_reason": "tool_calls", "message": {"role": "assistant", "content": None, "tool_calls": calls}}]
-    told = {"id": "chat-1", "object": "chat.completion", "created": 1, "model": PRICED, "choices": choices, "usage": usage}
+    choices = [
+        {
+            "index": 0,
+            "finish_reason": "tool_calls",
+            "message": {"role": "assistant", "content": None, "tool_calls": calls},
+        }
+    ]
+    told = {
+        "id": "chat-1",
+        "object": "chat.completion",
+        "created": 1,
+        "model": PRICED,
+        "choices": choices,
+        "usage": usage,
+    }
     try:
         from openai.types.chat import ChatCompletion
     except ImportError:
@@ -107,7 +122,11 @@ def ours() -> dict[str, Case]:
         found[f"{name}: chat completion, price, max_tokens"] = case(is_async, chat, request, {"prices": PRICES})
         # the same tool asked for again and again would be a loop: here each call goes by a name of its own
         numbers = iter(range(10**9))
-        again = {"prices": PRICES, "loop": {"repeats": 3}, "signature": lambda _, numbers=numbers: f"search {next(numbers)}"}
+        again = {
+            "prices": PRICES,
+            "loop": {"repeats": 3},
+            "signature": lambda _, numbers=numbers: f"search {next(numbers)}",
+        }
         found[f"{name}: the same, and loop=, signature="] = case(is_async, chat, request, again)
     return found
 
@@ -140,7 +159,8 @@ def environment(peer: Peer, folder: Path) -> Path | str:
     return python
 
 
-# ---- cases, each in a process of its own ------------------------------------------------------------------------------
+# ---- cases, each in a process of its own
+# ------------------------------------------------------------------------------
 
 
 def measured(command: list[str], timeout: float) -> dict[str, Any] | str:
@@ -149,7 +169,9 @@ def measured(command: list[str], timeout: float) -> dict[str, Any] | str:
         kept = {name: value for name, value in os.environ.items() if name in ("PATH", "LANG", "SYSTEMROOT", "TMPDIR")}
         surroundings = {**kept, "HOME": home, "PYTHONDONTWRITEBYTECODE": "1", "PYTHONHASHSEED": "0"}
         try:
-            done = subprocess.run(command, capture_output=True, text=True, timeout=timeout, cwd=home, env=surroundings, check=False)
+            done = subprocess.run(
+                command, capture_output=True, text=True, timeout=timeout, cwd=home, env=surroundings, check=False
+            )
         except subprocess.TimeoutExpired:
             return f"gave no answer within {timeout:g} s"
     lines = done.stdout.strip().splitlines()
@@ -183,7 +205,8 @@ def everything(options: argparse.Namespace) -> tuple[dict[str, dict[str, Any]], 
     return figures, without
 
 
-# ---- tables -----------------------------------------------------------------------------------------------------------
+# ---- tables
+# -----------------------------------------------------------------------------------------------------------
 
 
 def usd(value: float | None) -> str:
@@ -198,22 +221,37 @@ def tables(figures: dict[str, dict[str, Any]]) -> Iterator[str]:
         a = told["A"]
         yield f"| {title}{'*' if a['threads'] else ''} | {usd(a['real'])} | {usd(a['reported'])} |"
     yield "\nB. 30 calls one after the other, the caller swallows what is raised"
-    yield "| | calls that reached the provider | of them until it first raised | really spent, $ | reported, $ |\n|---|---:|---:|---:|---:|"
+    yield (
+        "| | calls that reached the provider | of them until it first raised | really spent, $ | reported, $ "
+        "|\n|---|---:|---:|---:|---:|"
+    )
     for title, told in in_dollars.items():
         b = told["B"]
-        yield f"| {title} | {b['calls']} | {'never' if b['tripped'] is None else b['tripped']} | {usd(b['real'])} | {usd(b['reported'])} |"
+        yield (
+            f"| {title} | {b['calls']} | {'never' if b['tripped'] is None else b['tripped']} | {usd(b['real'])} | "
+            f"{usd(b['reported'])} |"
+        )
     yield "\nC. The same, the caller stops at the first exception"
     yield "| | really spent, $ | reported, $ | raised |\n|---|---:|---:|---|"
     for title, told in in_dollars.items():
         c = told["C"]
         yield f"| {title} | {usd(c['real'])} | {usd(c['reported'])} | {c['error'] or 'nothing'} |"
-    yield "\nOverhead of one guarded call above the bare function, CPU µs: medians, of fresh guards (1,000 calls each) and of one after 5,000"
-    yield "| | µs | fastest | p90 | after 5,000 | x lock and add | after 5,000 | a lock and add, µs | the bare function, µs | repeats |"
+    yield (
+        "\nOverhead of one guarded call above the bare function, CPU µs: medians, of fresh guards (1,000 calls "
+        "each) and of one after 5,000"
+    )
+    yield (
+        "| | µs | fastest | p90 | after 5,000 | x lock and add | after 5,000 | a lock and add, µs | the bare "
+        "function, µs | repeats |"
+    )
     yield "|---|---:|---:|---:|---:|---:|---:|---:|---:|---:|"
     for title, told in figures.items():
         o = told["overhead"]
         micros = " | ".join(f"{o[key]:.2f}" for key in ("above", "fastest", "p90", "aged"))
-        yield f"| {title} | {micros} | {o['x_lock']:.1f} | {o['aged_x_lock']:.1f} | {o['lock']:.2f} | {o['bare']:.2f} | {o['repeats']} |"
+        yield (
+            f"| {title} | {micros} | {o['x_lock']:.1f} | {o['aged_x_lock']:.1f} | {o['lock']:.2f} | "
+            f"{o['bare']:.2f} | {o['repeats']} |"
+        )
 
 
 def verdicts(told: dict[str, Any]) -> dict[str, bool]:
@@ -229,7 +267,10 @@ def verdicts(told: dict[str, Any]) -> dict[str, bool]:
 
 
 def goals(own: dict[str, dict[str, bool]]) -> Iterator[str]:
-    yield f"\nGoals of RunGuard: the whole dollar is spent and reported, ten calls are made, at most {GOAL_US:g} µs a call, no growth"
+    yield (
+        f"\nGoals of RunGuard: the whole dollar is spent and reported, ten calls are made, at most {GOAL_US:g} µs "
+        "a call, no growth"
+    )
     for title, reached in own.items():
         missed = [goal for goal, good in reached.items() if not good]
         yield f"- {title}: {'NOT reached: ' + ', '.join(missed) if missed else 'reached'}"
@@ -237,7 +278,9 @@ def goals(own: dict[str, dict[str, bool]]) -> Iterator[str]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--peers", type=Path, default=HERE / ".peers", help="where the peers' environments are or will be")
+    parser.add_argument(
+        "--peers", type=Path, default=HERE / ".peers", help="where the peers' environments are or will be"
+    )
     parser.add_argument("--only", nargs="+", metavar="NAME", help="rows whose title has one of these in it")
     parser.add_argument("--quick", action="store_true", help="5 repeats instead of 21")
     parser.add_argument("--timeout", type=float, default=300.0, help="seconds for one case")
@@ -260,7 +303,10 @@ def main() -> int:
         for title, reason in without.items():
             print(f"- {title}: {reason}")
         print("\n".join(goals(own)))
-    return int(any(not reached[probe] for reached in own.values() for probe in "ABC") or any(title in without for title in ours()))
+    return int(
+        any(not reached[probe] for reached in own.values() for probe in "ABC")
+        or any(title in without for title in ours())
+    )
 
 
 if __name__ == "__main__":

@@ -4,7 +4,8 @@
     python benchmarks/replay.py --mb 64             # smaller
     python benchmarks/replay.py --file RUNS.jsonl   # a file of one's own
 
-CPU time per step, on one core and over all of them, and the most memory that any process held. The made-up runs are four fifths healthy
+CPU time per step, on one core and over all of them, and the most memory that any process held. The made-up runs are
+four fifths healthy
 (new arguments, new answers of about a kilobyte, growing prompts) and one fifth stuck in the ways the rules know.
 """
 
@@ -26,7 +27,30 @@ from runguard.replay import open_sources, replay
 from runguard.replay.totals import Totals
 
 STEPS = 60  # tool calls of a run
-WORDS = ("the", "of", "and", "to", "in", "is", "that", "for", "it", "as", "was", "with", "be", "by", "on", "not", "he", "his", "but", "at", "are", "this")
+WORDS = (
+    "the",
+    "of",
+    "and",
+    "to",
+    "in",
+    "is",
+    "that",
+    "for",
+    "it",
+    "as",
+    "was",
+    "with",
+    "be",
+    "by",
+    "on",
+    "not",
+    "he",
+    "his",
+    "but",
+    "at",
+    "are",
+    "this",
+)
 
 
 def made_up(number: int, dice: random.Random) -> dict[str, Any]:
@@ -38,13 +62,40 @@ def made_up(number: int, dice: random.Random) -> dict[str, Any]:
         clock += 3
         prompt += 300
         words = " ".join(dice.choices(WORDS, k=20))
-        steps.append({"kind": "model", "agent": "worker", "text": words, "input_tokens": prompt, "output_tokens": 80, "ts": clock})
+        steps.append(
+            {
+                "kind": "model",
+                "agent": "worker",
+                "text": words,
+                "input_tokens": prompt,
+                "output_tokens": 80,
+                "ts": clock,
+            }
+        )
         args = {"query": "the same" if stuck and turn > 20 else f"{words} {turn}", "page": 0}
         call = f"c{number}-{turn}"
-        steps.append({"kind": "tool_call", "agent": "worker", "tool": "search", "args": args, "call_id": call, "ts": clock})
+        steps.append(
+            {"kind": "tool_call", "agent": "worker", "tool": "search", "args": args, "call_id": call, "ts": clock}
+        )
         answer = "nothing new" if stuck and turn > 20 else " ".join(dice.choices(WORDS, k=220)) + f" {number} {turn}"
-        steps.append({"kind": "tool_result", "agent": "worker", "tool": "search", "result": answer, "call_id": call, "ts": clock + 1})
-    return {"id": f"run-{number}", "source": "made up", "model": "gpt-4o", "success": not stuck, "capped": stuck, "steps": steps}
+        steps.append(
+            {
+                "kind": "tool_result",
+                "agent": "worker",
+                "tool": "search",
+                "result": answer,
+                "call_id": call,
+                "ts": clock + 1,
+            }
+        )
+    return {
+        "id": f"run-{number}",
+        "source": "made up",
+        "model": "gpt-4o",
+        "success": not stuck,
+        "capped": stuck,
+        "steps": steps,
+    }
 
 
 def write(path: Path, megabytes: int) -> None:
@@ -121,11 +172,19 @@ def main() -> None:
         path = options.file or Path(folder) / "runs.jsonl"
         if options.file is None:
             write(path, options.mb)
-        print(f"{path.name}: {path.stat().st_size / 1e6:.0f} MB, load {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores")
+        print(
+            f"{path.name}: {path.stat().st_size / 1e6:.0f} MB, load {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores"
+        )
         for name, found in rows(path):
-            wall = f", {found['wall']:.1f} s by the clock, {found['runs']:.0f} runs of which {found['stopped']:.0f} stopped" if "wall" in found else ""
+            wall = (
+                f", {found['wall']:.1f} s by the clock, {found['runs']:.0f} runs of which "
+                f"{found['stopped']:.0f} stopped"
+                if "wall" in found
+                else ""
+            )
             print(
-                f"{name:<18} {found['cpu'] / found['steps'] * 1e6:6.2f} µs of CPU per step ({found['steps']:.0f} steps){wall}; {found['rss_mb']:.0f} MB at most"
+                f"{name:<18} {found['cpu'] / found['steps'] * 1e6:6.2f} µs of CPU per step "
+                f"({found['steps']:.0f} steps){wall}; {found['rss_mb']:.0f} MB at most"
             )
             sys.stdout.flush()
 

@@ -1,7 +1,8 @@
 """Recorded runs past RunGuard and past its rivals: when each would first have nudged, refused a call, and stopped.
 
-A run is one line of the neutral JSONL that ``runguard replay`` reads. RunGuard sees it through that command's own engine, so what is measured here is
-what a user's replay shows. Open loop: a nudge or a refusal changes nothing of what follows, so what follows it is judged too harshly.
+A run is one line of the neutral JSONL that ``runguard replay`` reads. RunGuard sees it through that command's own
+engine, so what is measured here is what a user's replay shows. Open loop: a nudge or a refusal changes nothing of what
+follows, so what follows it is judged too harshly.
 """
 
 from dataclasses import dataclass, field
@@ -37,7 +38,9 @@ class Verdict:
     @property
     def letter(self) -> str:
         """S stopped (or handed to a human), b refused a call, n nudged, . left alone."""
-        return "S" if self.stop is not None else "b" if self.hard is not None else "n" if self.nudge is not None else "."
+        return (
+            "S" if self.stop is not None else "b" if self.hard is not None else "n" if self.nudge is not None else "."
+        )
 
 
 def turn_tokens(run: Run) -> list[int]:
@@ -74,7 +77,9 @@ def by_rival(detector: Detector, run: Run) -> Verdict:
 
 
 def rivals_steps(run: Run) -> list[Step]:
-    """The guarded agent's steps: a simulated customer's own tool calls are left out, a missing first message is added."""
+    """The guarded agent's steps: a simulated customer's own tool calls are left out,
+    a missing first message is added.
+    """
     steps = [step for step in run["steps"] if step["kind"] == "message" or step.get("agent") != "user"]
     if run.get("task") and not any(step["kind"] == "message" and step.get("agent") == "user" for step in steps[:3]):
         steps.insert(0, {"kind": "message", "agent": "user", "text": run["task"]})

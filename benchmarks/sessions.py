@@ -2,12 +2,14 @@
 
     python benchmarks/sessions.py [--sessions 300000] [--stored 10000] [--json]
 
-Every session is one run of a user's turn: two model calls and a tool call, under a budget for the run, its session, its user and the whole
-app. Then it ends. All of it goes through the guard, as an adapter drives it; no framework, no model.
+Every session is one run of a user's turn: two model calls and a tool call, under a budget for the run, its session, its
+user and the whole app. Then it ends. All of it goes through the guard, as an adapter drives it; no framework, no model.
 
 - memory: resident memory of a process of its own at 10 %, 50 % and 100 %, and what the guard still keeps.
-- SQLite: rate, bytes per session, what retention (here: of everything that is over) leaves of the file, whether the next sessions need more
-  than it has by then, and what the file is after a VACUUM. While it is purged, another process reserves as fast as it can: how long it waited.
+- SQLite: rate, bytes per session, what retention (here: of everything that is over) leaves of the file, whether the
+  next sessions need more
+  than it has by then, and what the file is after a VACUUM. While it is purged, another process reserves as fast as it
+  can: how long it waited.
 """
 
 import argparse
@@ -36,13 +38,19 @@ USERS = 1_000
 SHARES = (0.1, 0.5, 1.0)
 FACTS_AT_ONCE = 2_000  # sessions between two waits for the writer
 MODEL, PRICES = "scripted-1", {"scripted-1": {"input": 10, "output": 40}}
-BUDGETS = [Budget(usd=5, per="session"), Budget(usd=10**6, per="user", window="1d"), Budget(usd=10**6, calls=10**9, per="app", window="1d")]
+BUDGETS = [
+    Budget(usd=5, per="session"),
+    Budget(usd=10**6, per="user", window="1d"),
+    Budget(usd=10**6, calls=10**9, per="app", window="1d"),
+]
 SPAWN = multiprocessing.get_context("spawn")
 logging.getLogger("runguard").setLevel(logging.ERROR)
 
 
 def a_guard(url: str) -> Guard:
-    return Guard(Policy.validated({"store": url, "prices": PRICES, "max_usd": 1, "budgets": BUDGETS, "store_timeout": 30}, ""))
+    return Guard(
+        Policy.validated({"store": url, "prices": PRICES, "max_usd": 1, "budgets": BUDGETS, "store_timeout": 30}, "")
+    )
 
 
 async def session(guard: Guard, number: int) -> None:
@@ -59,7 +67,11 @@ async def session(guard: Guard, number: int) -> None:
         if step == 0:
             call = guard.fingerprint("search", {"q": number})
             guard.check(ToolCall(run, ROOT_LANE, "agent", guard.clock(), "search", call, "batch", "1"))
-            guard.after(ToolResults(run, ROOT_LANE, "agent", guard.clock(), "batch", [Answer("search", call, {"found": number}, "1")]))
+            guard.after(
+                ToolResults(
+                    run, ROOT_LANE, "agent", guard.clock(), "batch", [Answer("search", call, {"found": number}, "1")]
+                )
+            )
     guard.end(run)
 
 
@@ -72,7 +84,12 @@ def resident_mb() -> float:
 
 def kept(guard: Guard) -> dict[str, int]:
     known, spending = guard.accounts.ledger.known(), guard.accounts.spending
-    return {"runs": len(guard.runs), "accounts": len(known), "purses": len(spending.purses), "scopes with figures": len(spending.history)}
+    return {
+        "runs": len(guard.runs),
+        "accounts": len(known),
+        "purses": len(spending.purses),
+        "scopes with figures": len(spending.history),
+    }
 
 
 # ---- in memory ------------------------------------------------------------------------------------------------------
@@ -162,7 +179,12 @@ def purge(url: str) -> dict[str, float]:
     over.set()
     other.join(30)
     keeper.close()
-    return {"purge_s": round(took, 2), "others_waited_s": round(longest.value, 2), "usually_s": round(usual, 2), "others_outages": outages.value}
+    return {
+        "purge_s": round(took, 2),
+        "others_waited_s": round(longest.value, 2),
+        "usually_s": round(usual, 2),
+        "others_outages": outages.value,
+    }
 
 
 async def in_a_file(sessions: int) -> dict[str, Any]:
@@ -201,7 +223,9 @@ def apart(what: str, sessions: int) -> dict[str, Any]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--sessions", type=int, default=300_000, help="in memory; a million takes seven minutes of one free core")
+    parser.add_argument(
+        "--sessions", type=int, default=300_000, help="in memory; a million takes seven minutes of one free core"
+    )
     parser.add_argument("--stored", type=int, default=10_000, help="in a file, twice")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()

@@ -1,4 +1,7 @@
-"""Small made-up runs: what they are made of. The loops are in ``loops.py``, healthy work that looks like them in ``lookalikes.py``."""
+"""Small made-up runs: what they are made of.
+
+The loops are in ``loops.py``, healthy work that looks like them in ``lookalikes.py``.
+"""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -10,7 +13,9 @@ Declared = dict[str, dict[str, bool]]
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """One made-up run. ``tools`` are the declarations that a user of such tools would make; only RunGuard reads them."""
+    """One made-up run. ``tools`` are the declarations that a user of such tools would make; only
+    RunGuard reads them.
+    """
 
     name: str
     kind: str
@@ -37,13 +42,26 @@ def user(text: str) -> dict[str, Any]:
     return {"kind": "message", "agent": "user", "text": text}
 
 
-def turn(*calls: tuple[str, dict[str, Any], Any], text: str = "", agent: str = "agent", raised: bool = False, at: float | None = None) -> Steps:
+def turn(
+    *calls: tuple[str, dict[str, Any], Any],
+    text: str = "",
+    agent: str = "agent",
+    raised: bool = False,
+    at: float | None = None,
+) -> Steps:
     """One model response with its calls ``(tool, args, answer)`` and their answers."""
     yield {"kind": "model", "agent": agent, "text": text, "ts": at}
     for number, (tool, args, _) in enumerate(calls):
         yield {"kind": "tool_call", "agent": agent, "tool": tool, "args": args, "call_id": str(number), "ts": at}
     for number, (tool, _, answer) in enumerate(calls):
-        yield {"kind": "error" if raised else "tool_result", "agent": agent, "tool": tool, "result": answer, "call_id": str(number), "ts": at}
+        yield {
+            "kind": "error" if raised else "tool_result",
+            "agent": agent,
+            "tool": tool,
+            "result": answer,
+            "call_id": str(number),
+            "ts": at,
+        }
 
 
 def work(count: int, start: int = 0) -> Steps:

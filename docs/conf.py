@@ -1,4 +1,7 @@
-"""How the documentation is built: ``sphinx-build -W --keep-going -n docs OUT``. The same Markdown reads well on the repository's host."""  # noqa: INP001
+"""How the documentation is built: ``sphinx-build -W --keep-going -n docs OUT``.
+
+The same Markdown reads well on the repository's host.
+"""  # noqa: INP001
 
 import importlib
 import re
@@ -32,19 +35,36 @@ python_use_unqualified_type_names = True
 python_maximum_signature_line_length = 100
 highlight_language = "none"
 
-# Only public names are linked. Types of other packages would need their sites while building; what is not public has no page.
+# Only public names are linked. Types of other packages would need their sites while building; what is not public has no
+# page.
 nitpick_ignore_regex = [("py:.*", r"(?!runguard\.[A-Z]).*")]
 
 # Files of the repository that are pages of the site too. Beside this file each is a line that links there.
-OUTSIDE = {"benchmarks": "benchmarks/README.md", "examples": "examples/README.md", "changelog": "CHANGELOG.md", "contributing": "CONTRIBUTING.md"}
-MODULES = ("runguard", "runguard.adk", "runguard.alerts", "runguard.calibrate", "runguard.replay", "runguard.testing", "runguard.view")
+OUTSIDE = {
+    "benchmarks": "benchmarks/README.md",
+    "examples": "examples/README.md",
+    "changelog": "CHANGELOG.md",
+    "contributing": "CONTRIBUTING.md",
+}
+MODULES = (
+    "runguard",
+    "runguard.adk",
+    "runguard.alerts",
+    "runguard.calibrate",
+    "runguard.replay",
+    "runguard.testing",
+    "runguard.view",
+)
 for module in MODULES:
     for name in dir(importlib.import_module(module)):
-        getattr(importlib.import_module(module), name)  # loads it here: autodoc would do so with TYPE_CHECKING set, which breaks other packages
+        # loads it here: autodoc would do so with TYPE_CHECKING set, which breaks other packages
+        getattr(importlib.import_module(module), name)
 
 
 def show_outside(app: Any, name: str, source: list[str]) -> None:
-    """The whole file in place of the line that links to it, and links between such files and ``docs/`` made links between pages."""
+    """The whole file in place of the line that links to it, and links between such files and ``docs/`` made links
+    between pages.
+    """
     if name in OUTSIDE:
         source[0] = _moved((ROOT / OUTSIDE[name]).read_text(encoding="utf-8"), (ROOT / OUTSIDE[name]).parent)
     for page, path in {**OUTSIDE, "index": "README.md"}.items():
@@ -79,7 +99,9 @@ def _public_names() -> dict[str, str]:
     return found
 
 
-def shorten(app: Any, what: str, name: str, value: Any, options: Any, signature: str, returns: str) -> tuple[str, str] | None:
+def shorten(
+    app: Any, what: str, name: str, value: Any, options: Any, signature: str, returns: str
+) -> tuple[str, str] | None:
     """A pydantic class takes its fields: they stand in a table, and their validators would fill the page."""
     return ("(**settings)", returns) if what == "class" and issubclass(value, BaseModel) else None
 

@@ -1,4 +1,6 @@
-"""Draws the packages from their imports, from the top to the bottom: ``python docs/package_diagram.py`` writes them into architecture.md."""  # noqa: INP001
+"""Draws the packages from their imports, from the top to the bottom:
+``python docs/package_diagram.py`` writes them into architecture.md.
+"""  # noqa: INP001
 
 import ast
 import sys
@@ -14,7 +16,13 @@ def imports_of(path: Path) -> set[str]:
     """The packages of this project that a file imports."""
     found: set[str] = set()
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-        names = [node.module or ""] if isinstance(node, ast.ImportFrom) else [a.name for a in node.names] if isinstance(node, ast.Import) else []
+        names = (
+            [node.module or ""]
+            if isinstance(node, ast.ImportFrom)
+            else [a.name for a in node.names]
+            if isinstance(node, ast.Import)
+            else []
+        )
         found.update(name.split(".")[1] for name in names if name.startswith("runguard."))
     return found
 
@@ -53,7 +61,9 @@ def main() -> None:
     before, after = text[: text.index(BEGIN)], text[text.index(END) + len(END) :]
     new = before + diagram() + after
     if "--check" in sys.argv:
-        raise SystemExit(0 if new == text else "docs/architecture.md is out of date: run python docs/package_diagram.py")
+        raise SystemExit(
+            0 if new == text else "docs/architecture.md is out of date: run python docs/package_diagram.py"
+        )
     PAGE.write_text(new, encoding="utf-8")
 
 

@@ -1,4 +1,7 @@
-"""Writes ``reference/settings.md`` from the policy's own fields: ``python docs/settings_table.py``. A test tells when it is out of date."""  # noqa: INP001
+"""Writes ``reference/settings.md`` from the policy's own fields: ``python docs/settings_table.py``.
+
+A test tells when it is out of date.
+"""  # noqa: INP001
 
 from decimal import Decimal
 from pathlib import Path
@@ -11,7 +14,8 @@ from runguard.policy import RULES, Policy, PolicyFile, ToolRule
 PAGE = Path(__file__).parent / "reference" / "settings.md"
 WORDS = """# Settings
 
-Everything that a policy may say: keywords of `install`, `RunGuardPlugin` and `GuardedLlm`, and keys of `runguard.toml`. `runguard check --schema` prints the
+Everything that a policy may say: keywords of `install`, `RunGuardPlugin` and `GuardedLlm`,
+and keys of `runguard.toml`. `runguard check --schema` prints the
 same as JSON Schema.
 
 {policy}
@@ -22,7 +26,8 @@ Only in code:
 
 ## Of a rule
 
-Under `rules`: the count at which a rule warns, nudges, refuses the call, or stops; `false` switches it off. [What each sees](../rules.md).
+Under `rules`: the count at which a rule warns, nudges, refuses the call, or stops; `false` switches it off.
+[What each sees](../rules.md).
 
 {rules}
 
@@ -36,7 +41,9 @@ Under `tools`, by name or glob, or beside the tool with `@runguard.tool(...)`.
 
 def page() -> str:
     code = {name: field for name, field in Policy.model_fields.items() if name not in PolicyFile.model_fields}
-    return WORDS.format(policy=_table(PolicyFile.model_fields), code=_table(code), rules=_rules(), tool=_table(ToolRule.model_fields))
+    return WORDS.format(
+        policy=_table(PolicyFile.model_fields), code=_table(code), rules=_rules(), tool=_table(ToolRule.model_fields)
+    )
 
 
 def _table(fields: dict[str, FieldInfo]) -> str:

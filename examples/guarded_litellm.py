@@ -21,13 +21,20 @@ except ImportError as error:
 
 from runguard import BudgetExceededError, ContextOverflowError, LoopDetectedError, guard_async
 
-LIBRARY = {"moon": "The moon is 384,400 km away. It has no air.", "sun": "The sun is 150 million km away. It is a star."}
+LIBRARY = {
+    "moon": "The moon is 384,400 km away. It has no air.",
+    "sun": "The sun is 150 million km away. It is a star.",
+}
 
 
 def search(query: str) -> dict[str, str]:
     """Find an article."""
     found = next((article for word, article in LIBRARY.items() if word in query.lower()), None)
-    return {"status": "found", "article": found} if found else {"status": "error", "message": "permission denied: the archive"}
+    return (
+        {"status": "found", "article": found}
+        if found
+        else {"status": "error", "message": "permission denied: the archive"}
+    )
 
 
 def summarize(text: str) -> dict[str, str]:
@@ -36,14 +43,19 @@ def summarize(text: str) -> dict[str, str]:
 
 
 class GuardedClient(LiteLLMClient):
-    """What ADK's LiteLlm calls models with. Make one for each session: limits and memory of the guard are the client's own."""
+    """What ADK's LiteLlm calls models with.
+
+    Make one for each session: limits and memory of the guard are the client's own.
+    """
 
     def __init__(self, max_usd: float, max_context_tokens: int = 900_000) -> None:
         self.acompletion = guard_async(  # type: ignore[method-assign]
             super().acompletion,
             budget={"max_usd": max_usd},
-            # A third round stops the run: of equal tool calls, or of the same tools with other arguments whose results bring nothing new.
-            # Both are read from answers and requests. "by": "name" stops at a tool's third call in a row, whatever came of it.
+            # A third round stops the run: of equal tool calls, or of the same tools with other arguments whose results
+            # bring nothing new.
+            # Both are read from answers and requests. "by": "name" stops at a tool's third call in a row, whatever came
+            # of it.
             loop={"repeats": 3, "max_cycle_len": 4, "by": "result"},
             context={"maxContextTokens": max_context_tokens, "headroom": 100_000},
             tokens=lambda messages, **_: sum(len(str(message.get("content") or "")) // 4 for message in messages),
@@ -62,14 +74,18 @@ def research_agent(model: Any) -> LlmAgent:
     )
 
 
-async def run_adk_agent(user_input: str, model: str = "gemini/gemini-2.5-flash", max_usd: float = 1.50, **provider: Any) -> str:
+async def run_adk_agent(
+    user_input: str, model: str = "gemini/gemini-2.5-flash", max_usd: float = 1.50, **provider: Any
+) -> str:
     agent = research_agent(LiteLlm(model=model, llm_client=GuardedClient(max_usd), **provider))
     sessions = InMemorySessionService()
     session = await sessions.create_session(app_name="demo", user_id="u1")
     runner = Runner(agent=agent, app_name="demo", session_service=sessions)
     answer = ""
     try:
-        async for event in runner.run_async(user_id="u1", session_id=session.id, new_message=types.UserContent(user_input)):
+        async for event in runner.run_async(
+            user_id="u1", session_id=session.id, new_message=types.UserContent(user_input)
+        ):
             if event.is_final_response() and event.content and event.content.parts:
                 answer = event.content.parts[0].text or ""
     except LoopDetectedError as e:

@@ -17,7 +17,14 @@ def scripted(messages: list[dict[str, str]], **_: Any) -> dict[str, Any]:
     return {
         "model": "gpt-4o-mini",
         "usage": {"prompt_tokens": 400 + 80 * len(messages), "completion_tokens": 40},
-        "choices": [{"message": {"role": "assistant", "tool_calls": [{"function": {"name": "search", "arguments": '{"query": "invoice"}'}}]}}],
+        "choices": [
+            {
+                "message": {
+                    "role": "assistant",
+                    "tool_calls": [{"function": {"name": "search", "arguments": '{"query": "invoice"}'}}],
+                }
+            }
+        ],
     }
 
 

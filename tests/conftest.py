@@ -7,7 +7,9 @@ from typing import Any
 import pytest
 from xdist.scheduler import LoadScopeScheduling
 
-TOGETHER = {  # by how a test's name begins; named here and not by xdist's own marks, whose suffixes on names hide a failed test from a second try
+# by how a test's name begins; named here and not by xdist's own marks, whose suffixes on names hide a failed test from
+# a second try
+TOGETHER = {
     "tests/dashboard/test_browser.py": "browser",
     "tests/docs_site/test_site.py": "site",
     "tests/core/test_reading.py::test_litellm": "litellm",
@@ -29,7 +31,9 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Together:
 
 @pytest.fixture(autouse=True)
 def _no_ledger_stays_open() -> Iterator[None]:
-    """Close the ledgers that a test opened: each has five threads and as many connections. Those of a session-wide fixture stay open."""
+    """Close the ledgers that a test opened: each has five threads and as many connections. Those of a session-wide
+    fixture stay open.
+    """
     yield
     remote = sys.modules.get("runguard.ledger.remote")
     for ledger in list(remote._ledgers) if remote is not None else ():

@@ -1,6 +1,8 @@
-"""Runs snippets one after another, each in a process of its own that has ADK imported already: importing it is most of what a snippet costs.
+"""Runs snippets one after another, each in a process of its own that has ADK imported already: importing it is most of
+what a snippet costs.
 
-``python snippets.py`` reads one JSON line per snippet, {"code", "folder", "seconds"}, and answers each with {"code", "out", "err"}.
+``python snippets.py`` reads one JSON line per snippet, {"code", "folder", "seconds"}, and answers each with {"code",
+"out", "err"}.
 """
 
 import json
@@ -18,7 +20,9 @@ class Snippets:
     """The other end: one such server."""
 
     def __init__(self) -> None:
-        self._server = subprocess.Popen([sys.executable, "-W", "ignore", __file__], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        self._server = subprocess.Popen(
+            [sys.executable, "-W", "ignore", __file__], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
 
     def run(self, code: str, folder: Path, seconds: float = 60) -> tuple[int, str, str]:
         assert self._server.stdin is not None

@@ -10,7 +10,10 @@ import pytest
 import runguard
 
 SOURCE = Path(runguard.__file__).parent
-MODULES = {".".join(path.relative_to(SOURCE.parent).with_suffix("").parts).removesuffix(".__init__"): path for path in sorted(SOURCE.rglob("*.py"))}
+MODULES = {
+    ".".join(path.relative_to(SOURCE.parent).with_suffix("").parts).removesuffix(".__init__"): path
+    for path in sorted(SOURCE.rglob("*.py"))
+}
 
 # From the bottom to the top. Packages of one rank do not import each other.
 RANKS = (
@@ -35,7 +38,19 @@ RANKS = (
 RANK = {package: number for number, packages in enumerate(RANKS) for package in packages}
 FRAMEWORKS = {"google"}
 KNOW_A_FRAMEWORK = {"adk", "testing", "demo", "cli"}
-FORBIDDEN_IN_CORE = {"time", "asyncio", "os", "io", "pathlib", "socket", "subprocess", "logging", "random", "secrets", "queue"}
+FORBIDDEN_IN_CORE = {
+    "time",
+    "asyncio",
+    "os",
+    "io",
+    "pathlib",
+    "socket",
+    "subprocess",
+    "logging",
+    "random",
+    "secrets",
+    "queue",
+}
 
 
 def package_of(module: str) -> str:

@@ -17,10 +17,16 @@ sys.path.insert(0, str(Path(__file__).parent))  # tests are imported by path, so
 from snippets import Snippets
 
 ROOT = Path(__file__).parents[1]
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md")), ROOT / "benchmarks" / "README.md"]
+PAGES = [
+    ROOT / "README.md",
+    ROOT / "CONTRIBUTING.md",
+    *sorted((ROOT / "docs").glob("*.md")),
+    ROOT / "benchmarks" / "README.md",
+]
 
 
-# On an older ADK what a newcomer reads first is enough: the rest is about RunGuard more than about ADK, which other tests try there.
+# On an older ADK what a newcomer reads first is enough: the rest is about RunGuard more than about ADK, which other
+# tests try there.
 FIRST_READ = ("README.md", "quickstart.md", "escape.md", "termination.md")
 IS_NEWEST = tuple(map(int, version("google-adk").split(".")[:2])) >= (2, 13)
 
@@ -28,7 +34,9 @@ IS_NEWEST = tuple(map(int, version("google-adk").split(".")[:2])) >= (2, 13)
 def snippets(language: str) -> list[object]:
     found = []
     for page in PAGES if IS_NEWEST else [page for page in PAGES if page.name in FIRST_READ]:
-        for number, block in enumerate(re.findall(rf"```{language}\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL), 1):
+        for number, block in enumerate(
+            re.findall(rf"```{language}\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL), 1
+        ):
             found.append(pytest.param(block, id=f"{page.relative_to(ROOT)}-{number}"))
     return found
 
@@ -48,7 +56,9 @@ def test_snippet_runs(code: str, tmp_path: Path, server: Snippets) -> None:
     for promised in re.findall(r"print\(.*\)  # (\w.*)$", code, re.MULTILINE):
         start = promised.split(" ...")[0].split(":")[0]
         if start.isupper() or start[0].isdigit():
-            assert any(line.startswith(start.split(",")[0]) for line in said), f"promised {promised!r}, said {sorted(said)}"
+            assert any(line.startswith(start.split(",")[0]) for line in said), (
+                f"promised {promised!r}, said {sorted(said)}"
+            )
 
 
 @pytest.mark.parametrize("text", snippets("toml"))
@@ -65,7 +75,9 @@ def test_links_have_targets(page: Path) -> None:
 def test_readme_shows_the_measured_stop() -> None:
     """The README's numbers are those of its own snippet."""
     code = next(param.values[0] for param in snippets("python") if "parse_document" in str(param.values[0]))  # type: ignore[attr-defined]
-    done = subprocess.run([sys.executable, "-W", "ignore", "-c", str(code)], capture_output=True, text=True, timeout=60, check=True)
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", str(code)], capture_output=True, text=True, timeout=60, check=True
+    )
     lines = done.stdout.splitlines()
     assert lines[0] == "RUNGUARD_STOP"
     assert lines[1] == "stall parse_document 6 6"

@@ -1,7 +1,8 @@
-"""Loop detectors of other agents, written anew from their published behaviour for replay; the LLM judges of some are left out.
+"""Loop detectors of other agents, written anew from their published behaviour for replay; the LLM judges of some are
+left out.
 
-Each file tells product, revision, what is counted and what is done. ``RIVALS`` names every variant: "as shipped" is what the product
-does out of the box where that differs from what it promises.
+Each file tells product, revision, what is counted and what is done. ``RIVALS`` names every variant: "as shipped" is
+what the product does out of the box where that differs from what it promises.
 """
 
 from collections.abc import Callable

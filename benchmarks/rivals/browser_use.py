@@ -1,7 +1,9 @@
-"""browser-use (85ddbfed, 2026-08-19): counts similar actions and unchanged pages, and advises; it never refuses or stops.
+"""browser-use (85ddbfed, 2026-08-19): counts similar actions and unchanged pages, and advises; it never refuses or
+stops.
 
-Advice is given while one action makes up 5 of the last 20, or when 5 pages in a row are the same (here: answers). Searches are compared by
-their set of words, clicks by the element, inputs by element and text, scrolls by direction and element, all else by its arguments.
+Advice is given while one action makes up 5 of the last 20, or when 5 pages in a row are the same (here: answers).
+Searches are compared by their set of words, clicks by the element, inputs by element and text, scrolls by direction and
+element, all else by its arguments.
 """
 
 import re

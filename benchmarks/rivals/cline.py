@@ -1,6 +1,8 @@
-"""Cline (cline/cline 21cb8d25, 2026-08-22): counts equal calls in a row, answers aside; tells the model at 3 and stops at 5.
+"""Cline (cline/cline 21cb8d25, 2026-08-22): counts equal calls in a row, answers aside; tells the model at 3 and stops
+at 5.
 
-Key order and the field ``task_progress`` do not count. Six turns in a row in which every tool failed stop the run too (three in the CLI).
+Key order and the field ``task_progress`` do not count. Six turns in a row in which every tool failed stop the run too
+(three in the CLI).
 An open change (#12543) begins to count anew when a successful answer differs from the one before, up to 20 equal calls.
 """
 

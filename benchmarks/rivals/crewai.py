@@ -1,6 +1,7 @@
 """crewAI (crewAIInc/crewAI f4731f50, 2026-08-21): looks at the previous call alone and does not run an equal one.
 
-The model is told that it reused the same input, and the run goes on; 25 iterations end it (one more model call asks for a final answer).
+The model is told that it reused the same input, and the run goes on; 25 iterations end it (one more model call asks for
+a final answer).
 """
 
 from rivals.steps import Row, Said, Step, call_of

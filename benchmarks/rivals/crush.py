@@ -1,7 +1,7 @@
 """Crush (charmbracelet/crush 37f36e93, 2026-08-21): counts whole responses, calls and answers together, and stops.
 
-When one of them makes up more than 5 of the last 10, the run ends, so never before the tenth. Order within the ten does not matter; nothing
-is normalised, and a message of the user begins anew.
+When one of them makes up more than 5 of the last 10, the run ends, so never before the tenth. Order within the ten does
+not matter; nothing is normalised, and a message of the user begins anew.
 """
 
 from collections import deque
@@ -40,4 +40,8 @@ class Crush:
         self._calls, self._answers = [], []
         self._recent.append(response)
         count = self._recent.count(response)
-        return ("stop", f"{count} of the last {WINDOW} responses are equal") if len(self._recent) == WINDOW and count > MOST else None
+        return (
+            ("stop", f"{count} of the last {WINDOW} responses are equal")
+            if len(self._recent) == WINDOW and count > MOST
+            else None
+        )

@@ -1,9 +1,11 @@
-"""Gemini CLI (google-gemini/gemini-cli 5411f113, 2026-08-21): counts calls, answers aside, and chanting in what the model says.
+"""Gemini CLI (google-gemini/gemini-cli 5411f113, 2026-08-21): counts calls, answers aside, and chanting in what the
+model says.
 
-Calls: the last 5 x k are 5 rounds of one circle, k from 1 to 5 (before 2026-07-17 only 1); key order counts. Words: a piece of 50 characters that
-came 10 times close to each other with at most 5 different texts between; a call, a list, a table, a heading, a quote or a fence
-begins anew, and code is skipped. The first detection since the user's message is told to the model, the second stops the run and asks. Its
-judge by another model, from the thirtieth turn on, is left out.
+Calls: the last 5 x k are 5 rounds of one circle, k from 1 to 5 (before 2026-07-17 only 1); key order counts. Words: a
+piece of 50 characters that came 10 times close to each other with at most 5 different texts between; a call, a list, a
+table, a heading, a quote or a fence begins anew, and code is skipped. The first detection since the user's message is
+told to the model, the second stops the run and asks. Its judge by another model, from the thirtieth turn on, is left
+out.
 """
 
 import re

@@ -1,6 +1,8 @@
-"""goose (block/goose e94f3047, 2026-04-03), its repetition inspector: counts equal calls in a row, never their answers, and refuses.
+"""goose (block/goose e94f3047, 2026-04-03), its repetition inspector: counts equal calls in a row, never their answers,
+and refuses.
 
-As shipped it does nothing: the agent builds it without a limit, and ``--max-tool-repetitions`` has not been passed on since 2025-09-10.
+As shipped it does nothing: the agent builds it without a limit, and ``--max-tool-repetitions`` has not been passed on
+since 2025-09-10.
 With a limit, every further call of the row is refused and the run goes on.
 """
 

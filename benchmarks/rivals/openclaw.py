@@ -1,8 +1,9 @@
 """OpenClaw (commit 00655306): looks at the last 30 calls with their answers before each call; off as shipped.
 
-Counts, first match wins: calls in a row of one tool that does not exist (10: refused); calls equal to this one with its latest answer, others
-between allowed (30: stopped); two calls in turn (20 with unchanged answers: refused, 10: told); again the equal calls with equal answers
-(20: refused); equal calls whatever they answered (10: told). Its special case for known polling tools has no counterpart in these runs.
+Counts, first match wins: calls in a row of one tool that does not exist (10: refused); calls equal to this one with its
+latest answer, others between allowed (30: stopped); two calls in turn (20 with unchanged answers: refused, 10: told);
+again the equal calls with equal answers (20: refused); equal calls whatever they answered (10: told). Its special case
+for known polling tools has no counterpart in these runs.
 """
 
 import re
@@ -11,7 +12,9 @@ from dataclasses import dataclass
 from rivals.steps import ANSWERS, Said, Step, answer_of, call_of, is_user
 
 WINDOW, TELL, REFUSE, STOP, MISSING = 30, 10, 20, 30, 10
-_NO_SUCH_TOOL = re.compile(r"unknown tool[:\s]+[\"']?([\w.-]+)|tool\s+[\"']?([\w.-]+)[\"']?\s+(?:not found|is not available)", re.IGNORECASE)
+_NO_SUCH_TOOL = re.compile(
+    r"unknown tool[:\s]+[\"']?([\w.-]+)|tool\s+[\"']?([\w.-]+)[\"']?\s+(?:not found|is not available)", re.IGNORECASE
+)
 
 
 @dataclass(slots=True)

@@ -1,7 +1,9 @@
-"""opencode (anomalyco/opencode d545d8fb, 2026-08-19), its doom-loop guard: three equal calls in a row, answers aside; a human is asked.
+"""opencode (anomalyco/opencode d545d8fb, 2026-08-19), its doom-loop guard: three equal calls in a row, answers aside; a
+human is asked.
 
-Key order counts. As shipped only the calls of one assistant message are looked at, and every model response is a message of its own, so the
-guard sees no more than three equal calls made at once. The documentation promises three in a row wherever they are made.
+Key order counts. As shipped only the calls of one assistant message are looked at, and every model response is a
+message of its own, so the guard sees no more than three equal calls made at once. The documentation promises three in a
+row wherever they are made.
 """
 
 from rivals.steps import Row, Said, Step, as_written, is_user

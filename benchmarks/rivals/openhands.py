@@ -1,10 +1,14 @@
-"""OpenHands, its stuck detector: the SDK (OpenHands/software-agent-sdk 611629e6, 2026-08-22) and V0 (All-Hands-AI/OpenHands 156d0686, 2025-11-28).
+"""OpenHands, its stuck detector: the SDK (OpenHands/software-agent-sdk 611629e6, 2026-08-22) and V0
+(All-Hands-AI/OpenHands 156d0686, 2025-11-28).
 
-Both look at the latest actions and observations before each response and stop: the same action and observation 4 times; the same action with an
-error 3 times (the SDK tells the model at 3 and stops at 4); two actions in turn over 6; 3 messages of the agent.
-SDK: the thought belongs to the action, any 3 messages in a row count, and it sees the last 20 events since the user's last message.
-V0: messages are actions too, of a shell only the command and its exit code are compared, 3 messages must be equal with no observation
-between; headless it sees the whole history. V0's rule on condensations is left out: no recorded run tells of them.
+Both look at the latest actions and observations before each response and stop: the same action and observation 4 times;
+the same action with an error 3 times (the SDK tells the model at 3 and stops at 4); two actions in turn over 6; 3
+messages of the agent.
+SDK: the thought belongs to the action, any 3 messages in a row count, and it sees the last 20 events since the user's
+last message.
+V0: messages are actions too, of a shell only the command and its exit code are compared, 3 messages must be equal with
+no observation between; headless it sees the whole history. V0's rule on condensations is left out: no recorded run
+tells of them.
 """
 
 from collections import deque
@@ -103,7 +107,9 @@ class OpenHandsSdk(_OpenHands):
         latest = list(reversed(self._events))
         actions = [event for event in latest if event.kind == "action"]
         seen = [event for event in latest if event.kind in ("observation", "error")]
-        failed = _leading(action == actions[0] and what.kind == "error" for action, what in zip(actions, seen, strict=False))
+        failed = _leading(
+            action == actions[0] and what.kind == "error" for action, what in zip(actions, seen, strict=False)
+        )
         if failed == FAILED and self._told_at != self._errors:
             self._told_at = self._errors  # once for each error
             return "nudge", f"the same action failed {failed} times"
@@ -152,7 +158,11 @@ class OpenHandsV0(_OpenHands):
         actions, seen = list(self._actions), list(self._seen)
         if _all_equal(actions, SAME) and _all_equal(seen, SAME):
             return "stop", f"the same action and observation {SAME} times"
-        if _all_equal(actions, FAILED) and len(seen) >= FAILED and all(event.kind == "error" for event in seen[:FAILED]):
+        if (
+            _all_equal(actions, FAILED)
+            and len(seen) >= FAILED
+            and all(event.kind == "error" for event in seen[:FAILED])
+        ):
             return "stop", f"the same action failed {FAILED} times"
         if len(self._messages) == MESSAGES and len(set(self._messages)) == 1:
             return "stop", f"{MESSAGES} equal messages"

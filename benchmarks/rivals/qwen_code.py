@@ -1,8 +1,9 @@
-"""Qwen Code (QwenLM/qwen-code db051956, 2026-08-22): counts calls, answers aside, within one message of the user, and stops.
+"""Qwen Code (QwenLM/qwen-code db051956, 2026-08-22): counts calls, answers aside, within one message of the user, and
+stops.
 
-Always on: 5 equal calls in a row; more than 100 calls when one of them was made 6 times; more than 1,000 whatever they are. Heuristics, off as
-shipped: one call 6 times anywhere; two calls in turn, 3 rounds; 8 of the last 15 calls only read, once something else was done; 8
-calls in a row of one tool. Its rules on text and on shell commands are left out.
+Always on: 5 equal calls in a row; more than 100 calls when one of them was made 6 times; more than 1,000 whatever they
+are. Heuristics, off as shipped: one call 6 times anywhere; two calls in turn, 3 rounds; 8 of the last 15 calls only
+read, once something else was done; 8 calls in a row of one tool. Its rules on text and on shell commands are left out.
 """
 
 from collections import Counter, deque

@@ -1,7 +1,9 @@
-"""Roo Code (RooCodeInc/Roo-Code cb836567, 2026-04-14): counts equal calls in a row, answers aside, and mistakes; a human is asked.
+"""Roo Code (RooCodeInc/Roo-Code cb836567, 2026-04-14): counts equal calls in a row, answers aside, and mistakes; a
+human is asked.
 
-The fourth equal call is refused and asked about, then the row is forgotten. A mistake is a tool use that the harness rejects, or a response
-without a call right after another one; a tool that answers clears them. Three mistakes are asked about before the next response.
+The fourth equal call is refused and asked about, then the row is forgotten. A mistake is a tool use that the harness
+rejects, or a response without a call right after another one; a tool that answers clears them. Three mistakes are asked
+about before the next response.
 """
 
 from rivals.steps import Row, Said, Step, call_of, is_user

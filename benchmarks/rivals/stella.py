@@ -1,8 +1,10 @@
-"""stella (macanderson/stella 57df8931, 2026-08-22): looks at calls with their answers since the last message of the user.
+"""stella (macanderson/stella 57df8931, 2026-08-22): looks at calls with their answers since the last message of the
+user.
 
-A loop is, first match wins: the same call and answer 3 times in a row; a circle of 2 to 4 of them, 3 rounds; the same one 3 times anywhere
-unless some call has answered differently when made again; 6 equal answers of one tool to calls that are not all equal. The first loop is told to
-the model, a second one too if it is another; the same loop again, or a third, stops the run.
+A loop is, first match wins: the same call and answer 3 times in a row; a circle of 2 to 4 of them, 3 rounds; the same
+one 3 times anywhere unless some call has answered differently when made again; 6 equal answers of one tool to calls
+that are not all equal. The first loop is told to the model, a second one too if it is another; the same loop again, or
+a third, stops the run.
 """
 
 from rivals.steps import ANSWERS, Said, Step, answer_of, call_of, is_user
@@ -56,7 +58,11 @@ class Stella:
         if not self._some_answer_changed and past.count(last) >= THREE:
             return "the same call and answer, others between", frozenset([last[:2]])
         tail = past[-STAGNANT:]
-        if len(tail) == STAGNANT and len({(tool, answer) for tool, _, answer in tail}) == 1 and len({args for _, args, _ in tail}) > 1:
+        if (
+            len(tail) == STAGNANT
+            and len({(tool, answer) for tool, _, answer in tail}) == 1
+            and len({args for _, args, _ in tail}) > 1
+        ):
             return "one answer to different calls", frozenset([(last[0], "*")])
         return None
 

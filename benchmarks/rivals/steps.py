@@ -1,8 +1,8 @@
 """What a rival reads of a step, and what it may say to it.
 
-A step has a ``kind``: ``model`` (a response begins), ``tool_call``, ``tool_result``, ``error`` (the harness itself refused or failed the
-call) or ``message``. A rival answers each step with None or ``(action, why)``: ``nudge`` tells the model, ``block`` refuses the call, ``ask``
-hands the run to a human, ``stop`` ends it.
+A step has a ``kind``: ``model`` (a response begins), ``tool_call``, ``tool_result``, ``error`` (the harness itself
+refused or failed the call) or ``message``. A rival answers each step with None or ``(action, why)``: ``nudge`` tells
+the model, ``block`` refuses the call, ``ask`` hands the run to a human, ``stop`` ends it.
 """
 
 import json

@@ -2,11 +2,12 @@
 
     python examples/fastapi_service
 
-    curl -X POST localhost:8000/ask -H 'Content-Type: application/json' -d '{"user": "alice", "question": "How far is the moon?"}'
-    curl localhost:8000/users/alice/budget
+    curl -X POST localhost:8000/ask -H 'Content-Type: application/json' -d '{"user": "alice", "question": "How far
+    is the moon?"}' curl localhost:8000/users/alice/budget
 
 Two workers share a SQLite file, guard.db. For many machines name a server instead: RUNGUARD_STORE=redis://localhost:6379/0.
-DAILY_USD is a user's day (0.05), PORT and WORKERS are what they say. With GOOGLE_API_KEY set it is Gemini that answers, else a script.
+DAILY_USD is a user's day (0.05), PORT and WORKERS are what they say. With GOOGLE_API_KEY set it is Gemini that answers,
+else a script.
 """
 
 import asyncio
@@ -39,7 +40,9 @@ guard = RunGuardPlugin(
 )
 agent = LlmAgent(
     name="astronomer",
-    model="gemini-2.5-flash" if os.environ.get("GOOGLE_API_KEY") else ScriptedModel([text("384,400 km.")], model="gemini-2.5-flash"),
+    model="gemini-2.5-flash"
+    if os.environ.get("GOOGLE_API_KEY")
+    else ScriptedModel([text("384,400 km.")], model="gemini-2.5-flash"),
     instruction="Answer in one sentence.",
     # With a limit to each answer, the most that a call can cost is known before it is made.
     generate_content_config=types.GenerateContentConfig(max_output_tokens=250),
@@ -57,7 +60,9 @@ class Question(BaseModel):
 async def ask(asked: Question) -> JSONResponse:
     session = await runner.session_service.create_session(app_name=APP, user_id=asked.user, session_id=uuid.uuid4().hex)
     answer, stopped = "", None
-    async for event in runner.run_async(user_id=asked.user, session_id=session.id, new_message=types.UserContent(asked.question)):
+    async for event in runner.run_async(
+        user_id=asked.user, session_id=session.id, new_message=types.UserContent(asked.question)
+    ):
         stopped = runguard.trip(event) or stopped
         if stopped is None and event.is_final_response() and event.content and event.content.parts:
             answer = "".join(part.text or "" for part in event.content.parts)
@@ -76,5 +81,10 @@ def budget(user: str) -> dict[str, Any]:
     """What is left of the user's day, whichever worker is asked. A plain function: the store is asked on a thread."""
     guard.flush()  # what this worker has settled has reached the store
     for status in guard.budgets(f"user:{APP}/{user}"):
-        return {"spent": str(status.spent), "reserved": str(status.reserved), "limit": str(status.limit), "remaining": str(status.remaining)}
+        return {
+            "spent": str(status.spent),
+            "reserved": str(status.reserved),
+            "limit": str(status.limit),
+            "remaining": str(status.remaining),
+        }
     return {"spent": "0", "reserved": "0", "limit": DAILY_USD, "remaining": DAILY_USD}

@@ -1,7 +1,7 @@
 """RunGuard: the circuit breaker for AI agents. It stops a runaway run before its next paid call.
 
-``runguard.install()`` guards every Google ADK Runner of the process. Importing this package loads nothing else; each name is
-loaded when it is first used.
+``runguard.install()`` guards every Google ADK Runner of the process. Importing this package loads nothing else; each
+name is loaded when it is first used.
 """
 
 from importlib import import_module
@@ -38,7 +38,13 @@ if TYPE_CHECKING:
     from runguard.functions.wrappers import guard, guard_async, run
     from runguard.policy.settings import Policy, ToolRule, tool
     from runguard.pricing.given import ModelLimits, Price
-    from runguard.termination.condition import AndTerminationCondition, OrTerminationCondition, TerminatedError, TerminationCondition, TerminationResult
+    from runguard.termination.condition import (
+        AndTerminationCondition,
+        OrTerminationCondition,
+        TerminatedError,
+        TerminationCondition,
+        TerminationResult,
+    )
     from runguard.termination.limits import CostTermination, TimeoutTermination, TokenUsageTermination
     from runguard.termination.rules import NoProgressTermination, RuleTermination
     from runguard.termination.seen import (
@@ -190,7 +196,9 @@ def __getattr__(name: str) -> Any:
         return getattr(import_module(home), name)
     except ModuleNotFoundError as error:
         if home.startswith("runguard.adk") and error.name is not None and error.name.split(".")[0] == "google":
-            raise ImportError(f"runguard.{name} needs google-adk, which is not installed: pip install 'runguard-agents[adk]'") from None
+            raise ImportError(
+                f"runguard.{name} needs google-adk, which is not installed: pip install 'runguard-agents[adk]'"
+            ) from None
         raise
 
 

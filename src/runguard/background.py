@@ -1,8 +1,8 @@
 """Threads that go on whatever their work raises.
 
-A background thread that ends in silence is worse than one that fails loudly: settlements, alerts or callbacks would pile up for ever. So the
-work is started again after every exception, of any type. Owners also check ``is_alive()`` before they rely on a thread, because nothing
-can save a thread that the system itself ends.
+A background thread that ends in silence is worse than one that fails loudly: settlements, alerts or callbacks would
+pile up for ever. So the work is started again after every exception, of any type. Owners also check ``is_alive()``
+before they rely on a thread, because nothing can save a thread that the system itself ends.
 """
 
 import contextlib
@@ -18,8 +18,13 @@ _log: Final = logging.getLogger("runguard")
 _PAUSE_S: Final = 0.05
 
 
-def start_thread(name: str, work: Callable[[], object], on_fault: Callable[[], object] = lambda: None) -> threading.Thread:
-    """Start a daemon thread that calls ``work`` until it returns. After an exception it calls ``on_fault`` and then ``work`` again."""
+def start_thread(
+    name: str, work: Callable[[], object], on_fault: Callable[[], object] = lambda: None
+) -> threading.Thread:
+    """Start a daemon thread that calls ``work`` until it returns.
+
+    After an exception it calls ``on_fault`` and then ``work`` again.
+    """
     thread = threading.Thread(target=_keep, args=(name, work, on_fault), name=name, daemon=True)
     thread.start()
     return thread

@@ -1,6 +1,7 @@
 """Every line of the log on one line: names of users, sessions, tools and models, and texts of exceptions, are foreign.
 
-One filter on the logger ``runguard``, which all modules use. What would end a line, move a terminal's cursor or turn its text is written out.
+One filter on the logger ``runguard``, which all modules use. What would end a line, move a terminal's cursor or turn
+its text is written out.
 """
 
 import logging
@@ -81,5 +82,6 @@ def _one(error: BaseException, at: TracebackType | None) -> str:
     return f"{head}{printable(name)}{f': {text}' if text else ''}"
 
 
-# Importing this module is all that is needed: policies, monitors, alerts, stores and background threads do, before anything is logged.
+# Importing this module is all that is needed: policies, monitors, alerts, stores and background threads do, before
+# anything is logged.
 logging.getLogger("runguard").addFilter(OneLine())

@@ -1,7 +1,7 @@
 """Test your own policy: a scripted model for real ADK, a clock you move by hand, and assertions about stops.
 
-model = ScriptedModel(lambda n, request: call("get_user", uid=1) if n < 5 else text("done"))
-agent = LlmAgent(name="a", model=model, tools=[get_user])
+model = ScriptedModel(lambda n, request: call("get_user", uid=1) if n < 5 else text("done")) agent = LlmAgent(name="a",
+model=model, tools=[get_user])
 """
 
 import asyncio
@@ -80,8 +80,9 @@ Script = Iterable[Step] | Callable[..., Step]
 class ScriptedModel(BaseLlm):
     """A model that follows a script and reports fixed usage; no network, no key.
 
-    The script is a list of steps (the last one repeats) or a function of ``(n, request)`` with n from 1. A step is a part, a list of
-    parts, a whole ``LlmResponse`` or an exception to raise. ``calls`` counts the calls that really reached the model.
+    The script is a list of steps (the last one repeats) or a function of ``(n, request)`` with n from 1. A step is
+    a part, a list of parts, a whole ``LlmResponse`` or an exception to raise. ``calls`` counts the calls that really
+    reached the model.
     """
 
     model: str = "scripted-1"
@@ -120,7 +121,9 @@ class ScriptedModel(BaseLlm):
             return self._script(number, request)  # type: ignore[no-any-return]
         return self._script[min(number, len(self._script)) - 1]  # type: ignore[no-any-return]
 
-    async def generate_content_async(self, llm_request: LlmRequest, stream: bool = False) -> AsyncGenerator[LlmResponse, None]:
+    async def generate_content_async(
+        self, llm_request: LlmRequest, stream: bool = False
+    ) -> AsyncGenerator[LlmResponse, None]:
         self._calls += 1
         number = self._calls
         self._requests = [*self._requests[-99:], llm_request]
@@ -147,7 +150,9 @@ class ScriptedModel(BaseLlm):
     def _responses(self, parts: list[types.Part], number: int, stream: bool) -> Iterable[LlmResponse]:
         prompt = self.prompt_tokens(number) if callable(self.prompt_tokens) else self.prompt_tokens
         usage = types.GenerateContentResponseUsageMetadata(
-            prompt_token_count=prompt, candidates_token_count=self.output_tokens, total_token_count=prompt + self.output_tokens
+            prompt_token_count=prompt,
+            candidates_token_count=self.output_tokens,
+            total_token_count=prompt + self.output_tokens,
         )
         if stream and self.chunks > 1:
             for index in range(self.chunks - 1):
@@ -173,7 +178,13 @@ class Recording:
     @property
     def texts(self) -> list[str]:
         """What agents said, thoughts aside."""
-        return [p.text for e in self.events if e.content and e.author != "user" for p in e.content.parts or [] if p.text and not p.thought]
+        return [
+            p.text
+            for e in self.events
+            if e.content and e.author != "user"
+            for p in e.content.parts or []
+            if p.text and not p.thought
+        ]
 
     @property
     def trips(self) -> list[Trip]:
@@ -196,7 +207,10 @@ async def run(
     catch: bool = False,
     **run_options: Any,
 ) -> Recording:
-    """One user turn of ``agent`` on a real Runner. ``catch`` keeps an exception in the recording instead of raising it."""
+    """One user turn of ``agent`` on a real Runner.
+
+    ``catch`` keeps an exception in the recording instead of raising it.
+    """
     service = session_service or InMemorySessionService()
     if runner is None:
         app = App(name=app_name, root_agent=agent, plugins=list(plugins))
@@ -238,7 +252,9 @@ def assert_stopped(events: Iterable[Event] | Recording, rule: str | None = None)
 
 
 def assert_calls_answered(session: Any, *, open_calls: int = 0) -> int:
-    """Every function call in the session has its answer (but ``open_calls`` that ADK keeps open); returns how many were answered."""
+    """Every function call in the session has its answer (but ``open_calls`` that ADK keeps open); returns how many were
+    answered.
+    """
     asked: dict[str, str] = {}
     answered: set[str] = set()
     for event in session.events:

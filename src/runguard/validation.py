@@ -18,13 +18,19 @@ if TYPE_CHECKING:  # type checkers read the fields
 else:
 
     class _Explained(type(BaseModel)):
-        """Calling the class raises ``PolicyError``. Nested validation collects pydantic's own errors, so that a path is complete."""
+        """Calling the class raises ``PolicyError``.
+
+        Nested validation collects pydantic's own errors, so that a path is complete.
+        """
 
         def __call__(cls, *args: Any, **values: Any) -> Any:
             try:
                 return super().__call__(*args, **values)
             except ValidationError as error:
-                lines = (f"{cls.__name__}{'.' if _names_a_setting(line, cls) else ': '}{line}" for line in faults_of(error, cls))
+                lines = (
+                    f"{cls.__name__}{'.' if _names_a_setting(line, cls) else ': '}{line}"
+                    for line in faults_of(error, cls)
+                )
                 raise PolicyError("\n".join(lines)) from None
 
     def _names_a_setting(line: str, model: type[BaseModel]) -> bool:
@@ -59,21 +65,33 @@ def faults_of(error: ValidationError, model: type[SettingsModel]) -> list[str]:
 def _line(path: str, fault: Any, model: type[SettingsModel]) -> str | None:
     given, place = fault.get("input"), fault["loc"]
     is_secret = place[:1] == ("alerts",)  # what is written there may be one: it is not repeated
-    shown = shown_value(given) if (given is None or isinstance(given, str | int | float | bool)) and not is_secret else f"a {type(given).__name__}"
+    shown = (
+        shown_value(given)
+        if (given is None or isinstance(given, str | int | float | bool)) and not is_secret
+        else f"a {type(given).__name__}"
+    )
     if fault["type"] in ("extra_forbidden", "unexpected_keyword_argument"):
         fields = model.parts.get(str(place[0]), model).model_fields if len(place) > 1 else model.model_fields
         meant = model.meant.get(path) if fields is model.model_fields else None
         return f"{path}: no such setting; {f'use {meant}' if meant is not None else nearest(str(place[-1]), fields)}"
     if fault["type"] == "value_error":
         message = fault["msg"].removeprefix("Value error, ")
-        named = f"{path} = {shown}" if isinstance(given, str | int | float | bool) and not is_secret and not message.startswith(shown) else path
+        named = (
+            f"{path} = {shown}"
+            if isinstance(given, str | int | float | bool) and not is_secret and not message.startswith(shown)
+            else path
+        )
         return f"{named}: {message}" if path and not message.startswith(path) else message
     if fault["type"] == "missing":
         return f"{path}: missing"
     if fault["type"] in _OTHER_SHAPES and place[0] in model.shapes:
         return f"{path} = {shown}: {model.shapes[place[0]]}"
     if place[0] == "rules" and fault["type"] in ("bool_type", "dict_type"):
-        return None if isinstance(given, dict) else f"{path} = {shown}: give rungs such as {{'stop': 5}}, or false to switch the rule off"
+        return (
+            None
+            if isinstance(given, dict)
+            else f"{path} = {shown}: give rungs such as {{'stop': 5}}, or false to switch the rule off"
+        )
     return f"{path} = {shown}: {fault['msg'][0].lower()}{fault['msg'][1:]}"
 
 

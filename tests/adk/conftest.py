@@ -12,7 +12,8 @@ import runguard
 from runguard.adk import RunGuardPlugin
 from runguard.testing import ScriptedModel, call, run, text
 
-# ADK tries these imports again and again while it runs; where the package behind is missing, each try compiles the module anew.
+# ADK tries these imports again and again while it runs; where the package behind is missing, each try compiles the
+# module anew.
 _OPTIONAL = {
     "anthropic": "google.adk.models.anthropic_llm",
     "litellm": "google.adk.models.lite_llm",
@@ -25,7 +26,9 @@ for package, module in _OPTIONAL.items():
 
 @pytest.fixture(scope="session", autouse=True)
 def warm_process() -> None:
-    """One run before all: what ADK imports in its first one takes half a second, which is no business of a test about time."""
+    """One run before all: what ADK imports in its first one takes half a second, which is no business of a test about
+    time.
+    """
 
     def look(n: int) -> dict[str, int]:
         return {"n": n}

@@ -40,7 +40,9 @@ class Desk:
 
     def runner(self, plugin: Any) -> Runner:
         config = ResumabilityConfig(is_resumable=True) if self.resumable else None
-        app = App(name="app", root_agent=self.root, plugins=[plugin] if plugin is not None else [], resumability_config=config)
+        app = App(
+            name="app", root_agent=self.root, plugins=[plugin] if plugin is not None else [], resumability_config=config
+        )
         return Runner(app=app, session_service=self.service)
 
     async def make_session(self) -> None:
@@ -50,7 +52,9 @@ class Desk:
     async def play(self, plugin: Any, message: types.Content | None = None, **options: Any) -> list[Event]:
         await self.make_session()
         events: list[Event] = []
-        async for event in self.runner(plugin).run_async(user_id=self.user, session_id=self.session, new_message=message, **options):
+        async for event in self.runner(plugin).run_async(
+            user_id=self.user, session_id=self.session, new_message=message, **options
+        ):
             events.append(event)
             self.invocation = event.invocation_id
             for function_call in event.get_function_calls():

@@ -37,7 +37,9 @@ from .test_money_scenarios import CALL_USD, FAR_AWAY, SSE, agent, assert_nothing
 SMALL_USD = Decimal("0.002")
 PRICES = {"scripted-1": {"input": 10, "output": 40}, "small-1": {"input": 1, "output": 4}}
 HELLO = types.Content(role="user", parts=[types.Part(text="go")])
-USAGE = types.GenerateContentResponseUsageMetadata(prompt_token_count=1_000, candidates_token_count=250, total_token_count=1_250)
+USAGE = types.GenerateContentResponseUsageMetadata(
+    prompt_token_count=1_000, candidates_token_count=250, total_token_count=1_250
+)
 
 
 def two_prices(**policy: Any) -> RunGuardPlugin:
@@ -50,16 +52,24 @@ def small(words: str = "advice", **options: Any) -> ScriptedModel:
 
 
 async def ask(llm: BaseLlm, words: str = "?" * 2_900) -> list[LlmResponse]:
-    """What code does that uses a model beside the agents. The words are about as long as the usage that models tell here."""
+    """What code does that uses a model beside the agents.
+
+    The words are about as long as the usage that models tell here.
+    """
     config = types.GenerateContentConfig(max_output_tokens=250)
-    request = LlmRequest(model=llm.model, contents=[types.Content(role="user", parts=[types.Part(text=words)])], config=config)
+    request = LlmRequest(
+        model=llm.model, contents=[types.Content(role="user", parts=[types.Part(text=words)])], config=config
+    )
     return [response async for response in llm.generate_content_async(request)]
 
 
 def consulting(model: BaseLlm, times: int = 1) -> Callable[..., Any]:
     async def consult(q: int) -> dict[str, Any]:
         answers = [await ask(model) for _ in range(times)]
-        return {"q": q, "advice": [response.content.parts[0].text for got in answers for response in got if response.content]}
+        return {
+            "q": q,
+            "advice": [response.content.parts[0].text for got in answers for response in got if response.content],
+        }
 
     return consult
 
@@ -75,13 +85,17 @@ def booked(plugin: RunGuardPlugin) -> tuple[int, Decimal]:
 
 def _compacting(plugin: RunGuardPlugin, summarizer: ScriptedModel, **config: Any) -> tuple[Runner, ScriptedModel]:
     model = ScriptedModel([text("x")])
-    compaction = EventsCompactionConfig(summarizer=LlmEventSummarizer(llm=summarizer), **{"compaction_interval": 1, "overlap_size": 0, **config})
+    compaction = EventsCompactionConfig(
+        summarizer=LlmEventSummarizer(llm=summarizer), **{"compaction_interval": 1, "overlap_size": 0, **config}
+    )
     app = App(name="app", root_agent=agent("a", model), plugins=[plugin], events_compaction_config=compaction)
     return Runner(app=app, session_service=InMemorySessionService()), model
 
 
 def _summaries(session: Any) -> list[str]:
-    return [event.actions.compaction.compacted_content.parts[0].text for event in session.events if event.actions.compaction]
+    return [
+        event.actions.compaction.compacted_content.parts[0].text for event in session.events if event.actions.compaction
+    ]
 
 
 async def test_the_summary_of_a_sliding_window_is_billed_to_the_run_it_follows() -> None:
@@ -92,7 +106,10 @@ async def test_the_summary_of_a_sliding_window_is_billed_to_the_run_it_follows()
     assert _summaries(result.session) == ["in short"]
     assert booked(plugin) == (2, CALL_USD + SMALL_USD)
     spent = plugin.spend(f"run:{result.events[0].invocation_id}")
-    assert {name: figures["usd"] for name, figures in spent["by_model"].items()} == {"scripted-1": CALL_USD, "small-1": SMALL_USD}
+    assert {name: figures["usd"] for name, figures in spent["by_model"].items()} == {
+        "scripted-1": CALL_USD,
+        "small-1": SMALL_USD,
+    }
     assert plugin.trips == []
     assert_nothing_reserved(plugin)
 
@@ -112,7 +129,9 @@ async def test_the_summary_at_a_token_threshold_is_billed_to_the_run_it_is_made_
     assert_nothing_reserved(plugin)
 
 
-@pytest.mark.parametrize("policy", [{"max_usd": "0.02"}, {"max_model_calls": 1}, {"budgets": [Budget(usd="0.02", per="session")]}], ids=str)
+@pytest.mark.parametrize(
+    "policy", [{"max_usd": "0.02"}, {"max_model_calls": 1}, {"budgets": [Budget(usd="0.02", per="session")]}], ids=str
+)
 async def test_a_refused_summary_harms_nothing(policy: dict[str, Any]) -> None:
     """The answer was paid and stays; no summary is made of our words; the session goes on."""
     plugin, summarizer = two_prices(**policy), small("in short")
@@ -148,7 +167,9 @@ async def _turns(runner: Runner, count: int, **options: Any) -> None:
     ],
     ids=str,
 )
-async def test_a_refused_summary_is_reported_once(policy: dict[str, Any], rule: str, caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_refused_summary_is_reported_once(
+    policy: dict[str, Any], rule: str, caplog: pytest.LogCaptureFixture
+) -> None:
     """ADK asks for it again after every run: one warning and one alert, not one per attempt."""
     alerts: list[Alert] = []
     plugin, summarizer = two_prices(alerts=alerts.append, **policy), small("in short")
@@ -167,7 +188,9 @@ async def test_a_refused_summary_is_reported_once(policy: dict[str, Any], rule: 
     assert [trip for trip in plugin.trips if trip.enforced] == []
 
 
-async def test_each_session_whose_summary_is_refused_gets_a_warning_and_the_app_one_alert(caplog: pytest.LogCaptureFixture) -> None:
+async def test_each_session_whose_summary_is_refused_gets_a_warning_and_the_app_one_alert(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     alerts: list[Alert] = []
     plugin = two_prices(max_model_calls=1, alerts=alerts.append)
     runner, _ = _compacting(plugin, small("in short"))
@@ -179,16 +202,24 @@ async def test_each_session_whose_summary_is_refused_gets_a_warning_and_the_app_
     assert [alert.kind for alert in alerts] == ["compaction"]
 
 
-async def test_a_summary_that_is_refused_within_a_run_is_reported_as_the_stop_of_that_run(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_summary_that_is_refused_within_a_run_is_reported_as_the_stop_of_that_run(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     alerts: list[Alert] = []
-    plugin, summarizer = two_prices(budgets=[Budget(usd="0.021", per="session")], alerts=alerts.append), small("in short")
+    plugin, summarizer = (
+        two_prices(budgets=[Budget(usd="0.021", per="session")], alerts=alerts.append),
+        small("in short"),
+    )
     runner, _ = _compacting(plugin, summarizer, compaction_interval=99, token_threshold=500, event_retention_size=0)
     with caplog.at_level(logging.WARNING, "runguard"):
         await _turns(runner, 2)
     assert plugin.flush()
     assert summarizer.calls == 0
     names = [record.getMessage().partition(":")[0] for record in caplog.records]
-    assert [name for name in names if name.startswith("runguard.") and name != "runguard.warn"] == ["runguard.compaction_refused", "runguard.trip"]
+    assert [name for name in names if name.startswith("runguard.") and name != "runguard.warn"] == [
+        "runguard.compaction_refused",
+        "runguard.trip",
+    ]
     assert [alert.kind for alert in alerts if alert.kind != "threshold"] == ["compaction", "trip"]
 
 
@@ -200,7 +231,9 @@ def _hidden(inner: ScriptedModel, name: str) -> tuple[LlmAgent, ScriptedModel]:
     return agent("outer", outer, tools=[AgentTool(agent(name, inner, tools=[step]), include_plugins=False)]), outer
 
 
-async def test_an_agent_without_plugins_inside_a_tool_is_billed_and_the_blind_spot_is_named(caplog: pytest.LogCaptureFixture) -> None:
+async def test_an_agent_without_plugins_inside_a_tool_is_billed_and_the_blind_spot_is_named(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     inner = ScriptedModel(lambda n, _: call("step", q=n) if n % 3 else text("part"), model="small-1")
     root, outer = _hidden(inner, "unseen_one")
     plugin = two_prices(max_usd=1)
@@ -210,7 +243,10 @@ async def test_an_agent_without_plugins_inside_a_tool_is_billed_and_the_blind_sp
     assert (outer.calls, inner.calls) == (3, 6)
     assert booked(plugin) == (9, 3 * CALL_USD + 6 * SMALL_USD)
     assert plugin.spend()["by_tool"]["unseen_one"]["calls"] == 6
-    assert {name: figures["calls"] for name, figures in plugin.spend()["by_agent"].items()} == {"outer": 3, "unseen_one": 6}
+    assert {name: figures["calls"] for name, figures in plugin.spend()["by_agent"].items()} == {
+        "outer": 3,
+        "unseen_one": 6,
+    }
     said = [record.message for record in caplog.records if "blind_spot" in record.message]
     assert len(said) == 1
     assert "unseen_one" in said[0]
@@ -226,7 +262,11 @@ def _child_pipeline() -> tuple[SequentialAgent, ScriptedModel]:
 
 def _in_agent_tool() -> BaseAgent:
     child, _ = _child_pipeline()
-    return agent("outer", ScriptedModel([call("pipeline", request="one"), text("done")]), tools=[AgentTool(child, include_plugins=False)])
+    return agent(
+        "outer",
+        ScriptedModel([call("pipeline", request="one"), text("done")]),
+        tools=[AgentTool(child, include_plugins=False)],
+    )
 
 
 async def _run_child() -> None:
@@ -249,17 +289,32 @@ def _in_tool_with_runner() -> BaseAgent:
 class RunsChild(BaseAgent):
     async def _run_async_impl(self, ctx: InvocationContext) -> AsyncGenerator[Event, None]:
         await _run_child()
-        yield Event(author=self.name, invocation_id=ctx.invocation_id, content=types.Content(role="model", parts=[types.Part(text="done")]))
+        yield Event(
+            author=self.name,
+            invocation_id=ctx.invocation_id,
+            content=types.Content(role="model", parts=[types.Part(text="done")]),
+        )
 
 
 def _in_custom_agent() -> BaseAgent:
     return SequentialAgent(
-        name="root", sub_agents=[agent("outer", ScriptedModel([text("x")])), agent("outer_two", ScriptedModel([text("y")])), RunsChild(name="z")]
+        name="root",
+        sub_agents=[
+            agent("outer", ScriptedModel([text("x")])),
+            agent("outer_two", ScriptedModel([text("y")])),
+            RunsChild(name="z"),
+        ],
     )
 
 
-@pytest.mark.parametrize("shape", [_in_agent_tool, _in_tool_with_runner, _in_custom_agent], ids=lambda shape: shape.__name__.removeprefix("_"))
-async def test_agents_of_a_runner_without_plugins_are_billed_under_their_own_names(shape: Callable[[], BaseAgent]) -> None:
+@pytest.mark.parametrize(
+    "shape",
+    [_in_agent_tool, _in_tool_with_runner, _in_custom_agent],
+    ids=lambda shape: shape.__name__.removeprefix("_"),
+)
+async def test_agents_of_a_runner_without_plugins_are_billed_under_their_own_names(
+    shape: Callable[[], BaseAgent],
+) -> None:
     plugin = two_prices(max_usd=1)
     result = await play(shape(), plugins=[plugin])
     assert result.texts[-1] == "done"
@@ -300,7 +355,11 @@ async def test_under_install_an_agent_without_plugins_is_guarded_and_billed_once
     inner = ScriptedModel(lambda n, _: call("step", q=n) if n % 3 else text("part"), model="small-1")
     root, outer = _hidden(inner, "seen")
     plugin = runguard.install(
-        prices=PRICES, tokens=lambda request: 1_000, max_usd=1, budgets=[Budget(usd=FAR_AWAY, per="app", window="month")], clock=FakeClock()
+        prices=PRICES,
+        tokens=lambda request: 1_000,
+        max_usd=1,
+        budgets=[Budget(usd=FAR_AWAY, per="app", window="month")],
+        clock=FakeClock(),
     )
     result = await play(root)
     assert result.texts == ["done"]
@@ -365,10 +424,19 @@ class Asking(BaseAgent):
     async def _run_async_impl(self, ctx: InvocationContext) -> AsyncGenerator[Event, None]:
         for _ in range(self.times):
             for response in await ask(self.llm):
-                yield Event(author=self.name, invocation_id=ctx.invocation_id, branch=ctx.branch, content=response.content)
+                yield Event(
+                    author=self.name, invocation_id=ctx.invocation_id, branch=ctx.branch, content=response.content
+                )
 
 
-@pytest.mark.parametrize("shape", [lambda a: a, lambda a: SequentialAgent(name="seq", sub_agents=[a]), lambda a: ParallelAgent(name="par", sub_agents=[a])])
+@pytest.mark.parametrize(
+    "shape",
+    [
+        lambda a: a,
+        lambda a: SequentialAgent(name="seq", sub_agents=[a]),
+        lambda a: ParallelAgent(name="par", sub_agents=[a]),
+    ],
+)
 async def test_an_agent_that_calls_its_model_directly_is_billed_and_limited(shape: Callable[[Any], Any]) -> None:
     model, plugin = ScriptedModel([text("x")]), guard(max_usd="0.06")
     result = await play(shape(Asking(name="mine", llm=model, times=9)), plugins=[plugin])
@@ -384,7 +452,9 @@ class Stubborn(BaseAgent):
     llm: Any
 
     async def _run_async_impl(self, ctx: InvocationContext) -> AsyncGenerator[Event, None]:
-        while not any(response.content and response.content.parts[0].text == "good" for response in await ask(self.llm)):
+        while not any(
+            response.content and response.content.parts[0].text == "good" for response in await ask(self.llm)
+        ):
             pass
         yield Event(author=self.name, invocation_id=ctx.invocation_id)
 
@@ -404,7 +474,11 @@ def _stubborn_tool(model: Any) -> Any:
 
 def _stubborn_hidden_loop(model: Any) -> Any:
     loop = LoopAgent(name="hidden_loop", sub_agents=[agent("w", model)])
-    return agent("a", ScriptedModel([call("hidden_loop", request="one"), text("done")], model="small-1"), tools=[AgentTool(loop, include_plugins=False)])
+    return agent(
+        "a",
+        ScriptedModel([call("hidden_loop", request="one"), text("done")], model="small-1"),
+        tools=[AgentTool(loop, include_plugins=False)],
+    )
 
 
 def _stubborn_that_swallows(model: Any) -> Any:
@@ -419,7 +493,9 @@ def _stubborn_that_swallows(model: Any) -> Any:
 
 
 @pytest.mark.parametrize(
-    "shape", [_stubborn_agent, _stubborn_tool, _stubborn_hidden_loop, _stubborn_that_swallows], ids=lambda shape: shape.__name__.removeprefix("_")
+    "shape",
+    [_stubborn_agent, _stubborn_tool, _stubborn_hidden_loop, _stubborn_that_swallows],
+    ids=lambda shape: shape.__name__.removeprefix("_"),
 )
 async def test_whoever_asks_on_after_every_refusal_is_ended(shape: Callable[[Any], Any]) -> None:
     """A refusal comes at once and costs nothing, so a loop that only asks would go round for ever."""
@@ -473,7 +549,9 @@ async def test_a_crowd_of_refused_consultations_does_not_end_what_others_have_pa
     assert_nothing_reserved(plugin)
 
 
-@pytest.mark.parametrize("moment", ["before_model_callback", "after_model_callback", "before_agent_callback", "after_agent_callback"])
+@pytest.mark.parametrize(
+    "moment", ["before_model_callback", "after_model_callback", "before_agent_callback", "after_agent_callback"]
+)
 async def test_a_callback_that_consults_a_model_pays_its_own_price(moment: str) -> None:
     """The agent's own call keeps its account, whoever asks a model beside it."""
     checker, model = small(), ScriptedModel([text("x")])
@@ -485,7 +563,10 @@ async def test_a_callback_that_consults_a_model_pays_its_own_price(moment: str) 
     await play(agent("a", model, **{moment: check}), plugins=[plugin])
     assert (model.calls, checker.calls) == (1, 1)
     spent = plugin.spend()
-    assert {name: figures["usd"] for name, figures in spent["by_model"].items()} == {"scripted-1": CALL_USD, "small-1": SMALL_USD}
+    assert {name: figures["usd"] for name, figures in spent["by_model"].items()} == {
+        "scripted-1": CALL_USD,
+        "small-1": SMALL_USD,
+    }
     assert spent["by_agent"]["a"]["usd"] == CALL_USD
     assert booked(plugin) == (2, CALL_USD + SMALL_USD)
     assert_nothing_reserved(plugin)
@@ -503,7 +584,9 @@ async def test_a_callers_own_configuration_is_not_changed_by_a_capped_answer() -
     advisor = ScriptedModel(answer)
 
     async def consult(q: int) -> str:
-        request = LlmRequest(model=advisor.model, contents=[types.Content(role="user", parts=[types.Part(text="?")])], config=config)
+        request = LlmRequest(
+            model=advisor.model, contents=[types.Content(role="user", parts=[types.Part(text="?")])], config=config
+        )
         return str([response.content async for response in advisor.generate_content_async(request)])
 
     plugin = guard(max_usd="0.10", min_output_tokens=50)
@@ -524,13 +607,20 @@ class BusyError(Exception):
 
 async def test_a_model_that_falls_back_makes_one_call_per_attempt() -> None:
     models = pytest.importorskip("google.adk.models._fallback_model")
-    first, second, third = ScriptedModel([BusyError()]), ScriptedModel([BusyError()], model="small-1"), ScriptedModel([text("x")], model="small-1")
+    first, second, third = (
+        ScriptedModel([BusyError()]),
+        ScriptedModel([BusyError()], model="small-1"),
+        ScriptedModel([text("x")], model="small-1"),
+    )
     plugin = two_prices(max_usd=1)
     result = await play(agent("a", models.FallbackModel(models=[first, second, third])), plugins=[plugin])
     assert result.texts == ["x"]
     assert (first.calls, second.calls, third.calls) == (1, 1, 1)
     assert booked(plugin) == (3, SMALL_USD), "a refusal by the provider costs nothing"
-    assert {name: figures["calls"] for name, figures in plugin.spend()["by_model"].items()} == {"scripted-1": 1, "small-1": 2}
+    assert {name: figures["calls"] for name, figures in plugin.spend()["by_model"].items()} == {
+        "scripted-1": 1,
+        "small-1": 2,
+    }
     assert plugin.spend()["by_agent"]["a"]["calls"] == 3
     assert_nothing_reserved(plugin)
 
@@ -550,7 +640,11 @@ async def test_a_fallback_that_is_answered_at_once_is_one_call() -> None:
     models = pytest.importorskip("google.adk.models._fallback_model")
     model = ScriptedModel([call("step", q=1), text("x")], chunks=5)
     plugin = guard(max_usd="0.04")
-    result = await play(agent("a", models.FallbackModel(models=[model, ScriptedModel([text("y")])]), tools=[step]), plugins=[plugin], run_config=SSE)
+    result = await play(
+        agent("a", models.FallbackModel(models=[model, ScriptedModel([text("y")])]), tools=[step]),
+        plugins=[plugin],
+        run_config=SSE,
+    )
     assert (model.calls, booked(plugin)) == (2, (2, Decimal("0.04")))
     assert plugin.trips == []
     assert_calls_answered(result.session)
@@ -560,13 +654,17 @@ async def test_a_fallback_that_is_answered_at_once_is_one_call() -> None:
 class Polite(ScriptedModel):
     """A subclass that does its part and leaves the rest to its parent."""
 
-    async def generate_content_async(self, llm_request: LlmRequest, stream: bool = False) -> AsyncGenerator[LlmResponse, None]:
+    async def generate_content_async(
+        self, llm_request: LlmRequest, stream: bool = False
+    ) -> AsyncGenerator[LlmResponse, None]:
         async for response in super().generate_content_async(llm_request, stream):
             yield response
 
 
 class MorePolite(Polite):
-    async def generate_content_async(self, llm_request: LlmRequest, stream: bool = False) -> AsyncGenerator[LlmResponse, None]:
+    async def generate_content_async(
+        self, llm_request: LlmRequest, stream: bool = False
+    ) -> AsyncGenerator[LlmResponse, None]:
         async for response in super().generate_content_async(llm_request, stream):
             yield response
 
@@ -586,7 +684,9 @@ class Router(BaseLlm):
     model: str = "scripted-1"
     steps: list[Any]
 
-    async def generate_content_async(self, llm_request: LlmRequest, stream: bool = False) -> AsyncGenerator[LlmResponse, None]:
+    async def generate_content_async(
+        self, llm_request: LlmRequest, stream: bool = False
+    ) -> AsyncGenerator[LlmResponse, None]:
         for model in self.steps[:-1]:
             await ask(model)
         llm_request.model = self.steps[-1].model
@@ -597,7 +697,10 @@ class Router(BaseLlm):
 @pytest.mark.parametrize("direct", [False, True], ids=["announced", "direct"])
 async def test_a_model_around_another_one_is_billed_as_the_other(direct: bool) -> None:
     model, plugin = small(), two_prices(max_usd="0.10")
-    await play(Asking(name="mine", llm=Router(steps=[model])) if direct else agent("a", Router(steps=[model])), plugins=[plugin])
+    await play(
+        Asking(name="mine", llm=Router(steps=[model])) if direct else agent("a", Router(steps=[model])),
+        plugins=[plugin],
+    )
     assert (model.calls, booked(plugin)) == (1, (1, SMALL_USD))
     assert list(plugin.spend()["by_model"]) == ["small-1"]
     assert_nothing_reserved(plugin)
@@ -627,7 +730,9 @@ class Patient(BaseLlm):
     model: str = "scripted-1"
     inner: Any
 
-    async def generate_content_async(self, llm_request: LlmRequest, stream: bool = False) -> AsyncGenerator[LlmResponse, None]:
+    async def generate_content_async(
+        self, llm_request: LlmRequest, stream: bool = False
+    ) -> AsyncGenerator[LlmResponse, None]:
         for _ in range(5):
             try:
                 async for response in self.inner.generate_content_async(llm_request, stream):
@@ -715,7 +820,9 @@ async def test_a_model_that_fails_before_it_begins_holds_nothing() -> None:
             return str(error)
         return "answered"
 
-    result = await play(agent("a", ScriptedModel([call("consult", q=1), text("done")]), tools=[consult]), plugins=[plugin])
+    result = await play(
+        agent("a", ScriptedModel([call("consult", q=1), text("done")]), tools=[consult]), plugins=[plugin]
+    )
     assert result.texts == ["done"]
     assert_nothing_reserved(plugin)
 
@@ -725,9 +832,13 @@ async def test_a_model_that_fails_before_it_begins_holds_nothing() -> None:
 
 def _new_class() -> type[BaseLlm]:
     class Late(BaseLlm):
-        async def generate_content_async(self, llm_request: LlmRequest, stream: bool = False) -> AsyncGenerator[LlmResponse, None]:
+        async def generate_content_async(
+            self, llm_request: LlmRequest, stream: bool = False
+        ) -> AsyncGenerator[LlmResponse, None]:
             await asyncio.sleep(0)
-            yield LlmResponse(content=types.Content(role="model", parts=[types.Part(text="late")]), usage_metadata=USAGE)
+            yield LlmResponse(
+                content=types.Content(role="model", parts=[types.Part(text="late")]), usage_metadata=USAGE
+            )
 
     return Late
 
@@ -751,7 +862,9 @@ async def test_a_model_class_defined_while_the_run_goes_on_is_billed_and_limited
         return "asked"
 
     plugin = guard(max_usd="0.06")
-    result = await play(agent("a", ScriptedModel([call("consult", q=1), text("done")]), tools=[consult]), plugins=[plugin])
+    result = await play(
+        agent("a", ScriptedModel([call("consult", q=1), text("done")]), tools=[consult]), plugins=[plugin]
+    )
     assert sum(answers) == 2
     assert booked(plugin) == (3, Decimal("0.06"))
     assert_stopped(result, "budget")
@@ -793,7 +906,11 @@ async def test_when_one_of_two_guards_refuses_the_other_holds_nothing(tight: str
 @pytest.mark.parametrize("cap", [1, "0.05"], ids=["rich", "poor"])
 async def test_a_tool_that_runs_agents_under_a_guard_of_their_own_is_billed_to_its_run_too(cap: Any) -> None:
     """The inner guard announces the calls; the outer run pays for its tool all the same."""
-    outer_guard, inner_guard, inner = guard(max_usd=cap), guard(max_usd=1), ScriptedModel([call("step", q=1), call("step", q=2), text("in")])
+    outer_guard, inner_guard, inner = (
+        guard(max_usd=cap),
+        guard(max_usd=1),
+        ScriptedModel([call("step", q=1), call("step", q=2), text("in")]),
+    )
 
     async def delegate(q: int) -> list[str]:
         return (await play(agent("inner", inner, tools=[step]), plugins=[inner_guard])).texts
@@ -816,12 +933,19 @@ async def test_a_tool_that_runs_agents_under_a_guard_of_their_own_is_billed_to_i
 
 
 @pytest.mark.parametrize("streamed", [False, True], ids=["whole", "streamed"])
-@pytest.mark.parametrize("shape", [lambda a: a, lambda a: LoopAgent(name="loop", max_iterations=1, sub_agents=[a])], ids=["agent", "loop"])
-async def test_what_the_caller_asks_between_two_events_is_not_the_runs(shape: Callable[[Any], Any], streamed: bool) -> None:
+@pytest.mark.parametrize(
+    "shape", [lambda a: a, lambda a: LoopAgent(name="loop", max_iterations=1, sub_agents=[a])], ids=["agent", "loop"]
+)
+async def test_what_the_caller_asks_between_two_events_is_not_the_runs(
+    shape: Callable[[Any], Any], streamed: bool
+) -> None:
     model = ScriptedModel([call("step", q=1), text("x")], chunks=3)
     plugin, own = guard(max_usd="0.04"), ScriptedModel([text("own")])
     service = InMemorySessionService()
-    runner = Runner(app=App(name="app", root_agent=shape(agent("a", model, tools=[step])), plugins=[plugin]), session_service=service)
+    runner = Runner(
+        app=App(name="app", root_agent=shape(agent("a", model, tools=[step])), plugins=[plugin]),
+        session_service=service,
+    )
     await service.create_session(app_name="app", user_id="u1", session_id="s1")
     await ask(own)
     options = {"run_config": SSE} if streamed else {}
@@ -860,7 +984,9 @@ async def test_a_call_that_began_in_a_run_is_the_runs_also_when_it_ends_later() 
     go_on, tasks = asyncio.Event(), []
 
     class Slow(ScriptedModel):
-        async def generate_content_async(self, llm_request: LlmRequest, stream: bool = False) -> AsyncGenerator[LlmResponse, None]:
+        async def generate_content_async(
+            self, llm_request: LlmRequest, stream: bool = False
+        ) -> AsyncGenerator[LlmResponse, None]:
             await go_on.wait()
             async for response in super().generate_content_async(llm_request, stream):
                 yield response
@@ -903,7 +1029,11 @@ def test_the_synchronous_run_is_billed_like_the_other() -> None:
 
 
 def test_the_synchronous_run_is_limited_like_the_other() -> None:
-    plugin, advisor, model = guard(max_usd="0.04", on_stop="raise"), ScriptedModel([text("advice")]), ScriptedModel([call("consult", q=1), text("done")])
+    plugin, advisor, model = (
+        guard(max_usd="0.04", on_stop="raise"),
+        ScriptedModel([text("advice")]),
+        ScriptedModel([call("consult", q=1), text("done")]),
+    )
     with pytest.raises(runguard.BudgetExceededError) as raised:
         list(_sync_runner(plugin, advisor, model).run(user_id="u1", session_id="s1", new_message=HELLO))
     assert raised.value.spent == Decimal("0.04")
@@ -933,7 +1063,8 @@ def test_two_event_loops_in_two_threads_share_one_budget() -> None:
     def work(number: int) -> None:
         try:
             runner = Runner(
-                app=App(name="app", root_agent=agent("a", models[number], tools=[step]), plugins=[plugin]), session_service=InMemorySessionService()
+                app=App(name="app", root_agent=agent("a", models[number], tools=[step]), plugins=[plugin]),
+                session_service=InMemorySessionService(),
             )
             result = asyncio.run(play(runner.agent, runner=runner, session_id=f"s{number}"))
             assert_stopped(result, "budget")
@@ -971,7 +1102,8 @@ def test_uninstall_gives_the_classes_back() -> None:
 
         def seen():
             methods = [kind.__dict__.get("generate_content_async") for kind in (BaseLlm, Gemini, ScriptedModel, Mine)]
-            return [*methods, *(getattr(Runner, name) for name in ("run", "run_async", "run_live")), set(BaseLlm.__dict__)]
+            runs = [getattr(Runner, name) for name in ("run", "run_async", "run_live")]
+            return [*methods, *runs, set(BaseLlm.__dict__)]
 
         before = seen()
         runguard.install(max_usd=1)
@@ -986,5 +1118,11 @@ def test_uninstall_gives_the_classes_back() -> None:
 
         assert not hasattr(Later.generate_content_async, "__wrapped__")
     """
-    done = subprocess.run([sys.executable, "-W", "ignore", "-c", textwrap.dedent(script)], capture_output=True, text=True, timeout=50, check=False)
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", textwrap.dedent(script)],
+        capture_output=True,
+        text=True,
+        timeout=50,
+        check=False,
+    )
     assert done.returncode == 0, done.stderr[-2_000:]

@@ -90,7 +90,9 @@ async def test_streamed_usage_counts_once(usage_on: str, wiring: str) -> None:
 
 
 class StreamingGemini(Gemini):
-    """ADK's own Gemini and its way of putting chunks together; only the network is left out. A call costs 100 + 12 tokens, 5 of them thoughts."""
+    """ADK's own Gemini and its way of putting chunks together; only the network is left out. A call costs 100 + 12
+    tokens, 5 of them thoughts.
+    """
 
     usage_on: str = "all"
 
@@ -98,22 +100,37 @@ class StreamingGemini(Gemini):
     def api_client(self) -> Any:  # type: ignore[override]
         async def chunks() -> AsyncGenerator[types.GenerateContentResponse, None]:
             for number, words in enumerate(("he", "ll", "o"), 1):
-                counts = {"prompt_token_count": 100, "candidates_token_count": 2 * number + 1, "thoughts_token_count": 5, "total_token_count": 106 + 2 * number}
-                usage = types.GenerateContentResponseUsageMetadata(**counts) if self.usage_on == "all" or number == 3 else None
+                counts = {
+                    "prompt_token_count": 100,
+                    "candidates_token_count": 2 * number + 1,
+                    "thoughts_token_count": 5,
+                    "total_token_count": 106 + 2 * number,
+                }
+                usage = (
+                    types.GenerateContentResponseUsageMetadata(**counts)
+                    if self.usage_on == "all" or number == 3
+                    else None
+                )
                 content = types.Content(role="model", parts=[types.Part(text=words)])
-                candidate = types.Candidate(content=content, finish_reason=types.FinishReason.STOP if number == 3 else None)
+                candidate = types.Candidate(
+                    content=content, finish_reason=types.FinishReason.STOP if number == 3 else None
+                )
                 yield types.GenerateContentResponse(candidates=[candidate], usage_metadata=usage)
 
         async def generate_content_stream(**_: Any) -> Any:
             return chunks()
 
-        return SimpleNamespace(vertexai=False, aio=SimpleNamespace(models=SimpleNamespace(generate_content_stream=generate_content_stream)))
+        return SimpleNamespace(
+            vertexai=False, aio=SimpleNamespace(models=SimpleNamespace(generate_content_stream=generate_content_stream))
+        )
 
 
 @pytest.mark.parametrize("usage_on", ["all", "last"])
 @pytest.mark.parametrize("progressive", [True, False])
 @pytest.mark.parametrize("wiring", ["plugin", "hook", "both"])
-async def test_gemini_streams_count_once_in_both_of_adks_ways(usage_on: str, progressive: bool, wiring: str, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_gemini_streams_count_once_in_both_of_adks_ways(
+    usage_on: str, progressive: bool, wiring: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     if not progressive:
         monkeypatch.setenv("ADK_DISABLE_PROGRESSIVE_SSE_STREAMING", "1")
     monitor = BudgetMonitor()
@@ -122,7 +139,9 @@ async def test_gemini_streams_count_once_in_both_of_adks_ways(usage_on: str, pro
         agent.after_model_callback = monitor.after_model_hook()
     root = LoopAgent(name="loop", max_iterations=3, sub_agents=[agent])
     result = await play(root, plugins=[BudgetPlugin(monitor)] if wiring != "hook" else [], run_config=SSE)
-    assert sum(event.usage_metadata is not None for event in result.events) > 3, "usage was told more often than it was spent"
+    assert sum(event.usage_metadata is not None for event in result.events) > 3, (
+        "usage was told more often than it was spent"
+    )
     assert (monitor.current_tokens, monitor.turn_count) == (3 * 112, 3)
 
 
@@ -131,12 +150,20 @@ class ToldTwice(BaseLlm):
 
     model: str = "told-twice"
 
-    async def generate_content_async(self, llm_request: LlmRequest, stream: bool = False) -> AsyncGenerator[LlmResponse, None]:
+    async def generate_content_async(
+        self, llm_request: LlmRequest, stream: bool = False
+    ) -> AsyncGenerator[LlmResponse, None]:
         def usage(output: int) -> types.GenerateContentResponseUsageMetadata:
-            return types.GenerateContentResponseUsageMetadata(prompt_token_count=100, candidates_token_count=output, total_token_count=100 + output)
+            return types.GenerateContentResponseUsageMetadata(
+                prompt_token_count=100, candidates_token_count=output, total_token_count=100 + output
+            )
 
-        yield LlmResponse(content=types.Content(role="model", parts=[types.Part(text="he")]), partial=True, usage_metadata=usage(5))
-        yield LlmResponse(content=types.Content(role="model", parts=[types.Part(text="hello")]), usage_metadata=usage(10))
+        yield LlmResponse(
+            content=types.Content(role="model", parts=[types.Part(text="he")]), partial=True, usage_metadata=usage(5)
+        )
+        yield LlmResponse(
+            content=types.Content(role="model", parts=[types.Part(text="hello")]), usage_metadata=usage(10)
+        )
         yield LlmResponse(content=types.Content(role="model", parts=[types.Part(text="")]), usage_metadata=usage(10))
 
 
@@ -152,7 +179,9 @@ async def test_two_whole_responses_of_one_call_are_one_call(wiring: str) -> None
 
 
 def _says(**counts: int) -> LlmResponse:
-    usage = types.GenerateContentResponseUsageMetadata(**{f"{name}_token_count": count for name, count in counts.items()})
+    usage = types.GenerateContentResponseUsageMetadata(
+        **{f"{name}_token_count": count for name, count in counts.items()}
+    )
     return LlmResponse(content=types.Content(role="model", parts=[types.Part(text="x")]), usage_metadata=usage)
 
 
@@ -227,7 +256,9 @@ async def test_alice_does_not_pay_for_bob() -> None:
 async def test_sessions_that_run_at_once_stay_apart() -> None:
     plugin = BudgetPlugin(stops_at(4))
     teams = [Team(endless=number % 2 == 0) for number in range(20)]
-    results = await asyncio.gather(*(play(single(team), plugins=[plugin], session_id=f"s{number}") for number, team in enumerate(teams)))
+    results = await asyncio.gather(
+        *(play(single(team), plugins=[plugin], session_id=f"s{number}") for number, team in enumerate(teams))
+    )
     assert [team.calls for team in teams] == [4, 3] * 10
     assert [bool(result.trips) for result in results] == [True, False] * 10
     assert [of(plugin, session=f"s{number}").turn_count for number in range(20)] == [4, 3] * 10
@@ -255,8 +286,15 @@ async def test_an_agent_called_as_a_tool_is_paid_by_its_caller(wrap: bool) -> No
 
     def build() -> Any:
         inner = worker([call("step", n=1), text("inner")], name="inner")
-        middle = LlmAgent(name="middle", description="m", model=ScriptedModel([call("inner", request="go"), text("middle")]), tools=[AgentTool(inner)])
-        outer = LlmAgent(name="outer", model=ScriptedModel([call("middle", request="go"), text("outer")]), tools=[AgentTool(middle)])
+        middle = LlmAgent(
+            name="middle",
+            description="m",
+            model=ScriptedModel([call("inner", request="go"), text("middle")]),
+            tools=[AgentTool(inner)],
+        )
+        outer = LlmAgent(
+            name="outer", model=ScriptedModel([call("middle", request="go"), text("outer")]), tools=[AgentTool(middle)]
+        )
         return SequentialAgent(name="seq", sub_agents=[outer]) if wrap else outer
 
     plugin = BudgetPlugin(BudgetPolicy())
@@ -320,7 +358,9 @@ async def test_two_budgets_watch_one_run() -> None:
     session, everybody = BudgetPlugin(BudgetPolicy(), name="session"), BudgetPlugin(BudgetMonitor(), name="everybody")
     inner = worker([text("inner")], name="inner")
     for user in ("alice", "bob"):
-        outer = LlmAgent(name="outer", model=ScriptedModel([call("inner", request="go"), text("outer")]), tools=[AgentTool(inner)])
+        outer = LlmAgent(
+            name="outer", model=ScriptedModel([call("inner", request="go"), text("outer")]), tools=[AgentTool(inner)]
+        )
         await play(outer, plugins=[session, everybody], user_id=user)
     assert [of(session, user).turn_count for user in ("alice", "bob")] == [3, 3]
     assert everybody.monitor.turn_count == 6
@@ -361,7 +401,9 @@ async def test_a_budget_with_room_changes_nothing(topology: Topology) -> None:
     bare, watched, plugin = Team(endless=False), Team(endless=False), BudgetPlugin(stops_at(1_000))
     without, with_budget = await play(topology(bare)), await play(topology(watched), plugins=[plugin])
     assert sorted(map(str, told(with_budget.events))) == sorted(map(str, told(without.events)))
-    assert [prompts(model.requests) for model in watched.models.values()] == [prompts(model.requests) for model in bare.models.values()]
+    assert [prompts(model.requests) for model in watched.models.values()] == [
+        prompts(model.requests) for model in bare.models.values()
+    ]
     assert of(plugin).turn_count == watched.calls
 
 
@@ -376,11 +418,16 @@ async def test_the_stop_is_no_answer_of_the_agent() -> None:
     assert event.error_message
     assert event.error_message not in (result.session.state.get("said"), *result.texts)
     trip = assert_stopped(result, "budget")
-    assert str(trip) == "stopped by budget: 1250 tokens, limit 1250 (100% of 1250 tokens reached) in worker; 1 model call so far"
+    assert (
+        str(trip)
+        == "stopped by budget: 1250 tokens, limit 1250 (100% of 1250 tokens reached) in worker; 1 model call so far"
+    )
     assert (trip.app, trip.user_id, trip.observed, trip.tokens, trip.model_calls) == ("app", "u1", 1_250, 1_250, 1)
 
 
-@pytest.mark.parametrize("lift", [lambda m: m.resume(), lambda m: m.reset(), lambda m: m.adjust(100)], ids=["resume", "reset", "adjust"])
+@pytest.mark.parametrize(
+    "lift", [lambda m: m.resume(), lambda m: m.reset(), lambda m: m.adjust(100)], ids=["resume", "reset", "adjust"]
+)
 async def test_a_stop_holds_until_it_is_lifted(lift: Callable[[BudgetMonitor], None]) -> None:
     plugin, service, model = BudgetPlugin(stops_at(2)), InMemorySessionService(), ScriptedModel([text("done")])
     for _ in range(4):
@@ -401,14 +448,19 @@ async def test_a_stop_asked_for_by_a_callback_or_a_tool() -> None:
 
 
 async def test_paid_siblings_keep_their_answers() -> None:
-    slow, fast = worker([text("slow")], name="slow", latency_s=0.3), worker([call("step", n=1), text("fast")], name="fast")
+    slow, fast = (
+        worker([text("slow")], name="slow", latency_s=0.3),
+        worker([call("step", n=1), text("fast")], name="fast"),
+    )
     plugin = BudgetPlugin(stops_at(1))
     result = await play(ParallelAgent(name="par", sub_agents=[slow, fast]), plugins=[plugin])
     assert result.texts == ["slow"]
     assert_stopped(result, "budget")
 
 
-@pytest.mark.parametrize("topology", [workflow_cycle, custom_loop, custom_quiet_loop], ids=lambda topology: topology.__name__)
+@pytest.mark.parametrize(
+    "topology", [workflow_cycle, custom_loop, custom_quiet_loop], ids=lambda topology: topology.__name__
+)
 async def test_a_loop_that_asks_for_ever_is_ended(topology: Topology) -> None:
     team, plugin = Team(endless=True), BudgetPlugin(stops_at(2))
     result = await play(topology(team), plugins=[plugin])
@@ -430,7 +482,10 @@ async def test_a_loop_is_not_ended_before_its_paid_siblings_have_answered() -> N
 
 async def test_refusals_that_are_not_in_a_row_end_nothing() -> None:
     """Somebody resumes the budget after every refusal: each is the first again."""
-    plugin, model = BudgetPlugin(BudgetPolicy(CALL).with_threshold(1.0, action="stop", recurring=True)), ScriptedModel([text("again")])
+    plugin, model = (
+        BudgetPlugin(BudgetPolicy(CALL).with_threshold(1.0, action="stop", recurring=True)),
+        ScriptedModel([text("again")]),
+    )
 
     class Patient(BaseAgent):
         async def _run_async_impl(self, ctx: InvocationContext) -> AsyncGenerator[Event, None]:
@@ -458,11 +513,18 @@ async def test_the_guard_and_a_budget_work_together(topology: Topology) -> None:
 
 async def test_an_agent_that_was_cut_short_does_not_seem_to_have_answered() -> None:
     inner = worker([call("step", n=1), text("inner is done")], name="inner")
-    outer = LlmAgent(name="outer", model=ScriptedModel([call("inner", request="go"), text("outer is done")]), tools=[AgentTool(inner)])
+    outer = LlmAgent(
+        name="outer",
+        model=ScriptedModel([call("inner", request="go"), text("outer is done")]),
+        tools=[AgentTool(inner)],
+    )
     result = await play(outer, plugins=[BudgetPlugin(stops_at(2))])
     assert_stopped(result, "budget")
     (answer,) = [response.response for event in result.session.events for response in event.get_function_responses()]
-    assert answer == {"status": "not_executed", "message": "Not finished: this part was stopped. Do not call it again in this turn."}
+    assert answer == {
+        "status": "not_executed",
+        "message": "Not finished: this part was stopped. Do not call it again in this turn.",
+    }
 
 
 # ---- nudging --------------------------------------------------------------------------------------------------------
@@ -472,7 +534,15 @@ async def test_the_model_is_told_once_and_nothing_is_stored() -> None:
     plugin = BudgetPlugin(BudgetPolicy(4 * CALL).with_threshold(0.5, action="nudge"))
     model = ScriptedModel([call("step", n=1), call("step", n=2), call("step", n=3), text("done")])
     result = await play(worker(model), plugins=[plugin])
-    heard = [[part.text for content in request.contents for part in content.parts if part.text and "token budget" in part.text] for request in model.requests]
+    heard = [
+        [
+            part.text
+            for content in request.contents
+            for part in content.parts
+            if part.text and "token budget" in part.text
+        ]
+        for request in model.requests
+    ]
     assert [len(texts) for texts in heard] == [0, 0, 1, 0]
     assert heard[2][0].startswith("50% of the token budget")
     assert "token budget" not in "".join(str(event.content) for event in result.session.events)
@@ -500,7 +570,9 @@ async def test_a_failing_callback_breaks_nothing(caplog: pytest.LogCaptureFixtur
 
 
 @pytest.mark.parametrize("broken", ["_run_of", "_trip", "_admit"])
-async def test_its_own_fault_is_logged_and_the_run_goes_on(broken: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+async def test_its_own_fault_is_logged_and_the_run_goes_on(
+    broken: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     def fall(*_: Any, **__: Any) -> None:
         raise LookupError("broken")
 

@@ -1,4 +1,6 @@
-"""Budgets of every kind on real ADK: whom they stop, when they warn, how they cap, and that nobody else notices them."""
+"""Budgets of every kind on real ADK:
+whom they stop, when they warn, how they cap, and that nobody else notices them.
+"""
 
 import asyncio
 import logging
@@ -63,10 +65,17 @@ def options(**given: Any) -> RunConfig:
             {"run_config": options(labels={"team": "ads"})},
         ),
         ("label:team", "label:team=search", {"user_id": "u2", "run_config": options(labels={"team": "search"})}, {}),
-        ("user+label:team", "user+label:app/u1+team=search", {"run_config": options(labels={"team": "search"})}, {"user_id": "u2"}),
+        (
+            "user+label:team",
+            "user+label:app/u1+team=search",
+            {"run_config": options(labels={"team": "search"})},
+            {"user_id": "u2"},
+        ),
     ],
 )
-async def test_a_budget_is_shared_by_those_it_names_and_by_nobody_else(per: str, scope_id: str, same: dict[str, Any], other: dict[str, Any]) -> None:
+async def test_a_budget_is_shared_by_those_it_names_and_by_nobody_else(
+    per: str, scope_id: str, same: dict[str, Any], other: dict[str, Any]
+) -> None:
     model, service = endless(), InMemorySessionService()
     plugin = guard(budgets=[Budget(usd="0.06", per=per)], max_model_calls=7)
     labelled = {"run_config": options(labels={"team": "search"})} if "label" in per else {}
@@ -77,7 +86,12 @@ async def test_a_budget_is_shared_by_those_it_names_and_by_nobody_else(per: str,
     first = await turn(**labelled)
     assert model.calls == 3
     trip = assert_stopped(first, "budget")
-    assert (trip.scope, trip.scope_id, trip.spent_usd, trip.limit) == (per.replace(":team", ""), scope_id, Decimal("0.06"), Decimal("0.06"))
+    assert (trip.scope, trip.scope_id, trip.spent_usd, trip.limit) == (
+        per.replace(":team", ""),
+        scope_id,
+        Decimal("0.06"),
+        Decimal("0.06"),
+    )
     second = await turn(**same)
     assert model.calls == 3, "nothing is left for the next one either"
     assert assert_stopped(second, "budget").scope_id == scope_id
@@ -116,7 +130,10 @@ async def test_a_budget_per_agent_counts_each_by_itself_over_all_runs() -> None:
 
 
 async def test_a_models_budget_leaves_other_models_alone() -> None:
-    dear, cheap = endless(), ScriptedModel([*(call("step", q=n) for n in range(8)), text("cheap is done")], model="small-1")
+    dear, cheap = (
+        endless(),
+        ScriptedModel([*(call("step", q=n) for n in range(8)), text("cheap is done")], model="small-1"),
+    )
     root = ParallelAgent(name="par", sub_agents=[worker("dear", dear), worker("cheap", cheap)])
     plugin = guard(prices=TWO_PRICES, budgets=[Budget(usd="0.04", per="model:scripted-*")])
     result = await play(root, plugins=[plugin])
@@ -144,7 +161,9 @@ async def test_a_budget_for_each_agent_of_each_run_begins_anew_with_the_run() ->
         result = await play(worker(model=model), plugins=[plugin], session_service=service)
         assert_stopped(result, "budget")
         assert model.calls == 2 * turn
-    assert [status for status in plugin.budgets() if status.scope.startswith("run")] == [], "accounts of ended runs are gone"
+    assert [status for status in plugin.budgets() if status.scope.startswith("run")] == [], (
+        "accounts of ended runs are gone"
+    )
 
 
 # ---- windows and functions ------------------------------------------------------------------------------------------
@@ -202,7 +221,10 @@ async def test_a_cap_from_a_function_knows_whom_it_is_for() -> None:
 # ---- what one run says for itself -----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("given", "calls", "unit"), [({"max_usd": "0.04"}, 2, "usd"), ({"max_usd": 0.10}, 5, "usd"), ({"max_tokens": 4_000}, 3, "tokens")])
+@pytest.mark.parametrize(
+    ("given", "calls", "unit"),
+    [({"max_usd": "0.04"}, 2, "usd"), ({"max_usd": 0.10}, 5, "usd"), ({"max_tokens": 4_000}, 3, "tokens")],
+)
 async def test_a_run_may_bring_its_own_limit(given: dict[str, Any], calls: int, unit: str) -> None:
     model, service, plugin = endless(), InMemorySessionService(), guard(max_model_calls=8)
     result = await play(worker(model=model), plugins=[plugin], session_service=service, run_config=options(**given))
@@ -233,7 +255,17 @@ async def test_a_runs_own_limit_holds_for_the_agents_in_its_tools_once() -> None
 
 @pytest.mark.parametrize(
     "given",
-    [{"max_usd": -1}, {"max_usd": "abc"}, {"max_usd": True}, {"max_tokens": 1.5}, {"labels": "search"}, {"max_dollars": 1}, "a lot", 5, ["max_usd"]],
+    [
+        {"max_usd": -1},
+        {"max_usd": "abc"},
+        {"max_usd": True},
+        {"max_tokens": 1.5},
+        {"labels": "search"},
+        {"max_dollars": 1},
+        "a lot",
+        5,
+        ["max_usd"],
+    ],
     ids=str,
 )
 async def test_a_mistake_in_what_a_run_says_stops_it_before_anything_is_paid(given: Any) -> None:
@@ -253,13 +285,21 @@ async def test_a_mistake_in_what_a_run_says_stops_it_before_anything_is_paid(giv
 
 async def test_a_threshold_calls_back_once_with_the_budget_as_it_stands() -> None:
     told_once: list[Any] = []
-    plugin, service = guard(budgets=[Budget(usd="0.20", per="session", thresholds=[Threshold(0.5, told_once.append)])]), InMemorySessionService()
+    plugin, service = (
+        guard(budgets=[Budget(usd="0.20", per="session", thresholds=[Threshold(0.5, told_once.append)])]),
+        InMemorySessionService(),
+    )
     model = ScriptedModel(lambda n, _: call("step", q=n) if n % 4 else text("x"))
     for _ in range(2):
         await play(worker(model=model), plugins=[plugin], session_service=service)
     assert plugin.flush()
     (status,) = told_once
-    assert (status.scope, status.unit, status.spent, status.limit) == ("session:app/u1/s1", "usd", Decimal("0.10"), Decimal("0.20"))
+    assert (status.scope, status.unit, status.spent, status.limit) == (
+        "session:app/u1/s1",
+        "usd",
+        Decimal("0.10"),
+        Decimal("0.20"),
+    )
     assert plugin.trips == []
 
 
@@ -268,7 +308,12 @@ async def test_a_recurring_threshold_calls_back_at_every_call_above_it() -> None
     plugin = guard(budgets=[Budget(usd="0.12", thresholds=[Threshold(0.5, told_often.append, recurring=True)])])
     await play(worker(), plugins=[plugin])
     assert plugin.flush()
-    assert [status.spent for status in told_often] == [Decimal("0.06"), Decimal("0.08"), Decimal("0.10"), Decimal("0.12")]
+    assert [status.spent for status in told_often] == [
+        Decimal("0.06"),
+        Decimal("0.08"),
+        Decimal("0.10"),
+        Decimal("0.12"),
+    ]
 
 
 async def test_a_callback_that_fails_harms_nothing() -> None:
@@ -276,7 +321,9 @@ async def test_a_callback_that_fails_harms_nothing() -> None:
         raise ValueError("no")
 
     model = ScriptedModel([call("step", q=1), text("x")])
-    plugin = guard(max_model_calls=5, budgets=[Budget(usd="0.04", thresholds=[Threshold(0.5, broken), Threshold(1.0, broken)])])
+    plugin = guard(
+        max_model_calls=5, budgets=[Budget(usd="0.04", thresholds=[Threshold(0.5, broken), Threshold(1.0, broken)])]
+    )
     result = await play(worker(model=model), plugins=[plugin])
     assert plugin.flush()
     assert result.texts == ["x"]
@@ -290,7 +337,10 @@ async def test_a_nudge_is_in_the_next_request_and_not_in_the_session() -> None:
         seen.append([part.text for content in request.contents for part in content.parts or [] if part.text])
         return call("step", q=n) if n < 4 else text("x")
 
-    plugin, service = guard(budgets=[Budget(usd="0.10", per="session", thresholds=[Threshold(0.4, action="nudge")])]), InMemorySessionService()
+    plugin, service = (
+        guard(budgets=[Budget(usd="0.10", per="session", thresholds=[Threshold(0.4, action="nudge")])]),
+        InMemorySessionService(),
+    )
     root = worker(model=ScriptedModel(script))
     result = await play(root, plugins=[plugin], session_service=service)
     nudged = [any("Finish now" in words for words in request) for request in seen]
@@ -302,7 +352,10 @@ async def test_a_nudge_is_in_the_next_request_and_not_in_the_session() -> None:
 
 
 async def test_a_stop_threshold_stops_before_the_budget_is_spent() -> None:
-    model, plugin = endless(), guard(budgets=[Budget(usd="0.20", per="session", thresholds=[Threshold(0.5, action="stop")])])
+    model, plugin = (
+        endless(),
+        guard(budgets=[Budget(usd="0.20", per="session", thresholds=[Threshold(0.5, action="stop")])]),
+    )
     result = await play(worker(model=model), plugins=[plugin])
     assert model.calls == 5
     trip = assert_stopped(result, "budget")
@@ -335,7 +388,12 @@ def _talker(limits: list[int | None], **config: Any) -> LlmAgent:
         limits.append(request.config.max_output_tokens)
         return call("step", q=n)
 
-    return LlmAgent(name="a", model=ScriptedModel(script), tools=[step], generate_content_config=types.GenerateContentConfig(**config) if config else None)
+    return LlmAgent(
+        name="a",
+        model=ScriptedModel(script),
+        tools=[step],
+        generate_content_config=types.GenerateContentConfig(**config) if config else None,
+    )
 
 
 async def test_the_answer_is_capped_to_what_the_rest_of_the_budget_pays() -> None:
@@ -390,7 +448,9 @@ async def test_a_call_waits_for_what_others_hold_before_it_is_refused(wait: floa
     """Each could cost $0.09 and does cost $0.02: one after the other they fit into $0.14, all at once only one does."""
     big = types.GenerateContentConfig(max_output_tokens=2_000)
     model = ScriptedModel([text("x")], latency_s=0.02)
-    root = ParallelAgent(name="par", sub_agents=[LlmAgent(name=f"p{n}", model=model, generate_content_config=big) for n in range(3)])
+    root = ParallelAgent(
+        name="par", sub_agents=[LlmAgent(name=f"p{n}", model=model, generate_content_config=big) for n in range(3)]
+    )
     plugin = guard(max_usd="0.14", max_wait_seconds=wait, min_output_tokens=2_000)
     result = await play(root, plugins=[plugin])
     assert (model.calls, len(result.texts)) == (answers, answers)
@@ -401,9 +461,18 @@ async def test_a_call_waits_for_what_others_hold_before_it_is_refused(wait: floa
 # ---- raising, looking on, rewinding ---------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("shape", [lambda a: a, lambda a: LoopAgent(name="loop", sub_agents=[a]), lambda a: ParallelAgent(name="par", sub_agents=[a])])
+@pytest.mark.parametrize(
+    "shape",
+    [
+        lambda a: a,
+        lambda a: LoopAgent(name="loop", sub_agents=[a]),
+        lambda a: ParallelAgent(name="par", sub_agents=[a]),
+    ],
+)
 async def test_a_spent_budget_is_raised_with_its_figures(shape: Callable[[Any], Any]) -> None:
-    result = await play(shape(worker()), plugins=[guard(budgets=[Budget(usd="0.06", per="user")], on_stop="raise")], catch=True)
+    result = await play(
+        shape(worker()), plugins=[guard(budgets=[Budget(usd="0.06", per="user")], on_stop="raise")], catch=True
+    )
     error = result.error
     assert type(error) is runguard.BudgetExceededError
     assert (error.spent, error.limit, error.scope) == (Decimal("0.06"), Decimal("0.06"), "user:app/u1")
@@ -433,7 +502,11 @@ async def test_a_full_context_is_raised_with_its_size() -> None:
 
 async def test_a_shadow_makes_every_call_and_tells_what_it_would_have_done() -> None:
     model = ScriptedModel([*(call("step", q=n) for n in range(5)), text("x")])
-    plugin = guard(mode="shadow", max_usd="0.04", budgets=[Budget(usd="0.06", per="session", thresholds=[Threshold(0.5, action="nudge")])])
+    plugin = guard(
+        mode="shadow",
+        max_usd="0.04",
+        budgets=[Budget(usd="0.06", per="session", thresholds=[Threshold(0.5, action="nudge")])],
+    )
     result = await play(worker(model=model), plugins=[plugin])
     assert (model.calls, result.texts, result.trips) == (6, ["x"], [])
     assert plugin.spend()["usd"] == Decimal("0.12")
@@ -446,7 +519,9 @@ async def test_a_shadow_makes_every_call_and_tells_what_it_would_have_done() -> 
 async def test_a_shadow_neither_caps_answers_nor_refuses_models_without_a_price() -> None:
     limits: list[int | None] = []
     plugin = guard(mode="shadow", max_usd="0.10", max_model_calls=4)
-    await play(_talker(limits, max_output_tokens=2_000), plugins=[plugin], run_config=RunConfig(max_llm_calls=6), catch=True)
+    await play(
+        _talker(limits, max_output_tokens=2_000), plugins=[plugin], run_config=RunConfig(max_llm_calls=6), catch=True
+    )
     assert limits == [2_000] * 6
     model = ScriptedModel([text("x")], model="acme-unknown-1")
     result = await play(agent("a", model), plugins=[guard(mode="shadow", max_usd=1)])
@@ -470,9 +545,14 @@ async def test_a_healthy_run_does_not_notice_its_budgets(topology: Callable[[Tea
     alone, beside = Team(endless=False), Team(endless=False)
     plain = await play(topology(alone))
     kinds = ("session", "user", "agent", "model", "run+agent", "tool")
-    plugin = guard(max_usd=1_000, max_context_tokens=1_000_000, budgets=[Budget(usd=1_000, tokens=10**9, calls=10_000, per=kind) for kind in kinds])
+    plugin = guard(
+        max_usd=1_000,
+        max_context_tokens=1_000_000,
+        budgets=[Budget(usd=1_000, tokens=10**9, calls=10_000, per=kind) for kind in kinds],
+    )
     guarded = await play(topology(beside), plugins=[plugin])
-    assert sorted(map(str, told(guarded.events))) == sorted(map(str, told(plain.events)))  # strands side by side have no order between them
+    # strands side by side have no order between them
+    assert sorted(map(str, told(guarded.events))) == sorted(map(str, told(plain.events)))
     assert beside.calls == alone.calls
     assert plugin.spend()["usd"] == beside.calls * CALL_USD
     assert plugin.trips == []
@@ -483,7 +563,10 @@ async def test_a_healthy_run_does_not_notice_its_budgets(topology: Callable[[Tea
 @pytest.mark.parametrize("topology", TOPOLOGIES, ids=lambda topology: topology.__name__)
 async def test_one_cap_in_dollars_holds_for_the_whole_tree_exactly(topology: Callable[[Team], Any], limit: int) -> None:
     """Transfers, agents as tools, tasks, single turns, branches, workflow nodes: one account, whatever the shape."""
-    team, plugin = Team(endless=True), guard(max_usd=limit * CALL_USD, models={"scripted-1": {"max_output_tokens": 250}})
+    team, plugin = (
+        Team(endless=True),
+        guard(max_usd=limit * CALL_USD, models={"scripted-1": {"max_output_tokens": 250}}),
+    )
     result = await play(topology(team), plugins=[plugin])
     assert team.calls == limit
     trip = assert_stopped(result, "budget")
@@ -566,7 +649,10 @@ async def test_an_answer_that_would_overflow_the_window_does_not_enter_the_histo
         return {"rows": "row " * 750_000}
 
     model = ScriptedModel([call("dump", q=1), text("I will ask for less")])
-    service, plugin = InMemorySessionService(), guard(tokens=None, models={"scripted-1": {"context_window": 200_000}}, max_usd=1)
+    service, plugin = (
+        InMemorySessionService(),
+        guard(tokens=None, models={"scripted-1": {"context_window": 200_000}}, max_usd=1),
+    )
     root = agent("a", model, tools=[dump])
     result = await play(root, plugins=[plugin], session_service=service)
     assert result.texts == ["I will ask for less"]
@@ -619,7 +705,9 @@ async def test_a_summary_makes_room_again() -> None:
     """The prompt of the third turn would not fit; the summary of the first two does."""
     summarizer = ScriptedModel([text("in short")])
     model = ScriptedModel([text("word " * 1_500)], prompt_tokens=lambda n: 500)
-    compaction = EventsCompactionConfig(summarizer=LlmEventSummarizer(llm=summarizer), compaction_interval=2, overlap_size=0)
+    compaction = EventsCompactionConfig(
+        summarizer=LlmEventSummarizer(llm=summarizer), compaction_interval=2, overlap_size=0
+    )
     plugin = guard(tokens=None, max_context_tokens=4_500)
     app = App(name="app", root_agent=agent("a", model), plugins=[plugin], events_compaction_config=compaction)
     runner = Runner(app=app, session_service=InMemorySessionService())
@@ -631,7 +719,12 @@ async def test_a_summary_makes_room_again() -> None:
 
 async def test_a_context_cache_changes_no_figures() -> None:
     model, plugin = ScriptedModel([call("step", q=1), text("x")]), guard(max_usd="0.04")
-    app = App(name="app", root_agent=worker(model=model), plugins=[plugin], context_cache_config=ContextCacheConfig(min_tokens=0))
+    app = App(
+        name="app",
+        root_agent=worker(model=model),
+        plugins=[plugin],
+        context_cache_config=ContextCacheConfig(min_tokens=0),
+    )
     result = await play(app.root_agent, runner=Runner(app=app, session_service=InMemorySessionService()))
     assert result.texts == ["x"]
     assert plugin.spend()["usd"] == Decimal("0.04")
@@ -658,9 +751,20 @@ def _raises(request: LlmRequest) -> int:
 
 
 @pytest.mark.parametrize(
-    "counter", [_raises, lambda request: 0, lambda request: None, lambda request: -5, lambda request: "many", lambda request: 1.5, lambda request: True]
+    "counter",
+    [
+        _raises,
+        lambda request: 0,
+        lambda request: None,
+        lambda request: -5,
+        lambda request: "many",
+        lambda request: 1.5,
+        lambda request: True,
+    ],
 )
-async def test_a_counter_that_fails_or_talks_nonsense_is_replaced_by_the_estimate(counter: Any, caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_counter_that_fails_or_talks_nonsense_is_replaced_by_the_estimate(
+    counter: Any, caplog: pytest.LogCaptureFixture
+) -> None:
     """The run goes on under its limits, and the failure is told once."""
     model, plugin = endless(), guard(tokens=counter, max_usd="0.06")
     with caplog.at_level(logging.WARNING, "runguard"):
@@ -694,7 +798,9 @@ class Talk(BaseLlmConnection):
         await self.heard.get()
         yield LlmResponse(content=types.Content(role="model", parts=[types.Part(text="hello")]))
         yield LlmResponse(
-            usage_metadata=types.GenerateContentResponseUsageMetadata(prompt_token_count=1_000, candidates_token_count=250, total_token_count=CALL_TOKENS)
+            usage_metadata=types.GenerateContentResponseUsageMetadata(
+                prompt_token_count=1_000, candidates_token_count=250, total_token_count=CALL_TOKENS
+            )
         )
         yield LlmResponse(turn_complete=True)
 
@@ -722,7 +828,11 @@ async def _talk(plugin: RunGuardPlugin, turns: int) -> list[str]:
     live = runner.run_live(user_id="u1", session_id="s1", live_request_queue=queue, run_config=config)
     async with asyncio.timeout(20), aclosing(live):
         async for event in live:
-            said += [part.text for part in (event.content.parts if event.content else []) or [] if part.text and not part.thought]
+            said += [
+                part.text
+                for part in (event.content.parts if event.content else []) or []
+                if part.text and not part.thought
+            ]
             if event.turn_complete:
                 done += 1
                 if done == turns:
@@ -736,7 +846,13 @@ async def test_a_live_sessions_usage_is_booked_once_at_the_price_of_its_model() 
     plugin = guard(max_usd=1, budgets=[Budget(usd=1, per="session")])
     assert await _talk(plugin, 3) == ["hello"] * 3
     spent = plugin.spend()
-    assert (spent["calls"], spent["tokens"], spent["usd"], spent["estimated_calls"], spent["unpriced_calls"]) == (3, 3 * CALL_TOKENS, 3 * CALL_USD, 0, 0)
+    assert (spent["calls"], spent["tokens"], spent["usd"], spent["estimated_calls"], spent["unpriced_calls"]) == (
+        3,
+        3 * CALL_TOKENS,
+        3 * CALL_USD,
+        0,
+        0,
+    )
     assert {status.spent for status in plugin.budgets("session:app/u1/s1")} == {3 * CALL_USD}
     assert plugin.trips == []
     assert_nothing_reserved(plugin)

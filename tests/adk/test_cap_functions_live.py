@@ -1,4 +1,6 @@
-"""Caps that a function gives, on real ADK: 0 is a cap, None is no cap, and whatever else it does never removes the cap."""
+"""Caps that a function gives, on real ADK:
+0 is a cap, None is no cap, and whatever else it does never removes the cap.
+"""
 
 import asyncio
 import logging
@@ -58,7 +60,9 @@ async def test_a_cap_of_0_lets_no_paid_call_through() -> None:
     assert allowed.trips == []
 
 
-async def test_under_a_cap_of_0_a_free_model_still_runs_and_no_threshold_fires(caplog: pytest.LogCaptureFixture) -> None:
+async def test_under_a_cap_of_0_a_free_model_still_runs_and_no_threshold_fires(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     model = steps(5)
     plugin = RunGuardPlugin(budgets=[Budget(usd=lambda scope: 0, per="user")], prices=FREE)
     with caplog.at_level(logging.INFO, "runguard"):
@@ -86,7 +90,9 @@ async def test_none_is_no_limit() -> None:
 
 @pytest.mark.parametrize("on_guard_error", ["allow", "block"])
 @pytest.mark.parametrize("broken", BROKEN)
-async def test_a_function_that_gives_no_cap_denies_the_calls(broken: Any, on_guard_error: str, caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_function_that_gives_no_cap_denies_the_calls(
+    broken: Any, on_guard_error: str, caplog: pytest.LogCaptureFixture
+) -> None:
     model = steps(50)
     plugin = guard(budgets=[Budget(usd=broken, per="user")], on_guard_error=on_guard_error)
     service = InMemorySessionService()
@@ -135,7 +141,8 @@ async def test_an_unknown_cap_is_asked_for_again_at_the_next_call_of_the_same_ru
         return answer
 
     clock = FakeClock()
-    plugin = guard(budgets=[Budget(usd=cap, per="user", window="1m")], clock=clock)  # a window that ends asks again within a run
+    # a window that ends asks again within a run
+    plugin = guard(budgets=[Budget(usd=cap, per="user", window="1m")], clock=clock)
 
     def script(n: int, request: Any) -> Any:
         clock.advance(61)
@@ -163,7 +170,9 @@ async def test_in_shadow_mode_calls_are_made_booked_and_reported(caplog: pytest.
 async def test_alerts_say_once_that_a_cap_is_unknown_and_once_that_it_is_back() -> None:
     alerts: list[Any] = []
     works, clock = False, FakeClock()
-    plugin = guard(budgets=[Budget(usd=lambda scope: 5 if works else -1, per="user")], alerts=alerts.append, clock=clock)
+    plugin = guard(
+        budgets=[Budget(usd=lambda scope: 5 if works else -1, per="user")], alerts=alerts.append, clock=clock
+    )
     for _ in range(3):
         await play(agent("a", steps(0)), plugins=[plugin])
     works = True
@@ -189,7 +198,9 @@ async def test_branches_that_run_at_once_are_all_denied() -> None:
 
     models = [steps(3) for _ in range(8)]
     plugin = guard(budgets=[Budget(usd=raises, per="app")])
-    root = ParallelAgent(name="par", sub_agents=[LlmAgent(name=f"w{n}", model=model, tools=[step]) for n, model in enumerate(models)])
+    root = ParallelAgent(
+        name="par", sub_agents=[LlmAgent(name=f"w{n}", model=model, tools=[step]) for n, model in enumerate(models)]
+    )
     result = await asyncio.wait_for(play(root, plugins=[plugin]), 20)
     assert sum(model.calls for model in models) == 0
     assert_stopped(result, "guard_error")

@@ -1,4 +1,6 @@
-"""Cases where a guard that is nearly right is wrong: order of siblings, re-submission, verdicts, waiting calls, two guards."""
+"""Cases where a guard that is nearly right is wrong: order of siblings, re-submission, verdicts, waiting calls, two
+guards.
+"""
 
 import asyncio
 import copy
@@ -55,7 +57,9 @@ async def test_a_stuck_agent_called_beside_another_ends_alone_whatever_the_order
     asked = [call("stuck", request="x"), call("helper", request="y")]
     root_model = ScriptedModel([calls(*(asked if stuck_first else reversed(asked))), text("done")])
     plugin = RunGuardPlugin()
-    result = await play(LlmAgent(name="root", model=root_model, tools=[AgentTool(worker), AgentTool(helper)]), plugins=[plugin])
+    result = await play(
+        LlmAgent(name="root", model=root_model, tools=[AgentTool(worker), AgentTool(helper)]), plugins=[plugin]
+    )
     assert result.texts[-1] == "done"
     assert helper_model.calls == 12
     assert [trip.scope for trip in plugin.trips] == ["branch"]
@@ -65,7 +69,9 @@ async def test_a_stuck_agent_called_beside_another_ends_alone_whatever_the_order
 async def test_a_stopped_strand_is_not_paid_again_however_often_it_is_called() -> None:
     worker, model = stuck()
     helper = LlmAgent(name="helper", description="helps", model=ScriptedModel(lambda n, _: text(f"news {n}")))
-    root_model = ScriptedModel(lambda n, _: calls(call("stuck", request=f"r{n}"), call("helper", request=f"r{n}")) if n < 9 else text("done"))
+    root_model = ScriptedModel(
+        lambda n, _: calls(call("stuck", request=f"r{n}"), call("helper", request=f"r{n}")) if n < 9 else text("done")
+    )
     plugin = RunGuardPlugin()
     await play(LlmAgent(name="root", model=root_model, tools=[AgentTool(worker), AgentTool(helper)]), plugins=[plugin])
     assert model.calls == 6
@@ -99,7 +105,10 @@ async def test_verdicts_are_answers_and_no_failures(verdict: str) -> None:
     def screen(candidate: int) -> dict[str, Any]:
         return {"candidate": f"number {candidate}", "status": verdict}
 
-    model, plugin = ScriptedModel(lambda n, _: call("screen", candidate=n) if n <= 15 else text("none fits")), RunGuardPlugin()
+    model, plugin = (
+        ScriptedModel(lambda n, _: call("screen", candidate=n) if n <= 15 else text("none fits")),
+        RunGuardPlugin(),
+    )
     result = await play(LlmAgent(name="a", model=model, tools=[screen]), plugins=[plugin])
     assert result.texts == ["none fits"]
     assert plugin.trips == []
@@ -128,7 +137,11 @@ async def test_a_slow_sync_tool_is_a_timeout_when_it_returns() -> None:
 async def test_too_many_agents_called_in_one_response_cost_nothing() -> None:
     inner = ScriptedModel([text("x")])
     worker = LlmAgent(name="worker", description="works", model=inner)
-    root = LlmAgent(name="root", model=ScriptedModel([calls(*(call("worker", request=f"r{n}") for n in range(150)))]), tools=[AgentTool(worker)])
+    root = LlmAgent(
+        name="root",
+        model=ScriptedModel([calls(*(call("worker", request=f"r{n}") for n in range(150)))]),
+        tools=[AgentTool(worker)],
+    )
     result = await play(root, plugins=[RunGuardPlugin()])
     assert_stopped(result, "fan_out")
     assert inner.calls == 0
@@ -143,7 +156,13 @@ async def test_once_holds_within_one_response_and_a_failure_frees_it() -> None:
         await asyncio.sleep(0.01)
         return {"error": "try later"} if n == 2 and done.count(2) == 1 else {"sent": n}
 
-    script = [calls(call("send", n=1), call("send", n=1)), call("send", n=2), call("send", n=2), call("send", n=1), text("done")]
+    script = [
+        calls(call("send", n=1), call("send", n=1)),
+        call("send", n=2),
+        call("send", n=2),
+        call("send", n=1),
+        text("done"),
+    ]
     plugin = RunGuardPlugin(tools={"send": ToolRule(once=True, writes=True)})
     result = await play(LlmAgent(name="a", model=ScriptedModel(script), tools=[send]), plugins=[plugin])
     assert result.texts == ["done"]
@@ -179,7 +198,9 @@ async def test_what_a_stop_leaves_in_the_history_forbids_nothing_in_the_next_tur
     plugin = RunGuardPlugin(max_tool_calls=5)
     await play(LlmAgent(name="a", model=model, tools=[look]), plugins=[plugin], session_service=service)
     following = ScriptedModel([text("hello")])
-    again = await play(LlmAgent(name="a", model=following, tools=[look]), "next", plugins=[plugin], session_service=service)
+    again = await play(
+        LlmAgent(name="a", model=following, tools=[look]), "next", plugins=[plugin], session_service=service
+    )
     assert again.texts == ["hello"]
     prompt = json.dumps([content.model_dump(mode="json") for content in following.requests[0].contents])
     assert "this turn was stopped" in prompt

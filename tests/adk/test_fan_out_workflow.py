@@ -1,4 +1,6 @@
-"""Over-spawn in Workflows: no hook of ADK tells how many branches a node starts, and still none is paid when there are too many."""
+"""Over-spawn in Workflows: no hook of ADK tells how many branches a node starts, and still none is paid when there are
+too many.
+"""
 
 import asyncio
 from typing import Any

@@ -39,10 +39,14 @@ def runner_of(agent: Any, plugin: RunGuardPlugin) -> Runner:
 # ---- the warning ----------------------------------------------------------------------------------------------------
 
 
-async def test_growth_is_logged_as_a_warning_and_sent_to_alerts_once_per_session(caplog: pytest.LogCaptureFixture) -> None:
+async def test_growth_is_logged_as_a_warning_and_sent_to_alerts_once_per_session(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     heard: list[Alert] = []
     plugin = RunGuardPlugin(alerts=heard.append)
-    model = ScriptedModel(lambda n, _: call("look_up", key=n) if n % 30 else text("done"), prompt_tokens=lambda n: 1_000 * (1 + n % 30))
+    model = ScriptedModel(
+        lambda n, _: call("look_up", key=n) if n % 30 else text("done"), prompt_tokens=lambda n: 1_000 * (1 + n % 30)
+    )
     runner = runner_of(LlmAgent(name="researcher", model=model, tools=[look_up]), plugin)
     with caplog.at_level(logging.INFO, logger="runguard"):
         for turn in range(2):
@@ -61,7 +65,9 @@ async def test_each_session_is_warned_of_by_itself() -> None:
     heard: list[Alert] = []
     plugin = RunGuardPlugin(alerts=heard.append)
     for session in ("s1", "s2"):
-        model = ScriptedModel(lambda n, _: call("look_up", key=n) if n < 20 else text("done"), prompt_tokens=lambda n: 1_000 * n)
+        model = ScriptedModel(
+            lambda n, _: call("look_up", key=n) if n < 20 else text("done"), prompt_tokens=lambda n: 1_000 * n
+        )
         await play(LlmAgent(name="researcher", model=model, tools=[look_up]), plugins=[plugin], session_id=session)
     assert plugin.flush()
     assert [alert.facts["session"] for alert in heard if alert.kind == "growth"] == ["s1", "s2"]
@@ -82,7 +88,9 @@ class Chat:
         self.model = model or ScriptedModel(lambda n, _: text(f"answer {n}"), prompt_tokens=research)
         self.agent = agent or LlmAgent(name="researcher", model=self.model)
         service = InMemorySessionService()
-        apps = [App(name="app", root_agent=self.agent, plugins=[plugin]) for plugin in plugins] or [App(name="app", root_agent=self.agent)]
+        apps = [App(name="app", root_agent=self.agent, plugins=[plugin]) for plugin in plugins] or [
+            App(name="app", root_agent=self.agent)
+        ]
         self.runners = [Runner(app=app, session_service=service) for app in apps]
         self.plugins = plugins
 
@@ -90,7 +98,15 @@ class Chat:
         """The runners take turns, as workers behind a load balancer do."""
         played = []
         for turn in range(count):
-            played.append(await play(None, f"question {turn}", runner=self.runners[turn % len(self.runners)], session_id=session, catch=True))
+            played.append(
+                await play(
+                    None,
+                    f"question {turn}",
+                    runner=self.runners[turn % len(self.runners)],
+                    session_id=session,
+                    catch=True,
+                )
+            )
             for plugin in self.plugins:
                 assert plugin.flush()
         return played
@@ -160,8 +176,15 @@ async def test_workers_that_share_a_store_go_on_with_the_same_baseline(tmp_path:
     assert chat.model.calls == 22
 
 
-async def test_without_an_answer_of_the_store_a_run_has_no_baseline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    chat = Chat(*(RunGuardPlugin(max_event_cost_ratio=3.0, store=f"sqlite:///{tmp_path}/guard.db", on_outage="open") for _ in range(2)))
+async def test_without_an_answer_of_the_store_a_run_has_no_baseline(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chat = Chat(
+        *(
+            RunGuardPlugin(max_event_cost_ratio=3.0, store=f"sqlite:///{tmp_path}/guard.db", on_outage="open")
+            for _ in range(2)
+        )
+    )
 
     def away(*_: Any, **__: Any) -> Any:
         raise StoreOutage("away")
@@ -187,7 +210,9 @@ async def test_a_session_goes_on_after_its_history_was_cut() -> None:
 
 async def test_branches_and_agents_keep_baselines_of_their_own() -> None:
     models = [ScriptedModel([text("done")], prompt_tokens=size) for size in (500, 50_000)]
-    root = ParallelAgent(name="both", sub_agents=[LlmAgent(name=f"a{n}", model=model) for n, model in enumerate(models)])
+    root = ParallelAgent(
+        name="both", sub_agents=[LlmAgent(name=f"a{n}", model=model) for n, model in enumerate(models)]
+    )
     plugin = RunGuardPlugin(max_event_cost_ratio=3.0)
     chat = Chat(plugin, agent=root)
     await chat.turns(12)

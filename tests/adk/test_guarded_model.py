@@ -26,7 +26,11 @@ from runguard.testing import ScriptedModel, assert_calls_answered, call, calls, 
 from .helpers import told
 
 PRICES = {"scripted-1": {"input": 10, "output": 40}}  # one call of 1,000 and 250 tokens: $0.02
-MONEY: dict[str, Any] = {"prices": PRICES, "models": {"scripted-1": {"max_output_tokens": 250}}, "tokens": lambda request: 1_000}
+MONEY: dict[str, Any] = {
+    "prices": PRICES,
+    "models": {"scripted-1": {"max_output_tokens": 250}},
+    "tokens": lambda request: 1_000,
+}
 SSE = RunConfig(streaming_mode=StreamingMode.SSE)
 
 
@@ -89,7 +93,9 @@ async def test_a_circle_of_two_calls_is_a_cycle():
 
 async def test_the_context_is_checked_before_the_request_is_sent():
     model = endless()
-    guarded = GuardedLlm(model, max_context_tokens=10_000, context_headroom=1_000, tokens=lambda request: 1_000 * len(request.contents))
+    guarded = GuardedLlm(
+        model, max_context_tokens=10_000, context_headroom=1_000, tokens=lambda request: 1_000 * len(request.contents)
+    )
     with pytest.raises(runguard.ContextOverflowError) as caught:
         await run(on(guarded))
     assert model.calls == 5  # 1, 3, 5, 7 and 9 contents
@@ -141,7 +147,9 @@ async def test_branches_that_ask_the_same_are_no_loop():
 
 
 async def test_agents_called_as_tools_side_by_side_are_no_loop():
-    inner = GuardedLlm(ScriptedModel(lambda n, request: text("done") if len(request.contents) > 1 else call("step", q=1)))
+    inner = GuardedLlm(
+        ScriptedModel(lambda n, request: text("done") if len(request.contents) > 1 else call("step", q=1))
+    )
     ask = [call("inner", request="x") for _ in range(8)]
     outer = ScriptedModel(lambda n, request: calls(*ask) if n == 1 else text("all"))
     done = await run(LlmAgent(name="outer", model=outer, tools=[AgentTool(on(inner, "inner"))]))
@@ -157,7 +165,9 @@ async def test_limits_hold_for_each_run_and_the_next_turn_works():
     runner = Runner(agent=on(guarded), app_name="app", session_service=service)
     for turn in (1, 2):
         with pytest.raises(runguard.BudgetExceededError):
-            async for _ in runner.run_async(user_id="u1", session_id="s1", new_message=types.Content(role="user", parts=[text("go")])):
+            async for _ in runner.run_async(
+                user_id="u1", session_id="s1", new_message=types.Content(role="user", parts=[text("go")])
+            ):
                 pass
         assert model.calls == 3 * turn
     assert guarded._guard.runs == {}, "an ended run is forgotten"
@@ -208,10 +218,14 @@ class Fallback(BaseLlm):
 
     models: list[Any]
 
-    async def generate_content_async(self, llm_request: LlmRequest, stream: bool = False) -> AsyncGenerator[LlmResponse, None]:
+    async def generate_content_async(
+        self, llm_request: LlmRequest, stream: bool = False
+    ) -> AsyncGenerator[LlmResponse, None]:
         for model in self.models:
             try:
-                async for response in model.generate_content_async(llm_request.model_copy(update={"model": model.model}), stream):
+                async for response in model.generate_content_async(
+                    llm_request.model_copy(update={"model": model.model}), stream
+                ):
                     yield response
                 return
             except ValueError:
@@ -222,7 +236,9 @@ async def test_a_fallback_is_as_many_calls_as_it_makes():
     broken = [ScriptedModel([ValueError("no")], model=f"scripted-{n}") for n in (2, 3)]
     works = ScriptedModel([text("hi")])
     prices = {f"scripted-{n}": PRICES["scripted-1"] for n in (1, 2, 3)}
-    guarded = GuardedLlm(Fallback(model="scripted-1", models=[*broken, works]), max_usd=1, **{**MONEY, "prices": prices})
+    guarded = GuardedLlm(
+        Fallback(model="scripted-1", models=[*broken, works]), max_usd=1, **{**MONEY, "prices": prices}
+    )
     await run(on(guarded))
     assert guarded.spend()["calls"] == 3
     assert guarded.spend()["reserved_usd"] == 0
@@ -255,7 +271,10 @@ async def test_plugin_and_guarded_model_count_a_call_once(store, tmp_path):
 async def test_the_tighter_of_plugin_and_guarded_model_stops():
     for of_model, of_plugin in ((0.04, 1), (1, 0.04)):
         model = endless()
-        guarded, plugin = GuardedLlm(model, max_usd=of_model, **MONEY), RunGuardPlugin(max_usd=of_plugin, on_stop="raise", **MONEY)
+        guarded, plugin = (
+            GuardedLlm(model, max_usd=of_model, **MONEY),
+            RunGuardPlugin(max_usd=of_plugin, on_stop="raise", **MONEY),
+        )
         with pytest.raises(runguard.BudgetExceededError):
             await run(on(guarded), plugins=[plugin])
         assert model.calls == 2

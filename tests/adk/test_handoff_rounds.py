@@ -1,4 +1,6 @@
-"""``cycle_repeats`` on hand-offs: agents that pass the work round in a circle, with the plugin and with a guarded model alone."""
+"""``cycle_repeats`` on hand-offs: agents that pass the work round in a circle, with the plugin and with a guarded model
+alone.
+"""
 
 from typing import Any
 

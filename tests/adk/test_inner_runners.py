@@ -1,4 +1,6 @@
-"""A tool that starts Runners of its own, with the plugin on the outer App only: its agents count among the calls in flight and in the depth."""
+"""A tool that starts Runners of its own, with the plugin on the outer App only: its agents count among the calls in
+flight and in the depth.
+"""
 
 import asyncio
 from typing import Any
@@ -45,7 +47,11 @@ def fan_out(items: int) -> tuple[LlmAgent, ScriptedModel]:
         answers = await asyncio.gather(*(answer_of(part, f"item {n}") for n, part in enumerate(parts)))
         return {"done": sum(answer.startswith("part") for answer in answers)}
 
-    return LlmAgent(name="orchestrator", model=ScriptedModel([call("process_index", query="all"), text("done")]), tools=[process_index]), inner
+    return LlmAgent(
+        name="orchestrator",
+        model=ScriptedModel([call("process_index", query="all"), text("done")]),
+        tools=[process_index],
+    ), inner
 
 
 @GUARDS
@@ -70,7 +76,9 @@ async def test_every_place_is_free_again_after_calls_that_fail_or_are_cancelled(
 
     async def try_both(query: str) -> dict[str, str]:
         """Make calls that do not come back well."""
-        await asyncio.gather(*(answer_of(LlmAgent(name=f"b{n}", model=broken), "x") for n in range(5)), return_exceptions=True)
+        await asyncio.gather(
+            *(answer_of(LlmAgent(name=f"b{n}", model=broken), "x") for n in range(5)), return_exceptions=True
+        )
         waiting = [asyncio.create_task(answer_of(LlmAgent(name=f"s{n}", model=slow), "x")) for n in range(5)]
         await asyncio.sleep(0.2)
         for task in waiting:
@@ -97,7 +105,11 @@ async def test_runners_inside_of_runners_count_in_the_depth(guard: str) -> None:
             reached.append(level + 1)
             return {"answer": await answer_of(at(level + 1), task)}
 
-        return LlmAgent(name=f"level_{level}", model=ScriptedModel([call("delegate", task=f"task {level}"), text(f"level {level} is done")]), tools=[delegate])
+        return LlmAgent(
+            name=f"level_{level}",
+            model=ScriptedModel([call("delegate", task=f"task {level}"), text(f"level {level} is done")]),
+            tools=[delegate],
+        )
 
     recording = await play(at(0), plugins=plugins_of(guard, max_delegation_depth=3))
     assert reached == [1, 2, 3, 4], "the agent at the fourth level is refused, so that it delegates nothing"

@@ -23,7 +23,9 @@ from runguard.testing import ScriptedModel, text
 
 
 class Talk(BaseLlmConnection):
-    """Answers every content it is sent with a sentence, then tells its usage, as live models do: in an event of its own."""
+    """Answers every content it is sent with a sentence, then tells its usage, as live models do: in an event of its
+    own.
+    """
 
     def __init__(self, reports: tuple[dict[str, int], ...]) -> None:
         self.heard: asyncio.Queue[str] = asyncio.Queue()
@@ -71,7 +73,9 @@ async def talk(plugin: RunGuardPlugin, *reports: dict[str, int]) -> tuple[list[s
     queue.send_content(types.Content(role="user", parts=[types.Part(text="hi")]))
     async with asyncio.timeout(20):
         config = RunConfig(streaming_mode=StreamingMode.BIDI, response_modalities=["TEXT"])
-        async for event in runner.run_live(user_id="u", session_id=session.id, live_request_queue=queue, run_config=config):
+        async for event in runner.run_live(
+            user_id="u", session_id=session.id, live_request_queue=queue, run_config=config
+        ):
             said += [part.text for part in (event.content.parts if event.content else []) or [] if part.text]
             if event.turn_complete:
                 counted += plugin.snapshot()["runs"]
@@ -105,7 +109,9 @@ async def test_a_live_session_is_counted_and_left_alone() -> None:
 
 # ---- stops ----------------------------------------------------------------------------------------------------------
 
-asks_about_contents = pytest.mark.skipif(find_spec("google.adk.live") is None, reason="this ADK asks no plugin about the contents of a live connection")
+asks_about_contents = pytest.mark.skipif(
+    find_spec("google.adk.live") is None, reason="this ADK asks no plugin about the contents of a live connection"
+)
 
 
 class Slow(Talk):
@@ -152,7 +158,9 @@ class Call:
         await self.service.create_session(app_name="app", user_id="u", session_id="s")
         config = RunConfig(streaming_mode=StreamingMode.BIDI, response_modalities=["TEXT"])
         async with asyncio.timeout(20):
-            async for event in self.runner.run_live(user_id="u", session_id="s", live_request_queue=self.queue, run_config=config):
+            async for event in self.runner.run_live(
+                user_id="u", session_id="s", live_request_queue=self.queue, run_config=config
+            ):
                 self.events.append(event)
                 yield event
 
@@ -206,6 +214,8 @@ async def test_a_live_stop_lets_the_model_finish_its_answer() -> None:
             call.say()  # while the model speaks
         if stops == 2:
             model._go_on.set()
-    assert [part.text for event in call.events if event.content for part in event.content.parts if not part.thought] == ["hello", "world"]
+    assert [
+        part.text for event in call.events if event.content for part in event.content.parts if not part.thought
+    ] == ["hello", "world"]
     assert await call.stored_stops() == [trip.id for trip in call.plugin.trips]
     assert len(call.plugin.trips) == 1

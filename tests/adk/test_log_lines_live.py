@@ -15,7 +15,9 @@ from .test_money_scenarios import agent, guard, step
 HOSTILE = "eve\n2026-01-01 CRITICAL root: all is well\r\x1b[2J\x85\u2028\u202e"
 
 
-async def test_no_log_record_of_a_run_with_hostile_names_contains_control_characters(caplog: pytest.LogCaptureFixture) -> None:
+async def test_no_log_record_of_a_run_with_hostile_names_contains_control_characters(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     caplog.set_level(logging.DEBUG, "runguard")
 
     def fails(trip: Any) -> None:
@@ -25,7 +27,13 @@ async def test_no_log_record_of_a_run_with_hostile_names_contains_control_charac
     for script in ([call(HOSTILE, q=1)], [call("step", q=1)], [*(call("step", q=n) for n in range(30)), text("done")]):
         plugin = guard(**policy)
         # An unknown tool is an exception on older versions of ADK.
-        await play(agent("a", ScriptedModel(script), tools=[step]), plugins=[plugin], user_id=HOSTILE, session_id=HOSTILE, catch=True)
+        await play(
+            agent("a", ScriptedModel(script), tools=[step]),
+            plugins=[plugin],
+            user_id=HOSTILE,
+            session_id=HOSTILE,
+            catch=True,
+        )
         assert plugin.flush(5)
     messages = [record.getMessage() for record in caplog.records if record.name == "runguard"]
     assert any("eve\\n2026" in message for message in messages), "the threshold warning names the user"

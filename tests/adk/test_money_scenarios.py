@@ -1,4 +1,7 @@
-"""Incidents about money that users reported, with their exact numbers. A standard call has 1,000 prompt and 250 output tokens and costs $0.02."""
+"""Incidents about money that users reported, with their exact numbers.
+
+A standard call has 1,000 prompt and 250 output tokens and costs $0.02.
+"""
 
 import asyncio
 import random
@@ -33,13 +36,19 @@ SSE = RunConfig(streaming_mode=StreamingMode.SSE)
 
 
 def guard(**policy: Any) -> RunGuardPlugin:
-    """The test price list, a counter that makes the worst case of a call what it really costs, and an account that outlives the runs."""
+    """The test price list, a counter that makes the worst case of a call what it really costs, and an account that
+    outlives the runs.
+    """
     budgets = [*policy.pop("budgets", ()), Budget(usd=FAR_AWAY, per="app", window="month")]
-    return RunGuardPlugin(**{"prices": PRICES, "tokens": lambda request: 1_000, "clock": FakeClock(), "budgets": budgets, **policy})
+    return RunGuardPlugin(
+        **{"prices": PRICES, "tokens": lambda request: 1_000, "clock": FakeClock(), "budgets": budgets, **policy}
+    )
 
 
 def agent(name: str, model: Any, **options: Any) -> LlmAgent:
-    return LlmAgent(name=name, model=model, generate_content_config=types.GenerateContentConfig(max_output_tokens=250), **options)
+    return LlmAgent(
+        name=name, model=model, generate_content_config=types.GenerateContentConfig(max_output_tokens=250), **options
+    )
 
 
 def step(q: int) -> dict[str, int]:
@@ -74,7 +83,9 @@ async def test_v5_one_limit_holds_over_agents_called_as_tools() -> None:
     assert (outer.calls, inner.calls) == (3, 22)
     trip = assert_stopped(result, "model_calls")
     assert (trip.model_calls, trip.tokens, trip.spent_usd) == (25, 31_250, Decimal("0.50"))
-    assert [t.run_id for t in plugin.trips] == [result.events[0].invocation_id], "one trip, on the record of the root run"
+    assert [t.run_id for t in plugin.trips] == [result.events[0].invocation_id], (
+        "one trip, on the record of the root run"
+    )
     spent = plugin.spend(f"run:{trip.run_id}")
     assert (spent["usd"], spent["calls"], spent["tokens"]) == (Decimal("0.50"), 25, 31_250)
     assert {name: figures["calls"] for name, figures in spent["by_agent"].items()} == {"inner": 22, "outer": 3}
@@ -109,7 +120,9 @@ async def test_v6_branches_that_race_for_a_budget_spend_it_and_not_a_cent_more()
     result = await play(_crowd(40, model), plugins=[plugin])
     assert model.calls == 10
     assert plugin.spend()["usd"] == Decimal("0.20")
-    assert [event.content.parts[0].text for event in result.session.events if event.content and event.error_code is None][1:] == ["x"] * 10
+    assert [
+        event.content.parts[0].text for event in result.session.events if event.content and event.error_code is None
+    ][1:] == ["x"] * 10
     assert sum(event.error_code == "RUNGUARD_STOP" for event in result.session.events) == 30
     (trip,) = plugin.trips
     assert (trip.rule, trip.spent_usd, trip.reserved_usd, trip.limit) == ("budget", Decimal("0.20"), 0, Decimal("0.20"))
@@ -160,7 +173,9 @@ class _Provider(ScriptedModel):
         """Do something while call ``number`` is on its way."""
         self._at = (number, act)
 
-    async def generate_content_async(self, llm_request: LlmRequest, stream: bool = False) -> AsyncGenerator[LlmResponse, None]:
+    async def generate_content_async(
+        self, llm_request: LlmRequest, stream: bool = False
+    ) -> AsyncGenerator[LlmResponse, None]:
         luck = self._random.random()
         latency = self._random.random() * 0.004
         if luck < self._refusals:
@@ -232,7 +247,10 @@ async def test_v9_a_streamed_answer_is_counted_once(usage_on: str) -> None:
     spent = plugin.spend()
     assert (model.calls, spent["calls"], spent["tokens"], spent["usd"]) == (1, 1, CALL_TOKENS, CALL_USD)
     assert spent["estimated_calls"] == 0
-    assert {status.unit: status.spent for status in plugin.budgets("session:app/u1/s1")} == {"usd": CALL_USD, "tokens": CALL_TOKENS}
+    assert {status.unit: status.spent for status in plugin.budgets("session:app/u1/s1")} == {
+        "usd": CALL_USD,
+        "tokens": CALL_TOKENS,
+    }
     assert_nothing_reserved(plugin)
 
 
@@ -334,7 +352,9 @@ async def test_v11_the_call_that_would_not_fit_is_never_sent() -> None:
     assert assert_calls_answered(result.session) == 20
     trip = assert_stopped(result, "context")
     assert (trip.observed, trip.limit, trip.unit) == (21_000, 20_000, "tokens")
-    warned = [(decision.finding.rule, decision.finding.observed) for decision in decisions if decision.action.word == "warn"]
+    warned = [
+        (decision.finding.rule, decision.finding.observed) for decision in decisions if decision.action.word == "warn"
+    ]
     assert warned == [("context", 16_000)]
     assert len(plugin.trips) == 1
 
@@ -366,7 +386,9 @@ async def test_v12_a_users_cap_holds_over_all_sessions_and_begins_anew_the_next_
         result = await play(runner.agent, f"{user} {session}", runner=runner, user_id=user, session_id=session)
         return result, plugin.spend(f"session:app/{user}/{session}")["calls"] - before
 
-    *alice, (bobs, bobs_calls) = await asyncio.gather(one("alice", "s1"), one("alice", "s2"), one("alice", "s3"), one("bob", "s1"))
+    *alice, (bobs, bobs_calls) = await asyncio.gather(
+        one("alice", "s1"), one("alice", "s2"), one("alice", "s3"), one("bob", "s1")
+    )
     assert sum(made for _, made in alice) == 5
     assert plugin.spend("user:app/alice")["usd"] == Decimal("0.10")
     assert bobs_calls == 5
@@ -395,7 +417,9 @@ async def test_v12_a_users_cap_holds_over_all_sessions_and_begins_anew_the_next_
     ("session", "user", "named", "made"),
     [("0.06", "0.10", "session", 3), ("0.10", "0.06", "user", 3), ("0.04", "0.08", "session", 2)],
 )
-async def test_v12_of_two_caps_the_tighter_one_stops_and_is_named(session: str, user: str, named: str, made: int) -> None:
+async def test_v12_of_two_caps_the_tighter_one_stops_and_is_named(
+    session: str, user: str, named: str, made: int
+) -> None:
     plugin = guard(budgets=[Budget(usd=session, per="session"), Budget(usd=user, per="user", window="1d")])
     runner, model = _service(plugin)
     result = await play(runner.agent, runner=runner, user_id="alice")
@@ -418,7 +442,9 @@ def _eight_steps() -> tuple[LlmAgent, ScriptedModel, list[int]]:
 
     def script(n: int, request: LlmRequest) -> types.Part:
         """Goes on behind the last step that the session has."""
-        answered = [p.function_response.response["done"] for c in request.contents for p in c.parts or [] if p.function_response]
+        answered = [
+            p.function_response.response["done"] for c in request.contents for p in c.parts or [] if p.function_response
+        ]
         following = max(answered, default=0) + 1
         return call("work", q=following) if following <= 8 else text("all eight")
 

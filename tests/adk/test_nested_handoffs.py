@@ -10,11 +10,22 @@ from runguard.adk import RunGuardPlugin
 from runguard.testing import ScriptedModel, assert_calls_answered, assert_stopped, call, calls, text, transfer
 
 from .helpers import observe, play, prompts, told
-from .topologies import NESTED, OLDER_TASKS, Team, single_turn_back, single_turn_back_by_a_peer, single_turn_back_to_its_lead, step, task_back
+from .topologies import (
+    NESTED,
+    OLDER_TASKS,
+    Team,
+    single_turn_back,
+    single_turn_back_by_a_peer,
+    single_turn_back_to_its_lead,
+    step,
+    task_back,
+)
 
 Topology = Callable[[Team], Any]
 everywhere = pytest.mark.parametrize("topology", NESTED, ids=lambda topology: topology.__name__)
-newer_tasks = pytest.mark.skipif(OLDER_TASKS, reason="this ADK calls a task from inside of itself as a tool that never answers")
+newer_tasks = pytest.mark.skipif(
+    OLDER_TASKS, reason="this ADK calls a task from inside of itself as a tool that never answers"
+)
 LOOP_RULES = {"handoff", "no_news", "repetition"}
 
 
@@ -23,7 +34,9 @@ LOOP_RULES = {"handoff", "no_news", "repetition"}
 
 @everywhere
 @pytest.mark.parametrize("depth", [2, 5, None])
-async def test_a_circle_through_delegated_agents_is_stopped_by_a_loop_rule(topology: Topology, depth: int | None) -> None:
+async def test_a_circle_through_delegated_agents_is_stopped_by_a_loop_rule(
+    topology: Topology, depth: int | None
+) -> None:
     team = Team(endless=True)
     seen = await observe(topology(team), max_delegation_depth=depth, max_model_calls=200, play_with={"catch": True})
     (trip,) = seen.plugin.trips
@@ -32,7 +45,9 @@ async def test_a_circle_through_delegated_agents_is_stopped_by_a_loop_rule(topol
     assert_stopped(seen.result, trip.rule)
 
 
-@pytest.mark.parametrize("topology", [single_turn_back, single_turn_back_by_a_peer, single_turn_back_to_its_lead], ids=lambda t: t.__name__)
+@pytest.mark.parametrize(
+    "topology", [single_turn_back, single_turn_back_by_a_peer, single_turn_back_to_its_lead], ids=lambda t: t.__name__
+)
 async def test_hand_offs_are_counted_across_the_calls_they_happen_in(topology: Topology) -> None:
     team = Team(endless=True)
     seen = await observe(topology(team), max_delegation_depth=None)
@@ -55,13 +70,17 @@ async def test_hand_offs_are_counted_across_the_starts_of_a_task() -> None:
 
 @pytest.mark.skipif(not OLDER_TASKS, reason="this ADK starts the task instead")
 async def test_a_call_that_never_gets_an_answer_is_stopped_when_it_is_made_again_and_again() -> None:
-    """This ADK calls a task from inside of itself as a tool, gives no answer and asks the model again, whatever it asks for."""
+    """This ADK calls a task from inside of itself as a tool, gives no answer and asks the model again, whatever it asks
+    for.
+    """
     models = {
         "lead": ScriptedModel(lambda n, _: call("tasked", request=f"room {n}")),
         "tasked": ScriptedModel(lambda n, _: transfer("lead")),
     }
     tasked = LlmAgent(name="tasked", description="works", model=models["tasked"], mode="task")
-    seen = await observe(LlmAgent(name="lead", model=models["lead"], sub_agents=[tasked]), max_model_calls=200, play_with={"catch": True})
+    seen = await observe(
+        LlmAgent(name="lead", model=models["lead"], sub_agents=[tasked]), max_model_calls=200, play_with={"catch": True}
+    )
     trip = assert_stopped(seen.result, "repetition")
     assert (trip.observed, trip.unit, trip.tool) == (9, "equal calls without an answer", "tasked")
     assert models["lead"].calls == 10
@@ -74,7 +93,10 @@ async def test_a_circle_of_parallel_calls_does_not_grow() -> None:
         return calls(call("left", request="room"), call("right", request="room"))
 
     team = Team(endless=True)
-    delegates = [team.agent(name, [transfer("lead")], lambda n: transfer("lead"), mode="single_turn") for name in ("left", "right")]
+    delegates = [
+        team.agent(name, [transfer("lead")], lambda n: transfer("lead"), mode="single_turn")
+        for name in ("left", "right")
+    ]
     seen = await observe(team.agent("lead", [both(1)], both, sub_agents=delegates), max_model_calls=200)
     assert {trip.rule for trip in seen.plugin.trips} <= {"handoff", "no_news"}
     assert team.calls < 100
@@ -120,10 +142,19 @@ async def test_tasks_inside_each_other_are_levels(limit: int) -> None:
 
 @newer_tasks
 async def test_a_task_that_is_over_is_no_level_any_more() -> None:
-    """Three times a task comes back to the lead, and starts again there; each start is over before the next task begins."""
+    """Three times a task comes back to the lead, and starts again there; each start is over before the next task
+    begins.
+    """
     finish = call("finish_task", result="clean")
     models = {
-        "lead": ScriptedModel([call("tasked", request="one"), call("tasked", request="two"), call("tasked", request="three"), text("all done")]),
+        "lead": ScriptedModel(
+            [
+                call("tasked", request="one"),
+                call("tasked", request="two"),
+                call("tasked", request="three"),
+                text("all done"),
+            ]
+        ),
         "tasked": ScriptedModel(lambda n, _: transfer("lead") if n % 2 else finish),
     }
     tasked = LlmAgent(name="tasked", description="works", model=models["tasked"], mode="task")
@@ -139,9 +170,17 @@ def _chain_of(mode: str, levels: int) -> LlmAgent:
     for level in range(levels, 0, -1):
         done = call("finish_task", result="clean") if mode == "task" else text(f"level {level} is done")
         script = [call(f"level_{level + 1}", request="go on"), done] if agent is not None else [done]
-        agent = LlmAgent(name=f"level_{level}", description="works", model=ScriptedModel(script), mode=mode, sub_agents=[agent] if agent else [])
+        agent = LlmAgent(
+            name=f"level_{level}",
+            description="works",
+            model=ScriptedModel(script),
+            mode=mode,
+            sub_agents=[agent] if agent else [],
+        )
     assert agent is not None
-    return LlmAgent(name="lead", model=ScriptedModel([call("level_1", request="go on"), text("lead is done")]), sub_agents=[agent])
+    return LlmAgent(
+        name="lead", model=ScriptedModel([call("level_1", request="go on"), text("lead is done")]), sub_agents=[agent]
+    )
 
 
 @newer_tasks
@@ -210,8 +249,16 @@ def _tasks_one_after_the_other(team: Team) -> Any:
 def _task_with_parallel_work(team: Team) -> Any:
     """Inside of a task, branches of a ParallelAgent look at the same things."""
     par = ParallelAgent(name="par", description="all at once", sub_agents=[team.worker(f"p{n}") for n in range(3)])
-    tasked = team.agent("tasked", [transfer("par"), call("finish_task", result="clean")], lambda n: transfer("par"), mode="task", sub_agents=[par])
-    return team.agent("lead", [call("tasked", request="rooms"), text("lead is done")], lambda n: text("done"), sub_agents=[tasked])
+    tasked = team.agent(
+        "tasked",
+        [transfer("par"), call("finish_task", result="clean")],
+        lambda n: transfer("par"),
+        mode="task",
+        sub_agents=[par],
+    )
+    return team.agent(
+        "lead", [call("tasked", request="rooms"), text("lead is done")], lambda n: text("done"), sub_agents=[tasked]
+    )
 
 
 def _deeper_with_news(team: Team) -> Any:
@@ -228,11 +275,18 @@ def _deeper_with_news(team: Team) -> Any:
 
 @pytest.mark.parametrize(
     "make",
-    [_fan_out_to_an_expert, _rooms_by_an_expert, _tasks_one_after_the_other, _task_with_parallel_work, _deeper_with_news],
+    [
+        _fan_out_to_an_expert,
+        _rooms_by_an_expert,
+        _tasks_one_after_the_other,
+        _task_with_parallel_work,
+        _deeper_with_news,
+    ],
     ids=lambda make: make.__name__.lstrip("_"),
 )
 async def test_healthy_delegation_is_untouched(make: Topology) -> None:
-    await _untouched(make, rules={"empty": False})  # newer ADK loses what the expert has said: the lead finds nothing, ten times
+    # newer ADK loses what the expert has said: the lead finds nothing, ten times
+    await _untouched(make, rules={"empty": False})
 
 
 @newer_tasks

@@ -1,4 +1,6 @@
-"""Beside the guard everything goes on as before: other plugins, callbacks, the order of things, waiting in line, pausing and resuming."""
+"""Beside the guard everything goes on as before: other plugins, callbacks, the order of things, waiting in line,
+pausing and resuming.
+"""
 
 import asyncio
 import inspect
@@ -71,7 +73,9 @@ async def test_other_plugins_see_the_same_hooks_in_the_same_order(topology: Topo
     await play(topology(Team(endless=False)), plugins=[plugin, beside] if first else [beside, plugin])
     assert sorted(beside.seen) == sorted(alone.seen)
     for agent in {author for _, author in alone.seen}:  # strands that run side by side have no order between them
-        assert [hook for hook, author in beside.seen if author == agent] == [hook for hook, author in alone.seen if author == agent]
+        assert [hook for hook, author in beside.seen if author == agent] == [
+            hook for hook, author in alone.seen if author == agent
+        ]
 
 
 async def test_an_agents_own_callbacks_keep_their_order_and_their_say() -> None:
@@ -91,10 +95,14 @@ async def test_an_agents_own_callbacks_keep_their_order_and_their_say() -> None:
             model=model,
             tools=[step],
             before_agent_callback=lambda callback_context: seen.append("before_agent"),
-            after_agent_callback=lambda callback_context: types.Content(role="model", parts=[types.Part(text="one more thing")]),
+            after_agent_callback=lambda callback_context: types.Content(
+                role="model", parts=[types.Part(text="one more thing")]
+            ),
             before_model_callback=[note("before_model 1"), note("before_model 2")],
             after_model_callback=note("after_model"),
-            before_tool_callback=note("before_tool", lambda kwargs: {"from": "cache"} if kwargs["args"]["n"] == 2 else None),
+            before_tool_callback=note(
+                "before_tool", lambda kwargs: {"from": "cache"} if kwargs["args"]["n"] == 2 else None
+            ),
             after_tool_callback=note("after_tool", lambda kwargs: {**kwargs["tool_response"], "seen": True}),
         )
         result = await play(agent, plugins=list(plugins))
@@ -154,12 +162,25 @@ async def test_the_last_word_of_a_stopped_run_is_the_stop(topology: Topology) ->
 async def test_a_task_that_waits_for_the_user_begins_each_turn_afresh() -> None:
     """ADK may go on under the same invocation id: counters belong to the turn, not to the id."""
     finish = call("finish_task", result="booked")
-    asks = ScriptedModel([call("step", n=1), call("step", n=2), text("which day?"), call("step", n=3), call("step", n=4), text("which hour?"), finish])
+    asks = ScriptedModel(
+        [
+            call("step", n=1),
+            call("step", n=2),
+            text("which day?"),
+            call("step", n=3),
+            call("step", n=4),
+            text("which hour?"),
+            finish,
+        ]
+    )
     clerk = LlmAgent(name="clerk", description="books", model=asks, mode="task", tools=[step])
     lead = ScriptedModel([call("clerk", request="book"), text("all booked")])
     root = LlmAgent(name="lead", model=lead, sub_agents=[clerk])
     plugin, service = RunGuardPlugin(max_model_calls=4), InMemorySessionService()
-    turns = [await play(root, message, plugins=[plugin], session_service=service) for message in ("book it", "monday", "noon")]
+    turns = [
+        await play(root, message, plugins=[plugin], session_service=service)
+        for message in ("book it", "monday", "noon")
+    ]
     assert [turn.texts for turn in turns] == [["which day?"], ["which hour?"], ["all booked"]]
     assert plugin.trips == []
     assert plugin.snapshot()["runs"] == []
@@ -168,14 +189,20 @@ async def test_a_task_that_waits_for_the_user_begins_each_turn_afresh() -> None:
 
 async def test_a_users_message_re_arms() -> None:
     model = ScriptedModel(lambda n, _: text("done") if n % 3 == 0 else call("step", n=1))
-    root, plugin, service = LlmAgent(name="worker", model=model, tools=[step]), RunGuardPlugin(), InMemorySessionService()
+    root, plugin, service = (
+        LlmAgent(name="worker", model=model, tools=[step]),
+        RunGuardPlugin(),
+        InMemorySessionService(),
+    )
     for _ in range(6):
         result = await play(root, plugins=[plugin], session_service=service)
         assert result.texts == ["done"]
     assert "runguard" not in str(told(result.session.events))
 
 
-@pytest.mark.skipif("abort_signal" not in inspect.signature(Runner.run_async).parameters, reason="this ADK cannot abort a run")
+@pytest.mark.skipif(
+    "abort_signal" not in inspect.signature(Runner.run_async).parameters, reason="this ADK cannot abort a run"
+)
 async def test_a_run_that_the_caller_aborts_leaves_nothing_behind() -> None:
     plugin, signal = RunGuardPlugin(), asyncio.Event()
     model = ScriptedModel(lambda n, _: call("step", n=n), latency_s=0.02)
@@ -217,7 +244,11 @@ async def test_under_install_a_runner_inside_a_tool_is_on_the_same_account() -> 
 
 async def test_a_hidden_agent_tool_is_named_as_a_blind_spot(caplog: pytest.LogCaptureFixture) -> None:
     inner = LlmAgent(name="hidden", description="hidden", model=ScriptedModel([text("done")]))
-    root = LlmAgent(name="outer", model=ScriptedModel([call("hidden", request="go"), text("done")]), tools=[AgentTool(inner, include_plugins=False)])
+    root = LlmAgent(
+        name="outer",
+        model=ScriptedModel([call("hidden", request="go"), text("done")]),
+        tools=[AgentTool(inner, include_plugins=False)],
+    )
     with caplog.at_level("WARNING", logger="runguard"):
         result = await play(root, plugins=[RunGuardPlugin()])
     assert result.texts == ["done"]
@@ -225,13 +256,17 @@ async def test_a_hidden_agent_tool_is_named_as_a_blind_spot(caplog: pytest.LogCa
     assert "hidden" in caplog.text
 
 
-@pytest.mark.skipif("tool_thread_pool_config" not in RunConfig.model_fields, reason="this ADK has no thread pool for tools")
+@pytest.mark.skipif(
+    "tool_thread_pool_config" not in RunConfig.model_fields, reason="this ADK has no thread pool for tools"
+)
 async def test_tools_in_a_thread_pool_are_counted_like_others() -> None:
     from google.adk.agents.run_config import ToolThreadPoolConfig
 
     pool = RunConfig(tool_thread_pool_config=ToolThreadPoolConfig(max_workers=4))
     model = ScriptedModel(lambda n, _: [call("step", n=4 * n + k) for k in range(4)])
-    seen = await observe(LlmAgent(name="worker", model=model, tools=[step]), play_with={"run_config": pool}, max_tool_calls=10)
+    seen = await observe(
+        LlmAgent(name="worker", model=model, tools=[step]), play_with={"run_config": pool}, max_tool_calls=10
+    )
     trip = assert_stopped(seen.result, "tool_calls")
     assert (trip.tool_calls, model.calls) == (10, 3)
     assert assert_calls_answered(seen.result.session) == 12
@@ -273,8 +308,15 @@ async def test_an_agent_that_loads_the_same_thing_in_every_call_is_healthy() -> 
 
 async def test_the_path_of_a_nested_trip_names_every_agent() -> None:
     plugin = RunGuardPlugin(max_model_calls=3)
-    inner = LlmAgent(name="inner", description="inner", model=ScriptedModel(lambda n, _: call("step", n=n)), tools=[step])
-    middle = LlmAgent(name="middle", description="middle", model=ScriptedModel([call("inner", request="go")]), tools=[AgentTool(inner)])
+    inner = LlmAgent(
+        name="inner", description="inner", model=ScriptedModel(lambda n, _: call("step", n=n)), tools=[step]
+    )
+    middle = LlmAgent(
+        name="middle",
+        description="middle",
+        model=ScriptedModel([call("inner", request="go")]),
+        tools=[AgentTool(inner)],
+    )
     outer = LlmAgent(name="outer", model=ScriptedModel([call("middle", request="go")]), tools=[AgentTool(middle)])
     await play(SequentialAgent(name="seq", sub_agents=[outer]), plugins=[plugin])
     assert plugin.trips[0].agent_path == ("outer", "middle", "inner")

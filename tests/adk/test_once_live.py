@@ -1,4 +1,6 @@
-"""``once`` on real ADK: a side effect happens once, however the model spells the call; another one is never taken for it."""
+"""``once`` on real ADK: a side effect happens once, however the model spells the call; another one is never taken for
+it.
+"""
 
 import asyncio
 import functools
@@ -47,8 +49,17 @@ async def paid(tool: Any, *args: dict[str, Any], one_response: bool = False, **p
     return len(received)
 
 
-def pay(invoice: str, amount: int = 5, currency: str = "EUR", rate: float = 1.0, express: bool = False, note: str | None = None) -> dict[str, bool]:
-    received.append({"invoice": invoice, "amount": amount, "currency": currency, "rate": rate, "express": express, "note": note})
+def pay(
+    invoice: str,
+    amount: int = 5,
+    currency: str = "EUR",
+    rate: float = 1.0,
+    express: bool = False,
+    note: str | None = None,
+) -> dict[str, bool]:
+    received.append(
+        {"invoice": invoice, "amount": amount, "currency": currency, "rate": rate, "express": express, "note": note}
+    )
     return {"paid": True}
 
 
@@ -69,7 +80,9 @@ SPELLINGS: dict[str, list[dict[str, Any]]] = {
 
 @pytest.mark.parametrize("one_response", [False, True], ids=["in a row", "at once"])
 @pytest.mark.parametrize("spelled", SPELLINGS.values(), ids=SPELLINGS)
-async def test_a_call_that_is_spelled_in_another_way_is_not_done_again(spelled: list[dict[str, Any]], one_response: bool) -> None:
+async def test_a_call_that_is_spelled_in_another_way_is_not_done_again(
+    spelled: list[dict[str, Any]], one_response: bool
+) -> None:
     assert await paid(pay, *spelled, one_response=one_response) == 1
 
 
@@ -106,8 +119,15 @@ async def test_a_function_with_keywords_of_any_name_receives_only_declared_ones(
         received.append({"invoice": invoice, **extra})
         return {"paid": True}
 
-    calls = [{"invoice": "A1", "x": 1}, {"invoice": "A1", "x": 2}, {"invoice": "A1", "extra": 1}, {"invoice": "A1", "extra": 2}]
-    root = LlmAgent(name="a", model=ScriptedModel([*(call("pay", **given) for given in calls), text("done")]), tools=[pay])
+    calls = [
+        {"invoice": "A1", "x": 1},
+        {"invoice": "A1", "x": 2},
+        {"invoice": "A1", "extra": 1},
+        {"invoice": "A1", "extra": 2},
+    ]
+    root = LlmAgent(
+        name="a", model=ScriptedModel([*(call("pay", **given) for given in calls), text("done")]), tools=[pay]
+    )
     await play(root)
     different = [each for number, each in enumerate(received) if each not in received[:number]]
     assert different == [{"invoice": "A1"}, {"invoice": "A1", "extra": 1}, {"invoice": "A1", "extra": 2}]
@@ -120,7 +140,14 @@ async def test_what_adk_puts_in_does_not_count() -> None:
         return {"paid": True}
 
     assert (
-        await paid(pay, {"invoice": "A1"}, {"invoice": "A1", "context": "x"}, {"invoice": "A1", "tool_context": 1}, {"invoice": "A1", "input_stream": 2}) == 1
+        await paid(
+            pay,
+            {"invoice": "A1"},
+            {"invoice": "A1", "context": "x"},
+            {"invoice": "A1", "tool_context": 1},
+            {"invoice": "A1", "input_stream": 2},
+        )
+        == 1
     )
 
 
@@ -150,9 +177,21 @@ async def test_a_model_as_a_parameter() -> None:
         received.append({"order": order})
         return {"paid": True}
 
-    orders = [{"id": "A1"}, {"id": "A1", "x": 1}, {"id": "A1", "amount": "5"}, {"id": "A1", "tags": []}, {"id": "A1", "before": None}]
+    orders = [
+        {"id": "A1"},
+        {"id": "A1", "x": 1},
+        {"id": "A1", "amount": "5"},
+        {"id": "A1", "tags": []},
+        {"id": "A1", "before": None},
+    ]
     assert await paid(pay, *({"order": order} for order in orders)) == 1
-    others = [{"id": "A1"}, {"id": "A1", "amount": 6}, {"id": "A1", "tags": ["x"]}, {"id": "A1", "before": {"id": "A1"}}, {"id": "A1", "before": {"id": "A2"}}]
+    others = [
+        {"id": "A1"},
+        {"id": "A1", "amount": 6},
+        {"id": "A1", "tags": ["x"]},
+        {"id": "A1", "before": {"id": "A1"}},
+        {"id": "A1", "before": {"id": "A2"}},
+    ]
     assert await paid(pay, *({"order": order} for order in others)) == len(others)
 
 
@@ -198,12 +237,20 @@ def _decorated(function: Callable[..., Any]) -> Callable[..., Any]:
     return wrapped
 
 
-def unresolved(invoice: str, amount: "Annotated[int, 'whole'] | None" = 5, other: "NoSuchType" = None) -> dict[str, bool]:  # type: ignore[name-defined]  # noqa: F821
+def unresolved(
+    invoice: str,
+    amount: "Annotated[int, 'whole'] | None" = 5,
+    other: "NoSuchType" = None,  # type: ignore[name-defined]  # noqa: F821
+) -> dict[str, bool]:
     received.append({"invoice": invoice, "amount": amount})
     return {"paid": True}
 
 
-@pytest.mark.parametrize("tool", [_named(Payer()), _decorated(pay), _named(functools.partial(pay, currency="USD"))], ids=["object", "decorated", "partial"])
+@pytest.mark.parametrize(
+    "tool",
+    [_named(Payer()), _decorated(pay), _named(functools.partial(pay, currency="USD"))],
+    ids=["object", "decorated", "partial"],
+)
 async def test_functions_of_every_make(tool: Any) -> None:
     spelled = [{"invoice": "A1"}, {"invoice": "A1", "amount": 5}, {"invoice": "A1", "amount": "5", "x": 1}]
     assert await paid(tool, *spelled, {"invoice": "A1", "amount": 6}) == 2
@@ -214,11 +261,20 @@ def test_an_annotation_that_cannot_be_resolved_hides_no_other() -> None:
 
     declared = declared_by(FunctionTool(unresolved))
     assert declared is not None
-    assert (declared.kinds["amount"], declared.kinds["other"], declared.defaults) == (int, None, {"amount": 5, "other": None})
+    assert (declared.kinds["amount"], declared.kinds["other"], declared.defaults) == (
+        int,
+        None,
+        {"amount": 5, "other": None},
+    )
 
 
 async def test_a_rule_beside_the_code_compares_in_the_same_way() -> None:
-    assert await paid(runguard.tool(once=True)(_decorated(pay)), {"invoice": "A1"}, {"invoice": "A1", "amount": "5"}, tools={}) == 1
+    assert (
+        await paid(
+            runguard.tool(once=True)(_decorated(pay)), {"invoice": "A1"}, {"invoice": "A1", "amount": "5"}, tools={}
+        )
+        == 1
+    )
 
 
 # ---- tools that are no plain functions ------------------------------------------------------------------------------
@@ -257,23 +313,41 @@ SCHEMA = {
 }
 
 
-NUMBER, INTEGER = types.Schema(type=types.Type.NUMBER, nullable=True), types.Schema(any_of=[types.Schema(type="INTEGER"), types.Schema(type="NULL")])
+NUMBER, INTEGER = (
+    types.Schema(type=types.Type.NUMBER, nullable=True),
+    types.Schema(any_of=[types.Schema(type="INTEGER"), types.Schema(type="NULL")]),
+)
 LINE = types.Schema(type=types.Type.OBJECT, properties={"price": NUMBER})
 ADK_SCHEMA = types.Schema(
     type=types.Type.OBJECT,
-    properties={"invoice": types.Schema(type=types.Type.STRING), "amount": INTEGER, "lines": types.Schema(type=types.Type.ARRAY, items=LINE)},
+    properties={
+        "invoice": types.Schema(type=types.Type.STRING),
+        "amount": INTEGER,
+        "lines": types.Schema(type=types.Type.ARRAY, items=LINE),
+    },
 )
 WITH_SCHEMA = [Remote(parameters_json_schema=SCHEMA), Remote(parameters=ADK_SCHEMA)]
 
 
-@pytest.mark.parametrize("tool", [OwnWay(pay), *WITH_SCHEMA, Remote()], ids=["own way", "schema", "schema of ADK", "unknown"])
+@pytest.mark.parametrize(
+    "tool", [OwnWay(pay), *WITH_SCHEMA, Remote()], ids=["own way", "schema", "schema of ADK", "unknown"]
+)
 async def test_elsewhere_every_argument_counts(tool: Any) -> None:
-    others = [{"invoice": "A1"}, {"invoice": "A1", "x": 1}, {"invoice": "A1", "x": 2}, {"invoice": "A1", "amount": 5}, {"invoice": "A1", "attempt": 1}]
+    others = [
+        {"invoice": "A1"},
+        {"invoice": "A1", "x": 1},
+        {"invoice": "A1", "x": 2},
+        {"invoice": "A1", "amount": 5},
+        {"invoice": "A1", "attempt": 1},
+    ]
     assert await paid(tool, *others, *others) == len(others)
 
 
 async def test_a_declared_number_is_one_number_however_it_is_written() -> None:
-    one, same = {"invoice": "5", "amount": 5, "lines": [{"price": 1}]}, {"invoice": "5", "amount": "5", "lines": [{"price": "1.0"}]}
+    one, same = (
+        {"invoice": "5", "amount": 5, "lines": [{"price": 1}]},
+        {"invoice": "5", "amount": "5", "lines": [{"price": "1.0"}]},
+    )
     for tool in WITH_SCHEMA:
         assert await paid(tool, one, same, {**one, "invoice": 5}) == 2
     assert await paid(Remote(), one, same) == 2
@@ -318,7 +392,12 @@ async def test_a_long_running_tool_that_failed_may_be_tried_again() -> None:
 async def test_two_confirmed_calls_of_one_side_effect_are_one() -> None:
     service = InMemorySessionService()
     await service.create_session(app_name="app", user_id="u1", session_id="s1")
-    script = [calls(call("pay", invoice="A1"), call("pay", invoice="A2")), text("asked"), call("pay", invoice="A1", amount="5"), text("done")]
+    script = [
+        calls(call("pay", invoice="A1"), call("pay", invoice="A2")),
+        text("asked"),
+        call("pay", invoice="A1", amount="5"),
+        text("done"),
+    ]
     root = LlmAgent(name="a", model=ScriptedModel(script), tools=[FunctionTool(pay, require_confirmation=True)])
     runner = Runner(app=App(name="app", root_agent=root, plugins=[RunGuardPlugin(tools=ONCE)]), session_service=service)
     parts, asked = [types.Part(text="go")], set[str]()
@@ -326,9 +405,17 @@ async def test_two_confirmed_calls_of_one_side_effect_are_one() -> None:
         async with asyncio.timeout(20):
             message = types.Content(role="user", parts=parts)
             events = [event async for event in runner.run_async(user_id="u1", session_id="s1", new_message=message)]
-        requests = [c for event in events for c in event.get_function_calls() if c.name == "adk_request_confirmation" and c.id not in asked]
+        requests = [
+            c
+            for event in events
+            for c in event.get_function_calls()
+            if c.name == "adk_request_confirmation" and c.id not in asked
+        ]
         asked |= {request.id or "" for request in requests}
-        parts = [types.Part(function_response=types.FunctionResponse(id=r.id, name=r.name, response={"confirmed": True})) for r in requests]
+        parts = [
+            types.Part(function_response=types.FunctionResponse(id=r.id, name=r.name, response={"confirmed": True}))
+            for r in requests
+        ]
         parts = parts or [types.Part(text="go on")]
     assert sorted(each["invoice"] for each in received) == ["A1", "A2"]
 
@@ -340,7 +427,10 @@ async def test_parallel_agents_do_it_once() -> None:
         return {"paid": True}
 
     slow.__name__ = "pay"
-    team = [LlmAgent(name=f"a{n}", model=ScriptedModel([call("pay", invoice="A1", x=n), text("done")]), tools=[slow]) for n in range(5)]
+    team = [
+        LlmAgent(name=f"a{n}", model=ScriptedModel([call("pay", invoice="A1", x=n), text("done")]), tools=[slow])
+        for n in range(5)
+    ]
     await observe(ParallelAgent(name="all", sub_agents=team), tools=ONCE)
     assert len(received) == 1
 
@@ -398,7 +488,9 @@ async def test_a_node_that_failed_may_try_again() -> None:
 async def test_every_worker_of_a_store_knows_the_same_side_effect(tmp_path: Path) -> None:
     for given in ({"invoice": "A1", "x": 1}, {"amount": "5", "invoice": "A1\u200b"}, {"invoice": "A1", "amount": 6}):
         worker = RunGuardPlugin(tools=ONCE, store=f"sqlite:///{tmp_path}/guard.db", store_timeout=30)
-        await play(LlmAgent(name="a", model=ScriptedModel([call("pay", **given), text("done")]), tools=[pay]), plugins=[worker])
+        await play(
+            LlmAgent(name="a", model=ScriptedModel([call("pay", **given), text("done")]), tools=[pay]), plugins=[worker]
+        )
         assert worker.flush()
     assert [(each["invoice"], each["amount"]) for each in received] == [("A1", 5), ("A1", 6)]
 
@@ -415,7 +507,9 @@ async def test_a_refused_call_leaves_the_claim_of_another_worker_alone(tmp_path:
         return {"paid": True}
 
     def worker() -> RunGuardPlugin:
-        return RunGuardPlugin(tools={"pay": ToolRule(once=True, exempt=exempt)}, store=f"sqlite:///{tmp_path}/guard.db", store_timeout=30)
+        return RunGuardPlugin(
+            tools={"pay": ToolRule(once=True, exempt=exempt)}, store=f"sqlite:///{tmp_path}/guard.db", store_timeout=30
+        )
 
     def root() -> LlmAgent:
         return LlmAgent(name="a", model=ScriptedModel([call("pay", invoice="A1"), text("done")]), tools=[pay])

@@ -15,18 +15,33 @@ from runguard.core.events import AgentEntered, HandOff, ModelCall, ToolCall
 from runguard.testing import ScriptedModel, assert_calls_answered, assert_stopped, call, text
 
 from .helpers import play, prompts, told
-from .topologies import TOPOLOGIES, Team, loop, parallel, single, step, task, task_again, transfer_to_child, workflow_cycle
+from .topologies import (
+    TOPOLOGIES,
+    Team,
+    loop,
+    parallel,
+    single,
+    step,
+    task,
+    task_again,
+    transfer_to_child,
+    workflow_cycle,
+)
 
 Topology = Callable[[Team], Any]
 everywhere = pytest.mark.parametrize("topology", TOPOLOGIES, ids=lambda topology: topology.__name__)
-somewhere = pytest.mark.parametrize("topology", [single, transfer_to_child, loop, parallel, workflow_cycle], ids=lambda topology: topology.__name__)
+somewhere = pytest.mark.parametrize(
+    "topology", [single, transfer_to_child, loop, parallel, workflow_cycle], ids=lambda topology: topology.__name__
+)
 
 
 class FaultError(Exception):
     """What a bug in the guard would raise."""
 
 
-def break_guard(plugin: RunGuardPlugin, monkeypatch: pytest.MonkeyPatch, method: str, *, on: tuple[type, ...] = (), after: int = 0) -> list[int]:
+def break_guard(
+    plugin: RunGuardPlugin, monkeypatch: pytest.MonkeyPatch, method: str, *, on: tuple[type, ...] = (), after: int = 0
+) -> list[int]:
     """Let a method of the guard raise: for these events, from the nth on."""
     original, met = getattr(plugin.guard, method), []
 
@@ -49,7 +64,9 @@ def break_guard(plugin: RunGuardPlugin, monkeypatch: pytest.MonkeyPatch, method:
 
 @everywhere
 @pytest.mark.parametrize("method", ["check", "after", "reserve", "fingerprint", "start"])
-async def test_allow_leaves_the_run_as_it_was_and_counts_the_fault(topology: Topology, method: str, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_allow_leaves_the_run_as_it_was_and_counts_the_fault(
+    topology: Topology, method: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     bare, team, plugin = Team(endless=False), Team(endless=False), RunGuardPlugin(on_guard_error="allow")
     met = break_guard(plugin, monkeypatch, method)
     without, result = await play(topology(bare)), await play(topology(team), plugins=[plugin])
@@ -64,7 +81,9 @@ async def test_allow_leaves_the_run_as_it_was_and_counts_the_fault(topology: Top
 @everywhere
 @pytest.mark.parametrize("event", [AgentEntered, ModelCall, ToolCall], ids=lambda event: event.__name__)
 @pytest.mark.parametrize("after", [0, 2])
-async def test_block_stops_the_run_with_guard_error(topology: Topology, event: type, after: int, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_block_stops_the_run_with_guard_error(
+    topology: Topology, event: type, after: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     team, plugin = Team(endless=True), RunGuardPlugin(on_guard_error="block", max_model_calls=12)
     met = break_guard(plugin, monkeypatch, "check", on=(event,), after=after)
     result = await play(topology(team), plugins=[plugin])
@@ -147,7 +166,10 @@ async def test_a_callback_that_sleeps_holds_up_nobody(slow: str) -> None:
         await asyncio.to_thread(wake.wait, 60)
         heard.append(trip)
 
-    team, plugin = Team(endless=True), RunGuardPlugin(max_model_calls=4, on_trip=on_trip if slow == "sync" else on_trip_async)
+    team, plugin = (
+        Team(endless=True),
+        RunGuardPlugin(max_model_calls=4, on_trip=on_trip if slow == "sync" else on_trip_async),
+    )
     trip = assert_stopped(await play(single(team), plugins=[plugin]))
     assert heard == []
     wake.set()
@@ -218,7 +240,9 @@ async def test_off_does_nothing_at_all(topology: Topology) -> None:
 
 @pytest.mark.parametrize(("mode", "trips", "calls"), [("off", 0, 3), ("shadow", 1, 3), ("enforce", 1, 1)])
 @pytest.mark.parametrize("keyword", ["off", "shadow", "enforce"])
-async def test_the_environments_mode_wins_over_the_keyword(mode: str, trips: int, calls: int, keyword: str, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_environments_mode_wins_over_the_keyword(
+    mode: str, trips: int, calls: int, keyword: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("RUNGUARD_MODE", mode)
     team, plugin = Team(endless=False), RunGuardPlugin(mode=keyword, max_model_calls=1)
     await play(single(team), plugins=[plugin])
@@ -239,8 +263,12 @@ def test_a_mode_that_does_not_exist_is_refused_at_once(monkeypatch: pytest.Monke
 
 
 @everywhere
-async def test_a_plugin_built_by_name_with_a_broken_policy_stops_every_run(topology: Topology, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """ADK's command line builds plugins by name and only logs what their constructor raises: it would go on unguarded."""
+async def test_a_plugin_built_by_name_with_a_broken_policy_stops_every_run(
+    topology: Topology, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """ADK's command line builds plugins by name and only logs what their constructor raises:
+    it would go on unguarded.
+    """
     policy = tmp_path / "runguard.toml"
     policy.write_text("max_model_cals = 3\n")
     monkeypatch.setenv("RUNGUARD_POLICY", str(policy))
@@ -266,7 +294,10 @@ async def test_a_stopped_loop_with_a_broken_guard_does_not_spin(monkeypatch: pyt
 
 # ---- reservations ---------------------------------------------------------------------------------------------------
 
-PRICED: dict[str, Any] = {"prices": {"scripted-1": {"input": 10, "output": 40}}, "models": {"scripted-1": {"max_output_tokens": 2_000}}}
+PRICED: dict[str, Any] = {
+    "prices": {"scripted-1": {"input": 10, "output": 40}},
+    "models": {"scripted-1": {"max_output_tokens": 2_000}},
+}
 ONE_AT_A_TIME = "0.15"  # a call takes $0.02, $0.09 are held for it
 
 
@@ -283,7 +314,9 @@ ONE_AT_A_TIME = "0.15"  # a call takes $0.02, $0.09 are held for it
     ],
     ids=["learn", "opened", "book", "ledger", "settle", "too late", "let go"],
 )
-async def test_one_fault_leaves_no_reservation_that_later_calls_wait_for(owner: Callable[[Any], Any], method: str, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_one_fault_leaves_no_reservation_that_later_calls_wait_for(
+    owner: Callable[[Any], Any], method: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     team, plugin = Team(endless=False), RunGuardPlugin(max_usd=ONE_AT_A_TIME, max_wait_seconds=60, **PRICED)
     broken = owner(plugin)
     original, met = getattr(broken, method), []
@@ -299,7 +332,8 @@ async def test_one_fault_leaves_no_reservation_that_later_calls_wait_for(owner: 
     assert result.texts == ["solo is done"]
     assert met
     assert plugin.spend()["reserved_usd"] == 0
-    assert plugin.spend()["calls"] == 3 - (method == "book")  # what cannot be booked among the figures is booked on the budget
+    # what cannot be booked among the figures is booked on the budget
+    assert plugin.spend()["calls"] == 3 - (method == "book")
     assert plugin.snapshot()["guard_errors"] == 1
 
 

@@ -24,12 +24,22 @@ SLOW = 3
 
 def slow_agents(seconds: float = 0.4, **options: Any) -> list[LlmAgent]:
     """Agents whose only model call takes a while."""
-    return [LlmAgent(name=f"slow{n}", description="slow", model=ScriptedModel([text(f"paid answer {n}")], latency_s=seconds), **options) for n in range(SLOW)]
+    return [
+        LlmAgent(
+            name=f"slow{n}",
+            description="slow",
+            model=ScriptedModel([text(f"paid answer {n}")], latency_s=seconds),
+            **options,
+        )
+        for n in range(SLOW)
+    ]
 
 
 def quick(**options: Any) -> LlmAgent:
     """An agent that never ends and reaches every limit while the others still wait for their model."""
-    return LlmAgent(name="quick", description="quick", model=ScriptedModel(lambda n, _: call("step", n=n)), tools=[step], **options)
+    return LlmAgent(
+        name="quick", description="quick", model=ScriptedModel(lambda n, _: call("step", n=n)), tools=[step], **options
+    )
 
 
 def kept(result: Recording) -> int:
@@ -48,9 +58,17 @@ def looping(name: str = "looping", **options: Any) -> LlmAgent:
 
 @pytest.mark.parametrize("size", [10, 40])
 async def test_a_branch_that_loops_is_stopped_alone(size: int) -> None:
-    healthy = [LlmAgent(name=f"p{n}", model=ScriptedModel([call("step", n=n), text(f"answer {n}")], latency_s=0.05), tools=[step]) for n in range(1, size)]
+    healthy = [
+        LlmAgent(
+            name=f"p{n}", model=ScriptedModel([call("step", n=n), text(f"answer {n}")], latency_s=0.05), tools=[step]
+        )
+        for n in range(1, size)
+    ]
     after = ScriptedModel([text("summed up")])
-    root = SequentialAgent(name="seq", sub_agents=[ParallelAgent(name="par", sub_agents=[looping(), *healthy]), LlmAgent(name="after", model=after)])
+    root = SequentialAgent(
+        name="seq",
+        sub_agents=[ParallelAgent(name="par", sub_agents=[looping(), *healthy]), LlmAgent(name="after", model=after)],
+    )
     plugin = RunGuardPlugin()
     result = await play(root, plugins=[plugin])
     assert sorted(result.texts) == sorted([*(f"answer {n}" for n in range(1, size)), "summed up"])
@@ -70,7 +88,9 @@ async def test_two_branches_that_loop_trip_once_each() -> None:
     assert sorted(str(trip.branch).rpartition(".")[2] for trip in plugin.trips) == ["one", "two"]
 
 
-@pytest.mark.parametrize("container", [LoopAgent, SequentialAgent, ParallelAgent], ids=lambda container: container.__name__)
+@pytest.mark.parametrize(
+    "container", [LoopAgent, SequentialAgent, ParallelAgent], ids=lambda container: container.__name__
+)
 async def test_a_container_inside_the_branch_does_not_carry_the_stop_to_the_siblings(container: Any) -> None:
     inner = container(name="inner", sub_agents=[looping()])
     plugin = RunGuardPlugin()
@@ -108,11 +128,17 @@ def workflow_cycle_around() -> Any:
 
 def custom_loop_inside() -> Any:
     again = Again(name="custom", sub_agents=[looping()], team=Team(endless=True))
-    return ParallelAgent(name="par", sub_agents=[again, LlmAgent(name="sibling", model=ScriptedModel([text("sibling is done")]))])
+    return ParallelAgent(
+        name="par", sub_agents=[again, LlmAgent(name="sibling", model=ScriptedModel([text("sibling is done")]))]
+    )
 
 
 @pytest.mark.timeout(20)
-@pytest.mark.parametrize("shape", [loop_around, loop_and_sequence_around, workflow_cycle_around, custom_loop_inside], ids=lambda shape: shape.__name__)
+@pytest.mark.parametrize(
+    "shape",
+    [loop_around, loop_and_sequence_around, workflow_cycle_around, custom_loop_inside],
+    ids=lambda shape: shape.__name__,
+)
 async def test_a_stopped_branch_does_not_spin(shape: Callable[[], Any]) -> None:
     """The branch may not escalate for its siblings' sake; the loop around or inside it must end all the same."""
     plugin = RunGuardPlugin()
@@ -152,7 +178,9 @@ def loop_of_parallel() -> Any:
 
 
 def sequence_with_parallel() -> Any:
-    return SequentialAgent(name="seq", sub_agents=[beside_in_parallel(), LlmAgent(name="after", model=ScriptedModel([text("never said")]))])
+    return SequentialAgent(
+        name="seq", sub_agents=[beside_in_parallel(), LlmAgent(name="after", model=ScriptedModel([text("never said")]))]
+    )
 
 
 def parallel_of_loop() -> Any:
@@ -170,7 +198,9 @@ def parallel_of_parallel() -> Any:
 def parallel_of_custom_loop() -> Any:
     """The custom agent ignores every soft stop, and is ended from outside only when nothing paid is on its way."""
     team = Team(endless=True)
-    return ParallelAgent(name="par", sub_agents=[Again(name="custom", sub_agents=[team.speaker("quick")], team=team), *slow_agents()])
+    return ParallelAgent(
+        name="par", sub_agents=[Again(name="custom", sub_agents=[team.speaker("quick")], team=team), *slow_agents()]
+    )
 
 
 def workflow_join() -> Any:
@@ -219,7 +249,11 @@ async def test_answers_on_their_way_are_kept(shape: Callable[[], Any], on_stop: 
 @pytest.mark.parametrize("shape", [beside_in_parallel, workflow_join], ids=lambda shape: shape.__name__)
 async def test_streamed_answers_on_their_way_are_kept(shape: Callable[[], Any]) -> None:
     root = shape()
-    members = root.sub_agents if isinstance(root, ParallelAgent) else [node for node in root.graph.nodes if isinstance(node, LlmAgent)]
+    members = (
+        root.sub_agents
+        if isinstance(root, ParallelAgent)
+        else [node for node in root.graph.nodes if isinstance(node, LlmAgent)]
+    )
     for member in members:
         member.model.chunks = 7
     plugin = RunGuardPlugin(max_model_calls=SLOW + 5)
@@ -229,7 +263,9 @@ async def test_streamed_answers_on_their_way_are_kept(shape: Callable[[], Any]) 
 
 
 async def test_single_turn_agents_on_their_way_are_kept() -> None:
-    """One of them is refused, the others answer; single-turn agents with tools of their own do not run on every version."""
+    """One of them is refused, the others answer; single-turn agents with tools of their own do not run on every
+    version.
+    """
     members = slow_agents(mode="single_turn")
     batch = calls(*(call(member.name, request="go") for member in members))
     plugin = RunGuardPlugin(max_model_calls=SLOW)
@@ -244,7 +280,10 @@ async def test_a_tool_on_its_way_is_kept() -> None:
         await asyncio.sleep(0.4)
         return {"found": f"paid answer {n}"}
 
-    fetchers = [LlmAgent(name=f"f{n}", model=ScriptedModel([call("fetch", n=n), text("never said")]), tools=[fetch]) for n in range(SLOW)]
+    fetchers = [
+        LlmAgent(name=f"f{n}", model=ScriptedModel([call("fetch", n=n), text("never said")]), tools=[fetch])
+        for n in range(SLOW)
+    ]
     plugin = RunGuardPlugin(max_model_calls=SLOW + 3)
     result = await play(ParallelAgent(name="par", sub_agents=[quick(), *fetchers]), plugins=[plugin])
     assert kept(result) == SLOW

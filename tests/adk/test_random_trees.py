@@ -1,4 +1,6 @@
-"""Trees of agents that nobody drew by hand: whatever is nested in whatever, a stop ends it, exactly and without harm."""
+"""Trees of agents that nobody drew by hand:
+whatever is nested in whatever, a stop ends it, exactly and without harm.
+"""
 
 import random
 from typing import Any
@@ -46,27 +48,45 @@ class Tree:
             case "sequence":
                 return SequentialAgent(name=self._name("seq"), sub_agents=children)
             case "loop":
-                return LoopAgent(name=self._name("loop"), sub_agents=children, max_iterations=None if self.team.endless else 2)
+                return LoopAgent(
+                    name=self._name("loop"), sub_agents=children, max_iterations=None if self.team.endless else 2
+                )
             case "parallel":
                 return ParallelAgent(name=self._name("par"), sub_agents=children)
         return Again(name=self._name("custom"), sub_agents=children, team=self.team)
 
     def _leaf(self) -> BaseAgent:
         team, done = self.team, text("done")
-        # Old versions of ADK cannot run a single-turn agent's own single-turn agents, and an agent of a Workflow is one.
-        kind = self.random.choice(["worker", "speaker", "repeating", "agent tools", "transfer", "speaker" if self._in_workflow else "single turn"])
+        # Old versions of ADK cannot run a single-turn agent's own single-turn agents, and an agent of a Workflow is
+        # one.
+        kind = self.random.choice(
+            [
+                "worker",
+                "speaker",
+                "repeating",
+                "agent tools",
+                "transfer",
+                "speaker" if self._in_workflow else "single turn",
+            ]
+        )
         match kind:
             case "worker":
                 return team.worker(self._name("worker"))
             case "speaker":
                 return team.speaker(self._name("speaker"))
             case "repeating":
-                return team.agent(self._name("repeating"), [call("step", n=1), done], lambda n: call("step", n=1), tools=[step])
+                return team.agent(
+                    self._name("repeating"), [call("step", n=1), done], lambda n: call("step", n=1), tools=[step]
+                )
             case "transfer":
                 child = team.worker(self._name("child"))
-                return team.agent(self._name("lead"), [transfer(child.name), done], lambda n: transfer(child.name), sub_agents=[child])
+                return team.agent(
+                    self._name("lead"), [transfer(child.name), done], lambda n: transfer(child.name), sub_agents=[child]
+                )
             case "single turn":
-                helpers = [team.speaker(self._name("helper"), mode="single_turn") for _ in range(self.random.randint(1, 3))]
+                helpers = [
+                    team.speaker(self._name("helper"), mode="single_turn") for _ in range(self.random.randint(1, 3))
+                ]
                 return self._asking(helpers, sub_agents=helpers)
         called = [self._branch(1) for _ in range(self.random.randint(1, 2))]
         return self._asking(called, tools=[AgentTool(agent) for agent in called])
@@ -95,7 +115,9 @@ class Tree:
             return "published"
 
         fan = [(start, node) for node in nodes] + [(node, join) for node in nodes]
-        return Workflow(name="wf", edges=[("START", start), *fan, (join, review), (review, {"again": start, "good": publish})])
+        return Workflow(
+            name="wf", edges=[("START", start), *fan, (join, review), (review, {"again": start, "good": publish})]
+        )
 
 
 @pytest.mark.parametrize("seed", SEEDS)
@@ -146,7 +168,9 @@ async def test_a_healthy_random_tree_is_left_alone(seed: int) -> None:
     plugin = RunGuardPlugin(on_decision=heard.append)
     without, result = await play(bare.root), await play(tree.root, plugins=[plugin])
     assert sorted(result.texts) == sorted(without.texts)
-    assert {name: model.calls for name, model in tree.team.models.items()} == {name: model.calls for name, model in bare.team.models.items()}
+    assert {name: model.calls for name, model in tree.team.models.items()} == {
+        name: model.calls for name, model in bare.team.models.items()
+    }
     assert result.session.state == without.session.state
     assert plugin.flush()
     assert heard == []

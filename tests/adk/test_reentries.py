@@ -24,7 +24,9 @@ def route_to_specialist(task_type: str, tool_context: ToolContext) -> dict[str, 
 
 
 class Team:
-    """An orchestrator and a specialist that pass the work back and forth for six levels; every level pays for the whole history."""
+    """An orchestrator and a specialist that pass the work back and forth for six levels; every level pays for the whole
+    history.
+    """
 
     def __init__(self, hand_over: Callable[[str], Any]) -> None:
         self.made = 0
@@ -36,8 +38,18 @@ class Team:
 
             return ScriptedModel(step, prompt_tokens=lambda _: 1_000 * self.made, output_tokens=OUTPUT)
 
-        self.specialist = LlmAgent(name="research_specialist", description="researches", model=passing_to("orchestrator"), tools=[route_to_specialist])
-        self.root = LlmAgent(name="orchestrator", model=passing_to("research_specialist"), tools=[route_to_specialist], sub_agents=[self.specialist])
+        self.specialist = LlmAgent(
+            name="research_specialist",
+            description="researches",
+            model=passing_to("orchestrator"),
+            tools=[route_to_specialist],
+        )
+        self.root = LlmAgent(
+            name="orchestrator",
+            model=passing_to("research_specialist"),
+            tools=[route_to_specialist],
+            sub_agents=[self.specialist],
+        )
 
     @property
     def tokens(self) -> int:
@@ -60,7 +72,11 @@ async def test_the_plugin_stops_at_the_first_reentry_and_saves_84_percent(hand_o
     trip = assert_stopped(recording, "reentry")
     assert (free.made, held.made) == (6, 2)
     assert 1 - held.tokens / free.tokens == pytest.approx(0.844, abs=0.001)
-    assert (trip.observed, trip.limit, trip.agent_path) == (1, 1, ("orchestrator", "research_specialist", "orchestrator"))
+    assert (trip.observed, trip.limit, trip.agent_path) == (
+        1,
+        1,
+        ("orchestrator", "research_specialist", "orchestrator"),
+    )
     assert "max_reentries" in trip.resume
     assert_calls_answered(recording.session)
 
@@ -114,7 +130,9 @@ async def test_parallel_branches_have_chains_of_their_own() -> None:
 
 
 async def test_the_next_turn_starts_a_new_chain() -> None:
-    root = helper("lead", [transfer("worker"), text("two")], sub_agents=[helper("worker", [text("one"), transfer("lead")])])
+    root = helper(
+        "lead", [transfer("worker"), text("two")], sub_agents=[helper("worker", [text("one"), transfer("lead")])]
+    )
     plugin, service = RunGuardPlugin(max_reentries=1), InMemorySessionService()
     assert (await run(root, plugins=[plugin], session_service=service)).texts == ["one"]
     assert (await run(root, plugins=[plugin], session_service=service)).texts == ["two"]

@@ -24,18 +24,36 @@ from runguard.testing import ScriptedModel, assert_stopped, call, text
 from .helpers import play
 from .test_money_scenarios import SSE, step
 
-PRICES = {"scripted-1": {"input": 10, "output": 40, "cached": 1, "cache_write": 20, "audio": 100, "cached_audio": 50, "audio_output": 400}}
+PRICES = {
+    "scripted-1": {
+        "input": 10,
+        "output": 40,
+        "cached": 1,
+        "cache_write": 20,
+        "audio": 100,
+        "cached_audio": 50,
+        "audio_output": 400,
+    }
+}
 PLAIN = {"scripted-1": {"input": 10, "output": 40}}
 PROMPT = 1_000  # tokens of every request, by the user's own counter
 WORDS = "word " * 80  # 400 bytes, 100 tokens
 
 
-def usage(prompt: int | None = None, output: int | None = None, total: int | None = None, **counts: Any) -> types.GenerateContentResponseUsageMetadata:
+def usage(
+    prompt: int | None = None, output: int | None = None, total: int | None = None, **counts: Any
+) -> types.GenerateContentResponseUsageMetadata:
     """As ADK's models fill it in; ``write`` is the field that ADK's class does not have."""
     write = counts.pop("write", None)
-    names = {"thoughts": "thoughts_token_count", "tool": "tool_use_prompt_token_count", "cached": "cached_content_token_count"}
+    names = {
+        "thoughts": "thoughts_token_count",
+        "tool": "tool_use_prompt_token_count",
+        "cached": "cached_content_token_count",
+    }
     told = {names.get(name, name): value for name, value in counts.items()}
-    made = types.GenerateContentResponseUsageMetadata(prompt_token_count=prompt, candidates_token_count=output, total_token_count=total, **told)
+    made = types.GenerateContentResponseUsageMetadata(
+        prompt_token_count=prompt, candidates_token_count=output, total_token_count=total, **told
+    )
     if write is not None:
         object.__setattr__(made, "cache_creation_input_tokens", write)
     return made
@@ -52,7 +70,9 @@ class Reporting(ScriptedModel):
     def __init__(self, *reports: Any, script: Any = None) -> None:
         super().__init__(script or [text(WORDS)], reports=reports)
 
-    async def generate_content_async(self, llm_request: LlmRequest, stream: bool = False) -> AsyncGenerator[LlmResponse, None]:
+    async def generate_content_async(
+        self, llm_request: LlmRequest, stream: bool = False
+    ) -> AsyncGenerator[LlmResponse, None]:
         (whole,) = [response async for response in super().generate_content_async(llm_request, stream)]
         piece = types.Content(role="model", parts=[types.Part(text=WORDS[: len(WORDS) // len(self.reports)])])
         for report in self.reports[:-1]:
@@ -67,7 +87,12 @@ def guard(**policy: Any) -> RunGuardPlugin:
 def looping(*reports: Any) -> LlmAgent:
     """An agent that never ends by itself."""
     config = types.GenerateContentConfig(max_output_tokens=100)
-    return LlmAgent(name="a", model=Reporting(*reports, script=lambda n, _: call("step", q=n)), tools=[step], generate_content_config=config)
+    return LlmAgent(
+        name="a",
+        model=Reporting(*reports, script=lambda n, _: call("step", q=n)),
+        tools=[step],
+        generate_content_config=config,
+    )
 
 
 def speaking(*reports: Any) -> LlmAgent:
@@ -83,7 +108,9 @@ class Generated(Reporting):
 
     _left: list[list[Any]]
 
-    async def generate_content_async(self, llm_request: LlmRequest, stream: bool = False) -> AsyncGenerator[LlmResponse, None]:
+    async def generate_content_async(
+        self, llm_request: LlmRequest, stream: bool = False
+    ) -> AsyncGenerator[LlmResponse, None]:
         self.reports = tuple(self._left.pop(0))
         async for response in super().generate_content_async(llm_request, stream):
             yield response
@@ -128,14 +155,20 @@ async def test_a_report_replaces_the_estimate_that_was_booked_before() -> None:
     """Some models report behind their whole answer."""
 
     class Late(ScriptedModel):
-        async def generate_content_async(self, llm_request: LlmRequest, stream: bool = False) -> AsyncGenerator[LlmResponse, None]:
+        async def generate_content_async(
+            self, llm_request: LlmRequest, stream: bool = False
+        ) -> AsyncGenerator[LlmResponse, None]:
             async for response in super().generate_content_async(llm_request, stream):
                 yield response.model_copy(update={"usage_metadata": ZERO})
             yield LlmResponse(usage_metadata=usage(500, 50, 550), partial=True)
 
     plugin = guard()
     await play(LlmAgent(name="a", model=Late([text(WORDS)])), plugins=[plugin], run_config=SSE)
-    assert (plugin.spend()["input_tokens"], plugin.spend()["output_tokens"], plugin.spend()["estimated_calls"]) == (500, 50, 0)
+    assert (plugin.spend()["input_tokens"], plugin.spend()["output_tokens"], plugin.spend()["estimated_calls"]) == (
+        500,
+        50,
+        0,
+    )
 
 
 # ---- one reader -----------------------------------------------------------------------------------------------------
@@ -175,7 +208,10 @@ async def test_the_plugin_bills_each_shape(reports: list[Any], expected: tuple[i
     plugin = guard()
     await play(speaking(*reports), plugins=[plugin], run_config=SSE)
     spent = plugin.spend()
-    assert (spent["calls"], spent["input_tokens"], spent["output_tokens"], bool(spent["estimated_calls"])) == (1, *expected)
+    assert (spent["calls"], spent["input_tokens"], spent["output_tokens"], bool(spent["estimated_calls"])) == (
+        1,
+        *expected,
+    )
 
 
 @shapes
@@ -183,7 +219,10 @@ async def test_a_guarded_model_bills_each_shape(reports: list[Any], expected: tu
     model = GuardedLlm(Reporting(*reports), prices=PRICES, tokens=lambda request: PROMPT)
     await play(LlmAgent(name="a", model=model), run_config=SSE)
     spent = model.guard.accounts.spend()
-    assert (spent["calls"], spent["input_tokens"], spent["output_tokens"], bool(spent["estimated_calls"])) == (1, *expected)
+    assert (spent["calls"], spent["input_tokens"], spent["output_tokens"], bool(spent["estimated_calls"])) == (
+        1,
+        *expected,
+    )
 
 
 @shapes
@@ -196,16 +235,25 @@ async def test_a_guarded_function_bills_each_shape(reports: list[Any], expected:
     async for _ in guarded("go"):
         pass
     spent = guarded.spend()
-    assert (spent["calls"], spent["input_tokens"], spent["output_tokens"], bool(spent["estimated_calls"])) == (1, *expected)
+    assert (spent["calls"], spent["input_tokens"], spent["output_tokens"], bool(spent["estimated_calls"])) == (
+        1,
+        *expected,
+    )
 
 
 @shapes
-async def test_a_token_budget_counts_each_shape(reports: list[Any], expected: tuple[int, int, bool], monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_token_budget_counts_each_shape(
+    reports: list[Any], expected: tuple[int, int, bool], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("runguard.adk.budget_plugin._tokens_of", lambda asked: PROMPT)
     plugin = BudgetPlugin(BudgetPolicy())
     await play(speaking(*reports), plugins=[plugin], run_config=SSE)
     monitor = plugin.monitor_for(app_name="app", user_id="u1", session_id="s1")
-    assert (monitor.turn_count, monitor.current_tokens, bool(monitor.estimated_turns)) == (1, expected[0] + expected[1], expected[2])
+    assert (monitor.turn_count, monitor.current_tokens, bool(monitor.estimated_turns)) == (
+        1,
+        expected[0] + expected[1],
+        expected[2],
+    )
 
 
 @shapes
@@ -252,9 +300,13 @@ def reports(draw: Any) -> Any:
         return None
     prompt, output, thoughts, tool = (draw(_counts) for _ in range(4))
     whole = sum(count or 0 for count in (prompt, output, thoughts, tool))
-    total = draw(st.one_of(st.none(), st.just(0), st.just(whole), st.just(whole - (thoughts or 0)), st.integers(0, 9_000)))
+    total = draw(
+        st.one_of(st.none(), st.just(0), st.just(whole), st.just(whole - (thoughts or 0)), st.integers(0, 9_000))
+    )
     details = draw(st.one_of(st.none(), st.integers(0, prompt or 0)))
-    audio = None if details is None else [types.ModalityTokenCount(modality=types.MediaModality.AUDIO, token_count=details)]
+    audio = (
+        None if details is None else [types.ModalityTokenCount(modality=types.MediaModality.AUDIO, token_count=details)]
+    )
     cached = draw(st.one_of(st.none(), st.integers(0, (prompt or 0) * 2)))
     return usage(prompt, output, total, thoughts=thoughts, tool=tool, cached=cached, prompt_tokens_details=audio)
 
@@ -277,7 +329,12 @@ def test_live_and_replay_bill_the_same_events_equally(calls: list[list[Any]]) ->
 
 async def test_a_stored_session_is_billed_as_the_run_was() -> None:
     """What sessions keep: no chunks."""
-    calls = [[usage(1_000, 250, 1_250)], [usage(900, 100, 1_150, thoughts=150, cached=300)], [usage(900, 4_000, 0)], [usage(600, 10, 910, tool=300)]]
+    calls = [
+        [usage(1_000, 250, 1_250)],
+        [usage(900, 100, 1_150, thoughts=150, cached=300)],
+        [usage(900, 4_000, 0)],
+        [usage(600, 10, 910, tool=300)],
+    ]
     plugin = guard()
     result = await play(LlmAgent(name="a", model=Generated(calls), tools=[step]), plugins=[plugin])
     found = replayed(result.session.events)

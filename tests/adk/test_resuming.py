@@ -1,4 +1,6 @@
-"""One invocation is one run, however often it pauses: its limits hold across pauses, restarts of the stream and workers."""
+"""One invocation is one run, however often it pauses: its limits hold across pauses, restarts of the stream and
+workers.
+"""
 
 import asyncio
 from collections.abc import Callable
@@ -69,7 +71,10 @@ async def test_model_calls_are_counted_over_all_pauses(store: str) -> None:
     assert len(plugin.trips) == 1, "the same stop, not a new one"
 
 
-@pytest.mark.parametrize(("policy", "rule"), [({"max_tool_calls": 5}, "tool_calls"), ({"tools": {"look": ToolRule(max_calls=3)}}, "tool_limit")])
+@pytest.mark.parametrize(
+    ("policy", "rule"),
+    [({"max_tool_calls": 5}, "tool_calls"), ({"tools": {"look": ToolRule(max_calls=3)}}, "tool_limit")],
+)
 async def test_tool_calls_are_counted_over_all_pauses(store: str, policy: dict[str, Any], rule: str) -> None:
     _, desk = asking(lambda n, _: [call("look", n=n), call("ask", question=str(n))])
     plugin = RunGuardPlugin(store=store, **policy)
@@ -124,7 +129,9 @@ async def test_what_was_said_once_is_not_said_again_after_a_pause(store: str) ->
     """Two nudges are allowed in a run."""
     notices: list[str] = []
     _, desk = asking(lambda n, _: [call("look", n=1), call("ask", question="same")])
-    plugin = RunGuardPlugin(store=store, rules={"no_news": {"nudge": 2}}, on_decision=lambda decision: notices.append(decision.action.word))
+    plugin = RunGuardPlugin(
+        store=store, rules={"no_news": {"nudge": 2}}, on_decision=lambda decision: notices.append(decision.action.word)
+    )
     await desk.say(plugin)
     for _ in range(5):
         await desk.answer(plugin)
@@ -175,7 +182,9 @@ async def test_a_run_that_the_caller_left_goes_on_with_its_counts() -> None:
         runner = desk.runner(plugin)
         await desk.make_session()
         message = None if desk.invocation else types.Content(role="user", parts=[types.Part(text="go")])
-        async with aclosing(runner.run_async(user_id="u1", session_id="s1", new_message=message, invocation_id=desk.invocation or None)) as events:
+        async with aclosing(
+            runner.run_async(user_id="u1", session_id="s1", new_message=message, invocation_id=desk.invocation or None)
+        ) as events:
             async for event in events:
                 desk.invocation = event.invocation_id
                 if event.get_function_responses():
@@ -214,8 +223,16 @@ async def test_confirmations_pause_a_run_and_what_was_confirmed_is_done_once(sto
 
 async def test_a_sign_in_pauses_a_run() -> None:
     def mail(to: str, tool_context: ToolContext) -> dict[str, str] | None:
-        scheme = OAuth2(flows=OAuthFlows(authorizationCode=OAuthFlowAuthorizationCode(authorizationUrl="https://a.test", tokenUrl="https://t.test", scopes={})))
-        secret = AuthCredential(auth_type=AuthCredentialTypes.OAUTH2, oauth2=OAuth2Auth(client_id="id", client_secret="secret"))
+        scheme = OAuth2(
+            flows=OAuthFlows(
+                authorizationCode=OAuthFlowAuthorizationCode(
+                    authorizationUrl="https://a.test", tokenUrl="https://t.test", scopes={}
+                )
+            )
+        )
+        secret = AuthCredential(
+            auth_type=AuthCredentialTypes.OAUTH2, oauth2=OAuth2Auth(client_id="id", client_secret="secret")
+        )
         tool_context.request_credential(AuthConfig(auth_scheme=scheme, raw_auth_credential=secret))
         return {"status": "waits for a sign-in"}
 
@@ -247,10 +264,16 @@ def _workflow(agent: LlmAgent) -> Any:
 
 
 TEAMS: dict[str, Callable[[LlmAgent], Any]] = {
-    "sequence": lambda agent: SequentialAgent(name="sequence", sub_agents=[agent, LlmAgent(name="last", model=ScriptedModel([text("last")]))]),
+    "sequence": lambda agent: SequentialAgent(
+        name="sequence", sub_agents=[agent, LlmAgent(name="last", model=ScriptedModel([text("last")]))]
+    ),
     "loop": lambda agent: LoopAgent(name="loop", sub_agents=[agent]),
-    "parallel": lambda agent: ParallelAgent(name="parallel", sub_agents=[agent, LlmAgent(name="beside", model=ScriptedModel([text("beside")]))]),
-    "transfer": lambda agent: LlmAgent(name="lead", model=ScriptedModel([transfer("clerk"), text("end")]), sub_agents=[agent]),
+    "parallel": lambda agent: ParallelAgent(
+        name="parallel", sub_agents=[agent, LlmAgent(name="beside", model=ScriptedModel([text("beside")]))]
+    ),
+    "transfer": lambda agent: LlmAgent(
+        name="lead", model=ScriptedModel([transfer("clerk"), text("end")]), sub_agents=[agent]
+    ),
     "workflow": _workflow,
 }
 
@@ -291,7 +314,9 @@ async def test_a_stopped_run_stays_stopped_until_it_is_extended(store: str) -> N
 
 async def test_an_extended_user_lets_a_stopped_run_go_on(store: str) -> None:
     model, desk = asking(lambda n, _: call("look", n=n) if n < 6 else text("done"))
-    plugin = RunGuardPlugin(store=store, budgets=[Budget(usd=0.03, per="user", window="1d")], prices=PRICES, min_output_tokens=1)
+    plugin = RunGuardPlugin(
+        store=store, budgets=[Budget(usd=0.03, per="user", window="1d")], prices=PRICES, min_output_tokens=1
+    )
     trip = assert_stopped(await desk.say(plugin), "budget")
     plugin.flush()
     assert assert_stopped(await desk.again(plugin)).id == trip.id
@@ -326,8 +351,12 @@ async def test_a_run_that_the_switch_has_stopped_goes_on_when_it_is_released(sto
 
 async def test_a_message_to_a_paused_task_is_a_new_run_with_every_store(store: str) -> None:
     """ADK may take the same invocation id for it."""
-    clerk = LlmAgent(name="clerk", description="books", model=ScriptedModel(lambda n, _: text(f"which day? {n}")), mode="task")
-    desk = Desk(LlmAgent(name="lead", model=ScriptedModel([call("clerk", request="book")]), sub_agents=[clerk]), resumable=False)
+    clerk = LlmAgent(
+        name="clerk", description="books", model=ScriptedModel(lambda n, _: text(f"which day? {n}")), mode="task"
+    )
+    desk = Desk(
+        LlmAgent(name="lead", model=ScriptedModel([call("clerk", request="book")]), sub_agents=[clerk]), resumable=False
+    )
     plugin = RunGuardPlugin(store=store, max_usd=0.04, prices=PRICES, min_output_tokens=1)
     for day in range(6):
         events = await desk.say(plugin, f"day {day}")
@@ -348,7 +377,9 @@ async def test_resuming_raises_again_where_stops_are_raised() -> None:
 # ---- in memory ------------------------------------------------------------------------------------------------------
 
 
-async def test_paused_runs_in_memory_are_bounded_and_told_when_dropped(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+async def test_paused_runs_in_memory_are_bounded_and_told_when_dropped(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     monkeypatch.setattr(paused, "WAITING_KEPT", 3)
     plugin = RunGuardPlugin(max_usd=1, prices=PRICES)
     desks = [asking()[1] for _ in range(5)]
@@ -363,7 +394,9 @@ async def test_paused_runs_in_memory_are_bounded_and_told_when_dropped(monkeypat
     assert plugin.spend()["calls"] == 5, "what was spent is not forgotten"
 
 
-async def test_an_id_cannot_break_a_line_of_the_log(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+async def test_an_id_cannot_break_a_line_of_the_log(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     monkeypatch.setattr(paused, "WAITING_KEPT", 0)
     plugin = RunGuardPlugin()
     _, desk = asking()
@@ -402,7 +435,11 @@ async def test_another_session_cannot_go_on_with_a_run() -> None:
 # ---- other guards ---------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("policy", [{"max_usd": 0.03, "prices": PRICES, "min_output_tokens": 1}, {"max_model_calls": 3}], ids=["money", "calls"])
+@pytest.mark.parametrize(
+    "policy",
+    [{"max_usd": 0.03, "prices": PRICES, "min_output_tokens": 1}, {"max_model_calls": 3}],
+    ids=["money", "calls"],
+)
 async def test_a_guarded_model_counts_over_all_pauses(store: str, policy: dict[str, Any]) -> None:
     inner, desk = asking()
     guarded = GuardedLlm(inner, store=store, on_stop="stop", **policy)
@@ -431,7 +468,10 @@ async def test_a_breaker_on_agents_counts_over_all_pauses() -> None:
 async def test_two_guarded_models_of_one_app_have_accounts_of_their_own(store: str) -> None:
     """As before there were pauses."""
     models = [ScriptedModel([text("done")]) for _ in range(2)]
-    guarded = [GuardedLlm(model, store=store, max_usd=0.01, prices=PRICES, min_output_tokens=1, on_stop="stop") for model in models]
+    guarded = [
+        GuardedLlm(model, store=store, max_usd=0.01, prices=PRICES, min_output_tokens=1, on_stop="stop")
+        for model in models
+    ]
     agents = [LlmAgent(name=f"agent_{number}", model=model) for number, model in enumerate(guarded)]
     await Desk(SequentialAgent(name="both", sub_agents=agents)).say(None)
     assert [model.calls for model in models] == [1, 1]

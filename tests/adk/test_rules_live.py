@@ -21,7 +21,16 @@ from google.genai import types
 import runguard
 from runguard import ToolRule
 from runguard.adk import RunGuardPlugin
-from runguard.testing import FakeClock, ScriptedModel, assert_calls_answered, assert_stopped, call, calls, text, transfer
+from runguard.testing import (
+    FakeClock,
+    ScriptedModel,
+    assert_calls_answered,
+    assert_stopped,
+    call,
+    calls,
+    text,
+    transfer,
+)
 
 from .helpers import observe, play, prompts, told
 
@@ -42,7 +51,11 @@ class Tool:
     def __call__(self, q: int = 0) -> Any:
         """Does something with q."""
         self.runs += 1
-        answer = self._answers(self.runs) if callable(self._answers) else self._answers[min(self.runs, len(self._answers)) - 1]
+        answer = (
+            self._answers(self.runs)
+            if callable(self._answers)
+            else self._answers[min(self.runs, len(self._answers)) - 1]
+        )
         if isinstance(answer, BaseException):
             raise answer
         return answer
@@ -109,14 +122,19 @@ async def test_repetition_leaves_healthy_runs_alone(script: Any, answers: Any) -
 
 async def test_a_pipeline_whose_agents_all_load_the_same_thing_is_healthy() -> None:
     """What is new to an agent is no repetition because another one has asked before."""
-    steps = [agent([call("load", q=1), text(f"step {n} is done")], Tool("load", [{"document": "text"}]), name=f"a{n}") for n in range(6)]
+    steps = [
+        agent([call("load", q=1), text(f"step {n} is done")], Tool("load", [{"document": "text"}]), name=f"a{n}")
+        for n in range(6)
+    ]
     seen = await observe(SequentialAgent(name="pipeline", sub_agents=steps))
     assert seen.decisions == []
     assert len(seen.result.texts) == 6
 
 
 async def test_a_reviewer_may_read_again_what_the_writer_has_read() -> None:
-    writer, reviewer = (agent(ask_new("read", 12), Tool("read", lambda n: {"page": n}), name=name) for name in ("writer", "reviewer"))
+    writer, reviewer = (
+        agent(ask_new("read", 12), Tool("read", lambda n: {"page": n}), name=name) for name in ("writer", "reviewer")
+    )
     seen = await observe(SequentialAgent(name="pipeline", sub_agents=[writer, reviewer]))
     assert seen.decisions == []
     assert seen.result.texts == ["done", "done"]
@@ -171,7 +189,9 @@ async def test_no_news_leaves_equal_answers_to_new_questions_alone(answer: Any) 
         callback_context.state["item"] = callback_context.state.get("item", 0) + 1
 
     model = ScriptedModel(lambda n, _: answer(n))
-    classify = LlmAgent(name="classify", model=model, instruction="Judge review {item}.", before_agent_callback=following)
+    classify = LlmAgent(
+        name="classify", model=model, instruction="Judge review {item}.", before_agent_callback=following
+    )
     assert (await observe(LoopAgent(name="loop", sub_agents=[classify], max_iterations=40))).decisions == []
     assert model.calls == 40
 
@@ -271,7 +291,11 @@ async def test_stall_obeys_max_identical_tool_results(answers: Any) -> None:
 
 
 async def test_stall_is_seen_through_a_plugin_that_asks_to_try_again() -> None:
-    read, model, plugin = Tool("read", lambda n: RuntimeError("the file is locked")), ScriptedModel(ask_new("read")), RunGuardPlugin()
+    read, model, plugin = (
+        Tool("read", lambda n: RuntimeError("the file is locked")),
+        ScriptedModel(ask_new("read")),
+        RunGuardPlugin(),
+    )
     result = await play(agent(model, read), plugins=[plugin, ReflectAndRetryToolPlugin(max_retries=20)])
     assert_stopped(result, "stall")
     assert (read.runs, model.calls) == (4, 6)
@@ -291,12 +315,18 @@ async def test_stall_is_broken_by_another_tools_progress() -> None:
 
 
 async def test_a_failure_that_names_its_own_thing_is_about_that_one_alone() -> None:
-    """A sweep over codes: eight expired ones are eight answers. Another wording of one request that fails is still one failure."""
+    """A sweep over codes: eight expired ones are eight answers.
+
+    Another wording of one request that fails is still one failure.
+    """
     redeem = Tool("redeem", lambda n: {"success": False, "error": f"coupon {200 + n} has expired"})
     seen = await observe(agent(lambda n, _: call("redeem", q=200 + n) if n <= 8 else text("none is valid"), redeem))
     assert [rule for _, rule in seen.rules] == ["tool_failures"]
     assert seen.result.texts == ["none is valid"]
-    again, model = Tool("redeem", lambda n: {"success": False, "error": "coupon 7 has expired"}), ScriptedModel(ask_new("redeem"))
+    again, model = (
+        Tool("redeem", lambda n: {"success": False, "error": "coupon 7 has expired"}),
+        ScriptedModel(ask_new("redeem")),
+    )
     assert_stopped((await observe(agent(model, again))).result, "stall")
     assert model.calls == 6
 
@@ -314,10 +344,17 @@ async def test_which_of_its_arguments_a_failure_names_first_does_not_matter(args
     assert seen.result.texts == ["done"]
 
 
-@pytest.mark.parametrize("failure", [{"error": "order A-7 not found"}, RuntimeError("No brokers available"), LookupError("order A-7 not found")], ids=repr)
+@pytest.mark.parametrize(
+    "failure",
+    [{"error": "order A-7 not found"}, RuntimeError("No brokers available"), LookupError("order A-7 not found")],
+    ids=repr,
+)
 async def test_a_side_effect_that_was_told_as_an_error_may_be_tried_again(failure: Any) -> None:
     pay = Tool("pay", lambda n: failure if n == 1 else {"paid": n})
-    seen = await observe(agent([call("pay", q=1), call("pay", q=1), text("done")], pay, on_tool_error_callback=recover), tools={"pay": ToolRule(once=True)})
+    seen = await observe(
+        agent([call("pay", q=1), call("pay", q=1), text("done")], pay, on_tool_error_callback=recover),
+        tools={"pay": ToolRule(once=True)},
+    )
     assert (pay.runs, seen.decisions) == (2, [])
 
 
@@ -503,7 +540,12 @@ async def test_max_event_cost_ratio_stops_at_its_ratio_and_the_snapshot_shows_it
 
 async def test_growth_does_not_stop_a_run_whose_last_answer_is_there() -> None:
     model = ScriptedModel(ask_new("dig", 4), prompt_tokens=lambda n: 1_000 * n)
-    seen = await observe(agent(model, Tool("dig", lambda n: {"found": n})), max_event_cost_ratio=3, cost_baseline_events=2, on_stop="raise")
+    seen = await observe(
+        agent(model, Tool("dig", lambda n: {"found": n})),
+        max_event_cost_ratio=3,
+        cost_baseline_events=2,
+        on_stop="raise",
+    )
     assert model.calls == 5  # the fifth answers and reaches the ratio: nothing is left to stop
     assert seen.result.texts == ["done"]
     assert seen.plugin.trips == []
@@ -513,13 +555,19 @@ async def test_growth_warns_by_default_and_changes_nothing() -> None:
     dig = Tool("dig", lambda n: {"found": n})
     seen = await observe(agent(ScriptedModel(ask_new("dig", 14), prompt_tokens=lambda n: 1_000 * n), dig))
     assert seen.rules == [("warn", "growth")]
-    without = await play(agent(ScriptedModel(ask_new("dig", 14), prompt_tokens=lambda n: 1_000 * n), Tool("dig", lambda n: {"found": n})))
+    without = await play(
+        agent(ScriptedModel(ask_new("dig", 14), prompt_tokens=lambda n: 1_000 * n), Tool("dig", lambda n: {"found": n}))
+    )
     assert told(seen.result.events) == told(without.events)
 
 
 async def test_growth_compares_an_agent_with_itself_only() -> None:
     def digger(name: str, size: int) -> LlmAgent:
-        return agent(ScriptedModel(ask_new(f"dig_{name}", 5), prompt_tokens=size), Tool(f"dig_{name}", lambda n: {"n": n}), name=name)
+        return agent(
+            ScriptedModel(ask_new(f"dig_{name}", 5), prompt_tokens=size),
+            Tool(f"dig_{name}", lambda n: {"n": n}),
+            name=name,
+        )
 
     root = SequentialAgent(name="seq", sub_agents=[digger("small", 500), digger("large", 50_000)])
     seen = await observe(root, max_event_cost_ratio=2, cost_baseline_events=2)
@@ -549,7 +597,10 @@ async def test_max_tool_calls_allows_exactly_its_number() -> None:
 
 
 async def test_max_tool_calls_within_one_response_answers_every_call() -> None:
-    step, model = Tool("step", lambda n: {"n": n}), ScriptedModel([calls(*(call("step", q=n) for n in range(10))), text("done")])
+    step, model = (
+        Tool("step", lambda n: {"n": n}),
+        ScriptedModel([calls(*(call("step", q=n) for n in range(10))), text("done")]),
+    )
     seen = await observe(agent(model, step), max_tool_calls=4)
     assert (step.runs, model.calls) == (4, 1)
     assert len(seen.plugin.trips) == 1
@@ -577,7 +628,10 @@ async def test_a_tools_own_limit_counts_the_whole_tree() -> None:
 
 
 async def test_a_huge_answer_never_reaches_the_model() -> None:
-    fetch, model = Tool("fetch", ["x" * 3_000_000, "small"]), ScriptedModel([call("fetch", q=1), call("fetch", q=2), text("done")])
+    fetch, model = (
+        Tool("fetch", ["x" * 3_000_000, "small"]),
+        ScriptedModel([call("fetch", q=1), call("fetch", q=2), text("done")]),
+    )
     seen = await observe(agent(model, fetch), max_tool_result_chars=10_000)
     assert [decision.action.word for decision in seen.decisions] == ["block"]
     assert max(len(str(prompts([request]))) for request in model.requests) < 20_000
@@ -674,7 +728,9 @@ async def test_a_tools_own_timeout_error_stays_its_own() -> None:
     async def crawl(q: int) -> dict[str, int]:
         raise TimeoutError("the server took too long")
 
-    seen = await observe(agent(ask_new("crawl", 1), crawl, on_tool_error_callback=recover), tools={"crawl": ToolRule(max_seconds=10)})
+    seen = await observe(
+        agent(ask_new("crawl", 1), crawl, on_tool_error_callback=recover), tools={"crawl": ToolRule(max_seconds=10)}
+    )
     assert seen.answers == [{"note": "something went wrong"}]
     assert seen.result.texts == ["done"]
 
@@ -702,7 +758,11 @@ async def test_polling_is_judged_by_time_without_change() -> None:
 async def test_polling_that_changes_now_and_then_is_left_alone() -> None:
     clock = FakeClock()
     job = _slow_job(clock, lambda n: {"status": "RUNNING", "step": n // 3})
-    seen = await observe(agent([call("check_job", q=1)] * 30 + [text("done")], job), tools={"check_job": ToolRule(polling=True)}, clock=clock)
+    seen = await observe(
+        agent([call("check_job", q=1)] * 30 + [text("done")], job),
+        tools={"check_job": ToolRule(polling=True)},
+        clock=clock,
+    )
     assert seen.decisions == []
 
 
@@ -725,18 +785,32 @@ async def test_after_a_write_reading_again_is_no_repetition() -> None:
 async def test_once_is_once_per_session_and_arguments() -> None:
     send, service = Tool("send_mail", [{"sent": True}]), InMemorySessionService()
     plugin = RunGuardPlugin(tools={"send_*": ToolRule(writes=True, once=True)})
-    root = agent([call("send_mail", q=1), call("send_mail", q=1), call("send_mail", q=2), text("done"), call("send_mail", q=1), text("done again")], send)
+    root = agent(
+        [
+            call("send_mail", q=1),
+            call("send_mail", q=1),
+            call("send_mail", q=2),
+            text("done"),
+            call("send_mail", q=1),
+            text("done again"),
+        ],
+        send,
+    )
     first = await play(root, plugins=[plugin], session_service=service)
     assert (send.runs, first.texts) == (2, ["done"])
     second = await play(root, "again", plugins=[plugin], session_service=service)
     assert (send.runs, second.texts) == (2, ["done again"])
-    other = await play(agent([call("send_mail", q=1), text("done")], send), plugins=[plugin], session_service=service, session_id="s2")
+    other = await play(
+        agent([call("send_mail", q=1), text("done")], send), plugins=[plugin], session_service=service, session_id="s2"
+    )
     assert (send.runs, other.texts, plugin.trips) == (3, ["done"], [])
 
 
 async def test_once_lets_a_failure_be_tried_again() -> None:
     send = Tool("send_mail", [{"error": "greylisted"}, {"sent": True}])
-    seen = await observe(agent([call("send_mail", q=1)] * 3 + [text("done")], send), tools={"send_mail": ToolRule(once=True)})
+    seen = await observe(
+        agent([call("send_mail", q=1)] * 3 + [text("done")], send), tools={"send_mail": ToolRule(once=True)}
+    )
     assert send.runs == 2
     assert seen.rules == [("block", "once")]
 
@@ -745,7 +819,9 @@ async def test_exempt_leaves_a_tool_to_the_limits_alone() -> None:
     think = Tool("think", ["hm"])
     script = [call("think")] * 15 + [text("done")]
     assert (await observe(agent(script, think), tools={"think": ToolRule(exempt=True)})).decisions == []
-    limited = await observe(agent(script, Tool("think", ["hm"])), tools={"think": ToolRule(exempt=True)}, max_tool_calls=10)
+    limited = await observe(
+        agent(script, Tool("think", ["hm"])), tools={"think": ToolRule(exempt=True)}, max_tool_calls=10
+    )
     assert_stopped(limited.result, "tool_calls")
 
 
@@ -805,7 +881,9 @@ def _tool_circle(tool: Tool, rounds: int) -> Workflow:
         return "published"
 
     fetch = FunctionTool(tool)
-    return Workflow(name="wf", edges=[("START", start), (start, fetch), (fetch, again), (again, {"again": fetch, "good": publish})])
+    return Workflow(
+        name="wf", edges=[("START", start), (start, fetch), (fetch, again), (again, {"again": fetch, "good": publish})]
+    )
 
 
 async def test_a_circle_of_tool_nodes_ends_at_its_limit() -> None:
@@ -892,9 +970,15 @@ async def test_a_confirmed_call_runs_as_it_does_without_the_guard() -> None:
         for _ in range(2):
             message = types.Content(role="user", parts=[part])
             async with asyncio.timeout(10):
-                events += [event async for event in runner.run_async(user_id="u1", session_id="s1", new_message=message)]
-            request = next(c for event in events for c in event.get_function_calls() if c.name == "adk_request_confirmation")
-            part = types.Part(function_response=types.FunctionResponse(id=request.id, name=request.name, response={"confirmed": True}))
+                events += [
+                    event async for event in runner.run_async(user_id="u1", session_id="s1", new_message=message)
+                ]
+            request = next(
+                c for event in events for c in event.get_function_calls() if c.name == "adk_request_confirmation"
+            )
+            part = types.Part(
+                function_response=types.FunctionResponse(id=request.id, name=request.name, response={"confirmed": True})
+            )
         assert pay.runs == 1
         return told(events)
 
@@ -922,7 +1006,11 @@ async def test_long_running_tools_are_left_alone(answer: Any) -> None:
 
 @pytest.mark.parametrize(
     ("batch", "answers"),
-    [([call("look", q=1)] * 8, ["same"]), ([call("look", q=n) for n in range(8)], [{"error": "locked"}]), ([call("look", q=n) for n in range(8)], [[]])],
+    [
+        ([call("look", q=1)] * 8, ["same"]),
+        ([call("look", q=n) for n in range(8)], [{"error": "locked"}]),
+        ([call("look", q=n) for n in range(8)], [[]]),
+    ],
     ids=["equal calls", "equal failures", "nothing found"],
 )
 async def test_calls_of_one_response_count_once(batch: Any, answers: Any) -> None:
@@ -942,7 +1030,9 @@ async def test_equal_batches_are_repetition() -> None:
 
 
 def _same_work(name: str) -> LlmAgent:
-    return agent([call("look", q=1), call("look", q=1), text(f"{name} is done")], Tool("look", [{"error": "locked"}]), name=name)
+    return agent(
+        [call("look", q=1), call("look", q=1), text(f"{name} is done")], Tool("look", [{"error": "locked"}]), name=name
+    )
 
 
 async def test_parallel_branches_never_mix() -> None:
@@ -954,7 +1044,13 @@ async def test_parallel_branches_never_mix() -> None:
 
 async def test_parallel_workers_of_a_workflow_never_mix() -> None:
     look = Tool("look", [{"error": "locked"}])
-    model = ScriptedModel(lambda n, request: text("done") if any(p.function_response for c in request.contents for p in c.parts or []) else call("look", q=1))
+    model = ScriptedModel(
+        lambda n, request: (
+            text("done")
+            if any(p.function_response for c in request.contents for p in c.parts or [])
+            else call("look", q=1)
+        )
+    )
     worker = agent(model, look, parallel_worker=True)
 
     def split(node_input: Any) -> list[str]:
@@ -968,7 +1064,9 @@ async def test_parallel_workers_of_a_workflow_never_mix() -> None:
 async def test_single_turn_agents_at_once_never_mix() -> None:
     helpers = [agent([text("same")], name=f"h{i}", mode="single_turn") for i in range(5)]
     batch = calls(*(call(f"h{i}", request="go") for i in range(5)))
-    seen = await observe(agent([batch, batch, text("done")], name="lead", sub_agents=helpers), max_identical_tool_results=3)
+    seen = await observe(
+        agent([batch, batch, text("done")], name="lead", sub_agents=helpers), max_identical_tool_results=3
+    )
     assert seen.decisions == []
 
 
@@ -1001,11 +1099,15 @@ async def test_what_the_users_after_tool_callback_makes_of_a_result_is_judged() 
 
 async def test_what_a_later_plugin_makes_of_a_result_is_judged() -> None:
     class Healing(BasePlugin):
-        async def after_tool_callback(self, *, tool: Any, tool_args: Any, tool_context: Any, result: Any) -> dict[str, Any]:
+        async def after_tool_callback(
+            self, *, tool: Any, tool_args: Any, tool_context: Any, result: Any
+        ) -> dict[str, Any]:
             return {"healed": tool_args["q"]}
 
     plugin = RunGuardPlugin(max_identical_tool_results=2)
-    result = await play(agent(ask_new("read", 12), Tool("read", ["Error: locked"])), plugins=[plugin, Healing(name="healing")])
+    result = await play(
+        agent(ask_new("read", 12), Tool("read", ["Error: locked"])), plugins=[plugin, Healing(name="healing")]
+    )
     assert (result.texts, plugin.trips) == (["done"], [])
 
 
@@ -1022,7 +1124,9 @@ async def test_a_normalizer_says_what_counts() -> None:
 
 async def test_a_normalizer_that_raises_harms_nobody() -> None:
     fetch = Tool("fetch", lambda n: {"n": n})
-    seen = await observe(agent(ask_new("fetch", 5), fetch), tool_result_normalizer={"fetch": lambda answer: answer["missing"]})
+    seen = await observe(
+        agent(ask_new("fetch", 5), fetch), tool_result_normalizer={"fetch": lambda answer: answer["missing"]}
+    )
     assert seen.decisions == []
     assert seen.result.texts == ["done"]
 
@@ -1034,7 +1138,12 @@ async def test_a_nudge_rides_on_the_answer_that_the_model_sees() -> None:
     look, model = Tool("look", [{"name": "Ann"}]), ScriptedModel([call("look", q=1)] * 4 + [text("Ann")])
     seen = await observe(agent(model, look))
     assert seen.rules == [("nudge", "repetition")]
-    answers = [part.function_response.response for content in model.requests[-1].contents for part in content.parts if part.function_response]
+    answers = [
+        part.function_response.response
+        for content in model.requests[-1].contents
+        for part in content.parts
+        if part.function_response
+    ]
     assert [set(answer) for answer in answers] == [{"name"}, {"name"}, {"name"}, {"name", "runguard_notice"}]
     assert answers[-1]["runguard_notice"] == seen.decisions[0].for_model
     assert answers[-1]["name"] == "Ann"
@@ -1130,14 +1239,20 @@ async def test_one_runs_failures_do_not_open_the_breaker_for_everybody() -> None
 async def test_things_that_are_not_there_do_not_open_the_breaker() -> None:
     plugin, missing = RunGuardPlugin(), Tool("fetch", lambda n: LookupError(f"order {n} not found"))
     for number in range(8):
-        await play(agent(ask_new("fetch", 1), missing, on_tool_error_callback=recover), plugins=[plugin], session_id=f"s{number}")
+        await play(
+            agent(ask_new("fetch", 1), missing, on_tool_error_callback=recover),
+            plugins=[plugin],
+            session_id=f"s{number}",
+        )
     assert plugin.snapshot()["breakers"].get("fetch") in (None, "closed")
 
 
 async def test_soft_failures_never_open_the_breaker() -> None:
     plugin = RunGuardPlugin()
     for number in range(6):
-        await play(agent(ask_new("read", 2), Tool("read", [{"error": "locked"}])), plugins=[plugin], session_id=f"s{number}")
+        await play(
+            agent(ask_new("read", 2), Tool("read", [{"error": "locked"}])), plugins=[plugin], session_id=f"s{number}"
+        )
     assert plugin.snapshot()["breakers"].get("read") in (None, "closed")
     assert plugin.trips == []
 
@@ -1145,7 +1260,9 @@ async def test_soft_failures_never_open_the_breaker() -> None:
 async def test_an_exception_that_nobody_recovers_opens_it_too() -> None:
     service, plugin = Service(), RunGuardPlugin()
     for number in range(5):
-        result = await play(agent(ask_new("fetch", 1), service.tool()), plugins=[plugin], session_id=f"s{number}", catch=True)
+        result = await play(
+            agent(ask_new("fetch", 1), service.tool()), plugins=[plugin], session_id=f"s{number}", catch=True
+        )
         assert isinstance(result.error, ConnectionError)
     assert plugin.snapshot()["breakers"] == {"fetch": "open"}
     assert plugin.snapshot()["runs"] == []
@@ -1262,11 +1379,24 @@ async def test_a_declared_poll_is_left_alone_under_an_explicit_limit() -> None:
 
 @pytest.mark.parametrize(
     "settings",
-    [{"tool_result_normalizer": {"search": lambda answer: {"status": answer["status"]}}}, {"tools": {"search": ToolRule(volatile=("why",))}}],
+    [
+        {"tool_result_normalizer": {"search": lambda answer: {"status": answer["status"]}}},
+        {"tools": {"search": ToolRule(volatile=("why",))}},
+    ],
     ids=["normalizer", "volatile"],
 )
 async def test_the_normalizer_decides_what_identifies_a_failure(settings: dict[str, Any]) -> None:
-    words = ["the shelf", "a wall", "no ink", "bad light", "thin paper", "torn edge", "wet page", "odd font", "old scan"]
+    words = [
+        "the shelf",
+        "a wall",
+        "no ink",
+        "bad light",
+        "thin paper",
+        "torn edge",
+        "wet page",
+        "odd font",
+        "old scan",
+    ]
     model, agent = _asks_in_other_words(lambda n: {"status": "partial_parse_error", "why": words[n]})
     seen = await observe(agent, max_identical_tool_results=3, **settings)
     assert assert_stopped(seen.result, "stall").observed == 3

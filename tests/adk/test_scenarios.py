@@ -33,7 +33,9 @@ async def test_v1_a_soft_failure_in_a_loop_agent_ends_at_the_third() -> None:
         runs += 1
         return {"status": "partial_parse_error", "data": None}
 
-    model = ScriptedModel(lambda n, _: call("parse_document_fragment", fragment="x", hint=f"hint {n}") if n % 2 else text("retry"))
+    model = ScriptedModel(
+        lambda n, _: call("parse_document_fragment", fragment="x", hint=f"hint {n}") if n % 2 else text("retry")
+    )
     worker = LlmAgent(name="worker", model=model, tools=[parse_document_fragment])
     plugin = RunGuardPlugin(max_identical_tool_results=3)
     result = await play(LoopAgent(name="loop", max_iterations=8, sub_agents=[worker]), plugins=[plugin])
@@ -88,7 +90,12 @@ async def test_v2b_a_model_that_heeds_the_refusal_finishes() -> None:
 
 @pytest.mark.parametrize(
     "limits",
-    [{}, {"max_identical_tool_results": 3}, {"rules": {"repetition": {"block": 3}}}, {"max_identical_tool_results": 3, "max_handoff_repeats": 3}],
+    [
+        {},
+        {"max_identical_tool_results": 3},
+        {"rules": {"repetition": {"block": 3}}},
+        {"max_identical_tool_results": 3, "max_handoff_repeats": 3},
+    ],
     ids=str,
 )
 async def test_v3_polling_that_moves_is_left_alone(limits: dict[str, Any]) -> None:
@@ -116,7 +123,11 @@ async def test_v3_a_declared_polling_tool_may_repeat_itself() -> None:
         return {"status": "RUNNING"} if runs < 7 else {"status": "DONE"}
 
     model = ScriptedModel([call("check_job", job="j")] * 7 + [text("done")])
-    plugin = RunGuardPlugin(max_identical_tool_results=3, tools={"check_job": ToolRule(polling=True, max_calls=10)}, on_decision=heard.append)
+    plugin = RunGuardPlugin(
+        max_identical_tool_results=3,
+        tools={"check_job": ToolRule(polling=True, max_calls=10)},
+        on_decision=heard.append,
+    )
     result = await play(LlmAgent(name="worker", model=model, tools=[check_job]), plugins=[plugin])
     assert plugin.flush()
     assert (runs, plugin.trips, heard) == (7, [], [])
@@ -286,7 +297,14 @@ async def test_v8d_the_trip_tells_everything_without_an_exception() -> None:
     result = await play(agent, plugins=[RunGuardPlugin(max_model_calls=6)])
     trip = runguard.trip(result.events[-1])
     assert trip is not None
-    assert (trip.rule, trip.limit, trip.observed, trip.model_calls, trip.tool_calls, trip.tokens) == ("model_calls", 6, 7, 6, 6, 6 * CALL_TOKENS)
+    assert (trip.rule, trip.limit, trip.observed, trip.model_calls, trip.tool_calls, trip.tokens) == (
+        "model_calls",
+        6,
+        7,
+        6,
+        6,
+        6 * CALL_TOKENS,
+    )
     assert (trip.app, trip.user_id, trip.session_id, trip.agent_path) == ("app", "u1", "s1", ("finder",))
     assert trip.run_id == trip.invocation_id == result.events[0].invocation_id
     assert trip.resume
@@ -297,7 +315,11 @@ async def test_v8d_the_trip_tells_everything_without_an_exception() -> None:
 @pytest.mark.parametrize("root", ["single", "loop", "parallel"])
 async def test_v8d_in_raise_mode_the_caller_catches_our_own_class(root: str) -> None:
     agent, model = _finder()
-    shapes = {"single": lambda: agent, "loop": lambda: LoopAgent(name="l", sub_agents=[agent]), "parallel": lambda: ParallelAgent(name="p", sub_agents=[agent])}
+    shapes = {
+        "single": lambda: agent,
+        "loop": lambda: LoopAgent(name="l", sub_agents=[agent]),
+        "parallel": lambda: ParallelAgent(name="p", sub_agents=[agent]),
+    }
     result = await play(shapes[root](), plugins=[RunGuardPlugin(max_model_calls=5, on_stop="raise")], catch=True)
     assert type(result.error) is runguard.LimitExceededError
     assert model.calls == 5

@@ -1,4 +1,6 @@
-"""Every model call is closed: one that never left is given back, one that left is booked at its last usage or at a marked estimate."""
+"""Every model call is closed: one that never left is given back, one that left is booked at its last usage or at a
+marked estimate.
+"""
 
 import asyncio
 import gc
@@ -38,15 +40,22 @@ class RefusedError(Exception):
         self.code = code
 
 
-def said(words: str, usage: tuple[int, int] | None = None, *, partial: bool = False, model: str | None = None) -> LlmResponse:
+def said(
+    words: str, usage: tuple[int, int] | None = None, *, partial: bool = False, model: str | None = None
+) -> LlmResponse:
     """A response or a chunk, with prompt and output tokens where told."""
-    told = usage and types.GenerateContentResponseUsageMetadata(prompt_token_count=usage[0], candidates_token_count=usage[1], total_token_count=sum(usage))
+    told = usage and types.GenerateContentResponseUsageMetadata(
+        prompt_token_count=usage[0], candidates_token_count=usage[1], total_token_count=sum(usage)
+    )
     content = types.Content(role="model", parts=[types.Part(text=words)])
     return LlmResponse(content=content, usage_metadata=told or None, partial=partial, model_version=model)
 
 
 class Chunks(ScriptedModel):
-    """Its first call answers with just these responses; an exception among them is raised, a function called. Later calls say "fine"."""
+    """Its first call answers with just these responses;
+
+    an exception among them is raised, a function called. Later calls say "fine".
+    """
 
     def __init__(self, *first: Any, **options: Any) -> None:
         super().__init__([text("fine")], **options)
@@ -54,7 +63,9 @@ class Chunks(ScriptedModel):
 
     _first: Any = ()
 
-    async def generate_content_async(self, llm_request: LlmRequest, stream: bool = False) -> AsyncGenerator[LlmResponse, None]:
+    async def generate_content_async(
+        self, llm_request: LlmRequest, stream: bool = False
+    ) -> AsyncGenerator[LlmResponse, None]:
         first, self._first = self._first, ()
         if not first:
             async for response in super().generate_content_async(llm_request, stream):
@@ -85,7 +96,9 @@ async def assert_usable(plugin: RunGuardPlugin, root: Any, service: InMemorySess
     """Nothing is held any more, and the user's next turn finds a whole session and costs one call."""
     assert_nothing_reserved(plugin)
     calls, estimated, usd = figures(plugin)
-    result = await play(root, "and now?", plugins=[plugin, *options.pop("plugins", ())], session_service=service, **options)
+    result = await play(
+        root, "and now?", plugins=[plugin, *options.pop("plugins", ())], session_service=service, **options
+    )
     assert result.texts[-1] == "fine"
     assert result.trips == []
     assert figures(plugin) == (calls + 1, estimated, usd + CALL_USD)
@@ -112,10 +125,21 @@ def fail() -> None:
     raise ValueError("not today")
 
 
-@pytest.mark.parametrize("shape", [lambda a: a, lambda a: SequentialAgent(name="seq", sub_agents=[a]), lambda a: ParallelAgent(name="par", sub_agents=[a])])
+@pytest.mark.parametrize(
+    "shape",
+    [
+        lambda a: a,
+        lambda a: SequentialAgent(name="seq", sub_agents=[a]),
+        lambda a: ParallelAgent(name="par", sub_agents=[a]),
+    ],
+)
 @pytest.mark.parametrize("where", ["plugin", "agent"])
 async def test_a_call_answered_from_a_cache_costs_nothing(where: str, shape: Callable[[Any], Any]) -> None:
-    model, plugin, service = ScriptedModel([text("fine")]), guard(max_model_calls=2, budgets=[Budget(calls=1, per="session")]), InMemorySessionService()
+    model, plugin, service = (
+        ScriptedModel([text("fine")]),
+        guard(max_model_calls=2, budgets=[Budget(calls=1, per="session")]),
+        InMemorySessionService(),
+    )
     cache = Meddler(lambda: said("from the cache"))
 
     def once(callback_context: Any, llm_request: LlmRequest) -> LlmResponse | None:
@@ -169,7 +193,9 @@ async def test_a_call_over_the_frameworks_own_limit_costs_nothing() -> None:
     model = ScriptedModel([call("step", q=1), text("fine")])
     plugin, service = guard(max_model_calls=100), InMemorySessionService()
     root = agent("a", model, tools=[step])
-    result = await play(root, plugins=[plugin], session_service=service, catch=True, run_config=RunConfig(max_llm_calls=1))
+    result = await play(
+        root, plugins=[plugin], session_service=service, catch=True, run_config=RunConfig(max_llm_calls=1)
+    )
     assert type(result.error).__name__ == "LlmCallsLimitExceededError"
     assert (model.calls, figures(plugin)) == (1, (1, 0, CALL_USD))
     await assert_usable(plugin, root, service)
@@ -202,7 +228,9 @@ async def test_a_call_cancelled_while_it_waits_for_money_holds_nothing() -> None
     """One call holds all there is, another waits for it and is cancelled."""
     model = Chunks(for_ever)
     plugin = guard(budgets=[Budget(usd="0.02", per="user")])
-    runner = Runner(app=App(name="app", root_agent=agent("a", model), plugins=[plugin]), session_service=InMemorySessionService())
+    runner = Runner(
+        app=App(name="app", root_agent=agent("a", model), plugins=[plugin]), session_service=InMemorySessionService()
+    )
     one, two = (asyncio.create_task(play(runner.agent, runner=runner, session_id=name)) for name in ("s1", "s2"))
     while not (model.calls and any(run["session"] == "s2" and run["model_calls"] for run in plugin.snapshot()["runs"])):  # noqa: ASYNC110 - nobody is told that a call waits
         await asyncio.sleep(0.001)
@@ -228,7 +256,9 @@ def recover(callback_context: Any, llm_request: LlmRequest, error: Exception) ->
 
 
 class Recovery(BasePlugin):
-    async def on_model_error_callback(self, *, callback_context: Any, llm_request: LlmRequest, error: Exception) -> LlmResponse:
+    async def on_model_error_callback(
+        self, *, callback_context: Any, llm_request: LlmRequest, error: Exception
+    ) -> LlmResponse:
         return said("never mind")
 
 
@@ -236,14 +266,17 @@ class Recovery(BasePlugin):
 @pytest.mark.parametrize(
     ("error", "booked"),
     [
-        (ConnectionError("the line broke"), (1, 1, CALL_USD)),  # it may have worked on it: its prompt, and as much as it may have said
+        # it may have worked on it: its prompt, and as much as it may have said
+        (ConnectionError("the line broke"), (1, 1, CALL_USD)),
         (RefusedError(503), (1, 0, Decimal(0))),
         (RefusedError(429), (1, 0, Decimal(0))),
         (RefusedError(200), (1, 1, CALL_USD)),  # no status of an error: nothing says that it was not billed
     ],
     ids=str,
 )
-async def test_a_call_that_failed_is_booked_as_what_it_can_have_cost(error: Exception, booked: tuple[int, int, Decimal], recovers: str) -> None:
+async def test_a_call_that_failed_is_booked_as_what_it_can_have_cost(
+    error: Exception, booked: tuple[int, int, Decimal], recovers: str
+) -> None:
     model, plugin, service = Chunks(error), guard(max_usd="0.10"), InMemorySessionService()
     root = agent("a", model, **({"on_model_error_callback": recover} if recovers == "agent" else {}))
     behind = [Recovery(name="recovery")] if recovers == "plugin" else []
@@ -286,7 +319,9 @@ async def test_retries_end_at_the_budget() -> None:
     assert_nothing_reserved(plugin)
 
 
-@pytest.mark.parametrize("shape", [lambda a: a, lambda a: LoopAgent(name="loop", max_iterations=1, sub_agents=[a])], ids=["agent", "loop"])
+@pytest.mark.parametrize(
+    "shape", [lambda a: a, lambda a: LoopAgent(name="loop", max_iterations=1, sub_agents=[a])], ids=["agent", "loop"]
+)
 async def test_a_run_cancelled_during_its_call_is_booked_at_an_estimate(shape: Callable[[Any], Any]) -> None:
     on_its_way = asyncio.Event()
 
@@ -321,11 +356,15 @@ async def _leave(events: AsyncGenerator[Any, None], how: str) -> None:
         await asyncio.sleep(0.01)  # the loop closes what was thrown away, agents below need turns of their own for it
 
 
-@pytest.mark.parametrize("shape", [lambda a: a, lambda a: ParallelAgent(name="par", sub_agents=[a])], ids=["agent", "parallel"])
+@pytest.mark.parametrize(
+    "shape", [lambda a: a, lambda a: ParallelAgent(name="par", sub_agents=[a])], ids=["agent", "parallel"]
+)
 @pytest.mark.parametrize("how", ["aclose", "aclose later", "thrown away"])
 async def test_a_stream_that_nobody_reads_to_its_end_is_booked(how: str, shape: Callable[[Any], Any]) -> None:
     """Left after the first chunk of a streamed answer, whose usage is told."""
-    model = Chunks(said("a", (1_000, 100), partial=True), said("b", (1_000, 200), partial=True), said("ab", (1_000, 250)))
+    model = Chunks(
+        said("a", (1_000, 100), partial=True), said("b", (1_000, 200), partial=True), said("ab", (1_000, 250))
+    )
     plugin, service = guard(max_usd="0.10"), InMemorySessionService()
     root = shape(agent("a", model))
     runner = Runner(app=App(name="app", root_agent=root, plugins=[plugin]), session_service=service)
@@ -333,7 +372,9 @@ async def test_a_stream_that_nobody_reads_to_its_end_is_booked(how: str, shape: 
     await _leave(runner.run_async(user_id="u1", session_id="s1", new_message=HELLO, run_config=SSE), how)
     calls, estimated, usd = figures(plugin)
     assert (calls, estimated) == (1, 0)
-    assert usd in (Decimal("0.014"), Decimal("0.018"), CALL_USD), "as much as was told until the end, never more than once"
+    assert usd in (Decimal("0.014"), Decimal("0.018"), CALL_USD), (
+        "as much as was told until the end, never more than once"
+    )
     await assert_usable(plugin, root, service)
 
 
@@ -361,13 +402,17 @@ async def stream(*first: Any, **policy: Any) -> tuple[RunGuardPlugin, Chunks, Ll
 
 
 async def test_a_stream_cut_off_after_its_usage_was_told_is_booked_at_that_usage() -> None:
-    plugin, _, root, service = await stream(said("a", (1_000, 100), partial=True), said("b", (1_000, 150), partial=True), ConnectionError("cut"))
+    plugin, _, root, service = await stream(
+        said("a", (1_000, 100), partial=True), said("b", (1_000, 150), partial=True), ConnectionError("cut")
+    )
     assert figures(plugin) == (1, 0, PROMPT_USD + Decimal("0.006"))
     await assert_usable(plugin, root, service)
 
 
 async def test_a_stream_cut_off_before_its_usage_was_told_is_booked_at_its_prompt_and_the_words_that_came() -> None:
-    plugin, _, root, service = await stream(said("x" * 200, partial=True), said("y" * 200, partial=True), ConnectionError("cut"))
+    plugin, _, root, service = await stream(
+        said("x" * 200, partial=True), said("y" * 200, partial=True), ConnectionError("cut")
+    )
     assert figures(plugin) == (1, 1, PROMPT_USD + Decimal("0.004")), "400 letters are about 100 tokens"
     await assert_usable(plugin, root, service)
 
@@ -413,16 +458,58 @@ def usage(**counts: Any) -> types.GenerateContentResponseUsageMetadata:
     ("told", "usd"),
     [
         # thinking is output, whether the model counts it among the candidates or beside them
-        (usage(prompt_token_count=1_000, candidates_token_count=100, thoughts_token_count=150, total_token_count=1_250), "0.02"),
-        (usage(prompt_token_count=1_000, candidates_token_count=250, thoughts_token_count=150, total_token_count=1_250), "0.02"),
+        (
+            usage(
+                prompt_token_count=1_000, candidates_token_count=100, thoughts_token_count=150, total_token_count=1_250
+            ),
+            "0.02",
+        ),
+        (
+            usage(
+                prompt_token_count=1_000, candidates_token_count=250, thoughts_token_count=150, total_token_count=1_250
+            ),
+            "0.02",
+        ),
         (usage(prompt_token_count=1_000, candidates_token_count=100, thoughts_token_count=150), "0.02"),
         # of the prompt, 600 were read from a cache
-        (usage(prompt_token_count=1_000, cached_content_token_count=600, candidates_token_count=250, total_token_count=1_250), "0.0146"),
+        (
+            usage(
+                prompt_token_count=1_000,
+                cached_content_token_count=600,
+                candidates_token_count=250,
+                total_token_count=1_250,
+            ),
+            "0.0146",
+        ),
         # the prompts of built-in tools are input beside the prompt
-        (usage(prompt_token_count=1_000, tool_use_prompt_token_count=500, candidates_token_count=250, total_token_count=1_750), "0.025"),
+        (
+            usage(
+                prompt_token_count=1_000,
+                tool_use_prompt_token_count=500,
+                candidates_token_count=250,
+                total_token_count=1_750,
+            ),
+            "0.025",
+        ),
         # of the prompt, 400 were heard; of the answer, 50 spoken
-        (usage(prompt_token_count=1_000, prompt_tokens_details=detail("AUDIO", 400), candidates_token_count=250, total_token_count=1_250), "0.056"),
-        (usage(prompt_token_count=1_000, candidates_token_count=250, candidates_tokens_details=detail("AUDIO", 50), total_token_count=1_250), "0.038"),
+        (
+            usage(
+                prompt_token_count=1_000,
+                prompt_tokens_details=detail("AUDIO", 400),
+                candidates_token_count=250,
+                total_token_count=1_250,
+            ),
+            "0.056",
+        ),
+        (
+            usage(
+                prompt_token_count=1_000,
+                candidates_token_count=250,
+                candidates_tokens_details=detail("AUDIO", 50),
+                total_token_count=1_250,
+            ),
+            "0.038",
+        ),
         (
             usage(
                 prompt_token_count=1_000,
@@ -435,7 +522,16 @@ def usage(**counts: Any) -> types.GenerateContentResponseUsageMetadata:
             "0.041",
         ),
     ],
-    ids=["thoughts apart", "thoughts within", "no total", "cached", "tool use", "audio in", "audio out", "cached audio"],
+    ids=[
+        "thoughts apart",
+        "thoughts within",
+        "no total",
+        "cached",
+        "tool use",
+        "audio in",
+        "audio out",
+        "cached audio",
+    ],
 )
 async def test_each_kind_of_token_has_its_own_price(told: Any, usd: str) -> None:
     content = types.Content(role="model", parts=[types.Part(text="x")])
@@ -466,7 +562,10 @@ async def test_a_trip_says_when_what_was_spent_is_partly_an_estimate() -> None:
     assert "about $" in trip.message
 
 
-@pytest.mark.parametrize(("answering", "usd", "estimated"), [("small-1", "0.002", 0), ("scripted-1", "0.02", 0), ("nobody-knows-1", "0.02", 1)])
+@pytest.mark.parametrize(
+    ("answering", "usd", "estimated"),
+    [("small-1", "0.002", 0), ("scripted-1", "0.02", 0), ("nobody-knows-1", "0.02", 1)],
+)
 async def test_the_model_that_answered_is_paid(answering: str, usd: str, estimated: int) -> None:
     """Without a price for the one that answered, that of the one that was asked stands, marked as an estimate."""
     prices = {"scripted-1": {"input": 10, "output": 40}, "small-1": {"input": 1, "output": 4}}

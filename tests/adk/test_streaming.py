@@ -1,4 +1,6 @@
-"""Streams, broken-off runs, databases, threads: what is counted once, and what is left behind when a run does not end as planned."""
+"""Streams, broken-off runs, databases, threads: what is counted once, and what is left behind when a run does not end
+as planned.
+"""
 
 import asyncio
 import gc
@@ -55,7 +57,11 @@ async def test_usage_is_counted_once_however_often_it_is_told(usage_on: str, tok
         pytest.skip("one response has no last chunk before it")
     plugin = RunGuardPlugin(max_model_calls=3)
     model = ScriptedModel(lambda n, _: call("look", n=n), chunks=7, usage_on=usage_on)
-    result = await play(LlmAgent(name="worker", model=model, tools=[look]), plugins=[plugin], **({"run_config": SSE} if streaming else {}))
+    result = await play(
+        LlmAgent(name="worker", model=model, tools=[look]),
+        plugins=[plugin],
+        **({"run_config": SSE} if streaming else {}),
+    )
     trip = assert_stopped(result, "model_calls")
     if tokens:
         assert seen == [(n, n * 1_000, n * 250) for n in (1, 2, 3)]
@@ -71,25 +77,40 @@ class ToldTwice(BaseLlm):
 
     model: str = "told-twice"
 
-    async def generate_content_async(self, llm_request: LlmRequest, stream: bool = False) -> AsyncGenerator[LlmResponse, None]:
+    async def generate_content_async(
+        self, llm_request: LlmRequest, stream: bool = False
+    ) -> AsyncGenerator[LlmResponse, None]:
         def usage(output: int) -> types.GenerateContentResponseUsageMetadata:
-            return types.GenerateContentResponseUsageMetadata(prompt_token_count=100, candidates_token_count=output, total_token_count=100 + output)
+            return types.GenerateContentResponseUsageMetadata(
+                prompt_token_count=100, candidates_token_count=output, total_token_count=100 + output
+            )
 
-        yield LlmResponse(content=types.Content(role="model", parts=[types.Part(text="he")]), partial=True, usage_metadata=usage(5))
-        yield LlmResponse(content=types.Content(role="model", parts=[types.Part(text="hello")]), usage_metadata=usage(9))
+        yield LlmResponse(
+            content=types.Content(role="model", parts=[types.Part(text="he")]), partial=True, usage_metadata=usage(5)
+        )
+        yield LlmResponse(
+            content=types.Content(role="model", parts=[types.Part(text="hello")]), usage_metadata=usage(9)
+        )
         yield LlmResponse(content=types.Content(role="model", parts=[types.Part(text="")]), usage_metadata=usage(10))
 
 
 async def test_two_whole_responses_of_one_call_are_one_call() -> None:
     plugin, second = RunGuardPlugin(max_model_calls=1), ScriptedModel([text("never said")])
-    root = SequentialAgent(name="seq", sub_agents=[LlmAgent(name="first", model=ToldTwice()), worker(second, name="second")])
+    root = SequentialAgent(
+        name="seq", sub_agents=[LlmAgent(name="first", model=ToldTwice()), worker(second, name="second")]
+    )
     result = await play(root, plugins=[plugin], run_config=SSE)
     trip = assert_stopped(result, "model_calls")
     assert (trip.model_calls, trip.tokens, second.calls) == (1, 110, 0)
 
 
 async def test_thoughts_and_tool_prompts_are_tokens_too() -> None:
-    counts = {"prompt_token_count": 100, "tool_use_prompt_token_count": 20, "candidates_token_count": 30, "thoughts_token_count": 50}
+    counts = {
+        "prompt_token_count": 100,
+        "tool_use_prompt_token_count": 20,
+        "candidates_token_count": 30,
+        "thoughts_token_count": 50,
+    }
     usage = types.GenerateContentResponseUsageMetadata(**counts)
     said = LlmResponse(content=types.Content(role="model", parts=[types.Part(text="x")]), usage_metadata=usage)
     plugin = RunGuardPlugin(max_model_calls=1)
@@ -102,7 +123,9 @@ async def test_a_streamed_run_is_the_same_with_and_without_the_guard() -> None:
         return worker([call("step", n=1), text("done")], chunks=7)
 
     plugin = RunGuardPlugin()
-    assert told((await play(build(), plugins=[plugin], run_config=SSE)).events) == told((await play(build(), run_config=SSE)).events)
+    assert told((await play(build(), plugins=[plugin], run_config=SSE)).events) == told(
+        (await play(build(), run_config=SSE)).events
+    )
     assert plugin.trips == []
 
 
@@ -131,7 +154,9 @@ def slow_workflow() -> Any:
 
 
 def slow_agent_tool() -> Any:
-    return LlmAgent(name="lead", model=ScriptedModel([call("slow", request="go"), text("done")]), tools=[AgentTool(_slow())])
+    return LlmAgent(
+        name="lead", model=ScriptedModel([call("slow", request="go"), text("done")]), tools=[AgentTool(_slow())]
+    )
 
 
 SLOW: list[Callable[[], Any]] = [slow_single, slow_sequence, slow_parallel, slow_workflow, slow_agent_tool]
@@ -142,7 +167,9 @@ async def _stream(root: Any, plugin: RunGuardPlugin, **options: Any) -> Any:
     service = InMemorySessionService()
     await service.create_session(app_name="app", user_id="u1", session_id="s1")
     runner = Runner(app=App(name="app", root_agent=root, plugins=[plugin]), session_service=service)
-    return runner.run_async(user_id="u1", session_id="s1", new_message=types.Content(role="user", parts=[types.Part(text="go")]), **options)
+    return runner.run_async(
+        user_id="u1", session_id="s1", new_message=types.Content(role="user", parts=[types.Part(text="go")]), **options
+    )
 
 
 async def _eventually(condition: Callable[[], bool], seconds: float = 20, *, collect: bool = True) -> bool:
@@ -162,7 +189,8 @@ def _nothing_left(plugin: RunGuardPlugin) -> bool:
 async def test_a_cancelled_run_leaves_nothing_behind(shape: Callable[[], Any]) -> None:
     plugin = RunGuardPlugin()
     task = asyncio.create_task(play(shape(), plugins=[plugin]))
-    await _eventually(lambda: any(r["in_flight"] for r in plugin.snapshot()["runs"]), collect=False)  # a collection may take longer than what is waited for
+    # a collection may take longer than what is waited for
+    await _eventually(lambda: any(r["in_flight"] for r in plugin.snapshot()["runs"]), collect=False)
     task.cancel()
     with suppress(asyncio.CancelledError):
         await task
@@ -300,7 +328,9 @@ async def test_a_stop_survives_in_a_database(kind: str, topology: Callable[[Team
 @pytest.mark.parametrize("kind", ["sqlite", "database"])
 async def test_a_swallowed_stop_is_stored_in_a_database_too(kind: str, tmp_path: Path) -> None:
     plugin = RunGuardPlugin(max_model_calls=3)
-    result = await play(custom_quiet_loop(Team(endless=True)), plugins=[plugin], session_service=_services(tmp_path)[kind]())
+    result = await play(
+        custom_quiet_loop(Team(endless=True)), plugins=[plugin], session_service=_services(tmp_path)[kind]()
+    )
     assert_stopped(result)
     assert [runguard.trip(event) for event in result.session.events if event.error_code] == plugin.trips
 
@@ -316,7 +346,9 @@ def test_one_guard_serves_two_event_loops_in_two_threads() -> None:
             for turn in range(5):
                 for topology in (single, parallel, workflow_cycle):
                     team = Team(endless=True)
-                    result = await play(topology(team), plugins=[plugin], session_id=f"s{number}-{turn}-{topology.__name__}")
+                    result = await play(
+                        topology(team), plugins=[plugin], session_id=f"s{number}-{turn}-{topology.__name__}"
+                    )
                     assert team.calls == 7
                     assert assert_stopped(result).session_id == f"s{number}-{turn}-{topology.__name__}"
 
@@ -338,7 +370,9 @@ def test_one_guard_serves_two_event_loops_in_two_threads() -> None:
 async def test_runs_at_the_same_time_do_not_share_their_counts() -> None:
     plugin = RunGuardPlugin(max_model_calls=4)
     teams = [Team(endless=number % 2 == 0) for number in range(20)]
-    results = await asyncio.gather(*(play(single(team), plugins=[plugin], session_id=f"s{number}") for number, team in enumerate(teams)))
+    results = await asyncio.gather(
+        *(play(single(team), plugins=[plugin], session_id=f"s{number}") for number, team in enumerate(teams))
+    )
     assert [team.calls for team in teams] == [4, 3] * 10
     assert [bool(result.trips) for result in results] == [True, False] * 10
     assert {trip.session_id for trip in plugin.trips} == {f"s{number}" for number in range(0, 20, 2)}

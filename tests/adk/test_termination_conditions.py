@@ -44,12 +44,18 @@ def called(name: str, number: int, **args: Any) -> Event:
 
 
 def answered(name: str, number: int, response: dict[str, Any], **fields: Any) -> Event:
-    return event(types.Part(function_response=types.FunctionResponse(id=f"c{number}", name=name, response=response)), **fields)
+    return event(
+        types.Part(function_response=types.FunctionResponse(id=f"c{number}", name=name, response=response)), **fields
+    )
 
 
-def usage(prompt: int, candidates: int, total: int | None = None, **more: int) -> types.GenerateContentResponseUsageMetadata:
+def usage(
+    prompt: int, candidates: int, total: int | None = None, **more: int
+) -> types.GenerateContentResponseUsageMetadata:
     total = prompt + candidates + sum(more.values()) if total is None else total
-    return types.GenerateContentResponseUsageMetadata(prompt_token_count=prompt, candidates_token_count=candidates, total_token_count=total, **more)
+    return types.GenerateContentResponseUsageMetadata(
+        prompt_token_count=prompt, candidates_token_count=candidates, total_token_count=total, **more
+    )
 
 
 def first_fired(condition: TerminationCondition, events: Sequence[Event]) -> int | None:
@@ -77,20 +83,50 @@ ANSWER = answered("look", 1, {"rows": 3})
         (FunctionCallTermination("look"), [CALL, answered("other", 2, {}), ANSWER], 3),
         (
             HandoffTermination("human"),
-            [say("human"), event(actions=EventActions(transfer_to_agent="bot")), event(actions=EventActions(transfer_to_agent="human"))],
+            [
+                say("human"),
+                event(actions=EventActions(transfer_to_agent="bot")),
+                event(actions=EventActions(transfer_to_agent="human")),
+            ],
             3,
         ),
-        (StateTermination("done"), [event(actions=EventActions(state_delta={"done": False})), event(actions=EventActions(state_delta={"done": "yes"}))], 2),
-        (StateTermination("done", 3), [event(actions=EventActions(state_delta={"done": True})), event(actions=EventActions(state_delta={"done": 3}))], 2),
+        (
+            StateTermination("done"),
+            [
+                event(actions=EventActions(state_delta={"done": False})),
+                event(actions=EventActions(state_delta={"done": "yes"})),
+            ],
+            2,
+        ),
+        (
+            StateTermination("done", 3),
+            [
+                event(actions=EventActions(state_delta={"done": True})),
+                event(actions=EventActions(state_delta={"done": 3})),
+            ],
+            2,
+        ),
         (FinalAnswerTermination(), [CHUNK, CALL, ANSWER, THOUGHT, say("the answer")], 5),
         (FinalAnswerTermination(sources=["critic"]), [say("x"), say("x", author="critic")], 2),
         (FunctionalTermination(lambda events: events[0].author == "critic"), [say("x"), say("x", author="critic")], 2),
-        (TokenUsageTermination(max_total=20), [say("x", usage_metadata=usage(9, 1)), say("x"), say("x", usage_metadata=usage(9, 1))], 3),
+        (
+            TokenUsageTermination(max_total=20),
+            [say("x", usage_metadata=usage(9, 1)), say("x"), say("x", usage_metadata=usage(9, 1))],
+            3,
+        ),
         (CostTermination("0.000011", prices=PRICES), [say("x", usage_metadata=usage(9, 1), model_version="toy")], 1),
         (CostTermination("0.000012", prices=PRICES), [say("x", usage_metadata=usage(9, 1), model_version="toy")], None),
         (CostTermination(1000), [say("x", usage_metadata=usage(1, 1), model_version="no-such-model-9")], 1),
-        (NoProgressTermination(), [one for n in range(12) for one in (called("look", n, q="x"), answered("look", n, {"rows": 3}))], 18),
-        (RuleTermination("handoff", stop=2), [event(actions=EventActions(transfer_to_agent="b")), event(actions=EventActions(transfer_to_agent="b"))], 2),
+        (
+            NoProgressTermination(),
+            [one for n in range(12) for one in (called("look", n, q="x"), answered("look", n, {"rows": 3}))],
+            18,
+        ),
+        (
+            RuleTermination("handoff", stop=2),
+            [event(actions=EventActions(transfer_to_agent="b")), event(actions=EventActions(transfer_to_agent="b"))],
+            2,
+        ),
     ],
 )
 def test_every_condition_reads_adk_events(condition, events, at):
@@ -104,7 +140,13 @@ def test_every_condition_reads_adk_events(condition, events, at):
         (usage(10, 2, thoughts_token_count=3), 10, 5),
         (usage(10, 2, tool_use_prompt_token_count=4), 14, 2),
         (usage(10, 5, total=15, thoughts_token_count=3), 10, 5),  # a model whose candidates include its thoughts
-        (types.GenerateContentResponseUsageMetadata(prompt_token_count=10, candidates_token_count=2, thoughts_token_count=3), 10, 5),
+        (
+            types.GenerateContentResponseUsageMetadata(
+                prompt_token_count=10, candidates_token_count=2, thoughts_token_count=3
+            ),
+            10,
+            5,
+        ),
         (types.GenerateContentResponseUsageMetadata(prompt_token_count=10), 10, 0),
     ],
 )
@@ -128,7 +170,12 @@ def test_a_tool_that_waits_for_confirmation_was_not_executed():
 
 
 def test_events_without_anything_break_nothing():
-    bare = [Event(author="x"), Event(author="x", content=types.Content(role="model")), Event(author="x", error_code="500"), event(types.Part())]
+    bare = [
+        Event(author="x"),
+        Event(author="x", content=types.Content(role="model")),
+        Event(author="x", error_code="500"),
+        event(types.Part()),
+    ]
     everything = (
         TextMentionTermination("x")
         | MaxMessageTermination(1)
@@ -168,20 +215,25 @@ async def test_a_run_that_repeats_itself_fires_at_an_answer_and_leaves_no_call_o
 
 
 async def test_different_questions_are_progress():
-    recording = await run(agent("worker", *[call("look", q=f"page {'x' * n}") for n in range(8)], text("done"), tools=[look]))
+    recording = await run(
+        agent("worker", *[call("look", q=f"page {'x' * n}") for n in range(8)], text("done"), tools=[look])
+    )
     assert first_fired(RuleTermination("repetition", stop=2), recording.events) is None
 
 
 @pytest.mark.parametrize("told_on", ["all", "last", "final"])
 async def test_streamed_and_whole_runs_take_the_same_tokens_and_money(told_on):
     for streaming in (StreamingMode.NONE, StreamingMode.SSE):
-        worker = agent("worker", call("look", q="x"), text("done"), tools=[look], model={"chunks": 4, "usage_on": told_on})
+        worker = agent(
+            "worker", call("look", q="x"), text("done"), tools=[look], model={"chunks": 4, "usage_on": told_on}
+        )
         recording = await run(worker, run_config=RunConfig(streaming_mode=streaming))
         assert (len(recording.events) > 3) is (streaming is StreamingMode.SSE)
         exact = 2 * (1_000 + 250)
         assert first_fired(TokenUsageTermination(max_total=exact), recording.events) == len(recording.events)
         assert first_fired(TokenUsageTermination(max_total=exact + 1), recording.events) is None
-        money = CostTermination("0.003", prices=PRICES, model="scripted-1")  # 2,000 tokens at 1 and 500 at 2 dollars per million
+        # 2,000 tokens at 1 and 500 at 2 dollars per million
+        money = CostTermination("0.003", prices=PRICES, model="scripted-1")
         assert first_fired(money, recording.events) == len(recording.events)
         assert first_fired(CostTermination("0.003000001", prices=PRICES, model="scripted-1"), recording.events) is None
         assert first_fired(MaxMessageTermination(1), recording.events) == len(recording.events)
@@ -189,11 +241,14 @@ async def test_streamed_and_whole_runs_take_the_same_tokens_and_money(told_on):
 
 async def test_parallel_branches_are_all_counted_and_kept_apart():
     workers = [agent(f"w{n}", call("look", q="x"), text("done"), tools=[look], model={"chunks": 3}) for n in range(3)]
-    recording = await run(ParallelAgent(name="fan", sub_agents=workers), run_config=RunConfig(streaming_mode=StreamingMode.SSE))
+    recording = await run(
+        ParallelAgent(name="fan", sub_agents=workers), run_config=RunConfig(streaming_mode=StreamingMode.SSE)
+    )
     assert len({one.branch for one in recording.events}) == 3
     assert first_fired(TokenUsageTermination(max_total=6 * 1_250), recording.events) is not None
     assert first_fired(TokenUsageTermination(max_total=6 * 1_250 + 1), recording.events) is None
-    assert first_fired(RuleTermination("repetition", stop=2), recording.events) is None  # one call each, though the same one
+    # one call each, though the same one
+    assert first_fired(RuleTermination("repetition", stop=2), recording.events) is None
 
 
 async def test_a_transfer_is_seen_once():
@@ -213,7 +268,9 @@ async def test_the_state_that_an_agent_writes_is_seen():
 
 
 async def test_each_round_of_a_loop_is_a_call_of_its_own_although_its_usage_is_equal():
-    loop = LoopAgent(name="loop", sub_agents=[agent("writer", text("draft"), include_contents="none")], max_iterations=4)
+    loop = LoopAgent(
+        name="loop", sub_agents=[agent("writer", text("draft"), include_contents="none")], max_iterations=4
+    )
     recording = await run(loop)
     assert first_fired(TokenUsageTermination(max_total=4 * 1_250), recording.events) == 4
     assert first_fired(MaxMessageTermination(3), recording.events) == 3

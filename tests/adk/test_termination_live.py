@@ -1,4 +1,6 @@
-"""Termination conditions at work on real ADK: where they end a run or a loop, how cleanly, and that they leave healthy runs alone."""
+"""Termination conditions at work on real ADK: where they end a run or a loop, how cleanly, and that they leave healthy
+runs alone.
+"""
 
 import asyncio
 import threading
@@ -95,12 +97,16 @@ UNSEEN = (agent_tool_two_deep, agent_tool_of_loop, agent_tool_of_parallel, custo
 
 
 def speaker(name: str = "writer", say: Callable[[int], str] | None = None, **options: Any) -> LlmAgent:
-    return LlmAgent(name=name, description=name, model=ScriptedModel(lambda n, _: text(say(n) if say else f"{name} {n}"), **options))
+    return LlmAgent(
+        name=name, description=name, model=ScriptedModel(lambda n, _: text(say(n) if say else f"{name} {n}"), **options)
+    )
 
 
 def worker(name: str = "worker", **options: Any) -> LlmAgent:
     """Calls a tool for ever."""
-    return LlmAgent(name=name, description=name, model=ScriptedModel(lambda n, _: call("step", n=n), **options), tools=[step])
+    return LlmAgent(
+        name=name, description=name, model=ScriptedModel(lambda n, _: call("step", n=n), **options), tools=[step]
+    )
 
 
 def assert_ended(result: Recording, reason: str, author: str | None = None) -> Event:
@@ -145,7 +151,9 @@ async def test_a_loop_agents_condition_stops_the_loop() -> None:
 async def test_a_loop_agents_condition_hears_a_keyword() -> None:
     runguard.install()
     writer = speaker(say=lambda n: "TERMINATE" if n == 4 else "go on")
-    result = await play(LoopAgent(name="loop", sub_agents=[writer], termination_condition=TextMentionTermination("TERMINATE")))
+    result = await play(
+        LoopAgent(name="loop", sub_agents=[writer], termination_condition=TextMentionTermination("TERMINATE"))
+    )
     assert result.texts == ["go on"] * 3 + ["TERMINATE"]
     assert_ended(result, "Text 'TERMINATE' mentioned", "loop")
 
@@ -165,14 +173,20 @@ async def test_a_loop_that_ends_by_itself_does_so_with_a_condition_too() -> None
     runguard.install()
     bare, watched = Team(endless=False), Team(endless=False)
     without = await play(loop(bare))
-    root = LoopAgent(name="loop", sub_agents=[loop(watched).sub_agents[0].clone()], termination_condition=MaxIterationsTermination(100))
+    root = LoopAgent(
+        name="loop",
+        sub_agents=[loop(watched).sub_agents[0].clone()],
+        termination_condition=MaxIterationsTermination(100),
+    )
     assert told((await play(root)).events) == told(without.events)
 
 
 async def test_a_loop_keeps_its_own_limit_beside_a_condition() -> None:
     runguard.install()
     writer = speaker()
-    result = await play(LoopAgent(name="loop", sub_agents=[writer], max_iterations=2, termination_condition=MaxIterationsTermination(5)))
+    result = await play(
+        LoopAgent(name="loop", sub_agents=[writer], max_iterations=2, termination_condition=MaxIterationsTermination(5))
+    )
     assert writer.model.calls == 2
     assert not any(termination_reason(event) for event in result.events)
 
@@ -250,7 +264,9 @@ async def test_reading_final_responses_does_not_meet_the_terminating_event(where
     """``if event.is_final_response(): … event.content.parts[0].text``, as many programs read a run."""
     runguard.install()
     condition = MaxIterationsTermination(3)
-    root = LoopAgent(name="loop", sub_agents=[speaker()], **({"termination_condition": condition} if where == "loop" else {}))
+    root = LoopAgent(
+        name="loop", sub_agents=[speaker()], **({"termination_condition": condition} if where == "loop" else {})
+    )
     runner = await runner_of(root)
     options = {"termination_condition": condition} if where == "run" else {}
     events = runner.run_async(user_id="u1", session_id="s1", new_message=message(), **options)
@@ -297,7 +313,9 @@ async def test_a_run_without_a_condition_goes_on_to_its_own_end() -> None:
 async def test_a_condition_stops_the_run() -> None:
     runguard.install()
     writer = speaker()
-    result = await play(LoopAgent(name="loop", sub_agents=[writer], max_iterations=6), termination_condition=MaxIterationsTermination(2))
+    result = await play(
+        LoopAgent(name="loop", sub_agents=[writer], max_iterations=6), termination_condition=MaxIterationsTermination(2)
+    )
     assert writer.model.calls == 2
     assert_ended(result, "Maximum of 2 events reached", "loop")
 
@@ -306,14 +324,21 @@ async def test_a_condition_stops_the_run() -> None:
 async def test_a_keyword_stops_the_run_where_it_is_said_and_nowhere_else(keyword: str, turns: int) -> None:
     runguard.install()
     writer = speaker()
-    result = await play(LoopAgent(name="loop", sub_agents=[writer], max_iterations=6), termination_condition=TextMentionTermination(keyword))
+    result = await play(
+        LoopAgent(name="loop", sub_agents=[writer], max_iterations=6),
+        termination_condition=TextMentionTermination(keyword),
+    )
     assert writer.model.calls == turns
     assert any(termination_reason(event) for event in result.events) is (turns < 6)
 
 
 async def test_a_runs_condition_begins_anew_with_every_run() -> None:
     runguard.install()
-    writer, condition, service = speaker(), MaxIterationsTermination(2) | TokenUsageTermination(max_total=10 * CALL), InMemorySessionService()
+    writer, condition, service = (
+        speaker(),
+        MaxIterationsTermination(2) | TokenUsageTermination(max_total=10 * CALL),
+        InMemorySessionService(),
+    )
     root = LoopAgent(name="loop", sub_agents=[writer], max_iterations=6)
     for turn in (1, 2, 3):
         result = await play(root, session_service=service, termination_condition=condition)
@@ -327,10 +352,17 @@ def test_the_synchronous_runner_takes_a_condition_too() -> None:
     writer = speaker()
     runner = asyncio.run(runner_of(LoopAgent(name="loop", sub_agents=[writer])))
     for turn in (1, 2):
-        events = list(runner.run(user_id="u1", session_id="s1", new_message=message(), termination_condition=MaxIterationsTermination(3)))
+        events = list(
+            runner.run(
+                user_id="u1", session_id="s1", new_message=message(), termination_condition=MaxIterationsTermination(3)
+            )
+        )
         assert writer.model.calls == 3 * turn
         assert termination_reason(events[-1]) == "Maximum of 3 events reached, current count: 3"
-        assert (events[-1].actions.escalate, events[-1].actions.termination_reason) == (True, termination_reason(events[-1]))
+        assert (events[-1].actions.escalate, events[-1].actions.termination_reason) == (
+            True,
+            termination_reason(events[-1]),
+        )
 
 
 def test_synchronous_runs_with_the_same_message_do_not_mix_their_conditions() -> None:
@@ -342,7 +374,14 @@ def test_synchronous_runs_with_the_same_message_do_not_mix_their_conditions() ->
 
     def one(number: int) -> None:
         gate.wait()
-        list(runners[number].run(user_id="u1", session_id="s1", new_message=shared, termination_condition=MaxIterationsTermination(number + 2)))
+        list(
+            runners[number].run(
+                user_id="u1",
+                session_id="s1",
+                new_message=shared,
+                termination_condition=MaxIterationsTermination(number + 2),
+            )
+        )
 
     threads = [threading.Thread(target=one, args=(number,)) for number in range(4)]
     for thread in threads:
@@ -357,7 +396,11 @@ async def test_a_condition_given_with_the_call_and_one_of_a_plugin_hold_both() -
     for given, of_plugin, turns in ((3, 5, 3), (5, 3, 3)):
         writer = speaker()
         plugin = TerminationPlugin(MaxIterationsTermination(of_plugin))
-        result = await play(LoopAgent(name="loop", sub_agents=[writer]), plugins=[plugin], termination_condition=MaxIterationsTermination(given))
+        result = await play(
+            LoopAgent(name="loop", sub_agents=[writer]),
+            plugins=[plugin],
+            termination_condition=MaxIterationsTermination(given),
+        )
         assert writer.model.calls == turns
         assert_ended(result, f"Maximum of {turns} events")
 
@@ -402,10 +445,22 @@ CASES: dict[str, tuple[Callable[[], Any], TerminationCondition, str]] = {
     "hand-off": (_hand_over, HandoffTermination("expert"), "Handoff to expert from lead"),
     "final answer": (lambda: _loop_of(speaker()), FinalAnswerTermination(sources="writer"), "Final answer of writer"),
     "state": (_stateful, StateTermination("approved"), "State 'approved' is True"),
-    "async function": (lambda: _loop_of(speaker()), FunctionalTermination(_is_third), "Functional termination condition met"),
+    "async function": (
+        lambda: _loop_of(speaker()),
+        FunctionalTermination(_is_third),
+        "Functional termination condition met",
+    ),
     "no progress": (_in_circles, NoProgressTermination(), "of tool 'step'"),
-    "and": (lambda: _loop_of(speaker()), TextMentionTermination("writer 2") & MaxIterationsTermination(4), "Text 'writer 2' mentioned, Maximum of 4"),
-    "or": (lambda: _loop_of(speaker()), TextMentionTermination("writer 2") | MaxIterationsTermination(4), "Text 'writer 2' mentioned"),
+    "and": (
+        lambda: _loop_of(speaker()),
+        TextMentionTermination("writer 2") & MaxIterationsTermination(4),
+        "Text 'writer 2' mentioned, Maximum of 4",
+    ),
+    "or": (
+        lambda: _loop_of(speaker()),
+        TextMentionTermination("writer 2") | MaxIterationsTermination(4),
+        "Text 'writer 2' mentioned",
+    ),
 }
 
 
@@ -429,7 +484,11 @@ async def test_every_condition_ends_a_real_run_in_every_way(case: str, way: str)
 
 @everywhere
 async def test_tokens_end_every_topology_before_the_next_paid_call_and_the_next_turn_works(topology: Topology) -> None:
-    team, service, plugin = Team(endless=True), InMemorySessionService(), TerminationPlugin(TokenUsageTermination(max_total=5 * CALL))
+    team, service, plugin = (
+        Team(endless=True),
+        InMemorySessionService(),
+        TerminationPlugin(TokenUsageTermination(max_total=5 * CALL)),
+    )
     root = topology(team)
     result = await play(root, plugins=[plugin], session_service=service)
     assert 5 <= team.calls < 5 + AT_ONCE.get(topology, 1)
@@ -445,7 +504,9 @@ async def test_tokens_end_every_topology_before_the_next_paid_call_and_the_next_
     assert "termination" not in str(prompts(team.requests))
 
 
-@pytest.mark.parametrize("topology", [topology for topology in TOPOLOGIES if topology not in UNSEEN], ids=lambda topology: topology.__name__)
+@pytest.mark.parametrize(
+    "topology", [topology for topology in TOPOLOGIES if topology not in UNSEEN], ids=lambda topology: topology.__name__
+)
 async def test_events_end_every_topology_that_shows_them(topology: Topology) -> None:
     runguard.install()
     team = Team(endless=True)
@@ -468,8 +529,18 @@ async def test_a_condition_on_the_root_ends_every_topology(topology: Topology) -
 
 @everywhere
 async def test_a_healthy_run_is_the_same_with_and_without_a_condition(topology: Topology) -> None:
-    never = MaxIterationsTermination(1_000) | TextMentionTermination("never") | TimeoutTermination(100) | TokenUsageTermination(max_total=10**9)
-    never |= ExternalTermination() | FunctionalTermination(_is_third) | NoProgressTermination() | CostTermination(100, PRICES, model="scripted-1")
+    never = (
+        MaxIterationsTermination(1_000)
+        | TextMentionTermination("never")
+        | TimeoutTermination(100)
+        | TokenUsageTermination(max_total=10**9)
+    )
+    never |= (
+        ExternalTermination()
+        | FunctionalTermination(_is_third)
+        | NoProgressTermination()
+        | CostTermination(100, PRICES, model="scripted-1")
+    )
     bare, watched = Team(endless=False), Team(endless=False)
     without = await play(topology(bare))
     result = await play(terminate(topology(watched), never, scope="run"), plugins=[TerminationPlugin(never)])
@@ -481,7 +552,9 @@ async def test_a_healthy_run_is_the_same_with_and_without_a_condition(topology: 
 
 @everywhere
 @pytest.mark.parametrize("guard_first", [True, False])
-async def test_beside_the_guard_accounts_are_settled_at_what_was_really_called(topology: Topology, guard_first: bool) -> None:
+async def test_beside_the_guard_accounts_are_settled_at_what_was_really_called(
+    topology: Topology, guard_first: bool
+) -> None:
     team = Team(endless=True)
     guard = RunGuardPlugin(max_usd=50, prices=PRICES, tokens=lambda request: 1_000)
     both = [guard, TerminationPlugin(TokenUsageTermination(max_total=5 * CALL))]
@@ -489,17 +562,26 @@ async def test_beside_the_guard_accounts_are_settled_at_what_was_really_called(t
     assert_ended(result, "Token usage limit reached")
     assert guard.flush()
     spent = guard.spend()
-    assert (spent["calls"], spent["tokens"], spent["estimated_calls"], spent["reserved_usd"]) == (team.calls, team.calls * CALL, 0, 0)
+    assert (spent["calls"], spent["tokens"], spent["estimated_calls"], spent["reserved_usd"]) == (
+        team.calls,
+        team.calls * CALL,
+        0,
+        0,
+    )
     assert [(status.spent, status.reserved) for status in guard.budgets() if status.reserved] == []
     assert (guard.trips, guard.snapshot()["runs"], guard.snapshot()["guard_errors"]) == ([], [], 0)
 
 
-@pytest.mark.parametrize("topology", [single, agent_tool, loop, parallel, workflow_cycle, custom_quiet_loop], ids=lambda t: t.__name__)
+@pytest.mark.parametrize(
+    "topology", [single, agent_tool, loop, parallel, workflow_cycle, custom_quiet_loop], ids=lambda t: t.__name__
+)
 async def test_beside_a_token_budget_each_keeps_its_own_limit(topology: Topology) -> None:
     for budget, limit, by_condition in ((1_000_000, 4, True), (4 * CALL, 100, False)):
         team = Team(endless=True)
         plugin = BudgetPlugin(BudgetPolicy(budget).with_threshold(1.0, action="stop"))
-        result = await play(topology(team), plugins=[plugin, TerminationPlugin(TokenUsageTermination(max_total=limit * CALL))])
+        result = await play(
+            topology(team), plugins=[plugin, TerminationPlugin(TokenUsageTermination(max_total=limit * CALL))]
+        )
         assert any(termination_reason(event) for event in result.events) is by_condition
         assert plugin.monitor_for(app_name="app", user_id="u1", session_id="s1").current_tokens == team.calls * CALL
         assert 4 <= team.calls < 4 + AT_ONCE.get(topology, 1)
@@ -524,7 +606,9 @@ async def test_an_inner_loop_ends_alone_and_begins_anew_each_time_round() -> Non
     assert writer.model.calls == 6
     ended = [event for event in result.events if termination_reason(event)]
     assert [event.author for event in ended] == ["inner"] * 3
-    assert [(event.actions.escalate, event.actions.termination_reason) for event in ended] == [(True, "Maximum of 2 events reached, current count: 2")] * 3
+    assert [(event.actions.escalate, event.actions.termination_reason) for event in ended] == [
+        (True, "Maximum of 2 events reached, current count: 2")
+    ] * 3
     assert [event.author for event in result.events].count("judge") == 3
 
 
@@ -537,7 +621,9 @@ def _around(shape: str, inner: Any, after: LlmAgent, slow: LlmAgent) -> Any:
         return SequentialAgent(name="root", sub_agents=[ParallelAgent(name="par", sub_agents=[inner, slow]), after])
     if shape == "workflow":
         return Workflow(name="root", edges=[("START", inner), (inner, after)])
-    return LlmAgent(name="root", model=ScriptedModel([call("inner", request="go"), text("root is done")]), tools=[AgentTool(inner)])
+    return LlmAgent(
+        name="root", model=ScriptedModel([call("inner", request="go"), text("root is done")]), tools=[AgentTool(inner)]
+    )
 
 
 @pytest.mark.parametrize("shape", ["loop", "sequence", "parallel", "workflow", "agent_tool"])
@@ -560,7 +646,10 @@ async def test_the_scope_says_whether_the_run_ends_with_the_agent(shape: str, ki
             assert "slow 1" in result.texts, "a sibling's paid answer is kept"
         if scope == "run":
             last = result.events[-1]
-            assert (termination_reason(last), last.actions.escalate) == ("Maximum of 2 events reached, current count: 2", True)
+            assert (termination_reason(last), last.actions.escalate) == (
+                "Maximum of 2 events reached, current count: 2",
+                True,
+            )
             assert last.actions.termination_reason == termination_reason(last)
 
 
@@ -568,7 +657,9 @@ async def test_the_same_condition_on_a_loop_and_on_the_run() -> None:
     runguard.install()
     condition, writer = MaxIterationsTermination(3), speaker()
     inner = LoopAgent(name="inner", sub_agents=[writer], termination_condition=condition)
-    result = await play(SequentialAgent(name="root", sub_agents=[inner, speaker("after")]), termination_condition=condition)
+    result = await play(
+        SequentialAgent(name="root", sub_agents=[inner, speaker("after")]), termination_condition=condition
+    )
     assert writer.model.calls == 3
     assert termination_reason(result.events[-1])
     assert "after 1" not in result.texts
@@ -576,7 +667,9 @@ async def test_the_same_condition_on_a_loop_and_on_the_run() -> None:
 
 async def test_a_clone_has_the_condition_too() -> None:
     writer = speaker()
-    result = await play(terminate(LoopAgent(name="first", sub_agents=[writer]), MaxIterationsTermination(2)).clone({"name": "second"}))
+    result = await play(
+        terminate(LoopAgent(name="first", sub_agents=[writer]), MaxIterationsTermination(2)).clone({"name": "second"})
+    )
     assert_ended(result, "Maximum of 2", "second")
 
 
@@ -596,8 +689,12 @@ async def test_open_calls_are_answered_together_and_the_next_prompt_is_balanced(
 
     await play(agent, "and now?", plugins=[plugin], session_service=service)
     contents = model.requests[-1].contents
-    asked = next(position for position, content in enumerate(contents) if any(part.function_call for part in content.parts))
-    assert len([part for part in contents[asked + 1].parts if part.function_response]) == 2, "the answers follow the calls at once"
+    asked = next(
+        position for position, content in enumerate(contents) if any(part.function_call for part in content.parts)
+    )
+    assert len([part for part in contents[asked + 1].parts if part.function_response]) == 2, (
+        "the answers follow the calls at once"
+    )
 
 
 async def test_a_long_running_call_stays_open_for_whoever_will_answer_it() -> None:
@@ -606,7 +703,9 @@ async def test_a_long_running_call_stays_open_for_whoever_will_answer_it() -> No
     def ask_boss(question: str) -> None:
         """Somebody answers later."""
 
-    agent = LlmAgent(name="w", model=ScriptedModel([call("ask_boss", question="may I?")]), tools=[LongRunningFunctionTool(ask_boss)])
+    agent = LlmAgent(
+        name="w", model=ScriptedModel([call("ask_boss", question="may I?")]), tools=[LongRunningFunctionTool(ask_boss)]
+    )
     result = await play(agent, plugins=[TerminationPlugin(MaxIterationsTermination(1))])
     assert termination_reason(result.events[-1])
     assert_calls_answered(result.session, open_calls=1)
@@ -619,12 +718,18 @@ async def test_a_stored_stop_is_read_again_by_its_reason(tmp_path: Path) -> None
     assert termination_reason(result.session.events[-1]) == "Maximum of 3 events reached, current count: 3"
     assert result.session.events[-1].actions.escalate is True
     assert_calls_answered(result.session)
-    assert termination_reason(result.session.events[-1].model_dump(mode="json")) == termination_reason(result.events[-1])
-    assert termination_reason(result.session.events[-1].model_dump(mode="json", by_alias=True)) == termination_reason(result.events[-1])
+    assert termination_reason(result.session.events[-1].model_dump(mode="json")) == termination_reason(
+        result.events[-1]
+    )
+    assert termination_reason(result.session.events[-1].model_dump(mode="json", by_alias=True)) == termination_reason(
+        result.events[-1]
+    )
     assert_calls_answered((await play(worker(), "again", plugins=[plugin], session_service=service)).session)
 
 
-@pytest.mark.parametrize("other", [None, {}, {"custom_metadata": {"runguard": {"id": "t1"}}}, Event(author="a"), object()])
+@pytest.mark.parametrize(
+    "other", [None, {}, {"custom_metadata": {"runguard": {"id": "t1"}}}, Event(author="a"), object()]
+)
 def test_other_events_have_no_reason(other: Any) -> None:
     assert termination_reason(other) is None
 
@@ -637,7 +742,13 @@ async def test_all_branches_of_a_fan_out_count() -> None:
     sizes = [1_000, 1_200, 1_400, 1_600, 1_800]  # prompt and 0 output
     for limit, fires in ((7_000, True), (7_001, False)):
         branches = [speaker(f"b{size}", latency_s=0.02, prompt_tokens=size, output_tokens=0) for size in sizes]
-        root = SequentialAgent(name="root", sub_agents=[ParallelAgent(name="par", sub_agents=branches), speaker("after", prompt_tokens=0, output_tokens=0)])
+        root = SequentialAgent(
+            name="root",
+            sub_agents=[
+                ParallelAgent(name="par", sub_agents=branches),
+                speaker("after", prompt_tokens=0, output_tokens=0),
+            ],
+        )
         result = await play(root, plugins=[TerminationPlugin(TokenUsageTermination(max_total=limit))])
         assert ("after 1" in result.texts) is not fires
         assert ("total token count: 7000" in str(termination_reason(result.events[-1]))) is fires
@@ -676,7 +787,9 @@ async def test_tokens_of_agents_behind_tools_count_once() -> None:
     for include_plugins in (True, False):
         inner = speaker("inner")
         outer = LlmAgent(
-            name="outer", model=ScriptedModel(lambda n, _: call("inner", request=f"{n}")), tools=[AgentTool(inner, include_plugins=include_plugins)]
+            name="outer",
+            model=ScriptedModel(lambda n, _: call("inner", request=f"{n}")),
+            tools=[AgentTool(inner, include_plugins=include_plugins)],
         )
         result = await play(outer, plugins=[TerminationPlugin(TokenUsageTermination(max_total=6 * CALL))])
         assert (outer.model.calls, inner.model.calls) == (3, 3)
@@ -685,7 +798,9 @@ async def test_tokens_of_agents_behind_tools_count_once() -> None:
 
 async def test_cost_of_agents_behind_tools_counts() -> None:
     inner = speaker("inner")
-    outer = LlmAgent(name="outer", model=ScriptedModel(lambda n, _: call("inner", request=f"{n}")), tools=[AgentTool(inner)])
+    outer = LlmAgent(
+        name="outer", model=ScriptedModel(lambda n, _: call("inner", request=f"{n}")), tools=[AgentTool(inner)]
+    )
     result = await play(outer, plugins=[TerminationPlugin(CostTermination("0.006", PRICES, model="scripted-1"))])
     assert (outer.model.calls, inner.model.calls) == (2, 2)
     assert_ended(result, "0.006")
@@ -719,7 +834,10 @@ async def test_events_that_an_agent_holds_back_and_gives_later_count_once() -> N
     spy = FunctionalTermination(lambda events: bool(seen.extend(len(events) for _ in events)))
     for limit, fires in ((3 * CALL, True), (3 * CALL + 2, False)):
         writer = speaker()
-        root = SequentialAgent(name="root", sub_agents=[Later(name="later", sub_agents=[writer]), speaker("last", prompt_tokens=1, output_tokens=0)])
+        root = SequentialAgent(
+            name="root",
+            sub_agents=[Later(name="later", sub_agents=[writer]), speaker("last", prompt_tokens=1, output_tokens=0)],
+        )
         result = await play(root, plugins=[TerminationPlugin(TokenUsageTermination(max_total=limit) | spy)])
         assert writer.model.calls == 3
         assert any(termination_reason(event) for event in result.events) is fires
@@ -737,7 +855,9 @@ async def test_a_runner_inside_of_a_tool_has_a_condition_of_its_own() -> None:
         stream = runner.run_async(user_id="u1", session_id="s1", new_message=message(), termination_condition=condition)
         return {"why": termination_reason([event async for event in stream][-1])}
 
-    result = await play(LlmAgent(name="outer", model=ScriptedModel([call("delegate", n=1), text("done")]), tools=[delegate]))
+    result = await play(
+        LlmAgent(name="outer", model=ScriptedModel([call("delegate", n=1), text("done")]), tools=[delegate])
+    )
     assert inner.model.calls == 3
     assert result.texts == ["done"], "the run around it goes on"
     (answer,) = [response.response for event in result.events for response in event.get_function_responses()]
@@ -755,7 +875,11 @@ async def test_chunks_of_a_stream_count_once(usage_on: str) -> None:
     assert writer.model.calls == 3
     assert_ended(result, f"total token count: {3 * CALL}")
     writer = speaker(chunks=5, usage_on=usage_on)
-    result = await play(LoopAgent(name="loop", sub_agents=[writer]), plugins=[TerminationPlugin(MaxIterationsTermination(2))], run_config=SSE)
+    result = await play(
+        LoopAgent(name="loop", sub_agents=[writer]),
+        plugins=[TerminationPlugin(MaxIterationsTermination(2))],
+        run_config=SSE,
+    )
     assert writer.model.calls == 2
 
 
@@ -808,7 +932,9 @@ class Trickle(BaseLlm):
 
     model: str = "trickle"
 
-    async def generate_content_async(self, llm_request: LlmRequest, stream: bool = False) -> AsyncGenerator[LlmResponse, None]:
+    async def generate_content_async(
+        self, llm_request: LlmRequest, stream: bool = False
+    ) -> AsyncGenerator[LlmResponse, None]:
         while True:
             yield LlmResponse(content=types.Content(role="model", parts=[types.Part(text="…")]), partial=True)
             await asyncio.sleep(0.01)
@@ -843,13 +969,19 @@ def _behind_tool(inner: Any) -> LlmAgent:
 KINDS: dict[str, Callable[[], Any]] = {
     "model": _stuck,
     "tool": _in_tool,
-    "two tools": lambda: LlmAgent(name="both", model=ScriptedModel([calls(call("wait", n=1), call("wait", n=2))]), tools=[wait]),
+    "two tools": lambda: LlmAgent(
+        name="both", model=ScriptedModel([calls(call("wait", n=1), call("wait", n=2))]), tools=[wait]
+    ),
     "stream": lambda: LlmAgent(name="streaming", model=Trickle()),
     "sequence": lambda: SequentialAgent(name="seq", sub_agents=[speaker("first"), _stuck()]),
     "sequence in a tool": lambda: SequentialAgent(name="seq", sub_agents=[_in_tool()]),
     "loop": lambda: LoopAgent(name="loop", sub_agents=[_stuck()]),
-    "parallel": lambda: ParallelAgent(name="par", sub_agents=[speaker("quick"), _stuck(), _in_tool(), LlmAgent(name="streaming", model=Trickle())]),
-    "parallel of parallel": lambda: ParallelAgent(name="par", sub_agents=[ParallelAgent(name="in", sub_agents=[_stuck("a"), _in_tool("b")])]),
+    "parallel": lambda: ParallelAgent(
+        name="par", sub_agents=[speaker("quick"), _stuck(), _in_tool(), LlmAgent(name="streaming", model=Trickle())]
+    ),
+    "parallel of parallel": lambda: ParallelAgent(
+        name="par", sub_agents=[ParallelAgent(name="in", sub_agents=[_stuck("a"), _in_tool("b")])]
+    ),
     "workflow": lambda: Workflow(name="wf", edges=[("START", first := speaker("first")), (first, _stuck())]),
     "workflow in a tool": lambda: Workflow(name="wf", edges=[("START", _in_tool())]),
     "behind a tool": lambda: _behind_tool(_stuck()),
@@ -879,7 +1011,10 @@ async def test_a_signal_ends_all_runs_under_way(guarded: bool) -> None:
 
 
 @pytest.mark.parametrize("kind", ["model", "tool", "parallel", "workflow", "behind a tool", "custom"])
-@pytest.mark.parametrize("condition", [TimeoutTermination(0.2), TimeoutTermination(0.05) & TimeoutTermination(0.2), FunctionalTermination(_is_third)])
+@pytest.mark.parametrize(
+    "condition",
+    [TimeoutTermination(0.2), TimeoutTermination(0.05) & TimeoutTermination(0.2), FunctionalTermination(_is_third)],
+)
 async def test_the_clock_ends_what_waits(kind: str, condition: TerminationCondition) -> None:
     began = time.monotonic()
     condition = condition | TimeoutTermination(0.2)
@@ -936,7 +1071,10 @@ async def test_a_tool_that_swallows_its_end_does_not_save_the_run() -> None:
         return {"n": 0}
 
     for root in (lambda agent: agent, lambda agent: SequentialAgent(name="seq", sub_agents=[agent])):
-        stop, agent = ExternalTermination(), LlmAgent(name="w", model=ScriptedModel(lambda n, _: call("stubborn", n=n)), tools=[stubborn])
+        stop, agent = (
+            ExternalTermination(),
+            LlmAgent(name="w", model=ScriptedModel(lambda n, _: call("stubborn", n=n)), tools=[stubborn]),
+        )
         asyncio.get_running_loop().call_later(0.1, stop.set)
         result = await play(root(agent), plugins=[TerminationPlugin(stop)], seconds=5)
         assert agent.model.calls == 1
@@ -958,7 +1096,9 @@ async def test_an_agent_that_swallows_its_end_leaves_no_trace_of_it() -> None:
 
 
 async def test_a_callers_own_cancellation_is_passed_on() -> None:
-    run = asyncio.create_task(play(_stuck(), plugins=[TerminationPlugin(ExternalTermination() | TimeoutTermination(60))], seconds=20))
+    run = asyncio.create_task(
+        play(_stuck(), plugins=[TerminationPlugin(ExternalTermination() | TimeoutTermination(60))], seconds=20)
+    )
     await asyncio.sleep(0.1)
     run.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -977,7 +1117,12 @@ async def test_errors_of_agents_are_passed_on() -> None:
 async def test_one_instance_serves_runs_at_once_without_mixing_them() -> None:
     condition = TokenUsageTermination(max_total=4 * CALL) | MaxMessageTermination(9)
     plugin, writers = TerminationPlugin(condition), [speaker(latency_s=0.005 * (n % 3)) for n in range(12)]
-    results = await asyncio.gather(*(play(LoopAgent(name="loop", sub_agents=[w]), plugins=[plugin], session_id=f"s{n}") for n, w in enumerate(writers)))
+    results = await asyncio.gather(
+        *(
+            play(LoopAgent(name="loop", sub_agents=[w]), plugins=[plugin], session_id=f"s{n}")
+            for n, w in enumerate(writers)
+        )
+    )
     assert [writer.model.calls for writer in writers] == [4] * 12
     for result in results:
         assert_ended(result, f"total token count: {4 * CALL}")
@@ -992,7 +1137,9 @@ async def test_one_instance_serves_several_loops_of_one_run() -> None:
     ended = [event for event in result.events if termination_reason(event)]
     assert sorted(event.author for event in ended) == ["loop0", "loop1", "loop2"]
     assert all(event.actions.escalate for event in ended)
-    assert not any(event.actions.escalate for event in result.session.events), "inside, it would end the branches beside it"
+    assert not any(event.actions.escalate for event in result.session.events), (
+        "inside, it would end the branches beside it"
+    )
 
 
 async def test_work_that_a_tool_left_behind_is_not_refused_after_a_run_that_ended_by_itself() -> None:

@@ -1,4 +1,6 @@
-"""What people and dashboards are told of a real run: alerts to a real receiver, metrics and span events through a real SDK."""
+"""What people and dashboards are told of a real run: alerts to a real receiver, metrics and span events through a real
+SDK.
+"""
 
 import json
 import subprocess
@@ -88,7 +90,9 @@ async def test_thresholds_and_the_cap_of_a_user_are_told_once_over_his_sessions(
         await run(agent(ScriptedModel(lambda n, request: call("same", q=str(n)))), plugins=[plugin], session_id=session)
     assert plugin.flush(10)
     assert [alert.facts["percent"] for alert in heard if alert.kind == "threshold"] == [0.5, 0.8, 0.95]
-    assert [alert.facts["scope"] for alert in heard if alert.kind == "trip" and alert.facts["rule"] == "budget"] == ["user:app/u1"]
+    assert [alert.facts["scope"] for alert in heard if alert.kind == "trip" and alert.facts["rule"] == "budget"] == [
+        "user:app/u1"
+    ]
 
 
 async def test_a_healthy_run_alerts_nobody():
@@ -113,7 +117,9 @@ def reader(monkeypatch) -> Iterator[InMemoryMetricReader]:
 
 def points(reader: InMemoryMetricReader) -> dict[str, list[Any]]:
     data = reader.get_metrics_data()
-    scopes = [scope for resource in data.resource_metrics for scope in resource.scope_metrics] if data is not None else []
+    scopes = (
+        [scope for resource in data.resource_metrics for scope in resource.scope_metrics] if data is not None else []
+    )
     return {metric.name: list(metric.data.data_points) for scope in scopes for metric in scope.metrics}
 
 
@@ -126,7 +132,9 @@ async def test_a_run_on_adk_is_counted(reader, kind):
         await run(root, plugins=plugins)
     assert guard.flush(10)
     told = points(reader)
-    decided = {(p.attributes["runguard.decision"], p.attributes["runguard.rule"]): p.value for p in told["runguard.decisions"]}
+    decided = {
+        (p.attributes["runguard.decision"], p.attributes["runguard.rule"]): p.value for p in told["runguard.decisions"]
+    }
     assert decided["stop", "stall"] == 1
     used = [p for p in told["runguard.budget.used"] if p.attributes["runguard.scope.kind"] == "user"]
     assert [round(p.value, 2) for p in used] == [float(guard.spend()["usd"])]
@@ -162,12 +170,15 @@ def same(q: str) -> dict:
 
 stuck = ScriptedModel(lambda n, request: call("same", q=f"argument-canary{n}"))
 asyncio.run(run(LlmAgent(name="extractor", model=stuck, tools=[same]), plugins=[RunGuardPlugin()]))
-print(json.dumps([dict(e.attributes) for s in spans.get_finished_spans() for e in s.events if e.name == "runguard.decision"]))
+events = [e for s in spans.get_finished_spans() for e in s.events]
+print(json.dumps([dict(e.attributes) for e in events if e.name == "runguard.decision"]))
 """
 
 
 def test_a_decision_is_an_event_on_the_span_that_adk_has_open():
-    done = subprocess.run([sys.executable, "-W", "ignore", "-c", SPANS], capture_output=True, text=True, check=True, timeout=50)
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", SPANS], capture_output=True, text=True, check=True, timeout=50
+    )
     told = {event["runguard.decision"]: event for event in json.loads(done.stdout.splitlines()[-1])}
     assert set(told) == {"nudge", "block", "stop"}
     assert {event["runguard.rule"] for event in told.values()} == {"stall"}

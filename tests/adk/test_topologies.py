@@ -80,7 +80,9 @@ async def test_the_next_turn_works_and_does_not_hear_of_the_stop(topology: Topol
     root = topology(team)
     first = await play(root, plugins=[plugin], session_service=service)
     stop_text = plugin.guard.stop_text(assert_stopped(first))
-    assert all(stop_text not in str(value) for value in first.session.state.values()), "the stop became an agent's answer"
+    assert all(stop_text not in str(value) for value in first.session.state.values()), (
+        "the stop became an agent's answer"
+    )
 
     team.calm = True
     second = await play(root, "and now?", plugins=[plugin], session_service=service)
@@ -102,7 +104,9 @@ async def test_raise_mode_raises_to_the_caller_after_the_clean_stop(topology: To
     assert isinstance(result.error, runguard.RunStoppedError)
     assert result.error.trip == plugin.trips[0] == assert_stopped(result)
     assert (result.error.observed, result.error.limit) == (6, 5)
-    assert not any(event.error_code == STOP_CODE for event in result.events), "the error is raised in place of the event"
+    assert not any(event.error_code == STOP_CODE for event in result.events), (
+        "the error is raised in place of the event"
+    )
     assert team.calls == 5
     assert len(plugin.trips) == 1
     assert_calls_answered(result.session, open_calls=open_calls(topology, 5))
@@ -113,7 +117,11 @@ async def test_raise_mode_raises_to_the_caller_after_the_clean_stop(topology: To
 def test_raise_mode_raises_through_the_synchronous_runner(topology: Topology, monkeypatch: pytest.MonkeyPatch) -> None:
     in_threads: list[Any] = []
     monkeypatch.setattr(threading, "excepthook", in_threads.append)
-    team, plugin, service = Team(endless=True), RunGuardPlugin(max_model_calls=5, on_stop="raise"), InMemorySessionService()
+    team, plugin, service = (
+        Team(endless=True),
+        RunGuardPlugin(max_model_calls=5, on_stop="raise"),
+        InMemorySessionService(),
+    )
     asyncio.run(service.create_session(app_name="app", user_id="u1", session_id="s1"))
     runner = Runner(app=App(name="app", root_agent=topology(team), plugins=[plugin]), session_service=service)
     message = types.Content(role="user", parts=[types.Part(text="go")])
@@ -126,7 +134,8 @@ def test_raise_mode_raises_through_the_synchronous_runner(topology: Topology, mo
     assert raised.value.trip == assert_stopped(session.events)
     assert team.calls == 5
     assert plugin.snapshot()["runs"] == []
-    ours = [death for death in in_threads if "_connection_worker_thread" not in death.thread.name]  # of a database of an earlier test
+    # of a database of an earlier test
+    ours = [death for death in in_threads if "_connection_worker_thread" not in death.thread.name]
     assert ours == [], "the runner's thread died with a traceback of its own"
 
 
@@ -140,9 +149,15 @@ async def test_the_stop_text_is_the_users_own(topology: Topology) -> None:
     assert "Bitte wenden." not in result.texts, "a stop is shown as an error, never as an agent's words"
 
 
-@pytest.mark.parametrize("topology", [agent_tool, agent_tool_two_deep, agent_tool_with_schema, single_turn, single_turn_two_at_once], ids=lambda t: t.__name__)
+@pytest.mark.parametrize(
+    "topology",
+    [agent_tool, agent_tool_two_deep, agent_tool_with_schema, single_turn, single_turn_two_at_once],
+    ids=lambda t: t.__name__,
+)
 async def test_an_agent_that_was_stopped_as_a_tool_answers_with_a_refusal(topology: Topology) -> None:
-    """Neither silence nor the end user's sentence may pass for the agent's answer; finished answers beside it are kept."""
+    """Neither silence nor the end user's sentence may pass for the agent's answer; finished answers
+    beside it are kept.
+    """
     team, plugin = Team(endless=True), RunGuardPlugin(max_model_calls=5)
     result = await play(topology(team), plugins=[plugin])
     *kept, last = [response.response for event in result.session.events for response in event.get_function_responses()]
@@ -199,7 +214,9 @@ async def test_limits_allow_exactly_their_number(topology: Topology) -> None:
 
 def _writer(name: str = "writer", **options: Any) -> tuple[LlmAgent, ScriptedModel]:
     model = ScriptedModel([text('{"word": "yes"}')])
-    return LlmAgent(name=name, description="writes", model=model, output_schema=Answer, output_key="written", **options), model
+    return LlmAgent(
+        name=name, description="writes", model=model, output_schema=Answer, output_key="written", **options
+    ), model
 
 
 def schema_alone(agent: LlmAgent) -> Any:
@@ -231,7 +248,9 @@ SCHEMA_SHAPES = [schema_alone, schema_in_sequence, schema_in_loop, schema_in_wor
 
 @pytest.mark.parametrize("shape", SCHEMA_SHAPES, ids=lambda shape: shape.__name__)
 @pytest.mark.parametrize("limit", [1, 2, 3])
-async def test_a_stop_neither_breaks_an_output_schema_nor_lands_in_the_state(shape: Callable[[LlmAgent], Any], limit: int) -> None:
+async def test_a_stop_neither_breaks_an_output_schema_nor_lands_in_the_state(
+    shape: Callable[[LlmAgent], Any], limit: int
+) -> None:
     agent, model = _writer()
     plugin = RunGuardPlugin(max_model_calls=limit)
     result = await play(shape(agent), plugins=[plugin])

@@ -1,7 +1,8 @@
-"""Every shape an ADK application can take, each in two versions: one that never ends by itself and a healthy look-alike.
+"""Every shape an ADK application can take, each in two versions: one that never ends by itself and a healthy
+look-alike.
 
-A topology is a function of a ``Team``. The team hands out agents with a scripted model each, counts what really reached a model,
-and can be told to calm down, so that the user's next turn finds agents that simply answer.
+A topology is a function of a ``Team``. The team hands out agents with a scripted model each, counts what really reached
+a model, and can be told to calm down, so that the user's next turn finds agents that simply answer.
 """
 
 import asyncio
@@ -23,7 +24,8 @@ from pydantic import BaseModel
 from runguard.testing import ScriptedModel, call, calls, text, transfer
 
 Step = types.Part | Sequence[types.Part]
-OLDER_TASKS = tuple(int(part) for part in version("google-adk").split(".")[:2]) < (2, 6)  # a task has no branch of its own
+# a task has no branch of its own
+OLDER_TASKS = tuple(int(part) for part in version("google-adk").split(".")[:2]) < (2, 6)
 EXIT = call("exit_loop")
 
 
@@ -57,18 +59,34 @@ class Team:
     def requests(self) -> list[LlmRequest]:
         return [request for model in self.models.values() for request in model.requests]
 
-    def agent(self, name: str, healthy: Sequence[Step], endless: Callable[[int], Step], *, calm: Step | None = None, **options: Any) -> LlmAgent:
+    def agent(
+        self,
+        name: str,
+        healthy: Sequence[Step],
+        endless: Callable[[int], Step],
+        *,
+        calm: Step | None = None,
+        **options: Any,
+    ) -> LlmAgent:
         def script(n: int, _: LlmRequest) -> Step:
             if self.calm:
                 return calm or text(f"{name} is calm")
             return endless(n) if self.endless else healthy[min(n, len(healthy)) - 1]
 
         self.models[name] = model = ScriptedModel(script)
-        return LlmAgent(name=name, description=f"does the work of {name}", model=model, **{"output_key": f"{name}_said", **options})
+        return LlmAgent(
+            name=name, description=f"does the work of {name}", model=model, **{"output_key": f"{name}_said", **options}
+        )
 
     def worker(self, name: str, **options: Any) -> LlmAgent:
         """Healthy: two steps and an answer. Endless: one step after the other, each with a new answer."""
-        return self.agent(name, [call("step", n=1), call("step", n=2), text(f"{name} is done")], lambda n: call("step", n=n), tools=[step], **options)
+        return self.agent(
+            name,
+            [call("step", n=1), call("step", n=2), text(f"{name} is done")],
+            lambda n: call("step", n=n),
+            tools=[step],
+            **options,
+        )
 
     def speaker(self, name: str, **options: Any) -> LlmAgent:
         """One call, one answer; endless only if asked for ever."""
@@ -88,7 +106,12 @@ def transfer_to_child(team: Team) -> Any:
 
 
 def transfer_to_parent(team: Team) -> Any:
-    child = team.agent("child", [call("step", n=0), transfer("lead")], lambda n: call("step", n=0) if n == 1 else transfer("lead"), tools=[step])
+    child = team.agent(
+        "child",
+        [call("step", n=0), transfer("lead")],
+        lambda n: call("step", n=0) if n == 1 else transfer("lead"),
+        tools=[step],
+    )
     return team.agent(
         "lead",
         [transfer("child"), call("step", n=1), text("lead is done")],
@@ -106,8 +129,15 @@ def transfer_to_peer(team: Team) -> Any:
 def task(team: Team) -> Any:
     """The delegate works for ever inside one task."""
     finish = call("finish_task", result="clean")
-    worker = team.agent("tasked", [call("step", n=1), finish], lambda n: call("step", n=n), calm=finish, mode="task", tools=[step])
-    return team.agent("lead", [call("tasked", request="clean up"), text("lead is done")], lambda n: call("tasked", request="clean up"), sub_agents=[worker])
+    worker = team.agent(
+        "tasked", [call("step", n=1), finish], lambda n: call("step", n=n), calm=finish, mode="task", tools=[step]
+    )
+    return team.agent(
+        "lead",
+        [call("tasked", request="clean up"), text("lead is done")],
+        lambda n: call("tasked", request="clean up"),
+        sub_agents=[worker],
+    )
 
 
 def task_again(team: Team) -> Any:
@@ -134,15 +164,30 @@ def single_turn_two_at_once(team: Team) -> Any:
 
 
 def agent_tool(team: Team) -> Any:
-    inner = team.agent("inner", [call("step", n=1), text("inner is done")], lambda n: call("step", n=n) if n % 3 else text(f"inner says {n}"), tools=[step])
+    inner = team.agent(
+        "inner",
+        [call("step", n=1), text("inner is done")],
+        lambda n: call("step", n=n) if n % 3 else text(f"inner says {n}"),
+        tools=[step],
+    )
     ask = [call("inner", request="one"), text("outer is done")]
     return team.agent("outer", ask, lambda n: call("inner", request=f"part {n}"), tools=[AgentTool(inner)])
 
 
 def agent_tool_two_deep(team: Team) -> Any:
     inner = team.worker("inner")
-    middle = team.agent("middle", [call("inner", request="one"), text("middle is done")], lambda n: call("inner", request=f"{n}"), tools=[AgentTool(inner)])
-    return team.agent("outer", [call("middle", request="one"), text("outer is done")], lambda n: call("middle", request=f"{n}"), tools=[AgentTool(middle)])
+    middle = team.agent(
+        "middle",
+        [call("inner", request="one"), text("middle is done")],
+        lambda n: call("inner", request=f"{n}"),
+        tools=[AgentTool(inner)],
+    )
+    return team.agent(
+        "outer",
+        [call("middle", request="one"), text("outer is done")],
+        lambda n: call("middle", request=f"{n}"),
+        tools=[AgentTool(middle)],
+    )
 
 
 def agent_tool_with_schema(team: Team) -> Any:
@@ -158,22 +203,35 @@ def agent_tools_at_once(team: Team) -> Any:
     def both(n: int) -> Step:
         return calls(call("left", request=f"room {n}"), call("right", request=f"room {n}"))
 
-    return team.agent("lead", [both(1), both(2), text("lead is done")], both, tools=[AgentTool(helper) for helper in helpers])
+    return team.agent(
+        "lead", [both(1), both(2), text("lead is done")], both, tools=[AgentTool(helper) for helper in helpers]
+    )
 
 
 def agent_tool_of_loop(team: Team) -> Any:
     """The agent behind the tool is a loop without an end of its own."""
     inner = loop(team)
-    return team.agent("outer", [call("loop", request="one"), text("outer is done")], lambda n: call("loop", request=f"{n}"), tools=[AgentTool(inner)])
+    return team.agent(
+        "outer",
+        [call("loop", request="one"), text("outer is done")],
+        lambda n: call("loop", request=f"{n}"),
+        tools=[AgentTool(inner)],
+    )
 
 
 def agent_tool_of_parallel(team: Team) -> Any:
     inner = parallel(team)
-    return team.agent("outer", [call("par", request="one"), text("outer is done")], lambda n: call("par", request=f"{n}"), tools=[AgentTool(inner)])
+    return team.agent(
+        "outer",
+        [call("par", request="one"), text("outer is done")],
+        lambda n: call("par", request=f"{n}"),
+        tools=[AgentTool(inner)],
+    )
 
 
 # ---- hand-offs out of a delegated agent -----------------------------------------------------------------------------
-# The delegate passes the work back up, and gets it again inside of its own call. Healthy: once. Endless: deeper and deeper.
+# The delegate passes the work back up, and gets it again inside of its own call. Healthy: once. Endless: deeper and
+# deeper.
 
 
 def _asks_again(team: Team, *delegates: LlmAgent, first: str) -> LlmAgent:
@@ -204,13 +262,23 @@ def single_turn_back_to_its_lead(team: Team) -> Any:
 def single_turn_back_with_a_tool(team: Team) -> Any:
     """Between two hand-offs the delegate looks at the same thing again."""
     healthy = [call("step", n=1), transfer("lead"), text("helper is done")]
-    helper = team.agent("helper", healthy, lambda n: call("step", n=1) if n % 2 else transfer("lead"), tools=[step], mode="single_turn")
+    helper = team.agent(
+        "helper", healthy, lambda n: call("step", n=1) if n % 2 else transfer("lead"), tools=[step], mode="single_turn"
+    )
     return _asks_again(team, helper, first="helper")
 
 
 def single_turn_back_with_schemas(team: Team) -> Any:
     said = text('{"word": "yes"}')
-    helper = team.agent("helper", [transfer("lead"), said], lambda n: transfer("lead"), calm=said, mode="single_turn", input_schema=Wish, output_schema=Answer)
+    helper = team.agent(
+        "helper",
+        [transfer("lead"), said],
+        lambda n: transfer("lead"),
+        calm=said,
+        mode="single_turn",
+        input_schema=Wish,
+        output_schema=Answer,
+    )
     healthy = [call("helper", room="hall"), text("do it like this"), text("lead is done")]
     return team.agent("lead", healthy, lambda n: call("helper", room="hall"), sub_agents=[helper])
 
@@ -231,7 +299,9 @@ def task_and_its_child(team: Team) -> Any:
     """A task and a chat agent below it pass the work to each other; every transfer has a branch of its own."""
     finish = call("finish_task", result="clean")
     child = _passes_on(team, "child", "tasked")
-    tasked = team.agent("tasked", [transfer("child"), finish], lambda n: transfer("child"), calm=finish, mode="task", sub_agents=[child])
+    tasked = team.agent(
+        "tasked", [transfer("child"), finish], lambda n: transfer("child"), calm=finish, mode="task", sub_agents=[child]
+    )
     return _asks_again(team, tasked, first="tasked")
 
 
@@ -264,7 +334,9 @@ def sequential(team: Team) -> Any:
 
 
 def loop(team: Team) -> Any:
-    member = team.agent("member", [text("again"), text("again"), EXIT], lambda n: text(f"again {n}"), calm=EXIT, tools=[exit_loop])
+    member = team.agent(
+        "member", [text("again"), text("again"), EXIT], lambda n: text(f"again {n}"), calm=EXIT, tools=[exit_loop]
+    )
     return LoopAgent(name="loop", sub_agents=[member])
 
 
@@ -333,7 +405,9 @@ def workflow_cycle(team: Team) -> Any:
     def publish(node_input: Any) -> str:
         return "published"
 
-    return Workflow(name="wf", edges=[("START", writer), (writer, review), (review, {"again": writer, "good": publish})])
+    return Workflow(
+        name="wf", edges=[("START", writer), (writer, review), (review, {"again": writer, "good": publish})]
+    )
 
 
 def workflow_join(team: Team) -> Any:
@@ -347,7 +421,14 @@ def workflow_join(team: Team) -> Any:
     def publish(node_input: Any) -> str:
         return "published"
 
-    there = [("START", left), ("START", right), (left, join), (right, join), (join, review), (review, {"again": again, "good": publish})]
+    there = [
+        ("START", left),
+        ("START", right),
+        (left, join),
+        (right, join),
+        (join, review),
+        (review, {"again": again, "good": publish}),
+    ]
     return Workflow(name="wf", edges=[*there, (again, left), (again, right)])
 
 
@@ -429,7 +510,11 @@ class Quiet(Again):
     async def _run_async_impl(self, ctx: InvocationContext) -> AsyncGenerator[Event, None]:
         async for _ in super()._run_async_impl(ctx):
             pass
-        yield Event(author=self.name, invocation_id=ctx.invocation_id, content=types.Content(role="model", parts=[types.Part(text="all done")]))
+        yield Event(
+            author=self.name,
+            invocation_id=ctx.invocation_id,
+            content=types.Content(role="model", parts=[types.Part(text="all done")]),
+        )
 
 
 def custom_loop_in_workflow(team: Team) -> Any:
@@ -449,7 +534,9 @@ def parallel_of_custom_loops(team: Team) -> Any:
     """Loops that nobody can escalate, in branches of branches."""
 
     def branch(name: str) -> ParallelAgent:
-        return ParallelAgent(name=f"par_{name}", sub_agents=[Again(name=f"custom_{name}", sub_agents=[team.speaker(name)], team=team)])
+        return ParallelAgent(
+            name=f"par_{name}", sub_agents=[Again(name=f"custom_{name}", sub_agents=[team.speaker(name)], team=team)]
+        )
 
     return ParallelAgent(name="outer", sub_agents=[branch("m1"), branch("m2"), branch("m3")])
 

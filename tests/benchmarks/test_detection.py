@@ -54,7 +54,13 @@ def test_without_a_folder_the_made_up_runs_are_told(detection: Told) -> None:
 
 
 def test_recorded_runs_are_counted_and_an_unread_one_is_named(folder: Path, detection: Told) -> None:
-    done = subprocess.run([sys.executable, str(SCRIPT), str(folder), "--json", "--workers", "2"], capture_output=True, text=True, timeout=60, check=True)
+    done = subprocess.run(
+        [sys.executable, str(SCRIPT), str(folder), "--json", "--workers", "2"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
     told = json.loads(done.stdout)
     own = told["groups"]["all runs"][OWN]
     assert own["rates"]["ok stop"] == {"hits": 1, "of": 2, "interval": pytest.approx([0.095, 0.905], abs=0.001)}
@@ -62,7 +68,10 @@ def test_recorded_runs_are_counted_and_an_unread_one_is_named(folder: Path, dete
     assert 0 < own["shares"]["stop"]["value"] < own["shares"]["hard"]["value"] < 1
     assert [one["id"] for one in told["successful_runs_touched"]] == ["odd"]
     page = detection(str(folder), "--markdown")
-    assert "- odd, 12 turns: nudge at turn 4: repetition, 4 identical calls and answers of get_user; block at turn 8: repetition, 8 identical" in page
+    assert (
+        "- odd, 12 turns: nudge at turn 4: repetition, 4 identical calls and answers of get_user; block at "
+        "turn 8: repetition, 8 identical" in page
+    )
     assert NOT_READ in page
     assert "| detector | ok stop | ok hard |" in page
 
@@ -102,7 +111,8 @@ def test_shares_are_of_all_failed_tokens_and_differences_are_paired() -> None:
     own, rival = found[OWN].shares["hard"], found["rival"].shares["hard"]
     assert (own.value, rival.value) == (0.25, 0.15)
     assert own.interval[0] < 0.25 < own.interval[1]
-    assert rival.own_minus_this[0] >= 0  # in every sample RunGuard saves at least as much, however wide both intervals are
+    # in every sample RunGuard saves at least as much, however wide both intervals are
+    assert rival.own_minus_this[0] >= 0
     assert own.own_minus_this == (0, 0)
 
 

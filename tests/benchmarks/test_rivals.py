@@ -43,9 +43,19 @@ CASES: list[tuple[str, Callable[[], Steps], str, Callable[[], Steps]]] = [
     ("Gemini CLI", lambda: equal(5), "n", lambda: equal(4)),
     ("Gemini CLI", lambda: equal(6), "S", lambda: equal(5)),
     ("Gemini CLI", lambda: in_turn(5, 5), "n", lambda: in_turn(4, 5)),
-    ("Gemini CLI", lambda: said("I am still working on the very same thing as before. " * 20), "n", lambda: said("I am still working on this. " * 5)),
+    (
+        "Gemini CLI",
+        lambda: said("I am still working on the very same thing as before. " * 20),
+        "n",
+        lambda: said("I am still working on this. " * 5),
+    ),
     ("Gemini CLI before 2026-07", lambda: equal(6), "S", lambda: in_turn(9)),
-    ("Gemini CLI, patterns repaired", lambda: equal(6), "S", lambda: said("- the same item in a list that goes on and on\n" * 20)),
+    (
+        "Gemini CLI, patterns repaired",
+        lambda: equal(6),
+        "S",
+        lambda: said("- the same item in a list that goes on and on\n" * 20),
+    ),
     ("OpenHands SDK", lambda: equal(4), "S", lambda: equal(4, answers=False)),
     ("OpenHands SDK", lambda: in_turn(3), "S", lambda: in_turn(2)),
     ("OpenHands SDK", lambda: said("a", "b", "c", ""), "S", lambda: said("a", "b", "")),
@@ -78,12 +88,23 @@ CASES: list[tuple[str, Callable[[], Steps], str, Callable[[], Steps]]] = [
     ("crewAI", lambda: work(26), "S", lambda: work(25)),
     ("crewAI, no step cap", lambda: equal(2), "b", lambda: work(99)),
     ("browser-use", lambda: equal(5), "n", lambda: equal(4)),
-    ("browser-use, actions only", lambda: in_turn(5), "n", lambda: (step for n in range(9) for step in turn(("look", {"at": n}, "seen")))),
+    (
+        "browser-use, actions only",
+        lambda: in_turn(5),
+        "n",
+        lambda: (step for n in range(9) for step in turn(("look", {"at": n}, "seen"))),
+    ),
 ]
 
 
-@pytest.mark.parametrize(("name", "acts", "does", "short_of_it"), CASES, ids=[f"{case[0]} {case[2]} {number}" for number, case in enumerate(CASES)])
-def test_a_rival_acts_at_its_threshold_and_not_before(name: str, acts: Callable[[], Steps], does: str, short_of_it: Callable[[], Steps]) -> None:
+@pytest.mark.parametrize(
+    ("name", "acts", "does", "short_of_it"),
+    CASES,
+    ids=[f"{case[0]} {case[2]} {number}" for number, case in enumerate(CASES)],
+)
+def test_a_rival_acts_at_its_threshold_and_not_before(
+    name: str, acts: Callable[[], Steps], does: str, short_of_it: Callable[[], Steps]
+) -> None:
     assert letter(name, acts()) == does
     assert letter(name, short_of_it()) not in ("S", "b", does)
 

@@ -1,4 +1,6 @@
-"""Every benchmark finds what it measures: a renamed function must not wait for the day on which somebody measures again."""
+"""Every benchmark finds what it measures: a renamed function must not wait for the day on which somebody measures
+again.
+"""
 
 import subprocess
 import sys
@@ -11,5 +13,7 @@ FOLDER = Path(__file__).parents[2] / "benchmarks"
 
 @pytest.mark.parametrize("script", sorted(path.stem for path in FOLDER.glob("*.py")))
 def test_a_benchmark_can_be_started(script: str) -> None:
-    done = subprocess.run([sys.executable, "-c", f"import {script}"], cwd=FOLDER, capture_output=True, text=True, timeout=50, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", f"import {script}"], cwd=FOLDER, capture_output=True, text=True, timeout=50, check=False
+    )
     assert done.returncode == 0, done.stderr

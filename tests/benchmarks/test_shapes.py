@@ -1,4 +1,6 @@
-"""The promise of the defaults, on made-up runs: healthy work goes on untouched by anything but words, loops are ended."""
+"""The promise of the defaults, on made-up runs:
+healthy work goes on untouched by anything but words, loops are ended.
+"""
 
 import pytest
 
@@ -24,7 +26,8 @@ PROMISED = {
     "flaky-test re-runs",
     "retry with back-off",
 }
-# What a model was asked is in no recording, so equal words may answer new questions. Live they are stopped: tests/adk/test_rules_live.py.
+# What a model was asked is in no recording, so equal words may answer new questions. Live they are stopped:
+# tests/adk/test_rules_live.py.
 SEEN_LIVE_ALONE = {"same sentence without a call", "two agents with the same phrases"}
 ONLY_TOLD = {"rephrased search finds nothing"}  # it cannot be told from a lookup sweep
 

@@ -25,7 +25,9 @@ def write(path: Path, *runs: Any) -> Path:
 
 
 def sized(name: str, prompt: int, calls: int = 1, **facts: Any) -> dict[str, Any]:
-    """One run: so many model calls, each with that prompt and ten tokens of answer, one tool call and one second after the other."""
+    """One run: so many model calls, each with that prompt and ten tokens of answer, one tool call and one second after
+    the other.
+    """
     run = working(name, calls, **facts)
     for step in run["steps"]:
         if step["kind"] == "model":

@@ -31,13 +31,22 @@ async def test_limits_of_real_runs(tmp_path):
     for number in range(75):
         turns = 1 if number % 3 else 2  # so many calls of the tool, then an answer
         model = ScriptedModel(lambda n, _, turns=turns: call("look", n=n) if n <= turns else text("done"))
-        await run(LlmAgent(name="clerk", model=model, tools=[look]), plugins=[plugin], session_service=service, session_id=f"s{number}")
+        await run(
+            LlmAgent(name="clerk", model=model, tools=[look]),
+            plugins=[plugin],
+            session_service=service,
+            session_id=f"s{number}",
+        )
     assert plugin.flush()
 
     proposals = {source: calibrate(tmp_path / source, model="gpt-4o") for source in ("sessions.db", "guard.db")}
     for source, made in proposals.items():
         assert made.faults.count == 0
-        assert (made.settings.basis.kind, made.settings.basis.recordings, made.settings.basis.runs) == ("unlabelled", 75, 75)
+        assert (made.settings.basis.kind, made.settings.basis.recordings, made.settings.basis.runs) == (
+            "unlabelled",
+            75,
+            75,
+        )
         assert limit(made, "max_model_calls") == (3, 8)
         assert limit(made, "max_tool_calls") == (2, 5)
         assert limit(made, "max_tokens")[0] == 3_750

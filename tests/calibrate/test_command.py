@@ -25,7 +25,12 @@ def command(*args: Any) -> Result:
 def recorded(tmp_path: Path) -> Path:
     """Successes of many sizes, one of them a giant; failures that loop; a runaway; a line that is broken."""
     fine = [sized(f"run-{n}", prompt=100 * (n + 1), calls=n % 3 + 1) for n in range(80)]
-    rest = [sized("giant", prompt=50_000, calls=4), sized("away", prompt=90_000, calls=40, success=False), *bad(6), sized("who", prompt=500, success=None)]
+    rest = [
+        sized("giant", prompt=50_000, calls=4),
+        sized("away", prompt=90_000, calls=40, success=False),
+        *bad(6),
+        sized("who", prompt=500, success=None),
+    ]
     return write(tmp_path / "runs.jsonl", *fine, *rest, "{broken")
 
 
@@ -33,7 +38,10 @@ def test_the_table_and_the_file_are_printed(recorded):
     done = command("calibrate", recorded)
     assert done.exit_code == 0, done.output
     told = " ".join(done.output.split())
-    assert "89 recordings: 81 labelled a success, 7 labelled a failure, 1 without a label. Limits rest on the 81 successful ones" in told
+    assert (
+        "89 recordings: 81 labelled a success, 7 labelled a failure, 1 without a label. Limits rest on the 81 "
+        "successful ones" in told
+    )
     assert "max_usd" in told
     assert "Successful among them: giant" in told
     assert "proposed: saves" in told
@@ -57,23 +65,41 @@ def test_the_written_file_loads_and_replay_agrees_with_what_was_said(recorded, t
     totals = json.loads(command("replay", recorded, "--policy", target, "--json").stdout)["totals"]
     for label, said in told["proposed"].items():
         seen = totals["by_label"][label]
-        assert (said["recordings"], said["stopped"], said["nudged"], said["refused"]) == (seen["runs"], seen["stopped"], seen["nudged"], seen["blocked"])
+        assert (said["recordings"], said["stopped"], said["nudged"], said["refused"]) == (
+            seen["runs"],
+            seen["stopped"],
+            seen["nudged"],
+            seen["blocked"],
+        )
         assert said["tokens_after"] == seen["after_stop"]["tokens"]
         assert said["usd_after"] == pytest.approx(float(seen["after_stop"]["usd"]))
     assert told["proposed"]["success"]["stopped"] >= 1
     now = json.loads(command("replay", recorded, "--json").stdout)["totals"]
-    assert {label: said["stopped"] for label, said in told["now"].items()} == {label: seen["stopped"] for label, seen in now["by_label"].items()}
+    assert {label: said["stopped"] for label, said in told["now"].items()} == {
+        label: seen["stopped"] for label, seen in now["by_label"].items()
+    }
 
 
 def test_replay_agrees_on_each_limit_alone(recorded, tmp_path):
     told = json.loads(command("calibrate", recorded, "--json").stdout)["limits"]
-    rules = {"max_usd": "budget", "max_tokens": "budget", "max_model_calls": "model_calls", "max_tool_calls": "tool_calls", "max_seconds": "deadline"}
+    rules = {
+        "max_usd": "budget",
+        "max_tokens": "budget",
+        "max_model_calls": "model_calls",
+        "max_tool_calls": "tool_calls",
+        "max_seconds": "deadline",
+    }
     for setting, rule in rules.items():
         limit = told[setting]
         alone = tmp_path / "alone.toml"
         alone.write_text(f"{setting} = {limit['value']}\n")
         runs = json.loads(command("replay", recorded, "--policy", alone, "--json").stdout)["runs"]
-        stops = [(run, v) for run in runs for v in run["verdicts"] if v["action"] == "stop" and v["rule"] == rule and not v["moot"]]
+        stops = [
+            (run, v)
+            for run in runs
+            for v in run["verdicts"]
+            if v["action"] == "stop" and v["rule"] == rule and not v["moot"]
+        ]
         assert len(stops) == sum(limit["cut"]["recordings"].values()) > 0
         assert sum(verdict["after"]["tokens"] for _, verdict in stops) == limit["cut"]["tokens_after"]
         assert [run["id"] for run, _ in stops if run["success"]] == limit["cut"]["successful"]
@@ -102,8 +128,10 @@ def test_what_the_policy_said_before_is_kept_and_secrets_are_not_printed(tmp_pat
     recorded = write(tmp_path / "runs.jsonl", *(sized(f"run-{n}", prompt=100) for n in range(75)))
     now = tmp_path / "now.toml"
     now.write_text(
-        'mode = "shadow"\nstore = "redis://:s3cret@host/0"\nmax_context_tokens = 90000\nmax_nudges = 1\n[rules]\nhandoff = { stop = 9 }\nempty = false\n'
-        '[tools."look*"]\nvolatile = ["when"]\n[prices."in-house"]\ninput = 1.5\noutput = 2\n[[budgets]]\nusd = 500\nper = "user"\nwindow = "1d"\n'
+        'mode = "shadow"\nstore = "redis://:s3cret@host/0"\nmax_context_tokens = 90000\nmax_nudges = '
+        "1\n[rules]\nhandoff = { stop = 9 }\nempty = false\n"
+        '[tools."look*"]\nvolatile = ["when"]\n[prices."in-house"]\ninput = 1.5\noutput = 2\n[[budgets]]\nusd '
+        '= 500\nper = "user"\nwindow = "1d"\n'
     )
     target = tmp_path / "next.toml"
     done = command("calibrate", recorded, "--policy", now, "--write", target)
@@ -121,7 +149,9 @@ def test_names_in_the_recordings_cannot_become_settings(tmp_path):
     runs = [sized(f"run-{n}", prompt=100) for n in range(73)]
     evil = 'evil\nmax_model_calls = 1\r\n[rules]\u2028mode = "off"\x00[red]'
     target = tmp_path / "out.toml"
-    done = command("calibrate", write(tmp_path / "runs.jsonl", *runs, sized(evil, prompt=90_000, calls=9)), "--write", target)
+    done = command(
+        "calibrate", write(tmp_path / "runs.jsonl", *runs, sized(evil, prompt=90_000, calls=9)), "--write", target
+    )
     assert done.exit_code == 0, done.output
     values = load_policy_file(target)
     assert "mode" not in values
@@ -151,7 +181,14 @@ def test_an_empty_or_broken_recording_advises_nothing(tmp_path, content):
 
 
 @pytest.mark.parametrize(
-    "args", [["nowhere.jsonl"], ["mysql://host/db"], ["x.db"], ["runs.jsonl", "--policy", "none.toml"], ["runs.jsonl", "--max-false-stops", "few"]]
+    "args",
+    [
+        ["nowhere.jsonl"],
+        ["mysql://host/db"],
+        ["x.db"],
+        ["runs.jsonl", "--policy", "none.toml"],
+        ["runs.jsonl", "--max-false-stops", "few"],
+    ],
 )
 def test_what_cannot_be_used_is_said_with_exit_code_2(tmp_path, args):
     write(tmp_path / "runs.jsonl", *good(3))
@@ -177,8 +214,12 @@ def test_false_stops_may_be_a_number_or_a_share(tmp_path):
 
 def test_several_processes_say_the_same(recorded, monkeypatch):
     monkeypatch.setattr("runguard.replay.sources._PART", 30_000)
-    assert len([piece for source in open_sources(str(recorded)) for piece in source.pieces()]) > 2  # fewer are worked on here
-    budgets = [{"tokens": 9_000, "calls": 30, "per": "session"}, {"usd": 5, "per": "user", "window": "1h", "thresholds": [0.5]}]
+    # fewer are worked on here
+    assert len([piece for source in open_sources(str(recorded)) for piece in source.pieces()]) > 2
+    budgets = [
+        {"tokens": 9_000, "calls": 30, "per": "session"},
+        {"usd": 5, "per": "user", "window": "1h", "thresholds": [0.5]},
+    ]
     policy = Policy.validated({"budgets": budgets, "mode": "shadow"}, "")
     here, there = calibrate(recorded, policy), calibrate(recorded, policy, workers=2)
     assert here.to_dict() == there.to_dict()

@@ -53,7 +53,10 @@ def test_too_few_runs_are_refused_with_their_number(tmp_path):
     assert made.changes == {}
     for limit in made.settings.limits:
         assert limit.value is None
-        assert limit.why_not.startswith("71 successful recordings, 72 are needed: of fewer, even the largest lies below the true P95 in more than 2.5%")
+        assert limit.why_not.startswith(
+            "71 successful recordings, 72 are needed: of fewer, even the largest lies below the true P95 in "
+            "more than 2.5%"
+        )
     assert limits(calibrate(write(tmp_path / "more.jsonl", *hundred()[:72])))["max_tokens"].value is not None
 
 
@@ -68,7 +71,9 @@ def test_failed_runaways_do_not_raise_a_limit(tmp_path):
 
 def test_what_a_limit_cuts_is_told_with_the_successful_ones_by_name(tmp_path):
     giants = [sized(f"giant-{n}", prompt=20_000, calls=3) for n in range(3)]
-    made = calibrate(write(tmp_path / "runs.jsonl", *hundred(), *giants, sized("away", prompt=20_000, calls=10, success=False)))
+    made = calibrate(
+        write(tmp_path / "runs.jsonl", *hundred(), *giants, sized("away", prompt=20_000, calls=10, success=False))
+    )
     assert limits(made)["max_tokens"].value == 24_600  # the 98th of 103 took 9,810
     cut = made.cuts["max_tokens"]
     assert cut.by_label == {"success": 3, "failure": 1, "unlabelled": 0}
@@ -106,7 +111,9 @@ def test_models_without_a_price_are_named_and_no_dollars_proposed(tmp_path):
     refused = limits(made)["max_usd"]
     assert refused.value is None
     assert "no price for in-house-7b (1 recordings)" in refused.why_not
-    priced = calibrate(tmp_path / "runs.jsonl", Policy.validated({"prices": {"in-house-7b": {"input": 1, "output": 1}}}, ""))
+    priced = calibrate(
+        tmp_path / "runs.jsonl", Policy.validated({"prices": {"in-house-7b": {"input": 1, "output": 1}}}, "")
+    )
     assert limits(priced)["max_usd"].value is not None
 
 
@@ -163,7 +170,10 @@ def test_a_limit_that_ends_all_work_of_one_source_is_withheld(tmp_path):
     made = calibrate(write(tmp_path / "runs.jsonl", *small, *large))
     calls = limits(made)["max_model_calls"]
     assert calls.value is None
-    assert calls.why_not == "2.5 x P95 is 3, but that cuts most of what went well in coder: work of another size; calibrate each source alone"
+    assert calls.why_not == (
+        "2.5 x P95 is 3, but that cuts most of what went well in coder: work of another size; calibrate each "
+        "source alone"
+    )
     assert made.cuts["max_model_calls"].by_label["success"] == 3
     assert "max_model_calls" not in made.changes
     assert set(made.changes) == {"max_seconds"}  # what cuts nothing stays
@@ -191,7 +201,15 @@ def test_limits_fitted_on_one_half_are_counted_on_the_other(tmp_path):
 
 @pytest.mark.parametrize(
     ("value", "is_whole", "up"),
-    [(23_775, True, 23_800), (0.30851, False, 0.309), (2.5, True, 3), (999.5, True, 1_000), (0, True, 0), (1234.5, False, 1240.0), (100, True, 100)],
+    [
+        (23_775, True, 23_800),
+        (0.30851, False, 0.309),
+        (2.5, True, 3),
+        (999.5, True, 1_000),
+        (0, True, 0),
+        (1234.5, False, 1240.0),
+        (100, True, 100),
+    ],
 )
 def test_a_proposed_number_has_three_digits_and_is_never_rounded_down(value, is_whole, up):
     assert rounded_up(value, is_whole) == up

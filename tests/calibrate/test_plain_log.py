@@ -19,13 +19,17 @@ def command(*args: Any) -> Result:
 
 def log(path: Path, runs: int = 100, *more: Any, **fields: Any) -> Path:
     """Runs of 1 to 100 cents, hundreds of tokens and calls, all of them fine."""
-    made = [{"id": f"run-{n}", "usd": n / 100, "tokens": 100 * n, "calls": n, "ok": True, **fields} for n in range(1, runs + 1)]
+    made = [
+        {"id": f"run-{n}", "usd": n / 100, "tokens": 100 * n, "calls": n, "ok": True, **fields}
+        for n in range(1, runs + 1)
+    ]
     return write(path, *({key: value for key, value in run.items() if value is not None} for run in made), *more)
 
 
 def test_each_total_gives_its_limit(tmp_path: Path) -> None:
     proposal = calibrate(log(tmp_path / "costs.jsonl"))
-    assert proposal.changes == {"max_usd": 2.38, "max_tokens": 23_800, "max_model_calls": 238}  # 2.5 times the 95th of 100, to three digits
+    # 2.5 times the 95th of 100, to three digits
+    assert proposal.changes == {"max_usd": 2.38, "max_tokens": 23_800, "max_model_calls": 238}
     assert not proposal.faults.count
     assert proposal.estimated == 0
     assert "max_usd = " in proposal.to_toml()

@@ -26,13 +26,21 @@ from .conftest import sized, write
 HEADS = {"look": lambda value: value}
 BUDGETS: tuple[Budget, ...] = (
     Budget(tokens=5_000, calls=3, per="session", window="1h"),
-    Budget(usd=Decimal("2.50"), per="user", window="1d", tz="Europe/Berlin", thresholds=[Threshold(0.5, action="nudge"), Threshold(0.9, recurring=True)]),
+    Budget(
+        usd=Decimal("2.50"),
+        per="user",
+        window="1d",
+        tz="Europe/Berlin",
+        thresholds=[Threshold(0.5, action="nudge"), Threshold(0.9, recurring=True)],
+    ),
 )
 FUNCTIONS: dict[str, dict[str, Any]] = {
     "failed": {"tools": {"look": ToolRule(failed=lambda value: value is not None)}},
     "normalizer": {"tool_result_normalizer": HEADS},
     "amount": {"budgets": (Budget(usd=lambda scope: 5, calls=90), Budget(tokens=lambda scope: None))},
-    "callback": {"budgets": (Budget(calls=90, thresholds=[Threshold(0.5, print), Threshold(0.8, lambda budget: None)]),)},
+    "callback": {
+        "budgets": (Budget(calls=90, thresholds=[Threshold(0.5, print), Threshold(0.8, lambda budget: None)]),)
+    },
 }
 
 
@@ -49,10 +57,23 @@ def reloaded(made: Proposal) -> Policy:
 
 
 @pytest.mark.parametrize(
-    "code", [{}, {"on_trip": lambda trip: None, "clock": lambda: 0.0, "store": "redis://host", "alerts": print}], ids=["plain", "with code"]
+    "code",
+    [{}, {"on_trip": lambda trip: None, "clock": lambda: 0.0, "store": "redis://host", "alerts": print}],
+    ids=["plain", "with code"],
 )
 def test_a_policy_reaches_another_process_as_it_is(code):
-    policy = harmless(Policy.validated({"budgets": BUDGETS, "mode": "shadow", "rules": {"empty": False}, "tools": {"look": ToolRule(once=True)}, **code}, ""))
+    policy = harmless(
+        Policy.validated(
+            {
+                "budgets": BUDGETS,
+                "mode": "shadow",
+                "rules": {"empty": False},
+                "tools": {"look": ToolRule(once=True)},
+                **code,
+            },
+            "",
+        )
+    )
     assert pickle.loads(pickle.dumps(policy)) == policy
     assert (policy.budgets, policy.mode) == (BUDGETS, "shadow")
     assert workers_for([policy], 4) == 4
@@ -84,8 +105,14 @@ def test_functions_of_the_script_itself_keep_the_work_here(monkeypatch):
 
 def test_functions_are_asked(tmp_path, monkeypatch):
     monkeypatch.setattr("runguard.replay.sources._PART", 10_000)
-    recorded = write(tmp_path / "runs.jsonl", *(sized(f"run-{n}", prompt=100, calls=8 if n < 3 else 1) for n in range(75)))
-    results = [result for batch in replay(open_sources(str(recorded)), [Policy.validated({}, "")]) for (result,) in batch.results]
+    recorded = write(
+        tmp_path / "runs.jsonl", *(sized(f"run-{n}", prompt=100, calls=8 if n < 3 else 1) for n in range(75))
+    )
+    results = [
+        result
+        for batch in replay(open_sources(str(recorded)), [Policy.validated({}, "")])
+        for (result,) in batch.results
+    ]
     assert not any(result.first("stop") for result in results)
     policy = Policy.validated({**FUNCTIONS["failed"], **FUNCTIONS["normalizer"], **FUNCTIONS["amount"]}, "")
     made = calibrate(recorded, policy, workers=4)
@@ -97,10 +124,19 @@ def test_functions_are_asked(tmp_path, monkeypatch):
 def test_budgets_are_carried_into_the_file_and_what_only_code_can_say_is_named(tmp_path):
     recorded = write(tmp_path / "runs.jsonl")
     again = reloaded(calibrate(recorded, Policy.validated({"budgets": BUDGETS}, ""))).budgets
-    assert [(budget.to_dict(), budget.thresholds) for budget in again] == [(budget.to_dict(), budget.thresholds) for budget in BUDGETS]
-    code = {"tools": {"l*": ToolRule(once=True, failed=lambda value: True)}, "budgets": FUNCTIONS["amount"]["budgets"], "max_delegation_depth": None}
+    assert [(budget.to_dict(), budget.thresholds) for budget in again] == [
+        (budget.to_dict(), budget.thresholds) for budget in BUDGETS
+    ]
+    code = {
+        "tools": {"l*": ToolRule(once=True, failed=lambda value: True)},
+        "budgets": FUNCTIONS["amount"]["budgets"],
+        "max_delegation_depth": None,
+    }
     made = calibrate(recorded, Policy.validated(code, ""))
-    assert "# Not carried over, only code can say it: tools.l*.failed, max_delegation_depth = None, budgets[0].usd, budgets[1].tokens." in made.to_toml()
+    assert (
+        "# Not carried over, only code can say it: tools.l*.failed, max_delegation_depth = None, "
+        "budgets[0].usd, budgets[1].tokens." in made.to_toml()
+    )
     kept = reloaded(made)
     assert (kept.tools, kept.budgets) == ({"l*": ToolRule(once=True)}, (Budget(calls=90),))
     called = reloaded(calibrate(recorded, Policy.validated(FUNCTIONS["callback"], "")))
@@ -108,9 +144,15 @@ def test_budgets_are_carried_into_the_file_and_what_only_code_can_say_is_named(t
 
 
 def test_a_change_leaves_the_rest_of_a_policy_alone():
-    policy = Policy.validated({"rules": {"stall": False, "empty": {"nudge": 3}}, "budgets": BUDGETS, "tool_result_normalizer": HEADS}, "")
+    policy = Policy.validated(
+        {"rules": {"stall": False, "empty": {"nudge": 3}}, "budgets": BUDGETS, "tool_result_normalizer": HEADS}, ""
+    )
     other = changed(policy, {"max_usd": 0.5, "max_tool_calls": None, "rules": {"empty": {"stop": 9}}})
-    assert (other.max_usd, other.max_tool_calls, other.rules) == (Decimal("0.5"), None, {"stall": False, "empty": {"stop": 9}})
+    assert (other.max_usd, other.max_tool_calls, other.rules) == (
+        Decimal("0.5"),
+        None,
+        {"stall": False, "empty": {"stop": 9}},
+    )
     assert other.model_copy(update={"max_usd": None, "max_tool_calls": 1000, "rules": policy.rules}) == policy
 
 
@@ -155,7 +197,9 @@ def largest_in_journal(*chars: int) -> float:
     entries: list[dict[str, Any]] = [{"k": "start", "t": 1.0, "app": "a", "user": "u", "session": "s"}]
     for n, size in enumerate(chars):
         name = f"{n:032x}"
-        entries.append({"k": "call", "t": 2.0, "l": "", "a": "a", "tool": "look", "call": name, "id": str(n), "b": str(n)})
+        entries.append(
+            {"k": "call", "t": 2.0, "l": "", "a": "a", "tool": "look", "call": name, "id": str(n), "b": str(n)}
+        )
         answer = {"tool": "look", "call": name, "id": str(n), "as": "ok", "answer": n, "chars": size}
         entries.append({"k": "answers", "t": 2.0, "l": "", "a": "a", "b": str(n), "of": [answer]})
     steps = iter([Wrote(entry["t"], entry) for entry in entries])
@@ -176,19 +220,29 @@ def test_answers_that_were_not_recorded_have_no_size(tmp_path):
             step.pop("result", None)
     made = calibrate(write(tmp_path / "runs.jsonl", *silent))
     assert "max_tool_result_chars" not in made.changes
-    assert limit(made, "max_tool_result_chars").why_not.startswith("0 successful recordings tell the characters of a tool answer, 72 are needed")
+    assert limit(made, "max_tool_result_chars").why_not.startswith(
+        "0 successful recordings tell the characters of a tool answer, 72 are needed"
+    )
 
 
 # ---- the file -------------------------------------------------------------------------------------------------------
 
 
-@given(st.recursive(st.text() | st.booleans() | st.integers(-(2**53), 2**53), lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner), max_leaves=6))
+@given(
+    st.recursive(
+        st.text() | st.booleans() | st.integers(-(2**53), 2**53),
+        lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
+        max_leaves=6,
+    )
+)
 @settings(max_examples=60, deadline=None)
 def test_what_is_written_is_read_back(value):
     assert tomllib.loads(f"it = {value_of(value)}")["it"] == value
 
 
 def test_texts_beyond_the_first_plane_are_carried_over(tmp_path):
-    policy = Policy.validated({"stop_text": "Sorry \U0001f600 \x7f\x00\u2028", "tools": {"t\U0001f600": ToolRule(polling=True)}}, "")
+    policy = Policy.validated(
+        {"stop_text": "Sorry \U0001f600 \x7f\x00\u2028", "tools": {"t\U0001f600": ToolRule(polling=True)}}, ""
+    )
     again = reloaded(calibrate(write(tmp_path / "runs.jsonl"), policy))
     assert (again.stop_text, again.tools) == (policy.stop_text, policy.tools)

@@ -97,7 +97,9 @@ def test_false_stops_of_the_present_setting_loosen_it_when_there_are_enough(tmp_
     assert many.rungs["stop"] > often
     assert many.after is not None
     assert (many.before.stopped, many.after.stopped, many.after.spared) == (8, 0, 8)
-    allowed = choice(tmp_path, *good(10), *(repeating(f"fine-{n}", often, success=True) for n in range(8)), max_false_stops=0.5)
+    allowed = choice(
+        tmp_path, *good(10), *(repeating(f"fine-{n}", often, success=True) for n in range(8)), max_false_stops=0.5
+    )
     assert allowed.rungs is None
 
 
@@ -114,21 +116,32 @@ def test_rules_that_are_off_stay_off_and_settings_can_all_fire():
             assert changed.rungs(variant.rule) != policy.rungs(variant.rule)
 
 
-CALLS = st.tuples(st.sampled_from(["look", "grep"]), st.integers(0, 1), st.sampled_from(["same", "new", "fails", "empty", "words"]))
+CALLS = st.tuples(
+    st.sampled_from(["look", "grep"]), st.integers(0, 1), st.sampled_from(["same", "new", "fails", "empty", "words"])
+)
 
 
 @given(st.lists(st.tuples(CALLS, st.integers(1, 9)), min_size=1, max_size=6), st.booleans())
 @settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 def test_a_setting_that_is_not_played_would_have_changed_nothing(stretches, starts_afresh):
-    """Settings of rules that find nothing to count in a recording are passed over: the outcome must be that of the present policy."""
+    """Settings of rules that find nothing to count in a recording are passed over: the outcome must be that of the
+    present policy.
+    """
     steps: list[dict[str, Any]] = [{"kind": "message", "agent": "user", "text": "go"}]
     for (tool, arg, kind), times in stretches:
         for _ in range(times):
             n = len(steps)
             if kind == "words":
-                steps.append({"kind": "model", "agent": "a", "text": f"well {arg}", "input_tokens": 10, "output_tokens": 1})
+                steps.append(
+                    {"kind": "model", "agent": "a", "text": f"well {arg}", "input_tokens": 10, "output_tokens": 1}
+                )
                 continue
-            result: Any = {"same": {"seen": 1}, "new": {"seen": n}, "fails": {"error": "no such file"}, "empty": {"result": []}}[kind]
+            result: Any = {
+                "same": {"seen": 1},
+                "new": {"seen": n},
+                "fails": {"error": "no such file"},
+                "empty": {"result": []},
+            }[kind]
             steps.append({"kind": "model", "agent": "a", "text": "", "input_tokens": 10, "output_tokens": 1})
             steps.append({"kind": "tool_call", "agent": "a", "tool": tool, "args": {"at": arg}, "call_id": str(n)})
             steps.append({"kind": "tool_result", "agent": "a", "tool": tool, "result": result, "call_id": str(n)})

@@ -49,7 +49,9 @@ def told(*arguments: Any, code: int = 0, beside: str = "") -> Any:
 
 def process(*arguments: Any, **options: Any) -> "subprocess.CompletedProcess[str]":
     """The command as a process of its own."""
-    return subprocess.run([*PROGRAM, *map(str, arguments)], capture_output=True, text=True, timeout=50, check=False, **options)
+    return subprocess.run(
+        [*PROGRAM, *map(str, arguments)], capture_output=True, text=True, timeout=50, check=False, **options
+    )
 
 
 def on_a_terminal(*arguments: Any, **environment: str) -> str:
@@ -69,9 +71,15 @@ def on_a_terminal(*arguments: Any, **environment: str) -> str:
 
     reader = threading.Thread(target=read)
     reader.start()
-    kept = {name: value for name, value in os.environ.items() if name not in ("NO_COLOR", "FORCE_COLOR", "TERM", "COLUMNS")}
+    kept = {
+        name: value for name, value in os.environ.items() if name not in ("NO_COLOR", "FORCE_COLOR", "TERM", "COLUMNS")
+    }
     subprocess.run(
-        [*PROGRAM, *map(str, arguments)], stdout=theirs, timeout=50, check=False, env={**kept, "TERM": "xterm-256color", "COLUMNS": "80", **environment}
+        [*PROGRAM, *map(str, arguments)],
+        stdout=theirs,
+        timeout=50,
+        check=False,
+        env={**kept, "TERM": "xterm-256color", "COLUMNS": "80", **environment},
     )
     os.close(theirs)
     reader.join(10)
@@ -91,8 +99,14 @@ def looping(turns: int = 12, model: str = "gemini-2.5-flash", **options: Any) ->
 
 
 def guarded(store: str, **policy: Any) -> RunGuardPlugin:
-    """A policy that does not change with the defaults; its budgets are wide enough for reservations that a busy store settles late."""
-    budgets = [Budget(usd=100, per="user", window="1d"), Budget(tokens=1_000_000, per="app", window="1h"), Budget(calls=500, per="user")]
+    """A policy that does not change with the defaults; its budgets are wide enough for reservations that a busy store
+    settles late.
+    """
+    budgets = [
+        Budget(usd=100, per="user", window="1d"),
+        Budget(tokens=1_000_000, per="app", window="1h"),
+        Budget(calls=500, per="user"),
+    ]
     return RunGuardPlugin(store=store, store_timeout=10, budgets=budgets, rules={"repetition": {"stop": 4}}, **policy)
 
 

@@ -23,7 +23,9 @@ from .conftest import guarded, looping, process, runguard, told
 
 
 def elsewhere(*arguments: str) -> Any:
-    """By another process where a file is shared; a server knows connections alone, and a second one is made here as well."""
+    """By another process where a file is shared; a server knows connections alone, and a second one is made here as
+    well.
+    """
     if not arguments[-1].startswith("sqlite:"):
         return told(*arguments)
     ran = process(*arguments, "--json")
@@ -37,15 +39,21 @@ async def test_a_stop_ends_a_run_that_is_under_way_and_resume_lets_it_run_again(
     task = asyncio.create_task(run(agent, plugins=[plugin], app_name="docs", user_id="dora"))
     while not agent.model.calls:  # type: ignore[union-attr]  # noqa: ASYNC110 - a model has no event to wait for
         await asyncio.sleep(0.01)
-    await asyncio.to_thread(elsewhere, "stop", "user:docs/dora", "--reason", "a bad day", "--actor", "ops", "--store", filled)
+    await asyncio.to_thread(
+        elsewhere, "stop", "user:docs/dora", "--reason", "a bad day", "--actor", "ops", "--store", filled
+    )
     recording = await asyncio.wait_for(task, 30)
     trip = assert_stopped(recording, "kill_switch")
     assert "stopped by ops: a bad day" in trip.message
     status = told("status", "--store", filled, code=1)
-    assert [(stop["scope"], stop["actor"], stop["reason"]) for stop in status["stops"]] == [("user:docs/dora", "ops", "a bad day")]
+    assert [(stop["scope"], stop["actor"], stop["reason"]) for stop in status["stops"]] == [
+        ("user:docs/dora", "ops", "a bad day")
+    ]
 
     refused = looping()
-    assert_stopped(await run(refused, plugins=[plugin], app_name="docs", user_id="dora", session_id="s2"), "kill_switch")
+    assert_stopped(
+        await run(refused, plugins=[plugin], app_name="docs", user_id="dora", session_id="s2"), "kill_switch"
+    )
     assert refused.model.calls == 0  # type: ignore[union-attr]
     resumed = runguard("resume", "user:docs/dora", "--store", filled)
     assert (resumed.exit_code, resumed.stdout) == (0, "resumed: user:docs/dora, which ops had stopped: a bad day\n")
@@ -74,8 +82,16 @@ def test_names_on_the_command_line_are_echoed_as_text(file_store: str) -> None:
     lines = ran.stdout.splitlines()
     assert lines[0] == "stopped: user:docs/x\\x1b[2J'; touch PWNED #\\u202e, by ops: one\\nstopped: all, by root"
     hint = lines[-1].partition("take it back with: runguard ")[2]
-    read_back = subprocess.run(["bash", "-c", f"printf '%s\\0' {hint}"], capture_output=True, text=True, check=True, env={"LC_ALL": "C.UTF-8", **os.environ})
-    assert read_back.stdout.split("\0")[:-1] == ["resume", scope, "--store", file_store], "one word for the shell, and the same"
+    read_back = subprocess.run(
+        ["bash", "-c", f"printf '%s\\0' {hint}"],
+        capture_output=True,
+        text=True,
+        check=True,
+        env={"LC_ALL": "C.UTF-8", **os.environ},
+    )
+    assert read_back.stdout.split("\0")[:-1] == ["resume", scope, "--store", file_store], (
+        "one word for the shell, and the same"
+    )
     assert runguard("resume", scope, "--store", file_store).stdout.startswith("resumed: user:docs/x\\x1b[2J'; touch")
 
 
@@ -105,21 +121,31 @@ def test_resume_of_what_is_not_stopped(file_store: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("command", "words"), [(["stop", "--reason", "x"], "cannot be stopped"), (["resume"], "is no scope that can be resumed")], ids=["stop", "resume"]
+    ("command", "words"),
+    [(["stop", "--reason", "x"], "cannot be stopped"), (["resume"], "is no scope that can be resumed")],
+    ids=["stop", "resume"],
 )
 def test_a_scope_that_names_nobody_is_refused_before_anything_is_asked(command: list[str], words: str) -> None:
     ran = runguard(*command, "user:alice", "--store", "redis://127.0.0.1:1/0")
     assert ran.exit_code == 2
-    assert ran.stderr == f"'user:alice' {words}; give one of all, app:…, user:app/user, session:app/user/session, run:…\n"
+    assert (
+        ran.stderr == f"'user:alice' {words}; give one of all, app:…, user:app/user, session:app/user/session, run:…\n"
+    )
 
 
 async def test_an_extension_lets_the_next_run_of_another_process_go_on(place: Place) -> None:
     filled = place.url
-    plugin = RunGuardPlugin(store=filled, store_timeout=10, budgets=[Budget(calls=2, per="session"), Budget(usd=1, per="session", window="1d")])
+    plugin = RunGuardPlugin(
+        store=filled,
+        store_timeout=10,
+        budgets=[Budget(calls=2, per="session"), Budget(usd=1, per="session", window="1d")],
+    )
     who = {"app_name": "docs", "user_id": "dora", "session_id": "long"}
     assert assert_stopped(await run(looping(), plugins=[plugin], **who), "budget").scope_id == "session:docs/dora/long"
     plugin.flush(20)
-    answer = await asyncio.to_thread(elsewhere, "extend", "session:docs/dora/long", "--calls", "5", "--usd", "2.50", "--store", filled)
+    answer = await asyncio.to_thread(
+        elsewhere, "extend", "session:docs/dora/long", "--calls", "5", "--usd", "2.50", "--store", filled
+    )
     rows = {(row["unit"], row["window"]): row for row in answer["budgets"]}
     assert rows["calls", None]["granted"] == 5
     assert Decimal(rows["usd", "1d"]["granted"]) == Decimal("2.5")
@@ -146,12 +172,21 @@ def test_a_scope_without_spend_is_extended_by_the_policy_file(file_store: str) -
     ("arguments", "message"),
     [
         (["user:docs/alcie", "--usd", "5"], "user:docs/alcie: no budget of that scope; did you mean user:docs/alice?"),
-        (["user:docs/alice", "--tokens", "5"], "user:docs/alice: its budgets limit calls and usd; give --calls or --usd"),
-        (["nonsense", "--usd", "5"], "nonsense: no budget of that scope; this store knows app:docs, user:docs/alice, user:docs/bob"),
+        (
+            ["user:docs/alice", "--tokens", "5"],
+            "user:docs/alice: its budgets limit calls and usd; give --calls or --usd",
+        ),
+        (
+            ["nonsense", "--usd", "5"],
+            "nonsense: no budget of that scope; this store knows app:docs, user:docs/alice, user:docs/bob",
+        ),
         (["user:docs/alice"], "by how much? Give --usd, --tokens or --calls"),
         (["user:docs/alice", "--usd", "much"], "--usd much: give the dollars to add, a number above 0 such as 2.50"),
         (["user:docs/alice", "--usd", "-5"], "--usd -5: must be greater than 0"),
-        (["user:docs/alice", "--usd", "1e30"], "--usd = '1e30': the largest accepted value is 1,000,000,000 dollars; leave it out for no limit"),
+        (
+            ["user:docs/alice", "--usd", "1e30"],
+            "--usd = '1e30': the largest accepted value is 1,000,000,000 dollars; leave it out for no limit",
+        ),
         (["user:docs/alice", "--usd", "0"], "--usd 0: give the dollars to add, a number above 0 such as 2.50"),
     ],
     ids=lambda value: value if isinstance(value, str) else " ".join(value),

@@ -31,7 +31,12 @@ def test_every_command_has_a_section() -> None:
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_every_line_in_a_box_could_be_typed(page: Path) -> None:
     boxes = re.findall(r"```bash\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL)
-    lines = [line.partition(" #")[0].partition(" > ")[0] for box in boxes for line in box.splitlines() if line.startswith("runguard")]
+    lines = [
+        line.partition(" #")[0].partition(" > ")[0]
+        for box in boxes
+        for line in box.splitlines()
+        if line.startswith("runguard")
+    ]
     assert len(lines) >= 5
     for line in lines:
         _, name, *words = shlex.split(line)
@@ -68,7 +73,10 @@ def test_the_promised_keys_are_there(file_store: str, name: str, arguments: list
 
 def test_the_keys_below(file_store: str) -> None:
     status, prices = told("status", "--store", file_store), told("prices", "acme-1", code=1)
-    below = {name: set(re.findall(r"`(\w+)`", inside)) for name, inside in re.findall(r"`(\w+)` \(([^)]*)\)", KEYS["status"] + KEYS["prices"])}
+    below = {
+        name: set(re.findall(r"`(\w+)`", inside))
+        for name, inside in re.findall(r"`(\w+)` \(([^)]*)\)", KEYS["status"] + KEYS["prices"])
+    }
     assert set(status["budgets"][0]) == below["budgets"]
     assert set(status["spend"]) == below["spend"]
     assert set(prices["models"][0]) == below["models"]

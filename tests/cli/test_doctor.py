@@ -84,10 +84,22 @@ def test_a_guard_that_stops_nothing_is_a_problem(monkeypatch: pytest.MonkeyPatch
     ("more", "state", "words"),
     [
         ("runguard.install(max_usd=2)", "ok", "guarded by runguard.install(), which puts itself first"),
-        ("app = App(name='an_app', root_agent=root_agent, plugins=[RunGuardPlugin(), LoggingPlugin()])", "ok", "is the first of 2 plugins"),
-        ("app = App(name='an_app', root_agent=root_agent, plugins=[LoggingPlugin(), RunGuardPlugin()])", "problem", "comes after LoggingPlugin"),
+        (
+            "app = App(name='an_app', root_agent=root_agent, plugins=[RunGuardPlugin(), LoggingPlugin()])",
+            "ok",
+            "is the first of 2 plugins",
+        ),
+        (
+            "app = App(name='an_app', root_agent=root_agent, plugins=[LoggingPlugin(), RunGuardPlugin()])",
+            "problem",
+            "comes after LoggingPlugin",
+        ),
         ("", "problem", "is not guarded by itself"),
-        ("root_agent = LlmAgent(name='a', model=GuardedLlm('gemini-2.5-flash', max_usd=1))", "ok", "is guarded by its models"),
+        (
+            "root_agent = LlmAgent(name='a', model=GuardedLlm('gemini-2.5-flash', max_usd=1))",
+            "ok",
+            "is guarded by its models",
+        ),
     ],
     ids=["install", "first", "second", "none", "guarded model"],
 )
@@ -99,12 +111,17 @@ def test_is_the_app_guarded_and_does_the_guard_stand_first(more: str, state: str
 
 
 def test_an_app_by_module_and_attribute(monkeypatch: pytest.MonkeyPatch) -> None:
-    agent("app = App(name='an_app', root_agent=root_agent, plugins=[RunGuardPlugin(mode='shadow', max_usd=1)])", "an_app_by_name")
+    agent(
+        "app = App(name='an_app', root_agent=root_agent, plugins=[RunGuardPlugin(mode='shadow', max_usd=1)])",
+        "an_app_by_name",
+    )
     monkeypatch.chdir("agents")
     found = lines("--app", "an_app_by_name.agent:app")
     assert (found["plugins"]["state"], found["policy"]["state"]) == ("ok", "warning")
     assert "of the app's plugin; mode shadow, which decides and records, and stops nothing" in found["policy"]["found"]
-    assert found["prices"]["found"] == "known for gemini-2.5-flash, claude-sonnet-4-5", "those of agents called as tools, too"
+    assert found["prices"]["found"] == "known for gemini-2.5-flash, claude-sonnet-4-5", (
+        "those of agents called as tools, too"
+    )
     del sys.modules["an_app_by_name.agent"]
     wrong = lines("--app", "an_app_by_name.agent:helper.name", code=1)["app"]
     assert "is a str; an App, a Runner or an agent is needed" in wrong["found"]
@@ -121,7 +138,9 @@ def test_an_app_that_cannot_be_loaded_names_the_line() -> None:
 def test_an_app_that_is_not_there(target: str) -> None:
     ran = runguard("doctor", "--app", target)
     assert (ran.exit_code, ran.stdout) == (2, "")
-    assert ran.stderr == f"--app {target}: no such folder. Give an agent folder as adk web takes it, or module:attribute\n"
+    assert (
+        ran.stderr == f"--app {target}: no such folder. Give an agent folder as adk web takes it, or module:attribute\n"
+    )
 
 
 def test_a_dead_store_and_one_that_is_not_there_yet() -> None:

@@ -39,7 +39,13 @@ for arguments in {asked}:
 
 def test_help_loads_nothing_but_click() -> None:
     asked = [["--help"], ["--version"], *([name, "--help"] for name in ABOUT), ["trips", "show", "--help"]]
-    ran = subprocess.run([sys.executable, "-c", _LOADED.format(asked=asked, heavy=HEAVY)], capture_output=True, text=True, timeout=30, check=False)
+    ran = subprocess.run(
+        [sys.executable, "-c", _LOADED.format(asked=asked, heavy=HEAVY)],
+        capture_output=True,
+        text=True,
+        timeout=30,
+        check=False,
+    )
     assert (ran.returncode, ran.stderr) == (0, "")
     assert ran.stdout.count("Usage: runguard") == len(asked) - 1
 

@@ -12,19 +12,28 @@ from runguard.policy.settings import RULES, load_policy_file
 from .conftest import runguard, told
 
 
-@pytest.mark.parametrize(("preset", "usd", "store"), [("development", "0.5", "memory"), ("production", "5", "sqlite:///guard.db")])
+@pytest.mark.parametrize(
+    ("preset", "usd", "store"), [("development", "0.5", "memory"), ("production", "5", "sqlite:///guard.db")]
+)
 def test_the_written_file_passes_check(preset: str, usd: str, store: str) -> None:
     assert runguard("init", "--preset", preset).stdout.startswith(f"written: runguard.toml ({preset})")
     assert told("check")["ok"]
     policy = Policy.build()
-    assert (policy.max_usd, policy.store, policy.mode) == (Decimal(usd), store.replace("///", f"///{Path.cwd()}/"), "enforce")
+    assert (policy.max_usd, policy.store, policy.mode) == (
+        Decimal(usd),
+        store.replace("///", f"///{Path.cwd()}/"),
+        "enforce",
+    )
 
 
 @pytest.mark.parametrize("preset", ["development", "production"])
 def test_every_commented_setting_may_be_taken_into_use(preset: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever removes a # gets a valid file: names, values, and the order of keys and tables."""
     for name in ("SLACK_URL", "PAGERDUTY_KEY"):
-        monkeypatch.setenv(name, "https://hooks.slack.com/services/T0/B0/x" if name == "SLACK_URL" else "0123456789abcdef0123456789abcdef")
+        monkeypatch.setenv(
+            name,
+            "https://hooks.slack.com/services/T0/B0/x" if name == "SLACK_URL" else "0123456789abcdef0123456789abcdef",
+        )
     runguard("init", "--preset", preset)
     text = Path("runguard.toml").read_text()
     taken = re.sub(r"^# (?=\[|[a-z_]+ = )", "", text, flags=re.MULTILINE)
@@ -50,7 +59,10 @@ def test_a_file_that_is_there_is_left_alone_without_force() -> None:
     path.write_text("max_tool_calls = 7\n")
     ran = runguard("init")
     assert (ran.exit_code, ran.stdout) == (2, "")
-    assert ran.stderr == "runguard.toml is there already and was left alone; --force replaces it, another FILE writes beside it\n"
+    assert (
+        ran.stderr
+        == "runguard.toml is there already and was left alone; --force replaces it, another FILE writes beside it\n"
+    )
     assert path.read_text() == "max_tool_calls = 7\n"
     assert told("init", code=2)["ok"] is False
     assert runguard("init", "--force").exit_code == 0
@@ -65,9 +77,17 @@ def test_files_elsewhere_say_how_they_are_found() -> None:
 
 def test_places_that_cannot_be_written() -> None:
     ran = runguard("init", "absent/runguard.toml")
-    assert (ran.exit_code, ran.stderr) == (2, "absent/runguard.toml: cannot be written: No such file or directory; create the folder absent first\n")
+    assert (ran.exit_code, ran.stderr) == (
+        2,
+        "absent/runguard.toml: cannot be written: No such file or directory; create the folder absent first\n",
+    )
     assert "[tool.runguard]" in runguard("init", "pyproject.toml").stderr
 
 
 def test_for_machines() -> None:
-    assert told("init", "--preset", "production") == {"ok": True, "file": "runguard.toml", "preset": "production", "notes": []}
+    assert told("init", "--preset", "production") == {
+        "ok": True,
+        "file": "runguard.toml",
+        "preset": "production",
+        "notes": [],
+    }

@@ -20,7 +20,14 @@ from .conftest import guarded, looping, runguard, told
 
 def test_status_tells_budgets_spend_and_who_spends(filled: str) -> None:
     ran = told("status", "--store", filled, "--by", "user")
-    assert (ran["ok"], ran["mode"], ran["stops"], ran["running"], ran["breakers"], ran["unreadable"]) == (True, "enforce", [], [], [], 0)
+    assert (ran["ok"], ran["mode"], ran["stops"], ran["running"], ran["breakers"], ran["unreadable"]) == (
+        True,
+        "enforce",
+        [],
+        [],
+        [],
+        0,
+    )
     budgets = {(row["scope"], row["unit"]): row for row in ran["budgets"]}
     assert {scope for scope, _ in budgets} == {"user:docs/alice", "user:docs/bob", "app:docs"}
     alice = budgets["user:docs/alice", "usd"]
@@ -34,7 +41,18 @@ def test_status_tells_budgets_spend_and_who_spends(filled: str) -> None:
 def test_status_for_people(filled: str) -> None:
     ran = runguard("status", "--store", filled)
     assert ran.exit_code == 0
-    assert all(words in ran.stdout for words in ("running now: 0", "budgets: 5", "user:docs/alice", "anew in", "1,000,000 tokens", "16 model calls", "docs"))
+    assert all(
+        words in ran.stdout
+        for words in (
+            "running now: 0",
+            "budgets: 5",
+            "user:docs/alice",
+            "anew in",
+            "1,000,000 tokens",
+            "16 model calls",
+            "docs",
+        )
+    )
     assert "user:docs/alice" not in runguard("status", "--store", filled, "--scope", "app:").stdout
 
 
@@ -66,7 +84,10 @@ def test_trips_can_be_filtered(file_store: str, options: list[str], users: list[
 
 
 def test_a_filter_that_fits_nothing_names_what_there_is(file_store: str) -> None:
-    assert "none of 3 stops fits; the rules seen are repetition, unpriced" in runguard("trips", "--store", file_store, "--rule", "bugdet").stdout
+    assert (
+        "none of 3 stops fits; the rules seen are repetition, unpriced"
+        in runguard("trips", "--store", file_store, "--rule", "bugdet").stdout
+    )
 
 
 def test_one_trip_with_evidence_story_and_how_to_go_on(filled: str) -> None:
@@ -80,7 +101,15 @@ def test_one_trip_with_evidence_story_and_how_to_go_on(filled: str) -> None:
     shown = runguard("trips", "show", alice["id"], "--store", filled).stdout
     assert alice["message"] in shown
     assert all(
-        words in shown for words in ("evidence", alice["evidence"][0]["call"], "what repeated", "model call gemini-2.5-flash", "how to go on", "projection")
+        words in shown
+        for words in (
+            "evidence",
+            alice["evidence"][0]["call"],
+            "what repeated",
+            "model call gemini-2.5-flash",
+            "how to go on",
+            "projection",
+        )
     )
     assert "shadow" not in shown
 
@@ -90,9 +119,9 @@ def test_the_last_one_and_a_shadow_one(file_store: str) -> None:
     (bob,) = told("trips", "--store", file_store, "--user", "bob")["trips"]
     shown = runguard("trips", "show", bob["id"], "--store", file_store).stdout
     assert "decided and not carried out" in shown
-    assert shown.index("same call and answer 3 times") < shown.index("stop by repetition of look") < shown.index(" later "), (
-        "how it came to it, not what followed"
-    )
+    assert (
+        shown.index("same call and answer 3 times") < shown.index("stop by repetition of look") < shown.index(" later ")
+    ), "how it came to it, not what followed"
     assert "same call and answer 7 times" not in shown
 
 
@@ -109,7 +138,10 @@ async def test_a_budget_trip_names_the_command_that_raises_it(tmp_path: Any) -> 
     plugin = RunGuardPlugin(store=store, store_timeout=30, budgets=[Budget(calls=2, per="user", window="1d")])
     await run(looping(), plugins=[plugin], app_name="docs", user_id="alice")
     assert plugin.flush(10)
-    assert told("trips", "show", "last", "--store", store)["do"][-1] == f"runguard extend user:docs/alice --store {store} --calls 2"
+    assert (
+        told("trips", "show", "last", "--store", store)["do"][-1]
+        == f"runguard extend user:docs/alice --store {store} --calls 2"
+    )
     ran = runguard("status", "--store", store)
     assert ran.exit_code == 1, "a budget that is used up wants attention"
     assert "100%" in ran.stdout
@@ -126,13 +158,19 @@ def test_an_empty_store_says_so(file_store: str, tmp_path: Any) -> None:
 
 def test_records_that_cannot_be_read_are_counted(file_store: str) -> None:
     with sqlite3.connect(file_store.removeprefix("sqlite:///")) as database:
-        database.execute("UPDATE records SET text = '{broken' WHERE kind = 'trip' AND seq = (SELECT min(seq) FROM records WHERE kind = 'trip')")
+        database.execute(
+            "UPDATE records SET text = "
+            "'{broken' WHERE kind = 'trip' AND seq = (SELECT min(seq) FROM records WHERE kind = 'trip')"
+        )
     ran = told("trips", "--store", file_store)
     assert (ran["count"], ran["unreadable"]) == (2, 1)
     assert "1 records could not be read" in runguard("trips", "--store", file_store).stdout
 
 
-@pytest.mark.parametrize("damage", [b'\xff\xfe{"rule": "budget", "message": "secret"}', b'{"x": "secret"}', b'{"rule": "budget", "tokens": "many"}'])
+@pytest.mark.parametrize(
+    "damage",
+    [b'\xff\xfe{"rule": "budget", "message": "secret"}', b'{"x": "secret"}', b'{"rule": "budget", "tokens": "many"}'],
+)
 def test_a_damaged_trip_is_counted_or_shown_as_far_as_it_goes(file_store: str, damage: bytes) -> None:
     with sqlite3.connect(file_store.removeprefix("sqlite:///")) as database:
         database.execute(

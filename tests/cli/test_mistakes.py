@@ -38,7 +38,9 @@ def test_a_store_that_cannot_be_used(command: list[str], store: str) -> None:
     assert MISTAKES[store] in told(*command, "--store", store, code=2)["error"]
 
 
-def test_the_store_of_the_policy_is_used_and_the_environment_wins(file_store: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_store_of_the_policy_is_used_and_the_environment_wins(
+    file_store: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert "lives and dies with its process" in runguard("status").stderr
     Path("runguard.toml").write_text(f'store = "{file_store}"\n')
     below = Path("below")
@@ -58,7 +60,9 @@ def test_the_store_of_the_policy_is_used_and_the_environment_wins(file_store: st
         ("[prices]\nacme = 3", "prices.acme"),
     ],
 )
-@pytest.mark.parametrize("command", [*STORE_COMMANDS.values(), ["prices"], ["check"], ["replay", "x.jsonl"]], ids=lambda command: command[0])
+@pytest.mark.parametrize(
+    "command", [*STORE_COMMANDS.values(), ["prices"], ["check"], ["replay", "x.jsonl"]], ids=lambda command: command[0]
+)
 def test_a_wrong_policy_is_told_by_its_path(command: list[str], file: str, message: str) -> None:
     Path("runguard.toml").write_text(file)
     ran = runguard(*command)
@@ -70,12 +74,17 @@ def test_a_wrong_policy_is_told_by_its_path(command: list[str], file: str, messa
 def test_a_policy_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RUNGUARD_POLICY", "absent.toml")
     said = runguard("status").stderr.splitlines()
-    assert said == ["absent.toml: no such policy file (named by RUNGUARD_POLICY)", "give --store URL to look and act without this policy"]
+    assert said == [
+        "absent.toml: no such policy file (named by RUNGUARD_POLICY)",
+        "give --store URL to look and act without this policy",
+    ]
 
 
 def test_a_wrong_policy_says_how_to_stop_without_it(file_store: str) -> None:
     Path("runguard.toml").write_text("mod = 1\n")
-    assert runguard("stop", "all", "--reason", "x").stderr.endswith("\ngive --store URL to look and act without this policy\n")
+    assert runguard("stop", "all", "--reason", "x").stderr.endswith(
+        "\ngive --store URL to look and act without this policy\n"
+    )
     assert runguard("stop", "all", "--reason", "x", "--store", file_store).exit_code == 0, "and so it is"
 
 
@@ -85,7 +94,9 @@ def test_a_wrong_environment_is_told(file_store: str, monkeypatch: pytest.Monkey
         ran = runguard(command)
         assert (ran.exit_code, ran.stdout) == (2, "")
         assert "(RUNGUARD_MODE) is not valid: mode = 'shadwo'" in ran.stderr
-    assert "RUNGUARD_MODE and --store) is not valid" in runguard("status", "--store", file_store).stderr, "told, and left out"
+    assert "RUNGUARD_MODE and --store) is not valid" in runguard("status", "--store", file_store).stderr, (
+        "told, and left out"
+    )
     monkeypatch.setenv("RUNGUARD_MODE", "shadow")
     assert told("status", "--store", file_store)["mode"] == "shadow"
     monkeypatch.setenv("RUNGUARD_STORE", "guard.db")
@@ -104,7 +115,9 @@ def test_a_wrong_environment_is_told(file_store: str, monkeypatch: pytest.Monkey
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
-def test_a_command_line_that_cannot_be_meant_is_json_where_json_is_asked_for(arguments: list[str], message: str) -> None:
+def test_a_command_line_that_cannot_be_meant_is_json_where_json_is_asked_for(
+    arguments: list[str], message: str
+) -> None:
     answer = told(*arguments, code=2)
     assert (answer["ok"], set(answer)) == (False, {"ok", "error"})
     assert message in answer["error"]
@@ -112,22 +125,45 @@ def test_a_command_line_that_cannot_be_meant_is_json_where_json_is_asked_for(arg
 
 def test_a_disk_that_is_full_is_no_traceback() -> None:
     with Path("/dev/full").open("w") as full:
-        ran = subprocess.run([*PROGRAM, "prices", "gemini-2.5-flash", "--json"], stdout=full, stderr=subprocess.PIPE, text=True, timeout=50, check=False)
+        ran = subprocess.run(
+            [*PROGRAM, "prices", "gemini-2.5-flash", "--json"],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            timeout=50,
+            check=False,
+        )
     assert (ran.returncode, ran.stderr) == (2, "the result cannot be written: No space left on device\n")
 
 
 @pytest.mark.parametrize(
-    ("arguments", "code"), [(["prices", "gemini-2.5-flash"], 0), (["prices", "acme-1"], 1), (["statu"], 2)], ids=["fine", "found", "mistake"]
+    ("arguments", "code"),
+    [(["prices", "gemini-2.5-flash"], 0), (["prices", "acme-1"], 1), (["statu"], 2)],
+    ids=["fine", "found", "mistake"],
 )
 def test_an_output_that_is_closed_is_no_traceback(arguments: list[str], code: int) -> None:
-    ran = subprocess.run(["sh", "-c", 'exec "$@" >&-', "sh", *PROGRAM, *arguments], stderr=subprocess.PIPE, text=True, timeout=50, check=False)
+    ran = subprocess.run(
+        ["sh", "-c", 'exec "$@" >&-', "sh", *PROGRAM, *arguments],
+        stderr=subprocess.PIPE,
+        text=True,
+        timeout=50,
+        check=False,
+    )
     assert ran.returncode == code
     assert "Traceback" not in ran.stderr
-    assert subprocess.run(["sh", "-c", 'exec "$@" >&- 2>&-', "sh", *PROGRAM, *arguments], timeout=50, check=False).returncode == code
+    assert (
+        subprocess.run(
+            ["sh", "-c", 'exec "$@" >&- 2>&-', "sh", *PROGRAM, *arguments], timeout=50, check=False
+        ).returncode
+        == code
+    )
 
 
 def test_a_missing_client_of_a_store_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    for package, store, extra in (("redis", "redis://127.0.0.1:1/0", "redis"), ("psycopg", "postgresql://127.0.0.1:1/d", "postgres")):
+    for package, store, extra in (
+        ("redis", "redis://127.0.0.1:1/0", "redis"),
+        ("psycopg", "postgresql://127.0.0.1:1/d", "postgres"),
+    ):
         monkeypatch.setitem(sys.modules, package, None)
         ran = runguard("stop", "all", "--reason", "x", "--store", store)
         assert ran.exit_code == 2

@@ -21,7 +21,9 @@ def test_a_known_model_with_its_tiers() -> None:
     assert (line["context_window"], line["max_output_tokens"], line["unpriced"]) == (1_048_576, 65_536, None)
     assert line["source"].startswith("genai-prices ")
     shown = runguard("prices", "gemini-2.5-pro").stdout
-    assert all(word in shown for word in ("$1.25", "$10.00", "above 200,000 input", "$15.00", "1,048,576", "genai-prices"))
+    assert all(
+        word in shown for word in ("$1.25", "$10.00", "above 200,000 input", "$15.00", "1,048,576", "genai-prices")
+    )
 
 
 def test_the_policy_overrides_the_list() -> None:
@@ -49,7 +51,11 @@ def test_what_an_unknown_model_does_depends_on_the_policy() -> None:
     assert "limits in dollars do not see them" in runguard("prices", "acme-1").stdout
     Path("runguard.toml").write_text("max_usd = 2\non_unpriced = {input = 3, output = 15}\n")
     line = only("acme-1")
-    assert (line["source"], line["estimated"], line["usd_per_million"]["output"]) == ("this policy, on_unpriced", True, "15")
+    assert (line["source"], line["estimated"], line["usd_per_million"]["output"]) == (
+        "this policy, on_unpriced",
+        True,
+        "15",
+    )
 
 
 def test_a_misspelt_model_and_globs() -> None:

@@ -10,7 +10,11 @@ from ..replay.conftest import looping as looping_lines  # noqa: TID252 - the tes
 from .conftest import on_a_terminal, runguard, told
 
 LONG = "e-7b1931b3-2477-49aa-b62d-ed1346abd2be:smile:[red]"
-VERDICTS = ["nudge at call 4: repetition of look", "block at call 8: repetition of look", "stop at call 9: repetition of look"]
+VERDICTS = [
+    "nudge at call 4: repetition of look",
+    "block at call 8: repetition of look",
+    "stop at call 9: repetition of look",
+]
 
 
 @pytest.fixture
@@ -48,7 +52,9 @@ def test_replay_keeps_its_figures_and_ids_on_any_terminal(recorded: Path, column
     lines = plain(on_a_terminal("replay", recorded, COLUMNS=str(columns)))
     assert any(LONG in line for line in lines) or columns < len(LONG)
     assert any("after the stop" in line for line in lines)
-    assert len([line for line in lines if re.search(r"[\dk] \$0\.\d{4}$", line)]) == 1, "what came after the stop, whole"
+    assert len([line for line in lines if re.search(r"[\dk] \$0\.\d{4}$", line)]) == 1, (
+        "what came after the stop, whole"
+    )
     assert max(map(len, lines)) <= columns or columns < len(LONG)
 
 
@@ -74,7 +80,9 @@ def test_calibrate_and_an_explanation_in_a_pipe_are_not_folded(recorded: Path) -
     ran = runguard("calibrate", recorded)
     assert re.search(r"^max_usd .*1 successful recording.*$", ran.stdout, re.MULTILINE), ran.stdout
     explained = runguard("replay", recorded, "--explain", LONG).stdout
-    assert re.search(r"^context .* no prompt came near the model's window, or it is not known *$", explained, re.MULTILINE)
+    assert re.search(
+        r"^context .* no prompt came near the model's window, or it is not known *$", explained, re.MULTILINE
+    )
     assert explained.startswith(f"{LONG}: ")
 
 

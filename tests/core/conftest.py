@@ -9,7 +9,17 @@ from hypothesis import settings
 
 from runguard.conductor.guard import Guard
 from runguard.core.decision import Action, Decision
-from runguard.core.events import ROOT_LANE, Answer, HandOff, ModelCall, ModelResult, Outcome, RunInfo, ToolCall, ToolResults
+from runguard.core.events import (
+    ROOT_LANE,
+    Answer,
+    HandOff,
+    ModelCall,
+    ModelResult,
+    Outcome,
+    RunInfo,
+    ToolCall,
+    ToolResults,
+)
 from runguard.policy import Policy
 from runguard.pricing.rates import Usage
 
@@ -59,7 +69,9 @@ class Driver:
         call = ModelCall(run, ROOT_LANE, agent, self.now, model)
         self.guard.settle(self.guard.accounts.open_settled(self.guard.runs[run].purse, call), Usage(prompt, output))
 
-    def lane(self, key: str, *, parent: str = ROOT_LANE, concurrent: bool = True, run: str = "run", delegate: str = "") -> str:
+    def lane(
+        self, key: str, *, parent: str = ROOT_LANE, concurrent: bool = True, run: str = "run", delegate: str = ""
+    ) -> str:
         self.guard.open_lane(self.guard.runs[run], key, parent, concurrent=concurrent, delegate=delegate)
         return key
 
@@ -76,7 +88,9 @@ class Driver:
         lane: str = ROOT_LANE,
         agent: str = "agent",
     ) -> Step:
-        """Calls of one model response: all are asked for, then answered together; those refused are answered with the refusal."""
+        """Calls of one model response: all are asked for, then answered together; those refused are answered with the
+        refusal.
+        """
         guard, batch = self.guard, f"batch {next(self._ids)}"
         before, answers = [], []
         for tool, args, says in calls:
@@ -86,13 +100,30 @@ class Driver:
             refused = refuses(decision)
             if outcome in (Outcome.ERROR, Outcome.TIMEOUT) and not refused:
                 guard.report_failure(guard.runs[run], tool, call_id)
-            answers.append(Answer(tool, call, None if refused else says, call_id, Outcome.REFUSED if refused else outcome, event_id=batch))
+            answers.append(
+                Answer(
+                    tool,
+                    call,
+                    None if refused else says,
+                    call_id,
+                    Outcome.REFUSED if refused else outcome,
+                    event_id=batch,
+                )
+            )
         return Step(before, guard.after(ToolResults(run, lane, agent, self.now, batch, answers)))
 
     def model(self, *, run: str = "run", lane: str = ROOT_LANE, agent: str = "agent") -> Decision:
         return self.guard.check(ModelCall(run, lane, agent, self.now, "model-1"))
 
-    def model_result(self, prompt: int | None, output: int | None = 10, *, run: str = "run", lane: str = ROOT_LANE, agent: str = "agent") -> Decision:
+    def model_result(
+        self,
+        prompt: int | None,
+        output: int | None = 10,
+        *,
+        run: str = "run",
+        lane: str = ROOT_LANE,
+        agent: str = "agent",
+    ) -> Decision:
         return self.guard.after(ModelResult(run, lane, agent, self.now, prompt, output, "model-1"))
 
     def hand_off(self, agent: str, target: str, *, run: str = "run", lane: str = ROOT_LANE) -> Decision:

@@ -1,4 +1,5 @@
-"""Reserve, settle, release around every model call: who waits, who is capped, who is refused, and on whose account it goes.
+"""Reserve, settle, release around every model call: who waits, who is capped, who is refused, and on whose account it
+goes.
 
 One token costs a millionth of a dollar here, so a call of 1,000 tokens costs $0.001.
 """
@@ -58,7 +59,14 @@ class Shop:
 
     def __init__(self, *budgets: Budget, **policy: Any) -> None:
         self.now = 1_000_000.0
-        values = {"prices": PRICES, "budgets": budgets, "clock": lambda: self.now, "min_output_tokens": 100, "max_wait_seconds": PATIENCE_S, **policy}
+        values = {
+            "prices": PRICES,
+            "budgets": budgets,
+            "clock": lambda: self.now,
+            "min_output_tokens": 100,
+            "max_wait_seconds": PATIENCE_S,
+            **policy,
+        }
         self.guard = Guard(Policy.validated(values, "keywords"))
         self.accounts = self.guard.accounts
         self.open("run")
@@ -66,8 +74,19 @@ class Shop:
     def open(self, run: str, app: str = "app", user: str = "ann", session: str = "s1", **info: Any) -> None:
         self.guard.start(RunInfo(run, app, user, session, at=self.now, **info))
 
-    async def ask(self, output: int | None = 1_000, *, input_tokens: int = 0, run: str = "run", agent: str = "agent", **call: Any) -> Asked:
-        event = ModelCall(run, call.pop("lane", ROOT_LANE), agent, self.now, call.pop("model", "m"), input_tokens, max_output_tokens=output, **call)
+    async def ask(
+        self, output: int | None = 1_000, *, input_tokens: int = 0, run: str = "run", agent: str = "agent", **call: Any
+    ) -> Asked:
+        event = ModelCall(
+            run,
+            call.pop("lane", ROOT_LANE),
+            agent,
+            self.now,
+            call.pop("model", "m"),
+            input_tokens,
+            max_output_tokens=output,
+            **call,
+        )
         before = self.guard.check(event)
         if before.action is Action.STOP and before.enforced:
             return Asked(before, event)
@@ -100,7 +119,10 @@ class Shop:
 
     @property
     def nothing_is_held(self) -> bool:
-        return all(status.reserved == 0 for status in self.accounts.budgets()) and self.accounts.spend()["reserved_usd"] == 0
+        return (
+            all(status.reserved == 0 for status in self.accounts.budgets())
+            and self.accounts.spend()["reserved_usd"] == 0
+        )
 
 
 async def soon(task: "asyncio.Task[Asked]") -> Asked:
@@ -123,7 +145,9 @@ async def test_the_worst_case_is_the_prompt_and_the_largest_answer():
     assert shop.accounts.spend()["reserved_usd"] == CALL
 
 
-@pytest.mark.parametrize(("model", "limit"), [("gemini-2.0-flash", 8_192), ("small", 500), ("never-heard-of", ASSUMED_OUTPUT)])
+@pytest.mark.parametrize(
+    ("model", "limit"), [("gemini-2.0-flash", 8_192), ("small", 500), ("never-heard-of", ASSUMED_OUTPUT)]
+)
 async def test_a_request_without_a_limit_is_taken_to_use_what_its_model_can(model, limit):
     shop = Shop(Budget(tokens=10**6, per="user"), models={"small": {"max_output_tokens": 500}})
     asked = await shop.ask(None, model=model, input_tokens=10)
@@ -255,7 +279,9 @@ async def test_a_cancelled_wait_gives_its_place_among_the_calls_in_flight_back()
     shop = Shop(user_budget(1))
     await shop.ask()
     run = shop.guard.runs["run"]
-    waiting = asyncio.create_task(shop.guard.reserve(ModelCall("run", ROOT_LANE, "agent", shop.now, "m", max_output_tokens=1_000)))
+    waiting = asyncio.create_task(
+        shop.guard.reserve(ModelCall("run", ROOT_LANE, "agent", shop.now, "m", max_output_tokens=1_000))
+    )
     for _ in range(5):
         await asyncio.sleep(0)
     assert len(run.slots) == 1
@@ -387,7 +413,10 @@ async def test_what_a_refusal_says_about_reserved_is_what_others_hold():
     assert (trip.spent_usd, trip.reserved_usd) == (Decimal("0.0005"), Decimal("0.00145"))
 
 
-@pytest.mark.parametrize(("per", "stops_run"), [("run", True), ("user", True), ("app", True), ("agent", False), ("model", False), ("run+agent", False)])
+@pytest.mark.parametrize(
+    ("per", "stops_run"),
+    [("run", True), ("user", True), ("app", True), ("agent", False), ("model", False), ("run+agent", False)],
+)
 async def test_a_spent_budget_stops_all_who_share_it_and_nobody_else(per, stops_run):
     shop = Shop(Budget(calls=1, per=per))
     run = shop.guard.runs["run"]
@@ -479,7 +508,10 @@ async def test_a_pattern_beside_the_plain_scope_both_hold_and_count_once():
     ):
         shop = Shop(*budgets)
         await shop.buy(agent="research")
-        assert sorted((s.limit, s.spent) for s in shop.accounts.budgets("agent:app/research")) == [(CALL, CALL), (CALL * 3, CALL)]
+        assert sorted((s.limit, s.spent) for s in shop.accounts.budgets("agent:app/research")) == [
+            (CALL, CALL),
+            (CALL * 3, CALL),
+        ]
         assert (await shop.ask(agent="writer", output=3_000)).leave
         assert (await shop.ask(agent="research")).decision.trip.limit == CALL
 
@@ -526,7 +558,9 @@ async def test_labels_share_a_budget_across_users():
     assert served == [True, True, False, True, True]
 
 
-@pytest.mark.parametrize("pattern", ["model:gemini-*", "model:Gemini-2.0-Flash", "model:models/gemini-2.0-flash", "model:vertex_ai/gemini*"])
+@pytest.mark.parametrize(
+    "pattern", ["model:gemini-*", "model:Gemini-2.0-Flash", "model:models/gemini-2.0-flash", "model:vertex_ai/gemini*"]
+)
 async def test_a_model_is_the_same_in_all_its_spellings(pattern):
     shop = Shop(Budget(calls=2, per=pattern), max_wait_seconds=0)
     for model in ("gemini-2.0-flash", "models/gemini-2.0-flash"):
@@ -565,7 +599,8 @@ async def test_an_amount_may_be_a_function_of_the_scope():
     shop.open("zoes", user="zoe")
     assert [(await shop.ask(5_000, run=run)).output for run in ("run", "bobs", "zoes")] == [2_000, 1_000, 5_000]
     assert set(asked_for) == {"user:app/ann", "user:app/bob", "user:app/zoe"}
-    assert [status.scope for status in shop.accounts.budgets()] == ["user:app/ann", "user:app/bob"]  # None: no limit, no account
+    # None: no limit, no account
+    assert [status.scope for status in shop.accounts.budgets()] == ["user:app/ann", "user:app/bob"]
 
 
 async def test_a_cap_that_falls_below_what_is_spent_closes_nothing_for_good():
@@ -597,7 +632,8 @@ async def test_a_cap_that_falls_below_what_is_spent_closes_nothing_for_good():
         ({"max_usd": CALL * 4}, [], {"max_tokens": 700}, 700),  # the other unit stays as it was
         ({"max_tokens": 900}, [], {"max_usd": 5_000_000}, 900),
         ({}, [Budget(usd=CALL)], {"max_usd": 2_000_000}, 2_000),
-        ({}, [Budget(usd=CALL, per="user")], {"max_usd": 2_000_000}, 1_000),  # a user's budget is not the run's to change
+        # a user's budget is not the run's to change
+        ({}, [Budget(usd=CALL, per="user")], {"max_usd": 2_000_000}, 1_000),
     ],
 )
 async def test_a_run_may_be_given_a_limit_of_its_own(policy, budgets, flat, gets):
@@ -640,7 +676,13 @@ async def test_a_threshold_fires_once_per_period_and_scope():
     await shop.buy()  # exactly half
     assert bell.after(shop) == 1
     told = bell.rung[0]
-    assert (told.scope, told.unit, told.spent, told.limit, told.utilization) == ("user:app/ann", "usd", CALL * 5, CALL * 10, 0.5)
+    assert (told.scope, told.unit, told.spent, told.limit, told.utilization) == (
+        "user:app/ann",
+        "usd",
+        CALL * 5,
+        CALL * 10,
+        0.5,
+    )
     for _ in range(3):
         await shop.buy()
     shop.guard.end("run")
@@ -656,7 +698,9 @@ async def test_a_threshold_fires_once_per_period_and_scope():
 
 async def test_one_jump_over_several_thresholds_fires_them_all():
     bells = [Bell() for _ in range(4)]
-    shop = Shop(user_budget(10, thresholds=[Threshold(p, bell) for p, bell in zip((0.1, 0.5, 0.9, 1), bells, strict=True)]))
+    shop = Shop(
+        user_budget(10, thresholds=[Threshold(p, bell) for p, bell in zip((0.1, 0.5, 0.9, 1), bells, strict=True)])
+    )
     await shop.buy(9_500)
     assert [bell.after(shop) for bell in bells] == [1, 1, 1, 0]
     await shop.buy(500)
@@ -682,7 +726,13 @@ async def test_a_recurring_threshold_fires_at_every_settle_at_or_above_it():
 async def test_a_share_means_what_it_says_in_whole_calls(percent, calls):
     # In floats 0.07 * 100 is more than 7, and 0.55 * 100 more than 55.
     bell = Bell()
-    shop = Shop(Budget(calls=100, per="user", thresholds=[Threshold(0.01), Threshold(percent, bell), Threshold(percent, action="stop")]))
+    shop = Shop(
+        Budget(
+            calls=100,
+            per="user",
+            thresholds=[Threshold(0.01), Threshold(percent, bell), Threshold(percent, action="stop")],
+        )
+    )
     for _ in range(calls - 1):
         await shop.buy(1)
     assert bell.after(shop) == 0
@@ -759,7 +809,9 @@ async def test_an_extension_arms_what_is_above_the_new_level_again():
 
 async def test_an_extension_looks_at_the_thresholds_own_budget():
     bell = Bell()
-    shop = Shop(Budget(calls=2, per="user", thresholds=[]), Budget(usd=CALL * 10, per="user", thresholds=[Threshold(0.5, bell)]))
+    shop = Shop(
+        Budget(calls=2, per="user", thresholds=[]), Budget(usd=CALL * 10, per="user", thresholds=[Threshold(0.5, bell)])
+    )
     await shop.buy(6_000)
     shop.accounts.extend("user:app/ann", usd=CALL * 10)  # 30 % of the dollars, though half of the calls
     await shop.buy(6_000)
@@ -787,7 +839,10 @@ async def test_an_extension_in_the_middle_of_a_settle_loses_no_threshold(monkeyp
 def test_a_threshold_fires_once_also_under_threads():
     rung: list[float] = []
     shares = [n / 20 for n in range(1, 21)]
-    shop = Shop(Budget(calls=400, per="user", thresholds=[Threshold(p, lambda status, p=p: rung.append(p)) for p in shares]), max_model_calls=10_000)
+    shop = Shop(
+        Budget(calls=400, per="user", thresholds=[Threshold(p, lambda status, p=p: rung.append(p)) for p in shares]),
+        max_model_calls=10_000,
+    )
     for number in range(8):
         shop.open(f"r{number}")
 
@@ -851,7 +906,13 @@ async def test_extensions_add_up_and_hold_for_later_runs():
 
 
 async def test_a_scope_can_be_extended_before_it_has_spent_anything():
-    shop = Shop(Budget(usd=CALL, per="user"), Budget(usd=CALL, per="agent"), Budget(usd=CALL, per="session"), Budget(usd=CALL, per="label:team"), max_usd=CALL)
+    shop = Shop(
+        Budget(usd=CALL, per="user"),
+        Budget(usd=CALL, per="agent"),
+        Budget(usd=CALL, per="session"),
+        Budget(usd=CALL, per="label:team"),
+        max_usd=CALL,
+    )
     shop.open("special", user="x/y", session="s", max_usd=3_000_000, labels={"team": "blue"})
     for scope in ("user:app/x%2Fy", "agent:app/agent", "session:app/x%2Fy/s", "label:team=blue"):
         assert [status.limit for status in shop.accounts.extend(scope, usd=CALL)] == [CALL * 2]
@@ -1005,7 +1066,8 @@ async def test_a_call_that_left_and_never_told_its_usage_is_estimated_and_marked
     shop = Shop(user_budget(10))
     asked = await shop.ask(5_000, input_tokens=200)
     shop.guard.abandon(asked.charge)
-    assert shop.stand() == (Decimal("0.001224"), 0)  # its prompt and 1,024 tokens, before any answer of that model was seen
+    # its prompt and 1,024 tokens, before any answer of that model was seen
+    assert shop.stand() == (Decimal("0.001224"), 0)
     spend = shop.accounts.spend()
     assert (spend["estimated_calls"], spend["calls"], spend["input_tokens"]) == (1, 1, 200)
 
@@ -1057,9 +1119,21 @@ async def test_spend_is_told_per_agent_model_and_tool_also_without_any_limit():
     await shop.buy(2_000, agent="a", model="dear", tool="search")
     await shop.buy(3_000, agent="b", tool="search")
     spend = shop.accounts.spend()
-    assert (spend["usd"], spend["calls"], spend["input_tokens"], spend["output_tokens"], spend["tokens"]) == (Decimal("0.0245"), 3, 500, 6_000, 6_500)
-    assert {name: line["usd"] for name, line in spend["by_agent"].items()} == {"a": Decimal("0.0215"), "b": Decimal("0.003")}
-    assert {name: line["usd"] for name, line in spend["by_model"].items()} == {"m": Decimal("0.0045"), "dear": Decimal("0.02")}
+    assert (spend["usd"], spend["calls"], spend["input_tokens"], spend["output_tokens"], spend["tokens"]) == (
+        Decimal("0.0245"),
+        3,
+        500,
+        6_000,
+        6_500,
+    )
+    assert {name: line["usd"] for name, line in spend["by_agent"].items()} == {
+        "a": Decimal("0.0215"),
+        "b": Decimal("0.003"),
+    }
+    assert {name: line["usd"] for name, line in spend["by_model"].items()} == {
+        "m": Decimal("0.0045"),
+        "dear": Decimal("0.02"),
+    }
     assert {name: line["calls"] for name, line in spend["by_tool"].items()} == {"search": 2}
     assert shop.accounts.budgets() == []
 
@@ -1150,7 +1224,9 @@ async def test_the_snapshot_of_a_run_tells_spent_and_reserved_apart():
 
 @pytest.mark.parametrize("seed", range(30))
 async def test_400_calls_on_a_budget_for_ten_never_break_it(seed, caplog):
-    """Each call pays, fails, never leaves or is cancelled, at any point; and what others gave back is used to the last."""
+    """Each call pays, fails, never leaves or is cancelled,
+    at any point; and what others gave back is used to the last.
+    """
     caplog.set_level(logging.CRITICAL, "runguard")
     dice = random.Random(seed)
     kind = ("exact", "cheaper", "calls")[seed % 3]
@@ -1197,7 +1273,9 @@ async def test_400_calls_on_a_budget_for_ten_never_break_it(seed, caplog):
         await turns(dice.randint(0, 1))
         task.cancel()
     results = await asyncio.wait_for(asyncio.gather(*tasks, return_exceptions=True), PATIENCE_S)
-    assert all(r is None or isinstance(r, ConnectionError | asyncio.CancelledError) for r in results), [r for r in results if isinstance(r, AssertionError)]
+    assert all(r is None or isinstance(r, ConnectionError | asyncio.CancelledError) for r in results), [
+        r for r in results if isinstance(r, AssertionError)
+    ]
     assert most <= 10 or kind == "cheaper"
     assert shop.nothing_is_held
     if kind == "cheaper":

@@ -71,7 +71,11 @@ def test_a_spent_budget_is_told_once_for_its_period(tmp_path, store):
     assert told.severity == "critical"
     assert told.facts["scope"] == "user:chat/alice"
     assert "$1.00 of $1.00 of user:chat/alice are spent" in told.text
-    assert [alert.text.partition("is spent: ")[2] for alert in heard.of("threshold")] == ["$0.50 of $1.00", "$0.80 of $1.00", "$1.00 of $1.00"]
+    assert [alert.text.partition("is spent: ")[2] for alert in heard.of("threshold")] == [
+        "$0.50 of $1.00",
+        "$0.80 of $1.00",
+        "$1.00 of $1.00",
+    ]
     assert [alert.facts["percent"] for alert in heard.of("threshold")] == [0.5, 0.8, 0.95]
     spend_all(call, user="bob", session="s", app="chat")
     settled(call)
@@ -80,7 +84,11 @@ def test_a_spent_budget_is_told_once_for_its_period(tmp_path, store):
         clock.advance(86_400)
         spend_all(call, user="alice", session="s4", app="chat")
         settled(call)
-        assert [alert.facts["scope"] for alert in heard.of(*TRIPS)] == ["user:chat/alice", "user:chat/bob", "user:chat/alice"]
+        assert [alert.facts["scope"] for alert in heard.of(*TRIPS)] == [
+            "user:chat/alice",
+            "user:chat/bob",
+            "user:chat/alice",
+        ]
 
 
 def test_workers_that_share_a_store_tell_it_once(tmp_path):
@@ -127,7 +135,10 @@ def test_a_loop_in_many_runs_is_told_once_an_hour():
 def test_what_was_said_and_answered_is_in_no_alert():
     heard, secret = Heard(), "canary-7f3a"
     call = guard(
-        lambda prompt: {"usd": 0.01, "sig": "search", "result": secret, "response": {"text": secret}}, loop={"repeats": 2}, budget={"max_usd": 1}, alerts=heard
+        lambda prompt: {"usd": 0.01, "sig": "search", "result": secret, "response": {"text": secret}},
+        loop={"repeats": 2},
+        budget={"max_usd": 1},
+        alerts=heard,
     )
     for _ in range(4):
         try:

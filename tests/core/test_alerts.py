@@ -1,4 +1,6 @@
-"""Alerts against real servers on loopback: what arrives, what is tried again, what never leaves, and where it never goes."""
+"""Alerts against real servers on loopback: what arrives, what is tried again, what never leaves, and where it never
+goes.
+"""
 
 import asyncio
 import copy
@@ -25,7 +27,17 @@ from typing import Any
 
 import pytest
 
-from runguard.alerts import Alert, Alerts, AlertSettings, addresses, mask, messages, sending, transport, verify_signature
+from runguard.alerts import (
+    Alert,
+    Alerts,
+    AlertSettings,
+    addresses,
+    mask,
+    messages,
+    sending,
+    transport,
+    verify_signature,
+)
 from runguard.alerts.addresses import Endpoint, refusal
 from runguard.alerts.secret import Secret
 from runguard.errors import PolicyError
@@ -50,7 +62,9 @@ def alert(key: str = "stall user:docs/alice 2026-08-23", **over: Any) -> Alert:
 
 
 class Server:
-    """An HTTP server on loopback that answers as it is told, in order, the last answer for ever, and keeps what it was sent."""
+    """An HTTP server on loopback that answers as it is told, in order, the last answer for ever, and keeps what it was
+    sent.
+    """
 
     def __init__(self, *answers: Any, tls: ssl.SSLContext | None = None) -> None:
         self.requests: list[tuple[str, dict[str, str], bytes, float]] = []
@@ -61,7 +75,9 @@ class Server:
         class Handler(BaseHTTPRequestHandler):
             def do_POST(self) -> None:
                 body = self.rfile.read(int(self.headers["Content-Length"]))
-                outer.requests.append((self.path, {name.lower(): value for name, value in self.headers.items()}, body, time.monotonic()))
+                outer.requests.append(
+                    (self.path, {name.lower(): value for name, value in self.headers.items()}, body, time.monotonic())
+                )
                 answer = outer.answers.pop(0) if len(outer.answers) > 1 else outer.answers[0]
                 if callable(answer):
                     answer(outer, self)
@@ -117,7 +133,9 @@ def _short_pauses_and_no_leftovers(monkeypatch: pytest.MonkeyPatch) -> Iterator[
     monkeypatch.setattr(sending, "_FIRST_PAUSE_S", 0.02)
     monkeypatch.setattr(sending, "_LONGEST_PAUSE_S", 0.1)
     yield
-    assert all(line.wait(0) for line in list(sending._lines)), "an alert of this test would be tried again during the next one"
+    assert all(line.wait(0) for line in list(sending._lines)), (
+        "an alert of this test would be tried again during the next one"
+    )
 
 
 def alerts(**settings: Any) -> Alerts:
@@ -223,9 +241,15 @@ def test_slack_gets_text_and_blocks_that_call_nobody(serve):
     path, _, body, _ = server.requests[0]
     message = json.loads(body)
     assert path == "/services/T/B/X"
-    assert message["text"] == "RunGuard: critical: tool '&lt;!channel&gt;' &amp; &lt;@U123&gt; @\u200bhere @\u200bChannel a@b.example"
+    assert (
+        message["text"]
+        == "RunGuard: critical: tool '&lt;!channel&gt;' &amp; &lt;@U123&gt; @\u200bhere @\u200bChannel a@b.example"
+    )
     assert [block["type"] for block in message["blocks"]] == ["section", "context"]
-    assert message["blocks"][1]["elements"][0]["text"] == "agent: &lt;http://evil.example|click&gt; @\u200beveryone\nenforced: false"
+    assert (
+        message["blocks"][1]["elements"][0]["text"]
+        == "agent: &lt;http://evil.example|click&gt; @\u200beveryone\nenforced: false"
+    )
     assert "<" not in body.decode()
 
 
@@ -254,7 +278,12 @@ def test_pagerduty_gets_a_trigger_and_its_resolve_under_one_key(serve):
     assert len(trigger["dedup_key"]) <= 255
     assert trigger["routing_key"] == resolve["routing_key"] == CANARY
     payload = trigger["payload"]
-    assert (payload["severity"], payload["source"], payload["component"], payload["class"]) == ("warning", "docs", "parse", "threshold")
+    assert (payload["severity"], payload["source"], payload["component"], payload["class"]) == (
+        "warning",
+        "docs",
+        "parse",
+        "threshold",
+    )
     assert payload["timestamp"] == "2001-09-09T01:46:40.000+00:00"
     assert payload["summary"] == "stopped by stall"
     assert payload["custom_details"]["share"] == 0.8
@@ -274,7 +303,12 @@ def test_different_keys_are_different_incidents(serve):
 
 @pytest.mark.parametrize(
     ("setting", "severity", "level"),
-    [(True, "info", "INFO"), (True, "critical", "CRITICAL"), ("warning", "critical", "WARNING"), ("ERROR", "info", "ERROR")],
+    [
+        (True, "info", "INFO"),
+        (True, "critical", "CRITICAL"),
+        ("warning", "critical", "WARNING"),
+        ("ERROR", "info", "ERROR"),
+    ],
 )
 def test_the_log_says_it_in_one_line(caplog, setting, severity, level):
     told = alerts(log=setting)
@@ -384,7 +418,9 @@ def test_only_the_most_recent_keys_are_remembered(monkeypatch):
     assert [one.key for one in heard] == ["a", "b", "c", "d", "b"]
 
 
-@pytest.mark.parametrize("failure", [500, 503, 599, 429, (429, {"Retry-After": "0"}), (503, {"Retry-After": "soon"}), reset])
+@pytest.mark.parametrize(
+    "failure", [500, 503, 599, 429, (429, {"Retry-After": "0"}), (503, {"Retry-After": "soon"}), reset]
+)
 def test_what_may_pass_is_tried_again_under_the_same_name(serve, failure):
     server = serve(failure, failure, 200)
     told = alerts(webhook={"url": server.url(), "secret": SIGNING})
@@ -393,7 +429,10 @@ def test_what_may_pass_is_tried_again_under_the_same_name(serve, failure):
     assert len(server.requests) == 3
     assert len({headers["idempotency-key"] for _, headers, _, _ in server.requests}) == 1
     assert len({body for _, _, body, _ in server.requests}) == 1
-    assert all(verify_signature(SIGNING, h["x-runguard-timestamp"], b, h["x-runguard-signature"]) for _, h, b, _ in server.requests)
+    assert all(
+        verify_signature(SIGNING, h["x-runguard-timestamp"], b, h["x-runguard-signature"])
+        for _, h, b, _ in server.requests
+    )
 
 
 def test_a_server_that_is_away_is_tried_again():
@@ -443,7 +482,11 @@ def test_retry_after_is_waited_for(serve):
     assert second - first >= 0.95
 
 
-@pytest.mark.parametrize("later", ["3600", format_datetime(datetime.now(UTC) + timedelta(hours=1), usegmt=True)], ids=["seconds", "date"])  # noqa: TID251
+@pytest.mark.parametrize(
+    "later",
+    ["3600", format_datetime(datetime.now(UTC) + timedelta(hours=1), usegmt=True)],  # noqa: TID251
+    ids=["seconds", "date"],
+)
 def test_retry_after_beyond_the_deadline_is_given_up_at_once(serve, caplog, later):
     server = serve((429, {"Retry-After": later}))
     told = alerts(webhook=server.url(), deadline_seconds=PATIENT * 10)
@@ -554,7 +597,9 @@ def test_a_full_queue_drops_counts_and_tells_again_later(caplog, monkeypatch):
 def test_what_waited_beyond_its_deadline_is_still_tried_once(serve, monkeypatch):
     server = serve()
     told = alerts(webhook=server.url(), deadline_seconds=0.5)
-    monkeypatch.setattr(sending, "parcel_of", lambda *given: sending.Parcel(alert(), "topic", "event", time.monotonic() - 100))
+    monkeypatch.setattr(
+        sending, "parcel_of", lambda *given: sending.Parcel(alert(), "topic", "event", time.monotonic() - 100)
+    )
     told.send(alert())
     assert sent(told) == {"sent": 1}
 
@@ -577,7 +622,9 @@ def test_a_thread_starts_with_the_first_alert_and_ends_when_idle(monkeypatch):
 def test_many_threads_send_and_nothing_is_lost():
     heard: list[str] = []
     told = Alerts(AlertSettings.parse(lambda one: heard.append(one.key)))
-    senders = [threading.Thread(target=lambda n=n: [told.send(alert(f"{n} {i % 10}")) for i in range(20)]) for n in range(8)]
+    senders = [
+        threading.Thread(target=lambda n=n: [told.send(alert(f"{n} {i % 10}")) for i in range(20)]) for n in range(8)
+    ]
     for sender in senders:
         sender.start()
     for sender in senders:
@@ -645,7 +692,8 @@ if child == 0:
     gate.set()
     alerts.send(alert("waiting"))  # the parent tells it
     alerts.send(alert("of the child"))
-    ok = alerts.flush(10) and heard == ["of the child"] and alerts.counts["call"] == {"sent": 1, "failed": 0, "dropped": 0, "suppressed": 1}
+    counts = {"sent": 1, "failed": 0, "dropped": 0, "suppressed": 1}
+    ok = alerts.flush(10) and heard == ["of the child"] and alerts.counts["call"] == counts
     os._exit(0 if ok else 1)
 forked.set()
 gate.set()
@@ -657,7 +705,9 @@ print(os.waitstatus_to_exitcode(status), heard)
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
 def test_a_forked_child_sends_its_own_alerts_and_only_these():
-    done = subprocess.run([sys.executable, "-W", "ignore", "-c", _FORK], capture_output=True, text=True, timeout=50, check=False)
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", _FORK], capture_output=True, text=True, timeout=50, check=False
+    )
     assert done.stdout.strip() == "0 ['in flight', 'waiting']", done.stderr
 
 
@@ -716,7 +766,16 @@ def test_addresses_that_are_not_public_are_refused(address, word):
 
 @pytest.mark.parametrize(
     "address",
-    ["8.8.8.8", "172.32.0.1", "100.128.0.1", "169.253.1.1", "2606:4700::1111", "2a00:1450::1", "::ffff:8.8.8.8", "64:ff9b::8.8.8.8"],
+    [
+        "8.8.8.8",
+        "172.32.0.1",
+        "100.128.0.1",
+        "169.253.1.1",
+        "2606:4700::1111",
+        "2a00:1450::1",
+        "::ffff:8.8.8.8",
+        "64:ff9b::8.8.8.8",
+    ],
 )
 def test_public_addresses_are_not(address):
     assert refusal(ip_address(address)) == ""
@@ -729,7 +788,10 @@ def point(monkeypatch: pytest.MonkeyPatch, *found: str) -> list[str]:
     def lookup(host: str, port: int, **_: Any) -> list[Any]:
         asked.append(host)
         families = [socket.AF_INET6 if ":" in address else socket.AF_INET for address in found]
-        return [(family, socket.SOCK_STREAM, 6, "", (address, port)) for family, address in zip(families, found, strict=True)]
+        return [
+            (family, socket.SOCK_STREAM, 6, "", (address, port))
+            for family, address in zip(families, found, strict=True)
+        ]
 
     monkeypatch.setattr(addresses, "getaddrinfo", lookup)
     return asked
@@ -754,11 +816,15 @@ def no_connection(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
         def close(self) -> None:
             pass
 
-    monkeypatch.setattr(transport, "socket", SimpleNamespace(socket=Never, SOCK_STREAM=socket.SOCK_STREAM, gaierror=socket.gaierror))
+    monkeypatch.setattr(
+        transport, "socket", SimpleNamespace(socket=Never, SOCK_STREAM=socket.SOCK_STREAM, gaierror=socket.gaierror)
+    )
     return tried
 
 
-@pytest.mark.parametrize("bad", ["127.0.0.1", "169.254.169.254", "10.0.0.1", "0.0.0.0", "::1", "::ffff:10.0.0.1", "64:ff9b::7f00:1"])
+@pytest.mark.parametrize(
+    "bad", ["127.0.0.1", "169.254.169.254", "10.0.0.1", "0.0.0.0", "::1", "::ffff:10.0.0.1", "64:ff9b::7f00:1"]
+)
 def test_a_name_that_leads_inside_is_never_connected_to(monkeypatch, no_connection, caplog, bad):
     point(monkeypatch, "93.184.215.14", bad)  # one good address does not excuse a bad one
     told = alerts(webhook=f"https://alerts.example/{CANARY}")
@@ -788,7 +854,9 @@ def test_the_connection_goes_to_the_checked_address_and_the_name_is_looked_up_on
 )
 def test_the_host_header_is_the_name_as_it_is_written(monkeypatch, url, host):
     said: list[bytes] = []
-    wire = SimpleNamespace(sendall=said.append, makefile=lambda _: io.BytesIO(b"HTTP/1.1 204 No Content\r\n\r\n"), close=lambda: None)
+    wire = SimpleNamespace(
+        sendall=said.append, makefile=lambda _: io.BytesIO(b"HTTP/1.1 204 No Content\r\n\r\n"), close=lambda: None
+    )
     monkeypatch.setattr(transport._Pinned, "connect", lambda connection: setattr(connection, "sock", wire))
     transport.post(AlertSettings.parse({"webhook": url}).receivers[0].endpoint, {}, b"{}", 1)
     assert f"\r\nHost: {host}\r\n".encode() in b"".join(said)
@@ -919,7 +987,8 @@ def test_plain_http_stays_refused_where_private_places_are_allowed():
     assert AlertSettings.parse({"webhook": "https://10.0.0.1/", "allow_private": True})
 
 
-# ---- TLS --------------------------------------------------------------------------------------------------------------
+# ---- TLS
+# --------------------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -946,7 +1015,9 @@ def certificate(tmp_path_factory: pytest.TempPathFactory) -> str:
         .sign(key, hashes.SHA256())
     )
     path = tmp_path_factory.mktemp("tls") / "server.pem"
-    private = key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
+    private = key.private_bytes(
+        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    )
     path.write_bytes(private + built.public_bytes(serialization.Encoding.PEM))
     return str(path)
 
@@ -981,7 +1052,9 @@ def test_an_unverified_certificate_is_refused_and_not_tried_again(tls, caplog):
 def test_a_trusted_certificate_is_checked_against_the_name_on_a_pinned_connection(tls, trusting, monkeypatch):
     server, names = tls
     point(monkeypatch, "127.0.0.1")
-    told = alerts(webhook=server.url(scheme="https", host="alerts.example"), allow_private=True, timeout_seconds=PATIENT)
+    told = alerts(
+        webhook=server.url(scheme="https", host="alerts.example"), allow_private=True, timeout_seconds=PATIENT
+    )
     told.send(alert())
     assert sent(told) == {"sent": 1}
     assert names == ["alerts.example"]
@@ -998,7 +1071,8 @@ def test_a_trusted_certificate_of_another_name_is_refused(tls, trusting, monkeyp
     assert "the certificate is not trusted" in caplog.text
 
 
-# ---- secrets ----------------------------------------------------------------------------------------------------------
+# ---- secrets
+# ----------------------------------------------------------------------------------------------------------
 
 SECRETS = {
     "sk-proj-AbCdEf0123456789xyz": "***",
@@ -1033,7 +1107,10 @@ def test_secrets_are_masked(text, masked):
 @pytest.mark.parametrize(
     "text",
     [
-        "stopped by stall of tool 'parse_document': 6 equal failures, limit 6 in root→extractor; 6 model calls, 1200 tokens so far",
+        (
+            "stopped by stall of tool 'parse_document': 6 equal failures, limit 6 in root→extractor; 6 model "
+            "calls, 1200 tokens so far"
+        ),
         "tokens: 1200, max_tokens=50",
         "task-force-of-many-long-words and risk_management_system",
         "a basic understanding",
@@ -1051,7 +1128,22 @@ def test_a_text_becomes_one_line_without_tricks():
 
 @pytest.mark.parametrize(
     "piece",
-    ["eyJ-", "eyJ", "sk-", "a", "https://", "a://b:", "bearer ", "password=", "-----BEGIN ", "-----BEGIN KEY-----", "@", "token", "\u200b", "xox"],
+    [
+        "eyJ-",
+        "eyJ",
+        "sk-",
+        "a",
+        "https://",
+        "a://b:",
+        "bearer ",
+        "password=",
+        "-----BEGIN ",
+        "-----BEGIN KEY-----",
+        "@",
+        "token",
+        "\u200b",
+        "xox",
+    ],
 )
 def test_a_megabyte_of_anything_is_cut_and_done(piece):
     text = piece * (1_000_000 // len(piece))
@@ -1065,7 +1157,9 @@ def test_a_megabyte_of_anything_is_cut_and_done(piece):
 
 @pytest.mark.parametrize("start", [*range(60, 104, 3), *range(570, 615, 3)])
 def test_a_key_that_crosses_a_cut_does_not_show_its_first_half(start):
-    """At the end of what is shown, and at the end of what is looked at, which is shown when much before it was masked."""
+    """At the end of what is shown, and at the end of what is looked at,
+    which is shown when much before it was masked.
+    """
     before = f"password={'x' * 120} " * 5
     text = before[:start].rstrip() + " sk-proj-AbCdEf0123456789AbCdEf0123456789 and so on" + " more" * 500
     assert "sk-" not in mask(text, 100)
@@ -1080,7 +1174,9 @@ def flat(body: bytes) -> list[str]:
     found: list[str] = []
 
     def walk(value: Any) -> None:
-        for item in (*value.keys(), *value.values()) if isinstance(value, dict) else value if isinstance(value, list) else ():
+        for item in (
+            (*value.keys(), *value.values()) if isinstance(value, dict) else value if isinstance(value, list) else ()
+        ):
             walk(item)
         found.extend([value] if isinstance(value, str) else [])
 
@@ -1151,7 +1247,9 @@ def test_settings_from_the_environment_are_pickled_by_name_and_others_are_not(mo
     monkeypatch.setenv("HOOK", server.url())
     monkeypatch.setenv("SIGN", SIGNING)
     monkeypatch.setenv("PD_KEY", CANARY)
-    settings = AlertSettings.parse({"webhook": {"url": "env:HOOK", "secret": "env:SIGN"}, "pagerduty_key": "env:PD_KEY"})
+    settings = AlertSettings.parse(
+        {"webhook": {"url": "env:HOOK", "secret": "env:SIGN"}, "pagerduty_key": "env:PD_KEY"}
+    )
     data = pickle.dumps(settings)
     assert CANARY.encode() not in data
     assert b"env:HOOK" in data
@@ -1199,7 +1297,8 @@ def test_a_variable_that_is_not_set_is_named(monkeypatch, setting):
         AlertSettings.parse({setting: "env:NO_SUCH_THING"})
 
 
-# ---- settings ---------------------------------------------------------------------------------------------------------
+# ---- settings
+# ---------------------------------------------------------------------------------------------------------
 
 HOOK = f"https://alerts.example/{CANARY}"
 BAD_SETTINGS: list[tuple[Any, str]] = [
@@ -1207,24 +1306,39 @@ BAD_SETTINGS: list[tuple[Any, str]] = [
     ({"zzz": 1}, "alerts.zzz: no such setting; known: slack_webhook, pagerduty_key, webhook, log, call,"),
     ({HOOK: True}, "alerts.https://alerts.example/***: no such setting"),
     ({7: True}, "alerts.int: no such setting"),
-    (HOOK, "alerts: give a table such as {'slack_webhook': 'env:SLACK_WEBHOOK'}, a function, or a list of these, not a str"),
+    (
+        HOOK,
+        (
+            "alerts: give a table such as {'slack_webhook': 'env:SLACK_WEBHOOK'}, a function, or a list of these, "
+            "not a str"
+        ),
+    ),
     (7, "alerts: give a table"),
     ([{"log": True}, [print]], "alerts[1]: give a table"),
-    ([{"log": True}, {"webhook": {"url": HOOK, "secrets": CANARY}}], "alerts[1].webhook.secrets: no such setting; did you mean 'secret'?"),
+    (
+        [{"log": True}, {"webhook": {"url": HOOK, "secrets": CANARY}}],
+        "alerts[1].webhook.secrets: no such setting; did you mean 'secret'?",
+    ),
     ({"slack_webhook": b"x"}, "alerts.slack_webhook: must be a text, not a bytes"),
     ({"slack_webhook": ""}, "alerts.slack_webhook: is empty"),
     ({"slack_webhook": "env:"}, "alerts.slack_webhook: env: must be followed by the name"),
     ({"slack_webhook": "env:A B"}, "alerts.slack_webhook: env: must be followed by the name"),
     ({"webhook": {"secret": CANARY}}, "alerts.webhook.url: missing"),
     ({"webhook": {"url": HOOK, "secret": "canary0"}}, "alerts.webhook.secret: shorter than 16 characters"),
-    ({"webhook": {"url": HOOK, "headers": [CANARY]}}, "alerts.webhook.headers: give a table of names and values, not a list"),
+    (
+        {"webhook": {"url": HOOK, "headers": [CANARY]}},
+        "alerts.webhook.headers: give a table of names and values, not a list",
+    ),
     ({"webhook": {"url": HOOK, "headers": {"Host": CANARY}}}, "alerts.webhook.headers.Host: is set by RunGuard itself"),
     ({"webhook": {"url": HOOK, "headers": {"X-RunGuard-Signature": CANARY}}}, "is set by RunGuard itself"),
     (
         {"webhook": {"url": HOOK, "headers": {"X-A": f"{CANARY}\r\nX-B: 1"}}},
         "alerts.webhook.headers.X-A: must be one line of printable ASCII",
     ),
-    ({"webhook": {"url": HOOK, "headers": {f"X {CANARY}": "1"}}}, "alerts.webhook.headers: has a name that no header can have"),
+    (
+        {"webhook": {"url": HOOK, "headers": {f"X {CANARY}": "1"}}},
+        "alerts.webhook.headers: has a name that no header can have",
+    ),
     ({"pagerduty_key": f"{CANARY} "}, "alerts.pagerduty_key: must be the integration's routing key"),
     ({"pagerduty_url": HOOK}, "alerts.pagerduty_url: does nothing without pagerduty_key"),
     ({"pagerduty_url": HOOK, "log": True}, "alerts.pagerduty_url: does nothing without pagerduty_key"),
@@ -1256,9 +1370,19 @@ def test_bad_settings_are_named_and_no_secret_is_shown(settings, message):
 
 def test_settings_have_defaults_and_names():
     settings = AlertSettings.parse(
-        [{"slack_webhook": HOOK, "pagerduty_key": CANARY, "webhook": HOOK, "log": True, "call": print}, {"webhook": HOOK, "log": False}]
+        [
+            {"slack_webhook": HOOK, "pagerduty_key": CANARY, "webhook": HOOK, "log": True, "call": print},
+            {"webhook": HOOK, "log": False},
+        ]
     )
-    assert [receiver.name for receiver in settings.receivers] == ["slack", "pagerduty", "webhook", "log", "call", "webhook-2"]
+    assert [receiver.name for receiver in settings.receivers] == [
+        "slack",
+        "pagerduty",
+        "webhook",
+        "log",
+        "call",
+        "webhook-2",
+    ]
     assert {(receiver.timeout_s, receiver.deadline_s) for receiver in settings.receivers} == {(2.0, 60.0)}
     assert str(settings.receivers[1].endpoint) == "https://events.pagerduty.com/***"
     assert AlertSettings.parse(settings) is settings
@@ -1298,7 +1422,8 @@ def test_an_alert_that_cannot_be_meant_is_refused(wrong):
         alert(**wrong)
 
 
-# ---- hostile facts ----------------------------------------------------------------------------------------------------
+# ---- hostile facts
+# ----------------------------------------------------------------------------------------------------
 
 
 class Hostile:
@@ -1320,7 +1445,9 @@ def test_every_fact_becomes_bounded_json(serve):
         "lone": "\ud800",
         7: "seven",
     }
-    told.send(alert(text="😀" * 5_000, facts=facts | {f"n{n}" + "x" * 500: "😀" * 5_000 for n in range(100)}, at=float("nan")))
+    told.send(
+        alert(text="😀" * 5_000, facts=facts | {f"n{n}" + "x" * 500: "😀" * 5_000 for n in range(100)}, at=float("nan"))
+    )
     assert sent(told) == {"sent": 1}
     body = server.requests[0][2]
     assert len(body) < 128_000
@@ -1335,7 +1462,8 @@ def test_every_fact_becomes_bounded_json(serve):
     assert got["at"] == 0.0
 
 
-# ---- signatures -------------------------------------------------------------------------------------------------------
+# ---- signatures
+# -------------------------------------------------------------------------------------------------------
 
 
 def test_a_signature_is_what_anybody_can_compute():

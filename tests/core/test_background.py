@@ -195,7 +195,9 @@ def test_calls_without_a_loop_can_wait_after_one_that_met_an_exception(error):
 
 
 def test_a_line_for_a_database_file_can_be_stood_in_after_a_fault(tmp_path: Path, monkeypatch):
-    """The thread that waits for the file's lock met an exception: the next call must not wait for a thread that is gone."""
+    """The thread that waits for the file's lock met an exception: the next call must not wait for a thread that is
+    gone.
+    """
     line = sqlite._Line(tmp_path / "a.db", 1.0)
     with Path(f"{tmp_path}/a.db-next").open("a") as other:
         fcntl.flock(other, fcntl.LOCK_EX)

@@ -9,11 +9,18 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initial
 
 from runguard.core.breaker import Breaker, BreakerState, Permit
 
-CLOSED, OPEN, HALF_OPEN, FORCED_OPEN = BreakerState.CLOSED, BreakerState.OPEN, BreakerState.HALF_OPEN, BreakerState.FORCED_OPEN
+CLOSED, OPEN, HALF_OPEN, FORCED_OPEN = (
+    BreakerState.CLOSED,
+    BreakerState.OPEN,
+    BreakerState.HALF_OPEN,
+    BreakerState.FORCED_OPEN,
+)
 
 
 class BreakerAgainstItsModel(RuleBasedStateMachine):
-    """The model keeps the plain facts: the failures in a row since the last change, when it opened, which probe is out."""
+    """The model keeps the plain facts: the failures in a row since the last change, when it opened,
+    which probe is out.
+    """
 
     permits = Bundle("permits")
 
@@ -216,7 +223,9 @@ def test_exactly_one_probe_whatever_the_threads(threads):
         start = threading.Barrier(threads)
         permits: list[Permit | None] = []
 
-        def caller(breaker: Breaker = breaker, start: threading.Barrier = start, permits: list[Permit | None] = permits) -> None:
+        def caller(
+            breaker: Breaker = breaker, start: threading.Barrier = start, permits: list[Permit | None] = permits
+        ) -> None:
             start.wait()
             permits.append(breaker.admit(60.0))
 

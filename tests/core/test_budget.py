@@ -12,13 +12,37 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from runguard.core.budget import DEFAULT_THRESHOLDS, UNLIMITED, Budget, BudgetStatus, Per, Scope, Window, amount_text, to_count, to_nano, to_usd, usd_text
+from runguard.core.budget import (
+    DEFAULT_THRESHOLDS,
+    UNLIMITED,
+    Budget,
+    BudgetStatus,
+    Per,
+    Scope,
+    Window,
+    amount_text,
+    to_count,
+    to_nano,
+    to_usd,
+    usd_text,
+)
 from runguard.core.threshold import Threshold
 from runguard.errors import PolicyError
 from runguard.policy import Policy
 
 HOUR, DAY = 3_600, 86_400
-SOMEONE = Scope("", "", app="app", user="ann", session="s1", run="r1", agent="writer", model="gemini-2.5-flash", tool="search", labels={"team": "blue"})
+SOMEONE = Scope(
+    "",
+    "",
+    app="app",
+    user="ann",
+    session="s1",
+    run="r1",
+    agent="writer",
+    model="gemini-2.5-flash",
+    tool="search",
+    labels={"team": "blue"},
+)
 
 
 def moment(*parts: int, tz: str = "UTC") -> float:
@@ -92,7 +116,24 @@ def test_amounts_carry_their_unit():
     assert amount_text(2, 3) == "3 calls"
 
 
-ABSURD_USD = [0, -1, -0.01, "0", "-1", float("nan"), float("inf"), float("-inf"), "NaN", "sNaN", "Infinity", 10**9 + 1, "1e30", "1e999999", 1e-12, "1e-999999"]
+ABSURD_USD = [
+    0,
+    -1,
+    -0.01,
+    "0",
+    "-1",
+    float("nan"),
+    float("inf"),
+    float("-inf"),
+    "NaN",
+    "sNaN",
+    "Infinity",
+    10**9 + 1,
+    "1e30",
+    "1e999999",
+    1e-12,
+    "1e-999999",
+]
 NO_USD = [True, False, None, [], {}, "", "five", "1,50", b"1", 1j]
 
 
@@ -104,7 +145,9 @@ def test_an_amount_of_dollars_that_cannot_be_meant_is_refused_by_name(value):
     assert f"max_usd = {shown}: " in str(error.value)
 
 
-@pytest.mark.parametrize("value", [0, -1, 10**15 + 1, True, False, 1.5, float("nan"), float("inf"), "5", None, Decimal(5)], ids=repr)
+@pytest.mark.parametrize(
+    "value", [0, -1, 10**15 + 1, True, False, 1.5, float("nan"), float("inf"), "5", None, Decimal(5)], ids=repr
+)
 def test_a_count_that_cannot_be_meant_is_refused_by_name(value):
     with pytest.raises(PolicyError) as error:
         to_count(value, "tokens")
@@ -172,7 +215,21 @@ def test_a_scope_that_does_not_exist_is_refused_with_a_hint(per, says):
 
 
 @pytest.mark.parametrize(
-    "per", ["run", "session", "user", "app", "agent", "model", "tool", "label:team", "agent:research*", "run+agent", "user+model", "app+label:team"]
+    "per",
+    [
+        "run",
+        "session",
+        "user",
+        "app",
+        "agent",
+        "model",
+        "tool",
+        "label:team",
+        "agent:research*",
+        "run+agent",
+        "user+model",
+        "app+label:team",
+    ],
 )
 def test_every_scope_there_is_can_have_a_budget(per):
     assert Per.parse(Budget(usd=1, per=per).per).key(SOMEONE) is not None or per == "agent:research*"
@@ -254,7 +311,11 @@ def test_a_threshold_alone_says_what_is_wrong_with_it(percent):
     assert repr(percent) in str(error.value)
 
 
-@pytest.mark.parametrize("options", [{"callback": "print"}, {"recurring": "false"}, {"recurring": 1}, {"action": "block"}, {"action": None}], ids=repr)
+@pytest.mark.parametrize(
+    "options",
+    [{"callback": "print"}, {"recurring": "false"}, {"recurring": 1}, {"action": "block"}, {"action": None}],
+    ids=repr,
+)
 def test_the_other_parts_of_a_threshold_are_as_strict(options):
     with pytest.raises(ValueError, match=next(iter(options))):
         Threshold(0.5, **options)
@@ -266,12 +327,18 @@ def test_limits_hold_in_the_units_that_were_given():
 
 
 def test_an_amount_may_depend_on_the_scope():
-    budget = Budget(usd=lambda scope: 5 if scope.user == "ann" else None, tokens=lambda scope: len(scope.labels or {}), per="user")
+    budget = Budget(
+        usd=lambda scope: 5 if scope.user == "ann" else None, tokens=lambda scope: len(scope.labels or {}), per="user"
+    )
     assert budget.limits(SOMEONE) == (5 * 10**9, 1, UNLIMITED)
     assert budget.limits(Scope("user", "k", user="bob", labels={"a": "b", "c": "d"})) == (UNLIMITED, 2, UNLIMITED)
 
 
-@pytest.mark.parametrize(("given_value", "cap"), [(0, 0), (0.0, 0), (-0.0, 0), ("0", 0), (Decimal(0), 0), ("1e-999999", 0), ("0.5", 500_000_000)], ids=repr)
+@pytest.mark.parametrize(
+    ("given_value", "cap"),
+    [(0, 0), (0.0, 0), (-0.0, 0), ("0", 0), (Decimal(0), 0), ("1e-999999", 0), ("0.5", 500_000_000)],
+    ids=repr,
+)
 def test_a_function_may_give_0(given_value, cap):
     assert Budget(usd=lambda _: given_value).limits(SOMEONE) == (cap, UNLIMITED, UNLIMITED)
 
@@ -397,7 +464,9 @@ def test_budgets_from_a_file_are_those_from_code(here):
         """
     )
     policy = Policy.build()
-    written = Budget(usd=5, per="user", window="1d", tz="Europe/Berlin", thresholds=[Threshold(0.5), Threshold(0.9, action="stop")])
+    written = Budget(
+        usd=5, per="user", window="1d", tz="Europe/Berlin", thresholds=[Threshold(0.5), Threshold(0.9, action="stop")]
+    )
     assert policy.budgets == (written,)
     assert policy.max_usd == Decimal("0.30")
     assert policy.digest == Policy.build(budgets=[written], max_usd="0.30").digest
@@ -526,9 +595,17 @@ PARTS = {
     one=scopes,
     other=scopes,
 )
-@example(kinds=["session"], one=Scope("", "", app="a", user="b/c", session="d"), other=Scope("", "", app="a", user="b", session="c/d"))
+@example(
+    kinds=["session"],
+    one=Scope("", "", app="a", user="b/c", session="d"),
+    other=Scope("", "", app="a", user="b", session="c/d"),
+)
 @example(kinds=["user"], one=Scope("", "", app="a", user="b%2Fc"), other=Scope("", "", app="a", user="b/c"))
-@example(kinds=["user", "model"], one=Scope("", "", app="a", user="x+y", model="z"), other=Scope("", "", app="a", user="x", model="y+z"))
+@example(
+    kinds=["user", "model"],
+    one=Scope("", "", app="a", user="x+y", model="z"),
+    other=Scope("", "", app="a", user="x", model="y+z"),
+)
 @settings(max_examples=500)
 def test_two_scopes_have_one_key_only_if_they_are_one(kinds, one, other):
     per = Per.parse("+".join(kinds))
@@ -538,7 +615,19 @@ def test_two_scopes_have_one_key_only_if_they_are_one(kinds, one, other):
 
 def test_keys_of_different_kinds_never_meet():
     everyone = Scope("", "", app="x", user="x", session="x", run="x", agent="x", model="x", tool="x", labels={"x": "x"})
-    kinds = ["run", "session", "user", "app", "agent", "model", "tool", "label:x", "run+agent", "user+agent", "user+tool"]
+    kinds = [
+        "run",
+        "session",
+        "user",
+        "app",
+        "agent",
+        "model",
+        "tool",
+        "label:x",
+        "run+agent",
+        "user+agent",
+        "user+tool",
+    ]
     assert len({Per.parse(kind).key(everyone) for kind in kinds}) == len(kinds)
 
 
@@ -578,7 +667,16 @@ def test_a_call_outside_of_any_tool_is_on_no_tools_account():
 
 
 @pytest.mark.parametrize(
-    ("per", "stops"), [("run", True), ("user", True), ("label:team", True), ("app+label:team", True), ("agent", False), ("run+agent", False), ("model", False)]
+    ("per", "stops"),
+    [
+        ("run", True),
+        ("user", True),
+        ("label:team", True),
+        ("app+label:team", True),
+        ("agent", False),
+        ("run+agent", False),
+        ("model", False),
+    ],
 )
 def test_what_everybody_shares_stops_the_run_and_the_rest_only_whom_it_is_about(per, stops):
     assert Per.parse(per).stops_run is stops
@@ -588,7 +686,9 @@ def test_what_everybody_shares_stops_the_run_and_the_rest_only_whom_it_is_about(
 
 
 def test_a_status_tells_what_is_left_and_how_much_is_used():
-    status = BudgetStatus("user:a/u", "usd", Decimal("0.3"), Decimal("0.1"), Decimal("0.5"), Decimal(0), "1d", 5.0, False)
+    status = BudgetStatus(
+        "user:a/u", "usd", Decimal("0.3"), Decimal("0.1"), Decimal("0.5"), Decimal(0), "1d", 5.0, False
+    )
     assert (status.remaining, status.utilization) == (Decimal("0.1"), 0.6)
     over = BudgetStatus("user:a/u", "calls", 12, 1, 10, 2, None, None, True)
     assert (over.remaining, over.utilization) == (0, 1.2)

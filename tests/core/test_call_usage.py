@@ -1,4 +1,6 @@
-"""The one reader of usage, without a framework: what counts as reported, what is estimated, and that no figure falls."""
+"""The one reader of usage, without a framework:
+what counts as reported, what is estimated, and that no figure falls.
+"""
 
 from types import SimpleNamespace
 from typing import Any
@@ -31,12 +33,20 @@ def spelled(counts: dict[str, int], how: int) -> dict[str, int]:
 
 def response(counts: dict[str, int] | None, words: str = "", *, partial: bool = False, **more: Any) -> dict[str, Any]:
     content = {"parts": [{"text": words}]} if words else None
-    return {"usage_metadata": None if counts is None else spelled(counts, 0), "content": content, "partial": partial, **more}
+    return {
+        "usage_metadata": None if counts is None else spelled(counts, 0),
+        "content": content,
+        "partial": partial,
+        **more,
+    }
 
 
 @given(counts=REPORTS)
 def test_objects_and_both_spellings_of_json_are_read_alike(counts):
-    snake, camel, typed = (read_usage(report, []) for report in (spelled(counts, 0), spelled(counts, 1), SimpleNamespace(**spelled(counts, 0))))
+    snake, camel, typed = (
+        read_usage(report, [])
+        for report in (spelled(counts, 0), spelled(counts, 1), SimpleNamespace(**spelled(counts, 0)))
+    )
     assert snake == camel == typed
 
 
@@ -115,7 +125,9 @@ def test_words_and_function_calls_of_one_answer_are_one_call():
 def test_the_next_call_of_the_same_agent_is_one_of_its_own():
     reader = EventUsage()
     reader.read({**response(PLAIN, author="a"), **CALL}, is_answer=True)
-    reader.pass_by({"author": "a", "content": {"parts": [{"function_response": {"name": "look", "response": {"seen": 1}}}]}})
+    reader.pass_by(
+        {"author": "a", "content": {"parts": [{"function_response": {"name": "look", "response": {"seen": 1}}}]}}
+    )
     taken = reader.read({**response(None, author="a"), **CALL}, is_answer=True)
     assert taken is not None
     assert taken.estimated
@@ -126,13 +138,21 @@ def test_a_report_behind_its_answer_replaces_the_estimate_and_is_not_the_next_ca
     first = reader.read(response(None, "word " * 80, author="a"), is_answer=True)
     assert first == (Usage(output=100), True, None)
     assert reader.read(response(PLAIN, author="a", partial=True)) == (Usage(900, 250), False, Usage(output=100))
-    assert reader.read(response({"prompt": 10, "candidates": 5, "total": 15}, "x", author="a")) == (Usage(10, 5), False, None)
+    assert reader.read(response({"prompt": 10, "candidates": 5, "total": 15}, "x", author="a")) == (
+        Usage(10, 5),
+        False,
+        None,
+    )
 
 
 def test_branches_that_stream_side_by_side_are_told_apart():
     reader = EventUsage()
     for branch, prompt in (("b", 100), ("c", 200)):
-        reader.read(response({"prompt": prompt, "candidates": 5, "total": prompt + 5}, "x", partial=True, author="a", branch=branch))
+        reader.read(
+            response(
+                {"prompt": prompt, "candidates": 5, "total": prompt + 5}, "x", partial=True, author="a", branch=branch
+            )
+        )
     for branch, prompt in (("c", 200), ("b", 100)):
         assert reader.read(response(None, "x", author="a", branch=branch)) == (Usage(prompt, 5), False, None)
 
@@ -151,7 +171,10 @@ def test_branches_that_stream_side_by_side_are_told_apart():
     ],
 )
 def test_zeros_in_a_recording_are_estimated(tokens, expected):
-    steps = [{"kind": "message", "agent": "user", "text": "x" * 400}, {"kind": "model", "agent": "a", "text": "y" * 100, **tokens}]
+    steps = [
+        {"kind": "message", "agent": "user", "text": "x" * 400},
+        {"kind": "model", "agent": "a", "text": "y" * 100, **tokens},
+    ]
     (asked,) = [step for step in run_of({"id": "r", "steps": steps}, "here", Faults()).steps if isinstance(step, Asked)]
     assert asked.usage is not None
     assert (asked.usage.input, asked.usage.output, asked.estimated) == expected

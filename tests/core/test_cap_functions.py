@@ -44,7 +44,9 @@ def dime(*args: Any) -> dict[str, float]:
 # ---- guard and guard_async ------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("budget", [Budget(usd=lambda scope: 0), {"max_usd": lambda scope: 0}, {"per_day": lambda scope: 0}])
+@pytest.mark.parametrize(
+    "budget", [Budget(usd=lambda scope: 0), {"max_usd": lambda scope: 0}, {"per_day": lambda scope: 0}]
+)
 def test_no_call_of_unknown_cost_fits_into_a_cap_of_0(budget):
     calls = []
     call = guard(lambda: calls.append(1) or dime(), budget=budget)
@@ -215,7 +217,16 @@ async def test_what_is_spent_while_the_cap_is_unknown_is_on_the_account():
     assert (shop.status().spent, shop.status().limit, shop.status().closed) == (CALL * 2, CALL * 5, False)
 
 
-@given(st.lists(st.tuples(st.sampled_from(["ann", "bob"]), st.sampled_from([0, 1, 2, 5, None, -1, "x", KeyError("k")]), st.floats(0, 400)), max_size=30))
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from(["ann", "bob"]),
+            st.sampled_from([0, 1, 2, 5, None, -1, "x", KeyError("k")]),
+            st.floats(0, 400),
+        ),
+        max_size=30,
+    )
+)
 def test_a_function_never_opens_more_than_its_last_cap_of_ten_minutes(steps):
     """Random answers over time, against a model: what a call is let through by, and that no cap is exceeded."""
 
@@ -248,9 +259,14 @@ def test_a_function_never_opens_more_than_its_last_cap_of_ten_minutes(steps):
 # ---- thresholds, extensions, reports --------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("threshold", [Threshold(0.5), Threshold(0.5, recurring=True), Threshold(0.01, action="stop"), Threshold(1, action="nudge")])
+@pytest.mark.parametrize(
+    "threshold",
+    [Threshold(0.5), Threshold(0.5, recurring=True), Threshold(0.01, action="stop"), Threshold(1, action="nudge")],
+)
 async def test_no_threshold_of_a_cap_of_0_is_reached_while_nothing_is_spent(threshold, caplog):
-    shop = Shop(Budget(usd=lambda scope: 0, per="user", thresholds=[threshold]), prices={"m": {"input": 0, "output": 0}})
+    shop = Shop(
+        Budget(usd=lambda scope: 0, per="user", thresholds=[threshold]), prices={"m": {"input": 0, "output": 0}}
+    )
     with caplog.at_level(logging.INFO, "runguard"):
         for _ in range(3):
             await shop.buy()

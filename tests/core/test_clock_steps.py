@@ -26,7 +26,10 @@ class Clock:
 
 
 class Counted:
-    """Calls behind a guard with a budget per hour. Counts those that went through by the latest time that a call was ever made at."""
+    """Calls behind a guard with a budget per hour.
+
+    Counts those that went through by the latest time that a call was ever made at.
+    """
 
     def __init__(self, window: str = "per_hour") -> None:
         self.clock, self.latest = Clock(), 0.0

@@ -19,12 +19,32 @@ from runguard.core.detectors.growth import Growth
 from runguard.core.detectors.handoffs import Depth, HandOffCycle, HandOffRounds, ReEntry
 from runguard.core.detectors.limits import Deadline
 from runguard.core.detectors.repetition import Cycle, NoNews, Polling, Repetition, SameCall
-from runguard.core.events import FAILURES, AgentEntered, Answer, HandOff, ModelCall, ModelResult, Outcome, ToolCall, ToolResults
+from runguard.core.events import (
+    FAILURES,
+    AgentEntered,
+    Answer,
+    HandOff,
+    ModelCall,
+    ModelResult,
+    Outcome,
+    ToolCall,
+    ToolResults,
+)
 
-ALONE = {"same_call": False, "no_news": False, "repetition": False, "stall": False, "tool_failures": False, "empty": False, "handoff": False, "growth": False}
+ALONE = {
+    "same_call": False,
+    "no_news": False,
+    "repetition": False,
+    "stall": False,
+    "tool_failures": False,
+    "empty": False,
+    "handoff": False,
+    "growth": False,
+}
 
 
-LADDER = ["allow", "allow", "allow", "nudge", "allow", "allow", "allow", "block", "stop"]  # of repetition, as it is by default
+# of repetition, as it is by default
+LADDER = ["allow", "allow", "allow", "nudge", "allow", "allow", "allow", "block", "stop"]
 STALLED = ["allow", "allow", "nudge", "allow", "block", "stop"]  # of a stall with ever new arguments
 
 
@@ -33,7 +53,9 @@ def only(rule: str, **rungs: float) -> dict[str, Any]:
     return {"rules": {**{name: off for name, off in ALONE.items() if name != rule}, rule: rungs}, "max_nudges": 100}
 
 
-def results(*answers: Answer, batch: str = "", at: float = 0.0, news: bool = False, progress: bool = False) -> ToolResults:
+def results(
+    *answers: Answer, batch: str = "", at: float = 0.0, news: bool = False, progress: bool = False
+) -> ToolResults:
     """What the guard shows a detector: answers with their names, and the sets it made of them."""
     event = ToolResults("run", "", "agent", at, batch, list(answers), news, progress)
     event.calls = frozenset(a.call for a in answers)
@@ -42,7 +64,9 @@ def results(*answers: Answer, batch: str = "", at: float = 0.0, news: bool = Fal
     return event
 
 
-def answer(call: str = "c", says: str = "a", *, tool: str = "t", outcome: Outcome = Outcome.OK, failure: str = "") -> Answer:
+def answer(
+    call: str = "c", says: str = "a", *, tool: str = "t", outcome: Outcome = Outcome.OK, failure: str = ""
+) -> Answer:
     return Answer(tool, call.encode(), says, outcome=outcome, answer=hash(says), failure=failure)
 
 
@@ -73,7 +97,9 @@ def words(steps: Iterable[Any]) -> list[str]:
 @given(rungs=st.builds(Rungs, *[st.none() | st.integers(1, 20)] * 4), count=st.integers(0, 25))
 def test_the_strongest_rung_that_was_reached_answers(rungs, count):
     reached = [
-        (action, limit) for action, limit in zip(Action, (None, rungs.warn, rungs.nudge, rungs.block, rungs.stop), strict=True) if limit and count >= limit
+        (action, limit)
+        for action, limit in zip(Action, (None, rungs.warn, rungs.nudge, rungs.block, rungs.stop), strict=True)
+        if limit and count >= limit
     ]
     assert rungs.at(count) == (reached[-1] if reached else None)
 
@@ -175,7 +201,9 @@ def test_a_refused_batch_counts_once_however_many_calls_it_has(drive):
 
 def test_a_batch_that_grows_by_one_new_call_is_new(drive):
     d = drive(**only("repetition", stop=3))
-    assert set(words(d.batch([("look", {"n": 0}, "same"), ("look", {"n": n}, "same")]) for n in range(1, 20))) == {"allow"}
+    assert set(words(d.batch([("look", {"n": 0}, "same"), ("look", {"n": n}, "same")]) for n in range(1, 20))) == {
+        "allow"
+    }
 
 
 def test_repetition_names_what_it_saw(drive):
@@ -183,7 +211,13 @@ def test_repetition_names_what_it_saw(drive):
     for _ in range(9):
         step = d.tool("get_user", {"uid": 1})
     finding = step.before[0].finding
-    assert (finding.rule, finding.tool, finding.observed, finding.limit, finding.scope) == ("repetition", "get_user", 9, 9, "lane")
+    assert (finding.rule, finding.tool, finding.observed, finding.limit, finding.scope) == (
+        "repetition",
+        "get_user",
+        9,
+        9,
+        "lane",
+    )
     assert finding.evidence[0]["call"] == d.guard.fingerprint("get_user", {"uid": 1}).hex()
 
 
@@ -271,14 +305,22 @@ def test_the_same_words_again_and_again_end_before_the_next_model_call(agents):
     heard = []
     for n in range(agents + 6):
         heard.append(word(nonews.observe(ask(f"agent {n % agents}"))))
-        assert nonews.observe(say(1 + n % agents, f"agent {n % agents}")) is None  # a run whose last words are there has ended by itself
+        # a run whose last words are there has ended by itself
+        assert nonews.observe(say(1 + n % agents, f"agent {n % agents}")) is None
     assert heard == ["-"] * (agents + 5) + ["stop"]
 
 
 def test_new_words_and_new_answers_start_the_words_anew():
     nonews = NoNews(Rungs(stop=3))
     for n in range(20):
-        events = [say(1), ask(), say(1), ask(), results(answer(str(n)), batch=str(n), news=True) if n % 2 else say(n + 2), ask()]
+        events = [
+            say(1),
+            ask(),
+            say(1),
+            ask(),
+            results(answer(str(n)), batch=str(n), news=True) if n % 2 else say(n + 2),
+            ask(),
+        ]
         assert {word(nonews.observe(event)) for event in events} == {"-"}
 
 
@@ -286,7 +328,10 @@ def test_words_that_tell_of_an_answer_are_not_counted_beside_it():
     nonews = NoNews(Rungs(stop=4))
     seen = []
     for n in range(7):  # one agent that looks, says the same, and is asked once more
-        seen += [word(nonews.observe(event)) for event in (ask(), results(answer(), batch=str(n), news=n == 0), ask(), say(1))]
+        seen += [
+            word(nonews.observe(event))
+            for event in (ask(), results(answer(), batch=str(n), news=n == 0), ask(), say(1))
+        ]
     assert seen.index("stop") == 21  # the look of its sixth round: the first is news, the second free
 
 
@@ -359,7 +404,10 @@ def test_page_after_page_by_one_call_is_no_row(drive):
 
 def test_a_page_told_again_in_slightly_other_words_is_a_row():
     same = SameCall(Rungs(nudge=20, stop=40))
-    seen = [word(same.observe(results(answer(says=f"{page(0)} and then something else {n}"), batch=str(n)))) for n in range(40)]
+    seen = [
+        word(same.observe(results(answer(says=f"{page(0)} and then something else {n}"), batch=str(n))))
+        for n in range(40)
+    ]
     assert (seen[18], seen[19], seen[39]) == ("-", "nudge", "stop")
 
 
@@ -432,7 +480,10 @@ def test_polling_that_moves_goes_on_for_ever(drive):
 def test_two_polled_jobs_are_judged_apart(drive):
     d = drive(tools={"check_job": {"polling": True}})
     for n in range(50):
-        steps = [d.tool("check_job", {"job": 1}, says={"progress": n}), d.tool("check_job", {"job": 2}, says={"progress": -n})]
+        steps = [
+            d.tool("check_job", {"job": 1}, says={"progress": n}),
+            d.tool("check_job", {"job": 2}, says={"progress": -n}),
+        ]
         assert words(steps) == ["allow", "allow"]
         d.now += 500
 
@@ -482,13 +533,18 @@ def test_the_third_equal_failure_stops_when_three_are_the_limit(drive):
 
 def test_the_same_failure_about_other_particulars_is_the_same(drive):
     d = drive()
-    steps = [d.tool(args={"path": n}, says=f"Error: cannot read '/data/{n}.csv' (request_id={n * 7})") for n in range(9)]
+    steps = [
+        d.tool(args={"path": n}, says=f"Error: cannot read '/data/{n}.csv' (request_id={n * 7})") for n in range(9)
+    ]
     assert words(steps)[-1] == "stop"
 
 
 def test_an_exception_is_a_failure_like_any_other(drive):
     d = drive()
-    assert words(d.tool(args={"n": n}, says="ConnectionError: refused", outcome=Outcome.ERROR) for n in range(9))[-1] == "stop"
+    assert (
+        words(d.tool(args={"n": n}, says="ConnectionError: refused", outcome=Outcome.ERROR) for n in range(9))[-1]
+        == "stop"
+    )
 
 
 def test_a_block_after_failures_refuses_the_tool_whatever_the_arguments(drive):
@@ -502,7 +558,9 @@ def test_a_block_after_failures_refuses_the_tool_whatever_the_arguments(drive):
 def test_a_new_good_answer_of_any_tool_ends_the_stall(drive):
     d = drive(**only("stall", stop=3))
     for n in range(20):
-        assert words([d.tool("parse", {"n": n}, says="Error: boom"), d.tool("parse", {"m": n}, says="Error: boom")]) == ["allow", "allow"]
+        assert words(
+            [d.tool("parse", {"n": n}, says="Error: boom"), d.tool("parse", {"m": n}, says="Error: boom")]
+        ) == ["allow", "allow"]
         d.tool("read", {"n": n}, says=f"fact {n}")
 
 
@@ -539,7 +597,8 @@ def test_failures_with_a_success_of_the_same_tool_between_are_not_in_a_row():
     seen = []
     for n in range(10):
         seen.append(word(row.observe(results(failing(f"failure {n}"), batch=f"f{n}"))))
-        seen.append(word(row.observe(results(answer("known"), batch=f"ok{n}"))))  # worked, though it brought nothing new
+        # worked, though it brought nothing new
+        seen.append(word(row.observe(results(answer("known"), batch=f"ok{n}"))))
     assert set(seen) == {"-"}
 
 
@@ -558,7 +617,9 @@ def test_max_tool_failures_allows_exactly_that_many(drive, allowed):
 
 def test_an_unknown_tool_is_a_failure(drive):
     d = drive()
-    steps = [d.tool(f"tool_{'x' * (n % 2)}", {"n": n}, says="unknown tool", outcome=Outcome.UNKNOWN_TOOL) for n in range(18)]
+    steps = [
+        d.tool(f"tool_{'x' * (n % 2)}", {"n": n}, says="unknown tool", outcome=Outcome.UNKNOWN_TOOL) for n in range(18)
+    ]
     assert "stop" in words(steps)
 
 
@@ -655,7 +716,9 @@ def test_hand_offs_do_not_lengthen_a_circle_of_calls(drive):
     assert seen[-1] == "stop"
 
 
-@pytest.mark.parametrize(("limit", "edges"), [(1, "AB BA"), (1, "AB BC CA"), (1, "AB BC CB"), (2, "AB BA AB"), (2, "AB BC CA AB")])
+@pytest.mark.parametrize(
+    ("limit", "edges"), [(1, "AB BA"), (1, "AB BC CA"), (1, "AB BC CB"), (2, "AB BA AB"), (2, "AB BC CA AB")]
+)
 def test_a_hand_off_back_into_the_chain_is_a_reentry(drive, limit, edges):
     d = drive(max_reentries=limit)
     seen = [d.hand_off(*edge).action.word for edge in edges.split()]
@@ -664,10 +727,18 @@ def test_a_hand_off_back_into_the_chain_is_a_reentry(drive, limit, edges):
 
 
 def told(*events):
-    """What a detector of first re-entries finds in 'A>B' (a hand-off), '+A' (an agent starts) and '?' (a model is asked)."""
+    """What a detector of first re-entries finds in 'A>B' (a hand-off), '+A' (an agent starts) and '?' (a model is
+    asked).
+    """
     detector = ReEntry(1)
-    made = {">": lambda e: HandOff("run", "", e[0], e[2], 0.0), "+": lambda e: AgentEntered("run", "", e[1], 0.0), "?": lambda _: ModelCall("run", "", "", 0.0)}
-    return [found.key for e in events if (found := detector.observe(made[next(k for k in made if k in e)](e))) is not None]
+    made = {
+        ">": lambda e: HandOff("run", "", e[0], e[2], 0.0),
+        "+": lambda e: AgentEntered("run", "", e[1], 0.0),
+        "?": lambda _: ModelCall("run", "", "", 0.0),
+    }
+    return [
+        found.key for e in events if (found := detector.observe(made[next(k for k in made if k in e)](e))) is not None
+    ]
 
 
 def test_a_chain_starts_again_where_a_container_starts_an_agent():
@@ -833,14 +904,24 @@ def weigh(root: Any) -> tuple[int, int]:
     pending = [root]
     while pending:
         item = pending.pop()
-        if id(item) in seen or isinstance(item, type) or callable(item) or type(item).__module__ in ("builtins.module", "_thread", "threading"):
+        if (
+            id(item) in seen
+            or isinstance(item, type)
+            or callable(item)
+            or type(item).__module__ in ("builtins.module", "_thread", "threading")
+        ):
             continue
         seen[id(item)] = item
         if isinstance(item, dict):
             pending += [*item.keys(), *item.values()]
         elif isinstance(item, list | tuple | set | frozenset | deque):
             pending += item
-        pending += [getattr(item, name) for kind in type(item).__mro__ for name in getattr(kind, "__slots__", ()) if hasattr(item, name)]
+        pending += [
+            getattr(item, name)
+            for kind in type(item).__mro__
+            for name in getattr(kind, "__slots__", ())
+            if hasattr(item, name)
+        ]
         if type(item).__module__.startswith("runguard") and hasattr(item, "__dict__"):
             pending += vars(item).values()
     return len(seen), sum(map(sys.getsizeof, seen.values()))
@@ -850,12 +931,22 @@ def weigh(root: Any) -> tuple[int, int]:
     ("detector", "event"),
     [
         pytest.param(HandOffCycle(Rungs(stop=9)), lambda n: HandOff("run", "", f"agent {n}", "b", 0.0), id="hand-offs"),
-        pytest.param(HandOffRounds(Rungs(stop=9), 64), lambda n: HandOff("run", "", f"agent {n}", "b", 0.0), id="rounds of hand-offs"),
+        pytest.param(
+            HandOffRounds(Rungs(stop=9), 64),
+            lambda n: HandOff("run", "", f"agent {n}", "b", 0.0),
+            id="rounds of hand-offs",
+        ),
         pytest.param(ReEntry(9), lambda n: HandOff("run", "", f"agent {n}", f"agent {n + 1}", 0.0), id="re-entries"),
         pytest.param(Growth(Rungs(stop=9)), lambda n: ModelResult("run", "", f"agent {n}", 0.0, 100), id="growth"),
         pytest.param(Stall(Rungs(stop=9)), lambda n: results(failing(f"failure {n}", tool=f"tool {n}")), id="stall"),
-        pytest.param(EmptyAnswers(Rungs(stop=9)), lambda n: results(answer(tool=f"tool {n}", outcome=Outcome.EMPTY)), id="empty"),
-        pytest.param(Polling(Rungs(stop=9), lambda tool: True), lambda n: results(answer(f"call {n}", f"answer {n}")), id="polling"),
+        pytest.param(
+            EmptyAnswers(Rungs(stop=9)), lambda n: results(answer(tool=f"tool {n}", outcome=Outcome.EMPTY)), id="empty"
+        ),
+        pytest.param(
+            Polling(Rungs(stop=9), lambda tool: True),
+            lambda n: results(answer(f"call {n}", f"answer {n}")),
+            id="polling",
+        ),
         pytest.param(Cycle(Rungs(stop=9), 64), lambda n: results(answer(f"call {n}")), id="cycle"),
         pytest.param(Repetition(Rungs(stop=9)), lambda n: results(answer(f"call {n}")), id="repetition"),
         pytest.param(SameCall(Rungs(stop=9)), lambda n: results(answer(f"call {n}")), id="same call"),
@@ -882,7 +973,16 @@ def test_the_state_of_a_run_is_bounded(drive):
     for _ in range(2):
         for n in range(12_500):  # four events each: 100,000 in all
             tool = rng.choice(["same", "read", f"poll_{n % 500}", f"many_{n % 3}", f"made_up_{rng.random()}"])
-            says = rng.choice(["same", f"fact {rng.random()}", "Error: boom", f"Error: kind {'x' * (n % 100)}", [], "x" * (n % 50) ** 2])
+            says = rng.choice(
+                [
+                    "same",
+                    f"fact {rng.random()}",
+                    "Error: boom",
+                    f"Error: kind {'x' * (n % 100)}",
+                    [],
+                    "x" * (n % 50) ** 2,
+                ]
+            )
             d.tool(tool, {"n": rng.choice([0, 1, rng.random()])}, says)
             d.model_result(rng.randint(1, 10_000), agent=f"agent {rng.choice([0, rng.random()])}")
             d.hand_off(f"agent {rng.choice([0, rng.random()])}", "b")

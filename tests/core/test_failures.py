@@ -58,16 +58,27 @@ def refused() -> OSError:
         httpx.ConnectTimeout("timed out"),
         httpx.PoolTimeout("no connection was free"),
         library("httpx2", "ConnectError"),
-        library("aiohttp", "ClientConnectorDNSError", type("ClientConnectorError", (OSError,), {"__module__": "aiohttp.client_exceptions"})),
+        library(
+            "aiohttp",
+            "ClientConnectorDNSError",
+            type("ClientConnectorError", (OSError,), {"__module__": "aiohttp.client_exceptions"}),
+        ),
         library("aiohttp", "ConnectionTimeoutError"),
         library("urllib3", "NewConnectionError"),
         caused(library("urllib3", "MaxRetryError"), library("urllib3", "ConnectTimeoutError")),
-        handling(library("requests", "ConnectionError", OSError), caused(library("urllib3", "MaxRetryError"), library("urllib3", "NewConnectionError"))),
+        handling(
+            library("requests", "ConnectionError", OSError),
+            caused(library("urllib3", "MaxRetryError"), library("urllib3", "NewConnectionError")),
+        ),
         caused(library("openai", "APIConnectionError"), httpx.ConnectError("refused")),
         caused(library("openai", "APIConnectionError", request=tried(0)), httpx.ConnectError("refused")),
         caused(library("anthropic", "APITimeoutError", request=tried(0)), library("httpx2", "ConnectTimeout")),
         handling(library("litellm", "APIConnectionError", status_code=500), httpx.ConnectError("refused")),
-        handling(library("litellm", "InternalServerError", status_code=500), library("litellm.llms", "OpenAIError"), refused()),
+        handling(
+            library("litellm", "InternalServerError", status_code=500),
+            library("litellm.llms", "OpenAIError"),
+            refused(),
+        ),
         caused(ValueError("the model could not be asked"), httpx.ConnectError("refused")),
         caused(RuntimeError("one"), RuntimeError("two"), RuntimeError("three"), refused()),
     ],
@@ -100,7 +111,9 @@ def test_a_connection_that_was_never_made_is_not_billed(error):
         # the last attempt could not connect, but an earlier one may have arrived
         caused(library("openai", "APIConnectionError", request=tried(1)), httpx.ConnectError("refused")),
         caused(library("anthropic", "APIConnectionError", request=tried(2)), httpx.ConnectError("refused")),
-        handling(library("litellm", "InternalServerError", status_code=500, num_retries=1), httpx.ConnectError("refused")),
+        handling(
+            library("litellm", "InternalServerError", status_code=500, num_retries=1), httpx.ConnectError("refused")
+        ),
         handling(library("aiohttp", "ClientConnectorError", OSError), library("aiohttp", "ServerDisconnectedError")),
         # LiteLLM calls a lost connection a failed connect, and gives it a status
         caused(httpx.ConnectError("reset"), library("aiohttp", "ClientOSError", OSError)),
@@ -125,8 +138,14 @@ def test_what_may_have_reached_the_provider_counts_as_billed(error):
     "error",
     [
         library("openai", "RateLimitError", status_code=429),
-        handling(library("openai", "RateLimitError", status_code=429), httpx.HTTPStatusError("429", request=REQUEST, response=httpx.Response(429))),
-        handling(library("litellm", "RateLimitError", status_code=429), httpx.HTTPStatusError("429", request=REQUEST, response=httpx.Response(429))),
+        handling(
+            library("openai", "RateLimitError", status_code=429),
+            httpx.HTTPStatusError("429", request=REQUEST, response=httpx.Response(429)),
+        ),
+        handling(
+            library("litellm", "RateLimitError", status_code=429),
+            httpx.HTTPStatusError("429", request=REQUEST, response=httpx.Response(429)),
+        ),
         library("google.genai", "ServerError", code=503),
         httpx.HTTPStatusError("500", request=REQUEST, response=httpx.Response(500)),
     ],

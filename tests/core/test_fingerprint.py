@@ -28,7 +28,9 @@ GENEROUS_S = 0.150  # 50 times the 3 ms that the worst input should cost
 
 keys = st.text(max_size=8)
 scalars = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=20)
-values = st.recursive(scalars, lambda inner: st.lists(inner, max_size=4) | st.dictionaries(keys, inner, max_size=4), max_leaves=12)
+values = st.recursive(
+    scalars, lambda inner: st.lists(inner, max_size=4) | st.dictionaries(keys, inner, max_size=4), max_leaves=12
+)
 arguments = st.dictionaries(keys, values, max_size=5)
 
 
@@ -75,7 +77,10 @@ def test_none_in_a_list_is_a_value():
     assert call_fingerprint("t", {"a": [1, None]}) != call_fingerprint("t", {"a": [1]})
 
 
-@given(words=st.lists(st.text("abc", min_size=1), min_size=1, max_size=5), gaps=st.lists(st.text(" \t\n", min_size=1, max_size=3), min_size=6, max_size=6))
+@given(
+    words=st.lists(st.text("abc", min_size=1), min_size=1, max_size=5),
+    gaps=st.lists(st.text(" \t\n", min_size=1, max_size=3), min_size=6, max_size=6),
+)
 def test_white_space_does_not_matter(words, gaps):
     padded = gaps[5] + "".join(word + gap for word, gap in zip(words, gaps, strict=False))
     assert call_fingerprint("t", {"q": padded}) == call_fingerprint("t", {"q": " ".join(words)})
@@ -172,7 +177,11 @@ class Slotted:
         pytest.param({1: "a"}, {2: "a"}, id="other keys than text"),
         pytest.param(SimpleNamespace(progress=1), SimpleNamespace(progress=2), id="attribute"),
         pytest.param(SimpleNamespace(items=[1]), SimpleNamespace(items=[2]), id="attribute that holds a list"),
-        pytest.param(SimpleNamespace(job=SimpleNamespace(step=1)), SimpleNamespace(job=SimpleNamespace(step=2)), id="attribute of an attribute"),
+        pytest.param(
+            SimpleNamespace(job=SimpleNamespace(step=1)),
+            SimpleNamespace(job=SimpleNamespace(step=2)),
+            id="attribute of an attribute",
+        ),
         pytest.param(Slotted(1), Slotted(2), id="slots"),
     ],
 )
@@ -192,8 +201,13 @@ def jobs(step: int) -> list[dict[str, Any]]:
         pytest.param(jobs, id="in the middle of a list of hundreds"),
         pytest.param(lambda n: {f"k{i}": i + n for i in range(5_000)}, id="in a dict of thousands"),
         pytest.param(lambda n: {"log": list(range(5_000)), "progress": n}, id="beside a list of thousands"),
-        pytest.param(lambda n: {"log": list(range(5_000)), "meta": {"a": 1, "b": 2, "progress": n, "z": 3}}, id="inside a neighbour of a list of thousands"),
-        pytest.param(lambda n: {"log": {str(i): i for i in range(5_000)}, "progress": n}, id="beside a dict of thousands"),
+        pytest.param(
+            lambda n: {"log": list(range(5_000)), "meta": {"a": 1, "b": 2, "progress": n, "z": 3}},
+            id="inside a neighbour of a list of thousands",
+        ),
+        pytest.param(
+            lambda n: {"log": {str(i): i for i in range(5_000)}, "progress": n}, id="beside a dict of thousands"
+        ),
         pytest.param(lambda n: {"a": "x" * 40_000, "b": "y" * 40_000, "progress": n}, id="after long texts"),
         pytest.param(lambda n: {"text": "x" * 200_000 + str(n)}, id="at the end of a long text"),
         pytest.param(lambda n: {"text": str(n) + "x" * 200_000}, id="at the start of a long text"),
@@ -235,7 +249,13 @@ for sample in samples:
 
 def test_equal_data_has_equal_digests_in_every_process():
     outputs = {
-        subprocess.run([sys.executable, "-c", ELSEWHERE], env={**os.environ, "PYTHONHASHSEED": seed}, capture_output=True, text=True, check=True).stdout
+        subprocess.run(
+            [sys.executable, "-c", ELSEWHERE],
+            env={**os.environ, "PYTHONHASHSEED": seed},
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
         for seed in ("0", "1", "4711")
     }
     assert len(outputs) == 1
@@ -264,9 +284,49 @@ def hostile(base: type) -> type:
         raise AssertionError("foreign code was run")
 
     names = (
-        *("__str__", "__repr__", "__format__", "__eq__", "__ne__", "__lt__", "__gt__", "__hash__", "__bool__", "__len__", "__iter__", "__contains__"),
-        *("__getitem__", "__getattr__", "__getattribute__", "__reduce__", "__reduce_ex__", "__int__", "__float__", "__index__", "__bytes__", "__dir__"),
-        *("utcoffset", "tzname", "dst", "fromutc", "keys", "values", "items", "get", "copy", "encode", "split", "strip", "is_integer", "bit_length", "hex"),
+        *(
+            "__str__",
+            "__repr__",
+            "__format__",
+            "__eq__",
+            "__ne__",
+            "__lt__",
+            "__gt__",
+            "__hash__",
+            "__bool__",
+            "__len__",
+            "__iter__",
+            "__contains__",
+        ),
+        *(
+            "__getitem__",
+            "__getattr__",
+            "__getattribute__",
+            "__reduce__",
+            "__reduce_ex__",
+            "__int__",
+            "__float__",
+            "__index__",
+            "__bytes__",
+            "__dir__",
+        ),
+        *(
+            "utcoffset",
+            "tzname",
+            "dst",
+            "fromutc",
+            "keys",
+            "values",
+            "items",
+            "get",
+            "copy",
+            "encode",
+            "split",
+            "strip",
+            "is_integer",
+            "bit_length",
+            "hex",
+        ),
     )
     return type("Hostile", (base,), dict.fromkeys(names, boom))
 
@@ -390,7 +450,10 @@ MONSTERS: list[Any] = [
     pytest.param(lambda: {"k" * 100_000_000: 1}, id="100 MB key"),
     pytest.param(lambda: [{"k" * 100_000: 1}] * 4_000, id="long keys"),
     pytest.param(lambda: {"s": {"m" * 50_000 + str(i) for i in range(500)}}, id="set of long texts"),
-    pytest.param(lambda: [SimpleNamespace(**{f"f{i}": "v" * 5_000 for i in range(60)})] * 1_000, id="objects with long attributes"),
+    pytest.param(
+        lambda: [SimpleNamespace(**{f"f{i}": "v" * 5_000 for i in range(60)})] * 1_000,
+        id="objects with long attributes",
+    ),
     pytest.param(lambda: [SimpleNamespace(**{"n" * 100_000: 1})] * 4_000, id="objects with long names of attributes"),
     pytest.param(deep_list, id="deep list"),
     pytest.param(deep_dict, id="deep dict"),
@@ -441,7 +504,13 @@ def test_no_answer_costs_more_than_a_bounded_copy(build: Callable[[], Any]):
     assert taken < GENEROUS_S
 
 
-@given(st.recursive(scalars | st.binary(max_size=9) | st.floats(), lambda i: st.lists(i) | st.dictionaries(st.integers() | keys | st.none(), i), max_leaves=20))
+@given(
+    st.recursive(
+        scalars | st.binary(max_size=9) | st.floats(),
+        lambda i: st.lists(i) | st.dictionaries(st.integers() | keys | st.none(), i),
+        max_leaves=20,
+    )
+)
 @settings(max_examples=60)
 def test_any_plain_value_has_a_text(value):
     assert isinstance(answer_text(value), str)
@@ -482,9 +551,13 @@ def test_which_attempt_it_is_does_not_count():
     assert call_fingerprint("run", {"command": "make", "attempt": 2}) == first
     assert call_fingerprint("run", {"command": "make all", "attempt": 1}) != first
     assert call_fingerprint("run", {"command": "make", "attempt": 2}, exact=True) != first
-    assert call_fingerprint("run", {"attempt": 1}) != call_fingerprint("run", {"attempt": 2}), "where it is all there is, it counts"
+    assert call_fingerprint("run", {"attempt": 1}) != call_fingerprint("run", {"attempt": 2}), (
+        "where it is all there is, it counts"
+    )
     assert call_fingerprint("run", {"attempt": 1, "retry": 1}) != call_fingerprint("run", {"attempt": 2, "retry": 1})
-    assert call_fingerprint("get", {"request_id": 1, "full": True}) != call_fingerprint("get", {"request_id": 2, "full": True}), "a thing that is looked up"
+    assert call_fingerprint("get", {"request_id": 1, "full": True}) != call_fingerprint(
+        "get", {"request_id": 2, "full": True}
+    ), "a thing that is looked up"
 
 
 # ---- masking --------------------------------------------------------------------------------------------------------
@@ -494,7 +567,9 @@ def test_which_attempt_it_is_does_not_count():
     ("one", "other"),
     [
         pytest.param("at 2026-11-15T09:30:00Z done", "at 2026-11-15T09:31:12Z done", id="ISO time"),
-        pytest.param("at 2026-11-15 09:30:00.123+02:00", "at 2026-11-15 09:30:07.001+02:00", id="ISO time with zone and fraction"),
+        pytest.param(
+            "at 2026-11-15 09:30:00.123+02:00", "at 2026-11-15 09:30:07.001+02:00", id="ISO time with zone and fraction"
+        ),
         pytest.param("[09:30:00] queued", "[11:02:59] queued", id="clock time"),
         pytest.param('{"now":1763199000}', '{"now":1763199060}', id="epoch seconds"),
         pytest.param("1763199000123", "1763199000999", id="epoch milliseconds"),
@@ -506,7 +581,9 @@ def test_which_attempt_it_is_does_not_count():
         pytest.param('{"request_id":"req-a1"}', '{"request_id":"req-b2"}', id="request id"),
         pytest.param("requestId=abc", "requestId=def", id="camel-case id"),
         pytest.param("trace-id: t1", "trace-id: t2", id="trace id"),
-        pytest.param("Access denied (Request ID: K2X9PQ7T)", "Access denied (Request ID: ZZ81MMN4)", id="request id in prose"),
+        pytest.param(
+            "Access denied (Request ID: K2X9PQ7T)", "Access denied (Request ID: ZZ81MMN4)", id="request id in prose"
+        ),
         pytest.param("done in 12 ms", "done in 15.3 ms", id="milliseconds"),
         pytest.param("took 3s", "took 41s", id="seconds"),
         pytest.param("waited 1 second", "waited 2 seconds", id="one second, two seconds"),
@@ -514,12 +591,26 @@ def test_which_attempt_it_is_does_not_count():
         pytest.param('{"duration_ms": 12}', '{"duration_ms": 99}', id="duration field"),
         pytest.param('{"created_at": "yesterday"}', '{"created_at": "today"}', id="time field"),
         pytest.param("elapsed: 0.31", "elapsed: 4.02", id="elapsed"),
-        pytest.param('{"rows":[],"execution_time_ms":11.7}', '{"rows":[],"execution_time_ms":13.2}', id="execution time"),
-        pytest.param('{"sent":true,"messageId":"<a1@mail>"}', '{"sent":true,"messageId":"<b2@mail>"}', id="message id of a mail"),
-        pytest.param('{"request_id":"123e4567-e89b-12d3-a456-426614174000"}', '{"request_id":"00000000-e89b-12d3-a456-42661417400f"}', id="a request id alone"),
+        pytest.param(
+            '{"rows":[],"execution_time_ms":11.7}', '{"rows":[],"execution_time_ms":13.2}', id="execution time"
+        ),
+        pytest.param(
+            '{"sent":true,"messageId":"<a1@mail>"}', '{"sent":true,"messageId":"<b2@mail>"}', id="message id of a mail"
+        ),
+        pytest.param(
+            '{"request_id":"123e4567-e89b-12d3-a456-426614174000"}',
+            '{"request_id":"00000000-e89b-12d3-a456-42661417400f"}',
+            id="a request id alone",
+        ),
         pytest.param('{"result":"2026-11-15T09:30:00Z"}', '{"result":"2026-11-15T09:30:07Z"}', id="a clock alone"),
-        pytest.param('{"valid_until":"2026-11-15T09:30:00Z"}', '{"valid_until":"2026-11-15T09:30:07Z"}', id="a date to wait for"),
-        pytest.param('{"order_id":"123e4567-e89b-12d3-a456-426614174000"}', '{"order_id":"00000000-e89b-12d3-a456-42661417400f"}', id="what was made again"),
+        pytest.param(
+            '{"valid_until":"2026-11-15T09:30:00Z"}', '{"valid_until":"2026-11-15T09:30:07Z"}', id="a date to wait for"
+        ),
+        pytest.param(
+            '{"order_id":"123e4567-e89b-12d3-a456-426614174000"}',
+            '{"order_id":"00000000-e89b-12d3-a456-42661417400f"}',
+            id="what was made again",
+        ),
     ],
 )
 def test_what_differs_between_two_tellings_is_masked(one, other):
@@ -546,9 +637,15 @@ def test_what_differs_between_two_tellings_is_masked(one, other):
         pytest.param("took the bus", "took the train", id="a word that names a duration elsewhere"),
         pytest.param('{"state":"running","eta":"00:12:00"}', '{"state":"running","eta":"00:10:00"}', id="time left"),
         pytest.param("copying, 5 minutes remaining", "copying, 4 minutes remaining", id="time left in words"),
-        pytest.param("replayed up to 2026-11-15T09:30:00Z", "replayed up to 2026-11-15T10:30:00Z", id="how far it has come"),
+        pytest.param(
+            "replayed up to 2026-11-15T09:30:00Z", "replayed up to 2026-11-15T10:30:00Z", id="how far it has come"
+        ),
         pytest.param('{"lag_seconds":"40 s"}', '{"lag_seconds":"12 s"}', id="lag"),
-        pytest.param('{"result":"123e4567-e89b-12d3-a456-426614174000"}', '{"result":"00000000-e89b-12d3-a456-42661417400f"}', id="nothing but an id"),
+        pytest.param(
+            '{"result":"123e4567-e89b-12d3-a456-426614174000"}',
+            '{"result":"00000000-e89b-12d3-a456-42661417400f"}',
+            id="nothing but an id",
+        ),
         pytest.param("12.4 ms", "15.1 ms", id="nothing but a measurement"),
     ],
 )
@@ -697,7 +794,11 @@ def test_the_book_keeps_few_answers_and_no_long_one():
     for n in range(200):
         book.name(b"%d" % n, f"short {n}")
         book.name(b"long %d" % n, "z" * 50_000 + str(n))
-    answers = [item for item in kept(book) if isinstance(item, str | bytes) and (b"short" in item if isinstance(item, bytes) else "short" in item)]
+    answers = [
+        item
+        for item in kept(book)
+        if isinstance(item, str | bytes) and (b"short" in item if isinstance(item, bytes) else "short" in item)
+    ]
     assert len(answers) <= 16
     assert max(len(item) for item in kept(book) if isinstance(item, str | bytes)) <= 16_384
 
@@ -705,6 +806,9 @@ def test_the_book_keeps_few_answers_and_no_long_one():
 @pytest.mark.parametrize("period", [1, 2, 5, 40, 200])
 def test_a_circle_of_calls_with_volatile_answers_is_no_news_from_its_third_round(period):
     book = AnswerBook()
-    news = [book.name(b"%d" % (n % period), f"result {n % period} at 2026-11-15T09:30:{n % 60:02}Z")[1] for n in range(period * 4)]
+    news = [
+        book.name(b"%d" % (n % period), f"result {n % period} at 2026-11-15T09:30:{n % 60:02}Z")[1]
+        for n in range(period * 4)
+    ]
     assert all(news[:period])
     assert not any(news[period * 2 :])

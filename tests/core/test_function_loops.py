@@ -1,4 +1,6 @@
-"""``loop`` on raw provider answers: the same tool with slightly modified arguments and nothing new is a loop, a batch is not."""
+"""``loop`` on raw provider answers: the same tool with slightly modified arguments and nothing new is a loop, a batch
+is not.
+"""
 
 import json
 from collections.abc import Callable
@@ -20,7 +22,10 @@ class Chat:
     name = "messages"
 
     def answer(self, n: int, calls: list[Call]) -> Any:
-        asked = [{"id": f"c{n}.{i}", "type": "function", "function": {"name": tool, "arguments": json.dumps(args)}} for i, (tool, args) in enumerate(calls)]
+        asked = [
+            {"id": f"c{n}.{i}", "type": "function", "function": {"name": tool, "arguments": json.dumps(args)}}
+            for i, (tool, args) in enumerate(calls)
+        ]
         return {"choices": [{"message": {"role": "assistant", "content": None, "tool_calls": asked}}]}
 
     def grow(self, messages: list[Any], answer: Any, results: list[Any]) -> None:
@@ -34,22 +39,38 @@ class Responses(Chat):
     name = "input"
 
     def answer(self, n: int, calls: list[Call]) -> Any:
-        return {"output": [{"type": "function_call", "call_id": f"c{n}.{i}", "name": t, "arguments": json.dumps(a)} for i, (t, a) in enumerate(calls)]}
+        return {
+            "output": [
+                {"type": "function_call", "call_id": f"c{n}.{i}", "name": t, "arguments": json.dumps(a)}
+                for i, (t, a) in enumerate(calls)
+            ]
+        }
 
     def grow(self, messages: list[Any], answer: Any, results: list[Any]) -> None:
         messages += answer["output"]
         outputs = zip(answer["output"], results, strict=True)
-        messages += [{"type": "function_call_output", "call_id": call["call_id"], "output": json.dumps(result)} for call, result in outputs]
+        messages += [
+            {"type": "function_call_output", "call_id": call["call_id"], "output": json.dumps(result)}
+            for call, result in outputs
+        ]
 
 
 class Anthropic(Chat):
     def answer(self, n: int, calls: list[Call]) -> Any:
-        return {"role": "assistant", "content": [{"type": "tool_use", "id": f"c{n}.{i}", "name": t, "input": a} for i, (t, a) in enumerate(calls)]}
+        return {
+            "role": "assistant",
+            "content": [
+                {"type": "tool_use", "id": f"c{n}.{i}", "name": t, "input": a} for i, (t, a) in enumerate(calls)
+            ],
+        }
 
     def grow(self, messages: list[Any], answer: Any, results: list[Any]) -> None:
         messages.append(answer)
         told = zip(answer["content"], results, strict=True)
-        blocks = [{"type": "tool_result", "tool_use_id": b["id"], "content": [{"type": "text", "text": json.dumps(r)}]} for b, r in told]
+        blocks = [
+            {"type": "tool_result", "tool_use_id": b["id"], "content": [{"type": "text", "text": json.dumps(r)}]}
+            for b, r in told
+        ]
         messages.append({"role": "user", "content": blocks})
 
 
@@ -57,13 +78,27 @@ class Gemini(Chat):
     name = "contents"
 
     def answer(self, n: int, calls: list[Call]) -> Any:
-        return {"candidates": [{"content": {"role": "model", "parts": [{"function_call": {"name": tool, "args": args}} for tool, args in calls]}}]}
+        return {
+            "candidates": [
+                {
+                    "content": {
+                        "role": "model",
+                        "parts": [{"function_call": {"name": tool, "args": args}} for tool, args in calls],
+                    }
+                }
+            ]
+        }
 
     def grow(self, messages: list[Any], answer: Any, results: list[Any]) -> None:
         content = answer["candidates"][0]["content"]
         messages.append(content)
         told = zip(content["parts"], results, strict=True)
-        messages.append({"role": "user", "parts": [{"function_response": {"name": p["function_call"]["name"], "response": r}} for p, r in told]})
+        messages.append(
+            {
+                "role": "user",
+                "parts": [{"function_response": {"name": p["function_call"]["name"], "response": r}} for p, r in told],
+            }
+        )
 
 
 SHAPES = [Chat(), Responses(), Anthropic(), Gemini()]
@@ -74,7 +109,9 @@ def search(n: int) -> list[Call]:
     return [("search", {"query": f"moon, attempt no. {n}"})]
 
 
-def converse(shape: Chat, calls: Callable[[int], list[Call]], result: Result, loop: Any = LIMITS, steps: int = 60) -> tuple[int, LoopDetectedError | None]:
+def converse(
+    shape: Chat, calls: Callable[[int], list[Call]], result: Result, loop: Any = LIMITS, steps: int = 60
+) -> tuple[int, LoopDetectedError | None]:
     """An agent's own loop around a guarded provider: how many requests were paid, and what stopped it."""
     paid = 0
 
@@ -97,7 +134,13 @@ def converse(shape: Chat, calls: Callable[[int], list[Call]], result: Result, lo
 @shapes
 @pytest.mark.parametrize(
     "result",
-    [DENIED, {"status": "error", "message": "network unreachable"}, {"results": []}, {"status": "pending"}, "Error: malformed query"],
+    [
+        DENIED,
+        {"status": "error", "message": "network unreachable"},
+        {"results": []},
+        {"status": "pending"},
+        "Error: malformed query",
+    ],
     ids=lambda result: str(result)[:20],
 )
 def test_the_same_tool_with_modified_arguments_and_nothing_new_stops_at_the_limit(shape: Chat, result: Any) -> None:
@@ -179,7 +222,9 @@ async def test_the_same_request_again_brings_nothing_new() -> None:
 
 
 def test_one_structured_answer_for_each_document_is_a_batch() -> None:
-    ask = guard(lambda template, document: Chat().answer(1, [("classify", {"kind": f"letter to {document}"})]), loop=LIMITS)
+    ask = guard(
+        lambda template, document: Chat().answer(1, [("classify", {"kind": f"letter to {document}"})]), loop=LIMITS
+    )
     for n in range(60):
         ask("Classify this.", f"document {n}")
 
@@ -212,7 +257,11 @@ def test_an_answer_in_words_starts_a_new_count() -> None:
     def provider(messages: list[Any]) -> Any:
         nonlocal turn
         turn += 1
-        return {"choices": [{"message": {"role": "assistant", "content": "I cannot."}}]} if turn % 3 == 0 else Chat().answer(turn, search(turn))
+        return (
+            {"choices": [{"message": {"role": "assistant", "content": "I cannot."}}]}
+            if turn % 3 == 0
+            else Chat().answer(turn, search(turn))
+        )
 
     ask = guard(provider, loop=LIMITS)
     messages: list[Any] = [{"role": "user", "content": "Find it."}]

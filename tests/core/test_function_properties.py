@@ -1,4 +1,6 @@
-"""Whatever calls cost, however they end and in whatever order: the cap holds, nothing stays held, and the figures are true."""
+"""Whatever calls cost, however they end and in whatever order: the cap holds, nothing stays held, and the figures are
+true.
+"""
 
 import asyncio
 import threading
@@ -77,7 +79,10 @@ class Bill:
                 self.lost += 1
         if job.ends != "told":
             raise FAULTS[job.ends]
-        return {"model": "m", "usage": {"prompt_tokens": 0, "completion_tokens": job.output, "total_tokens": job.output}}
+        return {
+            "model": "m",
+            "usage": {"prompt_tokens": 0, "completion_tokens": job.output, "total_tokens": job.output},
+        }
 
     def check(self) -> None:
         """At the end: nothing over, nothing held, and what is reported is what the provider bills."""
@@ -95,7 +100,12 @@ class Bill:
 
 
 def limits(cap: int) -> dict[str, Any]:
-    return {"budget": {"max_usd": Decimal(cap) / 10**6}, "prices": PRICES, "tokens": lambda *args, **kwargs: 0, "max_wait_seconds": 0.02}
+    return {
+        "budget": {"max_usd": Decimal(cap) / 10**6},
+        "prices": PRICES,
+        "tokens": lambda *args, **kwargs: 0,
+        "max_wait_seconds": 0.02,
+    }
 
 
 SLOW = settings(max_examples=30, suppress_health_check=[HealthCheck.too_slow])
@@ -185,7 +195,10 @@ def test_tasks_with_a_known_bound_never_pass_the_cap(jobs: list[Job], cap: int):
 @SLOW
 @given(jobs=st.lists(JOBS, min_size=1, max_size=24), cost=st.integers(1, 50), calls=st.integers(1, 12), data=st.data())
 def test_tasks_whose_cost_nobody_knows_beforehand(jobs: list[Job], cost: int, calls: int, data: st.DataObject):
-    """One price for all: the first goes alone, and then as many as fit. Any of them may fail, be refused or be given up."""
+    """One price for all: the first goes alone, and then as many as fit.
+
+    Any of them may fail, be refused or be given up.
+    """
     spare = data.draw(st.integers(0, cost - 1))
     told = refused = given_up = 0
 
@@ -277,10 +290,21 @@ def test_circles_are_found_at_once_and_only_there(signs: list[str], repeats: int
         assert found.repeats >= repeats
 
 
-@given(value=st.decimals(allow_nan=True, allow_infinity=True) | st.floats() | st.integers() | st.booleans() | st.text() | st.none())
+@given(
+    value=st.decimals(allow_nan=True, allow_infinity=True)
+    | st.floats()
+    | st.integers()
+    | st.booleans()
+    | st.text()
+    | st.none()
+)
 def test_an_amount_is_rounded_up_or_none(value: Any):
     nano = nano_of(value)
-    is_amount = not isinstance(value, bool | str | None) and Decimal(str(value)).is_finite() and 0 <= Decimal(str(value)) <= 10**8
+    is_amount = (
+        not isinstance(value, bool | str | None)
+        and Decimal(str(value)).is_finite()
+        and 0 <= Decimal(str(value)) <= 10**8
+    )
     assert (nano is not None) == is_amount
     if nano is not None:
         assert nano - 1 < Fraction(str(value)) * 10**9 <= nano

@@ -1,4 +1,6 @@
-"""Answers that come in pieces: a call is under way until its stream ends, fails, is closed or is dropped, and then it is booked."""
+"""Answers that come in pieces: a call is under way until its stream ends, fails, is closed or is dropped, and then it
+is booked.
+"""
 
 import asyncio
 import copy
@@ -10,11 +12,20 @@ from typing import Any, Self
 
 import pytest
 
-from runguard import BudgetExceededError, LoopDetectedError, RunStoppedError, UnpricedModelError, guard, guard_async, run
+from runguard import (
+    BudgetExceededError,
+    LoopDetectedError,
+    RunStoppedError,
+    UnpricedModelError,
+    guard,
+    guard_async,
+    run,
+)
 
 PATIENCE_S = 10
 PRICES = {"m": {"input": 1, "output": 1}}  # dollars per million tokens
-USAGE = {"model": "m", "choices": [], "usage": {"prompt_tokens": 400_000, "completion_tokens": 100_000}}  # half a dollar
+# half a dollar
+USAGE = {"model": "m", "choices": [], "usage": {"prompt_tokens": 400_000, "completion_tokens": 100_000}}
 
 
 def held(guarded: Any) -> Decimal:
@@ -109,7 +120,12 @@ def test_a_stream_passes_every_piece_on_and_is_booked_at_its_end(fn: Callable[..
     assert next(stream) == chunk("one ")
     assert (call.spend()["calls"], held(call)) == (0, Decimal("1.2"))  # under way, and nobody knows what it costs
     assert list(stream) == [chunk("two "), USAGE]
-    assert (call.spend()["usd"], call.spend()["calls"], call.spend()["estimated_calls"], held(call)) == (Decimal("0.5"), 1, 0, 0)
+    assert (call.spend()["usd"], call.spend()["calls"], call.spend()["estimated_calls"], held(call)) == (
+        Decimal("0.5"),
+        1,
+        0,
+        0,
+    )
     assert list(stream) == []
     assert call.spend()["calls"] == 1
 
@@ -175,12 +191,23 @@ def test_a_stream_that_is_left_early_is_booked_as_an_estimate(fn: Callable[..., 
 LAST_WORDS = {
     "chat": (USAGE,),
     "chat, with its end": ({**USAGE, "choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}]},),
-    "gemini": ({"modelVersion": "m", "candidates": [{"finishReason": "STOP"}], "usageMetadata": {"promptTokenCount": 400_000, "totalTokenCount": 500_000}},),
+    "gemini": (
+        {
+            "modelVersion": "m",
+            "candidates": [{"finishReason": "STOP"}],
+            "usageMetadata": {"promptTokenCount": 400_000, "totalTokenCount": 500_000},
+        },
+    ),
     "messages": (
         {"type": "message_start", "message": {"model": "m", "usage": {"input_tokens": 400_000, "output_tokens": 1}}},
         {"type": "message_delta", "delta": {"stop_reason": "end_turn"}, "usage": {"output_tokens": 100_000}},
     ),
-    "responses": ({"type": "response.completed", "response": {"model": "m", "output": [], "usage": {"input_tokens": 400_000, "output_tokens": 100_000}}},),
+    "responses": (
+        {
+            "type": "response.completed",
+            "response": {"model": "m", "output": [], "usage": {"input_tokens": 400_000, "output_tokens": 100_000}},
+        },
+    ),
 }
 SO_FAR = {
     "chat": ({**USAGE, "choices": [{"index": 0, "delta": {"content": "one "}}]},),
@@ -191,7 +218,10 @@ SO_FAR = {
             "usageMetadata": {"promptTokenCount": 400_000, "totalTokenCount": 500_000},
         },
     ),
-    "messages": (LAST_WORDS["messages"][0], {"type": "message_delta", "delta": {}, "usage": {"output_tokens": 100_000}}),
+    "messages": (
+        LAST_WORDS["messages"][0],
+        {"type": "message_delta", "delta": {}, "usage": {"output_tokens": 100_000}},
+    ),
 }
 
 
@@ -213,7 +243,12 @@ def test_a_stream_left_after_usage_so_far_is_marked(told: tuple[Any, ...]):
     for _ in told:
         next(stream)
     stream.close()
-    assert (call.spend()["usd"], call.spend()["calls"], call.spend()["estimated_calls"], held(call)) == (Decimal("0.5"), 1, 1, 0)
+    assert (call.spend()["usd"], call.spend()["calls"], call.spend()["estimated_calls"], held(call)) == (
+        Decimal("0.5"),
+        1,
+        1,
+        0,
+    )
     assert call.budgets()[0].limit - held(call) > 0
     list(call())  # and what it took is known to the next one
 
@@ -256,7 +291,13 @@ def test_cost_and_signature_get_the_last_piece_of_a_stream(left: bool):
         seen.append(piece)
         return Decimal("0.1")
 
-    call = guard(lambda: iter([chunk("one "), USAGE]), cost=cost, signature=lambda piece: piece["model"], budget={"max_usd": 1}, loop={"repeats": 3})
+    call = guard(
+        lambda: iter([chunk("one "), USAGE]),
+        cost=cost,
+        signature=lambda piece: piece["model"],
+        budget={"max_usd": 1},
+        loop={"repeats": 3},
+    )
     for _ in range(3):
         stream = call()
         assert [next(stream), next(stream)] == [chunk("one "), USAGE]
@@ -281,7 +322,12 @@ class _Snapshot:
     def current_message_snapshot(self) -> Any:
         if self.broken:
             raise AssertionError
-        return {"model": "m", "content": [], "stop_reason": "end_turn", "usage": {"input_tokens": 400_000, "output_tokens": 100_000}}
+        return {
+            "model": "m",
+            "content": [],
+            "stop_reason": "end_turn",
+            "usage": {"input_tokens": 400_000, "output_tokens": 100_000},
+        }
 
 
 class MessageStreamManager:
@@ -311,7 +357,12 @@ def test_what_has_to_be_entered_and_knows_nothing_is_an_estimate():
         pass
     with pytest.raises(ConnectionError), call(fails=True):
         pass
-    assert (call.spend()["usd"], call.spend()["calls"], call.spend()["estimated_calls"], held(call)) == (Decimal("0.6"), 2, 2, 0)
+    assert (call.spend()["usd"], call.spend()["calls"], call.spend()["estimated_calls"], held(call)) == (
+        Decimal("0.6"),
+        2,
+        2,
+        0,
+    )
 
 
 def test_no_other_context_manager_is_touched():

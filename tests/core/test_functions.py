@@ -319,13 +319,18 @@ def test_the_dearest_is_held_also_after_cheaper_ones():
     model = Model({"usd": 0.4}, {"usd": 0.1})
     call = guard(model, budget={"max_usd": 1.0}, max_wait_seconds=0)
     swallowing(call, 10)
-    assert (model.calls, call.spend()["usd"]) == (4, Decimal("0.7"))  # what is left would not pay for another of the dearest
+    # what is left would not pay for another of the dearest
+    assert (model.calls, call.spend()["usd"]) == (4, Decimal("0.7"))
 
 
 def test_a_token_limit_without_usage_is_the_last_call():
     model = Model(object())
     call = guard(model, budget={"max_tokens": 100})
-    assert [type(result).__name__ for result in swallowing(call, 3)] == ["object", "UnpricedModelError", "UnpricedModelError"]
+    assert [type(result).__name__ for result in swallowing(call, 3)] == [
+        "object",
+        "UnpricedModelError",
+        "UnpricedModelError",
+    ]
     assert model.calls == 1
 
 
@@ -406,7 +411,9 @@ def test_the_result_comes_through_unchanged():
     assert guard(lambda: answer, budget={"max_usd": 1}, loop=True)() is answer
 
 
-def test_an_interrupt_while_waiting_for_the_store_gives_back_what_came_too_late(store: str, monkeypatch: pytest.MonkeyPatch):
+def test_an_interrupt_while_waiting_for_the_store_gives_back_what_came_too_late(
+    store: str, monkeypatch: pytest.MonkeyPatch
+):
     call = guard(Model(), budget={"max_usd": 1}, cost=0.1, store=store)
     call()
     real, struck = asyncio.run_coroutine_threadsafe, []
@@ -418,7 +425,9 @@ def test_an_interrupt_while_waiting_for_the_store_gives_back_what_came_too_late(
         struck.append(True)
         until(future.done)
         result = future.result
-        monkeypatch.setattr(future, "result", lambda *args: result(*args) if len(struck) > 1 else (struck.append(True), _interrupt())[0])
+        monkeypatch.setattr(
+            future, "result", lambda *args: result(*args) if len(struck) > 1 else (struck.append(True), _interrupt())[0]
+        )
         return future
 
     monkeypatch.setattr("runguard.functions.sync.asyncio.run_coroutine_threadsafe", interrupted)
@@ -780,7 +789,8 @@ def test_on_trip_that_raises_changes_nothing():
     assert model.calls == 1
 
 
-# ---- windows, the switch, deadlines ------------------------------------------------------------------------------------
+# ---- windows, the switch, deadlines
+# ------------------------------------------------------------------------------------
 
 
 class Clock:
@@ -791,7 +801,9 @@ class Clock:
         return self.now
 
 
-@pytest.mark.parametrize(("window", "seconds"), [("per_minute", 60), ("per_hour", 3_600), ("per_day", 86_400), ("per_week", 604_800)])
+@pytest.mark.parametrize(
+    ("window", "seconds"), [("per_minute", 60), ("per_hour", 3_600), ("per_day", 86_400), ("per_week", 604_800)]
+)
 def test_a_window_that_begins_anew_lets_calls_through_again(window: str, seconds: int):
     clock, model = Clock(), Model()
     call = guard(model, budget={window: {"max_calls": 2}}, clock=clock)
@@ -930,7 +942,11 @@ def test_steps_without_a_sign_are_left_out():
 def test_tool_calls_of_a_response_are_its_sign():
     def answer(args: str) -> Any:
         function = {"name": "search", "arguments": args}
-        return {"choices": [{"message": {"role": "assistant", "content": None, "tool_calls": [{"id": "1", "function": function}]}}]}
+        return {
+            "choices": [
+                {"message": {"role": "assistant", "content": None, "tool_calls": [{"id": "1", "function": function}]}}
+            ]
+        }
 
     made, error = loops((answer('{"q": "same"}') for _ in range(99)), repeats=3)
     assert made == 3
@@ -995,7 +1011,10 @@ async def test_tokens_may_be_counted_by_a_coroutine():
         await call("x" * 11)
 
 
-@pytest.mark.parametrize("count", [lambda m: 1 / 0, lambda m: 0, lambda m: -5, lambda m: True, lambda m: "9", lambda m: None, lambda m: float("nan")])
+@pytest.mark.parametrize(
+    "count",
+    [lambda m: 1 / 0, lambda m: 0, lambda m: -5, lambda m: True, lambda m: "9", lambda m: None, lambda m: float("nan")],
+)
 def test_a_count_that_fails_is_replaced_by_an_estimate(count: Callable[[Any], Any], caplog: pytest.LogCaptureFixture):
     model = Model()
     call = guard(model, context={"max_context_tokens": 1_000}, tokens=count)
@@ -1081,7 +1100,8 @@ def test_one_probe_at_a_time():
     assert model.calls == 4
 
 
-# ---- what cost= may be -------------------------------------------------------------------------------------------------
+# ---- what cost= may be
+# -------------------------------------------------------------------------------------------------
 
 
 class Euros(float):
@@ -1091,7 +1111,9 @@ class Euros(float):
         return f"Euros({float(self)})"
 
 
-@pytest.mark.parametrize("cost", [0.1, Decimal("0.1"), Euros(0.1), lambda _: 0.1, lambda _: Decimal("0.1"), lambda _: Euros(0.1)])
+@pytest.mark.parametrize(
+    "cost", [0.1, Decimal("0.1"), Euros(0.1), lambda _: 0.1, lambda _: Decimal("0.1"), lambda _: Euros(0.1)]
+)
 def test_a_cost_is_exact(cost: Any):
     model = Model("text")
     call = guard(model, budget={"max_usd": 1}, cost=cost)
@@ -1113,7 +1135,9 @@ def test_a_cost_of_input_and_output_tokens():
     assert call.spend()["usd"] == Decimal("0.6")
 
 
-@pytest.mark.parametrize("cost", [lambda r: 1 / 0, lambda r: float("nan"), lambda r: -1, lambda r: True, lambda r: "0.1", lambda r: None])
+@pytest.mark.parametrize(
+    "cost", [lambda r: 1 / 0, lambda r: float("nan"), lambda r: -1, lambda r: True, lambda r: "0.1", lambda r: None]
+)
 def test_a_cost_that_fails_is_unknown(cost: Callable[[Any], Any], caplog: pytest.LogCaptureFixture):
     model = Model("text")
     call = guard(model, budget={"max_usd": 1}, cost=cost)
@@ -1128,7 +1152,8 @@ def test_the_cost_that_is_given_wins_over_what_the_result_says():
     assert call.spend()["usd"] == 1
 
 
-# ---- modes and faults of our own ---------------------------------------------------------------------------------------
+# ---- modes and faults of our own
+# ---------------------------------------------------------------------------------------
 
 
 def test_shadow_lets_everything_through_and_tells_what_would_have_happened():
@@ -1186,7 +1211,8 @@ def test_a_fault_in_booking_does_not_take_the_result_away(monkeypatch: pytest.Mo
     assert call.__runguard__.guard.guard_errors == 1
 
 
-# ---- loops, threads and processes ----------------------------------------------------------------------------------------
+# ---- loops, threads and processes
+# ----------------------------------------------------------------------------------------
 
 
 async def test_a_sync_guard_works_on_a_running_loop(store: str):
@@ -1259,7 +1285,8 @@ def test_another_process_knows_what_was_spent(store: str):
         import logging, runguard
         logging.disable(logging.CRITICAL)
         made = []
-        call = runguard.guard(lambda: made.append(1) or {{"usd": 0.1}}, budget=runguard.Budget(usd=0.3, per="user"), store={store!r})
+        budget = runguard.Budget(usd=0.3, per="user")
+        call = runguard.guard(lambda: made.append(1) or {{"usd": 0.1}}, budget=budget, store={store!r})
         with runguard.run(app="shop", user="alice"):
             for _ in range(3):
                 try:
@@ -1301,7 +1328,9 @@ def test_a_fork_while_the_first_call_is_under_way(tmp_path: Path):
 
 
 def test_a_long_run_does_not_grow():
-    call = guard(lambda n: {"usd": 0.00001, "sig": n, "tokens": 3}, budget={"max_usd": 100}, loop={"repeats": 3}, breaker=True)
+    call = guard(
+        lambda n: {"usd": 0.00001, "sig": n, "tokens": 3}, budget={"max_usd": 100}, loop={"repeats": 3}, breaker=True
+    )
     number = iter(range(10**9))
 
     def many(count: int) -> int:
@@ -1332,7 +1361,8 @@ def test_runs_leave_nothing_behind():
     assert sum(type(thing) is Caller and thing.name == "left behind" for thing in gc.get_objects()) <= 1
 
 
-# ---- errors are data -----------------------------------------------------------------------------------------------------
+# ---- errors are data
+# -----------------------------------------------------------------------------------------------------
 
 
 def _stopped(call: Callable[..., Any], *args: Any) -> RunStoppedError:
@@ -1340,13 +1370,21 @@ def _stopped(call: Callable[..., Any], *args: Any) -> RunStoppedError:
 
 
 ERRORS: dict[str, tuple[Callable[[], RunStoppedError], type[RunStoppedError], tuple[str, ...]]] = {
-    "budget": (lambda: _stopped(guard(Model(), budget={"max_usd": 0.2})), BudgetExceededError, ("spent", "limit", "scope", "reserved")),
+    "budget": (
+        lambda: _stopped(guard(Model(), budget={"max_usd": 0.2})),
+        BudgetExceededError,
+        ("spent", "limit", "scope", "reserved"),
+    ),
     "tokens": (
         lambda: _stopped(guard(Model({"tokens": 5}), budget={"max_tokens": 9})),
         BudgetExceededError,
         ("spent", "limit", "scope", "reserved"),
     ),
-    "loop": (lambda: _stopped(guard(Model({"sig": "a"}), loop=True)), LoopDetectedError, ("pattern", "repeats", "limit")),
+    "loop": (
+        lambda: _stopped(guard(Model({"sig": "a"}), loop=True)),
+        LoopDetectedError,
+        ("pattern", "repeats", "limit"),
+    ),
     "context": (
         lambda: _stopped(guard(Model(), context={"max_context_tokens": 5}, tokens=len), "x" * 6),
         ContextOverflowError,
@@ -1388,7 +1426,8 @@ def test_a_budget_error_names_what_is_held():
     assert (error[0].spent, error[0].reserved, error[0].limit) == (0, DIME, Decimal("0.15"))
 
 
-# ---- what it looks like ----------------------------------------------------------------------------------------------------
+# ---- what it looks like
+# ----------------------------------------------------------------------------------------------------
 
 
 def test_the_bare_decorator():
@@ -1576,7 +1615,15 @@ def test_type_checkers_see_the_functions_own_signature(tmp_path: Path):
     )
     home = Path(runguard.__file__).parent
     checked = subprocess.run(  # the rest of the package is left aside: reading it takes half a minute
-        [sys.executable, "-m", "mypy", "--follow-imports=skip", "--config-file=", str(program), str(home / "functions" / "wrappers.py")],
+        [
+            sys.executable,
+            "-m",
+            "mypy",
+            "--follow-imports=skip",
+            "--config-file=",
+            str(program),
+            str(home / "functions" / "wrappers.py"),
+        ],
         capture_output=True,
         text=True,
         timeout=60,
@@ -1606,7 +1653,8 @@ def test_nothing_of_the_answers_is_logged(caplog: pytest.LogCaptureFixture):
     assert "secret" not in caplog.text
 
 
-# ---- what to do next -----------------------------------------------------------------------------------------------------
+# ---- what to do next
+# -----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -1615,7 +1663,11 @@ def test_nothing_of_the_answers_is_logged(caplog: pytest.LogCaptureFixture):
         ({"loop": {"repeats": 2}}, {"sig": "a"}, r"loop=\{'repeats'"),
         ({"budget": {"max_usd": 1}}, {"answer": "x"}, r"cost=.*prices="),
         ({"budget": {"max_usd": 0.1}}, {"usd": 0.1}, r"fresh budget"),
-        ({"context": {"max_context_tokens": 10}, "tokens": lambda: 11}, {"usd": 0.1}, r"context=\{'max_context_tokens'"),
+        (
+            {"context": {"max_context_tokens": 10}, "tokens": lambda: 11},
+            {"usd": 0.1},
+            r"context=\{'max_context_tokens'",
+        ),
     ],
 )
 def test_a_stop_says_what_to_do_in_the_words_of_guard(keywords: dict[str, Any], result: dict[str, Any], advice: str):
@@ -1626,7 +1678,9 @@ def test_a_stop_says_what_to_do_in_the_words_of_guard(keywords: dict[str, Any], 
 
 
 def test_an_unknown_model_is_named_with_the_line_that_gives_it_a_price():
-    call = guard(Model({"model": "acme-1", "usage": {"prompt_tokens": 10, "completion_tokens": 5}}), budget={"max_usd": 1})
+    call = guard(
+        Model({"model": "acme-1", "usage": {"prompt_tokens": 10, "completion_tokens": 5}}), budget={"max_usd": 1}
+    )
     stopped = _stopped(call)
     assert isinstance(stopped, UnpricedModelError)
     assert "'acme-1' has no known price" in str(stopped)
@@ -1643,7 +1697,9 @@ def test_reset_inside_of_a_run_begins_afresh_there():
 
 
 def test_what_another_worker_has_granted_lets_a_stopped_one_go_on(tmp_path: Path):
-    one, two = (guard(Model(), budget=Budget(calls=1, per="user"), store=f"sqlite:///{tmp_path}/guard.db") for _ in range(2))
+    one, two = (
+        guard(Model(), budget=Budget(calls=1, per="user"), store=f"sqlite:///{tmp_path}/guard.db") for _ in range(2)
+    )
     with run(user="alice", app="chat"):
         assert refused(swallowing(one, 3)) == 2
         two.extend("user:chat/alice", calls=1)
@@ -1702,4 +1758,6 @@ def test_a_refusal_of_an_open_breaker_is_told_like_every_decision(mode: str):
     call = guard(away, breaker={"failures": 1, "reset_seconds": 60}, on_decision=heard.append, mode=mode)
     assert len(swallowing(call, 3)) == 3
     assert call.flush(5)
-    assert {(decision.action.word, decision.finding.rule, decision.enforced) for decision in heard} == {("block", "breaker", mode == "enforce")}
+    assert {(decision.action.word, decision.finding.rule, decision.enforced) for decision in heard} == {
+        ("block", "breaker", mode == "enforce")
+    }

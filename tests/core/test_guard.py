@@ -12,7 +12,17 @@ import pytest
 from runguard.conductor import guard as conductor
 from runguard.conductor import shared
 from runguard.core import exceptions as errors
-from runguard.core.decision import ALLOW, Action, Decision, Finding, Trip, text_for_model, text_for_operator, text_for_user, trip
+from runguard.core.decision import (
+    ALLOW,
+    Action,
+    Decision,
+    Finding,
+    Trip,
+    text_for_model,
+    text_for_operator,
+    text_for_user,
+    trip,
+)
 from runguard.core.events import ROOT_LANE, AgentEntered, ModelCall, Outcome, ToolCall
 from runguard.policy import ToolRule
 from runguard.policy.settings import RULES
@@ -28,7 +38,8 @@ def allow_stays_allow() -> Iterator[None]:
     assert not changed
 
 
-LADDER = ["allow", "allow", "allow", "nudge", "allow", "allow", "allow", "block", "stop"]  # a loop under the default rungs
+# a loop under the default rungs
+LADDER = ["allow", "allow", "allow", "nudge", "allow", "allow", "allow", "block", "stop"]
 
 
 def loop(d: Any, times: int = len(LADDER), **where: Any) -> list[str]:
@@ -139,8 +150,20 @@ def test_a_trip_tells_who_what_where_and_how_much(drive):
     d.bill(100, 20, run="r1")
     decision = d.model(run="r1", agent="writer")
     stopped = decision.trip
-    assert (stopped.app, stopped.user_id, stopped.session_id, stopped.run_id, stopped.invocation_id) == ("shop", "ann", "s1", "r1", "i1")
-    assert (stopped.rule, stopped.action, stopped.unit, stopped.observed, stopped.limit) == ("model_calls", "stop", "model calls", 2, 1)
+    assert (stopped.app, stopped.user_id, stopped.session_id, stopped.run_id, stopped.invocation_id) == (
+        "shop",
+        "ann",
+        "s1",
+        "r1",
+        "i1",
+    )
+    assert (stopped.rule, stopped.action, stopped.unit, stopped.observed, stopped.limit) == (
+        "model_calls",
+        "stop",
+        "model calls",
+        2,
+        1,
+    )
     assert (stopped.model_calls, stopped.tokens, stopped.agent_path, stopped.at) == (1, 120, ("writer",), d.now)
     assert stopped.policy_digest == d.guard.policy.digest
     assert "max_model_calls" in stopped.resume
@@ -152,11 +175,23 @@ def test_a_trip_travels_in_an_event(drive):
     d = drive()
     loop(d)
     (first,) = d.guard.trips
-    for event in ({"custom_metadata": {"runguard": first.to_dict()}}, {"customMetadata": {"runguard": first.to_dict()}}):
+    for event in (
+        {"custom_metadata": {"runguard": first.to_dict()}},
+        {"customMetadata": {"runguard": first.to_dict()}},
+    ):
         assert trip(event) == first
 
 
-@pytest.mark.parametrize("event", [{}, {"custom_metadata": None}, {"custom_metadata": {"runguard": 5}}, {"custom_metadata": {"runguard": {"v": 99}}}, object()])
+@pytest.mark.parametrize(
+    "event",
+    [
+        {},
+        {"custom_metadata": None},
+        {"custom_metadata": {"runguard": 5}},
+        {"custom_metadata": {"runguard": {"v": 99}}},
+        object(),
+    ],
+)
 def test_an_event_without_a_trip_carries_none(event):
     assert trip(event) is None
 
@@ -294,7 +329,9 @@ def test_once_is_per_session_and_user(drive):
         assert d.tool("send", {"to": "ann"}, says="sent", run=f"r{n}").ran
 
 
-@pytest.mark.parametrize(("says", "outcome"), [("Error: down", None), ("down", Outcome.ERROR), ("late", Outcome.TIMEOUT)])
+@pytest.mark.parametrize(
+    ("says", "outcome"), [("Error: down", None), ("down", Outcome.ERROR), ("late", Outcome.TIMEOUT)]
+)
 def test_what_failed_may_be_tried_again(drive, says, outcome):
     d = drive(tools={"send": {"once": True}})
     d.tool("send", {"to": "ann"}, says=says, outcome=outcome)
@@ -593,7 +630,13 @@ def test_a_rule_beside_the_tool_holds_and_the_policys_own_wins(drive):
 
 
 def test_a_declared_failure_is_a_failure(drive):
-    d = drive(tools={"book": {"failed": {"code": ["FULL", "CLOSED"]}}, "pay": ToolRule(failed=lambda answer: answer["paid"] < 1)}, max_identical_tool_results=3)
+    d = drive(
+        tools={
+            "book": {"failed": {"code": ["FULL", "CLOSED"]}},
+            "pay": ToolRule(failed=lambda answer: answer["paid"] < 1),
+        },
+        max_identical_tool_results=3,
+    )
     assert [d.tool("book", {"n": n}, says={"code": "FULL"}).word for n in range(3)] == ["allow", "allow", "stop"]
     d.start("r2")
     assert [d.tool("pay", {"n": n}, says={"paid": 0}, run="r2").word for n in range(3)] == ["allow", "allow", "stop"]
@@ -626,10 +669,15 @@ def test_the_model_is_told_what_not_to_do_and_is_not_invited_to_vary_its_argumen
     said = text_for_model(Finding(rule, action, 5, 4, "calls", tool="look")).lower()
     assert said
     assert "{" not in said
-    assert not any(words in said for words in ("different argument", "other argument", "try again", "runguard", "circuit breaker", "policy"))
+    assert not any(
+        words in said
+        for words in ("different argument", "other argument", "try again", "runguard", "circuit breaker", "policy")
+    )
 
 
-@pytest.mark.parametrize("rule", [*RULES, "model_calls", "tool_calls", "deadline", "fan_out", "depth", "policy_error", "guard_error"])
+@pytest.mark.parametrize(
+    "rule", [*RULES, "model_calls", "tool_calls", "deadline", "fan_out", "depth", "policy_error", "guard_error"]
+)
 def test_the_end_user_reads_a_plain_sentence(rule):
     said = text_for_user(rule)
     assert said.endswith(".")
@@ -638,8 +686,17 @@ def test_the_end_user_reads_a_plain_sentence(rule):
 
 def test_the_operator_reads_rule_value_limit_and_path():
     finding = Finding("stall", Action.STOP, 6, 6, "equal failures", tool="parse")
-    said = text_for_operator(finding, path=("root", "child"), model_calls=7, tool_calls=6, tokens=800, spent=", $0.02", enforced=True)
-    parts = ("stopped by stall", "'parse'", "6 equal failures, limit 6", "root", "child", "7 model calls, 6 tool calls, 800 tokens, $0.02")
+    said = text_for_operator(
+        finding, path=("root", "child"), model_calls=7, tool_calls=6, tokens=800, spent=", $0.02", enforced=True
+    )
+    parts = (
+        "stopped by stall",
+        "'parse'",
+        "6 equal failures, limit 6",
+        "root",
+        "child",
+        "7 model calls, 6 tool calls, 800 tokens, $0.02",
+    )
     assert all(part in said for part in parts)
     assert sorted(parts, key=said.index) == list(parts)
 

@@ -56,7 +56,13 @@ class Call:
 
 
 schedules = st.lists(
-    st.builds(Call, comes=st.integers(0, 6), holds=st.integers(0, 6), gives_back=st.booleans(), cancelled=st.none() | st.integers(0, 15)),
+    st.builds(
+        Call,
+        comes=st.integers(0, 6),
+        holds=st.integers(0, 6),
+        gives_back=st.booleans(),
+        cancelled=st.none() | st.integers(0, 15),
+    ),
     min_size=1,
     max_size=12,
 )
@@ -87,7 +93,11 @@ def test_never_more_than_the_limit_and_everybody_has_a_turn(limit, calls):
             task.cancel()
 
         tasks = [asyncio.create_task(work(n, call)) for n, call in enumerate(calls)]
-        cancels = [asyncio.create_task(cancel(task, call.cancelled)) for task, call in zip(tasks, calls, strict=True) if call.cancelled is not None]
+        cancels = [
+            asyncio.create_task(cancel(task, call.cancelled))
+            for task, call in zip(tasks, calls, strict=True)
+            if call.cancelled is not None
+        ]
         ends = await asyncio.wait_for(asyncio.gather(*tasks, return_exceptions=True), PATIENCE_S)
         await asyncio.gather(*cancels)
         for number, result in enumerate(ends):

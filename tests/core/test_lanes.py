@@ -1,4 +1,6 @@
-"""Loop counters follow an agent that is called inside of its own call, and nothing else; lanes found by what events show."""
+"""Loop counters follow an agent that is called inside of its own call, and nothing else; lanes found by what events
+show.
+"""
 
 from typing import Any
 
@@ -26,7 +28,11 @@ def calls_inside_each_other(d: Any, agents: list[str], *, concurrent: frozenset[
 def test_hand_offs_of_an_agent_inside_of_itself_are_counted_together(drive):
     d = drive()
     lanes = calls_inside_each_other(d, ["helper"] * 6)
-    assert [d.hand_off("helper", "lead", lane=lane).action.word for lane in lanes] == ["allow"] * 3 + ["nudge", "allow", "stop"]
+    assert [d.hand_off("helper", "lead", lane=lane).action.word for lane in lanes] == ["allow"] * 3 + [
+        "nudge",
+        "allow",
+        "stop",
+    ]
     assert d.guard.runs["run"].stopped is not None
 
 
@@ -126,9 +132,13 @@ def test_a_task_that_is_too_deep_stops_because_its_caller_cannot_be_told():
 # ---- calls without an answer ----------------------------------------------------------------------------------------
 
 
-def unanswered(d: Any, n: int, *, tool: str = "tasked", args: Any = None, depth: int = 0, batch: str | None = None) -> str:
+def unanswered(
+    d: Any, n: int, *, tool: str = "tasked", args: Any = None, depth: int = 0, batch: str | None = None
+) -> str:
     call = d.guard.fingerprint(tool, args or {})
-    return d.guard.check(ToolCall("run", "", "lead", d.now, tool, call, f"response {n}" if batch is None else batch, f"call {n}", depth)).action.word
+    return d.guard.check(
+        ToolCall("run", "", "lead", d.now, tool, call, f"response {n}" if batch is None else batch, f"call {n}", depth)
+    ).action.word
 
 
 def test_a_call_that_is_never_answered_stops_at_the_rung_of_a_repetition(drive):
@@ -143,7 +153,9 @@ def test_an_agent_that_never_answers_is_the_same_whatever_it_is_asked(drive):
     assert [unanswered(d, n, args={"n": n}, depth=1) for n in range(9)][-1] == "stop"
 
 
-@pytest.mark.parametrize("kind", ["other arguments", "answered", "another activation", "no response of a model", "one response"])
+@pytest.mark.parametrize(
+    "kind", ["other arguments", "answered", "another activation", "no response of a model", "one response"]
+)
 def test_what_is_no_repetition_without_an_answer(drive, kind):
     d = drive(rules=OFF)
     for n in range(30):

@@ -1,4 +1,6 @@
-"""What only the ledger of one process does: it wakes whoever waits, forgets, and is bounded. What all ledgers do is in tests/ledger/test_ledgers.py."""
+"""What only the ledger of one process does: it wakes whoever waits, forgets, and is bounded. What all ledgers do is in
+tests/ledger/test_ledgers.py.
+"""
 
 import asyncio
 import random
@@ -18,7 +20,13 @@ from runguard.ledger.memory import MemoryLedger
 PATIENCE_S = 20  # far beyond anything that works
 
 
-def opened(ledger: MemoryLedger, key: str = "k", caps: Amount = (100, UNLIMITED, UNLIMITED), scope: str = "user:a/u", ends: float | None = None) -> Account:
+def opened(
+    ledger: MemoryLedger,
+    key: str = "k",
+    caps: Amount = (100, UNLIMITED, UNLIMITED),
+    scope: str = "user:a/u",
+    ends: float | None = None,
+) -> Account:
     return ledger.account(key, scope, None if ends is None else "1h", ends, caps)
 
 

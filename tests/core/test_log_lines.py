@@ -78,7 +78,9 @@ def test_a_text_that_cannot_be_asked_for_breaks_no_log_line() -> None:
 
 
 def test_every_module_logs_through_the_one_logger_with_a_fixed_text() -> None:
-    """What is foreign comes as an argument: the filter sees arguments, and cannot tell what is foreign in a text that was put together."""
+    """What is foreign comes as an argument: the filter sees arguments, and cannot tell what is foreign in a text that
+    was put together.
+    """
     for path in SOURCES:
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute):
@@ -86,7 +88,11 @@ def test_every_module_logs_through_the_one_logger_with_a_fixed_text() -> None:
             name, owner = node.func.attr, node.func.value
             if name == "getLogger":
                 assert [ast.literal_eval(argument) for argument in node.args] == ["runguard"], path
-            if isinstance(owner, ast.Name) and owner.id == "_log" and name in ("debug", "info", "warning", "error", "exception", "critical", "log"):
+            if (
+                isinstance(owner, ast.Name)
+                and owner.id == "_log"
+                and name in ("debug", "info", "warning", "error", "exception", "critical", "log")
+            ):
                 text = node.args[1 if name == "log" else 0]
                 is_fixed = isinstance(text, ast.Constant) or (isinstance(text, ast.Name) and text.id == "message")
                 assert is_fixed, f"{path.name}:{node.lineno}: give foreign text as an argument"
@@ -107,7 +113,11 @@ def test_the_filter_is_there_once() -> None:
     ],
 )
 def test_the_filter_is_there_before_anything_can_be_logged(code: str) -> None:
-    asks = "import logging, runguard; assert not logging.getLogger('runguard').filters\n" + code + "\nassert logging.getLogger('runguard').filters"
+    asks = (
+        "import logging, runguard; assert not logging.getLogger('runguard').filters\n"
+        + code
+        + "\nassert logging.getLogger('runguard').filters"
+    )
     subprocess.run([sys.executable, "-c", asks], check=True, timeout=50)
 
 
@@ -125,7 +135,11 @@ async def test_hostile_names_through_many_rules(caplog: pytest.LogCaptureFixture
         paid = guard(
             lambda *args: {"usd": 0.3, "sig": HOSTILE, "model": HOSTILE},
             name=HOSTILE,
-            budget=[Budget(usd=1, per="user", thresholds=thresholds), Budget(calls=3, per="session"), Budget(usd=9, per="label:team")],
+            budget=[
+                Budget(usd=1, per="user", thresholds=thresholds),
+                Budget(calls=3, per="session"),
+                Budget(usd=9, per="label:team"),
+            ],
             loop={"repeats": 2},
             tokens=fails,
             on_trip=fails,
@@ -150,6 +164,12 @@ async def test_hostile_names_through_many_rules(caplog: pytest.LogCaptureFixture
         with pytest.raises(RunStoppedError):
             await stopped(0)
     codes = {record.getMessage().split(":")[0] for record in caplog.records}
-    assert {"runguard.trip", "runguard.warn", "runguard.budget_function_failed", "runguard.callback_failed", "runguard.signature_failed"} <= codes
+    assert {
+        "runguard.trip",
+        "runguard.warn",
+        "runguard.budget_function_failed",
+        "runguard.callback_failed",
+        "runguard.signature_failed",
+    } <= codes
     assert "eve\\n2026" in caplog.text or "eve\\x0a2026" in caplog.text
     assert_clean(caplog.records)

@@ -53,7 +53,10 @@ def test_a_fraction_is_taken(percent):
     assert Threshold(percent).percent == percent
 
 
-@pytest.mark.parametrize(("field", "value"), [("callback", "print"), ("callback", 3), ("recurring", "false"), ("action", "abort"), ("action", None)])
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("callback", "print"), ("callback", 3), ("recurring", "false"), ("action", "abort"), ("action", None)],
+)
 def test_other_fields_are_checked_too(field, value):
     with pytest.raises(ValueError, match=field):
         Threshold(0.5, **{field: value})
@@ -110,7 +113,9 @@ def test_several_fire_in_ascending_order_however_they_were_added():
 
 def test_a_callback_that_makes_room_keeps_higher_ones_from_firing():
     fired = []
-    monitor = BudgetMonitor(100).on_threshold(0.8, lambda m: m.adjust(10)).on_threshold(0.95, fired.append, action="stop")
+    monitor = (
+        BudgetMonitor(100).on_threshold(0.8, lambda m: m.adjust(10)).on_threshold(0.95, fired.append, action="stop")
+    )
     monitor.record_usage(99)
     assert (fired, monitor.stopped, monitor.current_tokens) == ([], False, 10)
 
@@ -148,7 +153,12 @@ def test_usage_that_cannot_be_meant_is_refused(argument, wrong):
 
 def test_numbers_of_a_fresh_monitor():
     monitor = BudgetMonitor()
-    assert (monitor.max_tokens, monitor.current_tokens, monitor.remaining, monitor.utilization) == (200_000, 0, 200_000, 0.0)
+    assert (monitor.max_tokens, monitor.current_tokens, monitor.remaining, monitor.utilization) == (
+        200_000,
+        0,
+        200_000,
+        0.0,
+    )
     assert (monitor.turn_count, monitor.avg_tokens_per_turn, monitor.estimated_turns_remaining) == (0, 0.0, None)
 
 
@@ -173,7 +183,12 @@ def test_numbers_after_some_turns():
 def test_what_goes_beyond_is_counted_but_not_shown_as_a_share():
     monitor = BudgetMonitor(100)
     monitor.record_usage(250)
-    assert (monitor.current_tokens, monitor.remaining, monitor.utilization, monitor.estimated_turns_remaining) == (250, 0, 1.0, 0)
+    assert (monitor.current_tokens, monitor.remaining, monitor.utilization, monitor.estimated_turns_remaining) == (
+        250,
+        0,
+        1.0,
+        0,
+    )
 
 
 def test_adjust_sets_the_count_and_rearms_what_lies_above():
@@ -183,7 +198,12 @@ def test_adjust_sets_the_count_and_rearms_what_lies_above():
         monitor.on_threshold(percent, lambda m, p=percent: fired.append(p))
     monitor.record_usage(90)
     monitor.adjust(50)
-    assert (monitor.current_tokens, monitor.turn_count, monitor.avg_tokens_per_turn, monitor.thresholds_fired()) == (50, 1, 90.0, 2)
+    assert (monitor.current_tokens, monitor.turn_count, monitor.avg_tokens_per_turn, monitor.thresholds_fired()) == (
+        50,
+        1,
+        90.0,
+        2,
+    )
     monitor.record_usage(40)
     assert fired == [0.3, 0.5, 0.8, 0.8], "0.5 is not above 50 of 100, so it stays fired"
 
@@ -198,7 +218,12 @@ def test_reset_starts_a_new_cycle():
     monitor = BudgetMonitor(100).on_threshold(0.5, action="stop").on_threshold(0.6, action="nudge")
     monitor.record_usage(90)
     monitor.reset()
-    assert (monitor.current_tokens, monitor.turn_count, monitor.avg_tokens_per_turn, monitor.thresholds_fired()) == (0, 0, 0.0, 0)
+    assert (monitor.current_tokens, monitor.turn_count, monitor.avg_tokens_per_turn, monitor.thresholds_fired()) == (
+        0,
+        0,
+        0.0,
+        0,
+    )
     assert not monitor.stopped
     assert not monitor.take_nudge()
 
@@ -266,7 +291,9 @@ def test_a_report_with_a_figure_that_is_no_count_is_ignored_logged_and_estimated
 @pytest.mark.parametrize("report", [None, {}, {"prompt": 0, "candidates": 0, "total": 0}])
 def test_a_response_without_usage_is_estimated(report, caplog):
     monitor = BudgetMonitor()
-    silent = SimpleNamespace(usage_metadata=report and response(**report).usage_metadata, partial=False, content="word " * 40)
+    silent = SimpleNamespace(
+        usage_metadata=report and response(**report).usage_metadata, partial=False, content="word " * 40
+    )
     monitor.record_response(silent, prompt_tokens=lambda: 1_000)
     assert (monitor.current_tokens, monitor.turn_count, monitor.estimated_turns) == (1_050, 1, 1)
     assert caplog.text.count("runguard.no_usage") == 1
@@ -434,7 +461,10 @@ def test_a_bus_hears_every_threshold_that_fires(as_object):
     monitor.record_usage(600)
     monitor.record_usage(200)
     monitor.record_usage(1)
-    assert heard == [CompressionTriggered(token_count=600, threshold=500), CompressionTriggered(token_count=800, threshold=755)]
+    assert heard == [
+        CompressionTriggered(token_count=600, threshold=500),
+        CompressionTriggered(token_count=800, threshold=755),
+    ]
     assert order == [1], "the bus hears it before the callback"
 
 
@@ -489,7 +519,8 @@ def test_a_policy_takes_thresholds_only(thresholds):
         BudgetPolicy(100, thresholds)
 
 
-# ---- the nine defects that a budget of this kind is known for ---------------------------------------------------------
+# ---- the nine defects that a budget of this kind is known for
+# ---------------------------------------------------------
 
 
 def test_defect_1_a_lower_threshold_added_later_fires_and_the_higher_one_not_again():
@@ -563,14 +594,26 @@ def test_defect_7_the_hook_lets_later_callbacks_run():
 
 def test_defect_8_the_count_needs_no_model_name():
     monitor = BudgetMonitor()
-    monitor.record_response(SimpleNamespace(usage_metadata=response(1, 1).usage_metadata, model_version="some-model-001"))
+    monitor.record_response(
+        SimpleNamespace(usage_metadata=response(1, 1).usage_metadata, model_version="some-model-001")
+    )
     assert monitor.current_tokens == 2
 
 
 def test_defect_9_a_policy_can_be_shipped_as_data():
-    policy = BudgetPolicy(100).with_threshold(0.8, handler).with_threshold(0.9, Handlers.static, recurring=True).with_threshold(1.0, action="stop")
+    policy = (
+        BudgetPolicy(100)
+        .with_threshold(0.8, handler)
+        .with_threshold(0.9, Handlers.static, recurring=True)
+        .with_threshold(1.0, action="stop")
+    )
     data = json.loads(json.dumps(policy.to_dict()))
-    assert data["thresholds"][0] == {"percent": 0.8, "callback": f"{__name__}:handler", "recurring": False, "action": "warn"}
+    assert data["thresholds"][0] == {
+        "percent": 0.8,
+        "callback": f"{__name__}:handler",
+        "recurring": False,
+        "action": "warn",
+    }
     assert BudgetPolicy.from_dict(data) == policy
     handled.clear()
     BudgetPolicy.from_dict(data).build_monitor().record_usage(95)
@@ -599,7 +642,9 @@ class Callback:
 
 
 @pytest.mark.parametrize(
-    "callback", [lambda m: None, a_closure(), Handlers().method, [].append, Callback()], ids=["lambda", "closure", "method", "bound builtin", "object"]
+    "callback",
+    [lambda m: None, a_closure(), Handlers().method, [].append, Callback()],
+    ids=["lambda", "closure", "method", "bound builtin", "object"],
 )
 def test_a_function_without_an_import_path_is_refused_as_data(callback):
     with pytest.raises(ValueError, match=r"import path|cannot be written|cannot be imported"):
@@ -644,7 +689,9 @@ thresholds = st.builds(
 )
 
 
-@given(st.builds(BudgetPolicy, max_tokens=st.integers(1, 10**12), thresholds=st.lists(thresholds, max_size=4).map(tuple)))
+@given(
+    st.builds(BudgetPolicy, max_tokens=st.integers(1, 10**12), thresholds=st.lists(thresholds, max_size=4).map(tuple))
+)
 def test_every_policy_survives_the_way_through_data(policy):
     assert BudgetPolicy.from_dict(json.loads(json.dumps(policy.to_dict()))) == policy
 
@@ -653,7 +700,9 @@ def test_every_policy_survives_the_way_through_data(policy):
 
 
 class MonitorAgainstItsModel(RuleBasedStateMachine):
-    """The model keeps plain facts: the tokens, what each turn cost, and for each threshold whether it has fired and how often."""
+    """The model keeps plain facts: the tokens, what each turn cost, and for each threshold whether it has fired and how
+    often.
+    """
 
     @initialize(limit=st.integers(1, 50))
     def begin(self, limit):
@@ -682,7 +731,15 @@ class MonitorAgainstItsModel(RuleBasedStateMachine):
 
     @rule(percent=st.floats(0.01, 1), recurring=st.booleans(), action=st.sampled_from(["warn", "nudge", "stop"]))
     def add(self, percent, recurring, action):
-        entry = {"percent": percent, "recurring": recurring, "action": action, "fired": False, "stopping": False, "expected": 0, "seen": 0}
+        entry = {
+            "percent": percent,
+            "recurring": recurring,
+            "action": action,
+            "fired": False,
+            "stopping": False,
+            "expected": 0,
+            "seen": 0,
+        }
 
         def seen(monitor):
             entry["seen"] += 1

@@ -15,7 +15,11 @@ from pydantic import BaseModel, TypeAdapter, ValidationError
 
 from runguard.policy.once import Each, Fields, once_identity
 
-PAY = Fields({"invoice": None, "amount": int, "rate": float, "express": bool}, {"amount": 5, "rate": 1.0, "express": False}, drops_others=True)
+PAY = Fields(
+    {"invoice": None, "amount": int, "rate": float, "express": bool},
+    {"amount": 5, "rate": 1.0, "express": False},
+    drops_others=True,
+)
 
 
 class Currency(Enum):
@@ -83,7 +87,9 @@ def test_named_arguments_count_or_do_not() -> None:
     one, other = {"invoice": "A1", "note": "x"}, {"invoice": "A1", "note": "y"}
     assert once_identity("pay", one, identity=("invoice",)) == once_identity("pay", other, identity=("invoice",))
     assert once_identity("pay", one, volatile=("note",)) == once_identity("pay", other, volatile=("note",))
-    assert once_identity("pay", one, identity=("invoice", "note")) != once_identity("pay", other, identity=("invoice", "note"))
+    assert once_identity("pay", one, identity=("invoice", "note")) != once_identity(
+        "pay", other, identity=("invoice", "note")
+    )
     assert once_identity("pay", {"invoice": "A1"}, PAY, identity=("amount",)) == once_identity(
         "pay", {"invoice": "A2", "amount": "5"}, PAY, identity=("amount",)
     )
@@ -205,7 +211,10 @@ def test_two_values_match_exactly_when_they_are_equal(one: Any, other: Any) -> N
     assert same({"a": one}, {"a": other}) == (json.dumps(_plain(one)) == json.dumps(_plain(other)))
 
 
-@given(st.text(alphabet="0123456789.+-e_ aftrue", max_size=6) | st.integers() | st.floats() | st.booleans(), st.sampled_from([int, float, bool]))
+@given(
+    st.text(alphabet="0123456789.+-e_ aftrue", max_size=6) | st.integers() | st.floats() | st.booleans(),
+    st.sampled_from([int, float, bool]),
+)
 def test_a_number_is_read_as_pydantic_reads_it(value: Any, kind: Any) -> None:
     try:
         received = TypeAdapter(kind).validate_python(value)
@@ -215,7 +224,10 @@ def test_a_number_is_read_as_pydantic_reads_it(value: Any, kind: Any) -> None:
         received = value
     if kind is float and isinstance(value, int) and abs(value) > 2**53:
         received = value  # a float would lose digits
-    assert once_identity("t", {"n": value}, Fields({"n": kind})) == once_identity("t", {"n": received}), (value, received)
+    assert once_identity("t", {"n": value}, Fields({"n": kind})) == once_identity("t", {"n": received}), (
+        value,
+        received,
+    )
 
 
 def test_deep_and_circular_values_are_read_to_their_end() -> None:
@@ -250,7 +262,15 @@ def test_every_process_finds_the_same_identity() -> None:
     args = {"invoice": "Ä\u200b1", "lines": [{"n": 1.5}, {"n": 10**30}, None, True], "tags": {"b": 1, "a": 2}}
     script = f"from runguard.policy.once import once_identity; print(once_identity('pay', {args!r}).hex())"
     found = {
-        subprocess.run([sys.executable, "-c", script], env={"PYTHONHASHSEED": str(seed)}, capture_output=True, text=True, check=True).stdout.strip()
+        subprocess.run(
+            [sys.executable, "-c", script],
+            env={"PYTHONHASHSEED": str(seed)},
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout.strip()
         for seed in (1, 2)
     }
-    assert found == {once_identity("pay", args).hex()} == {"d83b7911c236dc019c8164abcb2d4cdb"}, "claims in stores are kept under it"
+    assert found == {once_identity("pay", args).hex()} == {"d83b7911c236dc019c8164abcb2d4cdb"}, (
+        "claims in stores are kept under it"
+    )

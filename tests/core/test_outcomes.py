@@ -300,7 +300,9 @@ def test_a_healthy_answer_is_ok(answer):
 
 @given(
     st.recursive(
-        st.none() | st.booleans() | st.integers() | st.text(max_size=30), lambda i: st.lists(i) | st.dictionaries(st.text(max_size=8), i), max_leaves=12
+        st.none() | st.booleans() | st.integers() | st.text(max_size=30),
+        lambda i: st.lists(i) | st.dictionaries(st.text(max_size=8), i),
+        max_leaves=12,
     )
 )
 def test_every_answer_has_an_outcome(answer):
@@ -371,7 +373,11 @@ def a_deep_list() -> Any:
     ],
     ids=lambda text: repr(text[:12]),
 )
-@pytest.mark.parametrize("shape", [lambda text: text, lambda text: {"error": text}, lambda text: {"status": text}], ids=["text", "error", "status"])
+@pytest.mark.parametrize(
+    "shape",
+    [lambda text: text, lambda text: {"error": text}, lambda text: {"status": text}],
+    ids=["text", "error", "status"],
+)
 def test_no_text_takes_long_to_understand(shape, text):
     began = time.process_time()
     classify(shape(text))

@@ -1,4 +1,7 @@
-"""Accounts that are not in use are packed. Nothing is lost by it: a ledger that packs after every operation equals one that never packs."""
+"""Accounts that are not in use are packed.
+
+Nothing is lost by it: a ledger that packs after every operation equals one that never packs.
+"""
 
 import sys
 from collections.abc import Coroutine
@@ -132,7 +135,16 @@ def at_once(reserve: Coroutine[Any, Any, Any]) -> Any:
 def seen(account: Account) -> tuple[Any, ...]:
     """All that an account is, but for its alert: that is found again with the next settlement."""
     return (
-        *(account.key, account.scope, account.window or "", account.ends or 0.0, account.caps, account.spent, account.held, account.granted),
+        *(
+            account.key,
+            account.scope,
+            account.window or "",
+            account.ends or 0.0,
+            account.caps,
+            account.spent,
+            account.held,
+            account.granted,
+        ),
         *(account.overrun, account.closed, sorted(account.fired.items())),
     )
 
@@ -177,7 +189,9 @@ def compare(packing: Side, plain: Side, steps: list[tuple[Any, ...]]) -> None:
         side.holds.clear()
     pack_everything(packing.ledger)
     busy = [account for account in packing.ledger._accounts.values() if account.held == NOTHING]
-    assert not busy or any(not can_be_packed(account) for scope in {a.scope for a in busy} for account in packing.ledger._by_scope[scope])
+    assert not busy or any(
+        not can_be_packed(account) for scope in {a.scope for a in busy} for account in packing.ledger._by_scope[scope]
+    )
     assert packing.all() == plain.all()
 
 
@@ -206,7 +220,10 @@ def test_an_account_in_use_is_not_packed(monkeypatch: pytest.MonkeyPatch) -> Non
     ledger.settle(late, (3, 0, 1))  # the provider's later figure
     del hold, late
     pack_everything(ledger)
-    assert [(name, account.spent) for name in ("held", "late") for account in ledger.find(f"session:{name}")] == [("held", (4, 0, 1)), ("late", (3, 0, 1))]
+    assert [(name, account.spent) for name in ("held", "late") for account in ledger.find(f"session:{name}")] == [
+        ("held", (4, 0, 1)),
+        ("late", (3, 0, 1)),
+    ]
 
 
 def test_accounts_are_packed_by_themselves_and_come_back_with_what_they_spent(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -218,7 +235,9 @@ def test_accounts_are_packed_by_themselves_and_come_back_with_what_they_spent(mo
         ledger.settle(hold, (number, 0, 1))
     assert len(ledger._accounts) <= 25
     assert len(ledger.accounts()) == len(ledger.known()) == 200
-    assert {account.scope: account.spent_usd for account in ledger.accounts()} == {f"session:{number}": number for number in range(200)}
+    assert {account.scope: account.spent_usd for account in ledger.accounts()} == {
+        f"session:{number}": number for number in range(200)
+    }
     assert [opened(ledger, f"session:{number}").spent_usd for number in range(200)] == list(range(200))
 
 
@@ -258,7 +277,9 @@ def test_scopes_that_come_back_again_and_again_do_not_add_pages() -> None:
     assert len(list(copies)) > len(list(packed.copies())), "a listing shows one moment"
 
 
-def test_the_number_of_accounts_is_bounded_and_the_oldest_are_forgotten(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+def test_the_number_of_accounts_is_bounded_and_the_oldest_are_forgotten(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     monkeypatch.setattr(memory_module, "_UNPACKED_KEPT", 10)
     monkeypatch.setattr(memory_module, "_ACCOUNTS_KEPT", 100)
     ledger = MemoryLedger()

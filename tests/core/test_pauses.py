@@ -1,4 +1,6 @@
-"""A run that pauses: nothing about its limits and loops changes by it, in this process; and what it has used survives a trip through a record."""
+"""A run that pauses: nothing about its limits and loops changes by it, in this process; and what it has used survives a
+trip through a record.
+"""
 
 import contextlib
 import json
@@ -39,7 +41,11 @@ PAUSE = st.tuples(st.just("pause"), st.integers(0, 10_000))
 
 def told(decision: Decision) -> tuple[Any, ...]:
     found = decision.finding
-    return (decision.action.word, found and (found.rule, round(float(found.observed), 6), float(found.limit)), decision.for_model)
+    return (
+        decision.action.word,
+        found and (found.rule, round(float(found.observed), 6), float(found.limit)),
+        decision.for_model,
+    )
 
 
 def play(driver: Any, steps: list[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
@@ -93,7 +99,12 @@ def test_what_was_used_survives_a_record(steps: list[tuple[Any, ...]], away: int
     assert {**mine, "growth": {}} == {**theirs, "growth": {}}, "what loop rules remember stays where it was seen"
 
 
-@given(damage=st.recursive(st.none() | st.booleans() | st.integers() | st.text(max_size=3), lambda inner: st.lists(inner, max_size=3)), data=st.data())
+@given(
+    damage=st.recursive(
+        st.none() | st.booleans() | st.integers() | st.text(max_size=3), lambda inner: st.lists(inner, max_size=3)
+    ),
+    data=st.data(),
+)
 def test_a_damaged_record_is_an_error_of_the_store(damage: Any, data: st.DataObject) -> None:
     here = Driver(**LIMITS)
     play(here, [("model", 3), ("tool", "fetch", 1, "same")])
@@ -106,7 +117,9 @@ def test_a_damaged_record_is_an_error_of_the_store(damage: Any, data: st.DataObj
     assert min(run.spend.model_calls, run.spend.tool_calls, run.nudges, run.model_calls.count) >= 0  # type: ignore[union-attr]
 
 
-@given(orders=st.lists(st.tuples(st.sampled_from(["keep", "end", "resume", "discard"]), st.integers(0, 6)), max_size=40))
+@given(
+    orders=st.lists(st.tuples(st.sampled_from(["keep", "end", "resume", "discard"]), st.integers(0, 6)), max_size=40)
+)
 def test_the_number_kept_is_bounded(orders: list[tuple[str, int]]) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(paused, "WAITING_KEPT", 3)
@@ -133,7 +146,9 @@ def test_the_number_kept_is_bounded(orders: list[tuple[str, int]]) -> None:
         everyone = [*kept["keep"], *kept["end"]]
         assert guard.pauses.waiting == len(kept["keep"])
         assert set(guard.accounts.spending.purses) == set(everyone), "nothing is left of the others"
-        assert [name for name in (f"run {number}" for number in range(7)) if guard.pauses.find(name)] == sorted(everyone)
+        assert [name for name in (f"run {number}" for number in range(7)) if guard.pauses.find(name)] == sorted(
+            everyone
+        )
 
 
 def test_a_newer_count_here_is_not_lowered_by_an_older_record(drive: Any) -> None:

@@ -16,7 +16,15 @@ from runguard.core.decision import Rungs
 from runguard.errors import PolicyError
 from runguard.ledger.sqlite import SqliteStore
 from runguard.policy import Policy, ToolRule, tool
-from runguard.policy.settings import _MEANT, RULES, PolicyFile, declared_rule, find_policy_file, load_policy_file, policy_schema
+from runguard.policy.settings import (
+    _MEANT,
+    RULES,
+    PolicyFile,
+    declared_rule,
+    find_policy_file,
+    load_policy_file,
+    policy_schema,
+)
 
 LADDER = ("warn", "nudge", "block", "stop")
 
@@ -162,7 +170,9 @@ def test_without_file_and_keywords_the_defaults_hold():
 
 
 def test_runguard_toml_is_found_upward(folder, monkeypatch):
-    (folder / "runguard.toml").write_text('mode = "shadow"\nmax_model_calls = 7\n[rules]\ngrowth = false\n[tools."send_*"]\nonce = true\n')
+    (folder / "runguard.toml").write_text(
+        'mode = "shadow"\nmax_model_calls = 7\n[rules]\ngrowth = false\n[tools."send_*"]\nonce = true\n'
+    )
     (folder / "a" / "b").mkdir(parents=True)
     monkeypatch.chdir(folder / "a" / "b")
     policy = Policy.build()
@@ -180,7 +190,9 @@ def test_the_nearest_file_wins(folder, monkeypatch):
 
 
 def test_pyproject_has_a_table_of_the_same_names(folder):
-    (folder / "pyproject.toml").write_text("[tool.other]\nx = 1\n[tool.runguard]\nmax_model_calls = 3\n[tool.runguard.rules]\ngrowth = false\n")
+    (folder / "pyproject.toml").write_text(
+        "[tool.other]\nx = 1\n[tool.runguard]\nmax_model_calls = 3\n[tool.runguard.rules]\ngrowth = false\n"
+    )
     policy = Policy.build()
     assert (policy.max_model_calls, policy.rungs("growth")) == (3, None)
 
@@ -258,10 +270,14 @@ def test_a_file_that_cannot_be_read_is_refused(folder, content):
 
 @pytest.mark.parametrize("as_what", ["folder", "link"])
 def test_a_policy_file_that_cannot_be_one_is_told_and_not_passed_over(folder, as_what):
-    """A container makes a folder of a file that is not there to be mounted: without a word every limit would be gone."""
+    """A container makes a folder of a file that is not there to be mounted:
+    without a word every limit would be gone.
+    """
     path = folder / "runguard.toml"
     path.mkdir() if as_what == "folder" else path.symlink_to(folder / "nowhere")
-    with pytest.raises(PolicyError, match="Is a directory" if as_what == "folder" else "no such policy file: it is a link to nothing"):
+    with pytest.raises(
+        PolicyError, match="Is a directory" if as_what == "folder" else "no such policy file: it is a link to nothing"
+    ):
         Policy.build()
 
 
@@ -424,7 +440,10 @@ EXAMPLE = {
     "max_model_calls": 50,
     "max_seconds": 12.5,
     "rules": {"repetition": {"nudge": 3, "stop": 6}, "growth": False},
-    "tools": {"check_*": {"polling": True}, "send_mail": {"once": True, "identity": ["to"], "failed": {"status": ["bounced"]}}},
+    "tools": {
+        "check_*": {"polling": True},
+        "send_mail": {"once": True, "identity": ["to"], "failed": {"status": ["bounced"]}},
+    },
 }
 
 
@@ -434,7 +453,13 @@ def test_the_schema_accepts_what_the_policy_accepts_and_refuses_what_it_refuses(
     validator.check_schema(policy_schema())
     assert not list(validator.iter_errors(EXAMPLE))
     assert Policy.build(**EXAMPLE).max_model_calls == 50
-    for wrong in ({"max_model_cals": 1}, {"mode": "loud"}, {"max_model_calls": 0}, {"tools": {"x": {"pollng": True}}}, {"rules": {"growth": "off"}}):
+    for wrong in (
+        {"max_model_cals": 1},
+        {"mode": "loud"},
+        {"max_model_calls": 0},
+        {"tools": {"x": {"pollng": True}}},
+        {"rules": {"growth": "off"}},
+    ):
         assert list(validator.iter_errors(wrong)), wrong
         refused(**wrong)
 
@@ -460,13 +485,17 @@ def test_the_digest_does_not_depend_on_the_order_of_rules():
 
 
 def test_functions_have_no_part_in_the_digest():
-    with_code = Policy.build(on_trip=print, clock=float, tool_result_normalizer={"x": str}, tools={"t": ToolRule(failed=bool)})
+    with_code = Policy.build(
+        on_trip=print, clock=float, tool_result_normalizer={"x": str}, tools={"t": ToolRule(failed=bool)}
+    )
     assert with_code.digest == Policy.build(tools={"t": ToolRule()}).digest
 
 
 def test_the_digest_is_the_same_in_another_process():
     script = f"from runguard import Policy; print(Policy.validated({EXAMPLE!r}, '').digest)"
-    elsewhere = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout.strip()
+    elsewhere = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True
+    ).stdout.strip()
     assert elsewhere == Policy.build(**EXAMPLE).digest
 
 
@@ -474,7 +503,10 @@ def test_a_relative_store_in_a_file_counts_from_the_files_folder(tmp_path, monke
     folder = tmp_path / "a %20 project"
     (folder / "agents").mkdir(parents=True)
     file = folder / "runguard.toml"
-    for store, wanted in (("sqlite:///guard.db?synchronous=normal", folder / "guard.db"), (f"sqlite:///{tmp_path}/x.db", tmp_path / "x.db")):
+    for store, wanted in (
+        ("sqlite:///guard.db?synchronous=normal", folder / "guard.db"),
+        (f"sqlite:///{tmp_path}/x.db", tmp_path / "x.db"),
+    ):
         file.write_text(f'store = "{store}"\n')
         monkeypatch.chdir(folder / "agents")
         policy = Policy.validated(load_policy_file(file), str(file))

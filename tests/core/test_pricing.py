@@ -1,4 +1,6 @@
-"""Tokens become money exactly, never below the truth; an unknown price is never zero, and a similar name is not the same model."""
+"""Tokens become money exactly, never below the truth; an unknown price is never zero, and a similar name is not the
+same model.
+"""
 
 import math
 import pickle
@@ -100,7 +102,8 @@ def test_sums_do_not_depend_on_the_decimal_context_of_the_host() -> None:
         (Usage(input=-5, output=-7), Usage()),
         (Usage(input=10, cached=-3), Usage(input=10)),
         (Usage(input=10, output=10, audio_output=99), Usage(input=10, output=10, audio_output=10)),
-        (Usage(input=10, cached=10, audio=4), Usage(input=10, cached=6, audio=4)),  # the cached audio was not reported: the dear kind counts
+        # the cached audio was not reported: the dear kind counts
+        (Usage(input=10, cached=10, audio=4), Usage(input=10, cached=6, audio=4)),
         (Usage(input=10, cached_audio=8), Usage(input=10)),
         (Usage(input=3, cached=5, audio=5, cached_audio=5), Usage(input=3, cached=3, audio=3, cached_audio=3)),
         (Usage(input=10, cache_write=99, cached=99), Usage(input=10, cache_write=10)),
@@ -116,13 +119,22 @@ def test_what_a_price_leaves_out_falls_back_to_the_dearest_it_can_mean() -> None
     full = Usage(input=60, output=10, cached=20, cache_write=10, audio=15, cached_audio=5, audio_output=4)
     assert bare.cost(full) == bare.cost(Usage(input=60, output=10))
     discounted = of(Price(input=2, output=8, cached=1))
-    assert discounted.cost(Usage(input=9, cached=9, audio=9, cached_audio=9)) == 9_000  # audio has no price of its own: it is text
+    # audio has no price of its own: it is text
+    assert discounted.cost(Usage(input=9, cached=9, audio=9, cached_audio=9)) == 9_000
     dear_audio = of(Price(input=2, output=8, cached=1, audio=6))
-    assert dear_audio.cost(Usage(input=9, cached=9, audio=9, cached_audio=9)) == 54_000  # the discount on text says nothing about audio
+    # the discount on text says nothing about audio
+    assert dear_audio.cost(Usage(input=9, cached=9, audio=9, cached_audio=9)) == 54_000
 
 
 def test_a_tier_prices_the_whole_call() -> None:
-    tiered = of(Price(input=1, output=2, cached="0.1", tiers=(Tier(above=1000, input=10, output=20), Tier(above=100, input=5, output=6))))
+    tiered = of(
+        Price(
+            input=1,
+            output=2,
+            cached="0.1",
+            tiers=(Tier(above=1000, input=10, output=20), Tier(above=100, input=5, output=6)),
+        )
+    )
     assert tiered.cost(Usage(input=100, output=1)) == 102_000
     assert tiered.cost(Usage(input=101, output=1)) == 511_000
     assert tiered.cost(Usage(input=1000, output=1)) == 5_006_000
@@ -210,7 +222,9 @@ def test_affordable_output_is_exact(price: Rates, tokens_in: int, audio: int, mo
 
 
 @given(any_rates(), tokens, tokens, tokens, tokens, tokens, tokens)
-def test_worst_case_grows_with_every_count(price: Rates, a: int, b: int, c: int, more_a: int, more_b: int, more_c: int) -> None:
+def test_worst_case_grows_with_every_count(
+    price: Rates, a: int, b: int, c: int, more_a: int, more_b: int, more_c: int
+) -> None:
     assert price.worst(a, b, c) <= price.worst(a + more_a, b + more_b, c + more_c)
 
 
@@ -235,7 +249,13 @@ def test_a_dearer_kind_of_token_never_makes_a_call_cheaper(price: Rates, usage: 
 
 # ---- against genai-prices -------------------------------------------------------------------------------------------
 
-_NOT_TOLD_APART = ("input_image_tokens", "input_video_tokens", "cache_image_read_tokens", "output_image_tokens", "output_video_tokens")
+_NOT_TOLD_APART = (
+    "input_image_tokens",
+    "input_video_tokens",
+    "cache_image_read_tokens",
+    "output_image_tokens",
+    "output_video_tokens",
+)
 _OUTSIDE = {"google": "gemini/", "anthropic": "anthropic/", "openai": "openai/"}
 
 
@@ -265,8 +285,8 @@ def their_usage(usage: Usage) -> genai_prices.Usage:
 
 @pytest.mark.parametrize("provider", ["google", "anthropic", "openai"])
 def test_equal_to_genai_prices_for_every_model_of_the_big_three(provider: str) -> None:
-    """Every model in the data, 100 calls each: equal to the nano-USD where tokens are all that counts; where pictures or video have
-    prices of their own, which nobody counts apart, never less."""
+    """Every model in the data, 100 calls each: equal to the nano-USD where tokens are all that counts; where
+    pictures or video have prices of their own, which nobody counts apart, never less."""
     when, book, chance = datetime.fromtimestamp(AT, UTC), Pricing(), random.Random(provider)
     seller = next(p for p in get_snapshot().providers if p.id == provider)
     exact, bounds, without = set(), set(), set()
@@ -279,11 +299,21 @@ def test_equal_to_genai_prices_for_every_model_of_the_big_three(provider: str) -
         listed = info.get_prices(when)
         for _ in range(100):
             usage = a_usage(chance, writes=listed.input_audio_mtok is None, output=listed.output_mtok is not None)
-            theirs = math.ceil(info.calc_price(their_usage(usage), seller, genai_request_timestamp=when).total_price * NANO)
+            theirs = math.ceil(
+                info.calc_price(their_usage(usage), seller, genai_request_timestamp=when).total_price * NANO
+            )
             assert found.cost(usage) >= theirs if found.estimated else found.cost(usage) == theirs, (info.id, usage)
     assert len(exact) > 20
-    assert not [model for model in bounds if not any(word in model for word in ("image", "live", "omni", "banana", "embedding", "realtime"))]
-    assert not [model for model in without if model.startswith(("gemini", "claude", "gpt-4", "gpt-5", "gpt-6", "o1", "o3", "o4"))]
+    assert not [
+        model
+        for model in bounds
+        if not any(word in model for word in ("image", "live", "omni", "banana", "embedding", "realtime"))
+    ]
+    assert not [
+        model
+        for model in without
+        if model.startswith(("gemini", "claude", "gpt-4", "gpt-5", "gpt-6", "o1", "o3", "o4"))
+    ]
 
 
 def test_every_id_and_alias_of_the_big_three_finds_its_own_entry() -> None:
@@ -291,7 +321,13 @@ def test_every_id_and_alias_of_the_big_three_finds_its_own_entry() -> None:
 
     def aliases(clause: Any) -> list[str]:
         inner = getattr(clause, "or_", None) or getattr(clause, "and_", None)
-        return [name for part in inner for name in aliases(part)] if inner else [clause.equals] if hasattr(clause, "equals") else []
+        return (
+            [name for part in inner for name in aliases(part)]
+            if inner
+            else [clause.equals]
+            if hasattr(clause, "equals")
+            else []
+        )
 
     snapshot = get_snapshot()
     for seller in (p for p in snapshot.providers if p.id in _OUTSIDE):
@@ -373,14 +409,16 @@ def test_normalise(given_id: str, expected: str) -> None:
         ("projects/p/locations/l/publishers/anthropic/models/claude-opus-4-1@20250805", "15", "75"),
         ("vertex_ai/claude-opus-4@20250514", "15", "75"),
         ("openrouter/anthropic/claude-sonnet-4.5", "3", "15"),
-        ("bedrock/us.anthropic.claude-sonnet-4-5-20250929-v1:0", "3.3", "16.5"),  # a region of Bedrock is dearer than global
+        # a region of Bedrock is dearer than global
+        ("bedrock/us.anthropic.claude-sonnet-4-5-20250929-v1:0", "3.3", "16.5"),
         ("bedrock/global.anthropic.claude-sonnet-4-5-20250929-v1:0", "3", "15"),
         ("gpt-5.5-2026-04-23", "5", "30"),
         ("gpt-5.5-2026-09-01", "5", "30"),  # a dated release that the list does not have yet
         ("gpt-4o-20240806", "2.5", "10"),
         ("gpt-4o-2024-05-13", "5", "15"),  # an old release with a price of its own
         ("azure/gpt-4o", "2.5", "10"),
-        ("azure/o4-mini-deep-research", "2", "8"),  # Azure's list says "contains o4-mini"; the maker's list has the real one
+        # Azure's list says "contains o4-mini"; the maker's list has the real one
+        ("azure/o4-mini-deep-research", "2", "8"),
         ("ft:gpt-4o-mini-2024-07-18:acme::abc", "0.3", "1.2"),
     ],
 )
@@ -423,7 +461,8 @@ def test_a_similar_name_is_not_the_same_model(model: str) -> None:
 
 def test_the_image_model_is_not_priced_as_its_text_sibling() -> None:
     image = rates("gemini-2.5-flash-image-preview")
-    assert usd(image.cost(Usage(output=1 * MTOK))) == 30  # the picture rate for all output, since pictures are not counted apart
+    # the picture rate for all output, since pictures are not counted apart
+    assert usd(image.cost(Usage(output=1 * MTOK))) == 30
     assert image.estimated
 
 
@@ -438,7 +477,13 @@ def test_a_free_model_is_free_only_when_its_id_says_so() -> None:
 
 
 @pytest.mark.parametrize(
-    "model", ["projects/p/locations/us/endpoints/123", "vertex_ai/endpoints/123", "tunedModels/mine-x1", "projects/p/locations/us/models/55"]
+    "model",
+    [
+        "projects/p/locations/us/endpoints/123",
+        "vertex_ai/endpoints/123",
+        "tunedModels/mine-x1",
+        "projects/p/locations/us/models/55",
+    ],
 )
 def test_a_tuned_model_says_so(model: str) -> None:
     assert "tuned" in unpriced(model).reason
@@ -454,7 +499,24 @@ def test_unpriced_reads_as_a_sentence() -> None:
     assert str(Unpriced("m", "nobody knows it")) == "model 'm' has no price: nobody knows it"
 
 
-@pytest.mark.parametrize("model", ["", "   ", "x" * 10_000, "\x00", "🦜" * 300, "/", "//", "a/" * 200, "@", "@default", "..", "[", "gemini-2.5-flash\n-evil"])
+@pytest.mark.parametrize(
+    "model",
+    [
+        "",
+        "   ",
+        "x" * 10_000,
+        "\x00",
+        "🦜" * 300,
+        "/",
+        "//",
+        "a/" * 200,
+        "@",
+        "@default",
+        "..",
+        "[",
+        "gemini-2.5-flash\n-evil",
+    ],
+)
 def test_no_name_can_hurt(model: str) -> None:
     book = Pricing({"[ab]*": Price(input=1, output=1)})
     assert len(str(book.rates(model, AT))) < 1000
@@ -486,7 +548,15 @@ def test_the_users_price_wins_exact_then_normalised_then_glob() -> None:
 
 
 def test_dated_prices() -> None:
-    book = Pricing({"m": [Price(input=2, output=2, since=date(2026, 11, 15)), Price(input=1, output=1), Price(input=3, output=3, since="2027-01-01")]})
+    book = Pricing(
+        {
+            "m": [
+                Price(input=2, output=2, since=date(2026, 11, 15)),
+                Price(input=1, output=1),
+                Price(input=3, output=3, since="2027-01-01"),
+            ]
+        }
+    )
     last_second = datetime(2026, 11, 14, 23, 59, 59, tzinfo=UTC).timestamp()
     assert usd(rates("m", book, last_second).cost(Usage(input=1 * MTOK))) == 1
     assert usd(rates("m", book, last_second + 1).cost(Usage(input=1 * MTOK))) == 2
@@ -494,12 +564,20 @@ def test_dated_prices() -> None:
 
 
 def test_until_a_future_price_begins_the_list_applies() -> None:
-    book = Pricing({"gemini-2.5-flash": Price(input=9, output=9, since=date(2027, 1, 1)), "new": Price(input=9, output=9, since=date(2027, 1, 1))})
+    book = Pricing(
+        {
+            "gemini-2.5-flash": Price(input=9, output=9, since=date(2027, 1, 1)),
+            "new": Price(input=9, output=9, since=date(2027, 1, 1)),
+        }
+    )
     assert per_mtok("gemini-2.5-flash", book)[0] == Decimal("0.3")
     unpriced("new", book)
 
 
-@pytest.mark.parametrize("several", [[], [Price(input=1, output=1), Price(input=2, output=2)], [Price(input=1, output=1, since=date(2026, 1, 1))] * 2])
+@pytest.mark.parametrize(
+    "several",
+    [[], [Price(input=1, output=1), Price(input=2, output=2)], [Price(input=1, output=1, since=date(2026, 1, 1))] * 2],
+)
 def test_dated_prices_that_cannot_be_meant(several: list[Price]) -> None:
     with pytest.raises(PolicyError, match=r"prices\.m: "):
         Pricing({"m": several})
@@ -519,7 +597,26 @@ def test_prices_are_taken_as_written(value: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    "value", [-1, "-0.1", float("nan"), "nan", Decimal("sNaN"), float("inf"), "-inf", True, False, "cheap", "", "1,5", None, [1], 1e30, 1_000_000, "1e-40"]
+    "value",
+    [
+        -1,
+        "-0.1",
+        float("nan"),
+        "nan",
+        Decimal("sNaN"),
+        float("inf"),
+        "-inf",
+        True,
+        False,
+        "cheap",
+        "",
+        "1,5",
+        None,
+        [1],
+        1e30,
+        1_000_000,
+        "1e-40",
+    ],
 )
 def test_a_price_that_cannot_be_meant_is_refused(value: Any) -> None:
     for keywords in ({"input": value, "output": 1}, {"input": 1, "output": value}):
@@ -549,7 +646,9 @@ def test_a_price_of_the_wrong_shape_is_refused(keywords: dict[str, Any]) -> None
 
 
 def test_prices_are_frozen_and_come_from_plain_data() -> None:
-    price = Price.model_validate({"input": 1, "output": 2.5, "tiers": [{"above": 200_000, "input": "2", "output": 5}], "since": "2026-11-01"})
+    price = Price.model_validate(
+        {"input": 1, "output": 2.5, "tiers": [{"above": 200_000, "input": "2", "output": 5}], "since": "2026-11-01"}
+    )
     assert price.tiers[0].input == 2
     assert price.since == date(2026, 11, 1)
     with pytest.raises(ValidationError):
@@ -605,7 +704,13 @@ def test_a_variant_has_no_limits_of_its_sibling() -> None:
         "claude-opus-4-10",
     ):
         assert limits_of(variant) == (None, None), variant
-    for release in ("gemini-2.5-flash-001", "gemini-2.5-flash-preview-09-2025", "gpt-5-2025-08-07", "claude-opus-4-20250514", "o3-2025-04-16"):
+    for release in (
+        "gemini-2.5-flash-001",
+        "gemini-2.5-flash-preview-09-2025",
+        "gpt-5-2025-08-07",
+        "claude-opus-4-20250514",
+        "o3-2025-04-16",
+    ):
         assert limits_of(release) != (None, None), release
 
 

@@ -1,4 +1,6 @@
-"""What providers really send, through their own libraries' types and as plain JSON; and nothing that is handed in can raise."""
+"""What providers really send, through their own libraries' types and as plain JSON; and nothing that is handed in can
+raise.
+"""
 
 import copy
 import json
@@ -83,14 +85,18 @@ def gemini_type() -> Any:
 def test_gemini_in_every_form():
     for form in forms(GEMINI, gemini_type()):
         reading = read(form)
-        assert reading == Reading(GEMINI_USAGE, "gemini-2.5-flash", (("search", {"q": "invoice"}),), "Let me look. One moment.")
+        assert reading == Reading(
+            GEMINI_USAGE, "gemini-2.5-flash", (("search", {"q": "invoice"}),), "Let me look. One moment."
+        )
 
 
 @pytest.mark.parametrize(
     ("counts", "output"),
     [
-        ({"promptTokenCount": 10, "candidatesTokenCount": 50, "thoughtsTokenCount": 20, "totalTokenCount": 60}, 50),  # thoughts within candidates
-        ({"promptTokenCount": 10, "candidatesTokenCount": 50, "thoughtsTokenCount": 20, "totalTokenCount": 80}, 70),  # beside them
+        # thoughts within candidates
+        ({"promptTokenCount": 10, "candidatesTokenCount": 50, "thoughtsTokenCount": 20, "totalTokenCount": 60}, 50),
+        # beside them
+        ({"promptTokenCount": 10, "candidatesTokenCount": 50, "thoughtsTokenCount": 20, "totalTokenCount": 80}, 70),
         ({"promptTokenCount": 10, "candidatesTokenCount": 50, "thoughtsTokenCount": 20}, 70),
         ({"promptTokenCount": 10, "totalTokenCount": 10}, 0),
         ({"promptTokenCount": 10, "responseTokenCount": 5}, 5),  # live
@@ -107,7 +113,11 @@ def test_adk_response_is_read_like_the_one_it_was_made_of():
     response = module.LlmResponse.create(gemini_type().model_validate(GEMINI))
     reading = read(response)
     assert reading.usage == GEMINI_USAGE
-    assert (reading.model, reading.calls, reading.text) == ("gemini-2.5-flash", (("search", {"q": "invoice"}),), "Let me look. One moment.")
+    assert (reading.model, reading.calls, reading.text) == (
+        "gemini-2.5-flash",
+        (("search", {"q": "invoice"}),),
+        "Let me look. One moment.",
+    )
     assert read(response.model_dump()).usage == GEMINI_USAGE
 
 
@@ -123,7 +133,8 @@ GEMINI_CHUNKS = [
     gemini_chunk([{"text": "thinking", "thought": True}], {"promptTokenCount": 9, "totalTokenCount": 9}),
     gemini_chunk([{"text": "Hel"}], {"promptTokenCount": 9, "candidatesTokenCount": 1, "totalTokenCount": 10}),
     gemini_chunk(
-        [{"text": "lo"}, {"functionCall": {"name": "f", "args": {"a": 1}}}], {"promptTokenCount": 9, "candidatesTokenCount": 4, "totalTokenCount": 13}
+        [{"text": "lo"}, {"functionCall": {"name": "f", "args": {"a": 1}}}],
+        {"promptTokenCount": 9, "candidatesTokenCount": 4, "totalTokenCount": 13},
     ),
 ]
 
@@ -179,7 +190,12 @@ CHAT = {
         "completion_tokens": 20,
         "total_tokens": 120,
         "prompt_tokens_details": {"cached_tokens": 40, "audio_tokens": 6, "cache_write_tokens": 5},
-        "completion_tokens_details": {"reasoning_tokens": 8, "audio_tokens": 2, "accepted_prediction_tokens": 0, "rejected_prediction_tokens": 0},
+        "completion_tokens_details": {
+            "reasoning_tokens": 8,
+            "audio_tokens": 2,
+            "accepted_prediction_tokens": 0,
+            "rejected_prediction_tokens": 0,
+        },
     },
 }
 CHAT_USAGE = Usage(input=100, output=20, cached=40, cache_write=5, audio=6, audio_output=2, thinking=8)
@@ -226,16 +242,31 @@ def test_custom_and_older_calls():
 
 def chat_chunk(delta: dict[str, Any] | None, *, index: int = 0, usage: dict[str, Any] | None = None) -> dict[str, Any]:
     choices = [] if delta is None else [{"index": index, "delta": delta, "finish_reason": None}]
-    return {"id": "c", "object": "chat.completion.chunk", "created": 1, "model": "gpt-4o", "choices": choices, "usage": usage}
+    return {
+        "id": "c",
+        "object": "chat.completion.chunk",
+        "created": 1,
+        "model": "gpt-4o",
+        "choices": choices,
+        "usage": usage,
+    }
 
 
 CHAT_CHUNKS = [
     chat_chunk({"role": "assistant", "content": ""}),
     chat_chunk({"content": "Loo"}),
     chat_chunk({"content": "king."}),
-    chat_chunk({"tool_calls": [{"index": 0, "id": "c1", "type": "function", "function": {"name": "search", "arguments": ""}}]}),
+    chat_chunk(
+        {"tool_calls": [{"index": 0, "id": "c1", "type": "function", "function": {"name": "search", "arguments": ""}}]}
+    ),
     chat_chunk({"tool_calls": [{"index": 0, "function": {"arguments": '{"q": '}}]}),
-    chat_chunk({"tool_calls": [{"index": 1, "id": "c2", "type": "function", "function": {"name": "fetch", "arguments": '{"u"'}}]}),
+    chat_chunk(
+        {
+            "tool_calls": [
+                {"index": 1, "id": "c2", "type": "function", "function": {"name": "fetch", "arguments": '{"u"'}}
+            ]
+        }
+    ),
     chat_chunk({"tool_calls": [{"index": 0, "function": {"arguments": '"x"}'}}]}),
     chat_chunk({"tool_calls": [{"index": 1, "function": {"arguments": ": 1}"}}]}),
     chat_chunk(None, usage={"prompt_tokens": 10, "completion_tokens": 5, "total_tokens": 15}),
@@ -246,7 +277,9 @@ CHAT_STREAMED = Reading(Usage(10, 5), "gpt-4o", (("search", {"q": "x"}), ("fetch
 @pytest.mark.parametrize("typed", [False, True])
 def test_chat_chunks_are_joined(typed):
     chat = pytest.importorskip("openai.types.chat")
-    stream = streamed(*([chat.ChatCompletionChunk.model_validate(chunk) for chunk in CHAT_CHUNKS] if typed else CHAT_CHUNKS))
+    stream = streamed(
+        *([chat.ChatCompletionChunk.model_validate(chunk) for chunk in CHAT_CHUNKS] if typed else CHAT_CHUNKS)
+    )
     assert stream.reading() == CHAT_STREAMED
     assert stream.chars == len("Looking." + "search" + '{"q": "x"}' + "fetch" + '{"u": 1}')
 
@@ -264,14 +297,20 @@ def test_cumulative_usage_in_every_chunk_is_not_summed():
 
 def test_calls_that_share_an_index_or_have_none_are_kept_apart():
     def whole(id_: str, name: str, **index: int) -> dict[str, Any]:
-        return chat_chunk({"tool_calls": [{**index, "id": id_, "type": "function", "function": {"name": name, "arguments": "{}"}}]})
+        return chat_chunk(
+            {"tool_calls": [{**index, "id": id_, "type": "function", "function": {"name": name, "arguments": "{}"}}]}
+        )
 
     assert streamed(whole("a", "f", index=0), whole("b", "g", index=0)).reading().calls == (("f", {}), ("g", {}))
     assert streamed(whole("a", "f"), whole("b", "g")).reading().calls == (("f", {}), ("g", {}))
 
 
 def test_other_choices_and_reasoning_are_paid_but_not_said():
-    stream = streamed(chat_chunk({"content": "one"}), chat_chunk({"content": "two"}, index=1), chat_chunk({"reasoning_content": "why"}))
+    stream = streamed(
+        chat_chunk({"content": "one"}),
+        chat_chunk({"content": "two"}, index=1),
+        chat_chunk({"reasoning_content": "why"}),
+    )
     assert stream.reading().text == "one"
     assert stream.chars == 9
 
@@ -294,9 +333,19 @@ RESPONSE: dict[str, Any] = {
             "id": "m",
             "role": "assistant",
             "status": "completed",
-            "content": [{"type": "output_text", "text": "Hi", "annotations": []}, {"type": "output_text", "text": "!", "annotations": []}],
+            "content": [
+                {"type": "output_text", "text": "Hi", "annotations": []},
+                {"type": "output_text", "text": "!", "annotations": []},
+            ],
         },
-        {"type": "function_call", "id": "fc", "call_id": "c1", "name": "search", "arguments": '{"q": "x"}', "status": "completed"},
+        {
+            "type": "function_call",
+            "id": "fc",
+            "call_id": "c1",
+            "name": "search",
+            "arguments": '{"q": "x"}',
+            "status": "completed",
+        },
         {"type": "custom_tool_call", "id": "ct", "call_id": "c2", "name": "sql", "input": "select 1"},
     ],
     "usage": {
@@ -307,7 +356,12 @@ RESPONSE: dict[str, Any] = {
         "total_tokens": 70,
     },
 }
-RESPONSE_READ = Reading(Usage(50, 20, cached=10, cache_write=4, thinking=8), "gpt-5-2025-08-07", (("search", {"q": "x"}), ("sql", "select 1")), "Hi!")
+RESPONSE_READ = Reading(
+    Usage(50, 20, cached=10, cache_write=4, thinking=8),
+    "gpt-5-2025-08-07",
+    (("search", {"q": "x"}), ("sql", "select 1")),
+    "Hi!",
+)
 
 
 def test_response_in_every_form():
@@ -326,7 +380,13 @@ def response_events() -> list[dict[str, Any]]:
         {"type": "response.output_text.delta", "sequence_number": 2, "delta": "Hi", **place},
         {"type": "response.output_text.delta", "sequence_number": 3, "delta": "!", **place},
         {"type": "response.output_text.done", "sequence_number": 4, "text": "Hi!", **place},
-        {"type": "response.function_call_arguments.delta", "sequence_number": 5, "delta": '{"q": "x"}', "item_id": "fc", "output_index": 1},
+        {
+            "type": "response.function_call_arguments.delta",
+            "sequence_number": 5,
+            "delta": '{"q": "x"}',
+            "item_id": "fc",
+            "output_index": 1,
+        },
         {"type": "response.output_item.done", "sequence_number": 6, "item": call, "output_index": 1},
         {"type": "response.completed", "sequence_number": 7, "response": RESPONSE},
     ]
@@ -391,22 +451,43 @@ def message_events() -> list[dict[str, Any]]:
         **MESSAGE,
         "content": [],
         "stop_reason": None,
-        "usage": {"input_tokens": 10, "cache_creation_input_tokens": 300, "cache_read_input_tokens": 4000, "output_tokens": 1},
+        "usage": {
+            "input_tokens": 10,
+            "cache_creation_input_tokens": 300,
+            "cache_read_input_tokens": 4000,
+            "output_tokens": 1,
+        },
     }
     return [
         {"type": "message_start", "message": start},
-        {"type": "content_block_start", "index": 0, "content_block": {"type": "thinking", "thinking": "", "signature": ""}},
+        {
+            "type": "content_block_start",
+            "index": 0,
+            "content_block": {"type": "thinking", "thinking": "", "signature": ""},
+        },
         {"type": "content_block_delta", "index": 0, "delta": {"type": "thinking_delta", "thinking": "secret"}},
         {"type": "content_block_stop", "index": 0},
         {"type": "content_block_start", "index": 1, "content_block": {"type": "text", "text": ""}},
         {"type": "content_block_delta", "index": 1, "delta": {"type": "text_delta", "text": "Hel"}},
         {"type": "content_block_delta", "index": 1, "delta": {"type": "text_delta", "text": "lo"}},
-        {"type": "content_block_start", "index": 2, "content_block": {"type": "tool_use", "id": "t1", "name": "search", "input": {}}},
+        {
+            "type": "content_block_start",
+            "index": 2,
+            "content_block": {"type": "tool_use", "id": "t1", "name": "search", "input": {}},
+        },
         {"type": "content_block_delta", "index": 2, "delta": {"type": "input_json_delta", "partial_json": '{"q":'}},
         {"type": "content_block_delta", "index": 2, "delta": {"type": "input_json_delta", "partial_json": ' "x"}'}},
         {"type": "content_block_stop", "index": 2},
-        {"type": "message_delta", "delta": {"stop_reason": "tool_use", "stop_sequence": None}, "usage": {"output_tokens": 20}},
-        {"type": "message_delta", "delta": {"stop_reason": "tool_use", "stop_sequence": None}, "usage": {"input_tokens": 0, "output_tokens": 50}},
+        {
+            "type": "message_delta",
+            "delta": {"stop_reason": "tool_use", "stop_sequence": None},
+            "usage": {"output_tokens": 20},
+        },
+        {
+            "type": "message_delta",
+            "delta": {"stop_reason": "tool_use", "stop_sequence": None},
+            "usage": {"input_tokens": 0, "output_tokens": 50},
+        },
         {"type": "message_stop"},
     ]
 
@@ -452,7 +533,13 @@ def test_litellm_response_with_its_cost():
 
 def test_litellm_passes_on_what_anthropic_cached_within_the_prompt():
     utils = pytest.importorskip("litellm.types.utils")
-    usage = utils.Usage(prompt_tokens=4310, completion_tokens=50, total_tokens=4360, cache_read_input_tokens=4000, cache_creation_input_tokens=300)
+    usage = utils.Usage(
+        prompt_tokens=4310,
+        completion_tokens=50,
+        total_tokens=4360,
+        cache_read_input_tokens=4000,
+        cache_creation_input_tokens=300,
+    )
     response = utils.ModelResponse(model="claude-sonnet-4-5", usage=usage)
     assert read(response).usage == Usage(4310, 50, cached=4000, cache_write=300)
 
@@ -469,7 +556,9 @@ def test_litellm_chunks_are_joined():
     utils = pytest.importorskip("litellm.types.utils")
     stream = StreamReading()
     for chunk in CHAT_CHUNKS:
-        made = utils.ModelResponseStream(**{key: value for key, value in copy.deepcopy(chunk).items() if value is not None})
+        made = utils.ModelResponseStream(
+            **{key: value for key, value in copy.deepcopy(chunk).items() if value is not None}
+        )
         stream.feed(made)
     assert stream.reading() == CHAT_STREAMED
 
@@ -479,7 +568,13 @@ def test_litellm_chunks_are_joined():
 
 def test_a_gateway_states_what_it_charged():
     assert read({"usage": {"prompt_tokens": 1, "completion_tokens": 1, "cost": 0.25}}).usd == Decimal("0.25")
-    own_key = {"prompt_tokens": 1, "completion_tokens": 1, "cost": 0.01, "is_byok": True, "cost_details": {"upstream_inference_cost": 0.2}}
+    own_key = {
+        "prompt_tokens": 1,
+        "completion_tokens": 1,
+        "cost": 0.01,
+        "is_byok": True,
+        "cost_details": {"upstream_inference_cost": 0.2},
+    }
     assert read({"usage": own_key}).usd == Decimal("0.21")
     assert read({"usage": {**own_key, "cost_details": {}}}).usd is None  # a fee without the bill is no cost
     assert read({"usage": {"prompt_tokens": 1, "cost": {"total_cost": 0.5}}}).usd == Decimal("0.5")
@@ -537,7 +632,10 @@ def test_the_callers_word_goes_before_the_response():
     assert read({"sig": "s", "response": CHAT}).usage == CHAT_USAGE
 
 
-@pytest.mark.parametrize("usd", [float("nan"), float("inf"), -0.01, 10**400, Decimal("NaN"), Decimal("sNaN"), Decimal(-1), "much", True, 1e300])
+@pytest.mark.parametrize(
+    "usd",
+    [float("nan"), float("inf"), -0.01, 10**400, Decimal("NaN"), Decimal("sNaN"), Decimal(-1), "much", True, 1e300],
+)
 def test_an_amount_that_cannot_be_meant_is_not_told_and_that_is_said(usd):
     reading = read({"usd": usd, "sig": "s"})
     assert reading.usd is None
@@ -564,7 +662,14 @@ def test_a_broken_count_makes_the_usage_untold(count):
     assert reading.problems == ("prompt_tokens: not a count of tokens",)
 
 
-@pytest.mark.parametrize("names", [("prompt_tokens", "completion_tokens"), ("input_tokens", "output_tokens"), ("promptTokenCount", "totalTokenCount")])
+@pytest.mark.parametrize(
+    "names",
+    [
+        ("prompt_tokens", "completion_tokens"),
+        ("input_tokens", "output_tokens"),
+        ("promptTokenCount", "totalTokenCount"),
+    ],
+)
 def test_zeros_alone_are_not_told(names):
     reading = read({"usage": dict.fromkeys(names, 0)})
     assert reading.usage is None
@@ -572,7 +677,9 @@ def test_zeros_alone_are_not_told(names):
 
 
 def test_a_broken_detail_leaves_the_rest():
-    reading = read({"usage": {"prompt_tokens": 5, "completion_tokens": 5, "prompt_tokens_details": {"cached_tokens": -1}}})
+    reading = read(
+        {"usage": {"prompt_tokens": 5, "completion_tokens": 5, "prompt_tokens_details": {"cached_tokens": -1}}}
+    )
     assert reading.usage == Usage(5, 5)
     assert reading.problems == ("cached_tokens: not a count of tokens",)
 
@@ -636,13 +743,17 @@ def test_a_stream_keeps_its_bounds_and_counts_on():
     assert len(stream.reading().text) == TEXT_CHARS
     assert stream.chars == 50_000
     for n in range(1_000):
-        stream.feed(chat_chunk({"tool_calls": [{"index": n, "id": str(n), "function": {"name": "f", "arguments": "{}"}}]}))
+        stream.feed(
+            chat_chunk({"tool_calls": [{"index": n, "id": str(n), "function": {"name": "f", "arguments": "{}"}}]})
+        )
     assert len(stream.reading().calls) == MAX_CALLS
 
 
 def test_arguments_that_no_parser_takes_stay_text():
     for text in ("[" * 100_000, "9" * 10_000):
-        assert read({"choices": [{"message": {"tool_calls": [{"function": {"name": "f", "arguments": text}}]}}]}).calls == (("f", text),)
+        assert read(
+            {"choices": [{"message": {"tool_calls": [{"function": {"name": "f", "arguments": text}}]}}]}
+        ).calls == (("f", text),)
 
 
 def test_classes_made_on_the_fly_are_not_kept():
@@ -680,13 +791,17 @@ class HostileList(list[Any]):
 
 
 NAMES = (
-    "usage usage_metadata usageMetadata usd sig tokens response result results choices message delta content parts text tool_calls function name "
-    "arguments candidates output type index item model prompt_tokens completion_tokens input_tokens output_tokens promptTokenCount total_tokens "
-    "iterations prompt_tokens_details promptTokensDetails modality tokenCount functionCall args input partial chunk content_block cost data "
+    "usage usage_metadata usageMetadata usd sig tokens response result results choices message delta content "
+    "parts text tool_calls function name "
+    "arguments candidates output type index item model prompt_tokens completion_tokens input_tokens "
+    "output_tokens promptTokenCount total_tokens "
+    "iterations prompt_tokens_details promptTokensDetails modality tokenCount functionCall args input partial "
+    "chunk content_block cost data "
     "mime_type messages contents config tools max_tokens n _hidden_params response_cost"
 )
 KINDS = (
-    "message_start message_delta content_block_start content_block_delta text_delta tool_use input_json_delta response.completed "
+    "message_start message_delta content_block_start content_block_delta text_delta tool_use input_json_delta "
+    "response.completed "
     "response.output_item.done response.output_text.delta function_call message text chunk image_url file"
 )
 names, kinds = st.sampled_from(NAMES.split()), st.sampled_from(KINDS.split())
@@ -735,7 +850,16 @@ def test_whatever_is_handed_in_is_read_without_a_word(values):
 def check(reading: Reading) -> None:
     usage = reading.usage
     if usage is not None:
-        counts = (usage.input, usage.output, usage.cached, usage.cache_write, usage.audio, usage.cached_audio, usage.audio_output, usage.thinking)
+        counts = (
+            usage.input,
+            usage.output,
+            usage.cached,
+            usage.cache_write,
+            usage.audio,
+            usage.cached_audio,
+            usage.audio_output,
+            usage.thinking,
+        )
         assert all(type(count) is int and count >= 0 for count in counts)
         assert usage.input or usage.output
     assert type(reading.model) is str
@@ -768,7 +892,10 @@ def test_a_hostile_chunk_does_not_end_the_reading():
 
 # ---- requests -------------------------------------------------------------------------------------------------------
 
-MESSAGES = [{"role": "system", "content": "You are helpful."}, {"role": "user", "content": "What is the weather in Rome today?"}]
+MESSAGES = [
+    {"role": "system", "content": "You are helpful."},
+    {"role": "user", "content": "What is the weather in Rome today?"},
+]
 SAID = sum(len(message["content"]) for message in MESSAGES)
 
 
@@ -784,7 +911,12 @@ SAID = sum(len(message["content"]) for message in MESSAGES)
         ((MESSAGES[0]["content"], MESSAGES[1]["content"]), {}),
         ((), {"contents": [MESSAGES[1]["content"]], "config": {"system_instruction": MESSAGES[0]["content"]}}),
         (
-            ({"contents": [{"parts": [{"text": MESSAGES[1]["content"]}]}], "systemInstruction": {"parts": [{"text": MESSAGES[0]["content"]}]}},),
+            (
+                {
+                    "contents": [{"parts": [{"text": MESSAGES[1]["content"]}]}],
+                    "systemInstruction": {"parts": [{"text": MESSAGES[0]["content"]}]},
+                },
+            ),
             {},
         ),
     ],
@@ -796,7 +928,14 @@ def test_a_prompt_is_found_wherever_it_stands_and_reckoned_high(args, kwargs):
 
 
 @pytest.mark.parametrize(
-    ("args", "kwargs"), [((), {}), ((5, None, 2.5), {"timeout": 5}), (([1, 2],), {}), ((Mock(),), {"messages": Mock()}), ((object(),), {"messages": []})]
+    ("args", "kwargs"),
+    [
+        ((), {}),
+        ((5, None, 2.5), {"timeout": 5}),
+        (([1, 2],), {}),
+        ((Mock(),), {"messages": Mock()}),
+        ((object(),), {"messages": []}),
+    ],
 )
 def test_without_a_prompt_nothing_is_reckoned(args, kwargs):
     assert read_request(args, kwargs) == Request()
@@ -839,7 +978,9 @@ def test_every_candidate_may_reach_the_limit(kwargs, limit, candidates):
     assert (asked.max_output_tokens, asked.candidates) == (limit, candidates)
 
 
-@pytest.mark.parametrize("kwargs", [{"previous_response_id": "r"}, {"conversation": "c"}, {"config": {"cached_content": "cachedContents/1"}}])
+@pytest.mark.parametrize(
+    "kwargs", [{"previous_response_id": "r"}, {"conversation": "c"}, {"config": {"cached_content": "cachedContents/1"}}]
+)
 def test_what_the_provider_keeps_is_not_seen(kwargs):
     assert read_request((), {"input": "x", **kwargs}).unseen
     assert not read_request((), {"input": "x", **dict.fromkeys(kwargs)}).unseen
@@ -847,22 +988,46 @@ def test_what_the_provider_keeps_is_not_seen(kwargs):
 
 def test_types_of_genai_are_measured_as_their_json():
     types = pytest.importorskip("google.genai.types")
-    body: dict[str, Any] = {"role": "user", "parts": [{"text": "What is the weather?"}, {"functionResponse": {"name": "f", "response": {"result": "rain"}}}]}
+    body: dict[str, Any] = {
+        "role": "user",
+        "parts": [
+            {"text": "What is the weather?"},
+            {"functionResponse": {"name": "f", "response": {"result": "rain"}}},
+        ],
+    }
     tool = {
         "functionDeclarations": [
-            {"name": "weather", "description": "Tells the weather.", "parameters": {"type": "OBJECT", "properties": {"city": {"type": "STRING"}}}}
+            {
+                "name": "weather",
+                "description": "Tells the weather.",
+                "parameters": {"type": "OBJECT", "properties": {"city": {"type": "STRING"}}},
+            }
         ]
     }
-    config = types.GenerateContentConfig(max_output_tokens=50, candidate_count=2, system_instruction="Be brief.", tools=[tool])
-    typed = read_request((), {"model": "gemini-2.5-flash", "contents": [types.Content.model_validate(body)], "config": config})
-    plain = read_request((), {"model": "gemini-2.5-flash", "contents": [body], "config": {"system_instruction": "Be brief.", "tools": [tool]}})
+    config = types.GenerateContentConfig(
+        max_output_tokens=50, candidate_count=2, system_instruction="Be brief.", tools=[tool]
+    )
+    typed = read_request(
+        (), {"model": "gemini-2.5-flash", "contents": [types.Content.model_validate(body)], "config": config}
+    )
+    plain = read_request(
+        (),
+        {
+            "model": "gemini-2.5-flash",
+            "contents": [body],
+            "config": {"system_instruction": "Be brief.", "tools": [tool]},
+        },
+    )
     assert typed.max_output_tokens == 100
     assert typed.input_tokens is not None
     assert plain.input_tokens is not None
     assert abs(typed.input_tokens - plain.input_tokens) <= 12
     without = read_request((), {"contents": [body]}).input_tokens
     assert without is not None
-    assert plain.input_tokens - without >= len("Be brief." + "weather" + "Tells the weather." + "OBJECT" + "city" + "STRING") // 3
+    assert (
+        plain.input_tokens - without
+        >= len("Be brief." + "weather" + "Tells the weather." + "OBJECT" + "city" + "STRING") // 3
+    )
 
 
 def test_a_request_of_adk_is_at_least_what_adk_would_be_reserved():
@@ -871,7 +1036,9 @@ def test_a_request_of_adk_is_at_least_what_adk_would_be_reserved():
     estimate = pytest.importorskip("runguard.adk.estimate")
     contents = [types.Content(role="user", parts=[types.Part(text="Wie wird das Wetter in Köln? " * 20)])] * 5
     request = module.LlmRequest(
-        model="gemini-2.5-flash", contents=contents, config=types.GenerateContentConfig(max_output_tokens=9, system_instruction="Be brief.")
+        model="gemini-2.5-flash",
+        contents=contents,
+        config=types.GenerateContentConfig(max_output_tokens=9, system_instruction="Be brief."),
     )
     asked = read_request((request,), {})
     reserved = estimate.project(request, None).upper
@@ -885,7 +1052,11 @@ def test_messages_of_the_libraries_can_be_sent_back():
     message = chat.ChatCompletion.model_validate(CHAT).choices[0].message
     tokens = read_request((), {"messages": [*MESSAGES, message]}).input_tokens
     assert tokens is not None
-    assert tokens > (read_request((), {"messages": MESSAGES}).input_tokens or 0) + len('Looking.{"q": "x", "n": 3}searchbroken') // 3
+    assert (
+        tokens
+        > (read_request((), {"messages": MESSAGES}).input_tokens or 0)
+        + len('Looking.{"q": "x", "n": 3}searchbroken') // 3
+    )
 
 
 PIXELS = "iVBORw0KGgo" * 50_000
@@ -978,12 +1149,19 @@ def test_no_code_of_an_argument_runs():
 
 
 def test_importing_it_loads_no_library_of_a_provider():
-    script = "import sys, runguard.providers; print([m for m in ('google', 'openai', 'anthropic', 'litellm', 'genai_prices') if m in sys.modules])"
-    assert subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout.strip() == "[]"
+    script = (
+        "import sys, runguard.providers; print([m for m in ('google', 'openai', 'anthropic', 'litellm', "
+        "'genai_prices') if m in sys.modules])"
+    )
+    assert (
+        subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout.strip()
+        == "[]"
+    )
     assert find_spec("google.genai") is not None  # else the line above says nothing
 
 
-# ---- several requests for one call --------------------------------------------------------------------------------------
+# ---- several requests for one call
+# --------------------------------------------------------------------------------------
 
 
 def look_up(q: str) -> str:
@@ -1027,7 +1205,11 @@ def test_rounds_that_a_prompt_ends_with_are_known():
     answered = {"role": "user", "parts": [{"function_response": {"name": "look_up"}}]}
     word = {"role": "user", "parts": [{"text": "go"}]}
     silent = {"tools": [look_up], "automatic_function_calling": {"ignore_call_history": True}}
-    for contents, rounds in (([word], 0), ([word, asked, answered], 1), ([word, asked, answered, word, asked, answered, asked, answered], 2)):
+    for contents, rounds in (
+        ([word], 0),
+        ([word, asked, answered], 1),
+        ([word, asked, answered, word, asked, answered, asked, answered], 2),
+    ):
         request = read_request((), {"contents": contents, "config": silent})
         assert (request.answered, request.untold) == (rounds, True)
 

@@ -1,4 +1,6 @@
-"""Settings that cannot be meant are rejected with one line that says what is accepted: as keywords, in a file and in calls."""
+"""Settings that cannot be meant are rejected with one line that says what is accepted: as keywords, in a file and in
+calls.
+"""
 
 from collections.abc import Callable
 from inspect import signature
@@ -26,9 +28,24 @@ def fault(**keywords: Any) -> str:
 @pytest.mark.parametrize(
     ("keywords", "line"),
     [
-        ({"max_usd": 10**30}, "max_usd = (a number of 30 digits): the largest accepted value is 1,000,000,000 dollars; leave it out for no limit"),
-        ({"max_usd": 10**5000}, "max_usd = (a number of 4983 digits): the largest accepted value is 1,000,000,000 dollars; leave it out for no limit"),
-        ({"max_usd": "1e30"}, "max_usd = '1e30': the largest accepted value is 1,000,000,000 dollars; leave it out for no limit"),
+        (
+            {"max_usd": 10**30},
+            (
+                "max_usd = (a number of 30 digits): the largest accepted value is 1,000,000,000 dollars; leave it "
+                "out for no limit"
+            ),
+        ),
+        (
+            {"max_usd": 10**5000},
+            (
+                "max_usd = (a number of 4983 digits): the largest accepted value is 1,000,000,000 dollars; leave "
+                "it out for no limit"
+            ),
+        ),
+        (
+            {"max_usd": "1e30"},
+            "max_usd = '1e30': the largest accepted value is 1,000,000,000 dollars; leave it out for no limit",
+        ),
         ({"max_usd": -5}, "max_usd = -5: must be greater than 0"),
         ({"max_usd": 0}, "max_usd = 0: must be greater than 0"),
         ({"mode": None}, "mode = None: input should be 'enforce', 'shadow' or 'off'"),
@@ -49,7 +66,10 @@ def test_keywords(keywords: dict[str, Any], line: str) -> None:
         ("max_seconds = 0.0001", "max_seconds = 0.0001: input should be greater than or equal to 0.001"),
         ("[[budgets]]\nusd = 5\nthresholds = [0.5, 0.8, 0.5]", "thresholds: 0.5 twice"),
         ("[[budgets]]\nusd = 5\nthresholds = [0.5, {percent = 0.5}]", "thresholds: 0.5 twice"),
-        ("[tools.slow]\nmax_seconds = 0.0001", "tools.slow.max_seconds = 0.0001: input should be greater than or equal to 0.001"),
+        (
+            "[tools.slow]\nmax_seconds = 0.0001",
+            "tools.slow.max_seconds = 0.0001: input should be greater than or equal to 0.001",
+        ),
     ],
 )
 def test_in_a_file(text: str, says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -70,10 +90,20 @@ def test_a_tool_declares_no_shorter_time_either() -> None:
 def test_equal_thresholds_are_rejected_and_those_that_differ_are_not() -> None:
     with pytest.raises(PolicyError, match=r"thresholds: 0\.9 twice"):
         Budget(usd=1, thresholds=[Threshold(0.9, action="stop"), Threshold(0.9, action="stop")])
-    assert len(Budget(usd=1, thresholds=[Threshold(0.9, print), Threshold(0.9, action="nudge"), Threshold(0.9, repr)]).thresholds) == 3
+    assert (
+        len(
+            Budget(
+                usd=1, thresholds=[Threshold(0.9, print), Threshold(0.9, action="nudge"), Threshold(0.9, repr)]
+            ).thresholds
+        )
+        == 3
+    )
 
 
-@pytest.mark.parametrize(("more", "says"), [({"usd": -5}, "usd = -5"), ({"tokens": -5}, "tokens = -5"), ({"calls": 0}, "calls = 0"), ({"usd": 0}, "usd = 0")])
+@pytest.mark.parametrize(
+    ("more", "says"),
+    [({"usd": -5}, "usd = -5"), ({"tokens": -5}, "tokens = -5"), ({"calls": 0}, "calls = 0"), ({"usd": 0}, "usd = 0")],
+)
 def test_an_extension_must_be_greater_than_0(more: dict[str, Any], says: str) -> None:
     call = guard(lambda: None, budget={"max_usd": 1, "max_tokens": 5, "max_calls": 5})
     with pytest.raises(PolicyError) as error:
@@ -107,7 +137,9 @@ def test_a_label_is_a_text(labels: Any) -> None:
         pass
 
 
-@pytest.mark.parametrize("value", [["a", "b"], ("a",), {"a": 1}, None, b"a", object()], ids=lambda value: type(value).__name__)
+@pytest.mark.parametrize(
+    "value", [["a", "b"], ("a",), {"a": 1}, None, b"a", object()], ids=lambda value: type(value).__name__
+)
 def test_a_label_of_a_runner_call_is_a_text(value: Any) -> None:
     from runguard.adk.labels import run_options
 
@@ -122,7 +154,10 @@ def test_a_label_of_a_runner_call_is_a_text(value: Any) -> None:
     [
         (lambda: ToolRule(poling=True), "ToolRule.poling: no such setting; did you mean 'polling'?"),
         (lambda: ToolRule(polling="yes"), "ToolRule.polling = 'yes': input should be a valid boolean"),
-        (lambda: ToolRule(exempt=True, paging=True), "ToolRule: exempt already takes the tool out of the rules that polling and paging tune; keep one of them"),
+        (
+            lambda: ToolRule(exempt=True, paging=True),
+            "ToolRule: exempt already takes the tool out of the rules that polling and paging tune; keep one of them",
+        ),
         (lambda: Budget(usdd=5), "Budget.usdd: no such setting; did you mean 'usd'?"),
         (lambda: Budget(5), "Budget takes no settings without a name; write Budget(usd=…)"),
         (lambda: Threshold(percnt=0.5), "Threshold.percnt: no such setting; did you mean 'percent'?"),
@@ -148,8 +183,14 @@ def test_parts_of_a_policy(make: Callable[[], Any], line: str) -> None:
         ({"rules": {"stall": {"stp": 3}}}, "rules.stall.stp: no such rung; did you mean 'stop'?"),
         ({"tools": {"look": {"poling": True}}}, "tools.look.poling: no such setting; did you mean 'polling'?"),
         ({"budgets": [{"usdd": 3}]}, "budgets.0: usdd: no such setting of a budget; did you mean 'usd'?"),
-        ({"budgets": [{"usd": 3, "thresholds": [{"percnt": 0.5}]}]}, "budgets.0: thresholds: Threshold.percnt: no such setting; did you mean 'percent'?"),
-        ({"alerts": [{"weebhook": "https://example.org"}]}, "alerts[0].weebhook: no such setting; did you mean 'webhook'?"),
+        (
+            {"budgets": [{"usd": 3, "thresholds": [{"percnt": 0.5}]}]},
+            "budgets.0: thresholds: Threshold.percnt: no such setting; did you mean 'percent'?",
+        ),
+        (
+            {"alerts": [{"weebhook": "https://example.org"}]},
+            "alerts[0].weebhook: no such setting; did you mean 'webhook'?",
+        ),
         ({"models": {"m": {"context": 3}}}, "models.m.context: no such setting; did you mean 'context_window'?"),
     ],
     ids=range(7),

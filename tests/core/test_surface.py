@@ -103,8 +103,13 @@ def test_the_package_is_typed():
 
 def modules_after(statement: str) -> set[str]:
     """The modules that ``statement`` loads in a fresh interpreter."""
-    script = f"import sys, json; before = set(sys.modules); exec({statement!r}); print(json.dumps(sorted(set(sys.modules) - before)))"
-    return set(json.loads(subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout))
+    script = (
+        f"import sys, json; before = set(sys.modules); exec({statement!r}); "
+        "print(json.dumps(sorted(set(sys.modules) - before)))"
+    )
+    return set(
+        json.loads(subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout)
+    )
 
 
 def third_party(modules: set[str]) -> set[str]:
@@ -118,7 +123,20 @@ def test_importing_the_package_loads_nothing_else_and_little_at_that():
     assert len(loaded) < 60
 
 
-@pytest.mark.parametrize("name", ["Trip", "trip", "Finding", "Budget", "Threshold", "BudgetMonitor", "BreakerState", "RunStoppedError", "LoopDetectedError"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "Trip",
+        "trip",
+        "Finding",
+        "Budget",
+        "Threshold",
+        "BudgetMonitor",
+        "BreakerState",
+        "RunStoppedError",
+        "LoopDetectedError",
+    ],
+)
 def test_names_of_the_pure_part_load_no_third_party_module(name):
     assert third_party(modules_after(f"import runguard; runguard.{name}")) == set()
 

@@ -1,4 +1,6 @@
-"""Telemetry through a real SDK: what is counted, what events say, how gauges follow the budgets; and that none of it reaches the caller."""
+"""Telemetry through a real SDK: what is counted, what events say, how gauges follow the budgets; and that none of it
+reaches the caller.
+"""
 
 import ast
 import gc
@@ -59,8 +61,15 @@ class Sdk:
         """Attributes and data points of one metric, as a reader collects them now."""
         self.wires.outbox.flush()
         data = self.reader.get_metrics_data()
-        metrics = [m for r in data.resource_metrics for s in r.scope_metrics for m in s.metrics] if data is not None else []
-        return [(dict(point.attributes), point) for metric in metrics if metric.name == name for point in metric.data.data_points]
+        metrics = (
+            [m for r in data.resource_metrics for s in r.scope_metrics for m in s.metrics] if data is not None else []
+        )
+        return [
+            (dict(point.attributes), point)
+            for metric in metrics
+            if metric.name == name
+            for point in metric.data.data_points
+        ]
 
     def gauges(self, kind: str, unit: str = "usd") -> dict[str, dict[str, float]]:
         """Per gauge the values of one kind of scope, by the scope's id."""
@@ -187,7 +196,16 @@ def test_without_a_span_the_log_event_is_there(drive, sdk):
 def test_a_budget_is_named_by_kind_and_never_by_whose_it_is(drive, sdk):
     d = drive()
     money = Money("user", "user:shop/user-canary", None, None)
-    finding = Finding("budget", Action.WARN, 4, 5, "usd", "run", detail="80% of the budget of user:shop/user-canary is spent", money=money)
+    finding = Finding(
+        "budget",
+        Action.WARN,
+        4,
+        5,
+        "usd",
+        "run",
+        detail="80% of the budget of user:shop/user-canary is spent",
+        money=money,
+    )
     with sdk.tracer.start_as_current_span("call"):
         report(Telemetry.of(d.guard), Decision(Action.WARN, finding))
     (event,) = sdk.events()
@@ -208,7 +226,11 @@ def test_a_stop_in_force_that_is_told_again_speaks_for_its_trip(drive, sdk):
     trip = next(decision.trip for decision in loop(d, Telemetry.of(d.guard)) if decision.trip is not None)
     report(Telemetry.of(d.guard), Decision(Action.STOP, None, trip))
     event = sdk.events()[-1]
-    assert (event["runguard.rule"], event["runguard.trip.id"], event["gen_ai.tool.name"]) == ("repetition", trip.id, "parse")
+    assert (event["runguard.rule"], event["runguard.trip.id"], event["gen_ai.tool.name"]) == (
+        "repetition",
+        trip.id,
+        "parse",
+    )
 
 
 def test_no_argument_result_or_user_is_in_any_event(drive, sdk):
@@ -258,7 +280,9 @@ async def test_budgets_of_users_sessions_runs_and_labels_are_summed_per_kind(dri
     d = drive(budgets=[Budget(tokens=100, usd=1, per=per) for per in kinds], prices=PRICES)
     told = Telemetry.of(d.guard)
     for number in range(3):
-        d.start(f"r{number}", app="shop", user=f"user {number}", session=f"s{number}", labels={"team": f"team {number}"})
+        d.start(
+            f"r{number}", app="shop", user=f"user {number}", session=f"s{number}", labels={"team": f"team {number}"}
+        )
         d.bill(10, 5, run=f"r{number}", model="model-1")
     for kind in ("user", "session", "run", "label", "user+model"):
         assert sdk.gauges(kind, "tokens") == {"limit": {"": 300}, "used": {"": 45}, "reserved": {"": 0}}, kind
@@ -287,7 +311,10 @@ def test_a_budget_without_a_window_says_so_and_one_that_is_over_is_gone(drive, s
     told = Telemetry.of(d.guard)
     d.start("r1", app="shop", user="ann", session="s1")
     d.bill(10, 5, run="r1")
-    assert {facts["runguard.window"]: point.value for facts, point in sdk.points("runguard.budget.limit")} == {"none": 100, "1m": 50}
+    assert {facts["runguard.window"]: point.value for facts, point in sdk.points("runguard.budget.limit")} == {
+        "none": 100,
+        "1m": 50,
+    }
     d.now += 120
     assert {facts["runguard.window"] for facts, _ in sdk.points("runguard.budget.limit")} == {"none"}
     assert told is not None
@@ -299,7 +326,11 @@ def test_guards_of_one_process_share_the_instruments(drive, sdk):
     for d in drivers:
         d.start("r1", app="shop", user="ann", session="s1")
         d.bill(10, 5, run="r1")
-    assert sdk.gauges("app", "tokens") == {"limit": {"app:shop": 200}, "used": {"app:shop": 30}, "reserved": {"app:shop": 0}}
+    assert sdk.gauges("app", "tokens") == {
+        "limit": {"app:shop": 200},
+        "used": {"app:shop": 30},
+        "reserved": {"app:shop": 0},
+    }
     assert len(told) == 2
 
 
@@ -311,7 +342,11 @@ def test_guards_with_the_same_store_do_not_count_its_accounts_twice(drive, sdk, 
         d.start(f"r{number}", app="shop", user="ann", session="s1")
         d.bill(10, 5, run=f"r{number}")
         assert d.guard.accounts.ledger.flush(10)
-    assert sdk.gauges("app", "tokens") == {"limit": {"app:shop": 100}, "used": {"app:shop": 30}, "reserved": {"app:shop": 0}}
+    assert sdk.gauges("app", "tokens") == {
+        "limit": {"app:shop": 100},
+        "used": {"app:shop": 30},
+        "reserved": {"app:shop": 0},
+    }
     assert len(told) == 2
 
 
@@ -346,7 +381,13 @@ def test_no_id_of_a_user_session_run_or_label_is_in_any_metric(drive, sdk):
     d.bill(10, 5, run=INFO.run, model="model-1")
     told.took(5e-6)
     data = sdk.reader.get_metrics_data()
-    attributes = [dict(p.attributes) for r in data.resource_metrics for s in r.scope_metrics for m in s.metrics for p in m.data.data_points]
+    attributes = [
+        dict(p.attributes)
+        for r in data.resource_metrics
+        for s in r.scope_metrics
+        for m in s.metrics
+        for p in m.data.data_points
+    ]
     assert len(attributes) > 20
     assert not [(canary, facts) for facts in attributes for canary in CANARIES if canary in str(facts)]
 
@@ -501,7 +542,9 @@ def test_importing_the_module_does_not_import_opentelemetry():
 
 
 def test_providers_may_be_set_after_the_guard_was_made():
-    """The global way, as programs go it: the API's stand-ins connect when the providers come. And no SDK is needed before."""
+    """The global way, as programs go it: the API's stand-ins connect when the providers come. And no SDK is needed
+    before.
+    """
     said = in_a_process("""
         import sys
         from runguard.core.budget import Budget
@@ -536,7 +579,9 @@ def test_providers_may_be_set_after_the_guard_was_made():
         print(scope.scope.name, len(scope.scope.version) > 0, *sorted(metric.name for metric in scope.metrics))
         print(*[data.log_record.event_name for data in exporter.get_finished_logs()])
     """)
-    names = "runguard.budget.limit runguard.budget.reserved runguard.budget.used runguard.decisions runguard.guard.duration"
+    names = (
+        "runguard.budget.limit runguard.budget.reserved runguard.budget.used runguard.decisions runguard.guard.duration"
+    )
     assert said == f"runguard True {names}\nrunguard.decision\n"
 
 
@@ -556,13 +601,19 @@ def logged() -> set[str]:
 
 def test_the_page_lists_every_log_event_and_no_other():
     section = PAGE.read_text(encoding="utf-8").partition("## Log lines")[2].partition("\n## ")[0]
-    listed = {name for row in re.findall(r"^\| (.*?) \|", section, re.MULTILINE) for name in re.findall(r"`runguard\.([a-z_]+)`", row)}
+    listed = {
+        name
+        for row in re.findall(r"^\| (.*?) \|", section, re.MULTILINE)
+        for name in re.findall(r"`runguard\.([a-z_]+)`", row)
+    }
     assert logged() - listed == set(), "logged, and not on the page"
     assert listed - logged() == set(), "on the page, and never logged"
 
 
 def test_the_page_names_every_instrument_and_attribute():
     page = PAGE.read_text(encoding="utf-8")
-    names = {value for name, value in vars(telemetry).items() if name.isupper() and isinstance(value, str) and "." in value}
+    names = {
+        value for name, value in vars(telemetry).items() if name.isupper() and isinstance(value, str) and "." in value
+    }
     assert len(names) > 15
     assert {name for name in names if f"`{name}`" not in page} == set()

@@ -1,4 +1,6 @@
-"""Termination conditions without a framework: each by itself, the algebra of | and &, copies for runs, saving and loading."""
+"""Termination conditions without a framework: each by itself, the algebra of | and &, copies for runs, saving and
+loading.
+"""
 
 import asyncio
 import copy
@@ -241,7 +243,11 @@ def test_errors_name_the_argument_and_the_nearest_right_name():
 
 
 def test_repr_reads_like_the_expression_that_made_it():
-    text, count, clock = TextMentionTermination("stop", sources="critic"), MaxIterationsTermination(3), TimeoutTermination(1.5)
+    text, count, clock = (
+        TextMentionTermination("stop", sources="critic"),
+        MaxIterationsTermination(3),
+        TimeoutTermination(1.5),
+    )
     assert repr(text) == "TextMentionTermination(text='stop', sources=['critic'])"
     assert repr(text | count | clock) == f"{text!r} | {count!r} | {clock!r}"
     assert repr((text | count) & clock) == f"({text!r} | {count!r}) & {clock!r}"
@@ -288,7 +294,9 @@ def test_conditions_of_your_own_need_only_judge():
 
 
 def test_iterations_are_events_chunks_aside():
-    assert fires_at(MaxIterationsTermination(3), [say("x")], [say("x", partial=True)] * 9, [think("x"), call("t", 1)]) == 3
+    assert (
+        fires_at(MaxIterationsTermination(3), [say("x")], [say("x", partial=True)] * 9, [think("x"), call("t", 1)]) == 3
+    )
     assert fires_at(MaxIterationsTermination(3), [], [], [], [say("x")] * 3) == 4
 
 
@@ -300,14 +308,25 @@ def test_autogen_defect_a_tool_loop_is_unseen_by_messages_alone_and_seen_by_iter
 
 
 def test_messages_are_events_with_words():
-    silent = [say(""), say("  \n"), think("hm"), call("t", 1), answer("t", 1, {}), say("x", partial=True), SimpleNamespace(), SimpleNamespace(content=None)]
+    silent = [
+        say(""),
+        say("  \n"),
+        think("hm"),
+        call("t", 1),
+        answer("t", 1, {}),
+        say("x", partial=True),
+        SimpleNamespace(),
+        SimpleNamespace(content=None),
+    ]
     condition = MaxMessageTermination(2)
     assert fires_at(condition, silent, [say("one")], silent, [say("two")]) == 4
     assert condition.reason == "Maximum number of messages 2 reached, current message count: 2"
 
 
 def test_a_call_with_words_beside_it_is_a_message():
-    both = event(SimpleNamespace(text="let me look"), SimpleNamespace(function_call=SimpleNamespace(name="t", args={}, id="1")))
+    both = event(
+        SimpleNamespace(text="let me look"), SimpleNamespace(function_call=SimpleNamespace(name="t", args={}, id="1"))
+    )
     assert fires_at(MaxMessageTermination(1), [both]) == 1
 
 
@@ -321,7 +340,9 @@ def test_words_are_found_with_case_and_across_parts_but_not_in_thoughts_or_chunk
     assert not mentions(say("DO"), say("NE"))
     assert not mentions(think("DONE"))
     assert not mentions(event(SimpleNamespace(text="DO"), SimpleNamespace(text="x", thought=True)))
-    assert mentions(event(SimpleNamespace(text="DO"), SimpleNamespace(text="hm", thought=True), SimpleNamespace(text="NE")))
+    assert mentions(
+        event(SimpleNamespace(text="DO"), SimpleNamespace(text="hm", thought=True), SimpleNamespace(text="NE"))
+    )
     assert not mentions(say("DONE", partial=True))
     assert not mentions(answer("DONE", 1, {"result": "DONE"}))
 
@@ -337,7 +358,17 @@ def test_only_the_words_of_the_sources_count(sources):
 def test_a_final_answer_has_words_and_is_final():
     final = partial(say, is_final_response=lambda: True)
     condition = FinalAnswerTermination(sources=["a"])
-    assert fires_at(condition, [say("x", is_final_response=lambda: False)], [final("")], [final("x", author="b")], [say("x")], [final("x")]) == 5
+    assert (
+        fires_at(
+            condition,
+            [say("x", is_final_response=lambda: False)],
+            [final("")],
+            [final("x", author="b")],
+            [say("x")],
+            [final("x")],
+        )
+        == 5
+    )
     assert condition.reason == "Final answer of a"
 
 
@@ -355,7 +386,15 @@ def test_a_function_that_waits_for_leave_was_not_executed():
 
 def test_a_hand_off_is_one_to_that_agent():
     condition = HandoffTermination("human")
-    assert fires_at(condition, [does(transfer_to_agent="bot")], [does(transfer_to_agent=None)], [does(transfer_to_agent="human")]) == 3
+    assert (
+        fires_at(
+            condition,
+            [does(transfer_to_agent="bot")],
+            [does(transfer_to_agent=None)],
+            [does(transfer_to_agent="human")],
+        )
+        == 3
+    )
     assert condition.reason == "Handoff to human from a detected"
 
 
@@ -465,10 +504,19 @@ def test_tokens_are_summed_over_calls(limit, at):
 
 
 def test_thinking_and_tool_prompts_are_tokens_too():
-    usage = SimpleNamespace(prompt_token_count=10, tool_use_prompt_token_count=5, candidates_token_count=2, thoughts_token_count=3, total_token_count=20)
+    usage = SimpleNamespace(
+        prompt_token_count=10,
+        tool_use_prompt_token_count=5,
+        candidates_token_count=2,
+        thoughts_token_count=3,
+        total_token_count=20,
+    )
     condition = TokenUsageTermination(max_prompt=15)
     assert condition.check([say("x", usage_metadata=usage)])
-    assert condition.reason == "Token usage limit reached, total token count: 20, prompt token count: 15, completion token count: 5"
+    assert (
+        condition.reason
+        == "Token usage limit reached, total token count: 20, prompt token count: 15, completion token count: 5"
+    )
 
 
 def stream(*usages: tuple[int, int] | None, closing: tuple[int, int] | None, **fields: Any) -> list[Any]:
@@ -495,7 +543,8 @@ def test_the_last_usage_of_a_stream_counts_once(events):
 
 
 def test_a_stream_that_is_closed_by_words_and_then_by_a_call_is_one_model_call():
-    events = [*stream((10, 1), closing=(10, 2)), took(10, 5)]  # ADK's older streaming: the same prompt, no chunk between
+    # ADK's older streaming: the same prompt, no chunk between
+    events = [*stream((10, 1), closing=(10, 2)), took(10, 5)]
     assert fires_at(TokenUsageTermination(max_total=15), events) == 1
     assert fires_at(TokenUsageTermination(max_total=16), events) is None
     assert fires_at(CostTermination("0.00002", prices=PRICES, model="toy"), events) == 1
@@ -556,14 +605,20 @@ def test_usage_that_reports_nothing_is_estimated_from_the_words_so_far(report):
     events = [say("ask " * 30, author="user"), say("word " * 40, usage_metadata=SimpleNamespace(**report))]
     condition = TokenUsageTermination(max_total=90)  # 120 bytes of prompt at three per token, 200 of answer at four
     assert fires_at(condition, *([event] for event in events)) == 2
-    assert condition.reason == "Token usage limit reached, total token count: 90, prompt token count: 40, completion token count: 50"
+    assert (
+        condition.reason
+        == "Token usage limit reached, total token count: 90, prompt token count: 40, completion token count: 50"
+    )
 
 
 def test_the_input_alone_is_estimated_where_only_the_output_is_reported():
     events = [say("ask " * 30, author="user"), took(0, 7)]
     condition = TokenUsageTermination(max_prompt=40)
     assert fires_at(condition, *([event] for event in events)) == 2
-    assert condition.reason == "Token usage limit reached, total token count: 47, prompt token count: 40, completion token count: 7"
+    assert (
+        condition.reason
+        == "Token usage limit reached, total token count: 47, prompt token count: 40, completion token count: 7"
+    )
 
 
 def test_a_last_chunk_of_zeros_takes_nothing_back():
@@ -774,7 +829,9 @@ class AsyncCallable:
 
 
 @pytest.mark.parametrize(
-    "func", [_slow_true, AsyncCallable(), lambda events: _slow_true(events), partial(_slow_true)], ids=["def", "object", "lambda", "partial"]
+    "func",
+    [_slow_true, AsyncCallable(), lambda events: _slow_true(events), partial(_slow_true)],
+    ids=["def", "object", "lambda", "partial"],
 )
 async def test_async_functions_are_awaited_and_check_says_so(func):
     condition = FunctionalTermination(func) | MaxIterationsTermination(100)
@@ -825,10 +882,21 @@ async def test_a_cancellation_inside_a_function_is_no_fault():
 # ---- rules ----------------------------------------------------------------------------------------------------------
 
 
-def rounds(count: int, *, response: Any = {"rows": [1, 2]}, tool: str = "t", start: int = 0, branch: str | None = None, **args: Any) -> list[Any]:  # noqa: B006
+def rounds(
+    count: int,
+    *,
+    response: Any = {"rows": [1, 2]},  # noqa: B006
+    tool: str = "t",
+    start: int = 0,
+    branch: str | None = None,
+    **args: Any,
+) -> list[Any]:
     events = []
     for number in range(start, start + count):
-        for one in (call(tool, number, **{k: v(number) if callable(v) else v for k, v in args.items()}), answer(tool, number, response)):
+        for one in (
+            call(tool, number, **{k: v(number) if callable(v) else v for k, v in args.items()}),
+            answer(tool, number, response),
+        ):
             one.branch = branch
             events.append(one)
     return events
@@ -862,9 +930,19 @@ def test_other_arguments_are_no_repetition():
     [
         ("stall", {}, rounds(9, response={"error": "bad format"}, page=lambda n: n), 12),
         ("stall", {"stop": 2}, rounds(9, response={"error": "bad format"}, page=lambda n: n), 4),
-        ("tool_failures", {"stop": 3}, [e for n in range(5) for e in rounds(1, response={"error": f"fault {'abcde'[n]} x"}, page=n, start=n)], 6),
+        (
+            "tool_failures",
+            {"stop": 3},
+            [e for n in range(5) for e in rounds(1, response={"error": f"fault {'abcde'[n]} x"}, page=n, start=n)],
+            6,
+        ),
         ("empty", {"stop": 3}, rounds(5, response={"result": []}, page=lambda n: n), 6),
-        ("same_call", {"stop": 4}, [e for n in range(6) for e in rounds(1, response={"value": "abcdef"[n]}, start=n)], 8),
+        (
+            "same_call",
+            {"stop": 4},
+            [e for n in range(6) for e in rounds(1, response={"value": "abcdef"[n]}, start=n)],
+            8,
+        ),
         ("no_news", {"stop": 3}, rounds(9), 10),
         ("cycle", {"stop": 3}, [e for n in range(8) for e in rounds(1, tool="ab"[n % 2], start=n)], 12),
         ("handoff", {"stop": 3}, [does(transfer_to_agent="b") for _ in range(5)], 3),
@@ -905,8 +983,12 @@ def test_branches_are_lanes_of_their_own():
 
 
 def test_calls_of_one_response_are_one_observation():
-    ask = event(*(SimpleNamespace(function_call=SimpleNamespace(name="t", args={}, id=f"c{n}")) for n in range(4)), id="e")
-    told = event(*(SimpleNamespace(function_response=SimpleNamespace(name="t", response={"v": 1}, id=f"c{n}")) for n in range(4)))
+    ask = event(
+        *(SimpleNamespace(function_call=SimpleNamespace(name="t", args={}, id=f"c{n}")) for n in range(4)), id="e"
+    )
+    told = event(
+        *(SimpleNamespace(function_response=SimpleNamespace(name="t", response={"v": 1}, id=f"c{n}")) for n in range(4))
+    )
     assert fires_at(RuleTermination("repetition", stop=2), [ask, told]) is None
     one_by_one = [answer("t", n, {"v": 1}) for n in range(4)]
     assert fires_at(RuleTermination("repetition", stop=2), [ask, *one_by_one]) is None
@@ -937,7 +1019,10 @@ def test_steering_tools_chunks_and_answers_without_a_call_are_no_work():
 def test_new_words_at_the_end_of_a_turn_are_news():
     events = [e for n in range(6) for e in (*rounds(2, start=2 * n), say(f"draft {n} {'x' * n}"))]
     assert fires_at(RuleTermination("no_news", stop=3), events) is None
-    assert fires_at(RuleTermination("no_news", stop=3), [e for e in events if not e.content.parts[0].__dict__.get("text")]) == 1
+    assert (
+        fires_at(RuleTermination("no_news", stop=3), [e for e in events if not e.content.parts[0].__dict__.get("text")])
+        == 1
+    )
 
 
 def test_a_rule_writes_no_log_of_stops_and_heeds_no_policy_from_outside(caplog, monkeypatch, tmp_path):
@@ -1068,12 +1153,18 @@ _leaves = [
     lambda: ExternalTermination(),
 ]
 _leaf = st.integers(0, len(_leaves) - 1)
-_tree = st.recursive(_leaf, lambda inner: st.tuples(st.sampled_from("|&"), st.lists(inner, min_size=1, max_size=3)), max_leaves=8)
+_tree = st.recursive(
+    _leaf, lambda inner: st.tuples(st.sampled_from("|&"), st.lists(inner, min_size=1, max_size=3)), max_leaves=8
+)
 _author = st.sampled_from(["a", "boss"])
 _event = st.one_of(
     st.builds(lambda text, author: say(text, author=author), st.sampled_from(["", "a", "b", "ab", "zz"]), _author),
     st.builds(
-        lambda prompt, output, author, chunk: took(prompt, output, author=author, partial=chunk), st.integers(0, 9), st.integers(0, 3), _author, st.booleans()
+        lambda prompt, output, author, chunk: took(prompt, output, author=author, partial=chunk),
+        st.integers(0, 9),
+        st.integers(0, 3),
+        _author,
+        st.booleans(),
     ),
     st.builds(lambda name, n: call(name, n), st.sampled_from(["t", "u"]), st.integers(0, 2)),
     st.builds(lambda name, n: answer(name, n, {"v": 1}), st.sampled_from(["t", "u"]), st.integers(0, 2)),
@@ -1192,7 +1283,11 @@ def test_copies_for_runs_never_influence_one_another(tree, left, right, are_shar
     outcome: list[tuple[int | None, str]] = [(None, ""), (None, "")]
     for number in range(max(len(left), len(right))):
         for side, deltas in enumerate((left, right)):
-            if number < len(deltas) and not runs[side].terminated and (result := runs[side].check(deltas[number], now=float(number))):
+            if (
+                number < len(deltas)
+                and not runs[side].terminated
+                and (result := runs[side].check(deltas[number], now=float(number)))
+            ):
                 outcome[side] = number, result.reason
     assert outcome == alone
     assert not condition.terminated
@@ -1246,7 +1341,9 @@ def test_what_cannot_know_early_never_fires_without_events(tree):
 
 
 def test_saved_conditions_are_plain_and_versioned():
-    condition = (TextMentionTermination("DONE", sources=["critic", "editor"]) | TimeoutTermination(2.5)) & MaxMessageTermination(3, include_agent_event=True)
+    condition = (
+        TextMentionTermination("DONE", sources=["critic", "editor"]) | TimeoutTermination(2.5)
+    ) & MaxMessageTermination(3, include_agent_event=True)
     assert condition.to_dict() == {
         "version": 1,
         "type": "AndTerminationCondition",
@@ -1283,7 +1380,9 @@ def local_function() -> Any:
     return inner
 
 
-@pytest.mark.parametrize("func", [lambda events: True, local_function(), Holder().method, partial(top_level_function), AsyncCallable()])
+@pytest.mark.parametrize(
+    "func", [lambda events: True, local_function(), Holder().method, partial(top_level_function), AsyncCallable()]
+)
 def test_functions_that_cannot_be_imported_cannot_be_saved(func):
     condition = FunctionalTermination(func)
     with pytest.raises(PolicyError, match=r"func = .*cannot be saved"):
@@ -1292,7 +1391,10 @@ def test_functions_that_cannot_be_imported_cannot_be_saved(func):
 
 def test_prices_and_amounts_survive_saving_exactly():
     prices = {
-        "m": [{"input": "0.1", "output": "0.3", "tiers": [{"above": 10, "input": "0.7", "output": 1}]}, {"input": 5, "output": 6, "since": "2030-01-01"}],
+        "m": [
+            {"input": "0.1", "output": "0.3", "tiers": [{"above": 10, "input": "0.7", "output": 1}]},
+            {"input": 5, "output": 6, "since": "2030-01-01"},
+        ],
         "n*": {"input": Decimal("0.000001"), "output": 0},
     }
     condition = CostTermination(Decimal("0.000000001"), prices=prices, model="m")
@@ -1354,19 +1456,37 @@ def _or(*conditions: Any) -> dict[str, Any]:
         ),
         ({"version": 1, "type": "TerminationCondition"}, "no such condition"),
         ({"version": 1, "type": 5}, "type = 5"),
-        ({"version": 1, "type": "TextMentionTermination", "txt": "x"}, "txt: no such setting of TextMentionTermination; did you mean 'text'"),
+        (
+            {"version": 1, "type": "TextMentionTermination", "txt": "x"},
+            "txt: no such setting of TextMentionTermination; did you mean 'text'",
+        ),
         ({"version": 1, "type": "TextMentionTermination"}, "text: missing"),
         (_or({"type": "MaxIterationsTermination", "max_iterations": 0}), "conditions.0.max_iterations = 0: must be"),
-        (_or({"type": "ExternalTermination"}, _or({"type": "TextMentionTermination", "text": "x", "sorces": []})), "conditions.1.conditions.0.sorces: no such"),
-        (_or({"type": "ExternalTermination"}, {"type": "Timeout"}), "conditions.1.type = 'Timeout': no such condition; did you mean 'TimeoutTermination'"),
+        (
+            _or({"type": "ExternalTermination"}, _or({"type": "TextMentionTermination", "text": "x", "sorces": []})),
+            "conditions.1.conditions.0.sorces: no such",
+        ),
+        (
+            _or({"type": "ExternalTermination"}, {"type": "Timeout"}),
+            "conditions.1.type = 'Timeout': no such condition; did you mean 'TimeoutTermination'",
+        ),
         (_or({"version": 3, "type": "ExternalTermination"}), "conditions.0.version = 3"),
         (_or(), r"conditions = \[\]: give a list"),
         (_or("x"), "conditions.0 = 'x': give a mapping"),
         ({"version": 1, "type": "OrTerminationCondition", "conditions": {}}, "conditions = {}"),
         ({"version": 1, "type": "OrTerminationCondition"}, "conditions: missing"),
-        ({"version": 1, "type": "RuleTermination", "rule": "stall", "stp": 3}, "stp: no such setting of RuleTermination; did you mean 'stop'"),
-        ({"version": 1, "type": "FunctionalTermination", "func": "no_such_module_x:f"}, "func = 'no_such_module_x:f': its module cannot be imported"),
-        ({"version": 1, "type": "FunctionalTermination", "func": "json:nothing"}, "func = 'json:nothing': there is no such name"),
+        (
+            {"version": 1, "type": "RuleTermination", "rule": "stall", "stp": 3},
+            "stp: no such setting of RuleTermination; did you mean 'stop'",
+        ),
+        (
+            {"version": 1, "type": "FunctionalTermination", "func": "no_such_module_x:f"},
+            "func = 'no_such_module_x:f': its module cannot be imported",
+        ),
+        (
+            {"version": 1, "type": "FunctionalTermination", "func": "json:nothing"},
+            "func = 'json:nothing': there is no such name",
+        ),
         (_or({"type": "FunctionalTermination", "func": "json"}), "conditions.0.func = 'json': give 'module:name'"),
         ({"version": 1, "type": "json:JSONDecoder"}, "type = 'json:JSONDecoder': is no termination condition"),
         ([], "condition = \\[\\]: give a mapping"),

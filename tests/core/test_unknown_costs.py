@@ -1,4 +1,6 @@
-"""Guarded functions whose cost nobody knows before the call: how many may run at once, and how far a cap can be passed."""
+"""Guarded functions whose cost nobody knows before the call:
+how many may run at once, and how far a cap can be passed.
+"""
 
 import asyncio
 import contextlib
@@ -21,7 +23,9 @@ NEARLY_NOTHING = 0.000001
 
 
 class Provider:
-    """Costs by the number of the call; counts how many run at once. Each call ends when the loop has turned a few times."""
+    """Costs by the number of the call; counts how many run at once. Each call ends when the loop has turned a few
+    times.
+    """
 
     def __init__(self, costs: Any, unit: str = "usd", turns: int = 5) -> None:
         self.costs, self.unit, self.turns = costs, unit, turns
@@ -47,15 +51,21 @@ class Provider:
 
 
 async def fan_out(call: Any, width: int, *args: Any, **kwargs: Any) -> list[Any]:
-    return await asyncio.wait_for(asyncio.gather(*(call(*args, **kwargs) for _ in range(width)), return_exceptions=True), PATIENCE_S)
+    return await asyncio.wait_for(
+        asyncio.gather(*(call(*args, **kwargs) for _ in range(width)), return_exceptions=True), PATIENCE_S
+    )
 
 
 # ---- how far a cap can be passed ------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("cheap", [1, 2, 3])
-@pytest.mark.parametrize(("unit", "little", "much", "cap"), [("usd", NEARLY_NOTHING, 0.5, 2), ("usd", 0, 0.5, 2), ("tokens", 1, 500, 2_000)])
-async def test_a_wide_fan_out_after_nearly_free_calls_passes_the_cap_by_one_call_at_most(cheap: int, unit: str, little: Any, much: Any, cap: int) -> None:
+@pytest.mark.parametrize(
+    ("unit", "little", "much", "cap"), [("usd", NEARLY_NOTHING, 0.5, 2), ("usd", 0, 0.5, 2), ("tokens", 1, 500, 2_000)]
+)
+async def test_a_wide_fan_out_after_nearly_free_calls_passes_the_cap_by_one_call_at_most(
+    cheap: int, unit: str, little: Any, much: Any, cap: int
+) -> None:
     provider = Provider(lambda number: little if number < cheap else much, unit)
     call = guard_async(provider.call, budget={f"max_{unit}": cap})
     for _ in range(cheap):
@@ -92,7 +102,9 @@ async def test_the_limits_of_a_run_block_hold_over_all_functions_in_it() -> None
     calls = [guard_async(provider.call) for _ in range(5)]
     with runguard.run(budget={"max_usd": 2}):
         await calls[0]()
-        await asyncio.wait_for(asyncio.gather(*(calls[n % 5]() for n in range(100)), return_exceptions=True), PATIENCE_S)
+        await asyncio.wait_for(
+            asyncio.gather(*(calls[n % 5]() for n in range(100)), return_exceptions=True), PATIENCE_S
+        )
     assert provider.spent <= 2.5
 
 
@@ -115,9 +127,18 @@ COST = st.integers(0, 100)
 
 
 @settings(max_examples=150, deadline=None)
-@given(costs=st.lists(COST, min_size=1, max_size=60), cap=st.integers(1, 2_000), waves=st.lists(st.integers(1, 40), min_size=1, max_size=8), data=st.data())
-def test_random_costs_and_widths_pass_the_cap_by_no_more_than_what_was_not_known(costs: list[int], cap: int, waves: list[int], data: st.DataObject) -> None:
-    """In cents. What passes the cap is at most one call dearer than its hold, and as many more as were let out together on experience."""
+@given(
+    costs=st.lists(COST, min_size=1, max_size=60),
+    cap=st.integers(1, 2_000),
+    waves=st.lists(st.integers(1, 40), min_size=1, max_size=8),
+    data=st.data(),
+)
+def test_random_costs_and_widths_pass_the_cap_by_no_more_than_what_was_not_known(
+    costs: list[int], cap: int, waves: list[int], data: st.DataObject
+) -> None:
+    """In cents. What passes the cap is at most one call dearer than its hold, and as many more as were let out together
+    on experience.
+    """
 
     async def play() -> None:
         provider = Provider([Decimal(cost) / 100 for cost in costs], turns=data.draw(st.integers(1, 4)))
@@ -141,8 +162,15 @@ def test_random_costs_and_widths_pass_the_cap_by_no_more_than_what_was_not_known
 
 
 @settings(max_examples=100, deadline=None)
-@given(first=st.integers(0, 100), cost=st.integers(1, 100), cap=st.integers(1, 1_000), widths=st.lists(st.integers(1, 60), min_size=1, max_size=4))
-def test_after_any_first_call_a_fan_out_of_equal_calls_passes_the_cap_by_one_call_at_most(first: int, cost: int, cap: int, widths: list[int]) -> None:
+@given(
+    first=st.integers(0, 100),
+    cost=st.integers(1, 100),
+    cap=st.integers(1, 1_000),
+    widths=st.lists(st.integers(1, 60), min_size=1, max_size=4),
+)
+def test_after_any_first_call_a_fan_out_of_equal_calls_passes_the_cap_by_one_call_at_most(
+    first: int, cost: int, cap: int, widths: list[int]
+) -> None:
     async def play() -> None:
         provider = Provider(lambda number: Decimal(cost if number else first) / 100)
         call = guard_async(provider.call, budget={"max_usd": Decimal(cap) / 100}, max_wait_seconds=0.05)
@@ -188,7 +216,11 @@ async def test_a_known_bound_lets_all_go_at_once_from_the_first_call() -> None:
 
 
 def priced(**more: Any) -> dict[str, Any]:
-    return {"prices": {"m": {"input": 1, "output": 1}}, "models": {"m": {"context_window": 10_000, "max_output_tokens": 1_000}}, **more}
+    return {
+        "prices": {"m": {"input": 1, "output": 1}},
+        "models": {"m": {"context_window": 10_000, "max_output_tokens": 1_000}},
+        **more,
+    }
 
 
 class Answering(Provider):

@@ -45,7 +45,10 @@ def browser() -> Iterator[Any]:
         own = driver.chromium.executable_path
         found = next(filter(None, map(shutil.which, BROWSERS)), own if Path(own).exists() else None)
         if found is None:
-            pytest.skip(f"no browser: none of {', '.join(BROWSERS)} is on PATH; install one: apt-get install chromium, or playwright install chromium")
+            pytest.skip(
+                f"no browser: none of {', '.join(BROWSERS)} is on PATH; install one: apt-get install chromium, "
+                "or playwright install chromium"
+            )
         started = driver.chromium.launch(executable_path=found, args=OPTIONS)
         yield started
         started.close()

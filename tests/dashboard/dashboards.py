@@ -10,7 +10,8 @@ from typing import Any
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 OPTIONS = [
-    "--headless=new", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
+    "--headless=new", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
+    "--disable-background-networking",
     "--disable-component-update", "--disable-sync",
 ]  # fmt: skip
 
@@ -76,6 +77,9 @@ def watched(page: Any) -> Seen:
     seen = Seen(page)
     page.set_default_timeout(30_000)
     page.on("request", lambda request: seen.asked.append(request.url))
-    page.on("console", lambda message: seen.complaints.append(message.text) if message.type in ("error", "warning") else None)
+    page.on(
+        "console",
+        lambda message: seen.complaints.append(message.text) if message.type in ("error", "warning") else None,
+    )
     page.on("pageerror", lambda error: seen.complaints.append(str(error)))
     return seen

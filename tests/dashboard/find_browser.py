@@ -1,4 +1,5 @@
-"""Finds a Chromium for the browser tests, or tries to install one: from the system's packages as root, else Playwright's own.
+"""Finds a Chromium for the browser tests, or tries to install one: from the system's packages as root, else
+Playwright's own.
 
 Ends well also when there is none: those tests are skipped then, and say so.
 """
@@ -11,7 +12,11 @@ import sys
 from dashboards import BROWSERS
 
 WAYS = [
-    *([["apt-get", "update", "-qq"], ["apt-get", "install", "-y", "-qq", "chromium"]] if hasattr(os, "geteuid") and os.geteuid() == 0 else []),
+    *(
+        [["apt-get", "update", "-qq"], ["apt-get", "install", "-y", "-qq", "chromium"]]
+        if hasattr(os, "geteuid") and os.geteuid() == 0
+        else []
+    ),
     [sys.executable, "-m", "playwright", "install", "chromium"],
 ]
 
@@ -33,12 +38,21 @@ def main() -> None:
             continue
         print("no browser yet:", " ".join(way[:4]))
         subprocess.run(
-            way, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, timeout=600, check=False, env={**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
+            way,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            timeout=600,
+            check=False,
+            env={**os.environ, "DEBIAN_FRONTEND": "noninteractive"},
         )
         found = find()
         if found is not None:
             break
-    print(f"browser: {found}" if found else "no browser could be found or installed: the dashboard's tests in a browser are skipped")
+    print(
+        f"browser: {found}"
+        if found
+        else "no browser could be found or installed: the dashboard's tests in a browser are skipped"
+    )
 
 
 if __name__ == "__main__":

@@ -32,8 +32,17 @@ def guard(url: str, **options: Any) -> RunGuardPlugin:
     )
 
 
-def at_once(plugin: RunGuardPlugin, model: ScriptedModel, *, agent: str = "researcher", tools: Any = (parse_document,), **options: Any) -> Recording:
-    """One whole run, in a thread of its own: a browser's event loop may be on this one. All it told is in the store then."""
+def at_once(
+    plugin: RunGuardPlugin,
+    model: ScriptedModel,
+    *,
+    agent: str = "researcher",
+    tools: Any = (parse_document,),
+    **options: Any,
+) -> Recording:
+    """One whole run, in a thread of its own: a browser's event loop may be on this one. All it told is in the store
+    then.
+    """
     root = LlmAgent(name=agent, model=model, tools=list(tools))
     done: list[Recording] = []
     thread = threading.Thread(target=lambda: done.append(asyncio.run(run(root, plugins=[plugin], **options))))
@@ -46,11 +55,20 @@ def at_once(plugin: RunGuardPlugin, model: ScriptedModel, *, agent: str = "resea
 
 def runaway(plugin: RunGuardPlugin, tool: Callable[..., Any] = parse_document, **options: Any) -> Recording:
     name = getattr(tool, "name", None) or getattr(tool, "__name__", "")
-    return at_once(plugin, ScriptedModel(lambda n, _: call(name, path="report.pdf") if n < 60 else text("done")), tools=[tool], **options)
+    return at_once(
+        plugin,
+        ScriptedModel(lambda n, _: call(name, path="report.pdf") if n < 60 else text("done")),
+        tools=[tool],
+        **options,
+    )
 
 
 def healthy(plugin: RunGuardPlugin, steps: int = 2, *, model: str = "scripted-1", **options: Any) -> Recording:
-    return at_once(plugin, ScriptedModel([*(call("parse_document", path=f"{n}.pdf") for n in range(steps)), text("done")], model=model), **options)
+    return at_once(
+        plugin,
+        ScriptedModel([*(call("parse_document", path=f"{n}.pdf") for n in range(steps)), text("done")], model=model),
+        **options,
+    )
 
 
 def eventually(holds: Callable[[], object], seconds: float = 15.0) -> bool:
@@ -67,7 +85,9 @@ class Alive:
 
     def __init__(self, plugin: RunGuardPlugin, **options: Any) -> None:
         self._go, self._plugin = threading.Event(), plugin
-        root = LlmAgent(name="patient", model=ScriptedModel([call("wait_for_it"), text("done")]), tools=[self.wait_for_it])
+        root = LlmAgent(
+            name="patient", model=ScriptedModel([call("wait_for_it"), text("done")]), tools=[self.wait_for_it]
+        )
         self._thread = threading.Thread(target=lambda: asyncio.run(run(root, plugins=[plugin], **options)), daemon=True)
 
     async def wait_for_it(self) -> dict[str, str]:

@@ -31,10 +31,20 @@ def a_day(store: str, path: Path) -> None:
         app = dice.choice(["docs", "docs", "support", "support", "billing"])
         model = "scripted-2" if app == "docs" and dice.random() < 0.4 else "scripted-1"
         agent = dice.choice(APPS[app])
-        healthy(plugin, dice.randint(1, 4), model=model, agent=agent, app_name=app, user_id=dice.choice(["alice", "bob", "carol", "dan"]))
+        healthy(
+            plugin,
+            dice.randint(1, 4),
+            model=model,
+            agent=agent,
+            app_name=app,
+            user_id=dice.choice(["alice", "bob", "carol", "dan"]),
+        )
     with sqlite3.connect(path) as db:
         moved = {run: dice.uniform(600, DAY_S) for (run,) in db.execute("SELECT DISTINCT ref FROM records")}
-        rows = [(at - moved[ref], kind, ref, text) for at, kind, ref, text in db.execute("SELECT at, kind, ref, text FROM records")]
+        rows = [
+            (at - moved[ref], kind, ref, text)
+            for at, kind, ref, text in db.execute("SELECT at, kind, ref, text FROM records")
+        ]
         db.execute("DELETE FROM records")
         db.executemany("INSERT INTO records (at, kind, ref, text) VALUES (?, ?, ?, ?)", sorted(rows))
     db.close()
@@ -55,7 +65,9 @@ def take(folder: Path) -> None:
             plugin.guard.breakers.report("fetch_invoice", Permit(0), False, 0.0, f"run {number}")
         with Alive(plugin, user_id="carol", app_name="support"), sync_playwright() as driver:
             dashboard = serve(store)
-            browser = driver.chromium.launch(executable_path=next(filter(None, map(shutil.which, BROWSERS))), args=OPTIONS)
+            browser = driver.chromium.launch(
+                executable_path=next(filter(None, map(shutil.which, BROWSERS))), args=OPTIONS
+            )
             page = browser.new_page(viewport={"width": 1100, "height": 940})
             page.goto(dashboard.url)
             page.wait_for_selector("#running tbody tr")
@@ -74,7 +86,8 @@ def take(folder: Path) -> None:
 def _picture(page: Any, folder: Path, name: str, scheme: str) -> None:
     page.emulate_media(color_scheme=scheme)
     page.wait_for_timeout(700)
-    page.evaluate("() => { store.textContent = store.textContent.replace(/\\/\\/.*\\/shop/, '///shop') }")  # whose machine it was is nobody's business
+    # whose machine it was is nobody's business
+    page.evaluate("() => { store.textContent = store.textContent.replace(/\\/\\/.*\\/shop/, '///shop') }")
     page.screenshot(path=folder / f"{name}-{scheme}.png")
 
 

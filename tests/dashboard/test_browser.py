@@ -28,7 +28,10 @@ HOSTILE = (
     "\u202egpj.exe",
     "a" * 5_000,
 )
-MANY = "WITH n(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM n WHERE x <= 20000) INSERT INTO records (at, kind, ref, text) SELECT ?, 'call', x, ? FROM n"
+MANY = (
+    "WITH n(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM n WHERE x <= 20000) INSERT INTO records (at, kind, ref, "
+    "text) SELECT ?, 'call', x, ? FROM n"
+)
 
 
 @pytest.fixture
@@ -39,7 +42,9 @@ def one_stop(store: str) -> str:
 
 @dataclass(frozen=True)
 class Shop:
-    """A dashboard that many tests look at: a stop that was only watched, those of a budget and of an operator, and a newer one of a loop."""
+    """A dashboard that many tests look at: a stop that was only watched, those of a budget and of an operator, and a
+    newer one of a loop.
+    """
 
     dashboard: Served
     first: Seen  # the page that exchanged the token
@@ -71,13 +76,20 @@ def enter(shop: Shop, look: Look) -> Callable[..., Seen]:
 
 
 def wait_for(page: Any, selector: str, text: str) -> None:
-    page.wait_for_function("([s, t]) => [...document.querySelectorAll(s)].some((e) => e.textContent.includes(t))", arg=[selector, text])
+    page.wait_for_function(
+        "([s, t]) => [...document.querySelectorAll(s)].some((e) => e.textContent.includes(t))", arg=[selector, text]
+    )
 
 
 def soon(page: Any, selector: str, text: str) -> None:
     """The same without the wait for the next question: a page asks at once when somebody comes back to it."""
-    arrived = "([s, t]) => { const there = [...document.querySelectorAll(s)].some((e) => e.textContent.includes(t)); %s; return there; }"
-    page.wait_for_function(arrived % "if (!there) document.dispatchEvent(new Event('visibilitychange'))", arg=[selector, text], polling=300)
+    arrived = (
+        "([s, t]) => "
+        "{ const there = [...document.querySelectorAll(s)].some((e) => e.textContent.includes(t)); %s; return there; }"
+    )
+    page.wait_for_function(
+        arrived % "if (!there) document.dispatchEvent(new Event('visibilitychange'))", arg=[selector, text], polling=300
+    )
 
 
 def test_the_page_opens_with_its_token_once(shop: Shop, look: Look) -> None:
@@ -174,7 +186,9 @@ def test_stops_of_a_budget_and_of_an_operator_say_why(enter: Look) -> None:
     seen.quiet()
 
 
-def test_hostile_names_are_text_long_ones_are_cut_and_very_many_calls_are_told(store: str, served: Serve, look: Look) -> None:
+def test_hostile_names_are_text_long_ones_are_cut_and_very_many_calls_are_told(
+    store: str, served: Serve, look: Look
+) -> None:
     plugin = guard(store)
     for name in HOSTILE:
         tool = FunctionTool(parse_document)
@@ -187,8 +201,15 @@ def test_hostile_names_are_text_long_ones_are_cut_and_very_many_calls_are_told(s
     db.close()
     session = SqliteStore(store).connect(5)
     for number, name in enumerate(HOSTILE):
-        session.append("call", f"r{number}", json.dumps({"id": "1", "app": name, "agent": name, "model": name, "user": name, "usd": "0.5", "input": 5}))
-    breakers = {name: {"state": "open", "generation": 1, "failures": 3, "runs": [name], "opened_at": 1.0, "probe_at": None} for name in HOSTILE}
+        session.append(
+            "call",
+            f"r{number}",
+            json.dumps({"id": "1", "app": name, "agent": name, "model": name, "user": name, "usd": "0.5", "input": 5}),
+        )
+    breakers = {
+        name: {"state": "open", "generation": 1, "failures": 3, "runs": [name], "opened_at": 1.0, "probe_at": None}
+        for name in HOSTILE
+    }
     version, text = session.get("control")
     session.put("control", version, json.dumps({**json.loads(text), "breakers": breakers}))
     seen = look(served(store).url)
@@ -215,7 +236,12 @@ def test_hostile_names_are_text_long_ones_are_cut_and_very_many_calls_are_told(s
 
     assert eventually(runs_are_shown, 30)
     session.close()
-    assert page.evaluate("document.querySelectorAll('main script, main img, main svg:not(.budgets svg), [onerror], [onload]').length") == 0
+    assert (
+        page.evaluate(
+            "document.querySelectorAll('main script, main img, main svg:not(.budgets svg), [onerror], [onload]').length"
+        )
+        == 0
+    )
     assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
     links = page.eval_on_selector_all("#trips a", "links => links.map((a) => a.getAttribute('href'))")
     assert len(links) == len(HOSTILE)
@@ -224,7 +250,10 @@ def test_hostile_names_are_text_long_ones_are_cut_and_very_many_calls_are_told(s
     for link in links:
         page.goto(origin + link)
         wait_for(page, "#state", "live")
-        assert page.evaluate("document.querySelectorAll('main script, main img, main svg, [onerror], [onload]').length") == 0
+        assert (
+            page.evaluate("document.querySelectorAll('main script, main img, main svg, [onerror], [onload]').length")
+            == 0
+        )
         assert page.evaluate("document.documentElement.scrollHeight") < 3_000
         assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
     seen.quiet()
@@ -242,7 +271,11 @@ def test_the_keyboard_is_enough(enter: Look) -> None:
     reached = []
     for _ in range(12):
         page.keyboard.press("Tab")
-        reached.append(page.evaluate("document.activeElement.id || document.activeElement.tagName + ' ' + document.activeElement.textContent"))
+        reached.append(
+            page.evaluate(
+                "document.activeElement.id || document.activeElement.tagName + ' ' + document.activeElement.textContent"
+            )
+        )
         assert page.evaluate(OUTLINE) != "none", f"{reached[-1]} does not show the focus"
         if reached[-1].startswith("A "):
             break
@@ -270,7 +303,9 @@ def test_a_phone_shows_it_without_scrolling_sideways(enter: Look) -> None:
     wait_for(page, "#trips a", "parse_document")
     page.click("#numbers summary")
     assert page.evaluate("[document.documentElement.scrollWidth, innerWidth]") == [360, 360]
-    assert page.get_by_role("table", name="Stops decided").get_by_role("cell").count() >= 5, "still a table for those who do not see it"
+    assert page.get_by_role("table", name="Stops decided").get_by_role("cell").count() >= 5, (
+        "still a table for those who do not see it"
+    )
     page.click("#trips a")
     wait_for(page, "#title", "parse_document")
     assert page.evaluate("[document.documentElement.scrollWidth, innerWidth]") == [360, 360]
@@ -318,14 +353,17 @@ CONTRAST = """
       if (colour[3] > 0) layers.push(colour);
       if (colour[3] === 1) break;
     }
-    return layers.reverse().reduce((under, [r, g, b, a]) => under ? [r, g, b].map((v, i) => v * a + under[i] * (1 - a)) : [r, g, b], null);
+    return layers.reverse().reduce((under, [r, g, b, a]) => under ? [r, g, b].map((v,
+      i) => v * a + under[i] * (1 - a)) : [r, g, b], null);
   };
   const poor = [];
   for (const element of document.querySelectorAll("main *, header *, footer *")) {
-    const words = [...element.childNodes].filter((n) => n.nodeType === 3 && n.textContent.trim()).map((n) => n.textContent.trim()).join(" ");
+    const words = [...element.childNodes].filter((n) => n.nodeType === 3
+      && n.textContent.trim()).map((n) => n.textContent.trim()).join(" ");
     if (!words || !element.checkVisibility() || element.closest(".unseen, svg")) continue;
     const [one, two] = [light(numbers(getComputedStyle(element).color)), light(behind(element))].sort((a, b) => b - a);
-    if ((one + 0.05) / (two + 0.05) < 4.5) poor.push(`${words.slice(0, 40)}: ${((one + 0.05) / (two + 0.05)).toFixed(2)}`);
+    if ((one + 0.05) / (two + 0.05) < 4.5) poor.push(`${words.slice(0,
+      40)}: ${((one + 0.05) / (two + 0.05)).toFixed(2)}`);
   }
   return poor;
 }

@@ -73,13 +73,21 @@ def test_each_mistake_is_one_message(filled: str, tmp_path: Path, monkeypatch: p
 
 def test_without_its_packages_the_extra_is_named(filled: str) -> None:
     without = "import sys; sys.modules['starlette'] = sys.modules['uvicorn'] = None; " + command()[4]
-    done = subprocess.run([*command()[:4], without, "dashboard", "--store", filled, "--no-open"], capture_output=True, text=True, timeout=50, check=False)
+    done = subprocess.run(
+        [*command()[:4], without, "dashboard", "--store", filled, "--no-open"],
+        capture_output=True,
+        text=True,
+        timeout=50,
+        check=False,
+    )
     assert done.returncode == 2
     assert "pip install 'runguard-agents[dashboard]'" in done.stderr
     assert "Traceback" not in done.stderr
 
 
-def test_the_token_opens_once_and_the_cookie_stays(filled: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_token_opens_once_and_the_cookie_stays(
+    filled: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "runguard.toml").write_text(f'store = "{filled}"\n', encoding="utf-8")
     monkeypatch.chdir(tmp_path)
     process = subprocess.Popen(command("--no-open", "--port", "auto"), stdout=subprocess.PIPE, text=True)
@@ -91,9 +99,13 @@ def test_the_token_opens_once_and_the_cookie_stays(filled: str, tmp_path: Path, 
     assert status == 403
     assert "runguard dashboard" in body
     assert one.ask("/?token=wrong")[0] == 403
-    assert one.ask("/api/overview?token=" + dashboard.url.partition("token=")[2])[0] == 403, "the front page alone takes it"
+    assert one.ask("/api/overview?token=" + dashboard.url.partition("token=")[2])[0] == 403, (
+        "the front page alone takes it"
+    )
     status, headers, _ = one.ask(dashboard.url.removeprefix(dashboard.origin), "HEAD")
-    assert (status, headers["allow"], "set-cookie" in headers) == (405, "GET", False), "a preview of the link leaves the token unused"
+    assert (status, headers["allow"], "set-cookie" in headers) == (405, "GET", False), (
+        "a preview of the link leaves the token unused"
+    )
     one.enter()
     assert one.attributes == {"httponly", "path=/", "samesite=strict"}
     assert dashboard.url.partition("token=")[2] not in one.cookie
@@ -125,7 +137,11 @@ def test_every_answer_is_locked_down(client: Client, path: str) -> None:
         "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
         "base-uri 'none'; frame-ancestors 'none'; form-action 'none'"
     )
-    assert (headers["x-content-type-options"], headers["referrer-policy"], headers["cache-control"]) == ("nosniff", "no-referrer", "no-store")
+    assert (headers["x-content-type-options"], headers["referrer-policy"], headers["cache-control"]) == (
+        "nosniff",
+        "no-referrer",
+        "no-store",
+    )
     assert not [name for name in headers if name.startswith("access-control")]
     assert "server" not in headers
 
@@ -133,17 +149,32 @@ def test_every_answer_is_locked_down(client: Client, path: str) -> None:
 def test_only_the_page_itself_is_answered(client: Client) -> None:
     dashboard = client.served
     ours = f"http://127.0.0.1:{dashboard.port}"
-    for host in ("evil.example", f"evil.example:{dashboard.port}", "127.0.0.1", f"127.0.0.1:{dashboard.port + 1}", f"127.0.0.1.evil:{dashboard.port}", ""):
+    for host in (
+        "evil.example",
+        f"evil.example:{dashboard.port}",
+        "127.0.0.1",
+        f"127.0.0.1:{dashboard.port + 1}",
+        f"127.0.0.1.evil:{dashboard.port}",
+        "",
+    ):
         assert client.ask("/api/overview", Host=host)[0] in (400, 421), host
     assert client.ask("/api/overview", Host=f"LOCALHOST:{dashboard.port}")[0] == 200
-    for origin in ("http://evil.example", "null", f"https://127.0.0.1:{dashboard.port}", "http://127.0.0.1:1", f"{ours}.evil.example"):
+    for origin in (
+        "http://evil.example",
+        "null",
+        f"https://127.0.0.1:{dashboard.port}",
+        "http://127.0.0.1:1",
+        f"{ours}.evil.example",
+    ):
         assert client.ask("/api/overview", Origin=origin)[0] == 403, origin
     assert client.ask("/api/overview", Origin=ours)[0] == 200
     for site in ("cross-site", "same-site"):
         status, _, body = client.ask("/api/overview", Sec_Fetch_Site=site)
         assert status == 403
         assert "from another site" in body
-    assert client.ask("/api/overview", Sec_Fetch_Site="same-origin")[0] == client.ask("/", Sec_Fetch_Site="none")[0] == 200
+    assert (
+        client.ask("/api/overview", Sec_Fetch_Site="same-origin")[0] == client.ask("/", Sec_Fetch_Site="none")[0] == 200
+    )
     for method in ("HEAD", "POST", "PUT", "DELETE", "PATCH", "OPTIONS", "TRACE"):
         assert client.ask("/api/overview", method)[0] == 405, method
 

@@ -76,7 +76,12 @@ def wait_until_closed(link: socket.socket) -> None:
 @pytest.mark.parametrize("version", ["13", "8", "none"])
 def test_a_websocket_is_refused_plainly(dashboard: Served, connect: Connect, version: str) -> None:
     key = base64.b64encode(os.urandom(16)).decode()
-    upgrade = ["Connection: keep-alive, Upgrade", "Upgrade: WebSocket", f"Sec-WebSocket-Version: {version}", f"Sec-WebSocket-Key: {key}"]
+    upgrade = [
+        "Connection: keep-alive, Upgrade",
+        "Upgrade: WebSocket",
+        f"Sec-WebSocket-Version: {version}",
+        f"Sec-WebSocket-Key: {key}",
+    ]
     for path in ("/", "/api/overview", "/ws"):
         link = connect(head(dashboard, *upgrade, path=path) + b"\r\n")
         answer = b""
@@ -88,7 +93,9 @@ def test_a_websocket_is_refused_plainly(dashboard: Served, connect: Connect, ver
 
 
 def test_another_upgrade_is_passed_over(dashboard: Served, connect: Connect) -> None:
-    link = connect(head(dashboard, "Connection: Upgrade, HTTP2-Settings", "Upgrade: h2c", "HTTP2-Settings: AAMAAABk") + b"\r\n")
+    link = connect(
+        head(dashboard, "Connection: Upgrade, HTTP2-Settings", "Upgrade: h2c", "HTTP2-Settings: AAMAAABk") + b"\r\n"
+    )
     assert link.recv(4_096).startswith(b"HTTP/1.1 403 "), "no cookie: the page says so"
 
 

@@ -9,11 +9,22 @@ import pytest
 from runguard.view.records import Call
 from runguard.view.story import tell
 
-TRIP = {"id": "t", "rule": "repetition", "run_id": "r", "model_calls": 3, "tool": "look", "observed": 3, "unit": "identical calls", "recorded_at": 105.0}
+TRIP = {
+    "id": "t",
+    "rule": "repetition",
+    "run_id": "r",
+    "model_calls": 3,
+    "tool": "look",
+    "observed": 3,
+    "unit": "identical calls",
+    "recorded_at": 105.0,
+}
 
 
 def calls(*prices: int | None, begin: float = 100.0) -> list[Call]:
-    return [Call(begin + n, "r", str(n), "app", "u", "a", "m", "", 1_000, 250, nano, False) for n, nano in enumerate(prices)]
+    return [
+        Call(begin + n, "r", str(n), "app", "u", "a", "m", "", 1_000, 250, nano, False) for n, nano in enumerate(prices)
+    ]
 
 
 def step(kind: str, at: float, **more: Any) -> dict[str, Any]:
@@ -29,9 +40,20 @@ def loop() -> list[dict[str, Any]]:
             step("got", at + 0.2, **{"in": 1_000, "out": 50}),
             {"k": "paid", "t": at + 0.3, "n": n + 1, "usd": "0.25", "in": 1_001, "out": 51},
             step("call", at + 0.4, tool="look", call="c1", id=f"call {n}", b="x"),
-            step("answers", at + 0.5, b="x", of=[{"tool": "look", "call": "c1", "id": f"call {n}", "as": "failed", "answer": 77}]),
+            step(
+                "answers",
+                at + 0.5,
+                b="x",
+                of=[{"tool": "look", "call": "c1", "id": f"call {n}", "as": "failed", "answer": 77}],
+            ),
         ]
-    return [*steps, step("decision", 1_003.0, do="stop", rule="repetition", tool="look", observed=3, limit=3, unit="identical calls"), step("what", 1.0)]
+    return [
+        *steps,
+        step(
+            "decision", 1_003.0, do="stop", rule="repetition", tool="look", observed=3, limit=3, unit="identical calls"
+        ),
+        step("what", 1.0),
+    ]
 
 
 def test_a_loop_reads_as_one() -> None:
@@ -41,12 +63,23 @@ def test_a_loop_reads_as_one() -> None:
     model, tool, decision = story.rows[-3], story.rows[-2], story.rows[-1]
     assert (model.name, model.tokens_in, model.tokens_out, model.usd) == ("m-1", 1_001, 51, Decimal("0.25"))
     assert (tool.name, tool.nth_call, tool.nth_answer, tool.outcome) == ("look", 3, 3, "failed")
-    assert (decision.decision, decision.what, decision.name, decision.outcome) == ("stop", "repetition", "look", "3 identical calls, limit 3")
-    assert [(repeat.what, repeat.name, repeat.times, repeat.same_answer) for repeat in story.repeats] == [("call", "look", 3, 3)]
+    assert (decision.decision, decision.what, decision.name, decision.outcome) == (
+        "stop",
+        "repetition",
+        "look",
+        "3 identical calls, limit 3",
+    )
+    assert [(repeat.what, repeat.name, repeat.times, repeat.same_answer) for repeat in story.repeats] == [
+        ("call", "look", 3, 3)
+    ]
     assert round(decision.after_s, 6) == 3.0
     assert story.usd == Decimal("0.75")
     assert story.projection is not None
-    assert (story.projection.mean_usd, story.projection.more_usd, story.projection.total_usd) == (Decimal("0.25"), Decimal("124.25"), Decimal(125))
+    assert (story.projection.mean_usd, story.projection.more_usd, story.projection.total_usd) == (
+        Decimal("0.25"),
+        Decimal("124.25"),
+        Decimal(125),
+    )
 
 
 def test_parallel_strands_keep_their_own_answers() -> None:
@@ -60,7 +93,10 @@ def test_parallel_strands_keep_their_own_answers() -> None:
         {"k": "paid", "t": 1.5, "n": 1},
     ]
     story = tell(TRIP, [], steps)
-    assert [(row.lane, row.tokens_in, row.tokens_out, row.usd) for row in story.rows] == [("one", 11, 1, None), ("two", 22, 2, Decimal(2))]
+    assert [(row.lane, row.tokens_in, row.tokens_out, row.usd) for row in story.rows] == [
+        ("one", 11, 1, None),
+        ("two", 22, 2, Decimal(2)),
+    ]
 
 
 def test_a_call_that_was_given_back_was_not_made() -> None:
@@ -104,20 +140,34 @@ def test_why_is_said_in_words() -> None:
         return tell({**TRIP, **facts}, [], []).why
 
     assert why() == ()
-    switched = {"rule": "kill_switch", "scope_id": "all", "model_calls": 0, "agent_path": ["a", "b"], "message": MESSAGE}
+    switched = {
+        "rule": "kill_switch",
+        "scope_id": "all",
+        "model_calls": 0,
+        "agent_path": ["a", "b"],
+        "message": MESSAGE,
+    }
     assert why(**switched) == ("everything was stopped by root: again in time; 0 model calls too",)
     assert why(**{**switched, "message": "cut"}) == ("cut",)
     assert why(
-        rule="budget", scope_id="app:x", unit="tokens", evidence=[{"unit": "tokens", "spent": "1", "reserved": "0", "wanted": "2500", "limit": "2000"}]
+        rule="budget",
+        scope_id="app:x",
+        unit="tokens",
+        evidence=[{"unit": "tokens", "spent": "1", "reserved": "0", "wanted": "2500", "limit": "2000"}],
     ) == (
         "app:x had spent 1 token and reserved 0 tokens of its 2,000 tokens.",
         "This call could have taken 2,500 tokens: more than was left.",
     )
     assert why(rule="budget", message="stopped by budget", evidence=[{"unit": ["usd"]}]) == ("stopped by budget",)
-    assert why(rule="deadline", observed=61.25, limit=60, unit="seconds") == ("The rule “deadline” counted 61.25 seconds; its limit is 60 seconds.",)
+    assert why(rule="deadline", observed=61.25, limit=60, unit="seconds") == (
+        "The rule “deadline” counted 61.25 seconds; its limit is 60 seconds.",
+    )
 
 
-MESSAGE = "stopped by kill_switch: all, stopped by root: again in time; 0 model calls too in a→b; 0 model calls, 0 tool calls, 0 tokens so far"
+MESSAGE = (
+    "stopped by kill_switch: all, stopped by root: again in time; 0 model calls too in a→b; 0 model calls, 0 tool "
+    "calls, 0 tokens so far"
+)
 
 
 def test_a_command_to_go_on_is_one_word_to_a_shell() -> None:
@@ -125,9 +175,13 @@ def test_a_command_to_go_on_is_one_word_to_a_shell() -> None:
     story = tell({**TRIP, "rule": "kill_switch", "scope_id": hostile}, [], [], "sqlite:////a b.db")
     assert shlex.split(story.command, comments=True) == ["runguard", "resume", hostile, "--store", "sqlite:////a b.db"]
     money = {**TRIP, "rule": "budget", "scope": "user", "scope_id": hostile, "unit": "usd", "limit": "0.03"}
-    assert tell(money, [], [], "redis://:hunter2@cache/0").command.endswith(" --store URL --usd 0.03"), "no password, and no store of somebody else"
+    assert tell(money, [], [], "redis://:hunter2@cache/0").command.endswith(" --store URL --usd 0.03"), (
+        "no password, and no store of somebody else"
+    )
     assert shlex.split(tell(money, [], []).command, comments=True) == ["runguard", "extend", hostile, "--usd", "0.03"]
-    assert tell({**money, "scope": "run"}, [], []).command == tell(TRIP, [], []).command == "", "a run that was stopped is not extended"
+    assert tell({**money, "scope": "run"}, [], []).command == tell(TRIP, [], []).command == "", (
+        "a run that was stopped is not extended"
+    )
 
 
 def test_a_run_that_made_no_call_cost_nothing() -> None:
@@ -135,15 +189,24 @@ def test_a_run_that_made_no_call_cost_nothing() -> None:
 
 
 def test_hand_offs_that_repeat_are_named() -> None:
-    steps = [step("hand", float(n), to="clerk") if n % 2 == 0 else {**step("hand", float(n), to="boss"), "a": "clerk"} for n in range(6)]
+    steps = [
+        step("hand", float(n), to="clerk") if n % 2 == 0 else {**step("hand", float(n), to="boss"), "a": "clerk"}
+        for n in range(6)
+    ]
     story = tell({**TRIP, "rule": "handoff", "tool": None}, [], steps)
-    assert {(repeat.what, repeat.name, repeat.times) for repeat in story.repeats} == {("hand-off", "boss → clerk", 3), ("hand-off", "clerk → boss", 3)}
+    assert {(repeat.what, repeat.name, repeat.times) for repeat in story.repeats} == {
+        ("hand-off", "boss → clerk", 3),
+        ("hand-off", "clerk → boss", 3),
+    }
     assert (story.rows[-1].name, story.rows[-1].nth_call) == ("boss", 3)
 
 
 def test_an_older_store_has_model_calls_only() -> None:
     story = tell(TRIP, calls(10, 20, 30), [])
-    assert (story.source, [row.usd for row in story.rows]) == ("calls", [Decimal("1E-8"), Decimal("2E-8"), Decimal("3E-8")])
+    assert (story.source, [row.usd for row in story.rows]) == (
+        "calls",
+        [Decimal("1E-8"), Decimal("2E-8"), Decimal("3E-8")],
+    )
     assert [(repeat.what, repeat.name, repeat.times) for repeat in story.repeats] == [("identical calls", "look", 3)]
 
 
@@ -174,13 +237,17 @@ def test_the_projection_goes_to_the_cap_that_the_run_had() -> None:
     story = tell(TRIP, calls(1_000_000_000), [{"k": "start", "t": 1.0, "model_call_limit": 10}])
     assert story.projection is not None
     assert (story.projection.cap, story.projection.more_usd) == (10, 7)
-    assert tell(TRIP, calls(1_000_000_000), [{"k": "start", "t": 1.0}]).projection is None, "a run without a cap has no end to project to"
+    assert tell(TRIP, calls(1_000_000_000), [{"k": "start", "t": 1.0}]).projection is None, (
+        "a run without a cap has no end to project to"
+    )
 
 
 def test_steps_that_make_no_sense_are_shown_as_far_as_they_go() -> None:
     nonsense: list[dict[str, Any]] = [
-        {}, {"k": "ask"}, {"k": "got", "t": "now"}, {"k": "answers", "of": "none"}, {"k": "answers", "of": [1, {"id": 4}]},
-        {"k": "call", "tool": 5}, {"k": "paid", "usd": "lots", "n": "x"}, {"k": "decision"}, {"k": "hand"}, {"k": ["ask"]},
+        {}, {"k": "ask"}, {"k": "got", "t": "now"}, {"k": "answers", "of": "none"}, {"k": "answers", "of": [1,
+        {"id": 4}]},
+        {"k": "call", "tool": 5}, {"k": "paid", "usd": "lots", "n": "x"}, {"k": "decision"}, {"k": "hand"},
+        {"k": ["ask"]},
     ]  # fmt: skip
     story = tell({}, [], nonsense)
     assert [row.kind for row in story.rows] == ["model", "tool", "tool", "decision", "hand"]

@@ -33,9 +33,17 @@ def test_after_real_runs_every_question_has_its_answer(place: Any, view: StoreVi
     stopped = runaway(plugin, user_id="alice")
     healthy(plugin, user_id="bob", agent="writer")
     (budget_of_bob,) = [row for row in view.budgets() if row.scope == "user:app/bob"]
-    assert (budget_of_bob.unit, budget_of_bob.limit, budget_of_bob.spent, budget_of_bob.reserved, budget_of_bob.window) == ("usd", 1, Decimal("0.012"), 0, "1d")
+    assert (
+        budget_of_bob.unit,
+        budget_of_bob.limit,
+        budget_of_bob.spent,
+        budget_of_bob.reserved,
+        budget_of_bob.window,
+    ) == ("usd", 1, Decimal("0.012"), 0, "1d")
     assert budget_of_bob.share == pytest.approx(0.012)
-    assert [row.scope for row in view.budgets()] == ["user:app/alice", "user:app/bob"], "budgets of ended runs are not listed"
+    assert [row.scope for row in view.budgets()] == ["user:app/alice", "user:app/bob"], (
+        "budgets of ended runs are not listed"
+    )
     assert len(view.budgets(ended_runs=True)) == 4
 
     (trip,) = view.trips()
@@ -98,7 +106,9 @@ def test_a_run_is_shown_while_it_runs(place: Any, view: StoreView) -> None:
         assert (row.user, row.app, row.stopped, row.spent_usd) == ("carol", "app", None, Decimal("0.004"))
         assert row.silent_s < 10
         assert any(budget.scope == f"run:{row.run}" for budget in view.budgets())
-        assert [figures.name for figures in view.spend(view.now() - 60, by="user").totals] == ["carol"], "before its end is recorded"
+        assert [figures.name for figures in view.spend(view.now() - 60, by="user").totals] == ["carol"], (
+            "before its end is recorded"
+        )
     assert view.running() == []
 
 
@@ -112,7 +122,10 @@ def test_stops_and_breakers_in_force_are_told(place: Any, view: StoreView) -> No
     assert plugin.flush(10)
     (stop,) = view.stops()
     assert (stop.scope, stop.actor, stop.reason) == ("user:app/alice", "ann", "looking into it")
-    assert [(row.tool, row.state, row.failures, row.runs) for row in view.breakers()] == [("fetch", "open", 0, 0), ("send", "closed", 1, 1)]
+    assert [(row.tool, row.state, row.failures, row.runs) for row in view.breakers()] == [
+        ("fetch", "open", 0, 0),
+        ("send", "closed", 1, 1),
+    ]
 
 
 def test_a_shadow_stop_is_marked_and_what_came_after_it_is_told_apart(place: Any, view: StoreView) -> None:
@@ -135,7 +148,9 @@ def test_what_cannot_be_read_is_counted_and_the_rest_is_shown(place: Any, view: 
     for kind in ("call", "trip", "steps"):
         for text in ("{", "[]" if kind != "steps" else "{}", '"x"', "null"):
             session.append(kind, run_id, text)
-    session.append("call", run_id, '{"usd": "NaN", "input": -5, "output": 1e99, "agent": 7, "app": ["x"], "estimated": "yes"}')
+    session.append(
+        "call", run_id, '{"usd": "NaN", "input": -5, "output": 1e99, "agent": 7, "app": ["x"], "estimated": "yes"}'
+    )
     session.append("call", run_id, '{"usd": true}')
     session.beat("broken", "w", "not json")
     session.beat("strange", "w", '{"seconds": "long", "spent_usd": "1e999", "model_calls": null}')
@@ -160,7 +175,9 @@ def test_a_control_document_that_cannot_be_read_is_no_stop_and_no_error(place: A
     assert view.unreadable.counts["control"] == 1
 
 
-def test_calls_are_read_once_and_a_correction_replaces_what_it_corrects(place: Any, view: StoreView, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_calls_are_read_once_and_a_correction_replaces_what_it_corrects(
+    place: Any, view: StoreView, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("runguard.view.spending._FIRST_LOOK", 8)
     session = place.connect()
     told = {"agent": "a", "model": "m", "app": "x", "user": "u", "input": 10, "output": 5}
@@ -181,7 +198,9 @@ def test_calls_are_read_once_and_a_correction_replaces_what_it_corrects(place: A
 def test_the_dearest_names_stand_for_themselves_and_the_rest_together(place: Any, view: StoreView) -> None:
     session = place.connect()
     for number in range(12):
-        session.append("call", "r", json.dumps({"id": f"{number}", "app": f"app {number:02}", "usd": f"{number}", "input": 1}))
+        session.append(
+            "call", "r", json.dumps({"id": f"{number}", "app": f"app {number:02}", "usd": f"{number}", "input": 1})
+        )
     session.append("call", "r", json.dumps({"id": "x", "app": "others", "usd": "100"}))
     session.close()
     now = view.now()
@@ -191,7 +210,9 @@ def test_the_dearest_names_stand_for_themselves_and_the_rest_together(place: Any
     assert len(spend.totals) == 13
 
 
-def test_only_so_many_calls_are_read_and_that_is_said(place: Any, view: StoreView, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_so_many_calls_are_read_and_that_is_said(
+    place: Any, view: StoreView, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("runguard.view.spending.CALLS_KEPT", 30)
     monkeypatch.setattr("runguard.view.spending._FIRST_LOOK", 8)
     session = place.connect()
@@ -242,7 +263,9 @@ def test_a_look_at_a_file_changes_nothing(tmp_path: Path) -> None:
         beside.unlink()
     view = StoreView(url)
     assert view.story(view.trips()[0]["id"]) is not None
-    assert [row.reserved for row in view.budgets() if row.scope == "app:x" and row.unit == "calls"] == [1], "its time is up, and nobody charged it"
+    assert [row.reserved for row in view.budgets() if row.scope == "app:x" and row.unit == "calls"] == [1], (
+        "its time is up, and nobody charged it"
+    )
     with pytest.raises(sqlite3.OperationalError, match="readonly"):
         view._open().append("call", "r", "{}")
     view.close()
@@ -311,4 +334,8 @@ def test_without_a_journal_a_story_has_the_model_calls(tmp_path: Path) -> None:
     story = view.story(trip["id"])
     view.close()
     assert story is not None
-    assert (story.source, len(story.rows), story.usd) == ("calls", trip["model_calls"], Decimal("0.004") * trip["model_calls"])
+    assert (story.source, len(story.rows), story.usd) == (
+        "calls",
+        trip["model_calls"],
+        Decimal("0.004") * trip["model_calls"],
+    )

@@ -33,11 +33,15 @@ def test_version() -> None:
     assert runguard("--version").output == f"runguard {__version__}\n"
 
 
-@pytest.mark.parametrize("arguments", [["--help"], ["demo", "--help"], ["check", "--help"], ["--version"]], ids=" ".join)
+@pytest.mark.parametrize(
+    "arguments", [["--help"], ["demo", "--help"], ["check", "--help"], ["--version"]], ids=" ".join
+)
 def test_help_loads_no_framework(arguments: list[str]) -> None:
     ran = python(
-        f"import sys; from runguard.cli.main import main; main({arguments}, prog_name='runguard', standalone_mode=False); "
-        "sys.exit(str([name for name in sys.modules if name.split('.')[0] in ('google', 'rich', 'pydantic', 'asyncio')]))"
+        f"import sys; from runguard.cli.main import main; main({arguments}, prog_name='runguard', "
+        "standalone_mode=False); "
+        "sys.exit(str([name for name in sys.modules if name.split('.')[0] in ('google', 'rich', 'pydantic', "
+        "'asyncio')]))"
     )
     assert ran.stderr.strip() == "[]"
     assert "runguard" in ran.stdout
@@ -96,7 +100,11 @@ pollling = true
 
 def default_of(rule: str) -> list[str]:
     rungs = RULES[rule][0]
-    told = [f"{name} {number:g}" for name in ("warn", "nudge", "block", "stop") if (number := getattr(rungs, name)) is not None]
+    told = [
+        f"{name} {number:g}"
+        for name in ("warn", "nudge", "block", "stop")
+        if (number := getattr(rungs, name)) is not None
+    ]
     return f"(default {', '.join(told)})".split()
 
 
@@ -132,7 +140,10 @@ def test_check_says_when_a_pyproject_has_no_table_of_ours(tmp_path: Path) -> Non
     file.write_text("[tool.other]\nx = 1\n")
     ran = runguard("check", "pyproject.toml")
     assert ran.exit_code == 1
-    assert ran.stdout == "pyproject.toml: no [tool.runguard] table, so this file sets nothing\n  every setting at its default\n"
+    assert (
+        ran.stdout
+        == "pyproject.toml: no [tool.runguard] table, so this file sets nothing\n  every setting at its default\n"
+    )
     assert json.loads(runguard("check", "pyproject.toml", "--json").stdout)["ok"] is False
     assert runguard("check").stdout.startswith("ok: no policy file from here upward"), "and it is not taken for one"
     file.write_text("[tool.runguard]\n")
@@ -151,7 +162,9 @@ def test_check_names_the_environment_that_overrides(monkeypatch: pytest.MonkeyPa
 
 
 def test_check_names_the_receivers_of_alerts_and_no_secret(tmp_path: Path) -> None:
-    (tmp_path / "runguard.toml").write_text('[alerts]\nlog = "warning"\nslack_webhook = "https://hooks.slack.com/services/T0/B0/hunter2"\n')
+    (tmp_path / "runguard.toml").write_text(
+        '[alerts]\nlog = "warning"\nslack_webhook = "https://hooks.slack.com/services/T0/B0/hunter2"\n'
+    )
     for options in ([], ["--json"]):
         ran = runguard("check", *options)
         assert ran.exit_code == 0
@@ -172,7 +185,10 @@ def test_check_explains_every_fault_by_its_path(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("name", "text", "message"),
-    [("broken.toml", "mode = ", "broken.toml: not valid TOML"), ("absent.toml", None, "absent.toml: no such policy file")],
+    [
+        ("broken.toml", "mode = ", "broken.toml: not valid TOML"),
+        ("absent.toml", None, "absent.toml: no such policy file"),
+    ],
 )
 def test_check_of_a_file_that_cannot_be_read(tmp_path: Path, name: str, text: str | None, message: str) -> None:
     if text is not None:
@@ -207,7 +223,10 @@ def test_the_schema_knows_every_setting() -> None:
 
 def test_check_tells_budgets_prices_and_a_store_without_its_password(tmp_path: Path) -> None:
     file = tmp_path / "runguard.toml"
-    file.write_text('store = "redis://:hunter2@127.0.0.1:6379/0"\nmax_usd = 2\n[[budgets]]\nusd = 5\nper = "user"\n[prices.acme]\ninput = 1\noutput = 2\n')
+    file.write_text(
+        'store = "redis://:hunter2@127.0.0.1:6379/0"\nmax_usd = 2\n[[budgets]]\nusd = 5\nper = '
+        '"user"\n[prices.acme]\ninput = 1\noutput = 2\n'
+    )
     for options in ([], ["--json"]):
         ran = CliRunner().invoke(main, ["check", str(file), *options])
         assert ran.exit_code == 0, ran.output

@@ -50,7 +50,9 @@ def everything_went_well(result: dict[str, Any]) -> None:
         assert entry["with"]["error"] is None
         assert entry["calls_answered"]
         assert entry["with"]["tokens"] < entry["without"]["tokens"] / 5
-        assert entry["saved_percent"] == pytest.approx(100 * (1 - entry["with"]["tokens"] / entry["without"]["tokens"]), abs=0.06)
+        assert entry["saved_percent"] == pytest.approx(
+            100 * (1 - entry["with"]["tokens"] / entry["without"]["tokens"]), abs=0.06
+        )
         assert f"stopped by {entry['stopped_by']}" in entry["message"]
     for entry in result["look_alikes"]:
         assert entry["untouched"], entry
@@ -67,7 +69,11 @@ def the_stalled_loop_is_stopped_after_a_few_failures(result: dict[str, Any]) -> 
     assert story["stopped_by"] == "stall"
     assert story["with"]["model_calls"] <= 12
     assert story["with"]["tool_calls"] <= 5
-    assert [(d["action"], d["rule"]) for d in story["decisions"]] == [("nudge", "stall"), ("block", "stall"), ("stop", "stall")]
+    assert [(d["action"], d["rule"]) for d in story["decisions"]] == [
+        ("nudge", "stall"),
+        ("block", "stall"),
+        ("stop", "stall"),
+    ]
 
 
 def the_hand_off_cycle_runs_up_to_the_limit_of_adk_or_is_stopped(result: dict[str, Any]) -> None:
@@ -123,7 +129,10 @@ async def test_tokens_are_what_the_requests_weigh() -> None:
     """Four sources more in the history, four answers more in the prompt."""
     pair = await play.play_pair(play.Pair(BY_KEY["growing_history"]))
     (model,) = pair.guarded.meter.models
-    weights = [len("".join(content.model_dump_json(exclude_none=True) for content in request.contents)) for request in model.requests]
+    weights = [
+        len("".join(content.model_dump_json(exclude_none=True) for content in request.contents))
+        for request in model.requests
+    ]
     assert weights == sorted(weights)
     assert pair.guarded.meter.largest_prompt == pytest.approx(weights[-1] / 4, rel=0.1)
     assert pair.guarded.trip is not None
@@ -157,19 +166,27 @@ def test_plain_lines_where_there_is_no_terminal(monkeypatch: pytest.MonkeyPatch)
     assert ran.exit_code == 0, ran.output
     assert "\x1b" not in ran.stdout
     assert ran.stderr == ""
-    assert "Cost: what gemini-2.5-flash would have billed at list price.\n" in ran.stdout, "in a pipe no sentence is folded"
+    assert "Cost: what gemini-2.5-flash would have billed at list price.\n" in ran.stdout, (
+        "in a pipe no sentence is folded"
+    )
     assert re.search(r"^Calls are counted at the models .* at list price\.$", ran.stdout, re.MULTILINE)
     assert "growing history: 60 model calls without, 21 with; stopped by no_news" in ran.stdout
-    assert re.search(r"^growing history +60 → +21 +[\d,]+ → +[\d,]+ +\$0\.\d{4} → \$0\.\d{4} +\d\d\.\d%$", ran.stdout, re.MULTILINE)
+    assert re.search(
+        r"^growing history +60 → +21 +[\d,]+ → +[\d,]+ +\$0\.\d{4} → \$0\.\d{4} +\d\d\.\d%$", ran.stdout, re.MULTILINE
+    )
     assert re.search(r"^polling that moves +13 → +13 +12 → +12 +25 → +25 +0$", ran.stdout, re.MULTILINE)
     assert "stopped by no_news of tool 'read_source': 15 answers without news" in ran.stdout
     assert "By default growth alone only warns" in ran.stdout
     assert "1 of 1 runaways stopped, 1 of 1 healthy runs untouched" in ran.stdout
 
 
-@pytest.mark.parametrize(("runaways", "healthy"), [(["polling"], []), ([], ["growing_history"])], ids=["not stopped", "touched"])
+@pytest.mark.parametrize(
+    ("runaways", "healthy"), [(["polling"], []), ([], ["growing_history"])], ids=["not stopped", "touched"]
+)
 @pytest.mark.parametrize("options", [[], ["--json"]], ids=["text", "json"])
-def test_the_exit_code_is_one_when_the_guard_fails(monkeypatch: pytest.MonkeyPatch, runaways: list[str], healthy: list[str], options: list[str]) -> None:
+def test_the_exit_code_is_one_when_the_guard_fails(
+    monkeypatch: pytest.MonkeyPatch, runaways: list[str], healthy: list[str], options: list[str]
+) -> None:
     ran = shown(monkeypatch, runaways, healthy, *options)
     assert ran.exit_code == 1
     if options:
@@ -235,6 +252,9 @@ def test_a_table_that_is_alive_on_a_terminal(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_loading_the_package_and_its_screen_loads_nothing_of_google() -> None:
-    code = "import sys, runguard.demo.show; sys.exit(str([name for name in sys.modules if name.split('.')[0] == 'google']))"
+    code = (
+        "import sys, runguard.demo.show; sys.exit(str([name for name in sys.modules if name.split('.')[0] == "
+        "'google']))"
+    )
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=30, check=False)
     assert ran.stderr.strip() == "[]"

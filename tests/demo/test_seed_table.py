@@ -1,4 +1,6 @@
-"""``runguard demo --seed-table``: the seed's failure modes are stopped at its figures, and the docs page shows a real run."""
+"""``runguard demo --seed-table``: the seed's failure modes are stopped at its figures, and the docs page shows a real
+run.
+"""
 
 import json
 import re
@@ -14,7 +16,12 @@ from runguard.demo.seed_table import SEED_VALUES, Row, SeedTable
 
 PAGE = Path(__file__).parents[2] / "docs" / "seed-table.md"
 IS_NEWEST = tuple(map(int, version("google-adk").split(".")[:2])) >= (2, 13)
-CALLS = {"non_progress": (16, 5, 11), "back_delegation": (6, 2, 6), "inflation": (40, 21, 40), "over_spawn": (402, 22, 2)}
+CALLS = {
+    "non_progress": (16, 5, 11),
+    "back_delegation": (6, 2, 6),
+    "inflation": (40, 21, 40),
+    "over_spawn": (402, 22, 2),
+}
 
 
 @pytest.fixture(scope="module")
@@ -36,9 +43,14 @@ def _calls(row: Row) -> tuple[int, int, int]:
     return sides[0].meter.model_calls, sides[1].meter.model_calls, sides[2].meter.model_calls
 
 
-@pytest.mark.parametrize(("mode", "below"), [("non_progress", 0), ("back_delegation", 3), ("inflation", 0), ("over_spawn", 4)])
+@pytest.mark.parametrize(
+    ("mode", "below"), [("non_progress", 0), ("back_delegation", 3), ("inflation", 0), ("over_spawn", 4)]
+)
 def test_the_seeds_values_save_what_the_seed_says(rows: dict[str, Row], mode: str, below: int) -> None:
-    """To a few points: the sizes of documents and answers are ours. Twenty of 400 agents are 95 %, where the seed says 98."""
+    """To a few points: the sizes of documents and answers are ours.
+
+    Twenty of 400 agents are 95 %, where the seed says 98.
+    """
     row = rows[mode]
     assert row.seed_values.stopped
     assert row.seed_values.saved >= row.claim.saved - below
@@ -64,7 +76,9 @@ def test_the_command_shows_the_table(table: SeedTable, monkeypatch: pytest.Monke
     monkeypatch.setattr(seed_table, "play_table", lambda: table)
     ran = CliRunner().invoke(main, ["demo", "--seed-table"])
     assert (ran.exit_code, ran.stderr) == (0, "")
-    assert re.search(r"^non-progress +seed's values +16 → +5 +[\d,]+ → +[\d,]+ +8\d\.\d% +79%$", ran.stdout, re.MULTILINE)
+    assert re.search(
+        r"^non-progress +seed's values +16 → +5 +[\d,]+ → +[\d,]+ +8\d\.\d% +79%$", ran.stdout, re.MULTILINE
+    )
     assert re.search(r"^ +defaults +402 → +2 +[\d,]+ → +180 +99\.\d%", ran.stdout, re.MULTILINE)
     assert all(row.claim.differs in ran.stdout for row in table.rows)
 
@@ -75,7 +89,10 @@ def test_the_command_for_machines(table: SeedTable, monkeypatch: pytest.MonkeyPa
     assert (ran.exit_code, ran.stderr) == (0, "")
     result = json.loads(ran.stdout)
     assert [mode["seed"]["saved_percent"] for mode in result["modes"]] == [79, 84, 66, 98]
-    assert {mode["mode"]: tuple(mode[side]["model_calls"] for side in ("without", "seed_values", "defaults")) for mode in result["modes"]} == CALLS
+    assert {
+        mode["mode"]: tuple(mode[side]["model_calls"] for side in ("without", "seed_values", "defaults"))
+        for mode in result["modes"]
+    } == CALLS
     assert result["modes"][0]["seed_values"]["settings"] == SEED_VALUES
     assert result["modes"][0]["defaults"]["settings"] == {}
 

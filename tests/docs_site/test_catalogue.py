@@ -25,7 +25,14 @@ def test_front_matter_is_what_the_catalogue_reads() -> None:
 
 @pytest.mark.parametrize("code", SNIPPETS, ids=range(1, len(SNIPPETS) + 1))
 def test_snippet_runs(code: str, tmp_path: Path) -> None:
-    done = subprocess.run([sys.executable, "-W", "ignore", "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=50, check=False)
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", code],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=50,
+        check=False,
+    )
     assert done.returncode == 0, done.stderr
     if "RUNGUARD_STOP" in code:
         assert "RUNGUARD_STOP" in done.stdout

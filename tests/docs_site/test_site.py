@@ -1,4 +1,6 @@
-"""The documentation builds without a warning, every page can be reached, every link has a target, and nothing is asked of another host."""
+"""The documentation builds without a warning, every page can be reached, every link has a target, and nothing is asked
+of another host.
+"""
 
 import importlib
 import subprocess
@@ -14,10 +16,15 @@ import pytest
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 if absent := [package for package in ("sphinx", "myst_parser", "furo") if find_spec(package) is None]:
-    pytest.skip(f"the documentation is built on the newest environment alone; not installed here: {', '.join(absent)}", allow_module_level=True)
+    pytest.skip(
+        f"the documentation is built on the newest environment alone; not installed here: {', '.join(absent)}",
+        allow_module_level=True,
+    )
 pytestmark = pytest.mark.timeout(180)
 
-PUBLIC = tuple(f"runguard{part}" for part in ("", ".adk", ".alerts", ".calibrate", ".replay", ".termination", ".testing", ".view"))
+PUBLIC = tuple(
+    f"runguard{part}" for part in ("", ".adk", ".alerts", ".calibrate", ".replay", ".termination", ".testing", ".view")
+)
 LOADING = {("script", "src"), ("img", "src"), ("link", "href"), ("iframe", "src"), ("source", "src")}
 
 
@@ -63,14 +70,21 @@ def test_every_link_has_a_target(site: Path, pages: dict[Path, Page]) -> None:
             if target.scheme or target.netloc:
                 continue
             at = (path.parent / unquote(target.path)).resolve() if target.path else path
-            if not at.is_file() or (target.fragment and at in pages and unquote(target.fragment) not in pages[at].anchors):
+            if not at.is_file() or (
+                target.fragment and at in pages and unquote(target.fragment) not in pages[at].anchors
+            ):
                 dead.append(f"{path.relative_to(site)} -> {link}")
     assert dead == []
 
 
 def test_every_page_can_be_reached_from_the_first(site: Path, pages: dict[Path, Page]) -> None:
-    written = {source.relative_to(DOCS).with_suffix(".html") for source in DOCS.rglob("*.md") if source.parent.name != "adk-docs-catalogue"}
-    listed = {Path(unquote(urlsplit(link).path)) for link in pages[site / "index.html"].links}  # the sidebar lists the whole tree
+    written = {
+        source.relative_to(DOCS).with_suffix(".html")
+        for source in DOCS.rglob("*.md")
+        if source.parent.name != "adk-docs-catalogue"
+    }
+    # the sidebar lists the whole tree
+    listed = {Path(unquote(urlsplit(link).path)) for link in pages[site / "index.html"].links}
     assert written - listed <= {Path("index.html")}
 
 
@@ -82,10 +96,19 @@ def test_every_public_name_is_in_the_reference(site: Path) -> None:
     from sphinx.util.inventory import InventoryFile
 
     with (site / "objects.inv").open("rb") as inventory:
-        documented = {name for kind, names in InventoryFile.load(inventory, "", lambda base, path: path).items() if kind.startswith("py:") for name in names}
+        documented = {
+            name
+            for kind, names in InventoryFile.load(inventory, "", lambda base, path: path).items()
+            if kind.startswith("py:")
+            for name in names
+        }
     for module in PUBLIC:
         home = importlib.import_module(module)
-        missing = [name for name in home.__all__ if not {f"{module}.{name}", f"runguard.{name}", f"runguard.adk.{name}"} & documented]
+        missing = [
+            name
+            for name in home.__all__
+            if not {f"{module}.{name}", f"runguard.{name}", f"runguard.adk.{name}"} & documented
+        ]
         assert missing == [], f"public names of {module} without a place in docs/reference"
 
 

@@ -29,8 +29,17 @@ def command(start: str) -> list[str]:
 
 def environment(**extra: str) -> dict[str, str]:
     """The commands of this environment first, no key of any provider, no policy of whoever runs the tests."""
-    kept = {name: value for name, value in os.environ.items() if not name.endswith("_API_KEY") and not name.startswith("RUNGUARD_")}
-    return {**kept, "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}", "PYTHONWARNINGS": "ignore", **extra}
+    kept = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.endswith("_API_KEY") and not name.startswith("RUNGUARD_")
+    }
+    return {
+        **kept,
+        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
+        "PYTHONWARNINGS": "ignore",
+        **extra,
+    }
 
 
 def free_port() -> int:
@@ -76,7 +85,9 @@ def serving(folder: Path, *servers: Server) -> Iterator[None]:
 def _process(folder: Path, server: Server) -> Iterator[tuple[subprocess.Popen[bytes], Path]]:
     log = folder / f"{server.port}.log"
     with log.open("w") as output:
-        process = subprocess.Popen(server.arguments, cwd=folder, env=environment(**server.variables), stdout=output, stderr=subprocess.STDOUT)
+        process = subprocess.Popen(
+            server.arguments, cwd=folder, env=environment(**server.variables), stdout=output, stderr=subprocess.STDOUT
+        )
     try:
         yield process, log
     finally:

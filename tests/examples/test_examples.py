@@ -36,10 +36,23 @@ def test_readme_names_every_example() -> None:
 
 def test_adk_run(folder: Path) -> None:
     said = "Extract invoice 7\nExtract the scan\nExtract invoice 3\nexit\n"
-    done = subprocess.run(command("adk run"), cwd=folder, env=environment(), input=said, capture_output=True, text=True, timeout=50, check=False)
+    done = subprocess.run(
+        command("adk run"),
+        cwd=folder,
+        env=environment(),
+        input=said,
+        capture_output=True,
+        text=True,
+        timeout=50,
+        check=False,
+    )
     assert done.returncode == 0, done.stderr
     answers = [line.partition("[clerk]: ")[2] for line in done.stdout.splitlines() if "[clerk]: " in line]
-    assert answers == ["The total is 84.50 EUR.", "I stopped because a step kept failing in the same way.", "The total is 36.50 EUR."]
+    assert answers == [
+        "The total is 84.50 EUR.",
+        "I stopped because a step kept failing in the same way.",
+        "The total is 36.50 EUR.",
+    ]
 
 
 def test_adk_web(folder: Path) -> None:
@@ -50,7 +63,9 @@ def test_adk_web(folder: Path) -> None:
 
         def last_event(words: str) -> dict[str, Any]:
             message = {"role": "user", "parts": [{"text": words}]}
-            status, events, _ = ask(f"{web.url}/run", {"appName": "clerk", "userId": "u", "sessionId": "s", "newMessage": message})
+            status, events, _ = ask(
+                f"{web.url}/run", {"appName": "clerk", "userId": "u", "sessionId": "s", "newMessage": message}
+            )
             assert status == 200, events
             last: dict[str, Any] = events[-1]
             return last
@@ -85,14 +100,26 @@ def test_two_processes_share_a_users_day(folder: Path, store: dict[str, str]) ->
     services = []
     for workers in ("1" if store else "2", "1"):  # two as written, once: starting one takes seconds
         port = free_port()
-        services.append(Server(arguments, port, "/users/nobody/budget", {"PORT": str(port), "DAILY_USD": DAILY_USD, "WORKERS": workers, **store}))
+        services.append(
+            Server(
+                arguments,
+                port,
+                "/users/nobody/budget",
+                {"PORT": str(port), "DAILY_USD": DAILY_USD, "WORKERS": workers, **store},
+            )
+        )
     with serving(folder, *services):
         question = {"user": "alice", "question": "How far is the moon?"}
         answers = [ask(f"{services[n % 2].url}/ask", question) for n in range(8)]
         assert [status for status, _, _ in answers] == [200] * 5 + [402] * 3  # 5 x 0.000925 of 0.005
         assert answers[0][1] == {"answer": "384,400 km."}
         trip = answers[-1][1]["stopped"]
-        assert (trip["rule"], trip["scope_id"], trip["limit"], trip["resumable"]) == ("budget", "user:service/alice", DAILY_USD, True)
+        assert (trip["rule"], trip["scope_id"], trip["limit"], trip["resumable"]) == (
+            "budget",
+            "user:service/alice",
+            DAILY_USD,
+            True,
+        )
         assert 0 < int(answers[-1][2]["Retry-After"]) <= 86_400
         for service in services:
             status, left, _ = ask(f"{service.url}/users/alice/budget")
@@ -105,7 +132,15 @@ def test_two_processes_share_a_users_day(folder: Path, store: dict[str, str]) ->
 
 
 def test_plain_functions(folder: Path) -> None:
-    done = subprocess.run(command("python examples/plain"), cwd=folder, env=environment(), capture_output=True, text=True, timeout=50, check=False)
+    done = subprocess.run(
+        command("python examples/plain"),
+        cwd=folder,
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=50,
+        check=False,
+    )
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
     assert lines[0] == "step 1: $0.000096 so far"

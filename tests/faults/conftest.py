@@ -1,4 +1,6 @@
-"""A clean process between tests, and how much is tried: a sample, or everything with ``RUNGUARD_FAULTS=long`` (``make faults``)."""
+"""A clean process between tests, and how much is tried: a sample, or everything with ``RUNGUARD_FAULTS=long`` (``make
+faults``).
+"""
 
 import os
 import sys
@@ -12,7 +14,8 @@ from runguard.adk.runners import _watch
 
 from ..ledger.conftest import mother, place, process, servers  # noqa: F401, TID252 - fixtures; the tests are no package
 
-# ADK tries this import again and again while it runs; where the package behind is missing, each try compiles the module anew.
+# ADK tries this import again and again while it runs; where the package behind is missing, each try compiles the module
+# anew.
 if find_spec("a2a") is None:
     sys.modules.setdefault("google.adk.agents.remote_a2a_agent", None)  # type: ignore[arg-type]
 

@@ -1,4 +1,6 @@
-"""Guards that share one budget through a store, each with a ledger of its own, as workers in different processes have."""
+"""Guards that share one budget through a store, each with a ledger of its own,
+as workers in different processes have.
+"""
 
 import asyncio
 from collections.abc import Callable
@@ -23,7 +25,13 @@ class Member:
 
     def __init__(self, url: str, cap: int, **policy: Any) -> None:
         self.model = ScriptedModel([text("done")])
-        settings = {"prices": PRICES, "tokens": lambda _: 2_000, "store": url, "budgets": [Budget(calls=cap, per="user")], "on_guard_error": "allow"}
+        settings = {
+            "prices": PRICES,
+            "tokens": lambda _: 2_000,
+            "store": url,
+            "budgets": [Budget(calls=cap, per="user")],
+            "on_guard_error": "allow",
+        }
         with mock.patch.dict(remote._open, clear=True):
             self.plugin = RunGuardPlugin(**{**settings, "max_wait_seconds": 0.2, **policy})
 
@@ -51,7 +59,10 @@ class Crew:
         return sum(member.made for member in self.members)
 
     async def work(self, go_on: Callable[[], bool], lanes: int = 2) -> None:
-        """Every member makes call after call, in several lanes, as long as it is told to. No fault may be visible as one of the guard's own."""
+        """Every member makes call after call, in several lanes, as long as it is told to.
+
+        No fault may be visible as one of the guard's own.
+        """
 
         async def lane(member: Member) -> None:
             while go_on():
@@ -66,7 +77,9 @@ class Crew:
     async def recover(self, seconds: float = 30.0) -> None:
         """The faults are over. Everything is booked, and what is left of the budget can be spent, to the last call."""
         for member in self.members:
-            assert await asyncio.to_thread(member.plugin.flush, seconds), f"a settlement was lost or is not booked: {member.plugin.snapshot()}"
+            assert await asyncio.to_thread(member.plugin.flush, seconds), (
+                f"a settlement was lost or is not booked: {member.plugin.snapshot()}"
+            )
         async with asyncio.timeout(seconds):
             for member in self.members:
                 while (why := await member.turn()) != "budget":

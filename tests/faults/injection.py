@@ -1,11 +1,11 @@
 """Puts an exception into any function of the package, and finds out which functions a run reaches.
 
-A function is broken by giving it other code (``function.__code__``), so every reference to it is affected: imported names, stored
-bound methods, callbacks, functions in other threads. A function that is made anew in each call of another one is broken through
-the constants of that other one.
+A function is broken by giving it other code (``function.__code__``), so every reference to it is affected: imported
+names, stored bound methods, callbacks, functions in other threads. A function that is made anew in each call of another
+one is broken through the constants of that other one.
 
-The exception is raised only where RunGuard's own code makes the call. Nothing can protect the first line of a function that a
-framework, an event loop or the user calls.
+The exception is raised only where RunGuard's own code makes the call. Nothing can protect the first line of a function
+that a framework, an event loop or the user calls.
 """
 
 import gc
@@ -24,7 +24,8 @@ from typing import Any, Final
 import runguard
 
 PACKAGE: Final = str(Path(runguard.__file__).parent)
-_NOT_THE_GUARD: Final = (f"{PACKAGE}/testing.py", f"{PACKAGE}/demo/")  # what users write tests with, and what shows things off
+# what users write tests with, and what shows things off
+_NOT_THE_GUARD: Final = (f"{PACKAGE}/testing.py", f"{PACKAGE}/demo/")
 _TRANSPARENT: Final = ("contextlib.py", "functools.py", "<string>")  # who calls through these is the caller
 _NOT_FUNCTIONS: Final = ("<module>", "<listcomp>", "<setcomp>", "<dictcomp>", "<genexpr>")
 _STARTS: Final = 0  # the argument of RESUME where a function begins; others continue after a yield or an await
@@ -58,12 +59,19 @@ _outermost: Final[set[CodeType]] = set()  # functions that somebody else calls, 
 
 @contextmanager
 def reached() -> Iterator[Counter[CodeType]]:
-    """Counts how often RunGuard's own code calls each function of the package, in all threads that begin meanwhile and in this one."""
+    """Counts how often RunGuard's own code calls each function of the package, in all threads that begin meanwhile and
+    in this one.
+    """
     calls: Counter[CodeType] = Counter()
 
     def look(frame: FrameType, event: str, _: Any) -> None:
         code = frame.f_code
-        if event != "call" or not is_ours(code) or code.co_name in _NOT_FUNCTIONS or code.co_code[frame.f_lasti + 1] & 3 != _STARTS:
+        if (
+            event != "call"
+            or not is_ours(code)
+            or code.co_name in _NOT_FUNCTIONS
+            or code.co_code[frame.f_lasti + 1] & 3 != _STARTS
+        ):
             return
         if _is_called_by_us(frame.f_back):
             calls[code] += 1
@@ -98,7 +106,10 @@ class Place:
 
 
 def places(calls: Counter[CodeType]) -> list[Place]:
-    """The functions that a run has reached, by name. Not those that a framework calls: nothing can protect their first line."""
+    """The functions that a run has reached, by name.
+
+    Not those that a framework calls: nothing can protect their first line.
+    """
     functions: dict[CodeType, list[FunctionType]] = {}
     for each in gc.get_objects():
         if type(each) is FunctionType and is_ours(each.__code__):
@@ -169,7 +180,9 @@ def broken(place: Place, when: str) -> Iterator[Fault]:
 
 
 def _clone(function: FunctionType) -> FunctionType:
-    clone = FunctionType(function.__code__, function.__globals__, function.__name__, function.__defaults__, function.__closure__)
+    clone = FunctionType(
+        function.__code__, function.__globals__, function.__name__, function.__defaults__, function.__closure__
+    )
     clone.__kwdefaults__ = function.__kwdefaults__
     return clone
 
@@ -191,14 +204,19 @@ def _from_frame(fault: Fault) -> Callable[..., Any]:
         frame = sys._getframe(1)
         if fault.is_due(frame.f_back):
             raise FaultError(fault.place.name)
-        cells = tuple(CellType(frame.f_locals[name]) if name in frame.f_locals else CellType() for name in code.co_freevars)
+        cells = tuple(
+            CellType(frame.f_locals[name]) if name in frame.f_locals else CellType() for name in code.co_freevars
+        )
         return FunctionType(code, frame.f_globals, code.co_name, None, cells)(*args, **kwargs)
 
     return hook
 
 
 def _with_inner(code: CodeType, old: CodeType, new: CodeType) -> CodeType:
-    consts = tuple(new if const is old else _with_inner(const, old, new) if isinstance(const, CodeType) else const for const in code.co_consts)
+    consts = tuple(
+        new if const is old else _with_inner(const, old, new) if isinstance(const, CodeType) else const
+        for const in code.co_consts
+    )
     return code.replace(co_consts=consts)
 
 
@@ -227,7 +245,13 @@ def _stub(code: CodeType, hook: Callable[..., Any]) -> CodeType:
     (outer,) = (const for const in module.co_consts if isinstance(const, CodeType))
     (stub,) = (const for const in outer.co_consts if isinstance(const, CodeType))
     consts = tuple(hook if const == "HOOK" else const for const in stub.co_consts)
-    return stub.replace(co_consts=consts, co_freevars=code.co_freevars, co_name=code.co_name, co_qualname=code.co_qualname, co_firstlineno=code.co_firstlineno)
+    return stub.replace(
+        co_consts=consts,
+        co_freevars=code.co_freevars,
+        co_name=code.co_name,
+        co_qualname=code.co_qualname,
+        co_firstlineno=code.co_firstlineno,
+    )
 
 
 def by_name(found: Iterable[Place]) -> dict[str, Place]:

@@ -1,4 +1,6 @@
-"""What a process holds at one moment: memory that RunGuard allocated, its objects, threads, tasks, descriptors and context variables."""
+"""What a process holds at one moment: memory that RunGuard allocated, its objects, threads, tasks, descriptors and
+context variables.
+"""
 
 import asyncio
 import contextvars
@@ -38,7 +40,11 @@ def look() -> Held:
         gc.collect()
     kinds = (type(one) for one in gc.get_objects())
     objects = Counter(kind.__qualname__ for kind in kinds if str(kind.__module__).startswith("runguard"))
-    variables = {variable.name: value for variable, value in contextvars.copy_context().items() if variable.name.startswith("runguard_")}
+    variables = {
+        variable.name: value
+        for variable, value in contextvars.copy_context().items()
+        if variable.name.startswith("runguard_")
+    }
     return Held(objects, _traced(), threading.active_count(), len(asyncio.all_tasks()), descriptors(), variables)
 
 

@@ -14,7 +14,13 @@ from .injection import Place, broken, places, reached
 from .reference_runs import TURNS, Play, Reference, SpinningError, budget_for
 
 # Telemetry, and what it asks, logs its first failure; what makes log lines cannot log.
-_SAID_ONCE: Final = ("outlets.telemetry:", "outlets.callbacks:", "core.decision:Action.word", "log_lines:", "core.printable:")
+_SAID_ONCE: Final = (
+    "outlets.telemetry:",
+    "outlets.callbacks:",
+    "core.decision:Action.word",
+    "log_lines:",
+    "core.printable:",
+)
 _NOT_COUNTED: Final = (
     "providers.",
     "termination.",
@@ -29,7 +35,8 @@ _CODES: Final = (
     "runguard.unreadable",
     "runguard.termination_failed",
 )
-_COUNTED_ELSEWHERE: Final = ("runguard.store_error", "runguard.termination_failed")  # a condition that raises may be the user's own
+# a condition that raises may be the user's own
+_COUNTED_ELSEWHERE: Final = ("runguard.store_error", "runguard.termination_failed")
 TURN_S: Final = 15.0  # a turn takes some milliseconds; one that waits for a leaked reservation takes a minute
 
 
@@ -78,7 +85,9 @@ class Heard(logging.Handler):
 
 
 async def baseline(reference: Reference, **policy: Any) -> Baseline:
-    """Play it without a guard, then with one: that must look the same, unless the policy stops it; and see which functions it reaches."""
+    """Play it without a guard, then with one: that must look the same, unless the policy stops it; and see which
+    functions it reaches.
+    """
     bare = reference.make(None)
     seen = [await bare.turn(_nothing) for _ in range(TURNS)]
     base = Baseline(reference, policy, bare.calls(), seen)
@@ -125,7 +134,9 @@ async def play_with_fault(base: Baseline, place: Place, when: str) -> Outcome:
         await play.check()
     except AssertionError as error:
         outcome.harm.append(f"dirty: {error}")
-    is_counted = any(told(guard) for guard in play.guards) or any(code in line for line in heard.lines for code in _COUNTED_ELSEWHERE)
+    is_counted = any(told(guard) for guard in play.guards) or any(
+        code in line for line in heard.lines for code in _COUNTED_ELSEWHERE
+    )
     if play.guards and not is_counted and not place.name.startswith(_NOT_COUNTED):
         outcome.harm.append("uncounted")
     if not any(code in line for line in heard.lines for code in _CODES) and not place.name.startswith(_SAID_ONCE):
@@ -166,7 +177,9 @@ def leaks(play: Play) -> list[str]:
     for guard in play.guards:
         accounts = guard.accounts
         accounts.ledger.flush(TURN_S)  # a store books on a thread of its own
-        found += [f"{account.key} holds {account.held}" for account in accounts.ledger.known() if account.held != NOTHING]
+        found += [
+            f"{account.key} holds {account.held}" for account in accounts.ledger.known() if account.held != NOTHING
+        ]
         if (reserved := accounts.spend()["reserved_usd"]) != 0:
             found.append(f"reserved {reserved}")
         for run in list(guard.runs.values()):
@@ -177,10 +190,21 @@ def leaks(play: Play) -> list[str]:
 
 def table(outcomes: list[Outcome]) -> Counter[str]:
     """How many faults did what; one that did several things counts as the worst of them."""
-    counts: Counter[str] = Counter(injected=0, unharmed=0, crashed=0, hung=0, leaked=0, changed=0, dirty=0, uncounted=0, unlogged=0)
+    counts: Counter[str] = Counter(
+        injected=0, unharmed=0, crashed=0, hung=0, leaked=0, changed=0, dirty=0, uncounted=0, unlogged=0
+    )
     for outcome in outcomes:
         if outcome.raised:
             counts["injected"] += 1
             kinds = [harm.split()[0].rstrip(":") for harm in outcome.harm]
-            counts[next((kind for kind in ("crashed", "hung", "leaked", "changed", "dirty", "uncounted", "unlogged") if kind in kinds), "unharmed")] += 1
+            counts[
+                next(
+                    (
+                        kind
+                        for kind in ("crashed", "hung", "leaked", "changed", "dirty", "uncounted", "unlogged")
+                        if kind in kinds
+                    ),
+                    "unharmed",
+                )
+            ] += 1
     return counts

@@ -1,7 +1,8 @@
 """Runs on which every fault is tried: healthy ones, and one of each way to be stopped.
 
-A reference makes a ``Play``: agents, guard and all, ready to go, with a guard under the given policy or without one. The budget of
-the user is generous in sum and tight at any moment, so that a reservation that is never closed keeps later calls waiting.
+A reference makes a ``Play``: agents, guard and all, ready to go, with a guard under the given policy or without one.
+The budget of the user is generous in sum and tight at any moment, so that a reservation that is never closed keeps
+later calls waiting.
 """
 
 import asyncio
@@ -60,8 +61,8 @@ class SpinningError(BaseException):
 class Play:
     """One conversation, ready to go.
 
-    ``turn`` plays the user's next turn and tells what the caller saw; it says when everything is made that it needs. ``check`` looks
-    at what is left.
+    ``turn`` plays the user's next turn and tells what the caller saw; it says when everything is made that it
+    needs. ``check`` looks at what is left.
     """
 
     guards: list[Guard]
@@ -113,7 +114,9 @@ class Cast:
         return self.models[-1]
 
     def agent(self, name: str, *script: Any, tools: tuple[Any, ...] = (), chunks: int = 1, **options: Any) -> LlmAgent:
-        return LlmAgent(name=name, description=name, model=self.model(list(script), chunks=chunks), tools=list(tools), **options)
+        return LlmAgent(
+            name=name, description=name, model=self.model(list(script), chunks=chunks), tools=list(tools), **options
+        )
 
 
 def _seen(events: list[Any]) -> list[Any]:
@@ -130,7 +133,9 @@ def _seen(events: list[Any]) -> list[Any]:
             )
             for p in parts
         ]
-        by_author.setdefault(event.author, []).append((event.partial, event.error_code, event.actions.transfer_to_agent, event.actions.escalate, told))
+        by_author.setdefault(event.author, []).append(
+            (event.partial, event.error_code, event.actions.transfer_to_agent, event.actions.escalate, told)
+        )
     return sorted(by_author.items())
 
 
@@ -153,9 +158,19 @@ def _budget_plugin(root: Any, settings: dict[str, Any]) -> tuple[list[Any], list
 def _conditions(root: Any, settings: dict[str, Any]) -> tuple[list[Any], list[Guard]]:
     """Conditions around the run and around its loop that do not fire."""
     plugins, guards = _plugin(root, settings)
-    never = MaxMessageTermination(1_000) | TimeoutTermination(600) | TokenUsageTermination(10**9) | ExternalTermination()
-    terminate(root, MaxIterationsTermination(50) & NoProgressTermination() | TextMentionTermination("nobody says this") | TimeoutTermination(600))
-    return [*plugins, TerminationPlugin(never | CostTermination(10**6, prices=PRICED["prices"], model="scripted-1"))], guards
+    never = (
+        MaxMessageTermination(1_000) | TimeoutTermination(600) | TokenUsageTermination(10**9) | ExternalTermination()
+    )
+    terminate(
+        root,
+        MaxIterationsTermination(50) & NoProgressTermination()
+        | TextMentionTermination("nobody says this")
+        | TimeoutTermination(600),
+    )
+    return [
+        *plugins,
+        TerminationPlugin(never | CostTermination(10**6, prices=PRICED["prices"], model="scripted-1")),
+    ], guards
 
 
 def _ending_loop(root: Any, settings: dict[str, Any]) -> tuple[list[Any], list[Guard]]:
@@ -176,7 +191,12 @@ Guarding = Callable[[Any, dict[str, Any]], tuple[list[Any], list[Guard]]]
 
 
 def _on_adk(
-    build: Callable[[Cast], Any], *, sse: bool = False, guarding: Guarding = _plugin, stored: bool = False, **options: Any
+    build: Callable[[Cast], Any],
+    *,
+    sse: bool = False,
+    guarding: Guarding = _plugin,
+    stored: bool = False,
+    **options: Any,
 ) -> Callable[[dict[str, Any] | None], Play]:
     def make(policy: dict[str, Any] | None) -> Play:
         cast = Cast()
@@ -216,7 +236,10 @@ def hand_over(cast: Cast) -> Any:
 
 
 def branches(cast: Cast) -> Any:
-    return ParallelAgent(name="par", sub_agents=[cast.agent(f"p{n}", call("step", n=n), text(f"p{n} is done"), tools=(step,)) for n in range(3)])
+    return ParallelAgent(
+        name="par",
+        sub_agents=[cast.agent(f"p{n}", call("step", n=n), text(f"p{n} is done"), tools=(step,)) for n in range(3)],
+    )
 
 
 def nested(cast: Cast) -> Any:
@@ -234,7 +257,10 @@ def single_turn(cast: Cast) -> Any:
 
 
 def graph(cast: Cast) -> Any:
-    first, second = cast.agent("first", text("first is done")), cast.agent("second", call("step", n=1), text("second is done"), tools=(step,))
+    first, second = (
+        cast.agent("first", text("first is done")),
+        cast.agent("second", call("step", n=1), text("second is done"), tools=(step,)),
+    )
     return Workflow(name="wf", edges=[("START", first), (first, second)])
 
 
@@ -243,18 +269,24 @@ def consulting(cast: Cast) -> Any:
     adviser = cast.model([text("advice")])
 
     async def consult(question: str) -> dict[str, str]:
-        request = LlmRequest(model=adviser.model, contents=[types.Content(role="user", parts=[types.Part(text=question)])])
+        request = LlmRequest(
+            model=adviser.model, contents=[types.Content(role="user", parts=[types.Part(text=question)])]
+        )
         return {"advice": "".join([r.content.parts[0].text async for r in adviser.generate_content_async(request)])}
 
     return cast.agent("solo", call("consult", question="how?"), text("done"), tools=(consult,))
 
 
 def endless_tools(cast: Cast) -> Any:
-    return LlmAgent(name="solo", model=cast.model(lambda n, _: call("step", n=n) if n % 9 else text("enough")), tools=[step])
+    return LlmAgent(
+        name="solo", model=cast.model(lambda n, _: call("step", n=n) if n % 9 else text("enough")), tools=[step]
+    )
 
 
 def repeating(cast: Cast) -> Any:
-    return LlmAgent(name="solo", model=cast.model(lambda n, _: call("step", n=1) if n % 9 else text("enough")), tools=[step])
+    return LlmAgent(
+        name="solo", model=cast.model(lambda n, _: call("step", n=1) if n % 9 else text("enough")), tools=[step]
+    )
 
 
 def endless_loop(cast: Cast) -> Any:
@@ -262,7 +294,11 @@ def endless_loop(cast: Cast) -> Any:
 
 
 def short_loop(cast: Cast) -> Any:
-    return LoopAgent(name="loop", max_iterations=2, sub_agents=[cast.agent("member", call("step", n=1), text("again"), text("once more"), tools=(step,))])
+    return LoopAgent(
+        name="loop",
+        max_iterations=2,
+        sub_agents=[cast.agent("member", call("step", n=1), text("again"), text("once more"), tools=(step,))],
+    )
 
 
 def endless_graph(cast: Cast) -> Any:
@@ -279,18 +315,27 @@ def endless_graph(cast: Cast) -> Any:
     def publish(node_input: Any) -> str:
         return "published"
 
-    return Workflow(name="wf", edges=[("START", writer), (writer, review), (review, {"again": writer, "good": publish})])
+    return Workflow(
+        name="wf", edges=[("START", writer), (writer, review), (review, {"again": writer, "good": publish})]
+    )
 
 
 def endless_branches(cast: Cast) -> Any:
     def one(name: str) -> LlmAgent:
-        return LlmAgent(name=name, model=cast.model(lambda n, _: call("step", n=n) if n % 6 else text("enough")), tools=[step])
+        return LlmAgent(
+            name=name, model=cast.model(lambda n, _: call("step", n=n) if n % 6 else text("enough")), tools=[step]
+        )
 
     return ParallelAgent(name="par", sub_agents=[one("p1"), one("p2")])
 
 
 def endless_nested(cast: Cast) -> Any:
-    inner = LlmAgent(name="inner", description="inner", model=cast.model(lambda n, _: call("step", n=n) if n % 6 else text("enough")), tools=[step])
+    inner = LlmAgent(
+        name="inner",
+        description="inner",
+        model=cast.model(lambda n, _: call("step", n=n) if n % 6 else text("enough")),
+        tools=[step],
+    )
     return cast.agent("outer", call("inner", request="one"), text("outer is done"), tools=(AgentTool(inner),))
 
 
@@ -300,7 +345,9 @@ def _guarded_model(*, sse: bool = False, **options: Any) -> Callable[[dict[str, 
         plain = cast.model([call("step", n=1), call("step", n=2), text("done")])
         model = GuardedLlm(plain, **{"on_stop": "stop", **PRICED, **options, **policy}) if policy is not None else plain
         service = InMemorySessionService()
-        runner = Runner(app=App(name="app", root_agent=LlmAgent(name="solo", model=model, tools=[step])), session_service=service)
+        runner = Runner(
+            app=App(name="app", root_agent=LlmAgent(name="solo", model=model, tools=[step])), session_service=service
+        )
         who = {"user_id": "u1", "session_id": "s1"}
 
         async def turn(ready: Callable[[], None]) -> Any:
@@ -394,10 +441,19 @@ def _functions(kind: str, *, in_run: bool = False) -> Callable[[dict[str, Any] |
         def entered_sync(**request: Any) -> Any:
             return _StreamManager(pieces_sync(**request))
 
-        ways = {"async": ask, "sync": ask_sync, "async pieces": pieces, "pieces": pieces_sync, "async entered": entered, "entered": entered_sync}
+        ways = {
+            "async": ask,
+            "sync": ask_sync,
+            "async pieces": pieces,
+            "pieces": pieces_sync,
+            "async entered": entered,
+            "entered": entered_sync,
+        }
         plain: Any = ways[kind]
         wrap = runguard.guard_async if "async" in kind else runguard.guard
-        fn: Any = plain if policy is None else wrap(plain, loop={"repeats": 50}, breaker={"failures": 5}, **PRICED, **policy)
+        fn: Any = (
+            plain if policy is None else wrap(plain, loop={"repeats": 50}, breaker={"failures": 5}, **PRICED, **policy)
+        )
         request = {"model": "scripted-1", "messages": [{"role": "user", "content": "x" * 400}], "max_tokens": 2_000}
 
         guards = [fn.__runguard__.guard] if policy is not None else []
@@ -474,6 +530,9 @@ REFERENCES: Final = [
 
 
 def budget_for(calls: int, *, tight: bool) -> dict[str, Any]:
-    """Enough for so many calls one after the other. Tight: a hold that stays takes the place of a call; else all may be booked as they were held."""
+    """Enough for so many calls one after the other.
+
+    Tight: a hold that stays takes the place of a call; else all may be booked as they were held.
+    """
     spent = (CALL_USD if tight else HELD_USD) * (calls - 1)
     return {"budgets": [Budget(usd=round(spent + HELD_USD + _TOLERATED_USD, 4), per="app")]}

@@ -1,4 +1,6 @@
-"""A reserve and settle cycle that is cancelled at its n-th await, for every n: nothing stays held, and the books say what was spent."""
+"""A reserve and settle cycle that is cancelled at its n-th await, for every n: nothing stays held, and the books say
+what was spent.
+"""
 
 import asyncio
 from pathlib import Path
@@ -45,5 +47,6 @@ async def test_wherever_a_cycle_is_cancelled_nothing_stays_held(ledger: Ledger) 
         await asyncio.wait((task,))
     assert await asyncio.to_thread(ledger.flush, 20)
     found = await asyncio.to_thread(ledger.find, "user:a")
-    figures = [(account.spent[2], account.held) for account in found] or [(0, (0, 0, 0))]  # no account: no reservation arrived before its cancellation
+    # no account: no reservation arrived before its cancellation
+    figures = [(account.spent[2], account.held) for account in found] or [(0, (0, 0, 0))]
     assert figures == [(len(done), (0, 0, 0))]

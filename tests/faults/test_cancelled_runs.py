@@ -1,7 +1,8 @@
-"""A run that is cancelled at the n-th step of the event loop, for n = 1, 2, 3 …: through the plugin, a guarded model and guarded functions.
+"""A run that is cancelled at the n-th step of the event loop, for n = 1, 2, 3 …: through the plugin, a guarded model
+and guarded functions.
 
-Nothing stays held, the next run works and sees what it would have seen, and what the books say lies between the calls that were answered and the calls that
-were made: a call that was under way is booked as an estimate.
+Nothing stays held, the next run works and sees what it would have seen, and what the books say lies between the calls
+that were answered and the calls that were made: a call that was under way is booked as an estimate.
 """
 
 import asyncio
@@ -66,11 +67,17 @@ def booked(play: Play) -> tuple[Decimal, int]:
 
 
 @pytest.mark.timeout(1_800)
-@pytest.mark.parametrize("reference", [one for one in REFERENCES if one.name in CANCELLED], ids=lambda reference: reference.name)
-async def test_wherever_a_run_is_cancelled_nothing_stays_held_and_the_next_one_works(reference: Reference, is_long: bool) -> None:
+@pytest.mark.parametrize(
+    "reference", [one for one in REFERENCES if one.name in CANCELLED], ids=lambda reference: reference.name
+)
+async def test_wherever_a_run_is_cancelled_nothing_stays_held_and_the_next_one_works(
+    reference: Reference, is_long: bool
+) -> None:
     settings = {"budgets": [Budget(usd=10, per="app")]}
     steps = await steps_of(reference, settings)
-    numbers = range(1, steps + 1, 1 + steps // 200) if is_long else sorted({1 + n * steps // SAMPLE for n in range(SAMPLE)})
+    numbers = (
+        range(1, steps + 1, 1 + steps // 200) if is_long else sorted({1 + n * steps // SAMPLE for n in range(SAMPLE)})
+    )
     stopped = 0
     for number in numbers:
         play = reference.make(settings)
@@ -81,7 +88,9 @@ async def test_wherever_a_run_is_cancelled_nothing_stays_held_and_the_next_one_w
         made = play.calls()
         usd, counted = booked(play)
         assert counted == made, f"cancelled at step {number} of {steps}"
-        assert Decimal(str(CALL_USD)) * (made - AT_ONCE) <= usd <= Decimal(str(HELD_USD)) * made, f"cancelled at step {number} of {steps}"
+        assert Decimal(str(CALL_USD)) * (made - AT_ONCE) <= usd <= Decimal(str(HELD_USD)) * made, (
+            f"cancelled at step {number} of {steps}"
+        )
         try:
             seen = await asyncio.wait_for(play.turn(lambda: None), TURN_S)
         except RunGuardError as error:

@@ -1,6 +1,7 @@
 """One exception in each function that a run reaches: whatever breaks inside RunGuard, the run does not notice.
 
-``RUNGUARD_FAULTS=long`` tries all of them, else a sample of each reference run. ``RUNGUARD_FAULTS_SEED`` takes another sample.
+``RUNGUARD_FAULTS=long`` tries all of them, else a sample of each reference run. ``RUNGUARD_FAULTS_SEED`` takes another
+sample.
 """
 
 import os
@@ -14,7 +15,8 @@ from .reference_runs import REFERENCES, Reference
 
 SAMPLE = 10  # faults per reference run, of about 500
 SEED = os.environ.get("RUNGUARD_FAULTS_SEED", "1")
-ENTRIES = ("tool loop", "guarded model", "guard in pieces", "guard_async, entered")  # together they enter the package through every door
+# together they enter the package through every door
+ENTRIES = ("tool loop", "guarded model", "guard in pieces", "guard_async, entered")
 DOORS = (*ENTRIES, "conditions")  # ADK iterates a condition of an agent itself
 everywhere = pytest.mark.parametrize("reference", REFERENCES, ids=lambda reference: reference.name)
 
@@ -28,7 +30,12 @@ async def outermost_functions() -> None:
 
 
 def sample(places: list[Place], is_long: bool, seed: str) -> list[tuple[Place, str]]:
-    every = [(place, when) for place in places for when in ("first", "second", "every") if when != "second" or place.calls > 1]
+    every = [
+        (place, when)
+        for place in places
+        for when in ("first", "second", "every")
+        if when != "second" or place.calls > 1
+    ]
     return every if is_long else random.Random(seed).sample(every, min(SAMPLE, len(every)))
 
 
@@ -53,7 +60,10 @@ async def test_a_fault_of_our_own_harms_no_run(reference: Reference, is_long: bo
 @pytest.mark.timeout(3_600)
 @everywhere
 async def test_where_a_fault_is_to_stop_the_run_the_stop_is_clean(reference: Reference, is_long: bool) -> None:
-    """No crash, no hang, nothing left held, every call answered. What fails after the last call, or only tells of things, stops nothing."""
+    """No crash, no hang, nothing left held, every call answered.
+
+    What fails after the last call, or only tells of things, stops nothing.
+    """
     if not is_long and reference.name not in ENTRIES:
         pytest.skip("a few are enough as a sample")
     outcomes = await outcomes_of(reference, is_long, on_guard_error="block")

@@ -1,7 +1,8 @@
 """Workers and servers that are killed with kill -9, or stopped and continued later than anybody waits for them.
 
-Workers are real processes on real ADK that share one budget. The cap holds all the time; what a worker reported as done is booked; a call of a worker that
-was killed is charged at its estimate once its hold is over; nothing stays held. ``RUNGUARD_FAULTS_SEED`` chooses another schedule.
+Workers are real processes on real ADK that share one budget. The cap holds all the time; what a worker reported as done
+is booked; a call of a worker that was killed is charged at its estimate once its hold is over; nothing stays held.
+``RUNGUARD_FAULTS_SEED`` chooses another schedule.
 """
 
 import contextlib
@@ -29,7 +30,9 @@ Make = Callable[[], Process]
 
 def opened(make: Make, url: str, cap: int, **policy: Any) -> Process:
     worker = make()
-    worker.do("open", url=url, usd=str(cap * 0.02), hold_seconds=HOLD_S, on_outage="closed", max_wait_seconds=0.2, **policy)
+    worker.do(
+        "open", url=url, usd=str(cap * 0.02), hold_seconds=HOLD_S, on_outage="closed", max_wait_seconds=0.2, **policy
+    )
     return worker
 
 
@@ -44,7 +47,9 @@ def booked(url: str) -> Any:
 
 @pytest.mark.parametrize("place", ["sqlite", "redis", "postgres"], indirect=True)
 @pytest.mark.timeout(300)
-def test_a_worker_that_is_stopped_longer_than_its_hold_lives_settles_late_and_is_counted_once(place: Any, process: Make, is_long: bool) -> None:
+def test_a_worker_that_is_stopped_longer_than_its_hold_lives_settles_late_and_is_counted_once(
+    place: Any, process: Make, is_long: bool
+) -> None:
     cap = 40 if is_long else 4
     place.connect().close()
     late, other = opened(process, place.url, cap), opened(process, place.url, cap)
@@ -74,7 +79,10 @@ def test_a_worker_that_is_stopped_longer_than_its_hold_lives_settles_late_and_is
 @pytest.mark.parametrize("place", ["sqlite", "redis", "postgres"], indirect=True)
 @pytest.mark.timeout(600)
 def test_workers_that_are_killed_leave_a_budget_that_nobody_passes(place: Any, process: Make, is_long: bool) -> None:
-    """Each round some of the workers are killed in the middle of a call. What they had under way is charged, one call at most for each lane."""
+    """Each round some of the workers are killed in the middle of a call.
+
+    What they had under way is charged, one call at most for each lane.
+    """
     chance, cap, lanes = random.Random(f"{SEED} {place.kind}"), 400 if is_long else 60, 2
     place.connect().close()
     crew, reported, killed = [opened(process, place.url, cap) for _ in range(3)], 0, 0
@@ -95,7 +103,9 @@ def test_workers_that_are_killed_leave_a_budget_that_nobody_passes(place: Any, p
     print(f"{place.kind}: {reported} calls reported, {killed} workers killed, {books.spent[2]} calls booked of {cap}")
     assert killed
     assert books.held == NOTHING
-    assert reported <= books.spent[2] <= min(cap, reported + killed * lanes * 2), "calls of killed workers count, and nothing else does"
+    assert reported <= books.spent[2] <= min(cap, reported + killed * lanes * 2), (
+        "calls of killed workers count, and nothing else does"
+    )
     assert books.spent[0] == books.spent[2] * CALL_NANO, "a call costs what was held for it"
     left = crew[0].do("run", session="the rest", calls=cap)["calls"]
     assert books.spent[2] + left == cap, "exactly the rest of the budget can be spent"
@@ -127,7 +137,9 @@ def kill(kind: str, server: Any) -> None:
 
 @pytest.mark.parametrize("kind", ["redis", "postgres"])
 @pytest.mark.timeout(600)
-def test_a_server_that_is_killed_or_stalled_under_its_workers_loses_no_settlement(kind: str, process: Make, is_long: bool) -> None:
+def test_a_server_that_is_killed_or_stalled_under_its_workers_loses_no_settlement(
+    kind: str, process: Make, is_long: bool
+) -> None:
     chance, cap, made = random.Random(f"{SEED} {kind}"), 10_000, 0
     with durable_server(kind) as server:
         store_of(server.url).connect(10.0).close()

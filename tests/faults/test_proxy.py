@@ -1,7 +1,8 @@
 """A proxy between the ledger and a real server that delays, cuts, truncates and duplicates what either side sends.
 
-With ``on_outage="closed"`` the cap holds all the time. What was spent is booked once ``flush`` says so. When the faults end, the ledger works again,
-nothing stays held, and the books agree with the calls that reached the models. ``RUNGUARD_FAULTS_SEED`` chooses another schedule.
+With ``on_outage="closed"`` the cap holds all the time. What was spent is booked once ``flush`` says so. When the faults
+end, the ledger works again, nothing stays held, and the books agree with the calls that reached the models.
+``RUNGUARD_FAULTS_SEED`` chooses another schedule.
 """
 
 import os
@@ -23,7 +24,9 @@ on_servers = pytest.mark.parametrize("place", ["redis", "postgres"], indirect=Tr
 
 @pytest.fixture(autouse=True)
 def _short_rests(monkeypatch: pytest.MonkeyPatch) -> None:
-    """After an outage the ledger asks nothing for a second; here it is a moment, so that more faults fit into the test."""
+    """After an outage the ledger asks nothing for a second; here it is a moment,
+    so that more faults fit into the test.
+    """
     monkeypatch.setattr(remote, "_REST_S", 0.02)
     monkeypatch.setattr(remote, "_BACKOFF_S", (0.01, 0.02, 0.05))
 
@@ -42,7 +45,10 @@ async def attack(place: Any, chaos: Chaos, seconds: float, cap: int) -> None:
     books = account(place.connect())
     proxy.cut()
     outages = sum(member.plugin.snapshot()["outages"]["closed"] for member in crew.members)
-    print(f"{place.kind}: {during} of {cap} calls during {sum(chaos.made.values())} faults, {outages} refused for an outage; {dict(chaos.made)}")
+    print(
+        f"{place.kind}: {during} of {cap} calls during {sum(chaos.made.values())} faults, {outages} refused "
+        f"for an outage; {dict(chaos.made)}"
+    )
     assert sum(chaos.made.values()), "no fault was made"
     assert crew.made == cap
     assert (books.spent[2], books.spent[0], books.held) == (cap, cap * CALL_NANO, NOTHING)
@@ -58,7 +64,9 @@ async def test_no_mix_of_network_faults_moves_the_cap_or_the_books(place: Any, i
 @on_servers
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("fault", FAULTS)
-async def test_no_single_kind_of_network_fault_moves_the_cap_or_the_books(place: Any, fault: str, is_long: bool) -> None:
+async def test_no_single_kind_of_network_fault_moves_the_cap_or_the_books(
+    place: Any, fault: str, is_long: bool
+) -> None:
     if not is_long:
         pytest.skip("the mix is enough as a sample")
     await attack(place, Chaos(f"{SEED} {place.kind} {fault}", 0.3, 2 * TIMEOUT_S, (fault,)), 8.0, 100)

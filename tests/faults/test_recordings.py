@@ -1,4 +1,5 @@
-"""Recordings with random damage through ``runguard replay`` and ``runguard calibrate``: no traceback, one line, a known exit code.
+"""Recordings with random damage through ``runguard replay`` and ``runguard calibrate``: no traceback, one line, a known
+exit code.
 
 A few hundred files by default. ``RUNGUARD_FAULTS=long`` tries many more, and ``RUNGUARD_FAULTS_SEED`` others.
 """
@@ -22,8 +23,37 @@ SEED = int(os.environ.get("RUNGUARD_FAULTS_SEED", "1"))
 RECORDED = Path(__file__).parents[1] / "replay" / "recorded" / "recorded.jsonl"
 USAGE = {"prompt_token_count": 100, "candidates_token_count": 10, "total_token_count": 110}
 DEEP = ["[" * 3_000, "[" * 900 + "]" * 900, '{"a":' * 3_000 + "1" + "}" * 3_000]
-ODD: list[Any] = [None, True, -1, 0, 10**30, 10**400, -(10**400), 1e308, float("nan"), float("inf"), 2**64, 1e15, "x", "", "\x00", "\ud800"]
-ODD += ["9" * 5_000, [], {}, [None], {"a": 1}, [[1]], {"parts": 3}, "2026-01-01", "0001-01-01T00:00:00", "9999-12-31T23:59:59-23:59", "a" * 10_000]
+ODD: list[Any] = [
+    None,
+    True,
+    -1,
+    0,
+    10**30,
+    10**400,
+    -(10**400),
+    1e308,
+    float("nan"),
+    float("inf"),
+    2**64,
+    1e15,
+    "x",
+    "",
+    "\x00",
+    "\ud800",
+]
+ODD += [
+    "9" * 5_000,
+    [],
+    {},
+    [None],
+    {"a": 1},
+    [[1]],
+    {"parts": 3},
+    "2026-01-01",
+    "0001-01-01T00:00:00",
+    "9999-12-31T23:59:59-23:59",
+    "a" * 10_000,
+]
 COMMANDS = [
     ["replay"],
     ["replay", "--json"],
@@ -35,7 +65,15 @@ COMMANDS = [
 
 
 def _event(author: str, part: dict[str, Any], **more: Any) -> dict[str, Any]:
-    return {"id": "e", "invocation_id": "i1", "author": author, "content": {"parts": [part]}, "timestamp": 1.0, "actions": {}, **more}
+    return {
+        "id": "e",
+        "invocation_id": "i1",
+        "author": author,
+        "content": {"parts": [part]},
+        "timestamp": 1.0,
+        "actions": {},
+        **more,
+    }
 
 
 def _session() -> dict[str, Any]:
@@ -50,17 +88,30 @@ def _session() -> dict[str, Any]:
 def _eval_set() -> dict[str, Any]:
     call = {"id": "c", "name": "look", "args": {"at": "it"}}
     data = {"tool_uses": [call], "tool_responses": [{**call, "response": {"seen": 1}}]}
-    turn = {"invocation_id": "i1", "user_content": {"parts": [{"text": "go"}]}, "final_response": {"parts": [{"text": "done"}]}, "intermediate_data": data}
+    turn = {
+        "invocation_id": "i1",
+        "user_content": {"parts": [{"text": "go"}]},
+        "final_response": {"parts": [{"text": "done"}]},
+        "intermediate_data": data,
+    }
     return {"eval_set_id": "e", "name": "e", "eval_cases": [{"eval_id": "s1", "conversation": [turn, turn]}]}
 
 
 def _sessions_database(path: Path) -> None:
     with sqlite3.connect(path) as db:
-        db.execute("CREATE TABLE sessions (app_name TEXT, user_id TEXT, id TEXT, state TEXT, create_time REAL, update_time REAL)")
-        db.execute("CREATE TABLE events (id TEXT, app_name TEXT, user_id TEXT, session_id TEXT, invocation_id TEXT, timestamp REAL, event_data TEXT)")
+        db.execute(
+            "CREATE TABLE sessions (app_name TEXT, user_id TEXT, id TEXT, state TEXT, create_time REAL, "
+            "update_time REAL)"
+        )
+        db.execute(
+            "CREATE TABLE events (id TEXT, app_name TEXT, user_id TEXT, session_id TEXT, invocation_id TEXT, "
+            "timestamp REAL, event_data TEXT)"
+        )
         db.execute("INSERT INTO sessions VALUES ('shop', 'u1', 's1', '{}', 1, 2)")
         for number, event in enumerate(_session()["events"]):
-            db.execute("INSERT INTO events VALUES (?, 'shop', 'u1', 's1', 'i1', 1.0, ?)", (f"e{number}", json.dumps(event)))
+            db.execute(
+                "INSERT INTO events VALUES (?, 'shop', 'u1', 's1', 'i1', 1.0, ?)", (f"e{number}", json.dumps(event))
+            )
 
 
 def _own_store(path: Path) -> None:
@@ -68,7 +119,19 @@ def _own_store(path: Path) -> None:
     for number in range(1, 5):
         steps.append({"k": "ask", "t": 1.0, "l": "", "a": "a", "n": number, "model": "gpt-4o", "in": 100, "max": 10})
         steps.append({"k": "paid", "t": 1.0, "n": number, "in": 100, "out": 10, "model": "gpt-4o", "nano": 5})
-        steps.append({"k": "call", "t": 1.0, "l": "", "a": "a", "tool": "look", "call": "aa", "id": f"c{number}", "b": "1", "once": "bb"})
+        steps.append(
+            {
+                "k": "call",
+                "t": 1.0,
+                "l": "",
+                "a": "a",
+                "tool": "look",
+                "call": "aa",
+                "id": f"c{number}",
+                "b": "1",
+                "once": "bb",
+            }
+        )
         answer = {"tool": "look", "call": "aa", "id": f"c{number}", "as": "ok", "answer": 1, "chars": 4, "once": "bb"}
         steps.append({"k": "answers", "t": 1.0, "l": "", "a": "a", "b": "1", "of": [answer], "news": number == 1})
     with sqlite3.connect(path) as db:
@@ -77,7 +140,9 @@ def _own_store(path: Path) -> None:
         insert = "INSERT INTO records (ref, kind, at, text) VALUES (?, ?, 1.0, ?)"
         db.execute(insert, ("s1", "steps", json.dumps(steps)))
         db.execute(insert, ("s2", "run", json.dumps({"app": "shop"})))
-        db.execute(insert, ("s2", "call", json.dumps({"id": "1", "input": 100, "output": 10, "model": "gpt-4o", "agent": "a"})))
+        db.execute(
+            insert, ("s2", "call", json.dumps({"id": "1", "input": 100, "output": 10, "model": "gpt-4o", "agent": "a"}))
+        )
 
 
 # ---- damage ---------------------------------------------------------------------------------------------------------
@@ -135,15 +200,37 @@ def _odd_rows(make: Callable[[Path], None], path: Path, chance: random.Random) -
     make(path)
     with sqlite3.connect(path) as db:
         for _ in range(chance.choice([1, 2, 5])):
-            table = chance.choice([name for (name,) in db.execute("SELECT name FROM sqlite_master WHERE type = 'table'")])
+            table = chance.choice(
+                [name for (name,) in db.execute("SELECT name FROM sqlite_master WHERE type = 'table'")]
+            )
             column = chance.choice([row[1] for row in db.execute(f"PRAGMA table_info({table})")])
-            texts = [(row, text) for row, text in db.execute(f"SELECT rowid, {column} FROM {table}") if isinstance(text, str) and text[:1] in ("[", "{")]
+            texts = [
+                (row, text)
+                for row, text in db.execute(f"SELECT rowid, {column} FROM {table}")
+                if isinstance(text, str) and text[:1] in ("[", "{")
+            ]
             if texts and chance.random() < 0.7:
                 row, text = chance.choice(texts)
                 db.execute(f"UPDATE {table} SET {column} = ? WHERE rowid = ?", (_odd_text(text, chance), row))
             elif column != "seq":
                 value = chance.choice(
-                    [None, 1, 2.5, 1e400, b"\xff\xfe", b"", "x", "\x00", -1, 2**62, "{", "[]", '[{"k": 5}]', '[{"k": "start", "t": "x"}]', *DEEP]
+                    [
+                        None,
+                        1,
+                        2.5,
+                        1e400,
+                        b"\xff\xfe",
+                        b"",
+                        "x",
+                        "\x00",
+                        -1,
+                        2**62,
+                        "{",
+                        "[]",
+                        '[{"k": 5}]',
+                        '[{"k": "start", "t": "x"}]',
+                        *DEEP,
+                    ]
                 )
                 db.execute(f"UPDATE {table} SET {column} = ? WHERE rowid % ? = 0", (value, chance.choice([1, 2, 3])))
 
@@ -183,7 +270,9 @@ def _damaged(folder: Path, number: int, chance: random.Random) -> Path:
 
 
 @pytest.mark.parametrize("part", range(4))
-def test_no_damage_leads_to_a_traceback(part: int, is_long: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_damage_leads_to_a_traceback(
+    part: int, is_long: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     chance = random.Random(f"{SEED}/{part}")
     for number in range(5_000 if is_long else 60):

@@ -1,4 +1,5 @@
-"""Random operations on every ledger, compared with accounts that are kept by hand (``AgainstPaper``). The short form is in ``tests/ledger/test_ledgers.py``.
+"""Random operations on every ledger, compared with accounts that are kept by hand (``AgainstPaper``). The short form is
+in ``tests/ledger/test_ledgers.py``.
 
 Here there are many more operations, and on a store several ledgers take turns, as workers in different processes do.
 """
@@ -52,7 +53,8 @@ def play(ledger: Any, examples: int) -> None:
             settings=settings(
                 max_examples=examples,
                 stateful_step_count=50,
-                phases=[Phase.generate],  # a failure is reported as it was found: making it smaller takes minutes on a real store
+                # a failure is reported as it was found: making it smaller takes minutes on a real store
+                phases=[Phase.generate],
                 deadline=None,
                 database=None,
                 suppress_health_check=list(HealthCheck),

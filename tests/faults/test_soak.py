@@ -1,4 +1,7 @@
-"""Long and wide work: nothing grows with the number of calls, and nothing is left behind. ``RUNGUARD_FAULTS=long`` makes it longer and wider."""
+"""Long and wide work: nothing grows with the number of calls, and nothing is left behind.
+
+``RUNGUARD_FAULTS=long`` makes it longer and wider.
+"""
 
 import asyncio
 import os
@@ -30,7 +33,8 @@ LIMITS: dict[str, Any] = {
     "budgets": [Budget(usd=100_000, per="user", window="1d"), Budget(calls=10_000_000, per="app")],
     "prices": {"scripted-1": {"input": 1, "output": 1}},
 }
-SLACK = {"memory": 16_384, "sqlite": 65_536}  # bytes: a store has a piece of the journal and a few rows on their way, more or fewer of them
+# bytes: a store has a piece of the journal and a few rows on their way, more or fewer of them
+SLACK = {"memory": 16_384, "sqlite": 65_536}
 
 
 @pytest.fixture(autouse=True)
@@ -52,7 +56,9 @@ def step(n: int) -> dict[str, int]:
 
 
 async def work(guard: Guard, run: str, first: int, last: int) -> None:
-    """Steps of a healthy run as an adapter tells them: a model call, two tool calls, their answers. Now and then a strand opens and closes."""
+    """Steps of a healthy run as an adapter tells them: a model call, two tool calls, their answers. Now and then a
+    strand opens and closes.
+    """
     for n in range(first, last):
         now, lane = guard.clock(), ROOT_LANE
         if n % 50 == 0:
@@ -68,7 +74,11 @@ async def work(guard: Guard, run: str, first: int, last: int) -> None:
         for part in range(2):
             fingerprint = guard.fingerprint("fetch", {"page": n, "part": part})
             guard.check(ToolCall(run, lane, event.agent, now, "fetch", fingerprint, f"batch {n}", f"call {n}.{part}"))
-            answers.append(Answer("fetch", fingerprint, {"text": f"page {n}, part {part}"}, f"call {n}.{part}", event_id=f"event {n}"))
+            answers.append(
+                Answer(
+                    "fetch", fingerprint, {"text": f"page {n}, part {part}"}, f"call {n}.{part}", event_id=f"event {n}"
+                )
+            )
         guard.after(ToolResults(run, lane, event.agent, now, f"batch {n}", answers))
         if lane:
             guard.close_lane(guard.runs[run], lane)
@@ -89,7 +99,9 @@ async def test_a_long_run_does_not_grow(store: str, is_long: bool) -> None:
         end = look()
     grown = {kind: more for kind, more in end.more_than(halfway).items() if more > 50}
     assert grown == {}, "bounded in number"
-    assert end.memory - halfway.memory < SLACK[store.partition(":")[0]], f"{(end.memory - halfway.memory) / (steps / 2):.1f} bytes a step"
+    assert end.memory - halfway.memory < SLACK[store.partition(":")[0]], (
+        f"{(end.memory - halfway.memory) / (steps / 2):.1f} bytes a step"
+    )
     assert guard.runs["run"].spend.model_calls == steps - 1
     guard.end("run")
     assert guard.flush(60)
@@ -194,7 +206,12 @@ async def test_runs_that_pause_leave_a_bounded_number_behind(monkeypatch: pytest
     assert plugin.snapshot()["paused"] == 5
     assert after.objects["Run"] <= others + 5
     assert after.more_than(before) == {}
-    assert (after.threads, after.tasks, after.descriptors, after.variables) == (before.threads, before.tasks, before.descriptors, before.variables)
+    assert (after.threads, after.tasks, after.descriptors, after.variables) == (
+        before.threads,
+        before.tasks,
+        before.descriptors,
+        before.variables,
+    )
 
 
 def test_descriptors_can_be_counted() -> None:

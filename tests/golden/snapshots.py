@@ -57,7 +57,11 @@ def _exported(module: Any) -> Iterable[str]:
     listed = getattr(module, "__all__", None)
     if listed is not None:
         return list(listed)
-    return [name for name, value in vars(module).items() if not name.startswith("_") and getattr(value, "__module__", "") == module.__name__]
+    return [
+        name
+        for name, value in vars(module).items()
+        if not name.startswith("_") and getattr(value, "__module__", "") == module.__name__
+    ]
 
 
 def _signature(value: Any) -> str:
@@ -81,7 +85,8 @@ def settings() -> Iterator[str]:
             yield f"{model.__name__}.{name} = {_default(field.get_default(call_default_factory=True))}"
     for kind in (Budget, Threshold):
         for one in fields(kind):
-            yield f"{kind.__name__}.{one.name} = {'(required)' if one.default is MISSING and one.default_factory is MISSING else _default(one.default)}"
+            required = one.default is MISSING and one.default_factory is MISSING
+            yield f"{kind.__name__}.{one.name} = {'(required)' if required else _default(one.default)}"
     for rule, (rungs, allowed) in RULES.items():
         yield f"rules.{rule} = {_default(rungs)}, rungs that can be set: {', '.join(sorted(allowed))}"
 
@@ -108,7 +113,10 @@ def _command(command: click.Command, name: str) -> Iterator[str]:
     for param in command.params:
         default = param.default if isinstance(param.default, str | int | float | bool | type(None)) else "(computed)"
         kind = f"{param.type.name}{list(param.type.choices) if isinstance(param.type, click.Choice) else ''}"
-        yield f"  {' '.join([*param.opts, *param.secondary_opts])}: {kind}, default {default}, {param.nargs} value(s){', repeatable' if param.multiple else ''}"
+        yield (
+            f"  {' '.join([*param.opts, *param.secondary_opts])}: {kind}, default {default}, {param.nargs} "
+            f"value(s){', repeatable' if param.multiple else ''}"
+        )
     if isinstance(command, click.Group):
         for sub in command.list_commands(click.Context(command)):
             child = command.get_command(click.Context(command), sub)
@@ -120,7 +128,9 @@ def key_paths(value: Any, path: str = "") -> set[str]:
     """Every key of a JSON document. Keys that are data (ids, models, tools, scopes) are written as ``*``."""
     if isinstance(value, dict):
         named = {key if re.fullmatch(r"[a-z_]+", key) else "*": child for key, child in value.items()}
-        return {f"{path}.{key}" for key in named} | {found for key, child in named.items() for found in key_paths(child, f"{path}.{key}")}
+        return {f"{path}.{key}" for key in named} | {
+            found for key, child in named.items() for found in key_paths(child, f"{path}.{key}")
+        }
     if isinstance(value, list):
         return {found for child in value for found in key_paths(child, f"{path}[]")}
     return set()
@@ -145,7 +155,11 @@ def telemetry() -> Iterator[str]:
     """Names of metrics, events and attributes."""
     (path,) = SOURCE.rglob("telemetry.py")
     for node in ast.parse(path.read_text(encoding="utf-8")).body:
-        if isinstance(node, ast.AnnAssign) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
+        if (
+            isinstance(node, ast.AnnAssign)
+            and isinstance(node.value, ast.Constant)
+            and isinstance(node.value.value, str)
+        ):
             yield node.value.value
 
 
@@ -172,7 +186,11 @@ def _keys_of(value: Any, where: str) -> set[str]:
     except ValueError:
         return set()
     if isinstance(document, list):
-        return {path for one in document for path in key_paths(one, f"{where}[{one['k']}]" if isinstance(one, dict) and "k" in one else f"{where}[]")}
+        return {
+            path
+            for one in document
+            for path in key_paths(one, f"{where}[{one['k']}]" if isinstance(one, dict) and "k" in one else f"{where}[]")
+        }
     return key_paths(document, where)
 
 
@@ -187,7 +205,9 @@ def postgres_schema(url: str, schema: str) -> Iterator[str]:
 
     with psycopg.connect(url) as db:
         for table, column, kind in db.execute(
-            "SELECT table_name, column_name, data_type FROM information_schema.columns WHERE table_schema = %s ORDER BY 1, ordinal_position", (schema,)
+            "SELECT table_name, column_name, data_type FROM information_schema.columns WHERE table_schema = %s "
+            "ORDER BY 1, ordinal_position",
+            (schema,),
         ):
             yield f"{table}.{column}: {kind}"
 

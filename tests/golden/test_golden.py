@@ -1,4 +1,7 @@
-"""Names, settings, commands, keys, codes and stored data stay as they are. A change that is meant: GOLDEN=write, and a line in the changelog."""
+"""Names, settings, commands, keys, codes and stored data stay as they are.
+
+A change that is meant: GOLDEN=write, and a line in the changelog.
+"""
 
 import json
 import os

@@ -8,7 +8,9 @@ from runguard.adk import runners
 
 @pytest.fixture(autouse=True)
 def nothing_installed() -> Iterator[None]:
-    """Every test starts and ends without an installed guard, and without guards of earlier tests that something still holds."""
+    """Every test starts and ends without an installed guard, and without guards of earlier tests that something still
+    holds.
+    """
     runguard.uninstall()
     runners._watch.plugins.clear()
     runners._watch.per_agent.clear()

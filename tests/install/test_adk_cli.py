@@ -1,4 +1,6 @@
-"""The guard under ADK's own commands: ``adk run``, ``adk api_server``, ``adk web``, from agent.py and from --extra_plugins."""
+"""The guard under ADK's own commands: ``adk run``, ``adk api_server``, ``adk web``, from agent.py and from
+--extra_plugins.
+"""
 
 import json
 import os
@@ -48,7 +50,9 @@ def server(command: str, folder: Path, *options: str, **extra: str) -> Iterator[
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     arguments = [*ADK, command, "--port", str(port), "--session_service_uri", "memory://", *options, str(folder)]
-    process = subprocess.Popen(arguments, cwd=folder, env=environment(**extra), stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    process = subprocess.Popen(
+        arguments, cwd=folder, env=environment(**extra), stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+    )
     try:
         url = f"http://127.0.0.1:{port}"
         for _ in range(300):
@@ -81,7 +85,9 @@ def post(url: str, data: Any) -> Any:
 def ask(url: str) -> list[dict[str, Any]]:
     post(f"{url}/apps/walker/users/u/sessions/s", {})
     message = {"role": "user", "parts": [{"text": "go"}]}
-    events: list[dict[str, Any]] = post(f"{url}/run", {"appName": "walker", "userId": "u", "sessionId": "s", "newMessage": message})
+    events: list[dict[str, Any]] = post(
+        f"{url}/run", {"appName": "walker", "userId": "u", "sessionId": "s", "newMessage": message}
+    )
     return events
 
 
@@ -117,7 +123,16 @@ def test_extra_plugins_with_a_bad_policy_stops_every_run(tmp_path: Path) -> None
 
 def test_adk_run_is_guarded(tmp_path: Path) -> None:
     folder = agents_folder(tmp_path, INSTALL)
-    done = subprocess.run([*ADK, "run", "walker"], cwd=folder, env=environment(), input="go\nexit\n", capture_output=True, text=True, timeout=50, check=False)
+    done = subprocess.run(
+        [*ADK, "run", "walker"],
+        cwd=folder,
+        env=environment(),
+        input="go\nexit\n",
+        capture_output=True,
+        text=True,
+        timeout=50,
+        check=False,
+    )
     said = done.stdout + done.stderr
     assert "runguard.trip" in said or "safety limit" in said, said[-2000:]
     assert done.returncode == 0

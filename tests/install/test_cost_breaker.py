@@ -27,7 +27,9 @@ def lookup(key: str) -> dict[str, Any]:
 
 
 def stuck_model() -> ScriptedModel:
-    return ScriptedModel(lambda n, _: call("parse_document_fragment", fragment="x", hint=str(n)) if n % 2 else text("retry"))
+    return ScriptedModel(
+        lambda n, _: call("parse_document_fragment", fragment="x", hint=str(n)) if n % 2 else text("retry")
+    )
 
 
 def test_constructor_has_the_promised_defaults() -> None:
@@ -126,7 +128,9 @@ async def test_it_judges_what_the_users_callback_made_of_the_answer() -> None:
     def rescue(tool: Any, args: Any, tool_context: Any, tool_response: Any) -> dict[str, Any]:
         return {"value": args["hint"]}  # every answer is news now
 
-    model = ScriptedModel(lambda n, _: call("parse_document_fragment", fragment="x", hint=str(n)) if n < 7 else text("done"))
+    model = ScriptedModel(
+        lambda n, _: call("parse_document_fragment", fragment="x", hint=str(n)) if n < 7 else text("done")
+    )
     agent = LlmAgent(name="a", model=model, tools=[parse_document_fragment], after_tool_callback=rescue)
     breaker = ADKCostBreaker()
     breaker.install_on_agent(agent)
@@ -154,9 +158,15 @@ async def test_a_return_to_the_parent_is_healthy_and_a_circle_is_not() -> None:
 
 
 async def test_task_delegation_never_trips() -> None:
-    worker = LlmAgent(name="T", description="does it", mode="task", model=ScriptedModel([call("finish_task", result="done")]))
+    worker = LlmAgent(
+        name="T", description="does it", mode="task", model=ScriptedModel([call("finish_task", result="done")])
+    )
     coordinator = LlmAgent(
-        name="C", model=ScriptedModel([call("T", request="one"), call("T", request="two"), call("T", request="three"), text("all done")]), sub_agents=[worker]
+        name="C",
+        model=ScriptedModel(
+            [call("T", request="one"), call("T", request="two"), call("T", request="three"), text("all done")]
+        ),
+        sub_agents=[worker],
     )
     breaker = ADKCostBreaker()
     breaker.install_on_agent(worker)
@@ -169,7 +179,11 @@ async def test_parallel_leaves_with_equal_answers_never_trip() -> None:
     breaker = ADKCostBreaker()
     leaves = [
         breaker.install_on_agent(
-            LlmAgent(name=f"p{i}", model=ScriptedModel([call("parse_document_fragment", fragment="x"), text("ok")]), tools=[parse_document_fragment])
+            LlmAgent(
+                name=f"p{i}",
+                model=ScriptedModel([call("parse_document_fragment", fragment="x"), text("ok")]),
+                tools=[parse_document_fragment],
+            )
         )
         for i in range(8)
     ]
@@ -190,11 +204,14 @@ async def test_calls_of_one_response_count_once() -> None:
 async def test_sessions_never_block_each_other() -> None:
     breaker = ADKCostBreaker()
     stuck = LlmAgent(name="stuck", model=stuck_model(), tools=[parse_document_fragment])
-    fine = LlmAgent(name="fine", model=ScriptedModel([call("lookup", key="a"), text("done")], latency_s=0.02), tools=[lookup])
+    fine = LlmAgent(
+        name="fine", model=ScriptedModel([call("lookup", key="a"), text("done")], latency_s=0.02), tools=[lookup]
+    )
     breaker.install_on_agent(stuck)
     breaker.install_on_agent(fine)
     bad, good = await asyncio.gather(
-        run(LoopAgent(name="l", sub_agents=[stuck], max_iterations=8), session_id="bad", catch=True), run(fine, session_id="good", catch=True)
+        run(LoopAgent(name="l", sub_agents=[stuck], max_iterations=8), session_id="bad", catch=True),
+        run(fine, session_id="good", catch=True),
     )
     assert isinstance(bad.error, RuntimeError)
     assert good.error is None
@@ -262,7 +279,9 @@ async def test_the_same_document_is_refused_within_the_reset_time() -> None:
     assert recording.error.retry_after == pytest.approx(60 - 14)
     assert "the same input was stopped by stall" in str(recording.error)
     assert breaker.state is BreakerState.OPEN
-    assert "parse_document_fragment" in (breaker.trip_reason or ""), "the reason is that of the trip, not of the refusals"
+    assert "parse_document_fragment" in (breaker.trip_reason or ""), (
+        "the reason is that of the trip, not of the refusals"
+    )
 
 
 async def test_the_refusal_ends_with_the_reset_time_counted_from_the_trip_or_with_reset() -> None:
@@ -280,7 +299,11 @@ async def test_the_refusal_ends_with_the_reset_time_counted_from_the_trip_or_wit
 
 @pytest.mark.parametrize(
     "again",
-    [{"message": "document 2", "session_id": "s2"}, {"message": "document 1", "session_id": "s2", "user_id": "u2"}, {"message": "document 1"}],
+    [
+        {"message": "document 2", "session_id": "s2"},
+        {"message": "document 1", "session_id": "s2", "user_id": "u2"},
+        {"message": "document 1"},
+    ],
     ids=["another document", "another user", "a later message of the session"],
 )
 async def test_no_other_input_is_refused(again: dict[str, Any]) -> None:
@@ -309,7 +332,9 @@ async def test_a_routing_tool_that_sets_the_action_is_a_hand_off() -> None:
 
     breaker = ADKCostBreaker(max_identical_tool_results=50, max_concurrent_agents=5)
     specialist = LlmAgent(
-        name="research_specialist", model=ScriptedModel(lambda n, _: call("route_to_specialist", task_type="orchestrate")), tools=[route_to_specialist]
+        name="research_specialist",
+        model=ScriptedModel(lambda n, _: call("route_to_specialist", task_type="orchestrate")),
+        tools=[route_to_specialist],
     )
     orchestrator = LlmAgent(
         name="orchestrator",
@@ -326,7 +351,11 @@ async def test_a_routing_tool_that_sets_the_action_is_a_hand_off() -> None:
 
 async def test_prompt_growth_trips_per_agent_and_not_across_agents() -> None:
     grown = ADKCostBreaker(max_event_cost_ratio=3.0)
-    agent = LlmAgent(name="a", model=ScriptedModel(lambda n, _: call("lookup", key=str(n)), prompt_tokens=lambda n: 1_000 * n), tools=[lookup])
+    agent = LlmAgent(
+        name="a",
+        model=ScriptedModel(lambda n, _: call("lookup", key=str(n)), prompt_tokens=lambda n: 1_000 * n),
+        tools=[lookup],
+    )
     grown.install_on_agent(agent)
     recording = await run(agent, catch=True)
     assert isinstance(recording.error, runguard.LimitExceededError)
@@ -337,7 +366,11 @@ async def test_prompt_growth_trips_per_agent_and_not_across_agents() -> None:
     for one in (small, large):
         mixed.install_on_agent(one)
     pipeline = SequentialAgent(
-        name="s", sub_agents=[LoopAgent(name="l1", sub_agents=[small], max_iterations=6), LoopAgent(name="l2", sub_agents=[large], max_iterations=6)]
+        name="s",
+        sub_agents=[
+            LoopAgent(name="l1", sub_agents=[small], max_iterations=6),
+            LoopAgent(name="l2", sub_agents=[large], max_iterations=6),
+        ],
     )
     assert (await run(pipeline)).texts == ["x"] * 6 + ["y"] * 6
     assert mixed.trips == []

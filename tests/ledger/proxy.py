@@ -1,4 +1,7 @@
-"""A TCP proxy on the loopback, between a client and a real server. It can be cut, stalled and pointed at another server, and it can damage what passes."""
+"""A TCP proxy on the loopback, between a client and a real server.
+
+It can be cut, stalled and pointed at another server, and it can damage what passes.
+"""
 
 import contextlib
 import random
@@ -11,7 +14,8 @@ from typing import Final
 from urllib.parse import urlsplit
 
 Send = Callable[[bytes], None]
-Pass = Callable[[bytes, bool, int, Send], bool]  # the bytes, whether the server sent them, how many were before them, where they go; False: close
+# the bytes, whether the server sent them, how many were before them, where they go; False: close
+Pass = Callable[[bytes, bool, int, Send], bool]
 
 
 def _unchanged(data: bytes, _: bool, __: int, send: Send) -> bool:
@@ -20,7 +24,10 @@ def _unchanged(data: bytes, _: bool, __: int, send: Send) -> bool:
 
 
 class Proxy:
-    """Every connection to ``port`` is passed on to the server. ``url`` is a server's URL with the proxy's port in it."""
+    """Every connection to ``port`` is passed on to the server.
+
+    ``url`` is a server's URL with the proxy's port in it.
+    """
 
     def __init__(self, port: int, on_data: Pass = _unchanged) -> None:
         self._server, self._on_data = port, on_data
@@ -108,13 +115,24 @@ def _end(*links: socket.socket) -> None:
 # ---- damage ---------------------------------------------------------------------------------------------------------
 
 GREETING: Final = 8
-FAULTS: Final = ("delay", "cut", "cut within", "truncate", "duplicate", "repeat late and cut", "repeat the end", "swallow")
+FAULTS: Final = (
+    "delay",
+    "cut",
+    "cut within",
+    "truncate",
+    "duplicate",
+    "repeat late and cut",
+    "repeat the end",
+    "swallow",
+)
 
 
 class Chaos:
-    """Damages what passes, at random: give it to a ``Proxy``. ``share`` is the part of all chunks that meet a fault; set it to 0 to end the faults.
+    """Damages what passes, at random: give it to a ``Proxy``. ``share`` is the part of all chunks that meet a
+    fault; set it to 0 to end the faults.
 
-    The first chunks of a connection are a greeting and meet fewer faults: else hardly any connection would get as far as a call.
+    The first chunks of a connection are a greeting and meet fewer faults: else hardly any connection would get as
+    far as a call.
     """
 
     def __init__(self, seed: str, share: float, longest: float, faults: tuple[str, ...] = FAULTS) -> None:

@@ -1,6 +1,8 @@
-"""Worker processes for the tests of shared accounts. One mother imports ADK once and forks a fresh worker for every connection to her socket.
+"""Worker processes for the tests of shared accounts. One mother imports ADK once and forks a fresh worker for every
+connection to her socket.
 
-Each line on a connection is a command, each answer a line: ``{"do": "open", "url": …}``, ``{"do": "run", …}``, ``{"do": "stop", …}`` and so on.
+Each line on a connection is a command, each answer a line: ``{"do": "open", "url": …}``, ``{"do": "run", …}``, ``{"do":
+"stop", …}`` and so on.
 """
 
 import asyncio
@@ -27,7 +29,8 @@ from runguard.adk import RunGuardPlugin
 from runguard.testing import ScriptedModel, call, run, text
 
 for package, module in {"anthropic": "anthropic_llm", "litellm": "lite_llm"}.items():
-    if find_spec(package) is None:  # ADK tries these imports again and again while it runs, and each try compiles the module anew
+    # ADK tries these imports again and again while it runs, and each try compiles the module anew
+    if find_spec(package) is None:
         sys.modules.setdefault(f"google.adk.models.{module}", None)  # type: ignore[arg-type]
 if find_spec("a2a") is None:
     sys.modules.setdefault("google.adk.agents.remote_a2a_agent", None)  # type: ignore[arg-type]
@@ -42,7 +45,9 @@ def step(q: int) -> dict[str, int]:
 
 def agent(model: Any, name: str = "worker", **options: Any) -> LlmAgent:
     """One whose calls cost at most what they really cost."""
-    return LlmAgent(name=name, model=model, generate_content_config=types.GenerateContentConfig(max_output_tokens=250), **options)
+    return LlmAgent(
+        name=name, model=model, generate_content_config=types.GenerateContentConfig(max_output_tokens=250), **options
+    )
 
 
 def steps(calls: int, latency: float = 0.0) -> ScriptedModel:
@@ -65,7 +70,15 @@ class Worker:
         method = getattr(self.plugin, what)  # on a thread: these wait for the store
         return await asyncio.to_thread(lambda: method(scope, **facts) if scope is not None else method(**facts))
 
-    async def do_open(self, url: str, fired: str = "", percents: tuple[float, ...] = (), usd: str = "", window: str | None = None, **policy: Any) -> str:
+    async def do_open(
+        self,
+        url: str,
+        fired: str = "",
+        percents: tuple[float, ...] = (),
+        usd: str = "",
+        window: str | None = None,
+        **policy: Any,
+    ) -> str:
         """Thresholds that fire are written to a file, so that a killed worker's are known too."""
 
         def note(percent: float) -> Callable[[Any], None]:
@@ -77,10 +90,14 @@ class Worker:
 
         thresholds = [Threshold(percent, note(percent)) for percent in percents]
         budgets = [Budget(usd=usd, per="user", window=window, thresholds=thresholds)] if usd else []
-        self.plugin = RunGuardPlugin(prices=PRICES, tokens=lambda request: 1_000, store=url, budgets=budgets, store_timeout=5, **policy)
+        self.plugin = RunGuardPlugin(
+            prices=PRICES, tokens=lambda request: 1_000, store=url, budgets=budgets, store_timeout=5, **policy
+        )
         return self.plugin.guard.accounts.ledger.worker
 
-    async def do_run(self, user: str = "alice", session: str = "s", calls: int = 5, latency: float = 0.0, wait: bool = True) -> Any:
+    async def do_run(
+        self, user: str = "alice", session: str = "s", calls: int = 5, latency: float = 0.0, wait: bool = True
+    ) -> Any:
         model = steps(calls, latency)
         self.models[session] = model
         task = asyncio.create_task(self._run(model, user, session))
@@ -90,11 +107,19 @@ class Worker:
     async def _run(self, model: ScriptedModel, user: str, session: str) -> dict[str, Any]:
         before = model.calls
         root = agent(model, tools=[step])
-        result = await run(root, plugins=[self.plugin], user_id=user, session_id=session, session_service=self.sessions, catch=True)
+        result = await run(
+            root, plugins=[self.plugin], user_id=user, session_id=session, session_service=self.sessions, catch=True
+        )
         trips = [(trip.rule, trip.scope, trip.scope_id) for trip in result.trips]
         last = result.events[-1] if result.events else None
         code = last.error_code if last is not None else None
-        return {"calls": model.calls - before, "trips": trips, "texts": result.texts, "error": repr(result.error or ""), "last": code}
+        return {
+            "calls": model.calls - before,
+            "trips": trips,
+            "texts": result.texts,
+            "error": repr(result.error or ""),
+            "last": code,
+        }
 
     async def do_join(self, session: str) -> Any:
         return await self.tasks.pop(session)
@@ -123,7 +148,9 @@ class Worker:
                 os.write(write, json.dumps(report).encode())
                 os._exit(0)
         os.close(write)
-        mine, theirs = await asyncio.gather(self._run(steps(calls), "alice", "of the parent"), asyncio.to_thread(_all_of, read))
+        mine, theirs = await asyncio.gather(
+            self._run(steps(calls), "alice", "of the parent"), asyncio.to_thread(_all_of, read)
+        )
         return {"parent": mine, "child": json.loads(theirs)}
 
 
@@ -147,7 +174,8 @@ async def serve(connection: socket.socket) -> None:
 
 
 def mother(path: str) -> None:
-    asyncio.run(run(agent(steps(2), tools=[step]), plugins=[RunGuardPlugin(prices=PRICES)]))  # what the first run imports is there for all workers
+    # what the first run imports is there for all workers
+    asyncio.run(run(agent(steps(2), tools=[step]), plugins=[RunGuardPlugin(prices=PRICES)]))
     assert threading.active_count() == 1
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     with socket.socket(socket.AF_UNIX) as door:

@@ -1,4 +1,6 @@
-"""What every durable store must do, asked of each in the same words; then what SQLite must do when its file or its machine fails it."""
+"""What every durable store must do, asked of each in the same words; then what SQLite must do when its file or its
+machine fails it.
+"""
 
 import contextlib
 import math
@@ -35,7 +37,23 @@ SHORT_S = 0.001  # a hold that is over when the next call comes
 FREE: Amount = (UNLIMITED, UNLIMITED, UNLIMITED)
 CALL: Amount = (0, 0, 1)
 SCOPE = "user:app/ann"
-BAD_AMOUNTS = (math.nan, math.inf, -math.inf, 1.5, 1.0, -1, True, "1", None, b"1", Decimal(1), 1 << 62, 1 << 63, -(1 << 63), 10**400)
+BAD_AMOUNTS = (
+    math.nan,
+    math.inf,
+    -math.inf,
+    1.5,
+    1.0,
+    -1,
+    True,
+    "1",
+    None,
+    b"1",
+    Decimal(1),
+    1 << 62,
+    1 << 63,
+    -(1 << 63),
+    10**400,
+)
 THREADS = 16
 
 Connect = Callable[..., Session]
@@ -43,7 +61,13 @@ _numbers = count()
 
 
 def a_line(
-    key: str = "k#", caps: Amount = FREE, *, scope: str = SCOPE, window: str | None = None, begins: float | None = None, ends: float | None = None
+    key: str = "k#",
+    caps: Amount = FREE,
+    *,
+    scope: str = SCOPE,
+    window: str | None = None,
+    begins: float | None = None,
+    ends: float | None = None,
 ) -> Line:
     return Line(key, scope, window, begins, ends, caps)
 
@@ -267,7 +291,8 @@ def test_a_line_of_another_period_is_stale_and_nothing_is_held(session: Session,
     reply = session.reserve("h", LONG_S, lines, CALL)
     assert (reply.ok, reply.stale) == (False, True)
     assert all(balance.held == NOTHING for balance in [*reply.balances, *session.read()])
-    assert session.reserve("h", LONG_S, [a_line(begins=now - 60, ends=now + 60)], CALL).ok  # the id is still free for the right period
+    # the id is still free for the right period
+    assert session.reserve("h", LONG_S, [a_line(begins=now - 60, ends=now + 60)], CALL).ok
 
 
 def test_a_line_inside_its_period_is_not_stale(session: Session) -> None:
@@ -326,7 +351,9 @@ def test_what_is_no_amount_is_refused_before_anything_is_written(session: Sessio
     assert session.reserve("h", LONG_S, [line], CALL).ok  # the id was not taken either
 
 
-@pytest.mark.parametrize("bad", [*(value for value in BAD_AMOUNTS if value != UNLIMITED), UNLIMITED + 1], ids=lambda value: f"{value!r:.12}")
+@pytest.mark.parametrize(
+    "bad", [*(value for value in BAD_AMOUNTS if value != UNLIMITED), UNLIMITED + 1], ids=lambda value: f"{value!r:.12}"
+)
 def test_a_cap_that_is_no_amount_is_refused_before_anything_is_written(session: Session, bad: Any) -> None:
     """A float cap decides like a float, and a NaN refuses nothing or everything."""
     line = a_line("new#", (UNLIMITED, bad, 5))
@@ -427,7 +454,8 @@ ODD_NAMES = (
     "; DROP TABLE accounts; --",
     " leading and trailing ",
     "",
-    "".join(random.Random(7).choices(string.ascii_letters, k=20_000)),  # too long for an index, and not to be compressed
+    # too long for an index, and not to be compressed
+    "".join(random.Random(7).choices(string.ascii_letters, k=20_000)),
     "e\u0301 and \u00e9",  # equal to the eye, not to be folded into one
 )
 
@@ -443,7 +471,13 @@ def test_names_with_odd_characters_are_names_like_any_other(session: Session, od
     session.settle(hold, lines, CALL)
     session.release(other)
     (balance,) = session.read(scope)
-    assert (balance.key, balance.scope, balance.window, balance.spent, balance.held) == (key, scope, odd or None, CALL, NOTHING)
+    assert (balance.key, balance.scope, balance.window, balance.spent, balance.held) == (
+        key,
+        scope,
+        odd or None,
+        CALL,
+        NOTHING,
+    )
     assert session.extend(lines[0], CALL).granted == CALL
     past(session, lines[0], CALL, f"{odd}3")
     assert session.read(scope)[0].expired == CALL
@@ -466,7 +500,9 @@ def test_names_that_only_begin_alike_are_different_accounts(session: Session) ->
     keys = ["k", "k#", "K#", "k# ", "k#1", "k%", "k_", "k*"]
     for number, key in enumerate(keys, 1):
         session.settle(an_id(), [a_line(key, scope=f"s:{key}")], (number, 0, 0))
-    assert {balance.key: balance.spent[0] for balance in session.read()} == {key: number for number, key in enumerate(keys, 1)}
+    assert {balance.key: balance.spent[0] for balance in session.read()} == {
+        key: number for number, key in enumerate(keys, 1)
+    }
     for number, key in enumerate(keys, 1):
         assert [balance.spent[0] for balance in session.read(f"s:{key}")] == [number]
 
@@ -480,7 +516,9 @@ def test_a_settle_takes_the_hold_away_and_books_what_it_took(session: Session) -
     session.reserve("b", LONG_S, [line], (1, 2, 1))
     settled = session.settle("a", [line], (7, 8, 1))
     assert settled.ok
-    assert of(settled) == the(session) == Balance("k#", SCOPE, None, None, (100, 100, 5), spent=(7, 8, 1), held=(1, 2, 1))
+    assert (
+        of(settled) == the(session) == Balance("k#", SCOPE, None, None, (100, 100, 5), spent=(7, 8, 1), held=(1, 2, 1))
+    )
 
 
 def test_a_settle_told_twice_is_booked_once(session: Session, connect: Connect) -> None:
@@ -505,7 +543,10 @@ def test_a_settle_of_an_unknown_hold_is_booked_once_too(session: Session) -> Non
     lines = [a_line("a#", calls(5)), a_line("b#", calls(9))]
     reply = session.settle("h", lines, CALL)
     assert reply.ok
-    assert {balance.key: (balance.spent, balance.caps) for balance in reply.balances} == {"a#": (CALL, calls(5)), "b#": (CALL, calls(9))}
+    assert {balance.key: (balance.spent, balance.caps) for balance in reply.balances} == {
+        "a#": (CALL, calls(5)),
+        "b#": (CALL, calls(9)),
+    }
     session.settle("h", lines, CALL)
     assert [(balance.spent, balance.held) for balance in session.read()] == [(CALL, NOTHING)] * 2
     session.settle("h", lines, (0, 0, 3))
@@ -585,7 +626,10 @@ def test_only_the_account_whose_cap_broke_is_closed(session: Session) -> None:
     lines = [a_line("narrow#", (10, UNLIMITED, UNLIMITED)), a_line("wide#", (1000, UNLIMITED, UNLIMITED))]
     session.reserve("h", LONG_S, lines, (10, 0, 1))
     session.settle("h", lines, (15, 0, 1))
-    assert {balance.key: (balance.closed, balance.overrun) for balance in session.read()} == {"narrow#": (True, (5, 0, 0)), "wide#": (False, NOTHING)}
+    assert {balance.key: (balance.closed, balance.overrun) for balance in session.read()} == {
+        "narrow#": (True, (5, 0, 0)),
+        "wide#": (False, NOTHING),
+    }
 
 
 def test_a_lowered_cap_alone_closes_nothing(session: Session) -> None:
@@ -655,12 +699,15 @@ def test_a_reservation_that_arrives_after_its_release_holds_nothing(session: Ses
     late = connect().reserve("h", LONG_S, [a_line()], CALL)
     assert not late.ok
     assert all(balance.held == NOTHING for balance in session.read())
-    assert of(session.settle("h", [a_line()], CALL)).spent == CALL  # and should the call have left after all, it is booked
+    # and should the call have left after all, it is booked
+    assert of(session.settle("h", [a_line()], CALL)).spent == CALL
     session.settle("h", [a_line()], CALL)
     assert the(session).spent == CALL
 
 
-def test_a_release_that_meets_its_reservation_at_the_same_moment_takes_it_back(session: Session, connect: Connect) -> None:
+def test_a_release_that_meets_its_reservation_at_the_same_moment_takes_it_back(
+    session: Session, connect: Connect
+) -> None:
     """Whichever of the two the store sees first, nothing stays held."""
     other = connect()
     session.reserve("first", LONG_S, [a_line()], CALL)
@@ -689,7 +736,9 @@ def test_an_expired_hold_is_charged_and_shown_as_expired(session: Session) -> No
     lines = [a_line("a#", calls(1)), a_line("b#", calls(9))]
     session.reserve("h", SHORT_S, lines, (3, 4, 1))
     time.sleep(0.02)
-    assert [(balance.spent, balance.held, balance.expired) for balance in session.read()] == [((3, 4, 1), NOTHING, (3, 4, 1))] * 2
+    assert [(balance.spent, balance.held, balance.expired) for balance in session.read()] == [
+        ((3, 4, 1), NOTHING, (3, 4, 1))
+    ] * 2
     assert not session.reserve("g", LONG_S, lines, CALL).ok
     assert all(balance.overrun == NOTHING and not balance.closed for balance in session.read())
 
@@ -750,14 +799,23 @@ def test_an_extension_moves_the_cap_and_stays_when_the_caps_are_told_again(sessi
 def test_an_extension_makes_the_account_if_it_is_new(session: Session) -> None:
     ends = session.now() + 900
     made = session.extend(a_line(caps=calls(3), window="15m", ends=ends), (1, 2, 3))
-    assert (made.caps, made.granted, made.window, made.spent, made.closed) == (calls(3), (1, 2, 3), "15m", NOTHING, False)
+    assert (made.caps, made.granted, made.window, made.spent, made.closed) == (
+        calls(3),
+        (1, 2, 3),
+        "15m",
+        NOTHING,
+        False,
+    )
     assert session.reserve("h", LONG_S, [a_line(caps=calls(3))], (0, 0, 6)).ok
 
 
 def test_an_extension_of_one_account_leaves_the_others(session: Session) -> None:
     session.settle("x", [a_line("a#", calls(1)), a_line("b#", calls(1))], (0, 0, 2))
     session.extend(a_line("a#", calls(1)), CALL)
-    assert {balance.key: (balance.closed, balance.granted) for balance in session.read()} == {"a#": (False, CALL), "b#": (True, NOTHING)}
+    assert {balance.key: (balance.closed, balance.granted) for balance in session.read()} == {
+        "a#": (False, CALL),
+        "b#": (True, NOTHING),
+    }
 
 
 def test_an_extension_does_not_close_what_was_open(session: Session) -> None:
@@ -834,7 +892,9 @@ def test_answers_carry_the_stores_clock_and_it_goes_forward(session: Session) ->
 
 
 @pytest.mark.parametrize("ahead", [-3600.0, 3600.0])
-def test_a_workers_clock_does_not_matter(place: Any, session: Session, monkeypatch: pytest.MonkeyPatch, ahead: float) -> None:
+def test_a_workers_clock_does_not_matter(
+    place: Any, session: Session, monkeypatch: pytest.MonkeyPatch, ahead: float
+) -> None:
     """A worker an hour ahead would otherwise charge everybody's open holds."""
     if place.kind == "sqlite":
         pytest.skip("one machine, one clock: it is the store's")
@@ -942,7 +1002,14 @@ def test_all_records_about_one_thing_come_oldest_first(session: Session, connect
     before = session.now()
     for number in range(700):
         session.append("call", "run:1", f"text {number}")
-    for kind, ref in (("call", "run:2"), ("trip", "run:1"), ("call:run", "1"), ("call", "run:1 "), ("call", "R" * 5_000), ("call", "")):
+    for kind, ref in (
+        ("call", "run:2"),
+        ("trip", "run:1"),
+        ("call:run", "1"),
+        ("call", "run:1 "),
+        ("call", "R" * 5_000),
+        ("call", ""),
+    ):
         connect().append(kind, ref, f"{kind} {ref}")
     told = connect().about("call", "run:1")
     assert [text for _, text in told] == [f"text {number}" for number in range(700)]
@@ -991,7 +1058,11 @@ def test_a_run_gives_signs_of_life_until_it_ends(session: Session, connect: Conn
     session.beat("a", "w1", "one")
     session.beat("b", "w2", "two")
     session.beat("a", "w3", "three")
-    running = {run: (worker, text) for run, worker, at, text in session.running(60) if before - 0.01 <= at <= session.now() + 0.01}
+    running = {
+        run: (worker, text)
+        for run, worker, at, text in session.running(60)
+        if before - 0.01 <= at <= session.now() + 0.01
+    }
     assert running == {"a": ("w3", "three"), "b": ("w2", "two")}
     connect().beat("a", "w3", "over", ended=True)
     assert [run for run, *_ in session.running(60)] == ["b"]
@@ -1074,7 +1145,11 @@ def test_purge_drops_what_is_over_and_old_and_nothing_else(session: Session) -> 
         "run:alive#": (CALL, NOTHING),
         "run:waiting#": (NOTHING, CALL),
     }
-    assert [session.claim(key, LONG_S) for key in ("done long ago", "under way", "just done")] == ["yes", "pending", "done"]
+    assert [session.claim(key, LONG_S) for key in ("done long ago", "under way", "just done")] == [
+        "yes",
+        "pending",
+        "done",
+    ]
     assert session.marks("gone#1") == {}
     assert list(session.marks("endless#")) == ["m"]
     assert [text for *_, text in session.tail("alert", 9)] == ["new"]
@@ -1115,7 +1190,11 @@ def test_a_store_says_what_it_is_and_what_it_survives(store: Store) -> None:
 
 def test_making_a_store_does_no_io(place: Any, tmp_path: Path) -> None:
     """A policy is read in processes that never spend anything."""
-    away = {"sqlite": f"sqlite:///{tmp_path}/deep/er/a.db", "redis": "redis://127.0.0.1:1/0", "postgres": "postgresql://nobody@127.0.0.1:1/none"}[place.kind]
+    away = {
+        "sqlite": f"sqlite:///{tmp_path}/deep/er/a.db",
+        "redis": "redis://127.0.0.1:1/0",
+        "postgres": "postgresql://nobody@127.0.0.1:1/none",
+    }[place.kind]
     made = type(place.store())(away)
     assert made.name
     assert list(tmp_path.iterdir()) == []
@@ -1169,7 +1248,9 @@ class Paper:
         spent = _total(hold.took for hold in mine)
         held = _total(hold.holds for hold in mine if hold.state == "open")
         expired = _total(hold.took for hold in mine if hold.state == "expired")
-        return Balance(key, scope, None, None, account.caps, spent, held, account.granted, account.overrun, expired, account.closed)
+        return Balance(
+            key, scope, None, None, account.caps, spent, held, account.granted, account.overrun, expired, account.closed
+        )
 
     def beyond(self, key: str) -> Amount:
         """How far above the cap spend and holds stand; negative where there is room."""
@@ -1181,7 +1262,10 @@ class Paper:
             return known.state == "open"
         self.touch(lines)
         for line in lines:
-            if not force and (self.accounts[line.key].closed or any(b + w > 0 for b, w in zip(self.beyond(line.key), want, strict=True))):
+            if not force and (
+                self.accounts[line.key].closed
+                or any(b + w > 0 for b, w in zip(self.beyond(line.key), want, strict=True))
+            ):
                 return False
         self.holds[hold] = OnPaper(tuple(line.key for line in lines), "open", want)
         return True
@@ -1200,7 +1284,9 @@ class Paper:
             old = account.overrun
             excess = [actual[i] - expected[i] for i in range(3)]
             broke = [excess[i] > 0 and over[i] > 0 for i in range(3)]
-            account.overrun = tuple(max(old[i], min(over[i], old[i] + excess[i])) if broke[i] else old[i] for i in range(3))  # type: ignore[assignment]
+            account.overrun = tuple(
+                max(old[i], min(over[i], old[i] + excess[i])) if broke[i] else old[i] for i in range(3)
+            )  # type: ignore[assignment]
             account.closed = account.closed or any(broke)
 
     def end(self, hold: str, state: str) -> None:
@@ -1244,7 +1330,12 @@ class AgainstPaper(RuleBasedStateMachine):
         assert not reply.stale
         for balance in reply.balances:
             told = self.paper.balance(balance.key, self.scope)
-            assert (balance.caps, balance.granted, balance.overrun, balance.closed) == (told.caps, told.granted, told.overrun, told.closed)
+            assert (balance.caps, balance.granted, balance.overrun, balance.closed) == (
+                told.caps,
+                told.granted,
+                told.overrun,
+                told.closed,
+            )
             assert _total([balance.spent, balance.held]) == _total([told.spent, told.held])
 
     @initialize(caps=st.tuples(CAPS, CAPS, CAPS))
@@ -1307,7 +1398,8 @@ def test_whatever_happens_in_whatever_order_the_store_has_what_is_on_paper(sessi
         settings=settings(
             max_examples=25,
             stateful_step_count=30,
-            phases=[Phase.generate],  # a failure is told as it was found: making it smaller takes minutes on a real store
+            # a failure is told as it was found: making it smaller takes minutes on a real store
+            phases=[Phase.generate],
             deadline=None,
             database=None,
             suppress_health_check=list(HealthCheck),
@@ -1406,7 +1498,11 @@ def test_one_id_reserved_by_many_at_once_holds_once(sessions: list[Session]) -> 
 def test_an_expired_hold_that_many_find_at_once_is_charged_once(sessions: list[Session]) -> None:
     for _ in range(5):
         past(sessions[0], a_line(), CALL)
-    at_once(lambda number: sessions[number].read() if number % 2 else sessions[number].reserve(an_id(), LONG_S, [a_line("b#")], CALL))
+    at_once(
+        lambda number: (
+            sessions[number].read() if number % 2 else sessions[number].reserve(an_id(), LONG_S, [a_line("b#")], CALL)
+        )
+    )
     assert (the(sessions[0]).spent, the(sessions[0]).expired, the(sessions[0]).held) == ((0, 0, 5), (0, 0, 5), NOTHING)
 
 
@@ -1432,22 +1528,29 @@ def test_a_claim_has_one_winner_also_when_the_last_ones_time_is_over(sessions: l
         if turn % 2:
             sessions[0].claim(f"c{turn}", SHORT_S)
             time.sleep(0.02)
-        assert sorted(at_once(lambda number, turn=turn: sessions[number].claim(f"c{turn}", LONG_S))) == ["pending"] * (THREADS - 1) + ["yes"]
+        assert sorted(at_once(lambda number, turn=turn: sessions[number].claim(f"c{turn}", LONG_S))) == ["pending"] * (
+            THREADS - 1
+        ) + ["yes"]
 
 
 def test_no_record_is_lost_when_many_write(sessions: list[Session]) -> None:
     at_once(lambda number: [sessions[number].append("alert", f"{number}", f"{turn}") for turn in range(5)])
     told = sessions[0].tail("alert", 1000)
-    assert sorted((ref, text) for _, ref, text in told) == sorted((f"{n}", f"{turn}") for n in range(THREADS) for turn in range(5))
+    assert sorted((ref, text) for _, ref, text in told) == sorted(
+        (f"{n}", f"{turn}") for n in range(THREADS) for turn in range(5)
+    )
     for number in range(THREADS):  # each writer's own records keep their order
         assert [text for _, ref, text in told if ref == f"{number}"] == [f"{turn}" for turn in range(5)]
 
 
 # ---- other processes ------------------------------------------------------------------------------------------------
 
-# Each worker is a process of its own, forked from one that has imported everything: to start one costs milliseconds, and it can be killed.
+# Each worker is a process of its own, forked from one that has imported everything: to start one costs milliseconds,
+# and it can be killed.
 WORKERS = multiprocessing.get_context("forkserver")
-WORKERS.set_forkserver_preload(["runguard.ledger.sqlite", "runguard.ledger.redis", "redis", "runguard.ledger.postgres", "psycopg", "pytest"])
+WORKERS.set_forkserver_preload(
+    ["runguard.ledger.sqlite", "runguard.ledger.redis", "redis", "runguard.ledger.postgres", "psycopg", "pytest"]
+)
 PREAMBLE = """
 import os, random, resource, sys, time
 from importlib import import_module
@@ -1464,7 +1567,14 @@ class Worker:
 
     def __init__(self, place: Any, code: str, **facts: Any) -> None:
         self._pipe, theirs = WORKERS.Pipe()
-        known = {"module": place.module, "name": place.name, "url": place.url, "say": theirs.send, "hear": theirs.recv, **facts}
+        known = {
+            "module": place.module,
+            "name": place.name,
+            "url": place.url,
+            "say": theirs.send,
+            "hear": theirs.recv,
+            **facts,
+        }
         self.process = WORKERS.Process(target=exec, args=(PREAMBLE + code, known), daemon=True)
         self.process.start()
         theirs.close()
@@ -1496,7 +1606,8 @@ hear()
 won = []
 for turn in range(30):
     for attempt in range(5):
-        if session.reserve(f"{os.getpid()}.{turn}.{attempt}", 300, [line(f"{turn}#", (UNLIMITED, UNLIMITED, 5))], (0, 0, 1)).ok:
+        lines = [line(f"{turn}#", (UNLIMITED, UNLIMITED, 5))]
+        if session.reserve(f"{os.getpid()}.{turn}.{attempt}", 300, lines, (0, 0, 1)).ok:
             won.append(turn)
 say(won)
 """
@@ -1522,7 +1633,9 @@ time.sleep(60)
 """
 
 
-def test_the_hold_of_a_killed_worker_is_charged_at_its_time_and_a_late_bill_corrects_it(place: Any, session: Session) -> None:
+def test_the_hold_of_a_killed_worker_is_charged_at_its_time_and_a_late_bill_corrects_it(
+    place: Any, session: Session
+) -> None:
     """kill -9 between reserve and settle: one call too many is counted, never one too few."""
     with Worker(place, HOLDER) as doomed:
         assert doomed.told() == "held"
@@ -1551,7 +1664,9 @@ while True:
 """
 
 
-def test_workers_killed_at_random_overspend_nothing_and_lose_nothing(place: Any, session: Session, tmp_path: Path) -> None:
+def test_workers_killed_at_random_overspend_nothing_and_lose_nothing(
+    place: Any, session: Session, tmp_path: Path
+) -> None:
     cap, ttl, kills, dice, bills = 4_000, 0.8, 0, random.Random(3), tmp_path / "bills"
     facts = {"cap": cap, "ttl": ttl, "bills": str(bills)}
     spenders = [Worker(place, SPENDER, **facts) for _ in range(3)]
@@ -1618,11 +1733,21 @@ def opened(path: Path, timeout: float = PATIENCE_S) -> Session:
 
 
 def digest(path: Path) -> dict[str, bytes]:
-    return {found.name: found.read_bytes() for found in sorted(path.parent.iterdir()) if not found.name.endswith("-shm")}
+    return {
+        found.name: found.read_bytes() for found in sorted(path.parent.iterdir()) if not found.name.endswith("-shm")
+    }
 
 
 @pytest.mark.parametrize(
-    "url", ["sqlite://", "sqlite:///", "sqlite://host/a.db", "sqlite:///a.db?mode=ro", "sqlite:///a.db?synchronous=off", "sqlite:///a#b.db"]
+    "url",
+    [
+        "sqlite://",
+        "sqlite:///",
+        "sqlite://host/a.db",
+        "sqlite:///a.db?mode=ro",
+        "sqlite:///a.db?synchronous=off",
+        "sqlite:///a#b.db",
+    ],
 )
 def test_sqlite_refuses_an_address_that_cannot_be_meant(url: str) -> None:
     with pytest.raises(PolicyError):
@@ -1645,7 +1770,9 @@ def test_sqlite_waits_for_the_disk_unless_told_otherwise(path: Path) -> None:
         assert ("loses nothing" in store.durable) is (level == 2)
 
 
-def test_a_relative_path_is_the_same_file_after_the_process_went_elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_relative_path_is_the_same_file_after_the_process_went_elsewhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Otherwise the next connection would find an empty ledger, with the full budget."""
     monkeypatch.chdir(tmp_path)
     store = SqliteStore("sqlite:///here.db")
@@ -1659,12 +1786,16 @@ def test_a_relative_path_is_the_same_file_after_the_process_went_elsewhere(tmp_p
 
 
 def test_workers_that_make_a_file_at_the_same_moment_all_find_their_own_schema(tmp_path: Path) -> None:
-    """One of them makes it while the others look: they must not take the half of it that they see for somebody else's."""
+    """One of them makes it while the others look:
+    they must not take the half of it that they see for somebody else's.
+    """
     for turn in range(15):
         at_once(lambda _, turn=turn: opened(tmp_path / f"{turn}.db").close(), threads=8)
 
 
-def test_a_period_begins_at_its_first_moment_and_is_over_at_its_last(file: Session, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_period_begins_at_its_first_moment_and_is_over_at_its_last(
+    file: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Two periods that touch have no moment in common and none between them."""
     clock = [1_700_000_000.0]
     monkeypatch.setattr(time, "time", lambda: clock[0])
@@ -1681,7 +1812,9 @@ def test_a_period_begins_at_its_first_moment_and_is_over_at_its_last(file: Sessi
     assert file.reserve(an_id(), LONG_S, [following], CALL).ok
 
 
-def test_a_hold_is_charged_at_the_end_of_its_time_and_no_moment_before(file: Session, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_hold_is_charged_at_the_end_of_its_time_and_no_moment_before(
+    file: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
     clock = [1_700_000_000.0]
     monkeypatch.setattr(time, "time", lambda: clock[0])
     file.reserve("h", 60, [a_line("p#")], CALL)
@@ -1850,7 +1983,10 @@ def test_a_file_that_goes_away_under_a_live_session_is_an_outage(path: Path, fil
 
 
 def test_a_file_locked_by_another_program_is_an_outage_after_the_timeout(path: Path, file: Session) -> None:
-    with contextlib.closing(opened(path, timeout=0.2)) as waiting, contextlib.closing(sqlite3.connect(path, isolation_level=None)) as other:
+    with (
+        contextlib.closing(opened(path, timeout=0.2)) as waiting,
+        contextlib.closing(sqlite3.connect(path, isolation_level=None)) as other,
+    ):
         other.execute("BEGIN EXCLUSIVE")
         began = time.monotonic()
         with pytest.raises(StoreOutage, match="locked"):
@@ -1874,7 +2010,9 @@ with session._write():
 """
 
 
-def test_a_worker_stopped_in_the_middle_of_a_write_is_an_outage_for_the_others_and_killed_it_leaves_nothing(path: Path, file: Session) -> None:
+def test_a_worker_stopped_in_the_middle_of_a_write_is_an_outage_for_the_others_and_killed_it_leaves_nothing(
+    path: Path, file: Session
+) -> None:
     """A lock that dies with its process never has to be broken."""
     with contextlib.closing(opened(path, timeout=0.2)) as waiting:
         with Worker(FileAt(f"sqlite:///{path}"), IN_THE_MIDDLE) as stuck:
@@ -1882,15 +2020,22 @@ def test_a_worker_stopped_in_the_middle_of_a_write_is_an_outage_for_the_others_a
             with pytest.raises(StoreOutage, match="locked"):
                 waiting.settle("h", [a_line()], CALL)
             assert waiting.get("control") == (0, "")  # readers do not wait for writers
-        assert of(waiting.settle("h", [a_line()], CALL)).spent == (5, 5, 6)  # at once, with a fifth of a second's patience
+        # at once, with a fifth of a second's patience
+        assert of(waiting.settle("h", [a_line()], CALL)).spent == (5, 5, 6)
         assert not waiting.reserve("first", LONG_S, [a_line()], CALL).ok  # the holds are all there
 
 
-def test_a_call_that_fails_half_way_leaves_nothing_and_the_session_goes_on(file: Session, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_call_that_fails_half_way_leaves_nothing_and_the_session_goes_on(
+    file: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
     before = file.read()
     with monkeypatch.context() as broken:
         broken.setattr(type(file), "_control", lambda _: 1 / 0)  # the last thing a reserve and a settle do
-        for deed in (lambda: file.reserve("h", LONG_S, [a_line("new#")], CALL), lambda: file.settle("first", [a_line()], (9, 9, 9)), lambda: file.release("h")):
+        for deed in (
+            lambda: file.reserve("h", LONG_S, [a_line("new#")], CALL),
+            lambda: file.settle("first", [a_line()], (9, 9, 9)),
+            lambda: file.release("h"),
+        ):
             with pytest.raises(ZeroDivisionError):
                 deed()
     assert file.read() == before
@@ -1901,7 +2046,10 @@ def test_a_call_that_fails_half_way_leaves_nothing_and_the_session_goes_on(file:
 def test_another_programs_database_is_refused_and_stays_as_it_was(path: Path, version: int) -> None:
     """Version 1 is what nearly every program writes into its first schema."""
     with contextlib.closing(sqlite3.connect(path)) as foreign:
-        foreign.executescript(f"CREATE TABLE accounts (key TEXT, balance REAL); INSERT INTO accounts VALUES ('mine', 1.5); PRAGMA user_version={version}")
+        foreign.executescript(
+            "CREATE TABLE accounts (key TEXT, balance REAL); INSERT INTO accounts VALUES ('mine', 1.5); "
+            f"PRAGMA user_version={version}"
+        )
     before = digest(path)
     for _ in range(2):
         with pytest.raises(StoreError, match=re.escape(str(path))):
@@ -1918,7 +2066,9 @@ def test_a_schema_of_a_newer_version_is_refused_and_stays_as_it_was(path: Path, 
     assert path.read_bytes() == before
 
 
-def test_a_store_in_memory_is_refused_because_each_session_would_have_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_store_in_memory_is_refused_because_each_session_would_have_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     with pytest.raises((StoreError, PolicyError)):
         SqliteStore("sqlite:///:memory:").connect(PATIENCE_S)

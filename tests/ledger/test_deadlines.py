@@ -1,4 +1,6 @@
-"""A store that stalls answers within its deadline: once the deadline, not twice. Real servers, stopped in the middle of their work."""
+"""A store that stalls answers within its deadline: once the deadline, not twice. Real servers, stopped in the middle of
+their work.
+"""
 
 import asyncio
 import contextlib
@@ -76,20 +78,33 @@ def test_no_operation_on_a_stalled_postgres_takes_twice_its_time(cluster: Server
     prepared(store).close()
     sessions = {name: store.connect(DEADLINE) for name in OPERATIONS}
     with cluster.stalled(), ThreadPoolExecutor(len(OPERATIONS)) as threads:
-        took = dict(zip(OPERATIONS, threads.map(lambda name: seconds(lambda: OPERATIONS[name](sessions[name])), OPERATIONS), strict=True))
+        took = dict(
+            zip(
+                OPERATIONS,
+                threads.map(lambda name: seconds(lambda: OPERATIONS[name](sessions[name])), OPERATIONS),
+                strict=True,
+            )
+        )
         again = seconds(lambda: sessions["settle"].settle("held", ONE, CALL))
         anew = seconds(lambda: store.connect(DEADLINE))
     for session in sessions.values():
         session.close()
-    assert {name: round(taken, 2) for name, taken in {**took, "again": again, "anew": anew}.items() if taken > LATE * DEADLINE} == {}
+    assert {
+        name: round(taken, 2)
+        for name, taken in {**took, "again": again, "anew": anew}.items()
+        if taken > LATE * DEADLINE
+    } == {}
 
 
-def test_an_operation_of_several_round_trips_has_one_deadline_for_all_of_them(cluster: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_operation_of_several_round_trips_has_one_deadline_for_all_of_them(
+    cluster: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The first answer comes late, the second not at all."""
     store = PostgresStore(f"{cluster.url}?schema=slow")
     session = prepared(store)
     with psycopg.connect(cluster.url) as other:
-        # Rows that are locked: the short statement waits for most of the deadline. Then it is asked again with the long one.
+        # Rows that are locked: the short statement waits for most of the deadline. Then it is asked again with the long
+        # one.
         other.execute("SELECT FROM slow.accounts FOR UPDATE")
         real, trips = type(session)._call, []
 
@@ -114,7 +129,10 @@ def test_an_answer_that_begins_in_time_and_then_stops_is_not_waited_for_again(cl
         connection.end = time.monotonic() + DEADLINE  # type: ignore[attr-defined]
         began = time.monotonic()
         with pytest.raises(_LateError):
-            connection.execute("SELECT repeat('x', 9000), pg_sleep(CASE WHEN n < 9 THEN 0.1 ELSE 10 END) FROM generate_series(1, 9) AS n").fetchall()
+            connection.execute(
+                "SELECT repeat('x', 9000), pg_sleep(CASE WHEN n < 9 THEN 0.1 ELSE 10 END) FROM "
+                "generate_series(1, 9) AS n"
+            ).fetchall()
         assert time.monotonic() - began < LATE * DEADLINE
 
 
@@ -156,7 +174,9 @@ def stalling(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[S
             yield PostgresStore(f"{cluster.url}?schema=rows"), lambda: rows_locked(cluster.url)
 
 
-async def test_however_many_ask_a_stalled_store_each_hears_within_the_deadline(stalling: tuple[Store, Callable[[], Any]]) -> None:
+async def test_however_many_ask_a_stalled_store_each_hears_within_the_deadline(
+    stalling: tuple[Store, Callable[[], Any]],
+) -> None:
     store, stall = stalling
     store.connect(5).close()  # the schema is made once, and not within the deadline of a call
     ledger = StoreLedger(store, DEADLINE)

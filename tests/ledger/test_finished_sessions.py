@@ -1,4 +1,6 @@
-"""Finished sessions leave nothing that grows: not in memory, and not in the file of a store whose retention drops them."""
+"""Finished sessions leave nothing that grows:
+not in memory, and not in the file of a store whose retention drops them.
+"""
 
 import asyncio
 import gc
@@ -27,7 +29,13 @@ BUDGETS = [Budget(usd=5, per="session"), Budget(usd=10**6, per="user", window="1
 
 
 def a_guard(url: str, budgets: list[Budget]) -> Guard:
-    policy: dict[str, Any] = {"store": url, "prices": {"m": {"input": 1, "output": 1}}, "max_usd": 1, "budgets": budgets, "store_timeout": 20}
+    policy: dict[str, Any] = {
+        "store": url,
+        "prices": {"m": {"input": 1, "output": 1}},
+        "max_usd": 1,
+        "budgets": budgets,
+        "store_timeout": 20,
+    }
     with mock.patch.dict(remote._open, clear=True):
         return Guard(Policy.validated(policy, ""))
 
@@ -49,7 +57,11 @@ async def session(guard: Guard, number: int) -> None:
         if step == 0:
             call = guard.fingerprint("search", {"q": number})
             guard.check(ToolCall(run, ROOT_LANE, "agent", guard.clock(), "search", call, "batch", "1"))
-            guard.after(ToolResults(run, ROOT_LANE, "agent", guard.clock(), "batch", [Answer("search", call, {"found": number}, "1")]))
+            guard.after(
+                ToolResults(
+                    run, ROOT_LANE, "agent", guard.clock(), "batch", [Answer("search", call, {"found": number}, "1")]
+                )
+            )
     guard.end(run)
 
 
@@ -87,7 +99,9 @@ async def test_finished_sessions_leave_memory_flat(kind: str, tmp_path: Path) ->
     assert (len(guard.runs), len(guard.accounts.spending.purses)) == (0, 0)
     known = guard.accounts.ledger.known()
     assert 20 <= len(known) <= FEW
-    assert not [account.key for account in known if account.scope.startswith("run:")], "a run's own account ends with it"
+    assert not [account.key for account in known if account.scope.startswith("run:")], (
+        "a run's own account ends with it"
+    )
     assert guard.accounts.budgets("app:app")[0].reserved == 0
 
 
@@ -121,7 +135,9 @@ async def test_a_session_that_comes_back_goes_on_with_what_it_spent(monkeypatch:
     with pytest.raises(AssertionError):  # its second call is the fourth of the session
         await session(guard, 1)
     assert guard.accounts.budgets("session:app/user-1/session-1")[0].spent == 3
-    assert guard.accounts.extend("session:app/session-2", calls=2)[0].limit == 5, "a session's short name finds it where it is packed"
+    assert guard.accounts.extend("session:app/session-2", calls=2)[0].limit == 5, (
+        "a session's short name finds it where it is packed"
+    )
     await sessions(guard, 200, 100)
     assert [(b.spent, b.limit) for b in guard.accounts.budgets("session:app/user-2/session-2")] == [(2, 5)]
 

@@ -1,7 +1,8 @@
-"""A store that vanishes under its workers. Live workers make nothing in what they find in its place and make no call, until the old store is back or
-an operator adopts the new one. The files, servers and databases are real.
+"""A store that vanishes under its workers. Live workers make nothing in what they find in its place and make no call,
+until the old store is back or an operator adopts the new one. The files, servers and databases are real.
 
-A worker is a guard with a ledger of its own, as every process has one. A standard call costs $0.02, which is also its worst case; the cap is five calls.
+A worker is a guard with a ledger of its own, as every process has one. A standard call costs $0.02, which is also its
+worst case; the cap is five calls.
 """
 
 import asyncio
@@ -63,7 +64,13 @@ class Worker:
 
     def __init__(self, url: str, **policy: Any) -> None:
         self.alerts: list[Alert] = []
-        settings = {"prices": PRICES, "tokens": lambda _: 1_000, "store": url, "store_timeout": 5.0, "budgets": [Budget(usd="0.10", per="user")]}
+        settings = {
+            "prices": PRICES,
+            "tokens": lambda _: 1_000,
+            "store": url,
+            "store_timeout": 5.0,
+            "budgets": [Budget(usd="0.10", per="user")],
+        }
         with mock.patch.dict(remote._open, clear=True):
             self.plugin = RunGuardPlugin(**{**settings, "alerts": self.alerts.append, **policy})
         self.model, self.ledger = steps(1), self.plugin.guard.accounts.ledger
@@ -127,7 +134,10 @@ class Ground:
         self.place, self.kind = place, place.kind
         parts = urlsplit(place.url)
         self.apart = {name: values[0] for name, values in parse_qs(parts.query).items()}
-        self.server, self.path = parts._replace(query="").geturl(), Path(parts.path[1:] if place.kind == "sqlite" else "/nowhere")
+        self.server, self.path = (
+            parts._replace(query="").geturl(),
+            Path(parts.path[1:] if place.kind == "sqlite" else "/nowhere"),
+        )
 
     def client(self) -> Any:
         import redis
@@ -139,7 +149,8 @@ class Ground:
 
         with psycopg.connect(self.server, autocommit=True) as db:
             for statement in statements:
-                for _ in range(10):  # a worker may be writing at this moment, and the server ends one of two that wait for each other
+                # a worker may be writing at this moment, and the server ends one of two that wait for each other
+                for _ in range(10):
                     with contextlib.suppress(psycopg.errors.DeadlockDetected):
                         answer = db.execute(statement.replace("runguard", self.apart["schema"]))  # type: ignore[arg-type]
                         break
@@ -151,11 +162,18 @@ class Ground:
             if not self.path.exists():
                 return sorted(file.name for file in self.path.parent.iterdir())
             with contextlib.closing(sqlite3.connect(self.path)) as db:
-                names = [str(name) for (name,) in db.execute("SELECT name FROM sqlite_master UNION ALL SELECT key FROM accounts" if self._ours(db) else _ALL)]
+                names = [
+                    str(name)
+                    for (name,) in db.execute(
+                        "SELECT name FROM sqlite_master UNION ALL SELECT key FROM accounts" if self._ours(db) else _ALL
+                    )
+                ]
                 return sorted(names)
         if self.kind == "redis":
             return sorted(key.decode() for key in self.client().keys(f"{{{self.apart['namespace']}}}:*"))
-        tables = self.sql("SELECT relname FROM pg_class JOIN pg_namespace AS n ON n.oid = relnamespace WHERE nspname = 'runguard'")
+        tables = self.sql(
+            "SELECT relname FROM pg_class JOIN pg_namespace AS n ON n.oid = relnamespace WHERE nspname = 'runguard'"
+        )
         return sorted(name for (name,) in tables)
 
     @staticmethod
@@ -173,7 +191,11 @@ class Ground:
             for file in self.files():
                 file.unlink(missing_ok=True)
         elif self.kind == "redis":
-            self.client().eval("for _, key in ipairs(redis.call('KEYS', ARGV[1])) do redis.call('DEL', key) end", 0, f"{{{self.apart['namespace']}}}:*")
+            self.client().eval(
+                "for _, key in ipairs(redis.call('KEYS', ARGV[1])) do redis.call('DEL', key) end",
+                0,
+                f"{{{self.apart['namespace']}}}:*",
+            )
         else:
             self.sql("DROP SCHEMA runguard CASCADE")
 
@@ -190,9 +212,14 @@ class Ground:
                     db.execute(f"DELETE FROM {table}")
         elif self.kind == "redis":
             prefix = f"{{{self.apart['namespace']}}}:"
-            self.client().delete(*[key for key in self.client().keys(f"{prefix}*") if key.decode() != f"{prefix}schema"])
+            self.client().delete(
+                *[key for key in self.client().keys(f"{prefix}*") if key.decode() != f"{prefix}schema"]
+            )
         else:
-            self.sql("TRUNCATE runguard.accounts, runguard.holds, runguard.marks, runguard.documents, runguard.claims, runguard.records, runguard.runs")
+            self.sql(
+                "TRUNCATE runguard.accounts, runguard.holds, runguard.marks, runguard.documents, "
+                "runguard.claims, runguard.records, runguard.runs"
+            )
 
 
 _ALL = "SELECT name FROM sqlite_master"
@@ -200,7 +227,9 @@ WAYS = ["gone", "begun_anew", "emptied"]
 
 
 @pytest.mark.parametrize("way", WAYS)
-async def test_live_workers_make_no_call_and_nothing_else_in_what_they_find(place: Place, worker: Make, way: str) -> None:
+async def test_live_workers_make_no_call_and_nothing_else_in_what_they_find(
+    place: Place, worker: Make, way: str
+) -> None:
     one, two = worker(), worker()
     assert (await one.calls(1), await two.calls(1)) == (1, 1)
     assert one.id == two.id != ""
@@ -217,7 +246,9 @@ async def test_live_workers_make_no_call_and_nothing_else_in_what_they_find(plac
     assert ground.things() == before
 
 
-async def test_a_refused_run_does_not_wait_for_a_store_that_is_away(place: Place, worker: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_refused_run_does_not_wait_for_a_store_that_is_away(
+    place: Place, worker: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("runguard.adk.plugin._WRITE_S", 1_000.0)  # longer than a test lasts
     one = worker()
     assert await one.calls(1) == 1
@@ -240,7 +271,9 @@ async def test_an_adopted_store_is_accepted_without_a_restart(place: Place, work
     assert late.id != old
     told = store_command("adopt", old, "--store", place.url)
     assert (told["id"], told["replaces"]) == (late.id, [old])
-    assert [await each.calls(1) for each in (one, two, late, one)] == [1, 1, 1, 1], "with the one of before, the new store's five"
+    assert [await each.calls(1) for each in (one, two, late, one)] == [1, 1, 1, 1], (
+        "with the one of before, the new store's five"
+    )
     assert [await each.calls(2) for each in (one, two, late)] == [0, 0, 0]
     assert one.plugin.trips[-1].rule == "budget"
     assert one.id == two.id == late.id
@@ -313,7 +346,9 @@ async def test_a_call_on_its_way_is_booked_in_the_store_that_was_adopted(place: 
     session.close()
 
 
-async def test_one_alert_names_the_command_and_another_says_when_it_is_over(place: Place, worker: Make, caplog: pytest.LogCaptureFixture) -> None:
+async def test_one_alert_names_the_command_and_another_says_when_it_is_over(
+    place: Place, worker: Make, caplog: pytest.LogCaptureFixture
+) -> None:
     caplog.set_level(logging.WARNING, "runguard")
     one = worker()
     assert await one.calls(1) == 1
@@ -321,9 +356,15 @@ async def test_one_alert_names_the_command_and_another_says_when_it_is_over(plac
     assert await one.calls(4) == 0
     assert one.plugin.flush(10) is False
     (alert,) = [alert for alert in one.alerts if alert.kind in ("outage", "store_replaced")]
-    assert (alert.kind, alert.severity, alert.facts["command"]) == ("store_replaced", "critical", f"runguard store adopt {one.id}")
+    assert (alert.kind, alert.severity, alert.facts["command"]) == (
+        "store_replaced",
+        "critical",
+        f"runguard store adopt {one.id}",
+    )
     assert f"runguard store adopt {one.id}" in alert.text
-    lines = [record.getMessage() for record in caplog.records if record.getMessage().startswith("runguard.store_replaced")]
+    lines = [
+        record.getMessage() for record in caplog.records if record.getMessage().startswith("runguard.store_replaced")
+    ]
     assert [line.partition(":")[0] for line in lines] == ["runguard.store_replaced"]
     assert f"runguard store adopt {one.id}" in lines[0]
     store_command("adopt", one.id, "--store", place.url)
@@ -335,7 +376,9 @@ async def test_one_alert_names_the_command_and_another_says_when_it_is_over(plac
     ]
 
 
-async def test_the_stops_of_an_adopted_store_hold_although_its_document_has_the_same_version(place: Place, worker: Make) -> None:
+async def test_the_stops_of_an_adopted_store_hold_although_its_document_has_the_same_version(
+    place: Place, worker: Make
+) -> None:
     one = worker()
     one.plugin.stop("user:app/bob", actor="ops", reason="old")
     assert await one.calls(1) == 1
@@ -450,7 +493,10 @@ def _put_over(ground: Ground) -> None:
     """Another store's content in the same file, by SQLite's own way to restore a backup."""
     other = ground.path.with_name("other.db")
     SqliteStore(f"sqlite:///{other}").connect(5).close()
-    with contextlib.closing(sqlite3.connect(other)) as source, contextlib.closing(sqlite3.connect(ground.path)) as target:
+    with (
+        contextlib.closing(sqlite3.connect(other)) as source,
+        contextlib.closing(sqlite3.connect(ground.path)) as target,
+    ):
         source.backup(target)
 
 
@@ -545,7 +591,9 @@ BACK = [_moved_over, _moved_over_only, _restored_within, _without_wal, _without_
 @on_a_file
 @pytest.mark.parametrize("way", BACK, ids=lambda way: way.__name__.strip("_"))
 @pytest.mark.parametrize("workers", [1, 2, 3])
-async def test_a_file_that_goes_back_in_time_lets_nobody_pass_the_cap(place: Place, worker: Make, way: Callable[[Path, Path], None], workers: int) -> None:
+async def test_a_file_that_goes_back_in_time_lets_nobody_pass_the_cap(
+    place: Place, worker: Make, way: Callable[[Path, Path], None], workers: int
+) -> None:
     """With copies of every age and a cap of five, live workers make five calls in all, or fewer."""
     path = Ground(place).path
     crowd = [worker() for _ in range(workers)]
@@ -564,7 +612,9 @@ async def test_a_file_that_goes_back_in_time_lets_nobody_pass_the_cap(place: Pla
 
 @on_a_file
 @pytest.mark.parametrize("lost", [1, 2, 7])
-async def test_the_loss_of_a_single_change_is_noticed_and_can_be_accepted(place: Place, worker: Make, lost: int) -> None:
+async def test_the_loss_of_a_single_change_is_noticed_and_can_be_accepted(
+    place: Place, worker: Make, lost: int
+) -> None:
     path, one = Ground(place).path, worker(budgets=[Budget(usd=1, per="user")])
     assert await one.calls(2) == 2
     assert one.plugin.flush(10)
@@ -620,7 +670,9 @@ def _replaced_by_an_empty_one(server: Valkey) -> None:
 
 
 @pytest.mark.parametrize("way", [_flushed, _replaced_by_an_empty_one], ids=["flushed", "empty"])
-async def test_a_valkey_that_lost_its_data_is_not_an_unspent_budget(own_valkey: Valkey, way: Callable[[Valkey], None]) -> None:
+async def test_a_valkey_that_lost_its_data_is_not_an_unspent_budget(
+    own_valkey: Valkey, way: Callable[[Valkey], None]
+) -> None:
     crowd = [Worker(own_valkey.url) for _ in range(3)]
     assert [await each.calls(1) for each in crowd] == [1, 1, 1]
     for each in crowd:
@@ -691,7 +743,9 @@ async def test_a_failover_to_a_replica_that_lags_goes_on_and_loses_what_the_repl
         assert await crowd[1].calls(1) == 0
         second.replicaof("NO", "ONE")
         clients.point(replica.port)
-        assert sum([await each.calls(4) for each in crowd]) == CAP - 2, "the replica knows of two calls; the other two are lost"
+        assert sum([await each.calls(4) for each in crowd]) == CAP - 2, (
+            "the replica knows of two calls; the other two are lost"
+        )
         assert {each.plugin.trips[-1].rule for each in crowd} == {"budget"}
 
 
@@ -710,7 +764,14 @@ def _database(cluster: Any, *statements: str) -> None:
 
 
 def _tool(cluster: Any, program: str, *arguments: str, stdin: bytes | None = None) -> bytes:
-    ran = subprocess.run([str(cluster.bin / program), *arguments], input=stdin, capture_output=True, timeout=60, check=True, env={**os.environ, "LC_ALL": "C"})
+    ran = subprocess.run(
+        [str(cluster.bin / program), *arguments],
+        input=stdin,
+        capture_output=True,
+        timeout=60,
+        check=True,
+        env={**os.environ, "LC_ALL": "C"},
+    )
     return ran.stdout
 
 
@@ -728,7 +789,10 @@ async def test_a_postgres_database_that_is_dropped_and_restored_from_a_dump_goes
     _database(cluster, "CREATE DATABASE guard")
     assert [await each.calls(2) for each in crowd] == [0, 0]
     assert "runguard store adopt" in crowd[0].why
-    assert _tool(cluster, "psql", url, "-tAc", "SELECT count(*) FROM pg_namespace WHERE nspname = 'runguard'").strip() == b"0", "nothing was made"
+    assert (
+        _tool(cluster, "psql", url, "-tAc", "SELECT count(*) FROM pg_namespace WHERE nspname = 'runguard'").strip()
+        == b"0"
+    ), "nothing was made"
     _tool(cluster, "psql", "-q", url, stdin=dump)
     assert sum([await each.calls(3) for each in crowd]) == 1
 
@@ -766,7 +830,9 @@ async def test_a_rolling_restart_changes_nothing(place: Place, worker: Make) -> 
     assert made == CAP
 
 
-async def test_workers_that_restart_over_a_replaced_store_accept_it_and_those_that_live_do_not(place: Place, worker: Make) -> None:
+async def test_workers_that_restart_over_a_replaced_store_accept_it_and_those_that_live_do_not(
+    place: Place, worker: Make
+) -> None:
     one, two = worker(), worker()
     assert [await each.calls(2) for each in (one, two)] == [2, 2]
     Ground(place).gone()

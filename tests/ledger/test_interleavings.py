@@ -75,7 +75,9 @@ async def test_an_older_control_document_never_takes_the_place_of_a_newer_one(ur
 def test_stops_thrown_at_the_same_moment_all_hold() -> None:
     guard = a_guard()
     for number in range(30):
-        throws = [threading.Thread(target=guard.throw_switch, args=(f"user:app/{number}-{n}", "ops", "x")) for n in range(4)]
+        throws = [
+            threading.Thread(target=guard.throw_switch, args=(f"user:app/{number}-{n}", "ops", "x")) for n in range(4)
+        ]
         for throw in throws:
             throw.start()
         for throw in throws:

@@ -1,6 +1,7 @@
 """What every ledger does, asked of all four in the same words: in memory, and over SQLite, Valkey and Postgres.
 
-A durable ledger only hands facts over; ``flush`` waits until they are booked. What a test then finds is what a stranger would find.
+A durable ledger only hands facts over; ``flush`` waits until they are booked. What a test then finds is what a stranger
+would find.
 """
 
 import asyncio
@@ -20,7 +21,14 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule, run_state_machine_as_test
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
 
 from runguard.core.budget import NOTHING, UNLIMITED, Amount
 from runguard.ledger.base import Account, Hold, Ledger, Refusal, Stale
@@ -48,12 +56,22 @@ class Desk:
         return f"user:{self.name}/{user}"
 
     def account(
-        self, key: str = "k", caps: Amount = (100, UNLIMITED, UNLIMITED), *, user: str = "ann", begins: float | None = None, ends: float | None = None
+        self,
+        key: str = "k",
+        caps: Amount = (100, UNLIMITED, UNLIMITED),
+        *,
+        user: str = "ann",
+        begins: float | None = None,
+        ends: float | None = None,
     ) -> Account:
         """As a guard asks for it: anew before every call."""
-        return self.ledger.account(f"{self.name}/{key}#", self.scope_of(user), None if ends is None else "1h", ends, caps, begins)
+        return self.ledger.account(
+            f"{self.name}/{key}#", self.scope_of(user), None if ends is None else "1h", ends, caps, begins
+        )
 
-    async def reserve(self, accounts: Sequence[Account], want: Amount, *, force: bool = False) -> Hold | Refusal | Stale:
+    async def reserve(
+        self, accounts: Sequence[Account], want: Amount, *, force: bool = False
+    ) -> Hold | Refusal | Stale:
         return await self.ledger.reserve(accounts, want, force=force, ttl=TTL_S)
 
     async def held(self, accounts: Sequence[Account], want: Amount, *, force: bool = False) -> Hold:
@@ -80,10 +98,16 @@ class Desk:
         self.ledger.release(hold)
         self.flush()
 
-    def first(self, account: Account, mark: str, percent: float = 0.5, limit: Amount = (100, UNLIMITED, UNLIMITED)) -> bool | None:
+    def first(
+        self, account: Account, mark: str, percent: float = 0.5, limit: Amount = (100, UNLIMITED, UNLIMITED)
+    ) -> bool | None:
         """Asked as thresholds are: once a settlement is booked."""
         answers: list[bool | None] = []
-        self.ledger.settle(self.ledger.book([account]), NOTHING, lambda: answers.append(self.ledger.first(account, mark, percent, limit)))
+        self.ledger.settle(
+            self.ledger.book([account]),
+            NOTHING,
+            lambda: answers.append(self.ledger.first(account, mark, percent, limit)),
+        )
         self.flush()
         (answer,) = answers
         return answer
@@ -96,7 +120,9 @@ class Desk:
 
     def find(self, key: str = "k", user: str = "ann") -> Account:
         """An account as anybody finds it."""
-        (found,) = [account for account in self.ledger.find(self.scope_of(user)) if account.key == f"{self.name}/{key}#"]
+        (found,) = [
+            account for account in self.ledger.find(self.scope_of(user)) if account.key == f"{self.name}/{key}#"
+        ]
         return found
 
     def books(self, key: str = "k", user: str = "ann") -> tuple[Amount, Amount]:
@@ -119,7 +145,9 @@ async def test_a_hold_stands_beside_the_spend_and_never_on_it(desk: Desk) -> Non
     hold = await desk.held([account], (10, 20, 1))
     assert (hold.amount, hold.booked, hold.is_open) == ((10, 20, 1), NOTHING, True)
     assert desk.books() == ((30, 40, 1), (10, 20, 1))
-    assert (account.spent, account.held, account.room) == ((30, 40, 1), (10, 20, 1), (60, 140, 1)), "whoever asked knows it too"
+    assert (account.spent, account.held, account.room) == ((30, 40, 1), (10, 20, 1), (60, 140, 1)), (
+        "whoever asked knows it too"
+    )
 
 
 @pytest.mark.parametrize("unit", range(3))
@@ -181,7 +209,9 @@ async def test_what_is_not_limited_never_refuses(desk: Desk) -> None:
 
 
 async def test_the_tightest_is_named_and_the_room_is_what_all_have_together(desk: Desk) -> None:
-    a, b, c = (desk.account(name, caps) for name, caps in [("a", (30, 500, 9)), ("b", (20, 900, 9)), ("c", (90, 50, 9))])
+    a, b, c = (
+        desk.account(name, caps) for name, caps in [("a", (30, 500, 9)), ("b", (20, 900, 9)), ("c", (90, 50, 9))]
+    )
     refusal = await desk.refused([a, b, c], (40, 60, 1))
     assert refusal.account is b  # 20 dollars left; c refuses too, but in tokens
     assert (refusal.unit, refusal.wanted, refusal.room) == (0, (40, 60, 1), (20, 50, 9))
@@ -207,7 +237,9 @@ async def test_a_refusal_tells_how_things_stood(desk: Desk) -> None:
         (50, 50, True),
     ],
 )
-async def test_waiting_helps_only_where_somebody_else_holds_what_is_missing(desk: Desk, spend: int, hold_open: int, helps: bool) -> None:
+async def test_waiting_helps_only_where_somebody_else_holds_what_is_missing(
+    desk: Desk, spend: int, hold_open: int, helps: bool
+) -> None:
     account = desk.account()
     await desk.spend([account], (spend, 0, 1))
     if hold_open:
@@ -286,7 +318,11 @@ async def test_an_excess_that_breaks_the_cap_is_booked_and_closes_the_account_un
     desk.settle(await desk.held([account, other], (90, 0, 1)), (120, 0, 1))
     found = desk.find()
     assert (found.spent, found.closed, found.overrun, found.room) == ((120, 0, 1), True, (20, 0, 0), NOTHING)
-    assert (desk.find("other").spent, desk.find("other").closed, desk.find("other").overrun) == ((120, 0, 1), False, NOTHING)
+    assert (desk.find("other").spent, desk.find("other").closed, desk.find("other").overrun) == (
+        (120, 0, 1),
+        False,
+        NOTHING,
+    )
     refusal = await desk.refused([other, account], NOTHING)  # not even nothing
     assert (refusal.account, refusal.unit, refusal.wait_helps, refusal.room) == (account, 0, False, NOTHING)
     desk.ledger.extend(account, (10, 0, 0))
@@ -301,7 +337,9 @@ async def test_an_excess_that_breaks_the_cap_is_booked_and_closes_the_account_un
 async def test_a_wider_cap_alone_does_not_open_a_closed_account(desk: Desk) -> None:
     desk.settle(await desk.held([desk.account()], (90, 0, 1)), (120, 0, 1))
     assert (await desk.refused([desk.account(caps=usd(500))], (1, 0, 0))).unit == 0
-    assert (await desk.refused([desk.account(caps=FREE)], (0, 0, 1))).unit == 0, "what closed it, although nothing is limited now"
+    assert (await desk.refused([desk.account(caps=FREE)], (0, 0, 1))).unit == 0, (
+        "what closed it, although nothing is limited now"
+    )
     desk.ledger.extend(desk.account(caps=usd(500)), (1, 0, 0))
     await desk.held([desk.account(caps=usd(500))], (381, 0, 0))
 
@@ -482,7 +520,8 @@ async def test_an_extension_moves_the_cap_and_leaves_the_spend(desk: Desk) -> No
     assert (found.spent, found.caps, found.granted) == ((100, 0, 1), (151, UNLIMITED, 2), (51, 7, 0))
     await desk.held([desk.account(caps=(100, UNLIMITED, 2))], (51, 0, 1))
     await desk.refused([desk.account(caps=(100, UNLIMITED, 2))], (1, 0, 0))
-    await desk.held([desk.account(caps=(120, UNLIMITED, 2))], (20, 0, 0))  # the policy's cap may change, the grant stays on top
+    # the policy's cap may change, the grant stays on top
+    await desk.held([desk.account(caps=(120, UNLIMITED, 2))], (20, 0, 0))
     assert desk.find().cap_usd == 171
 
 
@@ -591,7 +630,8 @@ async def test_what_changed_between_the_refusal_and_the_wait_is_not_waited_for(d
 async def test_a_wait_ends_when_its_time_is_over(desk: Desk) -> None:
     _, _, refusal = await full(desk)
     began = time.monotonic()
-    await asyncio.wait_for(desk.ledger.changed(refusal, 0.02), PATIENCE_S)  # a store is looked at again soon in any case
+    # a store is looked at again soon in any case
+    await asyncio.wait_for(desk.ledger.changed(refusal, 0.02), PATIENCE_S)
     assert 0.015 < time.monotonic() - began < PATIENCE_S / 4
     await desk.refused([desk.account()], (10, 0, 1))
 
@@ -704,7 +744,11 @@ def watched(desk: Desk, key: str) -> Iterator[list[Amount]]:
             for account in desk.ledger.find(desk.scope):
                 if account.key == f"{desk.name}/{key}#":
                     looks[0] += 1
-                    if account.due_usd > account.cap_usd or account.due_tokens > account.cap_tokens or account.due_calls > account.cap_calls:
+                    if (
+                        account.due_usd > account.cap_usd
+                        or account.due_tokens > account.cap_tokens
+                        or account.due_calls > account.cap_calls
+                    ):
                         broken.append((account.due_usd, account.due_tokens, account.due_calls))
             time.sleep(0.002)
 
@@ -729,7 +773,10 @@ class Crowd:
         desk, dice = self.desk, random.Random(number)
         for _ in range(self.calls):
             want = (dice.randint(1, 300), dice.randint(1, 200), 1)
-            accounts = [desk.account(f"own{number}", usd(2_000), user=f"u{number}"), desk.account("shared", (self.cap, UNLIMITED, UNLIMITED))]
+            accounts = [
+                desk.account(f"own{number}", usd(2_000), user=f"u{number}"),
+                desk.account("shared", (self.cap, UNLIMITED, UNLIMITED)),
+            ]
             result = await desk.reserve(accounts if number % 2 else accounts[::-1], want)
             if not isinstance(result, Hold):
                 self.refused[number] += 1
@@ -755,9 +802,17 @@ class Crowd:
         self.desk.flush()
         assert broken == []
         shared = self.desk.find("shared")
-        assert (shared.spent_usd, shared.held, shared.closed, shared.overrun) == (sum(self.took), NOTHING, False, NOTHING)
+        assert (shared.spent_usd, shared.held, shared.closed, shared.overrun) == (
+            sum(self.took),
+            NOTHING,
+            False,
+            NOTHING,
+        )
         assert [self.desk.books(f"own{n}", f"u{n}") for n in range(len(self.took))] == [
-            ((took, self.desk.find(f"own{n}", f"u{n}").spent_tokens, self.desk.find(f"own{n}", f"u{n}").spent_calls), NOTHING)
+            (
+                (took, self.desk.find(f"own{n}", f"u{n}").spent_tokens, self.desk.find(f"own{n}", f"u{n}").spent_calls),
+                NOTHING,
+            )
             for n, took in enumerate(self.took)
         ]
         assert sum(self.refused) > 0, "it was no tight budget"
@@ -802,11 +857,20 @@ def test_the_control_document_loses_no_change(desk: Desk) -> None:
     told: list[tuple[str, str]] = []
 
     async def work(word: str) -> None:
-        told.append((word, await asyncio.to_thread(desk.ledger.change_control, lambda text: json.dumps({**json.loads(text or "{}"), word: 1}))))
+        told.append(
+            (
+                word,
+                await asyncio.to_thread(
+                    desk.ledger.change_control, lambda text: json.dumps({**json.loads(text or "{}"), word: 1})
+                ),
+            )
+        )
 
     in_threads([lambda word=word: work(word) for word in mine])  # type: ignore[misc]
     assert all(word in json.loads(text) for word, text in told)
-    assert {word for word in json.loads(desk.ledger.change_control(lambda text: text)) if word.startswith(f"{desk.name}.")} == set(mine)
+    assert {
+        word for word in json.loads(desk.ledger.change_control(lambda text: text)) if word.startswith(f"{desk.name}.")
+    } == set(mine)
 
 
 # ---- which accounts there are ---------------------------------------------------------------------------------------
@@ -830,7 +894,13 @@ async def test_an_account_is_told_as_it_was_named(desk: Desk) -> None:
     now = desk.now()
     await desk.held([desk.account("p", (1, 2, 3), begins=now - 100, ends=now + 1_000)], NOTHING)
     found = desk.find("p")
-    assert (found.scope, found.window, found.caps, found.granted, found.closed) == (desk.scope, "1h", (1, 2, 3), NOTHING, False)
+    assert (found.scope, found.window, found.caps, found.granted, found.closed) == (
+        desk.scope,
+        "1h",
+        (1, 2, 3),
+        NOTHING,
+        False,
+    )
     assert found.ends == pytest.approx(now + 1_000, abs=1e-3)
 
 
@@ -846,7 +916,10 @@ async def test_two_periods_of_a_scope_are_counted_apart_and_a_call_settles_where
 
 
 async def test_whoever_asks_again_with_the_period_of_the_ledgers_clock_gets_in_and_is_counted_once(desk: Desk) -> None:
-    """A period that is over by the ledger's clock holds nothing. One that keeps no clock of its own goes by the caller's."""
+    """A period that is over by the ledger's clock holds nothing.
+
+    One that keeps no clock of its own goes by the caller's.
+    """
     callers = desk.now() + 7_200  # a caller whose clock is wrong
     result: Hold | Refusal | Stale
     for attempt in range(3):
@@ -859,7 +932,9 @@ async def test_whoever_asks_again_with_the_period_of_the_ledgers_clock_gets_in_a
         assert all(found.held == NOTHING for found in desk.ledger.find(desk.scope))
     assert isinstance(result, Hold)
     assert attempt == (1 if desk.ledger.is_shared else 0)
-    assert [(found.key, found.held) for found in desk.ledger.find(desk.scope) if found.held != NOTHING] == [(account.key, CALL)]
+    assert [(found.key, found.held) for found in desk.ledger.find(desk.scope) if found.held != NOTHING] == [
+        (account.key, CALL)
+    ]
 
 
 @pytest.mark.parametrize("force", [False, True])
@@ -867,7 +942,8 @@ async def test_a_period_that_is_over_for_one_account_is_over_for_the_whole_call(
     now = desk.now()
     past, good = desk.account("k@1h/1", begins=now - 2_000, ends=now - 1_000), desk.account("good")
     result = await desk.reserve([good, past], CALL, force=force)
-    assert isinstance(result, Stale if desk.ledger.is_shared else Hold)  # in memory the caller's word on time is all there is
+    # in memory the caller's word on time is all there is
+    assert isinstance(result, Stale if desk.ledger.is_shared else Hold)
     if isinstance(result, Hold):
         desk.release(result)
     assert all(found.held == NOTHING for found in desk.ledger.find(desk.scope))
@@ -967,7 +1043,8 @@ class Paper:
         return next((unit for unit in range(3) if self.above(key, unit) + want[unit] > 0), None)
 
     def settle(self, slip: Slip, took: Amount) -> None:
-        before = [max(held, paid) for held, paid in zip(slip.holds, slip.took, strict=True)]  # one of the two is nothing
+        # one of the two is nothing
+        before = [max(held, paid) for held, paid in zip(slip.holds, slip.took, strict=True)]
         slip.holds, slip.took = NOTHING, took
         for key in slip.keys:
             page = self.pages[key]
@@ -985,13 +1062,17 @@ class Paper:
 
     def is_reached(self, key: str, share: Fraction, limit: Amount) -> bool:
         granted = self.pages[key].granted
-        return any(limit[u] < UNLIMITED and self.spent(key, u) >= math.ceil((limit[u] + granted[u]) * share) for u in range(3))
+        return any(
+            limit[u] < UNLIMITED and self.spent(key, u) >= math.ceil((limit[u] + granted[u]) * share) for u in range(3)
+        )
 
 
 KEYS = ("run", "user", "app")
 SETS = st.lists(st.sampled_from(KEYS), min_size=1, unique=True)
 AMOUNTS = st.tuples(st.integers(0, 40), st.integers(0, 30), st.integers(0, 2))
-CAPS = st.tuples(st.sampled_from([0, 60, 100, UNLIMITED]), st.sampled_from([50, 80, UNLIMITED]), st.sampled_from([3, 6, UNLIMITED]))
+CAPS = st.tuples(
+    st.sampled_from([0, 60, 100, UNLIMITED]), st.sampled_from([50, 80, UNLIMITED]), st.sampled_from([3, 6, UNLIMITED])
+)
 PICKS = st.integers(0, 99)
 SHARES = {"30": 0.3, "50": 0.5, "100": 1.0}
 
@@ -1036,9 +1117,14 @@ class AgainstPaper(RuleBasedStateMachine):
 
     def check_refusal(self, refusal: Refusal, keys: list[str], want: Amount, refusing: dict[str, int]) -> None:
         paper, key = self.paper, refusal.account.key.removeprefix(f"{self.desk.name}/").removesuffix("#")
-        others_hold = [not paper.pages[k].closed and paper.held(k, u) > 0 and paper.spent(k, u) < paper.cap(k, u) for k, u in refusing.items()]
+        others_hold = [
+            not paper.pages[k].closed and paper.held(k, u) > 0 and paper.spent(k, u) < paper.cap(k, u)
+            for k, u in refusing.items()
+        ]
         assert refusing.get(key) == refusal.unit
-        assert (refusal.unit, paper.room(key, refusal.unit)) == min((unit, paper.room(k, unit)) for k, unit in refusing.items())
+        assert (refusal.unit, paper.room(key, refusal.unit)) == min(
+            (unit, paper.room(k, unit)) for k, unit in refusing.items()
+        )
         assert refusal.room == tuple(min(paper.room(k, unit) for k in keys) for unit in range(3))
         assert refusal.wanted == want
         assert refusal.wait_helps is all(others_hold)
@@ -1092,7 +1178,10 @@ class AgainstPaper(RuleBasedStateMachine):
 
     @invariant()
     def the_books_say_what_is_on_paper(self) -> None:
-        found = {account.key.removeprefix(f"{self.desk.name}/").removesuffix("#"): account for account in self.desk.ledger.find(self.desk.scope)}
+        found = {
+            account.key.removeprefix(f"{self.desk.name}/").removesuffix("#"): account
+            for account in self.desk.ledger.find(self.desk.scope)
+        }
         if not found:
             return  # not begun
         assert sorted(found) == sorted(KEYS)
@@ -1101,7 +1190,11 @@ class AgainstPaper(RuleBasedStateMachine):
             assert account.spent == tuple(self.paper.spent(key, unit) for unit in range(3))
             assert account.held == tuple(self.paper.held(key, unit) for unit in range(3))
             assert account.caps == tuple(self.paper.cap(key, unit) for unit in range(3))
-            assert (list(account.granted), list(account.overrun), account.closed) == (page.granted, page.overrun, page.closed)
+            assert (list(account.granted), list(account.overrun), account.closed) == (
+                page.granted,
+                page.overrun,
+                page.closed,
+            )
             if self.honest:
                 assert all(self.paper.above(key, unit) <= 0 for unit in range(3))
                 assert not account.closed
@@ -1114,7 +1207,8 @@ def test_whatever_happens_in_whatever_order_the_books_say_what_is_on_paper(desk:
             settings=settings(
                 max_examples=25,
                 stateful_step_count=30,
-                phases=[Phase.generate],  # a failure is told as it was found: making it smaller takes minutes on a real store
+                # a failure is told as it was found: making it smaller takes minutes on a real store
+                phases=[Phase.generate],
                 deadline=None,
                 database=None,
                 suppress_health_check=list(HealthCheck),

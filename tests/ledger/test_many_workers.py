@@ -1,7 +1,9 @@
-"""Sixty-four workers on a budget of five calls, round after round, on every ledger: never a sixth call, and exactly five every time.
+"""Sixty-four workers on a budget of five calls, round after round, on every ledger: never a sixth call, and exactly
+five every time.
 
-A worker is a thread with an event loop of its own; on a store, sixteen processes have four of them each. All ask in the same moment. Whoever
-is refused waits as long as waiting can help, and some who got leave give it back: their place must find another.
+A worker is a thread with an event loop of its own; on a store, sixteen processes have four of them each. All ask in the
+same moment. Whoever is refused waits as long as waiting can help, and some who got leave give it back: their place must
+find another.
 """
 
 import asyncio
@@ -23,7 +25,9 @@ PATIENCE_S = 50.0
 
 # Forked from a process that has imported everything: to start one costs milliseconds.
 FORKS = multiprocessing.get_context("forkserver")
-FORKS.set_forkserver_preload(["runguard.ledger.sqlite", "runguard.ledger.redis", "redis", "runguard.ledger.postgres", "psycopg", "pytest"])
+FORKS.set_forkserver_preload(
+    ["runguard.ledger.sqlite", "runguard.ledger.redis", "redis", "runguard.ledger.postgres", "psycopg", "pytest"]
+)
 
 
 def account_of(ledger: Ledger, turn: int) -> Account:
@@ -63,7 +67,10 @@ def work(ledger: Ledger, number: int, rounds: int, together: Any, made: list[int
 def crew(ledger: Ledger, numbers: range, rounds: int, together: Any) -> tuple[list[int], list[str]]:
     """Workers of one process: the calls of each round, and what went wrong."""
     books, errors = [[0] * rounds for _ in numbers], list[str]()
-    threads = [threading.Thread(target=work, args=(ledger, n, rounds, together, made, errors), daemon=True) for n, made in zip(numbers, books, strict=True)]
+    threads = [
+        threading.Thread(target=work, args=(ledger, n, rounds, together, made, errors), daemon=True)
+        for n, made in zip(numbers, books, strict=True)
+    ]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -96,7 +103,11 @@ def test_on_a_store_that_processes_share_exactly_five_calls_are_made_every_round
     crews = []
     for first in range(0, WORKERS, each):
         ours, theirs = FORKS.Pipe()
-        crews.append(FORKS.Process(target=process, args=(place, range(first, first + each), rounds, together, theirs), daemon=True))
+        crews.append(
+            FORKS.Process(
+                target=process, args=(place, range(first, first + each), rounds, together, theirs), daemon=True
+            )
+        )
         crews[-1].start()
         theirs.close()
         pipes.append(ours)

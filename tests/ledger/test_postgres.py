@@ -90,7 +90,9 @@ def test_one_line_and_several_lines_count_the_same(session: PostgresSession) -> 
         assert not refused.ok
         assert {b.held for b in refused.balances} == {(60, 5, 1)}, "and counts once"
         assert {b.spent for b in session.settle(name, lines, (50, 4, 1)).balances} == {(50, 4, 1)}
-        assert {b.spent for b in session.settle(name, lines, (40, 4, 1)).balances} == {(40, 4, 1)}, "the later figure replaces the earlier"
+        assert {b.spent for b in session.settle(name, lines, (40, 4, 1)).balances} == {(40, 4, 1)}, (
+            "the later figure replaces the earlier"
+        )
         assert not session.reserve(name, 60.0, lines, (1, 1, 1)).ok, "the id of a settled hold is used up"
         over = session.settle(f"{name} unknown", lines, (70, 0, 1)).balances
         assert {(b.spent, b.overrun, b.closed) for b in over} == {((110, 4, 2), (10, 0, 0), True)}
@@ -163,11 +165,23 @@ def test_periods_are_judged_by_the_servers_clock(session: PostgresSession) -> No
 
 
 def test_texts_of_every_kind(session: PostgresSession) -> None:
-    odd = ['with "quotes"', "back\\slash", "{brace,comma}", "NULL", "", "naïve ☃ 𝄞", "'; DROP TABLE accounts; --", "%s %(x)s %%", "new\nline"]
+    odd = [
+        'with "quotes"',
+        "back\\slash",
+        "{brace,comma}",
+        "NULL",
+        "",
+        "naïve ☃ 𝄞",
+        "'; DROP TABLE accounts; --",
+        "%s %(x)s %%",
+        "new\nline",
+    ]
     for text in odd:
         assert session.reserve(f"1 {text}", 60.0, [line(text)], (1, 0, 0)).balances[0].key == text
     assert [b.key for b in session.reserve("all", 60.0, [line(text) for text in odd], (1, 0, 0)).balances] == odd
-    assert [b.scope for b in session.settle("all", [line(text) for text in odd], (1, 0, 0)).balances] == [f"user:{text}" for text in odd]
+    assert [b.scope for b in session.settle("all", [line(text) for text in odd], (1, 0, 0)).balances] == [
+        f"user:{text}" for text in odd
+    ]
 
 
 def test_purge_goes_in_parts(session: PostgresSession) -> None:
@@ -217,7 +231,9 @@ def test_a_small_budget_is_never_overdrawn(url: str, several: bool) -> None:
     sessions = [PostgresStore(url).connect(10.0) for _ in range(12)]
     for turn in range(5):
         lines = [line(f"{turn}", UNLIMITED, UNLIMITED, 5)] + ([line("all")] if several else [])
-        answers = together(12, lambda n, turn=turn, lines=lines: sessions[n].reserve(f"{turn} {n}", 60.0, lines, (1, 1, 1)).ok)
+        answers = together(
+            12, lambda n, turn=turn, lines=lines: sessions[n].reserve(f"{turn} {n}", 60.0, lines, (1, 1, 1)).ok
+        )
         assert sum(answers) == 5
     for made in sessions:
         made.close()
@@ -228,7 +244,9 @@ def test_twins_of_one_hold_count_once(url: str) -> None:
     for turn in range(5):
         for lines in ([line(f"one {turn}")], [line(f"two {turn}"), line(f"three {turn}")]):
             hold = f"{turn} {len(lines)}"
-            assert all(together(6, lambda n, hold=hold, lines=lines: sessions[n].reserve(hold, 60.0, lines, (1, 1, 1)).ok))
+            assert all(
+                together(6, lambda n, hold=hold, lines=lines: sessions[n].reserve(hold, 60.0, lines, (1, 1, 1)).ok)
+            )
     assert {b.held for b in sessions[0].read()} == {(1, 1, 1)}
     for made in sessions:
         made.close()
@@ -332,7 +350,9 @@ def test_a_newer_an_older_and_a_foreign_schema(pg: Server) -> None:
     store.connect(5.0).close()
     with admin(pg) as db:
         db.execute(f"UPDATE other.runguard_schema SET version = {SCHEMA_VERSION + 1}")
-        with pytest.raises(StoreError, match=f"version {SCHEMA_VERSION + 1}, made by a newer RunGuard.*Upgrade runguard-agents"):
+        with pytest.raises(
+            StoreError, match=f"version {SCHEMA_VERSION + 1}, made by a newer RunGuard.*Upgrade runguard-agents"
+        ):
             store.connect(5.0)
         db.execute("UPDATE other.runguard_schema SET version = 0")
         with pytest.raises(StoreError, match=r"belongs to something else \(schema version 0\); choose another"):
@@ -340,16 +360,24 @@ def test_a_newer_an_older_and_a_foreign_schema(pg: Server) -> None:
         db.execute("CREATE SCHEMA foreign_one; CREATE TABLE foreign_one.accounts (key text)")
         with pytest.raises(StoreError, match="'foreign_one' belongs to something else"):
             PostgresStore(f"{pg.url}?schema=foreign_one").connect(5.0)
-        assert db.execute("SELECT count(*) FROM pg_class WHERE relnamespace = 'foreign_one'::regnamespace").fetchone() == (1,)
+        assert db.execute(
+            "SELECT count(*) FROM pg_class WHERE relnamespace = 'foreign_one'::regnamespace"
+        ).fetchone() == (1,)
 
 
 def test_a_user_who_owns_only_the_schema_and_one_who_owns_nothing(pg: Server) -> None:
     with admin(pg) as db:
-        db.execute(f"CREATE ROLE tenant LOGIN PASSWORD '{PASSWORD}'; CREATE ROLE guest LOGIN PASSWORD '{PASSWORD}'; CREATE SCHEMA tenant AUTHORIZATION tenant")
+        db.execute(
+            f"CREATE ROLE tenant LOGIN PASSWORD '{PASSWORD}'; CREATE ROLE guest LOGIN PASSWORD '{PASSWORD}'; "
+            "CREATE SCHEMA tenant AUTHORIZATION tenant"
+        )
     session = PostgresStore(f"{pg.as_user('tenant')}?schema=tenant").connect(5.0)
     assert session.reserve("h", 60.0, [line()], (1, 1, 1)).ok
     session.close()
-    for schema, advice in (("tenant", "grant USAGE"), ("new_one", 'CREATE SCHEMA IF NOT EXISTS "new_one" AUTHORIZATION "guest"')):
+    for schema, advice in (
+        ("tenant", "grant USAGE"),
+        ("new_one", 'CREATE SCHEMA IF NOT EXISTS "new_one" AUTHORIZATION "guest"'),
+    ):
         with pytest.raises(StoreError, match="permission denied") as caught:
             PostgresStore(f"{pg.as_user('guest')}?schema={schema}").connect(5.0)
         assert advice in str(caught.value)
@@ -370,7 +398,9 @@ def test_a_damaged_schema_is_an_error_not_an_outage(pg: Server, session: Postgre
 
 def test_everything_lives_in_the_one_schema(pg: Server, session: PostgresSession) -> None:
     with admin(pg) as db:
-        assert db.execute("SELECT count(*) FROM pg_class WHERE relnamespace = 'public'::regnamespace").fetchone() == (0,)
+        assert db.execute("SELECT count(*) FROM pg_class WHERE relnamespace = 'public'::regnamespace").fetchone() == (
+            0,
+        )
         db.execute(f"DROP SCHEMA {session._schema} CASCADE")
 
 
@@ -384,7 +414,10 @@ def shown(session: PostgresSession, name: str) -> str:
 
 def test_commits_wait_for_the_disk_as_the_store_says(pg: Server, url: str) -> None:
     with admin(pg) as db:
-        db.execute("ALTER ROLE postgres SET synchronous_commit = off; ALTER ROLE postgres SET default_transaction_isolation = 'serializable'")
+        db.execute(
+            "ALTER ROLE postgres SET synchronous_commit = off; ALTER ROLE postgres SET "
+            "default_transaction_isolation = 'serializable'"
+        )
         try:
             store = PostgresStore(url)
             session = store.connect(2.0)

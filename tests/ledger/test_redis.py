@@ -1,4 +1,6 @@
-"""What is special to the Redis store: its server goes away, stalls, fills up, forgets; and its scripts are called by others."""
+"""What is special to the Redis store: its server goes away, stalls, fills up, forgets; and its scripts are called by
+others.
+"""
 
 import socket
 import subprocess
@@ -129,7 +131,9 @@ def test_without_the_package_the_error_says_what_to_install() -> None:
 
 
 def test_importing_the_module_does_not_import_redis() -> None:
-    subprocess.run([sys.executable, "-c", "import sys, runguard.ledger.redis; assert 'redis' not in sys.modules"], check=True)
+    subprocess.run(
+        [sys.executable, "-c", "import sys, runguard.ledger.redis; assert 'redis' not in sys.modules"], check=True
+    )
 
 
 def test_a_unix_socket_works_too(own_server: Valkey) -> None:
@@ -169,7 +173,10 @@ def test_all_keys_carry_one_hash_tag(own_server: Valkey) -> None:
     assert all(key.startswith("{tagged}:") for key in made)
 
 
-@pytest.mark.parametrize(("version", "told"), [("2", "newer RunGuard"), ("0", "belongs to something else"), ("x", "belongs to something else")])
+@pytest.mark.parametrize(
+    ("version", "told"),
+    [("2", "newer RunGuard"), ("0", "belongs to something else"), ("x", "belongs to something else")],
+)
 def test_another_schema_is_refused(session: RedisSession, space: str, raw: Any, version: str, told: str) -> None:
     raw.set(key_of(session, "schema"), version)
     with pytest.raises(StoreError, match=told):
@@ -201,7 +208,9 @@ def test_an_emptied_server_is_not_an_unspent_budget(own_server: Valkey) -> None:
 
 
 @pytest.mark.parametrize("key", ["a:user:bob", "holds", "accounts", "s:user:bob"])
-def test_a_key_of_another_type_is_an_error_that_says_so_and_nothing_is_written(session: RedisSession, raw: Any, key: str) -> None:
+def test_a_key_of_another_type_is_an_error_that_says_so_and_nothing_is_written(
+    session: RedisSession, raw: Any, key: str
+) -> None:
     session.settle("h", [a_line()], CALL)
     at, both = key_of(session, key), [a_line(), a_line("user:bob")]
     raw.delete(at)
@@ -225,7 +234,8 @@ def test_a_damaged_account_is_an_error_and_does_not_stop_others(session: RedisSe
     session.reserve("h", 0.02, both, CALL)
     raw.hset(key_of(session, "a:user:bob"), field, "nan -5 0x10")
     time.sleep(0.03)
-    assert session.reserve("g", 60, [a_line()], CALL).ok  # an expired hold on the damaged account is in the way of nobody
+    # an expired hold on the damaged account is in the way of nobody
+    assert session.reserve("g", 60, [a_line()], CALL).ok
     if field != "caps":
         with pytest.raises(StoreError, match="damaged"):
             session.reserve("f", 60, both, CALL)
@@ -268,7 +278,10 @@ def test_a_cut_connection_is_made_again(session: RedisSession, raw: Any) -> None
 
 
 def test_an_answer_that_is_cut_in_the_middle_is_asked_for_again_and_booked_once(url: str) -> None:
-    """A door in front of the server that closes after a number of bytes. What must not be said twice is an outage then."""
+    """A door in front of the server that closes after a number of bytes.
+
+    What must not be said twice is an outage then.
+    """
     host, port = "127.0.0.1", int(url.rpartition(":")[2].partition("/")[0])
     door = socket.create_server((host, 0))
     cut = threading.Event()
@@ -292,7 +305,8 @@ def test_an_answer_that_is_cut_in_the_middle_is_asked_for_again_and_booked_once(
     threading.Thread(target=serve, daemon=True).start()
     session = RedisStore(f"redis://{host}:{door.getsockname()[1]}?namespace=c{uuid.uuid4().hex}").connect(5)
     cut.set()
-    assert session.settle("h", [a_line()], CALL).balances[0].spent == CALL  # booked once, although the first answer was lost
+    # booked once, although the first answer was lost
+    assert session.settle("h", [a_line()], CALL).balances[0].spent == CALL
     cut.set()
     with pytest.raises(StoreOutage):
         session.extend(a_line(), CALL)
@@ -318,7 +332,8 @@ def test_a_stalled_server_costs_no_more_than_the_timeout(own_server: Valkey, con
         with pytest.raises(StoreOutage):
             store.connect(0.8)
         assert time.monotonic() - began < 1.5
-    reply = session.reserve("after", 60, [a_line("user:bob")], CALL)  # no late answer of an earlier call is taken for this one's
+    # no late answer of an earlier call is taken for this one's
+    reply = session.reserve("after", 60, [a_line("user:bob")], CALL)
     assert [balance.key for balance in reply.balances] == ["user:bob"]
 
 
@@ -351,7 +366,15 @@ def test_a_full_server_is_an_outage_and_nothing_is_half_written(own_server: Valk
     assert session.settle("h", [], CALL).balances[0].spent == CALL
 
 
-EVICTING = ["allkeys-lru", "allkeys-lfu", "allkeys-random", "volatile-lru", "volatile-lfu", "volatile-random", "volatile-ttl"]
+EVICTING = [
+    "allkeys-lru",
+    "allkeys-lfu",
+    "allkeys-random",
+    "volatile-lru",
+    "volatile-lfu",
+    "volatile-random",
+    "volatile-ttl",
+]
 
 
 def test_a_server_that_may_delete_keys_is_refused(own_server: Valkey) -> None:
@@ -377,11 +400,17 @@ def test_a_claim_is_never_made_where_it_could_be_deleted(own_server: Valkey, pol
             RedisStore(own_server.url).connect(5).claim("pay", 3_600)
 
 
-@pytest.mark.parametrize(("rights", "asks"), [(("+info",), True), (("+config|get",), True), ((), False)], ids=["info", "config", "neither"])
-def test_a_user_who_may_not_ask_about_memory_is_warned_once(own_server: Valkey, caplog: pytest.LogCaptureFixture, rights: tuple[str, ...], asks: bool) -> None:
+@pytest.mark.parametrize(
+    ("rights", "asks"), [(("+info",), True), (("+config|get",), True), ((), False)], ids=["info", "config", "neither"]
+)
+def test_a_user_who_may_not_ask_about_memory_is_warned_once(
+    own_server: Valkey, caplog: pytest.LogCaptureFixture, rights: tuple[str, ...], asks: bool
+) -> None:
     url = own_server.url.replace("redis://", "redis://few:pw@")
     with redis.Redis.from_url(own_server.url) as raw:
-        raw.execute_command("ACL", "SETUSER", "few", "on", ">pw", "~{runguard}:*", "+@read", "+@write", "+@scripting", "+time", *rights)
+        raw.execute_command(
+            "ACL", "SETUSER", "few", "on", ">pw", "~{runguard}:*", "+@read", "+@write", "+@scripting", "+time", *rights
+        )
         raw.config_set("maxmemory-policy", "volatile-lru")
         raw.config_set("maxmemory", "1gb")
         if asks:
@@ -419,7 +448,9 @@ def test_a_wrong_password_is_an_error_and_not_told(own_server: Valkey, user: str
 def test_a_user_with_few_rights_is_told_which_it_needs(own_server: Valkey) -> None:
     place = own_server.url.partition("://")[2]
     with redis.Redis.from_url(own_server.url) as raw:
-        raw.execute_command("ACL", "SETUSER", "few", "on", ">pw", "~{runguard}:*", "+@read", "+@write", "+@scripting", "+time")
+        raw.execute_command(
+            "ACL", "SETUSER", "few", "on", ">pw", "~{runguard}:*", "+@read", "+@write", "+@scripting", "+time"
+        )
         raw.execute_command("ACL", "SETUSER", "none", "on", ">pw", "~other:*", "+@all")
     session = RedisStore(f"redis://few:pw@{place}").connect(5)  # it may not ask for INFO, and need not
     assert session.reserve("h", 60, [a_line()], CALL).ok
@@ -489,11 +520,15 @@ def test_a_script_takes_whole_numbers_and_nothing_else(session: RedisSession, ra
     assert session.read()[0].spent == CALL
 
 
-@pytest.mark.parametrize("caps", ["0x10 - -", "1e3 - -", "-5 - -", "00012 - -", "nan - -", "-- - -", "9007199254740992 - -", "- -"])
+@pytest.mark.parametrize(
+    "caps", ["0x10 - -", "1e3 - -", "-5 - -", "00012 - -", "nan - -", "-- - -", "9007199254740992 - -", "- -"]
+)
 @pytest.mark.parametrize("script", ["reserve", "settle", "extend"])
 def test_a_script_takes_no_other_caps_either(session: RedisSession, raw: Any, script: str, caps: str) -> None:
     line = ["user:ann", "user:ann", f"- - {caps} "]
-    args = {"reserve": ["h", "1 1 1", "60", "1", *line], "settle": ["h", "1 1 1", *line], "extend": ["1 1 1", *line]}[script]
+    args = {"reserve": ["h", "1 1 1", "60", "1", *line], "settle": ["h", "1 1 1", *line], "extend": ["1 1 1", *line]}[
+        script
+    ]
     with pytest.raises(redis.ResponseError, match="RUNGUARD"):
         raw.eval(_script(script)[1], 1, key_of(session, ""), *args, raw.get(key_of(session, "t:identity")), "1")
     assert sorted(raw.keys(key_of(session, "*"))) == [key_of(session, key) for key in EMPTY]
@@ -503,9 +538,35 @@ def test_a_script_takes_no_other_caps_either(session: RedisSession, raw: Any, sc
 def test_a_script_takes_no_time_that_is_none(session: RedisSession, raw: Any, begins: str, ends: str) -> None:
     identity = raw.get(key_of(session, "t:identity"))
     with pytest.raises(redis.ResponseError, match="RUNGUARD"):
-        raw.eval(_script("reserve")[1], 1, key_of(session, ""), "h", "1 1 1", "60", "0", "k", "k", f"{begins} {ends} 1 1 1 ", identity, "1")
+        raw.eval(
+            _script("reserve")[1],
+            1,
+            key_of(session, ""),
+            "h",
+            "1 1 1",
+            "60",
+            "0",
+            "k",
+            "k",
+            f"{begins} {ends} 1 1 1 ",
+            identity,
+            "1",
+        )
     with pytest.raises(redis.ResponseError, match="RUNGUARD"):
-        raw.eval(_script("reserve")[1], 1, key_of(session, ""), "h", "1 1 1", "nan", "0", "k", "k", "- - 1 1 1 ", identity, "1")
+        raw.eval(
+            _script("reserve")[1],
+            1,
+            key_of(session, ""),
+            "h",
+            "1 1 1",
+            "nan",
+            "0",
+            "k",
+            "k",
+            "- - 1 1 1 ",
+            identity,
+            "1",
+        )
 
 
 def test_an_expired_hold_of_nothing_is_in_nobodys_way(session: RedisSession) -> None:
@@ -572,4 +633,9 @@ def test_records_are_capped(session: RedisSession, raw: Any, monkeypatch: pytest
 def test_accounts_can_be_read_by_hand(session: RedisSession, raw: Any) -> None:
     session.settle("h", [a_line()], CALL)
     found = raw.hgetall(key_of(session, "a:user:ann"))
-    assert (found["scope"], found["caps"], found["spent"], found["held"]) == ("user:ann", "1000 - -", "100 10 1", "0 0 0")
+    assert (found["scope"], found["caps"], found["spent"], found["held"]) == (
+        "user:ann",
+        "1000 - -",
+        "100 10 1",
+        "0 0 0",
+    )

@@ -1,4 +1,6 @@
-"""A server's answer that arrives twice, as after a fault of a proxy: it is never taken for the answer to the next request."""
+"""A server's answer that arrives twice, as after a fault of a proxy: it is never taken for the answer to the next
+request.
+"""
 
 import contextlib
 import dataclasses
@@ -59,7 +61,9 @@ def repeating() -> Repeating:
 
 @pytest.fixture
 def session(place: Any, repeating: Repeating) -> Iterator[Session]:
-    """The server knows the account and the scripts: each question is one request. One of three calls is booked, one is held."""
+    """The server knows the account and the scripts: each question is one request. One of three calls is booked, one is
+    held.
+    """
     proxy, url = Proxy.before(place.url, repeating)
     made: Session = dataclasses.replace(place, url=url).connect(2.0)
     for hold in ("zero", "one"):

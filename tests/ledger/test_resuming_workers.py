@@ -78,7 +78,10 @@ async def test_money_is_counted_across_workers(worker: Make) -> None:
     assert sum(plugin.spend()["usd"] for plugin in plugins) == trip.spent_usd, "each worker tells what it spent itself"
 
 
-@pytest.mark.parametrize(("policy", "rule"), [({"max_tool_calls": 5}, "tool_calls"), ({"tools": {"look": ToolRule(max_calls=3)}}, "tool_limit")])
+@pytest.mark.parametrize(
+    ("policy", "rule"),
+    [({"max_tool_calls": 5}, "tool_calls"), ({"tools": {"look": ToolRule(max_calls=3)}}, "tool_limit")],
+)
 async def test_tool_calls_are_counted_across_workers(worker: Make, policy: dict[str, Any], rule: str) -> None:
     _, desk = asking(lambda n, _: [call("look", n=n), call("ask", question=str(n))])
     assert_stopped(await alternate(desk, [worker(**policy), worker(**policy)], 7), rule)
@@ -156,7 +159,9 @@ async def test_a_store_that_is_away_at_the_resume_stops_the_run(worker: Make, mo
     assert model.calls == 3, "what it had used before is still known"
 
 
-async def test_a_store_that_is_away_at_the_resume_can_be_gone_without(worker: Make, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_store_that_is_away_at_the_resume_can_be_gone_without(
+    worker: Make, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     model, desk = asking()
     one, two = worker(max_model_calls=3), worker(max_model_calls=3, on_outage="open")
     await desk.say(one)
@@ -201,4 +206,6 @@ async def test_the_store_tells_of_one_run(worker: Make, place: Place) -> None:
         assert batch.faults.count == 0, batch.faults.first
         ((result,),) = batch.results
         assert (result.runs, result.model_calls, result.tool_calls) == (1, 5, 8)
-        assert [(verdict.rule, verdict.observed) for verdict in result.verdicts if verdict.action == "stop"] == [("model_calls", 5)]
+        assert [(verdict.rule, verdict.observed) for verdict in result.verdicts if verdict.action == "stop"] == [
+            ("model_calls", 5)
+        ]

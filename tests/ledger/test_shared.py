@@ -1,4 +1,5 @@
-"""Accounts that several workers share through a durable store, on real ADK: processes, forks, threads, outages, clocks and the kill switch.
+"""Accounts that several workers share through a durable store, on real ADK: processes, forks, threads, outages, clocks
+and the kill switch.
 
 A standard call has 1,000 prompt and 250 output tokens and costs $0.02, which is also its worst case.
 """
@@ -77,12 +78,23 @@ def worker(place: Place) -> Iterator[Make]:
     """Makes guards on the test's store, each with a ledger of its own, as workers in different processes have."""
     made: list[RunGuardPlugin] = []
 
-    def make(store: Store | None = None, *, url: str = "", usd: str = "", thresholds: Sequence[Threshold] = (), **policy: Any) -> RunGuardPlugin:
+    def make(
+        store: Store | None = None, *, url: str = "", usd: str = "", thresholds: Sequence[Threshold] = (), **policy: Any
+    ) -> RunGuardPlugin:
         address, timeout = url or place.url, policy.pop("store_timeout", 5.0)
         known = {address: remote.StoreLedger(store, timeout)} if store is not None else {}
         budgets = [Budget(usd=usd, per="user", window=policy.pop("window", None), thresholds=thresholds)] if usd else []
         with mock.patch.dict(remote._open, known, clear=True):
-            plugin = RunGuardPlugin(**{"prices": PRICES, "tokens": _thousand, "store": address, "store_timeout": timeout, "budgets": budgets, **policy})
+            plugin = RunGuardPlugin(
+                **{
+                    "prices": PRICES,
+                    "tokens": _thousand,
+                    "store": address,
+                    "store_timeout": timeout,
+                    "budgets": budgets,
+                    **policy,
+                }
+            )
         made.append(plugin)
         return plugin
 
@@ -95,7 +107,10 @@ def worker(place: Place) -> Iterator[Make]:
         import psycopg
 
         with psycopg.connect(place.url.partition("?")[0], autocommit=True) as link:
-            link.execute("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE pid <> pg_backend_pid() AND backend_type = 'client backend'")
+            link.execute(
+                "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE pid <> pg_backend_pid() AND "
+                "backend_type = 'client backend'"
+            )
 
 
 def _thousand(_: Any) -> int:
@@ -127,7 +142,15 @@ def _quietly(of: Any, job: Callable[[Session], None]) -> None:
         of.call(job)
 
 
-async def play(plugin: RunGuardPlugin, model: Any = None, *, user: str = "alice", session: str = "s", seconds: float = 20, **options: Any) -> Recording:
+async def play(
+    plugin: RunGuardPlugin,
+    model: Any = None,
+    *,
+    user: str = "alice",
+    session: str = "s",
+    seconds: float = 20,
+    **options: Any,
+) -> Recording:
     """One bounded turn."""
     root = agent(model or steps(1), tools=options.pop("tools", [step]))
     async with asyncio.timeout(seconds):
@@ -158,7 +181,9 @@ def eventually(holds: Callable[[], bool], seconds: float = 10) -> bool:
 # ---- V12: one cap over processes ------------------------------------------------------------------------------------
 
 
-def test_v12_a_users_cap_holds_over_processes_to_the_cent_and_thresholds_fire_once(place: Place, process: Callable[[], Process], tmp_path: Path) -> None:
+def test_v12_a_users_cap_holds_over_processes_to_the_cent_and_thresholds_fire_once(
+    place: Place, process: Callable[[], Process], tmp_path: Path
+) -> None:
     fired = tmp_path / "fired"
     one, two = process(), process()
     for each in (one, two):
@@ -177,13 +202,29 @@ def test_v12_a_users_cap_holds_over_processes_to_the_cent_and_thresholds_fire_on
     assert balance(place) == (Decimal("0.10"), 0, 5)
     assert balance(place, "user:app/bob") == (Decimal("0.10"), 0, 5)
     told = sorted(fired.read_text().splitlines())
-    assert [line.rpartition(" ")[0] for line in told] == [f"{ALICE} 0.5", f"{ALICE} 1.0", "user:app/bob 0.5", "user:app/bob 1.0"]
+    assert [line.rpartition(" ")[0] for line in told] == [
+        f"{ALICE} 0.5",
+        f"{ALICE} 1.0",
+        "user:app/bob 0.5",
+        "user:app/bob 1.0",
+    ]
 
 
-def test_v12_a_worker_killed_in_a_call_leaves_exact_accounts_to_the_next_one(place: Place, process: Callable[[], Process], tmp_path: Path) -> None:
-    """Two calls settled and one on its way when the process dies: its successor gets two more, and the lost one is charged."""
+def test_v12_a_worker_killed_in_a_call_leaves_exact_accounts_to_the_next_one(
+    place: Place, process: Callable[[], Process], tmp_path: Path
+) -> None:
+    """Two calls settled and one on its way when the process dies: its successor gets two more, and the lost one is
+    charged.
+    """
     fired = tmp_path / "fired"
-    policy = {"url": place.url, "usd": "0.10", "percents": [0.2, 0.8], "fired": str(fired), "hold_seconds": 1.5, "max_wait_seconds": 0}
+    policy = {
+        "url": place.url,
+        "usd": "0.10",
+        "percents": [0.2, 0.8],
+        "fired": str(fired),
+        "hold_seconds": 1.5,
+        "max_wait_seconds": 0,
+    }
     first = process()
     first.do("open", **policy)
     first.do("run", latency=0.3, wait=False)
@@ -194,19 +235,27 @@ def test_v12_a_worker_killed_in_a_call_leaves_exact_accounts_to_the_next_one(pla
     second.do("open", **policy)
     result = second.do("run", session="after the restart")
     assert (result["calls"], result["trips"]) == (2, [["budget", "user", ALICE]])
-    assert eventually(lambda: balance(place) == (Decimal("0.10"), 0, 5)), "the provider may have billed the lost call: it counts"
+    assert eventually(lambda: balance(place) == (Decimal("0.10"), 0, 5)), (
+        "the provider may have billed the lost call: it counts"
+    )
     third = process()
     third.do("open", **policy)
     assert third.do("run", session="full")["calls"] == 0
-    assert [line.split()[1] for line in fired.read_text().splitlines()] == ["0.2", "0.8"], "once, whoever fires and however often workers start"
+    assert [line.split()[1] for line in fired.read_text().splitlines()] == ["0.2", "0.8"], (
+        "once, whoever fires and however often workers start"
+    )
     third.do("extend", scope=ALICE, usd="0.04")
     assert second.do("run", session="extended")["calls"] == 2, "extended by one process, spent by another"
     assert second.do("flush", seconds=10)
     assert balance(place) == (Decimal("0.14"), 0, 7)
-    assert [line.split()[1:] for line in fired.read_text().splitlines()][2:] == [["0.8", "0.12"]], "the extension has armed one again"
+    assert [line.split()[1:] for line in fired.read_text().splitlines()][2:] == [["0.8", "0.12"]], (
+        "the extension has armed one again"
+    )
 
 
-def test_v12_every_window_begins_with_the_whole_cap_in_every_process(place: Place, process: Callable[[], Process]) -> None:
+def test_v12_every_window_begins_with_the_whole_cap_in_every_process(
+    place: Place, process: Callable[[], Process]
+) -> None:
     """Two seconds stand for a day."""
     one, two, session = process(), process(), place.connect()
     for each in (one, two):
@@ -215,7 +264,11 @@ def test_v12_every_window_begins_with_the_whole_cap_in_every_process(place: Plac
         user = f"user{attempt}"
         assert eventually(lambda: session.now() % 2 < 0.2)
         period = session.now() // 2
-        made = [one.do("run", user=user, calls=3)["calls"], two.do("run", user=user)["calls"], one.do("run", user=user)["calls"]]
+        made = [
+            one.do("run", user=user, calls=3)["calls"],
+            two.do("run", user=user)["calls"],
+            one.do("run", user=user)["calls"],
+        ]
         if session.now() // 2 == period:
             break
     assert made == [3, 2, 0]
@@ -237,7 +290,9 @@ def test_an_extension_rearms_its_thresholds_for_every_worker(place: Place, worke
     assert fired == [("one", Decimal("0.08")), ("two", Decimal("0.16"))]
 
 
-def test_branches_that_hold_more_than_they_spend_get_all_the_cap_pays_and_meet_no_fault(place: Place, worker: Make) -> None:
+def test_branches_that_hold_more_than_they_spend_get_all_the_cap_pays_and_meet_no_fault(
+    place: Place, worker: Make
+) -> None:
     """Replies overtake each other: a refusal may be looked at when the balances that refused are already history."""
     for number in range(2):
         plugin = worker(usd="0.50", tokens=lambda _: 3_000, max_fan_out=100)
@@ -254,7 +309,9 @@ def test_branches_that_hold_more_than_they_spend_get_all_the_cap_pays_and_meet_n
 # ---- the kill switch ------------------------------------------------------------------------------------------------
 
 
-def test_a_stop_from_another_process_ends_a_call_in_flight_and_holds_until_it_is_taken_back(place: Place, process: Callable[[], Process]) -> None:
+def test_a_stop_from_another_process_ends_a_call_in_flight_and_holds_until_it_is_taken_back(
+    place: Place, process: Callable[[], Process]
+) -> None:
     busy, desk = process(), process()
     busy.do("open", url=place.url, usd="1")
     desk.do("open", url=place.url, usd="1")
@@ -272,10 +329,14 @@ def test_a_stop_from_another_process_ends_a_call_in_flight_and_holds_until_it_is
         assert each.do("run", user="bob", session="bob")["calls"] == 5, "nobody else is stopped"
     desk.do("resume", scope=ALICE)
     assert desk.do("run", session="s")["calls"] == 5
-    assert busy.do("run", session="s")["calls"] == 5, "in the session that was stopped, in the worker that only heard of the stop"
+    assert busy.do("run", session="s")["calls"] == 5, (
+        "in the session that was stopped, in the worker that only heard of the stop"
+    )
     assert busy.do("flush", seconds=10)
     spent, held, _ = balance(place)
-    assert (spent >= 11 * CALL, held) == (True, 0), "the call that was ended may have been billed: an estimate stands for it"
+    assert (spent >= 11 * CALL, held) == (True, 0), (
+        "the call that was ended may have been billed: an estimate stands for it"
+    )
 
 
 def test_a_stop_of_everything_can_be_taken_back_by_any_worker(place: Place, worker: Make) -> None:
@@ -314,7 +375,9 @@ def local(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Make]:
     """Guards of one process, where accounts are kept in memory or in a file."""
     url = "memory" if request.param == "memory" else f"sqlite:///{tmp_path}/accounts.db"
     with mock.patch.dict(remote._open, clear=True):
-        yield lambda **policy: RunGuardPlugin(**{"prices": PRICES, "tokens": _thousand, "store": url, "store_timeout": 5.0, **policy})
+        yield lambda **policy: RunGuardPlugin(
+            **{"prices": PRICES, "tokens": _thousand, "store": url, "store_timeout": 5.0, **policy}
+        )
 
 
 async def _in_flight(model: ScriptedModel, calls: int = 1) -> None:
@@ -361,7 +424,9 @@ async def test_a_stop_ends_every_branch_and_streams_too(local: Make) -> None:
 
 @pytest.mark.parametrize("first", ["stop", "cancel"])
 async def test_a_cancellation_beside_a_stop_stays_a_cancellation(local: Make, first: str) -> None:
-    """Who cancels a task waits for its end as a cancelled one; a stop that came at the same moment must not eat that."""
+    """Who cancels a task waits for its end as a cancelled one; a stop
+    that came at the same moment must not eat that.
+    """
     plugin, model = local(max_usd="1"), ScriptedModel([text("late")], latency_s=30)
     running = asyncio.create_task(play(plugin, model))
     await _in_flight(model)
@@ -431,8 +496,15 @@ async def test_a_stop_covers_its_scope_and_nothing_else(local: Make, scope: str,
 
 
 async def test_one_run_can_be_stopped_by_its_id(local: Make) -> None:
-    plugin, model, other = local(), ScriptedModel([text("late")], latency_s=30), ScriptedModel([text("fine")], latency_s=0.5)
-    running, beside = asyncio.create_task(play(plugin, model, session="one")), asyncio.create_task(play(plugin, other, session="two"))
+    plugin, model, other = (
+        local(),
+        ScriptedModel([text("late")], latency_s=30),
+        ScriptedModel([text("fine")], latency_s=0.5),
+    )
+    running, beside = (
+        asyncio.create_task(play(plugin, model, session="one")),
+        asyncio.create_task(play(plugin, other, session="two")),
+    )
     await _in_flight(model)
     await _in_flight(other)
     (run_id,) = [entry["run"] for entry in plugin.snapshot()["runs"] if entry["session"] == "one"]
@@ -490,12 +562,20 @@ def trouble(place: Place, request: pytest.FixtureRequest) -> Trouble:
     return Trouble(place, request.param)
 
 
-_WAYS = [("sqlite", "locked"), ("redis", "refuses"), ("redis", "stalls"), ("postgres", "refuses"), ("postgres", "stalls")]
+_WAYS = [
+    ("sqlite", "locked"),
+    ("redis", "refuses"),
+    ("redis", "stalls"),
+    ("postgres", "refuses"),
+    ("postgres", "stalls"),
+]
 every_way = pytest.mark.parametrize(("place", "trouble"), _WAYS, indirect=True, ids=["-".join(way) for way in _WAYS])
 
 
 class Ticks:
-    """Whether an event loop goes on while others wait: the longest time it was away, beyond what a thread of this busy machine was."""
+    """Whether an event loop goes on while others wait: the longest time it was away, beyond what a thread of this busy
+    machine was.
+    """
 
     def __init__(self) -> None:
         self._in_loop = self._in_thread = 0.0
@@ -539,8 +619,13 @@ def _no_secret(text: str) -> bool:
 
 
 @every_way
-async def test_a_store_that_goes_away_makes_no_paid_call_and_comes_back(place: Place, trouble: Trouble, worker: Make, caplog: pytest.LogCaptureFixture) -> None:
-    """on_outage="closed", the default: in the middle of a run, at the beginning of the next, and over with the outage."""
+async def test_a_store_that_goes_away_makes_no_paid_call_and_comes_back(
+    place: Place, trouble: Trouble, worker: Make, caplog: pytest.LogCaptureFixture
+) -> None:
+    """on_outage="closed", the default:
+
+    in the middle of a run, at the beginning of the next, and over with the outage.
+    """
     plugin = worker(url=trouble.url, usd="1", store_timeout=DEADLINE)
     warm(plugin)
     model = steps(5)
@@ -624,7 +709,13 @@ async def test_a_real_server_that_stalls_keeps_nothing_reserved(place: Place, on
     from .valkey_server import valkey_process
 
     with valkey_process() as server, mock.patch.dict(remote._open, clear=True):
-        policy = {"prices": PRICES, "tokens": _thousand, "store": server.url, "store_timeout": DEADLINE, "on_outage": on_outage}
+        policy = {
+            "prices": PRICES,
+            "tokens": _thousand,
+            "store": server.url,
+            "store_timeout": DEADLINE,
+            "on_outage": on_outage,
+        }
         plugin = RunGuardPlugin(budgets=[Budget(usd=1, per="user")], **policy)
         warm(plugin)
         await play(plugin)
@@ -645,8 +736,17 @@ async def test_a_real_server_that_stalls_keeps_nothing_reserved(place: Place, on
 async def test_a_server_that_crashes_and_comes_back_with_its_data_is_told_the_rest(place: Place) -> None:
     from .valkey_server import valkey_process
 
-    with valkey_process("--appendonly", "yes", "--appendfsync", "always") as server, mock.patch.dict(remote._open, clear=True):
-        policy = {"prices": PRICES, "tokens": _thousand, "store": server.url, "store_timeout": DEADLINE, "on_outage": "open"}
+    with (
+        valkey_process("--appendonly", "yes", "--appendfsync", "always") as server,
+        mock.patch.dict(remote._open, clear=True),
+    ):
+        policy = {
+            "prices": PRICES,
+            "tokens": _thousand,
+            "store": server.url,
+            "store_timeout": DEADLINE,
+            "on_outage": "open",
+        }
         plugin = RunGuardPlugin(budgets=[Budget(usd=1, per="user")], **policy)
         warm(plugin)
         await play(plugin, steps(3))
@@ -655,11 +755,15 @@ async def test_a_server_that_crashes_and_comes_back_with_its_data_is_told_the_re
         await play(plugin, steps(2))
         server.start()
         assert plugin.flush(10)
-        assert await asyncio.to_thread(eventually, lambda: [(s.spent, s.reserved) for s in plugin.budgets(ALICE)] == [(5 * CALL, 0)])
+        assert await asyncio.to_thread(
+            eventually, lambda: [(s.spent, s.reserved) for s in plugin.budgets(ALICE)] == [(5 * CALL, 0)]
+        )
 
 
 @pytest.mark.parametrize("place", ["redis", "postgres"], indirect=True)
-async def test_a_long_outage_is_logged_once_although_a_run_goes_on_beating(place: Place, worker: Make, caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_long_outage_is_logged_once_although_a_run_goes_on_beating(
+    place: Place, worker: Make, caplog: pytest.LogCaptureFixture
+) -> None:
     trouble = Trouble(place, "refuses")
     plugin = worker(url=trouble.url, usd="1", store_timeout=DEADLINE)
     warm(plugin)
@@ -731,7 +835,9 @@ class _OddSession:
 
 @on_a_file
 async def test_a_reservation_that_is_granted_after_the_deadline_is_given_back(place: Place, worker: Make) -> None:
-    plugin = worker(Odd(place.store(), reserve=lambda number: time.sleep(0.8) if number == 2 else None), usd="1", store_timeout=0.4)
+    plugin = worker(
+        Odd(place.store(), reserve=lambda number: time.sleep(0.8) if number == 2 else None), usd="1", store_timeout=0.4
+    )
     warm(plugin)
     await play(plugin)
     begun, model = time.monotonic(), steps(1)
@@ -769,7 +875,9 @@ async def test_a_threshold_that_could_not_be_asked_about_fires_with_the_next_cal
 
     fired: list[Decimal] = []
     odd = Odd(place.store(), first=away)
-    plugin = worker(odd, usd="0.20", thresholds=[Threshold(0.3, lambda status: fired.append(status.spent))], on_outage="open")
+    plugin = worker(
+        odd, usd="0.20", thresholds=[Threshold(0.3, lambda status: fired.append(status.spent))], on_outage="open"
+    )
     await play(plugin, steps(5))
     assert plugin.flush(10)
     assert odd.asked["first"] >= 2
@@ -778,7 +886,9 @@ async def test_a_threshold_that_could_not_be_asked_about_fires_with_the_next_cal
 
 @on_a_file
 async def test_a_fault_in_what_the_heart_tells_does_not_end_the_bookkeeping(place: Place, worker: Make) -> None:
-    """The writer asks the guards for their runs, whose state changes under its eyes; whatever that raises, it must go on booking."""
+    """The writer asks the guards for their runs, whose state changes under its eyes; whatever that raises, it must go
+    on booking.
+    """
     asked: list[str] = []
 
     def clock() -> float:
@@ -797,7 +907,9 @@ async def test_a_fault_in_what_the_heart_tells_does_not_end_the_bookkeeping(plac
 
 
 @on_a_file
-async def test_a_side_effect_that_failed_can_be_tried_again_at_once_however_slow_the_records_are(place: Place, worker: Make) -> None:
+async def test_a_side_effect_that_failed_can_be_tried_again_at_once_however_slow_the_records_are(
+    place: Place, worker: Make
+) -> None:
     done: list[int] = []
 
     def pay(amount: int) -> dict[str, int]:
@@ -809,7 +921,9 @@ async def test_a_side_effect_that_failed_can_be_tried_again_at_once_however_slow
 
     plugin = worker(Odd(place.store(), append=lambda _: time.sleep(0.3)), tools={"pay": {"once": True}})
     model = ScriptedModel([call("pay", amount=5), call("pay", amount=5), call("pay", amount=5), text("done")])
-    root = agent(model, tools=[pay], on_tool_error_callback=lambda tool, args, tool_context, error: {"error": str(error)})
+    root = agent(
+        model, tools=[pay], on_tool_error_callback=lambda tool, args, tool_context, error: {"error": str(error)}
+    )
     await run(root, plugins=[plugin])
     assert done == [5, 5], "failed, then done; the third is refused"
 
@@ -817,7 +931,9 @@ async def test_a_side_effect_that_failed_can_be_tried_again_at_once_however_slow
 # ---- processes that fork, loops and threads -------------------------------------------------------------------------
 
 
-def test_a_fork_in_the_middle_leaves_two_workers_whose_calls_all_count(place: Place, process: Callable[[], Process]) -> None:
+def test_a_fork_in_the_middle_leaves_two_workers_whose_calls_all_count(
+    place: Place, process: Callable[[], Process]
+) -> None:
     """Ids that collide would replace each other's amounts: the sum tells."""
     parent = process()
     parent.do("open", url=place.url, usd="10")
@@ -837,7 +953,13 @@ def test_a_fork_in_the_middle_leaves_two_workers_whose_calls_all_count(place: Pl
 
 
 async def test_guards_with_one_url_share_one_ledger_and_its_cap(place: Place) -> None:
-    policy = {"prices": PRICES, "tokens": _thousand, "store": place.url, "store_timeout": 5.0, "budgets": [Budget(usd="0.10", per="user")]}
+    policy = {
+        "prices": PRICES,
+        "tokens": _thousand,
+        "store": place.url,
+        "store_timeout": 5.0,
+        "budgets": [Budget(usd="0.10", per="user")],
+    }
     with mock.patch.dict(remote._open, clear=True):
         one, two = RunGuardPlugin(**policy), RunGuardPlugin(**policy)
         assert ledger(one) is ledger(two)
@@ -852,7 +974,9 @@ def test_loops_in_two_threads_and_the_synchronous_runner_share_one_guard(place: 
     plugin = worker(usd="0.20")
     models = [steps(5, 0.01) for _ in range(4)]
     service = InMemorySessionService()
-    runner = Runner(app=App(name="app", root_agent=agent(models[0], tools=[step]), plugins=[plugin]), session_service=service)
+    runner = Runner(
+        app=App(name="app", root_agent=agent(models[0], tools=[step]), plugins=[plugin]), session_service=service
+    )
     asyncio.run(service.create_session(app_name="app", user_id="alice", session_id="sync"))
     events: list[Any] = []
 
@@ -861,7 +985,10 @@ def test_loops_in_two_threads_and_the_synchronous_runner_share_one_guard(place: 
         events.extend(runner.run(user_id="alice", session_id="sync", new_message=message))
 
     threads = [threading.Thread(target=sync)]
-    threads += [threading.Thread(target=lambda n=n: asyncio.run(play(plugin, models[n], session=f"loop {n}"))) for n in (1, 2, 3)]
+    threads += [
+        threading.Thread(target=lambda n=n: asyncio.run(play(plugin, models[n], session=f"loop {n}")))
+        for n in (1, 2, 3)
+    ]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -892,7 +1019,9 @@ async def _break(plugin: RunGuardPlugin, times: int) -> None:
 class _Together(ScriptedModel):
     """Two models that answer at the same moment."""
 
-    async def generate_content_async(self, llm_request: LlmRequest, stream: bool = False) -> AsyncGenerator[LlmResponse, None]:
+    async def generate_content_async(
+        self, llm_request: LlmRequest, stream: bool = False
+    ) -> AsyncGenerator[LlmResponse, None]:
         if not self.calls:
             await self.prompt_tokens.barrier.wait()
         async for response in super().generate_content_async(llm_request, stream):
@@ -922,7 +1051,11 @@ async def test_one_probe_goes_through_a_broken_tool_whichever_worker_makes_it(pl
 
         return flaky
 
-    blocked = await run(agent(ScriptedModel([call("flaky", q=9), text("done")]), tools=[tool_of("early")]), plugins=[two], session_id="early")
+    blocked = await run(
+        agent(ScriptedModel([call("flaky", q=9), text("done")]), tools=[tool_of("early")]),
+        plugins=[two],
+        session_id="early",
+    )
     assert made == [], "what one worker found out, the other knows"
     assert_calls_answered(blocked.session)
     await asyncio.sleep(0.8)
@@ -937,7 +1070,12 @@ async def test_one_probe_goes_through_a_broken_tool_whichever_worker_makes_it(pl
     assert one.flush(10)
     assert two.flush(10)
     made.clear()
-    await asyncio.gather(*(run(agent(steps_of("flaky"), tools=[tool_of(str(n))]), plugins=[p], session_id=f"after{n}") for n, p in enumerate((one, two))))
+    await asyncio.gather(
+        *(
+            run(agent(steps_of("flaky"), tools=[tool_of(str(n))]), plugins=[p], session_id=f"after{n}")
+            for n, p in enumerate((one, two))
+        )
+    )
     assert sorted(made) == ["0", "1"], "its success closed the breaker for both"
 
 
@@ -977,7 +1115,9 @@ async def test_a_side_effect_happens_once_over_workers(place: Place, worker: Mak
 
         return pay
 
-    async def turn(plugin: RunGuardPlugin, name: str, amount: int, session: str, meeting: _Meeting | None = None) -> list[Any]:
+    async def turn(
+        plugin: RunGuardPlugin, name: str, amount: int, session: str, meeting: _Meeting | None = None
+    ) -> list[Any]:
         script = [call("pay", amount=amount), text("done")]
         model = _Together(script, prompt_tokens=meeting) if meeting is not None else ScriptedModel(script)
         result = await run(agent(model, tools=[pay_in(name)]), plugins=[plugin], session_id=session)
@@ -1037,16 +1177,26 @@ async def test_another_process_reads_who_spent_what_and_why_runs_were_stopped(pl
     await play(plugin, steps(5), session="too much")
     assert plugin.flush(10)
     session = place.connect()
-    runs, calls, trips = ([(ref, json.loads(body)) for _, ref, body in session.tail(kind, 100)] for kind in ("run", "call", "trip"))
+    runs, calls, trips = (
+        [(ref, json.loads(body)) for _, ref, body in session.tail(kind, 100)] for kind in ("run", "call", "trip")
+    )
     session.close()
-    assert [(r["session"], r["user"], r["stopped"], r["model_calls"]) for _, r in runs] == [("s1", "alice", None, 2), ("too much", "alice", "budget", 1)]
-    assert {name: figures["usd"] for name, figures in runs[0][1]["spend"]["by_agent"].items()} == {"boss": "0.02", "helper": "0.02"}
+    assert [(r["session"], r["user"], r["stopped"], r["model_calls"]) for _, r in runs] == [
+        ("s1", "alice", None, 2),
+        ("too much", "alice", "budget", 1),
+    ]
+    assert {name: figures["usd"] for name, figures in runs[0][1]["spend"]["by_agent"].items()} == {
+        "boss": "0.02",
+        "helper": "0.02",
+    }
     assert [(ref, c["agent"], c["model"], c["usd"], c["input"], c["output"]) for ref, c in calls] == [
         (runs[0][0], "boss", "scripted-1", "0.02", 1_000, 250),
         (runs[0][0], "helper", "scripted-1", "0.02", 1_000, 250),
         (runs[1][0], "worker", "scripted-1", "0.02", 1_000, 250),
     ]
-    assert [(ref == t["id"], t["rule"], t["run_id"], t["scope_id"]) for ref, t in trips] == [(True, "budget", runs[1][0], ALICE)]
+    assert [(ref == t["id"], t["rule"], t["run_id"], t["scope_id"]) for ref, t in trips] == [
+        (True, "budget", runs[1][0], ALICE)
+    ]
     told = json.dumps([runs, calls, trips])
     assert "helped" not in told, "records have numbers and names, and nobody's words"
 
@@ -1070,7 +1220,9 @@ async def test_a_live_run_is_seen_by_others_and_forgotten_at_its_end(place: Plac
 # ---- holds of those who do not come back ----------------------------------------------------------------------------
 
 
-async def test_a_hold_that_outlives_its_time_is_charged_and_a_late_answer_corrects_it(place: Place, worker: Make) -> None:
+async def test_a_hold_that_outlives_its_time_is_charged_and_a_late_answer_corrects_it(
+    place: Place, worker: Make
+) -> None:
     plugin = worker(usd="1", tokens=lambda _: 2_000, hold_seconds=0.5)  # holds $0.03 for what costs $0.02
     model = ScriptedModel([text("late")], latency_s=1.2)
     running = asyncio.create_task(play(plugin, model))
@@ -1100,8 +1252,13 @@ class _Clock:
 
 
 @pytest.mark.parametrize("minutes", [10, -10])
-async def test_a_worker_whose_clock_is_wrong_counts_in_the_stores_periods(place: Place, worker: Make, monkeypatch: pytest.MonkeyPatch, minutes: int) -> None:
-    """In its spend, in what it shows and in what it extends. Ten minutes lead into another of these windows at any time."""
+async def test_a_worker_whose_clock_is_wrong_counts_in_the_stores_periods(
+    place: Place, worker: Make, monkeypatch: pytest.MonkeyPatch, minutes: int
+) -> None:
+    """In its spend, in what it shows and in what it extends.
+
+    Ten minutes lead into another of these windows at any time.
+    """
     wrong_clock, window = _Clock(60.0 * minutes), "5m"
     session = place.connect()
     if session.now() % 300 > 285:  # not over the end of a window
@@ -1112,7 +1269,9 @@ async def test_a_worker_whose_clock_is_wrong_counts_in_the_stores_periods(place:
     assert right.flush(10)
     monkeypatch.setattr(remote, "time", wrong_clock)
     wrong = worker(usd="0.10", window=window, clock=wrong_clock.time)
-    assert [(s.spent, s.limit) for s in wrong.budgets("user:app/carol")] == [(2 * CALL, Decimal("0.10"))], "seen before its first call"
+    assert [(s.spent, s.limit) for s in wrong.budgets("user:app/carol")] == [(2 * CALL, Decimal("0.10"))], (
+        "seen before its first call"
+    )
     model = steps(5)
     assert_stopped(await play(wrong, model, user="carol", session="wrong"), "budget")
     assert model.calls == 3
@@ -1153,8 +1312,13 @@ def test_a_url_that_cannot_be_meant_is_refused_at_once_without_its_password(url:
     assert raised.value.__cause__ is None or "ter2" not in str(raised.value.__cause__)
 
 
-@pytest.mark.parametrize(("url", "package", "extra"), [("redis://:hunter2@h/0", "redis", "redis"), ("postgresql://u:hunter2@h/d", "psycopg", "postgres")])
-def test_a_missing_package_is_named_with_the_way_to_install_it(monkeypatch: pytest.MonkeyPatch, url: str, package: str, extra: str) -> None:
+@pytest.mark.parametrize(
+    ("url", "package", "extra"),
+    [("redis://:hunter2@h/0", "redis", "redis"), ("postgresql://u:hunter2@h/d", "psycopg", "postgres")],
+)
+def test_a_missing_package_is_named_with_the_way_to_install_it(
+    monkeypatch: pytest.MonkeyPatch, url: str, package: str, extra: str
+) -> None:
     for name in [name for name in sys.modules if name == package or name.startswith(f"{package}.")]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, package, None)
@@ -1166,7 +1330,10 @@ def test_a_missing_package_is_named_with_the_way_to_install_it(monkeypatch: pyte
 
 @pytest.mark.parametrize(("url", "package"), [("redis://h/0", "redis"), ("postgresql://h/d", "psycopg")])
 def test_a_driver_is_imported_before_the_first_call_and_not_within_its_deadline(url: str, package: str) -> None:
-    code = f"import sys; from runguard.ledger.urls import open_ledger; open_ledger({url!r}, 1.0); assert {package!r} in sys.modules"
+    code = (
+        f"import sys; from runguard.ledger.urls import open_ledger; open_ledger({url!r}, 1.0); assert {package!r} "
+        "in sys.modules"
+    )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=30)
 
 
@@ -1189,7 +1356,9 @@ def _newer(place: Place) -> None:
             link.execute(f'UPDATE "{schema}".runguard_schema SET version = 99')
 
 
-async def test_a_store_of_a_newer_version_is_left_alone_and_says_so(place: Place, worker: Make, caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_store_of_a_newer_version_is_left_alone_and_says_so(
+    place: Place, worker: Make, caplog: pytest.LogCaptureFixture
+) -> None:
     place.connect().close()
     _newer(place)
     begun = time.monotonic()
@@ -1212,8 +1381,13 @@ async def test_a_worker_that_starts_while_another_writes_the_new_file_waits_for_
     assert (model.calls, result.trips) == (1, [])
 
 
-@pytest.mark.parametrize("url", ["redis://:hunter2@127.0.0.1:1/0", "postgresql://u:hunter2@127.0.0.1:1/db", "redis://:hunter2@192.0.2.1:6379/0"])
-async def test_a_server_that_is_not_there_is_told_at_the_first_call_and_hangs_nobody(url: str, caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize(
+    "url",
+    ["redis://:hunter2@127.0.0.1:1/0", "postgresql://u:hunter2@127.0.0.1:1/db", "redis://:hunter2@192.0.2.1:6379/0"],
+)
+async def test_a_server_that_is_not_there_is_told_at_the_first_call_and_hangs_nobody(
+    url: str, caplog: pytest.LogCaptureFixture
+) -> None:
     caplog.set_level(logging.DEBUG, "runguard")
     begun = time.monotonic()
     with mock.patch.dict(remote._open, clear=True):
@@ -1227,5 +1401,11 @@ async def test_a_server_that_is_not_there_is_told_at_the_first_call_and_hangs_no
     assert model.calls == 0
     assert "on_outage" in trip.resume, "what helps is said"
     assert len(_outage_lines(caplog)) == 1
-    for said in (caplog.text, json.dumps(trip.to_dict()), plugin.describe(), repr(plugin.guard.policy.digest), json.dumps(plugin.snapshot(), default=str)):
+    for said in (
+        caplog.text,
+        json.dumps(trip.to_dict()),
+        plugin.describe(),
+        repr(plugin.guard.policy.digest),
+        json.dumps(plugin.snapshot(), default=str),
+    ):
         assert _no_secret(said)

@@ -1,6 +1,8 @@
-"""Exceptions that nobody expected from a store. With on_outage="closed" a call that cannot be accounted for is not made, whatever on_guard_error says.
+"""Exceptions that nobody expected from a store. With on_outage="closed" a call that cannot be accounted for is not
+made, whatever on_guard_error says.
 
-The damage is real: rows, keys, functions and replies of a real SQLite file, Valkey and Postgres. A standard call costs $0.02, and so does its worst case.
+The damage is real: rows, keys, functions and replies of a real SQLite file, Valkey and Postgres. A standard call costs
+$0.02, and so does its worst case.
 """
 
 import asyncio
@@ -45,12 +47,20 @@ def _own_policy(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def worker(place: Place) -> Iterator[Make]:
-    """Makes guards with a cap of two calls per user, each with a ledger of its own, as workers in different processes have."""
+    """Makes guards with a cap of two calls per user, each with a ledger of its own, as workers in different processes
+    have.
+    """
     made: list[RunGuardPlugin] = []
 
     def make(store: Store | None = None, **policy: Any) -> RunGuardPlugin:
         known = {place.url: remote.StoreLedger(store, 5.0)} if store is not None else {}
-        settings = {"prices": PRICES, "tokens": lambda _: 1_000, "store": place.url, "store_timeout": 5.0, "on_guard_error": "allow"}
+        settings = {
+            "prices": PRICES,
+            "tokens": lambda _: 1_000,
+            "store": place.url,
+            "store_timeout": 5.0,
+            "on_guard_error": "allow",
+        }
         with mock.patch.dict(remote._open, known, clear=True):
             made.append(RunGuardPlugin(**{**settings, "budgets": [Budget(usd="0.04", per="user")], **policy}))
         return made[-1]
@@ -128,7 +138,10 @@ class Damage:
             client, prefix = self.keys()
             client.set(f"{prefix}v:control", "3")
         else:
-            self.server("ALTER TABLE runguard.documents ALTER COLUMN text DROP NOT NULL", "INSERT INTO runguard.documents VALUES ('control', 3, NULL)")
+            self.server(
+                "ALTER TABLE runguard.documents ALTER COLUMN text DROP NOT NULL",
+                "INSERT INTO runguard.documents VALUES ('control', 3, NULL)",
+            )
 
     def hold(self) -> None:
         """The holds cannot be read: every reservation looks for overdue ones."""
@@ -163,7 +176,8 @@ class Damage:
         else:
             body = "RETURNS text LANGUAGE sql AS $$ SELECT 'nonsense' $$"
             self.server(
-                f"CREATE OR REPLACE FUNCTION runguard.reserve(p_hold text, p_ttl float8, p_names text[], p_times float8[], p_caps bigint[], p_want bigint[], "
+                "CREATE OR REPLACE FUNCTION runguard.reserve(p_hold text, p_ttl float8, p_names text[], "
+                "p_times float8[], p_caps bigint[], p_want bigint[], "
                 f"p_force boolean) {body}",
                 "UPDATE runguard.accounts SET closed = true",  # so that the function is asked
             )
@@ -179,7 +193,18 @@ DOCUMENTS = {
     "breakers are a number": '{"breakers": 7}',
     "a breaker without its state": '{"breakers": {"step": {"state": "closed"}}}',
     "a breaker with a word for its probe": json.dumps(
-        {"breakers": {"step": {"state": "half_open", "generation": 1, "failures": 0, "runs": [], "opened_at": 1, "probe_at": "noon"}}}
+        {
+            "breakers": {
+                "step": {
+                    "state": "half_open",
+                    "generation": 1,
+                    "failures": 0,
+                    "runs": [],
+                    "opened_at": 1,
+                    "probe_at": "noon",
+                }
+            }
+        }
     ),
     "nested without end": "[" * 100_000,
 }
@@ -224,7 +249,9 @@ async def test_a_damaged_control_document_lets_no_call_through(place: Place, wor
 
 
 @pytest.mark.parametrize("what", ["version", "half_a_document", "hold", "account", "reply"])
-async def test_open_goes_on_over_a_damaged_store_as_over_one_that_is_away(place: Place, worker: Make, what: str) -> None:
+async def test_open_goes_on_over_a_damaged_store_as_over_one_that_is_away(
+    place: Place, worker: Make, what: str
+) -> None:
     plugin, model = worker(on_outage="open"), steps(1)
     assert (await play(plugin, model)).trips == []
     assert plugin.flush(10)
@@ -244,7 +271,9 @@ def test_a_guarded_function_is_not_called_over_a_damaged_store(place: Place, wha
         return {"usd": 0.02}
 
     with mock.patch.dict(remote._open, clear=True):
-        guarded = runguard.guard(complete, budget={"max_usd": 1}, store=place.url, store_timeout=5.0, on_guard_error="allow")
+        guarded = runguard.guard(
+            complete, budget={"max_usd": 1}, store=place.url, store_timeout=5.0, on_guard_error="allow"
+        )
         guarded("hello")
         assert guarded.flush(10)
         getattr(Damage(place), what)()
@@ -291,15 +320,27 @@ class _StrangeSession:
         return asked
 
 
-ERRORS = [ValueError("x"), KeyError("x"), AttributeError("x"), MemoryError(), TimeoutError(), PolicyError("x"), SystemExit(3), asyncio.CancelledError()]
+ERRORS = [
+    ValueError("x"),
+    KeyError("x"),
+    AttributeError("x"),
+    MemoryError(),
+    TimeoutError(),
+    PolicyError("x"),
+    SystemExit(3),
+    asyncio.CancelledError(),
+]
 
 
 @on_a_file
 @pytest.mark.parametrize("error", ERRORS, ids=[type(error).__name__ for error in ERRORS])
 @pytest.mark.parametrize("method", ["connect", "reserve"])
-async def test_whatever_a_store_raises_refuses_the_call(place: Place, worker: Make, method: str, error: BaseException) -> None:
+async def test_whatever_a_store_raises_refuses_the_call(
+    place: Place, worker: Make, method: str, error: BaseException
+) -> None:
     model = steps(1)
-    plugin = worker(Strange(place.store(), method, error, since=2 if method == "connect" else 1))  # construction connects, too
+    # construction connects, too
+    plugin = worker(Strange(place.store(), method, error, since=2 if method == "connect" else 1))
     with contextlib.suppress(AttributeError):
         del plugin.guard.accounts.ledger._local.session
     plugin.guard.accounts.ledger._era += 1  # every thread connects anew
@@ -309,8 +350,12 @@ async def test_whatever_a_store_raises_refuses_the_call(place: Place, worker: Ma
 
 
 @on_a_file
-@pytest.mark.parametrize("error", [ValueError("x"), StoreError("x"), StoreOutage("x"), SystemExit(3)], ids=lambda error: type(error).__name__)
-async def test_a_side_effect_that_cannot_be_claimed_is_not_made(place: Place, worker: Make, error: BaseException) -> None:
+@pytest.mark.parametrize(
+    "error", [ValueError("x"), StoreError("x"), StoreOutage("x"), SystemExit(3)], ids=lambda error: type(error).__name__
+)
+async def test_a_side_effect_that_cannot_be_claimed_is_not_made(
+    place: Place, worker: Make, error: BaseException
+) -> None:
     paid: list[int] = []
 
     def pay(amount: int) -> dict[str, int]:
@@ -324,7 +369,14 @@ async def test_a_side_effect_that_cannot_be_claimed_is_not_made(place: Place, wo
     async def pays(plugin: RunGuardPlugin, session: str) -> None:
         model = ScriptedModel([call("pay", amount=5), text("done")])
         result = await play(plugin, model, session=session, tools=[pay])
-        answers.append([part.function_response.response for event in result.events for part in event.content.parts if part.function_response])
+        answers.append(
+            [
+                part.function_response.response
+                for event in result.events
+                for part in event.content.parts
+                if part.function_response
+            ]
+        )
 
     await pays(worker(Strange(place.store(), "claim", error), **rule), "closed")
     assert paid == []
@@ -336,9 +388,15 @@ async def test_a_side_effect_that_cannot_be_claimed_is_not_made(place: Place, wo
 @on_a_file
 @pytest.mark.parametrize("method", ["first", "beat", "get", "append"])
 async def test_the_bookkeeping_survives_whatever_a_store_raises(place: Place, worker: Make, method: str) -> None:
-    """Thresholds, signs of life, the look for stops and records: whatever fails there, settlements are booked afterwards."""
+    """Thresholds, signs of life, the look for stops and records: whatever fails there, settlements are booked
+    afterwards.
+    """
     thresholds = [Threshold(0.01, lambda _: None)]
-    plugin = worker(Strange(place.store(), method, ValueError("x")), on_outage="open", budgets=[Budget(usd="1", per="user", thresholds=thresholds)])
+    plugin = worker(
+        Strange(place.store(), method, ValueError("x")),
+        on_outage="open",
+        budgets=[Budget(usd="1", per="user", thresholds=thresholds)],
+    )
     await play(plugin, ScriptedModel([call("step", q=1), text("done")], latency_s=1.1))
     await play(plugin, steps(2), session="later")
     assert plugin.flush(10)
@@ -349,7 +407,9 @@ async def test_the_bookkeeping_survives_whatever_a_store_raises(place: Place, wo
 
 
 @on_a_file
-async def test_a_process_that_cannot_start_a_thread_for_the_store_makes_no_call(place: Place, worker: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_process_that_cannot_start_a_thread_for_the_store_makes_no_call(
+    place: Place, worker: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
     start = threading.Thread.start
 
     def full(thread: threading.Thread) -> None:

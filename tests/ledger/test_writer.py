@@ -98,7 +98,13 @@ of_two_kinds = pytest.mark.parametrize("error", [MemoryError, SystemExit], ids=l
 
 def plugin_on(place: Place, faulty: Faulty) -> RunGuardPlugin:
     with mock.patch.dict(remote._open, {place.url: remote.StoreLedger(faulty, 5.0)}, clear=True):
-        return RunGuardPlugin(prices=PRICES, tokens=lambda _: 1_000, store=place.url, store_timeout=5.0, budgets=[Budget(usd=1, per="user")])
+        return RunGuardPlugin(
+            prices=PRICES,
+            tokens=lambda _: 1_000,
+            store=place.url,
+            store_timeout=5.0,
+            budgets=[Budget(usd=1, per="user")],
+        )
 
 
 def balance(place: Place, scope: str) -> tuple[Decimal, Decimal, int]:
@@ -211,11 +217,15 @@ async def test_a_settlement_that_can_never_be_booked_is_counted_and_the_next_one
     assert ledger.health()["lost"] == 1
     assert ledger.health()["waiting"] == 0
     assert [record.getMessage() for record in caplog.records if "could not be booked" in record.getMessage()]
-    assert balance(place, "user:app/alice") == (Decimal("0.03"), Decimal("0.01"), 3), "its hold stays, and is charged when it expires"
+    assert balance(place, "user:app/alice") == (Decimal("0.03"), Decimal("0.01"), 3), (
+        "its hold stays, and is charged when it expires"
+    )
 
 
 @on_a_file
-async def test_a_record_that_met_a_fault_is_not_written_twice(place: Place, faulty: Faulty, ledger: remote.StoreLedger) -> None:
+async def test_a_record_that_met_a_fault_is_not_written_twice(
+    place: Place, faulty: Faulty, ledger: remote.StoreLedger
+) -> None:
     faulty.plan("append", SystemExit("after it was written"), after=True)
     for word in ("one", "two"):
         ledger.tell(lambda session, word=word: session.append("k", "ref", word))  # type: ignore[misc]
@@ -226,7 +236,9 @@ async def test_a_record_that_met_a_fault_is_not_written_twice(place: Place, faul
 
 
 @on_a_file
-async def test_a_logger_that_raises_does_not_end_the_writer(place: Place, faulty: Faulty, ledger: remote.StoreLedger) -> None:
+async def test_a_logger_that_raises_does_not_end_the_writer(
+    place: Place, faulty: Faulty, ledger: remote.StoreLedger
+) -> None:
     def broken(_: logging.LogRecord) -> bool:
         raise SystemExit("a filter of the application")
 
@@ -265,7 +277,9 @@ async def test_a_writer_that_ended_is_started_again_and_books_what_waits(
 
 
 @on_a_file
-async def test_asking_threads_that_ended_are_started_again(place: Place, faulty: Faulty, ledger: remote.StoreLedger, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_asking_threads_that_ended_are_started_again(
+    place: Place, faulty: Faulty, ledger: remote.StoreLedger, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with monkeypatch.context() as patch:
         patch.setattr(remote.StoreLedger, "_answer", lambda _: None)
         ledger.tell(lambda session: session.now())
@@ -297,7 +311,9 @@ async def test_where_no_thread_can_be_started_a_settlement_waits_and_a_reservati
 
 
 @on_a_file
-async def test_wherever_an_exception_strikes_the_writer_every_settlement_is_booked_once(place: Place, faulty: Faulty, ledger: remote.StoreLedger) -> None:
+async def test_wherever_an_exception_strikes_the_writer_every_settlement_is_booked_once(
+    place: Place, faulty: Faulty, ledger: remote.StoreLedger
+) -> None:
     """Asynchronous exceptions between any two instructions of the writer's thread."""
     holds, struck, dice = [await held(ledger) for _ in range(300)], 0, random.Random(7)
     for hold in holds:

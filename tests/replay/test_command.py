@@ -24,7 +24,13 @@ def an_early_policy(tmp_path: Path) -> None:
 @pytest.fixture
 def recorded(tmp_path: Path) -> Path:
     path = tmp_path / "runs.jsonl"
-    runs = [looping("stuck"), working("fine"), looping("false-stop", success=True), looping("short", 3), looping("no-label", success=None)]
+    runs = [
+        looping("stuck"),
+        working("fine"),
+        looping("false-stop", success=True),
+        looping("short", 3),
+        looping("no-label", success=None),
+    ]
     path.write_text("".join(json.dumps(run) + "\n" for run in runs) + "{broken\n")
     return path
 
@@ -52,7 +58,12 @@ def test_json_is_one_document_with_every_run(recorded):
     told = json.loads(done.stdout)
     assert [run["id"] for run in told["runs"]] == ["stuck", "fine", "false-stop", "short", "no-label"]
     assert told["runs"][0]["verdicts"][-1]["evidence"][0]["tool"] == "look"
-    assert told["runs"][0]["after_stop"] == {"model_calls": 3, "tool_calls": 3, "tokens": 4950, "usd": told["runs"][0]["after_stop"]["usd"]}
+    assert told["runs"][0]["after_stop"] == {
+        "model_calls": 3,
+        "tool_calls": 3,
+        "tokens": 4950,
+        "usd": told["runs"][0]["after_stop"]["usd"],
+    }
     totals = told["totals"]
     assert (totals["runs"], totals["stopped"], totals["by_label"]["success"]["stopped"]) == (5, 3, 1)
     assert totals["false_stops"] == {"count": 1, "ids": ["false-stop"]}
@@ -94,7 +105,9 @@ def test_the_run_to_explain_may_be_named_by_its_beginning(recorded):
     assert (several.exit_code, several.stderr) == (2, "'f' is the beginning of several: fine, false-stop\n")
     missing = replay(recorded, "--explain", "nobody")
     assert missing.exit_code == 2
-    assert missing.stderr == "'nobody': no run of that id. The first ones are stuck, fine, false-stop, short, no-label; --json lists all\n"
+    assert missing.stderr == (
+        "'nobody': no run of that id. The first ones are stuck, fine, false-stop, short, no-label; --json lists all\n"
+    )
 
 
 @pytest.mark.parametrize(("option", "file"), [("--html", "page.html"), ("--against", "runguard.toml")])

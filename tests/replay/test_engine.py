@@ -67,7 +67,11 @@ def test_a_budget_stops_before_the_call_that_does_not_fit():
     assert stop.rule == "budget"
     spent = [1_000 + 100 * turn + 50 for turn in range(8)]
     made = stop.turn
-    assert sum(spent[:made]) + 1_000 + 100 * made + 1_024 > 5_000 >= sum(spent[: made - 1]) + 1_000 + 100 * (made - 1) + 1_024
+    assert (
+        sum(spent[:made]) + 1_000 + 100 * made + 1_024
+        > 5_000
+        >= sum(spent[: made - 1]) + 1_000 + 100 * (made - 1) + 1_024
+    )
 
 
 def test_a_dollar_limit_refuses_what_has_no_price_as_live():
@@ -116,7 +120,10 @@ def test_unknown_tokens_are_estimated_from_the_texts():
 
 def test_a_simulated_customers_own_calls_are_not_the_agents():
     run = looping(times=2)
-    run["steps"][1:1] = [{"kind": "tool_call", "agent": "user", "tool": "phone", "args": {}}, {"kind": "tool_result", "agent": "user", "tool": "phone"}]
+    run["steps"][1:1] = [
+        {"kind": "tool_call", "agent": "user", "tool": "phone", "args": {}},
+        {"kind": "tool_result", "agent": "user", "tool": "phone"},
+    ]
     assert judged(run).tool_calls == 2
 
 
@@ -134,7 +141,9 @@ def test_a_hand_off_is_one_and_circles_are_seen():
 def test_nothing_is_written_told_or_enforced(tmp_path):
     store = tmp_path / "guard.db"
     heard: list[object] = []
-    policy = early(store=f"sqlite:///{store}", on_trip=heard.append, on_decision=heard.append, alerts={"log": "warning"})
+    policy = early(
+        store=f"sqlite:///{store}", on_trip=heard.append, on_decision=heard.append, alerts={"log": "warning"}
+    )
     assert Judge(policy).play(run_of(looping(), "here", Faults())).first("stop") is not None
     assert not store.exists()
     assert heard == []
@@ -175,7 +184,8 @@ def test_branches_do_not_mix():
     assert Judge(early()).play(RecordedRun("x", iter(branches("neither")))).verdicts == []
 
 
-# ---- why did it not stop ----------------------------------------------------------------------------------------------
+# ---- why did it not stop
+# ----------------------------------------------------------------------------------------------
 
 
 def test_an_explanation_says_how_near_each_rule_came():

@@ -24,8 +24,19 @@ def found(*calls: tuple[dict[str, Any], Any]) -> int:
     steps: list[dict[str, Any]] = [{"kind": "message", "agent": "user", "text": "go", "ts": 1}]
     for number, (args, result) in enumerate(calls):
         steps.append({"kind": "model", "agent": "a", "text": "", "input_tokens": 10, "output_tokens": 5, "ts": number})
-        steps.append({"kind": "tool_call", "agent": "a", "tool": "pay", "args": args, "call_id": f"c{number}", "ts": number})
-        steps.append({"kind": "tool_result", "agent": "a", "tool": "pay", "result": result, "call_id": f"c{number}", "ts": number})
+        steps.append(
+            {"kind": "tool_call", "agent": "a", "tool": "pay", "args": args, "call_id": f"c{number}", "ts": number}
+        )
+        steps.append(
+            {
+                "kind": "tool_result",
+                "agent": "a",
+                "tool": "pay",
+                "result": result,
+                "call_id": f"c{number}",
+                "ts": number,
+            }
+        )
     recorded = {"id": "r", "source": "test", "model": "gpt-4o", "success": True, "steps": steps}
     result = Judge(early(**ONCE), to_the_end=True).play(run_of(recorded, "here", Faults()))
     return sum(verdict.rule == "once" for verdict in result.verdicts)
@@ -44,9 +55,16 @@ def pay(invoice: str, amount: int = 5) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    ("asked", "rules"), [([{"x": 1}, {"amount": "5"}], ["once"]), ([{"amount": 7}, {"amount": 7}], []), ([{"amount": 6}, {"amount": 8}], [])]
+    ("asked", "rules"),
+    [
+        ([{"x": 1}, {"amount": "5"}], ["once"]),
+        ([{"amount": 7}, {"amount": 7}], []),
+        ([{"amount": 6}, {"amount": 8}], []),
+    ],
 )
-async def test_a_store_is_judged_by_the_identity_that_was_compared_live(tmp_path: Path, asked: list[dict[str, Any]], rules: list[str]) -> None:
+async def test_a_store_is_judged_by_the_identity_that_was_compared_live(
+    tmp_path: Path, asked: list[dict[str, Any]], rules: list[str]
+) -> None:
     plugin = RunGuardPlugin(store=f"sqlite:///{tmp_path}/guard.db", mode="shadow", store_timeout=30, **ONCE)
     script = [*(call("pay", invoice="A1", **args) for args in asked), text("done")]
     await run(LlmAgent(name="a", model=ScriptedModel(script), tools=[pay]), plugins=[plugin])

@@ -1,4 +1,6 @@
-"""The page of ``runguard replay --html`` in a real browser: nothing runs, nothing is fetched, nothing sticks out, in light and dark."""
+"""The page of ``runguard replay --html`` in a real browser: nothing runs, nothing is fetched, nothing sticks out, in
+light and dark.
+"""
 
 import json
 import shutil
@@ -17,7 +19,8 @@ EVIL = "<script>document.title='run'</script><img src=x onerror=\"document.title
 
 
 @pytest.mark.parametrize(
-    ("largest", "whole", "step"), [(1, True, 1), (1, False, 0.2), (72, True, 20), (0.0897, False, 0.02), (4, True, 1), (2.9e6, False, 1e6)]
+    ("largest", "whole", "step"),
+    [(1, True, 1), (1, False, 0.2), (72, True, 20), (0.0897, False, 0.02), (4, True, 1), (2.9e6, False, 1e6)],
 )
 def test_ticks_are_round_and_whole_where_things_are_counted(largest, whole, step):
     assert step_of(largest, whole=whole) == pytest.approx(step)
@@ -70,7 +73,13 @@ def test_in_a_browser_nothing_runs_and_nothing_sticks_out(page, scheme: Any, wid
         assert shown.evaluate("document.documentElement.scrollWidth") <= width  # wide tables scroll within themselves
         assert shown.locator("td.id").first.inner_text().replace("\n", "") == EVIL
         assert shown.evaluate("document.querySelector('td.id').getBoundingClientRect().width") >= 100
-        assert shown.evaluate("Math.min(...[...document.querySelectorAll('svg .tick')].map(text => text.getBoundingClientRect().height))") >= 9
+        assert (
+            shown.evaluate(
+                "Math.min(...[...document.querySelectorAll('svg .tick')].map(text => "
+                "text.getBoundingClientRect().height))"
+            )
+            >= 9
+        )
         background = shown.evaluate("getComputedStyle(document.body).backgroundColor")
         assert background == ("rgb(255, 255, 255)" if scheme == "light" else "rgb(17, 17, 19)")
         browser.close()

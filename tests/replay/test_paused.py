@@ -1,4 +1,6 @@
-"""A session in which an invocation pauses, live under the plugin and replayed from its database: one run, and the same decisions."""
+"""A session in which an invocation pauses, live under the plugin and replayed from its database: one run, and the same
+decisions.
+"""
 
 from collections import Counter
 from pathlib import Path
@@ -66,7 +68,14 @@ async def test_a_run_that_goes_on_after_another_message_is_judged_as_one(tmp_pat
 
 def _event(at: float, author: str, invocation: str, part: dict[str, Any], **more: Any) -> dict[str, Any]:
     role = "model" if author != "user" else "user"
-    told = {"id": f"{invocation}{at}", "timestamp": at, "author": author, "invocation_id": invocation, "content": {"role": role, "parts": [part]}, **more}
+    told = {
+        "id": f"{invocation}{at}",
+        "timestamp": at,
+        "author": author,
+        "invocation_id": invocation,
+        "content": {"role": role, "parts": [part]},
+        **more,
+    }
     return told | ({"usage_metadata": {"prompt_token_count": 10, "total_token_count": 20}} if author != "user" else {})
 
 

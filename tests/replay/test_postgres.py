@@ -32,7 +32,9 @@ def look(at: str) -> dict[str, int]:
 
 
 def agent() -> LlmAgent:
-    return LlmAgent(name="a", model=ScriptedModel(lambda n, _: call("look", at="it") if n < 8 else text("done")), tools=[look])
+    return LlmAgent(
+        name="a", model=ScriptedModel(lambda n, _: call("look", at="it") if n < 8 else text("done")), tools=[look]
+    )
 
 
 def test_a_connection_that_is_refused_says_why_without_the_password(url: str) -> None:

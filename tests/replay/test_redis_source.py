@@ -82,8 +82,13 @@ def test_records_of_many_runs_at_once_come_out_run_by_run(server, monkeypatch):
     session = RedisStore(url_of(server, "mixed")).connect(20)
     for number in range(10):
         for name in ("a", "b", "c"):
-            session.append("call", name, json.dumps({"id": f"{name}{number}", "agent": "x", "model": "gpt-4o", "input": 100, "output": 10}))
-    session.append("call", "a", json.dumps({"id": "a0", "agent": "x", "model": "gpt-4o", "input": 900, "output": 10}))  # told again: replaces
+            session.append(
+                "call",
+                name,
+                json.dumps({"id": f"{name}{number}", "agent": "x", "model": "gpt-4o", "input": 100, "output": 10}),
+            )
+    # told again: replaces
+    session.append("call", "a", json.dumps({"id": "a0", "agent": "x", "model": "gpt-4o", "input": 900, "output": 10}))
     session.append("run", "b", json.dumps({"app": "shop", "user": "u", "session": "s"}))
     session.append("trip", "b", "{}")
     session.close()
@@ -113,7 +118,11 @@ def test_what_cannot_be_reached_or_is_not_ours_is_said_without_the_password(serv
     assert PASSWORD not in odd.name
     (batch,) = replay([odd], [Policy.validated({}, "")])
     assert "cannot be read" in batch.faults.first[0]
-    for url in (f"redis://:{PASSWORD}@127.0.0.1:1/0", f"redis://:wrong{PASSWORD}@127.0.0.1:{server.port}/0", f"redis://:{PASSWORD}@host/zero"):
+    for url in (
+        f"redis://:{PASSWORD}@127.0.0.1:1/0",
+        f"redis://:wrong{PASSWORD}@127.0.0.1:{server.port}/0",
+        f"redis://:{PASSWORD}@host/zero",
+    ):
         done = CliRunner().invoke(main, ["replay", url])
         assert done.exit_code == 2, done.output
         assert PASSWORD not in done.output

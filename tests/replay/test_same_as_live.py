@@ -24,7 +24,8 @@ from runguard.testing import ScriptedModel, run, text, transfer
 from ..adk import topologies  # noqa: TID252 - the tests are no package
 from ..adk.topologies import NESTED, OLDER_TASKS, TOPOLOGIES, Team  # noqa: TID252
 
-# Low rungs, so that on every topology many rules have something to say; no limit on nudges, so that the order of branches does not matter.
+# Low rungs, so that on every topology many rules have something to say; no limit on nudges, so that the order of
+# branches does not matter.
 STRICT: dict[str, Any] = {
     "rules": {
         "repetition": {"nudge": 2, "block": 3, "stop": 4},
@@ -45,7 +46,8 @@ STRICT: dict[str, Any] = {
 LIMITS: dict[str, Any] = {"max_tool_result_chars": 11, "tools": {"step": {"max_calls": 2}}}
 # What a session database does not hold: how agents are nested, how many branches begin at once.
 UNSTORED = {"depth", "fan_out"}
-# An agent called as a tool runs in a session of its own that nobody keeps: what all calls of the run are counted for is not stored then.
+# An agent called as a tool runs in a session of its own that nobody keeps: what all calls of the run are counted for is
+# not stored then.
 COUNTED = {"model_calls", "tool_calls", "tool_limit"}
 ENOUGH = 14
 SEEN: set[str] = set()
@@ -71,7 +73,14 @@ class Listening(RunGuardPlugin):
 
 def told(lane: str, action: str, rule: str, observed: float, limit: float, tool: str) -> tuple[Any, ...]:
     """A decision; what is about the whole run is about no lane."""
-    return ("" if rule in COUNTED else lane, action, rule, round(float(observed), 2), float(limit), "" if rule == "tool_calls" else tool)
+    return (
+        "" if rule in COUNTED else lane,
+        action,
+        rule,
+        round(float(observed), 2),
+        float(limit),
+        "" if rule == "tool_calls" else tool,
+    )
 
 
 def failing(n: int) -> dict[str, str]:
@@ -86,7 +95,10 @@ def constant(n: int) -> dict[str, str]:
 
 def ping_pong(team: Team) -> Any:
     """Two agents that pass the work to each other for ever."""
-    peers = [team.agent("first", [text("done")], lambda n: transfer("second")), team.agent("second", [text("done")], lambda n: transfer("first"))]
+    peers = [
+        team.agent("first", [text("done")], lambda n: transfer("second")),
+        team.agent("second", [text("done")], lambda n: transfer("first")),
+    ]
     return team.agent("lead", [transfer("first")], lambda n: transfer("first"), sub_agents=peers)
 
 
@@ -117,7 +129,9 @@ def team_of(version: str) -> Team:
 
 
 def service_of(kind: str, path: Path) -> Any:
-    return SqliteSessionService(str(path)) if kind == "sqlite" else DatabaseSessionService(f"sqlite+aiosqlite:///{path}")
+    return (
+        SqliteSessionService(str(path)) if kind == "sqlite" else DatabaseSessionService(f"sqlite+aiosqlite:///{path}")
+    )
 
 
 async def live(root: Any, service: Any, **policy: Any) -> Listening:
@@ -134,12 +148,18 @@ def replayed(path: Path, *, to_the_end: bool = True, **policy: Any) -> tuple[Cou
     assert batch.faults.count == 0, batch.faults.first
     ((result,),) = batch.results
     assert not result.more
-    return Counter(told(v.lane, v.action, v.rule, v.observed, v.limit, v.tool) for v in result.verdicts if v.rule not in UNSTORED), result
+    return Counter(
+        told(v.lane, v.action, v.rule, v.observed, v.limit, v.tool) for v in result.verdicts if v.rule not in UNSTORED
+    ), result
 
 
 def heard_by(plugin: Listening) -> Counter[tuple[Any, ...]]:
     found = [(lane, d) for lane, d in plugin.heard if d.finding is not None and d.finding.rule not in UNSTORED]
-    return Counter(told(lane, d.action.word, f.rule, f.observed, f.limit, f.tool) for lane, d in found if (f := d.finding) is not None)
+    return Counter(
+        told(lane, d.action.word, f.rule, f.observed, f.limit, f.tool)
+        for lane, d in found
+        if (f := d.finding) is not None
+    )
 
 
 def test_the_tools_that_steer_are_the_same_list():
@@ -148,7 +168,9 @@ def test_the_tools_that_steer_are_the_same_list():
 
 @pytest.mark.parametrize("version", ["healthy", "endless", "failing", "stuck"])
 @pytest.mark.parametrize("topology", ALL, ids=lambda topology: topology.__name__)
-async def test_replay_decides_as_live(topology: Any, version: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_replay_decides_as_live(
+    topology: Any, version: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     if version in ("failing", "stuck"):
         tool = failing if version == "failing" else constant
         tool.__name__ = "step"
@@ -158,10 +180,12 @@ async def test_replay_decides_as_live(topology: Any, version: str, tmp_path: Pat
     path, team = tmp_path / "session.db", team_of(version)
     policy = {**STRICT, **(LIMITS if version == "endless" else {})}
     if "agent_tool" in topology.__name__:
-        # That a tool is an agent is not stored: live, each call of one begins a new activation, and repetition starts anew.
+        # That a tool is an agent is not stored: live, each call of one begins a new activation, and repetition starts
+        # anew.
         policy["rules"] = {**STRICT["rules"], "repetition": False}
     if topology in NESTED:
-        # What was asked is not stored. Newer ADK asks the target of such a transfer twice, and hears the same words again.
+        # What was asked is not stored. Newer ADK asks the target of such a transfer twice, and hears the same words
+        # again.
         policy["rules"] = {**STRICT["rules"], "no_news": False}
     service = service_of("database" if version == "endless" else "sqlite", path)
     plugin = await live(topology(team), service, mode="shadow", **policy)
@@ -182,12 +206,23 @@ async def test_replay_decides_as_live(topology: Any, version: str, tmp_path: Pat
     SEEN.update(rule for _, _, rule, *_ in mine)
 
 
-STEADY = {"single", "transfer_to_child", "sequential", "loop", "parallel", "sequential_with_parallel", "workflow_cycle", "ping_pong"}
+STEADY = {
+    "single",
+    "transfer_to_child",
+    "sequential",
+    "loop",
+    "parallel",
+    "sequential_with_parallel",
+    "workflow_cycle",
+    "ping_pong",
+}
 
 
 @pytest.mark.parametrize("policy", [{}, {"max_model_calls": 3}], ids=["loops", "limit"])
 @pytest.mark.parametrize("topology", [t for t in ALL if t.__name__ in STEADY], ids=lambda topology: topology.__name__)
-async def test_what_an_enforcing_guard_did_is_found_in_the_recording(topology: Any, policy: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_what_an_enforcing_guard_did_is_found_in_the_recording(
+    topology: Any, policy: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The recording holds the refusals and the stop: replayed, it shows the same rules at work up to the same stop."""
     constant.__name__ = "step"
     monkeypatch.setattr(topologies, "step", constant)

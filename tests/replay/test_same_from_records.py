@@ -1,4 +1,6 @@
-"""A run live under the plugin with a store, and the same run replayed from the store's own journal: every decision of every rule, in order."""
+"""A run live under the plugin with a store, and the same run replayed from the store's own journal: every decision of
+every rule, in order.
+"""
 
 import asyncio
 import json
@@ -57,8 +59,8 @@ def replayed(store: Path, *, to_the_end: bool, **policy: Any) -> tuple[list[tupl
 
 
 def compared(told: list[tuple[Any, ...]]) -> tuple[list[tuple[Any, ...]], bool]:
-    """Everything but money in its order; and whether a budget stopped. Which of several branches a store answers first, and when it has
-    booked what reaches a share of a budget, is the store's business."""
+    """Everything but money in its order; and whether a budget stopped. Which of several branches a store answers
+    first, and when it has booked what reaches a share of a budget, is the store's business."""
     return [entry for entry in told if entry[2] != "budget"], any(entry[1:3] == ("stop", "budget") for entry in told)
 
 
@@ -69,11 +71,16 @@ def heard(plugin: Listening) -> list[tuple[Any, ...]]:
 
 CASES = [(topology, version) for topology in [*TOPOLOGIES, ping_pong] for version in ("endless", "stuck")]
 CASES += [(topology, "failing") for topology in TOPOLOGIES if topology.__name__ in ("single", "parallel")]
-CASES += [(topology, "endless") for topology in NESTED if not (topology is task_back and OLDER_TASKS)]  # it fails there, with or without a guard
+# it fails there, with or without a guard
+CASES += [(topology, "endless") for topology in NESTED if not (topology is task_back and OLDER_TASKS)]
 
 
-@pytest.mark.parametrize(("topology", "version"), CASES, ids=[f"{topology.__name__}-{version}" for topology, version in CASES])
-async def test_replay_of_the_journal_decides_as_live(topology: Any, version: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("topology", "version"), CASES, ids=[f"{topology.__name__}-{version}" for topology, version in CASES]
+)
+async def test_replay_of_the_journal_decides_as_live(
+    topology: Any, version: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     if version != "endless":
         failing.__name__ = "step"
         monkeypatch.setattr(topologies, "step", failing)
@@ -87,9 +94,15 @@ async def test_replay_of_the_journal_decides_as_live(topology: Any, version: str
     RAN.add((topology.__name__, version))
 
 
-@pytest.mark.parametrize("policy", [{}, {"max_model_calls": 3}, {"max_usd": 0.05, "prices": PRICE}], ids=["loops", "limit", "money"])
-@pytest.mark.parametrize("topology", [t for t in [*TOPOLOGIES, ping_pong] if t.__name__ in STEADY], ids=lambda topology: topology.__name__)
-async def test_what_an_enforcing_guard_did_is_decided_again(topology: Any, policy: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    "policy", [{}, {"max_model_calls": 3}, {"max_usd": 0.05, "prices": PRICE}], ids=["loops", "limit", "money"]
+)
+@pytest.mark.parametrize(
+    "topology", [t for t in [*TOPOLOGIES, ping_pong] if t.__name__ in STEADY], ids=lambda topology: topology.__name__
+)
+async def test_what_an_enforcing_guard_did_is_decided_again(
+    topology: Any, policy: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     constant.__name__ = "step"
     monkeypatch.setattr(topologies, "step", constant)
     store = tmp_path / "guard.db"
@@ -102,12 +115,20 @@ async def test_what_an_enforcing_guard_did_is_decided_again(topology: Any, polic
 
 async def test_growth_over_the_turns_of_a_session_is_found_again(tmp_path: Path) -> None:
     store, service = tmp_path / "guard.db", InMemorySessionService()
-    plugin = Listening(store=f"sqlite:///{store}", store_timeout=30, mode="shadow", max_event_cost_ratio=2, cost_baseline_events=2)
-    agent = LlmAgent(name="worker", model=ScriptedModel(lambda n, _: text(f"answer {n}"), prompt_tokens=lambda n: 1_000 * n))
+    plugin = Listening(
+        store=f"sqlite:///{store}", store_timeout=30, mode="shadow", max_event_cost_ratio=2, cost_baseline_events=2
+    )
+    agent = LlmAgent(
+        name="worker", model=ScriptedModel(lambda n, _: text(f"answer {n}"), prompt_tokens=lambda n: 1_000 * n)
+    )
     for _ in range(7):
         await run(agent, "go", plugins=[plugin], session_service=service)
     assert plugin.flush(10)
-    (batch,) = replay(open_sources(str(store)), [Policy.validated({"max_event_cost_ratio": 2, "cost_baseline_events": 2}, "")], to_the_end=True)
+    (batch,) = replay(
+        open_sources(str(store)),
+        [Policy.validated({"max_event_cost_ratio": 2, "cost_baseline_events": 2}, "")],
+        to_the_end=True,
+    )
     found = [(v.rule, v.observed) for (result,) in batch.results for v in result.verdicts]
     assert sorted(found) == sorted((rule, observed) for _, _, rule, observed, *_ in heard(plugin))
     assert found  # (3,000 + 4,000) is more than twice (1,000 + 2,000)
@@ -129,8 +150,15 @@ async def test_another_policy_judges_the_same_events(tmp_path: Path) -> None:
         """Look."""
         return {"error": "secret words of an answer"}
 
-    model = ScriptedModel(lambda n, _: call("look", at="secret words of a call") if n < 9 else text("secret words at the end"))
-    await live(LlmAgent(name="worker", model=model, tools=[look]), tmp_path / "guard.db", mode="shadow", rules={"repetition": False, "stall": False})
+    model = ScriptedModel(
+        lambda n, _: call("look", at="secret words of a call") if n < 9 else text("secret words at the end")
+    )
+    await live(
+        LlmAgent(name="worker", model=model, tools=[look]),
+        tmp_path / "guard.db",
+        mode="shadow",
+        rules={"repetition": False, "stall": False},
+    )
     mine, result = replayed(tmp_path / "guard.db", to_the_end=False, rules={"repetition": {"stop": 3}})
     assert ("", "stop", "repetition", 3.0, 3.0, "look") in mine
     assert (result.model_calls, result.tool_calls, result.saved.model_calls) == (9, 8, 6)
@@ -144,7 +172,13 @@ async def test_another_policy_judges_the_same_events(tmp_path: Path) -> None:
 async def test_entries_that_cannot_be_read_are_counted_and_skipped(tmp_path: Path) -> None:
     store = tmp_path / "guard.db"
     await live(LlmAgent(name="worker", model=ScriptedModel([text("done")])), store)
-    broken = [{"k": "ask"}, {"k": "answers", "t": 1, "of": [{"tool": "x"}]}, {"k": "lane"}, {"k": "paid", "n": "x"}, {"k": "unheard of", "t": 1}]
+    broken = [
+        {"k": "ask"},
+        {"k": "answers", "t": 1, "of": [{"tool": "x"}]},
+        {"k": "lane"},
+        {"k": "paid", "n": "x"},
+        {"k": "unheard of", "t": 1},
+    ]
     with sqlite3.connect(store) as db:
         (ref,) = db.execute("SELECT ref FROM records WHERE kind = 'steps'").fetchone()
         for record in (json.dumps(broken), "[3]", "{"):

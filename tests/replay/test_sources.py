@@ -123,7 +123,15 @@ def test_what_cannot_be_replayed_is_said(given, tmp_path):
 def event(author: str, *parts: dict[str, Any], at: float = 0.0, **more: Any) -> dict[str, Any]:
     event.number += 1  # type: ignore[attr-defined]
     content = {"role": "user" if author == "user" else "model", "parts": list(parts)}
-    return {"id": f"e{event.number}", "invocation_id": "i1", "author": author, "content": content, "timestamp": at, "actions": {}, **more}  # type: ignore[attr-defined]
+    return {
+        "id": f"e{event.number}",
+        "invocation_id": "i1",
+        "author": author,
+        "content": content,
+        "timestamp": at,
+        "actions": {},
+        **more,
+    }  # type: ignore[attr-defined]
 
 
 event.number = 0  # type: ignore[attr-defined]
@@ -192,7 +200,10 @@ def test_eval_sets(tmp_path, shape):
         "invocation_id": "i1",
         "user_content": {"parts": [{"text": "go"}]},
         "final_response": {"parts": [{"text": "done"}]},
-        "intermediate_data": {"tool_uses": [call], "tool_responses": [{"id": "c", "name": "look", "response": {"seen": 1}}]},
+        "intermediate_data": {
+            "tool_uses": [call],
+            "tool_responses": [{"id": "c", "name": "look", "response": {"seen": 1}}],
+        },
         "creation_timestamp": 10.0,
     }
     newer = {
@@ -203,12 +214,21 @@ def test_eval_sets(tmp_path, shape):
                 for n in range(6)
                 for part in (
                     {"author": "a", "content": {"parts": [{"function_call": {**call, "id": f"c{n}"}}]}},
-                    {"author": "a", "content": {"parts": [{"function_response": {"id": f"c{n}", "name": "look", "response": {"seen": 1}}}]}},
+                    {
+                        "author": "a",
+                        "content": {
+                            "parts": [{"function_response": {"id": f"c{n}", "name": "look", "response": {"seen": 1}}}]
+                        },
+                    },
                 )
             ]
         },
     }
-    cases = [{"eval_id": "plain", "conversation": [turn, turn]}, {"eval_id": "stuck", "conversation": [newer]}, {"eval_id": "broken"}]
+    cases = [
+        {"eval_id": "plain", "conversation": [turn, turn]},
+        {"eval_id": "stuck", "conversation": [newer]},
+        {"eval_id": "broken"},
+    ]
     path = tmp_path / "cases.evalset.json"
     path.write_text(json.dumps(shape({"eval_set_id": "e", "name": "e", "eval_cases": cases})))
     runs, faults = results(path)
@@ -247,7 +267,9 @@ def test_the_legacy_schema_is_refused_and_never_unpickled(tmp_path):
     with sqlite3.connect(path) as db:
         db.execute("CREATE TABLE sessions (app_name, user_id, id, create_time)")
         db.execute("CREATE TABLE events (id, app_name, user_id, session_id, actions BLOB, content)")
-        db.execute("INSERT INTO events VALUES ('e', 'a', 'u', 's', ?, '{}')", (b"cos\nsystem\n(S'touch /tmp/never'\ntR.",))
+        db.execute(
+            "INSERT INTO events VALUES ('e', 'a', 'u', 's', ?, '{}')", (b"cos\nsystem\n(S'touch /tmp/never'\ntR.",)
+        )
     with pytest.raises(UnreadableError, match=r"legacy schema.*pickle"):
         open_sources(str(path))
 
@@ -266,8 +288,14 @@ def test_other_databases_are_refused(tmp_path):
 
 def adk_database(path: Path, events: list[Any]) -> Path:
     with sqlite3.connect(path) as db:
-        db.execute("CREATE TABLE sessions (app_name TEXT, user_id TEXT, id TEXT, state TEXT, create_time REAL, update_time REAL)")
-        db.execute("CREATE TABLE events (id TEXT, app_name TEXT, user_id TEXT, session_id TEXT, invocation_id TEXT, timestamp REAL, event_data TEXT)")
+        db.execute(
+            "CREATE TABLE sessions (app_name TEXT, user_id TEXT, id TEXT, state TEXT, create_time REAL, "
+            "update_time REAL)"
+        )
+        db.execute(
+            "CREATE TABLE events (id TEXT, app_name TEXT, user_id TEXT, session_id TEXT, invocation_id TEXT, "
+            "timestamp REAL, event_data TEXT)"
+        )
         db.execute("INSERT INTO sessions VALUES ('shop', 'u1', 's1', '{}', 1, 2)")
         for number, entry in enumerate(events):
             data = entry if isinstance(entry, str) else json.dumps(entry)
@@ -323,7 +351,9 @@ def test_own_records_show_what_money_and_growth_rules_would_do(tmp_path):
         return {"n": n}
 
     store = tmp_path / "guard.db"
-    model = ScriptedModel(lambda n, _: call("step", n=n) if n < 12 else __import__("runguard.testing", fromlist=["text"]).text("done"))
+    model = ScriptedModel(
+        lambda n, _: call("step", n=n) if n < 12 else __import__("runguard.testing", fromlist=["text"]).text("done")
+    )
     plugin = RunGuardPlugin(store=f"sqlite:///{store}", store_timeout=30)
     asyncio.run(run(LlmAgent(name="a", model=model, tools=[step]), plugins=[plugin]))
     assert plugin.flush()
@@ -336,23 +366,58 @@ def test_own_records_show_what_money_and_growth_rules_would_do(tmp_path):
 
 # ---- whatever else comes --------------------------------------------------------------------------------------------
 
-ODD = [None, True, -1, 1e400, "x", "", [], {}, [None], {"parts": 3}, {"parts": [None, 5, {"function_call": 7}]}, "2026-01-01", float("nan")]
+ODD = [
+    None,
+    True,
+    -1,
+    1e400,
+    "x",
+    "",
+    [],
+    {},
+    [None],
+    {"parts": 3},
+    {"parts": [None, 5, {"function_call": 7}]},
+    "2026-01-01",
+    float("nan"),
+]
 
 
 @pytest.mark.parametrize("odd", ODD, ids=repr)
 def test_no_value_in_any_field_ends_a_replay(tmp_path, odd):
-    fields = {name for step in looping()["steps"] for name in step} | {"branch", "text_chars", "result_chars", "cached_tokens", "model"}
+    fields = {name for step in looping()["steps"] for name in step} | {
+        "branch",
+        "text_chars",
+        "result_chars",
+        "cached_tokens",
+        "model",
+    }
     lines = []
     for name in sorted(fields - {"kind"}):
         run = looping(f"odd-{name}")
         for step in run["steps"]:
             step[name] = odd
         lines.append(run)
-    lines += [{**looping(f"run-{name}"), name: odd} for name in ("source", "model", "task", "success", "capped", "app", "user", "session")]
+    lines += [
+        {**looping(f"run-{name}"), name: odd}
+        for name in ("source", "model", "task", "success", "capped", "app", "user", "session")
+    ]
     runs, faults = results(write_lines(tmp_path / "runs.jsonl", *lines))
     assert len(runs) + faults.count >= len(lines)
 
-    names = ("id", "invocation_id", "author", "content", "timestamp", "actions", "usage_metadata", "branch", "model_version", "node_info", "custom_metadata")
+    names = (
+        "id",
+        "invocation_id",
+        "author",
+        "content",
+        "timestamp",
+        "actions",
+        "usage_metadata",
+        "branch",
+        "model_version",
+        "node_info",
+        "custom_metadata",
+    )
     for number, name in enumerate(names):
         told = session(4)
         for entry in told["events"]:

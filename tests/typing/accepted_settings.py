@@ -17,13 +17,22 @@ async def call_model_later(prompt: str) -> dict[str, Any]:
 
 
 RunGuardPlugin(max_usd=0.5, budgets=[Budget(usd=5, per="user", window="1d")], mode="shadow")
-RunGuardPlugin(max_usd="0.50", tools={"look": ToolRule(polling=True), "page_*": {"paging": True}}, rules={"stall": False, "cycle": {"stop": 3}})
+RunGuardPlugin(
+    max_usd="0.50",
+    tools={"look": ToolRule(polling=True), "page_*": {"paging": True}},
+    rules={"stall": False, "cycle": {"stop": 3}},
+)
 RunGuardPlugin(max_usd=Decimal("0.5"), prices={"mine-1": {"input": 1, "output": 2}}, on_unpriced="tokens", alerts="log")
-RunGuardPlugin(prices={"mine-1": Price(input=Decimal(1), output=Decimal(2))}, models={"mine-1": ModelLimits(context_window=100_000)})
+RunGuardPlugin(
+    prices={"mine-1": Price(input=Decimal(1), output=Decimal(2))},
+    models={"mine-1": ModelLimits(context_window=100_000)},
+)
 runguard.install(max_usd=1, store="sqlite:///guard.db", on_outage="open")
 GuardedLlm("gemini-2.5-flash", max_usd=1.50)
 
-answer: dict[str, Any] = runguard.guard(call_model, budget={"max_usd": 2.0, "per_day": 10}, loop={"repeats": 3})("hello")
+answer: dict[str, Any] = runguard.guard(call_model, budget={"max_usd": 2.0, "per_day": 10}, loop={"repeats": 3})(
+    "hello"
+)
 runguard.guard_async(call_model_later, budget={"max_usd": 2.0}, context={"max_context_tokens": 100_000})
 
 

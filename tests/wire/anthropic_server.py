@@ -16,7 +16,12 @@ class AnthropicServer(SseServer):
         blocks: list[Json] = [{"type": "text", "text": reply.text, "citations": None}] if reply.text else []
         if reply.call is not None:
             blocks.append({"type": "tool_use", "id": "toolu_1", "name": reply.call[0], "input": reply.call[1]})
-        return {**self._message(request, reply), "content": blocks, "stop_reason": self._reason(reply), "usage": self._usage(reply, reply.output)}
+        return {
+            **self._message(request, reply),
+            "content": blocks,
+            "stop_reason": self._reason(reply),
+            "usage": self._usage(reply, reply.output),
+        }
 
     def events(self, request: Asked, reply: Reply) -> Iterator[tuple[str, Json | str]]:
         """The prompt is told with the first event, the output with the last but one."""
@@ -30,11 +35,21 @@ class AnthropicServer(SseServer):
             index += 1
         if reply.call is not None:
             name, arguments = reply.call
-            yield self._event("content_block_start", index=index, content_block={"type": "tool_use", "id": "toolu_1", "name": name, "input": {}})
-            yield self._event("content_block_delta", index=index, delta={"type": "input_json_delta", "partial_json": json.dumps(arguments)})
+            yield self._event(
+                "content_block_start",
+                index=index,
+                content_block={"type": "tool_use", "id": "toolu_1", "name": name, "input": {}},
+            )
+            yield self._event(
+                "content_block_delta",
+                index=index,
+                delta={"type": "input_json_delta", "partial_json": json.dumps(arguments)},
+            )
             yield self._event("content_block_stop", index=index)
         yield self._event(
-            "message_delta", delta={"stop_reason": self._reason(reply), "stop_sequence": None}, usage=reply.usage or {"output_tokens": reply.output}
+            "message_delta",
+            delta={"stop_reason": self._reason(reply), "stop_sequence": None},
+            usage=reply.usage or {"output_tokens": reply.output},
         )
         yield self._event("message_stop")
 
@@ -48,8 +63,19 @@ class AnthropicServer(SseServer):
 
     @staticmethod
     def _usage(reply: Reply, output: int) -> Json:
-        return reply.usage or {"input_tokens": reply.input, "output_tokens": output, "cache_creation_input_tokens": 0, "cache_read_input_tokens": 0}
+        return reply.usage or {
+            "input_tokens": reply.input,
+            "output_tokens": output,
+            "cache_creation_input_tokens": 0,
+            "cache_read_input_tokens": 0,
+        }
 
     def _message(self, request: Asked, reply: Reply) -> Json:
-        kept: Json = {"id": "msg_1", "type": "message", "role": "assistant", "model": request.body["model"], "content": []}
+        kept: Json = {
+            "id": "msg_1",
+            "type": "message",
+            "role": "assistant",
+            "model": request.body["model"],
+            "content": [],
+        }
         return {**kept, "stop_reason": None, "stop_sequence": None, "usage": self._usage(reply, 1)}

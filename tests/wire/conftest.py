@@ -21,7 +21,8 @@ from .gemini_server import KEY, GeminiServer
 MODEL = "gemini-2.5-flash"
 os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")  # it would ask the network when it is imported
 
-# ADK tries these imports again and again while it runs; where the package behind is missing, each try compiles the module anew.
+# ADK tries these imports again and again while it runs; where the package behind is missing, each try compiles the
+# module anew.
 for package, module in {"anthropic": "anthropic_llm", "litellm": "lite_llm"}.items():
     if find_spec(package) is None:
         sys.modules.setdefault(f"google.adk.models.{module}", None)  # type: ignore[arg-type]
@@ -29,7 +30,9 @@ for package, module in {"anthropic": "anthropic_llm", "litellm": "lite_llm"}.ite
 
 @pytest.fixture(scope="session")
 def one_certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Nobody here speaks TLS, and to read one certificate instead of all of them makes every client ten times as quick."""
+    """Nobody here speaks TLS,
+    and to read one certificate instead of all of them makes every client ten times as quick.
+    """
     first, end, _ = Path(certifi.where()).read_text().partition("-----END CERTIFICATE-----\n")
     path = tmp_path_factory.mktemp("wire") / "one.pem"
     path.write_text(first + end)
@@ -39,9 +42,22 @@ def one_certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(autouse=True)
 def clean_process(monkeypatch: pytest.MonkeyPatch, one_certificate: Path) -> Iterator[None]:
     """No test sees the environment's policy, project or proxy, nor another test's installed guard."""
-    for name in ("RUNGUARD_MODE", "RUNGUARD_POLICY", "RUNGUARD_STORE", "GEMINI_API_KEY", "GOOGLE_CLOUD_PROJECT", "GOOGLE_CLOUD_LOCATION"):
+    for name in (
+        "RUNGUARD_MODE",
+        "RUNGUARD_POLICY",
+        "RUNGUARD_STORE",
+        "GEMINI_API_KEY",
+        "GOOGLE_CLOUD_PROJECT",
+        "GOOGLE_CLOUD_LOCATION",
+    ):
         monkeypatch.delenv(name, raising=False)
-    for name in ("GOOGLE_GENAI_USE_VERTEXAI", "GOOGLE_GENAI_USE_ENTERPRISE", "GOOGLE_GENAI_API_VERSION", "GOOGLE_GEMINI_BASE_URL", "GOOGLE_GENAI_HTTP_CLIENT"):
+    for name in (
+        "GOOGLE_GENAI_USE_VERTEXAI",
+        "GOOGLE_GENAI_USE_ENTERPRISE",
+        "GOOGLE_GENAI_API_VERSION",
+        "GOOGLE_GEMINI_BASE_URL",
+        "GOOGLE_GENAI_HTTP_CLIENT",
+    ):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("SSL_CERT_FILE", str(one_certificate))
     monkeypatch.setenv("GOOGLE_API_KEY", KEY)
@@ -64,7 +80,11 @@ class HttpxGemini(Gemini):
     @cached_property
     def api_client(self) -> Client:
         over_httpx = {"transport": httpx.AsyncHTTPTransport(verify=False)}
-        return Client(http_options=types.HttpOptions(base_url=self.base_url, retry_options=self.retry_options, async_client_args=over_httpx))
+        return Client(
+            http_options=types.HttpOptions(
+                base_url=self.base_url, retry_options=self.retry_options, async_client_args=over_httpx
+            )
+        )
 
 
 @pytest.fixture

@@ -1,7 +1,9 @@
-"""The Gemini Developer API on this machine: real HTTP, the wire format that ``google.genai`` speaks, answers by a script.
+"""The Gemini Developer API on this machine: real HTTP, the wire format that ``google.genai`` speaks, answers by a
+script.
 
-It refuses what the real one refuses: a call without a key, contents without parts, a function call that was not answered. And it
-keeps the provider's books: every request that arrived, and the usage of every answer that it worked on.
+It refuses what the real one refuses: a call without a key, contents without parts, a function call that was not
+answered. And it keeps the provider's books: every request that arrived, and the usage of every answer that it worked
+on.
 """
 
 import json
@@ -18,7 +20,14 @@ from urllib.parse import parse_qs, urlsplit
 Json = dict[str, Any]
 KEY = "a-dummy-key"
 _MODEL_CALL = re.compile(r"/v1beta/models/([^/:]+):(generateContent|streamGenerateContent|countTokens)")
-_STATUS = {400: "INVALID_ARGUMENT", 403: "PERMISSION_DENIED", 404: "NOT_FOUND", 429: "RESOURCE_EXHAUSTED", 500: "INTERNAL", 503: "UNAVAILABLE"}
+_STATUS = {
+    400: "INVALID_ARGUMENT",
+    403: "PERMISSION_DENIED",
+    404: "NOT_FOUND",
+    429: "RESOURCE_EXHAUSTED",
+    500: "INTERNAL",
+    503: "UNAVAILABLE",
+}
 
 
 def text(words: str, *, thought: bool = False) -> Json:
@@ -29,9 +38,22 @@ def call(tool: str, /, **args: Any) -> Json:
     return {"functionCall": {"name": tool, "args": args}}
 
 
-def usage(prompt: int, output: int | None = None, *, thoughts: int = 0, cached: int = 0, tool_use: int = 0, audio: int = 0, cached_audio: int = 0) -> Json:
+def usage(
+    prompt: int,
+    output: int | None = None,
+    *,
+    thoughts: int = 0,
+    cached: int = 0,
+    tool_use: int = 0,
+    audio: int = 0,
+    cached_audio: int = 0,
+) -> Json:
     """``usageMetadata`` as the API writes it: a count of zero is left out, parts are told by modality."""
-    told: Json = {"promptTokenCount": prompt, "totalTokenCount": prompt + (output or 0) + thoughts + tool_use, "promptTokensDetails": _details(prompt, audio)}
+    told: Json = {
+        "promptTokenCount": prompt,
+        "totalTokenCount": prompt + (output or 0) + thoughts + tool_use,
+        "promptTokensDetails": _details(prompt, audio),
+    }
     if output is not None:
         told["candidatesTokenCount"] = output
     if thoughts:
@@ -63,7 +85,8 @@ class Answer:
     delay_s: float = 0.0
     # of a streamed answer
     chunks: int = 1  # pieces that its text comes in
-    # "all": cumulative on each; "last"; "prompt first": the prompt at once, all of it with the last; "not last"; "alone": in a chunk after the last
+    # "all": cumulative on each; "last"; "prompt first": the prompt at once, all of it with the last; "not last";
+    # "alone": in a chunk after the last
     usage_on: str = "all"
     cut_after: int | None = None  # the connection breaks after so many chunks, or before an answer that is not streamed
     fails_after: int | None = None  # an error instead of the chunk after so many
@@ -79,12 +102,27 @@ class Refusal:
 
     @property
     def body(self) -> Json:
-        return refusal(self.status, "Resource has been exhausted (e.g. check quota)." if self.status == 429 else "It did not work.", self.retry_after)
+        return refusal(
+            self.status,
+            "Resource has been exhausted (e.g. check quota)." if self.status == 429 else "It did not work.",
+            self.retry_after,
+        )
 
 
 def refusal(status: int, message: str, retry_after: str = "") -> Json:
-    details = [{"@type": "type.googleapis.com/google.rpc.RetryInfo", "retryDelay": retry_after}] if retry_after and status in (429, 503) else []
-    return {"error": {"code": status, "message": message, "status": _STATUS.get(status, "UNKNOWN"), **({"details": details} if details else {})}}
+    details = (
+        [{"@type": "type.googleapis.com/google.rpc.RetryInfo", "retryDelay": retry_after}]
+        if retry_after and status in (429, 503)
+        else []
+    )
+    return {
+        "error": {
+            "code": status,
+            "message": message,
+            "status": _STATUS.get(status, "UNKNOWN"),
+            **({"details": details} if details else {}),
+        }
+    }
 
 
 Step = Answer | Refusal
@@ -121,7 +159,10 @@ class _Http(ThreadingHTTPServer):
 
 
 class GeminiServer:
-    """A server on a free port. The script is a list of steps, of which the last repeats, or a function of (n, request) with n from 1."""
+    """A server on a free port.
+
+    The script is a list of steps, of which the last repeats, or a function of (n, request) with n from 1.
+    """
 
     def __init__(self) -> None:
         self._script: Any = [Answer()]
@@ -132,7 +173,9 @@ class GeminiServer:
         self.tokens = 1_000  # what countTokens says
         self._in_flight = self.max_in_flight = 0
         self._http = _Http(("127.0.0.1", 0), type("Handler", (_Handler,), {"provider": self}))
-        self._thread = threading.Thread(target=self._http.serve_forever, args=(0.01,), name="gemini-server", daemon=True)
+        self._thread = threading.Thread(
+            target=self._http.serve_forever, args=(0.01,), name="gemini-server", daemon=True
+        )
         self._thread.start()
 
     @property
@@ -167,7 +210,11 @@ class GeminiServer:
         return request
 
     def step(self, request: Request) -> Step:
-        found: Step = self._script(request.number, request) if callable(self._script) else self._script[min(request.number, len(self._script)) - 1]
+        found: Step = (
+            self._script(request.number, request)
+            if callable(self._script)
+            else self._script[min(request.number, len(self._script)) - 1]
+        )
         return found
 
     def work(self, step: Step) -> None:
@@ -211,14 +258,26 @@ class _Handler(BaseHTTPRequestHandler):
         called = _MODEL_CALL.fullmatch(target.path)
         wrong = self._wrong(called, target.path, body)
         verb = called.group(2) if called else ""
-        request = self.provider.arrived("POST", self.path, body, wrong is None and verb in ("generateContent", "streamGenerateContent"))
+        request = self.provider.arrived(
+            "POST", self.path, body, wrong is None and verb in ("generateContent", "streamGenerateContent")
+        )
         if wrong is not None:
             self._send(wrong["error"]["code"], wrong)
         elif target.path == "/v1beta/cachedContents":
-            kept = {"name": "cachedContents/c1", "model": body["model"], "usageMetadata": {"totalTokenCount": self.provider.tokens}}
+            kept = {
+                "name": "cachedContents/c1",
+                "model": body["model"],
+                "usageMetadata": {"totalTokenCount": self.provider.tokens},
+            }
             self._send(200, {**kept, "createTime": "2026-01-01T00:00:00Z", "expireTime": "2099-01-01T00:00:00Z"})
         elif verb == "countTokens":
-            self._send(200, {"totalTokens": self.provider.tokens, "promptTokensDetails": [{"modality": "TEXT", "tokenCount": self.provider.tokens}]})
+            self._send(
+                200,
+                {
+                    "totalTokens": self.provider.tokens,
+                    "promptTokensDetails": [{"modality": "TEXT", "tokenCount": self.provider.tokens}],
+                },
+            )
         else:
             assert called is not None
             self._answer(request, called.group(1))
@@ -241,7 +300,11 @@ class _Handler(BaseHTTPRequestHandler):
             asked = sum("functionCall" in part for part in content["parts"])
             answered = sum("functionResponse" in part for part in following.get("parts", ()))
             if asked != answered and (asked or content.get("role") == "model"):
-                return refusal(400, "Please ensure that the number of function response parts is equal to the number of function call parts.")
+                return refusal(
+                    400,
+                    "Please ensure that the number of function response parts is equal to the number of "
+                    "function call parts.",
+                )
         return None
 
     # ---- answers ----------------------------------------------------------------------------------------------------
@@ -330,7 +393,12 @@ def _pieces(step: Answer) -> list[list[Json]]:
 def _told(step: Answer, used: Json | None, index: int, count: int) -> Json | None:
     """Usage as it stands with a chunk; all of it with the last."""
     last = index == count - 1
-    if used is None or step.usage_on == "alone" or (step.usage_on == "last" and not last) or (step.usage_on == "not last" and last and count > 1):
+    if (
+        used is None
+        or step.usage_on == "alone"
+        or (step.usage_on == "last" and not last)
+        or (step.usage_on == "not last" and last and count > 1)
+    ):
         return None
     if last or step.usage_on == "not last":
         return used

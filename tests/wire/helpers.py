@@ -24,13 +24,22 @@ MODES = {"unary": None, "sse": RunConfig(streaming_mode=StreamingMode.SSE)}
 
 
 def guard(**policy: Any) -> RunGuardPlugin:
-    """Fixed prices, a counter that makes the worst case of a standard call what it really costs, and an account that outlives the runs."""
+    """Fixed prices, a counter that makes the worst case of a standard call what it really costs, and an account that
+    outlives the runs.
+    """
     budgets = [*policy.pop("budgets", ()), Budget(usd=FAR_AWAY, per="app", window="month")]
-    return RunGuardPlugin(**{"prices": {"gemini-2.5-flash": FLASH}, "tokens": lambda request: 1_000, "budgets": budgets, **policy})
+    return RunGuardPlugin(
+        **{"prices": {"gemini-2.5-flash": FLASH}, "tokens": lambda request: 1_000, "budgets": budgets, **policy}
+    )
 
 
 def agent(name: str, model: Any, *, max_output: int | None = 250, **options: Any) -> LlmAgent:
-    return LlmAgent(name=name, model=model, generate_content_config=types.GenerateContentConfig(max_output_tokens=max_output), **options)
+    return LlmAgent(
+        name=name,
+        model=model,
+        generate_content_config=types.GenerateContentConfig(max_output_tokens=max_output),
+        **options,
+    )
 
 
 def step(q: int) -> dict[str, int]:
@@ -43,7 +52,9 @@ def forgive(callback_context: Any, llm_request: LlmRequest, error: Exception) ->
     return LlmResponse(content=types.Content(role="model", parts=[types.Part(text="later")]))
 
 
-async def play(root: Any, message: str = "go", *, mode: str = "unary", seconds: float = 10, **options: Any) -> Recording:
+async def play(
+    root: Any, message: str = "go", *, mode: str = "unary", seconds: float = 10, **options: Any
+) -> Recording:
     """One user turn that must end by itself."""
     if MODES[mode] is not None:
         options.setdefault("run_config", MODES[mode])
@@ -57,10 +68,16 @@ def price(used: Json) -> Decimal:
     def heard(details: str) -> int:
         return sum(int(part["tokenCount"]) for part in used.get(details, ()) if part["modality"] == "AUDIO")
 
-    audio, cached_audio, cached = heard("promptTokensDetails"), heard("cacheTokensDetails"), used.get("cachedContentTokenCount", 0)
+    audio, cached_audio, cached = (
+        heard("promptTokensDetails"),
+        heard("cacheTokensDetails"),
+        used.get("cachedContentTokenCount", 0),
+    )
     plain = used.get("promptTokenCount", 0) + used.get("toolUsePromptTokenCount", 0) - cached - audio + cached_audio
     said = used.get("candidatesTokenCount", 0) + used.get("thoughtsTokenCount", 0)
-    nano = plain * 300 + (cached - cached_audio) * 30 + (audio - cached_audio) * 1_000 + cached_audio * 100 + said * 2_500
+    nano = (
+        plain * 300 + (cached - cached_audio) * 30 + (audio - cached_audio) * 1_000 + cached_audio * 100 + said * 2_500
+    )
     return Decimal(nano) / 1_000_000_000
 
 
@@ -74,6 +91,8 @@ def assert_nothing_reserved(plugin: RunGuardPlugin) -> None:
     """Whatever a call held was given back or booked, and what was booked is what was spent."""
     assert plugin.spend()["reserved_usd"] == 0
     assert [status for status in plugin.budgets() if status.reserved] == []
-    assert [status.spent for status in plugin.budgets("app:app") if status.window == "month"] == [plugin.spend("app:app")["usd"]]
+    assert [status.spent for status in plugin.budgets("app:app") if status.window == "month"] == [
+        plugin.spend("app:app")["usd"]
+    ]
     assert plugin.snapshot()["runs"] == []
     assert plugin.snapshot()["guard_errors"] == 0

@@ -18,12 +18,18 @@ class OpenAIServer(SseServer):
             return self._response(request, reply, "completed")
         message: Json = {"role": "assistant", "content": reply.text or None}
         if reply.call is not None:
-            message["tool_calls"] = [{"id": f"call_{len(self.requests)}", "type": "function", "function": _function(reply)}]
+            message["tool_calls"] = [
+                {"id": f"call_{len(self.requests)}", "type": "function", "function": _function(reply)}
+            ]
         choice = {"index": 0, "message": message, "finish_reason": _reason(reply), "logprobs": None}
         return {**self._chat(request), "object": "chat.completion", "choices": [choice], "usage": _chat_usage(reply)}
 
     def events(self, request: Asked, reply: Reply) -> Iterator[tuple[str, Json | str]]:
-        yield from self._responses_events(request, reply) if request.path.endswith("/responses") else self._chat_events(request, reply)
+        yield from (
+            self._responses_events(request, reply)
+            if request.path.endswith("/responses")
+            else self._chat_events(request, reply)
+        )
 
     # ---- chat completions -------------------------------------------------------------------------------------------
 
@@ -42,11 +48,20 @@ class OpenAIServer(SseServer):
             yield chunk({"content": piece})
         if reply.call is not None:
             function = _function(reply)
-            yield chunk({"tool_calls": [{"index": 0, "id": "call_1", "type": "function", "function": {**function, "arguments": ""}}]})
+            yield chunk(
+                {
+                    "tool_calls": [
+                        {"index": 0, "id": "call_1", "type": "function", "function": {**function, "arguments": ""}}
+                    ]
+                }
+            )
             yield chunk({"tool_calls": [{"index": 0, "function": {"arguments": function["arguments"]}}]})
         yield chunk({}, _reason(reply))
         if (request.body.get("stream_options") or {}).get("include_usage"):
-            yield "", {**self._chat(request), "object": "chat.completion.chunk", "choices": [], "usage": _chat_usage(reply)}
+            yield (
+                "",
+                {**self._chat(request), "object": "chat.completion.chunk", "choices": [], "usage": _chat_usage(reply)},
+            )
         yield "", "[DONE]"
 
     # ---- responses --------------------------------------------------------------------------------------------------
@@ -60,9 +75,21 @@ class OpenAIServer(SseServer):
             output.append(_item(reply, "completed"))
         usage = {"input_tokens": reply.input, "output_tokens": reply.output, "total_tokens": reply.input + reply.output}
         details = {"input_tokens_details": {"cached_tokens": 0}, "output_tokens_details": {"reasoning_tokens": 0}}
-        rest: Json = {"error": None, "incomplete_details": None, "instructions": None, "metadata": {}, "parallel_tool_calls": True}
+        rest: Json = {
+            "error": None,
+            "incomplete_details": None,
+            "instructions": None,
+            "metadata": {},
+            "parallel_tool_calls": True,
+        }
         rest |= {"temperature": 1, "tool_choice": "auto", "tools": [], "top_p": 1, "created_at": 1_700_000_000}
-        shown: Json = {"id": "resp_1", "object": "response", "status": status, "model": request.body["model"], "output": output}
+        shown: Json = {
+            "id": "resp_1",
+            "object": "response",
+            "status": status,
+            "model": request.body["model"],
+            "output": output,
+        }
         return {**shown, **rest, "usage": {**usage, **details} if done else None}
 
     def _responses_events(self, request: Asked, reply: Reply) -> Iterator[tuple[str, Json | str]]:
@@ -77,18 +104,26 @@ class OpenAIServer(SseServer):
         index = 0
         if reply.text:
             at = {"item_id": "msg_1", "output_index": 0, "content_index": 0}
-            yield event("response.output_item.added", output_index=0, item={**_message("", "in_progress"), "content": []})
-            yield event("response.content_part.added", **at, part={"type": "output_text", "text": "", "annotations": []})
+            yield event(
+                "response.output_item.added", output_index=0, item={**_message("", "in_progress"), "content": []}
+            )
+            yield event(
+                "response.content_part.added", **at, part={"type": "output_text", "text": "", "annotations": []}
+            )
             for piece in reply.pieces:
                 yield event("response.output_text.delta", **at, delta=piece, logprobs=[])
             yield event("response.output_text.done", **at, text=reply.text, logprobs=[])
-            yield event("response.content_part.done", **at, part={"type": "output_text", "text": reply.text, "annotations": []})
+            yield event(
+                "response.content_part.done", **at, part={"type": "output_text", "text": reply.text, "annotations": []}
+            )
             yield event("response.output_item.done", output_index=0, item=_message(reply.text, "completed"))
             index = 1
         if reply.call is not None:
             arguments = json.dumps(reply.call[1])
             at = {"item_id": "fc_1", "output_index": index}
-            yield event("response.output_item.added", output_index=index, item={**_item(reply, "in_progress"), "arguments": ""})
+            yield event(
+                "response.output_item.added", output_index=index, item={**_item(reply, "in_progress"), "arguments": ""}
+            )
             yield event("response.function_call_arguments.delta", **at, delta=arguments)
             yield event("response.function_call_arguments.done", **at, name=reply.call[0], arguments=arguments)
             yield event("response.output_item.done", output_index=index, item=_item(reply, "completed"))
@@ -105,11 +140,21 @@ def _function(reply: Reply) -> Json:
 
 
 def _chat_usage(reply: Reply) -> Json:
-    return reply.usage or {"prompt_tokens": reply.input, "completion_tokens": reply.output, "total_tokens": reply.input + reply.output}
+    return reply.usage or {
+        "prompt_tokens": reply.input,
+        "completion_tokens": reply.output,
+        "total_tokens": reply.input + reply.output,
+    }
 
 
 def _message(text: str, status: str) -> Json:
-    return {"id": "msg_1", "type": "message", "role": "assistant", "status": status, "content": [{"type": "output_text", "text": text, "annotations": []}]}
+    return {
+        "id": "msg_1",
+        "type": "message",
+        "role": "assistant",
+        "status": status,
+        "content": [{"type": "output_text", "text": text, "annotations": []}],
+    }
 
 
 def _item(reply: Reply, status: str) -> Json:

@@ -1,4 +1,6 @@
-"""A provider on this machine: real HTTP, answers by a script, and the provider's books. Each provider's wire format is a subclass."""
+"""A provider on this machine: real HTTP, answers by a script, and the provider's books. Each provider's wire format is
+a subclass.
+"""
 
 import json
 import socket
@@ -40,7 +42,10 @@ class Asked:
 
 
 class SseServer:
-    """A server on a free port. The script is a list of replies, of which the last repeats, or a function of (n, request) with n from 1."""
+    """A server on a free port.
+
+    The script is a list of replies, of which the last repeats, or a function of (n, request) with n from 1.
+    """
 
     paths: tuple[str, ...] = ()
     keys: tuple[tuple[str, str], ...] = ()  # headers, and what one of them has to be
@@ -106,14 +111,22 @@ class _Handler(BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         body = json.loads(self.rfile.read(int(self.headers.get("Content-Length") or 0)) or b"{}")
         path = self.path.partition("?")[0]
-        wrong = 404 if path not in self.provider.paths else 0 if any(self.headers.get(name) == key for name, key in self.provider.keys) else 401
+        wrong = (
+            404
+            if path not in self.provider.paths
+            else 0
+            if any(self.headers.get(name) == key for name, key in self.provider.keys)
+            else 401
+        )
         if wrong:
             self._send(wrong, {"error": {"type": "invalid_request_error", "message": path}})
             return
         request = Asked(path, body, {header.lower(): value for header, value in self.headers.items()})
         reply = self.provider.arrived(request)
         if reply.status != 200:
-            self._send(reply.status, {"type": "error", "error": {"type": "rate_limit_error", "message": "later", "code": None}})
+            self._send(
+                reply.status, {"type": "error", "error": {"type": "rate_limit_error", "message": "later", "code": None}}
+            )
         elif body.get("stream"):
             self._stream(list(self.provider.events(request, reply)), reply)
         else:
@@ -137,6 +150,8 @@ class _Handler(BaseHTTPRequestHandler):
                 self.close_connection = True
                 self.connection.shutdown(socket.SHUT_RDWR)
                 return
-            line = (f"event: {name}\n" if name else "") + f"data: {data if isinstance(data, str) else json.dumps(data)}\n\n"
+            line = (
+                f"event: {name}\n" if name else ""
+            ) + f"data: {data if isinstance(data, str) else json.dumps(data)}\n\n"
             self.wfile.write(f"{len(line.encode()):x}\r\n{line}\r\n".encode())
         self.wfile.write(b"0\r\n\r\n")

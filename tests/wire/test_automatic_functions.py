@@ -1,4 +1,5 @@
-"""google-genai calls functions by itself and asks again: several paid requests in one call, of which the answer tells the last one's usage.
+"""google-genai calls functions by itself and asks again: several paid requests in one call, of which the answer tells
+the last one's usage.
 
 The provider's own bill is what the books are held against.
 """
@@ -33,7 +34,9 @@ def automatic(max_output: int | None = 250, **automatic: Any) -> types.GenerateC
 
 
 def growing(rounds: int, last: str = "done", **first: Any) -> Any:
-    """A model that wants a function called so many times, whose prompts grow; each answer is billed at its own usage."""
+    """A model that wants a function called so many times,
+    whose prompts grow; each answer is billed at its own usage.
+    """
 
     def decide(number: int, request: Request) -> Answer:
         used = usage(1_000 + 40 * (number - 1), 30 + number)
@@ -64,10 +67,14 @@ async def test_every_request_of_a_call_is_booked(server: GeminiServer, client: C
 @streams
 @pytest.mark.parametrize("history", [False, True], ids=["history", "no history"])
 @pytest.mark.parametrize("chunks", [1, 3])
-async def test_streams_tell_every_request_and_are_exact(server: GeminiServer, client: Client, kind: str, history: bool, chunks: int) -> None:
+async def test_streams_tell_every_request_and_are_exact(
+    server: GeminiServer, client: Client, kind: str, history: bool, chunks: int
+) -> None:
     def decide(number: int, request: Request) -> Answer:
         used = usage(1_000 + 40 * number, 30 * number)
-        return Answer([text("one two three"), *([call("look_up", q=number)] if number <= 3 else [])], usage=used, chunks=chunks)
+        return Answer(
+            [text("one two three"), *([call("look_up", q=number)] if number <= 3 else [])], usage=used, chunks=chunks
+        )
 
     server.answer_by(decide)
     wrapped = Wrapped(client, kind, budget={"max_usd": 1})
@@ -78,9 +85,12 @@ async def test_streams_tell_every_request_and_are_exact(server: GeminiServer, cl
 
 
 @streams
-async def test_a_stream_that_breaks_in_a_later_request_keeps_what_the_earlier_told(server: GeminiServer, client: Client, kind: str) -> None:
+async def test_a_stream_that_breaks_in_a_later_request_keeps_what_the_earlier_told(
+    server: GeminiServer, client: Client, kind: str
+) -> None:
     server.script(
-        Answer([call("look_up", q=1)], usage=usage(1_000, 40)), Answer([text("x" * 400)], usage=usage(1_100, 100), chunks=4, usage_on="last", cut_after=2)
+        Answer([call("look_up", q=1)], usage=usage(1_000, 40)),
+        Answer([text("x" * 400)], usage=usage(1_100, 100), chunks=4, usage_on="last", cut_after=2),
     )
     wrapped = Wrapped(client, kind, budget={"max_usd": 1})
     with pytest.raises(Exception):  # noqa: B017, PT011 - whatever the transport says
@@ -90,7 +100,9 @@ async def test_a_stream_that_breaks_in_a_later_request_keeps_what_the_earlier_to
 
 
 @kinds
-async def test_a_call_leaves_only_if_all_its_requests_can_be_paid(server: GeminiServer, client: Client, kind: str) -> None:
+async def test_a_call_leaves_only_if_all_its_requests_can_be_paid(
+    server: GeminiServer, client: Client, kind: str
+) -> None:
     """Four requests were $0.0037 where a budget of $0.0015 had let one call through."""
     server.answer_by(lambda number, _: Answer([call("look_up", q=number)] if number < 4 else [text("done")]))
     wrapped = Wrapped(client, kind, budget={"max_usd": "0.0015"})
@@ -102,9 +114,15 @@ async def test_a_call_leaves_only_if_all_its_requests_can_be_paid(server: Gemini
 
 @kinds
 @pytest.mark.parametrize("most", [1, 2, 4])
-async def test_what_is_held_covers_as_many_requests_as_are_allowed(server: GeminiServer, client: Client, kind: str, most: int) -> None:
-    """A model that never stops asking, with prompts that grow by an answer and a function's result of the same length each time."""
-    server.answer_by(lambda number, _: Answer([call("look_up", q=number)], usage=usage(1_000 + 500 * (number - 1), 250)))
+async def test_what_is_held_covers_as_many_requests_as_are_allowed(
+    server: GeminiServer, client: Client, kind: str, most: int
+) -> None:
+    """A model that never stops asking, with prompts that grow by an answer and a function's result of the same length
+    each time.
+    """
+    server.answer_by(
+        lambda number, _: Answer([call("look_up", q=number)], usage=usage(1_000 + 500 * (number - 1), 250))
+    )
     held = sum((price(usage(1_000 + 500 * before, 250)) for before in range(most)), Decimal(0))
     short = Wrapped(client, kind, budget={"max_usd": held - Decimal("0.000000001")})
     with pytest.raises(runguard.BudgetExceededError):
@@ -121,7 +139,9 @@ async def test_what_is_held_covers_as_many_requests_as_are_allowed(server: Gemin
 
 @unary
 @pytest.mark.parametrize("how", [{"disable": True}, {"maximum_remote_calls": 0}])
-async def test_without_it_a_call_is_one_request_and_exact(server: GeminiServer, client: Client, kind: str, how: dict[str, Any]) -> None:
+async def test_without_it_a_call_is_one_request_and_exact(
+    server: GeminiServer, client: Client, kind: str, how: dict[str, Any]
+) -> None:
     server.script(Answer([call("look_up", q=1)]))
     wrapped = Wrapped(client, kind, budget={"max_usd": CALL_USD})
     await wrapped.ask(config=automatic(**how))
@@ -129,18 +149,24 @@ async def test_without_it_a_call_is_one_request_and_exact(server: GeminiServer, 
 
 
 @unary
-async def test_rounds_that_the_contents_end_with_were_paid_before(server: GeminiServer, client: Client, kind: str) -> None:
+async def test_rounds_that_the_contents_end_with_were_paid_before(
+    server: GeminiServer, client: Client, kind: str
+) -> None:
     server.answer_by(growing(1))
     wrapped = Wrapped(client, kind, budget={"max_usd": 1})
     asked = types.Content(role="model", parts=[types.Part.from_function_call(name="look_up", args={"q": 0})])
-    answered = types.Content(role="user", parts=[types.Part.from_function_response(name="look_up", response={"found": 0})])
+    answered = types.Content(
+        role="user", parts=[types.Part.from_function_response(name="look_up", response={"found": 0})]
+    )
     await wrapped.ask([types.UserContent("go"), asked, answered], config=automatic())
     assert len(server.calls) == 2
     assert figures(wrapped)[:2] == (2, 1)
 
 
 @unary
-async def test_a_history_that_is_not_told_counts_as_the_longest(server: GeminiServer, client: Client, kind: str) -> None:
+async def test_a_history_that_is_not_told_counts_as_the_longest(
+    server: GeminiServer, client: Client, kind: str
+) -> None:
     server.answer_by(growing(2))
     wrapped = Wrapped(client, kind, budget={"max_usd": 1})
     await wrapped.ask(config=automatic(ignore_call_history=True, maximum_remote_calls=5))
@@ -149,8 +175,12 @@ async def test_a_history_that_is_not_told_counts_as_the_longest(server: GeminiSe
 
 
 @unary
-async def test_what_the_model_wrote_into_its_calls_is_in_the_estimate(server: GeminiServer, client: Client, kind: str) -> None:
-    """A long call and a short last word: what was said in the call is seen, what was thought is not, and the limit is the most."""
+async def test_what_the_model_wrote_into_its_calls_is_in_the_estimate(
+    server: GeminiServer, client: Client, kind: str
+) -> None:
+    """A long call and a short last word: what was said in the call is seen, what was thought is not, and the limit is
+    the most.
+    """
     server.script(
         Answer([{"functionCall": {"name": "look_up", "args": {"q": 1, "why": "x" * 3_000}}}], usage=usage(1_000, 800)),
         Answer(usage=usage(2_000, 5, cached=900)),
@@ -163,7 +193,9 @@ async def test_what_the_model_wrote_into_its_calls_is_in_the_estimate(server: Ge
 
 
 @unary
-async def test_a_refusal_may_have_come_after_requests_that_were_answered(server: GeminiServer, client: Client, kind: str) -> None:
+async def test_a_refusal_may_have_come_after_requests_that_were_answered(
+    server: GeminiServer, client: Client, kind: str
+) -> None:
     server.script(Answer([call("look_up", q=1)]), Refusal(429))
     wrapped = Wrapped(client, kind, budget={"max_usd": 1})
     with pytest.raises(Exception, match="429"):
@@ -181,7 +213,9 @@ async def test_a_chat_tells_its_requests_too(server: GeminiServer, client: Clien
     server.answer_by(lambda number, _: Answer([call("look_up", q=number)] if number % 3 else [text("done")]))
     chat: Any = (client.aio if "async" in kind else client).chats.create(model=MODEL, config=automatic())
     method = chat.send_message_stream if "stream" in kind else chat.send_message
-    send: Any = (runguard.guard_async if "async" in kind else runguard.guard)(method, budget={"max_usd": CALL_USD * 6}, prices=PRICES)
+    send: Any = (runguard.guard_async if "async" in kind else runguard.guard)(
+        method, budget={"max_usd": CALL_USD * 6}, prices=PRICES
+    )
 
     async def say() -> None:
         if kind == "unary":
@@ -215,8 +249,13 @@ async def test_calls_and_tokens_are_limited_too(server: GeminiServer, client: Cl
 
 
 @streams
-async def test_a_later_request_that_told_nothing_at_all_is_marked(server: GeminiServer, client: Client, kind: str) -> None:
-    server.script(Answer([call("look_up", q=1)], usage=usage(1_000, 40)), Answer([text("")], usage=usage(1_100, 100), chunks=2, usage_on="last", cut_after=1))
+async def test_a_later_request_that_told_nothing_at_all_is_marked(
+    server: GeminiServer, client: Client, kind: str
+) -> None:
+    server.script(
+        Answer([call("look_up", q=1)], usage=usage(1_000, 40)),
+        Answer([text("")], usage=usage(1_100, 100), chunks=2, usage_on="last", cut_after=1),
+    )
     wrapped = Wrapped(client, kind, budget={"max_usd": 1})
     with pytest.raises(Exception):  # noqa: B017, PT011 - whatever the transport says
         await wrapped.ask(config=automatic())
@@ -224,11 +263,18 @@ async def test_a_later_request_that_told_nothing_at_all_is_marked(server: Gemini
     assert_clear(wrapped)
 
 
-async def test_guards_around_each_other_count_each_request_once(server: GeminiServer, client: Client, tmp_path: Path) -> None:
+async def test_guards_around_each_other_count_each_request_once(
+    server: GeminiServer, client: Client, tmp_path: Path
+) -> None:
     """Also on a store that they share, where the outermost owns the call."""
     server.answer_by(growing(2))
     store = f"sqlite:///{tmp_path / 'books.db'}"
-    shared: dict[str, Any] = {"store": store, "budget": [Budget(usd=1, per="user", window="1d")], "prices": PRICES, "tokens": lambda **_: 1_000}
+    shared: dict[str, Any] = {
+        "store": store,
+        "budget": [Budget(usd=1, per="user", window="1d")],
+        "prices": PRICES,
+        "tokens": lambda **_: 1_000,
+    }
     inner = runguard.guard(client.models.generate_content, **shared)
     outer: Any = runguard.guard(inner, **shared)
 

@@ -1,4 +1,6 @@
-"""The stream helpers of Anthropic's and OpenAI's own clients: ``with client.messages.stream(...) as stream``. Real clients, real HTTP."""
+"""The stream helpers of Anthropic's and OpenAI's own clients: ``with client.messages.stream(...) as stream``. Real
+clients, real HTTP.
+"""
 
 import gc
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -21,7 +23,12 @@ PRICE = {"input": 1, "output": 4}  # dollars per million tokens
 CALL_USD = Decimal("0.002")  # 1,000 in and 250 out
 PROMPT = [{"role": "user", "content": "go"}]
 CLAUDE: dict[str, Any] = {"model": "claude-sonnet-4-5", "max_tokens": 250, "messages": PROMPT}
-CHAT: dict[str, Any] = {"model": "gpt-4o-mini", "max_tokens": 250, "messages": PROMPT, "stream_options": {"include_usage": True}}
+CHAT: dict[str, Any] = {
+    "model": "gpt-4o-mini",
+    "max_tokens": 250,
+    "messages": PROMPT,
+    "stream_options": {"include_usage": True},
+}
 RESPONSES: dict[str, Any] = {"model": "gpt-4o-mini", "max_output_tokens": 250, "input": "go"}
 REQUESTS = {"messages": CLAUDE, "chat": CHAT, "responses": RESPONSES}
 FINAL = {"messages": "get_final_message", "chat": "get_final_completion", "responses": "get_final_response"}
@@ -37,11 +44,19 @@ class Setup:
         self.server: SseServer = AnthropicServer() if kind == "messages" else OpenAIServer()
         library: Any = anthropic if kind == "messages" else openai
         url = self.server.url if kind == "messages" else f"{self.server.url}/v1"
-        self.client = getattr(library, "Anthropic" if kind == "messages" else "OpenAI")(api_key=KEY, base_url=url, max_retries=0)
-        self.aio = getattr(library, "AsyncAnthropic" if kind == "messages" else "AsyncOpenAI")(api_key=KEY, base_url=url, max_retries=0)
+        self.client = getattr(library, "Anthropic" if kind == "messages" else "OpenAI")(
+            api_key=KEY, base_url=url, max_retries=0
+        )
+        self.aio = getattr(library, "AsyncAnthropic" if kind == "messages" else "AsyncOpenAI")(
+            api_key=KEY, base_url=url, max_retries=0
+        )
 
     def _stream(self, client: Any) -> Callable[..., Any]:
-        where = {"messages": lambda: client.messages, "chat": lambda: client.chat.completions, "responses": lambda: client.responses}
+        where = {
+            "messages": lambda: client.messages,
+            "chat": lambda: client.chat.completions,
+            "responses": lambda: client.responses,
+        }
         return where[self.kind]().stream  # type: ignore[no-any-return]
 
     def guard(self, **keywords: Any) -> Any:
@@ -53,7 +68,12 @@ class Setup:
     @staticmethod
     def _keywords(keywords: dict[str, Any]) -> dict[str, Any]:
         prices = {"claude-sonnet-4-5": PRICE, "gpt-4o-mini": PRICE}
-        return {"prices": prices, "tokens": lambda *args, **kwargs: 1_000, "budget": {"max_usd": CALL_USD * 3}, **keywords}
+        return {
+            "prices": prices,
+            "tokens": lambda *args, **kwargs: 1_000,
+            "budget": {"max_usd": CALL_USD * 3},
+            **keywords,
+        }
 
     @property
     def request(self) -> dict[str, Any]:
@@ -239,7 +259,9 @@ def test_one_is_entered_once(setup: Setup) -> None:
     assert len(setup.server.requests) == 1
 
 
-@pytest.mark.parametrize(("kind", "how"), [*((kind, how) for kind in KINDS for how in ("events", "final")), ("messages", "text")])
+@pytest.mark.parametrize(
+    ("kind", "how"), [*((kind, how) for kind in KINDS for how in ("events", "final")), ("messages", "text")]
+)
 def test_tools_asked_for_in_a_stream_go_round_in_circles_too(setup: Setup, how: str) -> None:
     setup.server.script(Reply("", call=("search", {"q": "moon"})))
     guarded = setup.guard(loop={"repeats": 3}, budget={"max_usd": 1})

@@ -36,7 +36,9 @@ ONCE = types.HttpRetryOptions(attempts=1)  # without it, the client tries again 
 THRICE = types.HttpRetryOptions(attempts=3, initial_delay=0.001, max_delay=0.002, jitter=0)
 
 
-async def assert_usable(plugin: RunGuardPlugin, root: Any, service: InMemorySessionService, server: GeminiServer, **options: Any) -> None:
+async def assert_usable(
+    plugin: RunGuardPlugin, root: Any, service: InMemorySessionService, server: GeminiServer, **options: Any
+) -> None:
     """Nothing is held any more; the provider accepts the session as it is, and the user's next turn costs one call."""
     assert_nothing_reserved(plugin)
     calls, estimated, usd = figures(plugin)
@@ -65,20 +67,27 @@ async def assert_usable(plugin: RunGuardPlugin, root: Any, service: InMemorySess
     ],
     ids=["plain", "cached and thinking", "one token", "tool use", "audio", "nothing said"],
 )
-async def test_a_call_is_booked_at_its_list_price_to_the_nano_dollar(server: GeminiServer, gemini: Models, used: dict[str, Any], usd: str, mode: str) -> None:
+async def test_a_call_is_booked_at_its_list_price_to_the_nano_dollar(
+    server: GeminiServer, gemini: Models, used: dict[str, Any], usd: str, mode: str
+) -> None:
     """Without prices of our own: the price list knows the model."""
     server.script(Answer([text("It is done.")], usage=used, chunks=3))
     plugin = guard(max_usd=1, prices={})
     result = await play(agent("a", gemini()), plugins=[plugin], mode=mode)
     assert result.texts[-1] == "It is done."
     (request,) = server.requests
-    assert (request.verb, request.query) == (("generateContent", {}) if mode == "unary" else ("streamGenerateContent", {"alt": ["sse"]}))
+    assert (request.verb, request.query) == (
+        ("generateContent", {}) if mode == "unary" else ("streamGenerateContent", {"alt": ["sse"]})
+    )
     assert figures(plugin) == (1, 0, Decimal(usd))
     assert price(used) == Decimal(usd), "the test's own arithmetic"
     spent = plugin.spend()["by_model"]["gemini-2.5-flash"]
     assert spent["input_tokens"] == used["promptTokenCount"] + used.get("toolUsePromptTokenCount", 0)
     assert spent["output_tokens"] == used.get("candidatesTokenCount", 0) + used.get("thoughtsTokenCount", 0)
-    assert (spent["cached_tokens"], spent["thinking_tokens"]) == (used.get("cachedContentTokenCount", 0), used.get("thoughtsTokenCount", 0))
+    assert (spent["cached_tokens"], spent["thinking_tokens"]) == (
+        used.get("cachedContentTokenCount", 0),
+        used.get("thoughtsTokenCount", 0),
+    )
     assert_nothing_reserved(plugin)
 
 
@@ -91,7 +100,9 @@ async def test_a_fraction_of_a_nano_dollar_is_rounded_up_once_per_call(server: G
 
 @pytest.mark.parametrize("usage_on", ["all", "last", "prompt first", "not last", "alone"])
 @pytest.mark.parametrize("chunks", [2, 7])
-async def test_usage_that_a_stream_tells_again_and_again_counts_once(server: GeminiServer, gemini: Models, usage_on: str, chunks: int) -> None:
+async def test_usage_that_a_stream_tells_again_and_again_counts_once(
+    server: GeminiServer, gemini: Models, usage_on: str, chunks: int
+) -> None:
     used = usage(3_000, 700, thoughts=40, cached=1_024)
     server.script(Answer([text("one two three four five six seven")], usage=used, chunks=chunks, usage_on=usage_on))
     plugin = guard(max_usd=1)
@@ -105,11 +116,15 @@ async def test_usage_that_a_stream_tells_again_and_again_counts_once(server: Gem
 
 
 @modes
-async def test_an_answer_without_usage_is_an_estimate_and_marked(server: GeminiServer, gemini: Models, mode: str) -> None:
+async def test_an_answer_without_usage_is_an_estimate_and_marked(
+    server: GeminiServer, gemini: Models, mode: str
+) -> None:
     server.script(Answer([text("x" * 400)], usage=None, chunks=4))
     plugin = guard(max_usd=1)
     await play(agent("a", gemini()), plugins=[plugin], mode=mode)
-    assert figures(plugin) == (1, 1, price(usage(1_000, 100))), "its prompt as it was counted, and four letters to a token"
+    assert figures(plugin) == (1, 1, price(usage(1_000, 100))), (
+        "its prompt as it was counted, and four letters to a token"
+    )
     assert_nothing_reserved(plugin)
 
 
@@ -124,7 +139,9 @@ async def test_a_blocked_prompt_is_paid(server: GeminiServer, gemini: Models, mo
 
 
 @modes
-async def test_the_model_that_answered_is_the_one_that_is_billed(server: GeminiServer, gemini: Models, mode: str) -> None:
+async def test_the_model_that_answered_is_the_one_that_is_billed(
+    server: GeminiServer, gemini: Models, mode: str
+) -> None:
     server.script(Answer(model_version="gemini-2.5-flash", chunks=2))
     plugin = guard(max_usd=1, prices={"gemini-2.5-flash": FLASH, "gemini-flash-latest": {"input": 100, "output": 100}})
     await play(agent("a", gemini(model="gemini-flash-latest")), plugins=[plugin], mode=mode)
@@ -146,7 +163,13 @@ async def test_both_sides_books_agree(server: GeminiServer, gemini: Models, seed
         if roll.random() < 0.2:
             return Refusal(roll.choice([400, 429, 500, 503]), delay_s=roll.random() / 100)
         prompt = roll.randrange(1, 1_000)
-        used = usage(prompt, roll.randrange(0, 200), thoughts=roll.randrange(0, 50), cached=roll.randrange(0, prompt + 1), tool_use=roll.randrange(0, 2))
+        used = usage(
+            prompt,
+            roll.randrange(0, 200),
+            thoughts=roll.randrange(0, 50),
+            cached=roll.randrange(0, prompt + 1),
+            tool_use=roll.randrange(0, 2),
+        )
         parts = [call("step", q=number), call("step", q=-number)] if roll.random() < 0.6 else [text("so be it")]
         where = roll.choice(["all", "last", "prompt first", "not last", "alone"])
         return Answer(parts, usage=used, chunks=roll.randrange(1, 5), usage_on=where, delay_s=roll.random() / 100)
@@ -172,7 +195,9 @@ async def test_both_sides_books_agree(server: GeminiServer, gemini: Models, seed
 @modes
 @transports
 @pytest.mark.parametrize("status", [400, 429, 500])
-async def test_a_call_that_the_provider_refused_costs_nothing(server: GeminiServer, gemini: Models, status: int, mode: str, transport: str) -> None:
+async def test_a_call_that_the_provider_refused_costs_nothing(
+    server: GeminiServer, gemini: Models, status: int, mode: str, transport: str
+) -> None:
     server.script(Refusal(status))
     plugin, service = guard(max_usd="0.002"), InMemorySessionService()
     root = agent("a", gemini(transport))
@@ -187,7 +212,9 @@ async def test_a_call_that_the_provider_refused_costs_nothing(server: GeminiServ
 
 @modes
 @transports
-async def test_attempts_of_the_client_are_one_call_billed_once(server: GeminiServer, gemini: Models, mode: str, transport: str) -> None:
+async def test_attempts_of_the_client_are_one_call_billed_once(
+    server: GeminiServer, gemini: Models, mode: str, transport: str
+) -> None:
     """The client itself tries again: a logical call, three requests, one bill."""
     server.script(Refusal(429), Refusal(500), Answer())
     plugin = guard(max_usd="0.00185", max_model_calls=2)
@@ -199,7 +226,9 @@ async def test_attempts_of_the_client_are_one_call_billed_once(server: GeminiSer
 
 
 @modes
-async def test_attempts_of_the_client_that_all_fail_cost_nothing(server: GeminiServer, gemini: Models, mode: str) -> None:
+async def test_attempts_of_the_client_that_all_fail_cost_nothing(
+    server: GeminiServer, gemini: Models, mode: str
+) -> None:
     server.script(Refusal(429))
     plugin, service = guard(max_usd="0.002"), InMemorySessionService()
     root = agent("a", gemini(retry_options=THRICE))
@@ -215,7 +244,9 @@ async def test_what_a_refused_call_held_is_there_for_its_siblings(server: Gemini
     plugin = guard(max_usd=CALL_USD)
     model = gemini()
 
-    team = ParallelAgent(name="team", sub_agents=[agent(f"w{n}", model, on_model_error_callback=forgive) for n in range(10)])
+    team = ParallelAgent(
+        name="team", sub_agents=[agent(f"w{n}", model, on_model_error_callback=forgive) for n in range(10)]
+    )
     result = await play(team, plugins=[plugin])
     assert sorted(result.texts) == ["at last", *["later"] * 9]
     assert (len(server.calls), server.max_in_flight) == (10, 1)
@@ -229,7 +260,9 @@ async def test_what_a_refused_call_held_is_there_for_its_siblings(server: Gemini
 
 @transports
 @pytest.mark.parametrize("way", ["cut", "error"])
-async def test_a_stream_that_breaks_is_an_estimate_of_what_was_heard(server: GeminiServer, gemini: Models, way: str, transport: str) -> None:
+async def test_a_stream_that_breaks_is_an_estimate_of_what_was_heard(
+    server: GeminiServer, gemini: Models, way: str, transport: str
+) -> None:
     ends: dict[str, Any] = {"cut_after": 3} if way == "cut" else {"fails_after": 3}
     server.script(Answer([text("x" * 400)], chunks=4, usage_on="last", **ends))
     plugin, service = guard(max_usd=1), InMemorySessionService()
@@ -243,7 +276,9 @@ async def test_a_stream_that_breaks_is_an_estimate_of_what_was_heard(server: Gem
 
 @transports
 @pytest.mark.parametrize(("heard", "told"), [(3, 300), (4, 400)], ids=["in the middle", "at its very end"])
-async def test_a_stream_that_breaks_costs_at_least_what_it_told(server: GeminiServer, gemini: Models, heard: int, told: int, transport: str) -> None:
+async def test_a_stream_that_breaks_costs_at_least_what_it_told(
+    server: GeminiServer, gemini: Models, heard: int, told: int, transport: str
+) -> None:
     server.script(Answer([text("x" * 400)], usage=usage(1_000, 400), chunks=4, cut_after=heard))
     plugin, service = guard(max_usd=1), InMemorySessionService()
     root = agent("a", gemini(transport))
@@ -256,8 +291,12 @@ async def test_a_stream_that_breaks_costs_at_least_what_it_told(server: GeminiSe
 
 @modes
 @transports
-async def test_a_line_that_breaks_before_the_answer_is_an_estimate(server: GeminiServer, gemini: Models, mode: str, transport: str) -> None:
-    """The provider may have worked on it and bills then: its prompt, and where nobody could hear it, as much as it may say."""
+async def test_a_line_that_breaks_before_the_answer_is_an_estimate(
+    server: GeminiServer, gemini: Models, mode: str, transport: str
+) -> None:
+    """The provider may have worked on it and bills then: its prompt, and where nobody could hear it, as much as it may
+    say.
+    """
     server.script(Answer(cut_after=0))
     plugin, service = guard(max_usd=1), InMemorySessionService()
     root = agent("a", gemini(transport, retry_options=ONCE))
@@ -269,7 +308,9 @@ async def test_a_line_that_breaks_before_the_answer_is_an_estimate(server: Gemin
 
 
 @transports
-async def test_an_answer_that_comes_too_late_is_an_estimate(server: GeminiServer, gemini: Models, transport: str) -> None:
+async def test_an_answer_that_comes_too_late_is_an_estimate(
+    server: GeminiServer, gemini: Models, transport: str
+) -> None:
     server.script(Answer(delay_s=30))
     plugin, service = guard(max_usd=1), InMemorySessionService()
     impatient = types.GenerateContentConfig(max_output_tokens=250, http_options=types.HttpOptions(timeout=400))
@@ -339,7 +380,9 @@ async def test_no_request_leaves_beyond_the_budget(server: GeminiServer, gemini:
 
 @modes
 @pytest.mark.parametrize("short", [Decimal("1E-9"), CALL_USD / 2])
-async def test_one_nano_dollar_short_is_too_short(server: GeminiServer, gemini: Models, short: Decimal, mode: str) -> None:
+async def test_one_nano_dollar_short_is_too_short(
+    server: GeminiServer, gemini: Models, short: Decimal, mode: str
+) -> None:
     server.answer_by(lambda number, _: Answer([call("step", q=number)]))
     plugin = guard(max_usd=CALL_USD * 3 - short)
     await play(agent("a", gemini(), tools=[step]), plugins=[plugin], mode=mode)
@@ -349,8 +392,12 @@ async def test_one_nano_dollar_short_is_too_short(server: GeminiServer, gemini: 
 
 
 @modes
-async def test_the_lowered_answer_arrives_and_a_greedy_provider_takes_no_more(server: GeminiServer, gemini: Models, mode: str) -> None:
-    """The rest pays for no whole answer: the request says how much it may be, and a provider that takes all of it stays within the cap."""
+async def test_the_lowered_answer_arrives_and_a_greedy_provider_takes_no_more(
+    server: GeminiServer, gemini: Models, mode: str
+) -> None:
+    """The rest pays for no whole answer: the request says how much it may be, and a provider that takes all of it stays
+    within the cap.
+    """
 
     def greedy(request: Request) -> dict[str, Any]:
         assert request.max_output is not None
@@ -385,7 +432,9 @@ async def test_a_model_without_a_price_is_never_asked(server: GeminiServer, gemi
 
 @modes
 @pytest.mark.parametrize(("cap", "calls"), [("0.00925", 10), ("0.0100", 10), ("0.000925", 1)])
-async def test_branches_that_race_for_a_budget_stay_within_it(server: GeminiServer, gemini: Models, cap: str, calls: int, mode: str) -> None:
+async def test_branches_that_race_for_a_budget_stay_within_it(
+    server: GeminiServer, gemini: Models, cap: str, calls: int, mode: str
+) -> None:
     server.script(Answer(delay_s=0.02, chunks=2))
     plugin = guard(max_usd=cap)
     model = gemini()
@@ -429,7 +478,10 @@ async def test_a_call_repeated_on_the_wire_is_stopped(server: GeminiServer, gemi
     assert (trip.tool, trip.observed) == ("look", 9)
     assert len(server.requests) == 9
     answers = [
-        part["functionResponse"]["response"] for content in server.requests[-1].body["contents"] for part in content["parts"] if "functionResponse" in part
+        part["functionResponse"]["response"]
+        for content in server.requests[-1].body["contents"]
+        for part in content["parts"]
+        if "functionResponse" in part
     ]
     assert ["runguard_notice" in answer for answer in answers] == [n == 3 for n in range(8)]
     assert answers[7]["status"] == "not_executed", "the eighth was refused, and the model was told"
@@ -469,9 +521,14 @@ async def test_agents_called_as_tools_are_on_the_same_bill(server: GeminiServer,
     plugin = guard(max_usd="0.0038", prices={"gemini-2.5-flash": FLASH, "gemini-2.5-flash-lite": lite})
     inner = agent("inner", gemini(model="gemini-2.5-flash-lite"), tools=[step])
     result = await play(agent("outer", gemini(), tools=[AgentTool(inner)]), plugins=[plugin], mode=mode)
-    # 0.000925 and two times 0.0002 a round: two rounds, a third outer call, and of its two inner ones the rest pays for one.
+    # 0.000925 and two times 0.0002 a round: two rounds, a third outer call, and of its two inner ones the rest pays for
+    # one.
     assert len(server.requests) == made["outer"] + made["inner"]
-    assert figures(plugin) == (made["outer"] + made["inner"], 0, CALL_USD * made["outer"] + Decimal("0.0002") * made["inner"])
+    assert figures(plugin) == (
+        made["outer"] + made["inner"],
+        0,
+        CALL_USD * made["outer"] + Decimal("0.0002") * made["inner"],
+    )
     assert (made, figures(plugin)[2]) == ({"outer": 3, "inner": 5}, Decimal("0.003775"))
     assert plugin.spend()["by_tool"]["inner"]["calls"] == made["inner"]
     assert_stopped(result, "budget")
@@ -490,7 +547,9 @@ async def test_agents_called_as_tools_are_on_the_same_bill(server: GeminiServer,
     ],
     ids=["enough", "little", "for one call", "one call", "for two calls"],
 )
-async def test_the_summaries_of_a_compaction_are_billed_and_limited(server: GeminiServer, gemini: Models, policy: dict[str, Any], asked: list[str]) -> None:
+async def test_the_summaries_of_a_compaction_are_billed_and_limited(
+    server: GeminiServer, gemini: Models, policy: dict[str, Any], asked: list[str]
+) -> None:
     def of(request: Request) -> str:
         return "summary" if "summarize" in str(request.body["contents"][0]["parts"][0]["text"]) else "agent"
 
@@ -505,18 +564,31 @@ async def test_the_summaries_of_a_compaction_are_billed_and_limited(server: Gemi
         assert (result.texts[0], result.trips) == ("at length", [])
     assert [of(request) for request in server.requests] == asked
     if policy == {"max_usd": "0.01"}:
-        assert [request.max_output for request in server.requests] == [250, 3_510, 250, 3_510], "what is left after the answer pays for as much"
+        assert [request.max_output for request in server.requests] == [250, 3_510, 250, 3_510], (
+            "what is left after the answer pays for as much"
+        )
     assert figures(plugin) == (len(asked), 0, CALL_USD * len(asked))
     assert_nothing_reserved(plugin)
 
 
 async def test_a_context_cache_changes_the_price_and_not_the_count(server: GeminiServer, gemini: Models) -> None:
-    """The cache is made by a request of its own, which is no call to a model; what it holds is billed as cached from then on."""
+    """The cache is made by a request of its own, which is no call to a model; what it holds is billed as cached from
+    then on.
+    """
     server.tokens = 6_000
-    server.answer_by(lambda number, request: Answer(usage=usage(6_000 + number, 250, cached=6_000 if "cachedContent" in request.body else 0)))
+    server.answer_by(
+        lambda number, request: Answer(
+            usage=usage(6_000 + number, 250, cached=6_000 if "cachedContent" in request.body else 0)
+        )
+    )
     plugin = guard(max_usd=1, tokens=None)
     root = agent("a", gemini(), instruction="Be thorough. " * 2_000)
-    app = App(name="app", root_agent=root, plugins=[plugin], context_cache_config=ContextCacheConfig(min_tokens=0, ttl_seconds=600))
+    app = App(
+        name="app",
+        root_agent=root,
+        plugins=[plugin],
+        context_cache_config=ContextCacheConfig(min_tokens=0, ttl_seconds=600),
+    )
     runner = Runner(app=app, session_service=InMemorySessionService())
     for message in ("one", "two", "three"):
         await play(root, message, runner=runner)

@@ -1,4 +1,6 @@
-"""The provider's own client behind ``guard``, a model behind ``GuardedLlm``, and everything at once: each call on the wire is counted once."""
+"""The provider's own client behind ``guard``, a model behind ``GuardedLlm``, and everything at once: each call on the
+wire is counted once.
+"""
 
 import asyncio
 from collections.abc import Callable
@@ -69,15 +71,26 @@ def assert_clear(*guards: Any) -> None:
 
 
 @kinds
-@pytest.mark.parametrize("used", [usage(10_003, 301, thoughts=511, cached=4_001, tool_use=333), usage(5_000, 10, audio=2_000, cached=1_500, cached_audio=500)])
-async def test_a_call_of_the_client_is_booked_at_its_list_price(server: GeminiServer, client: Client, kind: str, used: dict[str, Any]) -> None:
+@pytest.mark.parametrize(
+    "used",
+    [
+        usage(10_003, 301, thoughts=511, cached=4_001, tool_use=333),
+        usage(5_000, 10, audio=2_000, cached=1_500, cached_audio=500),
+    ],
+)
+async def test_a_call_of_the_client_is_booked_at_its_list_price(
+    server: GeminiServer, client: Client, kind: str, used: dict[str, Any]
+) -> None:
     server.script(Answer([text("one two three")], usage=used, chunks=3))
     wrapped = Wrapped(client, kind, budget={"max_usd": 1}, prices={})
     said = await wrapped.ask()
     assert "".join(chunk.text for chunk in said) == "one two three"
     assert len(said) == (3 if "stream" in kind else 1)
     (request,) = server.requests
-    assert (request.verb, request.max_output) == ("streamGenerateContent" if "stream" in kind else "generateContent", 250)
+    assert (request.verb, request.max_output) == (
+        "streamGenerateContent" if "stream" in kind else "generateContent",
+        250,
+    )
     assert figures(wrapped) == (1, 0, price(used))
     assert_clear(wrapped)
 
@@ -94,7 +107,9 @@ async def test_usage_on_every_chunk_counts_once(server: GeminiServer, client: Cl
 
 
 @kinds
-async def test_no_request_of_the_client_leaves_beyond_the_budget(server: GeminiServer, client: Client, kind: str) -> None:
+async def test_no_request_of_the_client_leaves_beyond_the_budget(
+    server: GeminiServer, client: Client, kind: str
+) -> None:
     wrapped = Wrapped(client, kind, budget={"max_usd": CALL_USD * 3})
     for _ in range(3):
         await wrapped.ask()
@@ -108,7 +123,9 @@ async def test_no_request_of_the_client_leaves_beyond_the_budget(server: GeminiS
 
 @kinds
 @pytest.mark.parametrize("status", [400, 429, 500])
-async def test_what_the_provider_refused_costs_nothing(server: GeminiServer, client: Client, kind: str, status: int) -> None:
+async def test_what_the_provider_refused_costs_nothing(
+    server: GeminiServer, client: Client, kind: str, status: int
+) -> None:
     server.script(Refusal(status), Answer())
     wrapped = Wrapped(client, kind, budget={"max_usd": CALL_USD})
     with pytest.raises(APIError) as refused:
@@ -122,7 +139,9 @@ async def test_what_the_provider_refused_costs_nothing(server: GeminiServer, cli
 
 async def test_attempts_of_the_client_are_one_call(server: GeminiServer, client: Client) -> None:
     server.script(Refusal(503), Refusal(429), Answer())
-    patient = types.HttpOptions(retry_options=types.HttpRetryOptions(attempts=3, initial_delay=0.001, max_delay=0.002, jitter=0))
+    patient = types.HttpOptions(
+        retry_options=types.HttpRetryOptions(attempts=3, initial_delay=0.001, max_delay=0.002, jitter=0)
+    )
     wrapped = Wrapped(client, "unary", budget={"max_usd": CALL_USD, "max_calls": 1})
     await wrapped.ask(config=types.GenerateContentConfig(max_output_tokens=250, http_options=patient))
     assert (len(server.calls), figures(wrapped)) == (3, (1, 0, CALL_USD))
@@ -130,7 +149,9 @@ async def test_attempts_of_the_client_are_one_call(server: GeminiServer, client:
 
 @pytest.mark.parametrize("kind", ["stream", "async stream"])
 @pytest.mark.parametrize("ends", [{"cut_after": 3}, {"fails_after": 3}], ids=["cut", "error"])
-async def test_a_stream_that_breaks_is_an_estimate(server: GeminiServer, client: Client, kind: str, ends: dict[str, Any]) -> None:
+async def test_a_stream_that_breaks_is_an_estimate(
+    server: GeminiServer, client: Client, kind: str, ends: dict[str, Any]
+) -> None:
     server.script(Answer([text("x" * 400)], chunks=4, usage_on="last", **ends))
     wrapped = Wrapped(client, kind, budget={"max_usd": 1})
     with pytest.raises(Exception) as broke:  # noqa: PT011 - whatever the transport says
@@ -151,8 +172,13 @@ async def test_a_stream_that_nobody_reads_is_not_asked_for(server: GeminiServer,
     assert len(await wrapped.ask()) == 1
 
 
-@pytest.mark.parametrize(("kind", "limited"), [("async unary", True), ("async unary", False), ("async stream", True), ("unary", True), ("unary", False)])
-async def test_calls_that_race_for_a_budget_stay_within_it(server: GeminiServer, client: Client, kind: str, limited: bool) -> None:
+@pytest.mark.parametrize(
+    ("kind", "limited"),
+    [("async unary", True), ("async unary", False), ("async stream", True), ("unary", True), ("unary", False)],
+)
+async def test_calls_that_race_for_a_budget_stay_within_it(
+    server: GeminiServer, client: Client, kind: str, limited: bool
+) -> None:
     """Whether the worst case of a call is known or has to be learned from the first."""
     server.script(Answer(delay_s=0.01))
     config = SHORT if limited else None
@@ -160,7 +186,10 @@ async def test_calls_that_race_for_a_budget_stay_within_it(server: GeminiServer,
     if kind == "unary":
         loop = asyncio.get_running_loop()
         with ThreadPoolExecutor(12) as pool:
-            asking = [loop.run_in_executor(pool, lambda: wrapped.guarded(model=MODEL, contents="go", config=config)) for _ in range(12)]
+            asking = [
+                loop.run_in_executor(pool, lambda: wrapped.guarded(model=MODEL, contents="go", config=config))
+                for _ in range(12)
+            ]
             answers = await asyncio.gather(*asking, return_exceptions=True)
     else:
         answers = await asyncio.gather(*(wrapped.ask(config=config) for _ in range(12)), return_exceptions=True)
@@ -206,7 +235,9 @@ def guarded(model: Any, **policy: Any) -> GuardedLlm:
 
 
 @modes
-async def test_a_guarded_model_books_what_the_provider_bills(server: GeminiServer, monkeypatch: pytest.MonkeyPatch, mode: str) -> None:
+async def test_a_guarded_model_books_what_the_provider_bills(
+    server: GeminiServer, monkeypatch: pytest.MonkeyPatch, mode: str
+) -> None:
     """By its name alone, as an agent's ``model=``."""
     monkeypatch.setenv("GOOGLE_GEMINI_BASE_URL", server.url)
     used = usage(10_003, 301, thoughts=511, cached=4_001)
@@ -222,7 +253,9 @@ async def test_a_guarded_model_books_what_the_provider_bills(server: GeminiServe
 
 @modes
 @pytest.mark.parametrize("on_stop", ["raise", "stop"])
-async def test_no_request_of_a_guarded_model_leaves_beyond_the_budget(server: GeminiServer, gemini: Models, mode: str, on_stop: str) -> None:
+async def test_no_request_of_a_guarded_model_leaves_beyond_the_budget(
+    server: GeminiServer, gemini: Models, mode: str, on_stop: str
+) -> None:
     server.answer_by(lambda number, _: Answer([call("step", q=number)]))
     model = guarded(gemini(), max_usd=CALL_USD * 4, on_stop=on_stop)
     result = await play(agent("a", model, tools=[step]), mode=mode, catch=True)
@@ -235,7 +268,9 @@ async def test_no_request_of_a_guarded_model_leaves_beyond_the_budget(server: Ge
 
 
 @modes
-async def test_a_guarded_model_asks_for_no_more_than_the_rest_can_pay(server: GeminiServer, gemini: Models, mode: str) -> None:
+async def test_a_guarded_model_asks_for_no_more_than_the_rest_can_pay(
+    server: GeminiServer, gemini: Models, mode: str
+) -> None:
     model = guarded(gemini(), max_usd="0.01")
     await play(agent("a", model, max_output=None), mode=mode)
     assert [request.max_output for request in server.requests] == [3_880]
@@ -243,7 +278,9 @@ async def test_a_guarded_model_asks_for_no_more_than_the_rest_can_pay(server: Ge
 
 @modes
 @pytest.mark.parametrize("status", [429, 500])
-async def test_a_guarded_model_that_the_provider_refuses_costs_nothing(server: GeminiServer, gemini: Models, mode: str, status: int) -> None:
+async def test_a_guarded_model_that_the_provider_refuses_costs_nothing(
+    server: GeminiServer, gemini: Models, mode: str, status: int
+) -> None:
     server.script(Refusal(status))
     model = guarded(gemini(), max_usd=CALL_USD)
     result = await play(agent("a", model), mode=mode, catch=True)
@@ -262,7 +299,9 @@ async def test_a_guarded_model_whose_stream_breaks_books_an_estimate(server: Gem
 
 
 @modes
-async def test_a_guarded_model_stops_a_call_repeated_on_the_wire(server: GeminiServer, gemini: Models, mode: str) -> None:
+async def test_a_guarded_model_stops_a_call_repeated_on_the_wire(
+    server: GeminiServer, gemini: Models, mode: str
+) -> None:
     server.script(Answer([call("look", where="here")]))
 
     def look(where: str) -> dict[str, str]:
@@ -277,7 +316,9 @@ async def test_a_guarded_model_stops_a_call_repeated_on_the_wire(server: GeminiS
 
 
 @modes
-async def test_branches_that_share_a_guarded_model_stay_within_its_budget(server: GeminiServer, gemini: Models, mode: str) -> None:
+async def test_branches_that_share_a_guarded_model_stay_within_its_budget(
+    server: GeminiServer, gemini: Models, mode: str
+) -> None:
     server.script(Answer(delay_s=0.02))
     model = guarded(gemini(), max_usd=CALL_USD * 6, on_stop="stop")
     team = ParallelAgent(name="team", sub_agents=[agent(f"w{n}", model) for n in range(15)])
@@ -345,10 +386,18 @@ async def test_a_call_through_all_layers_is_one_call_for_each(server: GeminiServ
 
 
 @modes
-async def test_on_an_account_that_all_layers_share_a_call_is_booked_once(server: GeminiServer, tmp_path: Path, mode: str) -> None:
+async def test_on_an_account_that_all_layers_share_a_call_is_booked_once(
+    server: GeminiServer, tmp_path: Path, mode: str
+) -> None:
     """One store, one budget per model: three guards that know the same account."""
     server.answer_by(lambda number, _: Answer([call("step", q=number)] if number < 4 else [text("done")]))
-    stack = Stack(server, mode, store=f"sqlite:///{tmp_path}/guard.db", store_timeout=30, budgets=[Budget(usd=1, per="model", window="1d")])
+    stack = Stack(
+        server,
+        mode,
+        store=f"sqlite:///{tmp_path}/guard.db",
+        store_timeout=30,
+        budgets=[Budget(usd=1, per="model", window="1d")],
+    )
     result = await stack.play(tools=[step])
     assert result.texts[-1] == "done"
     assert stack.plugin.flush()
@@ -370,7 +419,11 @@ async def test_the_tightest_layer_decides_before_a_request_leaves(server: Gemini
         assert_stopped(result, "budget")
     else:
         assert isinstance(result.error, runguard.BudgetExceededError)
-    assert figures({"plugin": stack.plugin, "model": stack.model, "client": stack.client}[tight]) == (3, 0, CALL_USD * 3)
+    assert figures({"plugin": stack.plugin, "model": stack.model, "client": stack.client}[tight]) == (
+        3,
+        0,
+        CALL_USD * 3,
+    )
     assert_clear(*stack.layers)
 
 

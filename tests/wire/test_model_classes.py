@@ -1,4 +1,6 @@
-"""Every model class of ADK against a provider on this machine: the bill is what the provider reports, however the class passes it on."""
+"""Every model class of ADK against a provider on this machine: the bill is what the provider reports, however the class
+passes it on.
+"""
 
 import importlib
 from collections.abc import AsyncIterator, Iterator
@@ -36,14 +38,22 @@ GEMINI: dict[str, tuple[Json, Expected | None]] = {
 CHAT: dict[str, tuple[Json, Expected | None]] = {
     "plain": ({"prompt_tokens": 900, "completion_tokens": 250, "total_tokens": 1_150}, (900, 250, 0, 0)),
     "thinking": (
-        {"prompt_tokens": 900, "completion_tokens": 250, "total_tokens": 1_150, "completion_tokens_details": {"reasoning_tokens": 150}},
+        {
+            "prompt_tokens": 900,
+            "completion_tokens": 250,
+            "total_tokens": 1_150,
+            "completion_tokens_details": {"reasoning_tokens": 150},
+        },
         (900, 250, 0, 0),
     ),
     "zeros": ({"prompt_tokens": 0, "completion_tokens": 0, "total_tokens": 0}, None),
 }
 ANTHROPIC: dict[str, tuple[Json, Expected | None]] = {
     "plain": ({"input_tokens": 900, "output_tokens": 250}, (900, 250, 0, 0)),
-    "cache": ({"input_tokens": 60, "output_tokens": 250, "cache_read_input_tokens": 800, "cache_creation_input_tokens": 40}, (900, 250, 800, 40)),
+    "cache": (
+        {"input_tokens": 60, "output_tokens": 250, "cache_read_input_tokens": 800, "cache_creation_input_tokens": 40},
+        (900, 250, 800, 40),
+    ),
     "zeros": ({"input_tokens": 0, "output_tokens": 0}, None),
 }
 
@@ -56,8 +66,12 @@ async def assert_billed(model: Any, priced: str, mode: str, expected: Expected |
     """One call. Nothing reported is an estimate of the prompt and of what came back."""
     plugin = RunGuardPlugin(prices={priced: RATES}, tokens=lambda request: PROMPT, max_usd=5)
     config = types.GenerateContentConfig(max_output_tokens=500)
-    result = await play(LlmAgent(name="a", model=model, generate_content_config=config), plugins=[plugin], mode=mode, seconds=60)
-    assert "".join(event.content.parts[0].text for event in result.events if event.content and not event.partial) == WORDS
+    result = await play(
+        LlmAgent(name="a", model=model, generate_content_config=config), plugins=[plugin], mode=mode, seconds=60
+    )
+    assert (
+        "".join(event.content.parts[0].text for event in result.events if event.content and not event.partial) == WORDS
+    )
     tokens, output, cached, write = expected or (PROMPT, 100, 0, 0)
     spent = plugin.spend()
     assert (spent["calls"], spent["estimated_calls"]) == (1, int(expected is None))
@@ -99,7 +113,9 @@ async def closing(model: Any) -> AsyncIterator[Any]:
 @modes
 @cases(GEMINI)
 @pytest.mark.parametrize(("kind", "name"), [(Gemini, "gemini-2.5-flash"), (Gemma, "gemma-3-27b-it")])
-async def test_gemini_and_gemma(server: GeminiServer, kind: Any, name: str, reported: Json, expected: Expected | None, mode: str) -> None:
+async def test_gemini_and_gemma(
+    server: GeminiServer, kind: Any, name: str, reported: Json, expected: Expected | None, mode: str
+) -> None:
     server.script(Answer([text(WORDS)], usage=reported, chunks=3))
     async with closing(kind(model=name, base_url=server.url)) as model:
         await assert_billed(model, name, mode, expected)
@@ -107,7 +123,9 @@ async def test_gemini_and_gemma(server: GeminiServer, kind: Any, name: str, repo
 
 @modes
 @cases(GEMINI)
-async def test_apigee_in_front_of_gemini(server: GeminiServer, reported: Json, expected: Expected | None, mode: str) -> None:
+async def test_apigee_in_front_of_gemini(
+    server: GeminiServer, reported: Json, expected: Expected | None, mode: str
+) -> None:
     from google.adk.models.apigee_llm import ApigeeLlm
 
     server.script(Answer([text(WORDS)], usage=reported, chunks=3))
@@ -117,11 +135,15 @@ async def test_apigee_in_front_of_gemini(server: GeminiServer, reported: Json, e
 
 @modes
 @cases(CHAT)
-async def test_apigee_in_front_of_chat_completions(chat: OpenAIServer, reported: Json, expected: Expected | None, mode: str) -> None:
+async def test_apigee_in_front_of_chat_completions(
+    chat: OpenAIServer, reported: Json, expected: Expected | None, mode: str
+) -> None:
     from google.adk.models.apigee_llm import ApigeeLlm
 
     chat.script(Reply(WORDS, usage=reported))
-    model = ApigeeLlm(model="apigee/openai/gpt-4o", proxy_url=f"{chat.url}/v1", custom_headers={"Authorization": f"Bearer {KEY}"})
+    model = ApigeeLlm(
+        model="apigee/openai/gpt-4o", proxy_url=f"{chat.url}/v1", custom_headers={"Authorization": f"Bearer {KEY}"}
+    )
     asks_for_usage = mode == "unary"  # in a stream it does not, so the provider reports none
     await assert_billed(model, "*gpt-4o", mode, expected if asks_for_usage else None)
     assert ("stream_options" in chat.requests[0].body) is False
@@ -129,7 +151,16 @@ async def test_apigee_in_front_of_chat_completions(chat: OpenAIServer, reported:
 
 INTERACTIONS = [
     # the API's total also covers thoughts and tools; older versions of ADK add up input and output alone
-    ({"total_input_tokens": 700, "total_output_tokens": 100, "total_thought_tokens": 150, "total_tool_use_tokens": 200, "total_tokens": 1_150}, (900, 250)),
+    (
+        {
+            "total_input_tokens": 700,
+            "total_output_tokens": 100,
+            "total_thought_tokens": 150,
+            "total_tool_use_tokens": 200,
+            "total_tokens": 1_150,
+        },
+        (900, 250),
+    ),
     ({"total_input_tokens": 900, "total_output_tokens": 250, "total_tokens": 1_150}, (900, 250)),
     ({"total_input_tokens": 0, "total_output_tokens": 0, "total_tokens": 0}, None),
 ]
@@ -144,7 +175,10 @@ def test_interactions(counted: dict[str, int], expected: tuple[int, int] | None)
 
     from runguard.providers.call_usage import CallUsage
 
-    told = {name: counted.get(name) for name in ("total_cached_tokens", "total_thought_tokens", "total_tool_use_tokens", *counted)}
+    told = {
+        name: counted.get(name)
+        for name in ("total_cached_tokens", "total_thought_tokens", "total_tool_use_tokens", *counted)
+    }
     call = CallUsage()
     call.add({"usage_metadata": utils._build_usage_metadata(SimpleNamespace(**told))})
     reported = call.reported
@@ -156,7 +190,9 @@ def test_interactions(counted: dict[str, int], expected: tuple[int, int] | None)
 
 @modes
 @cases(ANTHROPIC)
-async def test_anthropic(messages: AnthropicServer, reported: Json, expected: Expected | None, mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_anthropic(
+    messages: AnthropicServer, reported: Json, expected: Expected | None, mode: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     models = module("anthropic_llm", "anthropic")
     monkeypatch.setenv("ANTHROPIC_API_KEY", KEY)
     monkeypatch.setenv("ANTHROPIC_BASE_URL", messages.url)
@@ -175,7 +211,9 @@ async def test_litellm_with_openai(chat: OpenAIServer, reported: Json, expected:
 
 @modes
 @cases(ANTHROPIC)
-async def test_litellm_with_anthropic(messages: AnthropicServer, reported: Json, expected: Expected | None, mode: str) -> None:
+async def test_litellm_with_anthropic(
+    messages: AnthropicServer, reported: Json, expected: Expected | None, mode: str
+) -> None:
     models = module("lite_llm", "litellm")
     messages.script(Reply(WORDS, usage=reported))
     model = models.LiteLlm(model="anthropic/claude-sonnet-4-5", api_base=messages.url, api_key=KEY)

@@ -1,4 +1,6 @@
-"""Real clients and a provider that is not there: nothing was sent, so nothing is billed. A connection that is lost later may have been billed."""
+"""Real clients and a provider that is not there: nothing was sent, so nothing is billed. A connection that is lost
+later may have been billed.
+"""
 
 import asyncio
 import socket
@@ -100,11 +102,16 @@ async def test_ten_refused_connections_leave_the_budget_as_it_was(models: Callab
         assert isinstance(result.error, httpx.ConnectError)
     assert taken(plugin) == NOTHING
     assert plugin.spend()["calls"] == 10
-    assert {status.unit: status.spent for status in plugin.budgets("app:app") if status.window != "month"} == {"usd": 0, "tokens": 0}
+    assert {status.unit: status.spent for status in plugin.budgets("app:app") if status.window != "month"} == {
+        "usd": 0,
+        "tokens": 0,
+    }
     assert_nothing_reserved(plugin)
 
 
-async def test_a_connection_that_the_default_transport_could_not_make_costs_nothing(models: Callable[..., Gemini], monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_connection_that_the_default_transport_could_not_make_costs_nothing(
+    models: Callable[..., Gemini], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Over aiohttp the client connects a second time by itself, after a pause."""
     monkeypatch.setattr("random.randint", lambda least, most: least)
     plugin = guard(max_usd=1)
@@ -179,15 +186,21 @@ async def asking(kind: str, url: str, retries: int = 0) -> AsyncIterator[Ask]:
         yield lambda: client.models.generate_content(model=MODEL, contents="go")
         client.close()
     elif kind == "openai":
-        async with pytest.importorskip("openai").AsyncOpenAI(api_key="key", base_url=url, max_retries=retries) as client:
+        async with pytest.importorskip("openai").AsyncOpenAI(
+            api_key="key", base_url=url, max_retries=retries
+        ) as client:
             yield lambda: client.chat.completions.create(model=MODEL, messages=message, max_tokens=250)
     elif kind == "anthropic":
-        async with pytest.importorskip("anthropic").AsyncAnthropic(api_key="key", base_url=url, max_retries=retries) as client:
+        async with pytest.importorskip("anthropic").AsyncAnthropic(
+            api_key="key", base_url=url, max_retries=retries
+        ) as client:
             yield lambda: client.messages.create(model=MODEL, messages=message, max_tokens=250)
     else:
         litellm = pytest.importorskip("litellm")
         provider = {"api_base": url, "api_key": "key", "max_retries": retries}
-        yield lambda: litellm.acompletion(model=f"{kind.removeprefix('litellm ')}/{MODEL}", messages=message, max_tokens=250, **provider)
+        yield lambda: litellm.acompletion(
+            model=f"{kind.removeprefix('litellm ')}/{MODEL}", messages=message, max_tokens=250, **provider
+        )
 
 
 PLAIN = ["httpx", "requests", "urllib", "google-genai"]
@@ -260,7 +273,9 @@ async def test_a_connection_that_takes_too_long_costs_nothing() -> None:
                 one.setblocking(False)
                 one.connect_ex(("127.0.0.1", port))
             timeout = httpx.Timeout(5, connect=0.1)
-            guarded = await fail("httpx", lambda: httpx.post(f"http://127.0.0.1:{port}", timeout=timeout), budget={"max_usd": 1})
+            guarded = await fail(
+                "httpx", lambda: httpx.post(f"http://127.0.0.1:{port}", timeout=timeout), budget={"max_usd": 1}
+            )
         finally:
             for one in waiting:
                 one.close()

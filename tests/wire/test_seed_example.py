@@ -1,4 +1,6 @@
-"""``examples/guarded_litellm.py`` with the real LiteLLM against a local provider: a healthy run answers, and each way to fail ends in its own error."""
+"""``examples/guarded_litellm.py`` with the real LiteLLM against a local provider: a healthy run answers, and each way
+to fail ends in its own error.
+"""
 
 import importlib.util
 from collections.abc import Iterator
@@ -42,8 +44,15 @@ def provider() -> Iterator[OpenAIServer]:
 
 
 def at(provider: OpenAIServer) -> dict[str, Any]:
-    """Where the provider is. LiteLLM wants the package mcp as soon as there are tools, unless it is told that none of them is of that kind."""
-    return {"api_base": f"{provider.url}/v1", "api_key": KEY, **({} if importlib.util.find_spec("mcp") else {"_skip_mcp_handler": True})}
+    """Where the provider is.
+
+    LiteLLM wants the package mcp as soon as there are tools, unless it is told that none of them is of that kind.
+    """
+    return {
+        "api_base": f"{provider.url}/v1",
+        "api_key": KEY,
+        **({} if importlib.util.find_spec("mcp") else {"_skip_mcp_handler": True}),
+    }
 
 
 def research(n: int, request: Asked) -> Reply:
@@ -124,10 +133,17 @@ GUARDED = [
 
 @pytest.mark.parametrize(("model", "limits", "error", "requests"), GUARDED, ids=["loop", "budget", "context"])
 async def test_by_its_model_alone(
-    example: ModuleType, provider: OpenAIServer, model: Any, limits: dict[str, Any], error: type[Exception], requests: int
+    example: ModuleType,
+    provider: OpenAIServer,
+    model: Any,
+    limits: dict[str, Any],
+    error: type[Exception],
+    requests: int,
 ) -> None:
     provider.answer_by(model)
-    guarded = GuardedLlm(example.LiteLlm(model=MODEL, **at(provider)), prices=PRICES, tokens=lambda request: 1_000, **limits)
+    guarded = GuardedLlm(
+        example.LiteLlm(model=MODEL, **at(provider)), prices=PRICES, tokens=lambda request: 1_000, **limits
+    )
     agent = example.research_agent(guarded)
     agent.generate_content_config.max_output_tokens = 250
     with pytest.raises(error):

@@ -1,4 +1,6 @@
-"""What only the wire brings to light: streams that break after they told something, several answers to one call, guards that refuse further in."""
+"""What only the wire brings to light: streams that break after they told something, several answers to one call, guards
+that refuse further in.
+"""
 
 from decimal import Decimal
 from typing import Any
@@ -31,7 +33,9 @@ async def test_a_stream_that_breaks_after_it_told_something_costs_what_was_heard
 
 @pytest.mark.parametrize("kind", ["stream", "async stream"])
 @pytest.mark.parametrize(("usage_on", "least"), [("prompt first", 75), ("all", 300)])
-async def test_what_a_stream_of_the_client_told_before_it_broke_is_booked(server: GeminiServer, client: Client, kind: str, usage_on: str, least: int) -> None:
+async def test_what_a_stream_of_the_client_told_before_it_broke_is_booked(
+    server: GeminiServer, client: Client, kind: str, usage_on: str, least: int
+) -> None:
     """The prompt was ten times what was reckoned: the provider's own count wins."""
     server.script(Answer([text("x" * 400)], usage=usage(10_000, 400), chunks=4, usage_on=usage_on, cut_after=3))
     wrapped = Wrapped(client, kind, budget={"max_usd": 1})
@@ -44,9 +48,13 @@ async def test_what_a_stream_of_the_client_told_before_it_broke_is_booked(server
 
 @modes
 @pytest.mark.parametrize(("cap", "asked"), [("0.0103", [1_000]), ("0.0102", []), ("0.02", [1_000])])
-async def test_every_candidate_is_paid_and_reserved(server: GeminiServer, gemini: Models, cap: str, asked: list[int], mode: str) -> None:
+async def test_every_candidate_is_paid_and_reserved(
+    server: GeminiServer, gemini: Models, cap: str, asked: list[int], mode: str
+) -> None:
     """Four answers of a thousand tokens to one call: what all of them can take is held, or the call does not leave."""
-    server.script(Answer(usage=lambda request: usage(1_000, (request.max_output or 0) * request.config["candidateCount"])))
+    server.script(
+        Answer(usage=lambda request: usage(1_000, (request.max_output or 0) * request.config["candidateCount"]))
+    )
     plugin = guard(max_usd=cap)
     config = types.GenerateContentConfig(max_output_tokens=1_000, candidate_count=4)
     await play(LlmAgent(name="a", model=gemini(), generate_content_config=config), plugins=[plugin], mode=mode)
@@ -69,7 +77,9 @@ async def test_the_rest_is_shared_among_candidates(server: GeminiServer, gemini:
 
 
 @modes
-async def test_a_call_that_a_guard_further_in_refused_costs_the_layers_around_it_nothing(server: GeminiServer, mode: str) -> None:
+async def test_a_call_that_a_guard_further_in_refused_costs_the_layers_around_it_nothing(
+    server: GeminiServer, mode: str
+) -> None:
     server.answer_by(lambda number, _: Answer([call("step", q=number)]))
     stack = Stack(server, mode, "client", CALL_USD * 3)
     result = await stack.play(tools=[step])

@@ -24,7 +24,8 @@ def read_invoice(number: int) -> dict[str, object]:
 
 def parse_scan(page: int, hint: str) -> dict[str, object]:
     """Parse one page of a scanned document. A hint may help."""
-    return {"status": "partial_parse_error", "data": None}  # a failure that looks like success: no exception, just a status
+    # a failure that looks like success: no exception, just a status
+    return {"status": "partial_parse_error", "data": None}
 
 
 root_agent = LlmAgent(

@@ -21,4 +21,8 @@ def _next(number: int, request: LlmRequest) -> types.Part:
     if answers:
         return text(f"The total is {(answers[-1].response or {}).get('total')}.")
     found = re.search(r"\d+", parts[asked].text or "")
-    return call("read_invoice", number=int(found[0])) if found else text("Ask me: Extract invoice 7. Or: Extract the scan.")
+    return (
+        call("read_invoice", number=int(found[0]))
+        if found
+        else text("Ask me: Extract invoice 7. Or: Extract the scan.")
+    )

@@ -1,13 +1,24 @@
 """A call from its reservation to its price, and what the budgets say to it.
 
-``open`` reserves the worst case of a call on every budget that is about it; ``settle`` books what it took; ``release`` undoes a
-call that never left. Who spent what is kept per agent, model and tool of each run, with or without a budget.
+``open`` reserves the worst case of a call on every budget that is about it; ``settle`` books what it took; ``release``
+undoes a call that never left. Who spent what is kept per agent, model and tool of each run, with or without a budget.
 """
 
 from collections.abc import Callable
 from typing import Any
 
-from runguard.accounting.charges import Charge, Denied, Entry, Fired, Lines, Purse, UnknownCap, scopes_of, statuses_of, worst_of
+from runguard.accounting.charges import (
+    Charge,
+    Denied,
+    Entry,
+    Fired,
+    Lines,
+    Purse,
+    UnknownCap,
+    scopes_of,
+    statuses_of,
+    worst_of,
+)
 from runguard.accounting.expectations import Expectations
 from runguard.accounting.lookup import AccountFinder
 from runguard.accounting.nesting import layers_around, stricter_than
@@ -31,18 +42,25 @@ OnFired = Callable[[Charge, Fired], None]
 class Accounts:
     """One policy's budgets and prices over any number of runs."""
 
-    def __init__(self, policy: Policy, clock: Callable[[], float], ledger: Ledger | None = None, before: "Accounts | None" = None) -> None:
-        """``before``: accounts under an earlier policy. Their figures are kept, and with the same store their ledger and stops."""
+    def __init__(
+        self, policy: Policy, clock: Callable[[], float], ledger: Ledger | None = None, before: "Accounts | None" = None
+    ) -> None:
+        """``before``: accounts under an earlier policy.
+
+        Their figures are kept, and with the same store their ledger and stops.
+        """
         self.policy, self.clock = policy, clock
         if before is not None and _store_of(policy) == _store_of(before.policy):
             ledger = before.ledger
         self.ledger: Ledger = ledger or open_ledger(policy.store, policy.store_timeout, policy.retention_days * 86_400)
         self.switch: Switch = before.switch if before is not None and before.ledger is self.ledger else Switch()
-        self.outages: dict[str, int] = {"closed": 0, "open": 0}  # calls that met a store that was away, by what was done
+        # calls that met a store that was away, by what was done
+        self.outages: dict[str, int] = {"closed": 0, "open": 0}
         self.pricing = Pricing(policy.prices, policy.models, policy.unknown_price)
         self.spending: Spending = before.spending if before is not None else Spending()
         self.on_extended: Callable[[list[BudgetStatus], list[str]], None] | None = None
-        self.on_store: Callable[[Exception | None], None] | None = None  # called when the store goes away or is replaced, and with None when it is back
+        # called when the store goes away or is replaced, and with None when it is back
+        self.on_store: Callable[[Exception | None], None] | None = None
         self._expectations = Expectations(policy)
         self._finder = AccountFinder(policy, self.ledger, clock)
         self._reserver = Reserver(policy, self.ledger, self._finder, self.switch, self._tell_store)
@@ -53,13 +71,17 @@ class Accounts:
         return self._finder.caps.errors
 
     def adopt_shared_budgets(self, heir: "Accounts") -> None:
-        """Another policy is in force: its budgets replace those that several runs share. A run keeps the limits it began with."""
+        """Another policy is in force: its budgets replace those that several runs share. A run keeps the limits it
+        began with.
+        """
         self._finder.adopt_shared(heir._finder)
         for purse in list(self.spending.purses.values()):
             purse.lines.clear()
 
     def on_cap(self, listener: Callable[[str, str, str], None]) -> None:
-        """``listener`` is called with a scope, a unit and what is wrong when a cap function fails, and with "" when it works again."""
+        """``listener`` is called with a scope, a unit and what is wrong when a cap function fails, and with "" when it
+        works again.
+        """
         self._finder.caps.on_change = listener
 
     # ---- runs -------------------------------------------------------------------------------------------------------
@@ -89,7 +111,8 @@ class Accounts:
         if self.switch.stops or self.ledger.is_shared:
             return None
         lines, within = self._finder.own_of_call(purse, event, self)
-        if event.bound is None and lines.accounts:  # the most it may answer has to be found out, or its price is not known
+        # the most it may answer has to be found out, or its price is not known
+        if event.bound is None and lines.accounts:
             return None
         if lines.unknown is not None or lines.may_stop or (event.bound is not None and None in event.bound):
             return None
@@ -107,14 +130,21 @@ class Accounts:
             raise
         return charge
 
-    async def open(self, purse: Purse, event: ModelCall, enforce: bool, stopped: Callable[[], bool]) -> tuple[Charge | None, Denied | None]:
+    async def open(
+        self, purse: Purse, event: ModelCall, enforce: bool, stopped: Callable[[], bool]
+    ) -> tuple[Charge | None, Denied | None]:
         """Reserve the worst case of a call. When only other calls' holds stand in the way, wait for them, bounded.
 
-        A charge, or why not; both where nothing is enforced: the call is made and billed, and what would have happened is told.
+        A charge, or why not; both where nothing is enforced: the call is made and billed, and what would have
+        happened is told.
         """
         lines, within = self._finder.own_of_call(purse, event, self)
         output = event.max_output_tokens
-        if output is None and event.bound is None and any(a.cap_usd < UNLIMITED or a.cap_tokens < UNLIMITED for a in lines.accounts):
+        if (
+            output is None
+            and event.bound is None
+            and any(a.cap_usd < UNLIMITED or a.cap_tokens < UNLIMITED for a in lines.accounts)
+        ):
             output = self._expectations.max_output(event.model, self.pricing)
         charge = self._charge(purse, event, lines, within, output or 0)
         if self.switch.stops and self.switch.of(scopes_of(purse.info)) is not None:
@@ -123,7 +153,11 @@ class Accounts:
                 return (None if enforce else self.uncounted(charge)), Denied(stop=stop)
         if lines.unknown is not None:
             return self._without_cap(charge, lines.unknown, enforce)
-        if within and enforce and (denied := stricter_than(layers_around(self), self._finder.of_call(purse, event), event)) is not None:
+        if (
+            within
+            and enforce
+            and (denied := stricter_than(layers_around(self), self._finder.of_call(purse, event), event)) is not None
+        ):
             return None, denied
         if not lines.accounts and not self.ledger.is_shared:
             purse.calls += 1  # nothing is held, so there are no turns to take
@@ -145,7 +179,19 @@ class Accounts:
 
     def _charge(self, purse: Purse, event: ModelCall, lines: Lines, within: bool, output: int) -> Charge:
         rates = self.pricing.rates(event.model, event.at)
-        charge = Charge(purse, event.agent, event.model, event.tool, rates, event.input_tokens, event.audio_tokens, output, event.at, event.lane, lines)
+        charge = Charge(
+            purse,
+            event.agent,
+            event.model,
+            event.tool,
+            rates,
+            event.input_tokens,
+            event.audio_tokens,
+            output,
+            event.at,
+            event.lane,
+            lines,
+        )
         charge.limited, charge.candidates = event.max_output_tokens is not None, event.candidates
         charge.home, charge.within, charge.bound = self, within, event.bound
         return charge
@@ -175,7 +221,19 @@ class Accounts:
     def open_settled(self, purse: Purse, event: ModelCall) -> Charge:
         """The account of a call that nobody could be asked about before: nothing held, to be settled at once."""
         lines = self._finder.of_call(purse, event)
-        charge = Charge(purse, event.agent, event.model, event.tool, self.pricing.rates(event.model, event.at), 0, 0, 0, event.at, event.lane, lines)
+        charge = Charge(
+            purse,
+            event.agent,
+            event.model,
+            event.tool,
+            self.pricing.rates(event.model, event.at),
+            0,
+            0,
+            0,
+            event.at,
+            event.lane,
+            lines,
+        )
         return self.uncounted(charge)
 
     # ---- after a call -----------------------------------------------------------------------------------------------
@@ -194,9 +252,10 @@ class Accounts:
     ) -> list[Fired]:
         """Book what a call took; told again, the later figure replaces the earlier.
 
-        The model that answered wins over the one that was asked. ``nano``: what it cost, where somebody knows better than the price list.
-        ``free``: the provider refused the call and billed nothing. Thresholds that fire go to ``on_fired``, once the ledger has
-        booked it; without that, those known at once are returned. ``on_booked``: then.
+        The model that answered wins over the one that was asked. ``nano``: what it cost, where somebody knows
+        better than the price list.
+        ``free``: the provider refused the call and billed nothing. Thresholds that fire go to ``on_fired``,
+        once the ledger has booked it; without that, those known at once are returned. ``on_booked``: then.
 
         A fault of ours on the way is raised when nothing is held any more.
         """
@@ -223,7 +282,9 @@ class Accounts:
             self._expectations.learn(charge.model, usage.output)
         return fired
 
-    def _entry(self, charge: Charge, usage: Usage, model: str, *, nano: int | None, estimated: bool, free: bool) -> Entry:
+    def _entry(
+        self, charge: Charge, usage: Usage, model: str, *, nano: int | None, estimated: bool, free: bool
+    ) -> Entry:
         """What a call took, in tokens and at its price."""
         rates = charge.rates
         if model and model != charge.model:
@@ -243,7 +304,13 @@ class Accounts:
         return entry
 
     def _settle_hold(
-        self, charge: Charge, hold: Hold, amount: Amount, fired: list[Fired], on_fired: OnFired | None, on_booked: Callable[[], None] | None
+        self,
+        charge: Charge,
+        hold: Hold,
+        amount: Amount,
+        fired: list[Fired],
+        on_fired: OnFired | None,
+        on_booked: Callable[[], None] | None,
     ) -> None:
         if self.ledger.is_shared:
             self.ledger.settle(hold, amount, lambda: self._look(charge, fired, on_fired, on_booked))
@@ -253,12 +320,19 @@ class Accounts:
             on_booked()
         for account in charge.lines.accounts:
             alert_usd, alert_tokens, alert_calls = account.alert
-            if account.spent_usd >= alert_usd or account.spent_tokens >= alert_tokens or account.spent_calls >= alert_calls:
+            if (
+                account.spent_usd >= alert_usd
+                or account.spent_tokens >= alert_tokens
+                or account.spent_calls >= alert_calls
+            ):
                 self._look(charge, fired, on_fired)
                 break
 
     def _close_hold(self, hold: Hold, amount: Amount) -> None:
-        """After a fault: settle once more, or give it back when the ledger cannot settle. A hold that stays would keep every later call waiting."""
+        """After a fault: settle once more, or give it back when the ledger cannot settle.
+
+        A hold that stays would keep every later call waiting.
+        """
         if hold.is_open:
             try:
                 self.ledger.settle(hold, amount)
@@ -272,13 +346,17 @@ class Accounts:
         taken = usage or Usage(input=charge.input)
         try:
             if not charge.over:
-                self.spending.book(charge, Entry(1, taken.input, taken.output, nano=amount[0], estimated=1), charge.model)
+                self.spending.book(
+                    charge, Entry(1, taken.input, taken.output, nano=amount[0], estimated=1), charge.model
+                )
         finally:
             self.spending.give_up(charge)
             if hold is not None:
                 self._close_hold(hold, amount)
 
-    def _look(self, charge: Charge, fired: list[Fired], on_fired: OnFired | None, on_booked: Callable[[], None] | None = None) -> None:
+    def _look(
+        self, charge: Charge, fired: list[Fired], on_fired: OnFired | None, on_booked: Callable[[], None] | None = None
+    ) -> None:
         """Whether what was booked reaches a threshold."""
         if on_booked is not None:
             on_booked()
@@ -336,12 +414,15 @@ class Accounts:
         if more == NOTHING:
             raise PolicyError(f"extend({scope!r}): by how much? Give usd=, tokens= or calls=")
         wanted = [unit for unit in range(3) if more[unit]]
-        accounts = [a for a in self._finder.of_scope(scope, self.spending.purses) if any(a.caps[u] < UNLIMITED for u in wanted)]
+        accounts = [
+            a for a in self._finder.of_scope(scope, self.spending.purses) if any(a.caps[u] < UNLIMITED for u in wanted)
+        ]
         if not accounts:
             units = " or ".join(UNITS[u] for u in wanted)
             counted = ", ".join(sorted({m.per.kind for m in self._finder.meters})) or "nothing"
             raise PolicyError(
-                f"extend({scope!r}): no budget limits {units} there; this policy's budgets count by {counted}. A trip's scope_id is a scope to extend"
+                f"extend({scope!r}): no budget limits {units} there; this policy's budgets count by {counted}. "
+                "A trip's scope_id is a scope to extend"
             )
         for account in accounts:
             self.ledger.extend(account, more)
@@ -355,8 +436,17 @@ class Accounts:
         asked = self.ledger.known if as_known_here else self.ledger.accounts
         accounts = asked() if scope is None or as_known_here else self.ledger.find(scope)
         now = self.ledger.period_time(self.clock())  # as the store has just told it
-        over = {own for purse in list(self.spending.purses.values()) if purse.over for own in purse.own} if scope is None else ()
-        return [status for a in accounts if (a.ends is None or a.ends > now) and a.scope not in over for status in statuses_of(a)]
+        over = (
+            {own for purse in list(self.spending.purses.values()) if purse.over for own in purse.own}
+            if scope is None
+            else ()
+        )
+        return [
+            status
+            for a in accounts
+            if (a.ends is None or a.ends > now) and a.scope not in over
+            for status in statuses_of(a)
+        ]
 
     def spend(self, scope: str | None = None) -> dict[str, Any]:
         """What was spent, in all and per agent, model and tool. A scope as budgets name it, or None for everything."""

@@ -1,7 +1,7 @@
 """The caps in force for a scope: fixed amounts, and amounts that functions give.
 
-A function that raises, or returns something that is not an amount, does not remove its cap: its last value for that scope counts for
-ten more minutes, and then the cap is unknown. None is a value: no limit.
+A function that raises, or returns something that is not an amount, does not remove its cap: its last value for that
+scope counts for ten more minutes, and then the cap is unknown. None is a value: no limit.
 """
 
 import inspect
@@ -44,7 +44,8 @@ class CapFunctions:
         self._reports: list[float] = []
         self._unreported = 0
         self.errors = 0
-        self.on_change: Callable[[str, str, str], None] | None = None  # scope, unit, and what is wrong; "" when it works again
+        # scope, unit, and what is wrong; "" when it works again
+        self.on_change: Callable[[str, str, str], None] | None = None
 
     def of(self, meter: Meter, scope: Scope, flat: Amount | None) -> Caps:
         """``flat``: the run's own limits. They replace those of the policy in the units that they give."""
@@ -74,7 +75,9 @@ class CapFunctions:
             is_known = abs(now - given_at) <= KEPT_S
             found.is_current = False
             if not is_known:
-                found.unknown = found.unknown or UnknownCap(key[0], scope.key, f"{reason}; it gave no cap in the last {KEPT_S / 60:.0f} minutes")
+                found.unknown = found.unknown or UnknownCap(
+                    key[0], scope.key, f"{reason}; it gave no cap in the last {KEPT_S / 60:.0f} minutes"
+                )
             self._failed(key, cause, reason, is_known, now, error)
             return last
         self._works(key, cap, now)
@@ -89,7 +92,9 @@ class CapFunctions:
             _keep(self._given, key, (cap, now))
             _, was_reported = self._failing.pop(key, ("", False))
         if was_reported:
-            _log.warning("runguard.budget_function_back: the function for %s gives a cap for %s again", UNITS[key[2]], key[3])
+            _log.warning(
+                "runguard.budget_function_back: the function for %s gives a cap for %s again", UNITS[key[2]], key[3]
+            )
             self._tell(key, "")
 
     def _failed(self, key: _Key, cause: str, reason: str, is_known: bool, now: float, error: Exception) -> None:
@@ -107,9 +112,20 @@ class CapFunctions:
                 return
             self._reports.append(now)
             more, self._unreported = self._unreported, 0
-        follows = f"its last value counts for up to {KEPT_S / 60:.0f} minutes, then calls are denied" if is_known else "calls are denied until it gives one"
+        follows = (
+            f"its last value counts for up to {KEPT_S / 60:.0f} minutes, then calls are denied"
+            if is_known
+            else "calls are denied until it gives one"
+        )
         others = f" ({more} more scopes were not reported)" if more else ""
-        _log.error("runguard.budget_function_failed: no cap for %s: %s; %s%s", key[3], reason, follows, others, exc_info=_origin(error))
+        _log.error(
+            "runguard.budget_function_failed: no cap for %s: %s; %s%s",
+            key[3],
+            reason,
+            follows,
+            others,
+            exc_info=_origin(error),
+        )
         self._tell(key, f"{reason}; {follows}")
 
     def _tell(self, key: _Key, wrong: str) -> None:

@@ -1,4 +1,6 @@
-"""What an account is about: budgets that share one, the money of a run, one call's way from reserve to settle, and why one is denied."""
+"""What an account is about: budgets that share one, the money of a run, one call's way from reserve to settle, and why
+one is denied.
+"""
 
 from collections.abc import Iterable, Mapping
 from contextvars import ContextVar
@@ -7,7 +9,19 @@ from decimal import Decimal
 from typing import Any, Final
 from urllib.parse import unquote
 
-from runguard.core.budget import UNITS, UNLIMITED, Amount, Budget, BudgetStatus, Per, Scope, Window, edge, scope_part, to_usd
+from runguard.core.budget import (
+    UNITS,
+    UNLIMITED,
+    Amount,
+    Budget,
+    BudgetStatus,
+    Per,
+    Scope,
+    Window,
+    edge,
+    scope_part,
+    to_usd,
+)
 from runguard.core.events import RunInfo
 from runguard.core.threshold import Threshold
 from runguard.ledger.base import Account, Hold, Refusal
@@ -29,13 +43,18 @@ class Meter:
         self.per, self.window, self.budgets = per, window, budgets
         self.thresholds = [sorted(budget.thresholds, key=lambda t: t.percent) for budget in budgets]
         self.stops = any(t.action == "stop" for of_one in self.thresholds for t in of_one)
-        patterns = [scope_part(name) for kind, name in per.parts if kind != "label" and name != "*"]  # "agent" and "agent:research*" count apart
+        # "agent" and "agent:research*" count apart
+        patterns = [scope_part(name) for kind, name in per.parts if kind != "label" and name != "*"]
         self.suffix = f"/{'+'.join(patterns)}" if patterns else ""
         self.suffix += "" if window is None else f"@{window.text}" + ("" if window.tz == "UTC" else f"/{window.tz}")
 
-        amounts = [(position, unit, budget.function(unit)) for position, budget in enumerate(budgets) for unit in range(3)]
+        amounts = [
+            (position, unit, budget.function(unit)) for position, budget in enumerate(budgets) for unit in range(3)
+        ]
         self.functions = [(position, unit, function) for position, unit, function in amounts if function is not None]
-        self.fixed: list[Amount] = [(budget.fixed(0), budget.fixed(1), budget.fixed(2)) for budget in budgets] or [NO_LIMIT]
+        self.fixed: list[Amount] = [(budget.fixed(0), budget.fixed(1), budget.fixed(2)) for budget in budgets] or [
+            NO_LIMIT
+        ]
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,12 +74,16 @@ class Lines:
     meters: tuple[Meter, ...]
     limits: tuple[list[Amount], ...]  # of each account, what each of its budgets allows
     until: float
-    unknown: UnknownCap | None = None  # a cap that is not known: calls are denied, and what is spent all the same is booked
+    # a cap that is not known: calls are denied, and what is spent all the same is booked
+    unknown: UnknownCap | None = None
     in_usd: bool = field(init=False)
     may_stop: bool = field(init=False)  # some budget has a threshold that stops
 
     def __post_init__(self) -> None:
-        self.in_usd, self.may_stop = any(a.cap_usd < UNLIMITED for a in self.accounts), any(m.stops for m in self.meters)
+        self.in_usd, self.may_stop = (
+            any(a.cap_usd < UNLIMITED for a in self.accounts),
+            any(m.stops for m in self.meters),
+        )
 
 
 @dataclass(slots=True)
@@ -106,7 +129,21 @@ Tally = dict[tuple[str, str, str], Entry]  # agent, model, tool
 class Purse:
     """The money of one run."""
 
-    __slots__ = ("calls", "ended", "estimated", "flat", "info", "inherited", "lines", "nano", "over", "own", "reserved", "tally", "unpriced")
+    __slots__ = (
+        "calls",
+        "ended",
+        "estimated",
+        "flat",
+        "info",
+        "inherited",
+        "lines",
+        "nano",
+        "over",
+        "own",
+        "reserved",
+        "tally",
+        "unpriced",
+    )
 
     def __init__(self, info: RunInfo, flat: Amount | None) -> None:
         self.info, self.flat = info, flat
@@ -119,7 +156,10 @@ class Purse:
         self.ended = False
 
     def inherit(self, whole: Tally) -> None:
-        """Take over what the run has spent on all workers. What others spent is part of the run's figures and of nothing else here."""
+        """Take over what the run has spent on all workers.
+
+        What others spent is part of the run's figures and of nothing else here.
+        """
         self.inherited = {}
         add_tally(self.inherited, whole)
         add_tally(self.inherited, self.tally, -1)
@@ -158,8 +198,10 @@ class Charge:
     over: bool = False  # settled or released
     candidates: int = 1  # each may answer with ``max_output``
     home: Any = None  # the Accounts that opened it
-    within: bool = False  # a layer around this one has the same ledger and owns the call: what it holds is not held again
-    bound: tuple[int | None, int | None] | None = None  # what the caller says it may take: nano-USD and tokens, None where nobody knows
+    # a layer around this one has the same ledger and owns the call: what it holds is not held again
+    within: bool = False
+    # what the caller says it may take: nano-USD and tokens, None where nobody knows
+    bound: tuple[int | None, int | None] | None = None
     number: int = 0  # of the call, in the run's journal
     journal: Any = None  # of its run, where one is kept: what a call took may be told after the run's end
     doubt: "Denied | None" = None  # in the shadow: enforcing would have waited or asked for less before it refused
@@ -210,7 +252,9 @@ def _grouped(budgets: list[Budget]) -> list[Meter]:
         window = Window.parse(budget.window, budget.tz) if budget.window is not None else None
         per = Per.parse(budget.per)
         # Models are known by their plain names: "model:models/gemini-*" means what "model:gemini-*" means.
-        plain = Per(tuple((kind, normalise(name) if kind == "model" and name != "*" else name) for kind, name in per.parts))
+        plain = Per(
+            tuple((kind, normalise(name) if kind == "model" and name != "*" else name) for kind, name in per.parts)
+        )
         groups.setdefault((plain, window), []).append(budget)
     return [Meter(per, window, group) for (per, window), group in groups.items()]
 
@@ -218,7 +262,11 @@ def _grouped(budgets: list[Budget]) -> list[Meter]:
 def flat_limits(info: RunInfo) -> Amount | None:
     if info.max_usd is None and info.max_tokens is None:
         return None
-    return (UNLIMITED if info.max_usd is None else info.max_usd, UNLIMITED if info.max_tokens is None else info.max_tokens, UNLIMITED)
+    return (
+        UNLIMITED if info.max_usd is None else info.max_usd,
+        UNLIMITED if info.max_tokens is None else info.max_tokens,
+        UNLIMITED,
+    )
 
 
 # The accounts of the call that is being made, from the outermost layer to the innermost.
@@ -242,7 +290,12 @@ def _least_cap(charge: Charge, unit: int) -> int:
 
 def scopes_of(info: RunInfo) -> tuple[str, str, str, str]:
     app, user = scope_part(info.app), scope_part(info.user)
-    return f"run:{scope_part(info.run)}", f"session:{app}/{user}/{scope_part(info.session)}", f"user:{app}/{user}", f"app:{app}"
+    return (
+        f"run:{scope_part(info.run)}",
+        f"session:{app}/{user}/{scope_part(info.session)}",
+        f"user:{app}/{user}",
+        f"app:{app}",
+    )
 
 
 def parse_scope(kind: str, parts: list[str]) -> Scope | None:
@@ -265,11 +318,23 @@ def parse_scope(kind: str, parts: list[str]) -> Scope | None:
 
 def status_of(account: Account, unit: int, limit: int, spent: int) -> BudgetStatus:
     held, over = edge(unit, account.held[unit]), edge(unit, account.overrun[unit])
-    return BudgetStatus(account.scope, UNITS[unit], edge(unit, spent), held, edge(unit, limit), over, account.window, account.ends, account.closed)
+    return BudgetStatus(
+        account.scope,
+        UNITS[unit],
+        edge(unit, spent),
+        held,
+        edge(unit, limit),
+        over,
+        account.window,
+        account.ends,
+        account.closed,
+    )
 
 
 def statuses_of(account: Account) -> list[BudgetStatus]:
-    return [status_of(account, unit, cap, account.spent[unit]) for unit, cap in enumerate(account.caps) if cap < UNLIMITED]
+    return [
+        status_of(account, unit, cap, account.spent[unit]) for unit, cap in enumerate(account.caps) if cap < UNLIMITED
+    ]
 
 
 def add_tally(into: Tally, more: Mapping[tuple[str, str, str], Entry], sign: int = 1) -> None:

@@ -1,6 +1,8 @@
-"""A cumulative token budget: how much a conversation has used over all its turns, and what happens at which share of it.
+"""A cumulative token budget: how much a conversation has used over all its turns, and what happens at which share of
+it.
 
-``BudgetPolicy`` is the frozen description, ``BudgetMonitor`` the live count. Neither knows a framework: a response is anything with
+``BudgetPolicy`` is the frozen description, ``BudgetMonitor`` the live count. Neither knows a framework: a response is
+anything with
 ``usage_metadata``, ``content`` and, when streamed, ``partial``.
 """
 
@@ -23,7 +25,8 @@ _log: Final = logging.getLogger("runguard")
 _STREAMS_KEPT: Final = 10_000  # calls that are being streamed
 _ENDED_KEPT: Final = 64  # calls that have ended: a second whole response may follow at once
 _NUDGE: Final = (
-    "{share} of the token budget for this conversation is used. Start nothing new and call no further tools unless it is "
+    "{share} of the token budget for this conversation is used. Start nothing new and call no further tools "
+    "unless it is "
     "needed to finish: answer now with what you have, and say what is missing."
 )
 
@@ -40,7 +43,8 @@ class CompressionTriggered:
 class BudgetPolicy(metaclass=Checked):
     """A token budget as a value: hashable, comparable, safe to share. Each ``build_monitor()`` counts for itself.
 
-    It describes a ``BudgetMonitor``. To refuse calls before they are made, in dollars, tokens or calls per user and window, use ``Budget``.
+    It describes a ``BudgetMonitor``. To refuse calls before they are made, in dollars, tokens or calls per user and
+    window, use ``Budget``.
     """
 
     max_tokens: int = 200_000
@@ -61,7 +65,12 @@ class BudgetPolicy(metaclass=Checked):
         return monitor
 
     def with_threshold(
-        self, percent: float, callback: Callable[[Any], Any] | None = None, *, recurring: bool = False, action: ThresholdAction = "warn"
+        self,
+        percent: float,
+        callback: Callable[[Any], Any] | None = None,
+        *,
+        recurring: bool = False,
+        action: ThresholdAction = "warn",
     ) -> "BudgetPolicy":
         """A copy with one threshold more."""
         return replace(self, thresholds=(*self.thresholds, Threshold(percent, callback, recurring, action)))
@@ -91,7 +100,10 @@ class BudgetPolicy(metaclass=Checked):
 
 @dataclass(slots=True, eq=False)
 class _Checkpoint:
-    """A threshold in one monitor. What has fired is kept here, so neither order nor sharing of thresholds can mix it up."""
+    """A threshold in one monitor.
+
+    What has fired is kept here, so neither order nor sharing of thresholds can mix it up.
+    """
 
     threshold: Threshold
     fired: bool = False
@@ -114,11 +126,13 @@ class _Call:
 
 
 class BudgetMonitor(metaclass=Checked):
-    """Counts tokens over all turns and fires thresholds. Safe to use from many threads; callbacks run outside of its lock.
+    """Counts tokens over all turns and fires thresholds. Safe to use from many threads; callbacks run outside of
+    its lock.
 
-    A callback, or a bus, that fails is logged and counted in ``callback_errors``; it never breaks the run. A stop (``stop()``, or a
-    threshold with ``action="stop"``) holds until ``resume()`` or ``reset()``; one that came from a threshold also ends when ``adjust()``
-    sets the count below that threshold. ``BudgetPlugin`` carries it out; the monitor alone only reports it.
+    A callback, or a bus, that fails is logged and counted in ``callback_errors``; it never breaks the run. A stop
+    (``stop()``, or a threshold with ``action="stop"``) holds until ``resume()`` or ``reset()``; one that came from a
+    threshold also ends when ``adjust()`` sets the count below that threshold. ``BudgetPlugin`` carries it out; the
+    monitor alone only reports it.
 
     Use it to count what is already spent. To refuse calls before they are made, use ``Budget`` in ``budgets=``.
     """
@@ -145,7 +159,14 @@ class BudgetMonitor(metaclass=Checked):
 
     # ---- setting up -------------------------------------------------------------------------------------------------
 
-    def on_threshold(self, percent: float, callback: Callable[[Any], Any] | None = None, *, recurring: bool = False, action: ThresholdAction = "warn") -> Self:
+    def on_threshold(
+        self,
+        percent: float,
+        callback: Callable[[Any], Any] | None = None,
+        *,
+        recurring: bool = False,
+        action: ThresholdAction = "warn",
+    ) -> Self:
         return self.add_threshold(Threshold(percent, callback, recurring, action))
 
     def add_threshold(self, threshold: Threshold) -> Self:
@@ -176,12 +197,16 @@ class BudgetMonitor(metaclass=Checked):
             self._count_locked(call, tokens)
         self._fire(call, whole=True)
 
-    def record_response(self, response: Any, call: object | None = None, *, prompt_tokens: Callable[[], int] | None = None) -> None:
-        """Count a model's response, whole or a chunk. ``call`` is any object that all responses of one model call share.
+    def record_response(
+        self, response: Any, call: object | None = None, *, prompt_tokens: Callable[[], int] | None = None
+    ) -> None:
+        """Count a model's response, whole or a chunk. ``call`` is any object that all responses of one model
+        call share.
 
-        Without it, chunks belong to the next whole response. A response that reports no usage is estimated from its text and its prompt:
-        ``prompt_tokens`` is asked for the latter, and else the last prompt that was reported counts. Never raises: figures that are not
-        counts of tokens are ignored and logged.
+        Without it, chunks belong to the next whole response. A response that reports no usage is estimated from
+        its text and its prompt:
+        ``prompt_tokens`` is asked for the latter, and else the last prompt that was reported counts. Never
+        raises: figures that are not counts of tokens are ignored and logged.
         """
         try:
             whole = getattr(response, "partial", None) is not True
@@ -200,7 +225,9 @@ class BudgetMonitor(metaclass=Checked):
                 self._fire(seen, whole=whole)
             if silent and not self._missed_usage:
                 self._missed_usage = True
-                _log.warning("runguard.no_usage: a model's response came without token usage; it is estimated from its text")
+                _log.warning(
+                    "runguard.no_usage: a model's response came without token usage; it is estimated from its text"
+                )
         except Exception:
             _log.exception("runguard.budget_error: a response could not be counted")
 
@@ -252,7 +279,10 @@ class BudgetMonitor(metaclass=Checked):
         self._recorded = max(self._recorded + more, 0)
 
     def _fire(self, call: _Call, *, whole: bool) -> None:
-        """Fire what is due, lowest first. Each is judged when its turn comes: a callback before it may have made room."""
+        """Fire what is due, lowest first.
+
+        Each is judged when its turn comes: a callback before it may have made room.
+        """
         with self._lock:
             checkpoints = tuple(self._checkpoints)
         for checkpoint in checkpoints:
@@ -285,7 +315,12 @@ class BudgetMonitor(metaclass=Checked):
         except Exception as error:
             with self._lock:
                 self.callback_errors += 1
-            _log.error("runguard.callback_error: %s of a token budget failed with %s", what, type(error).__name__, exc_info=error)
+            _log.error(
+                "runguard.callback_error: %s of a token budget failed with %s",
+                what,
+                type(error).__name__,
+                exc_info=error,
+            )
 
     # ---- changing the count -----------------------------------------------------------------------------------------
 
@@ -298,7 +333,10 @@ class BudgetMonitor(metaclass=Checked):
                 checkpoint.rearm()
 
     def adjust(self, new_count: int) -> None:
-        """Set the count, for example after compressing. Thresholds above it are re-armed; turns and their average stay."""
+        """Set the count, for example after compressing.
+
+        Thresholds above it are re-armed; turns and their average stay.
+        """
         _whole(new_count, "new_count")
         with self._lock:
             self._tokens = new_count
@@ -314,7 +352,10 @@ class BudgetMonitor(metaclass=Checked):
             self._told_to_stop = reason or "stopped by the application"
 
     def resume(self) -> None:
-        """Lift a stop, whatever it came from. Thresholds that have fired stay so: they do not stop again in this cycle unless recurring."""
+        """Lift a stop, whatever it came from.
+
+        Thresholds that have fired stay so: they do not stop again in this cycle unless recurring.
+        """
         with self._lock:
             self._told_to_stop = None
             for checkpoint in self._checkpoints:

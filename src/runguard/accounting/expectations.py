@@ -23,7 +23,9 @@ class Expectations:
         self._told: set[str] = set()
 
     def context_limit(self, model: str, pricing: Pricing) -> int | None:
-        """How many input tokens a request may have: the policy's word, or the model's window; None when nobody knows."""
+        """How many input tokens a request may have: the policy's word, or the model's window;
+        None when nobody knows.
+        """
         headroom = self._policy.context_headroom
         if self._policy.max_context_tokens is not None:
             return self._policy.max_context_tokens - headroom
@@ -32,7 +34,9 @@ class Expectations:
             self._tell_once(
                 logging.INFO,
                 f"window:{model}",
-                "runguard.unknown_window: the context window of '%s' is not known; models={'%s': {'context_window': …}} tells it",
+                "runguard.unknown_window: the context window of '%s' is not known; "
+                "models={'%s': {'context_window': …}} "
+                "tells it",
                 model,
             )
             return None
@@ -45,14 +49,17 @@ class Expectations:
             self._tell_once(
                 logging.WARNING,
                 f"output:{model}",
-                "runguard.unknown_output_limit: '%s' is taken to answer with at most 65,536 tokens; models={'%s': {'max_output_tokens': …}} tells better",
+                "runguard.unknown_output_limit: '%s' is taken to answer with at most 65,536 tokens; "
+                "models={'%s': {'max_output_tokens': …}} tells better",
                 model,
             )
             return ASSUMED_OUTPUT
         return limit
 
     def guess(self, charge: Charge, streamed_tokens: int, streaming: bool) -> Usage:
-        """What a call that left and never told its usage may have taken: its prompt, and what answers of that model are like."""
+        """What a call that left and never told its usage may have taken: its prompt, and what answers of that model are
+        like.
+        """
         output = streamed_tokens
         if not streaming:
             output = max(output, self._typical.get(charge.model, _TYPICAL_OUTPUT))

@@ -8,7 +8,8 @@ from runguard.accounting.charges import Entry, Tally
 from runguard.ledger.packing import Shared, read_numbers, write_numbers
 
 _UNPACKED_KEPT: Final = 512  # scopes; beyond that the older half is packed
-_FORGOTTEN_AT_ONCE: Final = 16  # a sixteenth of the packed scopes is forgotten together, as that costs more than to forget one
+# a sixteenth of the packed scopes is forgotten together, as that costs more than to forget one
+_FORGOTTEN_AT_ONCE: Final = 16
 _NUMBERS: Final = 9  # per line: its names and the eight figures of an entry
 
 
@@ -58,7 +59,9 @@ class History:
 
     def _read(self, data: bytes) -> Tally:
         numbers = read_numbers(data)
-        return {self._names[numbers[at]]: Entry(*numbers[at + 1 : at + _NUMBERS]) for at in range(0, len(numbers), _NUMBERS)}
+        return {
+            self._names[numbers[at]]: Entry(*numbers[at + 1 : at + _NUMBERS]) for at in range(0, len(numbers), _NUMBERS)
+        }
 
     def _give_back(self, data: bytes) -> None:
         for number in read_numbers(data)[::_NUMBERS]:
@@ -66,4 +69,13 @@ class History:
 
 
 def _figures(entry: Entry) -> tuple[int, ...]:
-    return entry.calls, entry.input, entry.output, entry.cached, entry.thinking, entry.nano, entry.unpriced, entry.estimated
+    return (
+        entry.calls,
+        entry.input,
+        entry.output,
+        entry.cached,
+        entry.thinking,
+        entry.nano,
+        entry.unpriced,
+        entry.estimated,
+    )

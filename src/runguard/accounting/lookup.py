@@ -5,7 +5,17 @@ from typing import Any, Final
 from urllib.parse import unquote
 
 from runguard.accounting.caps import CapFunctions, Caps
-from runguard.accounting.charges import LINES_KEPT, NO_LIMIT, OWNERS, Lines, Meter, Purse, UnknownCap, meters_of, parse_scope
+from runguard.accounting.charges import (
+    LINES_KEPT,
+    NO_LIMIT,
+    OWNERS,
+    Lines,
+    Meter,
+    Purse,
+    UnknownCap,
+    meters_of,
+    parse_scope,
+)
 from runguard.accounting.nesting import layers_around, not_held_by
 from runguard.core.budget import NOTHING, Amount, Scope
 from runguard.core.events import ModelCall
@@ -27,10 +37,15 @@ class AccountFinder:
 
     def adopt_shared(self, heir: "AccountFinder") -> None:
         """Use the budgets of another policy for every scope but the run."""
-        self.meters = [*(m for m in self.meters if m.per.kind == "run"), *(m for m in heir.meters if m.per.kind != "run")]
+        self.meters = [
+            *(m for m in self.meters if m.per.kind == "run"),
+            *(m for m in heir.meters if m.per.kind != "run"),
+        ]
 
     def own_of_call(self, purse: Purse, event: ModelCall, home: Any, anew: bool = False) -> tuple[Lines, bool]:
-        """The accounts that a call goes on and that ``home`` has to hold, and whether another layer with this ledger is around it."""
+        """The accounts that a call goes on and that ``home`` has to hold, and whether another layer with this ledger is
+        around it.
+        """
         lines = self.of_call(purse, event, anew)
         if not OWNERS.get():
             return lines, False
@@ -38,7 +53,10 @@ class AccountFinder:
         return not_held_by(around, lines), bool(around)
 
     def of_call(self, purse: Purse, event: ModelCall, anew: bool = False) -> Lines:
-        """All accounts that a call goes on, kept until the first of their periods is over. ``anew``: those of now, not of the call's time."""
+        """All accounts that a call goes on, kept until the first of their periods is over.
+
+        ``anew``: those of now, not of the call's time.
+        """
         key = (event.agent, event.model, event.tool)
         at = self._ledger.period_time(self._clock() if anew else event.at)
         known = purse.lines.get(key)
@@ -54,14 +72,21 @@ class AccountFinder:
         return lines
 
     def of_scope(self, scope: str, purses: Mapping[str, Purse]) -> list[Account]:
-        """The accounts of a scope in their current periods, made where it has spent nothing yet. ``purses``: of the runs under way."""
+        """The accounts of a scope in their current periods, made where it has spent nothing yet.
+
+        ``purses``: of the runs under way.
+        """
         found = self._ledger.find(scope)
         now = self._ledger.period_time(self._clock())  # as the store has just told it
         found = [a for a in found if a.ends is None or a.ends > now]
         kind, _, rest = scope.partition(":")
         parts = rest.split("/")
         if kind == "session" and len(parts) == 2 and not found:  # without the user, where only one can be meant
-            scopes = {a.scope for a in self._ledger.accounts() if a.scope.startswith(f"session:{parts[0]}/") and a.scope.endswith(f"/{parts[1]}")}
+            scopes = {
+                a.scope
+                for a in self._ledger.accounts()
+                if a.scope.startswith(f"session:{parts[0]}/") and a.scope.endswith(f"/{parts[1]}")
+            }
             if len(scopes) == 1:
                 return [a for a in self._ledger.find(scopes.pop()) if a.ends is None or a.ends > now]
         have = {a.key for a in found}
@@ -74,7 +99,9 @@ class AccountFinder:
                 made = self._account(meter, named, now, purse.flat if purse is not None else None)
                 account, caps = made if made is not None else (None, None)
                 if caps is not None and caps.unknown is not None:
-                    raise PolicyError(f"the cap of {scope} is not known: {caps.unknown.reason}; correct the function, then try again")
+                    raise PolicyError(
+                        f"the cap of {scope} is not known: {caps.unknown.reason}; correct the function, then try again"
+                    )
                 if account is None:
                     continue
                 if purse is not None:
@@ -120,12 +147,28 @@ class AccountFinder:
             allowed.append(caps.limits)
         return Lines(tuple(accounts), tuple(meters), tuple(allowed), until, unknown), is_current
 
-    def _account(self, meter: Meter, scope: Scope, at: float, flat: Amount | None = None) -> tuple[Account | None, Caps] | None:
-        """The account of a scope, none where nothing is limited, and its caps. None: the meter is not about this scope."""
+    def _account(
+        self, meter: Meter, scope: Scope, at: float, flat: Amount | None = None
+    ) -> tuple[Account | None, Caps] | None:
+        """The account of a scope, none where nothing is limited, and its caps.
+
+        None: the meter is not about this scope.
+        """
         key = meter.per.key(scope)
         if key is None:
             return None
-        named = Scope(scope.kind, key, scope.app, scope.user, scope.session, scope.run, scope.agent, scope.model, scope.tool, scope.labels)
+        named = Scope(
+            scope.kind,
+            key,
+            scope.app,
+            scope.user,
+            scope.session,
+            scope.run,
+            scope.agent,
+            scope.model,
+            scope.tool,
+            scope.labels,
+        )
         caps = self.caps.of(meter, named, flat if meter.per.kind == "run" and meter.window is None else None)
         usd, tokens, calls = (min(limit[unit] for limit in caps.limits) for unit in range(3))
         if (usd, tokens, calls) == NO_LIMIT and caps.unknown is None:
@@ -133,13 +176,19 @@ class AccountFinder:
         name, begins, ends = _key(meter, key, at)
         account = self._in_memory(name, key) if caps.unknown is not None else None
         if account is None:
-            account = self._ledger.account(name, key, meter.window.text if meter.window else None, ends, (usd, tokens, calls), begins)
+            account = self._ledger.account(
+                name, key, meter.window.text if meter.window else None, ends, (usd, tokens, calls), begins
+            )
             account.alert = NOTHING if any(meter.thresholds) else NO_LIMIT  # found anew at the next settle
         return account, caps
 
     def _in_memory(self, name: str, key: str) -> Account | None:
         """An account whose cap is not known now keeps the one it has: runs that know it still go by it."""
-        return None if self._ledger.is_shared else next((account for account in self._ledger.find(key) if account.key == name), None)
+        return (
+            None
+            if self._ledger.is_shared
+            else next((account for account in self._ledger.find(key) if account.key == name), None)
+        )
 
 
 def _key(meter: Meter, key: str, at: float) -> tuple[str, float | None, float | None]:

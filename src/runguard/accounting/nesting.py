@@ -9,8 +9,15 @@ from runguard.ledger.base import Ledger, Refusal
 
 
 def layers_around(home: Any) -> list[Charge]:
-    """What other guards with the same ledger have opened for the call that is being made. ``home``: the Accounts that ask."""
-    return [charge for charge in OWNERS.get() if not charge.over and charge.home is not home and charge.home.ledger is home.ledger]
+    """What other guards with the same ledger have opened for the call that is being made.
+
+    ``home``: the Accounts that ask.
+    """
+    return [
+        charge
+        for charge in OWNERS.get()
+        if not charge.over and charge.home is not home and charge.home.ledger is home.ledger
+    ]
 
 
 def not_held_by(around: list[Charge], lines: Lines) -> Lines:
@@ -18,7 +25,11 @@ def not_held_by(around: list[Charge], lines: Lines) -> Lines:
     held = {account.key for charge in around for account in charge.lines.accounts}
     if not any(account.key in held for account in lines.accounts):
         return lines
-    kept = [(a, m, limit) for a, m, limit in zip(lines.accounts, lines.meters, lines.limits, strict=True) if a.key not in held]
+    kept = [
+        (a, m, limit)
+        for a, m, limit in zip(lines.accounts, lines.meters, lines.limits, strict=True)
+        if a.key not in held
+    ]
     accounts, meters, limits = zip(*kept, strict=True) if kept else ((), (), ())
     return Lines(tuple(accounts), tuple(meters), tuple(limits), lines.until, lines.unknown)
 
@@ -33,7 +44,8 @@ def stricter_than(around: list[Charge], lines: Lines, event: ModelCall) -> Denie
             continue
         due = [theirs.due_usd, theirs.due_tokens, theirs.due_calls]  # this call is in it
         for unit, bound in enumerate((usd, tokens)):
-            if bound is None and hold is not None:  # not with all that a call of unknown cost holds there, but with what it needs here
+            # not with all that a call of unknown cost holds there, but with what it needs here
+            if bound is None and hold is not None:
                 due[unit] += max(event.least[unit], 1) - hold.amount[unit]
         refusing = next((u for u in range(3) if due[u] > account.caps[u]), None)
         if refusing is not None:
@@ -44,5 +56,9 @@ def stricter_than(around: list[Charge], lines: Lines, event: ModelCall) -> Denie
 def held_around(refusal: Refusal, ledger: Ledger) -> int:
     """What the calls around this one hold on the account that refuses: they cannot come back before it."""
     unit, key = refusal.unit, refusal.account.key
-    holds = [charge.hold for charge in OWNERS.get() if not charge.over and charge.hold is not None and charge.home is not None and charge.home.ledger is ledger]
+    holds = [
+        charge.hold
+        for charge in OWNERS.get()
+        if not charge.over and charge.hold is not None and charge.home is not None and charge.home.ledger is ledger
+    ]
     return sum(hold.amount[unit] for hold in holds if any(account.key == key for account in hold.accounts))

@@ -21,14 +21,40 @@ def finding_of(denied: Denied, event: ModelCall, ledger: str) -> Finding:
     if denied.outage:
         resume = "the next user message tries again; on_outage='open' goes on without the store and books later"
         money = Money("run", f"store {ledger}", None, None, resume=resume)
-        return Finding("guard_error", _STOP, 1, 0, OUTAGES, "run", "", "store", f"no account could be opened: {denied.outage}", money=money)
+        return Finding(
+            "guard_error",
+            _STOP,
+            1,
+            0,
+            OUTAGES,
+            "run",
+            "",
+            "store",
+            f"no account could be opened: {denied.outage}",
+            money=money,
+        )
     if denied.unknown is not None:
         return _finding_of_unknown_cap(denied.unknown)
     if denied.unpriced is not None:
         line = f'prices={{"{event.model}": {{"input": …, "output": …}}}} (USD per million tokens)'
-        money = Money("run", f"model '{event.model}'", None, None, resume=f"add {line}, or set on_unpriced to a rate or to 'tokens'")
+        money = Money(
+            "run",
+            f"model '{event.model}'",
+            None,
+            None,
+            resume=f"add {line}, or set on_unpriced to a rate or to 'tokens'",
+        )
         return Finding(
-            "unpriced", _STOP, 1, 0, "models without a price", "run", "", event.model, f"no price: {denied.unpriced.reason}; add {line}", money=money
+            "unpriced",
+            _STOP,
+            1,
+            0,
+            "models without a price",
+            "run",
+            "",
+            event.model,
+            f"no price: {denied.unpriced.reason}; add {line}",
+            money=money,
         )
     assert denied.refusal is not None
     assert denied.meter is not None
@@ -37,7 +63,10 @@ def finding_of(denied: Denied, event: ModelCall, ledger: str) -> Finding:
     scope = "run" if denied.meter.per.stops_run else "lane"
     resume = f"extend({account.scope!r}, {unit}=…) moves the cap and the next run goes on"
     if denied.meter.per.kind == "run":
-        resume = f"the next run starts with a fresh budget; to allow more, raise max_{unit} or the run's budget, or extend({account.scope!r}, {unit}=…)"
+        resume = (
+            f"the next run starts with a fresh budget; to allow more, raise max_{unit} or the run's budget, or "
+            f"extend({account.scope!r}, {unit}=…)"
+        )
     if account.ends is not None:
         resume += f"; its window begins anew at {datetime.fromtimestamp(account.ends, UTC):%Y-%m-%d %H:%M:%S} UTC"
     in_usd = account.cap_usd < UNLIMITED
@@ -50,20 +79,57 @@ def finding_of(denied: Denied, event: ModelCall, ledger: str) -> Finding:
         resume,
         account.key,
     )
-    return Finding("budget", _STOP, observed, limit, unit, scope, "", account.scope, _refusal_text(denied), (_figures(denied),), money)
+    return Finding(
+        "budget",
+        _STOP,
+        observed,
+        limit,
+        unit,
+        scope,
+        "",
+        account.scope,
+        _refusal_text(denied),
+        (_figures(denied),),
+        money,
+    )
 
 
 def _finding_of_unknown_cap(unknown: UnknownCap) -> Finding:
-    resume = f"correct the function that gives the cap of {unknown.scope}: it must return an amount, 0, or None for no limit; every new run asks it again"
+    resume = (
+        f"correct the function that gives the cap of {unknown.scope}: it must return an amount, 0, or None for no "
+        "limit; every new run asks it again"
+    )
     detail = f"its cap is not known: {unknown.reason}"
     kind, scope = unknown.meter.per.kind, "run" if unknown.meter.per.stops_run else "lane"
-    return Finding("guard_error", _STOP, 1, 0, "unknown caps", scope, "", unknown.scope, detail, money=Money(kind, unknown.scope, None, None, resume=resume))
+    return Finding(
+        "guard_error",
+        _STOP,
+        1,
+        0,
+        "unknown caps",
+        scope,
+        "",
+        unknown.scope,
+        detail,
+        money=Money(kind, unknown.scope, None, None, resume=resume),
+    )
 
 
 def finding_of_stop(stop: Stop) -> Finding:
     kind = stop.scope.partition(":")[0]
     money = Money(kind, stop.scope, None, None, resume=f"resume({stop.scope!r}) lets runs start again")
-    return Finding("kill_switch", _STOP, 1, 0, "stops", "run", "", stop.scope, f"stopped by {stop.actor}{stop.because}", money=money)
+    return Finding(
+        "kill_switch",
+        _STOP,
+        1,
+        0,
+        "stops",
+        "run",
+        "",
+        stop.scope,
+        f"stopped by {stop.actor}{stop.because}",
+        money=money,
+    )
 
 
 def _describe(denied: Denied) -> tuple[str, Decimal | int, Decimal | int]:

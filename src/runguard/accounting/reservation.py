@@ -40,16 +40,30 @@ class _StepOut:
 class Reserver:
     """Reserves on one ledger, under one policy."""
 
-    def __init__(self, policy: Policy, ledger: Ledger, finder: AccountFinder, switch: Switch, on_store: Callable[[Exception | None], None]) -> None:
+    def __init__(
+        self,
+        policy: Policy,
+        ledger: Ledger,
+        finder: AccountFinder,
+        switch: Switch,
+        on_store: Callable[[Exception | None], None],
+    ) -> None:
         self._policy, self._ledger, self._finder, self._switch = policy, ledger, finder, switch
         self._on_store = on_store  # called when the store goes away or is replaced, and with None when it is back
         self._is_away = self._is_replaced = False
 
-    async def reserve(self, charge: Charge, event: ModelCall, enforce: bool, stopped: Callable[[], bool]) -> tuple[Charge | None, Denied | None]:
+    async def reserve(
+        self, charge: Charge, event: ModelCall, enforce: bool, stopped: Callable[[], bool]
+    ) -> tuple[Charge | None, Denied | None]:
         """The charge with its hold, or why not; both where nothing is enforced. Raises UnknownCapError."""
         lines, rates = charge.lines, charge.rates
         denied = None
-        if isinstance(rates, Unpriced) and lines.in_usd and charge.bound is None and self._policy.on_unpriced == "refuse":
+        if (
+            isinstance(rates, Unpriced)
+            and lines.in_usd
+            and charge.bound is None
+            and self._policy.on_unpriced == "refuse"
+        ):
             denied = Denied(unpriced=rates)
         elif lines.may_stop and not self._ledger.is_shared:  # what a shared one says comes with the reservation
             denied = over_threshold(lines)
@@ -82,7 +96,9 @@ class Reserver:
         return charge, late or denied
 
     def _denied_meanwhile(self, charge: Charge) -> Denied | None:
-        """What the store reported with the reservation: a threshold that stops was reached, or the kill switch was thrown."""
+        """What the store reported with the reservation: a threshold that stops was reached, or the kill switch was
+        thrown.
+        """
         late = over_threshold(charge.lines) if charge.lines.may_stop else None
         stop = self._switch.of(scopes_of(charge.purse.info)) if self._switch.stops else None
         return late if stop is None else Denied(stop=stop)
@@ -90,7 +106,9 @@ class Reserver:
     async def _ask(self, charge: Charge, event: ModelCall, *, force: bool = False) -> Hold | Refusal:
         """Ask the ledger; when a period is over by its clock, ask again with the accounts of the current one."""
         for _ in range(_CLOCK_TRIES):
-            result = await self._ledger.reserve(charge.lines.accounts, worst_of(charge), force=force, ttl=self._policy.hold_seconds)
+            result = await self._ledger.reserve(
+                charge.lines.accounts, worst_of(charge), force=force, ttl=self._policy.hold_seconds
+            )
             if not isinstance(result, Stale):
                 if self._is_away:
                     self._is_back(result)
@@ -99,7 +117,9 @@ class Reserver:
             self._find_again(charge, event)
         raise StoreOutage(f"{self._ledger.name}: its clock moves faster than it answers")
 
-    async def _wait_or_lower(self, charge: Charge, event: ModelCall, denied: Denied, stopped: Callable[[], bool]) -> Hold | None:
+    async def _wait_or_lower(
+        self, charge: Charge, event: ModelCall, denied: Denied, stopped: Callable[[], bool]
+    ) -> Hold | None:
         """Wait while that can help, then cap the answer to what the rest can pay, down to a useful minimum."""
         if event.no_loop:
             await _StepOut()
@@ -118,8 +138,13 @@ class Reserver:
                 if stopped():
                     break
                 self._find_again(charge, event)
-                if (now_denied := over_threshold(charge.lines)) is not None:  # what was waited for reached a threshold that stops
-                    denied.refusal, denied.meter, denied.fraction = now_denied.refusal, now_denied.meter, now_denied.fraction
+                # what was waited for reached a threshold that stops
+                if (now_denied := over_threshold(charge.lines)) is not None:
+                    denied.refusal, denied.meter, denied.fraction = (
+                        now_denied.refusal,
+                        now_denied.meter,
+                        now_denied.fraction,
+                    )
                     return None
             elif charge.bound is not None:
                 if not take_the_rest(charge, event, refusal):
@@ -127,7 +152,9 @@ class Reserver:
             else:
                 lowered = affordable_output(charge, refusal, self._policy.min_output_tokens)
                 if lowered is None:
-                    denied.least = self._policy.min_output_tokens if self._policy.min_output_tokens < charge.max_output else 0
+                    denied.least = (
+                        self._policy.min_output_tokens if self._policy.min_output_tokens < charge.max_output else 0
+                    )
                     break
                 charge.max_output, charge.lowered, charge.limited = lowered, True, True
             result = await self._ask(charge, event)
@@ -150,7 +177,10 @@ class Reserver:
             raise
 
     def store_is(self, error: Exception | None) -> None:
-        """Away, by this error; or back, when there is none. A store that is away may turn out to be another one: that is reported, too."""
+        """Away, by this error; or back, when there is none.
+
+        A store that is away may turn out to be another one: that is reported, too.
+        """
         replaced = isinstance(error, StoreReplacedError) or (error is not None and self._is_replaced)
         if (self._is_away, self._is_replaced) != (error is not None, replaced):
             self._is_away, self._is_replaced = error is not None, replaced

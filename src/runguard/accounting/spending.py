@@ -1,9 +1,23 @@
-"""Who spent what: per agent, model and tool of each run, and in all of its session, its user and its app. With or without a budget."""
+"""Who spent what: per agent, model and tool of each run, and in all of its session, its user and its app.
+
+With or without a budget.
+"""
 
 import threading
 from typing import Any, Final
 
-from runguard.accounting.charges import LINES_KEPT, Charge, Entry, Purse, Tally, add_tally, flat_limits, scopes_of, split_by, totals
+from runguard.accounting.charges import (
+    LINES_KEPT,
+    Charge,
+    Entry,
+    Purse,
+    Tally,
+    add_tally,
+    flat_limits,
+    scopes_of,
+    split_by,
+    totals,
+)
 from runguard.accounting.history import History
 from runguard.core.budget import to_usd
 from runguard.core.events import RunInfo
@@ -14,7 +28,10 @@ _KEPT: Final = ("run", "session", "user", "app")
 
 
 class Spending:
-    """The figures of the runs under way, and of those that are over by whom they belong to. Safe to use from many threads."""
+    """The figures of the runs under way, and of those that are over by whom they belong to.
+
+    Safe to use from many threads.
+    """
 
     def __init__(self) -> None:
         self.purses: dict[str, Purse] = {}  # of the runs under way
@@ -80,7 +97,8 @@ class Spending:
                 purse.calls += 1
             kept = purse.tally.get(key)
             if kept is None:
-                if len(purse.tally) >= LINES_KEPT:  # names beyond that share one line: a run must not grow without bound
+                # names beyond that share one line: a run must not grow without bound
+                if len(purse.tally) >= LINES_KEPT:
                     key = ("(others)", "(others)", "(others)")
                 kept = purse.tally.setdefault(key, Entry())
             kept.count(entry)
@@ -102,12 +120,19 @@ class Spending:
             tally: Tally = {}
             add_tally(tally, purse.inherited)
             add_tally(tally, purse.tally)
-        return {**totals(tally.values()), "by_agent": split_by(tally, 0), "by_model": split_by(tally, 1), "by_tool": split_by(tally, 2)}
+        return {
+            **totals(tally.values()),
+            "by_agent": split_by(tally, 0),
+            "by_model": split_by(tally, 1),
+            "by_tool": split_by(tally, 2),
+        }
 
     def of_scope(self, scope: str | None) -> dict[str, Any]:
         """What was spent, in all and per agent, model and tool. A scope as budgets name it, or None for everything."""
         if scope is not None and (not isinstance(scope, str) or scope.partition(":")[0] not in _KEPT):
-            raise PolicyError(f"spend({scope!r}): give a scope such as 'user:app/alice'; figures are kept by {', '.join(_KEPT)}")
+            raise PolicyError(
+                f"spend({scope!r}): give a scope such as 'user:app/alice'; figures are kept by {', '.join(_KEPT)}"
+            )
         total: Tally = {}
         reserved = 0
         with self._lock:
@@ -126,7 +151,9 @@ class Spending:
 
 
 def record_of(charge: Charge) -> dict[str, Any]:
-    """What one call took, for the records: numbers and names, no text of anybody. A later record with the same id replaces it."""
+    """What one call took, for the records: numbers and names, no text of anybody. A later record with the same id
+    replaces it.
+    """
     entry, (agent, model, tool) = charge.booked or Entry(), charge.entry
     facts = {
         "id": charge.hold.id if charge.hold is not None else "",

@@ -16,7 +16,9 @@ def over_threshold(lines: Lines) -> Denied | None:
                     continue
                 unit = unit_reached(account.spent, share_of(limit, account.granted, threshold.percent))
                 if unit is not None:
-                    return Denied(Refusal(account, unit, NOTHING, account.room, False, 0), meter, fraction=threshold.percent)
+                    return Denied(
+                        Refusal(account, unit, NOTHING, account.room, False, 0), meter, fraction=threshold.percent
+                    )
     return None
 
 
@@ -31,7 +33,8 @@ def newly_reached(lines: Lines, ledger: Ledger) -> Iterator[Fired]:
 def _fire(ledger: Ledger, account: Account, meter: Meter, limits: list[Amount]) -> Iterator[Fired]:
     """The thresholds that are reached, each against its own budget; and when to look again."""
     following, granted = list(NO_LIMIT), account.granted
-    spent = account.spent  # read once: while the store is asked below, the late reply of an earlier call may set the account back
+    # read once: while the store is asked below, the late reply of an earlier call may set the account back
+    spent = account.spent
     for number, (thresholds, limit) in enumerate(zip(meter.thresholds, limits, strict=False)):
         for position, threshold in enumerate(thresholds):
             needed = share_of(limit, granted, threshold.percent)
@@ -46,7 +49,12 @@ def _fire(ledger: Ledger, account: Account, meter: Meter, limits: list[Amount]) 
             if is_first is None:  # the store was away: look again with the next settlement
                 following = [0, 0, 0]
             elif is_first:
-                yield Fired(account, meter, threshold, status_of(account, unit, limit[unit] + account.granted[unit], spent[unit]))
+                yield Fired(
+                    account,
+                    meter,
+                    threshold,
+                    status_of(account, unit, limit[unit] + account.granted[unit], spent[unit]),
+                )
     account.alert = (following[0], following[1], following[2])
     if account.granted != granted:  # extended meanwhile: what was re-armed must be found
         account.alert = NOTHING

@@ -25,7 +25,17 @@ _HOMES = {
     "termination_reason": "runguard.adk.termination",
 }
 
-__all__ = ["ADKCostBreaker", "BudgetPlugin", "GuardedLlm", "RunGuardPlugin", "TerminationPlugin", "install", "terminate", "termination_reason", "uninstall"]
+__all__ = [
+    "ADKCostBreaker",
+    "BudgetPlugin",
+    "GuardedLlm",
+    "RunGuardPlugin",
+    "TerminationPlugin",
+    "install",
+    "terminate",
+    "termination_reason",
+    "uninstall",
+]
 
 __getattr__, __dir__ = lazy(__name__, _HOMES)
 

@@ -1,8 +1,9 @@
 """The model's border: every call that reaches a model passes here, whether or not a hook announced it.
 
-A call that a hook announced brings its reservation along. One that no hook saw (a compaction's summary, an agent that runs without
-plugins inside a tool, a tool that consults a model, a custom agent's own call) is asked for here. A model that calls other models
-(a fallback) is no call itself: each of its attempts is. Whatever then happens to the call, its account is closed here.
+A call that a hook announced brings its reservation along. One that no hook saw (a compaction's summary, an agent that
+runs without plugins inside a tool, a tool that consults a model, a custom agent's own call) is asked for here. A model
+that calls other models (a fallback) is no call itself: each of its attempts is. Whatever then happens to the call, its
+account is closed here.
 """
 
 import asyncio
@@ -19,7 +20,17 @@ from google.adk.models.llm_response import LlmResponse
 from google.genai import types
 
 from runguard.accounting.charges import OWNERS, Charge
-from runguard.adk.chain import FLIGHTS, FRAME, LAYERS, STREAM, TERMINATIONS, Invocation, ModelInFlight, enclosing_frame, runners_inside
+from runguard.adk.chain import (
+    FLIGHTS,
+    FRAME,
+    LAYERS,
+    STREAM,
+    TERMINATIONS,
+    Invocation,
+    ModelInFlight,
+    enclosing_frame,
+    runners_inside,
+)
 from runguard.adk.estimate import count_tokens, project
 from runguard.adk.stops import Halt, refused_response, stop_response
 from runguard.conductor.guard import Guard
@@ -34,23 +45,48 @@ _log: Final = logging.getLogger("runguard")
 _BLOCK: Final = Action.BLOCK
 _METHOD: Final = "generate_content_async"
 DIRECT: Final = "(direct)"  # who makes a call that no agent's hook announced
-_SPINS: Final = 1_000  # rounds that a stopped run may ask at the border before it is ended: a long list of documents is no endless loop
+# rounds that a stopped run may ask at the border before it is ended: a long list of documents is no endless loop
+_SPINS: Final = 1_000
 _LAYER_MODULE: Final = "runguard.adk.guarded"  # its model is no model: the one inside is
 _BORN: Final = "__pydantic_init_subclass__"
-Stop = tuple[Trip | str | None, Guard]  # why a call is not made: a stop, or the words to answer with where only this call is refused; None: aside of a run
+# why a call is not made: a stop, or the words to answer with where only this call is refused; None: aside of a run
+Stop = tuple[Trip | str | None, Guard]
 _AGENT_LABEL: Final = "adk_agent_name"
 
 
 class Toll:
     """One guard's account of one call at the border."""
 
-    __slots__ = ("_flight", "_invocation", "_model", "_settled", "_usage", "charge", "delegated", "guard", "holder", "is_layer")
+    __slots__ = (
+        "_flight",
+        "_invocation",
+        "_model",
+        "_settled",
+        "_usage",
+        "charge",
+        "delegated",
+        "guard",
+        "holder",
+        "is_layer",
+    )
 
     def __init__(
-        self, guard: Guard, charge: Charge, invocation: Invocation | None = None, flight: ModelInFlight | None = None, *, is_layer: bool = False
+        self,
+        guard: Guard,
+        charge: Charge,
+        invocation: Invocation | None = None,
+        flight: ModelInFlight | None = None,
+        *,
+        is_layer: bool = False,
     ) -> None:
         """``is_layer``: of a guarded model. No hook sees the answer, so that the rules learn of it here."""
-        self.guard, self.charge, self._invocation, self._flight, self.is_layer = guard, charge, invocation, flight, is_layer
+        self.guard, self.charge, self._invocation, self._flight, self.is_layer = (
+            guard,
+            charge,
+            invocation,
+            flight,
+            is_layer,
+        )
         self._usage = CallUsage()
         self._settled: tuple[Bill, str] | None = None
         self._model = ""
@@ -66,7 +102,10 @@ class Toll:
         return self._invocation, self._flight
 
     def saw(self, response: LlmResponse) -> None:
-        """A chunk or the whole answer. The account is settled when the answer is there, and again when a later report says more."""
+        """A chunk or the whole answer.
+
+        The account is settled when the answer is there, and again when a later report says more.
+        """
         is_new = self._usage.add(response)
         self._model = response.model_version or self._model
         if is_new and self._flight is not None and self._invocation is not None:
@@ -98,7 +137,9 @@ class Toll:
         if self.is_layer and error is None and not self.delegated:
             charge, usage = self.charge, self._usage
             output = usage.reported.output if usage.reported is not None else None
-            self.guard.after(ModelResult(charge.purse.info.run, charge.lane, charge.agent, self.guard.clock(), usage.prompt, output))
+            self.guard.after(
+                ModelResult(charge.purse.info.run, charge.lane, charge.agent, self.guard.clock(), usage.prompt, output)
+            )
         if self.delegated or self.charge.over:
             return
         if self._usage.reported is not None:
@@ -150,7 +191,14 @@ class Ended:
         task = asyncio.current_task()
         if not self._thrown or task is None or task.uncancel() > 0:
             return None
-        return next(((toll.run.stopped, toll.guard) for toll in self._tolls if toll.run is not None and toll.run.stopped is not None), None)
+        return next(
+            (
+                (toll.run.stopped, toll.guard)
+                for toll in self._tolls
+                if toll.run is not None and toll.run.stopped is not None
+            ),
+            None,
+        )
 
 
 class Crossing:
@@ -166,8 +214,13 @@ class Crossing:
 _CROSSING: Final[ContextVar[Crossing | None]] = ContextVar("runguard_crossing", default=None)
 
 
-async def _guarded(original: Callable[..., Any], llm: BaseLlm, request: LlmRequest, stream: bool, args: Any, kwargs: Any) -> AsyncGenerator[LlmResponse, None]:
-    """The model's answers, with the call on its accounts. A fault of ours changes nothing of them, and leaves no reservation behind."""
+async def _guarded(
+    original: Callable[..., Any], llm: BaseLlm, request: LlmRequest, stream: bool, args: Any, kwargs: Any
+) -> AsyncGenerator[LlmResponse, None]:
+    """The model's answers, with the call on its accounts.
+
+    A fault of ours changes nothing of them, and leaves no reservation behind.
+    """
     outer = _CROSSING.get()
     tolls: list[Toll] = []
     crossing: Crossing | None = None
@@ -263,8 +316,15 @@ def _ended_by_switch(ended: Ended | None, tolls: list[Toll]) -> LlmResponse | No
 
 
 def _fault(fault: Exception, tolls: list[Toll]) -> Stop | None:
-    """Report a fault of ours to the guards whose call this is. Returns a stop when the policy of one of them says so."""
-    guards = {toll.guard for toll in tolls} | {guard for guard, _, _ in FLIGHTS.get()} | {layer.guard for layer in LAYERS.get()}
+    """Report a fault of ours to the guards whose call this is.
+
+    Returns a stop when the policy of one of them says so.
+    """
+    guards = (
+        {toll.guard for toll in tolls}
+        | {guard for guard, _, _ in FLIGHTS.get()}
+        | {layer.guard for layer in LAYERS.get()}
+    )
     runs = {charge.home: charge.purse.info.run for charge in (toll.charge for toll in tolls)}
     runs |= {layer.guard.accounts: layer.invocation.run.info.run for layer in LAYERS.get()}
     stream = STREAM.get()
@@ -274,7 +334,9 @@ def _fault(fault: Exception, tolls: list[Toll]) -> Stop | None:
             found = (stream.plugin.find_invocation(one) for one in stream.invocations)
             runs.setdefault(stream.plugin.guard.accounts, next(one.run.info.run for one in found if one is not None))
     if not guards:
-        _log.error("runguard.guard_error: the border failed with %s; the call goes on", type(fault).__name__, exc_info=fault)
+        _log.error(
+            "runguard.guard_error: the border failed with %s; the call goes on", type(fault).__name__, exc_info=fault
+        )
     stop = None
     for guard in guards:
         trip = guard.fault("border", fault, runs.get(guard.accounts, ""))
@@ -304,7 +366,10 @@ def _call_off(tolls: list[Toll]) -> None:
 
 
 def _refuse_barely(trip: Trip | str | None, guard: Guard, tolls: list[Toll], fault: Exception) -> LlmResponse:
-    """The refusal could not be made as it should be. The call is refused all the same, and a run that is stopped as a whole is ended."""
+    """The refusal could not be made as it should be.
+
+    The call is refused all the same, and a run that is stopped as a whole is ended.
+    """
     guard.faults.note("refusing", fault)
     _call_off(tolls)
     if isinstance(trip, str):
@@ -379,7 +444,13 @@ def _announced(request: LlmRequest) -> list[Toll]:
     """The accounts that hooks have opened for this call."""
     found: list[Toll] = []
     for guard, invocation, flight in FLIGHTS.get():
-        if flight.charge is None or flight.left or flight.answered or flight.charge.over or flight.request() is not request:
+        if (
+            flight.charge is None
+            or flight.left
+            or flight.answered
+            or flight.charge.over
+            or flight.request() is not request
+        ):
             continue
         found.append(Toll(guard, flight.charge, invocation, flight))
         flight.left = True  # last: what is not found here is settled by the hook that sees the answer
@@ -401,7 +472,9 @@ def cap_output(request: LlmRequest, tokens: int) -> None:
 
 
 async def _attempt(toll: Toll, request: LlmRequest, tolls: list[Toll]) -> Stop | None:
-    """A model inside a model: the first attempt takes over what was reserved, every further one is a call of its own."""
+    """A model inside a model: the first attempt takes over what was reserved,
+    every further one is a call of its own.
+    """
     guard, charge = toll.guard, toll.charge
     invocation, flight = toll.place
     first = not toll.delegated
@@ -412,11 +485,15 @@ async def _attempt(toll: Toll, request: LlmRequest, tolls: list[Toll]) -> Stop |
     if first:
         guard.release(charge)
         guard.unspent(charge.purse.info.run)
-    return await _ask(guard, invocation, charge.lane, charge.agent, charge.tool, request, tolls, flight, in_layer=toll.is_layer)
+    return await _ask(
+        guard, invocation, charge.lane, charge.agent, charge.tool, request, tolls, flight, in_layer=toll.is_layer
+    )
 
 
 def _callers(request: LlmRequest) -> Iterable[tuple[Guard, Invocation, str, str, str, bool]]:
-    """Whose unannounced call this is: that of the tool call we are in, or of the runner that is at work; and the guarded models around."""
+    """Whose unannounced call this is: that of the tool call we are in, or of the runner that is at work; and the
+    guarded models around.
+    """
     child = _child_agent(request)
     for layer in LAYERS.get():
         yield layer.guard, layer.invocation, layer.lane, layer.agent, "", True
@@ -425,7 +502,14 @@ def _callers(request: LlmRequest) -> Iterable[tuple[Guard, Invocation, str, str,
         run = frame.invocation.run
         if frame.guard not in seen and frame.guard.runs.get(run.info.run) is run:
             seen.add(frame.guard)
-            yield frame.guard, frame.invocation, frame.lane, child or (frame.path[-1] if frame.path else DIRECT), frame.tool, False
+            yield (
+                frame.guard,
+                frame.invocation,
+                frame.lane,
+                child or (frame.path[-1] if frame.path else DIRECT),
+                frame.tool,
+                False,
+            )
         frame = frame.outer
     stream = STREAM.get()
     while stream is not None and stream.plugin is None:  # a Runner without a guard inside of one that has a guard
@@ -440,7 +524,9 @@ def _callers(request: LlmRequest) -> Iterable[tuple[Guard, Invocation, str, str,
 
 
 def _child_agent(request: LlmRequest) -> str:
-    """The agent that makes this call in a Runner without a guard: ADK labels each request with its name. Empty for a call that no agent makes."""
+    """The agent that makes this call in a Runner without a guard: ADK labels each request with its name. Empty for a
+    call that no agent makes.
+    """
     labels = request.config.labels if request.config is not None else None
     named = labels.get(_AGENT_LABEL) if labels else None
     if named:
@@ -467,17 +553,34 @@ async def _ask(
         return None
     sizes = project(request, invocation.prompts.get((lane, agent)) if is_layer else None)
     limit = request.config.max_output_tokens
-    event = ModelCall(invocation.run.info.run, lane, agent, guard.clock(), request.model or "", sizes.upper, sizes.audio, limit, None, None, tool)
+    event = ModelCall(
+        invocation.run.info.run,
+        lane,
+        agent,
+        guard.clock(),
+        request.model or "",
+        sizes.upper,
+        sizes.audio,
+        limit,
+        None,
+        None,
+        tool,
+    )
     event.aside, event.candidates = invocation.finished, request.config.candidate_count or 1
     if is_layer:  # nobody else has looked at the size of this request
-        event.projected_tokens, event.request_bytes, event.context_limit = sizes.likely, sizes.size, guard.accounts.context_limit(event.model)
+        event.projected_tokens, event.request_bytes, event.context_limit = (
+            sizes.likely,
+            sizes.size,
+            guard.accounts.context_limit(event.model),
+        )
         flight = ModelInFlight(agent, None, lane, projection=sizes)
     counter = guard.policy.tokens
     if counter is not None and (counted := await count_tokens(counter, request)) is not None:
         event.input_tokens = counted
         event.projected_tokens = counted if is_layer else None
     frame = enclosing_frame(guard) if slot else None  # the tool call that makes this call of its own
-    if frame is not None and (inside := runners_inside(frame)):  # agents that no hook sees: each Runner is one delegation deeper
+    # agents that no hook sees: each Runner is one delegation deeper
+    if frame is not None and (inside := runners_inside(frame)):
         entered = AgentEntered(event.run, lane, agent, event.at, frame.depth + inside)
         too_deep = guard.check(entered)
         if too_deep.action is _BLOCK and too_deep.enforced:
@@ -547,7 +650,9 @@ class Border:
             delattr(BaseLlm, _BORN)
 
 
-def _asked_first(call: AsyncGenerator[LlmResponse, None], request: LlmRequest, watched: tuple[Any, ...]) -> AsyncGenerator[LlmResponse, None]:
+def _asked_first(
+    call: AsyncGenerator[LlmResponse, None], request: LlmRequest, watched: tuple[Any, ...]
+) -> AsyncGenerator[LlmResponse, None]:
     from runguard.adk.termination import asked_first
 
     return asked_first(call, watched, request, lambda: _call_off(_announced(request)))
@@ -555,11 +660,14 @@ def _asked_first(call: AsyncGenerator[LlmResponse, None], request: LlmRequest, w
 
 def _wrap(original: Any) -> Any:
     @wraps(original)
-    def generate_content_async(self: BaseLlm, llm_request: LlmRequest, stream: bool = False, *args: Any, **kwargs: Any) -> Any:
+    def generate_content_async(
+        self: BaseLlm, llm_request: LlmRequest, stream: bool = False, *args: Any, **kwargs: Any
+    ) -> Any:
         crossing = _CROSSING.get()
         watched = TERMINATIONS.get()
         if crossing is not None:
-            if crossing.llm is self or not (crossing.tolls or LAYERS.get()):  # a class that calls its parent's method: the same call
+            # a class that calls its parent's method: the same call
+            if crossing.llm is self or not (crossing.tolls or LAYERS.get()):
                 return original(self, llm_request, stream, *args, **kwargs)
         elif watched:
             guarded = _guarded(original, self, llm_request, stream, args, kwargs)

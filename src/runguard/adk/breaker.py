@@ -1,8 +1,8 @@
 """``ADKCostBreaker``: the breaker attached agent by agent, for code that wires callbacks by hand.
 
-It is the same guard as the plugin, fed by agent callbacks instead of plugin hooks. Your own callbacks stay: the breaker runs first
-before a call and last after it. Runs of different sessions never affect each other. A trip ends its run cleanly and then raises a
-``RuntimeError`` to the code that iterates over the run.
+It is the same guard as the plugin, fed by agent callbacks instead of plugin hooks. Your own callbacks stay: the breaker
+runs first before a call and last after it. Runs of different sessions never affect each other. A trip ends its run
+cleanly and then raises a ``RuntimeError`` to the code that iterates over the run.
 """
 
 import inspect
@@ -38,12 +38,13 @@ _COUNTS_KEPT: Final = 10_000
 class ADKCostBreaker:
     """Attach with ``install_on_agent``; share one instance over the agents of a pipeline.
 
-    ``state`` and ``trip_reason`` describe the current run and, between runs, the last one. A trip opens the breaker. After
-    ``half_open_reset_seconds``, or as soon as another run starts, it is half open. A run that ends without a trip closes it. An open
-    breaker refuses the input that tripped it, submitted again by the same user in a new session; every other run starts with fresh
-    counters. ``reset()`` admits it again at once, after the cause is fixed.
+    ``state`` and ``trip_reason`` describe the current run and, between runs, the last one. A trip opens the breaker.
+    After ``half_open_reset_seconds``, or as soon as another run starts, it is half open. A run that ends without a trip
+    closes it. An open breaker refuses the input that tripped it, submitted again by the same user in a new session;
+    every other run starts with fresh counters. ``reset()`` admits it again at once, after the cause is fixed.
 
-    Attach with ``install_on_agent`` only: it sets eight callbacks. The four around tools and agents alone do not stop the model.
+    Attach with ``install_on_agent`` only: it sets eight callbacks. The four around tools and agents alone do not
+    stop the model.
 
     For alerts without stops, use ``mode="shadow"`` with ``on_trip=``; ``growth_ratio`` is the figure to log.
     """
@@ -111,16 +112,22 @@ class ADKCostBreaker:
 
     @property
     def growth_ratio(self) -> float | None:
-        """How many times the tokens of the first ``cost_baseline_events`` responses the latest ones took; None before there are enough.
+        """How many times the tokens of the first ``cost_baseline_events`` responses the latest ones took; None
+        before there are enough.
 
-        Of the responses recorded with ``record_event_tokens``; without any, of the current run's prompts, the agent that grew most.
+        Of the responses recorded with ``record_event_tokens``; without any, of the current run's prompts, the
+        agent that grew most.
         """
         counts, wanted = self._event_token_counts, self.cost_baseline_events
         if counts:
             first = sum(counts[:wanted])
             return sum(counts[-wanted:]) / first if len(counts) >= 2 * wanted and first else None
         run = self._current_run()
-        rules = [rule for lane in run.lanes.values() for rule in lane.detectors if isinstance(rule, Growth)] if run is not None else []
+        rules = (
+            [rule for lane in run.lanes.values() for rule in lane.detectors if isinstance(rule, Growth)]
+            if run is not None
+            else []
+        )
         return max((ratio for rule in rules for ratio in rule.ratios().values()), default=None)
 
     def _last_trip(self) -> Trip | None:
@@ -138,7 +145,8 @@ class ADKCostBreaker:
         return next(reversed(list(self._plugin.guard.runs.values())), None)
 
     def reset(self) -> None:
-        """Forget the last trip, the refused inputs, the recorded token counts, and how the prompts of the last session have grown.
+        """Forget the last trip, the refused inputs, the recorded token counts, and how the prompts of the last
+        session have grown.
 
         For use between sessions. Other runs need no reset: each starts with fresh counters.
         """
@@ -164,15 +172,20 @@ class ADKCostBreaker:
             agent.on_model_error_callback = [self.on_model_error_callback, *agent.canonical_on_model_error_callbacks]
             agent.before_tool_callback = [self.before_tool_callback, *agent.canonical_before_tool_callbacks]
             agent.on_tool_error_callback = [self.on_tool_error_callback, *agent.canonical_on_tool_error_callbacks]
-            # A list of callbacks ends at the first that answers: run yours inside ours, to see what they made of the result.
+            # A list of callbacks ends at the first that answers: run yours inside ours, to see what they made of the
+            # result.
             agent.after_tool_callback = self._last(list(agent.canonical_after_tool_callbacks))
         return agent
 
     def _last(self, theirs: list[Callable[..., Any]]) -> Callable[..., Any]:
-        async def after_tool(tool: BaseTool, args: dict[str, Any], tool_context: ToolContext, tool_response: Any) -> Any:
+        async def after_tool(
+            tool: BaseTool, args: dict[str, Any], tool_context: ToolContext, tool_response: Any
+        ) -> Any:
             changed = None
             for callback in theirs:
-                changed = await _call(callback, tool=tool, args=args, tool_context=tool_context, tool_response=tool_response)
+                changed = await _call(
+                    callback, tool=tool, args=args, tool_context=tool_context, tool_response=tool_response
+                )
                 if changed is not None:
                     break
             final = tool_response if changed is None else changed
@@ -196,7 +209,9 @@ class ADKCostBreaker:
         run = invocation.run
         if run.trips is not self._last_trips and run.stopped is None:
             now = guard.clock()
-            refused = self._resubmissions.refusal(invocation, callback_context._invocation_context, guard.trips, now, self.half_open_reset_seconds)
+            refused = self._resubmissions.refusal(
+                invocation, callback_context._invocation_context, guard.trips, now, self.half_open_reset_seconds
+            )
             if refused is not None:
                 guard.stop(run, ModelCall(run.info.run, agent.name, "", now), refused)
         self._last_started, self._last_trips, self._last_info = run.info.at, run.trips, run.info
@@ -209,35 +224,54 @@ class ADKCostBreaker:
         return None  # nothing is counted by enters and leaves: ADK does not tell every leave
 
     @hook
-    async def before_model_callback(self, callback_context: CallbackContext, llm_request: LlmRequest) -> LlmResponse | None:
+    async def before_model_callback(
+        self, callback_context: CallbackContext, llm_request: LlmRequest
+    ) -> LlmResponse | None:
         return await self._plugin.before_model_callback(callback_context=callback_context, llm_request=llm_request)
 
     @hook
-    async def after_model_callback(self, callback_context: CallbackContext, llm_response: LlmResponse) -> LlmResponse | None:
+    async def after_model_callback(
+        self, callback_context: CallbackContext, llm_response: LlmResponse
+    ) -> LlmResponse | None:
         await self._plugin.after_model_callback(callback_context=callback_context, llm_response=llm_response)
         if not llm_response.partial:
             ic = callback_context._invocation_context
             invocation = await self._plugin.invocation_of(ic)
-            invocation.batches[lane_of(self._plugin.guard, invocation, ic.branch, ic.isolation_scope)] = str(next(self._responses))
+            invocation.batches[lane_of(self._plugin.guard, invocation, ic.branch, ic.isolation_scope)] = str(
+                next(self._responses)
+            )
         return None
 
     @hook
-    async def on_model_error_callback(self, callback_context: CallbackContext, llm_request: LlmRequest, error: Exception) -> LlmResponse | None:
-        return await self._plugin.on_model_error_callback(callback_context=callback_context, llm_request=llm_request, error=error)
+    async def on_model_error_callback(
+        self, callback_context: CallbackContext, llm_request: LlmRequest, error: Exception
+    ) -> LlmResponse | None:
+        return await self._plugin.on_model_error_callback(
+            callback_context=callback_context, llm_request=llm_request, error=error
+        )
 
     @hook
-    async def before_tool_callback(self, tool: BaseTool, args: dict[str, Any], tool_context: ToolContext) -> dict[str, Any] | None:
+    async def before_tool_callback(
+        self, tool: BaseTool, args: dict[str, Any], tool_context: ToolContext
+    ) -> dict[str, Any] | None:
         return await self._plugin.before_tool_callback(tool=tool, tool_args=args, tool_context=tool_context)
 
     @hook
-    async def on_tool_error_callback(self, tool: BaseTool, args: dict[str, Any], tool_context: ToolContext, error: Exception) -> dict[str, Any] | None:
-        answer = await self._plugin.on_tool_error_callback(tool=tool, tool_args=args, tool_context=tool_context, error=error)
-        if answer is None and type(tool) is BaseTool:  # ADK answers a tool that does not exist by itself, past every after-hook
+    async def on_tool_error_callback(
+        self, tool: BaseTool, args: dict[str, Any], tool_context: ToolContext, error: Exception
+    ) -> dict[str, Any] | None:
+        answer = await self._plugin.on_tool_error_callback(
+            tool=tool, tool_args=args, tool_context=tool_context, error=error
+        )
+        # ADK answers a tool that does not exist by itself, past every after-hook
+        if answer is None and type(tool) is BaseTool:
             await self.after_tool_callback(tool, args, tool_context, {"error": words_of(error)})
         return answer
 
     @hook
-    async def after_tool_callback(self, tool: BaseTool, args: dict[str, Any], tool_context: ToolContext, tool_response: Any) -> dict[str, Any] | None:
+    async def after_tool_callback(
+        self, tool: BaseTool, args: dict[str, Any], tool_context: ToolContext, tool_response: Any
+    ) -> dict[str, Any] | None:
         """Judge what the model will see of this call; a nudge comes back as a changed answer."""
         ic = tool_context._invocation_context
         try:
@@ -249,7 +283,9 @@ class ADKCostBreaker:
             self._plugin.ending.fault("after_tool", error, ic)
             return None
 
-    def _judge(self, invocation: Invocation, tool: BaseTool, tool_context: ToolContext, tool_response: Any) -> dict[str, Any] | None:
+    def _judge(
+        self, invocation: Invocation, tool: BaseTool, tool_context: ToolContext, tool_response: Any
+    ) -> dict[str, Any] | None:
         ic = tool_context._invocation_context
         author = getattr(ic.agent, "name", "")
         call = invocation.calls.get(tool_context.function_call_id or "")
@@ -262,16 +298,23 @@ class ADKCostBreaker:
         response = tool_response if isinstance(tool_response, dict) else {"result": tool_response}
         answer = types.FunctionResponse(id=tool_context.function_call_id, name=tool.name, response=response)
         before = answer.response
-        waiting = {*(tool_context.actions.requested_tool_confirmations or ()), *(tool_context.actions.requested_auth_configs or ())}
-        self._plugin.reading.judge_answers(invocation, [answer], author=author, waiting=waiting, hands_over=bool(target))
+        waiting = {
+            *(tool_context.actions.requested_tool_confirmations or ()),
+            *(tool_context.actions.requested_auth_configs or ()),
+        }
+        self._plugin.reading.judge_answers(
+            invocation, [answer], author=author, waiting=waiting, hands_over=bool(target)
+        )
         return answer.response if answer.response is not before else None
 
     # ---- by hand ----------------------------------------------------------------------------------------------------
 
     def record_event_tokens(self, token_count: int) -> None:
-        """Record the tokens of one model response. Raises ``CostGrowthError`` once the latest took ``max_event_cost_ratio`` times the first.
+        """Record the tokens of one model response. Raises ``CostGrowthError`` once the latest took
+        ``max_event_cost_ratio`` times the first.
 
-        Works on an attached breaker too: the current run is stopped as well. In shadow mode it reports the growth once and raises nothing.
+        Works on an attached breaker too: the current run is stopped as well. In shadow mode it reports the
+        growth once and raises nothing.
         """
         counts = self._event_token_counts
         counts.append(token_count)
@@ -279,14 +322,25 @@ class ADKCostBreaker:
             del counts[self.cost_baseline_events : _COUNTS_KEPT // 2]
         ratio = self.growth_ratio
         if ratio is not None and ratio >= self.max_event_cost_ratio:
-            self._trip(f"the last {self.cost_baseline_events} responses took {ratio:.1f} times the tokens of the first, limit {self.max_event_cost_ratio:g}")
+            self._trip(
+                f"the last {self.cost_baseline_events} responses took {ratio:.1f} times the tokens of the "
+                f"first, limit {self.max_event_cost_ratio:g}"
+            )
 
     def _trip(self, reason: str) -> None:
         guard, ratio = self._plugin.guard, self.growth_ratio or 0.0
         if self._is_reported and guard.policy.mode != "enforce":
             return
         self._is_reported = True
-        finding = Finding("growth", Action.STOP, round(ratio, 2), self.max_event_cost_ratio, "times the first tokens", "run", detail=reason)
+        finding = Finding(
+            "growth",
+            Action.STOP,
+            round(ratio, 2),
+            self.max_event_cost_ratio,
+            "times the first tokens",
+            "run",
+            detail=reason,
+        )
         now, run = guard.clock(), self._current_run()
         if run is not None:
             trip = run.stopped or guard.stop(run, ModelCall(run.info.run, "", "", now), finding)

@@ -1,8 +1,10 @@
-"""``BudgetPlugin``: a token budget for each session, counted over every model call of a run and of the agents it calls as tools.
+"""``BudgetPlugin``: a token budget for each session, counted over every model call of a run and of the agents it calls
+as tools.
 
-One model call is told apart by its ``actions`` object: ADK makes one for each call and hands it to every hook and every chunk of it.
-Which session pays is decided by the run that no tool of another run has started. A tool call runs in a task of its own, so a context
-variable that is set before it reaches the runs inside it and nothing else.
+One model call is told apart by its ``actions`` object: ADK makes one for each call and hands it to every hook and every
+chunk of it.
+Which session pays is decided by the run that no tool of another run has started. A tool call runs in a task of its own,
+so a context variable that is set before it reaches the runs inside it and nothing else.
 """
 
 import asyncio
@@ -42,7 +44,8 @@ _log: Final = logging.getLogger("runguard")
 _SESSIONS_KEPT: Final = 10_000
 _RUNS_KEPT: Final = 10_000
 _REFUSALS: Final = 3  # how often one agent is refused in a row before the run is ended from outside
-_REFUSALS_IN_ALL: Final = 30  # the same for all agents of a run: a graph that goes round may give its branches new names, and slows down as it does
+# the same for all agents of a run: a graph that goes round may give its branches new names, and slows down as it does
+_REFUSALS_IN_ALL: Final = 30
 _LOOKS: Final = 600  # half a minute, for siblings whose answer is paid already
 _LOOK_S: Final = 0.05
 _DELIVERY_S: Final = 0.25  # from a model's answer to its event
@@ -61,8 +64,10 @@ class _Run:
     invocation_id: str = ""
     is_open: bool = True
     trip: Trip | None = None
-    refusals: dict[tuple[str, str, str | None], int] = field(default_factory=dict)  # invocation, agent, branch -> times in a row
-    asked: "dict[asyncio.Task[Any], Callable[[], LlmRequest | None]]" = field(default_factory=dict)  # tasks that wait for a model, and what they asked
+    # invocation, agent, branch -> times in a row
+    refusals: dict[tuple[str, str, str | None], int] = field(default_factory=dict)
+    # tasks that wait for a model, and what they asked
+    asked: "dict[asyncio.Task[Any], Callable[[], LlmRequest | None]]" = field(default_factory=dict)
 
 
 # A tuple with at most one run of each plugin: several budgets may watch the same run.
@@ -80,10 +85,12 @@ def _put(variable: ContextVar[tuple[_Run, ...]], run: _Run) -> None:
 
 
 class BudgetPlugin(BasePlugin):
-    """Counts every model call of the App or Runner it is registered with, and carries out its thresholds' nudges and stops.
+    """Counts every model call of the App or Runner it is registered with, and carries out its thresholds' nudges
+    and stops.
 
-    A ``BudgetPolicy`` gives each session a budget of its own, kept in memory for the last 10,000 sessions. A ``BudgetMonitor`` is one
-    budget for everything. A stop refuses model calls until the session's monitor is resumed, reset or adjusted below the threshold.
+    A ``BudgetPolicy`` gives each session a budget of its own, kept in memory for the last 10,000 sessions. A
+    ``BudgetMonitor`` is one budget for everything. A stop refuses model calls until the session's monitor is resumed,
+    reset or adjusted below the threshold.
     """
 
     def __init__(self, policy_or_monitor: BudgetPolicy | BudgetMonitor, *, name: str = "runguard_budget") -> None:
@@ -91,7 +98,9 @@ class BudgetPlugin(BasePlugin):
             raise TypeError(f"a BudgetPolicy or a BudgetMonitor is needed, not {policy_or_monitor!r}")
         super().__init__(name=name)
         self._policy = policy_or_monitor if isinstance(policy_or_monitor, BudgetPolicy) else None
-        self._own = policy_or_monitor.build_monitor() if isinstance(policy_or_monitor, BudgetPolicy) else policy_or_monitor
+        self._own = (
+            policy_or_monitor.build_monitor() if isinstance(policy_or_monitor, BudgetPolicy) else policy_or_monitor
+        )
         self._last = self._own
         self._owner = object()  # stands for this plugin in context variables, without keeping it alive
         self._sessions: OrderedDict[_Key, BudgetMonitor] = OrderedDict()
@@ -132,7 +141,8 @@ class BudgetPlugin(BasePlugin):
     async def before_run_callback(self, *, invocation_context: InvocationContext) -> types.Content | None:
         try:
             with self._lock:
-                self._runs.pop(invocation_context.invocation_id, None)  # ADK uses an id again for a run that goes on after a pause
+                # ADK uses an id again for a run that goes on after a pause
+                self._runs.pop(invocation_context.invocation_id, None)
             self._run_of(invocation_context)
         except Exception as error:
             self._fault("before_run", error)
@@ -177,7 +187,9 @@ class BudgetPlugin(BasePlugin):
         return run
 
     @hook
-    async def before_tool_callback(self, *, tool: BaseTool, tool_args: dict[str, Any], tool_context: ToolContext) -> dict[str, Any] | None:
+    async def before_tool_callback(
+        self, *, tool: BaseTool, tool_args: dict[str, Any], tool_context: ToolContext
+    ) -> dict[str, Any] | None:
         try:
             _put(_INSIDE, self._run_of(tool_context._invocation_context))
         except Exception as error:
@@ -185,7 +197,9 @@ class BudgetPlugin(BasePlugin):
         return None
 
     @hook
-    async def after_tool_callback(self, *, tool: BaseTool, tool_args: dict[str, Any], tool_context: ToolContext, result: Any) -> dict[str, Any] | None:
+    async def after_tool_callback(
+        self, *, tool: BaseTool, tool_args: dict[str, Any], tool_context: ToolContext, result: Any
+    ) -> dict[str, Any] | None:
         said = result.get("result") if isinstance(result, dict) else result
         return self._cut_short(tool, tool_context) if said in ("", _STOP_TEXT) else None
 
@@ -196,7 +210,9 @@ class BudgetPlugin(BasePlugin):
         return self._cut_short(tool, tool_context) if isinstance(error, ValueError) else None
 
     def _cut_short(self, tool: BaseTool, tool_context: ToolContext) -> dict[str, Any] | None:
-        """An agent called as a tool was stopped: its silence, or what a schema makes of that, must not pass for its answer."""
+        """An agent called as a tool was stopped: its silence, or what a schema makes of that, must not pass for its
+        answer.
+        """
         try:
             if isinstance(tool, AgentTool) and self._run_of(tool_context._invocation_context).monitor.stopped:
                 return refusal(PART_STOPPED)
@@ -207,7 +223,9 @@ class BudgetPlugin(BasePlugin):
     # ---- model calls ------------------------------------------------------------------------------------------------
 
     @hook
-    async def before_model_callback(self, *, callback_context: CallbackContext | None, llm_request: LlmRequest) -> LlmResponse | None:
+    async def before_model_callback(
+        self, *, callback_context: CallbackContext | None, llm_request: LlmRequest
+    ) -> LlmResponse | None:
         try:
             ic = callback_context._invocation_context if callback_context is not None else None
             run = self._run_of(ic) if ic is not None else self._without_context()
@@ -216,7 +234,12 @@ class BudgetPlugin(BasePlugin):
                 return None
             trip = run.trip = run.trip or self._trip(run, ic, llm_request)
             if ic is None or callback_context is None or not self._is_spinning(run, ic):
-                if callback_context is not None and ic is not None and isinstance(ic.agent, BaseAgent) and may_escalate(ic.agent):
+                if (
+                    callback_context is not None
+                    and ic is not None
+                    and isinstance(ic.agent, BaseAgent)
+                    and may_escalate(ic.agent)
+                ):
                     callback_context.actions.escalate = True
                 return stop_response(trip, _STOP_TEXT)
         except Exception as error:
@@ -256,7 +279,9 @@ class BudgetPlugin(BasePlugin):
             await asyncio.sleep(_DELIVERY_S)
 
     @hook
-    async def after_model_callback(self, *, callback_context: CallbackContext | None, llm_response: LlmResponse) -> LlmResponse | None:
+    async def after_model_callback(
+        self, *, callback_context: CallbackContext | None, llm_response: LlmResponse
+    ) -> LlmResponse | None:
         try:
             if callback_context is None:
                 self._without_context().monitor.record_response(llm_response)
@@ -266,7 +291,11 @@ class BudgetPlugin(BasePlugin):
             task = asyncio.current_task()
             asked = run.asked.get(task) if task is not None else None
             if ic.live_request_queue is None:  # live usage comes in events of its own
-                run.monitor.record_response(llm_response, callback_context.actions, prompt_tokens=None if asked is None else partial(_tokens_of, asked))
+                run.monitor.record_response(
+                    llm_response,
+                    callback_context.actions,
+                    prompt_tokens=None if asked is None else partial(_tokens_of, asked),
+                )
             if not llm_response.partial and task is not None:
                 run.asked.pop(task, None)
         except Exception as error:
@@ -274,7 +303,9 @@ class BudgetPlugin(BasePlugin):
         return None
 
     @hook
-    async def on_model_error_callback(self, *, callback_context: CallbackContext, llm_request: LlmRequest, error: Exception) -> LlmResponse | None:
+    async def on_model_error_callback(
+        self, *, callback_context: CallbackContext, llm_request: LlmRequest, error: Exception
+    ) -> LlmResponse | None:
         try:
             if (task := asyncio.current_task()) is not None:
                 self._run_of(callback_context._invocation_context).asked.pop(task, None)
@@ -310,8 +341,14 @@ class BudgetPlugin(BasePlugin):
             session_id=session,
             run_id=run.invocation_id,
             invocation_id=ic.invocation_id if ic is not None else "",
-            message=f"stopped by budget: {tokens} tokens, limit {limit} ({monitor.stop_reason}){where}; {turns} model call{'s' if turns != 1 else ''} so far",
-            resume="resume(), reset() or adjust() the session's monitor: plugin.monitor_for(app_name=..., user_id=..., session_id=...)",
+            message=(
+                f"stopped by budget: {tokens} tokens, limit {limit} ({monitor.stop_reason}){where}; {turns} model "
+                f"call{'s' if turns != 1 else ''} so far"
+            ),
+            resume=(
+                "resume(), reset() or adjust() the session's monitor: plugin.monitor_for(app_name=..., "
+                "user_id=..., session_id=...)"
+            ),
             policy_digest=_digest(monitor),
             at=time.time(),  # noqa: TID251 - an adapter, for the operator's eyes; nothing is decided by it
             observed=tokens,
@@ -330,7 +367,9 @@ class BudgetPlugin(BasePlugin):
         self._fault(hook, error)
 
     def _fault(self, hook: str, error: Exception) -> None:
-        _log.error("runguard.budget_error: %s failed with %s; the run goes on", hook, type(error).__name__, exc_info=error)
+        _log.error(
+            "runguard.budget_error: %s failed with %s; the run goes on", hook, type(error).__name__, exc_info=error
+        )
 
 
 def _tokens_of(asked: "Callable[[], LlmRequest | None]") -> int:

@@ -1,9 +1,9 @@
 """Who called whom: what the hooks of one invocation have to know of each other, on every path ADK takes.
 
-Three facts of ADK 2.x shape this file. A transfer is not nested and the transferring agent's after-hook never fires, so nothing
-here counts enters and leaves. Each tool call runs in a task of its own, so a context variable set before it cannot leak, and is
-how an AgentTool's nested run or a single-turn agent finds its caller. Events arrive in the runner's task where that variable is
-not visible, so calls are also kept by their id. ``lanes`` finds the lane of a hook.
+Three facts of ADK 2.x shape this file. A transfer is not nested and the transferring agent's after-hook never fires, so
+nothing here counts enters and leaves. Each tool call runs in a task of its own, so a context variable set before it
+cannot leak, and is how an AgentTool's nested run or a single-turn agent finds its caller. Events arrive in the runner's
+task where that variable is not visible, so calls are also kept by their id. ``lanes`` finds the lane of a hook.
 """
 
 import asyncio
@@ -31,7 +31,8 @@ _CALLS_KEPT: Final = 4_096
 _FLIGHTS_KEPT: Final = 64
 _PROMPTS_KEPT: Final = 1_024
 _START_S: Final = 1.0  # from a function call's event to its start; a paused task's delegation never starts
-_DELIVERY_S: Final = 0.25  # from a model's answer to its event; an agent that keeps the event to itself must not hold us for ever
+# from a model's answer to its event; an agent that keeps the event to itself must not hold us for ever
+_DELIVERY_S: Final = 0.25
 
 
 @dataclass(slots=True)
@@ -100,12 +101,15 @@ class Invocation:
     batches: dict[str, str] = field(default_factory=dict)  # lane -> the model response whose calls run now
     calls: OrderedDict[str, Call] = field(default_factory=OrderedDict)
     flights: dict[asyncio.Task[Any] | None, ModelInFlight] = field(default_factory=dict)
-    lanes: dict[tuple[str, str | None, str | None], str] = field(default_factory=dict)  # by call, branch and isolation scope
+    # by call, branch and isolation scope
+    lanes: dict[tuple[str, str | None, str | None], str] = field(default_factory=dict)
     tasks: "dict[str, Task]" = field(default_factory=dict)  # by the id of the delegating call
-    delegates: dict[str, tuple[int, int]] = field(default_factory=dict)  # lane -> depth of the delegated agent, and models above it in the tree
+    # lane -> depth of the delegated agent, and models above it in the tree
+    delegates: dict[str, tuple[int, int]] = field(default_factory=dict)
     depths: dict[str, int] = field(default_factory=dict)  # lane -> depth of the agent at work in it
     prompts: dict[tuple[str, str], Prompt] = field(default_factory=dict)  # by lane and agent
-    heard: dict[str, tuple[CallUsage, int]] = field(default_factory=dict)  # live: by lane, what came since the last report, and that report's prompt
+    # live: by lane, what came since the last report, and that report's prompt
+    heard: dict[str, tuple[CallUsage, int]] = field(default_factory=dict)
     streamed: bool = False  # the runner's wrapper sees its end
     finished: bool = False  # its agents are done; a compaction may follow
     resumable: bool = False  # its app lets callers resume it, whatever ended it
@@ -132,7 +136,9 @@ class Invocation:
         self.asked = self.asked or bool(self.questions)
 
     def rest(self) -> None:
-        """The run pauses. What the next stream of this invocation needs stays with the run, without what belongs to this stream."""
+        """The run pauses. What the next stream of this invocation needs stays with the run, without what belongs to
+        this stream.
+        """
         for call in self.calls.values():
             call.running, call.task = False, None
         self.run.memo = (self.calls, self.prompts)
@@ -151,7 +157,11 @@ class Invocation:
 
     def is_idle(self, beside: str) -> bool:
         """No call runs and no model is asked, the calls aside that lane ``beside`` stands in: they wait for it."""
-        running = (call_id for call_id, call in self.calls.items() if call.running and call.task is not None and not call.task.done())
+        running = (
+            call_id
+            for call_id, call in self.calls.items()
+            if call.running and call.task is not None and not call.task.done()
+        )
         return all(f"@{call_id}" in beside for call_id in running) and not self.in_flight()
 
     def in_flight(self) -> int:
@@ -222,7 +232,9 @@ LAYERS: Final[ContextVar[tuple[Layer, ...]]] = ContextVar("runguard_layers", def
 # Conditions that may end what is at work here, from the outermost to the innermost.
 TERMINATIONS: Final[ContextVar[tuple[Any, ...]]] = ContextVar("runguard_terminations", default=())
 # Model calls that were given leave in this task and have not reached the model yet, one per guard.
-FLIGHTS: Final[ContextVar[tuple[tuple[Guard, Invocation, ModelInFlight], ...]]] = ContextVar("runguard_flights", default=())
+FLIGHTS: Final[ContextVar[tuple[tuple[Guard, Invocation, ModelInFlight], ...]]] = ContextVar(
+    "runguard_flights", default=()
+)
 
 
 def enclosing_frame(guard: Guard) -> Frame | None:
@@ -236,7 +248,10 @@ def enclosing_frame(guard: Guard) -> Frame | None:
 
 
 def runners_inside(frame: Frame) -> int:
-    """How many Runners without a guard are at work inside a tool call, one inside the other. The tool started the outermost of them."""
+    """How many Runners without a guard are at work inside a tool call, one inside the other.
+
+    The tool started the outermost of them.
+    """
     inside, stream = 0, STREAM.get()
     while stream is not None and stream is not frame.stream:
         inside, stream = inside + 1, stream.outer

@@ -1,8 +1,9 @@
 """What a tool of ADK declares about its arguments, and which of them reach its code.
 
-``FunctionTool`` calls its function with the arguments that the signature names and drops all others, also where the function takes
-``**kwargs``. It injects the tool context and what else it lists in ``_ignore_params``. A subclass with its own ``run_async`` may treat
-arguments in another way, so there every argument counts, as for MCP, OpenAPI and all other tools; only the types in their schema are used.
+``FunctionTool`` calls its function with the arguments that the signature names and drops all others, also where the
+function takes ``**kwargs``. It injects the tool context and what else it lists in ``_ignore_params``. A subclass with
+its own ``run_async`` may treat arguments in another way, so there every argument counts, as for MCP, OpenAPI and all
+other tools; only the types in their schema are used.
 """
 
 import inspect
@@ -24,7 +25,9 @@ _EMPTY: Final[tuple[Any, ...]] = (list, dict, set, tuple, str)  # factories of d
 _OWN_READING: Final = ("__get_pydantic_core_schema__", "model_validate")
 # Everything that decides which arguments reach the function. ADK's own classes add arguments and change none.
 _STEPS: Final = ("run_async", "_preprocess_args", "_preprocess_args_with_validation", "_prepare_invocation_args")
-_PLAIN: Final = {f"google.adk.tools.{module}" for module in ("function_tool", "authenticated_function_tool", "google_tool")}
+_PLAIN: Final = {
+    f"google.adk.tools.{module}" for module in ("function_tool", "authenticated_function_tool", "google_tool")
+}
 
 _known: "weakref.WeakKeyDictionary[BaseTool, tuple[int, Fields | None]]" = weakref.WeakKeyDictionary()
 
@@ -34,7 +37,10 @@ def declared_by(tool: BaseTool) -> Fields | None:
     try:
         known, function = _known.get(tool), id(getattr(tool, "func", None))
         if known is None or known[0] != function:
-            known = _known[tool] = (function, _parameters(tool) if isinstance(tool, FunctionTool) and _is_plain(type(tool)) else _schema(tool))
+            known = _known[tool] = (
+                function,
+                _parameters(tool) if isinstance(tool, FunctionTool) and _is_plain(type(tool)) else _schema(tool),
+            )
         return known[1]
     except Exception:  # an unhashable tool, or a declaration that cannot be read
         return None
@@ -59,7 +65,9 @@ def _parameters(tool: FunctionTool) -> Fields:
 
 def _is_plain(kind: type) -> bool:
     """Whether arguments take the way that ``FunctionTool`` defines."""
-    return all(next((owner.__module__ in _PLAIN for owner in kind.__mro__ if step in vars(owner)), True) for step in _STEPS)
+    return all(
+        next((owner.__module__ in _PLAIN for owner in kind.__mro__ if step in vars(owner)), True) for step in _STEPS
+    )
 
 
 def _hints(function: Any) -> dict[str, Any]:
@@ -71,7 +79,9 @@ def _hints(function: Any) -> dict[str, Any]:
         return get_type_hints(target, include_extras=True)
     except Exception:
         space = getattr(inspect.unwrap(target), "__globals__", {})
-        return {name: _resolved(annotation, space) for name, annotation in getattr(target, "__annotations__", {}).items()}
+        return {
+            name: _resolved(annotation, space) for name, annotation in getattr(target, "__annotations__", {}).items()
+        }
 
 
 def _resolved(annotation: Any, space: dict[str, Any]) -> Any:
@@ -120,7 +130,9 @@ def _one(annotation: Any) -> Any:
             if len(members) != 1:
                 return None
             annotation = members.pop()
-        elif (behind := getattr(annotation, "__supertype__", None) or getattr(annotation, "__value__", None)) is not None and not isinstance(annotation, type):
+        elif (
+            behind := getattr(annotation, "__supertype__", None) or getattr(annotation, "__value__", None)
+        ) is not None and not isinstance(annotation, type):
             annotation = behind
         else:
             return annotation
@@ -131,11 +143,14 @@ def _is_model(annotation: Any) -> bool:
 
 
 def _model(model: type[BaseModel], models: dict[type, Fields | None]) -> Fields | None:
-    """The fields of a model that drops what it does not declare; None for one that may look at everything it is given."""
+    """The fields of a model that drops what it does not declare; None for one
+    that may look at everything it is given.
+    """
     if _reads_input(model):
         models[model] = None
         return None
-    fields = models[model] = Fields(drops_others=True)  # known before its fields are read: one of them may be the model itself
+    # known before its fields are read: one of them may be the model itself
+    fields = models[model] = Fields(drops_others=True)
     by_name = model.model_config.get("populate_by_name") or model.model_config.get("validate_by_name")
     for name, of in model.model_fields.items():
         fields.kinds[name] = _kind(of.annotation, models)
@@ -152,9 +167,20 @@ def _reads_input(model: type[BaseModel]) -> bool:
     """Whether more than the names of its fields decides what a model makes of its input."""
     config, decorators = model.model_config, model.__pydantic_decorators__
     paths = any(not isinstance(of.validation_alias, str | None) for of in model.model_fields.values())
-    validators = any(found.info.mode != "after" for found in decorators.model_validators.values()) or bool(decorators.root_validators)
-    own = any(name in vars(owner) for owner in model.__mro__ if owner is not BaseModel and issubclass(owner, BaseModel) for name in _OWN_READING)
-    special = config.get("extra") not in (None, "ignore") or config.get("validate_by_alias") is False or issubclass(model, RootModel)
+    validators = any(found.info.mode != "after" for found in decorators.model_validators.values()) or bool(
+        decorators.root_validators
+    )
+    own = any(
+        name in vars(owner)
+        for owner in model.__mro__
+        if owner is not BaseModel and issubclass(owner, BaseModel)
+        for name in _OWN_READING
+    )
+    special = (
+        config.get("extra") not in (None, "ignore")
+        or config.get("validate_by_alias") is False
+        or issubclass(model, RootModel)
+    )
     return paths or validators or own or special or model.__pydantic_custom_init__
 
 
@@ -162,7 +188,10 @@ def _reads_input(model: type[BaseModel]) -> bool:
 
 
 def _schema(tool: BaseTool) -> Fields | None:
-    """The types that a tool's schema declares. What its code makes of other arguments is unknown, so all of them count."""
+    """The types that a tool's schema declares.
+
+    What its code makes of other arguments is unknown, so all of them count.
+    """
     declaration = tool._get_declaration()
     if declaration is None:
         return None
@@ -177,7 +206,9 @@ def _schema_kind(schema: Any) -> Kind:
     if not isinstance(schema, dict):
         return None
     if options := schema.get("anyOf"):
-        left = [option for option in options if not isinstance(option, dict) or str(option.get("type")).lower() != "null"]
+        left = [
+            option for option in options if not isinstance(option, dict) or str(option.get("type")).lower() != "null"
+        ]
         return _schema_kind(left[0]) if len(left) == 1 else None
     names = schema.get("type")
     names = [str(name).lower() for name in (names if isinstance(names, list) else [names])]

@@ -1,4 +1,6 @@
-"""Carrying out a stop: at a model call, at an agent, after a fault of the guard itself, and for loops that ADK cannot end."""
+"""Carrying out a stop: at a model call, at an agent, after a fault of the guard itself, and for loops that ADK cannot
+end.
+"""
 
 import asyncio
 import logging
@@ -30,7 +32,8 @@ _IDLE_LOOKS: Final = 10  # half a second
 _FAULTED_KEPT: Final = 1_000
 
 
-_Skips = dict[tuple[str, str | None], tuple[int, int]]  # agent and branch -> times skipped since the last model call, and which call that was
+# agent and branch -> times skipped since the last model call, and which call that was
+_Skips = dict[tuple[str, str | None], tuple[int, int]]
 
 
 def _one_more(skips: _Skips, key: tuple[str, str | None], made: int) -> int:
@@ -54,7 +57,9 @@ class Ending:
         self.skips.pop(invocation_id, None)
         self._failed.pop(invocation_id, None)
 
-    async def at_model(self, context: CallbackContext, trip: Trip, invocation: Invocation | None, lane: str) -> LlmResponse:
+    async def at_model(
+        self, context: CallbackContext, trip: Trip, invocation: Invocation | None, lane: str
+    ) -> LlmResponse:
         """Answer a model call with the stop."""
         ic = context._invocation_context
         agent = ic.agent
@@ -67,7 +72,9 @@ class Ending:
             self._stop_anyway(context, trip, error)
             return LlmResponse(content=_thought(trip.rule), error_code=STOP_CODE, error_message=trip.rule)
 
-    async def at_agent(self, context: CallbackContext, agent: BaseAgent, trip: Trip, invocation: Invocation | None, lane: str) -> types.Content:
+    async def at_agent(
+        self, context: CallbackContext, agent: BaseAgent, trip: Trip, invocation: Invocation | None, lane: str
+    ) -> types.Content:
         """Skip an agent. ADK takes content only: ``mark`` gives the event the rest."""
         try:
             await self._skip(context._invocation_context, agent.name, trip, invocation, lane)
@@ -79,7 +86,9 @@ class Ending:
             return _thought(trip.rule)
 
     def _stop_anyway(self, context: CallbackContext, trip: Trip, error: Exception) -> None:
-        """A stop was decided and a fault of ours is in its way: it stays a stop, and a run that asks again and again is ended."""
+        """A stop was decided and a fault of ours is in its way: it stays a stop, and a run that asks again and again is
+        ended.
+        """
         ic = context._invocation_context
         self._guard.faults.note("stopping", error)
         self._failed[ic.invocation_id] = times = self._failed.get(ic.invocation_id, 0) + 1
@@ -87,11 +96,15 @@ class Ending:
             raise Halt(trip)
         context.actions.escalate = not isinstance(getattr(ic.agent, "parent_agent", None), ParallelAgent)
 
-    async def at_tool_node(self, ic: InvocationContext, tool: str, trip: Trip, invocation: Invocation, lane: str) -> None:
+    async def at_tool_node(
+        self, ic: InvocationContext, tool: str, trip: Trip, invocation: Invocation, lane: str
+    ) -> None:
         """A node that is a tool was refused: a graph that goes round through such nodes is ended from outside."""
         await self._skip(ic, tool, trip, invocation, lane)
 
-    async def _skip(self, ic: InvocationContext, agent: str, trip: Trip, invocation: Invocation | None, lane: str) -> None:
+    async def _skip(
+        self, ic: InvocationContext, agent: str, trip: Trip, invocation: Invocation | None, lane: str
+    ) -> None:
         runners.announce(trip, self._plugin)
         strand = invocation.run.lanes.get(lane) if invocation is not None else None
         if strand is not None:
@@ -108,7 +121,8 @@ class Ending:
                 invocation.run.stopped = trip  # nothing but stopped branches ask any more: the stop is the run's
                 skips.clear()
             return
-        # A loop that ADK cannot end (a graph cycle, a custom agent) would ask for ever. Paid siblings first: at most half a minute.
+        # A loop that ADK cannot end (a graph cycle, a custom agent) would ask for ever. Paid siblings first: at most
+        # half a minute.
         for _ in range(600):
             if invocation is None or invocation.is_quiet():
                 break
@@ -135,7 +149,13 @@ class Ending:
     def mark(self, event: Event, trip: Trip | None) -> None:
         """Give the event of a skipped agent the code and the trip that a stop carries."""
         content = event.content
-        if trip is None or content is None or event.error_code is not None or not content.parts or not content.parts[0].thought:
+        if (
+            trip is None
+            or content is None
+            or event.error_code is not None
+            or not content.parts
+            or not content.parts[0].thought
+        ):
             return
         text = self._guard.stop_text(trip)
         if content.parts[0].text == text:
@@ -160,7 +180,10 @@ class Ending:
             return None
 
     def fault(self, hook: str, error: Exception, ic: InvocationContext) -> Trip | None:
-        """Record a failure of the guard itself. The trip to stop with, when the policy says so; None lets the run go on."""
+        """Record a failure of the guard itself.
+
+        The trip to stop with, when the policy says so; None lets the run go on.
+        """
         self._guard.faults.note(hook, error)
         if self._guard.goes_on_after(error):
             return None
@@ -177,8 +200,15 @@ class Ending:
         except Exception:
             _log.exception("runguard.guard_error: the guard cannot even stop the run; it is stopped without it")
         if trip is None:  # made of what the context says: the guard could not begin
-            facts: dict[str, Any] = {"app": ic.app_name, "user_id": ic.user_id, "session_id": ic.session.id, "agent_path": (agent,)}
-            trip = guard_error_trip(reason, ic.invocation_id, guard.policy, guard.clock(), invocation_id=ic.invocation_id, **facts)
+            facts: dict[str, Any] = {
+                "app": ic.app_name,
+                "user_id": ic.user_id,
+                "session_id": ic.session.id,
+                "agent_path": (agent,),
+            }
+            trip = guard_error_trip(
+                reason, ic.invocation_id, guard.policy, guard.clock(), invocation_id=ic.invocation_id, **facts
+            )
             guard.trips.append(trip)
         self.faulted[ic.invocation_id] = trip
         if len(self.faulted) > _FAULTED_KEPT:

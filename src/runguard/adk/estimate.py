@@ -1,8 +1,9 @@
 """How large the next request is, before a model has counted it.
 
-The first request of an agent is measured whole. After its answer the real prompt is known, and only what was added since is
-measured: exact for the old part, an estimate for the new, and the same work however long the history has become. Where the old
-part changed (compaction, another history), the whole is measured again and scaled by what was learned.
+The first request of an agent is measured whole. After its answer the real prompt is known, and only what was added
+since is measured: exact for the old part, an estimate for the new, and the same work however long the history has
+become. Where the old part changed (compaction, another history), the whole is measured again and scaled by what was
+learned.
 """
 
 import asyncio
@@ -83,7 +84,9 @@ def project(request: LlmRequest, known: Prompt | None) -> Projection:
             size, heard = _measure(content)
             added, audio = added + size, audio + heard
         tail = _measure(contents[-1])[0] if count > known.contents else known.tail
-        return Projection(known.tokens - (-added // UPPER), known.tokens + added // LIKELY, audio, known.size + added, count, tail)
+        return Projection(
+            known.tokens - (-added // UPPER), known.tokens + added // LIKELY, audio, known.size + added, count, tail
+        )
     size, audio, tail = _overhead(request), 0, 0
     for content in contents:
         tail, heard = _measure(content)

@@ -1,7 +1,7 @@
 """An installed guard whose policy is replaced while the process runs: one plugin per policy, one of them in charge.
 
-Runners keep the plugin that was put into them, and runs in flight finish on the plugin they began with. So every hook asks which plugin a
-call belongs to. Without a replacement nothing is asked.
+Runners keep the plugin that was put into them, and runs in flight finish on the plugin they began with. So every hook
+asks which plugin a call belongs to. Without a replacement nothing is asked.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -18,7 +18,8 @@ class Generations:
     __slots__ = ("_plugins",)
 
     def __init__(self, first: "RunGuardPlugin") -> None:
-        self._plugins: tuple[RunGuardPlugin, ...] = (first,)  # newest first; replaced as a whole, so that other threads see all of it
+        # newest first; replaced as a whole, so that other threads see all of it
+        self._plugins: tuple[RunGuardPlugin, ...] = (first,)
 
     @property
     def newest(self) -> "RunGuardPlugin":
@@ -48,7 +49,9 @@ class Generations:
         return self.newest
 
     def put_in(self, plugins: list[Any], listed: "RunGuardPlugin") -> None:
-        """Replace an older plugin in a Runner's list, unless it still has runs: their hooks are called through the list."""
+        """Replace an older plugin in a Runner's list, unless it still has runs: their hooks are called through the
+        list.
+        """
         if listed is not self.newest and not listed.has_runs():
             plugins[plugins.index(listed)] = self.newest
 

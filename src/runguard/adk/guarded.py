@@ -1,9 +1,9 @@
 """``GuardedLlm``: any model of ADK with a guard around it, so that an agent can be guarded by its ``model=`` alone.
 
-It is no model itself. It says that its guard has a say; the model inside is then judged where all models are, at the border, and a
-fallback that tries three models is three calls. Which run a call belongs to is known from the Runner; loops are seen in the tool
-answers that each request carries. Where the plugin guards the same run, it sees the tools better, and only money and context are
-looked at here.
+It is no model itself. It says that its guard has a say; the model inside is then judged where all models are, at the
+border, and a fallback that tries three models is three calls. Which run a call belongs to is known from the Runner;
+loops are seen in the tool answers that each request carries. Where the plugin guards the same run, it sees the tools
+better, and only money and context are looked at here.
 """
 
 import itertools
@@ -59,15 +59,17 @@ class _Guarded:
 class GuardedLlm(Controls, BaseLlm):
     """``LlmAgent(model=GuardedLlm("gemini-2.5-flash", max_usd=1.50))``.
 
-    ``model``: a model of ADK, or the name of one. The keywords are those of ``RunGuardPlugin``; a stop raises its typed error, unless
-    ``on_stop="stop"`` asks for a final answer with ``error_code="RUNGUARD_STOP"``. Limits hold for each run of the Runner, however
-    many agents share the model.
+    ``model``: a model of ADK, or the name of one. The keywords are those of ``RunGuardPlugin``; a stop raises its
+    typed error, unless
+    ``on_stop="stop"`` asks for a final answer with ``error_code="RUNGUARD_STOP"``. Limits hold for each run of the
+    Runner, however many agents share the model.
     """
 
     _inner: BaseLlm = PrivateAttr()
     _guard: Guard = PrivateAttr()
     _alone: _Guarded | None = PrivateAttr(default=None)
-    _number: int = PrivateAttr(default_factory=itertools.count(1).__next__)  # the same in every process of the same program
+    # the same in every process of the same program
+    _number: int = PrivateAttr(default_factory=itertools.count(1).__next__)
 
     def __init__(self, model: BaseLlm | str, **policy: Unpack[PolicySettings]) -> None:
         inner = LLMRegistry.new_llm(model) if isinstance(model, str) else model
@@ -97,10 +99,14 @@ class GuardedLlm(Controls, BaseLlm):
         return self._inner.capabilities  # newer versions of ADK ask a model what it can do
 
     def connect(self, llm_request: LlmRequest) -> Any:
-        """A live connection is the inner model's: nothing of it is guarded here. The plugin books what a live run tells."""
+        """A live connection is the inner model's: nothing of it is guarded here. The plugin books what a live run
+        tells.
+        """
         return self._inner.connect(llm_request)
 
-    async def generate_content_async(self, llm_request: LlmRequest, stream: bool = False) -> AsyncGenerator[LlmResponse, None]:
+    async def generate_content_async(
+        self, llm_request: LlmRequest, stream: bool = False
+    ) -> AsyncGenerator[LlmResponse, None]:
         if self._guard.policy.mode == "off":
             async with aclosing(self._inner.generate_content_async(llm_request, stream)) as answers:
                 async for response in answers:
@@ -124,7 +130,8 @@ class GuardedLlm(Controls, BaseLlm):
                 LAYERS.reset(token)
             async with aclosing(asked) as answers:
                 while True:
-                    token = LAYERS.set((*LAYERS.get(), *mine))  # for each piece: between two of them, others use this context
+                    # for each piece: between two of them, others use this context
+                    token = LAYERS.set((*LAYERS.get(), *mine))
                     try:
                         response = await anext(answers)
                     except StopAsyncIteration:
@@ -159,7 +166,9 @@ class GuardedLlm(Controls, BaseLlm):
         if not target or not strand.sees_tools or not mine:
             return None
         run, agent = mine[0].invocation.run, mine[0].agent
-        return _enforced(self._guard.check(HandOff(run.info.run, self._handoff_lane(run), agent, target, self._guard.clock())))
+        return _enforced(
+            self._guard.check(HandOff(run.info.run, self._handoff_lane(run), agent, target, self._guard.clock()))
+        )
 
     def _handoff_lane(self, run: Run) -> str:
         """Agents have a lane each. What they pass to each other is counted in one lane of their Runner."""
@@ -217,7 +226,9 @@ class GuardedLlm(Controls, BaseLlm):
 
     # ---- what the tools answered ------------------------------------------------------------------------------------
 
-    def _learn(self, invocation: Invocation, strand: _Strand, lane: str, agent: str, request: LlmRequest) -> Trip | None:
+    def _learn(
+        self, invocation: Invocation, strand: _Strand, lane: str, agent: str, request: LlmRequest
+    ) -> Trip | None:
         """The answers at the end of a request are what happened since the last one."""
         guard, run = self._guard, invocation.run
         if lane not in run.lanes:
@@ -267,11 +278,17 @@ def _chain(stream: Stream) -> list[Stream]:
 
 
 def _calls_of(content: types.Content | None) -> list[types.FunctionCall]:
-    return [part.function_call for part in (content.parts or []) if part.function_call is not None] if content is not None else []
+    return (
+        [part.function_call for part in (content.parts or []) if part.function_call is not None]
+        if content is not None
+        else []
+    )
 
 
 def _answers(guard: Guard, contents: list[types.Content]) -> list[Answer]:
-    """The answers after the model's last words, each with the call it answers: by id where there are ids, else in order."""
+    """The answers after the model's last words, each with the call it answers: by id where there are ids, else in
+    order.
+    """
     told: list[types.FunctionResponse] = []
     calls: list[types.FunctionCall] = []
     for content in reversed(contents):
@@ -281,7 +298,9 @@ def _answers(guard: Guard, contents: list[types.Content]) -> list[Answer]:
         told[:0] = [part.function_response for part in content.parts or [] if part.function_response is not None]
     answers = []
     for response in told:
-        call = next((c for c in calls if c.name == response.name and (c.id == response.id or not c.id or not response.id)), None)
+        call = next(
+            (c for c in calls if c.name == response.name and (c.id == response.id or not c.id or not response.id)), None
+        )
         if call is None:
             continue
         calls.remove(call)

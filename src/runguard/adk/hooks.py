@@ -1,8 +1,8 @@
 """The outermost line of every hook of ADK.
 
-ADK ends a run when a hook of a plugin raises. So nothing but a deliberate end of the run (``Halt``, no ``Exception``) leaves a
-hook: a fault of RunGuard is counted and logged, and ``on_guard_error`` says what ADK gets instead of an answer. Where ``install()`` has replaced a
-policy, the hook is answered by the plugin whose run it is called for.
+ADK ends a run when a hook of a plugin raises. So nothing but a deliberate end of the run (``Halt``, no ``Exception``)
+leaves a hook: a fault of RunGuard is counted and logged, and ``on_guard_error`` says what ADK gets instead of an
+answer. Where ``install()`` has replaced a policy, the hook is answered by the plugin whose run it is called for.
 """
 
 from collections.abc import Callable, Coroutine

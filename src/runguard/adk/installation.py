@@ -21,9 +21,10 @@ _place = ("", 0)  # file and line of the install() in force
 def install(**policy: Unpack[PolicySettings]) -> RunGuardPlugin:
     """Guard every ADK Runner of this process.
 
-    An equal second call returns the same plugin. A different one from the same file, such as an edited ``agent.py`` that is loaded again,
-    replaces the policy: spend, trips and stops are kept, and runs in flight finish under the policy they began with. A different one from another
-    file raises. An App that registers a ``RunGuardPlugin`` of its own keeps that one. Keywords are those of ``RunGuardPlugin``.
+    An equal second call returns the same plugin. A different one from the same file, such as an edited ``agent.py``
+    that is loaded again, replaces the policy: spend, trips and stops are kept, and runs in flight finish under the
+    policy they began with. A different one from another file raises. An App that registers a ``RunGuardPlugin`` of its
+    own keeps that one. Keywords are those of ``RunGuardPlugin``.
     """
     global _place
     caller = sys._getframe(1)
@@ -36,13 +37,16 @@ def install(**policy: Unpack[PolicySettings]) -> RunGuardPlugin:
     elif _is_same_file(place[0], _place[0]):
         plugin = _replace(installed, policy)
         _log.warning(
-            "runguard.policy_replaced: install() at %s replaces the policy of %s; spend, trips and stops are kept, runs in flight finish under the old policy",
+            "runguard.policy_replaced: install() at %s replaces the policy of %s; spend, trips and stops are "
+            "kept, runs in flight finish under the old policy",
             *(_shown(place), _shown(_place)),
         )
     else:
         raise InstallError(
-            f"runguard is already installed with another policy at {_shown(_place)}; this call at {_shown(place)} differs. install() guards every agent of a "
-            "process: use one policy for all, or give each app a guard of its own with App(..., plugins=[RunGuardPlugin(...)]). uninstall() would leave the "
+            f"runguard is already installed with another policy at {_shown(_place)}; this call at "
+            f"{_shown(place)} differs. install() guards every agent of a "
+            "process: use one policy for all, or give each app a guard of its own with App(..., "
+            "plugins=[RunGuardPlugin(...)]). uninstall() would leave the "
             "first unguarded."
         )
     _place = place
@@ -68,7 +72,10 @@ class _Successor(RunGuardPlugin):
 
 
 def _replace(installed: RunGuardPlugin, policy: PolicySettings) -> RunGuardPlugin:
-    """A plugin under the new policy, in charge of what begins from now on. An invalid policy raises and changes nothing."""
+    """A plugin under the new policy, in charge of what begins from now on.
+
+    An invalid policy raises and changes nothing.
+    """
     plugin = _Successor(installed.guard, policy)
     retire(installed.guard, plugin.guard)
     generations = installed.generations = installed.generations or Generations(installed)
@@ -87,7 +94,9 @@ def _shown(place: tuple[str, int]) -> str:
 
 
 def _same(a: Policy, b: Policy) -> bool:
-    """Equal settings, and functions that come from the same place: a lambda that is defined again is the same lambda."""
+    """Equal settings, and functions that come from the same place:
+    a lambda that is defined again is the same lambda.
+    """
     return all(_origin(getattr(a, name)) == _origin(getattr(b, name)) for name in Policy.model_fields)
 
 

@@ -1,4 +1,7 @@
-"""What one call of a Runner may say for itself: ``RunConfig(custom_metadata={"runguard": {"labels": {"team": "search"}, "max_usd": 1}})``."""
+"""What one call of a Runner may say for itself:
+
+``RunConfig(custom_metadata={"runguard": {"labels": {"team": "search"}, "max_usd": 1}})``.
+"""
 
 from collections.abc import Mapping
 from typing import Any, Final

@@ -1,9 +1,9 @@
 """Which lane of a run a hook or an event belongs to, and how many delegations are above its agent.
 
-A model delegates in three ways. A transfer stays in its lane. An agent called as a tool (``AgentTool``, ``mode="single_turn"``) gets a
-lane of its own: its hooks see the frame of the call. So does a task (``mode="task"``): its hooks see the id of the delegating call as
-isolation scope. ADK gives a task a new branch at each transfer inside of it, and may start it again inside of itself; all of that is
-the task's one lane. Elsewhere a branch is parallel work.
+A model delegates in three ways. A transfer stays in its lane. An agent called as a tool (``AgentTool``,
+``mode="single_turn"``) gets a lane of its own: its hooks see the frame of the call. So does a task (``mode="task"``):
+its hooks see the id of the delegating call as isolation scope. ADK gives a task a new branch at each transfer inside of
+it, and may start it again inside of itself; all of that is the task's one lane. Elsewhere a branch is parallel work.
 """
 
 from dataclasses import dataclass, field
@@ -20,14 +20,18 @@ _KEPT: Final = 4_096
 
 @dataclass(slots=True)
 class Task:
-    """A task that a model has delegated. ``starts``: the branches in which ADK has started it, each inside the one before."""
+    """A task that a model has delegated.
+
+    ``starts``: the branches in which ADK has started it, each inside the one before.
+    """
 
     id: str  # of the delegating call
     agent: str
     lane: str
     caller_lane: str
     caller_path: tuple[str, ...]
-    depth: int  # of its agent; -1 where the delegation was made in an earlier turn: as deep as the agent stands in the tree
+    # of its agent; -1 where the delegation was made in an earlier turn: as deep as the agent stands in the tree
+    depth: int
     starts: list[str] = field(default_factory=list)
 
     def follow(self, branch: str | None) -> int:
@@ -139,21 +143,28 @@ def _branch_lane(guard: Guard, invocation: Invocation, branch: str, base: str) -
             break
     opened_by = branch.rpartition("@")[2] if "@" in branch else ""
     strand = run.lanes.get(parent)
-    guard.open_lane(run, key, parent, concurrent=opened_by not in invocation.calls, path=strand.path if strand is not None else ())
+    guard.open_lane(
+        run, key, parent, concurrent=opened_by not in invocation.calls, path=strand.path if strand is not None else ()
+    )
     return key
 
 
 # ---- depth ----------------------------------------------------------------------------------------------------------
 
 
-def enter(guard: Guard, invocation: Invocation, agent: BaseAgent, lane: str, branch: str | None, scope: str | None) -> int:
+def enter(
+    guard: Guard, invocation: Invocation, agent: BaseAgent, lane: str, branch: str | None, scope: str | None
+) -> int:
     """An agent begins to work in a lane. Returns the delegations above it."""
     task = invocation.tasks.get(scope) if scope else None
     known = invocation.delegates.get(lane)
     if task is not None and task.lane == lane:
         if task.depth < 0:
             task.depth = _levels(agent, invocation)
-        invocation.delegates[lane] = (task.follow(branch), known[1] if known is not None else _levels(agent, invocation))
+        invocation.delegates[lane] = (
+            task.follow(branch),
+            known[1] if known is not None else _levels(agent, invocation),
+        )
     elif known is None and (frame := _frame_in(guard, invocation)) is not None and child_lane(frame) == lane:
         invocation.delegates[lane] = (frame.depth + 1, _levels(agent, invocation))
     if len(invocation.delegates) > _KEPT:
@@ -167,8 +178,9 @@ def enter(guard: Guard, invocation: Invocation, agent: BaseAgent, lane: str, bra
 def depth_of(agent: BaseAgent, invocation: Invocation, lane: str) -> int:
     """Delegations above an agent in a lane, each made by a model. Containers do not count.
 
-    In the tree of agents these are the models above it that could have sent the work down. In the lane of a delegated agent they are
-    those above the delegate, and those between the delegate and an agent below it: a transfer back up to the caller goes no less deep.
+    In the tree of agents these are the models above it that could have sent the work down. In the lane of a delegated
+    agent they are those above the delegate, and those between the delegate and an agent below it: a transfer back up to
+    the caller goes no less deep.
     """
     levels = _levels(agent, invocation)
     delegate = invocation.delegates.get(lane)

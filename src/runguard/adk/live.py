@@ -1,7 +1,7 @@
 """Live connections: when a stopped one may be closed, and what is stored of its stop.
 
-A live connection goes on after a stop: ADK asks about every further user content, and audio is sent without asking. So the runner's
-wrapper closes the connection once the stop was reported and the model is not in the middle of an answer.
+A live connection goes on after a stop: ADK asks about every further user content, and audio is sent without asking. So
+the runner's wrapper closes the connection once the stop was reported and the model is not in the middle of an answer.
 """
 
 from google.adk.events import Event
@@ -29,7 +29,10 @@ class Turn:
 
 
 def stored_once(invocation: Invocation | None, trip_id: str, stop: LlmResponse) -> LlmResponse:
-    """The stop of a live run. ADK stores every answer to a user content that is not partial: only the first one is to be stored."""
+    """The stop of a live run.
+
+    ADK stores every answer to a user content that is not partial: only the first one is to be stored.
+    """
     if invocation is not None and invocation.live:
         stop.partial = True if invocation.stop_stored == trip_id else None
         invocation.stop_stored = trip_id

@@ -1,7 +1,9 @@
 """``RunGuardPlugin``: ADK's hooks in, events out, decisions carried out. It translates and decides nothing.
 
-Register it first in ``App(plugins=[RunGuardPlugin(...)])``: a plugin before it that answers a call hides that call from it.
-Results are judged on the function-response event, which precedes the next model call and shows what callbacks made of them.
+Register it first in ``App(plugins=[RunGuardPlugin(...)])``: a plugin before it that answers a call hides that call from
+it.
+Results are judged on the function-response event, which precedes the next model call and shows what callbacks made of
+them.
 """
 
 import asyncio
@@ -26,7 +28,17 @@ from google.genai import types
 
 from runguard.adk import runners
 from runguard.adk.border import cap_output
-from runguard.adk.chain import FLIGHTS, FRAME, STREAM, Call, Frame, Invocation, ModelInFlight, enclosing_frame, stop_in_force
+from runguard.adk.chain import (
+    FLIGHTS,
+    FRAME,
+    STREAM,
+    Call,
+    Frame,
+    Invocation,
+    ModelInFlight,
+    enclosing_frame,
+    stop_in_force,
+)
 from runguard.adk.declared import declared_by
 from runguard.adk.ending import Ending
 from runguard.adk.estimate import count_tokens, project
@@ -62,7 +74,10 @@ _WRITE_S: Final = 1.0
 
 
 class RunGuardPlugin(Controls, BasePlugin):
-    """Guards every run of the App or Runner it is registered with. Keywords are the policy; see ``runguard.policy.settings``."""
+    """Guards every run of the App or Runner it is registered with.
+
+    Keywords are the policy; see ``runguard.policy.settings``.
+    """
 
     generations: "Generations | None" = None  # of an installed guard whose policy was replaced
 
@@ -110,11 +125,18 @@ class RunGuardPlugin(Controls, BasePlugin):
 
     @staticmethod
     def _load_prices() -> None:
-        """A fifth of a second that no run should wait for. Not in a thread: a process that forks meanwhile could never import again."""
+        """A fifth of a second that no run should wait for.
+
+        Not in a thread: a process that forks meanwhile could never import again.
+        """
         try:
             preload()
         except Exception:
-            _log.warning("runguard.prices_failed: the price list could not be loaded; models without prices= of your own have none", exc_info=True)
+            _log.warning(
+                "runguard.prices_failed: the price list could not be loaded; models without prices= of your "
+                "own have none",
+                exc_info=True,
+            )
 
     def _check_store(self) -> None:
         if self.policy_error is not None:
@@ -136,7 +158,8 @@ class RunGuardPlugin(Controls, BasePlugin):
         if policy.budgets:
             shown += f", budgets={len(policy.budgets)}"
         return (
-            f"mode={policy.mode}, on_stop={policy.on_stop}, {shown}, store={self.guard.accounts.ledger.name}, policy={policy.digest}, google-adk {adk_version}"
+            f"mode={policy.mode}, on_stop={policy.on_stop}, {shown}, store={self.guard.accounts.ledger.name}, "
+            f"policy={policy.digest}, google-adk {adk_version}"
         )
 
     def instead_of(self, hook: str, error: Exception, *given: Any) -> Any:
@@ -156,7 +179,9 @@ class RunGuardPlugin(Controls, BasePlugin):
         return None
 
     async def _enter(self, ic: InvocationContext, *, announced: bool = False) -> Invocation:
-        """A stream of an invocation begins: a new run, or one that goes on. ``announced``: by ADK, rather than found out by a later hook."""
+        """A stream of an invocation begins: a new run, or one that goes on. ``announced``: by ADK, rather than found
+        out by a later hook.
+        """
         guard, frame = self.guard, enclosing_frame(self.guard)
         if frame is not None:
             lane = open_child(guard, frame)
@@ -186,7 +211,9 @@ class RunGuardPlugin(Controls, BasePlugin):
         """Whose run it is and with which limits; and what is wrong with the options it was given."""
         config = ic.run_config
         limit = config.max_llm_calls if config else None
-        labels, max_usd, max_tokens, wrong = run_options(config.custom_metadata.get(METADATA_KEY) if config and config.custom_metadata else None)
+        labels, max_usd, max_tokens, wrong = run_options(
+            config.custom_metadata.get(METADATA_KEY) if config and config.custom_metadata else None
+        )
         info = RunInfo(
             run=name,
             app=ic.app_name,
@@ -219,12 +246,16 @@ class RunGuardPlugin(Controls, BasePlugin):
         invocation = self._invocations.get(invocation_context.invocation_id)
         if invocation is not None:
             invocation.finished = True
-        if invocation is not None and not invocation.streamed:  # else the runner's wrapper sees its end: a compaction may still follow
+        # else the runner's wrapper sees its end: a compaction may still follow
+        if invocation is not None and not invocation.streamed:
             self.forget(invocation_context.invocation_id)
             await self.written([invocation_context.invocation_id])
 
     def forget(self, invocation_id: str) -> Trip | None:
-        """A stream of an invocation is over, however it ended. The first to notice calls this. Returns the last trip, if there was one."""
+        """A stream of an invocation is over, however it ended.
+
+        The first to notice calls this. Returns the last trip, if there was one.
+        """
         invocation = self._invocations.get(invocation_id)
         if invocation is not None and invocation.entered > 1:
             invocation.entered -= 1
@@ -262,11 +293,14 @@ class RunGuardPlugin(Controls, BasePlugin):
             self.guard.end(run.info.run)
 
     async def written(self, invocation_ids: Iterable[str]) -> None:
-        """Wait, bounded, until the store has the records of paused runs: another worker may resume them as soon as their streams have ended.
+        """Wait, bounded, until the store has the records of paused runs: another worker may resume them as soon
+        as their streams have ended.
 
         It does not wait while the store is away: every refused run would end a second later.
         """
-        futures = [asyncio.wrap_future(future) for one in invocation_ids if (future := self._writing.get(one)) is not None]
+        futures = [
+            asyncio.wrap_future(future) for one in invocation_ids if (future := self._writing.get(one)) is not None
+        ]
         if futures and not self.guard.accounts.ledger.is_away:
             await asyncio.wait(futures, timeout=_WRITE_S)
 
@@ -296,12 +330,16 @@ class RunGuardPlugin(Controls, BasePlugin):
 
     def is_idle(self, run: Run, beside: str) -> bool:
         """Nothing of a run moves, the calls aside that lane ``beside`` stands in."""
-        return all(invocation.is_idle(beside) for invocation in list(self._invocations.values()) if invocation.run is run)
+        return all(
+            invocation.is_idle(beside) for invocation in list(self._invocations.values()) if invocation.run is run
+        )
 
     # ---- agents -----------------------------------------------------------------------------------------------------
 
     @hook
-    async def before_agent_callback(self, *, agent: BaseAgent, callback_context: CallbackContext) -> types.Content | None:
+    async def before_agent_callback(
+        self, *, agent: BaseAgent, callback_context: CallbackContext
+    ) -> types.Content | None:
         if self._off:
             return None
         ic = callback_context._invocation_context
@@ -313,7 +351,9 @@ class RunGuardPlugin(Controls, BasePlugin):
                 depth = enter(self.guard, invocation, agent, lane, ic.branch, ic.isolation_scope)
                 branches = len(agent.sub_agents) if isinstance(agent, ParallelAgent) else 0
                 is_task = getattr(agent, "mode", None) == "task"
-                event = AgentEntered(invocation.run.info.run, lane, agent.name, self.guard.clock(), depth, branches, is_task)
+                event = AgentEntered(
+                    invocation.run.info.run, lane, agent.name, self.guard.clock(), depth, branches, is_task
+                )
                 decision = self.guard.check(event)
                 if not decision.enforced or decision.action < _BLOCK:
                     return None
@@ -333,7 +373,9 @@ class RunGuardPlugin(Controls, BasePlugin):
     # ---- model calls ------------------------------------------------------------------------------------------------
 
     @hook
-    async def before_model_callback(self, *, callback_context: CallbackContext, llm_request: LlmRequest) -> LlmResponse | None:
+    async def before_model_callback(
+        self, *, callback_context: CallbackContext, llm_request: LlmRequest
+    ) -> LlmResponse | None:
         if self._off:
             return None
         ic = callback_context._invocation_context
@@ -346,11 +388,19 @@ class RunGuardPlugin(Controls, BasePlugin):
                 run, branch, agent, task = invocation.run, ic.branch, ic.agent, asyncio.current_task()
                 lane = lane_of(guard, invocation, branch, ic.isolation_scope)
                 self._settle_unanswered(invocation, task)
-                event = ModelCall(run.info.run, lane, agent.name if agent is not None else "", guard.clock(), llm_request.model or "")
+                event = ModelCall(
+                    run.info.run, lane, agent.name if agent is not None else "", guard.clock(), llm_request.model or ""
+                )
                 flight = ModelInFlight(event.agent, branch, lane)
                 await self._measure(invocation, event, flight, llm_request)
                 strand = run.lanes[lane]
-                if strand.fresh and strand.parent is not None and branch is not None and "@" in branch and branch.rpartition("@")[2] not in invocation.calls:
+                if (
+                    strand.fresh
+                    and strand.parent is not None
+                    and branch is not None
+                    and "@" in branch
+                    and branch.rpartition("@")[2] not in invocation.calls
+                ):
                     await self._count_siblings(strand, strand.parent, event)
                 decision = guard.check(event)
                 if decision.action is not _STOP or not decision.enforced:
@@ -369,23 +419,41 @@ class RunGuardPlugin(Controls, BasePlugin):
             return None
         return await self.ending.at_model(callback_context, trip, self.find_invocation(ic.invocation_id), lane)
 
-    async def _measure(self, invocation: Invocation, event: ModelCall, flight: ModelInFlight, request: LlmRequest) -> None:
+    async def _measure(
+        self, invocation: Invocation, event: ModelCall, flight: ModelInFlight, request: LlmRequest
+    ) -> None:
         """What the call may take: the size of its prompt, and how much it may answer."""
         sizes = flight.projection = project(request, invocation.prompts.get((event.lane, event.agent)))
-        event.input_tokens, event.audio_tokens, event.projected_tokens, event.request_bytes = sizes.upper, sizes.audio, sizes.likely, sizes.size
+        event.input_tokens, event.audio_tokens, event.projected_tokens, event.request_bytes = (
+            sizes.upper,
+            sizes.audio,
+            sizes.likely,
+            sizes.size,
+        )
         counter = self.guard.policy.tokens
         if counter is not None and (counted := await count_tokens(counter, request)) is not None:
             event.input_tokens = event.projected_tokens = counted
-        event.max_output_tokens, event.candidates = request.config.max_output_tokens, request.config.candidate_count or 1
+        event.max_output_tokens, event.candidates = (
+            request.config.max_output_tokens,
+            request.config.candidate_count or 1,
+        )
         event.asked = question_name(request)
         if invocation.live:
-            event.input_tokens = event.max_output_tokens = 1  # told by events as it goes: nothing to reserve but the leave to go on
+            # told by events as it goes: nothing to reserve but the leave to go on
+            event.input_tokens = event.max_output_tokens = 1
         if self._watches_context:
             event.context_limit = self.guard.accounts.context_limit(event.model)
         frame = FRAME.get()
         event.tool = frame.tool if frame is not None and frame.guard is self.guard else ""
 
-    def _let_go(self, invocation: Invocation, event: ModelCall, flight: ModelInFlight, request: LlmRequest, task: "asyncio.Task[Any] | None") -> None:
+    def _let_go(
+        self,
+        invocation: Invocation,
+        event: ModelCall,
+        flight: ModelInFlight,
+        request: LlmRequest,
+        task: "asyncio.Task[Any] | None",
+    ) -> None:
         """The call may be made: from here on the model's border, or whoever answers instead, tells how it ended."""
         charge = flight.charge = event.charge
         flight.request = weakref.ref(request)
@@ -395,10 +463,17 @@ class RunGuardPlugin(Controls, BasePlugin):
             self.guard.release(charge)
         for over in invocation.begin_flight(task, flight):
             self.close_flight(over)
-        FLIGHTS.set((*(entry for entry in FLIGHTS.get() if entry[0] is not self.guard and not entry[2].left), (self.guard, invocation, flight)))
+        FLIGHTS.set(
+            (
+                *(entry for entry in FLIGHTS.get() if entry[0] is not self.guard and not entry[2].left),
+                (self.guard, invocation, flight),
+            )
+        )
 
     def _take_back(self, event: ModelCall | None) -> None:
-        """The guard failed after it had reserved: nothing is held for the call. If it is made, the model's border asks for it anew."""
+        """The guard failed after it had reserved: nothing is held for the call. If it is made, the model's border asks
+        for it anew.
+        """
         if event is None:
             return
         charge, event.charge = event.charge, None
@@ -410,7 +485,8 @@ class RunGuardPlugin(Controls, BasePlugin):
             run.slots.give_back(task)
 
     async def _count_siblings(self, strand: Lane, above: Lane, event: ModelCall) -> None:
-        """A Workflow's branch begins. Its siblings begin in the same turn of the event loop: let them, then judge all of them as one.
+        """A Workflow's branch begins. Its siblings begin in the same turn of the event loop: let them, then
+        judge all of them as one.
 
         Only so can too many be refused before the first is paid: no hook of ADK tells how many branches a node starts.
         """
@@ -420,7 +496,8 @@ class RunGuardPlugin(Controls, BasePlugin):
         above.starting += 1
         try:
             await asyncio.sleep(0)
-            self.guard.check(AgentEntered(event.run, above.key, event.agent, event.at, 0, above.starting))  # a stop shows at the next check
+            # a stop shows at the next check
+            self.guard.check(AgentEntered(event.run, above.key, event.agent, event.at, 0, above.starting))
         finally:
             above.starting -= 1
 
@@ -435,7 +512,9 @@ class RunGuardPlugin(Controls, BasePlugin):
         self.close_flight(flight)  # whatever it still holds: a task makes one call after the other
 
     @hook
-    async def after_model_callback(self, *, callback_context: CallbackContext, llm_response: LlmResponse) -> LlmResponse | None:
+    async def after_model_callback(
+        self, *, callback_context: CallbackContext, llm_response: LlmResponse
+    ) -> LlmResponse | None:
         if self._off:
             return None
         ic = callback_context._invocation_context
@@ -451,7 +530,8 @@ class RunGuardPlugin(Controls, BasePlugin):
                 flight.usage.add(llm_response)
             flight.answered = True
             if FLIGHTS.get():
-                FLIGHTS.set(())  # it has passed the border or has none: a context that outlives the run must not keep the run
+                # it has passed the border or has none: a context that outlives the run must not keep the run
+                FLIGHTS.set(())
             if llm_response.partial:
                 flight.streamed = True
             else:
@@ -467,17 +547,24 @@ class RunGuardPlugin(Controls, BasePlugin):
     def _judge_result(self, invocation: Invocation, flight: ModelInFlight) -> None:
         """An answer has arrived: once for the detectors, however many responses it came in."""
         charge, usage = flight.charge, flight.usage.reported
-        if charge is not None and not flight.left and not charge.over:  # a model that is no class of ADK's: its border is unseen
+        # a model that is no class of ADK's: its border is unseen
+        if charge is not None and not flight.left and not charge.over:
             bill = flight.usage.bill(charge.input, charge.audio)
             self.guard.settle(charge, bill.usage, estimated=bill.estimated)
         if flight.judged:
             return
         flight.judged = True
         prompt, output = flight.usage.prompt, usage.output if usage is not None else None
-        self.guard.after(ModelResult(invocation.run.info.run, flight.lane, flight.agent, self.guard.clock(), prompt, output, said=flight.said))
+        self.guard.after(
+            ModelResult(
+                invocation.run.info.run, flight.lane, flight.agent, self.guard.clock(), prompt, output, said=flight.said
+            )
+        )
 
     @hook
-    async def on_model_error_callback(self, *, callback_context: CallbackContext, llm_request: LlmRequest, error: Exception) -> LlmResponse | None:
+    async def on_model_error_callback(
+        self, *, callback_context: CallbackContext, llm_request: LlmRequest, error: Exception
+    ) -> LlmResponse | None:
         if self._off:
             return None
         invocation = self._invocations.get(callback_context.invocation_id)
@@ -491,7 +578,9 @@ class RunGuardPlugin(Controls, BasePlugin):
     # ---- tools ------------------------------------------------------------------------------------------------------
 
     @hook
-    async def before_tool_callback(self, *, tool: BaseTool, tool_args: dict[str, Any], tool_context: ToolContext) -> dict[str, Any] | None:
+    async def before_tool_callback(
+        self, *, tool: BaseTool, tool_args: dict[str, Any], tool_context: ToolContext
+    ) -> dict[str, Any] | None:
         if self._off:
             return None
         ic = tool_context._invocation_context
@@ -515,32 +604,61 @@ class RunGuardPlugin(Controls, BasePlugin):
             if name not in self._known_tools:
                 self._learn_tool(tool)
             depth = depth_of(agent, invocation, lane) if isinstance(agent, BaseAgent) else invocation.depth
-            FRAME.set(Frame(guard, invocation, call_id, name, lane, depth, (*invocation.run.lanes[lane].path, agent_name), FRAME.get(), STREAM.get()))
+            FRAME.set(
+                Frame(
+                    guard,
+                    invocation,
+                    call_id,
+                    name,
+                    lane,
+                    depth,
+                    (*invocation.run.lanes[lane].path, agent_name),
+                    FRAME.get(),
+                    STREAM.get(),
+                )
+            )
             if name in FRAMEWORK_TOOLS:
                 return self._check_transfer(tool_args, ic, invocation, lane, agent_name) if name == TRANSFER else None
             call.fingerprint = guard.fingerprint(name, tool_args)
             below = 0
             if isinstance(tool, AgentTool):
                 below = depth + 1
-                beside = sum(1 for other in invocation.calls.values() if other.batch == call.batch and other.tool == name)
-                guard.check(AgentEntered(invocation.run.info.run, lane, agent_name, guard.clock(), 0, beside))  # a stop shows at the next check
+                beside = sum(
+                    1 for other in invocation.calls.values() if other.batch == call.batch and other.tool == name
+                )
+                # a stop shows at the next check
+                guard.check(AgentEntered(invocation.run.info.run, lane, agent_name, guard.clock(), 0, beside))
             rule = guard.tool_rule(name)
             if rule is not None and rule.once:
                 call.once = guard.tools.once_identity(name, tool_args, declared_by(tool))
             await guard.prepare_tool(invocation.run, name, call.once, call_id)
-            event = ToolCall(invocation.run.info.run, lane, agent_name, guard.clock(), name, call.fingerprint, call.batch, call_id, below, call.once)
+            event = ToolCall(
+                invocation.run.info.run,
+                lane,
+                agent_name,
+                guard.clock(),
+                name,
+                call.fingerprint,
+                call.batch,
+                call_id,
+                below,
+                call.once,
+            )
             decision = guard.check(event)
             if decision.action >= _BLOCK and decision.enforced:
                 call.refused = True
                 if decision.trip is not None:
                     runners.announce(decision.trip, self)
-                    if not isinstance(agent, BaseAgent):  # a Workflow's tool node has no model that would hear the refusal
+                    # a Workflow's tool node has no model that would hear the refusal
+                    if not isinstance(agent, BaseAgent):
                         call.running = False
                         await self.ending.at_tool_node(ic, name, decision.trip, invocation, lane)
                 return refusal(decision.for_model)
             if guard.policy.max_seconds is not None or (rule is not None and rule.max_seconds is not None):
                 limit_time(tool)
-                call.deadline = guard.clock() + rule.max_seconds if rule is not None and rule.max_seconds is not None else 0.0
+                call.deadline = (
+                    guard.clock() + rule.max_seconds if rule is not None and rule.max_seconds is not None else 0.0
+                )
             return None
         except Exception as error:
             return refusal(STOPPED) if self.ending.fault("before_tool", error, ic) is not None else None
@@ -555,14 +673,23 @@ class RunGuardPlugin(Controls, BasePlugin):
         try:
             self.judge_time()
             if tool.is_long_running or not isinstance(ic.agent, BaseAgent):
-                # A long-running tool's answer comes later or never, a Workflow's tool node gives no function response: nobody waits for it.
+                # A long-running tool's answer comes later or never, a Workflow's tool node gives no function response:
+                # nobody waits for it.
                 invocation = self._invocations.get(ic.invocation_id)
                 call = invocation.calls.get(tool_context.function_call_id or "") if invocation is not None else None
                 if invocation is not None and call is not None:
                     call.running = False
-                    if call.once and not call.refused and call.outcome is None and (not result or not isinstance(ic.agent, BaseAgent)):
-                        # No answer will be judged. What a long-running tool began counts as done: it must not begin again.
-                        self.guard.settle_once(invocation.run, call.once, isinstance(ic.agent, BaseAgent) or was_done(result))
+                    if (
+                        call.once
+                        and not call.refused
+                        and call.outcome is None
+                        and (not result or not isinstance(ic.agent, BaseAgent))
+                    ):
+                        # No answer will be judged. What a long-running tool began counts as done: it must not begin
+                        # again.
+                        self.guard.settle_once(
+                            invocation.run, call.once, isinstance(ic.agent, BaseAgent) or was_done(result)
+                        )
         except Exception as error:
             self.ending.fault("after_tool", error, ic)
         return None
@@ -578,17 +705,25 @@ class RunGuardPlugin(Controls, BasePlugin):
         """A rule that stands beside the tool's code, told once."""
         if len(self._known_tools) < 4_096:
             self._known_tools.add(tool.name)
-        rule = getattr(getattr(tool, "func", None), "__runguard_tool__", None) or getattr(tool, "__runguard_tool__", None)
+        rule = getattr(getattr(tool, "func", None), "__runguard_tool__", None) or getattr(
+            tool, "__runguard_tool__", None
+        )
         if rule is not None:
             self.guard.declare(tool.name, rule)
 
-    def _check_transfer(self, args: dict[str, Any], ic: InvocationContext, invocation: Invocation, lane: str, agent: str) -> dict[str, Any] | None:
-        """A hand-off ever deeper is refused where the model can still hear it; hand-off circles are judged on the event."""
+    def _check_transfer(
+        self, args: dict[str, Any], ic: InvocationContext, invocation: Invocation, lane: str, agent: str
+    ) -> dict[str, Any] | None:
+        """A hand-off ever deeper is refused where the model can still hear it; hand-off circles are judged on the
+        event.
+        """
         root = getattr(ic.agent, "root_agent", None)
         target = root.find_agent(args.get("agent_name")) if root is not None else None
         if target is None:
             return None
-        event = AgentEntered(invocation.run.info.run, lane, agent, self.guard.clock(), depth_of(target, invocation, lane))
+        event = AgentEntered(
+            invocation.run.info.run, lane, agent, self.guard.clock(), depth_of(target, invocation, lane)
+        )
         decision = self.guard.check(event)
         return refusal(decision.for_model) if decision.action >= _BLOCK and decision.enforced else None
 
@@ -610,12 +745,16 @@ class RunGuardPlugin(Controls, BasePlugin):
             unknown = type(tool) is BaseTool
             call.outcome = _UNKNOWN_TOOL if unknown else _TIMEOUT if isinstance(error, TimeoutError) else _ERROR
             call.error = words_of(error)
-            if call.outcome is not _UNKNOWN_TOOL and not says_missing(call.error):  # one thing that is not there is no outage of the tool
+            # one thing that is not there is no outage of the tool
+            if call.outcome is not _UNKNOWN_TOOL and not says_missing(call.error):
                 self.guard.report_failure(invocation.run, call.tool, tool_context.function_call_id or "")
             if call.once and not isinstance(ic.agent, BaseAgent):  # a Workflow's tool node: no answer will be judged
                 self.guard.settle_once(invocation.run, call.once, False)
-            if (isinstance(tool, AgentTool) or isinstance(error, RunStoppedError)) and stop_in_force(invocation, call.lane) is not None:
-                # It asked for a model again and again, or the nested run was stopped and its empty answer did not fit a schema: the call is answered.
+            if (isinstance(tool, AgentTool) or isinstance(error, RunStoppedError)) and stop_in_force(
+                invocation, call.lane
+            ) is not None:
+                # It asked for a model again and again, or the nested run was stopped and its empty answer did not fit a
+                # schema: the call is answered.
                 return refusal(PART_STOPPED)
         except Exception as fault:
             self.ending.fault("on_tool_error", fault, ic)
@@ -657,7 +796,9 @@ def _root_of(ic: InvocationContext) -> str:
 
 
 def _final_words(response: LlmResponse, streamed: bool) -> int:
-    """A name for what the agent said at the end of an activation; 0 when it goes on by calling tools, showed something or spoke in pieces before."""
+    """A name for what the agent said at the end of an activation; 0 when it goes on by calling tools, showed something
+    or spoke in pieces before.
+    """
     parts = (response.content.parts if response.content is not None else None) or []
     if any(part.text is None for part in parts):
         return 0

@@ -9,7 +9,10 @@ _READ: Final = 16_384
 
 
 def question_name(request: LlmRequest) -> int:
-    """Within this process; 0 where it cannot be told. Calls of tools and their answers are left out: those are judged by themselves."""
+    """Within this process; 0 where it cannot be told.
+
+    Calls of tools and their answers are left out: those are judged by themselves.
+    """
     instruction = request.config.system_instruction
     if instruction is not None and type(instruction) is not str:
         return 0

@@ -1,4 +1,6 @@
-"""Reading ADK's events: answers of tools, hand-offs, usage of live models, and model calls that somebody else answered."""
+"""Reading ADK's events: answers of tools, hand-offs, usage of live models,
+and model calls that somebody else answered.
+"""
 
 import asyncio
 import time
@@ -53,14 +55,19 @@ class Reading:
             waiting: Collection[str] = ()
             if actions.requested_tool_confirmations or actions.requested_auth_configs:
                 waiting = {*(actions.requested_tool_confirmations or ()), *(actions.requested_auth_configs or ())}
-            self.judge_answers(invocation, answers, author=event.author, event_id=event.id, waiting=waiting, hands_over=bool(target))
+            self.judge_answers(
+                invocation, answers, author=event.author, event_id=event.id, waiting=waiting, hands_over=bool(target)
+            )
         else:
             if calls:
                 lane = self._event_lane(invocation, event)
                 for call in calls:
                     if call.id and call.id not in invocation.calls:
                         asked_at = 0.0 if call.id in (event.long_running_tool_ids or ()) else time.monotonic()
-                        invocation.remember(call.id, Call(call.name or "", call.args, lane, event.id, asked_at=asked_at, agent=event.author))
+                        invocation.remember(
+                            call.id,
+                            Call(call.name or "", call.args, lane, event.id, asked_at=asked_at, agent=event.author),
+                        )
                 if event.long_running_tool_ids:
                     invocation.ask(event.long_running_tool_ids)
             self._release_slot(invocation, event)
@@ -72,7 +79,10 @@ class Reading:
             self._ending.mark(event, stop_in_force(invocation, self._event_lane(invocation, event)))
 
     def _transfer_lane(self, invocation: Invocation, event: Event, answers: list[types.FunctionResponse]) -> str:
-        """The lane of the call that asked for a transfer. The branch alone may not tell: older ADK gives calls at once the same one."""
+        """The lane of the call that asked for a transfer.
+
+        The branch alone may not tell: older ADK gives calls at once the same one.
+        """
         for answer in answers:
             asked = invocation.calls.get(answer.id or "")
             if asked is not None:
@@ -86,7 +96,9 @@ class Reading:
         return lane_of(self._guard, invocation, event.branch, event.isolation_scope)
 
     def _release_slot(self, invocation: Invocation, event: Event) -> None:
-        """An event of an agent: its model's answer has arrived. Without one, a later plugin or callback answered the call."""
+        """An event of an agent: its model's answer has arrived. Without one, a later plugin or callback answered the
+        call.
+        """
         unanswered: tuple[asyncio.Task[Any] | None, ModelInFlight] | None = None
         for task, flight in invocation.flights.items():
             if flight.agent != event.author or flight.branch != event.branch or flight.delivered:
@@ -105,7 +117,9 @@ class Reading:
                 invocation.run.slots.give_back(task)
 
     def _on_live_event(self, invocation: Invocation, event: Event, ic: InvocationContext) -> None:
-        """A live model reports its usage as it goes: booked as it comes; a budget that is spent shows at the next user content."""
+        """A live model reports its usage as it goes: booked as it comes; a budget that is spent shows at the next user
+        content.
+        """
         if event.author == _USER:
             return
         run, lane, guard = invocation.run, self._event_lane(invocation, event), self._guard
@@ -119,7 +133,9 @@ class Reading:
         if heard.reported is None and not heard.heard:
             return  # zeros, and nothing was said since the last report
         usage, estimated = heard.bill(prompt)
-        call = ModelCall(run.info.run, lane, event.author, guard.clock(), event.model_version or _live_model(ic, event.author))
+        call = ModelCall(
+            run.info.run, lane, event.author, guard.clock(), event.model_version or _live_model(ic, event.author)
+        )
         run.spend.model_calls += 1
         guard.settle(guard.accounts.open_settled(run.purse, call), usage, estimated=estimated)
         guard.after(ModelResult(run.info.run, lane, event.author, guard.clock(), heard.prompt, usage.output))
@@ -136,7 +152,8 @@ class Reading:
     ) -> None:
         """The answers to one model response: learn from them, and let a nudge or a refusal ride in them.
 
-        ``hands_over``: one of them is of a tool that set ``transfer_to_agent``. Beside other answers ADK does not show which one.
+        ``hands_over``: one of them is of a tool that set ``transfer_to_agent``. Beside other answers ADK does
+        not show which one.
         """
         guard, run = self._guard, invocation.run
         answers: list[Answer] = []
@@ -152,7 +169,9 @@ class Reading:
             lane, batch = call.lane, call.batch
             by_call[call_id] = response
             given = response.response
-            if self._was_cut(invocation, f"{lane}/{name}@{call_id}", given) or (call.cut and self._is_stop_text(invocation, lane, given)):
+            if self._was_cut(invocation, f"{lane}/{name}@{call_id}", given) or (
+                call.cut and self._is_stop_text(invocation, lane, given)
+            ):
                 response.response = refusal(PART_STOPPED)
                 call.refused = True
             value: object = response.response
@@ -161,7 +180,9 @@ class Reading:
             elif call.refused:
                 call.outcome = _REFUSED
             fingerprint = call.fingerprint or guard.fingerprint(name, call.args)
-            answers.append(Answer(name, fingerprint, value, call_id, call.outcome, event_id, args=call.args, once=call.once))
+            answers.append(
+                Answer(name, fingerprint, value, call_id, call.outcome, event_id, args=call.args, once=call.once)
+            )
             guard.close_lane(run, f"{lane}/{name}@{call_id}")
         if not answers:
             return
@@ -183,7 +204,9 @@ class Reading:
             runners.announce(decision.trip, self._plugin)
 
     def hear_answers(self, invocation: Invocation, responses: list[types.FunctionResponse]) -> None:
-        """Somebody outside has answered open calls: learn from that as from any answer. What the user sent is left as it is."""
+        """Somebody outside has answered open calls: learn from that as from any answer. What the user sent is left as
+        it is.
+        """
         copies = [response.model_copy() for response in responses]
         lanes = {call.lane for response in responses if (call := invocation.calls.get(response.id or "")) is not None}
         self.judge_answers(invocation, copies, author=invocation.root_agent)
@@ -194,7 +217,10 @@ class Reading:
                 strand.notice = next((notice for notice in notices if notice), strand.notice)
 
     def _was_cut(self, invocation: Invocation, key: str, answer: dict[str, Any] | None) -> bool:
-        """Whether an agent called as a tool was stopped before it answered. What a branch of it said in words stays: it is paid."""
+        """Whether an agent called as a tool was stopped before it answered.
+
+        What a branch of it said in words stays: it is paid.
+        """
         lanes = invocation.run.lanes
         strand = lanes.get(key)
         if strand is None:
@@ -203,7 +229,9 @@ class Reading:
             return True
         below = next((lane for lane in lanes.values() if lane.cut and lane.key.startswith(f"{key}/")), None)
         trip = invocation.run.stopped or (below.stop_in_force() if below is not None else None)
-        return below is not None and trip is not None and (answer or {}).get("result") in ("", self._guard.stop_text(trip))
+        return (
+            below is not None and trip is not None and (answer or {}).get("result") in ("", self._guard.stop_text(trip))
+        )
 
     def _is_stop_text(self, invocation: Invocation, lane: str, answer: dict[str, Any] | None) -> bool:
         """Whether a tool answers with our own words: it ran an agent whose model call was refused."""

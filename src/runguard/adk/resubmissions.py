@@ -1,4 +1,6 @@
-"""Refuse an input that tripped a breaker a moment ago: the same document, submitted again in a new session, would trip it again."""
+"""Refuse an input that tripped a breaker a moment ago: the same document, submitted again in a new session, would trip
+it again.
+"""
 
 import hashlib
 from collections import OrderedDict
@@ -15,7 +17,8 @@ _INPUTS_KEPT: Final = 1_000
 
 
 class Resubmissions:
-    """The latest run of each input, bounded. An input is the first message of a session: app, user, root agent and content.
+    """The latest run of each input, bounded. An input is the first message of a session: app, user, root agent and
+    content.
 
     A later message is never the same input, because the history before it differs.
     """
@@ -23,7 +26,9 @@ class Resubmissions:
     def __init__(self) -> None:
         self._runs: OrderedDict[str, str] = OrderedDict()  # digest of the input -> id of its latest run
 
-    def refusal(self, invocation: Invocation, ic: InvocationContext, trips: Sequence[Trip], now: float, seconds: float) -> Finding | None:
+    def refusal(
+        self, invocation: Invocation, ic: InvocationContext, trips: Sequence[Trip], now: float, seconds: float
+    ) -> Finding | None:
         """Why this run must not start, or None. A refused run is not remembered, so the time counts from the trip."""
         digest = _digest(invocation, ic)
         if not digest:
@@ -39,7 +44,16 @@ class Resubmissions:
             return None
         detail = f"the same input was stopped by {tripped.rule}; it is refused for {wait:.0f} s more, or until reset()"
         evidence = ({"retry_after": f"{wait:.3f}"},)
-        return Finding(REFUSED, Action.STOP, round(now - tripped.at, 3), seconds, "seconds since the trip", "run", detail=detail, evidence=evidence)
+        return Finding(
+            REFUSED,
+            Action.STOP,
+            round(now - tripped.at, 3),
+            seconds,
+            "seconds since the trip",
+            "run",
+            detail=detail,
+            evidence=evidence,
+        )
 
     def clear(self) -> None:
         self._runs.clear()

@@ -1,7 +1,8 @@
 """Which run an invocation belongs to, and going on with one that has paused.
 
-ADK resumes an invocation under its id: when a function response answers an open question, or when the caller names the id. Both leave
-the user's message as it was. A further message of the user begins a new run, also where ADK takes the id of a paused task for it.
+ADK resumes an invocation under its id: when a function response answers an open question, or when the caller names the
+id. Both leave the user's message as it was. A further message of the user begins a new run, also where ADK takes the id
+of a paused task for it.
 """
 
 import logging
@@ -60,7 +61,9 @@ def history_of(ic: InvocationContext) -> History:
 def _is_message(event: Event) -> bool:
     """What the user said. Tasks report their results under the user's name too, and compaction its summary."""
     parts: list[Any] = (event.content.parts if event.content is not None else None) or []
-    return bool(parts) and not any(part.function_response is not None for part in parts) and not event.actions.compaction
+    return (
+        bool(parts) and not any(part.function_response is not None for part in parts) and not event.actions.compaction
+    )
 
 
 async def run_of(guard: Guard, info: RunInfo, history: History) -> Run:
@@ -86,7 +89,9 @@ async def run_of(guard: Guard, info: RunInfo, history: History) -> Run:
 
 
 def _unsure(guard: Guard, info: RunInfo, error: Exception) -> Run:
-    """The store cannot tell what the run has used so far: as in an outage, it is stopped or goes on without its past."""
+    """The store cannot tell what the run has used so far:
+    as in an outage, it is stopped or goes on without its past.
+    """
     run = guard.start(info)
     run.unsure = True
     guard.accounts.outages[guard.policy.on_outage] += 1
@@ -94,5 +99,9 @@ def _unsure(guard: Guard, info: RunInfo, error: Exception) -> Run:
         event = ModelCall(info.run, ROOT_LANE, "", guard.clock())
         guard.stop(run, event, finding_of(Denied(outage=str(error)), event, guard.accounts.ledger.name))
     else:
-        _log.warning("runguard.resumed_unsure: the store cannot tell what a resumed run has used so far; on_outage=open lets it begin anew: %s", error)
+        _log.warning(
+            "runguard.resumed_unsure: the store cannot tell what a resumed run has used so far; on_outage=open "
+            "lets it begin anew: %s",
+            error,
+        )
     return run

@@ -1,9 +1,9 @@
 """The one wrapper on ADK's Runner, and ``install()``.
 
-The wrapper does four things and is inert for a Runner without a guard: it puts an installed guard first in the plugin order, it
-ends from outside a stopped run that ADK would let spin (a Workflow, or a loop that ignores escalation), with ``on_stop="raise"``
-it raises the typed error in place of the stop event, which stays in the session, and it tells the model's border which run is at
-work, so that calls which no hook announces find their account.
+The wrapper does four things and is inert for a Runner without a guard: it puts an installed guard first in the plugin
+order, it ends from outside a stopped run that ADK would let spin (a Workflow, or a loop that ignores escalation), with
+``on_stop="raise"`` it raises the typed error in place of the stop event, which stays in the session, and it tells the
+model's border which run is at work, so that calls which no hook announces find their account.
 """
 
 import logging
@@ -36,7 +36,8 @@ if TYPE_CHECKING:
 
 _log: Final = logging.getLogger("runguard")
 _ANNOUNCED_KEPT: Final = 10_000
-_NEW_CONTEXT: Final = "_new_invocation_context"  # private, and the same in every supported version; without it a guarded model counts each stream as a run
+# private, and the same in every supported version; without it a guarded model counts each stream as a run
+_NEW_CONTEXT: Final = "_new_invocation_context"
 
 
 class _Watch:
@@ -45,11 +46,13 @@ class _Watch:
     def __init__(self) -> None:
         self.installed: RunGuardPlugin | None = None
         self.plugins: weakref.WeakSet[BasePlugin] = weakref.WeakSet()  # guards, and budgets that may have to end a run
-        self.per_agent: weakref.WeakSet[RunGuardPlugin] = weakref.WeakSet()  # driven by agent callbacks, see no end of a run
+        # driven by agent callbacks, see no end of a run
+        self.per_agent: weakref.WeakSet[RunGuardPlugin] = weakref.WeakSet()
         self.injected: weakref.WeakSet[Runner] = weakref.WeakSet()
         self.announced: OrderedDict[str, weakref.ref[RunGuardPlugin]] = OrderedDict()
         self.originals: dict[str, Any] = {}
-        self.in_sync_run: dict[int, Any] = {}  # messages that Runner.run is carrying into its thread, and the condition given with them
+        # messages that Runner.run is carrying into its thread, and the condition given with them
+        self.in_sync_run: dict[int, Any] = {}
         self.kept = False  # an agent has a condition of its own: the wrapper stays
         self.ends_runs = False  # and some agent's condition ends the whole run
         self.of_models: weakref.WeakSet[Guard] = weakref.WeakSet()  # the guards of guarded models
@@ -92,7 +95,10 @@ def announce(trip: Trip, plugin: "RunGuardPlugin") -> None:
 
 
 def halt(invocation_id: str, trip: Trip, text: str) -> Halt:
-    """What a plugin raises to end an invocation from outside. The stream knows of it even where nested branches hide the Halt."""
+    """What a plugin raises to end an invocation from outside.
+
+    The stream knows of it even where nested branches hide the Halt.
+    """
     stream = STREAM.get()
     if stream is not None:
         stream.halted = (invocation_id, trip, text)
@@ -119,7 +125,12 @@ def _patch() -> None:
         if _watch.originals:
             return
         _watch.border.put_up()
-        for name, wrapper in (("run_async", _wrap_run_async), ("run", _wrap_run), ("run_live", _wrap_run_live), (_NEW_CONTEXT, _wrap_new_context)):
+        for name, wrapper in (
+            ("run_async", _wrap_run_async),
+            ("run", _wrap_run),
+            ("run_live", _wrap_run_live),
+            (_NEW_CONTEXT, _wrap_new_context),
+        ):
             original = getattr(Runner, name, None)
             if original is not None:
                 _watch.originals[name] = original
@@ -127,11 +138,16 @@ def _patch() -> None:
 
 
 def unpatch_if_unused() -> None:
-    """Give Runner its methods back, unless a guard still needs them or others have patched on top: then pass through."""
+    """Give Runner its methods back, unless a guard still needs them or others have patched on top:
+    then pass through.
+    """
     with _watch.lock:
         if _watch.installed is not None or _watch.kept or len(_watch.plugins) or len(_watch.of_models):
             return
-        if any(getattr(getattr(Runner, name), "__wrapped__", None) is not original for name, original in _watch.originals.items()):
+        if any(
+            getattr(getattr(Runner, name), "__wrapped__", None) is not original
+            for name, original in _watch.originals.items()
+        ):
             return
         for name, original in _watch.originals.items():
             setattr(Runner, name, original)
@@ -155,7 +171,10 @@ def _guard_of(runner: Runner) -> "RunGuardPlugin | None":
             plugins.insert(0, own)
         elif not own.warned_order:
             own.warned_order = True
-            _log.warning("runguard.order: RunGuardPlugin is not first in the plugins; a plugin before it that answers a call hides that call from it")
+            _log.warning(
+                "runguard.order: RunGuardPlugin is not first in the plugins; a plugin before it that answers a "
+                "call hides that call from it"
+            )
     if own is not None and own.generations is not None:
         own.generations.put_in(plugins, own)
         return own.generations.here()
@@ -165,7 +184,9 @@ def _guard_of(runner: Runner) -> "RunGuardPlugin | None":
 def _is_installed(plugin: "RunGuardPlugin") -> bool:
     """The installed guard, or one whose policy it has replaced."""
     installed = _watch.installed
-    return installed is not None and (plugin is installed or (plugin.generations is not None and plugin.generations is installed.generations))
+    return installed is not None and (
+        plugin is installed or (plugin.generations is not None and plugin.generations is installed.generations)
+    )
 
 
 def _wrap_run_async(original: Any) -> Any:
@@ -176,7 +197,13 @@ def _wrap_run_async(original: Any) -> Any:
         fault: Exception | None = None
         try:
             plugin = _guard_of(self)
-            if plugin is None and condition is None and not _watch.kept and not len(_watch.plugins) and not len(_watch.of_models):
+            if (
+                plugin is None
+                and condition is None
+                and not _watch.kept
+                and not len(_watch.plugins)
+                and not len(_watch.of_models)
+            ):
                 return original(self, *args, **kwargs)  # type: ignore[no-any-return]
             if plugin is None:
                 _name_blind_spot(self)
@@ -211,8 +238,12 @@ def _wrap_new_context(original: Any) -> Any:
     return new_context
 
 
-def _until_terminated(runner: Runner, events: AsyncGenerator[Event, None], given: Any, user: str, session: str) -> AsyncGenerator[Event, None]:
-    """The events of a run until one of its conditions fires: the one given with the call, those of its plugins, that of its Workflow."""
+def _until_terminated(
+    runner: Runner, events: AsyncGenerator[Event, None], given: Any, user: str, session: str
+) -> AsyncGenerator[Event, None]:
+    """The events of a run until one of its conditions fires: the one given with the call, those of its plugins, that of
+    its Workflow.
+    """
     from runguard.adk import termination
 
     outermost = STREAM.get() is None  # a run inside of another is part of that one
@@ -239,17 +270,22 @@ def _finish(runner: Runner, watched: Any, user: str, session: str, ends_run: boo
             note_fault(error, STREAM.get())
         stored = None
         try:
-            stored = await runner.session_service.get_session(app_name=runner.app_name, user_id=user, session_id=session)
+            stored = await runner.session_service.get_session(
+                app_name=runner.app_name, user_id=user, session_id=session
+            )
         except Exception:
             _log.exception("runguard.stop_not_stored: the session service does not give the session")
         if not invocation_id and stored is not None and stored.events:
-            invocation_id = stored.events[-1].invocation_id  # it ended before its first event: that of the user's message
+            # it ended before its first event: that of the user's message
+            invocation_id = stored.events[-1].invocation_id
         answers: list[Event] | None = None
         try:
             answers = _open_calls(stored, invocation_id, TERMINATED) if stored is not None else None
         except Exception as error:
             note_fault(error, STREAM.get())
-        events: list[Event] = watched.last_events(getattr(runner.agent, "name", "") or "runguard", invocation_id, None, answers, escalate=True)
+        events: list[Event] = watched.last_events(
+            getattr(runner.agent, "name", "") or "runguard", invocation_id, None, answers, escalate=True
+        )
         if told == watched.reason and len(events) == 1:
             return []  # the agent that ended the run has said so
         try:
@@ -265,11 +301,22 @@ def _finish(runner: Runner, watched: Any, user: str, session: str, ends_run: boo
 
 
 def _fault(error: Exception, plugin: "RunGuardPlugin | None", here: Stream | None = None) -> None:
-    """A fault of ours around a run changes nothing of its events. Under ``on_guard_error="block"`` the run is stopped at its next call."""
+    """A fault of ours around a run changes nothing of its events.
+
+    Under ``on_guard_error="block"`` the run is stopped at its next call.
+    """
     plugins = [plugin] if plugin is not None else list(_watch.per_agent)
-    guards = [each.guard for each in plugins] if plugin is not None else [*(each.guard for each in plugins), *_watch.of_models]
+    guards = (
+        [each.guard for each in plugins]
+        if plugin is not None
+        else [*(each.guard for each in plugins), *_watch.of_models]
+    )
     if not guards:
-        _log.error("runguard.guard_error: the runner's wrapper failed with %s; the run goes on", type(error).__name__, exc_info=error)
+        _log.error(
+            "runguard.guard_error: the runner's wrapper failed with %s; the run goes on",
+            type(error).__name__,
+            exc_info=error,
+        )
     for guard in guards:
         guard.faults.note("runner", error)
     if here is None:
@@ -329,10 +376,13 @@ async def _stream(
     invocations: set[str] = set()
     stop: tuple[str, RunGuardPlugin] | None = None
     outer = STREAM.get()
-    here = Stream(plugin, outer, runner.app_name, user, session, fault=fault, agent=getattr(runner.agent, "name", "") or "")
+    here = Stream(
+        plugin, outer, runner.app_name, user, session, fault=fault, agent=getattr(runner.agent, "name", "") or ""
+    )
     STREAM.set(here)
     heard = False  # a stop event has passed
-    goes_on = turn is not None or not isinstance(runner.agent, BaseAgent)  # a live connection or a Workflow goes on after a soft stop
+    # a live connection or a Workflow goes on after a soft stop
+    goes_on = turn is not None or not isinstance(runner.agent, BaseAgent)
     try:
         try:
             async with aclosing(events) as stream:
@@ -352,14 +402,20 @@ async def _stream(
                         yield shown
                         STREAM.set(here)
                     try:
-                        if stop is not None and goes_on and not (turn is not None and turn.is_open) and _can_end(stop[1], event.invocation_id):
+                        if (
+                            stop is not None
+                            and goes_on
+                            and not (turn is not None and turn.is_open)
+                            and _can_end(stop[1], event.invocation_id)
+                        ):
                             break
                     except Exception as error:
                         _fault(error, plugin, here)
         except Halt:
             pass  # it has done its work: the run is over
         except BaseExceptionGroup as group:
-            _, rest = group.split((Halt, GeneratorExit))  # closing nested ParallelAgents may put a GeneratorExit in the Halt's place
+            # closing nested ParallelAgents may put a GeneratorExit in the Halt's place
+            _, rest = group.split((Halt, GeneratorExit))
             stopped = False
             try:
                 stopped = plugin is not None and any(plugin.stop_of(one) is not None for one in invocations)
@@ -381,7 +437,11 @@ async def _stream(
         if here.halted is not None and not heard:
             last: list[Event] = []
             try:
-                last = [event for event in await _stop_events(runner, *here.halted, user, session) if not (raises and _is_raised(event))]
+                last = [
+                    event
+                    for event in await _stop_events(runner, *here.halted, user, session)
+                    if not (raises and _is_raised(event))
+                ]
             except Exception as error:
                 _fault(error, plugin)
             for event in last:
@@ -402,8 +462,13 @@ async def _stream(
         raise failure
 
 
-async def _ended(here: Stream, plugin: "RunGuardPlugin | None", invocations: set[str]) -> "tuple[str, RunGuardPlugin] | None":
-    """Forget everything of a run that is over, however it ended. Returns a stop that was not reported yet, if there was one."""
+async def _ended(
+    here: Stream, plugin: "RunGuardPlugin | None", invocations: set[str]
+) -> "tuple[str, RunGuardPlugin] | None":
+    """Forget everything of a run that is over, however it ended.
+
+    Returns a stop that was not reported yet, if there was one.
+    """
     stop: tuple[str, RunGuardPlugin] | None = None
     for guard, _, end in here.ends:
         guard.faults.attempt("end of run", end)
@@ -416,8 +481,12 @@ async def _ended(here: Stream, plugin: "RunGuardPlugin | None", invocations: set
     return stop
 
 
-async def _unheard_stop(runner: Runner, plugin: "RunGuardPlugin", invocations: set[str], user: str, session: str) -> list[Event]:
-    """The run was stopped but its stop event got lost, swallowed by an agent or cut off by Halt: a run never ends without a word."""
+async def _unheard_stop(
+    runner: Runner, plugin: "RunGuardPlugin", invocations: set[str], user: str, session: str
+) -> list[Event]:
+    """The run was stopped but its stop event got lost, swallowed by an agent or cut off by Halt: a run never ends
+    without a word.
+    """
     invocation_id = next((one for one in invocations if plugin.stop_of(one) is not None), None)
     trip = plugin.stop_of(invocation_id) if invocation_id is not None else None
     if invocation_id is None or trip is None:
@@ -426,9 +495,15 @@ async def _unheard_stop(runner: Runner, plugin: "RunGuardPlugin", invocations: s
     return await _stop_events(runner, invocation_id, trip, plugin.guard.stop_text(trip), user, session)
 
 
-async def _stop_events(runner: Runner, invocation_id: str, trip: Trip, text: str, user: str, session: str) -> list[Event]:
-    """The stop, and before it an answer for every call that is still open: models reject a history with a call that has none."""
-    event = Event(author=getattr(runner.agent, "name", "") or "runguard", invocation_id=invocation_id, content=stop_content(text))
+async def _stop_events(
+    runner: Runner, invocation_id: str, trip: Trip, text: str, user: str, session: str
+) -> list[Event]:
+    """The stop, and before it an answer for every call that is still open: models reject a history with a call that has
+    none.
+    """
+    event = Event(
+        author=getattr(runner.agent, "name", "") or "runguard", invocation_id=invocation_id, content=stop_content(text)
+    )
     mark_stop(event, trip, text)
     answers: list[Event] = []
     try:
@@ -451,7 +526,9 @@ async def _store(runner: Runner, stored: Any, events: list[Event]) -> None:
 
 
 def _shown(event: Event) -> Event:
-    """The event by which an inner loop ended says so to the caller; inside, where it would end the loops around it, it does not."""
+    """The event by which an inner loop ended says so to the caller; inside, where it would end the loops around it, it
+    does not.
+    """
     if not event.custom_metadata or METADATA_KEY not in event.custom_metadata or event.actions.escalate:
         return event
     from runguard.adk.termination import termination_reason
@@ -467,7 +544,11 @@ def _open_calls(session: Any, invocation_id: str, why: str) -> list[Event]:
     answered = {response.id for event in events for response in event.get_function_responses()}
     answers: list[Event] = []
     for event in events:
-        open_calls = [c for c in event.get_function_calls() if c.id not in answered and c.id not in (event.long_running_tool_ids or ())]
+        open_calls = [
+            c
+            for c in event.get_function_calls()
+            if c.id not in answered and c.id not in (event.long_running_tool_ids or ())
+        ]
         if open_calls:
             answers.append(answer_to(event, open_calls, invocation_id, why))
     return answers
@@ -475,8 +556,15 @@ def _open_calls(session: Any, invocation_id: str, why: str) -> list[Event]:
 
 def answer_to(asker: Event, calls: list[types.FunctionCall], invocation_id: str, why: str) -> Event:
     """One event for the calls of one response, as ADK does it."""
-    parts = [types.Part(function_response=types.FunctionResponse(id=c.id, name=c.name, response=refusal(why))) for c in calls]
-    return Event(author=asker.author, invocation_id=invocation_id, branch=asker.branch, content=types.Content(role="user", parts=parts))
+    parts = [
+        types.Part(function_response=types.FunctionResponse(id=c.id, name=c.name, response=refusal(why))) for c in calls
+    ]
+    return Event(
+        author=asker.author,
+        invocation_id=invocation_id,
+        branch=asker.branch,
+        content=types.Content(role="user", parts=parts),
+    )
 
 
 def _can_end(plugin: "RunGuardPlugin", invocation_id: str) -> bool:
@@ -486,7 +574,9 @@ def _can_end(plugin: "RunGuardPlugin", invocation_id: str) -> bool:
 
 
 def _is_raised(event: Event) -> bool:
-    """Whether an error will be raised in place of this stop event: code that returns at the final event must not take it for an answer."""
+    """Whether an error will be raised in place of this stop event: code that returns at the final event must not take
+    it for an answer.
+    """
     found = _announced_in(event) if event.error_code == STOP_CODE else None
     return found is not None and found[1].guard.policy.on_stop == "raise"
 
@@ -502,7 +592,8 @@ def _error_of(trip_id: str, plugin: "RunGuardPlugin") -> RunStoppedError | None:
 def _wrap_run(original: Any) -> Any:
     @wraps(original)
     def run(self: Runner, *args: Any, **kwargs: Any) -> Generator[Event, None, None]:
-        # Some versions of ADK lose what is raised in the thread that Runner.run starts: the stream stays silent, this raises.
+        # Some versions of ADK lose what is raised in the thread that Runner.run starts: the stream stays silent, this
+        # raises.
         from runguard.adk.termination import checked
 
         stop: tuple[str, RunGuardPlugin] | None = None
@@ -549,7 +640,9 @@ def _wrap_run_live(original: Any) -> Any:
             return events
         session = kwargs.get("session")
         session_id = kwargs.get("session_id") or getattr(session, "id", "")
-        return _stream(self, plugin, events, str(kwargs.get("user_id", "")), str(session_id), FRAME.get() is None, fault, Turn())
+        return _stream(
+            self, plugin, events, str(kwargs.get("user_id", "")), str(session_id), FRAME.get() is None, fault, Turn()
+        )
 
     return run_live
 
@@ -567,7 +660,8 @@ def _name_blind_spot(runner: Runner) -> None:
     if (*key, name) not in _blind_spots:
         _blind_spots.add((*key, name))
         _log.warning(
-            "runguard.blind_spot: agent '%s' runs without the plugin inside %s '%s' (AgentTool(include_plugins=False)?); its model calls are billed and "
+            "runguard.blind_spot: agent '%s' runs without the plugin inside %s '%s' "
+            "(AgentTool(include_plugins=False)?); its model calls are billed and "
             "limited, its loops are not seen; runguard.install() guards it too",
             name,
             *key,
@@ -592,7 +686,11 @@ def installed() -> "RunGuardPlugin | None":
 def set_installed(plugin: "RunGuardPlugin | None") -> None:
     """Make ``plugin`` the guard of every Runner, or of none: then Runners lose the guard that was put into them."""
     before = _watch.installed
-    ours = [(runner, each) for runner in list(_watch.injected) for each in _guards_in(runner) if _is_installed(each)] if plugin is None else []
+    ours = (
+        [(runner, each) for runner in list(_watch.injected) for each in _guards_in(runner) if _is_installed(each)]
+        if plugin is None
+        else []
+    )
     _watch.installed = plugin
     from runguard.adk.termination import LOOP_TERMINATION
 

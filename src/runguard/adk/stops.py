@@ -1,7 +1,7 @@
 """What a stop or a refusal looks like on ADK, and where it may escalate.
 
-The stop is never an agent's answer: a ``thought`` part with ``error_code`` and ``error_message`` does not land in ``output_key``,
-does not break an ``output_schema`` and does not enter the next prompt. Plain text would do all three.
+The stop is never an agent's answer: a ``thought`` part with ``error_code`` and ``error_message`` does not land in
+``output_key``, does not break an ``output_schema`` and does not enter the next prompt. Plain text would do all three.
 """
 
 from typing import Any
@@ -36,7 +36,9 @@ def stop_response(trip: Trip, text: str) -> LlmResponse:
 
 
 def refused_response(trip: Trip, text: str) -> LlmResponse:
-    """The answer to a call that no agent announced: without content, so that nobody takes it for a summary or an advice."""
+    """The answer to a call that no agent announced: without content, so that nobody takes it for a summary or an
+    advice.
+    """
     return LlmResponse(error_code=STOP_CODE, error_message=text, custom_metadata={METADATA_KEY: trip.to_dict()})
 
 
@@ -63,5 +65,8 @@ def with_notice(response: dict[str, Any] | None, text: str) -> dict[str, Any]:
 
 
 def may_escalate(agent: BaseAgent) -> bool:
-    """Escalating ends the enclosing loops. Not from a direct child of a ParallelAgent: it would cancel paid siblings."""
+    """Escalating ends the enclosing loops.
+
+    Not from a direct child of a ParallelAgent: it would cancel paid siblings.
+    """
     return not isinstance(agent.parent_agent, ParallelAgent)

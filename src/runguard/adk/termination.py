@@ -1,8 +1,9 @@
 """Termination conditions at work on ADK: for a run of a Runner, or for one loop inside of it.
 
-A condition is told of every event after it was passed on, and asked before every model call that it covers: what is known then
-(time, tokens, cost, an external signal) ends the work before that call is paid. Calls that are on their way to a model are waited
-for; an external signal, or time that is up, ends them. Whatever function call is still open is answered, so that the next turn works.
+A condition is told of every event after it was passed on, and asked before every model call that it covers: what is
+known then (time, tokens, cost, an external signal) ends the work before that call is paid. Calls that are on their way
+to a model are waited for; an external signal, or time that is up, ends them. Whatever function call is still open is
+answered, so that the next turn works.
 """
 
 import asyncio
@@ -53,14 +54,20 @@ class TerminationActions(EventActions):
 
 
 class TerminationEvent(Event):
-    """Says why the work ended. It is not a response: without content, a reader of ``event.content.parts[0]`` must not take it for one."""
+    """Says why the work ended.
+
+    It is not a response: without content, a reader of ``event.content.parts[0]`` must not take it for one.
+    """
 
     def is_final_response(self) -> bool:
         return False
 
 
 class TerminationPlugin(BasePlugin):
-    """Ends the runs of its App or Runner when a condition fires: ``App(..., plugins=[TerminationPlugin(TextMentionTermination("DONE"))])``."""
+    """Ends the runs of its App or Runner when a condition fires:
+
+    ``App(..., plugins=[TerminationPlugin(TextMentionTermination("DONE"))])``.
+    """
 
     def __init__(self, condition: TerminationCondition, *, name: str = "runguard_termination") -> None:
         super().__init__(name=name)
@@ -69,7 +76,8 @@ class TerminationPlugin(BasePlugin):
 
 
 def terminate(agent: Any, condition: TerminationCondition, *, scope: str = "loop") -> Any:
-    """Let a condition end this agent, and nothing around it; returns the agent. For a LoopAgent, any other agent, or a Runner's Workflow.
+    """Let a condition end this agent, and nothing around it; returns the agent. For a LoopAgent, any other agent,
+    or a Runner's Workflow.
 
     ``scope="run"`` ends the whole run with it, whatever is around the agent.
     """
@@ -94,7 +102,11 @@ def condition_of(root: Any) -> tuple[TerminationCondition | None, str]:
 
 def termination_reason(event: Any) -> str | None:
     """Why the work ended, of the event that ended it; None of any other. Takes an ADK event, or its JSON."""
-    told = event.get("custom_metadata") or event.get("customMetadata") if isinstance(event, dict) else getattr(event, "custom_metadata", None)
+    told = (
+        event.get("custom_metadata") or event.get("customMetadata")
+        if isinstance(event, dict)
+        else getattr(event, "custom_metadata", None)
+    )
     about = told.get(METADATA_KEY) if isinstance(told, dict) else None
     ended = about.get(_KEY) if isinstance(about, dict) else None
     return str(ended["reason"]) if isinstance(ended, dict) and "reason" in ended else None
@@ -102,7 +114,10 @@ def termination_reason(event: Any) -> str | None:
 
 def checked(condition: object) -> TerminationCondition:
     if not isinstance(condition, TerminationCondition):
-        raise PolicyError(f"{condition!r} is no termination condition; make one such as MaxIterationsTermination(10) | TimeoutTermination(60)")
+        raise PolicyError(
+            f"{condition!r} is no termination condition; make one such as MaxIterationsTermination(10) | "
+            "TimeoutTermination(60)"
+        )
     return condition
 
 
@@ -131,7 +146,8 @@ class Watched:
         self.in_flight = 0  # calls on their way to a model
         self._by = repr(self.condition)
         self._paid: list[_Paid] = []
-        self._counted: deque[_Paid] = deque(maxlen=_COUNTED_KEPT)  # answers that were counted without their events: they may still come
+        # answers that were counted without their events: they may still come
+        self._counted: deque[_Paid] = deque(maxlen=_COUNTED_KEPT)
         self._open: dict[str, tuple[types.FunctionCall, Event]] = {}  # function calls without an answer
         self._task: asyncio.Task[Any] | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -160,7 +176,10 @@ class Watched:
             self._arm()
 
     def end_run(self) -> bool:
-        """End the run around it too. ADK's escalation would end no sequence, and throw away what parallel branches have paid for."""
+        """End the run around it too.
+
+        ADK's escalation would end no sequence, and throw away what parallel branches have paid for.
+        """
         around = TERMINATIONS.get()
         if around:
             around[0].end(self.reason or "", self._by)
@@ -187,18 +206,24 @@ class Watched:
             self._urgent = any(leaf.terminated and _is_urgent(leaf) for leaf in self.condition.leaves())
 
     def _ask_early(self) -> None:
-        """What needs no event. Also of a condition that has fired: a signal, or the clock, ends the wait for paid answers."""
+        """What needs no event. Also of a condition that has fired: a signal, or the clock, ends the wait for paid
+        answers.
+        """
         for leaf in self.condition.leaves():
             if leaf.knows_early and not leaf.terminated and not leaf.needs_await:
                 leaf.check([])
         self._heed()
 
-    def last_events(self, author: str, invocation_id: str, branch: str | None, answers: list[Event] | None = None, *, escalate: bool) -> list[Event]:
+    def last_events(
+        self, author: str, invocation_id: str, branch: str | None, answers: list[Event] | None = None, *, escalate: bool
+    ) -> list[Event]:
         """An answer to every open call, and the event that says why it ends."""
         reason = self.reason or ""
         actions = TerminationActions(escalate=True if escalate else None, termination_reason=reason)
         metadata = {METADATA_KEY: {_KEY: {"reason": reason, "condition": self._by[:_REPR_CHARS]}}}
-        last = TerminationEvent(author=author, invocation_id=invocation_id, branch=branch, actions=actions, custom_metadata=metadata)
+        last = TerminationEvent(
+            author=author, invocation_id=invocation_id, branch=branch, actions=actions, custom_metadata=metadata
+        )
         return [*(self._answers(invocation_id) if answers is None else answers), last]
 
     def _answers(self, invocation_id: str) -> list[Event]:
@@ -212,9 +237,15 @@ class Watched:
     # ---- what was paid ----------------------------------------------------------------------------------------------
 
     def asks(self, task: asyncio.Task[Any] | None) -> None:
-        """A task asks a model again, or has ended: the event of its last answer has passed or never will. Nor will one that is long overdue."""
+        """A task asks a model again, or has ended: the event of its last answer has passed or never will. Nor will one
+        that is long overdue.
+        """
         now = time.monotonic()
-        for paid in [one for one in self._paid if one.task is None or one.task is task or one.task.done() or now - one.at > _DELIVERY_S]:
+        for paid in [
+            one
+            for one in self._paid
+            if one.task is None or one.task is task or one.task.done() or now - one.at > _DELIVERY_S
+        ]:
             self._paid.remove(paid)
             self._counted.append(paid)
             self._count(paid.bill.usage, paid.model)
@@ -250,7 +281,11 @@ class Watched:
         for paid in self._paid:
             if paid.shown == usage:
                 self._paid.remove(paid)
-                return event.model_copy(update={"usage_metadata": _report_of(paid.bill.usage)}) if paid.bill.estimated else event
+                return (
+                    event.model_copy(update={"usage_metadata": _report_of(paid.bill.usage)})
+                    if paid.bill.estimated
+                    else event
+                )
         for paid in self._counted if usage is not None else ():
             if paid.shown == usage:
                 self._counted.remove(paid)
@@ -291,13 +326,17 @@ class Watched:
             self._loop.call_soon_threadsafe(self._look)
 
     def _look(self) -> None:
-        """Whether the wait is to end: a signal in an And may not be enough yet, and events of paid answers get a moment to pass."""
+        """Whether the wait is to end: a signal in an And may not be enough yet, and events of paid answers get a moment
+        to pass.
+        """
         if self._task is None:
             return
         try:
             self._ask_early()
             now = time.monotonic()
-            if self.is_over or (self.reason is not None and not self.in_flight and all(now - one.at > _DELIVERY_S for one in self._paid)):
+            if self.is_over or (
+                self.reason is not None and not self.in_flight and all(now - one.at > _DELIVERY_S for one in self._paid)
+            ):
                 self._throw()
             else:
                 self._arm(_SOONEST_S)
@@ -336,11 +375,13 @@ class Passive(TerminationCondition):
         return None
 
 
-Finish = Callable[[str, str | None], Awaitable[list[Event]]]  # given the last event's invocation, and the reason that it told
+# given the last event's invocation, and the reason that it told
+Finish = Callable[[str, str | None], Awaitable[list[Event]]]
 
 
 async def until(events: AsyncGenerator[Event, None], watched: Watched, finish: Finish) -> AsyncGenerator[Event, None]:
-    """The events of a run or of an agent until the condition fires and nothing paid is on its way; then those that end it.
+    """The events of a run or of an agent until the condition fires and nothing paid is on its way; then those that
+    end it.
 
     A fault of ours takes no event away: the condition then counts as not fired.
     """
@@ -404,7 +445,10 @@ async def until(events: AsyncGenerator[Event, None], watched: Watched, finish: F
 
 
 def _ending(original: Any, condition: TerminationCondition, scope: str) -> Any:
-    """What an agent does, until its condition fires. The context says which agent it is: a clone has this function too."""
+    """What an agent does, until its condition fires.
+
+    The context says which agent it is: a clone has this function too.
+    """
 
     @wraps(original)
     def run_until(ctx: InvocationContext) -> AsyncGenerator[Event, None]:
@@ -435,9 +479,15 @@ def _ending(original: Any, condition: TerminationCondition, scope: str) -> Any:
 
 
 async def asked_first(
-    call: AsyncGenerator[LlmResponse, None], watched: tuple[Watched, ...], request: LlmRequest, call_off: Callable[[], None]
+    call: AsyncGenerator[LlmResponse, None],
+    watched: tuple[Watched, ...],
+    request: LlmRequest,
+    call_off: Callable[[], None],
 ) -> AsyncGenerator[LlmResponse, None]:
-    """A model call that is made unless some condition around it has fired. Without content, the answer becomes nobody's."""
+    """A model call that is made unless some condition around it has fired.
+
+    Without content, the answer becomes nobody's.
+    """
     task, stream, is_ended = asyncio.current_task(), STREAM.get(), False
     around: list[Watched] = []
     for one in watched:
@@ -508,7 +558,9 @@ def _billed(usage: CallUsage, request: LlmRequest) -> Bill:
 
 def _report_of(usage: Usage) -> types.GenerateContentResponseUsageMetadata:
     """An estimate, as the condition is to see it in the event."""
-    return types.GenerateContentResponseUsageMetadata(prompt_token_count=usage.input, candidates_token_count=usage.output)
+    return types.GenerateContentResponseUsageMetadata(
+        prompt_token_count=usage.input, candidates_token_count=usage.output
+    )
 
 
 # ---- under install(): as if ADK had it ------------------------------------------------------------------------------
@@ -525,7 +577,9 @@ def _set_condition(loop: LoopAgent, condition: TerminationCondition | None) -> N
         del loop.__dict__[_RUN]
 
 
-_PROPERTY: Final = property(_get_condition, _set_condition, doc="The condition that ends this loop, or None. Added by runguard.install().")
+_PROPERTY: Final = property(
+    _get_condition, _set_condition, doc="The condition that ends this loop, or None. Added by runguard.install()."
+)
 
 
 class LoopTermination:

@@ -1,7 +1,8 @@
 """Deadlines of tools: an async call is ended when its time is up, a sync one is judged when it returns.
 
-The tool's own ``run_async`` is wrapped once per tool object, when a limit first applies to it; the call's frame tells whose limit
-holds, so nothing of a run is kept on the tool. Nothing else can end one call without cancelling the run around it.
+The tool's own ``run_async`` is wrapped once per tool object, when a limit first applies to it; the call's frame tells
+whose limit holds, so nothing of a run is kept on the tool. Nothing else can end one call without cancelling the run
+around it.
 """
 
 import asyncio
@@ -22,7 +23,9 @@ def limit_time(tool: BaseTool) -> None:
     if getattr(tool, _MARK, False):
         return
     function = getattr(tool, "func", None)
-    if function is not None and not (inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(type(function).__call__)):
+    if function is not None and not (
+        inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(type(function).__call__)
+    ):
         return
     original = tool.run_async
 
@@ -42,7 +45,11 @@ def limit_time(tool: BaseTool) -> None:
             if not limit.expired():
                 raise  # the tool's own timeout, not ours
             frame.guard.faults.attempt("tool time", timed_out, frame)
-            return {"error": f"'{tool.name}' took too long and was ended. Do not call it again in the same way in this turn."}
+            return {
+                "error": (
+                    f"'{tool.name}' took too long and was ended. Do not call it again in the same way in this turn."
+                )
+            }
 
     tool.run_async = run_async  # type: ignore[method-assign]
     setattr(tool, _MARK, True)

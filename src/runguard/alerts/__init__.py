@@ -1,4 +1,5 @@
-"""Alerts: what a person should know leaves for Slack, PagerDuty, a signed webhook, the log or a function, off the path of every call.
+"""Alerts: what a person should know leaves for Slack, PagerDuty, a signed webhook, the log or a function, off the path
+of every call.
 
 Nothing that leaves holds content or secrets; URLs are checked when they are read, and addresses when they are used.
 """

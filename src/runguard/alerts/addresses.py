@@ -1,7 +1,7 @@
 """Which places an alert may go to: the check of a URL when it is read, and of every address when it is used.
 
-A name is looked up once for each attempt, every address that it has is checked, and the connection goes to one of exactly these: a name
-that means something else a moment later gains nothing.
+A name is looked up once for each attempt, every address that it has is checked, and the connection goes to one of
+exactly these: a name that means something else a moment later gains nothing.
 """
 
 import re
@@ -86,7 +86,10 @@ class Endpoint:
         if len(text) > _MAX_URL:
             raise PolicyError(f"{where}: longer than {_MAX_URL} characters")
         if _NOT_IN_A_URL.search(text):
-            raise PolicyError(f"{where}: has characters that a URL cannot have; write a host in its xn-- form and the rest percent-encoded")
+            raise PolicyError(
+                f"{where}: has characters that a URL cannot have; write a host in its xn-- form and the rest "
+                "percent-encoded"
+            )
         try:
             parts = urlsplit(text)
             port = parts.port
@@ -100,9 +103,13 @@ class Endpoint:
             raise PolicyError(f"{where}: a URL with a fragment ('#') is refused: no server would see it")
         loopback = _check_host(parts.hostname, where, allow_private)
         if parts.scheme == "http" and not loopback:
-            raise PolicyError(f"{where}: must begin with https://; plain http is for 127.0.0.1, [::1] and localhost alone")
+            raise PolicyError(
+                f"{where}: must begin with https://; plain http is for 127.0.0.1, [::1] and localhost alone"
+            )
         path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
-        return cls(url, parts.scheme, parts.hostname, port or _PORTS[parts.scheme], Secret(path), loopback, allow_private)
+        return cls(
+            url, parts.scheme, parts.hostname, port or _PORTS[parts.scheme], Secret(path), loopback, allow_private
+        )
 
     @property
     def authority(self) -> str:
@@ -114,7 +121,8 @@ class Endpoint:
         return f"{self.scheme}://{self.authority}/***"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return type(self).of, (self.url, "alerts", self.allow_private)  # checked again: the variable may say something else there
+        # checked again: the variable may say something else there
+        return type(self).of, (self.url, "alerts", self.allow_private)
 
 
 def _check_host(host: str, where: str, allow_private: bool) -> bool:
@@ -125,7 +133,8 @@ def _check_host(host: str, where: str, allow_private: bool) -> bool:
         labels = host.removesuffix(".").split(".")
         if len(host) > 253 or not all(_LABEL.fullmatch(label) for label in labels):
             raise PolicyError(f"{where}: the host is not a valid name") from None
-        if _NUMERIC.fullmatch(labels[-1]):  # 2130706433, 0x7f.1 and 0177.0.0.1 are 127.0.0.1 to some, and something else to others
+        # 2130706433, 0x7f.1 and 0177.0.0.1 are 127.0.0.1 to some, and something else to others
+        if _NUMERIC.fullmatch(labels[-1]):
             raise PolicyError(f"{where}: write the address in its usual form, such as 192.0.2.1") from None
         return host == "localhost"
     if address in _LOOPBACK_V4 or address == _LOOPBACK_V6:
@@ -141,7 +150,9 @@ _LOOPBACK_V6: Final = IPv6Address("::1")
 
 
 def refusal(address: IPv4Address | IPv6Address) -> str:
-    """Why alerts do not go to this address, in one word; empty when they may. An IPv4 address inside an IPv6 one is judged as itself."""
+    """Why alerts do not go to this address, in one word; empty when they may. An IPv4 address inside an IPv6 one is
+    judged as itself.
+    """
     if isinstance(address, IPv4Address):
         return next((word for network, word in _REFUSED_V4 if address in network), "")
     if address.ipv4_mapped is not None:
@@ -153,12 +164,15 @@ def refusal(address: IPv4Address | IPv6Address) -> str:
 
 
 def resolve(endpoint: Endpoint) -> list[Sockaddr]:
-    """The addresses to connect to, all of them checked. One bad address refuses the name: its owner does not decide which one is used.
+    """The addresses to connect to, all of them checked. One bad address refuses the name: its owner does not decide
+    which one is used.
 
     The system's resolver has a time limit of its own and none of ours; it is waited for on the receiver's own thread.
     """
     found = getaddrinfo(endpoint.host, endpoint.port, type=socket.SOCK_STREAM)
-    places: list[Sockaddr] = [(family, sockaddr) for family, _, _, _, sockaddr in found if family in (socket.AF_INET, socket.AF_INET6)]
+    places: list[Sockaddr] = [
+        (family, sockaddr) for family, _, _, _, sockaddr in found if family in (socket.AF_INET, socket.AF_INET6)
+    ]
     if not places:
         raise RefusedAddressError("the name has no address")
     for _, sockaddr in places:
@@ -167,5 +181,7 @@ def resolve(endpoint: Endpoint) -> list[Sockaddr]:
             if address not in _LOOPBACK_V4 and address != _LOOPBACK_V6:
                 raise RefusedAddressError("the name is not loopback on this machine")
         elif not endpoint.allow_private and (word := refusal(address)):
-            raise RefusedAddressError(f"the name leads to an address that is {word}; set allow_private = true if that is meant")
+            raise RefusedAddressError(
+                f"the name leads to an address that is {word}; set allow_private = true if that is meant"
+            )
     return places[:_MAX_ADDRESSES]

@@ -24,8 +24,10 @@ _LAST: Final = 10**11  # seconds; no date beyond it can be written
 class Alert:
     """Something that a person should know.
 
-    ``key`` names what it is about (rule, scope, period): the same key is told once, until ``resolved=True`` says that it is over.
-    ``text`` is one line for people; ``facts`` are digests, numbers and names, never content. ``at`` is in epoch seconds.
+    ``key`` names what it is about (rule, scope, period): the same key is told once, until ``resolved=True`` says
+    that it is over.
+    ``text`` is one line for people; ``facts`` are digests, numbers and names, never content. ``at`` is in epoch
+    seconds.
     """
 
     kind: AlertKind
@@ -87,7 +89,10 @@ def _clean_facts(facts: Mapping[str, Fact], secrets: tuple[str, ...]) -> dict[st
 
 
 def _clean_value(value: Any, secrets: tuple[str, ...]) -> Fact:
-    """A value that every JSON reader takes. Of a foreign object only the type is told: its text could hold anything, or never come."""
+    """A value that every JSON reader takes.
+
+    Of a foreign object only the type is told: its text could hold anything, or never come.
+    """
     if value is None or isinstance(value, bool):
         return value
     if isinstance(value, str):
@@ -96,6 +101,7 @@ def _clean_value(value: Any, secrets: tuple[str, ...]) -> Fact:
         return int(value) if abs(value) < _MOST else f"a number of {value.bit_length()} bits"
     if isinstance(value, float):
         return float(value) if isfinite(value) else str(float(value))
-    if type(value) is Decimal and value.is_finite() and abs(value.adjusted()) < _MAX_NAME:  # written out, a longer one has no end
+    # written out, a longer one has no end
+    if type(value) is Decimal and value.is_finite() and abs(value.adjusted()) < _MAX_NAME:
         return format(value, "f")[:_MAX_VALUE]
     return type(value).__name__

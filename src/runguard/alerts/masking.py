@@ -1,7 +1,7 @@
 """What must not leave: keys, tokens, passwords and the paths of URLs are masked in every text of an alert.
 
-The time is linear in the length looked at, and that length is bounded: each pattern begins with fixed letters and goes on with one class
-of characters, so there is nothing to try again.
+The time is linear in the length looked at, and that length is bounded: each pattern begins with fixed letters and goes
+on with one class of characters, so there is nothing to try again.
 """
 
 import re
@@ -11,12 +11,16 @@ HIDDEN: Final = "***"
 MAX_CHARS: Final = 1_000
 _BEYOND: Final = 512  # looked at beyond the cut, so that a key that crosses it is seen whole and masked
 _WORD: Final = 64
-_SECRET_NAME: Final = r"(?:(?:api|access|private|routing)[_-]?key|token|secret|passwd|password|authorization|credential|cookie)"
+_SECRET_NAME: Final = (
+    r"(?:(?:api|access|private|routing)[_-]?key|token|secret|passwd|password|authorization|credential|cookie)"
+)
 
 _GAPS: Final = re.compile(r"[\x00-\x20\x7f-\x9f\u2028\u2029]+")
 # Zero width and direction: they could hide a key, or turn a name round.
 _INVISIBLE: Final = re.compile(r"[\u00ad\u200b-\u200f\u202a-\u202e\u2060-\u2069\ufeff]+")
-_URL: Final = re.compile(r"(?i)([a-z][a-z0-9+.-]{1,20}://)(?:[^\s/@]{0,256}@)?([^\s/?#@\"'<>]{0,255})([/?#][^\s\"'<>]*)?")
+_URL: Final = re.compile(
+    r"(?i)([a-z][a-z0-9+.-]{1,20}://)(?:[^\s/@]{0,256}@)?([^\s/?#@\"'<>]{0,255})([/?#][^\s\"'<>]*)?"
+)
 _AUTHORISED: Final = re.compile(r"(?i)\b(?:(bearer)[ :]{1,3}[\w.~+/=-]{8,}|(basic)[ :]{1,3}[\w+/=-]{16,})")
 _NAMED: Final = re.compile(rf"(?i)({_SECRET_NAME})([\"']?\s{{0,2}}[=:]\s{{0,2}}[\"']?)[^\s\"',;&]{{3,}}")
 _PROVIDER: Final = re.compile(

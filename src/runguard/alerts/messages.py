@@ -28,13 +28,16 @@ def slack(parcel: Parcel) -> dict[str, Any]:
     title = f"RunGuard: {'resolved' if alert.resolved else alert.severity}"
     blocks: list[dict[str, Any]] = [{"type": "section", "text": _slack_text(f"*{title}*\n{_slack_escape(alert.text)}")}]
     if alert.facts:
-        facts = "\n".join(f"{_slack_escape(name)}: {_slack_escape(_plain(value))}" for name, value in alert.facts.items())
+        facts = "\n".join(
+            f"{_slack_escape(name)}: {_slack_escape(_plain(value))}" for name, value in alert.facts.items()
+        )
         blocks.append({"type": "context", "elements": [_slack_text(facts)]})
     return {"text": _fit(f"{title}: {_slack_escape(alert.text)}"), "blocks": blocks}
 
 
 def _slack_text(text: str) -> dict[str, Any]:
-    return {"type": "mrkdwn", "verbatim": True, "text": _fit(text)}  # verbatim: Slack makes no links or mentions of its own from names
+    # verbatim: Slack makes no links or mentions of its own from names
+    return {"type": "mrkdwn", "verbatim": True, "text": _fit(text)}
 
 
 def _slack_escape(text: str) -> str:
@@ -115,15 +118,21 @@ def verify_signature(
     *,
     now: float | None = None,
 ) -> bool:
-    """For receivers: whether the body was signed with ``secret``, at most ``tolerance_seconds`` ago (or ahead, by another clock).
+    """For receivers: whether the body was signed with ``secret``, at most ``tolerance_seconds`` ago (or ahead, by
+    another clock).
 
-    ``timestamp`` and ``signature`` are the headers ``X-RunGuard-Timestamp`` and ``X-RunGuard-Signature``, ``body`` the bytes as they
-    came. Whatever they are, the answer is True or False; only an empty secret, which would protect nothing, raises ValueError.
+    ``timestamp`` and ``signature`` are the headers ``X-RunGuard-Timestamp`` and ``X-RunGuard-Signature``, ``body`` the
+    bytes as they came. Whatever they are, the answer is True or False; only an empty secret, which would protect
+    nothing, raises ValueError.
     """
     if not secret:
         raise ValueError("the secret is empty")
     stamp = str(timestamp) if isinstance(timestamp, str | int) else ""
-    if not (stamp.isascii() and stamp.isdigit() and len(stamp) <= 15) or not isinstance(signature, str) or not isinstance(body, bytes):
+    if (
+        not (stamp.isascii() and stamp.isdigit() and len(stamp) <= 15)
+        or not isinstance(signature, str)
+        or not isinstance(body, bytes)
+    ):
         return False
     clock = time.time() if now is None else now  # noqa: TID251 - the receiver's clock, unless it brings its own
     if abs(clock - int(stamp)) > tolerance_seconds:

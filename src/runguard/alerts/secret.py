@@ -9,7 +9,8 @@ _FROM_ENVIRONMENT: Final = "env:"
 
 
 class Secret:
-    """``reveal()`` is the only way to the text. One read from the environment is pickled as the variable's name, any other is not pickled.
+    """``reveal()`` is the only way to the text. One read from the environment is pickled as the variable's name,
+    any other is not pickled.
 
     A text that everybody knows is ``public``: treated alike, but pickled.
     """
@@ -23,7 +24,10 @@ class Secret:
 
     @classmethod
     def of(cls, value: object, where: str) -> Self:
-        """From a setting: the text itself, or ``env:NAME``. PolicyError names the setting and the variable, never the text."""
+        """From a setting: the text itself, or ``env:NAME``.
+
+        PolicyError names the setting and the variable, never the text.
+        """
         if not isinstance(value, str):
             raise PolicyError(f"{where}: must be a text, not a {type(value).__name__}")
         if not value.startswith(_FROM_ENVIRONMENT):
@@ -35,7 +39,9 @@ class Secret:
             raise PolicyError(f"{where}: env: must be followed by the name of an environment variable")
         text = os.environ.get(variable, "").strip()  # secrets mounted from files end in a line break
         if not text:
-            raise PolicyError(f"{where}: the environment variable {variable} is {'empty' if variable in os.environ else 'not set'}")
+            raise PolicyError(
+                f"{where}: the environment variable {variable} is {'empty' if variable in os.environ else 'not set'}"
+            )
         return cls(text, variable)
 
     def reveal(self) -> str:
@@ -60,5 +66,7 @@ class Secret:
         if self._public:
             return type(self), (self._text, "", True)
         if not self._variable:
-            raise TypeError("a secret that is written out is not pickled; write env:NAME, and set the variable wherever it is read")
+            raise TypeError(
+                "a secret that is written out is not pickled; write env:NAME, and set the variable wherever it is read"
+            )
         return type(self).of, (_FROM_ENVIRONMENT + self._variable, "alerts")

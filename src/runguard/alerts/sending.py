@@ -1,7 +1,7 @@
 """The way out for alerts: each receiver has a bounded queue and a thread of its own.
 
-So a receiver that is slow or away delays neither the run, nor a callback, nor another receiver. A thread starts with the first alert, ends
-when there is nothing to do, and is started anew after a fork.
+So a receiver that is slow or away delays neither the run, nor a callback, nor another receiver. A thread starts with
+the first alert, ends when there is nothing to do, and is started anew after a fork.
 """
 
 import asyncio
@@ -119,7 +119,9 @@ class _Line:
                 self._start_locked()
                 return
         if dropped & (dropped - 1) == 0:  # at 1, 2, 4, 8: a flood of alerts is no reason for a flood of lines
-            _log.warning("runguard.alert_dropped: %s has %d alerts waiting; %d dropped so far", self._place, _CAPACITY, dropped)
+            _log.warning(
+                "runguard.alert_dropped: %s has %d alerts waiting; %d dropped so far", self._place, _CAPACITY, dropped
+            )
 
     def wait(self, end: float) -> bool:
         if threading.current_thread() is self._thread:
@@ -132,7 +134,8 @@ class _Line:
 
     def _start_locked(self) -> None:
         if self._thread is None or not self._thread.is_alive():
-            with suppress(RuntimeError, MemoryError):  # no more threads, or the interpreter is ending; the next alert or flush tries again
+            # no more threads, or the interpreter is ending; the next alert or flush tries again
+            with suppress(RuntimeError, MemoryError):
                 self._thread = start_thread(f"runguard-alerts-{self.receiver.name}", self._work)
 
     def _work(self) -> None:
@@ -170,7 +173,13 @@ class _Line:
         if receiver.kind == "log":
             level = receiver.level if receiver.level is not None else _LEVELS[parcel.alert.severity]
             state = "resolved: " if parcel.alert.resolved else ""
-            _log.log(level, "runguard.alert: %s%s", state, parcel.alert.text, extra={"runguard_alert": messages.fields(parcel.alert)})
+            _log.log(
+                level,
+                "runguard.alert: %s%s",
+                state,
+                parcel.alert.text,
+                extra={"runguard_alert": messages.fields(parcel.alert)},
+            )
         elif receiver.call is not None:
             result = receiver.call(parcel.alert)
             if inspect.isawaitable(result):
@@ -179,7 +188,9 @@ class _Line:
             self._post(parcel)
 
     def _post(self, parcel: Parcel) -> None:
-        """Attempts until the deadline, which began when the alert was sent; the first one is made however long it has waited."""
+        """Attempts until the deadline, which began when the alert was sent; the first one is made however long it has
+        waited.
+        """
         body = messages.to_bytes(self._message(parcel))
         end, attempt = parcel.accepted + self.receiver.deadline_s, 0
         timeout_s = self.receiver.timeout_s
@@ -220,7 +231,11 @@ class _Line:
 
     @property
     def _place(self) -> str:
-        return self.receiver.name if self.receiver.endpoint is None else f"{self.receiver.name} at {self.receiver.endpoint}"
+        return (
+            self.receiver.name
+            if self.receiver.endpoint is None
+            else f"{self.receiver.name} at {self.receiver.endpoint}"
+        )
 
     def _report(self, error: BaseException) -> None:
         if isinstance(error, UndeliveredError):
@@ -229,11 +244,20 @@ class _Line:
             return
         frame = traceback.extract_tb(error.__traceback__)[-1]
         text = mask_also(_text_of(error), self._secrets, _EXCERPT)
-        _log.error("runguard.alert_failed: %s: %s: %s (%s:%s)", self._place, type(error).__name__, text, frame.filename, frame.lineno)
+        _log.error(
+            "runguard.alert_failed: %s: %s: %s (%s:%s)",
+            self._place,
+            type(error).__name__,
+            text,
+            frame.filename,
+            frame.lineno,
+        )
 
 
 def _pause(attempt: int, asked_s: float | None) -> float:
-    """Twice as long each time, with jitter, so that many workers do not come back at once; never earlier than the server asked for."""
+    """Twice as long each time, with jitter, so that many workers do not come back at once; never earlier than the
+    server asked for.
+    """
     pause: float = min(_FIRST_PAUSE_S * 2 ** min(attempt, 10), _LONGEST_PAUSE_S) * random.uniform(0.5, 1.0)
     return max(pause, asked_s or 0.0)
 

@@ -1,4 +1,7 @@
-"""``alerts=...`` or ``[alerts]`` -> frozen ``AlertSettings``. Whatever cannot be meant fails here, and no message shows a secret."""
+"""``alerts=...`` or ``[alerts]`` -> frozen ``AlertSettings``.
+
+Whatever cannot be meant fails here, and no message shows a secret.
+"""
 
 import logging
 import re
@@ -40,7 +43,11 @@ _OUR_HEADERS: Final = frozenset(
 )
 _SHAPE: Final = "give a table such as {'slack_webhook': 'env:SLACK_WEBHOOK'}, a function, or a list of these"
 
-_SECRET_SCHEMA: Final = {"type": "string", "minLength": 1, "description": "The value, or 'env:NAME' to read it from the environment."}
+_SECRET_SCHEMA: Final = {
+    "type": "string",
+    "minLength": 1,
+    "description": "The value, or 'env:NAME' to read it from the environment.",
+}
 _TABLE_SCHEMA: Final[dict[str, Any]] = {
     "type": "object",
     "additionalProperties": False,
@@ -65,7 +72,12 @@ _TABLE_SCHEMA: Final[dict[str, Any]] = {
         "log": {"anyOf": [{"type": "boolean"}, {"enum": list(_LEVELS)}]},
         "allow_private": {"type": "boolean", "default": False},
         "timeout_seconds": {"type": "number", "exclusiveMinimum": 0, "maximum": _MOST_TIMEOUT_S, "default": TIMEOUT_S},
-        "deadline_seconds": {"type": "number", "exclusiveMinimum": 0, "maximum": _MOST_DEADLINE_S, "default": DEADLINE_S},
+        "deadline_seconds": {
+            "type": "number",
+            "exclusiveMinimum": 0,
+            "maximum": _MOST_DEADLINE_S,
+            "default": DEADLINE_S,
+        },
         "pagerduty_url": {"type": "string", "default": PAGERDUTY_URL},
     },
 }
@@ -104,7 +116,11 @@ class Receiver:
             "deadline_seconds": self.deadline_s,
         }
         if self.endpoint is not None:
-            data |= {"url": str(self.endpoint), "allow_private": self.endpoint.allow_private, "headers": [name for name, _ in self.headers]}
+            data |= {
+                "url": str(self.endpoint),
+                "allow_private": self.endpoint.allow_private,
+                "headers": [name for name, _ in self.headers],
+            }
         if self.kind == "webhook":
             data["signed"] = self.secret is not None
         if self.level is not None:
@@ -120,7 +136,9 @@ class AlertSettings:
 
     @classmethod
     def parse(cls, value: object, where: str = "alerts") -> Self:
-        """A table, a function, a list of these, or settings as they are; PolicyError names the path and what would be right."""
+        """A table, a function, a list of these, or settings as they are; PolicyError names the path and what would be
+        right.
+        """
         if isinstance(value, cls):
             return value
         if value is None:
@@ -182,7 +200,9 @@ def _table(table: Mapping[Any, Any], where: str) -> Iterable[Receiver]:
 def _pagerduty(given: Mapping[str, Any], where: str, private: bool) -> Receiver:
     key = Secret.of(given["pagerduty_key"], f"{where}.pagerduty_key")
     if not _TOKEN.fullmatch(key.reveal()):
-        raise PolicyError(f"{where}.pagerduty_key: must be the integration's routing key: up to 128 characters without white space")
+        raise PolicyError(
+            f"{where}.pagerduty_key: must be the integration's routing key: up to 128 characters without white space"
+        )
     path = f"{where}.pagerduty_url"
     url = Secret.of(given["pagerduty_url"], path) if "pagerduty_url" in given else Secret(PAGERDUTY_URL, public=True)
     return Receiver("pagerduty", "", Endpoint.of(url, path, private), key)
@@ -225,9 +245,14 @@ def _endpoint(value: object, where: str, private: bool) -> Endpoint:
 
 def _limits(given: Mapping[str, Any], where: str) -> tuple[float, float]:
     deadline_s = _seconds(given.get("deadline_seconds", DEADLINE_S), f"{where}.deadline_seconds", _MOST_DEADLINE_S)
-    timeout_s = _seconds(given.get("timeout_seconds", min(TIMEOUT_S, deadline_s)), f"{where}.timeout_seconds", _MOST_TIMEOUT_S)
+    timeout_s = _seconds(
+        given.get("timeout_seconds", min(TIMEOUT_S, deadline_s)), f"{where}.timeout_seconds", _MOST_TIMEOUT_S
+    )
     if timeout_s > deadline_s:
-        raise PolicyError(f"{where}.timeout_seconds = {timeout_s:g}: one attempt cannot take longer than deadline_seconds = {deadline_s:g}")
+        raise PolicyError(
+            f"{where}.timeout_seconds = {timeout_s:g}: one attempt cannot take longer than deadline_seconds = "
+            f"{deadline_s:g}"
+        )
     return timeout_s, deadline_s
 
 

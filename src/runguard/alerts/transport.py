@@ -1,4 +1,6 @@
-"""One POST by the standard library: to an address that was checked, within one time limit, with no redirect and no proxy."""
+"""One POST by the standard library: to an address that was checked, within one time limit, with no redirect and no
+proxy.
+"""
 
 import http.client
 import io
@@ -20,7 +22,9 @@ _TOO_MANY: Final = 429
 
 
 class UndeliveredError(Exception):
-    """An attempt failed. ``again`` says whether another one may help, ``wait_s`` what the server asked for, ``excerpt`` what it said."""
+    """An attempt failed. ``again`` says whether another one may help, ``wait_s`` what the server asked for, ``excerpt``
+    what it said.
+    """
 
     def __init__(self, reason: str, *, again: bool, wait_s: float | None = None, excerpt: str = "") -> None:
         super().__init__(reason)
@@ -31,7 +35,9 @@ def post(endpoint: Endpoint, headers: Mapping[str, str], body: bytes, timeout_s:
     """Return when the server said yes; raise UndeliveredError otherwise, whose reason shows neither path nor header."""
     connection = _Pinned(endpoint, time.monotonic() + timeout_s)
     try:
-        connection.request("POST", endpoint.path.reveal(), body, {"Host": endpoint.authority, "Connection": "close", **headers})
+        connection.request(
+            "POST", endpoint.path.reveal(), body, {"Host": endpoint.authority, "Connection": "close", **headers}
+        )
         _judge(connection.getresponse())
     except RefusedAddressError as error:
         raise UndeliveredError(str(error), again=False) from None
@@ -59,7 +65,9 @@ def _judge(answer: http.client.HTTPResponse) -> None:
         raise UndeliveredError(f"{said}: a redirect, and redirects are not followed", again=False)
     if status == _TOO_MANY or status >= 500:
         wait_s = _retry_after(answer.getheader("Retry-After"))
-        raise UndeliveredError(said if wait_s is None else f"{said}, to be tried in {wait_s:g} s", again=True, wait_s=wait_s)
+        raise UndeliveredError(
+            said if wait_s is None else f"{said}, to be tried in {wait_s:g} s", again=True, wait_s=wait_s
+        )
     excerpt = b""
     with suppress(OSError, http.client.HTTPException):  # the status alone decides
         excerpt = answer.read1(_EXCERPT)
@@ -80,7 +88,9 @@ def _retry_after(value: str | None) -> float | None:
 
 
 class _Pinned(http.client.HTTPConnection):
-    """Connects to an address that was checked, not to whatever the name means by then; the name stays in Host and in TLS."""
+    """Connects to an address that was checked, not to whatever the name means by then; the name stays in Host and in
+    TLS.
+    """
 
     def __init__(self, endpoint: Endpoint, end: float) -> None:
         super().__init__(endpoint.host, endpoint.port)
@@ -90,7 +100,8 @@ class _Pinned(http.client.HTTPConnection):
     def connect(self) -> None:
         places = resolve(self._endpoint)
         for number, (family, sockaddr) in enumerate(places, 1):
-            share = (self._end - time.monotonic()) / (len(places) - number + 1)  # one that never answers leaves time for the next
+            # one that never answers leaves time for the next
+            share = (self._end - time.monotonic()) / (len(places) - number + 1)
             sock = socket.socket(family, socket.SOCK_STREAM)
             try:
                 sock.settimeout(max(share, 0.001))
@@ -120,7 +131,9 @@ def _trust() -> ssl.SSLContext:
 
 
 class _Timed:
-    """A socket with one time limit for everything: a server that sends a byte now and then does not get a new one with each."""
+    """A socket with one time limit for everything: a server that sends a byte now and then does not get a new one with
+    each.
+    """
 
     def __init__(self, sock: socket.socket, end: float) -> None:
         self._sock, self._end = sock, end

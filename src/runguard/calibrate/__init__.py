@@ -1,4 +1,6 @@
-"""Limits from the user's own recorded runs: ``runguard calibrate SOURCE`` on the command line, ``calibrate`` from code."""
+"""Limits from the user's own recorded runs: ``runguard calibrate SOURCE`` on the command line,
+``calibrate`` from code.
+"""
 
 from typing import TYPE_CHECKING
 

@@ -55,7 +55,9 @@ class Effect:
 
 @dataclass(slots=True)
 class Cut:
-    """What one limit alone, beside the rules that are there, would have cut: recordings that it stops (or whose answers it cuts)."""
+    """What one limit alone, beside the rules that are there, would have cut: recordings that it stops (or whose answers
+    it cuts).
+    """
 
     by_label: dict[str, int] = field(default_factory=lambda: dict.fromkeys(LABELS.values(), 0))
     tokens: int = 0  # after its stops
@@ -84,19 +86,33 @@ class Cut:
     def apart(self) -> list[str]:
         """Sources whose successful recordings it cuts for the most part: another kind of work than the rest."""
         hit = self.stopped_by_source
-        return [source for source, many in self.by_source.items() if len(self.by_source) > 1 and hit[source] > 1 and 2 * hit[source] > many]
+        return [
+            source
+            for source, many in self.by_source.items()
+            if len(self.by_source) > 1 and hit[source] > 1 and 2 * hit[source] > many
+        ]
 
     def to_dict(self) -> dict[str, Any]:
-        return {"apart": self.apart, "recordings": self.by_label, "tokens_after": self.tokens, "usd_after": self.nano / 1e9, "successful": self.successes}
+        return {
+            "apart": self.apart,
+            "recordings": self.by_label,
+            "tokens_after": self.tokens,
+            "usd_after": self.nano / 1e9,
+            "successful": self.successes,
+        }
 
 
 @dataclass(slots=True)
 class HeldOut:
-    """Fitted on one half of the recordings, counted on the other, both ways. Only runs that should not be stopped: successful, or else unlabelled."""
+    """Fitted on one half of the recordings, counted on the other, both ways.
+
+    Only runs that should not be stopped: successful, or else unlabelled.
+    """
 
     fitted: list[dict[str, Any]] = field(default_factory=list)
     missing: list[str] = field(default_factory=list)  # settings for which half of the runs were too few
-    by_label: dict[str, list[int]] = field(default_factory=lambda: {label: [0, 0, 0] for label in LABELS.values()})  # recordings, stopped, stopped before
+    # recordings, stopped, stopped before
+    by_label: dict[str, list[int]] = field(default_factory=lambda: {label: [0, 0, 0] for label in LABELS.values()})
 
     @classmethod
     def of(cls, halves: list[dict[str, Any]], whole: dict[str, Any]) -> "HeldOut":
@@ -113,11 +129,17 @@ class HeldOut:
         runs, stopped, before = self.by_label[label]
         low, high = wilson(stopped, runs)
         named = "successful" if label == "success" else "unlabelled"
-        told = f"of {runs} held-out {named} recordings {stopped} would have been stopped ({low:.1%} to {high:.1%}); {before} with the present settings"
+        told = (
+            f"of {runs} held-out {named} recordings {stopped} would have been stopped ({low:.1%} to {high:.1%}); "
+            f"{before} with the present settings"
+        )
         if self.missing:
             told += f". Not checked, half of the runs are too few: {', '.join(self.missing)}"
         return told
 
     def to_dict(self) -> dict[str, Any]:
-        told = {label: {"recordings": counts[0], "stopped": counts[1], "stopped_now": counts[2]} for label, counts in self.by_label.items()}
+        told = {
+            label: {"recordings": counts[0], "stopped": counts[1], "stopped_now": counts[2]}
+            for label, counts in self.by_label.items()
+        }
         return {**told, "fitted_on_halves": self.fitted, "not_checked": self.missing}

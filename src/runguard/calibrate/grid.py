@@ -7,7 +7,8 @@ from runguard.calibrate.changes import changed, is_allowed
 from runguard.core.decision import Rungs
 from runguard.policy.settings import Policy
 
-OF_REPETITION: Final = ("repetition", "no_news", "same_call")  # count what was done before; the others what led to nothing
+# count what was done before; the others what led to nothing
+OF_REPETITION: Final = ("repetition", "no_news", "same_call")
 TRIED: Final = (*OF_REPETITION, "stall", "tool_failures", "empty")
 _FACTORS: Final = (0.5, 0.75, 1.5, 2.0)
 _LADDER: Final = ("warn", "nudge", "block", "stop")
@@ -39,7 +40,9 @@ def variants(policy: Policy) -> list[Variant]:
             continue
         tried = [scaled(now, factor) for factor in _FACTORS]
         if now.stop is None:
-            tried += [{**rungs, "stop": 2 * max(rungs.values())} for rungs in (scaled(now, factor) for factor in (0.5, 1.0))]
+            tried += [
+                {**rungs, "stop": 2 * max(rungs.values())} for rungs in (scaled(now, factor) for factor in (0.5, 1.0))
+            ]
         as_it_is = scaled(now, 1.0)
         found.append(Variant(rule, None))
         others = dict.fromkeys(Variant(rule, tuple(rungs.items())) for rungs in tried if rungs != as_it_is)
@@ -70,5 +73,7 @@ def lowest_rungs(policy: Policy, tried: list[Variant]) -> dict[str, float]:
     for variant in tried:
         now = policy.rungs(variant.rule)
         assert now is not None
-        found[variant.rule] = min(found.get(variant.rule, now.lowest), *(number for _, number in variant.rungs or ()), now.lowest)
+        found[variant.rule] = min(
+            found.get(variant.rule, now.lowest), *(number for _, number in variant.rungs or ()), now.lowest
+        )
     return found

@@ -12,7 +12,8 @@ SHARE: Final = 0.95
 FACTOR: Final = 2.5
 _NAMES: Final = 50  # of models that are kept
 _DIGITS: Final = 3  # of a proposed number, rounded up
-_LARGE_ANSWER: Final = 10_000  # characters: smaller ones harm no prompt, and an error is often longer than what goes well
+# characters: smaller ones harm no prompt, and an error is often longer than what goes well
+_LARGE_ANSWER: Final = 10_000
 
 
 class Kind(NamedTuple):
@@ -54,7 +55,10 @@ class Limit:
     def withhold(self, apart: list[str]) -> None:
         """``apart``: sources whose successful recordings it cuts for the most part."""
         shown = ", ".join(apart[:3]) + (" and others" if len(apart) > 3 else "")
-        self.why_not = f"2.5 x P95 is {self.value:,g}, but that cuts most of what went well in {shown}: work of another size; calibrate each source alone"
+        self.why_not = (
+            f"2.5 x P95 is {self.value:,g}, but that cuts most of what went well in {shown}: work of another size; "
+            "calibrate each source alone"
+        )
         self.value = None
 
     def to_dict(self) -> dict[str, Any]:
@@ -91,10 +95,18 @@ class Missing:
         """Why no limit of this kind can be given."""
         if kind.setting == "max_usd" and self.unpriced:
             names = sorted(self.models, key=lambda model: -self.models[model])
-            shown = ", ".join(name or "(no name: give it with --model)" for name in names[:5]) + (" and others" if len(names) > 5 else "")
-            return f"no price for {shown} ({self.unpriced} recordings): a dollar limit would refuse such calls; give prices in the policy"
+            shown = ", ".join(name or "(no name: give it with --model)" for name in names[:5]) + (
+                " and others" if len(names) > 5 else ""
+            )
+            return (
+                f"no price for {shown} ({self.unpriced} recordings): a dollar limit would refuse such calls; give "
+                "prices in the policy"
+            )
         if kind.setting == "max_seconds" and self.begins:
-            return f"{self.begins} recordings have times, but not when their first run began: a limit would stop them at once"
+            return (
+                f"{self.begins} recordings have times, but not when their first run began: a limit would stop them "
+                "at once"
+            )
         return ""
 
 
@@ -113,18 +125,34 @@ def _limit(kind: Kind, basis: Basis, missing: Missing) -> Limit:
     assert found is not None
     value = rounded_up(FACTOR * found.value, kind.is_whole)
     if value <= 0:
-        return Limit(kind, len(values), quantile=found, why_not=f"{SHARE:.0%} of the recordings have none: nothing to take a multiple of")
+        return Limit(
+            kind,
+            len(values),
+            quantile=found,
+            why_not=f"{SHARE:.0%} of the recordings have none: nothing to take a multiple of",
+        )
     if not is_allowed({kind.setting: value}):
-        return Limit(kind, len(values), quantile=found, why_not=f"2.5 x P95 is {value:,g}, more than a policy takes: are the recorded {kind.of} right?")
+        return Limit(
+            kind,
+            len(values),
+            quantile=found,
+            why_not=f"2.5 x P95 is {value:,g}, more than a policy takes: are the recorded {kind.of} right?",
+        )
     if kind.setting == "max_tool_result_chars" and value < _LARGE_ANSWER:
-        why_not = f"2.5 x P95 is {value:,g}: answers are small, and so low a limit would hide longer ones, errors first of all"
+        why_not = (
+            f"2.5 x P95 is {value:,g}: answers are small, and so low a limit would hide longer ones, errors first "
+            "of all"
+        )
         return Limit(kind, len(values), quantile=found, why_not=why_not)
     return Limit(kind, len(values), value, found, max(values))
 
 
 def too_few(known: int, needed: int, basis: Basis, kind: Kind) -> str:
     missing = "" if known == basis.recordings else f" tell the {kind.of}"
-    why = f"of fewer, even the largest lies below the true P{SHARE * 100:.0f} in more than {(1 - LEVEL) / 2:.1%} of all samples"
+    why = (
+        f"of fewer, even the largest lies below the true P{SHARE * 100:.0f} in more than {(1 - LEVEL) / 2:.1%} of "
+        "all samples"
+    )
     return f"{known} {basis.kind} recordings{missing}, {needed} are needed: {why}"
 
 

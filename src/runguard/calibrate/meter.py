@@ -1,7 +1,8 @@
-"""What the runs of a recording took, by the engine's own account. Limits hold for a run, from one message of the user to the next.
+"""What the runs of a recording took, by the engine's own account. Limits hold for a run, from one message of the user
+to the next.
 
-Of a recording with several runs the largest counts: runs of one conversation are alike, so only recordings are independent of each
-other, and a recording is left alone when its largest run is.
+Of a recording with several runs the largest counts: runs of one conversation are alike, so only recordings are
+independent of each other, and a recording is left alone when its largest run is.
 """
 
 from math import isnan, nan
@@ -9,7 +10,17 @@ from typing import Any, Final, NamedTuple
 
 from runguard.calibrate.changes import changed
 from runguard.core.decision import Decision
-from runguard.core.events import AgentEntered, Answer, HandOff, ModelCall, ModelResult, Outcome, RunInfo, ToolCall, ToolResults
+from runguard.core.events import (
+    AgentEntered,
+    Answer,
+    HandOff,
+    ModelCall,
+    ModelResult,
+    Outcome,
+    RunInfo,
+    ToolCall,
+    ToolResults,
+)
 from runguard.core.fingerprint import size_of
 from runguard.policy.settings import RULES, Policy
 from runguard.pricing.rates import Usage
@@ -33,7 +44,10 @@ _ENOUGH: Final = 1_000_000_000
 
 
 class Took(NamedTuple):
-    """The largest of each among the runs of a recording. NaN where the recording does not say: no price, no times, no answers."""
+    """The largest of each among the runs of a recording.
+
+    NaN where the recording does not say: no price, no times, no answers.
+    """
 
     usd: float = nan
     tokens: float = nan
@@ -131,13 +145,20 @@ class Meter(Player):
 
     def _close(self) -> None:
         if self._begun:
-            model_calls, tool_calls, tokens, nano = (now - before for now, before in zip(self._counts(), self._before, strict=True))
+            model_calls, tool_calls, tokens, nano = (
+                now - before for now, before in zip(self._counts(), self._before, strict=True)
+            )
             if model_calls or tool_calls:  # a message that nobody has answered is no run
-                seconds = self.clock.now - self._live.started if self._is_timed and self._since is not None else nan  # pauses aside
+                # pauses aside
+                seconds = self.clock.now - self._live.started if self._is_timed and self._since is not None else nan
                 took = Took(nano / 1e9, float(tokens), model_calls, tool_calls, seconds, self.guard.largest)
                 if unknown := self.recorded.unknown:
-                    took = Took(*(nan if name in unknown else value for name, value in zip(Took._fields, took, strict=True)))
-                self.took = Took(*(new if isnan(old) or new > old else old for old, new in zip(self.took, took, strict=True)))
+                    took = Took(
+                        *(nan if name in unknown else value for name, value in zip(Took._fields, took, strict=True))
+                    )
+                self.took = Took(
+                    *(new if isnan(old) or new > old else old for old, new in zip(self.took, took, strict=True))
+                )
         super()._close()
 
     def _counts(self) -> tuple[int, int, int, int]:

@@ -33,7 +33,14 @@ def run(
     def watch(_: str, found: Iterator[Worked]) -> Iterator[Worked]:
         return with_progress(sources, found, lambda worked: len(worked.found))
 
-    made = calibrate(sources, policy, max_false_stops=max_false_stops, workers=workers or os.cpu_count() or 1, model=model, watch=watch)
+    made = calibrate(
+        sources,
+        policy,
+        max_false_stops=max_false_stops,
+        workers=workers or os.cpu_count() or 1,
+        model=model,
+        watch=watch,
+    )
     is_advised = bool(made.changes)
     if as_json:
         sys.stdout.write(json.dumps(made.to_dict(), indent=2) + "\n")

@@ -77,12 +77,18 @@ class Proposal:
             "sources": self.sources,
             "recordings": {label: samples.recordings(label) for label in LABELS.values()},
             "runs": {label: samples.runs(label) for label in LABELS.values()},
-            "basis": {"kind": basis.kind, "runs": basis.runs, "recordings": basis.recordings, "is_sampled": basis.is_sampled},
+            "basis": {
+                "kind": basis.kind,
+                "runs": basis.runs,
+                "recordings": basis.recordings,
+                "is_sampled": basis.is_sampled,
+            },
             "model_calls": self.model_calls,
             "estimated_calls": self.estimated,
             "unpriced": {"recordings": self.missing.unpriced, "calls_by_model": self.missing.models},
             "limits": {
-                limit.setting: limit.to_dict() | ({"cut": self.cuts[limit.setting].to_dict()} if limit.setting in self.cuts else {})
+                limit.setting: limit.to_dict()
+                | ({"cut": self.cuts[limit.setting].to_dict()} if limit.setting in self.cuts else {})
                 for limit in self.settings.limits
             },
             "rules": {choice.rule: choice.to_dict() for choice in self.settings.choices},
@@ -106,8 +112,9 @@ def calibrate(
 ) -> Proposal:
     """Propose limits from recorded runs; raises UnreadableError for what cannot be read.
 
-    ``policy``: whose prices, tools and rules count, and what the proposal changes; the defaults without it. ``max_false_stops``: of
-    runs labelled a success, per rule: a number, or below 1 a share of them. ``model``: its name where a recording names none.
+    ``policy``: whose prices, tools and rules count, and what the proposal changes; the defaults without it.
+    ``max_false_stops``: of runs labelled a success, per rule: a number, or below 1 a share of them. ``model``: its name
+    where a recording names none.
     """
     sources = open_sources(str(source)) if isinstance(source, str | Path) else source
     policy = policy if policy is not None else Policy.validated({}, "")
@@ -125,12 +132,18 @@ def calibrate(
     def fitted(halves: tuple[int, ...]) -> Settings:
         needed = runs_needed(SHARE)
         basis = made.samples.basis(needed, halves)
-        return Settings(basis, propose(basis, made.missing), [choose(curve, halves, max_false_stops) for curve in curves])
+        return Settings(
+            basis, propose(basis, made.missing), [choose(curve, halves, max_false_stops) for curve in curves]
+        )
 
     made.settings = fitted(HALVES)
     parts = [fitted((half,)) for half in HALVES]
     while made.changes:
-        made.now, made.proposed, made.held_out = Effect(), Effect(), HeldOut.of([part.changes for part in parts], made.changes)
+        made.now, made.proposed, made.held_out = (
+            Effect(),
+            Effect(),
+            HeldOut.of([part.changes for part in parts], made.changes),
+        )
         asked = _asked(made, parts, now)
         for worked in watch("comparing", each_run(sources, Comparing, (asked,), workers, model)):
             for compared in worked.found:
@@ -144,13 +157,18 @@ def calibrate(
 def _asked(made: Proposal, parts: list[Settings], now: Policy) -> list[Asked]:
     """The present policy, the proposed one, each limit alone, and what either half says for the other."""
     made.cuts |= {limit.setting: Cut() for limit in made.settings.proposed}
-    alone = [Asked(changed(now, {limit.setting: limit.value}), limit.kind.rule, limit.kind.unit) for limit in made.settings.proposed]
+    alone = [
+        Asked(changed(now, {limit.setting: limit.value}), limit.kind.rule, limit.kind.unit)
+        for limit in made.settings.proposed
+    ]
     halves = [Asked(part.over(now), half=1 - half) for half, part in zip(HALVES, parts, strict=True)]
     return [Asked(now), Asked(made.settings.over(now)), *alone, *halves]
 
 
 def _withhold(made: Proposal, parts: list[Settings]) -> bool:
-    """Take limits back that would end the work of some source: together with others it makes no one distribution, and P95 means nothing."""
+    """Take limits back that would end the work of some source: together with others it makes no one distribution, and
+    P95 means nothing.
+    """
     found = [limit for limit in made.settings.proposed if made.cuts[limit.setting].apart]
     for limit in found:
         limit.withhold(made.cuts[limit.setting].apart)
@@ -166,7 +184,13 @@ def _curves(policy: Policy, tried: list[Variant]) -> list[Curve]:
     for rule in dict.fromkeys(variant.rule for variant in tried):
         rungs = policy.rungs(rule)
         assert rungs is not None
-        found.append(Curve(rule, scaled(rungs, 1.0), [variant for variant in tried if variant.rule == rule and variant.rungs is not None]))
+        found.append(
+            Curve(
+                rule,
+                scaled(rungs, 1.0),
+                [variant for variant in tried if variant.rule == rule and variant.rungs is not None],
+            )
+        )
     return found
 
 
@@ -178,9 +202,20 @@ def _count(made: Proposal, curves: list[Curve], tried: list[Variant], measured: 
     made.missing.add(measured.unpriced, measured.begins_untimed)
     now = measured.now
     for curve in curves:
-        mine = [(variant, measured.tried.get(number, now)) for number, variant in enumerate(tried) if variant.rule == curve.rule]
+        mine = [
+            (variant, measured.tried.get(number, now))
+            for number, variant in enumerate(tried)
+            if variant.rule == curve.rule
+        ]
         off = next(outcome for variant, outcome in mine if variant.rungs is None)
-        curve.add(measured.success, half, measured.tokens, now, off, [outcome for variant, outcome in mine if variant.rungs is not None])
+        curve.add(
+            measured.success,
+            half,
+            measured.tokens,
+            now,
+            off,
+            [outcome for variant, outcome in mine if variant.rungs is not None],
+        )
 
 
 def _compare(made: Proposal, compared: Compared) -> None:

@@ -1,7 +1,9 @@
-"""A quantile of runs, and how well so few of them know it: order statistics, no assumption about how costs are distributed.
+"""A quantile of runs, and how well so few of them know it: order statistics, no assumption about how costs are
+distributed.
 
-Of n independent runs the number below the true quantile is binomial, whatever the distribution. So the k-th smallest run lies below the
-quantile with a probability that depends on n, k and the share alone, and two of the runs themselves enclose it with a known confidence.
+Of n independent runs the number below the true quantile is binomial, whatever the distribution. So the k-th smallest
+run lies below the quantile with a probability that depends on n, k and the share alone, and two of the runs themselves
+enclose it with a known confidence.
 """
 
 from collections.abc import Sequence
@@ -26,7 +28,9 @@ class Quantile:
 
 
 def runs_needed(share: float, level: float = LEVEL) -> int:
-    """The fewest runs of which the largest and the smallest enclose the quantile: each must miss it in at most half of 1 - level of all samples."""
+    """The fewest runs of which the largest and the smallest enclose the quantile: each must miss it in at most half of
+    1 - level of all samples.
+    """
     tail = (1 - level) / 2
     return max(ceil(log(tail) / log(share)), ceil(log(tail) / log1p(-share)))
 
@@ -48,7 +52,9 @@ def ranks(runs: int, share: float, level: float = LEVEL) -> tuple[int, int] | No
 
 
 def quantile(values: Sequence[float], share: float, level: float = LEVEL) -> Quantile | None:
-    """The smallest value that at least ``share`` of all do not exceed, with its interval; None when there are too few."""
+    """The smallest value that at least ``share`` of all do not exceed,
+    with its interval; None when there are too few.
+    """
     found = ranks(len(values), share, level)
     if found is None:
         return None

@@ -1,4 +1,6 @@
-"""The curve of one rule: what each of its settings would have saved, and which successful runs it would have touched. And a choice, or none."""
+"""The curve of one rule: what each of its settings would have saved, and which successful runs it would have touched.
+And a choice, or none.
+"""
 
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -15,7 +17,10 @@ MOST_NUDGED: Final = 0.02  # of the successful runs, by a setting that nudges mo
 
 @dataclass(slots=True)
 class Point:
-    """One setting of a rule over many recordings. What other rules do anyway is left out: it is compared with the rule switched off."""
+    """One setting of a rule over many recordings.
+
+    What other rules do anyway is left out: it is compared with the rule switched off.
+    """
 
     successes: int = 0
     others: int = 0  # failed or unlabelled
@@ -72,7 +77,9 @@ class Curve:
     def __post_init__(self) -> None:
         self.points = [[Point(), Point()] for _ in self.tried]
 
-    def add(self, success: bool | None, half: int, spent: int, now: Outcome, off: Outcome, outcomes: list[Outcome]) -> None:
+    def add(
+        self, success: bool | None, half: int, spent: int, now: Outcome, off: Outcome, outcomes: list[Outcome]
+    ) -> None:
         """``spent``: tokens of the recording."""
         self.as_it_is[half].add(success, spent, now, off, now)
         for halves, outcome in zip(self.points, outcomes, strict=True):
@@ -100,17 +107,25 @@ class Choice:
 
     def to_dict(self) -> dict[str, Any]:
         points = [{"rungs": rungs, **point.to_dict()} for rungs, point in self.curve]
-        return {"now": self.now, "proposed": self.rungs, "why": self.why, "curve": [{"rungs": self.now, "is_now": True, **self.before.to_dict()}, *points]}
+        return {
+            "now": self.now,
+            "proposed": self.rungs,
+            "why": self.why,
+            "curve": [{"rungs": self.now, "is_now": True, **self.before.to_dict()}, *points],
+        }
 
 
 def choose(curve: Curve, halves: tuple[int, ...], most: float) -> Choice:
-    """The most saving setting that touches no more successful runs than the present one; the present one when the recordings cannot tell.
+    """The most saving setting that touches no more successful runs than the present one; the present one when the
+    recordings cannot tell.
 
     ``most``: false stops allowed, a number, or below 1 a share of the successful runs.
     """
     now, points = curve.over(halves)
     tried = list(zip(curve.tried, points, strict=True))
-    choice = Choice(curve.rule, curve.now, None, "", now, curve=[(dict(variant.rungs or ()), point) for variant, point in tried])
+    choice = Choice(
+        curve.rule, curve.now, None, "", now, curve=[(dict(variant.rungs or ()), point) for variant, point in tried]
+    )
     if not now.successes:
         choice.why = "nothing is labelled a success: what another setting would stop wrongly cannot be known"
         return choice
@@ -144,11 +159,15 @@ def _tightened(choice: Choice, best: tuple[Variant, Point]) -> str:
         return f"{_words(variant)} would save {more}: less than {WORTH:.0%} of what they spent, not worth a change"
     if point.false_stops[1] > MOST_FALSE:
         return (
-            f"{_words(variant)} would save {more}, but {point.successes} successful recordings cannot rule out that it stops "
+            f"{_words(variant)} would save {more}, but {point.successes} successful recordings cannot rule out "
+            "that it stops "
             f"{MOST_FALSE:.0%} of them (at most {point.false_stops[1]:.1%})"
         )
     choice.rungs, choice.after = dict(variant.rungs or ()), point
-    return f"saves {more} and stops {point.stopped} of {point.successes} successful ones (at most {point.false_stops[1]:.1%})"
+    return (
+        f"saves {more} and stops {point.stopped} of {point.successes} successful ones (at most "
+        f"{point.false_stops[1]:.1%})"
+    )
 
 
 def _loosened(choice: Choice, best: tuple[Variant, Point] | None, allowed: int) -> str:
@@ -158,9 +177,14 @@ def _loosened(choice: Choice, best: tuple[Variant, Point] | None, allowed: int) 
         return f"{stops}, and so does every other setting: read them with 'runguard replay --explain'"
     variant, point = best
     if point.spared < ENOUGH:
-        return f"{stops}; {_words(variant)} would spare {point.spared}: too few to tell from chance ({ENOUGH} needed); read them first"
+        return (
+            f"{stops}; {_words(variant)} would spare {point.spared}: too few to tell from chance ({ENOUGH} "
+            "needed); read them first"
+        )
     choice.rungs, choice.after = dict(variant.rungs or ()), point
-    return f"{stops}; this spares {point.spared} of them and gives up {now.tokens - point.tokens:,} tokens after the stops"
+    return (
+        f"{stops}; this spares {point.spared} of them and gives up {now.tokens - point.tokens:,} tokens after the stops"
+    )
 
 
 def _words(variant: Variant) -> str:

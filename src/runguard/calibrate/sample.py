@@ -1,4 +1,6 @@
-"""The numbers of every recording as long as there is room, a uniform sample of them beyond: memory does not grow with their number."""
+"""The numbers of every recording as long as there is room, a uniform sample of them beyond: memory does not grow with
+their number.
+"""
 
 from array import array
 from dataclasses import dataclass, field
@@ -70,7 +72,9 @@ class Basis:
 class Samples:
     """By label and half."""
 
-    by: dict[tuple[str, int], Sample] = field(default_factory=lambda: {(label, half): Sample() for label in LABELS.values() for half in HALVES})
+    by: dict[tuple[str, int], Sample] = field(
+        default_factory=lambda: {(label, half): Sample() for label in LABELS.values() for half in HALVES}
+    )
 
     def add(self, success: bool | None, half: int, took: Took, runs: int) -> None:
         self.by[LABELS[success], half].add(took, runs)
@@ -82,7 +86,10 @@ class Samples:
         return sum(self.by[label, half].runs for half in HALVES)
 
     def basis(self, needed: int, halves: tuple[int, ...] = HALVES) -> Basis:
-        """What went well; where too little is labelled, what is not known to have failed. Never what has failed: it may be a runaway."""
+        """What went well; where too little is labelled, what is not known to have failed.
+
+        Never what has failed: it may be a runaway.
+        """
         successful, unlabelled = self.recordings("success"), self.recordings("unlabelled")
         if not successful:
             labels = ["unlabelled"]

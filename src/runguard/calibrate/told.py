@@ -21,7 +21,11 @@ if TYPE_CHECKING:
 def print_proposal(out: Console, made: "Proposal") -> None:
     out.print(basis_words(made))
     if made.estimated:
-        out.print(f"tokens of {count(made.estimated)} of {count(made.model_calls)} model calls are estimated from the length of their texts", style="dim")
+        out.print(
+            f"tokens of {count(made.estimated)} of {count(made.model_calls)} model calls are estimated from "
+            "the length of their texts",
+            style="dim",
+        )
     _print_limits(out, made)
     _print_rules(out, made)
     if made.changes:
@@ -39,19 +43,37 @@ def _print(out: Console, title: str, shown: Table) -> None:
 
 def _print_limits(out: Console, made: "Proposal") -> None:
     figures = ("proposed", "P95", "its 95 % interval", "recordings")
-    shown = screen.table("setting", *figures, "would have cut", right=figures, whole=("setting", "proposed", "P95"), sentences=("would have cut",))
+    shown = screen.table(
+        "setting",
+        *figures,
+        "would have cut",
+        right=figures,
+        whole=("setting", "proposed", "P95"),
+        sentences=("would have cut",),
+    )
     for limit in made.settings.limits:
         found = limit.quantile
         if limit.value is None or found is None:
-            shown.add_row(limit.setting, Text("none", "dim"), "", "", str(limit.recordings), Text(limit.why_not, "yellow"))
+            shown.add_row(
+                limit.setting, Text("none", "dim"), "", "", str(limit.recordings), Text(limit.why_not, "yellow")
+            )
             continue
         proposed, now, low, high = (number(limit, each) for each in (limit.value, found.value, found.low, found.high))
-        shown.add_row(limit.setting, Text(proposed, "bold"), now, f"{low} – {high}", f"{found.runs:,}", _cut(out, limit, made.cuts[limit.setting]))
+        shown.add_row(
+            limit.setting,
+            Text(proposed, "bold"),
+            now,
+            f"{low} – {high}",
+            f"{found.runs:,}",
+            _cut(out, limit, made.cuts[limit.setting]),
+        )
     _print(out, "limits: 2.5 x P95", shown)
 
 
 def _cut(out: Console, limit: Limit, cut: Cut) -> Text:
-    told = Text(", ".join(f"{many:,} {label}" for label, many in cut.by_label.items() if many)) or Text("nothing", "dim")
+    told = Text(", ".join(f"{many:,} {label}" for label, many in cut.by_label.items() if many)) or Text(
+        "nothing", "dim"
+    )
     if cut.tokens:
         told.append(f"; {count(cut.tokens)} tokens, {money(cut.nano)} after the stops")
     if cut.successes:
@@ -69,13 +91,21 @@ def _print_rules(out: Console, made: "Proposal") -> None:
             chosen = Text.assemble(("proposed", "bold green"), f": {choice.why}") if rungs == choice.rungs else ""
             shown.add_row("", rungs_words(rungs), *_point(point), chosen)
     _print(out, "rungs: saved tokens against false stops", shown)
-    out.print("false stops, refused, nudged: successful recordings; tokens saved: after the stops of the others; both because of that rule alone", style="dim")
+    out.print(
+        "false stops, refused, nudged: successful recordings; tokens saved: after the stops of the others; "
+        "both because of that rule alone",
+        style="dim",
+    )
 
 
 def _worth_showing(choice: Choice) -> list[tuple[dict[str, int], Point]]:
     """Settings that change something."""
     now = choice.before
-    return [(rungs, point) for rungs, point in choice.curve if rungs == choice.rungs or (point.tokens, point.stopped) != (now.tokens, now.stopped)]
+    return [
+        (rungs, point)
+        for rungs, point in choice.curve
+        if rungs == choice.rungs or (point.tokens, point.stopped) != (now.tokens, now.stopped)
+    ]
 
 
 def _point(point: Point) -> list[str]:
@@ -84,11 +114,20 @@ def _point(point: Point) -> list[str]:
 
 
 def _print_effect(out: Console, made: "Proposal") -> None:
-    figures = ("recordings", "stopped now", "stopped then", "tokens after, now", "tokens after, then", "money after, then")
+    figures = (
+        "recordings",
+        "stopped now",
+        "stopped then",
+        "tokens after, now",
+        "tokens after, then",
+        "money after, then",
+    )
     shown = screen.table("", *figures, right=figures)
     for label, before in made.now.by_label.items():
         if before.recordings:
             then = made.proposed.by_label[label]
             stopped = [f"{each.stopped} ({share(each.stopped, each.recordings)})" for each in (before, then)]
-            shown.add_row(label, f"{before.recordings:,}", *stopped, count(before.tokens), count(then.tokens), money(then.nano))
+            shown.add_row(
+                label, f"{before.recordings:,}", *stopped, count(before.tokens), count(then.tokens), money(then.nano)
+            )
     _print(out, "all of it together", shown)

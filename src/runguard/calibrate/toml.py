@@ -19,11 +19,17 @@ _WIDTH: Final = 130
 
 def toml_of(made: "Proposal") -> str:
     changes = made.changes
-    lines = [*_comment(f"Proposed by 'runguard calibrate' from {', '.join(_names(made))}."), *_comment(basis_words(made))]
+    lines = [
+        *_comment(f"Proposed by 'runguard calibrate' from {', '.join(_names(made))}."),
+        *_comment(basis_words(made)),
+    ]
     if changes:
         lines += _comment(f"Fitted on one half, counted on the other: {made.held_out.words()}.")
     if made.estimated:
-        lines += _comment(f"Tokens of {count(made.estimated)} of {count(made.model_calls)} model calls are estimated from the length of their texts.")
+        lines += _comment(
+            f"Tokens of {count(made.estimated)} of {count(made.model_calls)} model calls are estimated from "
+            "the length of their texts."
+        )
     lines += ["# Try it on the recordings first: runguard replay SOURCE --policy THIS_FILE", ""]
     for limit in made.settings.limits:
         lines += [*_limit(limit, made), ""]
@@ -37,10 +43,16 @@ def toml_of(made: "Proposal") -> str:
     lines += ["[rules]"]
     proposed = {choice.rule: choice for choice in made.settings.choices}
     for rule, choice in proposed.items():
-        lines += _comment(f"{rule}: {'changed from' if choice.rungs else 'stays'} {rungs_words(choice.now)}. {choice.why}.")
+        lines += _comment(
+            f"{rule}: {'changed from' if choice.rungs else 'stays'} {rungs_words(choice.now)}. {choice.why}."
+        )
         if choice.rungs is not None:
             lines.append(f"{rule} = {value_of(choice.rungs)}")
-    lines += [f"{_key(rule)} = {value_of(rungs)}" for rule, rungs in made.policy.rules.items() if rule not in changes.get("rules", {})]
+    lines += [
+        f"{_key(rule)} = {value_of(rungs)}"
+        for rule, rungs in made.policy.rules.items()
+        if rule not in changes.get("rules", {})
+    ]
     return "\n".join(lines) + "\n"
 
 
@@ -76,7 +88,11 @@ def value_of(value: Any) -> str:
     if isinstance(value, str):
         return _string(value)
     if isinstance(value, dict):
-        return "{ " + ", ".join(f"{_key(str(name))} = {value_of(entry)}" for name, entry in value.items() if entry is not None) + " }"
+        return (
+            "{ "
+            + ", ".join(f"{_key(str(name))} = {value_of(entry)}" for name, entry in value.items() if entry is not None)
+            + " }"
+        )
     if isinstance(value, list | tuple):
         return f"[{', '.join(value_of(entry) for entry in value if entry is not None)}]"
     return repr(int(value) if isinstance(value, float) and value.is_integer() and abs(value) < 1e15 else value)

@@ -26,7 +26,9 @@ def basis_words(made: "Proposal") -> str:
     if not in_all:
         return "No recording could be read."
     parts = {"success": "labelled a success", "failure": "labelled a failure", "unlabelled": "without a label"}
-    told = ", ".join(f"{samples.recordings(label):,} {words}" for label, words in parts.items() if samples.recordings(label))
+    told = ", ".join(
+        f"{samples.recordings(label):,} {words}" for label, words in parts.items() if samples.recordings(label)
+    )
     text = f"{recordings(in_all)}: {told}. Limits rest on the {basis.recordings:,} {basis.kind} ones"
     if basis.runs > basis.recordings:
         text += f" (the largest of the {basis.runs:,} runs in them, one per recording)"
@@ -41,7 +43,10 @@ def about_quantile(limit: Limit) -> str:
     found = limit.quantile
     assert found is not None
     low, value, high = (number(limit, each) for each in (found.low, found.value, found.high))
-    return f"P{found.share * 100:.0f} of {found.runs:,} recordings, {value} {limit.kind.of} ({found.level:.0%} interval {low} to {high})"
+    return (
+        f"P{found.share * 100:.0f} of {found.runs:,} recordings, {value} {limit.kind.of} ({found.level:.0%} "
+        f"interval {low} to {high})"
+    )
 
 
 def about_cut(limit: Limit, cut: Cut) -> str:
@@ -52,7 +57,10 @@ def about_cut(limit: Limit, cut: Cut) -> str:
     if limit.setting == "max_tool_result_chars":
         told = f"Would have cut answers in {recordings(cut.recordings)} ({by_label})"
     else:
-        told = f"Would have stopped {recordings(cut.recordings)} ({by_label}), {count(cut.tokens)} tokens and {money(cut.nano)} before their end"
+        told = (
+            f"Would have stopped {recordings(cut.recordings)} ({by_label}), {count(cut.tokens)} tokens and "
+            f"{money(cut.nano)} before their end"
+        )
     return f"{told}. {about_successes(limit, cut)}" if cut.successes else told
 
 

@@ -13,7 +13,10 @@ from runguard.replay.steps import RecordedRun
 
 
 class Outcome(NamedTuple):
-    """What a policy would have done to one recording, and what came after its stops. ``its``: what one rule that is asked about has done."""
+    """What a policy would have done to one recording, and what came after its stops.
+
+    ``its``: what one rule that is asked about has done.
+    """
 
     nudged: bool = False
     refused: bool = False
@@ -27,7 +30,15 @@ class Outcome(NamedTuple):
 
 def outcome_of(result: RunResult, rule: str = "", unit: str = "") -> Outcome:
     """``rule``, ``unit``: whose part is told apart."""
-    its = [v for v in result.verdicts if v.rule == rule and not v.moot and v.action in ("block", "stop") and (not unit or v.unit == unit)] if rule else []
+    its = (
+        [
+            v
+            for v in result.verdicts
+            if v.rule == rule and not v.moot and v.action in ("block", "stop") and (not unit or v.unit == unit)
+        ]
+        if rule
+        else []
+    )
     stops = [verdict for verdict in its if verdict.action == "stop"]
     saved = result.saved
     nudged, refused, stopped = (result.first(action) is not None for action in ("nudge", "block", "stop"))
@@ -37,7 +48,9 @@ def outcome_of(result: RunResult, rule: str = "", unit: str = "") -> Outcome:
 
 @dataclass(slots=True)
 class Measured:
-    """One recording: what its runs took, what the present policy would have done, and what other settings would have done otherwise."""
+    """One recording: what its runs took, what the present policy would have done, and what other settings would have
+    done otherwise.
+    """
 
     id: str
     success: bool | None
@@ -67,11 +80,24 @@ class Measuring:
             meter.feed(step)
             now.feed(step)
         told, result = meter.finish(), now.finish()
-        counted = {rule: meter.guard.repeated if rule in OF_REPETITION else meter.guard.fruitless for rule in self._lowest}
-        near = [(n, judge) for n, (rule, judge) in enumerate(self._tried) if counted[rule] + 1 >= self._lowest[rule]]  # no count can be higher
+        counted = {
+            rule: meter.guard.repeated if rule in OF_REPETITION else meter.guard.fruitless for rule in self._lowest
+        }
+        # no count can be higher
+        near = [(n, judge) for n, (rule, judge) in enumerate(self._tried) if counted[rule] + 1 >= self._lowest[rule]]
         run.steps = iter(steps)
-        tried = {n: outcome_of(played) for (n, _), played in zip(near, play(run, [judge for _, judge in near]), strict=True)}
-        facts = (meter.took, told.runs, told.tokens, told.model_calls, told.estimated, meter.unpriced, meter.begins_untimed)
+        tried = {
+            n: outcome_of(played) for (n, _), played in zip(near, play(run, [judge for _, judge in near]), strict=True)
+        }
+        facts = (
+            meter.took,
+            told.runs,
+            told.tokens,
+            told.model_calls,
+            told.estimated,
+            meter.unpriced,
+            meter.begins_untimed,
+        )
         return Measured(run.id, run.success, *facts, outcome_of(result), tried)
 
 

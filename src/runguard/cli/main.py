@@ -1,4 +1,7 @@
-"""The ``runguard`` command. A command's module is loaded when it is called: ``runguard --help`` loads nothing but click."""
+"""The ``runguard`` command.
+
+A command's module is loaded when it is called: ``runguard --help`` loads nothing but click.
+"""
 
 import errno
 import os
@@ -94,7 +97,9 @@ class LazyGroup(click.Group):
         with _told_as_asked(ctx):
             return super().invoke(ctx)
 
-    def resolve_command(self, ctx: click.Context, args: list[str]) -> tuple[str | None, click.Command | None, list[str]]:
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
         """Click looks for near names among commands that are loaded, and here none is."""
         name, known = args[0], self.list_commands(ctx)
         if not (name in known or name.startswith("-") or ctx.resilient_parsing):

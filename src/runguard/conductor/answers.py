@@ -17,8 +17,11 @@ from runguard.policy.tools import Tools
 _log: Final = logging.getLogger("runguard")
 # Members bound once: looking one up on its enum costs as much as the rest of a line.
 _OK, _EMPTY, _FAILED, _ERROR, _REFUSED = Outcome.OK, Outcome.EMPTY, Outcome.FAILED, Outcome.ERROR, Outcome.REFUSED
-# What an agent writes to itself, told by a short "noted": without this a thought between two failures would pass for work.
-_NOTES: Final = re.compile(r"(?:sequential_?)?think(?:ing)?|(?:log_|record_)?thoughts?|scratchpad|todo_?write|update_?todos?", re.IGNORECASE)
+# What an agent writes to itself, told by a short "noted": without this a thought between two failures would pass for
+# work.
+_NOTES: Final = re.compile(
+    r"(?:sequential_?)?think(?:ing)?|(?:log_|record_)?thoughts?|scratchpad|todo_?write|update_?todos?", re.IGNORECASE
+)
 _NOTE_BYTES: Final = 200
 _SAID: Final = 800  # characters of a failure in which a thing is looked for
 _NAME: Final = 80
@@ -26,9 +29,18 @@ _BIG: Final = 10**40
 
 
 class Answers:
-    """Reads answers by a policy. ``report``: that a call which a breaker waits for has an answer; ``settle_once``: whether a side effect was done."""
+    """Reads answers by a policy.
 
-    def __init__(self, policy: Policy, tools: Tools, report: Callable[[Run, Answer, float], None], settle_once: Callable[[Run, bytes, bool], None]) -> None:
+    ``report``: that a call which a breaker waits for has an answer; ``settle_once``: whether a side effect was done.
+    """
+
+    def __init__(
+        self,
+        policy: Policy,
+        tools: Tools,
+        report: Callable[[Run, Answer, float], None],
+        settle_once: Callable[[Run, bytes, bool], None],
+    ) -> None:
         self._policy, self._tools = policy, tools
         self._report_answer, self._settle_once = report, settle_once
         self._max_chars = policy.max_tool_result_chars or 0
@@ -46,7 +58,8 @@ class Answers:
             if run.permits:
                 self._report_answer(run, a, event.at)
             if rule is not None and rule.exempt:
-                if rule.once and a.outcome is not _REFUSED:  # a refused call claimed nothing: the claim belongs to another one
+                # a refused call claimed nothing: the claim belongs to another one
+                if rule.once and a.outcome is not _REFUSED:
                     self._settle_once(run, a.once or a.call, a.outcome is None and was_done(a.value))
                 continue
             kept.append(a)
@@ -75,7 +88,11 @@ class Answers:
                 if thing := thing_named(a.args, value, rule):
                     a.failure = f"{a.failure}\0{thing}"
             a.answer, new = lane.book.name(a.call, value, agent)
-            if context is not None and (lane.book.size < 0 or lane.book.size > context.suspicious_chars > 0) and not a.chars:
+            if (
+                context is not None
+                and (lane.book.size < 0 or lane.book.size > context.suspicious_chars > 0)
+                and not a.chars
+            ):
                 a.chars = size_of(raw, 8 * context.limit)
             good = outcome is _OK or outcome is _EMPTY
             if self._counts_unfinished and good and (outcome is _EMPTY or is_unfinished(raw)):
@@ -115,7 +132,11 @@ class Answers:
             try:
                 value = normalizer(value)
             except Exception:  # the user's function failed on this answer: the answer itself still identifies
-                _log.warning("runguard.normalizer_failed: tool_result_normalizer[%r] raised; the whole answer is compared", a.tool, exc_info=True)
+                _log.warning(
+                    "runguard.normalizer_failed: tool_result_normalizer[%r] raised; the whole answer is compared",
+                    a.tool,
+                    exc_info=True,
+                )
         if rule is None:
             return value
         if a.outcome is None and rule.failed is not None and _declared_failure(rule.failed, a.value):
@@ -126,13 +147,19 @@ class Answers:
 
 
 def thing_named(args: object, answer: object, rule: ToolRule | None) -> str:
-    """The arguments that a failure names: it is about those of many, and the same said about others is another failure."""
+    """The arguments that a failure names: it is about those of many, and the same said about others
+    is another failure.
+    """
     if type(args) is not dict:
         return ""
     said = answer_text(answer)
     said = said if len(said) <= _SAID else f"{said[: _SAID // 2]}\n{said[-_SAID // 2 :]}"
     aside = ASIDE if rule is None else ASIDE.union(rule.volatile)
-    names = {name for key, value in args.items() if type(key) is str and key not in aside and (name := _name(value)) and _stands_in(name, said)}
+    names = {
+        name
+        for key, value in args.items()
+        if type(key) is str and key not in aside and (name := _name(value)) and _stands_in(name, said)
+    }
     return "\0".join(sorted(names))  # the same in whatever order a store keeps them
 
 
@@ -151,7 +178,10 @@ def _declared_failure(failed: Any, value: object) -> bool:
         try:
             return bool(failed(value))
         except Exception:
-            _log.warning("runguard.failed_rule_failed: a tool's `failed` function raised; the answer is judged without it", exc_info=True)
+            _log.warning(
+                "runguard.failed_rule_failed: a tool's `failed` function raised; the answer is judged without it",
+                exc_info=True,
+            )
             return False
     if type(value) is not dict:
         return False

@@ -1,7 +1,8 @@
-"""What a run has used, as plain data in the store's record of it: another worker that resumes the run counts on from there.
+"""What a run has used, as plain data in the store's record of it: another worker that resumes the run counts on from
+there.
 
-Limits carry over: model calls, tool calls, calls of each tool, time, nudges, side effects on their way, the stop. What the loop rules
-remember stays on the worker that saw it.
+Limits carry over: model calls, tool calls, calls of each tool, time, nudges, side effects on their way, the stop. What
+the loop rules remember stays on the worker that saw it.
 """
 
 from collections.abc import Mapping
@@ -29,7 +30,9 @@ def dump(run: Run) -> dict[str, Any]:
         "v": _VERSION,
         "pauses": run.pauses,
         "counted": {type(d).__name__: d.count for d in run.detectors if isinstance(d, ModelCalls | ToolCalls)},
-        "tools": {tool: counted for d in run.detectors if isinstance(d, CallsPerTool) for tool, counted in d.dump().items()},
+        "tools": {
+            tool: counted for d in run.detectors if isinstance(d, CallsPerTool) for tool, counted in d.dump().items()
+        },
         "noted": [[rule, lane, key, int(action)] for rule, lane, key, action in run.noted],
         "once": {call.hex(): call_id for call, call_id in run.pending_once.items()},
         "stop": run.stopped.to_dict() if run.stopped is not None else None,
@@ -75,7 +78,9 @@ def load(run: Run, record: Mapping[str, Any], now: float) -> tuple[int, int] | N
         journal = carried["journal"]
         return (int(journal[0]), int(journal[1])) if journal is not None else None
     except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
-        raise StoreError(f"the record of the paused run {run.info.run} cannot be read: {type(error).__name__}: {error}") from None
+        raise StoreError(
+            f"the record of the paused run {run.info.run} cannot be read: {type(error).__name__}: {error}"
+        ) from None
 
 
 def _load_counts(run: Run, record: Mapping[str, Any], carried: Mapping[str, Any]) -> None:
@@ -86,7 +91,8 @@ def _load_counts(run: Run, record: Mapping[str, Any], carried: Mapping[str, Any]
     for detector in run.detectors:
         if isinstance(detector, ModelCalls | ToolCalls):
             made = spend.model_calls if isinstance(detector, ModelCalls) else spend.tool_calls
-            detector.count = _count(carried["counted"].get(type(detector).__name__, made))  # the policy of the other worker may have had no such limit
+            # the policy of the other worker may have had no such limit
+            detector.count = _count(carried["counted"].get(type(detector).__name__, made))
         elif isinstance(detector, CallsPerTool):
             detector.load(carried["tools"])
     for rule, lane, key, action in carried["noted"]:
@@ -113,4 +119,7 @@ def _load_limits(run: Run, carried: Mapping[str, Any]) -> None:
 
 
 def _read_tally(rows: list[list[Any]]) -> Tally:
-    return {(str(agent), str(model), str(tool)): Entry(*(int(figure) for figure in figures[:_FIGURES])) for agent, model, tool, *figures in rows}
+    return {
+        (str(agent), str(model), str(tool)): Entry(*(int(figure) for figure in figures[:_FIGURES]))
+        for agent, model, tool, *figures in rows
+    }

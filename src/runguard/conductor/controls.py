@@ -29,7 +29,10 @@ class Controls:
         return self._in_charge.snapshot()
 
     def spend(self, scope: str | None = None) -> dict[str, Any]:
-        """What was spent, in all and per agent, model and tool: of a scope ("run:…", "session:app/user/id", "user:app/user", "app:…"), or of everything."""
+        """What was spent, in all and per agent, model and tool:
+
+        of a scope ("run:…", "session:app/user/id", "user:app/user", "app:…"), or of everything.
+        """
         return self._in_charge.accounts.spend(scope)
 
     def budgets(self, scope: str | None = None) -> list[BudgetStatus]:
@@ -37,13 +40,17 @@ class Controls:
         return self._in_charge.accounts.budgets(scope)
 
     def extend(self, scope: str, *, usd: Any = None, tokens: Any = None, calls: Any = None) -> list[BudgetStatus]:
-        """Move the caps of a scope: ``extend("user:docs/alice", usd=5)``. What was spent stays spent; the next run goes on."""
+        """Move the caps of a scope:
+
+        ``extend("user:docs/alice", usd=5)``. What was spent stays spent; the next run goes on.
+        """
         return self._in_charge.accounts.extend(scope, usd, tokens, calls)
 
     def stop(self, scope: str, *, actor: str, reason: str | None = None) -> None:
         """The kill switch: ``stop("user:docs/alice", actor="ops", reason="...")``; a run, session, user, app or "all".
 
-        Model calls in flight are ended, new ones and new runs are refused until ``resume``; with a shared store, by every worker.
+        Model calls in flight are ended, new ones and new runs are refused until ``resume``; with a shared
+        store, by every worker.
         """
         self._in_charge.throw_switch(scope, actor, reason)
 

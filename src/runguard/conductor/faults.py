@@ -21,7 +21,14 @@ class Faults:
         self.count += 1
         level = logging.ERROR if self.count <= _LOGGED else logging.DEBUG
         with suppress(Exception):  # a fault in logging is the last thing to tell
-            _log.log(level, "runguard.guard_error: %s failed with %s; on_guard_error=%s", where, type(error).__name__, self._meaning, exc_info=error)
+            _log.log(
+                level,
+                "runguard.guard_error: %s failed with %s; on_guard_error=%s",
+                where,
+                type(error).__name__,
+                self._meaning,
+                exc_info=error,
+            )
 
     def attempt(self, where: str, do: Callable[..., Any], *args: Any) -> Any:
         """Take one step of several that do not depend on each other. A fault is noted, and the result is None then."""

@@ -1,8 +1,8 @@
 """The guard: takes events, asks the detectors, decides. The only place where anything is decided.
 
-``check`` before something happens and ``after`` it are synchronous and touch nothing but memory. ``reserve`` is awaited between
-them: it holds a place among the calls in flight and the call's worst case on every budget; ``settle`` books what the call took.
-``end`` forgets everything of a run but its trips and its figures.
+``check`` before something happens and ``after`` it are synchronous and touch nothing but memory. ``reserve`` is awaited
+between them: it holds a place among the calls in flight and the call's worst case on every budget; ``settle`` books
+what the call took. ``end`` forgets everything of a run but its trips and its figures.
 """
 
 import asyncio
@@ -33,9 +33,31 @@ from runguard.conductor.summaries import RefusedSummaries
 from runguard.conductor.trips import guard_error_trip, trip_of
 from runguard.core.breaker import Permit
 from runguard.core.budget import to_usd
-from runguard.core.decision import ALLOW, Action, Decision, Finding, Money, Trip, on_one_line, text_for_model, text_for_user
+from runguard.core.decision import (
+    ALLOW,
+    Action,
+    Decision,
+    Finding,
+    Money,
+    Trip,
+    on_one_line,
+    text_for_model,
+    text_for_user,
+)
 from runguard.core.detectors.failures import Stall
-from runguard.core.events import ROOT_LANE, AgentEntered, Answer, Event, HandOff, ModelCall, ModelResult, Outcome, RunInfo, ToolCall, ToolResults
+from runguard.core.events import (
+    ROOT_LANE,
+    AgentEntered,
+    Answer,
+    Event,
+    HandOff,
+    ModelCall,
+    ModelResult,
+    Outcome,
+    RunInfo,
+    ToolCall,
+    ToolResults,
+)
 from runguard.core.exceptions import PolicyError
 from runguard.ledger.kill_switch import Stop, check_actor, check_reason, check_scope, read_stops, with_stops
 from runguard.ledger.store import Session, StoreError, StoreOutage
@@ -60,11 +82,19 @@ _NOTED_KEPT: Final = 256
 class Guard:
     """One policy at work over any number of concurrent runs."""
 
-    def __init__(self, policy: Policy, *, breaker_runs: int = 2, advice: Mapping[str, str] | None = None, heir_of: "Guard | None" = None) -> None:
-        """``breaker_runs``: how many runs must have seen failures before a breaker opens for all: one user's bad arguments are no outage.
+    def __init__(
+        self,
+        policy: Policy,
+        *,
+        breaker_runs: int = 2,
+        advice: Mapping[str, str] | None = None,
+        heir_of: "Guard | None" = None,
+    ) -> None:
+        """``breaker_runs``: how many runs must have seen failures before a breaker opens for all: one user's
+        bad arguments are no outage.
 
-        ``advice``: how to go on after a stop, by rule, where the settings have other names than those of a policy. ``heir_of``: a guard whose
-        policy this one replaces; see ``runguard.conductor.succession``.
+        ``advice``: how to go on after a stop, by rule, where the settings have other names than those of a
+        policy. ``heir_of``: a guard whose policy this one replaces; see ``runguard.conductor.succession``.
         """
         self._advice = advice or {}
         self.policy = policy
@@ -75,7 +105,12 @@ class Guard:
         self.outbox = Outbox()
         self.accounts: Accounts = Accounts(policy, self.clock, before=heir_of.accounts if heir_of is not None else None)
         self.accounts.switch.listen(self._enforce_stops)
-        self.breakers = Breakers(self.accounts.ledger, policy.max_tool_failures or _BREAKER_FAILURES, policy.half_open_reset_seconds, breaker_runs)
+        self.breakers = Breakers(
+            self.accounts.ledger,
+            policy.max_tool_failures or _BREAKER_FAILURES,
+            policy.half_open_reset_seconds,
+            breaker_runs,
+        )
         self.once = Once(self.accounts.ledger, policy.hold_seconds)
         self.growth = SessionGrowths(policy, self.accounts.ledger)
         self.faults = Faults(policy.on_guard_error)
@@ -90,10 +125,15 @@ class Guard:
         self.telemetry = Telemetry.of(self) if policy.telemetry and policy.mode != "off" else None
         self.alarms = alarms_of(self, heir_of)
         if self.alarms is not None:
-            self.accounts.on_store, self.accounts.on_extended, self.breakers.on_change = self.alarms.store, self.alarms.extended, self.alarms.breaker
+            self.accounts.on_store, self.accounts.on_extended, self.breakers.on_change = (
+                self.alarms.store,
+                self.alarms.extended,
+                self.alarms.breaker,
+            )
             self.accounts.on_cap(self.alarms.cap)
         self.summaries = RefusedSummaries(self.alarms)
-        self.elders: tuple[weakref.ref[Guard], ...] = ()  # guards whose policies this one replaced, while they have runs
+        # guards whose policies this one replaced, while they have runs
+        self.elders: tuple[weakref.ref[Guard], ...] = ()
         if heir_of is not None:
             take_over(self, heir_of)
         self.time_next(SAMPLE)
@@ -127,7 +167,9 @@ class Guard:
         return run
 
     def end(self, run_id: str) -> None:
-        """Forget a run. Permits it still holds go back: their calls were abandoned. A fault in one step does not prevent the others."""
+        """Forget a run. Permits it still holds go back: their calls were abandoned. A fault in one step does not
+        prevent the others.
+        """
         run = self.runs.pop(run_id, None)
         if run is None:
             return
@@ -142,8 +184,13 @@ class Guard:
         for call in run.pending_once:
             attempt("end of run", self.once.settle, run.info, call, False)
 
-    def open_lane(self, run: Run, key: str, parent: str, *, concurrent: bool, path: tuple[str, ...] = (), delegate: str = "") -> Lane:
-        """A strand begins: a parallel branch, or the agent ``delegate`` that a model has called. Failures of the last one of this name carry on."""
+    def open_lane(
+        self, run: Run, key: str, parent: str, *, concurrent: bool, path: tuple[str, ...] = (), delegate: str = ""
+    ) -> Lane:
+        """A strand begins: a parallel branch, or the agent ``delegate`` that a model has called.
+
+        Failures of the last one of this name carry on.
+        """
         above = run.lanes.get(parent) or run.lanes[ROOT_LANE]
         lane = self._new_lane(run, key, above, concurrent=concurrent, path=path, delegate=delegate)
         lane.stopped = run.cut_off.get(retired_name(key))
@@ -181,7 +228,9 @@ class Guard:
         if len(run.retired) > _NOTED_KEPT:
             run.retired.popitem(last=False)
 
-    def _new_lane(self, run: Run, key: str, parent: Lane | None, *, concurrent: bool, path: tuple[str, ...], delegate: str = "") -> Lane:
+    def _new_lane(
+        self, run: Run, key: str, parent: Lane | None, *, concurrent: bool, path: tuple[str, ...], delegate: str = ""
+    ) -> Lane:
         known = run.growth.sizes if is_lasting(key) else None
         own = lane_detectors(self.policy, self._lane_rungs, self.tools.is_polling, known, key)
         made = [*run.detectors, *own]  # those of the whole run first, shared by all its lanes
@@ -230,9 +279,13 @@ class Guard:
         if effect:
             taken = run.pending_once.get(effect, event.id) != event.id or effect in run.claimed_elsewhere
             if taken or self.once.is_done(run.info, effect):
-                return self._decide(run, lane, event, Finding("once", _BLOCK, 2, 1, "executions", "call", event.tool, effect.hex()))
+                return self._decide(
+                    run, lane, event, Finding("once", _BLOCK, 2, 1, "executions", "call", event.tool, effect.hex())
+                )
             if effect in run.unchecked_once:
-                return self._decide(run, lane, event, Finding("once_unsure", _BLOCK, 1, 0, "outages", "call", event.tool, effect.hex()))
+                return self._decide(
+                    run, lane, event, Finding("once_unsure", _BLOCK, 1, 0, "outages", "call", event.tool, effect.hex())
+                )
             run.pending_once[effect] = event.id
         breaker = self.breakers.get(event.tool)
         if breaker is None or event.id in run.permits:  # none, or its probe was claimed for this call
@@ -242,14 +295,25 @@ class Guard:
         if permit is not None:
             run.permits[event.id] = (event.tool, permit)
             return ALLOW
-        finding = Finding("breaker", _BLOCK, breaker.threshold, breaker.threshold, "failures across runs", "call", event.tool, event.tool)
+        finding = Finding(
+            "breaker",
+            _BLOCK,
+            breaker.threshold,
+            breaker.threshold,
+            "failures across runs",
+            "call",
+            event.tool,
+            event.tool,
+        )
         decision = self._decide(run, lane, event, finding)
         if decision:
             decision.retry_after = breaker.retry_after(now)
         return decision
 
     def reserve_now(self, event: ModelCall) -> bool:
-        """Permission for a model call outside of the places in flight, when it can be given at once; else ``reserve``."""
+        """Permission for a model call outside of the places in flight,
+        when it can be given at once; else ``reserve``.
+        """
         run = self.runs[event.run]
         event.charge = charge = self.accounts.open_now(run.purse, event)
         if charge is not None:
@@ -257,7 +321,8 @@ class Guard:
         return charge is not None
 
     async def reserve(self, event: ModelCall, *, slot: bool = True) -> Decision:
-        """Wait for leave to make a model call, or be refused. Awaited right before the call; ``event.charge`` is its account then.
+        """Wait for leave to make a model call, or be refused. Awaited right before the call; ``event.charge``
+        is its account then.
 
         ``slot=False``: the call is made inside of another one's place among the calls in flight, or beside the agents.
         """
@@ -271,7 +336,9 @@ class Guard:
                 decision = await self._wait_for_slot(run, lane, event, task)
                 if decision.action is _STOP and decision.enforced:
                     return decision
-            charge, denied = await self.accounts.open(run.purse, event, self._enforces, lambda: self._stop_meanwhile(run, lane) is not None)
+            charge, denied = await self.accounts.open(
+                run.purse, event, self._enforces, lambda: self._stop_meanwhile(run, lane) is not None
+            )
         except BaseException:  # cancelled while it waited, or the ledger failed: the place is free again
             if task is not None:
                 run.slots.give_back(task)
@@ -350,16 +417,24 @@ class Guard:
                 return ALLOW
             run.slots.give_back(task)  # the world changed while it waited
             self.unspent(event.run, event)
-            return self._decide(run, lane, event, late) if late is not None else Decision(_STOP, None, stopped, text_for_model(_STOPPED_FINDING))
+            return (
+                self._decide(run, lane, event, late)
+                if late is not None
+                else Decision(_STOP, None, stopped, text_for_model(_STOPPED_FINDING))
+            )
         if run.journal is not None:
-            run.journal.add({"k": "surplus", "t": event.at, "l": event.lane, "a": event.agent, "at_once": len(run.slots) + 1})
+            run.journal.add(
+                {"k": "surplus", "t": event.at, "l": event.lane, "a": event.agent, "at_once": len(run.slots) + 1}
+            )
         decision = self._decide(run, lane, event, surplus(event, len(run.slots) + 1, run.slots.limit))
         if decision.enforced:
             self.unspent(event.run, event)
         return decision
 
     def unspent(self, run_id: str, event: ModelCall | None = None, *, denied: bool = False) -> None:
-        """A model call that was let through was not made after all: refused, or answered by somebody's cache. ``denied``: by a budget."""
+        """A model call that was let through was not made after all: refused, or answered by somebody's cache.
+        ``denied``: by a budget.
+        """
         run = self.runs.get(run_id)
         if run is None:
             return
@@ -374,12 +449,30 @@ class Guard:
     def _tell_lowered(self, run: Run, lane: Lane, event: ModelCall, charge: Charge) -> Decision:
         """The answer had to be capped to what the rest can pay: said once per agent, seen in the request."""
         finding = Finding(
-            "budget", _WARN, charge.max_output, charge.max_output, "output tokens left", "lane", "", f"lowered:{event.agent}", f"agent {event.agent}"
+            "budget",
+            _WARN,
+            charge.max_output,
+            charge.max_output,
+            "output tokens left",
+            "lane",
+            "",
+            f"lowered:{event.agent}",
+            f"agent {event.agent}",
         )
         return self._decide(run, lane, event, finding)
 
-    def settle(self, charge: Charge, usage: Usage, model: str = "", *, nano: int | None = None, estimated: bool = False, free: bool = False) -> None:
-        """Book what a call took. A later figure for the same call replaces the earlier one. Fires the thresholds that it reaches.
+    def settle(
+        self,
+        charge: Charge,
+        usage: Usage,
+        model: str = "",
+        *,
+        nano: int | None = None,
+        estimated: bool = False,
+        free: bool = False,
+    ) -> None:
+        """Book what a call took. A later figure for the same call replaces the earlier one. Fires the
+        thresholds that it reaches.
 
         Money first: a fault in anything else leaves no reservation behind and does not reach the caller.
         """
@@ -392,7 +485,16 @@ class Guard:
             run.spend.output_tokens += usage.output - (before.output if before is not None else 0)
         try:
             booked = (lambda: self._look_back(run, charge)) if charge.doubt is not None and run is not None else None
-            self.accounts.settle(charge, usage, model, nano=nano, estimated=estimated, free=free, on_fired=self._threshold, on_booked=booked)
+            self.accounts.settle(
+                charge,
+                usage,
+                model,
+                nano=nano,
+                estimated=estimated,
+                free=free,
+                on_fired=self._threshold,
+                on_booked=booked,
+            )
         except Exception as error:
             self.close(charge, error, usage)
         try:
@@ -401,14 +503,33 @@ class Guard:
         except Exception as error:
             self.fault("settle", error, charge.purse.info.run)
 
-    def _record_call(self, run: Run | None, charge: Charge, usage: Usage, model: str, *, nano: int | None, estimated: bool, free: bool) -> None:
+    def _record_call(
+        self,
+        run: Run | None,
+        charge: Charge,
+        usage: Usage,
+        model: str,
+        *,
+        nano: int | None,
+        estimated: bool,
+        free: bool,
+    ) -> None:
         record = record_of(charge)
         text = json.dumps(record)
         self.accounts.ledger.tell(lambda session: session.append("call", charge.purse.info.run, text))
         journal = run.journal if run is not None else charge.journal
         if journal is not None:
             charge.number = charge.number or journal.number()  # not reserved before: it gets its number now
-            journal.paid(charge.number, self.clock(), usage, model=model, nano=nano, usd=record["usd"], estimated=estimated, free=free)
+            journal.paid(
+                charge.number,
+                self.clock(),
+                usage,
+                model=model,
+                nano=nano,
+                usd=record["usd"],
+                estimated=estimated,
+                free=free,
+            )
             if run is None:
                 journal.flush()
 
@@ -419,14 +540,22 @@ class Guard:
             return
         charge.doubt = None
         event = ModelCall(run.info.run, charge.lane, charge.agent, self.clock(), charge.model)
-        self._decide(run, run.lanes.get(charge.lane) or run.lanes[ROOT_LANE], event, finding_of(doubt, event, self.accounts.ledger.name))
+        self._decide(
+            run,
+            run.lanes.get(charge.lane) or run.lanes[ROOT_LANE],
+            event,
+            finding_of(doubt, event, self.accounts.ledger.name),
+        )
 
     def _run_of(self, charge: Charge) -> Run | None:
         run = self.runs.get(charge.purse.info.run) or self.pauses.find(charge.purse.info.run)
         return run if run is not None and run.purse is charge.purse else None
 
     def close(self, charge: Charge, error: Exception, usage: Usage | None = None) -> None:
-        """Close the account of a call after a fault of ours. An estimate is booked: later calls must not wait for what it holds."""
+        """Close the account of a call after a fault of ours.
+
+        An estimate is booked: later calls must not wait for what it holds.
+        """
         self.fault("settle", error, charge.purse.info.run)
         self.faults.attempt("settle", self.accounts.close, charge, usage)
 
@@ -443,7 +572,9 @@ class Guard:
         except Exception as error:
             self.fault("release", error, charge.purse.info.run)
 
-    def abandon(self, charge: Charge, streamed_tokens: int = 0, *, streaming: bool = False, refused: bool = False) -> None:
+    def abandon(
+        self, charge: Charge, streamed_tokens: int = 0, *, streaming: bool = False, refused: bool = False
+    ) -> None:
         """A call ended without reporting its usage: booked as an estimate and flagged.
 
         ``refused``: the provider refused it or could not be reached, so it cost nothing; it still counts as a call.
@@ -472,10 +603,22 @@ class Guard:
             return
         self._alerts += 1
         action = _NUDGE if threshold.action == "nudge" else _WARN
-        key = f"{account.key}:{account.granted}:{threshold.percent}:{threshold.action}:{self._alerts if threshold.recurring else ''}"
-        detail = f"{threshold.percent:.0%} of the budget of {account.scope} is spent: {status.spent} of {status.limit} {status.unit}"
-        money = Money(reached.meter.per.kind, account.scope, to_usd(account.spent_usd), to_usd(account.due_usd - account.spent_usd), account.ends)
-        finding = Finding("budget", action, status.spent, status.limit, status.unit, "run", "", key, detail, money=money)
+        again = self._alerts if threshold.recurring else ""
+        key = f"{account.key}:{account.granted}:{threshold.percent}:{threshold.action}:{again}"
+        detail = (
+            f"{threshold.percent:.0%} of the budget of {account.scope} is spent: {status.spent} of {status.limit} "
+            f"{status.unit}"
+        )
+        money = Money(
+            reached.meter.per.kind,
+            account.scope,
+            to_usd(account.spent_usd),
+            to_usd(account.due_usd - account.spent_usd),
+            account.ends,
+        )
+        finding = Finding(
+            "budget", action, status.spent, status.limit, status.unit, "run", "", key, detail, money=money
+        )
         lane = run.lanes.get(charge.lane) or run.lanes[ROOT_LANE]
         event = ModelResult(run.info.run, lane.key, charge.agent, self.clock())
         decision = self._decide(run, lane, event, finding)
@@ -485,7 +628,9 @@ class Guard:
     # ---- the kill switch --------------------------------------------------------------------------------------------
 
     def throw_switch(self, scope: str, actor: str, reason: str | None) -> None:
-        """Stop a scope: calls in flight are ended, every later one and every new run is refused, by all who share the store."""
+        """Stop a scope: calls in flight are ended, every later one and every new run is refused, by all who share the
+        store.
+        """
         stop = Stop(check_scope(scope), check_actor(actor), check_reason(reason), self.clock())
         self.change_stops(lambda stops: {**stops, scope: stop})
         if self.alarms is not None:
@@ -515,14 +660,20 @@ class Guard:
         for run in list(self.runs.values()):
             stop = self.accounts.switch.of(scopes_of(run.info)) if run.stopped is None else None
             if stop is not None:
-                self._decide(run, run.lanes[ROOT_LANE], ModelCall(run.info.run, ROOT_LANE, "", self.clock()), finding_of_stop(stop))
+                self._decide(
+                    run,
+                    run.lanes[ROOT_LANE],
+                    ModelCall(run.info.run, ROOT_LANE, "", self.clock()),
+                    finding_of_stop(stop),
+                )
                 stopped.append(run)
         for run in stopped if self._enforces else ():  # all are marked: what one gives back is not taken by another
             for end in list(run.in_flight):
                 end()
 
     def record_end(self, run: Run, carried: dict[str, Any] | None = None) -> "Future[None] | None":
-        """Write the run's figures to the store, and that it is not running any more. ``carried``: what another worker needs to resume it.
+        """Write the run's figures to the store, and that it is not running any more. ``carried``: what another
+        worker needs to resume it.
 
         Returns when that is written; None where nothing is.
         """
@@ -552,7 +703,8 @@ class Guard:
 
     def _signs_of_life(self) -> Iterator[tuple[str, str]]:
         now, here = self.clock(), os.getpid()
-        for run in [run for run in list(self.runs.values()) if run.pid == here]:  # after a fork, the parent's runs are the parent's
+        # after a fork, the parent's runs are the parent's
+        for run in [run for run in list(self.runs.values()) if run.pid == here]:
             yield run.info.run, json.dumps(run.snapshot(now), default=str)
 
     # ---- after ------------------------------------------------------------------------------------------------------
@@ -568,7 +720,9 @@ class Guard:
                 self._answers.settle_effects(run, event)
             else:
                 self._answers.understand(run, lane, event)
-        if run.stopped is not None or ((lane.stopped is not None or lane.parent is not None) and lane.stop_in_force() is not None):
+        if run.stopped is not None or (
+            (lane.stopped is not None or lane.parent is not None) and lane.stop_in_force() is not None
+        ):
             found = None  # already ending: nothing more to decide
         else:
             found = self._ask(run, lane, event)
@@ -581,7 +735,9 @@ class Guard:
         return decision
 
     def _report_answer(self, run: Run, a: Answer, now: float) -> None:
-        """Whatever the tool answered in words shows that it works; exceptions were reported as they came, refusals prove nothing."""
+        """Whatever the tool answered in words shows that it works; exceptions were reported as they came, refusals
+        prove nothing.
+        """
         held = run.permits.pop(a.id, None)
         if held is None:
             return
@@ -616,7 +772,8 @@ class Guard:
         if action <= _NUDGE:
             if mark in run.noted:
                 return ALLOW  # already reported
-            if finding.rule == "growth" and action is _WARN:  # once per session, whichever of its runs and agents it is about
+            # once per session, whichever of its runs and agents it is about
+            if finding.rule == "growth" and action is _WARN:
                 if run.growth.warned:
                     return ALLOW
                 run.growth.warned = True
@@ -668,7 +825,9 @@ class Guard:
         return trip
 
     def refuse(self, run: Run, event: Event, finding: Finding) -> Trip:
-        """Refuse one call for a reason that an adapter found, and go on: told like every decision, described like a stop."""
+        """Refuse one call for a reason that an adapter found, and go on: told like every decision, described like a
+        stop.
+        """
         lane = run.lanes[ROOT_LANE]
         self._decide(run, lane, event, finding)
         return trip_of(finding, run, lane, event, self.policy, self._advice)
@@ -678,7 +837,9 @@ class Guard:
         return self._decide(run, run.lanes[ROOT_LANE], event, finding).trip
 
     def fault(self, where: str, error: Exception, run_id: str = "", agent: str = "") -> Trip | None:
-        """A fault of the guard itself: counted and logged. It stops the run where the policy says so; returns why, or None to go on."""
+        """A fault of the guard itself: counted and logged. It stops the run where the policy says so; returns why, or
+        None to go on.
+        """
         self.faults.note(where, error)
         return self.stop_after(where, error, run_id, agent)
 
@@ -693,7 +854,10 @@ class Guard:
             return None
 
     def goes_on_after(self, error: Exception) -> bool:
-        """Whether a call is made that could not be judged. A fault of the store follows ``on_outage``, any other ``on_guard_error``."""
+        """Whether a call is made that could not be judged.
+
+        A fault of the store follows ``on_outage``, any other ``on_guard_error``.
+        """
         if not self._enforces:
             return True
         if isinstance(error, StoreError | StoreOutage):
@@ -701,7 +865,9 @@ class Guard:
         return self.policy.on_guard_error == "allow"
 
     def give_up(self, where: str, error: Exception, run_id: str = "", agent: str = "") -> Trip | None:
-        """``fault`` for a call that is about to be made: it has a reason to be refused even where its run could not begin."""
+        """``fault`` for a call that is about to be made: it has a reason to be refused even where its run could not
+        begin.
+        """
         trip = self.fault(where, error, run_id, agent)
         if trip is None and not self.goes_on_after(error):
             trip = guard_error_trip(f"{where}: {type(error).__name__}", run_id, self.policy, self.clock())
@@ -737,11 +903,21 @@ class Guard:
         finding = decision.finding
         if finding is not None and decision.action < _STOP:
             # Findings about money and context are warnings. All others are logged at INFO.
-            level = logging.WARNING if decision.action is _WARN and finding.rule in ("budget", "context", "growth") else logging.INFO
+            level = (
+                logging.WARNING
+                if decision.action is _WARN and finding.rule in ("budget", "context", "growth")
+                else logging.INFO
+            )
             if finding.money is not None:
                 _log.log(level, "runguard.%s: %s", decision.action.word, finding.detail)
             else:
-                facts = (decision.action.word, finding.rule, finding.observed, finding.unit, on_one_line(finding.tool or finding.detail))
+                facts = (
+                    decision.action.word,
+                    finding.rule,
+                    finding.observed,
+                    finding.unit,
+                    on_one_line(finding.tool or finding.detail),
+                )
                 _log.log(level, "runguard.%s: %s, %s %s of %s", *facts)
         if self.policy.on_decision is not None:
             self.outbox.send(self.policy.on_decision, decision)
@@ -749,7 +925,9 @@ class Guard:
     # ---- once per session -------------------------------------------------------------------------------------------
 
     async def prepare_tool(self, run: Run, tool: str, effect: bytes, call_id: str) -> None:
-        """Ask the store before a tool call is judged: for the probe of its breaker, and for the claim of its side effect (``effect``, if it has one)."""
+        """Ask the store before a tool call is judged: for the probe of its breaker, and for the claim of its side
+        effect (``effect``, if it has one).
+        """
         if not self.accounts.ledger.is_shared:
             return
         permit = await self.breakers.claim_probe(tool, self.clock())
@@ -761,7 +939,8 @@ class Guard:
         run.unchecked_once.discard(effect)
         if effect in run.pending_once or self.once.is_done(run.info, effect):
             return
-        run.pending_once[effect] = call_id  # before the wait: an equal call beside this one is refused, and the end of the run gives the claim back
+        # before the wait: an equal call beside this one is refused, and the end of the run gives the claim back
+        run.pending_once[effect] = call_id
         try:
             mine = await self.once.claim(run.info, effect)
         except BaseException:  # cancelled while it asked: give back whatever was claimed
@@ -800,7 +979,10 @@ class Guard:
             "budgets": self.accounts.budgets(as_known_here=True),
             "outages": dict(self.accounts.outages),
             "store": self.accounts.ledger.health(),
-            "breakers": {tool: breaker.state(self.accounts.ledger.now(now)).value for tool, breaker in list(self.breakers.items())},
+            "breakers": {
+                tool: breaker.state(self.accounts.ledger.now(now)).value
+                for tool, breaker in list(self.breakers.items())
+            },
             "trips": len(self.trips),
             "guard_errors": self.guard_errors + self.accounts.errors,
             "callbacks_dropped": self.outbox.dropped,
@@ -820,7 +1002,10 @@ class Guard:
         return all([job(max(end - time.monotonic(), 0.0)) for job in jobs])  # noqa: C419 - each of them is asked
 
     def time_next(self, calls: int) -> None:
-        """Tell telemetry how long the next so many questions take. The rest are not even looked at: nobody may be collecting."""
+        """Tell telemetry how long the next so many questions take.
+
+        The rest are not even looked at: nobody may be collecting.
+        """
         if self.telemetry is not None:
             self.check = _timed(self, "check", self.telemetry.took, calls)  # type: ignore[method-assign, assignment]
             self.after = _timed(self, "after", self.telemetry.took, calls)  # type: ignore[method-assign, assignment]
@@ -845,7 +1030,9 @@ def _timed(guard: Guard, name: str, took: Callable[[float], None], calls: int) -
 
 
 def surplus(event: ModelCall, at_once: int, limit: int) -> Finding:
-    return Finding("fan_out", _STOP, at_once, limit, "model calls at once", "lane", "", "in flight", f"agent {event.agent}")
+    return Finding(
+        "fan_out", _STOP, at_once, limit, "model calls at once", "lane", "", "in flight", f"agent {event.agent}"
+    )
 
 
 _STOPPED_FINDING: Final = Finding("stopped", _STOP, 0, 0, "")

@@ -1,4 +1,5 @@
-"""Which lane of a run an ADK event belongs to, as far as events show it: by its branch, its isolation scope and the calls that are open.
+"""Which lane of a run an ADK event belongs to, as far as events show it: by its branch, its isolation scope and the
+calls that are open.
 
 ``runguard.adk.lanes`` names the same lanes from hooks, which see more.
 """
@@ -34,7 +35,8 @@ class Lanes:
         self.calls: dict[str, Call] = {}
         self.delegations: set[str] = set()  # calls by which a task was delegated
         self._known: dict[tuple[str, str], str] = {}
-        self._tasks: dict[str, tuple[str, str, str]] = {}  # the id of the delegating call -> its lane, that of the caller, the agent
+        # the id of the delegating call -> its lane, that of the caller, the agent
+        self._tasks: dict[str, tuple[str, str, str]] = {}
 
     def add(self, call_id: str, call: Call) -> None:
         if len(self.calls) >= _KEPT:
@@ -78,12 +80,17 @@ class Lanes:
         return self._open_branch(branch, ROOT_LANE) if branch else ROOT_LANE
 
     def _called_in(self, branch: str) -> str:
-        """The innermost open call of an agent as a tool that this branch is inside of. Older ADK numbers such branches."""
+        """The innermost open call of an agent as a tool that this branch is inside of.
+
+        Older ADK numbers such branches.
+        """
         found = lane = ""
         for part in branch.split("."):
             name, _, opened_by = part.partition("@")
             if opened_by.isdigit():
-                opened_by = next((i for i, call in self.calls.items() if call.tool == name and (not found or call.lane == lane)), "")
+                opened_by = next(
+                    (i for i, call in self.calls.items() if call.tool == name and (not found or call.lane == lane)), ""
+                )
             if opened_by in self.calls and opened_by not in self.delegations:
                 found, lane = opened_by, self._lane_of_call(opened_by)
         return found
@@ -123,4 +130,11 @@ class Lanes:
 
     def _open_lane(self, key: str, parent: str, *, concurrent: bool, delegate: str = "") -> None:
         above = self._run.lanes.get(parent)
-        self._guard.open_lane(self._run, key, parent, concurrent=concurrent, path=above.path if above is not None else (), delegate=delegate)
+        self._guard.open_lane(
+            self._run,
+            key,
+            parent,
+            concurrent=concurrent,
+            path=above.path if above is not None else (),
+            delegate=delegate,
+        )

@@ -1,7 +1,8 @@
 """Whether a stopped run that is resumed may go on.
 
-It stays stopped until its budget is extended. A stop of the kill switch is lifted when somebody has taken it back, and one for a store
-that was away when the store answers again. Every other stop holds for the whole run: the user's next message begins a new one.
+It stays stopped until its budget is extended. A stop of the kill switch is lifted when somebody has taken it back, and
+one for a store that was away when the store answers again. Every other stop holds for the whole run: the user's next
+message begins a new one.
 """
 
 import logging
@@ -42,7 +43,11 @@ async def _is_over(guard: "Guard", run: Run, trip: Trip) -> bool:
     try:
         return any(edge(unit, caps[unit]) > trip.limit for caps in await _caps_now(guard, run, trip))
     except Exception as error:  # a store that is away, or a cap function that failed
-        _log.warning("runguard.still_stopped: whether the budget of a stopped run was extended is not known, so it stays stopped: %s", type(error).__name__)
+        _log.warning(
+            "runguard.still_stopped: whether the budget of a stopped run was extended is not known, so it "
+            "stays stopped: %s",
+            type(error).__name__,
+        )
         return False
 
 
@@ -57,7 +62,10 @@ async def _caps_now(guard: "Guard", run: Run, trip: Trip) -> list[Amount]:
     if not ledger.is_shared:
         return list(allowed.values())
     told: dict[str, Amount] = {}
-    await ledger.ask(lambda session: told.update({balance.key: balance.granted for balance in session.read(trip.scope_id)}), again=True)
+    await ledger.ask(
+        lambda session: told.update({balance.key: balance.granted for balance in session.read(trip.scope_id)}),
+        again=True,
+    )
     return [_plus(caps, granted[key], told.get(key, granted[key])) for key, caps in allowed.items()]
 
 

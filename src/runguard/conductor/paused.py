@@ -1,7 +1,8 @@
 """Runs that may be resumed. One invocation is one run, however often it pauses.
 
-A run that pauses is kept here with everything it has used and seen, so that it goes on where it was. Where a store is shared, its
-record of the run tells other workers what the run has used. The number of runs kept in memory is bounded: the oldest are dropped.
+A run that pauses is kept here with everything it has used and seen, so that it goes on where it was. Where a store is
+shared, its record of the run tells other workers what the run has used. The number of runs kept in memory is bounded:
+the oldest are dropped.
 """
 
 import json
@@ -29,7 +30,10 @@ ENDED_KEPT: Final = 256  # runs that were stopped or have ended: their invocatio
 
 
 def run_name(invocation_id: str, messages: int) -> str:
-    """The run of an invocation. A further message of the user begins a new run, also where ADK goes on under the same invocation id."""
+    """The run of an invocation.
+
+    A further message of the user begins a new run, also where ADK goes on under the same invocation id.
+    """
     return invocation_id if messages < 2 else f"{invocation_id}.{messages}"
 
 
@@ -60,7 +64,10 @@ class Pauses:
         return known is not None and _owner(known.info) != _owner(info)
 
     def keep(self, run_id: str, *, waits: bool) -> "Future[None] | None":
-        """A run has paused, or has ended and may be run again. ``waits``: for an answer to a question. Returns when its record is written."""
+        """A run has paused, or has ended and may be run again.
+
+        ``waits``: for an answer to a question. Returns when its record is written.
+        """
         guard = self._guard
         run = guard.runs.pop(run_id, None)
         if run is None:
@@ -119,7 +126,9 @@ class Pauses:
             return run
 
     async def latest(self, info: RunInfo) -> dict[str, Any] | None:
-        """The store's last record of a run, from whichever worker; None when there is none. Raises ``StoreOutage`` and ``StoreError``."""
+        """The store's last record of a run, from whichever worker; None when there is none. Raises ``StoreOutage`` and
+        ``StoreError``.
+        """
         kept = self.find(info.run)
         if kept is not None and kept.written is not None and not kept.written.done():
             return None  # what is kept here is newer than anything in the store
@@ -128,7 +137,8 @@ class Pauses:
         return found[-1] if found else None
 
     def resume(self, info: RunInfo, record: Mapping[str, Any] | None = None) -> Run | None:
-        """The run goes on: with what is kept here, and with what other workers have counted since. None when it is unknown.
+        """The run goes on: with what is kept here, and with what other workers have counted since. None when it
+        is unknown.
 
         ``record``: the store's last one. Raises ``StoreError`` when it cannot be read.
         """

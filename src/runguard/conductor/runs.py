@@ -47,7 +47,16 @@ class Lane:
         "stopped",
     )
 
-    def __init__(self, key: str, parent: "Lane | None", detectors: list[Detector], *, concurrent: bool, path: tuple[str, ...] = (), delegate: str = "") -> None:
+    def __init__(
+        self,
+        key: str,
+        parent: "Lane | None",
+        detectors: list[Detector],
+        *,
+        concurrent: bool,
+        path: tuple[str, ...] = (),
+        delegate: str = "",
+    ) -> None:
         """``delegate``: the agent that a model has called here, as a tool or for a task; "" for other lanes."""
         self.key, self.parent, self.concurrent, self.path, self.delegate = key, parent, concurrent, path, delegate
         self.first_key = key  # of the lane in which its loop counters began
@@ -63,10 +72,11 @@ class Lane:
         self.notice = ""  # a nudge that found no tool result to ride on, for the next request
 
     def follow_agent(self) -> None:
-        """Go on with the loop counters of an earlier call of the same agent that is still open above: the agent is called inside of itself.
+        """Go on with the loop counters of an earlier call of the same agent that is still open above: the agent
+        is called inside of itself.
 
-        Where branches run beside each other in between, only the hand-offs are counted together: calls of one branch do not repeat
-        those of another.
+        Where branches run beside each other in between, only the hand-offs are counted together: calls of one
+        branch do not repeat those of another.
         """
         above, shared = self.parent, _LOOP_RULES if not self.concurrent else _HANDOFF_RULES
         while above is not None and above.delegate != self.delegate:
@@ -160,7 +170,14 @@ class Run:
         "written",
     )
 
-    def __init__(self, info: RunInfo, policy: Policy, tool_rule: Callable[[str], ToolRule | None], purse: Purse, growth: SessionGrowth) -> None:
+    def __init__(
+        self,
+        info: RunInfo,
+        policy: Policy,
+        tool_rule: Callable[[str], ToolRule | None],
+        purse: Purse,
+        growth: SessionGrowth,
+    ) -> None:
         self.info, self.purse, self.growth, self.pid = info, purse, growth, os.getpid()
         self.journal: Journal | None = None  # kept where a store is
         self.started = info.at
@@ -184,10 +201,13 @@ class Run:
         self.permits: dict[str, tuple[str, Permit]] = {}
         limit = policy.max_model_calls or info.model_call_limit
         self.model_calls = ModelCalls(limit) if limit else None
-        self.cut_off: OrderedDict[str, Trip | None] = OrderedDict()  # strands that were stopped, by name: called again they stay stopped
+        # strands that were stopped, by name: called again they stay stopped
+        self.cut_off: OrderedDict[str, Trip | None] = OrderedDict()
         self.claimed_elsewhere: set[bytes] = set()  # side effects that another worker has done or is doing
-        self.unchecked_once: set[bytes] = set()  # side effects that could not be claimed, because the store did not answer
-        self.pending_once: dict[bytes, str] = {}  # and by which call; side effects on their way: an equal call of the same response must not run too
+        # side effects that could not be claimed, because the store did not answer
+        self.unchecked_once: set[bytes] = set()
+        # and by which call; side effects on their way: an equal call of the same response must not run too
+        self.pending_once: dict[bytes, str] = {}
         self.deadline = Deadline(policy.max_seconds, info.at) if policy.max_seconds else None
         whole: list[Detector | None] = [
             self.model_calls,
@@ -204,7 +224,8 @@ class Run:
         idle = max(at - self.paused_at, 0.0)
         self.started += idle
         every = [*self.detectors, *(detector for lane in self.lanes.values() for detector in lane.detectors)]
-        for detector in {id(one): one for one in every if isinstance(one, Deadline | Polling)}.values():  # lanes share those of the run
+        # lanes share those of the run
+        for detector in {id(one): one for one in every if isinstance(one, Deadline | Polling)}.values():
             detector.skip(idle)
 
     def stops_in_force(self) -> list[Trip]:
@@ -266,7 +287,10 @@ def retired_name(key: str) -> str:
 
 
 def is_lasting(key: str) -> bool:
-    """Whether the next run of the session will have this lane again. Lanes of calls and of nested runners are named by numbers."""
+    """Whether the next run of the session will have this lane again.
+
+    Lanes of calls and of nested runners are named by numbers.
+    """
     return "@" not in key and not key.partition("/")[0].isdigit()
 
 
@@ -281,12 +305,33 @@ def parallel_part(branch: str) -> str:
 
 def lane_rungs(policy: Policy) -> dict[str, Rungs]:
     """The rungs of the rules that look at one strand, as far as they can say anything."""
-    names = ("repetition", "no_news", "same_call", "cycle", "stall", "tool_failures", "empty", "handoff", "growth", "polling", "context")
+    names = (
+        "repetition",
+        "no_news",
+        "same_call",
+        "cycle",
+        "stall",
+        "tool_failures",
+        "empty",
+        "handoff",
+        "growth",
+        "polling",
+        "context",
+    )
     return {name: rungs for name in names if (rungs := policy.rungs(name)) is not None and rungs != Rungs()}
 
 
-def lane_detectors(policy: Policy, rungs: dict[str, Rungs], is_polling: Callable[[str], bool], known: Sizes | None = None, place: str = "") -> list[Detector]:
-    """One of each rule in force, for one lane. ``known``: the prompts of its session; ``place``: where it stands in there."""
+def lane_detectors(
+    policy: Policy,
+    rungs: dict[str, Rungs],
+    is_polling: Callable[[str], bool],
+    known: Sizes | None = None,
+    place: str = "",
+) -> list[Detector]:
+    """One of each rule in force, for one lane.
+
+    ``known``: the prompts of its session; ``place``: where it stands in there.
+    """
     made: list[Detector] = []
     if "repetition" in rungs:
         made.append(Repetition(rungs["repetition"]))

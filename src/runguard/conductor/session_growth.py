@@ -1,8 +1,9 @@
-"""How large the prompts of each session are, kept from one run to the next: a user's new message does not make the history smaller.
+"""How large the prompts of each session are, kept from one run to the next: a user's new message does not make the
+history smaller.
 
-Bounded: the sessions that were used last are kept. With a shared store, every run adds a record of its session when it ends, and reads
-the last record when it begins, so that another worker goes on from there. Where the store does not answer, a run goes on with what this
-process knows.
+Bounded: the sessions that were used last are kept. With a shared store, every run adds a record of its session when it
+ends, and reads the last record when it begins, so that another worker goes on from there. Where the store does not
+answer, a run goes on with what this process knows.
 """
 
 import json
@@ -36,14 +37,24 @@ class SessionGrowth:
     def dump(self, events: int) -> dict[str, Any]:
         """As plain data. The agents that were used last are kept."""
         agents = [[place, agent, *sizes.dump()] for (place, agent), sizes in list(self.sizes.items())]
-        return {"v": _VERSION, "events": events, "warned": self.warned, "agents": agents[-max(_NUMBERS_KEPT // events, 1) :]}
+        return {
+            "v": _VERSION,
+            "events": events,
+            "warned": self.warned,
+            "agents": agents[-max(_NUMBERS_KEPT // events, 1) :],
+        }
 
     def learn(self, record: Any, events: int) -> None:
-        """Take over what a record knows better than we do. One that cannot be read, or counts otherwise, says nothing."""
+        """Take over what a record knows better than we do.
+
+        One that cannot be read, or counts otherwise, says nothing.
+        """
         try:
             if record["v"] != _VERSION or record["events"] != events:
                 return
-            known = {(str(place), str(agent)): PromptSizes.load(events, *sizes) for place, agent, *sizes in record["agents"]}
+            known = {
+                (str(place), str(agent)): PromptSizes.load(events, *sizes) for place, agent, *sizes in record["agents"]
+            }
             self.warned = self.warned or record["warned"] is True
         except (KeyError, TypeError, ValueError):
             return
@@ -84,7 +95,9 @@ class SessionGrowths:
         return found
 
     async def recall(self, info: RunInfo) -> None:
-        """A run is about to begin: read what other workers know of its session. Waits for the store only where growth can stop the run."""
+        """A run is about to begin: read what other workers know of its session. Waits for the store only where growth
+        can stop the run.
+        """
         if not self._is_shared or not info.session:
             return
         session, name, events = self.of(info), _name(info), self._events

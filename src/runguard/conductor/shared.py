@@ -1,7 +1,9 @@
-"""What runs share beyond money: breakers of tools, and side effects that happen once. With a shared store, all workers share it.
+"""What runs share beyond money: breakers of tools, and side effects that happen once. With a shared store, all workers
+share it.
 
-Local copies answer at once. What changes goes to the store in order with everything else; what others changed comes back with the
-next reservation. Only two things are awaited, both rare: the one probe of an open breaker, and the claim of a side effect.
+Local copies answer at once. What changes goes to the store in order with everything else; what others changed comes
+back with the next reservation. Only two things are awaited, both rare: the one probe of an open breaker, and the claim
+of a side effect.
 """
 
 import asyncio
@@ -65,7 +67,11 @@ class Breakers:
     async def claim_probe(self, tool: str, at: float) -> Permit | None:
         """The one probe across all workers, or None when it is not due or somebody else has it."""
         breaker = self._tools.get(tool)
-        if breaker is None or not self._ledger.is_shared or breaker.state(self._ledger.now(at)) is not BreakerState.HALF_OPEN:
+        if (
+            breaker is None
+            or not self._ledger.is_shared
+            or breaker.state(self._ledger.now(at)) is not BreakerState.HALF_OPEN
+        ):
             return None
         permit: list[Permit | None] = [None]
         state: dict[str, Any] = {}
@@ -94,10 +100,16 @@ class Breakers:
         pristine, now = breaker.is_pristine, self._ledger.now(at)
         before = breaker.state(now)
         breaker.report(permit, ok, now, run)
-        if self.on_change is not None and (after := breaker.state(now)) is not before and BreakerState.HALF_OPEN is not after:
+        if (
+            self.on_change is not None
+            and (after := breaker.state(now)) is not before
+            and BreakerState.HALF_OPEN is not after
+        ):
             self.on_change(tool, after is not BreakerState.CLOSED)
         if self._ledger.is_shared and not (ok and pristine):
-            self._share(tool, lambda theirs, now: theirs.report(permit if permit.probe else theirs.permit(), ok, now, run))
+            self._share(
+                tool, lambda theirs, now: theirs.report(permit if permit.probe else theirs.permit(), ok, now, run)
+            )
 
     def release(self, tool: str, permit: Permit) -> None:
         breaker = self._tools.get(tool)
@@ -149,9 +161,13 @@ class Once:
         if told is not None:  # our own last attempt is over, and the store has to hear that first
             await asyncio.wait((asyncio.wrap_future(told),), timeout=_FINISH_S)
         try:
-            await self._ledger.ask(lambda session: answer.append(session.claim(_claim_key(info, call), self._claim_seconds)), again=True)
+            await self._ledger.ask(
+                lambda session: answer.append(session.claim(_claim_key(info, call), self._claim_seconds)), again=True
+            )
         except (StoreOutage, StoreError):
-            _log.warning("runguard.once_unsure: the store does not answer, so a side effect may have been made by another worker")
+            _log.warning(
+                "runguard.once_unsure: the store does not answer, so a side effect may have been made by another worker"
+            )
             return None
         if answer == ["done"]:
             self._remember(info, call)

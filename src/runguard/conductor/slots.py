@@ -1,7 +1,7 @@
 """Model calls in flight in one run: a bounded number at once, the surplus waits in order.
 
-A slot belongs to a task, because a task makes one model call at a time; a finished task gives its slot back even when nobody
-said so. Works across event loops: tools in a thread pool may run nested agents on loops of their own.
+A slot belongs to a task, because a task makes one model call at a time; a finished task gives its slot back even when
+nobody said so. Works across event loops: tools in a thread pool may run nested agents on loops of their own.
 """
 
 import asyncio

@@ -1,7 +1,8 @@
 """A guard that takes over from another one: its policy was edited and loaded again while the process goes on.
 
-What was counted stays: spend and holds in flight, trips, stops, paused runs, side effects that were done, breakers. Runs in flight stay with
-the guard they began with. Both guards work on the same objects, so neither has to tell the other.
+What was counted stays: spend and holds in flight, trips, stops, paused runs, side effects that were done, breakers.
+Runs in flight stay with the guard they began with. Both guards work on the same objects, so neither has to tell the
+other.
 """
 
 import weakref
@@ -18,7 +19,12 @@ def alarms_of(guard: "Guard", before: "Guard | None") -> Alarms | None:
     policy, ledger = guard.policy, guard.accounts.ledger
     if not policy.alerts or policy.mode == "off":
         return None
-    if before is not None and before.alarms is not None and before.policy.alerts == policy.alerts and before.accounts.ledger is ledger:
+    if (
+        before is not None
+        and before.alarms is not None
+        and before.policy.alerts == policy.alerts
+        and before.accounts.ledger is ledger
+    ):
         return before.alarms
     return Alarms(policy.alerts, ledger, guard.clock)
 
@@ -32,11 +38,16 @@ def take_over(heir: "Guard", before: "Guard") -> None:
     heir.once.share(before.once)
     heir.growth.share(before.growth)
     heir.summaries.share(before.summaries)
-    heir.elders = (*(elder for elder in before.elders if (guard := elder()) is not None and guard.runs), weakref.ref(before))
+    heir.elders = (
+        *(elder for elder in before.elders if (guard := elder()) is not None and guard.runs),
+        weakref.ref(before),
+    )
 
 
 def retire(before: "Guard", heir: "Guard") -> None:
-    """``heir`` is in charge now: the budgets that runs share have the heir's caps, also for the runs that ``before`` still has."""
+    """``heir`` is in charge now: the budgets that runs share have the heir's caps, also for the runs that ``before``
+    still has.
+    """
     if before.accounts.ledger is heir.accounts.ledger:
         before.accounts.adopt_shared_budgets(heir.accounts)
     elif before.accounts.switch.stops:  # another store: it does not know the stops

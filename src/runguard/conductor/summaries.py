@@ -1,7 +1,8 @@
-"""Refused summaries: the framework wanted to compact a session's history after a run, and the guard refused that model call.
+"""Refused summaries: the framework wanted to compact a session's history after a run, and the guard refused that model
+call.
 
-The run has given its answer, so nothing is stopped. But the history stays as long as it is, and every later call pays for it. Frameworks try
-again after each run, so a refusal is reported once per session.
+The run has given its answer, so nothing is stopped. But the history stays as long as it is, and every later call pays
+for it. Frameworks try again after each run, so a refusal is reported once per session.
 """
 
 import logging
@@ -22,7 +23,8 @@ class RefusedSummaries:
 
     def __init__(self, alarms: Alarms | None) -> None:
         self._alarms = alarms
-        self._reported: OrderedDict[int, None] = OrderedDict()  # by a hash of the session: names of any length take the same space
+        # by a hash of the session: names of any length take the same space
+        self._reported: OrderedDict[int, None] = OrderedDict()
         self._lock = threading.Lock()
 
     def share(self, other: "RefusedSummaries") -> None:
@@ -35,10 +37,14 @@ class RefusedSummaries:
         if finding is None or not self._is_first(info):
             return
         verb = "was not" if decision.enforced else "would not have been"
-        limit = finding.detail if finding.money is not None else f"{finding.observed} {finding.unit}, limit {finding.limit}"
+        limit = (
+            finding.detail if finding.money is not None else f"{finding.observed} {finding.unit}, limit {finding.limit}"
+        )
         _log.warning(
-            "runguard.compaction_refused: the history of session %s/%s/%s %s compacted: %s, %s. Runs go on with the full history, which makes their calls more "
-            "expensive. Raise the limit, or compact with a cheaper model; further refusals for this session are not reported",
+            "runguard.compaction_refused: the history of session %s/%s/%s %s compacted: %s, %s. Runs go on "
+            "with the full history, which makes their calls more "
+            "expensive. Raise the limit, or compact with a cheaper model; further refusals for this session "
+            "are not reported",
             *(info.app, info.user, info.session, verb, finding.rule, limit),
         )
         if self._alarms is not None:

@@ -13,8 +13,14 @@ from runguard.policy.settings import Policy
 # Which setting to change when a rule was too strict, for the operator's "how to resume".
 _RESUME: Final = {
     "policy_error": "correct the policy file and start the process again",
-    "context": "the next turn begins with the same history: start a new session, compact its events, or raise max_context_tokens",
-    "growth": "the next turn begins with the same history: start a new session, compact its events, or raise max_event_cost_ratio",
+    "context": (
+        "the next turn begins with the same history: start a new session, compact its events, or raise "
+        "max_context_tokens"
+    ),
+    "growth": (
+        "the next turn begins with the same history: start a new session, compact its events, or raise "
+        "max_event_cost_ratio"
+    ),
     "guard_error": "this is a fault of RunGuard; on_guard_error='allow' lets runs go on unguarded",
 }
 _SETTINGS: Final = {
@@ -31,7 +37,10 @@ _SETTINGS: Final = {
 
 
 def trip_of(finding: Finding, run: Run, lane: Lane, event: Event, policy: Policy, advice: Mapping[str, str]) -> Trip:
-    """Describes a finding; stops nothing by itself. ``advice``: how to go on after a stop, by rule, where the settings have other names."""
+    """Describes a finding; stops nothing by itself.
+
+    ``advice``: how to go on after a stop, by rule, where the settings have other names.
+    """
     enforced = policy.mode == "enforce"
     owner = lane.owner(finding) if finding.scope == "lane" else None
     info, spend = run.info, run.spend
@@ -81,7 +90,9 @@ def trip_of(finding: Finding, run: Run, lane: Lane, event: Event, policy: Policy
         tool_calls=spend.tool_calls,
         tokens=spend.tokens,
         spent_usd=money.spent_usd if money is not None and money.spent_usd is not None else purse.spent_usd,
-        reserved_usd=money.reserved_usd if money is not None and money.reserved_usd is not None else to_usd(purse.reserved),
+        reserved_usd=money.reserved_usd
+        if money is not None and money.reserved_usd is not None
+        else to_usd(purse.reserved),
         enforced=enforced,
         estimated=bool(purse.estimated or purse.unpriced),
     )

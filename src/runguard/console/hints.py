@@ -15,7 +15,8 @@ def hint(name: str, scope: str, store: str | None, more: str = "") -> str:
 def _quoted(word: str) -> str:
     if printable(word) == word:
         return shlex.quote(word)
-    return "$'" + "".join(_escaped(sign) for sign in word) + "'"  # what a terminal would obey is written out, and read back by bash and zsh
+    # what a terminal would obey is written out, and read back by bash and zsh
+    return "$'" + "".join(_escaped(sign) for sign in word) + "'"
 
 
 def _escaped(sign: str) -> str:

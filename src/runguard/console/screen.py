@@ -31,11 +31,15 @@ def console() -> Console:
 
 
 def table(*columns: str, right: Sequence[str] = (), whole: Sequence[str] = (), sentences: Sequence[str] = ()) -> Table:
-    """A plain table; columns named in ``whole`` are never folded, those in ``sentences`` not narrower than words need."""
+    """A plain table; columns named in ``whole`` are never folded,
+    those in ``sentences`` not narrower than words need.
+    """
     made = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0), header_style="bold")
     for name in columns:
         least = _SENTENCE if name in sentences else None
-        made.add_column(name, justify="right" if name in right else "left", overflow="fold", no_wrap=name in whole, min_width=least)
+        made.add_column(
+            name, justify="right" if name in right else "left", overflow="fold", no_wrap=name in whole, min_width=least
+        )
     return made
 
 
@@ -46,8 +50,12 @@ def print_table(out: Console, shown: Table) -> None:
         return
     names = [" ".join(str(column.header).split()) for column in shown.columns]
     for cells in zip(*(column.cells for column in shown.columns), strict=True):
-        for position, (name, cell) in enumerate((name, cell) for name, cell in zip(names, cells, strict=True) if str(cell)):
-            for number, line in enumerate(Text.assemble((f"{name}: " if name else "", "dim"), cell).wrap(out, max(out.width - 4, _FOLDED))):
+        for position, (name, cell) in enumerate(
+            (name, cell) for name, cell in zip(names, cells, strict=True) if str(cell)
+        ):
+            for number, line in enumerate(
+                Text.assemble((f"{name}: " if name else "", "dim"), cell).wrap(out, max(out.width - 4, _FOLDED))
+            ):
                 out.print(Text.assemble("  " * bool(position) + "  " * bool(number), line))
 
 
@@ -57,7 +65,9 @@ def _least(shown: Table) -> int:
 
 
 def _width(column: Column) -> int:
-    widest = max((cell_len(line) for cell in (column.header, *column.cells) for line in str(cell).splitlines()), default=0)
+    widest = max(
+        (cell_len(line) for cell in (column.header, *column.cells) for line in str(cell).splitlines()), default=0
+    )
     return max(widest if column.no_wrap else min(widest, _FOLDED), column.min_width or 0)
 
 

@@ -1,9 +1,9 @@
 """The circuit breaker of one tool or model, shared by all runs: a state machine on one screen.
 
-Closed lets calls through and counts hard failures in a row. Enough of them, from enough different runs, open it: one run with
-bad arguments must not close a tool for everybody. After ``reset_after_s`` exactly one probe is let through, whatever the
-concurrency; its success closes the breaker, its failure opens it again. Time is an argument. Every opening and closing starts a
-new generation, and a report from an older one is ignored: a late result cannot corrupt the state.
+Closed lets calls through and counts hard failures in a row. Enough of them, from enough different runs, open it: one
+run with bad arguments must not close a tool for everybody. After ``reset_after_s`` exactly one probe is let through,
+whatever the concurrency; its success closes the breaker, its failure opens it again. Time is an argument. Every opening
+and closing starts a new generation, and a report from an older one is ignored: a late result cannot corrupt the state.
 
         failures >= threshold, runs >= min_runs
     CLOSED ────────────────────────────────────▶ OPEN ──── reset_after_s ────▶ HALF_OPEN
@@ -136,7 +136,12 @@ class Breaker:
         """Take over a dumped state."""
         if not state:
             return
-        name, generation, failures, runs = BreakerState(state["state"]), int(state["generation"]), int(state["failures"]), set(map(str, state["runs"]))
+        name, generation, failures, runs = (
+            BreakerState(state["state"]),
+            int(state["generation"]),
+            int(state["failures"]),
+            set(map(str, state["runs"])),
+        )
         opened_at, probe_at = float(state["opened_at"]), None if state["probe_at"] is None else float(state["probe_at"])
         with self._lock:  # all of it was read: a damaged state changes nothing
             self._state, self._generation, self._failures, self._runs = name, generation, failures, runs

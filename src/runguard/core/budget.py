@@ -1,6 +1,8 @@
-"""Budgets: a limit in USD, tokens or calls on a scope, with an optional window; and the arithmetic of money and periods.
+"""Budgets: a limit in USD, tokens or calls on a scope, with an optional window; and the arithmetic of money and
+periods.
 
-Money is integer nano-USD inside and ``Decimal`` at the edge. Three counts go together everywhere, in the order of ``UNITS``: an
+Money is integer nano-USD inside and ``Decimal`` at the edge. Three counts go together everywhere, in the order of
+``UNITS``: an
 ``Amount`` is a plain tuple, because it is made for every model call.
 """
 
@@ -50,7 +52,8 @@ def to_nano(value: object, name: str = "usd", *, least: int = 1) -> int:
     dollars = Decimal(str(value))
     if dollars < _LEAST_USD:
         return 0
-    numerator, denominator = dollars.as_integer_ratio()  # by integers: Decimal arithmetic obeys a context that the host program may have changed
+    # by integers: Decimal arithmetic obeys a context that the host program may have changed
+    numerator, denominator = dollars.as_integer_ratio()
     return numerator * NANO // denominator
 
 
@@ -99,7 +102,9 @@ def usd_text(nano: int) -> str:
 
 
 def amount_text(unit: int, number: int) -> str:
-    return usd_text(number) if unit == 0 else f"{number:,} {UNITS[unit] if number != 1 else UNITS[unit].removesuffix('s')}"
+    return (
+        usd_text(number) if unit == 0 else f"{number:,} {UNITS[unit] if number != 1 else UNITS[unit].removesuffix('s')}"
+    )
 
 
 def edge(unit: int, number: int) -> Decimal | int:
@@ -116,24 +121,33 @@ def to_count(value: object, name: str, *, least: int = 1) -> int:
     if value < least:
         raise PolicyError(f"{name} = {shown(value)}: must be {'greater than' if least else 'at least'} 0")
     if value > MOST_COUNT:
-        raise PolicyError(f"{name} = {shown(value)}: the largest accepted value is {MOST_COUNT:,}; leave it out for no limit")
+        raise PolicyError(
+            f"{name} = {shown(value)}: the largest accepted value is {MOST_COUNT:,}; leave it out for no limit"
+        )
     return int(value)
 
 
 def cap_from_function(value: object, unit: int) -> int:
-    """A cap that a function gave. 0 is a cap; None means no limit. PolicyError for anything else that is not an amount."""
+    """A cap that a function gave.
+
+    0 is a cap; None means no limit. PolicyError for anything else that is not an amount.
+    """
     if value is None:
         return UNLIMITED
     return to_nano(value, least=0) if unit == 0 else to_count(value, UNITS[unit], least=0)
 
 
 def share_of(limit: Amount, granted: Amount, percent: float) -> Amount:
-    """What must be spent to reach a share of a limit, by integers: 7 of 100 is 7 %, whatever floats say. Unlimited stays unlimited.
+    """What must be spent to reach a share of a limit, by integers: 7 of 100 is 7 %, whatever floats say. Unlimited
+    stays unlimited.
 
     At least 1: no share of a limit of 0 is reached while nothing is spent.
     """
     share = Fraction(str(percent))
-    usd, tokens, calls = (UNLIMITED if cap >= UNLIMITED else max(math.ceil((cap + more) * share), 1) for cap, more in zip(limit, granted, strict=True))
+    usd, tokens, calls = (
+        UNLIMITED if cap >= UNLIMITED else max(math.ceil((cap + more) * share), 1)
+        for cap, more in zip(limit, granted, strict=True)
+    )
     return usd, tokens, calls
 
 
@@ -147,7 +161,9 @@ def unit_reached(spent: Amount, needed: Amount) -> int | None:
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """A period that begins anew: seconds, minutes and hours by UTC, days, weeks and months by the calendar of ``tz``."""
+    """A period that begins anew: seconds, minutes and hours by UTC, days,
+    weeks and months by the calendar of ``tz``.
+    """
 
     text: str
     tz: str = "UTC"
@@ -158,13 +174,20 @@ class Window:
             raise PolicyError(f"window = {text!r}: give a text such as '1h', '1d', '1w' or 'month'")
         found = _WINDOW.fullmatch(text)
         if text != "month" and found is None:
-            raise PolicyError(f"window = {text!r}: not a window; use a number with s, m, h, d or w ('1h', '1d', '1w'), or 'month'")
+            raise PolicyError(
+                f"window = {text!r}: not a window; use a number with s, m, h, d or w ('1h', '1d', '1w'), or 'month'"
+            )
         if found is not None and found[2] in _SECONDS:
             length = int(found[1]) * _SECONDS[found[2]]
             if length > _DAY or _DAY % length:
-                raise PolicyError(f"window = {text!r}: must divide a day evenly, so that windows begin at the same times every day; use '1h', '6h', '1d'")
+                raise PolicyError(
+                    f"window = {text!r}: must divide a day evenly, so that windows begin at the same times "
+                    "every day; use '1h', '6h', '1d'"
+                )
             if tz is not None:
-                raise PolicyError(f"tz = {tz!r} does nothing for window = {text!r}: only days, weeks and months begin by the calendar")
+                raise PolicyError(
+                    f"tz = {tz!r} does nothing for window = {text!r}: only days, weeks and months begin by the calendar"
+                )
         if found is not None and found[2] in "dw" and int(found[1]) * (7 if found[2] == "w" else 1) > 3_660:
             raise PolicyError(f"window = {text!r}: longer than ten years is no window; leave it out")
         name = "UTC" if tz is None else tz
@@ -192,11 +215,15 @@ class Window:
     def _period_of(self, ordinal: int, zone: tzinfo) -> tuple[str, float, float]:
         day = datetime.fromordinal(ordinal)
         if self.text == "month":
-            begin, after = day.replace(day=1), day.replace(year=day.year + day.month // 12, month=day.month % 12 + 1, day=1)
+            begin, after = (
+                day.replace(day=1),
+                day.replace(year=day.year + day.month // 12, month=day.month % 12 + 1, day=1),
+            )
             name = day.strftime("%Y-%m")
         else:
             days = int(self.text[:-1]) * (7 if self.text[-1] == "w" else 1)
-            begin = day - timedelta(days=(ordinal - 1) % days)  # day 1 of the calendar was a Monday, so weeks begin on Mondays
+            # day 1 of the calendar was a Monday, so weeks begin on Mondays
+            begin = day - timedelta(days=(ordinal - 1) % days)
             after, name = begin + timedelta(days=days), begin.strftime("%Y-%m-%d")
         return name, begin.replace(tzinfo=zone).timestamp(), after.replace(tzinfo=zone).timestamp()
 
@@ -211,7 +238,9 @@ def _zone(name: object) -> tzinfo:
     try:
         return ZoneInfo(name)
     except Exception:  # a missing zone, a path, an empty text: each with its own exception
-        raise PolicyError(f"tz = {name!r}: no such time zone here; use a name such as 'Europe/Berlin' or 'UTC'") from None
+        raise PolicyError(
+            f"tz = {name!r}: no such time zone here; use a name such as 'Europe/Berlin' or 'UTC'"
+        ) from None
 
 
 # ---- scopes ---------------------------------------------------------------------------------------------------------
@@ -309,12 +338,15 @@ CountAmount = int | Callable[[Scope], Any] | None
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Budget(metaclass=Checked):
-    """A limit on a scope. Every amount given holds. Each may be a function of the ``Scope``, which returns an amount, 0, or None for no limit.
+    """A limit on a scope. Every amount given holds. Each may be a function of the ``Scope``, which returns an
+    amount, 0, or None for no limit.
 
-    ``per``: run, session, user, app, agent, model, tool or ``label:<name>``; ``"agent:research*"`` chooses by name, ``"run+agent"``
-    counts each agent of each run. ``window``: ``"1m"``, ``"1h"``, ``"1d"``, ``"1w"``, ``"month"``; none: for as long as the ledger lives.
+    ``per``: run, session, user, app, agent, model, tool or ``label:<name>``; ``"agent:research*"`` chooses by name,
+    ``"run+agent"`` counts each agent of each run. ``window``: ``"1m"``, ``"1h"``, ``"1d"``, ``"1w"``, ``"month"``;
+    none: for as long as the ledger lives.
 
-    Use it in ``budgets=``: it holds before each call. To only count tokens over all turns and react at thresholds, use ``BudgetMonitor``.
+    Use it in ``budgets=``: it holds before each call. To only count tokens over all turns and react at thresholds,
+    use ``BudgetMonitor``.
     """
 
     usd: UsdAmount = None
@@ -339,12 +371,15 @@ class Budget(metaclass=Checked):
             Window.parse(self.window, self.tz)
             if per.parts == (("run", "*"),) and (self.window == "month" or self.window[-1] in "dw"):
                 raise PolicyError(
-                    f"per='run' with window={self.window!r}: a run ends before its window does; leave the window out, or count per session, user or app"
+                    f"per='run' with window={self.window!r}: a run ends before its window does; leave the "
+                    "window out, or count per session, user or app"
                 )
         elif self.tz is not None:
             raise PolicyError(f"tz = {self.tz!r} without a window does nothing; add window='1d', '1w' or 'month'")
         if not isinstance(self.thresholds, list | tuple):
-            raise PolicyError(f"thresholds = {self.thresholds!r}: give a list such as [0.5, 0.8]; an empty one for none")
+            raise PolicyError(
+                f"thresholds = {self.thresholds!r}: give a list such as [0.5, 0.8]; an empty one for none"
+            )
         thresholds = tuple(_threshold(entry) for entry in self.thresholds)
         for position, threshold in enumerate(thresholds):
             if threshold in thresholds[:position]:
@@ -357,14 +392,21 @@ class Budget(metaclass=Checked):
         if isinstance(entry, cls):
             return entry
         if not isinstance(entry, Mapping):
-            raise PolicyError(f"budgets takes Budget(...) or a table such as {{usd = 5, per = 'user', window = '1d'}}, not a {type(entry).__name__}")
+            raise PolicyError(
+                f"budgets takes Budget(...) or a table such as {{usd = 5, per = 'user', window = '1d'}}, not a "
+                f"{type(entry).__name__}"
+            )
         for name in entry:
             if name not in cls.__dataclass_fields__:
-                raise PolicyError(f"{name}: no such setting of a budget; {nearest(str(name), cls.__dataclass_fields__)}")
+                raise PolicyError(
+                    f"{name}: no such setting of a budget; {nearest(str(name), cls.__dataclass_fields__)}"
+                )
         return cls(**entry)
 
     def limits(self, scope: Scope) -> Amount:
-        """The amounts in force for a scope; functions are called now. PolicyError when one returns something that is not an amount."""
+        """The amounts in force for a scope; functions are called now. PolicyError when one returns something that is
+        not an amount.
+        """
         usd, tokens, calls = (self._limit(unit, scope) for unit in range(3))
         return usd, tokens, calls
 
@@ -414,7 +456,11 @@ def _threshold(entry: object) -> Threshold:
             return Threshold(entry)
     except (PolicyError, TypeError, ValueError) as error:
         raise PolicyError(f"thresholds: {error}") from None
-    raise PolicyError(f"thresholds takes Threshold(0.8), a fraction such as 0.8, or a table such as {{percent = 0.8, action = 'nudge'}}, not {entry!r}")
+    raise PolicyError(
+        "thresholds takes Threshold(0.8), a fraction such as 0.8, or a table such as "
+        f"{{percent = 0.8, action = 'nudge'}}, "
+        f"not {entry!r}"
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -438,5 +484,8 @@ class BudgetStatus:
 
     @property
     def utilization(self) -> float:
-        """How much of the limit is spent; above 1 after an overrun. Of a limit of 0: 0 while nothing is spent, then 1."""
+        """How much of the limit is spent; above 1 after an overrun.
+
+        Of a limit of 0: 0 while nothing is spent, then 1.
+        """
         return float(self.spent / self.limit) if self.limit else float(self.spent > 0)

@@ -9,7 +9,8 @@ from typing import Any, Final, Self
 STOP_CODE: Final = "RUNGUARD_STOP"
 METADATA_KEY: Final = "runguard"
 NOTICE_KEY: Final = "runguard_notice"
-# What a tool's answer has for its status where it is ours: nothing was done, or it was done and its answer is not shown.
+# What a tool's answer has for its status where it is ours: nothing was done, or it was done and its answer is not
+# shown.
 NOT_EXECUTED: Final = "not_executed"
 LEFT_OUT: Final = "answer_left_out"
 METADATA_VERSION: Final = 1
@@ -179,36 +180,85 @@ def trip(event: Any) -> Trip | None:
 
 
 # ---- texts ----------------------------------------------------------------------------------------------------------
-# For the model: what happened and what not to do again; never an invitation to vary arguments, no concept it lacks. These texts stay in the
-# history, so whatever they forbid they forbid for this turn only: the next one starts with fresh counters.
+# For the model: what happened and what not to do again; never an invitation to vary arguments, no concept it lacks.
+# These texts stay in the history, so whatever they forbid they forbid for this turn only: the next one starts with
+# fresh counters.
 
 _NUDGES: Final[dict[str, str]] = {
-    "repetition": "You have made this same call {n} times and it gave the same answer each time. Do not repeat it without need: use what you already "
+    "repetition": "You have made this same call {n} times and it gave the same answer "
+    "each time. Do not repeat it without "
+    "need: use what you already "
     "have, or say what is missing or what you are waiting for.",
-    "no_news": "Your last {n} steps only repeated what you had already done, with the answers you already had. Use those answers now, or say what is missing.",
-    "cycle": "You are going round the same calls with the same answers ({n} rounds). Leave the circle: use what you have, or say what is missing.",
-    "same_call": "You have made this same call {n} times in a row. If you are waiting for something, say so and finish; otherwise use the latest answer.",
-    "stall": "'{tool}' has failed in the same way {n} times. More attempts of this kind will fail too. Go on without it, or report the failure.",
-    "empty": "'{tool}' has found nothing {n} times in a row. What you look for may not be there. Go on without it, or say that it was not found.",
+    "no_news": (
+        "Your last {n} steps only repeated what you had already done, with the answers you already had. Use those "
+        "answers now, or say what is missing."
+    ),
+    "cycle": (
+        "You are going round the same calls with the same answers ({n} rounds). Leave the circle: use what you "
+        "have, or say what is missing."
+    ),
+    "same_call": (
+        "You have made this same call {n} times in a row. If you are waiting for something, say so and finish; "
+        "otherwise use the latest answer."
+    ),
+    "stall": (
+        "'{tool}' has failed in the same way {n} times. More attempts of this kind will fail too. Go on without "
+        "it, or report the failure."
+    ),
+    "empty": (
+        "'{tool}' has found nothing {n} times in a row. What you look for may not be there. Go on without it, or "
+        "say that it was not found."
+    ),
     "tool_failures": "'{tool}' has failed {n} times in a row. Go on without it, or report the failure.",
-    "handoff": "This task has been passed between the same agents {n} times with nothing new. Do not pass it on again in this turn: answer with what is known, "
+    "handoff": "This task has been passed between the same agents {n} times with nothing "
+    "new. Do not pass it on again in "
+    "this turn: answer with what is known, "
     "or say what is missing.",
-    "budget": "Little is left of what may be used in this turn. Finish now: give your best answer with what you already have.",
-    "polling": "'{tool}' has shown no change for {n} seconds. Do not keep checking in this turn: report the current state and finish.",
+    "budget": (
+        "Little is left of what may be used in this turn. Finish now: give your best answer with what you already have."
+    ),
+    "polling": (
+        "'{tool}' has shown no change for {n} seconds. Do not keep checking in this turn: report the current state "
+        "and finish."
+    ),
 }
 _REFUSALS: Final[dict[str, str]] = {
-    "repetition": "Not executed: this exact call was already answered {before} times with the same result, which stands above. Do not make it again in this "
+    "repetition": "Not executed: this exact call was already answered {before} times "
+    "with the same result, which stands "
+    "above. Do not make it again in this "
     "turn; use that result or finish.",
-    "stall": "Not executed: '{tool}' has failed in the same way {before} times. Do not call it again in this turn; go on without it or report the failure.",
-    "tool_failures": "Not executed: '{tool}' has failed {before} times in a row. Do not call it again in this turn; go on without it or report the failure.",
-    "breaker": "Not executed: '{tool}' is out of service at the moment. Do not call it again in this turn; go on without it or report the failure.",
-    "depth": "Not executed: the task has been delegated too many times already. Do not delegate it further in this turn; answer with what is known.",
-    "tool_limit": "Not executed: '{tool}' may be called {limit} times in one turn and has been. Do not call it again in this turn; use the answers you have.",
+    "stall": (
+        "Not executed: '{tool}' has failed in the same way {before} times. Do not call it again in this turn; go "
+        "on without it or report the failure."
+    ),
+    "tool_failures": (
+        "Not executed: '{tool}' has failed {before} times in a row. Do not call it again in this turn; go on "
+        "without it or report the failure."
+    ),
+    "breaker": (
+        "Not executed: '{tool}' is out of service at the moment. Do not call it again in this turn; go on without "
+        "it or report the failure."
+    ),
+    "depth": (
+        "Not executed: the task has been delegated too many times already. Do not delegate it further in this "
+        "turn; answer with what is known."
+    ),
+    "tool_limit": (
+        "Not executed: '{tool}' may be called {limit} times in one turn and has been. Do not call it again in this "
+        "turn; use the answers you have."
+    ),
     "once": "Not executed: '{tool}' with these arguments has been done, or is being done right now. Do not repeat it.",
-    "once_unsure": "Not executed: it cannot be checked right now whether '{tool}' with these arguments has been done before. Do not call it again in this "
+    "once_unsure": "Not executed: it cannot be checked right now whether '{tool}' with these "
+    "arguments has been done before. "
+    "Do not call it again in this "
     "turn; report that it was not done now.",
-    "fan_out": "Not started: too many calls are running at once. Do not retry in this turn; go on with the results that are there.",
-    "context": "'{tool}' was executed; its answer was too large for this conversation and was left out. Do not make the same call again; "
+    "fan_out": (
+        "Not started: too many calls are running at once. Do not retry in this turn; go on with the results that "
+        "are there."
+    ),
+    "context": "'{tool}' was executed; its answer was too large for this conversation "
+    "and was left out. Do not make the "
+    "same call again; "
     "ask for a smaller part, if the tool offers it.",
     "result_size": "'{tool}' was executed; its answer was too large and was left out. Do not make the same call again; "
     "ask for a smaller part, if the tool offers it.",
@@ -245,7 +295,12 @@ def text_for_model(finding: Finding) -> str:
         return STOPPED
     texts = _NUDGES if finding.action is Action.NUDGE else _REFUSALS
     template = texts.get(finding.rule) or _REFUSALS["repetition"]
-    return template.format(n=_number(finding.observed), before=_number(max(finding.observed - 1, 1)), limit=_number(finding.limit), tool=finding.tool)
+    return template.format(
+        n=_number(finding.observed),
+        before=_number(max(finding.observed - 1, 1)),
+        limit=_number(finding.limit),
+        tool=finding.tool,
+    )
 
 
 def text_for_user(rule: str) -> str:
@@ -253,16 +308,29 @@ def text_for_user(rule: str) -> str:
     return _STOP_TEXTS.get(rule, _STOP_TEXT)
 
 
-def text_for_operator(finding: Finding, *, path: tuple[str, ...], model_calls: int, tool_calls: int, tokens: int, spent: str, enforced: bool) -> str:
+def text_for_operator(
+    finding: Finding,
+    *,
+    path: tuple[str, ...],
+    model_calls: int,
+    tool_calls: int,
+    tokens: int,
+    spent: str,
+    enforced: bool,
+) -> str:
     """Rule, value, limit, where, what it took so far."""
     about = f" of tool '{finding.tool}'" if finding.tool else ""
-    detail = f" ({finding.detail})" if finding.detail and finding.rule not in ("handoff", "reentry") else ""  # the detail of a hand-off is its path
+    # the detail of a hand-off is its path
+    detail = f" ({finding.detail})" if finding.detail and finding.rule not in ("handoff", "reentry") else ""
     where = f" in {'→'.join(path)}" if path else ""
     verb = "stopped" if enforced else "would have stopped"
     found = f"{_number(finding.observed)} {finding.unit}, limit {_number(finding.limit)}{detail}"
     if finding.money is not None:
         found = f"{finding.money.scope}, {finding.detail}"
-    so_far = f"{_count(model_calls, 'model call')}, {_count(tool_calls, 'tool call')}, {_count(tokens, 'token')}{spent} so far"
+    so_far = (
+        f"{_count(model_calls, 'model call')}, {_count(tool_calls, 'tool call')}, {_count(tokens, 'token')}{spent} "
+        "so far"
+    )
     return on_one_line(f"{verb} by {finding.rule}{about}: {found}{where}; {so_far}")
 
 

@@ -1,9 +1,10 @@
 """What happened, told without any framework: the only thing detectors ever see.
 
-An adapter (ADK today) builds these, live or from a recording. ``run`` names the root run, ``lane`` the strand of it in which
-things happen one after another: a parallel branch or a nested agent call has a lane of its own, so strands never mix.
-``at`` is seconds, passed in: nothing here reads a clock. Plain slotted classes, because frozen ones cost four times as much
-to build and these are built on every hook.
+An adapter (ADK today) builds these, live or from a recording. ``run`` names the root run, ``lane`` the strand of it in
+which things happen one after another: a parallel branch or a nested agent call has a lane of its own, so strands never
+mix.
+``at`` is seconds, passed in: nothing here reads a clock. Plain slotted classes, because frozen ones cost four times as
+much to build and these are built on every hook.
 """
 
 from collections.abc import Mapping
@@ -64,7 +65,8 @@ class ModelCall:
     tool: str = ""  # the tool call it is made in
     charge: Any = None  # its account, once leave was given
     aside: bool = False  # the run has given its answer: this call may be refused, and stops nobody
-    bound: tuple[int | None, int | None] | None = None  # nano-USD and tokens it may take, as its caller knows; None where nobody does
+    # nano-USD and tokens it may take, as its caller knows; None where nobody does
+    bound: tuple[int | None, int | None] | None = None
     least: tuple[int, int] = (0, 0)  # nano-USD and tokens that must be left for it where ``bound`` is None
     candidates: int = 1  # answers asked for, all of them paid
     no_loop: bool = False  # asked for without an event loop: whoever has to wait steps out first
@@ -104,7 +106,9 @@ class ToolCall:
 
 @dataclass(slots=True)
 class Answer:
-    """One answered call. The adapter gives tool, call and value; the guard adds what the value means and then lets it go."""
+    """One answered call. The adapter gives tool, call and value; the guard adds what the value means and then lets it
+    go.
+    """
 
     tool: str
     call: bytes
@@ -119,8 +123,10 @@ class Answer:
     counted: bool = True  # False: a declared polling, paging or exempt tool, which repetition rules leave alone
     args: object = None  # of the call: a failure may name one of them
     once: bytes = b""  # identity of its side effect, of a tool that is declared ``once``
-    unfinished: str = ""  # identity of an answer that is empty or says "not yet"; set only under an explicit max_identical_tool_results
-    hands_over: bool = False  # of a tool that set ``transfer_to_agent``: its answer says who works on, so it is no progress
+    # identity of an answer that is empty or says "not yet"; set only under an explicit max_identical_tool_results
+    unfinished: str = ""
+    # of a tool that set ``transfer_to_agent``: its answer says who works on, so it is no progress
+    hands_over: bool = False
 
 
 @dataclass(slots=True)

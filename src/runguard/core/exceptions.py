@@ -122,7 +122,9 @@ class ContextOverflowError(RunStoppedError):
 
 
 class CircuitOpenError(RunStoppedError):
-    """What was called has failed too often: it is left alone until ``retry_after`` seconds from then. The run itself is not stopped."""
+    """What was called has failed too often: it is left alone until ``retry_after`` seconds from then. The run itself is
+    not stopped.
+    """
 
     @property
     def retry_after(self) -> float:
@@ -135,7 +137,21 @@ class GuardFailedError(RunStoppedError):
 
 
 _BY_RULE: dict[str, type[RunStoppedError]] = {
-    **dict.fromkeys(("repetition", "no_news", "same_call", "cycle", "stall", "tool_failures", "empty", "handoff", "reentry", "polling"), LoopDetectedError),
+    **dict.fromkeys(
+        (
+            "repetition",
+            "no_news",
+            "same_call",
+            "cycle",
+            "stall",
+            "tool_failures",
+            "empty",
+            "handoff",
+            "reentry",
+            "polling",
+        ),
+        LoopDetectedError,
+    ),
     "growth": CostGrowthError,
     "deadline": DeadlineExceededError,
     "budget": BudgetExceededError,

@@ -1,11 +1,12 @@
 """The identity of a call or an answer: canonical, bounded, the same in every process.
 
-Two digests exist. ``call_fingerprint`` is what a call *means*: key order, ``1.0`` against ``1``, absent against ``None`` and
-white space do not matter. ``answer_text`` + ``digest`` is what an answer *is*; ``mask`` additionally hides the parts that
-differ between two tellings of the same answer (times, ids, durations), and is asked for only when a call repeats.
+Two digests exist. ``call_fingerprint`` is what a call *means*: key order, ``1.0`` against ``1``, absent against
+``None`` and white space do not matter. ``answer_text`` + ``digest`` is what an answer *is*; ``mask`` additionally hides
+the parts that differ between two tellings of the same answer (times, ids, durations), and is asked for only when a call
+repeats.
 
-No foreign ``__str__``, ``__repr__`` or ``__eq__`` is ever called, and no input costs more than a bounded walk: a value that is
-large, deep, cyclic or of an unknown type goes through ``_bounded`` instead of the C encoder.
+No foreign ``__str__``, ``__repr__`` or ``__eq__`` is ever called, and no input costs more than a bounded walk: a value
+that is large, deep, cyclic or of an unknown type goes through ``_bounded`` instead of the C encoder.
 """
 
 import json
@@ -54,7 +55,8 @@ def words_name(text: str) -> int:
     return hash(text[:_WORDS_READ]) or 1
 
 
-# Arguments that say which attempt this is, and never what is asked for. Why it is made may be all that a call has to say.
+# Arguments that say which attempt this is, and never what is asked for. Why it is made may be all that a call has to
+# say.
 ASIDE: Final = frozenset({"attempt", "attempt_number", "retry", "retry_count", "task_progress"})
 
 
@@ -66,12 +68,23 @@ def call_fingerprint(
     volatile: Iterable[str] = (),
     exact: bool = False,
 ) -> bytes:
-    """Digest of a call. ``identity`` names the only arguments that count, ``volatile`` those that never do; ``exact``: every one does."""
+    """Digest of a call. ``identity`` names the only arguments that count, ``volatile`` those that never do; ``exact``:
+    every one does.
+    """
     if type(args) is dict and (identity is not None or volatile):
         kept = None if identity is None else frozenset(identity)
         dropped = frozenset(volatile)
-        args = {key: value for key, value in args.items() if type(key) is not str or ((kept is None or key in kept) and key not in dropped)}
-    elif not exact and type(args) is dict and len(args) > 1 and not ASIDE.isdisjoint([key for key in args if type(key) is str]):
+        args = {
+            key: value
+            for key, value in args.items()
+            if type(key) is not str or ((kept is None or key in kept) and key not in dropped)
+        }
+    elif (
+        not exact
+        and type(args) is dict
+        and len(args) > 1
+        and not ASIDE.isdisjoint([key for key in args if type(key) is str])
+    ):
         args = {key: value for key, value in args.items() if type(key) is not str or key not in ASIDE} or args
     plain = _plain_args(args)
     if plain is not None:
@@ -148,7 +161,9 @@ def _is_small(value: Any) -> bool:
 
 
 def _canonical(value: Any) -> object:
-    """Arguments as they are meant: None dropped, whole floats as integers, white space collapsed. Only for small values."""
+    """Arguments as they are meant: None dropped, whole floats as integers, white space collapsed. Only for small
+    values.
+    """
     kind = type(value)
     if kind is str:
         return " ".join(value.split())
@@ -217,21 +232,35 @@ def _told(item: Any, below: list[Any], budget: _Budget) -> str:
         return atom
     kind = type(item)
     if issubclass(kind, dict):
-        entries = _some(list(dict.items(item))) if dict.__len__(item) <= 8 * MAX_NODES else list(islice(dict.items(item), _WIDTH))
-        keyed = sorted(((_atom(key, budget) or f"<{_type_name(type(key))}>", value) for key, value in entries), key=itemgetter(0))
+        entries = (
+            _some(list(dict.items(item)))
+            if dict.__len__(item) <= 8 * MAX_NODES
+            else list(islice(dict.items(item), _WIDTH))
+        )
+        keyed = sorted(
+            ((_atom(key, budget) or f"<{_type_name(type(key))}>", value) for key, value in entries), key=itemgetter(0)
+        )
         below += (value for _, value in keyed)
         return f"{{{dict.__len__(item)}:" + ",".join(key for key, _ in keyed)
     if issubclass(kind, list | tuple):
         base: Any = list if issubclass(kind, list) else tuple
         size = base.__len__(item)
-        below += base.__getitem__(item, slice(None)) if size <= _WIDTH else [*_slice(base, item, 0, _WIDTH // 2), *_slice(base, item, size - _WIDTH // 2, size)]
+        below += (
+            base.__getitem__(item, slice(None))
+            if size <= _WIDTH
+            else [*_slice(base, item, 0, _WIDTH // 2), *_slice(base, item, size - _WIDTH // 2, size)]
+        )
         return f"[{size}"
     if issubclass(kind, set | frozenset):
         # A set has no order, and the order of its members differs between processes: sort what they say.
         base = set if issubclass(kind, set) else frozenset
         # Each member has a small budget of its own: a shared one would run out at another member in another process.
         size = base.__len__(item)
-        members = sorted(_bounded_member(member, _Budget(16, 256)) for member in base.__iter__(item)) if size <= budget.nodes else []
+        members = (
+            sorted(_bounded_member(member, _Budget(16, 256)) for member in base.__iter__(item))
+            if size <= budget.nodes
+            else []
+        )
         budget.nodes -= len(members)
         return f"<set {size}>" + budget.text(",".join(members))
     fields = sorted(_fields(item), key=itemgetter(0))[:64]
@@ -268,7 +297,8 @@ def _atom(item: Any, budget: _Budget) -> str | None:
         return f"f{float.__repr__(item)}"
     if issubclass(kind, bytes | bytearray):
         base: Any = bytes if issubclass(kind, bytes) else bytearray
-        return f"b{base.__len__(item)}:{bytes(_slice(base, item, 0, 256)).hex()}:{bytes(base.__getitem__(item, slice(-64, None))).hex()}"
+        head, tail = bytes(_slice(base, item, 0, 256)), bytes(base.__getitem__(item, slice(-64, None)))
+        return f"b{base.__len__(item)}:{head.hex()}:{tail.hex()}"
     if kind in _SPOKEN:
         return f"<{kind.__name__}>" + budget.text(str(item))
     if kind in _TIMES:
@@ -299,7 +329,8 @@ def _fields(item: Any) -> Iterable[tuple[str, Any]]:
 
 # ---- masking: what differs between two tellings of the same answer --------------------------------------------------
 
-# Where a word begins, its first letter says which of these it may be: trying them all at every letter would take three times as long.
+# Where a word begins, its first letter says which of these it may be: trying them all at every letter would take three
+# times as long.
 _VOLATILE: Final = re.compile(
     r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d(?::\d\d(?:[.,]\d+)?)?(?:Z|[+-]\d\d:?\d\d)?"  # 2026-11-15T09:30:00Z
     r"|\b(?:(?=[0-9a-fA-F])(?:"
@@ -328,19 +359,27 @@ def mask(text: str) -> str:
 
 
 def _hidden(found: re.Match[str]) -> str:
-    """What is left to do, and how far something has come, is told in times too: those stay. A date to wait for moves by itself when it is told anew."""
+    """What is left to do, and how far something has come, is told in times too: those stay. A date to wait for moves by
+    itself when it is told anew.
+    """
     whole, (start, end) = found.string, found.span()
     before = _LEFT_BEFORE.search(whole, max(start - 40, 0), start)
-    if (before is not None and (before[1] is None or found[0][4:5] != "-")) or _LEFT_AFTER.match(whole, end) is not None:
+    if (before is not None and (before[1] is None or found[0][4:5] != "-")) or _LEFT_AFTER.match(
+        whole, end
+    ) is not None:
         return found[0]
     return "~"
 
 
 _LEFT_WORDS: Final = "eta|remaining|left|lag|until|up ?to|through|watermark|progress|position"
 _LEFT: Final = re.compile(rf"{_LEFT_WORDS}|to go", re.IGNORECASE)
-_LEFT_BEFORE: Final = re.compile(rf"(?:\b|_)(?:(eta|until|remaining|left)|{_LEFT_WORDS})(?:_\w{{1,12}})?" + r"[\"']?\s{0,2}[:=]?\s{0,2}[\"']?$", re.IGNORECASE)
+_LEFT_BEFORE: Final = re.compile(
+    rf"(?:\b|_)(?:(eta|until|remaining|left)|{_LEFT_WORDS})(?:_\w{{1,12}})?" + r"[\"']?\s{0,2}[:=]?\s{0,2}[\"']?$",
+    re.IGNORECASE,
+)
 _LEFT_AFTER: Final = re.compile(r"\s(?:remaining|left|to go)\b", re.IGNORECASE)
-# Nothing but ids or durations, with or without the name of their field: they are the answer. A clock is none, it moves by itself.
+# Nothing but ids or durations, with or without the name of their field: they are the answer. A clock is none, it moves
+# by itself.
 _ONLY: Final = 1_024
 _MEASUREMENT: Final = re.compile(
     r"\W*(?:(?:\"(?:result|output|value|uuid)\"\W{1,4})?(?:(?:[0-9a-f]{8}-(?:[0-9a-f]{4}-){3}[0-9a-f]{12}|(?=\d{0,63}[a-f])[0-9a-f]{12,64})\b\W*)+"
@@ -352,9 +391,10 @@ _MEASUREMENT: Final = re.compile(
 class AnswerBook:
     """Names the answers of one lane so that two tellings of the same answer get the same name.
 
-    Nothing is said about a call's first answer but a snapshot's hash. Only when the call repeats with another snapshot are both
-    masked and compared. Snapshots are kept for the most recent calls alone: an older call that repeats differently is compared from
-    its second repetition on. Names are numbers of this process, for comparing; ``digest`` is for telling.
+    Nothing is said about a call's first answer but a snapshot's hash. Only when the call repeats with another snapshot
+    are both masked and compared. Snapshots are kept for the most recent calls alone: an older call that repeats
+    differently is compared from its second repetition on. Names are numbers of this process, for comparing; ``digest``
+    is for telling.
     """
 
     __slots__ = ("_calls", "_recent", "size")
@@ -369,7 +409,9 @@ class AnswerBook:
         self.size = 0  # of the last answer, about; -1 when it is too large to be copied
 
     def name(self, call: bytes, value: Any, by: str = "") -> tuple[int, bool]:
-        """The answer's name, and whether this (call, answer) pair is new to whom it was told: a reviewer may read what a writer has read."""
+        """The answer's name, and whether this (call, answer) pair is new to whom it was told: a reviewer may read what
+        a writer has read.
+        """
         shot = snapshot(value)
         self.size = len(shot) if type(shot) is bytes else -1
         exact = hash(shot)
@@ -426,7 +468,9 @@ class _Known:
         return name, True
 
     def _identify(self, exact: int, value: Any, names: dict[int, int]) -> int:
-        """A name for a snapshot not seen before: that of an answer which differs in volatile parts alone, or its own."""
+        """A name for a snapshot not seen before:
+        that of an answer which differs in volatile parts alone, or its own.
+        """
         if len(names) > 2 * AnswerBook.ANSWERS:
             names.clear()
         if self.shot:

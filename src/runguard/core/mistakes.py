@@ -43,7 +43,9 @@ def _explain(cls: type, args: tuple[Any, ...], keywords: dict[str, Any]) -> None
     positional = [name for name in names if known[name].kind is not inspect.Parameter.KEYWORD_ONLY]
     if len(args) > len(positional):
         example = f"{cls.__name__}({names[0]}=…)"
-        raise PolicyError(f"{cls.__name__} takes {len(positional) or 'no'} settings without a name; write {example}") from None
+        raise PolicyError(
+            f"{cls.__name__} takes {len(positional) or 'no'} settings without a name; write {example}"
+        ) from None
     given = {*positional[: len(args)], *keywords}
     for name in names:
         if known[name].default is inspect.Parameter.empty and name not in given:

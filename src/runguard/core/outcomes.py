@@ -1,8 +1,8 @@
 """Soft failures: recognise that an answer which looks like success says "no".
 
 A tool that answers ``{"status": "partial_parse_error"}`` has failed for every purpose but Python's. The recognition is
-deliberately narrow: a field must *say* failure (a status word, a non-empty ``error``, ``isError``), or a text must *start* like
-an error. A word somewhere inside a page of search results is not a failure.
+deliberately narrow: a field must *say* failure (a status word, a non-empty ``error``, ``isError``), or a text must
+*start* like an error. A word somewhere inside a page of search results is not a failure.
 """
 
 import re
@@ -23,37 +23,95 @@ _BAD_WORDS: Final = (
 )
 # What a tool did, not what it found: "rejected" or "denied" may be the verdict that was asked for.
 # A status is a few words; "no errors", "0 failed" and "without errors" say the opposite.
-_BAD_STATUS: Final = re.compile(rf"(?<![a-z])(?<!\bno[\s_\-])(?<!\b0[\s_\-])(?<!\bwithout[\s_\-])(?:{_BAD_WORDS})(?![a-z])", re.IGNORECASE)
+_BAD_STATUS: Final = re.compile(
+    rf"(?<![a-z])(?<!\bno[\s_\-])(?<!\b0[\s_\-])(?<!\bwithout[\s_\-])(?:{_BAD_WORDS})(?![a-z])", re.IGNORECASE
+)
 _STATE: Final = re.compile(
     r"\W*(?:failed|failure|aborted|unavailable|timed[\s_\-]?out|forbidden|rejected)\W*$", re.IGNORECASE
 )  # what jobs and orders can be in
 _BAD_TEXT: Final = re.compile(
-    r"^\W{0,4}(?:(?:error|exception|traceback|fatal|failed|failure|invalid|unknown tool|unauthori[sz]ed|forbidden|permission denied|access denied|"
-    r"no such file|command not found|syntax ?error|timed? ?out|could not|cannot|unable to|tool execution failed|[a-z]{1,60}(?:error|exception)"
+    r"^\W{0,4}(?:(?:error|exception|traceback|fatal|failed|failure|invalid|unknown tool|unauthori[sz]ed"
+    r"|forbidden|permission denied|access denied|"
+    r"no such file|command not found|syntax ?error|timed? ?out|could not|cannot|unable to|tool execution failed"
+    r"|[a-z]{1,60}(?:error|exception)"
     r"|(?:the |your )?(?:request|operation|query|connection|command|call|execution) (?:has )?"
     r"(?:timed out|(?:was )?refused|was reset|was aborted|failed)"
     r"(?=\W*$|[.:;!]|\s(?:after|with|due|because)\b)"
-    r"|(?:connection refused|rate limit(?:ed| exceeded| reached)|too many requests|internal server error|bad gateway|service unavailable|gateway time-?out"
+    r"|(?:connection refused|rate limit(?:ed| exceeded| reached)|too many requests|internal server error"
+    r"|bad gateway|service unavailable|gateway time-?out"
     r"|something went wrong)(?=\W*$|[.:;!(])"
     r"|http(?:/[\d.]+)? (?:error )?(?:4(?!04)|5)\d\d(?=\W+\w)|fehler|erreur|errore|erro|ошибка)(?![a-z])"
     r"|错误|錯誤|エラー|오류|usage:|(?:bash|sh|zsh)(?:: line \d+)?: )",
     re.IGNORECASE,
 )
-_SAYS_ERROR: Final = re.compile(r"\W{0,4}(?:[a-z]{0,60}(?:error|exception)\s?:|error (?:executing|calling|running|in tool))", re.IGNORECASE)
+_SAYS_ERROR: Final = re.compile(
+    r"\W{0,4}(?:[a-z]{0,60}(?:error|exception)\s?:|error (?:executing|calling|running|in tool))", re.IGNORECASE
+)
 _ERROR_PAGE: Final = re.compile(r"<(?:title|h1)>\s*(?:http )?(?:error )?(?:4(?!04)\d\d|5\d\d)\b", re.IGNORECASE)
 _LEADING: Final = " \t\r\n\"'`*#[({<-:>|!~."
 _BAD_STARTS: Final = (
-    *("traceback", "fatal", "fail", "invalid", "unknown tool", "unauthori", "forbidden", "permission denied", "access denied", "no such file"),
-    *("command not found", "syntax", "time", "could not", "cannot", "unable to", "tool execution failed", "usage:", "bash", "sh:", "zsh"),
-    *("the ", "your ", "request", "operation", "query", "connection", "command", "call ", "execution", "rate limit", "too many"),
-    *("internal s", "bad gateway", "service un", "gateway", "something went", "http", "fehler", "erreur", "erro", "ошибка", "错误", "錯誤", "エラー", "오류"),
+    *(
+        "traceback",
+        "fatal",
+        "fail",
+        "invalid",
+        "unknown tool",
+        "unauthori",
+        "forbidden",
+        "permission denied",
+        "access denied",
+        "no such file",
+    ),
+    *(
+        "command not found",
+        "syntax",
+        "time",
+        "could not",
+        "cannot",
+        "unable to",
+        "tool execution failed",
+        "usage:",
+        "bash",
+        "sh:",
+        "zsh",
+    ),
+    *(
+        "the ",
+        "your ",
+        "request",
+        "operation",
+        "query",
+        "connection",
+        "command",
+        "call ",
+        "execution",
+        "rate limit",
+        "too many",
+    ),
+    *(
+        "internal s",
+        "bad gateway",
+        "service un",
+        "gateway",
+        "something went",
+        "http",
+        "fehler",
+        "erreur",
+        "erro",
+        "ошибка",
+        "错误",
+        "錯誤",
+        "エラー",
+        "오류",
+    ),
 )
 _NO_SUCH_TOOL: Final = re.compile(
     r"(?:tool|function)\s[`'\"]?[\w.\-]{0,80}[`'\"]?\s(?:is\s)?(?:not found|does not exist|not available|unknown)|"
     r"unknown (?:tool|function)|is not an? (?:known|available|valid) (?:tool|function)",
     re.IGNORECASE,
 )
-# What varies between two reports of one failure besides times and ids: quoted names, numbers, paths. How many errors are left is no such thing.
+# What varies between two reports of one failure besides times and ids: quoted names, numbers, paths. How many errors
+# are left is no such thing.
 _PARTICULARS: Final = re.compile(
     r"'[^'\n]{0,200}'|\"[^\"\n]{0,200}\"|`[^`\n]{0,200}`|\S{0,200}/\S{0,200}"
     r"|\d+(?! (?:[a-z]{1,20} )?(?:errors?|failures?|failed|failing|remaining|left|passed|to go)\b)(?!\d)"
@@ -66,20 +124,59 @@ _MESSAGE_KEYS: Final = ("message", "error", "detail", "reason", "text", "content
 MISSING: Final = "missing"  # beside EMPTY: told as an error, so nothing was done
 _NO_SUCH_PAGE: Final = (404, 410)
 _REFUSED: Final = (401, 403, 407, 429)
-_PLAIN: Final = frozenset({str, int, float, bool, dict, list, tuple})  # only these are asked for their truth: others may run code
+# only these are asked for their truth: others may run code
+_PLAIN: Final = frozenset({str, int, float, bool, dict, list, tuple})
 _NO_ERROR: Final = ("0", "none", "None", "null", "ok", "OK")
 _FLAG_KEYS: Final = ("ok", "success", "succeeded", "successful")
 _TELLING: Final = frozenset({"isError", "is_error", *_ERROR_KEYS, *_FLAG_KEYS, *_STATUS_KEYS, *_HTTP_KEYS})
-_WRAPPERS: Final = ("result", "output", "response", "data", "results", "items", "content", "matches", "documents", "rows")
+_WRAPPERS: Final = (
+    "result",
+    "output",
+    "response",
+    "data",
+    "results",
+    "items",
+    "content",
+    "matches",
+    "documents",
+    "rows",
+)
 # What an error is wrapped in. Whatever else a dict says, it says about a thing.
 _ENVELOPE: Final = frozenset(
-    {*_STATUS_KEYS, *_ERROR_KEYS, *_FLAG_KEYS, *_WRAPPERS, *_MESSAGE_KEYS, *_HTTP_KEYS, "isError", "is_error", "messages", "details", "code"}
-    | {"type", "hint", "help", "description", "exit_code", "exitCode", "returncode", "return_code", "stderr", "stdout", "traceback", "retry_after", "retryable"}
+    {
+        *_STATUS_KEYS,
+        *_ERROR_KEYS,
+        *_FLAG_KEYS,
+        *_WRAPPERS,
+        *_MESSAGE_KEYS,
+        *_HTTP_KEYS,
+        "isError",
+        "is_error",
+        "messages",
+        "details",
+        "code",
+    }
+    | {
+        "type",
+        "hint",
+        "help",
+        "description",
+        "exit_code",
+        "exitCode",
+        "returncode",
+        "return_code",
+        "stderr",
+        "stdout",
+        "traceback",
+        "retry_after",
+        "retryable",
+    }
     | {"body", "headers", "meta", "_meta", "structuredContent", "request_id", "requestId", "trace_id", "traceId"}
     | {"timestamp", "time", "duration", "elapsed", "attempt", "attempts", "retries"}
 )
 _MCP_KEYS: Final = frozenset({"content", "isError", "structuredContent", "meta", "_meta"})
-_BODY_KEYS: Final = frozenset({*_WRAPPERS, *_STATUS_KEYS, "count", "total", "query"})  # what may stand beside an empty body
+# what may stand beside an empty body
+_BODY_KEYS: Final = frozenset({*_WRAPPERS, *_STATUS_KEYS, "count", "total", "query"})
 
 
 def was_done(answer: Any) -> bool:
@@ -156,7 +253,11 @@ def _told(answer: dict[str, object]) -> tuple[Outcome, str] | None:
             return _failed(_said(answer), answer)
     for key in _HTTP_KEYS:
         code = get(key)
-        if type(code) is int and (code in _NO_SUCH_PAGE or code in _REFUSED or 500 <= code < 600) and not _is_record(answer):
+        if (
+            type(code) is int
+            and (code in _NO_SUCH_PAGE or code in _REFUSED or 500 <= code < 600)
+            and not _is_record(answer)
+        ):
             return (_EMPTY, MISSING) if code in _NO_SUCH_PAGE else _failed(_said(answer), answer)
     for key in _STATUS_KEYS:
         status = get(key)
@@ -178,8 +279,14 @@ def _of_body(answer: dict[str, object]) -> tuple[Outcome, str]:
             return classify(value)
     elif _MCP_KEYS.issuperset(answer):
         content = answer.get("content")
-        said = content[0].get("text") if type(content) is list and len(content) == 1 and type(content[0]) is dict else content
-        if (type(said) is list and not said) or (type(said) is str and (not said.strip() or is_nothing(said[:_HEAD]) or _SAYS_ERROR.match(said))):
+        said = (
+            content[0].get("text")
+            if type(content) is list and len(content) == 1 and type(content[0]) is dict
+            else content
+        )
+        if (type(said) is list and not said) or (
+            type(said) is str and (not said.strip() or is_nothing(said[:_HEAD]) or _SAYS_ERROR.match(said))
+        ):
             return classify(said)
     elif _BODY_KEYS.issuperset(answer):
         bodies = [answer[key] for key in answer if key in _WRAPPERS]
@@ -189,8 +296,12 @@ def _of_body(answer: dict[str, object]) -> tuple[Outcome, str]:
 
 
 def _is_record(answer: dict[str, object]) -> bool:
-    """Whether a dict tells about a thing that was looked up: its failed state is the answer, and no failure of the tool."""
-    return any(key not in _ENVELOPE and value is not None and type(value) in (str, int, float) for key, value in answer.items())
+    """Whether a dict tells about a thing that was looked up: its failed state is the answer, and no failure of the
+    tool.
+    """
+    return any(
+        key not in _ENVELOPE and value is not None and type(value) in (str, int, float) for key, value in answer.items()
+    )
 
 
 def _failed(text: str, value: object = None) -> tuple[Outcome, str]:
@@ -203,7 +314,10 @@ def _failed(text: str, value: object = None) -> tuple[Outcome, str]:
 
 
 def _message_of(value: object) -> object:
-    """The one sentence of an error, where frameworks put it: {"message": ...}, {"error": {"message": ...}}, [{"text": ...}]."""
+    """The one sentence of an error, where frameworks put it:
+
+    {"message": ...}, {"error": {"message": ...}}, [{"text": ...}].
+    """
     for _ in range(3):
         if type(value) is list and len(value) == 1:
             value = value[0]

@@ -1,4 +1,6 @@
-"""Names come from models and users: what would move a terminal's cursor, begin a line, or colour or turn its text is shown, not obeyed."""
+"""Names come from models and users: what would move a terminal's cursor, begin a line, or colour or turn its text is
+shown, not obeyed.
+"""
 
 import re
 from dataclasses import fields, is_dataclass, replace

@@ -15,8 +15,9 @@ _ACTIONS: Final = get_args(ThresholdAction)
 class Threshold(metaclass=Checked):
     """What to do when a budget's ``utilization`` reaches ``percent``, a fraction above 0 and up to 1.
 
-    ``callback`` gets the live budget. A threshold fires once until it is re-armed; a ``recurring`` one fires on every record at or above
-    it. ``action`` is what follows beside the callback: nothing (``"warn"``), a word to the model (``"nudge"``), or a stop.
+    ``callback`` gets the live budget. A threshold fires once until it is re-armed; a ``recurring`` one fires on every
+    record at or above it. ``action`` is what follows beside the callback: nothing (``"warn"``), a word to the model
+    (``"nudge"``), or a stop.
     """
 
     percent: float
@@ -30,7 +31,8 @@ class Threshold(metaclass=Checked):
         if self.callback is not None and not callable(self.callback):
             raise ValueError(f"callback must be callable or None, not {self.callback!r}")
         if not isinstance(self.recurring, bool):
-            raise ValueError(f"recurring must be True or False, not {self.recurring!r}")  # the text "false" would count as true
+            # the text "false" would count as true
+            raise ValueError(f"recurring must be True or False, not {self.recurring!r}")
         if self.action not in _ACTIONS:
             raise ValueError(f"action must be one of {', '.join(_ACTIONS)}, not {self.action!r}")
 
@@ -58,9 +60,14 @@ class Threshold(metaclass=Checked):
 def _path_of(callback: Callable[[Any], Any]) -> str:
     module, name = getattr(callback, "__module__", None), getattr(callback, "__qualname__", None)
     if not isinstance(module, str) or not isinstance(name, str) or "<" in name:
-        raise ValueError(f"{callback!r} has no import path: only a function at the top of a module can be written as data, no lambda, closure or partial")
+        raise ValueError(
+            f"{callback!r} has no import path: only a function at the top of a module can be written as data, "
+            "no lambda, closure or partial"
+        )
     if module == "__main__":
-        raise ValueError(f"{name} is defined in the script itself, where nobody else can import it: move it to a module")
+        raise ValueError(
+            f"{name} is defined in the script itself, where nobody else can import it: move it to a module"
+        )
     path = f"{module}:{name}"
     if _load(path) != callback:
         raise ValueError(f"{callback!r} is not what {path} names: a method of an object cannot be written as data")

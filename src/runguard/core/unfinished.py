@@ -1,6 +1,7 @@
 """Whether an answer says that the work is not done yet: "pending", "incomplete", "retry later".
 
-By default RunGuard treats such answers as polling. Only an explicit ``max_identical_tool_results`` counts them, and only when they are equal.
+By default RunGuard treats such answers as polling. Only an explicit ``max_identical_tool_results`` counts them, and
+only when they are equal.
 """
 
 import re
@@ -15,8 +16,10 @@ _STATUS: Final = re.compile(
     re.IGNORECASE,
 )
 _MESSAGE: Final = re.compile(
-    r"\b(?:re)?try(?:ing)? (?:it |this )?(?:again|later|in \d)|\bcome back (?:later|in)\b|\bnot (?:yet )?(?:ready|finished|complete)\b"
-    r"|\bstill (?:pending|processing|running|working|loading)\b|\b(?:partial|incomplete) (?:result|data|parse|answer|response)",
+    r"\b(?:re)?try(?:ing)? (?:it |this )?(?:again|later|in \d)|\bcome back (?:later|in)\b"
+    r"|\bnot (?:yet )?(?:ready|finished|complete)\b"
+    r"|\bstill (?:pending|processing|running|working|loading)\b|\b(?:partial|incomplete) (?:result|data|parse"
+    r"|answer|response)",
     re.IGNORECASE,
 )
 
@@ -31,4 +34,6 @@ def is_unfinished(answer: Any) -> bool:
         value = answer.get(key)
         if type(value) is str and len(value) <= _HEAD and _STATUS.fullmatch(value):
             return True
-    return any(type(value := answer.get(key)) is str and _MESSAGE.search(value[:_HEAD]) is not None for key in _MESSAGE_KEYS)
+    return any(
+        type(value := answer.get(key)) is str and _MESSAGE.search(value[:_HEAD]) is not None for key in _MESSAGE_KEYS
+    )

@@ -1,7 +1,7 @@
 """Connections of the dashboard's server: a request has to arrive within seconds, and only so many connections are open.
 
-Another program on this machine could open connections, send half a request on each and leave it there. uvicorn waits for such a request
-without a limit.
+Another program on this machine could open connections, send half a request on each and leave it there. uvicorn waits
+for such a request without a limit.
 """
 
 import asyncio
@@ -22,8 +22,11 @@ class BoundedProtocol(H11Protocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        # Of many that arrive at once, those closed just now are still listed: they are lost in the next turn of the event loop.
-        still_open = [one for one in self.connections if isinstance(one, BoundedProtocol) and not one.transport.is_closing()]
+        # Of many that arrive at once, those closed just now are still listed: they are lost in the next turn of the
+        # event loop.
+        still_open = [
+            one for one in self.connections if isinstance(one, BoundedProtocol) and not one.transport.is_closing()
+        ]
         if len(still_open) > MOST_OPEN:
             transport.abort()
             return

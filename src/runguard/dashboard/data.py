@@ -1,4 +1,7 @@
-"""What the page shows, from a view of the store. Blocking: it is asked on threads. However many browsers look, the store is asked once."""
+"""What the page shows, from a view of the store.
+
+Blocking: it is asked on threads. However many browsers look, the store is asked once.
+"""
 
 import threading
 import time
@@ -45,7 +48,9 @@ class Looks:
             "running_left_out": max(len(running) - _ROWS, 0),
             "trips": [{**_line(trip), "usd": plain(costs[trip["id"]])} for trip in trips[:_ROWS]],
             "trips_left_out": len(trips) > _ROWS,
-            "stops": [{"scope": stop.scope, "actor": stop.actor, "reason": stop.reason, "at": stop.at} for stop in stops],
+            "stops": [
+                {"scope": stop.scope, "actor": stop.actor, "reason": stop.reason, "at": stop.at} for stop in stops
+            ],
             "breakers": plain(breakers),
             "unreadable": view.unreadable.total,
             "is_empty": not (budgets or running or trips or view.calls_known),
@@ -57,7 +62,11 @@ class Looks:
 
     def story(self, trip_id: str) -> dict[str, Any] | None:
         story = self._once(("story", trip_id), lambda: self._view.story(trip_id))
-        return None if story is None else {"store": self._view.name, "now": self._once(("now",), self._view.now), **plain(story)}
+        return (
+            None
+            if story is None
+            else {"store": self._view.name, "now": self._once(("now",), self._view.now), **plain(story)}
+        )
 
     def _once(self, key: tuple[str, ...], ask: Callable[[], Any]) -> Any:
         with self._lock:
@@ -80,5 +89,18 @@ class Looks:
 
 def _line(trip: dict[str, Any]) -> dict[str, Any]:
     """A trip as one line of the list."""
-    names = ("id", "rule", "tool", "app", "user_id", "agent_path", "model_calls", "estimated", "at", "shadow", "branch", "message")
+    names = (
+        "id",
+        "rule",
+        "tool",
+        "app",
+        "user_id",
+        "agent_path",
+        "model_calls",
+        "estimated",
+        "at",
+        "shadow",
+        "branch",
+        "message",
+    )
     return {name: trip.get(name) for name in names}

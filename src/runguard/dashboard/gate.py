@@ -1,8 +1,9 @@
 """Who may ask, and what a browser may do with the answer. In front of everything else.
 
-The page shows what agents do, so that it is for whoever started it and nobody else: no other page in the same browser (Origin and
-Sec-Fetch-Site), no name that was pointed at this machine (Host), no other user of this machine (the token, which works once, and then a
-cookie). Nothing here changes anything, and no method but GET is answered.
+The page shows what agents do, so that it is for whoever started it and nobody else: no other page in the same browser
+(Origin and
+Sec-Fetch-Site), no name that was pointed at this machine (Host), no other user of this machine (the token, which works
+once, and then a cookie). Nothing here changes anything, and no method but GET is answered.
 """
 
 import hmac
@@ -29,15 +30,19 @@ _HEADERS: Final = {
 }
 _OPEN: Final = frozenset({"/static/page.css", "/static/icon.svg"})  # what a refusal looks like
 _REFUSAL: Final = """<!doctype html>
-<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1"><title>RunGuard: not open</title>
+<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
+<title>RunGuard: not open</title>
 <link rel="icon" href="/static/icon.svg"><link rel="stylesheet" href="/static/page.css"></head>
 <body><main class="refusal"><h1>Not open here</h1><p>{reason}</p></main></body></html>
 """
 USED: Final = (
-    "The link in the terminal works once, in one browser, and this one does not hold its cookie. Look at the terminal where "
+    "The link in the terminal works once, in one browser, and this one does not hold its cookie. Look at the "
+    "terminal where "
     "<code>runguard dashboard</code> runs: open the address it printed, or start it again for a new one."
 )
-ELSEWHERE: Final = "This page cannot be opened from another site. Copy the address from the terminal into the address bar."
+ELSEWHERE: Final = (
+    "This page cannot be opened from another site. Copy the address from the terminal into the address bar."
+)
 WRONG_NAME: Final = "This page answers at 127.0.0.1 and localhost only, with the port that the terminal names."
 
 
@@ -46,8 +51,11 @@ class Gate:
 
     def __init__(self, app: ASGIApp, token: str, port: int) -> None:
         self._app, self._token, self._used = app, token, False
-        self._hosts = {f"{name}:{port}" for name in ("127.0.0.1", "localhost", "[::1]")} | ({"127.0.0.1", "localhost", "[::1]"} if port == 80 else set())
-        self._cookie, self._secret = f"runguard_{port}", secrets.token_urlsafe(32)  # browsers share cookies between ports
+        self._hosts = {f"{name}:{port}" for name in ("127.0.0.1", "localhost", "[::1]")} | (
+            {"127.0.0.1", "localhost", "[::1]"} if port == 80 else set()
+        )
+        # browsers share cookies between ports
+        self._cookie, self._secret = f"runguard_{port}", secrets.token_urlsafe(32)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "websocket":
@@ -72,14 +80,22 @@ class Gate:
             return PlainTextResponse("This page is for looking only.", 405, {"Allow": "GET"})
         if headers.get("upgrade", "").lower() == "websocket":
             return PlainTextResponse("This page has no websocket.", 400, {"Connection": "close"})
-        if headers.get("sec-fetch-site", "none") not in ("none", "same-origin") or headers.get("origin", f"http://{host}").lower() != f"http://{host}":
+        if (
+            headers.get("sec-fetch-site", "none") not in ("none", "same-origin")
+            or headers.get("origin", f"http://{host}").lower() != f"http://{host}"
+        ):
             return _page(ELSEWHERE, 403)
         if scope["path"] in _OPEN:
             return None
         given = parse_qs(scope["query_string"].decode("latin-1")).get("token", [""])[0]
         if self._is_known(headers):
             return RedirectResponse(scope["path"], 303) if given else None
-        if scope["path"] == "/" and given and not self._used and hmac.compare_digest(given.encode(), self._token.encode()):
+        if (
+            scope["path"] == "/"
+            and given
+            and not self._used
+            and hmac.compare_digest(given.encode(), self._token.encode())
+        ):
             self._used = True
             answer = RedirectResponse("/", 303)
             answer.set_cookie(self._cookie, self._secret, path="/", httponly=True, samesite="strict")

@@ -1,7 +1,8 @@
 """``runguard demo``: four runaways and six healthy look-alikes on real ADK, each run without and with the guard.
 
-``stories`` holds the agents, ``play`` runs and measures them, ``show`` puts the result on a screen. ``seed_table`` and ``seed_screen`` do
-the same for the table of the seed. Loading this package loads nothing of Google's; the work begins with ``run``.
+``stories`` holds the agents, ``play`` runs and measures them, ``show`` puts the result on a screen. ``seed_table`` and
+``seed_screen`` do the same for the table of the seed. Loading this package loads nothing of Google's; the work begins
+with ``run``.
 """
 
 import warnings
@@ -14,7 +15,10 @@ class AdkMissingError(Exception):
 
 
 def run(*, as_json: bool = False, seed_table: bool = False) -> int:
-    """Play everything, or the seed's table, and show it. Returns the exit code: 0 when everything ended as it should, else 1."""
+    """Play everything, or the seed's table, and show it.
+
+    Returns the exit code: 0 when everything ended as it should, else 1.
+    """
     from runguard.demo import seed_screen, show
 
     if seed_table:
@@ -33,4 +37,6 @@ def load(name: str = "play") -> ModuleType:
         if name.split(".")[0] != "google":
             raise
         reason = "which is not installed" if name in ("google", "google.adk") else f"the installed one lacks {name}"
-        raise AdkMissingError(f"runguard demo needs google-adk 2.3 or newer, {reason}: pip install -U 'runguard-agents[adk]'") from None
+        raise AdkMissingError(
+            f"runguard demo needs google-adk 2.3 or newer, {reason}: pip install -U 'runguard-agents[adk]'"
+        ) from None

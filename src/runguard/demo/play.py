@@ -97,7 +97,12 @@ class Pair:
     @property
     def untouched(self) -> bool:
         """No intervention, no error, and the same events with the guard as without."""
-        return not self.guarded.interventions and not self.guarded.error and not self.without.error and self.guarded.told == self.without.told
+        return (
+            not self.guarded.interventions
+            and not self.guarded.error
+            and not self.without.error
+            and self.guarded.told == self.without.told
+        )
 
     def to_dict(self) -> dict[str, Any]:
         trip = self.guarded.trip
@@ -120,7 +125,13 @@ class Pair:
 def _decision(decision: Decision) -> dict[str, Any]:
     finding = decision.finding
     assert finding is not None
-    return {"action": decision.action.word, "rule": finding.rule, "observed": float(finding.observed), "limit": float(finding.limit), "unit": finding.unit}
+    return {
+        "action": decision.action.word,
+        "rule": finding.rule,
+        "observed": float(finding.observed),
+        "limit": float(finding.limit),
+        "unit": finding.unit,
+    }
 
 
 @dataclass(slots=True)
@@ -210,7 +221,9 @@ async def _run(story: Story, side: Side, plugins: list[RunGuardPlugin]) -> Recor
 
 
 def _told(events: list[Event]) -> list[str]:
-    """What the events say, without what differs between two runs of the same thing: ids, times, and the order of parallel branches."""
+    """What the events say, without what differs between two runs of the same thing: ids, times, and the order of
+    parallel branches.
+    """
     lines = []
     for event in events:
         parts = event.content.parts or [] if event.content is not None else []

@@ -30,13 +30,20 @@ def show() -> int:
     out = console()
     module = load("seed_table")
     out.print(Text.assemble(("RunGuard", "bold"), f" {__version__} on google-adk {module.adk_version}"))
-    out.print(Text("The seed's four failure modes on real ADK with scripted models: no network, no key, no cost.", "dim"), soft_wrap=True)
+    out.print(
+        Text("The seed's four failure modes on real ADK with scripted models: no network, no key, no cost.", "dim"),
+        soft_wrap=True,
+    )
     out.print()
     table: SeedTable = module.play_table()
     print_table(out, _table(table))
     out.print()
     out.print(_sentences(table, out.width), soft_wrap=True)
-    words = "every mode is stopped with the seed's values" if table.ok else "not every mode is stopped with the seed's values"
+    words = (
+        "every mode is stopped with the seed's values"
+        if table.ok
+        else "not every mode is stopped with the seed's values"
+    )
     out.print(Text.assemble((words, "bold green" if table.ok else "bold red"), (f" ({table.seconds:.1f} s)", "dim")))
     return 0 if table.ok else 1
 
@@ -49,23 +56,40 @@ def _table(table: "SeedTable") -> Table:
         made.add_column(name, no_wrap=True, justify="right")
     for row in table.rows:
         for position, (key, pair) in enumerate(row.pairs().items()):
-            made.add_row("" if position else row.claim.story.title, _NAMES[key], *_measured(pair), "" if position else f"{row.claim.saved}%")
+            made.add_row(
+                "" if position else row.claim.story.title,
+                _NAMES[key],
+                *_measured(pair),
+                "" if position else f"{row.claim.saved}%",
+            )
     return made
 
 
 def _measured(pair: "Pair") -> tuple[str, str, str]:
     before, after = pair.without.meter, pair.guarded.meter
-    return f"{before.model_calls} → {after.model_calls:>3}", f"{before.tokens:,} → {after.tokens:>7,}", f"{pair.saved:.1f}%"
+    return (
+        f"{before.model_calls} → {after.model_calls:>3}",
+        f"{before.tokens:,} → {after.tokens:>7,}",
+        f"{pair.saved:.1f}%",
+    )
 
 
 def _sentences(table: "SeedTable", width: int) -> Text:
     words = Text()
     for row in table.rows:
         claim = row.claim
-        words.append(fill_lines(f"{claim.story.title}: {claim.story.about} (seed: {claim.without}, with a breaker {claim.guarded})", width), "bold")
+        words.append(
+            fill_lines(
+                f"{claim.story.title}: {claim.story.about} (seed: {claim.without}, with a breaker {claim.guarded})",
+                width,
+            ),
+            "bold",
+        )
         for key, pair in row.pairs().items():
             trip = pair.guarded.trip
-            words.append(fill_lines(f"{_NAMES[key]}: {trip.message if trip is not None else _unstopped(pair)}", width, "  "))
+            words.append(
+                fill_lines(f"{_NAMES[key]}: {trip.message if trip is not None else _unstopped(pair)}", width, "  ")
+            )
         words.append(fill_lines(claim.differs, width, "  ") + "\n", "dim")
     return words
 

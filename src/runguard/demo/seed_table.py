@@ -1,7 +1,7 @@
 """The four failure modes of the seed, run live: without a guard, with the seed's values, and with the defaults.
 
-The seed is the article that RunGuard's names come from. It ends with a table of what a breaker saves. Here each row of that table is an
-agent on real ADK, built after the words of the article, and measured.
+The seed is the article that RunGuard's names come from. It ends with a table of what a breaker saves. Here each row of
+that table is an agent on real ADK, built after the words of the article, and measured.
 """
 
 import asyncio
@@ -51,7 +51,12 @@ def non_progress(meter: Meter) -> BaseAgent:
             return call("parse_document_fragment", fragment=fragment, hint=f"refinement {n}")
         return text(f"Attempt {n // 2} parsed a part only. I refine the hint and try again.")
 
-    agent = LlmAgent(name="extraction_agent", instruction="Extract the fields; retry.", model=meter.model(extract), tools=[parse_document_fragment])
+    agent = LlmAgent(
+        name="extraction_agent",
+        instruction="Extract the fields; retry.",
+        model=meter.model(extract),
+        tools=[parse_document_fragment],
+    )
     return LoopAgent(name="document_loop", max_iterations=8, sub_agents=[agent])
 
 
@@ -67,15 +72,33 @@ def back_delegation(meter: Meter) -> BaseAgent:
     def route(n: int) -> types.Part:
         if n == _LEVELS:
             return text("I give up.")
-        return call("route_to_specialist", agent="research_specialist" if n % 2 else "orchestrator", task=f"Level {n}: " + _words(500, "the task"))
+        return call(
+            "route_to_specialist",
+            agent="research_specialist" if n % 2 else "orchestrator",
+            task=f"Level {n}: " + _words(500, "the task"),
+        )
 
     model = meter.model(route)  # one for both: its call number is the level
-    specialist = LlmAgent(name="research_specialist", description="Researches.", instruction="Research.", model=model, tools=[route_to_specialist])
-    return LlmAgent(name="orchestrator", instruction="Coordinate the research.", model=model, tools=[route_to_specialist], sub_agents=[specialist])
+    specialist = LlmAgent(
+        name="research_specialist",
+        description="Researches.",
+        instruction="Research.",
+        model=model,
+        tools=[route_to_specialist],
+    )
+    return LlmAgent(
+        name="orchestrator",
+        instruction="Coordinate the research.",
+        model=model,
+        tools=[route_to_specialist],
+        sub_agents=[specialist],
+    )
 
 
 def inflation(meter: Meter) -> BaseAgent:
-    """Each user turn adds 600 tokens to a prompt of 3,300: the five latest prompts pass three times the first five at turn 22."""
+    """Each user turn adds 600 tokens to a prompt of 3,300: the five latest prompts pass three times the first five at
+    turn 22.
+    """
     model = meter.model(lambda n: text(_words(500, f"answer {n:02}")))
     return LlmAgent(name="researcher", instruction=_words(3_300, "the instruction"), model=model)
 
@@ -93,32 +116,60 @@ class Claim:
 
 CLAIMS: Final = (
     Claim(
-        Story("non_progress", "non-progress", "LoopAgent, eight iterations of partial_parse_error", non_progress, _words(800, "the document")),
+        Story(
+            "non_progress",
+            "non-progress",
+            "LoopAgent, eight iterations of partial_parse_error",
+            non_progress,
+            _words(800, "the document"),
+        ),
         "$4.20, 8 iterations",
         "$0.90, 3 iterations",
         79,
-        "The default tells the model at the third equal failure and stops at the sixth: three equal failures also happen in runs that succeed.",
+        "The default tells the model at the third equal failure and stops at the sixth: three equal failures "
+        "also happen in runs that succeed.",
     ),
     Claim(
-        Story("back_delegation", "back-delegation", "two agents route to each other, six levels deep", back_delegation, _words(100, "the question")),
+        Story(
+            "back_delegation",
+            "back-delegation",
+            "two agents route to each other, six levels deep",
+            back_delegation,
+            _words(100, "the question"),
+        ),
         "$5.80, 6 levels",
         "$0.95, 2 levels",
         84,
-        "By default A to B to A is no cycle, because that is how ADK returns to a parent; the sixth equal hand-off without news stops.",
+        "By default A to B to A is no cycle, because that is how ADK returns to a parent; the sixth equal "
+        "hand-off without news stops.",
     ),
     Claim(
-        Story("inflation", "inflation", "one session of 40 user turns with a growing history", inflation, _words(100, "the question"), turns=_TURNS),
+        Story(
+            "inflation",
+            "inflation",
+            "one session of 40 user turns with a growing history",
+            inflation,
+            _words(100, "the question"),
+            turns=_TURNS,
+        ),
         "$9.40, 40 turns",
         "$3.20, 22 turns",
         66,
         "By default growth warns and does not stop, because a long healthy conversation grows in the same way.",
     ),
     Claim(
-        Story("over_spawn", "over-spawn", "an index returns 400 items instead of 8, one parallel agent each", over_spawn, "Work on the open invoices."),
+        Story(
+            "over_spawn",
+            "over-spawn",
+            "an index returns 400 items instead of 8, one parallel agent each",
+            over_spawn,
+            "Work on the open invoices.",
+        ),
         "$380.00, 400 agents",
         "$7.60, 20 agents",
         98,
-        "Paying for 20 of 400 agents saves 95 % (the seed's $7.60 is the price of 8); the default refuses more than 100 branches before the first is paid.",
+        "Paying for 20 of 400 agents saves 95 % (the seed's $7.60 is the price of 8); the default refuses more "
+        "than 100 branches before the first is paid.",
     ),
 )
 
@@ -148,7 +199,11 @@ class Row:
 
 def _guarded(pair: Pair) -> dict[str, Any]:
     told = pair.to_dict()
-    return {**told["with"], **{key: told[key] for key in ("saved_percent", "stopped_by", "message", "warnings", "calls_answered")}, "settings": pair.settings}
+    return {
+        **told["with"],
+        **{key: told[key] for key in ("saved_percent", "stopped_by", "message", "warnings", "calls_answered")},
+        "settings": pair.settings,
+    }
 
 
 @dataclass(slots=True)

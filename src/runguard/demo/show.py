@@ -68,7 +68,9 @@ def _line_by_line(out: Console) -> "Callable[[Pair], None]":
         if not pair.done:
             return
         trip = pair.guarded.trip
-        end = f"stopped by {trip.rule}" if trip is not None else "untouched" if pair.untouched else "touched, not stopped"
+        end = (
+            f"stopped by {trip.rule}" if trip is not None else "untouched" if pair.untouched else "touched, not stopped"
+        )
         calls = f"{pair.without.meter.model_calls} model calls without, {pair.guarded.meter.model_calls} with"
         out.print(f"{pair.story.title}: {calls}; {end}", soft_wrap=True)
 
@@ -132,14 +134,22 @@ def _title(pair: "Pair") -> Text:
 def _change(pair: "Pair", before: int, after: int, width: int) -> Text:
     if not pair.started:
         return Text("…", "dim")
-    return Text.assemble((f"{before:,}", "" if pair.without.done else "cyan"), (" → ", "dim"), (f"{after:>{width},}", "bold" if pair.guarded.done else "cyan"))
+    return Text.assemble(
+        (f"{before:,}", "" if pair.without.done else "cyan"),
+        (" → ", "dim"),
+        (f"{after:>{width},}", "bold" if pair.guarded.done else "cyan"),
+    )
 
 
 def _cost(pair: "Pair", before: int, after: int) -> Text:
     if not pair.started:
         return Text("…", "dim")
     dollars = [f"${nano / NANO:.4f}" for nano in (before, after)]
-    return Text.assemble((dollars[0], "" if pair.without.done else "cyan"), (" → ", "dim"), (dollars[1], "bold" if pair.guarded.done else "cyan"))
+    return Text.assemble(
+        (dollars[0], "" if pair.without.done else "cyan"),
+        (" → ", "dim"),
+        (dollars[1], "bold" if pair.guarded.done else "cyan"),
+    )
 
 
 def _last(pair: "Pair", words: str, *, good: bool) -> Text:
@@ -161,15 +171,22 @@ def messages(report: "Report", width: int) -> Text:
         words.append("\n")
     words.append(
         fill_lines(
-            "Calls are counted at the models and in the tools; tokens are the characters of the real requests and answers, over 4; saved are tokens. "
+            "Calls are counted at the models and in the tools; tokens are the characters of the real requests "
+            "and answers, over 4; saved are tokens. "
             "Cost: what gemini-2.5-flash would have billed at list price.",
             width,
         ),
         "dim",
     )
-    words.append(fill_lines("The scripted models ignore every nudge; a real one may heed it and never meet the stop.", width), "dim")
+    words.append(
+        fill_lines("The scripted models ignore every nudge; a real one may heed it and never meet the stop.", width),
+        "dim",
+    )
     if any(pair.guarded.warnings for pair in report.healthy):
-        words.append(fill_lines("Long healthy runs may be warned of growth: a line in the log, which touches nothing.", width), "dim")
+        words.append(
+            fill_lines("Long healthy runs may be warned of growth: a line in the log, which touches nothing.", width),
+            "dim",
+        )
     return words
 
 
@@ -181,11 +198,25 @@ def fill_lines(line: str, width: int, indent: str = "") -> str:
 def _endings(pair: "Pair") -> list[tuple[str, str]]:
     lines: list[tuple[str, str]] = []
     if pair.without.error:
-        lines.append((f"without: {pair.without.error}, ADK's own limit, after {pair.without.meter.model_calls} model calls", ""))
+        lines.append(
+            (f"without: {pair.without.error}, ADK's own limit, after {pair.without.meter.model_calls} model calls", "")
+        )
     before, after = pair.without.meter, pair.guarded.meter
     if before.largest_prompt > 20 * before.first_prompt:
-        lines.append((f"prompt of one call: from {before.first_prompt:,} to {before.largest_prompt:,} tokens without, {after.largest_prompt:,} with", ""))
-    rungs = [f"{d.action.word} ({d.finding.rule} at {d.finding.observed:g})" for d in pair.guarded.decisions if d.finding is not None]
+        lines.append(
+            (
+                (
+                    f"prompt of one call: from {before.first_prompt:,} to {before.largest_prompt:,} tokens "
+                    f"without, {after.largest_prompt:,} with"
+                ),
+                "",
+            )
+        )
+    rungs = [
+        f"{d.action.word} ({d.finding.rule} at {d.finding.observed:g})"
+        for d in pair.guarded.decisions
+        if d.finding is not None
+    ]
     if rungs:
         lines.append((f"with: {' → '.join(rungs)}", ""))
     if pair.guarded.trip is not None:
@@ -203,5 +234,8 @@ def _endings(pair: "Pair") -> list[tuple[str, str]]:
 
 def _verdict(report: "Report") -> RenderableType:
     stopped, untouched = sum(pair.stopped for pair in report.runaways), sum(pair.untouched for pair in report.healthy)
-    words = f"{stopped} of {len(report.runaways)} runaways stopped, {untouched} of {len(report.healthy)} healthy runs untouched"
+    words = (
+        f"{stopped} of {len(report.runaways)} runaways stopped, {untouched} of {len(report.healthy)} healthy runs "
+        "untouched"
+    )
     return Text.assemble((words, "bold green" if report.ok else "bold red"), (f" ({report.seconds:.1f} s)", "dim"))

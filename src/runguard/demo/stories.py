@@ -1,6 +1,7 @@
 """The agents of the demo. A story is a function of a ``Meter``, which counts where the work is really done.
 
-The scripted models are stubborn: they ignore every hint, as a model in a rut does. Only the guard can end a runaway early.
+The scripted models are stubborn: they ignore every hint, as a model in a rut does. Only the guard can end a runaway
+early.
 """
 
 import json
@@ -55,7 +56,9 @@ class Meter:
         return self.prompt_tokens + self.output_tokens
 
     def model(self, script: Callable[[int], types.Part], *, latency_s: float = 0.0) -> ScriptedModel:
-        """A model that plays ``script`` (call number -> step) and bills what the request and the answer really weigh."""
+        """A model that plays ``script`` (call number -> step) and bills what the request
+        and the answer really weigh.
+        """
 
         def answer(number: int, request: LlmRequest) -> LlmResponse:
             content = types.Content(role="model", parts=[script(number)])
@@ -66,7 +69,9 @@ class Meter:
             self.prompt_tokens += prompt
             self.output_tokens += output
             self.nano_usd += list_price().cost(Usage(prompt, output))
-            usage = types.GenerateContentResponseUsageMetadata(prompt_token_count=prompt, candidates_token_count=output, total_token_count=prompt + output)
+            usage = types.GenerateContentResponseUsageMetadata(
+                prompt_token_count=prompt, candidates_token_count=output, total_token_count=prompt + output
+            )
             return LlmResponse(content=content, usage_metadata=usage)
 
         model = ScriptedModel(answer, latency_s=latency_s, model=PRICED_AS)
@@ -80,7 +85,9 @@ def _characters(request: LlmRequest) -> int:
     total = len(str(config.system_instruction or ""))
     for tool in config.tools or []:
         if isinstance(tool, types.Tool):
-            total += sum(len(declared.model_dump_json(exclude_none=True)) for declared in tool.function_declarations or [])
+            total += sum(
+                len(declared.model_dump_json(exclude_none=True)) for declared in tool.function_declarations or []
+            )
     return total + sum(_weight(content) for content in request.contents)
 
 
@@ -91,7 +98,9 @@ def _weight(content: types.Content) -> int:
         if part.function_call is not None:
             total += len(part.function_call.name or "") + len(json.dumps(part.function_call.args, default=str))
         if part.function_response is not None:
-            total += len(part.function_response.name or "") + len(json.dumps(part.function_response.response, default=str))
+            total += len(part.function_response.name or "") + len(
+                json.dumps(part.function_response.response, default=str)
+            )
     return total
 
 
@@ -128,19 +137,40 @@ def stalled_loop(meter: Meter) -> BaseAgent:
         )
 
     def classify(n: int) -> types.Part:
-        return call("extraction", request=f"Extract the invoice. Classification hint {n}.") if n <= 15 else text("The invoice could not be extracted.")
+        return (
+            call("extraction", request=f"Extract the invoice. Classification hint {n}.")
+            if n <= 15
+            else text("The invoice could not be extracted.")
+        )
 
     extractor = LlmAgent(
-        name="extractor", description="Extracts fields.", instruction="Extract the fields; retry.", model=meter.model(extract), tools=[parse_document]
+        name="extractor",
+        description="Extracts fields.",
+        instruction="Extract the fields; retry.",
+        model=meter.model(extract),
+        tools=[parse_document],
     )
-    loop = LoopAgent(name="extraction", description="Extracts a document, in up to eight rounds.", max_iterations=8, sub_agents=[extractor])
-    return LlmAgent(name="classifier", instruction="Classify the document and have it extracted.", model=meter.model(classify), tools=[AgentTool(loop)])
+    loop = LoopAgent(
+        name="extraction",
+        description="Extracts a document, in up to eight rounds.",
+        max_iterations=8,
+        sub_agents=[extractor],
+    )
+    return LlmAgent(
+        name="classifier",
+        instruction="Classify the document and have it extracted.",
+        model=meter.model(classify),
+        tools=[AgentTool(loop)],
+    )
 
 
 def handoff_cycle(meter: Meter) -> BaseAgent:
     """Each agent is sure that the other one is in charge."""
     refunds = LlmAgent(
-        name="refunds", description="Refunds.", instruction="Pay refunds; all else is for billing.", model=meter.model(lambda n: transfer("billing"))
+        name="refunds",
+        description="Refunds.",
+        instruction="Pay refunds; all else is for billing.",
+        model=meter.model(lambda n: transfer("billing")),
     )
     return LlmAgent(
         name="billing",
@@ -160,13 +190,25 @@ def growing_history(meter: Meter) -> BaseAgent:
         meter.tool_calls += 1
         return {
             "source": source,
-            "text": " ".join(f"Paragraph {k} of the {source} speaks of markets, products and people, not of the figure." for k in range(1, 21)),
+            "text": " ".join(
+                f"Paragraph {k} of the {source} speaks of markets, products and people, not of the figure."
+                for k in range(1, 21)
+            ),
         }
 
     def research(n: int) -> types.Part:
-        return call("read_source", source=sources[(n - 1) % len(sources)]) if n < 60 else text("The figure is in none of the sources.")
+        return (
+            call("read_source", source=sources[(n - 1) % len(sources)])
+            if n < 60
+            else text("The figure is in none of the sources.")
+        )
 
-    return LlmAgent(name="researcher", instruction="Find the figure in the sources.", model=meter.model(research), tools=[read_source])
+    return LlmAgent(
+        name="researcher",
+        instruction="Find the figure in the sources.",
+        model=meter.model(research),
+        tools=[read_source],
+    )
 
 
 def over_spawn(meter: Meter) -> BaseAgent:
@@ -193,7 +235,9 @@ class OneAgentPerItem(BaseAgent):
 
     async def _run_async_impl(self, ctx: InvocationContext) -> AsyncGenerator[Event, None]:
         items = int(ctx.session.state["items"])
-        agents: list[BaseAgent] = [LlmAgent(name=f"item_{n}", instruction="Work on your item.", model=self.worker) for n in range(1, items + 1)]
+        agents: list[BaseAgent] = [
+            LlmAgent(name=f"item_{n}", instruction="Work on your item.", model=self.worker) for n in range(1, items + 1)
+        ]
         async for event in ParallelAgent(name="workers", sub_agents=agents).run_async(ctx):
             yield event
 
@@ -213,7 +257,8 @@ STORIES = (
         "two agents transfer to each other for ever",
         handoff_cycle,
         "Where is my money?",
-        "The agents see the latest 24 events only; with the whole history, what is spent without the guard would be far more.",
+        "The agents see the latest 24 events only; with the whole history, what is spent without the guard "
+        "would be far more.",
         window=24,
     ),
     Story(
@@ -224,7 +269,13 @@ STORIES = (
         "What was the figure?",
         "By default growth alone only warns; the stop came because nothing new was read.",
     ),
-    Story("over_spawn", "400-way fan-out", "an index returns 400 items instead of 8, and each gets a parallel agent", over_spawn, "Work on the open invoices."),
+    Story(
+        "over_spawn",
+        "400-way fan-out",
+        "an index returns 400 items instead of 8, and each gets a parallel agent",
+        over_spawn,
+        "Work on the open invoices.",
+    ),
 )
 
 
@@ -294,7 +345,11 @@ def return_to_parent(meter: Meter) -> BaseAgent:
         model=meter.model(lambda n: call("find_order", number=7) if n == 1 else transfer("desk")),
         tools=[find_order],
     )
-    return LlmAgent(name="desk", model=meter.model(lambda n: transfer("orders") if n == 1 else text("Order 7 was delivered.")), sub_agents=[orders])
+    return LlmAgent(
+        name="desk",
+        model=meter.model(lambda n: transfer("orders") if n == 1 else text("Order 7 was delivered.")),
+        sub_agents=[orders],
+    )
 
 
 def fan_out(meter: Meter) -> BaseAgent:
@@ -306,7 +361,19 @@ LOOK_ALIKES = (
     Story("polling", "polling that moves", "12 polls of one job, each a little further", polling, "Wait for the job."),
     Story("paging", "paging", "15 pages of one list", paging, "Count the orders."),
     Story("batch", "a batch of 30", "30 different items, 30 times the answer ok", batch, "Send the invoices."),
-    Story("edit_test_edit", "edit, test, edit", "the same test fails seven times, with an edit before each", edit_test_edit, "Fix the total."),
-    Story("return_to_parent", "return to the parent", "a sub-agent does its part and hands back", return_to_parent, "Where is order 7?"),
+    Story(
+        "edit_test_edit",
+        "edit, test, edit",
+        "the same test fails seven times, with an edit before each",
+        edit_test_edit,
+        "Fix the total.",
+    ),
+    Story(
+        "return_to_parent",
+        "return to the parent",
+        "a sub-agent does its part and hands back",
+        return_to_parent,
+        "Where is order 7?",
+    ),
     Story("fan_out", "a fan-out of 30", "30 parallel branches, one call each", fan_out, "Do all parts."),
 )

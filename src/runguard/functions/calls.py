@@ -1,7 +1,9 @@
-"""The engine behind ``guard`` and ``guard_async``: one guard, its state in each run, and the way of one call through it.
+"""The engine behind ``guard`` and ``guard_async``: one guard, its state in each run, and the way of one call through
+it.
 
-A call is asked for before it is made, with what it may take held on every budget. Where that is not known beforehand, the first calls
-go one by one, and then more and more at once, each with the dearest seen held for it. Whatever then happens to the call, it is booked.
+A call is asked for before it is made, with what it may take held on every budget. Where that is not known beforehand,
+the first calls go one by one, and then more and more at once, each with the dearest seen held for it. Whatever then
+happens to the call, it is booked.
 """
 
 import asyncio
@@ -48,10 +50,12 @@ _NO_REQUEST: Final = Request()
 _NAME_CHARS: Final = 120
 _PROBLEMS_KEPT: Final = 32
 _PLAIN_NAME: Final = re.compile(r"[\w.:/#@+-]{1,64}")
-_CALLERS_FAULT: Final = frozenset({400, 401, 403, 404, 405, 409, 413, 415, 422})  # a bad request says nothing about the provider
+# a bad request says nothing about the provider
+_CALLERS_FAULT: Final = frozenset({400, 401, 403, 404, 405, 409, 413, 415, 422})
 _FRESH: Final = "reset() or a new run starts afresh"
 _ADVICE: Final = {
-    "cycle": f"{_FRESH}; to allow more, raise loop={{'repeats': …}}, set loop={{'by': 'call'}} to compare arguments alone, "
+    "cycle": f"{_FRESH}; to allow more, raise loop={{'repeats': …}}, set loop={{'by': 'call'}} to compare arguments "
+    "alone, "
     "or give None as the signature of calls that may repeat",
     "unpriced": f"return {{'usd': …}}, give cost= or prices=, or set on_unpriced='tokens'; {_FRESH}",
     "breaker": "wait until retry_after has passed: then one call is tried",
@@ -87,14 +91,22 @@ class Call:
 
 
 def owners_of(before: tuple[Charge, ...], calls: "list[Call]") -> tuple[Charge, ...]:
-    """The layers around a call, and its own. A call that is over is around nothing: a task begun in it may outlive it."""
-    return (*(charge for charge in before if not charge.over), *(call.charge for call in calls if call.charge is not None))
+    """The layers around a call, and its own.
+
+    A call that is over is around nothing: a task begun in it may outlive it.
+    """
+    return (
+        *(charge for charge in before if not charge.over),
+        *(call.charge for call in calls if call.charge is not None),
+    )
 
 
 class RunContext:
     """``with runguard.run(...)``: whose run this is, and what the callers know of it until it ends."""
 
-    def __init__(self, app: str, user: str, session: str, labels: Mapping[str, str] | None, caller: "Caller | None") -> None:
+    def __init__(
+        self, app: str, user: str, session: str, labels: Mapping[str, str] | None, caller: "Caller | None"
+    ) -> None:
         self.id = secrets.token_hex(8)
         self.app, self.user, self.session, self.labels, self.caller = app, user, session, labels, caller
         self.outer: RunContext | None = None
@@ -108,7 +120,8 @@ class RunContext:
         self.states.clear()
 
 
-_WAITED_FOR: Final[dict[int, Charge]] = {}  # by identity, of the calls with tickets: a call inside of one must not wait for another
+# by identity, of the calls with tickets: a call inside of one must not wait for another
+_WAITED_FOR: Final[dict[int, Charge]] = {}
 RUN: Final[ContextVar[RunContext | None]] = ContextVar("runguard_run", default=None)
 
 
@@ -156,7 +169,15 @@ class Caller(Controls):
         return known
 
     def _begin(self, context: RunContext) -> State:
-        info = RunInfo(context.id, context.app or self.name, context.user, context.session, "", self.guard.clock(), labels=context.labels)
+        info = RunInfo(
+            context.id,
+            context.app or self.name,
+            context.user,
+            context.session,
+            "",
+            self.guard.clock(),
+            labels=context.labels,
+        )
         state, policy = State(self.guard.start(info)), self.settings.policy
         if self.settings.loop and self.settings.by == "result":
             assert policy.cycle_repeats is not None
@@ -164,7 +185,10 @@ class Caller(Controls):
         return state
 
     def reset(self) -> None:
-        """Begin a new run: fresh limits, an empty memory. Inside ``with runguard.run(...)``, for this callable in that block."""
+        """Begin a new run: fresh limits, an empty memory.
+
+        Inside ``with runguard.run(...)``, for this callable in that block.
+        """
         context = self.context or RUN.get()
         with self._lock:
             if context is not None and not context.ended:
@@ -202,7 +226,10 @@ class Caller(Controls):
                 self._stop(state, finding)
 
     def counted(self, request: Request, tokens: Any) -> Request:
-        """The user's own count wins over the estimate. A count of 0 does not: it would hold nothing for a prompt that is there."""
+        """The user's own count wins over the estimate.
+
+        A count of 0 does not: it would hold nothing for a prompt that is there.
+        """
         if type(tokens) is int and (tokens > 0 or (tokens == 0 and not request.input_tokens)):
             return replace(request, input_tokens=tokens)
         what = f"raised {type(tokens).__name__}" if isinstance(tokens, Exception) else f"gave {shown(tokens)}"
@@ -218,11 +245,14 @@ class Caller(Controls):
             owners = [charge for charge in OWNERS.get() if not charge.over]
             if any(charge.home is self.guard.accounts for charge in owners):
                 return Turn.BESIDE, None
-            turn, ticket = self.turns.ask(frozenset(id(charge) for charge in owners if id(charge) in _WAITED_FOR), no_loop)
+            turn, ticket = self.turns.ask(
+                frozenset(id(charge) for charge in owners if id(charge) in _WAITED_FOR), no_loop
+            )
             if turn is Turn.LATER and not self._told_waiting:
                 self._told_waiting = True
                 _log.info(
-                    "runguard.unknown_cost: what a call of '%s' costs is known only afterwards, so the first calls go one by one; "
+                    "runguard.unknown_cost: what a call of '%s' costs is known only afterwards, so the first "
+                    "calls go one by one; "
                     "cost=, or a price and an output limit, lets them run at once",
                     self.name,
                 )
@@ -253,10 +283,21 @@ class Caller(Controls):
                 bound = self.costs.of_model(request) or bound
             if None in bound or run.stopped is not None:
                 return None
-            event = ModelCall(run.info.run, ROOT_LANE, self.name, guard.clock(), request.model, request.input_tokens or 0, request.audio_tokens)
+            event = ModelCall(
+                run.info.run,
+                ROOT_LANE,
+                self.name,
+                guard.clock(),
+                request.model,
+                request.input_tokens or 0,
+                request.audio_tokens,
+            )
             event.max_output_tokens, event.bound = request.max_output_tokens, bound
             if self.settings.context:
-                event.projected_tokens, event.context_limit = request.input_tokens, guard.accounts.context_limit(request.model)
+                event.projected_tokens, event.context_limit = (
+                    request.input_tokens,
+                    guard.accounts.context_limit(request.model),
+                )
             with state.lock:
                 decision = guard.check(event)
             self._obey(state, decision)
@@ -268,14 +309,20 @@ class Caller(Controls):
         except Exception as error:
             if event is not None and event.charge is not None:
                 guard.release(event.charge)
-            if run is None or run.info.run in guard.runs:  # else it was ended meanwhile: the call belongs to the next one
+            # else it was ended meanwhile: the call belongs to the next one
+            if run is None or run.info.run in guard.runs:
                 self.fault(error, run)
         if counted:
             guard.unspent(counted)
         return None
 
-    async def open(self, request: Request, turn: Turn, ticket: Ticket | None, no_loop: bool, no_wait: bool = False) -> Call:
-        """Leave for one call, or the error that says why not. ``no_wait``: the caller blocks an event loop, and with it the calls it would wait for."""
+    async def open(
+        self, request: Request, turn: Turn, ticket: Ticket | None, no_loop: bool, no_wait: bool = False
+    ) -> Call:
+        """Leave for one call, or the error that says why not.
+
+        ``no_wait``: the caller blocks an event loop, and with it the calls it would wait for.
+        """
         try:
             call = Call(self, self.state(), None, request, ticket, turn is Turn.BESIDE)
             while True:
@@ -311,7 +358,15 @@ class Caller(Controls):
         if self.settings.breaker:
             call.permit = await self._admit(state)
         limit = guard.accounts.context_limit(request.model) if self.settings.context else None
-        event = ModelCall(run.info.run, ROOT_LANE, self.name, guard.clock(), request.model, request.input_tokens or 0, request.audio_tokens)
+        event = ModelCall(
+            run.info.run,
+            ROOT_LANE,
+            self.name,
+            guard.clock(),
+            request.model,
+            request.input_tokens or 0,
+            request.audio_tokens,
+        )
         event.max_output_tokens, event.no_loop, event.no_wait = request.max_output_tokens, no_loop, no_wait
         event.projected_tokens, event.context_limit = request.input_tokens, limit
         is_alone = call.ticket is not None and call.ticket.is_alone
@@ -344,7 +399,9 @@ class Caller(Controls):
         if ticket is None or charge is None or charge.hold is None:
             return
         try:
-            hold = await ledger.reserve(charge.lines.accounts, (*ticket.known, 1), force=True, ttl=self.settings.policy.hold_seconds)
+            hold = await ledger.reserve(
+                charge.lines.accounts, (*ticket.known, 1), force=True, ttl=self.settings.policy.hold_seconds
+            )
         except (StoreOutage, StoreError):
             return  # the reservation that follows meets the same store, and on_outage decides
         if not isinstance(hold, Hold):
@@ -368,7 +425,9 @@ class Caller(Controls):
         raise RunStoppedError.of(decision.trip)
 
     async def _lift(self, state: State) -> None:
-        """A stop stays, but for those whose reason can go away: a window that begins anew, a switch taken back, a store that is back."""
+        """A stop stays, but for those whose reason can go away: a window that begins anew, a switch taken back, a store
+        that is back.
+        """
         run, accounts = state.run, self.guard.accounts
         trip = run.stopped
         if trip is None:
@@ -387,7 +446,10 @@ class Caller(Controls):
     def _was_extended(self, trip: Trip) -> bool:
         """Somebody else may have moved the cap that stopped the run."""
         try:
-            return any(status.unit == trip.unit and status.limit > trip.limit for status in self.guard.accounts.budgets(trip.scope_id))
+            return any(
+                status.unit == trip.unit and status.limit > trip.limit
+                for status in self.guard.accounts.budgets(trip.scope_id)
+            )
         except (StoreError, StoreOutage):
             return False
 
@@ -403,7 +465,18 @@ class Caller(Controls):
             return permit
         wait = breaker.retry_after(now)
         evidence = ({"retry_after": f"{wait if wait is not None else float('inf'):.3f}"},)
-        finding = Finding("breaker", _BLOCK, breaker.threshold, breaker.threshold, "failures in a row", "call", self.name, self.name, "", evidence)
+        finding = Finding(
+            "breaker",
+            _BLOCK,
+            breaker.threshold,
+            breaker.threshold,
+            "failures in a row",
+            "call",
+            self.name,
+            self.name,
+            "",
+            evidence,
+        )
         event = ModelCall(state.run.info.run, ROOT_LANE, self.name, now)
         with state.lock:
             trip = guard.refuse(state.run, event, finding)
@@ -422,7 +495,8 @@ class Caller(Controls):
     def done(self, call: Call, result: Any, reading: Reading | None = None, left_after: int | None = None) -> None:
         """The call came back: book what it took, and see whether it goes in circles.
 
-        ``left_after``: the characters of a stream that was left, or that ended, before it reported all of them: booked as an estimate.
+        ``left_after``: the characters of a stream that was left, or that ended, before it reported all of them:
+        booked as an estimate.
         """
         if call.over:
             return
@@ -442,12 +516,18 @@ class Caller(Controls):
             self.give_back(call.ticket)
 
     def drop(self, call: Call, error: Exception) -> None:
-        """After a fault of ours: what is held for a call is booked as an estimate, so that no other call waits for it."""
+        """After a fault of ours: what is held for a call is booked as an estimate,
+        so that no other call waits for it.
+        """
         call.over = True
         charge = call.charge
         if charge is None or charge.over:
             self.guard.fault("functions", error, call.state.run.info.run, self.name)
-        elif isinstance(charge.rates, Rates) and self.settings.cost_of_result is None and self.settings.fixed_cost is None:
+        elif (
+            isinstance(charge.rates, Rates)
+            and self.settings.cost_of_result is None
+            and self.settings.fixed_cost is None
+        ):
             self.guard.fault("functions", error, call.state.run.info.run, self.name)
             try:
                 self.guard.abandon(charge)
@@ -458,9 +538,18 @@ class Caller(Controls):
         self.guard.faults.attempt("functions", self.give_back, call.ticket)
 
     def failed(
-        self, call: Call, error: BaseException | None, chars: int = 0, *, streaming: bool = False, told: Reading | None = None, last: Any = None
+        self,
+        call: Call,
+        error: BaseException | None,
+        chars: int = 0,
+        *,
+        streaming: bool = False,
+        told: Reading | None = None,
+        last: Any = None,
     ) -> None:
-        """The call raised, was cancelled or was cut off: what it may have taken stands for it, marked. ``last``: the last piece that came."""
+        """The call raised, was cancelled or was cut off: what it may have taken stands for it, marked. ``last``: the
+        last piece that came.
+        """
         if call.stacked and isinstance(error, RunStoppedError) and not chars:
             self.never_left(call)
         if call.over:
@@ -474,7 +563,8 @@ class Caller(Controls):
             if charge is None:
                 return
             heard = tokens_in(chars)
-            untold = told is not None and told.earlier and told.usage is None  # its client made several requests, and the last one told nothing
+            # its client made several requests, and the last one told nothing
+            untold = told is not None and told.earlier and told.usage is None
             if told is not None and untold:
                 told = replace(told, usage=Usage(input=max(usage.input for usage in told.earlier)))
             if told is not None and told.usage is not None:  # what was told before it broke is the least that it took
@@ -482,14 +572,26 @@ class Caller(Controls):
                 usage = replace(told.usage, output=heard) if more else told.usage
                 usage, guessed = _with_input(usage, told, call.request)
                 self._settle(call, told, usage, self.costs.of(told, usage, last), more or guessed or bool(untold))
-            elif not chars and call.request.rounds == 1 and was_unbilled(error):  # else requests before the refused one may have been answered
+            elif (
+                not chars and call.request.rounds == 1 and was_unbilled(error)
+            ):  # else requests before the refused one may have been answered
                 self.guard.settle(charge, Usage(), free=True)
-            elif isinstance(charge.rates, Rates) and self.settings.cost_of_result is None and self.settings.fixed_cost is None:
+            elif (
+                isinstance(charge.rates, Rates)
+                and self.settings.cost_of_result is None
+                and self.settings.fixed_cost is None
+            ):
                 self.guard.abandon(charge, heard, streaming=streaming)
             else:
                 usage = Usage(input=call.request.input_tokens or 0, output=heard)
                 nano = self.settings.fixed_cost if self.settings.fixed_cost is not None else self.costs.dearest[0]
-                if not nano and streaming and chars and self.settings.in_usd and self.settings.policy.on_unpriced == "refuse":
+                if (
+                    not nano
+                    and streaming
+                    and chars
+                    and self.settings.in_usd
+                    and self.settings.policy.on_unpriced == "refuse"
+                ):
                     self._untold(call, "usd")  # pieces came, so it was billed
                 self.guard.settle(charge, usage, nano=nano or None, estimated=True)
         except Exception as fault:
@@ -536,10 +638,17 @@ class Caller(Controls):
         if usage is not None:
             usage, guessed = _with_input(usage, told, call.request)
         elif call.request.input_tokens is not None or told.size:
-            usage, guessed = Usage(input=call.request.input_tokens or 0, output=tokens_in(told.size), audio=call.request.audio_tokens), True
+            usage, guessed = (
+                Usage(
+                    input=call.request.input_tokens or 0, output=tokens_in(told.size), audio=call.request.audio_tokens
+                ),
+                True,
+            )
         nano = self.costs.of(told, usage, result)
         model = told.model or call.request.model
-        priced = nano is not None or (usage is not None and isinstance(self.guard.accounts.rates_of(charge, model), Rates))
+        priced = nano is not None or (
+            usage is not None and isinstance(self.guard.accounts.rates_of(charge, model), Rates)
+        )
         estimated = guessed and (nano is None or settings.in_tokens)
         if usage is None and settings.in_tokens:
             if self.costs.dearest[1]:
@@ -587,7 +696,17 @@ class Caller(Controls):
             price = f", or prices={{{model!r}: {{'input': …, 'output': …}}}} (USD per million tokens)" if model else ""
             what = f"return {{'usd': …}}, give cost={price or ', or call a model whose price is known'}"
         about = f" and '{model}' has no known price" if unit == "usd" and model else ""
-        finding = Finding("unpriced", _STOP, 1, 0, f"call without {unit}", "run", "", self.name, f"'{self.name}' told no {unit}{about}: {what}")
+        finding = Finding(
+            "unpriced",
+            _STOP,
+            1,
+            0,
+            f"call without {unit}",
+            "run",
+            "",
+            self.name,
+            f"'{self.name}' told no {unit}{about}: {what}",
+        )
         self._stop(call.state, finding)
 
     def _stop(self, state: State, finding: Finding) -> Trip | None:
@@ -622,7 +741,11 @@ class Caller(Controls):
             try:
                 sig = self.settings.signature(result)
             except Exception:
-                _log.warning("runguard.signature_failed: signature raised for '%s'; the call is not looked at for loops", self.name, exc_info=True)
+                _log.warning(
+                    "runguard.signature_failed: signature raised for '%s'; the call is not looked at for loops",
+                    self.name,
+                    exc_info=True,
+                )
                 return []
             if sig is None:
                 return []
@@ -642,14 +765,21 @@ class Caller(Controls):
         """Wait, bounded, until everything handed over has left, and what was dropped is booked."""
         return DROPPED.flush(seconds) and super().flush(seconds)
 
-    # ---- more ---------------------------------------------------------------------------------------------------------
+    # ---- more
+    # ---------------------------------------------------------------------------------------------------------
 
-    def extend(self, scope: str | None = None, *, usd: Any = None, tokens: Any = None, calls: Any = None) -> list[BudgetStatus]:
+    def extend(
+        self, scope: str | None = None, *, usd: Any = None, tokens: Any = None, calls: Any = None
+    ) -> list[BudgetStatus]:
         """Move the caps of a scope, or of the run in force, and let a run that they had stopped go on."""
         state = self.state()
         moved = self.guard.accounts.extend(scope or scopes_of(state.run.info)[0], usd, tokens, calls)
         for run in list(self.guard.runs.values()):
-            if run.stopped is not None and run.stopped.rule == "budget" and any(status.scope == run.stopped.scope_id for status in moved):
+            if (
+                run.stopped is not None
+                and run.stopped.rule == "budget"
+                and any(status.scope == run.stopped.scope_id for status in moved)
+            ):
                 run.stopped = None
         return moved
 
@@ -686,8 +816,13 @@ def _with_input(usage: Usage, told: Reading, request: Request) -> tuple[Usage, b
 
 
 def _reckoned(one: Usage, last: Usage, most: int | None) -> Usage:
-    """A request before the last one. What nobody told of it: the last prompt was the longest, and nothing of it need have been cached."""
+    """A request before the last one.
+
+    What nobody told of it: the last prompt was the longest, and nothing of it need have been cached.
+    """
     if one.input:
         return one
     output = max(one.output + last.thinking, last.output)
-    return Usage(input=last.input, output=output if most is None else min(output, max(most, last.output)), audio=last.audio)
+    return Usage(
+        input=last.input, output=output if most is None else min(output, max(most, last.output)), audio=last.audio
+    )

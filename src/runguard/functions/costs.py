@@ -1,4 +1,6 @@
-"""What a call may cost, what it did cost, and the dearest one seen: of a function whose calls tell their cost only afterwards."""
+"""What a call may cost, what it did cost, and the dearest one seen: of a function whose calls tell their cost only
+afterwards.
+"""
 
 import logging
 import threading
@@ -23,8 +25,13 @@ class Costs:
 
     def __init__(self, name: str, settings: Settings, pricing: Pricing, clock: Callable[[], float]) -> None:
         self._name, self._settings, self._pricing, self._clock = name, settings, pricing, clock
-        self._unknown: tuple[int | None, int | None] = (None if settings.in_usd else 0, None if settings.in_tokens else 0)  # nano-USD, tokens
-        self.dearest = self._relied_on = self._unknown  # the dearest seen; and the same once enough were seen to rely on it
+        # nano-USD, tokens
+        self._unknown: tuple[int | None, int | None] = (
+            None if settings.in_usd else 0,
+            None if settings.in_tokens else 0,
+        )
+        # the dearest seen; and the same once enough were seen to rely on it
+        self.dearest = self._relied_on = self._unknown
         self._seen = 0  # calls with a known cost, since one was far more expensive than all before
         self._lock = threading.Lock()
 
@@ -42,7 +49,9 @@ class Costs:
         return self._bound(request, self.dearest)
 
     def of_model(self, request: Request) -> tuple[int, int] | None:
-        """The most that any call of the request's model can take: its longest answer to this prompt, or to the longest that it accepts."""
+        """The most that any call of the request's model can take: its longest answer to this prompt, or to the longest
+        that it accepts.
+        """
         settings = self._settings
         if (
             not request.model
@@ -89,8 +98,8 @@ class Costs:
     def _of_rounds(self, request: Request, otherwise: tuple[int | None, int | None]) -> tuple[int | None, int | None]:
         """The most that a call can take for which the client may make several requests.
 
-        Each prompt holds the answers before it, and what functions returned. How long that is, is not known: it is assumed to be as long as
-        an answer may be. A call that took more is remembered, as always.
+        Each prompt holds the answers before it, and what functions returned. How long that is, is not known: it
+        is assumed to be as long as an answer may be. A call that took more is remembered, as always.
         """
         settings, (usd, tokens), (dearest, longest) = self._settings, otherwise, self.dearest
         known, most, rounds = request.input_tokens, request.max_output_tokens, request.rounds
@@ -127,23 +136,38 @@ class Costs:
             _log.warning("runguard.cost_failed: cost raised for '%s'", self._name, exc_info=True)
             return None
         if nano is None:
-            _log.warning("runguard.cost_failed: cost gave %.80r for '%s', which is no amount of dollars", value, self._name)
+            _log.warning(
+                "runguard.cost_failed: cost gave %.80r for '%s', which is no amount of dollars", value, self._name
+            )
         return nano
 
     def learn(self, nano: int | None, tokens: int) -> None:
         """A call came back with its cost. ``nano`` None: not in dollars."""
         told = (nano if self._settings.in_usd else 0), (tokens if self._settings.in_tokens else 0)
-        if self._relied_on is self.dearest and _at_most(told[0], self.dearest[0]) and _at_most(told[1], self.dearest[1]):
+        if (
+            self._relied_on is self.dearest
+            and _at_most(told[0], self.dearest[0])
+            and _at_most(told[1], self.dearest[1])
+        ):
             return  # nothing dearer
         with self._lock:
-            if any(one is not None and before is not None and one > before * _FAR_DEARER for one, before in zip(told, self.dearest, strict=True)):
+            if any(
+                one is not None and before is not None and one > before * _FAR_DEARER
+                for one, before in zip(told, self.dearest, strict=True)
+            ):
                 self._seen = 0
-            usd, most = (before if one is None else max(before or 0, one) for one, before in zip(told, self.dearest, strict=True))
+            usd, most = (
+                before if one is None else max(before or 0, one) for one, before in zip(told, self.dearest, strict=True)
+            )
             self.dearest = usd, most
             if usd is not None and most is not None:
                 self._seen += 1
             # Calls that cost nothing teach nothing about those that do.
-            is_enough = self._seen >= ENOUGH_SEEN and (usd or not self._settings.in_usd) and (most or not self._settings.in_tokens)
+            is_enough = (
+                self._seen >= ENOUGH_SEEN
+                and (usd or not self._settings.in_usd)
+                and (most or not self._settings.in_tokens)
+            )
             self._relied_on = self.dearest if is_enough else self._unknown
 
 

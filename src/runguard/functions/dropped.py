@@ -15,7 +15,8 @@ class Dropped:
     """Jobs of finalizers, done on a thread of its own: where the collector runs may be inside of any of our locks."""
 
     def __init__(self) -> None:
-        self._jobs: queue.SimpleQueue[Callable[[], object]] = queue.SimpleQueue()  # the one queue that may be put into while it is being used
+        # the one queue that may be put into while it is being used
+        self._jobs: queue.SimpleQueue[Callable[[], object]] = queue.SimpleQueue()
         self._pid = self._faults = 0
         self._thread: threading.Thread | None = None
 
@@ -24,7 +25,8 @@ class Dropped:
         if self._pid != os.getpid():  # a fork takes no threads along
             self._pid, self._jobs, self._thread = os.getpid(), queue.SimpleQueue(), None
         if self._thread is None or not self._thread.is_alive():
-            with contextlib.suppress(RuntimeError, MemoryError):  # no thread to be had: the next stream or flush tries again
+            # no thread to be had: the next stream or flush tries again
+            with contextlib.suppress(RuntimeError, MemoryError):
                 self._thread = start_thread("runguard-dropped", partial(self._work, self._jobs))
 
     def take(self, job: Callable[[], object]) -> None:

@@ -1,7 +1,7 @@
 """Whose turn it is, of a callable whose calls tell their cost only afterwards.
 
-The first calls go one by one. From then on more and more run at once, as the calls that came back have shown what one costs. Calls
-that have to wait stand in line, first come, first served.
+The first calls go one by one. From then on more and more run at once, as the calls that came back have shown what one
+costs. Calls that have to wait stand in line, first come, first served.
 """
 
 import asyncio
@@ -32,7 +32,8 @@ class Ticket(Future[None]):
     def __init__(self, around: frozenset[int]) -> None:
         super().__init__()
         self.pid, self.thread, self.loop = os.getpid(), threading.get_ident(), asyncio._get_running_loop()
-        self._task = None if (task := _task()) is None else weakref.ref(task)  # weakly: a task that is thrown away gives its ticket back
+        # weakly: a task that is thrown away gives its ticket back
+        self._task = None if (task := _task()) is None else weakref.ref(task)
         self.around = around  # calls with tickets of other callables, which it is inside of
         self.charge: Charge | None = None
         self.is_alone = False  # nothing else is out: it holds all that is left
@@ -40,14 +41,18 @@ class Ticket(Future[None]):
         self.since = 0.0
 
     def is_stuck_with(self, no_loop: bool) -> bool:
-        """Whether it cannot come back while the caller waits: made by the same thread or task, whose answer is still being read."""
+        """Whether it cannot come back while the caller waits: made by the same thread or task, whose answer is still
+        being read.
+        """
         if self.thread != threading.get_ident():
             return False
         return no_loop or self._task is None or self._task() is _task()
 
     @property
     def is_lost(self) -> bool:
-        """Whether the call cannot be made or cannot come back: it belongs to a parent process, or its event loop is closed."""
+        """Whether the call cannot be made or cannot come back: it belongs to a parent process, or its event loop is
+        closed.
+        """
         return self.pid != os.getpid() or (self.loop is not None and self.loop.is_closed())
 
 
@@ -55,7 +60,10 @@ class Turns:
     """The calls of one callable that are out, and those in line. Safe to use from many threads and event loops."""
 
     def __init__(self, width: Callable[[], int], most_seconds: float) -> None:
-        """``width``: how many may be out at once. ``most_seconds``: after that time a call that never came back is not waited for."""
+        """``width``: how many may be out at once.
+
+        ``most_seconds``: after that time a call that never came back is not waited for.
+        """
         self._width, self._most_seconds = width, most_seconds
         self._lock = threading.RLock()  # the collector may throw a task away, and give its ticket back, at any time
         self.out: dict[Ticket, None] = {}
@@ -69,7 +77,8 @@ class Turns:
             if not self.line and len(self.out) < self._width():
                 self._let_out_locked(ticket)
                 return Turn.NOW, ticket
-            apart = bool(around) and any(not around & other.around for other in self.out)  # it may be waiting for the call that this one is inside of
+            # it may be waiting for the call that this one is inside of
+            apart = bool(around) and any(not around & other.around for other in self.out)
             if apart or all(other.is_stuck_with(no_loop) for other in self.out):
                 return Turn.BESIDE, None
             self.line.append(ticket)

@@ -1,4 +1,7 @@
-"""The keywords of ``guard``, ``guard_async`` and ``run`` -> a Policy. Invalid keywords are rejected here, before the first call."""
+"""The keywords of ``guard``, ``guard_async`` and ``run`` -> a Policy.
+
+Invalid keywords are rejected here, before the first call.
+"""
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -64,7 +67,10 @@ def settings_of(
             section, _, setting = _PLACES[name].partition(".")
             raise PolicyError(f"{name}: say {section}={{{setting!r}: …}}")
         if name in _NOT_HERE:
-            raise PolicyError(f"{name}: is about agents and their tools, which are not seen here; there are loop=, context= and breaker=")
+            raise PolicyError(
+                f"{name}: is about agents and their tools, which are not seen here; there are loop=, context= "
+                "and breaker="
+            )
     keywords: dict[str, Any] = {**policy, "max_tool_calls": None, "max_delegation_depth": None}
     by: Any = LOOP_BY[0]
     watches_loops = loop is not None and loop is not False
@@ -86,17 +92,24 @@ def settings_of(
         keywords["half_open_reset_seconds"] = told.get("reset_seconds", _RESET_S)
     if budget is not None:
         keywords["budgets"] = _budgets(budget)
-    # The rules about tools need answers that a plain callable does not have: circles of signatures are what can be seen here.
-    keywords["rules"] = {rule: False for rule in RULES if rule not in ("cycle", "context") or (rule == "context" and context is None)}
+    # The rules about tools need answers that a plain callable does not have: circles of signatures are what can be seen
+    # here.
+    keywords["rules"] = {
+        rule: False for rule in RULES if rule not in ("cycle", "context") or (rule == "context" and context is None)
+    }
     for name, function in (("tokens", tokens), ("signature", signature)):
         if function is not None and not callable(function):
             raise PolicyError(f"{name} = {function!r}: give a function")
     try:
         built = Policy.build(**keywords)
     except PolicyError as error:  # in the words that were used
-        raise PolicyError(re.sub(r"\b(?:" + "|".join(_PLACES) + r")\b", lambda found: _PLACES[found[0]], str(error))) from None
+        raise PolicyError(
+            re.sub(r"\b(?:" + "|".join(_PLACES) + r")\b", lambda found: _PLACES[found[0]], str(error))
+        ) from None
     usd, counted = _counted(built)
-    return Settings(built, watches_loops, by, context is not None, has_breaker, tokens, signature, *_costs(cost), usd, counted)
+    return Settings(
+        built, watches_loops, by, context is not None, has_breaker, tokens, signature, *_costs(cost), usd, counted
+    )
 
 
 def _counted(policy: Policy) -> tuple[bool, bool]:
@@ -148,16 +161,25 @@ def _costs(cost: Any) -> tuple[int | None, Callable[[int, int], Any] | None, Cal
     if not callable(cost):
         fixed = nano_of(cost)
         if fixed is None:
-            raise PolicyError(f"cost = {cost!r}: give dollars per call, a function of the result, or one of input and output tokens")
+            raise PolicyError(
+                f"cost = {cost!r}: give dollars per call, a function of the result, or one of input and output tokens"
+            )
         return fixed, None, None
     try:
-        needed = [p for p in signature(cost).parameters.values() if p.default is Parameter.empty and p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+        needed = [
+            p
+            for p in signature(cost).parameters.values()
+            if p.default is Parameter.empty and p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)
+        ]
     except (TypeError, ValueError):  # a built-in does not say
         return None, None, cost
     if len(needed) == 2:
         return None, cost, None
     if len(needed) > 2:
-        raise PolicyError(f"cost takes {len(needed)} arguments: give a number, a function of the result, or one of input and output tokens")
+        raise PolicyError(
+            f"cost takes {len(needed)} arguments: give a number, a function of the result, or one of input and "
+            "output tokens"
+        )
     return None, None, cost
 
 

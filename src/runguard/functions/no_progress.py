@@ -1,7 +1,9 @@
-"""Steps of a guarded function that bring nothing new: the same tools, whatever their arguments, with results that say nothing new.
+"""Steps of a guarded function that bring nothing new: the same tools, whatever their arguments, with results that say
+nothing new.
 
-A model asks for tools, the caller runs them, and the next request holds their results. Nothing new is the same failure, the same empty or
-unfinished result, or the same request once more. Equal results that report success are a batch and count as progress.
+A model asks for tools, the caller runs them, and the next request holds their results. Nothing new is the same failure,
+the same empty or unfinished result, or the same request once more. Equal results that report success are a batch and
+count as progress.
 """
 
 from itertools import count
@@ -32,12 +34,17 @@ class NoProgress:
         self._numbers = count()
 
     def answered(self, calls: tuple[Asked, ...]) -> None:
-        """The model answered and asks for these tools. An answer that asks for none ends a turn: the next one starts a new count."""
+        """The model answered and asks for these tools.
+
+        An answer that asks for none ends a turn: the next one starts a new count.
+        """
         self._asked = calls
         if not calls:
             self._cycle.clear()
 
-    def next_request(self, run: str, agent: str, at: float, results: list[ToolResult], mark: int | None) -> Finding | None:
+    def next_request(
+        self, run: str, agent: str, at: float, results: list[ToolResult], mark: int | None
+    ) -> Finding | None:
         """The caller is about to send the next request, with these results of the tools that were asked for."""
         asked, self._asked = self._asked, ()
         is_again = mark is not None and mark == self._mark
@@ -46,7 +53,9 @@ class NoProgress:
             return None
         if results:
             return self.observe(run, agent, at, _matched(asked, results))
-        return self._count(run, agent, at, [Answer(name, _id(name)) for name, _ in asked], _ASKED_AGAIN if is_again else "")
+        return self._count(
+            run, agent, at, [Answer(name, _id(name)) for name, _ in asked], _ASKED_AGAIN if is_again else ""
+        )
 
     def observe(self, run: str, agent: str, at: float, results: "list[tuple[ToolResult, object]]") -> Finding | None:
         """One step: its results, each with the arguments of its call."""

@@ -20,7 +20,10 @@ _SNAPSHOTS: Final = ("current_message_snapshot", "current_completion_snapshot")
 
 
 def is_manager(result: Any) -> bool:
-    """Whether a call gave what has to be entered to get a stream. Those of Anthropic and OpenAI ask the provider only then."""
+    """Whether a call gave what has to be entered to get a stream.
+
+    Those of Anthropic and OpenAI ask the provider only then.
+    """
     kind = type(result)
     return kind.__name__.endswith("StreamManager") and (hasattr(kind, "__enter__") or hasattr(kind, "__aenter__"))
 
@@ -65,7 +68,9 @@ class _Booked:
                 call.caller.failed(call, error, heard.heard, streaming=True, told=told, last=self._last)
 
     def _look_back(self) -> None:
-        """It may have been read past us, as with Anthropic's ``text_stream``: then it knows more than was heard here."""
+        """It may have been read past us, as with Anthropic's ``text_stream``:
+        then it knows more than was heard here.
+        """
         for name in () if self._reading.is_final else _SNAPSHOTS:
             try:
                 snapshot = getattr(self._inner, name, None)
@@ -162,7 +167,9 @@ class Stream(_Booked, Iterator[Any]):
             self._inner = entered if isinstance(entered, Iterator) else self._inner
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         leave = getattr(self._inner, "__exit__", None)
         try:
             if leave is not None:
@@ -175,7 +182,12 @@ class AsyncStream(_Booked, AsyncIterator[Any]):
     """``opener``: an async generator is asked for at its first piece, as it does nothing before."""
 
     def __init__(
-        self, inner: Any, calls: list[Call] | None = None, *, opener: Callable[[], Awaitable[list[Call]]] | None = None, caller: Caller | None = None
+        self,
+        inner: Any,
+        calls: list[Call] | None = None,
+        *,
+        opener: Callable[[], Awaitable[list[Call]]] | None = None,
+        caller: Caller | None = None,
     ) -> None:
         super().__init__(inner, calls or [], lazy=opener is not None)
         self._opener, self._opening, self._caller = opener, False, caller
@@ -260,7 +272,9 @@ class AsyncStream(_Booked, AsyncIterator[Any]):
             self._inner = entered if isinstance(entered, AsyncIterator) else self._inner
         return self
 
-    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         leave = getattr(self._inner, "__aexit__", None)
         try:
             if leave is not None:
@@ -322,7 +336,9 @@ class Manager(_Manager):
             return entered  # type: ignore[no-any-return]
         return self._stream  # type: ignore[no-any-return]
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> Any:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> Any:
         try:
             return self._inner.__exit__(kind, error, trace)
         finally:
@@ -360,7 +376,9 @@ class AsyncManager(_Manager):
             return entered  # type: ignore[no-any-return]
         return self._stream  # type: ignore[no-any-return]
 
-    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> Any:
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> Any:
         try:
             return await self._inner.__aexit__(kind, error, trace)
         finally:
@@ -376,7 +394,9 @@ def manage(inner: Any, calls: list[Call]) -> _Manager:
 
 
 class Pending(Coroutine[Any, Any, Any]):
-    """A call that can be awaited, or entered at once: ``async with client.messages.stream(...)`` needs no ``await`` either."""
+    """A call that can be awaited, or entered at once: ``async with client.messages.stream(...)`` needs no ``await``
+    either.
+    """
 
     def __init__(self, job: Coroutine[Any, Any, Any]) -> None:
         self._job, self._manager = job, None

@@ -21,9 +21,11 @@ class _Waiting:
 
     def finish(self, job: Coroutine[Any, Any, _T], lost: Callable[[_T], None]) -> _T:
         with self._lock:
-            if self._loop is None or self._thread is None or not self._thread.is_alive():  # nor does a fork take threads along
+            # nor does a fork take threads along
+            if self._loop is None or self._thread is None or not self._thread.is_alive():
                 self._loop = asyncio.new_event_loop()
-                self._thread = start_thread("runguard-waiting", self._loop.run_forever)  # which a SystemExit in a job ends: it is run again
+                # which a SystemExit in a job ends: it is run again
+                self._thread = start_thread("runguard-waiting", self._loop.run_forever)
             future = asyncio.run_coroutine_threadsafe(job, self._loop)
         try:
             return future.result()

@@ -1,9 +1,10 @@
-"""``guard`` and ``guard_async``: any function that calls a model, checked before every call. ``run``: whose calls they are.
+"""``guard`` and ``guard_async``: any function that calls a model, checked before every call. ``run``: whose calls they
+are.
 
     call = runguard.guard(call_model, budget={"max_usd": 2.0}, loop={"repeats": 3})
 
-The wrapped function returns what it returned before; its cost, tokens and tool calls are read from that. A call that may not be
-made raises the error that says why, and so does every later one of the same run.
+The wrapped function returns what it returned before; its cost, tokens and tool calls are read from that. A call that
+may not be made raises the error that says why, and so does every later one of the same run.
 """
 
 import asyncio
@@ -38,20 +39,24 @@ _OWN: Final = ("budget", "loop", "context", "breaker", "tokens", "signature", "c
 @overload
 def guard(fn: Callable[_P, _R], /, **keywords: Unpack[FunctionSettings]) -> Callable[_P, _R]: ...
 @overload
-def guard(fn: None = None, /, **keywords: Unpack[FunctionSettings]) -> Callable[[Callable[_P, _R]], Callable[_P, _R]]: ...
+def guard(
+    fn: None = None, /, **keywords: Unpack[FunctionSettings]
+) -> Callable[[Callable[_P, _R]], Callable[_P, _R]]: ...
 def guard(fn: Callable[..., Any] | None = None, /, **keywords: Unpack[FunctionSettings]) -> Any:
     """Guard a function that calls a model. Also a decorator: ``@guard(budget={"max_usd": 2})``.
 
-    ``budget``: ``max_usd``, ``max_tokens``, ``max_calls`` of the run; ``per_minute``, ``per_hour``, ``per_day``, ``per_week``,
-    ``per_month`` over all runs, in dollars or as a mapping of the same three; or ``Budget`` objects. ``loop``: ``repeats`` rounds of
-    a circle of at most ``max_cycle_len`` calls; ``by``: ``"result"`` (the same call, or the same tool with nothing new in its results),
-    ``"call"`` or ``"name"``. ``context``: ``max_context_tokens`` and ``headroom``. ``breaker``: ``failures`` in a
-    row and ``reset_seconds``. ``tokens``: counts the prompt, given the call's arguments. ``signature``: what a result did, for
-    ``loop``; None leaves it out. ``cost``: dollars of every call, or a function of the result, or one of input and output tokens.
-    ``name``: what it is called in trips and figures. All else as in a policy: ``store``, ``alerts``, ``on_trip``, ``mode``,
-    ``prices``, ``max_seconds``, ``on_outage`` and so on.
+    ``budget``: ``max_usd``, ``max_tokens``, ``max_calls`` of the run; ``per_minute``, ``per_hour``, ``per_day``,
+    ``per_week``, ``per_month`` over all runs, in dollars or as a mapping of the same three; or ``Budget`` objects.
+    ``loop``: ``repeats`` rounds of a circle of at most ``max_cycle_len`` calls; ``by``: ``"result"`` (the same call, or
+    the same tool with nothing new in its results), ``"call"`` or ``"name"``. ``context``: ``max_context_tokens`` and
+    ``headroom``. ``breaker``: ``failures`` in a row and ``reset_seconds``. ``tokens``: counts the prompt, given the
+    call's arguments. ``signature``: what a result did, for ``loop``; None leaves it out. ``cost``: dollars of every
+    call, or a function of the result, or one of input and output tokens. ``name``: what it is called in trips and
+    figures. All else as in a policy: ``store``, ``alerts``, ``on_trip``, ``mode``, ``prices``, ``max_seconds``,
+    ``on_outage`` and so on.
 
-    The guarded function has ``trips``, ``spend()``, ``budgets()``, ``extend()``, ``stop()``, ``resume()``, ``snapshot()``, ``flush()`` and
+    The guarded function has ``trips``, ``spend()``, ``budgets()``, ``extend()``, ``stop()``, ``resume()``,
+    ``snapshot()``, ``flush()`` and
     ``reset()``.
     """
     return _wrapped(fn, {**keywords}, _guard)
@@ -60,18 +65,26 @@ def guard(fn: Callable[..., Any] | None = None, /, **keywords: Unpack[FunctionSe
 @overload
 def guard_async(fn: Callable[_P, _R], /, **keywords: Unpack[FunctionSettings]) -> Callable[_P, _R]: ...
 @overload
-def guard_async(fn: None = None, /, **keywords: Unpack[FunctionSettings]) -> Callable[[Callable[_P, _R]], Callable[_P, _R]]: ...
+def guard_async(
+    fn: None = None, /, **keywords: Unpack[FunctionSettings]
+) -> Callable[[Callable[_P, _R]], Callable[_P, _R]]: ...
 def guard_async(fn: Callable[..., Any] | None = None, /, **keywords: Unpack[FunctionSettings]) -> Any:
     """``guard`` for a coroutine function, or one that returns an async iterator."""
     return _wrapped(fn, {**keywords}, _guard_async)
 
 
-def _wrapped(fn: Callable[..., Any] | None, keywords: dict[str, Any], wrap: Callable[[Callable[..., Any], Caller, Caller | None], Any]) -> Any:
+def _wrapped(
+    fn: Callable[..., Any] | None,
+    keywords: dict[str, Any],
+    wrap: Callable[[Callable[..., Any], Caller, Caller | None], Any],
+) -> Any:
     if fn is None:
         _settings(keywords)  # a mistake is told where it was made
         return lambda function: _wrapped(function, keywords, wrap)
     if not callable(fn):
-        raise PolicyError(f"{fn!r} cannot be called: give the function that calls the model, and everything else by keyword")
+        raise PolicyError(
+            f"{fn!r} cannot be called: give the function that calls the model, and everything else by keyword"
+        )
     caller = _caller(getattr(fn, "__qualname__", None) or type(fn).__name__, keywords)
     inside = getattr(fn, "__runguard__", None)
     made = wrap(fn, caller, inside if isinstance(inside, Caller) else None)
@@ -97,21 +110,32 @@ def _check_names(keywords: dict[str, Any], also: tuple[str, ...] = ()) -> None:
 def _settings(keywords: dict[str, Any]) -> Settings:
     _check_names(keywords)
     own = {name: keywords.get(name) for name in _OWN}
-    return settings_of(**own, policy={key: value for key, value in keywords.items() if key not in _OWN and key != "name"})
+    return settings_of(
+        **own, policy={key: value for key, value in keywords.items() if key not in _OWN and key != "name"}
+    )
 
 
 @contextmanager
 def run(
-    *, user: str = "", session: str = "", app: str = "", labels: Mapping[str, str] | None = None, **limits: Unpack[FunctionSettings]
+    *,
+    user: str = "",
+    session: str = "",
+    app: str = "",
+    labels: Mapping[str, str] | None = None,
+    **limits: Unpack[FunctionSettings],
 ) -> Iterator[RunContext]:
-    """One run: every guarded call in the block belongs to it, with fresh counters, on the account of this user and session.
+    """One run: every guarded call in the block belongs to it, with fresh counters, on the account of this user and
+    session.
 
-    With ``budget=`` or other limits of ``guard``, they hold for all guarded calls in the block together. The same in async code.
+    With ``budget=`` or other limits of ``guard``, they hold for all guarded calls in the block together. The same
+    in async code.
     """
     for name, value in (("user", user), ("session", session), ("app", app)):
         if not isinstance(value, str):
             raise PolicyError(f"{name} = {value!r}: give a text")
-    if labels is not None and not (isinstance(labels, Mapping) and all(isinstance(text, str) for pair in labels.items() for text in pair)):
+    if labels is not None and not (
+        isinstance(labels, Mapping) and all(isinstance(text, str) for pair in labels.items() for text in pair)
+    ):
         raise PolicyError("labels: give a mapping of texts to texts, such as {'team': 'search'}")
     _check_names({**limits}, ("user", "session", "app", "labels"))
     here = RunContext(app, user, session, labels, _caller(app or "run", {**limits}) if limits else None)
@@ -132,13 +156,17 @@ def run(
 
 
 def _is_inside(own: Caller) -> bool:
-    """Whether this is the call that the guard around makes; another attempt of a retry between them is one more call."""
+    """Whether this is the call that the guard around makes; another attempt of a retry between them is one more call
+    .
+    """
     expected = _INSIDE.get([])
     return own in expected and expected.pop() is own
 
 
 def _layers(own: Caller, is_inside: bool) -> list[Caller]:
-    """Who has a say about a call: the runs around it that have limits, the outermost first, then the callable itself."""
+    """Who has a say about a call: the runs around it that have limits, the outermost first,
+    then the callable itself.
+    """
     context = None if is_inside else RUN.get()
     layers = [own]
     if context is None:
@@ -152,8 +180,14 @@ def _layers(own: Caller, is_inside: bool) -> list[Caller]:
 
 
 def _history(fn: Callable[..., Any]) -> Callable[[], Any] | None:
-    """A chat of google-genai asks again by itself when it has called functions, and only its history tells how often."""
-    told = getattr(getattr(fn, "__self__", None), "get_history", None) if getattr(fn, "__name__", "") == "send_message" else None
+    """A chat of google-genai asks again by itself when it has called functions,
+    and only its history tells how often.
+    """
+    told = (
+        getattr(getattr(fn, "__self__", None), "get_history", None)
+        if getattr(fn, "__name__", "") == "send_message"
+        else None
+    )
     return told if callable(told) else None
 
 
@@ -197,7 +231,8 @@ def _guard(fn: Callable[..., Any], caller: Caller, inside: Caller | None) -> Cal
         except Exception as fault:
             caller.fault(fault)
             calls, token = [], OWNERS.set(OWNERS.get())
-        mark = _INSIDE.set([inside]) if inside is not None else None  # what is guarded itself need not ask the runs again
+        # what is guarded itself need not ask the runs again
+        mark = _INSIDE.set([inside]) if inside is not None else None
         try:
             result = fn(*args, **kwargs)
         except BaseException as error:
@@ -224,7 +259,9 @@ def _guard(fn: Callable[..., Any], caller: Caller, inside: Caller | None) -> Cal
     return guarded
 
 
-def _open_layers(caller: Caller, inside: Caller | None, args: tuple[Any, ...], kwargs: dict[str, Any]) -> "tuple[list[Call], Token[tuple[Charge, ...]]]":
+def _open_layers(
+    caller: Caller, inside: Caller | None, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> "tuple[list[Call], Token[tuple[Charge, ...]]]":
     """Leave from everybody who has a say; from then on they own what is called, until the token is reset."""
     layers, before = _layers(caller, _is_inside(caller)), OWNERS.get()
     if len(layers) == 1 and not before:
@@ -263,7 +300,9 @@ def _open(layer: Caller, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
             layer.give_back(ticket)
             raise
     try:
-        return drive(layer.open(request, turn, ticket, True, on_loop), layer.guard.accounts.ledger.is_shared, layer.never_left)
+        return drive(
+            layer.open(request, turn, ticket, True, on_loop), layer.guard.accounts.ledger.is_shared, layer.never_left
+        )
     except BaseException:
         layer.give_back(ticket)
         raise
@@ -288,7 +327,9 @@ def _never_left(calls: list[Call]) -> None:
 def _guard_async(fn: Callable[..., Any], caller: Caller, inside: Caller | None) -> Callable[..., Any]:
     if inspect.isgeneratorfunction(fn):
         raise PolicyError(f"'{caller.name}' is not async: use guard")
-    if inspect.isasyncgenfunction(fn) or (inside is not None and inside.is_lazy and not inspect.iscoroutinefunction(fn)):
+    if inspect.isasyncgenfunction(fn) or (
+        inside is not None and inside.is_lazy and not inspect.iscoroutinefunction(fn)
+    ):
         caller.is_lazy = True
 
         def streaming(*args: Any, **kwargs: Any) -> AsyncIterator[Any]:
@@ -306,7 +347,9 @@ def _guard_async(fn: Callable[..., Any], caller: Caller, inside: Caller | None) 
                 if mark is not None:
                     _INSIDE.reset(mark)
             try:
-                return AsyncStream(inner, caller=caller, opener=lambda: _open_all(caller, inside, is_inside, args, kwargs))
+                return AsyncStream(
+                    inner, caller=caller, opener=lambda: _open_all(caller, inside, is_inside, args, kwargs)
+                )
             except Exception as fault:
                 caller.fault(fault)
                 return inner
@@ -340,7 +383,8 @@ def _guard_async(fn: Callable[..., Any], caller: Caller, inside: Caller | None) 
                     call.caller.drop(call, fault)
             raise
         finally:
-            with suppress(ValueError):  # a coroutine that is thrown away ends in another context: there is nothing to restore
+            # a coroutine that is thrown away ends in another context: there is nothing to restore
+            with suppress(ValueError):
                 _INSIDE.reset(tokens[1])
                 OWNERS.reset(tokens[0])
         try:
@@ -354,7 +398,9 @@ def _guard_async(fn: Callable[..., Any], caller: Caller, inside: Caller | None) 
     return guarded
 
 
-async def _open_all(caller: Caller, inside: Caller | None, is_inside: bool, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Call]:
+async def _open_all(
+    caller: Caller, inside: Caller | None, is_inside: bool, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> list[Call]:
     calls: list[Call] = []
     before = OWNERS.get()
     token = OWNERS.set(owners_of(before, calls))

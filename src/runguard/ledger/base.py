@@ -1,7 +1,7 @@
 """What every ledger does. Admission is one atomic step over all accounts; a settle is a fact and is never refused.
 
-A hold stands beside the spend, never on it: ``due`` is spent plus held. As long as no call bills more than it held, ``due`` of
-no account ever exceeds its cap.
+A hold stands beside the spend, never on it: ``due`` is spent plus held. As long as no call bills more than it held,
+``due`` of no account ever exceeds its cap.
 """
 
 import asyncio
@@ -68,15 +68,22 @@ class Account:
         """What may still be held; nothing when closed."""
         if self.closed:
             return NOTHING
-        return max(self.cap_usd - self.due_usd, 0), max(self.cap_tokens - self.due_tokens, 0), max(self.cap_calls - self.due_calls, 0)
+        return (
+            max(self.cap_usd - self.due_usd, 0),
+            max(self.cap_tokens - self.due_tokens, 0),
+            max(self.cap_calls - self.due_calls, 0),
+        )
 
     def refusing_unit(self, want: Amount) -> int | None:
         """The first unit in which ``want`` does not fit."""
         if self.closed:
             # Whatever it broke, or the first unit it limits at all.
-            return next((i for i in range(3) if self.overrun[i]), next((i for i in range(3) if self.caps[i] < UNLIMITED), 0))
+            return next(
+                (i for i in range(3) if self.overrun[i]), next((i for i in range(3) if self.caps[i] < UNLIMITED), 0)
+            )
         due = (self.due_usd, self.due_tokens, self.due_calls)
-        return next((i for i in range(3) if due[i] + want[i] > self.caps[i]), None)  # not by the room: above its cap an account refuses nothing too
+        # not by the room: above its cap an account refuses nothing too
+        return next((i for i in range(3) if due[i] + want[i] > self.caps[i]), None)
 
 
 class Hold:
@@ -176,15 +183,23 @@ class Ledger(Protocol):
         """The ledger's clock; ``at`` is the caller's."""
 
     def period_time(self, at: float) -> float:
-        """The ledger's clock, by which periods begin and end. It never reopens a period that this ledger has forgotten."""
+        """The ledger's clock, by which periods begin and end.
 
-    def account(self, key: str, scope: str, window: str | None, ends: float | None, caps: Amount, begins: float | None = None) -> Account:
+        It never reopens a period that this ledger has forgotten.
+        """
+
+    def account(
+        self, key: str, scope: str, window: str | None, ends: float | None, caps: Amount, begins: float | None = None
+    ) -> Account:
         """The account of a scope and period, made if new, with the caps in force now."""
 
-    async def reserve(self, accounts: Sequence[Account], want: Amount, *, force: bool = False, ttl: float = 900.0) -> Hold | Refusal | Stale:
+    async def reserve(
+        self, accounts: Sequence[Account], want: Amount, *, force: bool = False, ttl: float = 900.0
+    ) -> Hold | Refusal | Stale:
         """Hold ``want`` on all accounts, or on none. ``force`` holds it whatever the caps say: a shadow only looks on.
 
-        ``ttl``: seconds after which a hold that was not settled is charged; a late settlement corrects the charge. Raises ``StoreOutage`` or ``StoreError``.
+        ``ttl``: seconds after which a hold that was not settled is charged; a late settlement corrects the
+        charge. Raises ``StoreOutage`` or ``StoreError``.
         """
 
     def hold_now(self, accounts: Sequence[Account], want: Amount, ttl: float = 900.0) -> Hold | None:
@@ -194,7 +209,10 @@ class Ledger(Protocol):
         """A hold of nothing, for a call that could not be asked about: its settlement is booked all the same."""
 
     def settle(self, hold: Hold, actual: Amount, then: Callable[[], None] | None = None) -> None:
-        """Book what a call really took. Again for the same hold: the later figure replaces the earlier. ``then``: once it is booked."""
+        """Book what a call really took.
+
+        Again for the same hold: the later figure replaces the earlier. ``then``: once it is booked.
+        """
 
     def release(self, hold: Hold) -> None:
         """The call never left: as if it had not been asked for."""
@@ -212,16 +230,25 @@ class Ledger(Protocol):
         """The accounts of a scope, the current period's last."""
 
     def accounts(self) -> list[Account]:
-        """Every account there is, to look at. Some may be copies: to change one, get it from ``find`` or ``account``."""
+        """Every account there is, to look at.
+
+        Some may be copies: to change one, get it from ``find`` or ``account``.
+        """
 
     def known(self) -> list[Account]:
-        """The accounts of which something is known in this process, without asking the store. To look at, as ``accounts``."""
+        """The accounts of which something is known in this process, without asking the store.
+
+        To look at, as ``accounts``.
+        """
 
     def forget(self, scope: str) -> None:
         """A run has ended: its own accounts are not needed any more."""
 
     def flush(self, seconds: float) -> bool:
-        """Wait, bounded, until every fact handed over is booked. False when something is left, or could never be booked."""
+        """Wait, bounded, until every fact handed over is booked.
+
+        False when something is left, or could never be booked.
+        """
 
     def health(self) -> dict[str, Any]:
         """What is on its way to a store, and what went wrong on the way; empty without a store. Plain data."""

@@ -1,6 +1,7 @@
 """The control document: stops of the kill switch and breakers of tools, shared by every worker of a store.
 
-It is read when its version changes and replaced by compare-and-set. A document that cannot be read is a fault of the store: it may hold a stop.
+It is read when its version changes and replaced by compare-and-set. A document that cannot be read is a fault of the
+store: it may hold a stop.
 """
 
 import json
@@ -30,7 +31,8 @@ def read_control(session: Session, store: str) -> tuple[int, str]:
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         why = " ".join(str(error).split())[:200] or type(error).__name__
         raise StoreError(
-            f"{store}: the control document is damaged ({why}). It holds the stops of the kill switch and the breakers. "
+            f"{store}: the control document is damaged ({why}). It holds the stops of the kill switch and the "
+            "breakers. "
             "Restore the store from a backup, or remove the document: runguard store repair"
         ) from error
     return version, text

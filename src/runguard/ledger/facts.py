@@ -1,6 +1,7 @@
 """What a ledger still has to tell its store, in order.
 
-The first fact stays in line until it is done. So a writer that dies in the middle of it loses nothing: the next one finds it where it was.
+The first fact stays in line until it is done. So a writer that dies in the middle of it loses nothing: the next one
+finds it where it was.
 """
 
 import threading
@@ -30,7 +31,8 @@ class Fact:
     ) -> None:
         self.tell, self.accounts = tell, accounts
         self.then = then  # called once, when the store has it
-        self.repeatable = repeatable  # writing it twice counts once: true of a settlement and a release, not of a record
+        # writing it twice counts once: true of a settlement and a release, not of a record
+        self.repeatable = repeatable
         self.tries = 0  # that ended in an exception which no store should raise
 
 

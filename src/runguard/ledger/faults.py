@@ -1,7 +1,8 @@
 """The boundary to a store: every exception that comes out of it is a ``StoreOutage`` or a ``StoreError``.
 
-The stores translate the errors that they know, with a message that says what to do. What is left is unforeseen: a damaged row, an answer of the wrong
-shape, a defect in a client library. It must not look like a fault of the guard, because ``on_guard_error="allow"`` would let the call through.
+The stores translate the errors that they know, with a message that says what to do. What is left is unforeseen: a
+damaged row, an answer of the wrong shape, a defect in a client library. It must not look like a fault of the guard,
+because ``on_guard_error="allow"`` would let the call through.
 """
 
 from collections.abc import Iterator
@@ -16,12 +17,18 @@ _LONGEST: Final = 300
 
 
 class UnforeseenError(StoreError):
-    """An exception that the code of the store did not expect. Another attempt may succeed: a connection in a strange state is replaced."""
+    """An exception that the code of the store did not expect.
+
+    Another attempt may succeed: a connection in a strange state is replaced.
+    """
 
 
 @contextmanager
 def store_faults(name: str, kinds: type[BaseException] = Exception) -> Iterator[None]:
-    """Run code that talks to the store ``name``. On a thread of ours ``kinds`` is ``BaseException``: no exception there is meant for anybody else."""
+    """Run code that talks to the store ``name``.
+
+    On a thread of ours ``kinds`` is ``BaseException``: no exception there is meant for anybody else.
+    """
     try:
         yield
     except kinds as error:
@@ -40,4 +47,7 @@ def fault_of(name: str, error: BaseException) -> StoreError | StoreOutage:
     said = " ".join(f"{type(error).__name__}: {error}".split())[:_LONGEST].removesuffix(": ")
     if isinstance(error, _TRANSIENT):
         return StoreOutage(f"{name}: {said}")
-    return UnforeseenError(f"{name}: the store gave an answer that cannot be used ({said}); its data may be damaged. Check it with: runguard doctor")
+    return UnforeseenError(
+        f"{name}: the store gave an answer that cannot be used ({said}); its data may be damaged. Check it "
+        "with: runguard doctor"
+    )

@@ -54,7 +54,9 @@ class Switch:
 
 
 def read_stops(text: str) -> dict[str, Stop]:
-    """The stops of a control document; one of the wrong shape raises ``ValueError``, ``TypeError`` or ``AttributeError``."""
+    """The stops of a control document; one of the wrong shape raises ``ValueError``, ``TypeError`` or
+    ``AttributeError``.
+    """
     stops = {scope: Stop(scope, **fields) for scope, fields in (json.loads(text or "{}").get("stops") or {}).items()}
     for stop in stops.values():
         if not (isinstance(stop.actor, str) and isinstance(stop.reason, str) and isinstance(stop.at, int | float)):
@@ -65,7 +67,9 @@ def read_stops(text: str) -> dict[str, Stop]:
 def with_stops(text: str, stops: dict[str, Stop]) -> str:
     """A control document with other stops and everything else as it was."""
     document = json.loads(text or "{}")
-    document["stops"] = {scope: {k: v for k, v in asdict(stop).items() if k != "scope"} for scope, stop in stops.items()}
+    document["stops"] = {
+        scope: {k: v for k, v in asdict(stop).items() if k != "scope"} for scope, stop in stops.items()
+    }
     return json.dumps(document, sort_keys=True)
 
 

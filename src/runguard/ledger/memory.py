@@ -1,7 +1,7 @@
 """The ledger of one process: dictionaries and a lock.
 
-Up to 100,000 accounts are kept. Those that are not in use are packed (``packed``): an account object takes about 1,000 bytes, a packed one
-less than 200.
+Up to 100,000 accounts are kept. Those that are not in use are packed (``packed``): an account object takes about 1,000
+bytes, a packed one less than 200.
 """
 
 import logging
@@ -36,7 +36,8 @@ class MemoryLedger(Waiting):
         self._control = ""
         self._accounts: OrderedDict[str, Account] = OrderedDict()  # by key, the latest used last
         self._by_scope: dict[str, list[Account]] = {}
-        self._packed = PackedAccounts(max(_ACCOUNTS_KEPT // _PAGES, 1))  # all accounts of a scope are here, or all are above
+        # all accounts of a scope are here, or all are above
+        self._packed = PackedAccounts(max(_ACCOUNTS_KEPT // _PAGES, 1))
         self._pack_at = _UNPACKED_KEPT
         self._told_full = self._told_back = False
         self._latest = -math.inf
@@ -46,17 +47,26 @@ class MemoryLedger(Waiting):
         return at
 
     def period_time(self, at: float) -> float:
-        """The latest time that any caller gave. The account of a past period is forgotten: a clock that is set back must not open it anew."""
+        """The latest time that any caller gave.
+
+        The account of a past period is forgotten: a clock that is set back must not open it anew.
+        """
         if at < self._latest:
             if self._latest - at > _CLOCK_BACK_S and not self._told_back:
                 self._told_back = True
-                _log.warning("runguard.clock_back: the clock was set back by %.0f s; budgets with a window go on when it has caught up", self._latest - at)
+                _log.warning(
+                    "runguard.clock_back: the clock was set back by %.0f s; budgets with a window go on when "
+                    "it has caught up",
+                    self._latest - at,
+                )
         elif at < _END_OF_TIME:
             with self._lock:
                 self._latest = max(self._latest, at)
         return self._latest
 
-    def account(self, key: str, scope: str, window: str | None, ends: float | None, caps: Amount, begins: float | None = None) -> Account:
+    def account(
+        self, key: str, scope: str, window: str | None, ends: float | None, caps: Amount, begins: float | None = None
+    ) -> Account:
         with self._lock:
             if scope in self._packed:
                 self._unpack_locked(scope)
@@ -72,10 +82,14 @@ class MemoryLedger(Waiting):
             else:
                 self._accounts.move_to_end(key)
             more = account.granted
-            account.cap_usd, account.cap_tokens, account.cap_calls = (_sum(cap, extra) for cap, extra in zip(caps, more, strict=True))
+            account.cap_usd, account.cap_tokens, account.cap_calls = (
+                _sum(cap, extra) for cap, extra in zip(caps, more, strict=True)
+            )
             return account
 
-    async def reserve(self, accounts: Sequence[Account], want: Amount, *, force: bool = False, ttl: float = 900.0) -> Hold | Refusal:
+    async def reserve(
+        self, accounts: Sequence[Account], want: Amount, *, force: bool = False, ttl: float = 900.0
+    ) -> Hold | Refusal:
         hold, now = Hold(accounts, want), time.monotonic()
         with self._lock:
             self._charge_expired_locked(now)
@@ -106,7 +120,9 @@ class MemoryLedger(Waiting):
             a.due_calls += calls
 
     def _charge_expired_locked(self, now: float) -> None:
-        """A hold that outlived its time is charged, as in every store: the provider may have billed. A late settlement corrects the charge."""
+        """A hold that outlived its time is charged, as in every store: the provider may have billed. A late settlement
+        corrects the charge.
+        """
         for peers in self._open.values():  # one for each time to live: in each the oldest comes first
             while peers and (hold := next(iter(peers))).expires <= now:
                 del peers[hold]
@@ -176,9 +192,14 @@ class MemoryLedger(Waiting):
             account.cap_tokens = _sum(account.cap_tokens, more[1])
             account.cap_calls = _sum(account.cap_calls, more[2])
             due, caps = (account.due_usd, account.due_tokens, account.due_calls), account.caps
-            account.closed = account.closed and any(d > c for d, c in zip(due, caps, strict=True))  # it opens what it pays for, and closes nothing
+            # it opens what it pays for, and closes nothing
+            account.closed = account.closed and any(d > c for d, c in zip(due, caps, strict=True))
             spent, granted = account.spent, account.granted
-            account.fired = {m: (p, limit) for m, (p, limit) in account.fired.items() if unit_reached(spent, share_of(limit, granted, p)) is not None}
+            account.fired = {
+                m: (p, limit)
+                for m, (p, limit) in account.fired.items()
+                if unit_reached(spent, share_of(limit, granted, p)) is not None
+            }
             account.alert = NOTHING  # found anew at the next settle
             self._changes += 1
             waiting, self._waiting = self._waiting, []
@@ -251,12 +272,19 @@ class MemoryLedger(Waiting):
             return
         meter = new.key.rpartition("#")[0]
         mine = self._by_scope.get(new.scope, [])
-        for old in [a for a in mine if a.ends is not None and a.ends < new.ends and a.key.rpartition("#")[0] == meter and a.held == NOTHING]:
+        for old in [
+            a
+            for a in mine
+            if a.ends is not None and a.ends < new.ends and a.key.rpartition("#")[0] == meter and a.held == NOTHING
+        ]:
             mine.remove(old)
             self._accounts.pop(old.key, None)
 
     def _make_room_locked(self, newest: Account) -> None:
-        """Forget what was not used for longest, packed accounts first, but no account with a hold. Log it once: a scope that comes back begins at zero."""
+        """Forget what was not used for longest, packed accounts first, but no account with a hold.
+
+        Log it once: a scope that comes back begins at zero.
+        """
         if self._packed:
             self._packed.drop_oldest()
         else:
@@ -265,7 +293,9 @@ class MemoryLedger(Waiting):
                 self._remove_locked(oldest)
         if not self._told_full:
             self._told_full = True
-            _log.warning("runguard.ledger_full: more than %d accounts in memory, the oldest are forgotten", _ACCOUNTS_KEPT)
+            _log.warning(
+                "runguard.ledger_full: more than %d accounts in memory, the oldest are forgotten", _ACCOUNTS_KEPT
+            )
 
     def _remove_locked(self, account: Account) -> None:
         self._accounts.pop(account.key, None)
@@ -275,17 +305,24 @@ class MemoryLedger(Waiting):
             del self._by_scope[account.scope]
 
     def _pack_locked(self) -> None:
-        """Pack the older half of the accounts, except those that somebody uses. An account in use counts as used now."""
-        for scope in {account.scope: None for account in islice(self._accounts.values(), len(self._accounts) - _UNPACKED_KEPT // 2)}:
+        """Pack the older half of the accounts, except those that somebody uses.
+
+        An account in use counts as used now.
+        """
+        for scope in {
+            account.scope: None
+            for account in islice(self._accounts.values(), len(self._accounts) - _UNPACKED_KEPT // 2)
+        }:
             if all(map(can_be_packed, self._by_scope[scope])):
                 self._pack_scope_locked(scope)
-        self._pack_at = max(_UNPACKED_KEPT, len(self._accounts) * 5 // 4)  # not again for every account while thousands are in use
+        # not again for every account while thousands are in use
+        self._pack_at = max(_UNPACKED_KEPT, len(self._accounts) * 5 // 4)
 
     def _pack_scope_locked(self, scope: str) -> None:
         """Pack a scope if this ledger alone refers to its accounts.
 
-        A run, a hold or a caller may refer to one and would go on with an object that no longer counts. Weak references show that: once the
-        ledger lets go of an account, they are dead, unless somebody else has it.
+        A run, a hold or a caller may refer to one and would go on with an object that no longer counts. Weak
+        references show that: once the ledger lets go of an account, they are dead, unless somebody else has it.
         """
         accounts = self._by_scope.pop(scope)
         for account in accounts:
@@ -307,8 +344,13 @@ class MemoryLedger(Waiting):
 
 def _fits(accounts: Sequence[Account], want: Amount) -> bool:
     usd, tokens, calls = want
-    for a in accounts:  # noqa: SIM110 - a generator costs as much as all the rest
-        if a.closed or a.due_usd + usd > a.cap_usd or a.due_tokens + tokens > a.cap_tokens or a.due_calls + calls > a.cap_calls:
+    for a in accounts:
+        if (
+            a.closed
+            or a.due_usd + usd > a.cap_usd
+            or a.due_tokens + tokens > a.cap_tokens
+            or a.due_calls + calls > a.cap_calls
+        ):
             return False
     return True
 
@@ -320,6 +362,9 @@ def _sum(cap: int, more: int) -> int:
 def _overrun(account: Account, more: Amount) -> None:
     """A call billed more than it held and broke the cap: book it, and let nobody in any more."""
     due = (account.due_usd, account.due_tokens, account.due_calls)
-    beyond = (max(o, min(d - c, o + m)) if m > 0 else o for o, d, c, m in zip(account.overrun, due, account.caps, more, strict=True))
+    beyond = (
+        max(o, min(d - c, o + m)) if m > 0 else o
+        for o, d, c, m in zip(account.overrun, due, account.caps, more, strict=True)
+    )
     account.overrun = tuple(beyond)  # type: ignore[assignment]
     account.closed = True

@@ -1,8 +1,9 @@
 """Accounts that are not in use, packed into a few bytes each.
 
-An account of a finished session is kept because the session may come back. As an object it takes about 1,000 bytes. Nearly all of it
-is the same for all sessions: the caps, the window, the thresholds that fired. That part is stored once for all accounts that share it.
-What remains is the name of the scope, the number of the shared part, and what was spent.
+An account of a finished session is kept because the session may come back. As an object it takes about 1,000 bytes.
+Nearly all of it is the same for all sessions: the caps, the window, the thresholds that fired. That part is stored once
+for all accounts that share it. What remains is the name of the scope, the number of the shared part, and what was
+spent.
 """
 
 from collections.abc import Iterable, Iterator
@@ -34,7 +35,10 @@ def can_be_packed(account: Account) -> bool:
 
 
 class PackedAccounts:
-    """Accounts by scope. They are kept on pages in the order in which they were put in. Not safe for threads: its ledger has a lock."""
+    """Accounts by scope. They are kept on pages in the order in which they were put in.
+
+    Not safe for threads: its ledger has a lock.
+    """
 
     def __init__(self, page_size: int) -> None:
         self._page_size = page_size  # scopes
@@ -80,10 +84,18 @@ class PackedAccounts:
         """A copy of each account as it is now. The copies are made when they are asked for, which needs no lock."""
         snapshot = type(self)(self._page_size)
         snapshot._pages, snapshot._kinds = [dict(page) for page in self._pages], self._kinds.snapshot()
-        return (account for page in snapshot._pages for scope, data in page.items() for account in snapshot._unpacked(scope, data))
+        return (
+            account
+            for page in snapshot._pages
+            for scope, data in page.items()
+            for account in snapshot._unpacked(scope, data)
+        )
 
     def _begin_page(self) -> None:
-        """Pages get holes when scopes come back. Neighbours that fit on one page are joined, so there are at most twice as many as needed."""
+        """Pages get holes when scopes come back.
+
+        Neighbours that fit on one page are joined, so there are at most twice as many as needed.
+        """
         pages: list[dict[str, bytes]] = []
         for page in self._pages:
             if pages and len(pages[-1]) + len(page) <= self._page_size:
@@ -100,7 +112,12 @@ class PackedAccounts:
             account.cap_usd, account.cap_tokens, account.cap_calls = kind.caps
             account.spent_usd, account.spent_tokens, account.spent_calls = spent = numbers[at + 1 : at + _NUMBERS]
             account.due_usd, account.due_tokens, account.due_calls = spent
-            account.granted, account.overrun, account.closed, account.fired = kind.granted, kind.overrun, kind.closed, dict(kind.fired)
+            account.granted, account.overrun, account.closed, account.fired = (
+                kind.granted,
+                kind.overrun,
+                kind.closed,
+                dict(kind.fired),
+            )
             account.alert = NOTHING  # found again at the next settle
             yield account
 
@@ -112,4 +129,13 @@ class PackedAccounts:
 
 def _kind_of(account: Account) -> Kind:
     suffix = account.key[len(account.scope) :]
-    return Kind(suffix, account.window, account.ends, account.caps, account.granted, account.overrun, account.closed, tuple(account.fired.items()))
+    return Kind(
+        suffix,
+        account.window,
+        account.ends,
+        account.caps,
+        account.granted,
+        account.overrun,
+        account.closed,
+        tuple(account.fired.items()),
+    )

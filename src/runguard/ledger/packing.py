@@ -1,4 +1,6 @@
-"""Compact forms of data that is kept but rarely used: integers as a few bytes, and values that many entries have in common."""
+"""Compact forms of data that is kept but rarely used: integers as a few bytes, and values that many entries have in
+common.
+"""
 
 from collections.abc import Hashable, Iterable
 from typing import Generic, Self, TypeVar

@@ -1,13 +1,16 @@
-"""Redis or Valkey: many machines share one server. Every operation is one Lua script, so that it is one step and one round trip.
+"""Redis or Valkey: many machines share one server. Every operation is one Lua script, so that it is one step and one
+round trip.
 
-All keys begin with ``{namespace}:``. The braces make it the hash tag of every key: in a cluster a namespace lives in one slot and
-thus on one node, and a reservation over many accounts stays one atomic step. It also means that a namespace is as fast as one
-node; teams that need more take one namespace each. This client speaks to one server: give it the node that owns the slot.
-Scripts name their keys from the prefix (``KEYS[1]``), which is all that a router needs to find the slot.
+All keys begin with ``{namespace}:``. The braces make it the hash tag of every key: in a cluster a namespace lives in
+one slot and thus on one node, and a reservation over many accounts stays one atomic step. It also means that a
+namespace is as fast as one node; teams that need more take one namespace each. This client speaks to one server: give
+it the node that owns the slot. Scripts name their keys from the prefix (``KEYS[1]``), which is all that a router needs
+to find the slot.
 
-Lua counts in doubles, which are exact up to 2**53: amounts beyond 9,007,199,254,740,991 (9.007 million dollars) are refused.
-``?timeout`` and the like are not options: every call ends within about the timeout that ``connect`` was given. Half of it is for
-reaching the server, half for each answer; only the look-up of a host name is not ours to bound.
+Lua counts in doubles, which are exact up to 2**53: amounts beyond 9,007,199,254,740,991 (9.007 million dollars) are
+refused.
+``?timeout`` and the like are not options: every call ends within about the timeout that ``connect`` was given. Half of
+it is for reaching the server, half for each answer; only the look-up of a host name is not ours to bound.
 """
 
 import hashlib
@@ -26,7 +29,16 @@ from urllib.parse import parse_qsl, unquote, urlencode, urlsplit
 from runguard.core.budget import NOTHING, UNLIMITED, Amount
 from runguard.core.exceptions import PolicyError, RunGuardError
 from runguard.ledger.identity import IDENTITY, Seen, new_id
-from runguard.ledger.store import SCHEMA_VERSION, Balance, Line, Reply, StoreError, StoreOutage, check_amounts, check_ttl
+from runguard.ledger.store import (
+    SCHEMA_VERSION,
+    Balance,
+    Line,
+    Reply,
+    StoreError,
+    StoreOutage,
+    check_amounts,
+    check_ttl,
+)
 
 MOST: Final = (1 << 53) - 1
 _IDLE_S: Final = 1.0
@@ -36,10 +48,22 @@ RECORDS_KEPT: Final = 100_000  # of each kind, about
 _SCHEMES: Final = {"redis": "redis", "rediss": "rediss", "valkey": "redis", "valkeys": "rediss", "unix": "unix"}
 _OPTIONS: Final = frozenset({"db", "client_name", "socket_keepalive"})
 _TLS: Final = frozenset(
-    {"ssl_cert_reqs", "ssl_ca_certs", "ssl_ca_path", "ssl_certfile", "ssl_keyfile", "ssl_password", "ssl_check_hostname", "ssl_min_version", "ssl_ciphers"}
+    {
+        "ssl_cert_reqs",
+        "ssl_ca_certs",
+        "ssl_ca_path",
+        "ssl_certfile",
+        "ssl_keyfile",
+        "ssl_password",
+        "ssl_check_hostname",
+        "ssl_min_version",
+        "ssl_ciphers",
+    }
 )
 _NAMESPACE: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.:/-]{0,99}")
-_PASSING: Final = re.compile(r"\b(OOM|READONLY|MISCONF|NOREPLICAS|MASTERDOWN|CLUSTERDOWN|LOADING|BUSY|TRYAGAIN|UNBLOCKED|UNKILLABLE)\b")
+_PASSING: Final = re.compile(
+    r"\b(OOM|READONLY|MISCONF|NOREPLICAS|MASTERDOWN|CLUSTERDOWN|LOADING|BUSY|TRYAGAIN|UNBLOCKED|UNKILLABLE)\b"
+)
 _OURS: Final = re.compile(r"RUNGUARD (\w+)(?:: ([^@]*?))?(?: script: .*)?$")
 _LONG: Final = 1e9  # seconds: longer than anybody waits, short enough for every command
 _LINES_KEPT: Final = 1_024
@@ -50,7 +74,9 @@ _warned: Final[set[str]] = set()  # stores of this process whose settings could 
 
 
 class RedisStore:
-    """``redis://[user:password@]host[:port][/db]``, ``rediss://`` with TLS, ``unix:///path``; ``?namespace=`` keeps programs apart."""
+    """``redis://[user:password@]host[:port][/db]``, ``rediss://`` with TLS, ``unix:///path``; ``?namespace=`` keeps
+    programs apart.
+    """
 
     def __init__(self, url: str) -> None:
         try:
@@ -58,7 +84,9 @@ class RedisStore:
             port = parts.port
             query = parse_qsl(parts.query, keep_blank_values=True, strict_parsing=bool(parts.query))
         except ValueError:
-            raise PolicyError("store: this Redis URL cannot be read; write 'redis://host:6379/0?namespace=name'") from None
+            raise PolicyError(
+                "store: this Redis URL cannot be read; write 'redis://host:6379/0?namespace=name'"
+            ) from None
         if parts.scheme not in _SCHEMES:
             raise PolicyError(f"store = '{parts.scheme}://…': write redis://, rediss://, valkey:// or unix://")
         scheme = _SCHEMES[parts.scheme]
@@ -71,11 +99,17 @@ class RedisStore:
             options[key] = value
         self.namespace = options.pop("namespace", "runguard")
         if not _NAMESPACE.fullmatch(self.namespace):
-            raise PolicyError(f"store = {self.name!r}: namespace = {self.namespace!r}: letters, digits and _ . : / - only, at most 100")
+            raise PolicyError(
+                f"store = {self.name!r}: namespace = {self.namespace!r}: letters, digits and _ . : / - only, "
+                "at most 100"
+            )
         allowed = _OPTIONS | (_TLS if scheme == "rediss" else frozenset())
         strange = sorted(set(options) - allowed)
         if strange:
-            raise PolicyError(f"store = {self.name!r}: option {strange[0]!r} is not one of: {', '.join(sorted(allowed | {'namespace'}))}")
+            raise PolicyError(
+                f"store = {self.name!r}: option {strange[0]!r} is not one of: "
+                f"{', '.join(sorted(allowed | {'namespace'}))}"
+            )
         if scheme == "unix" and not parts.path.startswith("/"):
             raise PolicyError(f"store = {self.name!r}: write 'unix:///path/of/the.sock'")
         database = options.get("db", parts.path.strip("/") if scheme != "unix" else "") or "0"
@@ -88,8 +122,10 @@ class RedisStore:
         self.seen = Seen(self.name)
         self._url = f"{scheme}://{parts.netloc}{parts.path}?{urlencode(options)}"
         self.durable = (
-            "survives the end of any client; a crash of the server loses nothing with appendfsync always, about a second with everysec, "
-            "and all since the last snapshot without an append-only file; a failover loses what the replica had not yet received"
+            "survives the end of any client; a crash of the server loses nothing with appendfsync always, "
+            "about a second with everysec, "
+            "and all since the last snapshot without an append-only file; a failover loses what the replica "
+            "had not yet received"
         )
 
     def __repr__(self) -> str:
@@ -100,7 +136,10 @@ class RedisStore:
 
 
 class RedisSession:
-    """One connection, made when it is needed and made again after a cut. Nothing is tried twice: the caller knows whether that is wise."""
+    """One connection, made when it is needed and made again after a cut.
+
+    Nothing is tried twice: the caller knows whether that is wise.
+    """
 
     def __init__(self, url: str, name: str, namespace: str, timeout: float, seen: Seen) -> None:
         try:
@@ -108,11 +147,17 @@ class RedisSession:
             from redis.backoff import NoBackoff
             from redis.retry import Retry
         except ImportError:
-            raise PolicyError(f"store = '{url.partition('://')[0]}://…' needs the redis package: pip install 'runguard-agents[redis]'") from None
+            raise PolicyError(
+                f"store = '{url.partition('://')[0]}://…' needs the redis package: pip install 'runguard-agents[redis]'"
+            ) from None
         self._name, self._prefix, self._seen = name, f"{{{namespace}}}:", seen
         self._known: dict[str, tuple[Line, tuple[bytes, bytes, bytes]]] = {}
         self._errors = (redis.RedisError, OSError, UnicodeDecodeError)
-        self._no_script, self._cut, self._late = redis.exceptions.NoScriptError, redis.exceptions.ConnectionError, redis.exceptions.TimeoutError
+        self._no_script, self._cut, self._late = (
+            redis.exceptions.NoScriptError,
+            redis.exceptions.ConnectionError,
+            redis.exceptions.TimeoutError,
+        )
         try:
             self._client: Any = redis.Redis.from_url(
                 url,
@@ -121,7 +166,8 @@ class RedisSession:
                 retry=Retry(NoBackoff(), 0),
                 health_check_interval=0,
                 decode_responses=True,
-                protocol=2,  # nothing here needs 3, whose greeting costs a round trip more and which some proxies do not speak
+                # nothing here needs 3, whose greeting costs a round trip more and which some proxies do not speak
+                protocol=2,
             )
         except (ValueError, TypeError, redis.RedisError) as error:
             raise PolicyError(f"store = {name!r}: {error}") from None
@@ -136,19 +182,23 @@ class RedisSession:
             raise
 
     def _check_eviction(self) -> None:
-        """A server that deletes keys when memory is short would forget what was spent, or that a side effect was done."""
+        """A server that deletes keys when memory is short would forget what was spent,
+        or that a side effect was done.
+        """
         found = self._memory_settings()
         if found is None:
             _warn_once(
                 self._name,
-                f"{self._name}: this user may use neither INFO nor CONFIG GET, so it is not known whether the server deletes keys when memory is short. "
+                f"{self._name}: this user may use neither INFO nor CONFIG GET, so it is not known whether the "
+                "server deletes keys when memory is short. "
                 "Check that its maxmemory-policy is noeviction, or allow the command with +info",
             )
             return
         limit, policy = found
         if limit and policy != "noeviction":
             raise StoreError(
-                f"{self._name}: maxmemory is set and maxmemory-policy is {policy}: when memory is short this server would delete accounts or "
+                f"{self._name}: maxmemory is set and maxmemory-policy is {policy}: when memory is short this "
+                "server would delete accounts or "
                 "claims, and money would be spent twice. Set maxmemory-policy noeviction, or use another server"
             )
 
@@ -184,10 +234,13 @@ class RedisSession:
             return
         if version.isdecimal() and int(version) > SCHEMA_VERSION:
             raise StoreError(
-                f"{self._name}: its schema is version {version}, made by a newer RunGuard; this one knows version {SCHEMA_VERSION}. Upgrade runguard-agents"
+                f"{self._name}: its schema is version {version}, made by a newer RunGuard; this one knows "
+                f"version {SCHEMA_VERSION}. Upgrade runguard-agents"
             )
         found = f"schema version {version}" if version else "it holds data and no schema version"
-        raise StoreError(f"{self._name}: this namespace belongs to something else ({found}); choose another with ?namespace=name")
+        raise StoreError(
+            f"{self._name}: this namespace belongs to something else ({found}); choose another with ?namespace=name"
+        )
 
     # ---- calls ------------------------------------------------------------------------------------------------------
 
@@ -205,25 +258,36 @@ class RedisSession:
             except self._cut:
                 if script not in _REPEATABLE:
                     raise
-                return self._call(script, args)  # on a new connection; whether or not it was heard before, it counts once
+                # on a new connection; whether or not it was heard before, it counts once
+                return self._call(script, args)
         except self._errors as error:
             raise self._told(error) from error
 
     def _call(self, script: str, args: tuple[str | bytes, ...]) -> Any:
-        """One run of a script. Its answer ends with a number that only this request has: the answer to another one is never taken for it."""
+        """One run of a script. Its answer ends with a number that only this request has: the answer to another one is
+        never taken for it.
+        """
         sha, source = _script(script)
         self._asked += 1
         number = b"%d" % self._asked
-        tail = (b"1", self._prefix.encode(), *[arg if isinstance(arg, bytes) else arg.encode() for arg in args], self._seen.text.encode(), number)
+        tail = (
+            b"1",
+            self._prefix.encode(),
+            *[arg if isinstance(arg, bytes) else arg.encode() for arg in args],
+            self._seen.text.encode(),
+            number,
+        )
         try:
             return self._straight(_command(b"EVALSHA", sha, *tail), number)
         except self._no_script:  # a server that was restarted, or is another one
             return self._straight(_command(b"EVAL", source, *tail), number)
 
     def _straight(self, command: bytes, number: bytes) -> Any:
-        """One command on our own connection. After a pause it is looked at first: a server may have closed it meanwhile.
+        """One command on our own connection. After a pause it is looked at first: a server may have closed it
+        meanwhile.
 
-        After an error the connection is closed, whatever the error is: what comes next on it may belong to this request.
+        After an error the connection is closed, whatever the error is: what comes next on it may belong to this
+        request.
         """
         link, now = self._link, time.monotonic()
         if link is None:
@@ -252,7 +316,8 @@ class RedisSession:
     def _answer(self, link: Any, number: bytes) -> Any:
         sock = getattr(link, "_sock", None)
         if type(sock) is socket.socket:  # with TLS nothing can be looked at before it is taken
-            # Most answers are one text, and the client's parser takes longer for it than the server did. Any other is left where it is, for the parser.
+            # Most answers are one text, and the client's parser takes longer for it than the server did. Any other is
+            # left where it is, for the parser.
             seen, end = sock.recv(_PEEKED, socket.MSG_PEEK), b"\r\n$%d\r\n%b\r\n" % (len(number), number)
             if seen.startswith(b"*2\r\n$") and seen.endswith(end):
                 size, _, text = seen[5 : -len(end)].partition(b"\r\n")
@@ -284,39 +349,69 @@ class RedisSession:
         ours = _OURS.search(text)
         if ours is not None:
             return self._refused(ours[1], ours[2] or "")
-        if isinstance(error, exceptions.AuthenticationError | exceptions.AuthorizationError | exceptions.AuthenticationWrongNumberOfArgsError):
+        if isinstance(
+            error,
+            exceptions.AuthenticationError
+            | exceptions.AuthorizationError
+            | exceptions.AuthenticationWrongNumberOfArgsError,
+        ):
             return StoreError(f"{name}: the server refuses the user name or password of the URL, or wants one")
         if isinstance(error, exceptions.NoPermissionError):
-            return StoreError(f"{name}: {text}; this user needs the keys ~{self._prefix}* and +@read +@write +@scripting +info")
+            return StoreError(
+                f"{name}: {text}; this user needs the keys ~{self._prefix}* and +@read +@write +@scripting +info"
+            )
         if isinstance(error, exceptions.MovedError):
-            return StoreError(f"{name}: a cluster, and {error.node_addr} has this namespace; give the address of that node")
-        passing = exceptions.ReadOnlyError | exceptions.OutOfMemoryError | exceptions.ClusterDownError | exceptions.TryAgainError | exceptions.AskError
+            return StoreError(
+                f"{name}: a cluster, and {error.node_addr} has this namespace; give the address of that node"
+            )
+        passing = (
+            exceptions.ReadOnlyError
+            | exceptions.OutOfMemoryError
+            | exceptions.ClusterDownError
+            | exceptions.TryAgainError
+            | exceptions.AskError
+        )
         if isinstance(error, passing) or (isinstance(error, exceptions.ResponseError) and _PASSING.search(text)):
             if isinstance(error, exceptions.ReadOnlyError) or "READONLY" in text:
                 self._client.connection_pool.disconnect()  # a replica now: the next call looks for the primary
                 if self._link is not None:
                     self._link.disconnect()
             return StoreOutage(f"{name}: {text}")
-        if isinstance(error, exceptions.ConnectionError | exceptions.TimeoutError | exceptions.InvalidResponse | OSError) or "Protocol error" in text:
+        if (
+            isinstance(
+                error, exceptions.ConnectionError | exceptions.TimeoutError | exceptions.InvalidResponse | OSError
+            )
+            or "Protocol error" in text
+        ):
             return StoreOutage(f"{name}: {text or type(error).__name__}")
         if "WRONGTYPE" in text:
-            return StoreError(f"{name}: a key that begins with {self._prefix} is not of the right type: something else uses it; choose another ?namespace=name")
+            return StoreError(
+                f"{name}: a key that begins with {self._prefix} is not of the right type: something else uses "
+                "it; choose another ?namespace=name"
+            )
         if "unknown command" in text.lower():
             return StoreError(f"{name}: {text}; a server with Lua scripts is needed: Redis 6.2 or later, or Valkey")
         if isinstance(error, UnicodeDecodeError):
-            return StoreError(f"{name}: a key that begins with {self._prefix} holds what is no text; something else uses it; choose another ?namespace=name")
+            return StoreError(
+                f"{name}: a key that begins with {self._prefix} holds what is no text; something else uses it; "
+                "choose another ?namespace=name"
+            )
         return StoreError(f"{name}: {text}")
 
     def _refused(self, kind: str, text: str) -> RunGuardError:
         match kind:
             case "schema":
                 return StoreError(
-                    f"{self._name}: the version of its schema changed while it was in use: a newer RunGuard works with it. Upgrade runguard-agents"
+                    f"{self._name}: the version of its schema changed while it was in use: a newer RunGuard "
+                    "works with it. Upgrade runguard-agents"
                 )
             case "identity":
                 return _AnotherStoreError(f"{self._name}: another store answers here")
             case "damaged":
-                return StoreError(f"{self._name}: an account or a hold is damaged: something else writes keys that begin with {self._prefix}")
+                return StoreError(
+                    f"{self._name}: an account or a hold is damaged: something else writes keys that begin "
+                    f"with {self._prefix}"
+                )
             case "amount":
                 return StoreError(f"{self._name}: an amount was refused: {text}")
         return StoreError(f"{self._name}: refused by a script: {kind} {text}".rstrip())
@@ -324,7 +419,10 @@ class RedisSession:
     def _amount(self, amount: Amount) -> str:
         check_amounts(amount)
         if max(amount) > MOST:
-            raise StoreError(f"{self._name}: {max(amount)} is more than a Redis store can count exactly ({MOST}, or $9,007,199.25); use another store")
+            raise StoreError(
+                f"{self._name}: {max(amount)} is more than a Redis store can count exactly ({MOST}, or "
+                "$9,007,199.25); use another store"
+            )
         usd, tokens, calls = amount
         return f"{usd} {tokens} {calls}"
 
@@ -345,7 +443,8 @@ class RedisSession:
         for cap in line.caps:
             if MOST < cap < UNLIMITED:
                 raise StoreError(
-                    f"{self._name}: the cap {cap} of {line.scope} is more than a Redis store can count exactly ({MOST}, or $9,007,199.25); "
+                    f"{self._name}: the cap {cap} of {line.scope} is more than a Redis store can count exactly "
+                    f"({MOST}, or $9,007,199.25); "
                     "lower it, leave it out, or use another store"
                 )
         usd, tokens, calls = ("-" if cap >= UNLIMITED else cap for cap in line.caps)
@@ -358,7 +457,11 @@ class RedisSession:
             return Reply(_full(reply, 1), float(now), int(control))
         head, *rows = reply.split("\n")
         answer, now, control = head.split(" ")
-        balances = [_balance(line.key, line.scope, line.window, line.ends, row) for line, row in zip(lines, rows, strict=False) if row]
+        balances = [
+            _balance(line.key, line.scope, line.window, line.ends, row)
+            for line, row in zip(lines, rows, strict=False)
+            if row
+        ]
         return Reply(balances, float(now), int(control), answer == "yes", answer == "stale")
 
     # ---- accounts ---------------------------------------------------------------------------------------------------
@@ -367,7 +470,9 @@ class RedisSession:
         check_ttl(ttl)
         if len(lines) > 1:
             lines = list({line.key: line for line in lines}.values())
-        reply = self._run("reserve", hold, self._amount(want), _seconds(ttl), "1" if force else "0", *self._lines(lines))
+        reply = self._run(
+            "reserve", hold, self._amount(want), _seconds(ttl), "1" if force else "0", *self._lines(lines)
+        )
         return self._reply(lines, reply)
 
     def settle(self, hold: str, lines: Sequence[Line], actual: Amount) -> Reply:
@@ -413,7 +518,8 @@ class RedisSession:
         self._seen.meet(expected, identity or "")
         if (version is None) != (text is None):
             raise StoreError(
-                f"{self._name}: the document '{name}' is damaged: its version or its text is missing. Restore the store from a backup, "
+                f"{self._name}: the document '{name}' is damaged: its version or its text is missing. Restore "
+                "the store from a backup, "
                 "or remove the document: runguard store repair"
             )
         return (int(version), text) if version is not None and text is not None else (0, "")
@@ -495,7 +601,10 @@ def _script(name: str) -> tuple[bytes, bytes]:
     """The digest and the text of a script."""
     folder = files("runguard.ledger") / "scripts"
     common, own = ((folder / f"{part}.lua").read_text(encoding="utf-8") for part in ("common", name))
-    source = f"local SCHEMA = '{SCHEMA_VERSION}'\n{common}\nlocal function answer()\n{own}\nend\nreturn {{ answer(), NUMBER }}\n".encode()
+    source = (
+        f"local SCHEMA = '{SCHEMA_VERSION}'\n{common}\nlocal function answer()\n{own}\nend\nreturn "
+        f"{{ answer(), NUMBER }}\n"
+    ).encode()
     return hashlib.sha1(source, usedforsecurity=False).hexdigest().encode(), source
 
 
@@ -546,4 +655,7 @@ def _balance(key: str, scope: str, window: str | None, ends: float | None, text:
 
 def _full(reply: list[str], start: int) -> list[Balance]:
     rows = (reply[at : at + 5] for at in range(start, len(reply), 5))
-    return [_balance(key, scope, window or None, None if ends == "-" else float(ends), numbers) for key, scope, window, ends, numbers in rows]
+    return [
+        _balance(key, scope, window or None, None if ends == "-" else float(ends), numbers)
+        for key, scope, window, ends, numbers in rows
+    ]

@@ -1,9 +1,10 @@
 """A ledger over a durable store. The event loop never waits for the store: threads do, and every wait has a deadline.
 
-Reservations are asked on a few threads and awaited. Settlements and releases are facts: they go to one writer in order, and are told
-again until the store has heard them. A reservation that answers too late is given back.
+Reservations are asked on a few threads and awaited. Settlements and releases are facts: they go to one writer in order,
+and are told again until the store has heard them. A reservation that answers too late is given back.
 
-The threads survive every exception, also of a type that no store should raise, and every use of the ledger starts one again that is gone.
+The threads survive every exception, also of a type that no store should raise, and every use of the ledger starts one
+again that is gone.
 """
 
 import asyncio
@@ -67,13 +68,17 @@ class StoredAccount(Account):
         return other
 
     def limit(self, caps: Amount) -> None:
-        self.cap_usd, self.cap_tokens, self.cap_calls = (UNLIMITED if cap >= UNLIMITED else cap + more for cap, more in zip(caps, self.granted, strict=True))
+        self.cap_usd, self.cap_tokens, self.cap_calls = (
+            UNLIMITED if cap >= UNLIMITED else cap + more for cap, more in zip(caps, self.granted, strict=True)
+        )
 
     def learn(self, balance: Balance) -> None:
         self.granted, self.overrun, self.closed = balance.granted, balance.overrun, balance.closed
         self.limit(self.line.caps)
         self.spent_usd, self.spent_tokens, self.spent_calls = balance.spent
-        self.due_usd, self.due_tokens, self.due_calls = (s + h for s, h in zip(balance.spent, balance.held, strict=True))
+        self.due_usd, self.due_tokens, self.due_calls = (
+            s + h for s, h in zip(balance.spent, balance.held, strict=True)
+        )
 
 
 class _Job(Generic[_T]):
@@ -100,13 +105,15 @@ class StoreLedger(Waiting):
         self._faults = self._restarts = 0  # exceptions that no store should raise; threads that had to be started again
         self.control, self._control_text = 0, ""  # the control document as it was last seen, and its version
         self._unreadable = ""  # why the document could not be read, as last logged
-        self._guards: list[tuple[weakref.WeakMethod[Any], weakref.WeakMethod[Any]]] = []  # a guard may go; the ledger stays
+        # a guard may go; the ledger stays
+        self._guards: list[tuple[weakref.WeakMethod[Any], weakref.WeakMethod[Any]]] = []
         self._accounts: OrderedDict[str, StoredAccount] = OrderedDict()
         self._by_scope: dict[str, set[str]] = {}
         self._offset = 0.0  # the store's clock less ours
         self._down_until, self.is_away, self._era = 0.0, False, 0
         self._replaced: StoreReplacedError | None = None  # why the store is away, when another one has its place
-        self._seen: Seen = getattr(store, "seen", None) or Seen(store.name)  # a store that wraps another one may have none
+        # a store that wraps another one may have none
+        self._seen: Seen = getattr(store, "seen", None) or Seen(store.name)
         self._control_of = ""  # the identity of the store that the control document is from
         self._checked = False
         self._lock = threading.Lock()
@@ -127,7 +134,9 @@ class StoreLedger(Waiting):
         self._reading = threading.RLock()
 
     def _hush(self) -> None:
-        """Before a fork, let whoever is inside the store finish, bounded: a client library's locks are copied as they are, held for ever."""
+        """Before a fork, let whoever is inside the store finish, bounded: a client library's locks are copied as they
+        are, held for ever.
+        """
         with self._gate:
             self._forking = True
             self._gate.wait_for(lambda: not self._inside, self.timeout)
@@ -164,15 +173,22 @@ class StoreLedger(Waiting):
             for n, thread in enumerate(self._threads):
                 if thread is None or not thread.is_alive():
                     try:
-                        self._threads[n] = start_thread(f"runguard-store-{n}", self._answer if n < _ASKERS else self._tell, self._fault)
+                        self._threads[n] = start_thread(
+                            f"runguard-store-{n}", self._answer if n < _ASKERS else self._tell, self._fault
+                        )
                     except (RuntimeError, MemoryError) as error:
                         raise StoreOutage(f"{self.name}: no thread can be started to ask it: {error}") from None
                     self._restarts += thread is not None
         if self._restarts != restarts:
-            _log.error("runguard.background_error: %s: %d threads had ended and were started again", self.name, self._restarts - restarts)
+            _log.error(
+                "runguard.background_error: %s: %d threads had ended and were started again",
+                self.name,
+                self._restarts - restarts,
+            )
 
     def close(self) -> None:
-        """End the threads and close their connections. Facts that the store has not heard are dropped: call ``flush`` first.
+        """End the threads and close their connections. Facts that the store has not heard are dropped: call
+        ``flush`` first.
 
         The ledger opens again when it is used.
         """
@@ -248,7 +264,8 @@ class StoreLedger(Waiting):
             except StoreOutage:
                 if not (used and job.again) or time.monotonic() - began > self.timeout / 2:
                     raise
-                self._drop_session()  # a connection that was cut while it was not used is not an outage: once more on a new one
+                # a connection that was cut while it was not used is not an outage: once more on a new one
+                self._drop_session()
                 return job.do(self.session())
 
     def _tell(self) -> None:
@@ -263,7 +280,8 @@ class StoreLedger(Waiting):
                 began = time.monotonic()
                 self._safely("signs of life", self._beat)
                 took = time.monotonic() - began
-                next_beat = time.monotonic() + max(_BEAT_S, 9 * took)  # a tenth of the writer's time at most: facts come first
+                # a tenth of the writer's time at most: facts come first
+                next_beat = time.monotonic() + max(_BEAT_S, 9 * took)
                 next_look = time.monotonic() + _BEAT_S
             elif time.monotonic() >= next_look:
                 next_look = time.monotonic() + _BEAT_S
@@ -292,8 +310,13 @@ class StoreLedger(Waiting):
         except BaseException as error:
             if isinstance(error, StoreError) and not isinstance(error, UnforeseenError):
                 self._lose(fact)
-                if self.lost == 1 or (fact.repeatable and self._unbooked == 1):  # counted always, logged once: the store needs manual repair
-                    _log.error("runguard.store_error: %s cannot be booked: %s", "what was spent" if fact.repeatable else "a record", error)
+                # counted always, logged once: the store needs manual repair
+                if self.lost == 1 or (fact.repeatable and self._unbooked == 1):
+                    _log.error(
+                        "runguard.store_error: %s cannot be booked: %s",
+                        "what was spent" if fact.repeatable else "a record",
+                        error,
+                    )
                 self._drop_session()
                 return True
             self._fault()
@@ -303,7 +326,11 @@ class StoreLedger(Waiting):
                 return False
             self._lose(fact)
             with contextlib.suppress(BaseException):
-                _log.exception("runguard.store_error: %s: a %s could not be booked", self.name, "settlement" if fact.repeatable else "record")
+                _log.exception(
+                    "runguard.store_error: %s: a %s could not be booked",
+                    self.name,
+                    "settlement" if fact.repeatable else "record",
+                )
         return True
 
     def _lose(self, fact: Fact) -> None:
@@ -311,7 +338,9 @@ class StoreLedger(Waiting):
         self._unbooked += fact.repeatable
 
     def _beat(self) -> None:
-        """Say which runs are alive, and see whether somebody has stopped something: also while a model takes its time."""
+        """Say which runs are alive, and see whether somebody has stopped something:
+        also while a model takes its time.
+        """
         guards = [running for _, reference in self._guards if (running := reference()) is not None]
         alive: list[tuple[str, str]] = []
         for running in guards:
@@ -365,7 +394,9 @@ class StoreLedger(Waiting):
                 errors += 1
                 if errors >= TRIES or not fact.repeatable:
                     raise
-                self._drop_session()  # a damaged answer, or one to another request, may look like this: only what new connections say as well is final
+                # a damaged answer, or one to another request, may look like this: only what new connections say as well
+                # is final
+                self._drop_session()
             except StoreOutage as error:
                 fresh = getattr(self._local, "fresh", True)
                 self._drop_session()
@@ -411,7 +442,11 @@ class StoreLedger(Waiting):
     async def ask(self, job: Callable[[Session], _T], *, again: bool = False) -> _T:
         """Run a job on a thread and await it, within the deadline. ``again``: it may be done twice and counts once."""
         if time.monotonic() < self._down_until:
-            raise self._replaced.again() if self._replaced is not None else StoreOutage(f"{self.name}: did not answer a moment ago")
+            raise (
+                self._replaced.again()
+                if self._replaced is not None
+                else StoreOutage(f"{self.name}: did not answer a moment ago")
+            )
         self._ensure_threads()
         asked: _Job[_T] = _Job(job, again)
         self._jobs.put(asked)
@@ -441,10 +476,14 @@ class StoreLedger(Waiting):
             if asked.future.done():
                 return asked.future.result()  # it came in this very moment
         asked.future.cancel()
-        raise StoreOutage(f"{self.name}: no answer within {self.timeout:g} s; what was asked may still be done: look before you repeat it")
+        raise StoreOutage(
+            f"{self.name}: no answer within {self.timeout:g} s; what was asked may still be done: look before "
+            "you repeat it"
+        )
 
     def _time_left(self, job: "_Job[Any]") -> float:
-        """Seconds that a caller waits on. The deadline begins anew while others are served, until it is the job's turn: a long line is not an outage.
+        """Seconds that a caller waits on. The deadline begins anew while others are served, until it is the
+        job's turn: a long line is not an outage.
 
         A job that begins late because the ones before it failed has no more time than they had.
         """
@@ -458,9 +497,12 @@ class StoreLedger(Waiting):
         return time.time() + self._offset  # noqa: TID251 - the store's clock, as last told
 
     def period_time(self, at: float) -> float:
-        return self.now(at)  # the store keeps the accounts of past periods, and refuses those that are not current by its own clock
+        # the store keeps the accounts of past periods, and refuses those that are not current by its own clock
+        return self.now(at)
 
-    def account(self, key: str, scope: str, window: str | None, ends: float | None, caps: Amount, begins: float | None = None) -> Account:
+    def account(
+        self, key: str, scope: str, window: str | None, ends: float | None, caps: Amount, begins: float | None = None
+    ) -> Account:
         with self._lock:
             line = Line(key, scope, window, begins, ends, caps)
             account = self._accounts.get(key)
@@ -470,14 +512,18 @@ class StoreLedger(Waiting):
                 if len(self._accounts) > _ACCOUNTS_KEPT:  # copies only: the store keeps them
                     old, dropped = self._accounts.popitem(last=False)
                     self._unlist(dropped.scope, old)
-            elif account.line != line:  # another guard's limits, or new ones: whoever holds the old one keeps what it was told
+            elif (
+                account.line != line
+            ):  # another guard's limits, or new ones: whoever holds the old one keeps what it was told
                 account = self._accounts[key] = account.with_line(line)
                 self._accounts.move_to_end(key)
             else:
                 self._accounts.move_to_end(key)
             return account
 
-    async def reserve(self, accounts: Sequence[Account], want: Amount, *, force: bool = False, ttl: float = 900.0) -> Hold | Refusal | Stale:
+    async def reserve(
+        self, accounts: Sequence[Account], want: Amount, *, force: bool = False, ttl: float = 900.0
+    ) -> Hold | Refusal | Stale:
         hold = Hold(accounts, want, f"{self._prefix}{next(self._ids)}")
         lines = _lines(accounts)
 
@@ -485,14 +531,17 @@ class StoreLedger(Waiting):
             seen = self._changes
             reply = session.reserve(hold.id, ttl, lines, want, force=force)
             answer: Hold | Refusal | Stale = STALE if reply.stale else hold
-            if not reply.ok and not reply.stale:  # from what this reply says: others may be told something newer in the same moment
+            # from what this reply says: others may be told something newer in the same moment
+            if not reply.ok and not reply.stale:
                 answer = _refusal(reply, lines, accounts, want, seen)
             self._heard(reply, accounts, session, makes_room=False)
             return answer
 
         try:
             return await self.ask(job, again=True)
-        except BaseException:  # whether it is held is not known, or will be: a release of what is not there makes sure that it never is
+        except (
+            BaseException
+        ):  # whether it is held is not known, or will be: a release of what is not there makes sure that it never is
             self.release(hold)
             raise
 
@@ -520,12 +569,19 @@ class StoreLedger(Waiting):
     def _put(self, fact: Fact) -> None:
         if not self._facts.put(fact):
             self._lose(fact)
-            _log.error("runguard.store_full: %s: %d facts are waiting to be told; one was dropped", self.name, FACTS_KEPT)
+            _log.error(
+                "runguard.store_full: %s: %d facts are waiting to be told; one was dropped", self.name, FACTS_KEPT
+            )
         with contextlib.suppress(StoreOutage):  # no thread to be had: the fact waits, and every later use tries again
             self._ensure_threads()
 
-    def _heard(self, reply: Reply, accounts: Sequence[Account], session: Session | None = None, *, makes_room: bool = True) -> None:
-        """Learn what the store told. A reservation makes no room: whoever waits is not to ask again because another was answered."""
+    def _heard(
+        self, reply: Reply, accounts: Sequence[Account], session: Session | None = None, *, makes_room: bool = True
+    ) -> None:
+        """Learn what the store told.
+
+        A reservation makes no room: whoever waits is not to ask again because another was answered.
+        """
         self._is_back()
         self._offset = reply.now - time.time()  # noqa: TID251
         told = {balance.key: balance for balance in reply.balances}
@@ -584,7 +640,10 @@ class StoreLedger(Waiting):
         self.call(self._read_control, again=True)
 
     def check(self) -> None:
-        """Whether the store can be worked with, asked once. One that is only away may come back: that is said, and no error."""
+        """Whether the store can be worked with, asked once.
+
+        One that is only away may come back: that is said, and no error.
+        """
         if self._checked:
             return
         self._checked = True  # whoever comes later, say with every run, does not wait for it
@@ -626,7 +685,10 @@ class StoreLedger(Waiting):
 
         def job(session: Session) -> Balance:
             balance = session.extend(account.line, more)
-            reached = {m: unit_reached(balance.spent, share_of(limit, balance.granted, p)) for m, (p, limit) in session.marks(account.key).items()}
+            reached = {
+                m: unit_reached(balance.spent, share_of(limit, balance.granted, p))
+                for m, (p, limit) in session.marks(account.key).items()
+            }
             session.unmark(account.key, [mark for mark, unit in reached.items() if unit is None])
             return balance
 
@@ -674,7 +736,10 @@ class StoreLedger(Waiting):
                 del self._by_scope[scope]
 
     def flush(self, seconds: float) -> bool:
-        """Wait, bounded, until every fact handed over is booked. False when something is left, or could never be booked."""
+        """Wait, bounded, until every fact handed over is booked.
+
+        False when something is left, or could never be booked.
+        """
 
         def ensure() -> None:
             with contextlib.suppress(StoreOutage):
@@ -719,7 +784,11 @@ def _for_each(do: Callable[[StoreLedger], object]) -> Callable[[], None]:
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(before=_for_each(StoreLedger._hush), after_in_parent=_for_each(StoreLedger._go_on), after_in_child=_for_each(StoreLedger._start))
+    os.register_at_fork(
+        before=_for_each(StoreLedger._hush),
+        after_in_parent=_for_each(StoreLedger._go_on),
+        after_in_child=_for_each(StoreLedger._start),
+    )
 atexit.register(_for_each(lambda ledger: ledger.flush(_GOODBYE_S)))
 
 

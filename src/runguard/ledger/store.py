@@ -1,15 +1,19 @@
-"""What a durable store must be able to do. One ``Session`` is one connection, used by one thread at a time; all of it is synchronous.
+"""What a durable store must be able to do. One ``Session`` is one connection, used by one thread at a time; all of it
+is synchronous.
 
 Rules that every store keeps:
 - ``reserve`` is one atomic step over all lines. Holds stand beside the spend, never on it.
 - A hold's id is unique; a reserve with a known id changes nothing and answers as before.
-- ``settle`` is a fact: never refused, booked once; again with another amount it replaces the earlier one. It books also when the
-  hold expired (it was charged then: the difference is booked) or is not known at all (the store forgot, or was away).
+- ``settle`` is a fact: never refused, booked once; again with another amount it replaces the earlier one. It books also
+  when the hold expired (it was charged then: the difference is booked) or is not known at all (the store forgot, or was
+  away).
 - An expired hold is *charged*, not released: the provider may have billed.
-- Time is the store's own clock; workers' clocks do not matter. A line whose period is over, or not yet begun, by that clock is
+- Time is the store's own clock; workers' clocks do not matter. A line whose period is over, or not yet begun, by that
+  clock is
   ``Stale``, and nothing is held.
 - Amounts are whole numbers. Whatever else arrives is refused before anything is written.
-- What reads or changes accounts does so in the store that the process has seen, and in no other one: checked in the same step.
+- What reads or changes accounts does so in the store that the process has seen, and in no other one: checked in the
+  same step.
 """
 
 from collections.abc import Sequence
@@ -72,7 +76,9 @@ class Reply:
 
 
 class Session(Protocol):
-    """One connection. Every method raises ``StoreOutage`` when the store is away and ``StoreError`` when it is unusable."""
+    """One connection. Every method raises ``StoreOutage`` when the store is away and ``StoreError`` when it is
+    unusable.
+    """
 
     def reserve(self, hold: str, ttl: float, lines: Sequence[Line], want: Amount, *, force: bool = False) -> Reply:
         """Hold ``want`` on all lines or on none (``ok`` False, with the balances that refused and the others)."""
@@ -81,8 +87,8 @@ class Session(Protocol):
         """Book what a call took."""
 
     def release(self, hold: str) -> Reply:
-        """The call never left. Of an expired or settled hold nothing is taken back. A hold that is not known is remembered as released:
-        a reservation of it that is still on its way holds nothing when it arrives."""
+        """The call never left. Of an expired or settled hold nothing is taken back. A hold that is not known is
+        remembered as released: a reservation of it that is still on its way holds nothing when it arrives."""
 
     def extend(self, line: Line, more: Amount) -> Balance:
         """Move the cap of one account, made if new."""
@@ -133,8 +139,8 @@ class Session(Protocol):
         """The claimed side effect was done, or is free again."""
 
     def purge(self, older_than: float) -> None:
-        """Drop what is older than so many seconds and has no open hold: records, ended or silent runs and sessions with their accounts, finished
-        holds, past periods, finished claims."""
+        """Drop what is older than so many seconds and has no open hold: records, ended or silent runs and
+        sessions with their accounts, finished holds, past periods, finished claims."""
 
     def close(self) -> None: ...
 
@@ -146,9 +152,11 @@ class Store(Protocol):
     durable: str  # what survives which failure, in one sentence
 
     def connect(self, timeout: float) -> Session:
-        """A session whose every call ends within about ``timeout``. The first one creates or migrates the schema; ``StoreError`` for another one.
+        """A session whose every call ends within about ``timeout``. The first one creates or migrates the
+        schema; ``StoreError`` for another one.
 
-        Later ones create nothing and raise ``StoreReplacedError`` when they meet another store than the first (``ledger/identity.py``).
+        Later ones create nothing and raise ``StoreReplacedError`` when they meet another store than the first
+        (``ledger/identity.py``).
         """
 
 

@@ -47,7 +47,11 @@ def store_of(url: str) -> Store:
         _need("psycopg", "postgres", scheme)
         return PostgresStore(url)
     shown = f"{scheme}:…" if ":" in url else url  # the rest may hold a password
-    meant = f"; a file is written 'sqlite:///{url}'" if ":" not in url and url.rpartition(".")[2] in ("db", "sqlite", "sqlite3") else ""
+    meant = (
+        f"; a file is written 'sqlite:///{url}'"
+        if ":" not in url and url.rpartition(".")[2] in ("db", "sqlite", "sqlite3")
+        else ""
+    )
     raise PolicyError(f"store = '{shown}': no such store{meant}; known: {_KINDS}")
 
 
@@ -56,4 +60,6 @@ def _need(package: str, extra: str, scheme: str) -> None:
     try:
         import_module(package)
     except ImportError:
-        raise PolicyError(f"store = '{scheme}://…' needs {package}, which is not installed: pip install 'runguard-agents[{extra}]'") from None
+        raise PolicyError(
+            f"store = '{scheme}://…' needs {package}, which is not installed: pip install 'runguard-agents[{extra}]'"
+        ) from None

@@ -1,7 +1,8 @@
-"""What a person should know of a guard's work, as alerts: stops, thresholds, growth, a store that is away, breakers, the kill switch.
+"""What a person should know of a guard's work, as alerts: stops, thresholds, growth, a store that is away, breakers,
+the kill switch.
 
-Each is told once: per rule, scope and period, over all workers that share a store. What is over is told too, so that an incident
-closes by itself. Names and numbers only: what a tool was asked and what it answered is in no alert.
+Each is told once: per rule, scope and period, over all workers that share a store. What is over is told too, so that an
+incident closes by itself. Names and numbers only: what a tool was asked and what it answered is in no alert.
 """
 
 from collections.abc import Callable
@@ -42,17 +43,26 @@ class Alarms:
     # ---- what happened ----------------------------------------------------------------------------------------------
 
     def tripped(self, trip: Trip, finding: Finding) -> None:
-        """A stop. Of a budget: once for its period. Of anything else: once an hour for the same rule in the same place."""
+        """A stop. Of a budget: once for its period.
+
+        Of anything else: once an hour for the same rule in the same place.
+        """
         if trip.rule == "kill_switch":
             return  # told where it was thrown
         verb = "stopped" if trip.enforced else "would have stopped"
         where = "→".join(trip.agent_path) or trip.app or trip.run_id
         money = finding.money
-        text = f"RunGuard {verb} {where}: {trip.rule}, {_amount(trip.unit, trip.observed)}, limit {_figure(trip.unit, trip.limit)}"
+        text = (
+            f"RunGuard {verb} {where}: {trip.rule}, {_amount(trip.unit, trip.observed)}, "
+            f"limit {_figure(trip.unit, trip.limit)}"
+        )
         key, period = f"{trip.rule} {trip.app} {where} {trip.tool or ''} {int(trip.at // _HOUR)}", _HOUR
         if money is not None and trip.rule == "budget":
             spent = next((_figure(trip.unit, item["spent"]) for item in trip.evidence if "spent" in item), "?")
-            text = f"RunGuard {verb} {where}: {spent} of {_amount(trip.unit, trip.limit)} of {money.scope} are spent, too little is left for the next call"
+            text = (
+                f"RunGuard {verb} {where}: {spent} of {_amount(trip.unit, trip.limit)} of {money.scope} are spent, "
+                "too little is left for the next call"
+            )
             key, period = _budget_key(money.key), _LONGEST if money.ends is None else max(money.ends - trip.at, _HOUR)
         facts: dict[str, Fact] = {
             "rule": trip.rule,
@@ -75,10 +85,16 @@ class Alarms:
         self._tell(Alert("trip", key, "critical" if trip.enforced else "info", text, facts, trip.at), period)
 
     def compaction(self, info: RunInfo, finding: Finding, *, enforced: bool) -> None:
-        """The summary of a session's history was refused. Once a day for the same rule in the same app: a tight limit refuses many sessions."""
+        """The summary of a session's history was refused.
+
+        Once a day for the same rule in the same app: a tight limit refuses many sessions.
+        """
         now = self._clock()
         verb = "refused" if enforced else "would have refused"
-        text = f"RunGuard {verb} to compact the history of a session of {info.app}: {finding.rule}; its later calls are more expensive"
+        text = (
+            f"RunGuard {verb} to compact the history of a session of {info.app}: {finding.rule}; its later calls "
+            "are more expensive"
+        )
         facts: dict[str, Fact] = {
             "rule": finding.rule,
             "scope": finding.money.scope if finding.money is not None else f"run:{info.run}",
@@ -95,7 +111,10 @@ class Alarms:
     def threshold(self, reached: Fired) -> None:
         """A share of a budget is spent. The ledger says so once per period, to one worker."""
         status, percent = reached.status, reached.threshold.percent
-        text = f"{percent:.0%} of the budget of {status.scope} is spent: {_figure(status.unit, status.spent)} of {_amount(status.unit, status.limit)}"
+        text = (
+            f"{percent:.0%} of the budget of {status.scope} is spent: {_figure(status.unit, status.spent)} of "
+            f"{_amount(status.unit, status.limit)}"
+        )
         self._alerts.send(
             Alert(
                 "threshold",
@@ -110,7 +129,10 @@ class Alarms:
     def grown(self, finding: Finding, info: RunInfo, agent: str, at: float) -> None:
         """The prompts of a session have grown. Sent once per session."""
         session = "/".join(filter(None, (info.app, info.user, info.session)))
-        text = f"the prompts of {agent or info.app} in {session or info.run} are {finding.observed} times as large as its first ones"
+        text = (
+            f"the prompts of {agent or info.app} in {session or info.run} are {finding.observed} times as large as "
+            "its first ones"
+        )
         facts: dict[str, Fact] = {
             "rule": finding.rule,
             "observed": str(finding.observed),
@@ -122,7 +144,9 @@ class Alarms:
             "agent": agent,
             "run": info.run,
         }
-        self._tell(Alert("growth", f"growth {session if info.session else info.run}", "warning", text, facts, at), _LONGEST)
+        self._tell(
+            Alert("growth", f"growth {session if info.session else info.run}", "warning", text, facts, at), _LONGEST
+        )
 
     def extended(self, statuses: list[BudgetStatus], keys: list[str]) -> None:
         """More was granted: whatever was told of these budgets is over, and may be told again."""
@@ -131,11 +155,24 @@ class Alarms:
             self._over(Alert("trip", _budget_key(key), "info", text, _facts_of(status), self._clock(), resolved=True))
 
     def store(self, error: Exception | None) -> None:
-        """The store is away, was replaced, or is back (no error). No store can say which worker sends this: every one does."""
+        """The store is away, was replaced, or is back (no error).
+
+        No store can say which worker sends this: every one does.
+        """
         name = self._ledger.name
         if error is None:
             for sent in self._away:
-                self._alerts.send(Alert(sent, f"{sent} {name}", "critical", f"the store {name} answers again", {"store": name}, self._clock(), resolved=True))
+                self._alerts.send(
+                    Alert(
+                        sent,
+                        f"{sent} {name}",
+                        "critical",
+                        f"the store {name} answers again",
+                        {"store": name},
+                        self._clock(),
+                        resolved=True,
+                    )
+                )
             self._away.clear()
             return
         kind: AlertKind = "outage"
@@ -148,19 +185,33 @@ class Alarms:
     def cap(self, scope: str, unit: str, wrong: str) -> None:
         """A cap function gives no cap for a scope, or gives one again (nothing is wrong)."""
         text = f"no cap in {unit} for {scope}: {wrong}" if wrong else f"the cap in {unit} of {scope} is known again"
-        alert = Alert("outage", f"cap {unit} {scope}", "critical", text, {"scope": scope, "unit": unit}, self._clock(), resolved=not wrong)
+        alert = Alert(
+            "outage",
+            f"cap {unit} {scope}",
+            "critical",
+            text,
+            {"scope": scope, "unit": unit},
+            self._clock(),
+            resolved=not wrong,
+        )
         self._tell(alert, _HOUR) if wrong else self._over(alert)
 
     def breaker(self, tool: str, is_open: bool) -> None:
         text = f"the breaker of '{tool}' {'is open: it failed too often' if is_open else 'is closed again'}"
-        alert = Alert("breaker", f"breaker {tool}", "warning", text, {"tool": tool}, self._clock(), resolved=not is_open)
+        alert = Alert(
+            "breaker", f"breaker {tool}", "warning", text, {"tool": tool}, self._clock(), resolved=not is_open
+        )
         self._tell(alert, _DAY) if is_open else self._over(alert)
 
     def switched(self, scope: str, stop: Stop | None) -> None:
         """The kill switch was thrown, or taken back."""
         text = f"{stop.actor} stopped {scope}{stop.because}" if stop is not None else f"{scope} may run again"
-        facts: dict[str, Fact] = {"scope": scope, "actor": stop.actor, "reason": stop.reason} if stop is not None else {"scope": scope}
-        self._alerts.send(Alert("kill_switch", f"kill_switch {scope}", "warning", text, facts, self._clock(), resolved=stop is None))
+        facts: dict[str, Fact] = (
+            {"scope": scope, "actor": stop.actor, "reason": stop.reason} if stop is not None else {"scope": scope}
+        )
+        self._alerts.send(
+            Alert("kill_switch", f"kill_switch {scope}", "warning", text, facts, self._clock(), resolved=stop is None)
+        )
 
     # ---- once over all workers --------------------------------------------------------------------------------------
 

@@ -1,7 +1,7 @@
 """The way out for decisions: callbacks run on one thread of their own, never on the path of a call.
 
-Whatever a callback does (raise, hang, take a minute) changes nothing for the run. The queue is bounded: what does not fit is
-dropped and counted.
+Whatever a callback does (raise, hang, take a minute) changes nothing for the run. The queue is bounded: what does not
+fit is dropped and counted.
 """
 
 import asyncio
@@ -35,7 +35,9 @@ class Outbox:
         _outboxes.add(self)
 
     def restart(self) -> None:
-        """As new: a forked child has neither the thread nor what was meant for the parent, and a lock may have been held at that moment."""
+        """As new: a forked child has neither the thread nor what was meant for the parent, and a lock may have been
+        held at that moment.
+        """
         self._queue: queue.Queue[tuple[Callable[..., Any], Any]] = queue.Queue(_CAPACITY)
         self._thread: threading.Thread | None = None
         self._lock = threading.Lock()
@@ -51,7 +53,8 @@ class Outbox:
 
     def _ensure_thread_locked(self) -> None:
         if self._thread is None or not self._thread.is_alive():
-            with contextlib.suppress(RuntimeError, MemoryError):  # no thread to be had: the next callback or flush tries again
+            # no thread to be had: the next callback or flush tries again
+            with contextlib.suppress(RuntimeError, MemoryError):
                 self._thread = start_thread("runguard-outbox", self._work)
 
     def flush(self, seconds: float = _GOODBYE_S) -> bool:
@@ -83,7 +86,10 @@ class Outbox:
                     asyncio.run(_finish(result))
             except BaseException:  # logged for its owner; the run and the other callbacks are not affected
                 self.failed += 1
-                _log.exception("runguard.callback_failed: %s raised; the run is not affected", getattr(callback, "__name__", "callback"))
+                _log.exception(
+                    "runguard.callback_failed: %s raised; the run is not affected",
+                    getattr(callback, "__name__", "callback"),
+                )
 
 
 _outboxes: Final["weakref.WeakSet[Outbox]"] = weakref.WeakSet()

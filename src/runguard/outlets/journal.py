@@ -1,7 +1,8 @@
-"""The journal of a run in a durable store: every event that the guard saw, as numbers, names and digests; no text of anybody.
+"""The journal of a run in a durable store: every event that the guard saw, as numbers, names and digests; no text of
+anybody.
 
-It is what a dashboard tells a trip's story from, and what ``runguard replay`` plays to another policy: the guard decides on
-nothing but these events, so every rule of a run can be judged again.
+It is what a dashboard tells a trip's story from, and what ``runguard replay`` plays to another policy: the guard
+decides on nothing but these events, so every rule of a run can be judged again.
 """
 
 import json
@@ -13,7 +14,18 @@ from math import isfinite
 from typing import Any, Final
 
 from runguard.core.decision import Action, Decision
-from runguard.core.events import AgentEntered, Answer, Event, HandOff, ModelCall, ModelResult, Outcome, RunInfo, ToolCall, ToolResults
+from runguard.core.events import (
+    AgentEntered,
+    Answer,
+    Event,
+    HandOff,
+    ModelCall,
+    ModelResult,
+    Outcome,
+    RunInfo,
+    ToolCall,
+    ToolResults,
+)
 from runguard.core.fingerprint import digest
 from runguard.pricing.rates import Usage
 
@@ -38,7 +50,9 @@ class Journal:
 
     @property
     def written(self) -> tuple[int, int]:
-        """How many paid calls and how many pieces have a number: another worker that resumes the run goes on from there."""
+        """How many paid calls and how many pieces have a number: another worker that resumes the run goes on from
+        there.
+        """
         return self._asked, self._pieces
 
     def paused(self, at: float) -> None:
@@ -70,17 +84,41 @@ class Journal:
         if finding is None:
             return
         numbers = {"observed": float(finding.observed), "limit": float(finding.limit), "unit": finding.unit}
-        told = {"do": decision.action.word, "rule": finding.rule, "tool": finding.tool, **numbers, "enforced": decision.enforced}
+        told = {
+            "do": decision.action.word,
+            "rule": finding.rule,
+            "tool": finding.tool,
+            **numbers,
+            "enforced": decision.enforced,
+        }
         self.add({"k": "decision", "t": at, "l": lane, "a": agent, **told})
         if decision.action is Action.STOP:
             self.flush()  # whoever looks at the trip finds its story
 
-    def paid(self, number: int, at: float, usage: Usage, *, model: str, nano: int | None, usd: str | None, estimated: bool, free: bool) -> None:
+    def paid(
+        self,
+        number: int,
+        at: float,
+        usage: Usage,
+        *,
+        model: str,
+        nano: int | None,
+        usd: str | None,
+        estimated: bool,
+        free: bool,
+    ) -> None:
         """What an asked call took. A later one with the same number replaces it."""
         told = {name: getattr(usage, name) for name in _USAGE}
         told |= {"in": told.pop("input"), "out": told.pop("output")}
         cost = {} if nano is None else {"nano": nano}
-        self.add({"k": "paid", "n": number, **cost, **_sparse({"t": at, **told, "model": model, "usd": usd, "estimated": estimated, "free": free})})
+        self.add(
+            {
+                "k": "paid",
+                "n": number,
+                **cost,
+                **_sparse({"t": at, **told, "model": model, "usd": usd, "estimated": estimated, "free": free}),
+            }
+        )
 
     def add(self, entry: Entry) -> None:
         with self._lock:
@@ -92,10 +130,12 @@ class Journal:
     def flush(self) -> None:
         with self._lock:
             entries, self._entries = self._entries, []
-            if entries and os.getpid() == self._pid:  # after a fork, what the parent has collected is the parent's to tell
+            # after a fork, what the parent has collected is the parent's to tell
+            if entries and os.getpid() == self._pid:
                 self._pieces += 1
                 entries[0]["p"] = self._pieces
-                self._send(json.dumps(entries, separators=(",", ":")))  # inside of the lock: the order of the pieces is that of the run
+                # inside of the lock: the order of the pieces is that of the run
+                self._send(json.dumps(entries, separators=(",", ":")))
 
 
 # ---- writing --------------------------------------------------------------------------------------------------------
@@ -124,7 +164,12 @@ def _handed(event: HandOff) -> Entry:
 
 
 def _asked(event: ModelCall) -> Entry:
-    sizes = {"in": event.input_tokens, "audio": event.audio_tokens, "max": event.max_output_tokens, "likely": event.projected_tokens}
+    sizes = {
+        "in": event.input_tokens,
+        "audio": event.audio_tokens,
+        "max": event.max_output_tokens,
+        "likely": event.projected_tokens,
+    }
     rest = {
         "fits": event.context_limit,
         "tool": event.tool,
@@ -144,7 +189,9 @@ def _got(event: ModelResult) -> Entry:
 
 def _called(event: ToolCall) -> Entry:
     rest = _sparse({"depth": event.depth, "once": event.once.hex()})
-    return _base("call", event) | {"tool": event.tool, "call": event.call.hex(), "id": event.id, "b": event.batch} | rest
+    return (
+        _base("call", event) | {"tool": event.tool, "call": event.call.hex(), "id": event.id, "b": event.batch} | rest
+    )
 
 
 def _answered(event: ToolResults) -> Entry:
@@ -153,10 +200,24 @@ def _answered(event: ToolResults) -> Entry:
 
 
 def _answer(a: Answer) -> Entry:
-    told = {"tool": a.tool, "call": a.call.hex(), "id": a.id, "as": (a.outcome or Outcome.OK).value, "answer": a.answer, "chars": a.chars}
+    told = {
+        "tool": a.tool,
+        "call": a.call.hex(),
+        "id": a.id,
+        "as": (a.outcome or Outcome.OK).value,
+        "answer": a.answer,
+        "chars": a.chars,
+    }
     failure = digest(a.failure)[:_FAILURE_NAME].hex() if a.failure else ""
     return told | _sparse(
-        {"failure": failure, "too_large": a.too_large, "uncounted": not a.counted, "event": a.event_id, "once": a.once.hex(), "unfinished": a.unfinished}
+        {
+            "failure": failure,
+            "too_large": a.too_large,
+            "uncounted": not a.counted,
+            "event": a.event_id,
+            "once": a.once.hex(),
+            "unfinished": a.unfinished,
+        }
     )
 
 
@@ -176,7 +237,9 @@ _WRITERS: Final[dict[type, Callable[[Any], Entry]]] = {
 def read_entries(text: str) -> list[Entry]:
     """The entries of one record; ``ValueError`` for what is none."""
     entries = json.loads(text)
-    if not isinstance(entries, list) or any(not isinstance(entry, dict) or not isinstance(entry.get("k"), str) for entry in entries):
+    if not isinstance(entries, list) or any(
+        not isinstance(entry, dict) or not isinstance(entry.get("k"), str) for entry in entries
+    ):
         raise ValueError("no list of entries")
     return entries
 
@@ -249,7 +312,9 @@ def _read_ask(where: _Where, entry: Entry) -> ModelCall:
 def _read_call(where: _Where, entry: Entry) -> ToolCall:
     get = entry.get
     call, once = bytes.fromhex(entry["call"]), bytes.fromhex(get("once") or "")
-    return ToolCall(*where, entry["tool"], call, str(get("b") or ""), str(get("id") or ""), int(get("depth") or 0), once)
+    return ToolCall(
+        *where, entry["tool"], call, str(get("b") or ""), str(get("id") or ""), int(get("depth") or 0), once
+    )
 
 
 def _read_answers(where: _Where, entry: Entry) -> ToolResults:
@@ -271,14 +336,20 @@ def _read_answers(where: _Where, entry: Entry) -> ToolResults:
         for told in entry["of"]
     ]
     news, progress, page = (bool(entry.get(name)) for name in ("news", "progress", "another_page"))
-    return ToolResults(*where, str(entry.get("b") or ""), answers, news, progress, another_page=page, is_understood=True)
+    return ToolResults(
+        *where, str(entry.get("b") or ""), answers, news, progress, another_page=page, is_understood=True
+    )
 
 
 _READERS: Final[dict[str, Callable[[_Where, Entry], Event]]] = {
-    "enter": lambda where, entry: AgentEntered(*where, int(entry.get("depth") or 0), int(entry.get("branches") or 0), bool(entry.get("task"))),
+    "enter": lambda where, entry: AgentEntered(
+        *where, int(entry.get("depth") or 0), int(entry.get("branches") or 0), bool(entry.get("task"))
+    ),
     "hand": lambda where, entry: HandOff(*where[:3], str(entry["to"]), where[3]),
     "ask": _read_ask,
-    "got": lambda where, entry: ModelResult(*where, entry.get("in"), entry.get("out"), said=int(entry.get("said") or 0)),
+    "got": lambda where, entry: ModelResult(
+        *where, entry.get("in"), entry.get("out"), said=int(entry.get("said") or 0)
+    ),
     "call": _read_call,
     "answers": _read_answers,
 }

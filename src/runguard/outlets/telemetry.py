@@ -1,8 +1,10 @@
-"""OpenTelemetry: every decision that is not "allow" as a counter, a log event and a span event; how budgets stand; what the guard costs.
+"""OpenTelemetry: every decision that is not "allow" as a counter, a log event and a span event; how budgets stand; what
+the guard costs.
 
-Only the API package is used, and only if it is there: which SDK and exporters there are is the program's choice, and without any of
-them all this does nothing. Tokens are not reported: the framework does that already. No argument, result or prompt text ever gets
-in, nor a user's id. Metrics carry what is bounded and nothing else: no session, run or label value.
+Only the API package is used, and only if it is there: which SDK and exporters there are is the program's choice, and
+without any of them all this does nothing. Tokens are not reported: the framework does that already. No argument, result
+or prompt text ever gets in, nor a user's id. Metrics carry what is bounded and nothing else: no session, run or label
+value.
 """
 
 import contextlib
@@ -35,7 +37,8 @@ class Guard(Protocol):
 
 
 # ---- names ----------------------------------------------------------------------------------------------------------
-# Those of OpenTelemetry are written out: they are still in development there, and the package that lists them lags behind.
+# Those of OpenTelemetry are written out: they are still in development there, and the package that lists them lags
+# behind.
 
 SCOPE_NAME: Final = "runguard"
 
@@ -75,7 +78,8 @@ SAMPLE: Final = 256  # questions that a guard times after each collection: where
 _NAMES_KEPT: Final = 200  # a model can make up names of tools, and programs can make up agents
 _NAME_LENGTH: Final = 128
 _FLUSH_S: Final = 2.0
-_FEW: Final = frozenset({"app", "agent", "model", "tool"})  # written in a program; users, sessions, runs and labels come with its users
+# written in a program; users, sessions, runs and labels come with its users
+_FEW: Final = frozenset({"app", "agent", "model", "tool"})
 _GAUGES: Final = (
     (BUDGET_LIMIT, "What budgets allow."),
     (BUDGET_USED, "What was spent of budgets."),
@@ -89,7 +93,8 @@ Level = tuple[float, float, float]  # of a budget, in the order of _GAUGES
 class Telemetry:
     """What one guard reports. Methods may be called from any thread, and none of them raises.
 
-    ``took(seconds)`` is the append of a bounded buffer and nothing else; a metric reader that collects takes out what is in it.
+    ``took(seconds)`` is the append of a bounded buffer and nothing else; a metric reader that collects takes out
+    what is in it.
     """
 
     __slots__ = ("_wires", "took")
@@ -100,7 +105,9 @@ class Telemetry:
 
     @classmethod
     def of(cls, guard: Guard) -> Self | None:
-        """The guard's telemetry; None where the OpenTelemetry API is not installed. The guard can be collected all the same."""
+        """The guard's telemetry; None where the OpenTelemetry API is not installed. The guard can be collected all the
+        same.
+        """
         try:
             wires = _connected()
             if wires is None:
@@ -116,7 +123,10 @@ class Telemetry:
         self._wires.drop(guard)
 
     def decided(self, decision: Decision, info: RunInfo, agent: str, model: str | None) -> None:
-        """Report a decision, from the context of whoever asked for it: his span gets the event. Nothing happens for "allow"."""
+        """Report a decision, from the context of whoever asked for it:
+
+        his span gets the event. Nothing happens for "allow".
+        """
         if decision.action is Action.ALLOW:
             return
         try:
@@ -235,11 +245,13 @@ class Wires:
         def observe(_options: "CallbackOptions") -> "Sequence[Observation]":
             try:
                 if position == 0:
-                    self.record_durations()  # a reader collects: into the same collection, for it reads the histogram afterwards
+                    # a reader collects: into the same collection, for it reads the histogram afterwards
+                    self.record_durations()
                 levels = self._levels.pop(position, None)
                 if position == 0 or levels is None:
                     levels = self._read()
-                    self._levels = {other: levels for other in range(len(_GAUGES)) if other > position}  # one look serves all three
+                    # one look serves all three
+                    self._levels = {other: levels for other in range(len(_GAUGES)) if other > position}
                 return [self._observation(level[position], facts) for facts, level in levels]
             except Exception:
                 self.fail()
@@ -262,7 +274,8 @@ class Wires:
             for status in statuses:
                 key = (ledger, status.scope, status.unit, status.window)
                 other = known.get(key)
-                if other is None or status.remaining < other.remaining:  # of two budgets on the same thing, the one that ends first
+                # of two budgets on the same thing, the one that ends first
+                if other is None or status.remaining < other.remaining:
                     known[key] = status
         sums: dict[tuple[str, str, str, str], Level] = {}
         for status in known.values():
@@ -295,7 +308,9 @@ _connecting: Final = threading.Lock()
 
 
 def _connected() -> Wires | None:
-    """The process's instruments, made when the first guard asks; None without the API. A provider may be set before or after."""
+    """The process's instruments, made when the first guard asks; None without the API. A provider may be set before or
+    after.
+    """
     global _wires
     with _connecting:
         if _wires is None:
@@ -315,7 +330,8 @@ def _connected() -> Wires | None:
 def _emitter(logger: "Logger | None") -> tuple[Callable[..., None] | None, tuple[tuple[str, Any], tuple[str, Any]]]:
     """How to emit an event, or None; and the severities of a quiet and of a loud one.
 
-    Before 1.38 ``emit`` took a record that only an SDK could make: one made from the API broke the export of everybody's records.
+    Before 1.38 ``emit`` took a record that only an SDK could make: one made from the API broke the export of
+    everybody's records.
     """
     nothing = (("INFO", None), ("WARN", None))
     if logger is None or "event_name" not in inspect.signature(logger.emit).parameters:
@@ -351,4 +367,6 @@ def _group_facts(kind: str, scope: str, unit: str, window: str) -> Facts:
 
 def _complain(what: str) -> None:
     with contextlib.suppress(Exception):  # a log handler that raises
-        _log.warning("runguard.telemetry_failed: %s; runs are not affected, telemetry may be incomplete", what, exc_info=True)
+        _log.warning(
+            "runguard.telemetry_failed: %s; runs are not affected, telemetry may be incomplete", what, exc_info=True
+        )

@@ -5,13 +5,43 @@ from typing import TYPE_CHECKING
 from runguard._lazy import lazy
 
 if TYPE_CHECKING:
-    from runguard.policy.settings import RULES, Policy, PolicyFile, ToolRule, declared_rule, find_policy_file, load_policy_file, policy_schema, tool
+    from runguard.policy.settings import (
+        RULES,
+        Policy,
+        PolicyFile,
+        ToolRule,
+        declared_rule,
+        find_policy_file,
+        load_policy_file,
+        policy_schema,
+        tool,
+    )
 
 _HOMES = dict.fromkeys(
-    ("Policy", "PolicyFile", "RULES", "ToolRule", "declared_rule", "find_policy_file", "load_policy_file", "policy_schema", "tool"),
+    (
+        "Policy",
+        "PolicyFile",
+        "RULES",
+        "ToolRule",
+        "declared_rule",
+        "find_policy_file",
+        "load_policy_file",
+        "policy_schema",
+        "tool",
+    ),
     "runguard.policy.settings",
 )
 
-__all__ = ["RULES", "Policy", "PolicyFile", "ToolRule", "declared_rule", "find_policy_file", "load_policy_file", "policy_schema", "tool"]
+__all__ = [
+    "RULES",
+    "Policy",
+    "PolicyFile",
+    "ToolRule",
+    "declared_rule",
+    "find_policy_file",
+    "load_policy_file",
+    "policy_schema",
+    "tool",
+]
 
 __getattr__, __dir__ = lazy(__name__, _HOMES)

@@ -1,10 +1,10 @@
 """The identity of a side effect: which calls of a ``once`` tool are the same call.
 
-A match refuses the call, so a wrong match refuses somebody's payment, and a missed match pays twice. Two calls are the same when the
-tool receives the same values: arguments that never reach it are dropped, defaults are filled in, and a value for a declared ``int``,
-``float`` or ``bool`` is read as one. Texts are compared in Unicode form C without U+200B, U+2060 and U+FEFF. Whole numbers are equal
-however they are written (``5``, ``5.0``), and a list is the same as a tuple. Nothing else is made equal: white space, case, ``None``,
-the order of a list and every character of a long text count.
+A match refuses the call, so a wrong match refuses somebody's payment, and a missed match pays twice. Two calls are the
+same when the tool receives the same values: arguments that never reach it are dropped, defaults are filled in, and a
+value for a declared ``int``, ``float`` or ``bool`` is read as one. Texts are compared in Unicode form C without U+200B,
+U+2060 and U+FEFF. Whole numbers are equal however they are written (``5``, ``5.0``), and a list is the same as a tuple.
+Nothing else is made equal: white space, case, ``None``, the order of a list and every character of a long text count.
 
 The loop rules have an identity of their own (``runguard.core.fingerprint``), which is wider on purpose.
 """
@@ -39,7 +39,8 @@ class Fields:
 
     kinds: dict[str, "Kind"] = field(default_factory=dict)
     defaults: dict[str, object] = field(default_factory=dict)
-    names: dict[str, tuple[str, ...]] = field(default_factory=dict)  # other names under which a field is accepted, first choice first
+    # other names under which a field is accepted, first choice first
+    names: dict[str, tuple[str, ...]] = field(default_factory=dict)
     drops_others: bool = False  # values under other names are never received
 
     def received(self, given: Mapping[Any, object]) -> dict[Any, object]:
@@ -60,11 +61,18 @@ class Fields:
 Kind = type[int] | type[float] | type[bool] | Each | Fields | None  # None: nothing is known, the value counts as it is
 
 
-def once_identity(tool: str, args: object, declared: Fields | None = None, *, identity: Iterable[str] | None = None, volatile: Iterable[str] = ()) -> bytes:
+def once_identity(
+    tool: str,
+    args: object,
+    declared: Fields | None = None,
+    *,
+    identity: Iterable[str] | None = None,
+    volatile: Iterable[str] = (),
+) -> bytes:
     """Digest of a side effect, the same in every process.
 
-    ``declared``: the tool's parameters; None where they are unknown, then every argument counts as it was given. ``identity`` names the
-    only arguments that count, ``volatile`` those that never do.
+    ``declared``: the tool's parameters; None where they are unknown, then every argument counts as it was given.
+    ``identity`` names the only arguments that count, ``volatile`` those that never do.
     """
     if isinstance(args, dict):
         args = declared.received(args) if declared is not None else dict(args)
@@ -73,7 +81,11 @@ def once_identity(tool: str, args: object, declared: Fields | None = None, *, id
         if identity is not None:
             args = {name: args[name] for name in identity if name in args}
     kinds = Fields(declared.kinds) if declared is not None else None
-    return blake2b("".join([_text(tool), *_tokens(args, kinds)]).encode("utf-8", "surrogatepass"), digest_size=DIGEST_SIZE, person=b"runguard.once").digest()
+    return blake2b(
+        "".join([_text(tool), *_tokens(args, kinds)]).encode("utf-8", "surrogatepass"),
+        digest_size=DIGEST_SIZE,
+        person=b"runguard.once",
+    ).digest()
 
 
 def _tokens(value: Any, kind: Kind) -> list[str]:
@@ -92,7 +104,9 @@ def _tokens(value: Any, kind: Kind) -> list[str]:
             inside.add(id(value))
             pending.append((value, _CLOSE))
             if isinstance(value, dict | BaseModel):
-                entries = _entries(value if isinstance(value, dict) else {**value.__dict__, **(value.__pydantic_extra__ or {})}, kind)
+                entries = _entries(
+                    value if isinstance(value, dict) else {**value.__dict__, **(value.__pydantic_extra__ or {})}, kind
+                )
                 out.append(f"d{len(entries)};")
                 for key, item, of_item in reversed(entries):
                     pending.append((item, of_item))
@@ -157,7 +171,10 @@ _BOOL: Final = TypeAdapter(bool)
 
 
 def _coerced(value: Any, kind: Any) -> Any:
-    """A value as the declared type, read as pydantic reads it. What cannot be read as one, or not exactly, counts as it is."""
+    """A value as the declared type, read as pydantic reads it.
+
+    What cannot be read as one, or not exactly, counts as it is.
+    """
     if kind not in (int, float, bool) or not isinstance(value, _SCALARS):
         return value
     given = _clean(value) if type(value) is str else value

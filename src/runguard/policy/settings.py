@@ -1,6 +1,8 @@
-"""Keywords or ``runguard.toml`` -> a frozen ``Policy``. Invalid settings are rejected here, never in the middle of a run.
+"""Keywords or ``runguard.toml`` -> a frozen ``Policy``. Invalid settings are rejected here, never in the middle of a
+run.
 
-Precedence: ``RUNGUARD_MODE`` and ``RUNGUARD_STORE`` over keywords over the file named by ``RUNGUARD_POLICY``, or else the first ``runguard.toml`` (or
+Precedence: ``RUNGUARD_MODE`` and ``RUNGUARD_STORE`` over keywords over the file named by ``RUNGUARD_POLICY``, or else
+the first ``runguard.toml`` (or
 ``[tool.runguard]`` in a ``pyproject.toml``) found upward from the working directory.
 """
 
@@ -43,8 +45,9 @@ from runguard.validation import SettingsModel, faults_of
 
 FREE_RETRIES: Final = 3  # of a call that failed: with them a retry holds as long as a poll
 RULES: Final[dict[str, tuple[Rungs, frozenset[str]]]] = {
-    # rule: default rungs, and the rungs it can have at all. The figures are measured: see benchmarks/detection.py. A call, five
-    # unchanged repeats and the one that may find the change are made (a poll, a flaky test, a retry); the eighth is refused.
+    # rule: default rungs, and the rungs it can have at all. The figures are measured: see benchmarks/detection.py. A
+    # call, five unchanged repeats and the one that may find the change are made (a poll, a flaky test, a retry); the
+    # eighth is refused.
     "repetition": (Rungs(nudge=4, block=8, stop=9), frozenset({"warn", "nudge", "block", "stop"})),
     "no_news": (Rungs(nudge=7, stop=14), frozenset({"warn", "nudge", "stop"})),
     "same_call": (Rungs(nudge=20, stop=120), frozenset({"warn", "nudge", "stop"})),
@@ -90,8 +93,15 @@ _BUDGET_SCHEMA: Final = {
         "usd": _AMOUNT,
         "tokens": {"type": "integer", "minimum": 1},
         "calls": {"type": "integer", "minimum": 1},
-        "per": {"type": "string", "default": "run", "description": f"{', '.join(KINDS)}; 'agent:research*' by name, 'run+agent' for both at once."},
-        "window": {"type": "string", "description": "'1m', '1h', '1d', '1w' or 'month'; none: for as long as the ledger lives."},
+        "per": {
+            "type": "string",
+            "default": "run",
+            "description": f"{', '.join(KINDS)}; 'agent:research*' by name, 'run+agent' for both at once.",
+        },
+        "window": {
+            "type": "string",
+            "description": "'1m', '1h', '1d', '1w' or 'month'; none: for as long as the ledger lives.",
+        },
         "tz": {"type": "string", "description": "Time zone by whose calendar days, weeks and months begin."},
         "thresholds": {"type": "array", "items": {"anyOf": [{"type": "number"}, {"type": "object"}]}},
     },
@@ -105,43 +115,81 @@ def _receivers(given: object) -> AlertSettings:
         raise ValueError(str(error)) from None
 
 
-Receivers = Annotated[InstanceOf[AlertSettings], BeforeValidator(_receivers), PlainSerializer(AlertSettings.to_dict), WithJsonSchema(ALERTS_SCHEMA)]
+Receivers = Annotated[
+    InstanceOf[AlertSettings],
+    BeforeValidator(_receivers),
+    PlainSerializer(AlertSettings.to_dict),
+    WithJsonSchema(ALERTS_SCHEMA),
+]
 Usd = Annotated[Decimal, BeforeValidator(_dollars), WithJsonSchema(_AMOUNT)]
-OneBudget = Annotated[InstanceOf[Budget], BeforeValidator(_budget), PlainSerializer(Budget.to_dict), WithJsonSchema(_BUDGET_SCHEMA)]
+OneBudget = Annotated[
+    InstanceOf[Budget], BeforeValidator(_budget), PlainSerializer(Budget.to_dict), WithJsonSchema(_BUDGET_SCHEMA)
+]
 
 
 class ToolRule(SettingsModel):
-    """What is special about one tool. By name or glob in ``tools=``, or beside the tool with ``@runguard.tool(...)``."""
+    """What is special about one tool.
 
-    polling: bool = Field(default=False, description="Asks for a state until it changes: judged by time without change, not by count.")
-    paging: bool = Field(default=False, description="Moves on with every call, whatever it answers (next page, scroll): repetition rules leave it alone.")
+    By name or glob in ``tools=``, or beside the tool with ``@runguard.tool(...)``.
+    """
+
+    polling: bool = Field(
+        default=False, description="Asks for a state until it changes: judged by time without change, not by count."
+    )
+    paging: bool = Field(
+        default=False,
+        description=(
+            "Moves on with every call, whatever it answers (next page, scroll): repetition rules leave it alone."
+        ),
+    )
     max_calls: Count | None = Field(default=None, description="Calls allowed in one run, the whole tree counted.")
-    max_seconds: Duration | None = Field(default=None, description="An async call is ended after this time; a sync one is judged when it returns.")
-    writes: bool = Field(default=False, description="Changes the world: its success is progress, so reading again afterwards is no repetition.")
-    once: bool = Field(default=False, description="A success with the same arguments is not repeated within the session.")
-    exempt: bool = Field(default=False, description="No loop or failure rule looks at this tool; limits still count it.")
-    identity: tuple[str, ...] | None = Field(default=None, description="The only arguments that make two calls different.", strict=False)
-    volatile: tuple[str, ...] = Field(default=(), description="Arguments, and top-level fields of the answer, that never count.", strict=False)
+    max_seconds: Duration | None = Field(
+        default=None, description="An async call is ended after this time; a sync one is judged when it returns."
+    )
+    writes: bool = Field(
+        default=False,
+        description="Changes the world: its success is progress, so reading again afterwards is no repetition.",
+    )
+    once: bool = Field(
+        default=False, description="A success with the same arguments is not repeated within the session."
+    )
+    exempt: bool = Field(
+        default=False, description="No loop or failure rule looks at this tool; limits still count it."
+    )
+    identity: tuple[str, ...] | None = Field(
+        default=None, description="The only arguments that make two calls different.", strict=False
+    )
+    volatile: tuple[str, ...] = Field(
+        default=(), description="Arguments, and top-level fields of the answer, that never count.", strict=False
+    )
     failed: dict[str, Any] | Callable[[Any], bool] | None = Field(
-        default=None, description="What counts as failure: fields with the values that say so, or a function of the answer."
+        default=None,
+        description="What counts as failure: fields with the values that say so, or a function of the answer.",
     )
 
     @model_validator(mode="after")
     def _coherent(self) -> Self:
         if self.exempt and (self.polling or self.paging):
-            raise ValueError("exempt already takes the tool out of the rules that polling and paging tune; keep one of them")
+            raise ValueError(
+                "exempt already takes the tool out of the rules that polling and paging tune; keep one of them"
+            )
         return self
 
 
 # Names that other functions and libraries use, and what a policy calls them.
 _MEANT: Final = {
-    "budget": "max_usd=, max_tokens= or max_model_calls= for one run, or budgets=[Budget(usd=5, per='user', window='1d')]",
+    "budget": (
+        "max_usd=, max_tokens= or max_model_calls= for one run, or budgets=[Budget(usd=5, per='user', window='1d')]"
+    ),
     "loop": "cycle_repeats= and max_cycle_len=, or rules={'repetition': {'stop': 5}}",
     "context": "max_context_tokens= and context_headroom=",
     "breaker": "max_tool_failures= and half_open_reset_seconds=",
     **dict.fromkeys(("max_cost", "max_cost_usd", "cost_limit", "budget_usd", "usd"), "max_usd="),
     **dict.fromkeys(("max_total_tokens", "token_limit", "token_budget"), "max_tokens="),
-    **dict.fromkeys(("max_calls", "max_llm_calls", "max_iterations", "max_turns", "max_steps", "max_iter", "recursion_limit"), "max_model_calls="),
+    **dict.fromkeys(
+        ("max_calls", "max_llm_calls", "max_iterations", "max_turns", "max_steps", "max_iter", "recursion_limit"),
+        "max_model_calls=",
+    ),
     **dict.fromkeys(("timeout", "timeout_seconds", "max_execution_time", "deadline"), "max_seconds="),
     **dict.fromkeys(("slack_webhook", "pagerduty_key", "webhook"), "alerts={'slack_webhook': 'env:SLACK_URL'}"),
 }
@@ -156,7 +204,12 @@ _SHAPES: Final[dict[str | int, str]] = {
 class PolicyFile(SettingsModel):
     """Everything that a ``runguard.toml`` may say; keywords have the same names."""
 
-    parts: ClassVar[Mapping[str, type[BaseModel]]] = {"tools": ToolRule, "prices": Price, "models": ModelLimits, "on_unpriced": Price}
+    parts: ClassVar[Mapping[str, type[BaseModel]]] = {
+        "tools": ToolRule,
+        "prices": Price,
+        "models": ModelLimits,
+        "on_unpriced": Price,
+    }
     meant: ClassVar[Mapping[str, str]] = _MEANT
     shapes: ClassVar[Mapping[str | int, str]] = _SHAPES
 
@@ -164,39 +217,84 @@ class PolicyFile(SettingsModel):
         default="enforce", description="enforce acts, shadow only records what it would have done, off does nothing."
     )
     on_stop: Literal["stop", "raise"] = Field(
-        default="stop", description="stop ends the run with a final event; raise does that and then raises RunStoppedError to the caller."
+        default="stop",
+        description=(
+            "stop ends the run with a final event; raise does that and then raises RunStoppedError to the caller."
+        ),
     )
     on_guard_error: Literal["allow", "block"] = Field(
-        default="allow", description="What a failure inside the guard means for the run. Faults of the store follow on_outage."
+        default="allow",
+        description="What a failure inside the guard means for the run. Faults of the store follow on_outage.",
     )
     journal: bool = Field(
-        default=True, description="With a durable store, keep each run's journal in it: names, numbers and digests, for replay and the dashboard."
+        default=True,
+        description=(
+            "With a durable store, keep each run's journal in it: names, numbers and digests, for replay and the "
+            "dashboard."
+        ),
     )
     telemetry: bool = Field(default=True, description="Report to OpenTelemetry, where its API is installed.")
     alerts: Receivers = Field(
-        default=AlertSettings(), description="Where to send stops, thresholds and outages: Slack, PagerDuty, webhooks, the log, functions."
+        default=AlertSettings(),
+        description="Where to send stops, thresholds and outages: Slack, PagerDuty, webhooks, the log, functions.",
     )
-    stop_text: str | None = Field(default=None, min_length=1, description="What the end user reads after a stop, instead of the built-in sentence.")
+    stop_text: str | None = Field(
+        default=None,
+        min_length=1,
+        description="What the end user reads after a stop, instead of the built-in sentence.",
+    )
     max_model_calls: Count | None = Field(
-        default=None, description="Model calls of the run tree. None: the framework's own limit (ADK: 500), held for the tree."
+        default=None,
+        description="Model calls of the run tree. None: the framework's own limit (ADK: 500), held for the tree.",
     )
     max_tool_calls: Count | None = Field(default=1000, description="Tool calls of the run tree.")
     max_seconds: Duration | None = Field(default=None, description="Wall clock of the run.")
     max_usd: Usd | None = Field(default=None, description="Dollars of the run tree.")
-    max_tokens: Annotated[int, Field(ge=1, le=10**15)] | None = Field(default=None, description="Tokens of the run tree, input and output.")
-    max_context_tokens: Count | None = Field(default=None, description="Largest prompt of one model call. None: the model's context window, where it is known.")
-    context_headroom: Annotated[int, Field(ge=0, le=10**9)] = Field(default=0, description="Tokens of the context to keep free.")
-    budgets: tuple[OneBudget, ...] = Field(default=(), strict=False, description="Limits per session, user, app, agent, model, tool or label, with windows.")
-    prices: dict[str, Price | list[Price]] = Field(default={}, description="USD per million tokens, by model id or glob: adds to and overrides the price list.")
-    models: dict[str, ModelLimits] = Field(default={}, description="Context window and output limit, by model id or glob, where they are not known or differ.")
-    on_unpriced: Literal["refuse", "tokens"] | Price = Field(
-        default="refuse", description="A dollar limit and a model without a price: refuse the call, count tokens only, or take this price."
+    max_tokens: Annotated[int, Field(ge=1, le=10**15)] | None = Field(
+        default=None, description="Tokens of the run tree, input and output."
     )
-    min_output_tokens: Count = Field(default=1024, description="When the rest of a budget cannot pay for a full answer, the answer is capped, down to this.")
-    store: str = Field(default="memory", min_length=1, description="Where accounts are kept: memory, sqlite:///path, redis://..., postgresql://... .")
-    store_timeout: Annotated[float, Field(gt=0, le=60, allow_inf_nan=False)] = Field(default=1.0, description="Seconds that one call of the store may take.")
+    max_context_tokens: Count | None = Field(
+        default=None,
+        description="Largest prompt of one model call. None: the model's context window, where it is known.",
+    )
+    context_headroom: Annotated[int, Field(ge=0, le=10**9)] = Field(
+        default=0, description="Tokens of the context to keep free."
+    )
+    budgets: tuple[OneBudget, ...] = Field(
+        default=(),
+        strict=False,
+        description="Limits per session, user, app, agent, model, tool or label, with windows.",
+    )
+    prices: dict[str, Price | list[Price]] = Field(
+        default={}, description="USD per million tokens, by model id or glob: adds to and overrides the price list."
+    )
+    models: dict[str, ModelLimits] = Field(
+        default={},
+        description="Context window and output limit, by model id or glob, where they are not known or differ.",
+    )
+    on_unpriced: Literal["refuse", "tokens"] | Price = Field(
+        default="refuse",
+        description=(
+            "A dollar limit and a model without a price: refuse the call, count tokens only, or take this price."
+        ),
+    )
+    min_output_tokens: Count = Field(
+        default=1024,
+        description="When the rest of a budget cannot pay for a full answer, the answer is capped, down to this.",
+    )
+    store: str = Field(
+        default="memory",
+        min_length=1,
+        description="Where accounts are kept: memory, sqlite:///path, redis://..., postgresql://... .",
+    )
+    store_timeout: Annotated[float, Field(gt=0, le=60, allow_inf_nan=False)] = Field(
+        default=1.0, description="Seconds that one call of the store may take."
+    )
     on_outage: Literal["closed", "open"] = Field(
-        default="closed", description="The store is away or damaged: closed makes no paid call without an account, open goes on and books later."
+        default="closed",
+        description=(
+            "The store is away or damaged: closed makes no paid call without an account, open goes on and books later."
+        ),
     )
     hold_seconds: Annotated[float, Field(gt=0, le=86_400, allow_inf_nan=False)] = Field(
         default=900.0, description="After this time the reservation of a worker that never came back is charged."
@@ -205,19 +303,28 @@ class PolicyFile(SettingsModel):
         default=30.0, description="How long a store keeps records, ended runs and past periods."
     )
     max_wait_seconds: Annotated[float, Field(ge=0, le=3600, allow_inf_nan=False)] = Field(
-        default=60.0, description="How long a call may wait for other calls' reservations when only those stand in its way."
+        default=60.0,
+        description="How long a call may wait for other calls' reservations when only those stand in its way.",
     )
     max_identical_tool_results: Annotated[int, Field(ge=2, le=10**9)] | None = Field(
         default=None, description="Stop at this many equal failures of a tool, or equal answers to the same call."
     )
     max_tool_failures: Count | None = Field(
-        default=None, description="Failures in a row that a tool may have in one run, and across runs before its breaker opens."
+        default=None,
+        description="Failures in a row that a tool may have in one run, and across runs before its breaker opens.",
     )
-    max_handoff_repeats: Annotated[int, Field(ge=2, le=10**9)] | None = Field(default=None, description="Stop at this many equal hand-offs without news.")
+    max_handoff_repeats: Annotated[int, Field(ge=2, le=10**9)] | None = Field(
+        default=None, description="Stop at this many equal hand-offs without news."
+    )
     max_reentries: Count | None = Field(
-        default=None, description="Stop at this many hand-offs back to an agent of the same chain. 1 stops A→B→A. None: a return is normal."
+        default=None,
+        description=(
+            "Stop at this many hand-offs back to an agent of the same chain. 1 stops A→B→A. None: a return is normal."
+        ),
     )
-    max_delegation_depth: Count | None = Field(default=5, description="Delegations made by a model, one inside the other.")
+    max_delegation_depth: Count | None = Field(
+        default=5, description="Delegations made by a model, one inside the other."
+    )
     max_cycle_len: Annotated[int, Field(ge=1, le=64)] | None = Field(
         default=None, description="Longest circle of calls or hand-offs that cycle_repeats looks for."
     )
@@ -225,20 +332,33 @@ class PolicyFile(SettingsModel):
         default=None, description="Stop at this many rounds of one circle of calls, or of hand-offs between agents."
     )
     max_event_cost_ratio: Ratio | None = Field(
-        default=None, description="Stop when an agent's prompts have grown to this many times its first ones in the session."
+        default=None,
+        description="Stop when an agent's prompts have grown to this many times its first ones in the session.",
     )
-    cost_baseline_events: Annotated[int, Field(ge=1, le=1000)] = Field(default=5, description="How many first and last model calls the growth ratio compares.")
-    max_concurrent_agents: Count | None = Field(default=None, description="Model calls in flight at once. None: 20, surplus waits.")
+    cost_baseline_events: Annotated[int, Field(ge=1, le=1000)] = Field(
+        default=5, description="How many first and last model calls the growth ratio compares."
+    )
+    max_concurrent_agents: Count | None = Field(
+        default=None, description="Model calls in flight at once. None: 20, surplus waits."
+    )
     on_surplus: Literal["queue", "refuse"] | None = Field(
-        default=None, description="What surplus model calls do: wait, or be refused (the default once max_concurrent_agents is set)."
+        default=None,
+        description="What surplus model calls do: wait, or be refused (the default once max_concurrent_agents is set).",
     )
     max_fan_out: Count | None = Field(
-        default=None, description="Branches one node may start at once. None: 100, or unlimited once max_concurrent_agents is set."
+        default=None,
+        description="Branches one node may start at once. None: 100, or unlimited once max_concurrent_agents is set.",
     )
-    max_tool_result_chars: Count | None = Field(default=None, description="Larger tool answers are kept out of the history.")
-    half_open_reset_seconds: Seconds = Field(default=60.0, description="How long an open breaker waits before its one probe.")
+    max_tool_result_chars: Count | None = Field(
+        default=None, description="Larger tool answers are kept out of the history."
+    )
+    half_open_reset_seconds: Seconds = Field(
+        default=60.0, description="How long an open breaker waits before its one probe."
+    )
     max_nudges: Annotated[int, Field(ge=0, le=1000)] = Field(default=2, description="Nudges in one run.")
-    rules: dict[str, dict[str, RungNumber] | bool] = Field(default={}, description="Rungs per rule, or false to switch a rule off.")
+    rules: dict[str, dict[str, RungNumber] | bool] = Field(
+        default={}, description="Rungs per rule, or false to switch a rule off."
+    )
     tools: dict[str, ToolRule] = Field(default={}, description="Rules per tool name or glob.")
 
     @field_validator("rules")
@@ -262,9 +382,14 @@ class PolicyFile(SettingsModel):
         if self.max_cycle_len is not None and self.cycle_repeats is None:
             raise ValueError("max_cycle_len does nothing alone; add cycle_repeats, the number of rounds to stop at")
         if self.max_context_tokens is not None and self.context_headroom >= self.max_context_tokens:
-            raise ValueError(f"context_headroom = {self.context_headroom} leaves nothing of max_context_tokens = {self.max_context_tokens}")
+            raise ValueError(
+                f"context_headroom = {self.context_headroom} leaves nothing of max_context_tokens = "
+                f"{self.max_context_tokens}"
+            )
         if self.on_surplus is not None and self.max_concurrent_agents is None and self.on_surplus == "refuse":
-            raise ValueError("on_surplus='refuse' needs max_concurrent_agents, the number of model calls to allow at once")
+            raise ValueError(
+                "on_surplus='refuse' needs max_concurrent_agents, the number of model calls to allow at once"
+            )
         return self
 
 
@@ -272,7 +397,9 @@ def _check_rule(rule: str, rungs: Mapping[str, float] | bool) -> None:
     if rule not in RULES:
         raise ValueError(f"rules.{rule}: no such rule; {nearest(rule, RULES)}")
     if rungs is True:
-        raise ValueError(f"rules.{rule} = true says nothing; leave it out for the defaults, or give rungs such as {{'stop': 5}}")
+        raise ValueError(
+            f"rules.{rule} = true says nothing; leave it out for the defaults, or give rungs such as {{'stop': 5}}"
+        )
     if rungs is False:
         return
     allowed = RULES[rule][1]
@@ -281,7 +408,10 @@ def _check_rule(rule: str, rungs: Mapping[str, float] | bool) -> None:
         if name not in _LADDER:
             raise ValueError(f"rules.{rule}.{name}: no such rung; {nearest(name, _LADDER)}")
         if name not in allowed:
-            raise ValueError(f"rules.{rule}.{name}: this rule has no such rung; it can {', '.join(r for r in _LADDER if r in allowed)}")
+            raise ValueError(
+                f"rules.{rule}.{name}: this rule has no such rung; it can "
+                f"{', '.join(r for r in _LADDER if r in allowed)}"
+            )
         if rule not in _MEASURES and number != int(number):
             raise ValueError(f"rules.{rule}.{name} = {number}: this rule counts whole things; give an integer")
         if number < _LEAST.get(rule, 1):
@@ -290,20 +420,32 @@ def _check_rule(rule: str, rungs: Mapping[str, float] | bool) -> None:
         if name not in rungs:
             continue
         if previous is not None and rungs[name] <= previous[1]:
-            raise ValueError(f"rules.{rule}.{previous[0]} = {previous[1]:g} can never fire: {name} = {rungs[name]:g} comes first or together")
+            raise ValueError(
+                f"rules.{rule}.{previous[0]} = {previous[1]:g} can never fire: {name} = {rungs[name]:g} comes "
+                "first or together"
+            )
         previous = (name, rungs[name])
 
 
 class Policy(PolicyFile):
     """A policy with the parts that only code can give. Frozen; ``Policy.build`` is the way to make one."""
 
-    tool_result_normalizer: dict[str, Callable[[Any], Any]] = Field(default={}, description="Per tool: what of an answer counts for its identity.")
-    on_trip: Callable[..., Any] | None = Field(default=None, description="Called with each Trip, off the path of the run.")
-    on_decision: Callable[..., Any] | None = Field(default=None, description="Called with each decision that is not allow, off the path of the run.")
-    tokens: Callable[..., Any] | None = Field(
-        default=None, description="Counts the tokens of a request, now or awaited. None: estimated, exact after the first call."
+    tool_result_normalizer: dict[str, Callable[[Any], Any]] = Field(
+        default={}, description="Per tool: what of an answer counts for its identity."
     )
-    clock: Callable[[], float] | None = Field(default=None, description="Seconds; for tests and replay. None: the system's clock.")
+    on_trip: Callable[..., Any] | None = Field(
+        default=None, description="Called with each Trip, off the path of the run."
+    )
+    on_decision: Callable[..., Any] | None = Field(
+        default=None, description="Called with each decision that is not allow, off the path of the run."
+    )
+    tokens: Callable[..., Any] | None = Field(
+        default=None,
+        description="Counts the tokens of a request, now or awaited. None: estimated, exact after the first call.",
+    )
+    clock: Callable[[], float] | None = Field(
+        default=None, description="Seconds; for tests and replay. None: the system's clock."
+    )
 
     @classmethod
     def build(cls, **keywords: Any) -> Self:
@@ -320,7 +462,9 @@ class Policy(PolicyFile):
 
     @classmethod
     def validated(cls, values: Mapping[str, Any], source: str) -> Self:
-        values = {key: value for key, value in values.items() if value is not None or key in _NONE_MEANS_OFF or key == "mode"}
+        values = {
+            key: value for key, value in values.items() if value is not None or key in _NONE_MEANS_OFF or key == "mode"
+        }
         if isinstance(values.get("rules"), Mapping):
             values["rules"] = {rule: (dict(r) if isinstance(r, Mapping) else r) for rule, r in values["rules"].items()}
         try:
@@ -331,7 +475,9 @@ class Policy(PolicyFile):
     @cached_property
     def digest(self) -> str:
         """Names this policy in trips: equal policies give equal digests, functions aside."""
-        data = json.dumps(self.model_dump(mode="json", exclude=_CODE_ONLY | {"tools": {"__all__": {"failed"}}}), sort_keys=True)
+        data = json.dumps(
+            self.model_dump(mode="json", exclude=_CODE_ONLY | {"tools": {"__all__": {"failed"}}}), sort_keys=True
+        )
         return blake2b(data.encode(), digest_size=6).hexdigest()
 
     def tool_rule(self, tool: str) -> ToolRule | None:
@@ -342,7 +488,9 @@ class Policy(PolicyFile):
         return next((rule for pattern, rule in self.tools.items() if fnmatchcase(tool, pattern)), None)
 
     def rungs(self, rule: str) -> Rungs | None:
-        """The rungs in force: explicit ones as they are, defaults where they still can fire; None when the rule is off."""
+        """The rungs in force: explicit ones as they are,
+        defaults where they still can fire; None when the rule is off.
+        """
         given = self.rules.get(rule)
         if given is False:
             return None
@@ -363,10 +511,16 @@ class Policy(PolicyFile):
         return {}
 
     def is_explicit(self, rule: str) -> bool:
-        """Whether a refusal or a stop was asked for as early as by default: it is obeyed exactly, without the allowances that the defaults make."""
+        """Whether a refusal or a stop was asked for as early as by default: it is obeyed exactly, without the
+        allowances that the defaults make.
+        """
         given = self.rules.get(rule)
         explicit, default = dict(given) if isinstance(given, Mapping) else self._from_keyword(rule), RULES[rule][0]
-        return any(explicit[name] <= (getattr(default, name) or explicit[name]) for name in ("block", "stop") if name in explicit)
+        return any(
+            explicit[name] <= (getattr(default, name) or explicit[name])
+            for name in ("block", "stop")
+            if name in explicit
+        )
 
     @property
     def fan_out(self) -> int | None:
@@ -389,7 +543,13 @@ class Policy(PolicyFile):
         return self.on_surplus == "queue" or (self.on_surplus is None and self.max_concurrent_agents is None)
 
 
-_CODE_ONLY: Final = {"tool_result_normalizer": True, "on_trip": True, "on_decision": True, "tokens": True, "clock": True}
+_CODE_ONLY: Final = {
+    "tool_result_normalizer": True,
+    "on_trip": True,
+    "on_decision": True,
+    "tokens": True,
+    "clock": True,
+}
 _NONE_MEANS_OFF: Final = frozenset({"max_tool_calls", "max_delegation_depth"})
 
 
@@ -431,7 +591,10 @@ def declared_rule(**options: Any) -> ToolRule:
 
 
 def tool(**options: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Declare a ToolRule beside the tool itself: ``@runguard.tool(once=True)``. The policy's rule for that name wins."""
+    """Declare a ToolRule beside the tool itself: ``@runguard.tool(once=True)``.
+
+    The policy's rule for that name wins.
+    """
     rule = declared_rule(**options)
 
     def declare(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -452,7 +615,10 @@ def find_policy_file(start: Path | None = None) -> Path | None:
     try:
         here = (start or Path.cwd()).resolve()
     except OSError as error:
-        raise PolicyError(f"the working directory cannot be read: {error}; start from another one, or name the policy file in RUNGUARD_POLICY") from None
+        raise PolicyError(
+            f"the working directory cannot be read: {error}; start from another one, or name the policy file "
+            "in RUNGUARD_POLICY"
+        ) from None
     for folder in (here, *here.parents):
         if _is_there(folder / FILE_NAME):
             return folder / FILE_NAME
@@ -463,13 +629,18 @@ def find_policy_file(start: Path | None = None) -> Path | None:
 
 
 def _is_there(path: Path) -> bool:
-    """Also a folder or a link to nothing: reading it tells of the mistake, where passing it over would drop every limit."""
+    """Also a folder or a link to nothing: reading it tells of the mistake, where passing it over would drop every
+    limit.
+    """
     try:
         mode = path.lstat().st_mode
     except (FileNotFoundError, NotADirectoryError):
         return False
     except OSError as error:
-        raise PolicyError(f"{path}: cannot be looked for: {error.strerror}; start from another folder, or name the policy file in RUNGUARD_POLICY") from None
+        raise PolicyError(
+            f"{path}: cannot be looked for: {error.strerror}; start from another folder, or name the policy "
+            "file in RUNGUARD_POLICY"
+        ) from None
     return S_ISREG(mode) or S_ISDIR(mode) or S_ISLNK(mode)  # nobody waits for what a pipe may say
 
 
@@ -496,7 +667,9 @@ def load_policy_file(path: Path) -> dict[str, Any]:
         data = tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         named = " (named by RUNGUARD_POLICY)" if Path(os.environ.get("RUNGUARD_POLICY") or os.devnull) == path else ""
-        raise PolicyError(f"{path}: no such policy file{': it is a link to nothing' if path.is_symlink() else ''}{named}") from None
+        raise PolicyError(
+            f"{path}: no such policy file{': it is a link to nothing' if path.is_symlink() else ''}{named}"
+        ) from None
     except (OSError, UnicodeDecodeError) as error:
         raise PolicyError(f"{path}: cannot be read: {error}") from None
     except tomllib.TOMLDecodeError as error:

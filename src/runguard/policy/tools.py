@@ -44,7 +44,9 @@ class Tools:
         return call_fingerprint(tool, args, identity=rule.identity, volatile=rule.volatile, exact=rule.once)
 
     def effect_of(self, call: ToolCall | Answer) -> bytes:
-        """The side effect of a call, known by the call's digest where nothing better was compared; empty for a tool that is not declared ``once``."""
+        """The side effect of a call, known by the call's digest where nothing better was compared; empty for a tool
+        that is not declared ``once``.
+        """
         rule = self.rule(call.tool)
         return (call.once or call.call) if rule is not None and rule.once else b""
 

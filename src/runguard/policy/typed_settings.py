@@ -1,4 +1,5 @@
-"""The keywords of ``RunGuardPlugin``, ``install``, ``GuardedLlm``, ``guard`` and ``guard_async``, for editors and type checkers.
+"""The keywords of ``RunGuardPlugin``, ``install``, ``GuardedLlm``, ``guard`` and ``guard_async``, for editors and type
+checkers.
 
 ``Policy`` checks the values; a test keeps names and descriptions equal to it.
 """
@@ -149,7 +150,9 @@ class LoopSettings(TypedDict, total=False):
     max_cycle_len: int
     """The longest cycle to look for, in calls. Default: 4."""
     by: Literal["result", "call", "name"]
-    """What makes two calls equal. Default: ``"result"``, the same call, or the same tool with nothing new in its results."""
+    """What makes two calls equal. Default:
+    ``"result"``, the same call, or the same tool with nothing new in its results.
+    """
 
 
 class ContextSettings(TypedDict, total=False):

@@ -1,10 +1,11 @@
-"""Tokens -> money. All money is whole nano-USD inside, rounded up once per call; ``Decimal`` only at the edge, ``float`` never.
+"""Tokens -> money. All money is whole nano-USD inside, rounded up once per call; ``Decimal`` only at the edge,
+``float`` never.
 
-Prices come from the user (``prices=``), else from genai-prices, which is imported when the first price is needed. An unknown price
-is never zero: it is ``Unpriced`` with a reason, or the rate the user gave for unknown models.
+Prices come from the user (``prices=``), else from genai-prices, which is imported when the first price is needed. An
+unknown price is never zero: it is ``Unpriced`` with a reason, or the rate the user gave for unknown models.
 
-Not in these sums, because no token count tells them: fees per search or per hour of audio, storage of caches, batch and priority
-tariffs, a cache kept for an hour instead of five minutes.
+Not in these sums, because no token count tells them: fees per search or per hour of audio, storage of caches, batch and
+priority tariffs, a cache kept for an hour instead of five minutes.
 """
 
 from typing import TYPE_CHECKING

@@ -27,7 +27,10 @@ class _Book(Generic[_T]):
     def __init__(self, given: Mapping[str, _T]) -> None:
         self._exact = dict(given)
         # of two spellings of one model, the plain one speaks for all others
-        self._normal = {normalise(model): value for model, value in sorted(given.items(), key=lambda item: item[0] == normalise(item[0]))}
+        self._normal = {
+            normalise(model): value
+            for model, value in sorted(given.items(), key=lambda item: item[0] == normalise(item[0]))
+        }
         self._globs = [(pattern, value) for pattern, value in given.items() if any(sign in pattern for sign in "*?[")]
 
     def matches(self, model: str) -> Iterator[_T]:
@@ -37,7 +40,9 @@ class _Book(Generic[_T]):
         normal = normalise(model)
         if normal in self._normal:
             yield self._normal[normal]
-        yield from (value for pattern, value in self._globs if fnmatchcase(model, pattern) or fnmatchcase(normal, pattern))
+        yield from (
+            value for pattern, value in self._globs if fnmatchcase(model, pattern) or fnmatchcase(normal, pattern)
+        )
 
 
 def _dated(model: str, given: Price | Sequence[Price]) -> tuple[tuple[date, Rates], ...]:
@@ -47,8 +52,16 @@ def _dated(model: str, given: Price | Sequence[Price]) -> tuple[tuple[date, Rate
         raise PolicyError(f"prices.{model}: an empty list of prices; give at least one, or leave the model out")
     first_days = [price.since or date.min for price in several]
     if len(set(first_days)) != len(first_days):
-        raise PolicyError(f"prices.{model}: two prices begin on the same day; give each but one a since=, all different")
-    return tuple(sorted(((day, rates_of(price, "prices")) for day, price in zip(first_days, several, strict=True)), key=lambda pair: pair[0], reverse=True))
+        raise PolicyError(
+            f"prices.{model}: two prices begin on the same day; give each but one a since=, all different"
+        )
+    return tuple(
+        sorted(
+            ((day, rates_of(price, "prices")) for day, price in zip(first_days, several, strict=True)),
+            key=lambda pair: pair[0],
+            reverse=True,
+        )
+    )
 
 
 def _in_force(dated: tuple[tuple[date, Rates], ...], today: date) -> Rates | None:
@@ -89,8 +102,8 @@ class Pricing:
         self._known_limits: dict[str, tuple[int | None, int | None]] = {}
 
     def rates(self, model: str, at: float) -> Rates | Unpriced:
-        """What the model costs at a moment (unix seconds). Prices change by date and, with some providers, by hour: an answer holds
-        for the minute it was given for."""
+        """What the model costs at a moment (unix seconds). Prices change by date and, with some providers, by
+        hour: an answer holds for the minute it was given for."""
         minute = at // 60
         known = self._by_id.get(model)
         if known is not None and known[0] == minute:
@@ -118,7 +131,10 @@ class Pricing:
             if (price := _in_force(dated, today)) is not None:
                 return price
         if is_tuned(model):
-            return Unpriced(model, "it is a tuned model or endpoint, whose id does not tell the base model; give its price with prices=")
+            return Unpriced(
+                model,
+                "it is a tuned model or endpoint, whose id does not tell the base model; give its price with prices=",
+            )
         return listed_rates(model, moment)
 
     def _resolve_limits(self, model: str) -> tuple[int | None, int | None]:

@@ -27,7 +27,9 @@ def _usd(value: Any) -> Decimal:
     if 0 < usd < _LEAST_USD:
         raise ValueError(f"{value} USD per million tokens cannot be meant; give 0 for a model that is free")
     if usd >= 1_000_000:
-        raise ValueError(f"{value} USD per million tokens cannot be meant; prices are per million tokens, not per token")
+        raise ValueError(
+            f"{value} USD per million tokens cannot be meant; prices are per million tokens, not per token"
+        )
     return usd
 
 
@@ -42,7 +44,10 @@ class _TokenPrices(SettingsModel):
     cached: USD | None = Field(default=None, description="Input tokens read from a cache. None: as input.")
     cache_write: USD | None = Field(default=None, description="Input tokens written to a cache. None: as input.")
     audio: USD | None = Field(default=None, description="Audio input tokens. None: as input.")
-    cached_audio: USD | None = Field(default=None, description="Audio input tokens read from a cache. None: as audio if that is given, else as cached.")
+    cached_audio: USD | None = Field(
+        default=None,
+        description="Audio input tokens read from a cache. None: as audio if that is given, else as cached.",
+    )
     audio_output: USD | None = Field(default=None, description="Audio output tokens. None: as output.")
 
 
@@ -56,7 +61,11 @@ class Price(_TokenPrices):
     """The price of a model in USD per million tokens, as given in ``prices=``."""
 
     tiers: tuple[Tier, ...] = Field(default=(), strict=False, description="Other prices for calls with long inputs.")
-    since: date | None = Field(default=None, strict=False, description="First day (UTC) of this price; of several prices the latest that has begun applies.")
+    since: date | None = Field(
+        default=None,
+        strict=False,
+        description="First day (UTC) of this price; of several prices the latest that has begun applies.",
+    )
 
     @field_validator("since", mode="before")
     @classmethod
@@ -76,8 +85,12 @@ class Price(_TokenPrices):
 class ModelLimits(SettingsModel):
     """What a model can take and give, as given in ``models=``."""
 
-    context_window: int | None = Field(default=None, ge=1, le=10**12, description="Input tokens that fit. None: what is known about the model.")
-    max_output_tokens: int | None = Field(default=None, ge=1, le=10**12, description="Output tokens of one call. None: what is known about the model.")
+    context_window: int | None = Field(
+        default=None, ge=1, le=10**12, description="Input tokens that fit. None: what is known about the model."
+    )
+    max_output_tokens: int | None = Field(
+        default=None, ge=1, le=10**12, description="Output tokens of one call. None: what is known about the model."
+    )
 
 
 def rates_of(price: Price, source: str, *, estimated: bool = False) -> Rates:

@@ -6,7 +6,9 @@ from typing import Final
 _RESOURCE: Final = re.compile(r"(?:projects/[^/]+/locations/[^/]+/)?publishers/[^/]+/models/(?=.)")
 _TUNED: Final = re.compile(r"(?:^|/)(?:endpoints|tunedmodels)/|^projects/[^/]+/locations/[^/]+/models/")
 _PINNED: Final = re.compile(r"@(\d+)$")
-_BEDROCK: Final = re.compile(r"(?:[a-z]{2,6}(?:-gov)?\.)?(?:anthropic|amazon|meta|mistral|cohere|ai21|deepseek|openai|qwen)\.(?=[a-z])")
+_BEDROCK: Final = re.compile(
+    r"(?:[a-z]{2,6}(?:-gov)?\.)?(?:anthropic|amazon|meta|mistral|cohere|ai21|deepseek|openai|qwen)\.(?=[a-z])"
+)
 _BEDROCK_RELEASE: Final = re.compile(r"(?:-v\d+)?(?::\d+)?$")
 _PREFIXES: Final = {
     # first part of a model id as LiteLLM writes it: the provider as genai-prices names it
@@ -41,7 +43,9 @@ _PREFIXES: Final = {
 
 
 def normalise(model: str) -> str:
-    """The model id as price lists know it: no resource path, no provider, lower case, ``@20250929`` as ``-20250929``."""
+    """The model id as price lists know it: no resource path, no provider, lower case,
+    ``@20250929`` as ``-20250929``.
+    """
     return split_id(model)[1]
 
 
@@ -53,7 +57,9 @@ def split_id(model: str) -> tuple[str | None, str, str]:
     if (path := _RESOURCE.match(name)) is not None:  # publishers are sold by Vertex, whoever made the model
         provider, name = "google", name[path.end() :]
         named = name
-    while (slash := name.find("/")) > 0 and (prefix := _PREFIXES.get(name[:slash])) is not None and slash + 1 < len(name):
+    while (
+        (slash := name.find("/")) > 0 and (prefix := _PREFIXES.get(name[:slash])) is not None and slash + 1 < len(name)
+    ):
         name = name[slash + 1 :]
         if provider is None:
             provider, named = prefix, name

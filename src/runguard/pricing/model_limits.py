@@ -1,7 +1,7 @@
 """Output limits and context windows of models: a dated table of our own where the price data has none.
 
-A limit that is too small would refuse good calls, so where a provider names two figures (a beta header, a second platform) the
-larger one stands here. What is not known for certain is left out: unknown is an answer, a guess is not.
+A limit that is too small would refuse good calls, so where a provider names two figures (a beta header, a second
+platform) the larger one stands here. What is not known for certain is left out: unknown is an answer, a guess is not.
 """
 
 import re
@@ -9,7 +9,8 @@ from typing import Final
 
 AS_OF: Final = "2026-11"
 
-# What may follow a model's name without making it another model: dates, pinned versions, release stages. Everything else
+# What may follow a model's name without making it another model: dates, pinned versions, release stages. Everything
+# else
 # ("-lite", "-image", "-tts", "-8b", "-pro") names a different model, with other limits and other prices.
 _RELEASE: Final = re.compile(
     r"(?:[-@:](?:\d{2,8}|v\d+(?:\.\d+)?|latest|default|stable|preview|exp|experimental|beta|thinking|customtools|high|medium|low)|:\d+)*"
@@ -39,8 +40,8 @@ def is_release_of(name: str, rest: str) -> bool:
     return _RELEASE.fullmatch(rest) is not None
 
 
-# name: (context window, most output tokens), as of AS_OF, from the providers' public model pages; GPT-5.4 and later from pages of
-# resellers. For OpenAI and Anthropic the window holds input and output together.
+# name: (context window, most output tokens), as of AS_OF, from the providers' public model pages; GPT-5.4 and later
+# from pages of resellers. For OpenAI and Anthropic the window holds input and output together.
 LIMITS: Final[dict[str, tuple[int | None, int | None]]] = {
     # Google: the model pages of the Gemini API
     "gemini-2.0-flash": (1_048_576, 8_192),

@@ -1,4 +1,6 @@
-"""The public price list, genai-prices: which entry a model id means, and what that entry says. Imported when it is first needed."""
+"""The public price list, genai-prices: which entry a model id means, and what that entry says. Imported when it is
+first needed.
+"""
 
 import re
 from collections.abc import Iterator, Mapping
@@ -54,11 +56,19 @@ def price_changes(model: str) -> bool:
 def listed_models() -> list[str]:
     """The ids of the makers whose models go by their bare names."""
     snapshot = _snapshot()
-    return [model.id for maker in (snapshot.providers if snapshot is not None else ()) if maker.id in _MAKERS for model in maker.models]
+    return [
+        model.id
+        for maker in (snapshot.providers if snapshot is not None else ())
+        if maker.id in _MAKERS
+        for model in maker.models
+    ]
 
 
 def _snapshot() -> "DataSnapshot | None":
-    """The price list; None when the package is not there. Python's import lock makes the first use safe between threads."""
+    """The price list; None when the package is not there.
+
+    Python's import lock makes the first use safe between threads.
+    """
     try:
         from genai_prices.data_snapshot import get_snapshot
     except ImportError:
@@ -69,14 +79,16 @@ def _snapshot() -> "DataSnapshot | None":
 def _source(snapshot: "DataSnapshot") -> str:
     from genai_prices import __version__
 
-    return f"genai-prices {__version__}" + (f", updated {snapshot.timestamp:%Y-%m-%d}" if snapshot.from_auto_update else "")
+    return f"genai-prices {__version__}" + (
+        f", updated {snapshot.timestamp:%Y-%m-%d}" if snapshot.from_auto_update else ""
+    )
 
 
 def entry_of(snapshot: "DataSnapshot", model: str) -> "tuple[ModelInfo, bool] | None":
     """The entry for a model, and whether it is one of the provider that the id names (or names none).
 
-    Not by the package's own lookup: that keeps every name it is asked for, for ever, and takes a name that merely begins like a
-    model for that model.
+    Not by the package's own lookup: that keeps every name it is asked for, for ever, and takes a name that merely
+    begins like a model for that model.
     """
     provider, name, named = split_id(model)
     seller = next((p for p in snapshot.providers if p.id == provider), None)
@@ -87,7 +99,9 @@ def entry_of(snapshot: "DataSnapshot", model: str) -> "tuple[ModelInfo, bool] | 
                     return info, True
     for spelling in _spellings(name):
         for maker in snapshot.providers:
-            known_by_name = maker.id in _MAKERS or (maker.model_match is not None and maker.model_match.is_match(spelling))
+            known_by_name = maker.id in _MAKERS or (
+                maker.model_match is not None and maker.model_match.is_match(spelling)
+            )
             if known_by_name and (info := _find(maker, spelling)) is not None:
                 return info, provider in (None, maker.id)
     return None
@@ -108,7 +122,10 @@ def _find(provider: "Provider", name: str, *, paths: bool = False) -> "ModelInfo
 
 
 def _names_it(clause: Any, name: str, paths: bool) -> bool:
-    """Whether a clause of the price list means exactly this model. ``paths``: a region or vendor may stand before the name."""
+    """Whether a clause of the price list means exactly this model.
+
+    ``paths``: a region or vendor may stand before the name.
+    """
     if (either := getattr(clause, "or_", None)) is not None:
         return any(_names_it(part, name, paths) for part in either)
     if (every := getattr(clause, "and_", None)) is not None:
@@ -122,7 +139,14 @@ def _names_it(clause: Any, name: str, paths: bool) -> bool:
         found = re.search(pattern, name)
         start, end = found.span() if found is not None else (0, 0)
     else:
-        text = next((str(getattr(clause, kind)).lower() for kind in ("starts_with", "ends_with", "contains") if hasattr(clause, kind)), "")
+        text = next(
+            (
+                str(getattr(clause, kind)).lower()
+                for kind in ("starts_with", "ends_with", "contains")
+                if hasattr(clause, kind)
+            ),
+            "",
+        )
         start = name.rfind(text) if hasattr(clause, "ends_with") else name.find(text)
         end = start + len(text)
     if end <= start or (start and not (paths and name[start - 1] in "./")):
@@ -160,8 +184,9 @@ def _at(value: Any, start: int) -> Decimal:
 
 
 def _band(above: int, rates: Mapping[str, int]) -> tuple[Band, bool]:
-    """One band, and whether it had to fold kinds of tokens into one: pictures and video are not counted apart, so where they cost
-    more than text all tokens of that direction cost as much. Separate (cheaper) prices for reasoning are ignored for the same reason."""
+    """One band, and whether it had to fold kinds of tokens into one: pictures and video are not counted apart, so where
+    they cost more than text all tokens of that direction cost as much. Separate (cheaper) prices for reasoning are
+    ignored for the same reason."""
     plain = rates["input_mtok"]
     cached = rates.get("cache_read_mtok", plain)
     out = rates.get("output_mtok", plain)  # none: an embedding or ranking model, which has no output
@@ -170,7 +195,9 @@ def _band(above: int, rates: Mapping[str, int]) -> tuple[Band, bool]:
     cached_audio = rates.get("cache_audio_read_mtok", cached if "input_audio_mtok" not in rates else max(audio, cached))
     seen_in = max(rates.get("input_image_mtok", 0), rates.get("input_video_mtok", 0))
     seen_cached = max(rates.get("cache_image_read_mtok", 0), rates.get("cache_video_read_mtok", 0))
-    seen_out = max(rates.get("output_image_mtok", 0), rates.get("output_video_mtok", 0), rates.get("output_reasoning_mtok", 0))
+    seen_out = max(
+        rates.get("output_image_mtok", 0), rates.get("output_video_mtok", 0), rates.get("output_reasoning_mtok", 0)
+    )
     folded = seen_in > plain or seen_cached > cached or seen_out > out or "output_reasoning_mtok" in rates
     if seen_in and not seen_cached and "cache_read_mtok" not in rates:
         seen_cached = seen_in

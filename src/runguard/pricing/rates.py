@@ -49,13 +49,19 @@ class Band(NamedTuple):
 
 
 def nano_rate(usd: Decimal) -> int:
-    """Nano-USD, rounded up. By integers, because Decimal arithmetic obeys a context that the host program may have changed."""
+    """Nano-USD, rounded up.
+
+    By integers, because Decimal arithmetic obeys a context that the host program may have changed.
+    """
     numerator, denominator = usd.as_integer_ratio()
     return -(-numerator * NANO // denominator)
 
 
 class Rates:
-    """What a model's tokens cost. ``estimated``: not the list price of exactly these tokens, but never below it on purpose."""
+    """What a model's tokens cost.
+
+    ``estimated``: not the list price of exactly these tokens, but never below it on purpose.
+    """
 
     __slots__ = ("_base", "_fee", "_first", "_long", "_worst", "estimated", "source")
 
@@ -67,8 +73,8 @@ class Rates:
         self._base = ascending[0]
         self._long = tuple(reversed(ascending[1:]))
         self._first = ascending[1].above if self._long else UNLIMITED
-        # (above, text, audio, output), longest first. "At most" so many tokens may also mean fewer, so a cheaper long tier must not
-        # lower the bound: each level is at least as dear as the one before.
+        # (above, text, audio, output), longest first. "At most" so many tokens may also mean fewer, so a cheaper long
+        # tier must not lower the bound: each level is at least as dear as the one before.
         worst: list[tuple[int, int, int, int]] = []
         text = audio = out = 0
         for band in ascending:
@@ -90,14 +96,31 @@ class Rates:
 
     def __repr__(self) -> str:
         usd = Decimal(self._base.input) / NANO, Decimal(self._base.output) / NANO
-        return f"Rates({usd[0]:f}/{usd[1]:f} USD per million tokens in/out, {self.source}{', estimated' if self.estimated else ''})"
+        return (
+            f"Rates({usd[0]:f}/{usd[1]:f} USD per million tokens in/out, "
+            f"{self.source}{', estimated' if self.estimated else ''})"
+        )
 
     def cost(self, usage: Usage) -> int:
         """Nano-USD, rounded up. Counts that contradict each other are cut to fit, the dear ones kept."""
-        tokens, cached, write, audio, cached_audio = usage.input, usage.cached, usage.cache_write, usage.audio, usage.cached_audio
+        tokens, cached, write, audio, cached_audio = (
+            usage.input,
+            usage.cached,
+            usage.cache_write,
+            usage.audio,
+            usage.cached_audio,
+        )
         output, audio_output = usage.output, usage.audio_output
         plain = tokens - cached - write - audio + cached_audio
-        if plain < 0 or cached_audio < 0 or cached < cached_audio or audio < cached_audio or write < 0 or audio_output < 0 or output < audio_output:
+        if (
+            plain < 0
+            or cached_audio < 0
+            or cached < cached_audio
+            or audio < cached_audio
+            or write < 0
+            or audio_output < 0
+            or output < audio_output
+        ):
             return self.cost(_consistent(usage))
         band = self._base
         if tokens > self._first:
@@ -117,12 +140,16 @@ class Rates:
         return -(-total // PER_MILLION)
 
     def worst(self, input: int, output: int, audio: int = 0) -> int:  # noqa: A002
-        """Nano-USD that a call with at most these tokens can cost; ``audio`` is the part of ``input`` that may be audio."""
+        """Nano-USD that a call with at most these tokens can cost; ``audio`` is the part of ``input`` that may be
+        audio.
+        """
         total, rate = self._worst_input(input, audio)
         return -(-(total + max(output, 0) * rate) // PER_MILLION)
 
     def affordable_output(self, nano: int, input: int, audio: int = 0) -> int:  # noqa: A002
-        """The most output tokens with which the worst case still costs no more than ``nano``; -1 when the input alone costs more."""
+        """The most output tokens with which the worst case still costs no more than ``nano``; -1 when the input alone
+        costs more.
+        """
         total, rate = self._worst_input(input, audio)
         left = nano * PER_MILLION - total
         if left < 0:

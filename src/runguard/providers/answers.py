@@ -17,10 +17,24 @@ MAX_PARTS: Final = 1_024
 MAX_ARGUMENTS: Final = 262_144  # characters of arguments that are parsed; longer ones stay text
 LONGEST_ID: Final = 512  # a longer name is no model
 _NESTED: Final = 4  # {"response": {"response": ...}} is followed so far
-_OWN: Final = frozenset({"usd", "sig", "tokens", "input_tokens", "output_tokens", "prompt_tokens", "completion_tokens", "response", "results", "result"})
+_OWN: Final = frozenset(
+    {
+        "usd",
+        "sig",
+        "tokens",
+        "input_tokens",
+        "output_tokens",
+        "prompt_tokens",
+        "completion_tokens",
+        "response",
+        "results",
+        "result",
+    }
+)
 _PLAIN: Final = frozenset({"usd", "sig", "result"})
 _ACTIONS: Final = {
-    # items of OpenAI's responses that the caller is to carry out, and where they say what to do; the rest OpenAI runs by itself
+    # items of OpenAI's responses that the caller is to carry out, and where they say what to do; the rest OpenAI runs
+    # by itself
     "function_call": "arguments",
     "custom_tool_call": "input",
     "computer_call": "action",
@@ -48,7 +62,8 @@ class Reading:
     result: object | None = None  # the caller's own word: what the step came to
     results: tuple[Result, ...] = ()  # and of its tools: name, arguments, what came back
     problems: tuple[str, ...] = ()  # what was there and cannot be true
-    # Requests that the client made by itself before the one that ``usage`` is of, the newest first; an input of 0 is not told.
+    # Requests that the client made by itself before the one that ``usage`` is of, the newest first; an input of 0 is
+    # not told.
     earlier: tuple[Usage, ...] = ()
     counts: Counts | None = field(default=None, compare=False, repr=False)  # what ``usage`` was made of
     size: int = field(default=0, compare=False)  # bytes of all that was said; only where no usage was reported
@@ -131,9 +146,11 @@ def earlier_in(history: Any) -> tuple[Usage, ...]:
 
 
 def rounds_of(contents: Any) -> list[int]:
-    """The rounds of function calling that contents of Gemini end with, the newest first: tokens of what the model said in each.
+    """The rounds of function calling that contents of Gemini end with, the newest first: tokens of what the model
+    said in each.
 
-    google-genai calls functions by itself and asks again. Further back than the last word of the user, the rounds are of earlier calls.
+    google-genai calls functions by itself and asks again. Further back than the last word of the user, the rounds
+    are of earlier calls.
     """
     rounds: list[int] = []
     for content in reversed(items(contents)[-MAX_PARTS:]):
@@ -141,7 +158,10 @@ def rounds_of(contents: Any) -> list[int]:
         if of("role") == "model":
             if rounds:
                 rounds[-1] += -(-size_of(content) // UPPER)
-        elif any(fields(part).get("function_response") or fields(part).get("functionResponse") for part in items(of("parts"))[:MAX_PARTS]):
+        elif any(
+            fields(part).get("function_response") or fields(part).get("functionResponse")
+            for part in items(of("parts"))[:MAX_PARTS]
+        ):
             rounds.append(0)
         else:
             break
@@ -291,7 +311,10 @@ def arguments(told: Any) -> object:
 
 
 def _own_word(told: dict[Any, Any], reading: Reading, problems: list[str], depth: int) -> None:
-    """``{"usd": 0.01, "sig": "search", "tokens": 900, "response": ...}``: what is said outside goes before what the response says."""
+    """``{"usd": 0.01, "sig":
+
+    "search", "tokens": 900, "response": ...}``: what is said outside goes before what the response says.
+    """
     if (inner := told.get("response")) is not None and depth < _NESTED:
         _fill(reading, _read(inner, depth + 1))
     counts = read_usage(told, problems)
@@ -316,7 +339,12 @@ def _fill(reading: Reading, inner: Reading) -> None:
     reading.model = reading.model or inner.model
     reading.calls = reading.calls or inner.calls
     reading.text = reading.text or inner.text
-    reading.result, reading.results, reading.problems, reading.earlier = inner.result, inner.results, inner.problems, inner.earlier
+    reading.result, reading.results, reading.problems, reading.earlier = (
+        inner.result,
+        inner.results,
+        inner.problems,
+        inner.earlier,
+    )
 
 
 def _tokens(told: Any, problems: list[str]) -> Counts | None:
@@ -345,4 +373,8 @@ def _result(entry: Any) -> Result | None:
     if name is None:
         return None
     args = next((found for key in ("args", "arguments", "input") if (found := get(key)) is not None), None)
-    return name, args, next((found for key in ("result", "response", "output", "content") if (found := get(key)) is not None), None)
+    return (
+        name,
+        args,
+        next((found for key in ("result", "response", "output", "content") if (found := get(key)) is not None), None),
+    )

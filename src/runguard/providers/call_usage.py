@@ -2,7 +2,8 @@
 
 Live runs, replay, termination conditions and token budgets all bill by these rules:
 
-- A figure that was reported never falls while the call lasts. Chunks repeat and extend each other; they are not added up.
+- A figure that was reported never falls while the call lasts. Chunks repeat and extend each other; they are not added
+  up.
 - A report always replaces an estimate.
 - A call that reported nothing is estimated: its prompt from the request, its output from the text that came back.
 - A call that reported output and no input is estimated in its input only. Input without output is a valid report.
@@ -41,12 +42,16 @@ class CallUsage:
         self._counts: Counts | None = None
         self._usage: Usage | None = None
         self._streamed = self._whole = 0  # bytes of the chunks, and of whole responses
-        self._answered = self._final = False  # whether the whole answer is there, and whether a report came with it or behind it
+        # whether the whole answer is there, and whether a report came with it or behind it
+        self._answered = self._final = False
         self.has_report = False  # usage came with it, if only zeros
         self.problems: list[str] = []  # what reports said that cannot be true
 
     def add(self, response: Any) -> bool:
-        """A response of ADK or one of its events, whole or a chunk, as an object or as JSON. True: it reported something new."""
+        """A response of ADK or one of its events, whole or a chunk, as an object or as JSON.
+
+        True: it reported something new.
+        """
         get = fields(response).get
         partial = get("partial") is True
         self._answered = self._answered or not partial
@@ -87,7 +92,11 @@ class CallUsage:
     def prompt(self) -> int | None:
         """The size of the prompt, if it was reported."""
         usage = self.reported
-        return usage.input or None if usage is not None and self._counts is not None and not self._counts.is_undivided else None
+        return (
+            usage.input or None
+            if usage is not None and self._counts is not None and not self._counts.is_undivided
+            else None
+        )
 
     @property
     def heard(self) -> int:
@@ -95,7 +104,9 @@ class CallUsage:
         return tokens_in(max(self._streamed, self._whole))
 
     def bill(self, prompt: int, audio: int = 0) -> Bill:
-        """What the call took. ``prompt``: the tokens of its request, estimated; ``audio``: those of them that are audio."""
+        """What the call took. ``prompt``: the tokens of its request, estimated; ``audio``: those of them that are
+        audio.
+        """
         bill = self.bill_so_far(prompt, audio)
         if self._final or self.heard <= bill.usage.output:
             return bill
@@ -118,7 +129,10 @@ def usage_in(get: Any) -> Any:
 
 
 class Taken(NamedTuple):
-    """What a model call took, read from its events. ``before``: what was already counted for the same call, which this replaces."""
+    """What a model call took, read from its events.
+
+    ``before``: what was already counted for the same call, which this replaces.
+    """
 
     usage: Usage
     estimated: bool
@@ -138,9 +152,9 @@ class _Closed(NamedTuple):
 class EventUsage:
     """The model calls among the events of a session, each billed once.
 
-    A stream may report its usage in every chunk, in the last one, in the event that closes it, or behind that. Streams are told apart by
-    author and branch, because parallel branches come interleaved. The prompt of a call that reports none is estimated from the events
-    before it; instructions and tool declarations are in no event.
+    A stream may report its usage in every chunk, in the last one, in the event that closes it, or behind that. Streams
+    are told apart by author and branch, because parallel branches come interleaved. The prompt of a call that reports
+    none is estimated from the events before it; instructions and tool declarations are in no event.
     """
 
     __slots__ = ("_closed", "_history", "_open")
@@ -162,7 +176,10 @@ class EventUsage:
         self._closed.pop(_key(get), None)
 
     def read(self, event: Any, *, is_answer: bool = False) -> Taken | None:
-        """None: the event completes no model call. ``is_answer``: it is known to be a model's answer, whether or not it reports usage."""
+        """None: the event completes no model call.
+
+        ``is_answer``: it is known to be a model's answer, whether or not it reports usage.
+        """
         get = fields(event).get
         if get("partial") is True:
             return self._read_chunk(_key(get), event, get("content"))
@@ -211,7 +228,10 @@ def _key(get: Any) -> _Key:
 
 def _calls_functions(content: Any) -> bool:
     parts = items(fields(content).get("parts"))
-    return any(get("function_call") is not None or get("functionCall") is not None for get in (fields(part).get for part in parts))
+    return any(
+        get("function_call") is not None or get("functionCall") is not None
+        for get in (fields(part).get for part in parts)
+    )
 
 
 def _closes_again(before: Usage, report: Any) -> bool:

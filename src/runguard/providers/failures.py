@@ -1,7 +1,8 @@
-"""Whether a failed call can have been billed, read from its exception. Exceptions are recognised by name: no client library is imported.
+"""Whether a failed call can have been billed, read from its exception. Exceptions are recognised by name: no client
+library is imported.
 
-A call was not billed in two cases: the provider answered with an error status, or no connection was ever made. After a reset, a read
-error, or a retry inside the client, the provider may have done the work, so the call counts as billed.
+A call was not billed in two cases: the provider answered with an error status, or no connection was ever made. After a
+reset, a read error, or a retry inside the client, the provider may have done the work, so the call counts as billed.
 """
 
 from collections.abc import Iterator
@@ -34,11 +35,21 @@ _CLIENTS: Final = _TRANSPORTS | {"openai", "anthropic", "litellm", "google", "ur
 _RESETS: Final = (ConnectionResetError, ConnectionAbortedError, BrokenPipeError)
 _RETRY_HEADER: Final = "x-stainless-retry-count"  # how often OpenAI's and Anthropic's clients had tried before
 # LiteLLM invents a status for these: nothing, or an answer that was paid, came back.
-_INVENTED: Final = frozenset({"APIConnectionError", "APIResponseValidationError", "JSONSchemaValidationError", "MidStreamFallbackError", "Timeout"})
+_INVENTED: Final = frozenset(
+    {
+        "APIConnectionError",
+        "APIResponseValidationError",
+        "JSONSchemaValidationError",
+        "MidStreamFallbackError",
+        "Timeout",
+    }
+)
 
 
 def was_unbilled(error: BaseException | None) -> bool:
-    """Whether the provider certainly billed nothing for a call that failed with this exception, before any piece of its answer came."""
+    """Whether the provider certainly billed nothing for a call that failed with this exception, before any piece of its
+    answer came.
+    """
     if not isinstance(error, Exception):
         return False
     try:
@@ -60,7 +71,8 @@ def _never_connected(error: Exception) -> bool:
 def _chain(error: BaseException) -> Iterator[BaseException]:
     """The exception and all that led to it.
 
-    ``__context__`` is followed only from exceptions of client libraries: elsewhere it may be any exception that was being handled.
+    ``__context__`` is followed only from exceptions of client libraries: elsewhere it may be any exception that was
+    being handled.
     """
     pending, seen = [error], {id(error)}
     while pending and len(seen) < _DEEPEST:
@@ -110,7 +122,10 @@ def _in_later_attempt(trace: TracebackType | None) -> bool:
         if trace is None:
             return False
         frame, trace = trace.tb_frame, trace.tb_next
-        if str(frame.f_globals.get("__name__")).partition(".")[0] == "tenacity" and (state := frame.f_locals.get("retry_state")) is not None:
+        if (
+            str(frame.f_globals.get("__name__")).partition(".")[0] == "tenacity"
+            and (state := frame.f_locals.get("retry_state")) is not None
+        ):
             return getattr(state, "attempt_number", None) != 1
     return False
 

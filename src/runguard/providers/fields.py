@@ -1,7 +1,7 @@
 """Any object as something that is asked for a field by its name: dicts, pydantic models, anything else.
 
-Objects of pydantic keep what they were given in two plain dicts. Reading those costs a tenth of asking the object, above all for a
-field that it does not have.
+Objects of pydantic keep what they were given in two plain dicts. Reading those costs a tenth of asking the object,
+above all for a field that it does not have.
 """
 
 from collections.abc import Callable, Mapping
@@ -10,13 +10,33 @@ from typing import Any, Final
 
 _KINDS: Final = 512  # classes remembered
 _NOTHING: Final[dict[str, Any]] = {}  # never written to
-_ATOMS: Final = (str, bytes, bytearray, memoryview, int, float, complex, list, tuple, set, frozenset, type, FunctionType, MethodType, ModuleType, type(None))
+_ATOMS: Final = (
+    str,
+    bytes,
+    bytearray,
+    memoryview,
+    int,
+    float,
+    complex,
+    list,
+    tuple,
+    set,
+    frozenset,
+    type,
+    FunctionType,
+    MethodType,
+    ModuleType,
+    type(None),
+)
 _ways: dict[type, Callable[[Any], Any]] = {}
 _open_hearted: set[type] = set()  # classes known to keep nothing private
 
 
 def fields(value: Any) -> Any:
-    """Something with ``get(name)`` that gives None for what is not there. An object's own properties are asked, one by one."""
+    """Something with ``get(name)`` that gives None for what is not there.
+
+    An object's own properties are asked, one by one.
+    """
     kind = type(value)
     if kind is dict:
         return value
@@ -26,7 +46,8 @@ def fields(value: Any) -> Any:
             extra = value.__pydantic_extra__
         except AttributeError:  # made without its constructor
             extra = None
-        return {**value.__dict__, **extra} if extra else value.__dict__  # libraries keep there what a provider added to its API
+        # libraries keep there what a provider added to its API
+        return {**value.__dict__, **extra} if extra else value.__dict__
     return (way or _learn(kind))(value)
 
 
@@ -108,7 +129,11 @@ def attributes(value: Any) -> dict[Any, Any]:
         held = object.__getattribute__(value, "__dict__")
     except AttributeError:
         return _slots(value)
-    return {name: entry for name, entry in held.items() if type(name) is str and not name.startswith("_")} if type(held) is dict else _NOTHING
+    return (
+        {name: entry for name, entry in held.items() if type(name) is str and not name.startswith("_")}
+        if type(held) is dict
+        else _NOTHING
+    )
 
 
 def _slots(value: Any) -> dict[Any, Any]:
@@ -124,6 +149,8 @@ def _slots(value: Any) -> dict[Any, Any]:
 
 
 def items(value: Any) -> Any:
-    """A list or tuple as it is, anything else as an empty one; by its real class, which a stand-in of a test cannot claim."""
+    """A list or tuple as it is, anything else as an empty one; by its real class, which a stand-in of a test cannot
+    claim.
+    """
     kind = type(value)
     return value if kind is list or kind is tuple or issubclass(kind, (list, tuple)) else ()

@@ -33,15 +33,51 @@ _NAMES: Final[dict[str, _Is]] = {
     **dict.fromkeys(
         (
             *("messages", "contents", "input", "prompt", "system", "instructions", "tools", "functions"),
-            *("system_instruction", "systemInstruction", "response_format", "response_schema", "responseSchema", "response_json_schema"),
-            *("responseJsonSchema", "text_format", "history", "question", "query", "message", "user_prompt", "system_prompt", "new_message"),
+            *(
+                "system_instruction",
+                "systemInstruction",
+                "response_format",
+                "response_schema",
+                "responseSchema",
+                "response_json_schema",
+            ),
+            *(
+                "responseJsonSchema",
+                "text_format",
+                "history",
+                "question",
+                "query",
+                "message",
+                "user_prompt",
+                "system_prompt",
+                "new_message",
+            ),
         ),
         _Is.PROMPT,
     ),
-    **dict.fromkeys(("max_tokens", "max_completion_tokens", "max_output_tokens", "maxOutputTokens", "max_tokens_to_sample"), _Is.LIMIT),
+    **dict.fromkeys(
+        ("max_tokens", "max_completion_tokens", "max_output_tokens", "maxOutputTokens", "max_tokens_to_sample"),
+        _Is.LIMIT,
+    ),
     **dict.fromkeys(("n", "best_of", "candidate_count", "candidateCount"), _Is.CANDIDATES),
-    **dict.fromkeys(("config", "generation_config", "generationConfig", "request", "llm_request", "body", "extra_body", "json", "payload"), _Is.BODY),
-    **dict.fromkeys(("previous_response_id", "conversation", "cached_content", "cachedContent", "previous_interaction_id"), _Is.ELSEWHERE),
+    **dict.fromkeys(
+        (
+            "config",
+            "generation_config",
+            "generationConfig",
+            "request",
+            "llm_request",
+            "body",
+            "extra_body",
+            "json",
+            "payload",
+        ),
+        _Is.BODY,
+    ),
+    **dict.fromkeys(
+        ("previous_response_id", "conversation", "cached_content", "cachedContent", "previous_interaction_id"),
+        _Is.ELSEWHERE,
+    ),
 }
 # A lone first text is a model only if it looks like one: "hello" is a prompt.
 _MODEL: Final = re.compile(
@@ -60,7 +96,8 @@ class Request:
     max_output_tokens: int | None = None  # of all candidates together; None: no limit was given
     audio_tokens: int = 0  # of input_tokens
     candidates: int = 1  # answers asked for: without a limit of its own, each may reach the model's
-    unseen: bool = False  # the provider adds a conversation or a cache that it keeps, so the input is larger than what is seen
+    # the provider adds a conversation or a cache that it keeps, so the input is larger than what is seen
+    unseen: bool = False
     rounds: int = 1  # requests that it may become: google-genai calls functions by itself and asks again
     answered: int = 0  # rounds of function calling that the contents end with already
     untold: bool = False  # and the answer will not say how many there were
@@ -102,7 +139,10 @@ class _Found:
     def automatic(self, config: dict[Any, Any]) -> None:
         """Functions among the tools of google-genai: unless told not to, the client calls them and asks again."""
         tools = config["tools"]
-        if not any(callable(tool) or hasattr(type(tool), "call_tool") for tool in (tools[:_TOOLS] if type(tools) is list else ())):
+        if not any(
+            callable(tool) or hasattr(type(tool), "call_tool")
+            for tool in (tools[:_TOOLS] if type(tools) is list else ())
+        ):
             return
         told = attributes(config.get("automatic_function_calling", config.get("automaticFunctionCalling")))
         most = told.get("maximum_remote_calls", told.get("maximumRemoteCalls"))

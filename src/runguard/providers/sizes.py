@@ -133,7 +133,9 @@ def _other(item: Any, kind: type, pending: list[Any]) -> int:
 
 
 def _declaration(item: Any) -> int:
-    """A function given as a tool, a class given as a schema: the library writes the declaration from what is said there."""
+    """A function given as a tool, a class given as a schema: the library writes the declaration from what is said
+    there.
+    """
     held: Any = getattr(item, "__annotations__", None)
     told: Any = getattr(item, "__doc__", None)
     return (len(told) if type(told) is str else 0) + _DECLARED * (1 + (len(held) if type(held) is dict else 0))
@@ -156,7 +158,11 @@ def _media_in(item: dict[Any, Any]) -> tuple[int, int, bool] | None:
     if type(data) is bytes:
         return (*media_tokens(mime, len(data)), False)
     if type(data) is str:
-        return (text_size(data) // UPPER + 1, 0, False) if mime.startswith("text/") else (*media_tokens(mime, len(data) * 3 // 4), False)
+        return (
+            (text_size(data) // UPPER + 1, 0, False)
+            if mime.startswith("text/")
+            else (*media_tokens(mime, len(data) * 3 // 4), False)
+        )
     length = item.get("size_bytes", item.get("sizeBytes"))
     return (*media_tokens(mime, length), False) if type(length) is int and length >= 0 else None
 

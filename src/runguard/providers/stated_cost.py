@@ -34,7 +34,9 @@ def dollars(value: Any, name: str, problems: list[str]) -> Decimal | None:
 
 def stated_cost(response: Any, usage: Any, problems: list[str]) -> Decimal | None:
     """What LiteLLM calculated for the call, or a gateway such as OpenRouter charged for it."""
-    if (hidden := private(response, "_hidden_params")) is not None and (cost := fields(hidden).get("response_cost")) is not None:
+    if (hidden := private(response, "_hidden_params")) is not None and (
+        cost := fields(hidden).get("response_cost")
+    ) is not None:
         return dollars(cost, "response_cost", problems)
     if usage is None:
         return None
@@ -46,6 +48,8 @@ def stated_cost(response: Any, usage: Any, problems: list[str]) -> Decimal | Non
         cost = fields(cost).get("total_cost")  # Perplexity gives a table
     charged = dollars(cost, "usage.cost", problems)
     if charged is not None and get("is_byok") is True:  # with a key of one's own, the provider's bill comes on top
-        beside = dollars(fields(get("cost_details")).get("upstream_inference_cost"), "upstream_inference_cost", problems)
+        beside = dollars(
+            fields(get("cost_details")).get("upstream_inference_cost"), "upstream_inference_cost", problems
+        )
         return None if beside is None else _EXACT.add(charged, beside)
     return charged

@@ -1,4 +1,7 @@
-"""An answer that comes in pieces. Usage in a stream is cumulative with every provider: figures only grow, and they are not added up."""
+"""An answer that comes in pieces.
+
+Usage in a stream is cumulative with every provider: figures only grow, and they are not added up.
+"""
 
 from dataclasses import replace
 from decimal import Decimal
@@ -57,10 +60,26 @@ class _Growing:
 
 
 class StreamReading:
-    """``feed`` it every chunk; ``reading()`` is what they say together so far, also when the stream was left in the middle."""
+    """``feed`` it every chunk; ``reading()`` is what they say together so far, also when the stream was left in the
+    middle.
+    """
 
     __slots__ = (
-        *("_asked", "_begun", "_calls", "_closed", "_counts", "_earlier", "_full", "_history", "_model", "_own", "_partial", "_problems", "_room"),
+        *(
+            "_asked",
+            "_begun",
+            "_calls",
+            "_closed",
+            "_counts",
+            "_earlier",
+            "_full",
+            "_history",
+            "_model",
+            "_own",
+            "_partial",
+            "_problems",
+            "_room",
+        ),
         *("_reported_at", "_spoken", "_texts", "_usd", "chars", "is_final"),
     )
 
@@ -80,7 +99,8 @@ class StreamReading:
         self._full = (0, TEXT_CHARS, 0, 0)  # texts, room, calls, chars before the first partial response
         self.is_final = False  # the usage so far is the provider's last word
         self._earlier: list[Usage] = []  # of requests that were made before, where a client makes several
-        self._history = self._spoken = self._asked = 0  # how much was known, said and asked for when the one under way began
+        # how much was known, said and asked for when the one under way began
+        self._history = self._spoken = self._asked = 0
         self._closed = False  # it said why it ends
 
     def feed(self, chunk: object) -> None:
@@ -153,7 +173,11 @@ class StreamReading:
         choices = get("choices")
         if type(choices) is list and (not choices or fields(choices[0]).get("message") is None):
             self._chat_chunk(chunk, get, choices)
-        elif (candidates := items(get("candidates"))) or get("usage_metadata") is not None or get("usageMetadata") is not None:
+        elif (
+            (candidates := items(get("candidates")))
+            or get("usage_metadata") is not None
+            or get("usageMetadata") is not None
+        ):
             self._gemini_chunk(get, fields(candidates[0]).get("content") if candidates else get("content"))
         elif type(getattr(content := get("content"), "parts", None)) is list or type(get("partial")) is bool:
             self._gemini_chunk(get, content)
@@ -170,7 +194,11 @@ class StreamReading:
         self._usd = self._usd if told.usd is None else told.usd
         self._model = told.model or self._model
         sig, result, results = self._own
-        self._own = (sig if told.sig is None else told.sig, result if told.result is None else told.result, told.results or results)
+        self._own = (
+            sig if told.sig is None else told.sig,
+            result if told.result is None else told.result,
+            told.results or results,
+        )
         self._say(told.text)
         for call in told.calls:
             self._call(call)
@@ -274,7 +302,9 @@ class StreamReading:
     def _gemini_chunk(self, get: Any, content: Any) -> None:
         self._model = model_of(get) or self._model
         parts = items(fields(content).get("parts"))
-        if (history := len(items(get("automatic_function_calling_history")))) != self._history or (self._closed and parts):
+        if (history := len(items(get("automatic_function_calling_history")))) != self._history or (
+            self._closed and parts
+        ):
             self._next_request(history)
         self._closed = self._closed or _ends(get)
         told = get("usage_metadata")
@@ -295,9 +325,13 @@ class StreamReading:
             self._full = (len(self._texts), self._room, len(self._calls), self.chars)
 
     def _next_request(self, history: int) -> None:
-        """google-genai has called functions by itself and asks again: what was told so far is of a request that is over."""
+        """google-genai has called functions by itself and asks again: what was told so far is of a request that is
+        over.
+        """
         if history > self._history or len(self._calls) > self._asked:  # else a provider that goes on after its end
-            self._earlier.append(Usage(output=-(-self.heard // UPPER)) if self._counts is None else self._counts.usage())
+            self._earlier.append(
+                Usage(output=-(-self.heard // UPPER)) if self._counts is None else self._counts.usage()
+            )
             self._counts, self._history, self._spoken, self._asked = None, history, self.chars, len(self._calls)
         self._closed = False
 

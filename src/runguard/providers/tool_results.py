@@ -1,6 +1,7 @@
 """The newest tool results in a request: what the caller tells the model about the tools that its last answer asked for.
 
-Known by their shapes: OpenAI (chat completions and responses), Anthropic, google-genai and LiteLLM, as objects or as plain JSON.
+Known by their shapes: OpenAI (chat completions and responses), Anthropic, google-genai and LiteLLM, as objects or as
+plain JSON.
 """
 
 from collections.abc import Mapping

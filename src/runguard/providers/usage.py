@@ -1,13 +1,14 @@
 """The one reader of token usage: what a provider reports of a call, in our terms.
 
-Reports are recognised by the names of their fields, not by the class or the place they come from: proxies, gateways and recorded
-sessions use the same names. How each kind of token counts is decided here, once:
+Reports are recognised by the names of their fields, not by the class or the place they come from: proxies, gateways and
+recorded sessions use the same names. How each kind of token counts is decided here, once:
 
 - **Tool-use prompt tokens** belong to the input, as in google-genai's total.
-- **Cached tokens and cache writes** are parts of the input. Where they do not fit into it, they were reported beside it and are added.
+- **Cached tokens and cache writes** are parts of the input. Where they do not fit into it, they were reported beside it
+  and are added.
 - **Thinking** belongs to the output. Some models report it within the answer, some beside it: the total tells which.
-- **Audio tokens** are counted apart, because they have prices of their own. **Images and video** count as the text around them; where a
-  model charges more for them, its price for that whole direction is the higher one.
+- **Audio tokens** are counted apart, because they have prices of their own. **Images and video** count as the text
+  around them; where a model charges more for them, its price for that whole direction is the higher one.
 - **Only zeros** mean that nothing was reported. So does a figure that is not a count of tokens.
 """
 
@@ -49,7 +50,11 @@ _OF_INPUT: Final = (
     ("cache_creation_tokens", "cache_write"),
     ("cache_write_tokens", "cache_write"),
 )
-_OF_OUTPUT: Final = (("reasoning_tokens", "thinking"), ("thinking_tokens", "thinking"), ("audio_tokens", "audio_output"))
+_OF_OUTPUT: Final = (
+    ("reasoning_tokens", "thinking"),
+    ("thinking_tokens", "thinking"),
+    ("audio_tokens", "audio_output"),
+)
 
 
 def _camel(name: str) -> str:
@@ -76,7 +81,10 @@ class Counts:
     thinking: int = 0
 
     def add(self, later: "Counts") -> bool:
-        """Take in another report of the same call. No figure falls: a last chunk of zeros takes nothing back. True: something is new."""
+        """Take in another report of the same call.
+
+        No figure falls: a last chunk of zeros takes nothing back. True: something is new.
+        """
         changed = False
         for name in _FIGURES:
             if (figure := getattr(later, name)) > getattr(self, name):
@@ -89,7 +97,16 @@ class Counts:
         if apart > prompt:  # ADK 2.3 reports Anthropic's prompt without them
             prompt += apart
         output = self.total - prompt if self.total >= prompt + self.answer else self.answer + self.beside
-        return Usage(prompt, output, self.cached, self.cache_write, self.audio, self.cached_audio, self.audio_output, self.thinking)
+        return Usage(
+            prompt,
+            output,
+            self.cached,
+            self.cache_write,
+            self.audio,
+            self.cached_audio,
+            self.audio_output,
+            self.thinking,
+        )
 
     @property
     def is_undivided(self) -> bool:
@@ -170,10 +187,15 @@ def _parts(counts: Counts, report: Any, names: tuple[tuple[str, str], ...], prob
 def _chat(get: Any, problems: list[str]) -> Counts | None:
     """OpenAI's chat completions, LiteLLM, and all with the same names: the prompt includes what was cached."""
     before = len(problems)
-    counts = Counts(_count(get, "prompt_tokens", problems), _count(get, "completion_tokens", problems), total=_count(get, "total_tokens", problems))
+    counts = Counts(
+        _count(get, "prompt_tokens", problems),
+        _count(get, "completion_tokens", problems),
+        total=_count(get, "total_tokens", problems),
+    )
     if len(problems) > before:
         return None
-    if get("cache_read_input_tokens") is not None or get("cache_creation_input_tokens") is not None:  # LiteLLM, of Anthropic
+    # LiteLLM, of Anthropic
+    if get("cache_read_input_tokens") is not None or get("cache_creation_input_tokens") is not None:
         _parts(counts, {name: get(name) for name, _ in _CACHE}, _CACHE, problems)
     if (details := get("prompt_tokens_details")) is not None:
         _parts(counts, details, _OF_INPUT, problems)
@@ -187,7 +209,11 @@ def _split(get: Any, problems: list[str]) -> Counts | None:
     if (details := get("input_tokens_details")) is None:
         return _anthropic(get, problems)
     before = len(problems)
-    counts = Counts(_count(get, "input_tokens", problems), _count(get, "output_tokens", problems), total=_count(get, "total_tokens", problems))
+    counts = Counts(
+        _count(get, "input_tokens", problems),
+        _count(get, "output_tokens", problems),
+        total=_count(get, "total_tokens", problems),
+    )
     if len(problems) > before:
         return None
     _parts(counts, details, _OF_INPUT, problems)
@@ -202,7 +228,10 @@ def _anthropic(get: Any, problems: list[str]) -> Counts | None:
         return _rounds(items(rounds), problems)
     before = len(problems)
     tokens, output = _count(get, "input_tokens", problems), _count(get, "output_tokens", problems)
-    cached, write = _count(get, "cache_read_input_tokens", problems), _count(get, "cache_creation_input_tokens", problems)
+    cached, write = (
+        _count(get, "cache_read_input_tokens", problems),
+        _count(get, "cache_creation_input_tokens", problems),
+    )
     if len(problems) > before:
         return None
     counts = Counts(tokens + cached + write, output, cached=cached, cache_write=write)
@@ -212,7 +241,9 @@ def _anthropic(get: Any, problems: list[str]) -> Counts | None:
 
 
 def _rounds(rounds: Any, problems: list[str]) -> Counts | None:
-    """A message that Anthropic compacted on the way was sampled several times; the figures beside the list leave some of that out."""
+    """A message that Anthropic compacted on the way was sampled several times; the figures beside the list leave some
+    of that out.
+    """
     whole = Counts()
     for report in rounds[:_ENTRIES]:
         of = fields(report).get
@@ -231,7 +262,9 @@ def _is_told(get: Any, names: tuple[str, ...]) -> bool:
 
 def _gemini(get: Any, names: tuple[str, ...], problems: list[str]) -> Counts | None:
     """Gemini, and ADK, which uses its names for every model."""
-    prompt, answer, total, tool, thoughts, live, cached, write, heard, tool_heard, cached_heard, spoken, live_spoken = names
+    prompt, answer, total, tool, thoughts, live, cached, write, heard, tool_heard, cached_heard, spoken, live_spoken = (
+        names
+    )
     before = len(problems)
     thinking = _count(get, thoughts, problems)
     counts = Counts(
@@ -267,5 +300,7 @@ def _audio(details: Any, problems: list[str]) -> int:
 
 def _plain(get: Any, problems: list[str]) -> Counts | None:
     before = len(problems)
-    counts = Counts(_count(get, "input", problems), _count(get, "output", problems), cached=_count(get, "cached", problems))
+    counts = Counts(
+        _count(get, "input", problems), _count(get, "output", problems), cached=_count(get, "cached", problems)
+    )
     return counts if len(problems) == before else None

@@ -1,7 +1,8 @@
-"""ADK's session databases: SqliteSessionService, and DatabaseSessionService (schema v1) on SQLite or Postgres. Only read, never written.
+"""ADK's session databases: SqliteSessionService, and DatabaseSessionService (schema v1) on SQLite or Postgres. Only
+read, never written.
 
-The legacy schema of DatabaseSessionService keeps part of each event as a pickle. Unpickling runs whatever the file says, so it is
-refused.
+The legacy schema of DatabaseSessionService keeps part of each event as a pickle. Unpickling runs whatever the file
+says, so it is refused.
 """
 
 import sqlite3
@@ -17,11 +18,17 @@ from runguard.replay.steps import ODD, Faults, RecordedRun, Step, UnreadableErro
 
 Session = tuple[str, str, str]  # app, user, session
 LEGACY: Final = (
-    "this database has the legacy schema of DatabaseSessionService, which keeps the actions of events as pickles. Unpickling a file runs code "
+    "this database has the legacy schema of DatabaseSessionService, which keeps the actions of events as "
+    "pickles. Unpickling a file runs code "
     "that the file chooses, so it is not read. Move it first with 'adk migrate session' and replay the new database"
 )
-_EVENTS: Final = "SELECT timestamp, event_data FROM events WHERE app_name = ? AND user_id = ? AND session_id = ? ORDER BY rowid"
-_PG_EVENTS: Final = "SELECT timestamp, event_data FROM events WHERE app_name = %s AND user_id = %s AND session_id = %s ORDER BY timestamp, ctid"
+_EVENTS: Final = (
+    "SELECT timestamp, event_data FROM events WHERE app_name = ? AND user_id = ? AND session_id = ? ORDER BY rowid"
+)
+_PG_EVENTS: Final = (
+    "SELECT timestamp, event_data FROM events WHERE app_name = %s AND user_id = %s AND session_id = %s ORDER BY "
+    "timestamp, ctid"
+)
 _SESSIONS: Final = "SELECT app_name, user_id, id FROM sessions ORDER BY create_time, app_name, user_id, id"
 _COLUMNS: Final = {
     "events": {"app_name", "user_id", "session_id", "timestamp", "event_data"},
@@ -54,7 +61,10 @@ def sqlite_tables(path: Path) -> dict[str, set[str]]:
     try:
         with closing(connect(path)) as db:
             names = [name for (name,) in db.execute("SELECT name FROM sqlite_master WHERE type = 'table'")]
-            return {name: {column for (column,) in db.execute("SELECT name FROM pragma_table_info(?)", (name,))} for name in names}
+            return {
+                name: {column for (column,) in db.execute("SELECT name FROM pragma_table_info(?)", (name,))}
+                for name in names
+            }
     except (sqlite3.Error, UnicodeError) as error:
         raise UnreadableError(f"not a SQLite database that can be read: {error}") from None
 
@@ -83,7 +93,9 @@ def connect_postgres(url: str) -> Any:
     try:
         params = psycopg.conninfo.conninfo_to_dict(f"{scheme.partition('+')[0]}://{rest}")
     except psycopg.Error:  # its message may quote the URL
-        raise UnreadableError("cannot connect: libpq does not understand this address, or an option after its question mark") from None
+        raise UnreadableError(
+            "cannot connect: libpq does not understand this address, or an option after its question mark"
+        ) from None
     try:
         db = psycopg.connect(**{"connect_timeout": 10, **params})  # type: ignore[arg-type]
     except psycopg.Error as error:
@@ -100,7 +112,10 @@ def _said(error: Exception, password: str) -> str:
 def postgres_columns(url: str) -> dict[str, set[str]]:
     with connect_postgres(url) as db:
         found: dict[str, set[str]] = {}
-        query = "SELECT table_name, column_name FROM information_schema.columns WHERE table_schema = ANY (current_schemas(false))"
+        query = (
+            "SELECT table_name, column_name FROM information_schema.columns WHERE table_schema = ANY "
+            "(current_schemas(false))"
+        )
         for table, column in db.execute(query):
             found.setdefault(table, set()).add(column)
         return found

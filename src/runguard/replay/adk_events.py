@@ -1,4 +1,6 @@
-"""ADK's stored events, snake or camel case -> neutral steps: what the live adapter reads from hooks, read from the record."""
+"""ADK's stored events, snake or camel case -> neutral steps: what the live adapter reads from hooks, read from the
+record.
+"""
 
 from collections.abc import Iterator
 from typing import Any, Final
@@ -45,7 +47,11 @@ class Events:
         actions = event.get("actions") or {}
         parts = [part for part in content.get("parts") or () if isinstance(part, dict)]
         calls = [call for part in parts if isinstance(call := either(part, "function_call", "functionCall"), dict)]
-        answers = [answer for part in parts if isinstance(answer := either(part, "function_response", "functionResponse"), dict)]
+        answers = [
+            answer
+            for part in parts
+            if isinstance(answer := either(part, "function_response", "functionResponse"), dict)
+        ]
         invocation = word(either(event, "invocation_id", "invocationId"))
         compaction = actions.get("compaction")
         is_message = author == _USER and bool(parts) and not answers and not compaction
@@ -79,11 +85,25 @@ class Events:
     def _summary(self, event: dict[str, Any], compaction: Any) -> tuple[Usage, bool]:
         """What the summary of a compaction took. Where its event does not report that, it is estimated."""
         call = CallUsage()
-        call.add({**event, "content": either(compaction, "compacted_content", "compactedContent") if isinstance(compaction, dict) else None})
+        call.add(
+            {
+                **event,
+                "content": either(compaction, "compacted_content", "compactedContent")
+                if isinstance(compaction, dict)
+                else None,
+            }
+        )
         return call.bill(self._usage.prompt)
 
     def _spoke(
-        self, event: dict[str, Any], at: float | None, author: str, branch: str, scope: str, parts: list[dict[str, Any]], calls: list[dict[str, Any]]
+        self,
+        event: dict[str, Any],
+        at: float | None,
+        author: str,
+        branch: str,
+        scope: str,
+        parts: list[dict[str, Any]],
+        calls: list[dict[str, Any]],
     ) -> Iterator[Step]:
         if either(event, "error_code", "errorCode") == STOP_CODE:
             trip = (either(event, "custom_metadata", "customMetadata") or {}).get(METADATA_KEY)
@@ -91,7 +111,11 @@ class Events:
                 yield Asked(at, author, branch, self._named(event), Usage(), refused=True, scope=scope)
             return
         raw = either(event, "usage_metadata", "usageMetadata")
-        told = raw is not None or bool(calls) or any(event.get(name) for name in ("model_version", "modelVersion", "finish_reason", "finishReason"))
+        told = (
+            raw is not None
+            or bool(calls)
+            or any(event.get(name) for name in ("model_version", "modelVersion", "finish_reason", "finishReason"))
+        )
         if not told or (not parts and (author, branch, raw) == self._last):
             self._usage.pass_by(event)
             return  # an agent's or a node's own event; or the empty end of a stream that tells its usage again
@@ -100,23 +124,46 @@ class Events:
         path = (either(event, "node_info", "nodeInfo") or {}).get("path") or ""
         opened_by = path.rpartition("@")[2]
         if opened_by and not opened_by.isdigit():
-            yield Delegated(opened_by)  # a task: its node is named by the call; one of an agent called as a tool has a number
+            # a task: its node is named by the call; one of an agent called as a tool has a number
+            yield Delegated(opened_by)
         said = 0
         if all(isinstance(p.get("text"), str) for p in parts):
             words = "".join(p["text"] for p in parts if isinstance(p.get("text"), str) and not p.get("thought"))
             said = words_name(words or str(either(event, "error_code", "errorCode") or ""))
         batch = word(event.get("id"))
         if taken is not None:  # else the function calls of an answer whose words came before
-            yield Asked(at, author, branch, self._named(event), taken.usage, taken.estimated, batch, said, bool(calls), scope=scope)
+            yield Asked(
+                at,
+                author,
+                branch,
+                self._named(event),
+                taken.usage,
+                taken.estimated,
+                batch,
+                said,
+                bool(calls),
+                scope=scope,
+            )
         for call in calls:
-            yield Called(at, author, branch, batch, word(call.get("id")), word(call.get("name")), call.get("args"), scope)
+            yield Called(
+                at, author, branch, batch, word(call.get("id")), word(call.get("name")), call.get("args"), scope
+            )
 
-    def _answered(self, event: dict[str, Any], at: float | None, author: str, actions: dict[str, Any], answers: list[dict[str, Any]]) -> Iterator[Step]:
+    def _answered(
+        self,
+        event: dict[str, Any],
+        at: float | None,
+        author: str,
+        actions: dict[str, Any],
+        answers: list[dict[str, Any]],
+    ) -> Iterator[Step]:
         waiting = {
             *(either(actions, "requested_tool_confirmations", "requestedToolConfirmations") or ()),
             *(either(actions, "requested_auth_configs", "requestedAuthConfigs") or ()),
         }
-        ends = author == _USER or bool(either(actions, "skip_summarization", "skipSummarization") or actions.get("escalate"))
+        ends = author == _USER or bool(
+            either(actions, "skip_summarization", "skipSummarization") or actions.get("escalate")
+        )
         for answer in answers:
             value, outcome = answer.get("response"), None
             if isinstance(value, dict):

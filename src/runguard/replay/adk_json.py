@@ -1,4 +1,6 @@
-"""ADK's JSON: sessions as ``adk web`` and the REST API export them, lists of them or of events, and eval sets; snake and camel case."""
+"""ADK's JSON: sessions as ``adk web`` and the REST API export them, lists of them or of events, and eval sets; snake
+and camel case.
+"""
 
 import io
 import json
@@ -88,7 +90,9 @@ class Document:
         self._told_end = True
 
     def _object(self) -> Iterator[RecordedRun]:
-        """A session streams its events; an eval set its cases. What names it stands before them in everything ADK writes."""
+        """A session streams its events; an eval set its cases. What names it stands before them in everything ADK
+        writes.
+        """
         for key in self._stream.members():
             if key == "events" and self._stream.peek() == "[":
                 yield self._session(self._event_steps())
@@ -158,7 +162,12 @@ class Document:
         session = session if isinstance(session, dict) else {}
         app, user = word(either(session, "app_name", "appName")), word(either(session, "user_id", "userId"))
         yield RecordedRun(
-            name, self._conversation(conversation, name), app, user, name, source=word(either(self._facts, "eval_set_id", "evalSetId")) or self._name
+            name,
+            self._conversation(conversation, name),
+            app,
+            user,
+            name,
+            source=word(either(self._facts, "eval_set_id", "evalSetId")) or self._name,
         )
 
     def _conversation(self, conversation: list[Any], name: str) -> Iterator[Step]:
@@ -179,7 +188,10 @@ class Document:
         data = either(turn, "intermediate_data", "intermediateData") or {}
         stored = either(data, "invocation_events", "invocationEvents")
         if isinstance(stored, list):
-            contents = [(str(entry.get("author") or "agent"), (entry.get("content") or {}).get("parts") or []) for entry in stored]
+            contents = [
+                (str(entry.get("author") or "agent"), (entry.get("content") or {}).get("parts") or [])
+                for entry in stored
+            ]
         else:
             contents = self._paired(data)
         final = either(turn, "final_response", "finalResponse")
@@ -193,7 +205,10 @@ class Document:
     def _paired(data: dict[str, Any]) -> list[tuple[str, list[Any]]]:
         """Tool uses and tool responses in two lists: each use with its answer."""
         uses = either(data, "tool_uses", "toolUses") or []
-        answers = {str(a.get("id") or number): a for number, a in enumerate(either(data, "tool_responses", "toolResponses") or [])}
+        answers = {
+            str(a.get("id") or number): a
+            for number, a in enumerate(either(data, "tool_responses", "toolResponses") or [])
+        }
         found: list[tuple[str, list[Any]]] = []
         for number, use in enumerate(uses):
             found.append(("agent", [{"function_call": use}]))
@@ -202,16 +217,42 @@ class Document:
                 found.append(("agent", [{"function_response": answer}]))
         return found
 
-    def _eval_content(self, steps: list[Step], at: float | None, author: str, parts: list[Any], batch: str, history: int) -> int:
+    def _eval_content(
+        self, steps: list[Step], at: float | None, author: str, parts: list[Any], batch: str, history: int
+    ) -> int:
         size = size_of(parts, _ENOUGH)
         calls = [call for part in parts if isinstance(call := either(part, "function_call", "functionCall"), dict)]
-        answers = [answer for part in parts if isinstance(answer := either(part, "function_response", "functionResponse"), dict)]
+        answers = [
+            answer
+            for part in parts
+            if isinstance(answer := either(part, "function_response", "functionResponse"), dict)
+        ]
         for number, answer in enumerate(answers):
-            steps.append(Answered(at, author, str(answer.get("id") or number), str(answer.get("name") or ""), answer.get("response"), None, batch))
+            steps.append(
+                Answered(
+                    at,
+                    author,
+                    str(answer.get("id") or number),
+                    str(answer.get("name") or ""),
+                    answer.get("response"),
+                    None,
+                    batch,
+                )
+            )
         if not answers and parts:
             usage = Usage(input=history // CHARS_PER_TOKEN, output=size // CHARS_PER_TOKEN)
             said = 0 if calls else words_name(json.dumps(parts, default=str))
             steps.append(Asked(at, author, "", self._model, usage, True, batch, said, bool(calls)))
             for number, call in enumerate(calls):
-                steps.append(Called(at, author, "", batch, str(call.get("id") or number), str(call.get("name") or ""), call.get("args")))
+                steps.append(
+                    Called(
+                        at,
+                        author,
+                        "",
+                        batch,
+                        str(call.get("id") or number),
+                        str(call.get("name") or ""),
+                        call.get("args"),
+                    )
+                )
         return history + size

@@ -1,7 +1,7 @@
 """What a file may take: bytes of a compressed file when unpacked, bytes and values of one record.
 
-A file of 13 MB can unpack to more than a gigabyte, and a line of 60 MB can hold twenty million lists. Readers stop at these limits and
-report it as they report any other damage.
+A file of 13 MB can unpack to more than a gigabyte, and a line of 60 MB can hold twenty million lists. Readers stop at
+these limits and report it as they report any other damage.
 """
 
 import gzip
@@ -37,7 +37,9 @@ class _Limited(io.RawIOBase):
         count = self._file.readinto(buffer)
         self._read += count
         if self._read > self._limit:
-            raise UnpackedError(f"it unpacks to more than {size_text(self._limit)}; allow more with --max-unpacked, or unpack it first")
+            raise UnpackedError(
+                f"it unpacks to more than {size_text(self._limit)}; allow more with --max-unpacked, or unpack it first"
+            )
         return count
 
     def close(self) -> None:
@@ -67,7 +69,10 @@ def load_json(text: str | bytes) -> Any:
 
 
 def check_size(text: str | bytes, start: int = 0) -> None:
-    """ValueError for a record that would take too much memory. Every value but the first follows a comma, a bracket or a colon."""
+    """ValueError for a record that would take too much memory.
+
+    Every value but the first follows a comma, a bracket or a colon.
+    """
     size = len(text) - start
     if size > MAX_RECORD:
         raise ValueError(f"a record of more than {size_text(MAX_RECORD)}")

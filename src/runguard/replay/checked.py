@@ -5,7 +5,19 @@ from dataclasses import fields
 from typing import Final
 
 from runguard.pricing.rates import Usage
-from runguard.replay.steps import Answered, Asked, Called, Delegated, Faults, Passed, RecordedRun, Step, Turn, Wrote, word
+from runguard.replay.steps import (
+    Answered,
+    Asked,
+    Called,
+    Delegated,
+    Faults,
+    Passed,
+    RecordedRun,
+    Step,
+    Turn,
+    Wrote,
+    word,
+)
 
 _MOST: Final = 10**30  # tokens of one model call: sums and costs of these can still be printed
 _COUNTS: Final = tuple(field.name for field in fields(Usage))
@@ -21,7 +33,13 @@ _WORDS: Final[dict[type, tuple[str, ...]]] = {
 
 def checked(run: RecordedRun, faults: Faults) -> RecordedRun:
     """The same run with values that every rule and every table can handle."""
-    run.id, run.app, run.user, run.session, run.source = word(run.id), word(run.app), word(run.user), word(run.session), word(run.source)
+    run.id, run.app, run.user, run.session, run.source = (
+        word(run.id),
+        word(run.app),
+        word(run.user),
+        word(run.session),
+        word(run.source),
+    )
     run.steps = _steps(run.steps, run.id, faults)
     return run
 
@@ -32,7 +50,11 @@ def _steps(steps: Iterator[Step], name: str, faults: Faults) -> Iterator[Step]:
             for field in _WORDS.get(type(step), ()):
                 if getattr(step, field).__class__ is not str:
                     setattr(step, field, word(getattr(step, field)))
-        if type(step) is Asked and step.usage is not None and not all(0 <= getattr(step.usage, count) < _MOST for count in _COUNTS):
+        if (
+            type(step) is Asked
+            and step.usage is not None
+            and not all(0 <= getattr(step.usage, count) < _MOST for count in _COUNTS)
+        ):
             faults.add(name, "a model call that reports an impossible number of tokens: it counts without them")
             step.usage = None
         yield step

@@ -1,7 +1,9 @@
-"""Recorded steps -> the events that a live run makes -> the same ``Guard``, in shadow mode, with the recorded time as its clock.
+"""Recorded steps -> the events that a live run makes -> the same ``Guard``, in shadow mode, with the recorded time as
+its clock.
 
-Open loop: what the guard would have said changes nothing of what follows in the recording. Each recorded run meets a guard of its
-own, so budgets of a run and of its session are replayed; what runs share with others (users' and apps' budgets, breakers) is not.
+Open loop: what the guard would have said changes nothing of what follows in the recording. Each recorded run meets a
+guard of its own, so budgets of a run and of its session are replayed; what runs share with others (users' and apps'
+budgets, breakers) is not.
 """
 
 import logging
@@ -14,13 +16,35 @@ from runguard.conductor.guard import Guard
 from runguard.conductor.lanes import Call, Lanes
 from runguard.conductor.runs import Run
 from runguard.core.decision import Action, Decision, Finding
-from runguard.core.events import ROOT_LANE, AgentEntered, Answer, HandOff, ModelCall, ModelResult, RunInfo, ToolCall, ToolResults
+from runguard.core.events import (
+    ROOT_LANE,
+    AgentEntered,
+    Answer,
+    HandOff,
+    ModelCall,
+    ModelResult,
+    RunInfo,
+    ToolCall,
+    ToolResults,
+)
 from runguard.policy.settings import Policy
 from runguard.pricing.rates import Unpriced, Usage
 from runguard.replay.noted import Noted
 from runguard.replay.prices import RecordedPrices
 from runguard.replay.results import CURVE_KEPT, VERDICTS_KEPT, After, RunResult, Verdict
-from runguard.replay.steps import FRAMEWORK_TOOLS, Answered, Asked, Called, Delegated, Passed, RecordedRun, Resumed, Step, Turn, Wrote
+from runguard.replay.steps import (
+    FRAMEWORK_TOOLS,
+    Answered,
+    Asked,
+    Called,
+    Delegated,
+    Passed,
+    RecordedRun,
+    Resumed,
+    Step,
+    Turn,
+    Wrote,
+)
 
 ADK_MODEL_CALLS: Final = 500  # RunConfig.max_llm_calls, which the guard holds for the whole tree
 _STOP, _WARN = Action.STOP, Action.WARN
@@ -56,20 +80,35 @@ class Judge:
         """``to_the_end``: judge also what a stopped run would not have come to, as a live guard in the shadow does."""
         self.told, self.to_the_end = policy, to_the_end
         self.clock = Clock()
-        quietly = {"mode": "shadow", "store": "memory", "telemetry": False, "alerts": AlertSettings(), "on_trip": None, "on_decision": None}
+        quietly = {
+            "mode": "shadow",
+            "store": "memory",
+            "telemetry": False,
+            "alerts": AlertSettings(),
+            "on_trip": None,
+            "on_decision": None,
+        }
         self.policy = policy.model_copy(update={**quietly, "clock": self.clock})
         self.pricing = RecordedPrices(policy)  # one for all runs
         self.watches_context = self.policy.rungs("context") is not None
         self._limits: dict[str, int | None] = {}
 
     def context_limit(self, guard: Guard, model: str, answered: int) -> int | None:
-        """``answered``: a prompt that the model took. Where it is larger than the window in the lists, the lists are wrong."""
+        """``answered``: a prompt that the model took.
+
+        Where it is larger than the window in the lists, the lists are wrong.
+        """
         if model not in self._limits:
             if len(self._limits) > 1_000:
                 self._limits.clear()
             self._limits[model] = guard.accounts.context_limit(model)
         limit, policy = self._limits[model], self.policy
-        if limit is not None and answered > limit + policy.context_headroom and policy.max_context_tokens is None and model not in policy.models:
+        if (
+            limit is not None
+            and answered > limit + policy.context_headroom
+            and policy.max_context_tokens is None
+            and model not in policy.models
+        ):
             limit = self._limits[model] = None
         return limit
 
@@ -120,7 +159,14 @@ class Player:
         self._budgets = policy.max_usd is not None or policy.max_tokens is not None or bool(policy.budgets)
         self.result = RunResult(run.id, run.app, run.user, run.session, run.source, run.success, run.capped)
         self.clock.now = 0.0
-        self._takes = {Turn: self._turn, Asked: self._asked, Called: self._called, Answered: self._answered, Passed: self._passed, Delegated: self._delegated}
+        self._takes = {
+            Turn: self._turn,
+            Asked: self._asked,
+            Called: self._called,
+            Answered: self._answered,
+            Passed: self._passed,
+            Delegated: self._delegated,
+        }
         self._takes |= {Wrote: self._wrote, Resumed: self._resumed}
         self._noted: Noted | None = None
         self._run = ""
@@ -135,8 +181,10 @@ class Player:
         self._answered_as = ("", "", "", "")  # lane, batch, agent, event of self._answers
         self._stopped = False
         self._stopped_lanes: set[str] = set()
-        self._open: list[tuple[Verdict, int, int, int, int]] = []  # verdicts of this run, and what had been spent by then
-        self._paused: dict[str, tuple[Any, ...]] = {}  # what is known of runs with open calls, after which other runs have begun
+        # verdicts of this run, and what had been spent by then
+        self._open: list[tuple[Verdict, int, int, int, int]] = []
+        # what is known of runs with open calls, after which other runs have begun
+        self._paused: dict[str, tuple[Any, ...]] = {}
 
     # ---- steps ------------------------------------------------------------------------------------------------------
 
@@ -181,7 +229,18 @@ class Player:
     def _begin(self, name: str) -> None:
         recorded = self.recorded
         name = name or f"{recorded.id}#{self.result.runs + 1}"
-        self.begin(RunInfo(name, recorded.app, recorded.user, recorded.session, name, self.clock.now, ADK_MODEL_CALLS, recorded.labels))
+        self.begin(
+            RunInfo(
+                name,
+                recorded.app,
+                recorded.user,
+                recorded.session,
+                name,
+                self.clock.now,
+                ADK_MODEL_CALLS,
+                recorded.labels,
+            )
+        )
 
     def begin(self, info: RunInfo) -> None:
         self._close()
@@ -213,7 +272,9 @@ class Player:
         result = self.result
         for verdict, calls, tools, tokens, nano in self._open:
             if verdict.action != "stop":
-                verdict.after = After(result.model_calls - calls, result.tool_calls - tools, result.tokens - tokens, result.nano - nano)
+                verdict.after = After(
+                    result.model_calls - calls, result.tool_calls - tools, result.tokens - tokens, result.nano - nano
+                )
         self._open.clear()
         if self._lanes.calls and len(self._paused) < _PAUSED_KEPT:
             facts = (self._lanes, self._active, self._stopped_lanes, self._stopped, self._over)
@@ -226,7 +287,8 @@ class Player:
     def _asked(self, step: Asked) -> None:
         if self._waiting and step.branch:
             path, _, opened_by = step.branch.rpartition("@")
-            name = path.rpartition(".")[2] if opened_by.isdigit() else ""  # older ADK numbers the branches of agents called as tools
+            # older ADK numbers the branches of agents called as tools
+            name = path.rpartition(".")[2] if opened_by.isdigit() else ""
             self._agents.update(call.tool for call in self._waiting if call.id == opened_by or call.tool == name)
         if self._waiting:
             self._settle_calls()
@@ -239,7 +301,13 @@ class Player:
             self.tick(step.at)
             if not step.refused:
                 event = ModelCall(self._run, ROOT_LANE, step.agent, self.clock.now, step.model)
-                self.book(event, step.usage or Usage(), step.model, estimated=step.usage is None or step.estimated, nano=step.nano)
+                self.book(
+                    event,
+                    step.usage or Usage(),
+                    step.model,
+                    estimated=step.usage is None or step.estimated,
+                    nano=step.nano,
+                )
             return
         lane = self._lanes.of(step.branch, step.scope)
         began = self.clock.now  # it was asked when the last thing before it had happened
@@ -247,7 +315,9 @@ class Player:
             self._enter(lane, step.agent)
         guard, judge = self.guard, self.judge
         usage = step.usage or Usage()
-        event = ModelCall(self._run, lane, step.agent, began, step.model, usage.input, usage.audio, judge.policy.min_output_tokens)
+        event = ModelCall(
+            self._run, lane, step.agent, began, step.model, usage.input, usage.audio, judge.policy.min_output_tokens
+        )
         event.aside = step.aside
         if step.nano is not None or step.is_share:  # what it took is known without a price, or not known at all
             event.bound = (step.nano or 0, usage.input + usage.output)
@@ -274,7 +344,16 @@ class Player:
         if self._budgets and not self.guard.reserve_now(event):
             _drive(self.guard.reserve(event, slot=False))
 
-    def book(self, event: ModelCall, usage: Usage, model: str, *, estimated: bool, nano: int | None = None, free: bool = False) -> None:
+    def book(
+        self,
+        event: ModelCall,
+        usage: Usage,
+        model: str,
+        *,
+        estimated: bool,
+        nano: int | None = None,
+        free: bool = False,
+    ) -> None:
         """A call was paid. ``nano``: what it cost, where whoever recorded it knew."""
         result = self.result
         nano = self._cost(event, usage, model, estimated=estimated, nano=nano, free=free)
@@ -290,7 +369,9 @@ class Player:
             after.tokens += usage.input + usage.output
             after.nano += nano
 
-    def _cost(self, event: ModelCall, usage: Usage, model: str, *, estimated: bool, nano: int | None, free: bool) -> int:
+    def _cost(
+        self, event: ModelCall, usage: Usage, model: str, *, estimated: bool, nano: int | None, free: bool
+    ) -> int:
         if event.charge is not None:
             purse = self._live.purse
             before, unpriced = purse.nano, purse.unpriced
@@ -319,7 +400,9 @@ class Player:
             self._lanes.delegations.add(step.id)
 
     def _settle_calls(self) -> None:
-        """The calls of the last response are judged when something follows: a task's delegation is no call of a tool."""
+        """The calls of the last response are judged when something follows:
+        a task's delegation is no call of a tool.
+        """
         waiting, self._waiting = self._waiting, []
         guard = self.guard
         for step in waiting:
@@ -329,8 +412,11 @@ class Player:
                 continue
             lane = self._lanes.of(step.branch, step.scope)
             self.tick(step.at)
-            once = guard.tools.once_identity(step.tool, step.args)  # a recording holds no declarations: all arguments count, as they were given
-            call = Call(step.tool, step.args, guard.fingerprint(step.tool, step.args), lane, step.batch, step.agent, once)
+            # a recording holds no declarations: all arguments count, as they were given
+            once = guard.tools.once_identity(step.tool, step.args)
+            call = Call(
+                step.tool, step.args, guard.fingerprint(step.tool, step.args), lane, step.batch, step.agent, once
+            )
             self._lanes.add(step.id, call)
             if step.id in self._lanes.delegations:
                 self._agents.add(step.tool)
@@ -343,7 +429,20 @@ class Player:
             if below:
                 beside = sum(other.batch == step.batch and other.tool == step.tool for other in waiting)
                 guard.check(AgentEntered(self._run, lane, step.agent, self.clock.now, 0, beside))
-            guard.check(ToolCall(self._run, lane, step.agent, self.clock.now, step.tool, call.fingerprint, step.batch, step.id, below, call.once))
+            guard.check(
+                ToolCall(
+                    self._run,
+                    lane,
+                    step.agent,
+                    self.clock.now,
+                    step.tool,
+                    call.fingerprint,
+                    step.batch,
+                    step.id,
+                    below,
+                    call.once,
+                )
+            )
 
     def _answered(self, step: Answered) -> None:
         if self._waiting:
@@ -361,7 +460,18 @@ class Player:
                 self._flush()
             self._answered_as = known_as
         self.tick(step.at)
-        self._answers.append(Answer(step.tool, call.fingerprint, step.value, step.id, step.outcome, step.event, args=call.args, once=call.once))
+        self._answers.append(
+            Answer(
+                step.tool,
+                call.fingerprint,
+                step.value,
+                step.id,
+                step.outcome,
+                step.event,
+                args=call.args,
+                once=call.once,
+            )
+        )
         if self._live is not None and len(self._live.lanes) > 1:
             self.guard.close_lane(self._live, f"{call.lane}/{step.tool}@{step.id}")
 

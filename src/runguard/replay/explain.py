@@ -113,8 +113,13 @@ def explain(run: RecordedRun, judge: Judge) -> Explanation:
     peaks = watching.guard.peaks  # type: ignore[attr-defined]
     found = [_near(rule, judge, peaks.get(rule)) for rule in RULES]
     if is_journal:
-        found += [_branching("depth", "block", judge.policy.max_delegation_depth, peaks), _branching("fan_out", "stop", judge.policy.fan_out, peaks)]
-    return Explanation(result, [*found, *_limits(judge, result)], _NOT_RECORDED if is_journal else {**_IN_JOURNALS, **_NOT_RECORDED})
+        found += [
+            _branching("depth", "block", judge.policy.max_delegation_depth, peaks),
+            _branching("fan_out", "stop", judge.policy.fan_out, peaks),
+        ]
+    return Explanation(
+        result, [*found, *_limits(judge, result)], _NOT_RECORDED if is_journal else {**_IN_JOURNALS, **_NOT_RECORDED}
+    )
 
 
 def _near(rule: str, judge: Judge, peak: Peak | None) -> Near:
@@ -123,7 +128,14 @@ def _near(rule: str, judge: Judge, peak: Peak | None) -> Near:
         return Near(rule, {}, None, "off in this policy")
     told = {name: number for name in ("warn", "nudge", "block", "stop") if (number := getattr(rungs, name)) is not None}
     if rule == "context":
-        return Near(rule, told, peak, "the prompt came near the window" if peak is not None else "no prompt came near the model's window, or it is not known")
+        return Near(
+            rule,
+            told,
+            peak,
+            "the prompt came near the window"
+            if peak is not None
+            else "no prompt came near the model's window, or it is not known",
+        )
     if peak is None:
         return Near(rule, told, None, "nothing to count was seen")
     reached = [name for name, number in told.items() if peak.observed >= number]
@@ -144,7 +156,12 @@ def _branching(rule: str, rung: str, limit: int | None, peaks: dict[str, Peak]) 
     if limit is None:
         return Near(rule, {}, peaks.get(rule), "no limit in this policy")
     seen = peaks[rule].observed if rule in peaks else 0
-    return Near(rule, {rung: float(limit)}, peaks.get(rule), f"{seen:g}; {limit} are allowed" if seen <= limit else f"reached its {rung}")
+    return Near(
+        rule,
+        {rung: float(limit)},
+        peaks.get(rule),
+        f"{seen:g}; {limit} are allowed" if seen <= limit else f"reached its {rung}",
+    )
 
 
 def _limits(judge: Judge, result: RunResult) -> list[Near]:
@@ -160,7 +177,9 @@ def _limits(judge: Judge, result: RunResult) -> list[Near]:
     for name, (limit, seen, unit) in spent.items():
         peak = None if seen is None else Peak(float(seen), unit, result.steps, result.model_calls, "", "")
         told = f"{seen:g} {unit}" if seen is not None else "unknown"
-        why = "no limit in this policy" if limit is None else f"{told} in {turns}; the limit is {float(limit):g} for each"
+        why = (
+            "no limit in this policy" if limit is None else f"{told} in {turns}; the limit is {float(limit):g} for each"
+        )
         if unit == "USD" and result.unpriced:
             why += f"; {result.unpriced} of {result.model_calls} model calls have no price"
         found.append(Near(name, {} if limit is None else {"stop": float(limit)}, peak, why))

@@ -36,7 +36,9 @@ class JsonStream:
 
     def take(self, wanted: str) -> None:
         if self.peek() != wanted:
-            raise CutOffError(f"'{wanted}' expected, {self.peek()!r} found" if self.peek() else "the document ends in the middle")
+            raise CutOffError(
+                f"'{wanted}' expected, {self.peek()!r} found" if self.peek() else "the document ends in the middle"
+            )
         self._at += 1
 
     def value(self) -> Any:

@@ -1,4 +1,6 @@
-"""Lines of files of any size, plain or gzipped: one at a time, each with where it began. A line that is too long is skipped and reported."""
+"""Lines of files of any size, plain or gzipped: one at a time, each with where it began. A line that is too long is
+skipped and reported.
+"""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,7 +13,9 @@ _PIECE: Final = 1024 * 1024
 _EMPTY_LINES: Final = 1_000_000
 
 
-def lines_of(path: Path, faults: Faults, start: int = 0, end: int | None = None, max_unpacked: int = MAX_UNPACKED) -> Iterator[tuple[int, bytes]]:
+def lines_of(
+    path: Path, faults: Faults, start: int = 0, end: int | None = None, max_unpacked: int = MAX_UNPACKED
+) -> Iterator[tuple[int, bytes]]:
     """The lines that begin within [start, end): where each begins, and its text. A range is for plain files."""
     position, empty = start, 0
     try:
@@ -31,7 +35,9 @@ def lines_of(path: Path, faults: Faults, start: int = 0, end: int | None = None,
                     empty = 0
                     yield begins, line
                 elif (empty := empty + 1) > _EMPTY_LINES:
-                    faults.add(f"{path.name} at byte {begins}", f"{_EMPTY_LINES:,} empty lines in a row: the rest is left out")
+                    faults.add(
+                        f"{path.name} at byte {begins}", f"{_EMPTY_LINES:,} empty lines in a row: the rest is left out"
+                    )
                     return
     except UnpackedError as error:
         faults.add(f"{path.name} at byte {position}", f"read up to here: {error}")

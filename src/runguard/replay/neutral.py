@@ -1,8 +1,11 @@
 """The neutral JSONL: one run per line, with messages, model calls, tool calls and results of any framework.
 
-``{"id", "steps": [...]}``, optionally ``source, model, task, success, capped, labels, total_cost_usd, app, user, session``. A step has
-``kind`` (message, model, tool_call, tool_result, error), ``agent``, ``tool``, ``args``, ``result``, ``text`` and, when known, ``call_id``,
-``error``, ``branch``, ``input_tokens``, ``output_tokens``, ``cached_tokens``, ``usd``, ``ts``, ``text_chars``, ``result_chars``.
+``{"id", "steps": [...]}``, optionally ``source, model, task, success, capped, labels, total_cost_usd, app, user,
+session``. A step has
+``kind`` (message, model, tool_call, tool_result, error), ``agent``, ``tool``, ``args``, ``result``, ``text`` and, when
+known, ``call_id``,
+``error``, ``branch``, ``input_tokens``, ``output_tokens``, ``cached_tokens``, ``usd``, ``ts``, ``text_chars``,
+``result_chars``.
 A line without steps is a run of a plain log: see ``plain_log``.
 """
 
@@ -15,7 +18,19 @@ from runguard.core.outcomes import classify
 from runguard.pricing.rates import Usage
 from runguard.replay import plain_log
 from runguard.replay.bounded import load_json
-from runguard.replay.steps import TRANSFER, Answered, Asked, Called, Faults, Passed, RecordedRun, Step, Turn, time_of, word
+from runguard.replay.steps import (
+    TRANSFER,
+    Answered,
+    Asked,
+    Called,
+    Faults,
+    Passed,
+    RecordedRun,
+    Step,
+    Turn,
+    time_of,
+    word,
+)
 
 _ENOUGH: Final = 64_000_000
 _KINDS: Final = ("model", "tool_call", "tool_result", "message", "error")  # a broken kind may not be hashable
@@ -59,13 +74,17 @@ class Translation:
         self._open: list[tuple[Any, str, str, str]] = []  # calls without an answer: their own id, tool, agent, ours
         self._calls = self._turns = self._history = 0
         given = run["steps"]
-        self._sizes = any(isinstance(step, dict) and step.get("kind") == "model" and not step.get("input_tokens") for step in given)
+        self._sizes = any(
+            isinstance(step, dict) and step.get("kind") == "model" and not step.get("input_tokens") for step in given
+        )
 
     def steps(self) -> Iterator[Step]:
         given = self._run["steps"]
         opened = any(isinstance(s, dict) and s.get("kind") == "message" and s.get("agent") == "user" for s in given[:3])
         # A message without a time: the run has begun by the first time that is told.
-        began = next((at for step in given if step.__class__ is dict and (at := time_of(step.get("ts"))) is not None), None)
+        began = next(
+            (at for step in given if step.__class__ is dict and (at := time_of(step.get("ts"))) is not None), None
+        )
         if not opened:  # nobody recorded what was asked for
             self._history += _length(self._run.get("task")) if self._sizes else 0
             yield Turn(began)
@@ -95,9 +114,14 @@ class Translation:
     def _asked(self, step: dict[str, Any], agent: str, given: list[Any], position: int) -> Asked:
         self._turns += 1
         following = given[position + 1] if position + 1 < len(given) else None
-        goes_on = isinstance(following, dict) and following.get("kind") == "tool_call" and (following.get("agent") or "") == agent
+        goes_on = (
+            isinstance(following, dict)
+            and following.get("kind") == "tool_call"
+            and (following.get("agent") or "") == agent
+        )
         text = step.get("text")
-        said = words_name(text) if not goes_on and text.__class__ is str and text else 0  # an empty one may not have been kept
+        # an empty one may not have been kept
+        said = words_name(text) if not goes_on and text.__class__ is str and text else 0
         # Zero is not reported, but for the output of a prompt that was.
         prompt, output = _count(step.get("input_tokens")) or None, _count(step.get("output_tokens"))
         output = None if prompt is None and not output else output
@@ -106,13 +130,26 @@ class Translation:
             size = _size(step)
             if prompt is None:
                 answer = size + self._called_size(given, position + 1)
-                prompt, output = self._history // CHARS_PER_TOKEN, output if output is not None else answer // CHARS_PER_TOKEN
+                prompt, output = (
+                    self._history // CHARS_PER_TOKEN,
+                    output if output is not None else answer // CHARS_PER_TOKEN,
+                )
             self._history += size
         usage = Usage(prompt or 0, output or 0)
         if "cached_tokens" in step:
             usage.cached = min(_count(step["cached_tokens"]) or 0, usage.input)
         model = word(step["model"]) or self._model if "model" in step else self._model
-        asked = Asked(time_of(step.get("ts")), agent, word(step.get("branch")), model, usage, estimated, batch=str(self._turns), said=said, goes_on=goes_on)
+        asked = Asked(
+            time_of(step.get("ts")),
+            agent,
+            word(step.get("branch")),
+            model,
+            usage,
+            estimated,
+            batch=str(self._turns),
+            said=said,
+            goes_on=goes_on,
+        )
         if "usd" in step:
             try:
                 asked.nano = plain_log.nano_of(step["usd"])
@@ -123,7 +160,9 @@ class Translation:
     @staticmethod
     def _called_size(given: list[Any], position: int) -> int:
         size = 0
-        while position < len(given) and isinstance(given[position], dict) and given[position].get("kind") == "tool_call":
+        while (
+            position < len(given) and isinstance(given[position], dict) and given[position].get("kind") == "tool_call"
+        ):
             size += size_of(given[position].get("args"), _ENOUGH)
             position += 1
         return size
@@ -134,7 +173,9 @@ class Translation:
             self._history += size_of(args, _ENOUGH)
         branch = word(step.get("branch"))
         if tool == TRANSFER:
-            return Passed(time_of(step.get("ts")), agent, branch, word(args.get("agent_name") if isinstance(args, dict) else args))
+            return Passed(
+                time_of(step.get("ts")), agent, branch, word(args.get("agent_name") if isinstance(args, dict) else args)
+            )
         self._calls += 1
         mine = f"call-{self._calls}"
         self._open.append((step.get("call_id"), tool, agent, mine))

@@ -1,11 +1,23 @@
-"""The journal of a run, played to another policy: the guard sees the very events that it saw live, strand for strand."""
+"""The journal of a run, played to another policy:
+the guard sees the very events that it saw live, strand for strand.
+"""
 
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from runguard.accounting.refusals import finding_of
 from runguard.conductor.guard import surplus
-from runguard.core.events import ROOT_LANE, Answer, Event, ModelCall, ModelResult, Outcome, RunInfo, ToolCall, ToolResults
+from runguard.core.events import (
+    ROOT_LANE,
+    Answer,
+    Event,
+    ModelCall,
+    ModelResult,
+    Outcome,
+    RunInfo,
+    ToolCall,
+    ToolResults,
+)
 from runguard.outlets.journal import Entry, read_event, read_usage
 
 if TYPE_CHECKING:
@@ -46,8 +58,20 @@ class Noted:
         get = entry.get
         self._asked.clear()  # a run that goes on begins its journal anew
         self._paid.clear()
-        info = RunInfo(self._player.run, str(get("app") or ""), str(get("user") or ""), str(get("session") or ""), self._player.run, entry["t"])
-        info.model_call_limit, info.max_usd, info.max_tokens, info.labels = get("model_call_limit"), get("max_usd"), get("max_tokens"), get("labels")
+        info = RunInfo(
+            self._player.run,
+            str(get("app") or ""),
+            str(get("user") or ""),
+            str(get("session") or ""),
+            self._player.run,
+            entry["t"],
+        )
+        info.model_call_limit, info.max_usd, info.max_tokens, info.labels = (
+            get("model_call_limit"),
+            get("max_usd"),
+            get("max_tokens"),
+            get("labels"),
+        )
         self._player.begin(info)
 
     def _tell(self, event: Event) -> None:
@@ -55,7 +79,8 @@ class Noted:
         if type(event) is ModelCall:
             self._asked[event.number] = event
             if player.judge.told.mode == "enforce":
-                # A guard that enforces lowers the answer's limit before it refuses; one in the shadow looks at the request as it is.
+                # A guard that enforces lowers the answer's limit before it refuses; one in the shadow looks at the
+                # request as it is.
                 least = player.judge.policy.min_output_tokens
                 event.max_output_tokens = min(event.max_output_tokens or least, least)
         elif type(event) is ToolCall:
@@ -85,7 +110,9 @@ class Noted:
         event.answers = kept
         event.failures = any(answer.failure for answer in kept)
         event.calls = frozenset(answer.call for answer in kept if answer.counted)
-        event.pairs = frozenset((answer.call, answer.answer) for answer in kept if answer.counted and answer.outcome is not Outcome.REFUSED)
+        event.pairs = frozenset(
+            (answer.call, answer.answer) for answer in kept if answer.counted and answer.outcome is not Outcome.REFUSED
+        )
         return event
 
     def _pause(self, entry: Entry) -> None:
@@ -145,13 +172,19 @@ class Noted:
         number: Any = entry.get("n")
         event, usage = self._asked.get(number), read_usage(entry)
         if event is None:  # known only when it was paid
-            event = self._asked[number] = ModelCall(self._player.run, ROOT_LANE, "", self._player.clock.now, str(entry.get("model") or ""))
+            event = self._asked[number] = ModelCall(
+                self._player.run, ROOT_LANE, "", self._player.clock.now, str(entry.get("model") or "")
+            )
         model, estimated = str(entry.get("model") or event.model), bool(entry.get("estimated"))
         if number not in self._paid:
             self._paid.add(number)
-            self._player.book(event, usage, model, estimated=estimated, nano=entry.get("nano"), free=bool(entry.get("free")))
+            self._player.book(
+                event, usage, model, estimated=estimated, nano=entry.get("nano"), free=bool(entry.get("free"))
+            )
         elif event.charge is not None:  # told again: the later figure replaces the earlier
-            self._player.guard.settle(event.charge, usage, model, nano=entry.get("nano"), estimated=estimated, free=bool(entry.get("free")))
+            self._player.guard.settle(
+                event.charge, usage, model, nano=entry.get("nano"), estimated=estimated, free=bool(entry.get("free"))
+            )
 
     def _surplus(self, entry: Entry) -> None:
         player, policy = self._player, self._player.judge.policy

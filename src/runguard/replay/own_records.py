@@ -1,5 +1,6 @@
-"""RunGuard's own records in a store: the journal of each run, from which every rule can be judged again. Of a run without one (its journal
-was purged) there is what each model call took: enough for money, tokens, calls, growth and time."""
+"""RunGuard's own records in a store: the journal of each run, from which every rule can be judged again. Of a run
+without one (its journal was purged) there is what each model call took: enough for money, tokens, calls, growth and
+time."""
 
 import sqlite3
 from collections.abc import Iterator
@@ -28,10 +29,15 @@ def sqlite_records(path: Path, faults: Faults) -> Iterator[RecordedRun]:
 
 
 def has_records(url: str) -> bool:
-    """Whether a Postgres database is one of our stores. Asked before anything is read: connecting as a store would make one."""
+    """Whether a Postgres database is one of our stores.
+
+    Asked before anything is read: connecting as a store would make one.
+    """
     plain, schema = without_schema(url)
     with connect_postgres(plain) as db:
-        found = db.execute("SELECT 1 FROM information_schema.tables WHERE table_schema = %s AND table_name = 'records'", (schema,)).fetchone()
+        found = db.execute(
+            "SELECT 1 FROM information_schema.tables WHERE table_schema = %s AND table_name = 'records'", (schema,)
+        ).fetchone()
         return found is not None
 
 
@@ -52,12 +58,17 @@ def is_redis_store(url: str) -> bool:
 
 
 def redis_records(url: str, faults: Faults) -> Iterator[RecordedRun]:
-    """A server has them by time; a file of our own, which nobody else sees and which ends with us, puts them in order without holding them."""
+    """A server has them by time; a file of our own, which nobody else sees and which ends with us, puts them in order
+    without holding them.
+    """
     with closing(sqlite3.connect("")) as spool:
         spool.execute("CREATE TABLE records (ref TEXT, kind TEXT, at REAL, text TEXT, seq INTEGER PRIMARY KEY)")
         with _redis(url) as (server, prefix):
             for kind in ("run", "call", KIND):
-                spool.executemany("INSERT INTO records (ref, kind, at, text) VALUES (?, ?, ?, ?)", _redis_rows(server, f"{prefix}r:{kind}", kind))
+                spool.executemany(
+                    "INSERT INTO records (ref, kind, at, text) VALUES (?, ?, ?, ?)",
+                    _redis_rows(server, f"{prefix}r:{kind}", kind),
+                )
         yield from _runs(spool.execute(_ROWS.format("records")), "records", faults)
 
 
@@ -77,10 +88,14 @@ def _redis(url: str) -> Iterator[tuple[Any, str]]:
 
         from runguard.ledger.redis import RedisStore
     except ImportError:
-        raise UnreadableError("a Redis or Valkey store needs the redis package: pip install 'runguard-agents[redis]'") from None
+        raise UnreadableError(
+            "a Redis or Valkey store needs the redis package: pip install 'runguard-agents[redis]'"
+        ) from None
     try:
         store = RedisStore(url)
-        server: Any = redis.Redis.from_url(store._url, decode_responses=True, protocol=2, socket_timeout=10, socket_connect_timeout=10)
+        server: Any = redis.Redis.from_url(
+            store._url, decode_responses=True, protocol=2, socket_timeout=10, socket_connect_timeout=10
+        )
     except (PolicyError, ValueError) as error:
         raise UnreadableError(str(error)) from None
     with closing(server):
@@ -110,7 +125,9 @@ def _runs(rows: Any, where: str, faults: Faults) -> Iterator[RecordedRun]:
                     piece = read_entries(text)
                     number = piece[0].get("p") if piece else None
                     if number not in (1, pieces + 1):
-                        faults.add(f"{where} ({name})", "a piece of the journal is missing: what follows is judged without it")
+                        faults.add(
+                            f"{where} ({name})", "a piece of the journal is missing: what follows is judged without it"
+                        )
                     pieces = number if isinstance(number, int) else pieces
                     journal += piece
                     continue
@@ -128,7 +145,9 @@ def _runs(rows: Any, where: str, faults: Faults) -> Iterator[RecordedRun]:
             facts, steps = journal[0], _entries(journal, f"{where} ({name})", faults)
         else:
             steps = _steps(name, list(calls.values()))
-        yield RecordedRun(word(name), steps, word(facts.get("app")), word(facts.get("user")), word(facts.get("session")), source=where)
+        yield RecordedRun(
+            word(name), steps, word(facts.get("app")), word(facts.get("user")), word(facts.get("session")), source=where
+        )
 
 
 def _entries(journal: list[Entry], where: str, faults: Faults) -> Iterator[Step]:
@@ -144,7 +163,9 @@ def _entries(journal: list[Entry], where: str, faults: Faults) -> Iterator[Step]
 def _steps(name: str, calls: list[tuple[float, dict[str, Any]]]) -> Iterator[Step]:
     yield Turn(calls[0][0] if calls else None, name)
     for at, record in calls:
-        usage = Usage(input=_count(record.get("input")), output=_count(record.get("output")), cached=_count(record.get("cached")))
+        usage = Usage(
+            input=_count(record.get("input")), output=_count(record.get("output")), cached=_count(record.get("cached"))
+        )
         agent, model = word(record.get("agent")), word(record.get("model"))
         yield Asked(at, agent, "", model, usage, bool(record.get("estimated")), goes_on=True)
 

@@ -17,24 +17,33 @@ _CSS: Final = """
 :root { color-scheme: light dark; --bg: #ffffff; --fg: #1c2024; --dim: #60646c; --rule: #d9d9e0;
   --first: #0a6cc9; --second: #b4530a; --bad: #c62a2f; --many: #8b8d98; }
 @media (prefers-color-scheme: dark) {
-  :root { --bg: #111113; --fg: #edeef0; --dim: #b0b4ba; --rule: #363a3f; --first: #70b8ff; --second: #ffa057; --bad: #ff9592; --many: #696e77; } }
-body { background: var(--bg); color: var(--fg); font: 15px/1.5 system-ui, sans-serif; margin: 2rem auto; max-width: 1400px; padding: 0 1rem; }
+  :root { --bg: #111113; --fg: #edeef0; --dim: #b0b4ba; --rule: #363a3f; --first: #70b8ff; --second: #ffa057;
+  --bad: #ff9592; --many: #696e77; } }
+body { background: var(--bg); color: var(--fg); font: 15px/1.5 system-ui, sans-serif; margin: 2rem auto;
+max-width: 1400px; padding: 0 1rem; }
 h1 { font-size: 1.4rem; } h2 { font-size: 1.1rem; margin-top: 2rem; } h1, h2, p, li { overflow-wrap: anywhere; }
 table { border-collapse: collapse; font-variant-numeric: tabular-nums; } .wide { overflow-x: auto; }
-th, td { padding: .25rem .75rem; border-bottom: 1px solid var(--rule); text-align: right; vertical-align: top; white-space: nowrap; }
+th, td { padding: .25rem .75rem; border-bottom: 1px solid var(--rule); text-align: right; vertical-align: top;
+white-space: nowrap; }
 th:first-child, td:first-child, .text { text-align: left; }
 td.id, td.text, td.story { white-space: normal; overflow-wrap: anywhere; } td.id { min-width: 7rem; max-width: 22rem; }
 td.text { min-width: 7rem; } td.story { min-width: 14rem; text-align: left; }
-.plots { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 34rem), 1fr)); gap: 1.5rem; margin-top: 2rem; }
-figure { margin: 0; min-width: 0; } figcaption { font-weight: 600; } svg { width: 100%; height: auto; min-width: 32rem; }
+.plots { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 34rem), 1fr)); gap: 1.5rem;
+margin-top: 2rem; }
+figure { margin: 0; min-width: 0; } figcaption { font-weight: 600; } svg { width: 100%; height: auto;
+min-width: 32rem; }
 .key { color: var(--dim); font-size: 13px; margin: 0; }
-.key span { display: inline-block; width: .8em; height: .8em; border-radius: 50%; margin: 0 .35em 0 .6em; } .key span:first-child { margin-left: 0; }
-.key .first { background: var(--first); } .key .second { background: var(--second); } .key .many { background: var(--many); }
+.key span { display: inline-block; width: .8em; height: .8em; border-radius: 50%; margin: 0 .35em 0 .6em; }
+.key span:first-child { margin-left: 0; }
+.key .first { background: var(--first); } .key .second { background: var(--second); }
+.key .many { background: var(--many); }
 .key .stop { background: var(--bad); }
 .grid { stroke: var(--rule); } .tick, .axis, .label { fill: var(--dim); font-size: 12px; } .label { fill: var(--fg); }
-polyline { fill: none; stroke-width: 2; } polyline.first { stroke: var(--first); } polyline.second { stroke: var(--second); stroke-dasharray: 5 3; }
+polyline { fill: none; stroke-width: 2; } polyline.first { stroke: var(--first); }
+polyline.second { stroke: var(--second); stroke-dasharray: 5 3; }
 polyline.many { stroke: var(--many); stroke-width: 1; opacity: .6; }
-rect.first, circle.first { fill: var(--first); opacity: .8; } rect.second, circle.second { fill: var(--second); opacity: .8; } circle.stop { fill: var(--bad); }
+rect.first, circle.first { fill: var(--first); opacity: .8; } rect.second, circle.second { fill: var(--second);
+opacity: .8; } circle.stop { fill: var(--bad); }
 .dim { color: var(--dim); } .bad { color: var(--bad); }
 """
 
@@ -43,10 +52,16 @@ def page_of(sources: list[str], totals: list[Totals], rows: Rows, faults: Faults
     policy = totals[0].name if len(totals) < 2 else f"{totals[0].name} against {totals[1].name}"
     parts = [
         "<!doctype html>",
-        '<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">',
+        (
+            '<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, '
+            'initial-scale=1">'
+        ),
         f"<title>RunGuard replay</title><style>{_CSS}</style></head><body>",
         "<h1>What RunGuard would have done</h1>",
-        f"<p>{escape(', '.join(sources[:10]))}{' and others' if len(sources) > 10 else ''}, under {escape(policy)}.</p>",
+        (
+            f"<p>{escape(', '.join(sources[:10]))}{' and others' if len(sources) > 10 else ''}, under "
+            f"{escape(policy)}.</p>"
+        ),
         *(_summary(each, len(totals) > 1) for each in totals),
         _notes(totals[0]),
         '<div class="plots">',
@@ -68,7 +83,9 @@ def page_of(sources: list[str], totals: list[Totals], rows: Rows, faults: Faults
 
 
 def _table(head: list[str], rows: list[list[str]]) -> str:
-    top = "".join(f'<th class="text">{escape(name)}</th>' if name in _WORDS else f"<th>{escape(name)}</th>" for name in head)
+    top = "".join(
+        f'<th class="text">{escape(name)}</th>' if name in _WORDS else f"<th>{escape(name)}</th>" for name in head
+    )
     body = "".join(f"<tr>{''.join(row)}</tr>" for row in rows)
     return f'<div class="wide"><table><thead><tr>{top}</tr></thead><tbody>{body}</tbody></table></div>'
 
@@ -78,8 +95,22 @@ def _cell(text: str, kind: str = "") -> str:
 
 
 def _summary(totals: Totals, several: bool) -> str:
-    groups = {"all": totals.all, **{name: group for name, group in totals.by_label.items() if group.runs and group.runs != totals.all.runs}}
-    head = ["", "runs", "nudged", "blocked", "stopped", "model calls", "tokens", "cost", "tokens after the stops", "money after the stops"]
+    groups = {
+        "all": totals.all,
+        **{name: group for name, group in totals.by_label.items() if group.runs and group.runs != totals.all.runs},
+    }
+    head = [
+        "",
+        "runs",
+        "nudged",
+        "blocked",
+        "stopped",
+        "model calls",
+        "tokens",
+        "cost",
+        "tokens after the stops",
+        "money after the stops",
+    ]
     title = f"<h2>{escape(totals.name)}</h2>" if several else ""
     return title + _table(head, [[_cell(name), *_group(group)] for name, group in groups.items()])
 
@@ -87,8 +118,21 @@ def _summary(totals: Totals, several: bool) -> str:
 def _group(group: Group) -> list[str]:
     touched = [f"{number} ({share(number, group.runs)})" for number in (group.nudged, group.blocked, group.stopped)]
     saved = group.saved
-    after = [f"{count(saved.tokens)} ({share(saved.tokens, group.tokens)})", f"{money(saved.nano)} ({share(saved.nano, group.nano)})"]
-    return [_cell(text) for text in (str(group.runs), *touched, count(group.model_calls), count(group.tokens), money(group.nano), *after)]
+    after = [
+        f"{count(saved.tokens)} ({share(saved.tokens, group.tokens)})",
+        f"{money(saved.nano)} ({share(saved.nano, group.nano)})",
+    ]
+    return [
+        _cell(text)
+        for text in (
+            str(group.runs),
+            *touched,
+            count(group.model_calls),
+            count(group.tokens),
+            money(group.nano),
+            *after,
+        )
+    ]
 
 
 def _notes(totals: Totals) -> str:
@@ -96,31 +140,60 @@ def _notes(totals: Totals) -> str:
     notes = []
     if totals.unpriced:
         notes.append(
-            f"{totals.unpriced} of {totals.all.model_calls} model calls have no price and count as $0: give one under prices in the policy, or --model."
+            f"{totals.unpriced} of {totals.all.model_calls} model calls have no price and count as $0: give "
+            "one under prices in the policy, or --model."
         )
     if totals.estimated:
-        notes.append(f"Tokens of {totals.estimated} of {totals.all.model_calls} model calls are estimated from the length of the texts.")
+        notes.append(
+            f"Tokens of {totals.estimated} of {totals.all.model_calls} model calls are estimated from the "
+            "length of the texts."
+        )
     return f'<p class="dim">{escape(" ".join(notes))}</p>' if notes else ""
 
 
 def _rules(totals: list[Totals]) -> str:
     rows = [
-        [_cell(name), _cell(each.name, "text"), *(_cell(str(n)) for n in (rule.nudge, rule.block, rule.stop, rule.false_stops)), _cell(money(rule.saved.nano))]
+        [
+            _cell(name),
+            _cell(each.name, "text"),
+            *(_cell(str(n)) for n in (rule.nudge, rule.block, rule.stop, rule.false_stops)),
+            _cell(money(rule.saved.nano)),
+        ]
         for each in totals
         for name, rule in sorted(each.rules.items())
     ]
-    head = ["rule", "policy", "nudged first", "blocked first", "stopped", "of those labelled a success", "money after its stops"]
+    head = [
+        "rule",
+        "policy",
+        "nudged first",
+        "blocked first",
+        "stopped",
+        "of those labelled a success",
+        "money after its stops",
+    ]
     return f"<h2>Rules</h2>{_table(head, rows)}" if rows else ""
 
 
 def _runs(rows: Rows) -> str:
     shown = [
-        [_cell(run.id, "id"), *map(_story, results), *(_cell(text) for text in (count(run.model_calls), count(run.tool_calls), count(run.tokens), cost(run)))]
+        [
+            _cell(run.id, "id"),
+            *map(_story, results),
+            *(_cell(text) for text in (count(run.model_calls), count(run.tool_calls), count(run.tokens), cost(run))),
+        ]
         for results in rows.shown
         for run in results[:1]
     ]
     several = bool(rows.shown) and len(rows.shown[0]) > 1
-    head = ["run", "would have been", *(["would have been, second policy"] if several else []), "model calls", "tool calls", "tokens", "cost"]
+    head = [
+        "run",
+        "would have been",
+        *(["would have been, second policy"] if several else []),
+        "model calls",
+        "tool calls",
+        "tokens",
+        "cost",
+    ]
     more = f'<p class="dim">and {rows.hidden} more that would have been touched</p>' if rows.hidden else ""
     return f"<h2>Runs</h2>{_table(head, shown)}{more}"
 
@@ -141,7 +214,10 @@ def _false_stops(totals: list[Totals]) -> str:
     for each in totals:
         if each.false_stop_count:
             names = "".join(f"<li>{escape(name)}</li>" for name in each.false_stops)
-            parts.append(f'<h2 class="bad">Stopped although labelled a success, under {escape(each.name)}: {each.false_stop_count}</h2><ul>{names}</ul>')
+            parts.append(
+                f'<h2 class="bad">Stopped although labelled a success, under {escape(each.name)}: '
+                f"{each.false_stop_count}</h2><ul>{names}</ul>"
+            )
     return "".join(parts)
 
 
@@ -168,23 +244,35 @@ def _means(sums: list[int], counts: list[int], turns: int, scale: float = 1.0) -
 def _cost_plot(totals: Totals) -> str:
     turns = _turns(totals)
     means = _means(totals.cost_sums, totals.turn_counts, turns, _NANO)
-    lines = [(name, [(turn + 1.0, nano / _NANO) for turn, (_, nano) in enumerate(curve[:turns])], stop) for _, name, curve, stop in totals.lines]
+    lines = [
+        (name, [(turn + 1.0, nano / _NANO) for turn, (_, nano) in enumerate(curve[:turns])], stop)
+        for _, name, curve, stop in totals.lines
+    ]
     return _curves("Cost per turn", "model call of the run", "USD", turns, means, lines, "$")
 
 
 def _prompt_plot(totals: Totals) -> str:
     turns = _turns(totals)
     means = _means(totals.prompt_sums, totals.turn_counts, turns)
-    lines = [(name, [(turn + 1.0, float(prompt)) for turn, (prompt, _) in enumerate(curve[:turns])], stop) for _, name, curve, stop in totals.lines]
+    lines = [
+        (name, [(turn + 1.0, float(prompt)) for turn, (prompt, _) in enumerate(curve[:turns])], stop)
+        for _, name, curve, stop in totals.lines
+    ]
     return _curves("Prompt growth", "model call of the run", "prompt tokens", turns, means, lines, "")
 
 
 _Line = tuple[str, list[tuple[float, float]], int | None]
 
 
-def _curves(title: str, x: str, y: str, turns: int, means: list[tuple[float, float]], lines: list[_Line], prefix: str) -> str:
+def _curves(
+    title: str, x: str, y: str, turns: int, means: list[tuple[float, float]], lines: list[_Line], prefix: str
+) -> str:
     top = max((value for points in (means, *(line[1] for line in lines)) for _, value in points), default=1.0)
-    stops = [("stop", "would have been stopped")] if any(stop is not None and 0 < stop <= len(points) for _, points, stop in lines) else []
+    stops = (
+        [("stop", "would have been stopped")]
+        if any(stop is not None and 0 < stop <= len(points) for _, points, stop in lines)
+        else []
+    )
     key = key_of(("first", "mean of all runs"), ("many", "the dearest runs"), *stops)
     plot = Plot(title, x, y, turns, top, y_prefix=prefix, whole="x", key=key)
     for name, points, stop in lines:
@@ -197,29 +285,63 @@ def _curves(title: str, x: str, y: str, turns: int, means: list[tuple[float, flo
 
 def _where_plot(totals: list[Totals]) -> str:
     top = max((height for each in totals for height in each.stop_shares), default=1)
-    plot = Plot("Where stops fall", "% of the run's model calls made by then", "runs stopped", 100, top, whole="y", key=_policies(totals))
+    plot = Plot(
+        "Where stops fall",
+        "% of the run's model calls made by then",
+        "runs stopped",
+        100,
+        top,
+        whole="y",
+        key=_policies(totals),
+    )
     width = 100 / BINS / len(totals)
     for number, each in enumerate(totals):
         for position, height in enumerate(each.stop_shares):
             if height:
                 start = position * 100 / BINS + number * width
-                plot.bar(start, start + width, height, _STYLES[number], f"{each.name}: {height} runs stopped at {position * 100 // BINS} % or later")
+                plot.bar(
+                    start,
+                    start + width,
+                    height,
+                    _STYLES[number],
+                    f"{each.name}: {height} runs stopped at {position * 100 // BINS} % or later",
+                )
     return plot.svg()
 
 
 def _saved_plot(totals: list[Totals]) -> str:
-    points = [(name, rule, number) for number, each in enumerate(totals) for name, rule in each.rules.items() if rule.stop]
+    points = [
+        (name, rule, number) for number, each in enumerate(totals) for name, rule in each.rules.items() if rule.stop
+    ]
     by_money = any(rule.saved.nano for _, rule, _ in points)
-    saved = [(name, rule.false_stops, rule.saved.nano / _NANO if by_money else rule.saved.tokens, number) for name, rule, number in points]
-    right, top = max((false for _, false, _, _ in saved), default=1), max((value for _, _, value, _ in saved), default=1.0)
+    saved = [
+        (name, rule.false_stops, rule.saved.nano / _NANO if by_money else rule.saved.tokens, number)
+        for name, rule, number in points
+    ]
+    right, top = (
+        max((false for _, false, _, _ in saved), default=1),
+        max((value for _, _, value, _ in saved), default=1.0),
+    )
     title = "Saved against false stops, by rule"
     y = "USD after the stops" if by_money else "tokens after the stops"
     prefix = "$" if by_money else ""
-    plot = Plot(title, "stops of runs labelled a success", y, max(right, 1), top or 1.0, y_prefix=prefix, whole="x", key=_policies(totals), inset=True)
+    plot = Plot(
+        title,
+        "stops of runs labelled a success",
+        y,
+        max(right, 1),
+        top or 1.0,
+        y_prefix=prefix,
+        whole="x",
+        key=_policies(totals),
+        inset=True,
+    )
     for name, false, value, number in saved:
         plot.point(false, value, _STYLES[number], f"{totals[number].name}: {name}, {false} false stops", name)
     return plot.svg()
 
 
 def _policies(totals: list[Totals]) -> str:
-    return key_of(*((style, each.name) for style, each in zip(_STYLES, totals, strict=False))) if len(totals) > 1 else ""
+    return (
+        key_of(*((style, each.name) for style, each in zip(_STYLES, totals, strict=False))) if len(totals) > 1 else ""
+    )

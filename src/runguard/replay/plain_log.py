@@ -1,6 +1,7 @@
 """A plain log: one JSON object per run with what it took in all, and no steps.
 
-``{"usd", "tokens", "calls"}``, at least one of them; optionally ``id``, ``ok`` (or ``success``), ``model``, ``source``, ``app``, ``user``, ``session``.
+``{"usd", "tokens", "calls"}``, at least one of them; optionally ``id``, ``ok`` (or ``success``), ``model``, ``source``,
+``app``, ``user``, ``session``.
 """
 
 from collections.abc import Iterator
@@ -30,7 +31,11 @@ def run_of(run: dict[str, Any], where: str, faults: Faults) -> RecordedRun | Non
     try:
         if ok is not None and not isinstance(ok, bool):
             raise ValueError(f"ok = {shown(ok)}: expected true or false; leave it out where it is not known")
-        nano, tokens, calls = nano_of(run.get("usd")), _count(run, "tokens", _MOST_TOKENS), _count(run, "calls", _MOST_CALLS)
+        nano, tokens, calls = (
+            nano_of(run.get("usd")),
+            _count(run, "tokens", _MOST_TOKENS),
+            _count(run, "calls", _MOST_CALLS),
+        )
     except ValueError as error:
         faults.add(where, str(error))
         return None

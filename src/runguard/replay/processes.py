@@ -29,8 +29,12 @@ class Worked:
     size: int
 
 
-def each_run(sources: Iterable[Source], task: Callable[..., Task], given: tuple[Any, ...], workers: int, model: str) -> Iterator[Worked]:
-    """``task(*given)`` is made once per process and called with every recorded run; in order, whatever the number of processes."""
+def each_run(
+    sources: Iterable[Source], task: Callable[..., Task], given: tuple[Any, ...], workers: int, model: str
+) -> Iterator[Worked]:
+    """``task(*given)`` is made once per process and called with every recorded run; in order, whatever the number of
+    processes.
+    """
     pieces: Iterator[Piece] = (piece for source in sources for piece in source.pieces())
     first = list(islice(pieces, _FEW + 1))
     pieces = chain(first, pieces)

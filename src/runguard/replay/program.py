@@ -40,7 +40,9 @@ def run(
     workers: int | None = None,
     model: str = "",
 ) -> None:
-    """Replay everything and print what it came to; UnreadableError where there is nothing to print, or no place for the page."""
+    """Replay everything and print what it came to; UnreadableError where there is nothing to print, or no place for the
+    page.
+    """
     if page is not None:
         check_place(page)
     totals = [Totals(name) for name, _ in policies]
@@ -68,7 +70,10 @@ def _nothing_read(sources: list[Source], faults: Faults) -> str:
     names = ", ".join(source.name for source in sources[:5]) + (" and others" if len(sources) > 5 else "")
     if not faults.count:
         return f"{names}: there is no run in it"
-    return f"{names}: no run could be read, {faults.count} record{'s' * (faults.count != 1)} skipped; the first: {faults.first[0]}"
+    return (
+        f"{names}: no run could be read, {faults.count} record{'s' * (faults.count != 1)} skipped; the first: "
+        f"{faults.first[0]}"
+    )
 
 
 def check_place(file: Path) -> None:
@@ -98,7 +103,9 @@ def _add(results: "list[RunResult]", totals: list[Totals], rows: Rows, report: J
 
 def _head(sources: list[Source], policies: list[tuple[str, Policy]]) -> dict[str, Any]:
     told = [{"name": name, "digest": policy.digest} for name, policy in policies]
-    return {"sources": [source.name for source in sources], "policy": told[0]} | ({"against_policy": told[1]} if len(told) > 1 else {})
+    return {"sources": [source.name for source in sources], "policy": told[0]} | (
+        {"against_policy": told[1]} if len(told) > 1 else {}
+    )
 
 
 @contextmanager
@@ -106,15 +113,24 @@ def _bar(sources: list[Source]) -> Iterator[Progress | None]:
     if not sys.stderr.isatty():
         yield None
         return
-    shown = (TextColumn("replaying"), BarColumn(), TextColumn("{task.percentage:>3.0f} %  {task.fields[runs]} runs"), TimeRemainingColumn())
+    shown = (
+        TextColumn("replaying"),
+        BarColumn(),
+        TextColumn("{task.percentage:>3.0f} %  {task.fields[runs]} runs"),
+        TimeRemainingColumn(),
+    )
     with Progress(*shown, console=Console(stderr=True), transient=True) as progress:
         sizes = [source.size for source in sources]
-        known = None if None in sizes or len({source.unit for source in sources}) > 1 else sum(size or 0 for size in sizes)
+        known = (
+            None if None in sizes or len({source.unit for source in sources}) > 1 else sum(size or 0 for size in sizes)
+        )
         progress.add_task("", total=known, runs=0)
         yield progress
 
 
-def with_progress(sources: list[Source], pieces: Iterator[_Piece], runs_of: Callable[[_Piece], int]) -> Iterator[_Piece]:
+def with_progress(
+    sources: list[Source], pieces: Iterator[_Piece], runs_of: Callable[[_Piece], int]
+) -> Iterator[_Piece]:
     """A bar on a terminal while pieces of the sources are worked through."""
     runs = 0
     with _bar(sources) as progress:
@@ -125,7 +141,9 @@ def with_progress(sources: list[Source], pieces: Iterator[_Piece], runs_of: Call
             yield piece
 
 
-def run_explanation(sources: list[Source], name: str, policy: Policy, *, as_json: bool = False, model: str = "") -> None:
+def run_explanation(
+    sources: list[Source], name: str, policy: Policy, *, as_json: bool = False, model: str = ""
+) -> None:
     """Explain one run; UnreadableError when there is none of that name."""
     with quiet():
         recorded = _find(sources, name, model)
@@ -142,7 +160,9 @@ def run_explanation(sources: list[Source], name: str, policy: Policy, *, as_json
 
 
 def _find(sources: list[Source], name: str, model: str) -> RecordedRun:
-    """By its own id, its session's, or that of a run within it; or by the beginning of one of the first two where that is enough."""
+    """By its own id, its session's, or that of a run within it; or by the beginning of one of the first two where that
+    is enough.
+    """
     beginning: dict[str, None] = {}
     known: list[str] = []
     faults = Faults()
@@ -178,7 +198,9 @@ def _runs(sources: list[Source], model: str, faults: Faults) -> Iterator[Recorde
 
 
 def _held(recorded: RecordedRun) -> RecordedRun:
-    """The same run with all its steps read: its file is closed when the next run is not asked for. Steps up to where it is damaged."""
+    """The same run with all its steps read: its file is closed when the next run is not asked for. Steps up to where it
+    is damaged.
+    """
     steps: list[Step] = []
     with suppress(Exception):
         steps.extend(recorded.steps)

@@ -43,7 +43,9 @@ class Verdict:
 
     def __str__(self) -> str:
         about = f" of {self.tool}" if self.tool else ""
-        done = {"stop": "stopped", "block": "refused", "nudge": "nudged", "warn": "warned"}.get(self.action, self.action)
+        done = {"stop": "stopped", "block": "refused", "nudge": "nudged", "warn": "warned"}.get(
+            self.action, self.action
+        )
         return f"{done} by {self.rule}{about}: {self.observed:g} {self.unit}, limit {self.limit:g}"
 
 
@@ -97,14 +99,33 @@ class RunResult:
             told["evidence"] = list(verdict.evidence)
             told["after"] = after_dict(verdict.after)
             verdicts.append(told)
-        names = ("id", "app", "user", "session", "source", "success", "capped", "steps", "runs", "model_calls", "tool_calls", "prompt_tokens", "output_tokens")
+        names = (
+            "id",
+            "app",
+            "user",
+            "session",
+            "source",
+            "success",
+            "capped",
+            "steps",
+            "runs",
+            "model_calls",
+            "tool_calls",
+            "prompt_tokens",
+            "output_tokens",
+        )
         told = {name: getattr(self, name) for name in names}
         told |= {"usd": _text(self.usd), "unpriced_calls": self.unpriced, "estimated_calls": self.estimated}
         return told | {"verdicts": verdicts, "more_verdicts": self.more, "after_stop": after_dict(self.saved)}
 
 
 def after_dict(after: After) -> dict[str, Any]:
-    return {"model_calls": after.model_calls, "tool_calls": after.tool_calls, "tokens": after.tokens, "usd": _text(to_usd(after.nano))}
+    return {
+        "model_calls": after.model_calls,
+        "tool_calls": after.tool_calls,
+        "tokens": after.tokens,
+        "usd": _text(to_usd(after.nano)),
+    }
 
 
 def _text(usd: Decimal | None) -> str | None:

@@ -1,4 +1,6 @@
-"""What a user names as SOURCE -> pieces of work, each small enough to be held, each readable by itself in another process."""
+"""What a user names as SOURCE -> pieces of work, each small enough to be held, each readable by itself in another
+process.
+"""
 
 import sqlite3
 from collections.abc import Iterator
@@ -125,7 +127,9 @@ class Source:
     max_unpacked: int = MAX_UNPACKED
 
     def pieces(self) -> Iterator[Piece]:
-        """Parts of the source. What raises on the way ends them, and is reported like every record that cannot be read."""
+        """Parts of the source. What raises on the way ends them,
+        and is reported like every record that cannot be read.
+        """
         try:
             yield from self._pieces()
         except Exception as error:  # a damaged file, a connection that broke: each reader has its own exceptions
@@ -141,7 +145,11 @@ class Source:
         elif self.kind == "records":
             yield Records(self.where, 1)
         else:
-            found = database.sqlite_sessions(self.where) if isinstance(self.where, Path) else database.postgres_sessions(self.where)
+            found = (
+                database.sqlite_sessions(self.where)
+                if isinstance(self.where, Path)
+                else database.postgres_sessions(self.where)
+            )
             for sessions in _batches(found, _SESSIONS):
                 yield Sessions(self.where, sessions, len(sessions))
 
@@ -164,7 +172,8 @@ def open_sources(given: str, max_unpacked: int = MAX_UNPACKED) -> list[Source]:
 
 def said_by(error: Exception) -> str:
     """An exception in one line: the words of one that speaks of files, and the name of any other."""
-    words = " ".join((getattr(error, "strerror", None) or str(error)).split())  # without the path, which the caller names
+    # without the path, which the caller names
+    words = " ".join((getattr(error, "strerror", None) or str(error)).split())
     return words if words and isinstance(error, (UnreadableError, *DAMAGED)) else f"{type(error).__name__}: {words}"
 
 
@@ -242,9 +251,13 @@ def _of_url(given: str, scheme: str, rest: str) -> Source:
     if scheme in _REDIS:
         name = _without_password(scheme, rest)
         if not own_records.is_redis_store(given):
-            raise UnreadableError(f"{name}: no store of RunGuard's in this namespace; another is named with ?namespace=name")
+            raise UnreadableError(
+                f"{name}: no store of RunGuard's in this namespace; another is named with ?namespace=name"
+            )
         return Source(name, "records", 1, "stores", given)
-    raise UnreadableError(f"{scheme}://…: cannot be replayed; give a file, a folder, sqlite:///path, postgresql://… or redis://…")
+    raise UnreadableError(
+        f"{scheme}://…: cannot be replayed; give a file, a folder, sqlite:///path, postgresql://… or redis://…"
+    )
 
 
 def _without_password(scheme: str, rest: str) -> str:

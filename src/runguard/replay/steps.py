@@ -11,7 +11,8 @@ from runguard.pricing.rates import Usage
 TRANSFER: Final = "transfer_to_agent"
 # Tools by which ADK itself steers: no work, so neither progress nor repetition. The same list as the live adapter's.
 FRAMEWORK_TOOLS: Final = frozenset({TRANSFER, "finish_task", "set_model_response", "exit_loop"})
-ODD: Final = (ValueError, TypeError, AttributeError, LookupError, ArithmeticError, RecursionError)  # what a value of a wrong kind leads to
+# what a value of a wrong kind leads to
+ODD: Final = (ValueError, TypeError, AttributeError, LookupError, ArithmeticError, RecursionError)
 _FAULTS_SHOWN: Final = 20
 _FAULT_CHARS: Final = 300
 _IN_A_ROW: Final = 10_000
@@ -173,7 +174,8 @@ def word(value: Any) -> str:
     """A name or an id. A number is written out; what is neither text nor number names nothing."""
     if value.__class__ is str:
         text: str = value[:_WORD_CHARS]
-        return text if text.isascii() else text.encode("utf-8", "replace").decode()  # half a character cannot be written anywhere
+        # half a character cannot be written anywhere
+        return text if text.isascii() else text.encode("utf-8", "replace").decode()
     return str(value) if isinstance(value, int | float) and not isinstance(value, bool) else ""
 
 

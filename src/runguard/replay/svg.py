@@ -1,4 +1,6 @@
-"""Plots as inline SVG, drawn by hand: lines, bars and points. Colours are CSS variables of the page, so light and dark are the page's business."""
+"""Plots as inline SVG, drawn by hand: lines, bars and points. Colours are CSS variables of the page, so light and dark
+are the page's business.
+"""
 
 from collections.abc import Sequence
 from html import escape
@@ -29,10 +31,23 @@ def step_of(largest: float, *, whole: bool = False) -> float:
 
 
 class Plot:
-    """One plot with its axes. ``x`` and ``y`` run from 0 to their largest value; ``whole`` names the axes on which things are counted."""
+    """One plot with its axes.
+
+    ``x`` and ``y`` run from 0 to their largest value; ``whole`` names the axes on which things are counted.
+    """
 
     def __init__(
-        self, title: str, x_label: str, y_label: str, x_max: float, y_max: float, *, y_prefix: str = "", whole: str = "", key: str = "", inset: bool = False
+        self,
+        title: str,
+        x_label: str,
+        y_label: str,
+        x_max: float,
+        y_max: float,
+        *,
+        y_prefix: str = "",
+        whole: str = "",
+        key: str = "",
+        inset: bool = False,
     ) -> None:
         self.title, self.x_label, self.y_label, self.y_prefix = title, x_label, y_label, y_prefix
         self.x_step, self.y_step = step_of(x_max or 1.0, whole="x" in whole), step_of(y_max or 1.0, whole="y" in whole)
@@ -56,14 +71,20 @@ class Plot:
     def bar(self, start: float, end: float, height: float, style: str, hint: str = "") -> None:
         left, right, top = self.x(start), self.x(end), self.y(height)
         wide = max(right - left - 1, 1)
-        self._parts.append(f'<rect class="{style}" x="{left}" y="{top}" width="{wide:.1f}" height="{max(self.y(0) - top, 0):.1f}">{_hint(hint)}</rect>')
+        self._parts.append(
+            f'<rect class="{style}" x="{left}" y="{top}" width="{wide:.1f}" '
+            f'height="{max(self.y(0) - top, 0):.1f}">{_hint(hint)}</rect>'
+        )
 
     def point(self, x: float, y: float, style: str, hint: str = "", label: str = "") -> None:
         at_x, at_y = self.x(x), self.y(y)
         self._parts.append(f'<circle class="{style}" cx="{at_x}" cy="{at_y}" r="5">{_hint(hint)}</circle>')
         if label:
             side = ("end", -9) if at_x > WIDTH * 0.6 else ("start", 9)
-            self._parts.append(f'<text class="label" x="{at_x + side[1]:.1f}" y="{at_y + 4:.1f}" text-anchor="{side[0]}">{escape(label)}</text>')
+            self._parts.append(
+                f'<text class="label" x="{at_x + side[1]:.1f}" y="{at_y + 4:.1f}" '
+                f'text-anchor="{side[0]}">{escape(label)}</text>'
+            )
 
     def svg(self) -> str:
         base, right = self.y(0), WIDTH - _RIGHT
@@ -71,15 +92,28 @@ class Plot:
         for tick in range(int(self.y_max / self.y_step + 1e-9) + 1):
             up = tick * self.y_step
             marks.append(f'<line class="grid" x1="{_LEFT}" y1="{self.y(up)}" x2="{right}" y2="{self.y(up)}"/>')
-            marks.append(f'<text class="tick" x="{_LEFT - 6}" y="{self.y(up) + 4:.1f}" text-anchor="end">{escape(self.y_prefix + number(up))}</text>')
+            marks.append(
+                f'<text class="tick" x="{_LEFT - 6}" y="{self.y(up) + 4:.1f}" '
+                f'text-anchor="end">{escape(self.y_prefix + number(up))}</text>'
+            )
         for tick in range(int(self.x_max / self.x_step + 1e-9) + 1):
             along = tick * self.x_step
-            marks.append(f'<text class="tick" x="{self.x(along)}" y="{base + 16:.1f}" text-anchor="middle">{escape(number(along))}</text>')
-        marks.append(f'<text class="axis" x="{(_LEFT + right) / 2}" y="{HEIGHT - 6}" text-anchor="middle">{escape(self.x_label)}</text>')
-        marks.append(f'<text class="axis" x="12" y="{HEIGHT / 2}" text-anchor="middle" transform="rotate(-90 12 {HEIGHT / 2})">{escape(self.y_label)}</text>')
+            marks.append(
+                f'<text class="tick" x="{self.x(along)}" y="{base + 16:.1f}" '
+                f'text-anchor="middle">{escape(number(along))}</text>'
+            )
+        marks.append(
+            f'<text class="axis" x="{(_LEFT + right) / 2}" y="{HEIGHT - 6}" '
+            f'text-anchor="middle">{escape(self.x_label)}</text>'
+        )
+        marks.append(
+            f'<text class="axis" x="12" y="{HEIGHT / 2}" text-anchor="middle" transform="rotate(-90 12 '
+            f'{HEIGHT / 2})">{escape(self.y_label)}</text>'
+        )
         body = "".join(marks + self._parts)
         return (
-            f'<figure><figcaption>{escape(self.title)}</figcaption>{self._key}<div class="wide"><svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" '
+            f'<figure><figcaption>{escape(self.title)}</figcaption>{self._key}<div class="wide"><svg '
+            f'viewBox="0 0 {WIDTH} {HEIGHT}" role="img" '
             f'aria-label="{escape(self.title, quote=True)}">{body}</svg></div></figure>'
         )
 

@@ -16,7 +16,17 @@ if TYPE_CHECKING:
 
 ROWS: Final = 40
 _COLOURS: Final = {"stop": "red", "block": "yellow", "nudge": "cyan", "warn": "dim"}
-_MEASURES: Final = ("runs", "nudged", "blocked", "stopped", "model calls", "tokens", "cost", "tokens after the stops", "money after the stops")
+_MEASURES: Final = (
+    "runs",
+    "nudged",
+    "blocked",
+    "stopped",
+    "model calls",
+    "tokens",
+    "cost",
+    "tokens after the stops",
+    "money after the stops",
+)
 _LABELS: Final = {True: "success", False: "failure", None: ""}
 
 
@@ -47,16 +57,29 @@ def print_result(out: Console, rows: Rows, totals: list[Totals], faults: "Faults
     numbers = ("calls", "tokens", "cost", "after the stop")
     stories = [f"under {printable(each.name)}" if several else "what it would have done" for each in totals]
     columns = [column for story in stories for column in (story, "after the stop")]
-    shown = screen.table("run", "label", *numbers[:3], *columns, right=numbers, whole=("run", "label", *numbers), sentences=stories)
+    shown = screen.table(
+        "run", "label", *numbers[:3], *columns, right=numbers, whole=("run", "label", *numbers), sentences=stories
+    )
     for results in printable(rows.shown):
         run = results[0]
-        cells: list[str | Text] = [run.id, _LABELS[run.success], f"{count(run.model_calls)}+{count(run.tool_calls)}", count(run.tokens), cost(run)]
+        cells: list[str | Text] = [
+            run.id,
+            _LABELS[run.success],
+            f"{count(run.model_calls)}+{count(run.tool_calls)}",
+            count(run.tokens),
+            cost(run),
+        ]
         for result in results:
             saved = result.saved
-            cells += [_story(result, out), f"{count(saved.tokens)} {sum_of(saved, result.unpriced)}" if result.first("stop") else ""]
+            cells += [
+                _story(result, out),
+                f"{count(saved.tokens)} {sum_of(saved, result.unpriced)}" if result.first("stop") else "",
+            ]
         shown.add_row(*cells)
     screen.print_table(out, shown)
-    out.print("calls: model + tool; after the stop: tokens and money that the recording spent from there on", style="dim")
+    out.print(
+        "calls: model + tool; after the stop: tokens and money that the recording spent from there on", style="dim"
+    )
     if rows.hidden:
         out.print(f"and {rows.hidden} more runs that would have been touched; --json lists all", style="dim")
     for each in totals:
@@ -85,7 +108,10 @@ def _verdict(verdict: Verdict) -> Text:
 
 def _print_totals(out: Console, totals: Totals, several: bool) -> None:
     every = totals.all
-    groups = {"all": every, **{name: group for name, group in totals.by_label.items() if group.runs and group.runs != every.runs}}
+    groups = {
+        "all": every,
+        **{name: group for name, group in totals.by_label.items() if group.runs and group.runs != every.runs},
+    }
     out.print(Text.assemble("\n", screen.heading(f"under {printable(totals.name)}" if several else "in all")))
     shown = screen.table("", *groups, right=tuple(groups))
     columns = [_group(group, totals.unpriced) for group in groups.values()]
@@ -94,7 +120,10 @@ def _print_totals(out: Console, totals: Totals, several: bool) -> None:
     screen.print_table(out, shown)
     if totals.rules:
         told = ", ".join(
-            f"{name} {rule.stop} ({sum_of(rule.saved, totals.unpriced)} after, {rule.false_stops} of them in successful runs)" if rule.stop else f"{name} 0"
+            f"{name} {rule.stop} ({sum_of(rule.saved, totals.unpriced)} after, {rule.false_stops} of them in "
+            "successful runs)"
+            if rule.stop
+            else f"{name} 0"
             for name, rule in sorted(totals.rules.items(), key=lambda item: -item[1].stop)
         )
         out.print(f"stops by rule: {told}")
@@ -103,9 +132,17 @@ def _print_totals(out: Console, totals: Totals, several: bool) -> None:
         for name in totals.false_stops[:20]:
             out.print(f"  {printable(name)}", soft_wrap=True)
     if totals.unpriced:
-        out.print(f"{totals.unpriced} of {every.model_calls} model calls have no price: give one under prices in the policy, or --model", style="yellow")
+        out.print(
+            f"{totals.unpriced} of {every.model_calls} model calls have no price: give one under prices in the "
+            "policy, or --model",
+            style="yellow",
+        )
     if totals.estimated:
-        out.print(f"tokens of {totals.estimated} of {every.model_calls} model calls are estimated from the length of the texts", style="dim")
+        out.print(
+            f"tokens of {totals.estimated} of {every.model_calls} model calls are estimated from the length of "
+            "the texts",
+            style="dim",
+        )
 
 
 def sum_of(spent: After | Group, unpriced: int) -> str:

@@ -21,14 +21,17 @@ class JsonReport:
 
     def __init__(self, out: IO[str], head: dict[str, Any]) -> None:
         self._out, self._first = out, True
-        self._head = json.dumps(head, indent=2)[:-2] + ',\n  "runs": ['  # written with the first run: without any there is an error to tell instead
+        # written with the first run: without any there is an error to tell instead
+        self._head = json.dumps(head, indent=2)[:-2] + ',\n  "runs": ['
 
     def add(self, results: list[RunResult]) -> None:
         self._out.write(f"{self._head}\n    " if self._first else ",\n    ")
         self._first = False
         told, *others = (unknown_as_null(each.to_dict(), each.unpriced) for each in results)
         for other in others:
-            told["against"] = {key: value for key, value in other.items() if key in ("verdicts", "more_verdicts", "after_stop", "usd")}
+            told["against"] = {
+                key: value for key, value in other.items() if key in ("verdicts", "more_verdicts", "after_stop", "usd")
+            }
         self._out.write(json.dumps(told))
 
     def end(self, totals: list[Totals], faults: Faults) -> None:
@@ -56,13 +59,25 @@ def print_explanation(out: Console, told: Explanation) -> None:
     told = printable(told)
     run = told.result
     spent = f"{run.model_calls} model calls, {run.tool_calls} tool calls, {count(run.tokens)} tokens, {cost(run)}"
-    out.print(Text.assemble((run.id, "bold"), f": {spent}, in {run.runs} user turn{'s' * (run.runs != 1)}"), soft_wrap=True)
+    out.print(
+        Text.assemble((run.id, "bold"), f": {spent}, in {run.runs} user turn{'s' * (run.runs != 1)}"), soft_wrap=True
+    )
     for verdict in run.verdicts:
-        where = f"step {verdict.step}, after model call {verdict.turn}" + (f", lane {verdict.lane}" if verdict.lane else "")
-        after = f"; then {count(verdict.after.tokens)} tokens, {sum_of(verdict.after, run.unpriced)}" if not verdict.moot else " (would not have come to it)"
+        where = f"step {verdict.step}, after model call {verdict.turn}" + (
+            f", lane {verdict.lane}" if verdict.lane else ""
+        )
+        after = (
+            f"; then {count(verdict.after.tokens)} tokens, {sum_of(verdict.after, run.unpriced)}"
+            if not verdict.moot
+            else " (would not have come to it)"
+        )
         out.print(f"  {where}: would have been {verdict}{after}", soft_wrap=True)
         for piece in verdict.evidence:
-            out.print("    " + " ".join(f"{name}={value}" for name, value in piece.items() if value), style="dim", soft_wrap=True)
+            out.print(
+                "    " + " ".join(f"{name}={value}" for name, value in piece.items() if value),
+                style="dim",
+                soft_wrap=True,
+            )
     if not run.verdicts:
         out.print("  no rule would have said anything")
     out.print(Text.assemble("\n", heading("how near each rule came")))

@@ -39,8 +39,19 @@ class Group:
 
     def to_dict(self) -> dict[str, Any]:
         low, high = wilson(self.stopped, self.runs)
-        told = {"runs": self.runs, "nudged": self.nudged, "blocked": self.blocked, "stopped": self.stopped, "stopped_interval": [round(low, 4), round(high, 4)]}
-        return told | {"model_calls": self.model_calls, "tokens": self.tokens, "usd": f"{to_usd(self.nano):f}", "after_stop": after_dict(self.saved)}
+        told = {
+            "runs": self.runs,
+            "nudged": self.nudged,
+            "blocked": self.blocked,
+            "stopped": self.stopped,
+            "stopped_interval": [round(low, 4), round(high, 4)],
+        }
+        return told | {
+            "model_calls": self.model_calls,
+            "tokens": self.tokens,
+            "usd": f"{to_usd(self.nano):f}",
+            "after_stop": after_dict(self.saved),
+        }
 
 
 @dataclass(slots=True)
@@ -61,7 +72,9 @@ class Totals:
         self.name = name
         self.all = Group()
         self.by_label = {"success": Group(), "failure": Group(), "unlabelled": Group()}
-        self.steps = self.tool_calls = self.prompt_tokens = self.output_tokens = self.unpriced = self.estimated = self.runs = 0
+        self.steps = self.tool_calls = self.prompt_tokens = self.output_tokens = self.unpriced = self.estimated = (
+            self.runs
+        ) = 0
         self.rules: dict[str, RuleTotals] = {}
         self.false_stops: list[str] = []
         self.false_stop_count = 0
@@ -116,7 +129,13 @@ class Totals:
     def to_dict(self) -> dict[str, Any]:
         names = ("steps", "tool_calls", "prompt_tokens", "output_tokens")
         rules = {
-            name: {"nudge": rule.nudge, "block": rule.block, "stop": rule.stop, "false_stops": rule.false_stops, "after_stop": after_dict(rule.saved)}
+            name: {
+                "nudge": rule.nudge,
+                "block": rule.block,
+                "stop": rule.stop,
+                "false_stops": rule.false_stops,
+                "after_stop": after_dict(rule.saved),
+            }
             for name, rule in sorted(self.rules.items())
         }
         return {

@@ -14,7 +14,14 @@ from runguard.replay.sources import Source
 from runguard.replay.steps import Faults, RecordedRun, UnreadableError
 
 # What a judge replaces anyway, and what may be fit for this process alone. The mode stays: a journal is read by it.
-_HARMLESS: Final[dict[str, Any]] = {"store": "memory", "alerts": AlertSettings(), "telemetry": False, "on_trip": None, "on_decision": None, "clock": None}
+_HARMLESS: Final[dict[str, Any]] = {
+    "store": "memory",
+    "alerts": AlertSettings(),
+    "telemetry": False,
+    "on_trip": None,
+    "on_decision": None,
+    "clock": None,
+}
 
 
 @dataclass(slots=True)
@@ -26,7 +33,9 @@ class Batch:
     size: int
 
 
-def replay(sources: Iterable[Source], policies: list[Policy], *, workers: int = 1, model: str = "", to_the_end: bool = False) -> Iterator[Batch]:
+def replay(
+    sources: Iterable[Source], policies: list[Policy], *, workers: int = 1, model: str = "", to_the_end: bool = False
+) -> Iterator[Batch]:
     """In order, whatever the number of processes. ``model``: its name where a recording names none.
 
     ``to_the_end``: judge also what a stopped run would not have come to, as a live guard in the shadow does.

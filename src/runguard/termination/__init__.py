@@ -4,8 +4,8 @@
 condition = TextMentionTermination("APPROVED", sources="critic") | MaxMessageTermination(20) | TimeoutTermination(300)
 ```
 
-A condition is given only what is new since it was last asked. One instance may serve any number of runs: ``for_run`` makes the copy
-that one run uses. Nothing here knows a framework: events are whatever has the fields of an ADK event.
+A condition is given only what is new since it was last asked. One instance may serve any number of runs: ``for_run``
+makes the copy that one run uses. Nothing here knows a framework: events are whatever has the fields of an ADK event.
 """
 
 from typing import TYPE_CHECKING
@@ -13,7 +13,13 @@ from typing import TYPE_CHECKING
 from runguard._lazy import lazy
 
 if TYPE_CHECKING:
-    from runguard.termination.condition import AndTerminationCondition, OrTerminationCondition, TerminatedError, TerminationCondition, TerminationResult
+    from runguard.termination.condition import (
+        AndTerminationCondition,
+        OrTerminationCondition,
+        TerminatedError,
+        TerminationCondition,
+        TerminationResult,
+    )
     from runguard.termination.limits import CostTermination, TimeoutTermination, TokenUsageTermination
     from runguard.termination.rules import NoProgressTermination, RuleTermination
     from runguard.termination.seen import (

@@ -48,7 +48,10 @@ def import_path(thing: Any, name: str) -> str:
     module, qualname = getattr(thing, "__module__", None), getattr(thing, "__qualname__", None)
     path = f"{module}:{qualname}"
     if not isinstance(module, str) or not isinstance(qualname, str) or "<" in qualname or _found(path) is not thing:
-        raise PolicyError(f"{name} = {thing!r}: cannot be saved, because it cannot be imported by name; define it at the top of a module")
+        raise PolicyError(
+            f"{name} = {thing!r}: cannot be saved, because it cannot be imported by name; define it at the top "
+            "of a module"
+        )
     return path
 
 
@@ -59,7 +62,9 @@ def imported(path: object, name: str) -> Any:
     try:
         found = _found(str(path))
     except Exception as error:  # importing runs code, which may raise anything
-        raise PolicyError(f"{name} = {path!r}: its module cannot be imported: {type(error).__name__}: {error}") from None
+        raise PolicyError(
+            f"{name} = {path!r}: its module cannot be imported: {type(error).__name__}: {error}"
+        ) from None
     if found is None:
         raise PolicyError(f"{name} = {path!r}: there is no such name in that module")
     return found

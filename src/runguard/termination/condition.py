@@ -1,6 +1,7 @@
 """What every condition is, and the two that are made of others.
 
-Asking a composite asks each condition in it once for a delta, also one that stands in several places: what it counts is counted once.
+Asking a composite asks each condition in it once for a delta, also one that stands in several places: what it counts is
+counted once.
 A condition that has fired is latched: it keeps its reason and is not asked again until it is reset.
 """
 
@@ -39,8 +40,9 @@ _Asked = dict[int, TerminationResult]  # what each condition has said about one 
 
 
 class TerminationCondition(ABC):
-    """Base of all conditions. A condition of your own says ``judge``, and where it counts something ``clear``; ``settings`` if it is
-    to be saved. ``clear`` makes new containers instead of emptying old ones: copies for other runs may hold them."""
+    """Base of all conditions. A condition of your own says ``judge``, and where it counts something ``clear``;
+    ``settings`` if it is to be saved. ``clear`` makes new containers instead of emptying old ones: copies for other
+    runs may hold them."""
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Self:
         if (args or kwargs) and cls.__init__ is object.__init__:
@@ -80,14 +82,22 @@ class TerminationCondition(ABC):
         return self._reason
 
     def check(self, events: Sequence[Event] = (), *, now: float | None = None) -> TerminationResult:
-        """Tell what happened since the last call, and ask. Without events: what can be known now. ``now`` is monotonic seconds."""
+        """Tell what happened since the last call, and ask.
+
+        Without events: what can be known now. ``now`` is monotonic seconds.
+        """
         self._refuse_finished()
         if self.needs_await:
-            raise RunGuardError(f"{self!r} asks an async function: write `await condition(events)` instead of `condition.check(events)`")
+            raise RunGuardError(
+                f"{self!r} asks an async function: write `await condition(events)` instead of `condition.check(events)`"
+            )
         return self._ask(_listed(events), _moment(now), {})
 
     async def __call__(self, events: Sequence[Event] = (), *, now: float | None = None) -> TerminationResult | None:
-        """``check`` in AutoGen's way: awaited, None while it has not fired. Awaits conditions that are async functions."""
+        """``check`` in AutoGen's way: awaited, None while it has not fired.
+
+        Awaits conditions that are async functions.
+        """
         self._refuse_finished()
         return await self._ask_async(_listed(events), _moment(now), {}) or None
 
@@ -97,12 +107,18 @@ class TerminationCondition(ABC):
         self.clear(_moment(now))
 
     def for_run(self, now: float | None = None) -> Self:
-        """A copy for one run, with empty counters and clocks that start at ``now``. Copies share nothing but an external signal."""
+        """A copy for one run, with empty counters and clocks that start at ``now``.
+
+        Copies share nothing but an external signal.
+        """
         return self._copy(_moment(now), {})  # type: ignore[return-value]
 
     def _refuse_finished(self) -> None:
         if self.terminated:
-            raise TerminatedError(f"{self!r} has already fired ({self.reason}); reset() it, or use for_run() to give every run its own copy")
+            raise TerminatedError(
+                f"{self!r} has already fired ({self.reason}); reset() it, or use for_run() to give every run "
+                "its own copy"
+            )
 
     def _ask(self, events: Sequence[Event], now: float, asked: _Asked) -> TerminationResult:
         known = asked.get(id(self))
@@ -144,7 +160,10 @@ class TerminationCondition(ABC):
         return None
 
     def count(self, prompt: int, completion: int, *, model: str = "", usage: Usage | None = None) -> None:
-        """Tell of a model call that no event shows. ``usage`` has the details that prices need, where they are known."""
+        """Tell of a model call that no event shows.
+
+        ``usage`` has the details that prices need, where they are known.
+        """
         for leaf in self.leaves():
             leaf._count(usage or Usage(max(prompt, 0), max(completion, 0)), model)
 
@@ -152,7 +171,10 @@ class TerminationCondition(ABC):
         pass
 
     def on_set(self, callback: Callable[[], object]) -> Unsubscribe:
-        """Be called when an ``ExternalTermination`` in it is set, on the thread that sets it. Ask once after subscribing: it may be set already."""
+        """Be called when an ``ExternalTermination`` in it is set, on the thread that sets it.
+
+        Ask once after subscribing: it may be set already.
+        """
         undo = [leaf._subscribe(callback) for leaf in self.leaves()]
 
         def unsubscribe() -> None:
@@ -224,7 +246,9 @@ class _Composite(TerminationCondition):
         return self._reason if self._reason is not None else self._joined()
 
     def _latched(self) -> TerminationResult:
-        """Only what it has concluded itself: a condition that stands in several places may have fired in another, and the rest is to be told too."""
+        """Only what it has concluded itself: a condition that stands in several places may have fired in another, and
+        the rest is to be told too.
+        """
         return TerminationResult(True, self._reason) if self._reason is not None else NOT_YET
 
     @abstractmethod

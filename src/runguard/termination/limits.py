@@ -43,7 +43,9 @@ class TimeoutTermination(TerminationCondition):
 
 
 class TokenUsageTermination(TerminationCondition):
-    """So many tokens of all model calls: in total, of prompts (those of tools included), or of completions (thinking included)."""
+    """So many tokens of all model calls: in total, of prompts (those of tools included), or of completions (thinking
+    included).
+    """
 
     knows_early = True
 
@@ -62,8 +64,16 @@ class TokenUsageTermination(TerminationCondition):
     ) -> None:
         names: dict[str, dict[str, int | None]] = {
             "total": {"max_total": max_total, "max_total_tokens": max_total_tokens, "max_total_token": max_total_token},
-            "prompt": {"max_prompt": max_prompt, "max_prompt_tokens": max_prompt_tokens, "max_prompt_token": max_prompt_token},
-            "completion": {"max_completion": max_completion, "max_completion_tokens": max_completion_tokens, "max_completion_token": max_completion_token},
+            "prompt": {
+                "max_prompt": max_prompt,
+                "max_prompt_tokens": max_prompt_tokens,
+                "max_prompt_token": max_prompt_token,
+            },
+            "completion": {
+                "max_completion": max_completion,
+                "max_completion_tokens": max_completion_tokens,
+                "max_completion_token": max_completion_token,
+            },
         }
         self._limits: dict[str, int] = {}
         for unit, given in names.items():
@@ -73,7 +83,9 @@ class TokenUsageTermination(TerminationCondition):
             for name, limit in told:
                 self._limits[unit] = to_count(limit, name)
         if not self._limits:
-            raise PolicyError("a TokenUsageTermination without a limit never fires; give max_total=, max_prompt= or max_completion=")
+            raise PolicyError(
+                "a TokenUsageTermination without a limit never fires; give max_total=, max_prompt= or max_completion="
+            )
         self._forget()
 
     def judge(self, events: Sequence[Event], now: float) -> str | None:
@@ -105,7 +117,8 @@ class TokenUsageTermination(TerminationCondition):
 class CostTermination(TerminationCondition):
     """So many dollars of all model calls, at the prices given here or else at list prices.
 
-    ``model`` is what calls count as whose events name no model. A call that has no price ends the run: unknown is never zero.
+    ``model`` is what calls count as whose events name no model. A call that has no price ends the run: unknown is
+    never zero.
     """
 
     knows_early = True
@@ -128,7 +141,11 @@ class CostTermination(TerminationCondition):
             self._book(taken)
         if self._unpriced:
             return f"Cost cannot be known: {self._unpriced}"
-        return f"Cost limit of {usd_text(self._max)} reached, {usd_text(self._nano)} spent" if self._nano >= self._max else None
+        return (
+            f"Cost limit of {usd_text(self._max)} reached, {usd_text(self._nano)} spent"
+            if self._nano >= self._max
+            else None
+        )
 
     def _count(self, usage: Usage, model: str) -> None:
         self._book(Taken(usage, model, None))
@@ -155,7 +172,10 @@ class CostTermination(TerminationCondition):
     def settings(self) -> dict[str, Any]:
         told: dict[str, Any] = {"max_usd": f"{to_usd(self._max):f}"}
         if self._prices:
-            told["prices"] = {model: [_plain(p) for p in given] if isinstance(given, list) else _plain(given) for model, given in self._prices.items()}
+            told["prices"] = {
+                model: [_plain(p) for p in given] if isinstance(given, list) else _plain(given)
+                for model, given in self._prices.items()
+            }
         if self._model is not None:
             told["model"] = self._model
         return told

@@ -1,8 +1,9 @@
-"""The keyword ``termination_condition`` of ADK's LoopAgent: ``runguard.install()`` adds it, and without that its error says what to do.
+"""The keyword ``termination_condition`` of ADK's LoopAgent: ``runguard.install()`` adds it, and without that its error
+says what to do.
 
-LoopAgent forbids unknown keywords, and pydantic builds its error without asking the value. So the only place for a hint is LoopAgent's
-constructor. It is wrapped when the first condition is made and ADK is loaded. The wrapper changes nothing but calls with that keyword,
-which fail without it. Before the first condition is made, the error is pydantic's.
+LoopAgent forbids unknown keywords, and pydantic builds its error without asking the value. So the only place for a hint
+is LoopAgent's constructor. It is wrapped when the first condition is made and ADK is loaded. The wrapper changes
+nothing but calls with that keyword, which fail without it. Before the first condition is made, the error is pydantic's.
 """
 
 import sys
@@ -18,7 +19,10 @@ _INIT: Final = "__init__"
 
 
 class NotInstalledError(PolicyError, ValueError):
-    """The keyword was used without ``runguard.install()``. A ValueError, as ADK's own error about unknown keywords is."""
+    """The keyword was used without ``runguard.install()``.
+
+    A ValueError, as ADK's own error about unknown keywords is.
+    """
 
 
 class LoopKeyword:
@@ -46,7 +50,8 @@ class LoopKeyword:
             condition = kwargs.pop(KEYWORD)
             if condition is not None and keyword.accept is None:
                 raise NotInstalledError(
-                    f"LoopAgent({KEYWORD}=…): google-adk has no such keyword; call runguard.install() before building the agent, "
+                    f"LoopAgent({KEYWORD}=…): google-adk has no such keyword; call runguard.install() before "
+                    "building the agent, "
                     "or leave the keyword out and wrap the agent: runguard.adk.terminate(loop_agent, condition)"
                 )
             original(self, *args, **kwargs)
@@ -57,7 +62,10 @@ class LoopKeyword:
         setattr(kind, _INIT, begin)
 
     def take_off(self) -> None:
-        """Unwrap it, unless somebody else has wrapped it since. The next condition that is made puts the hint on again."""
+        """Unwrap it, unless somebody else has wrapped it since.
+
+        The next condition that is made puts the hint on again.
+        """
         self.accept = None
         if self._kind is not None and getattr(getattr(self._kind, _INIT), "__wrapped__", None) is self._original:
             setattr(self._kind, _INIT, self._original)

@@ -45,7 +45,10 @@ def calls_of(event: Any) -> list[Any]:
 def answers_of(event: Any) -> list[Any]:
     """The function responses, but for those that only say that somebody is asked for leave or for a sign-in."""
     actions = getattr(event, "actions", None)
-    waiting = {*(getattr(actions, "requested_tool_confirmations", None) or ()), *(getattr(actions, "requested_auth_configs", None) or ())}
+    waiting = {
+        *(getattr(actions, "requested_tool_confirmations", None) or ()),
+        *(getattr(actions, "requested_auth_configs", None) or ()),
+    }
     answers = [answer for part in parts_of(event) if (answer := getattr(part, "function_response", None)) is not None]
     return [answer for answer in answers if getattr(answer, "id", None) not in waiting] if waiting else answers
 

@@ -1,4 +1,6 @@
-"""RunGuard's own rules as conditions: a guard in the shadow is told what the events show, and fires them where it would stop."""
+"""RunGuard's own rules as conditions: a guard in the shadow is told what the events show, and fires them where it would
+stop.
+"""
 
 from collections import OrderedDict
 from collections.abc import Sequence
@@ -14,7 +16,16 @@ from runguard.core.fingerprint import words_name
 from runguard.core.mistakes import nearest
 from runguard.policy.settings import RULES, Policy
 from runguard.termination.condition import Event, TerminationCondition
-from runguard.termination.reading import answers_of, author_of, branch_of, calls_of, scope_of, transfer_of, visible_text, whole
+from runguard.termination.reading import (
+    answers_of,
+    author_of,
+    branch_of,
+    calls_of,
+    scope_of,
+    transfer_of,
+    visible_text,
+    whole,
+)
 
 # What events can show. The others look at prompts, at tools declared as polling, or at the context window.
 _SEEN_IN_EVENTS: Final = ("repetition", "no_news", "same_call", "cycle", "stall", "tool_failures", "empty", "handoff")
@@ -51,7 +62,10 @@ class _Watch:
             decisions.append(self._guard.after(said))
         if target := transfer_of(event):
             decisions.append(self._guard.check(HandOff(_RUN, self._lane(event), author_of(event), target, now)))
-        return next((decision.finding for decision in decisions if decision is not None and decision.action is Action.STOP), None)
+        return next(
+            (decision.finding for decision in decisions if decision is not None and decision.action is Action.STOP),
+            None,
+        )
 
     def _lane(self, event: Event) -> str:
         return self._lanes.of(branch_of(event), scope_of(event))
@@ -117,12 +131,21 @@ def _policy_of(rules: dict[str, dict[str, float]], source: str) -> Policy:
     """Only these rules, watched in the shadow; not from a policy file, which is about the guard that enforces."""
     off = {rule: False for rule in RULES if rule not in rules}
     given = {rule: rungs for rule, rungs in rules.items() if rungs}
-    quiet = {"mode": "shadow", "telemetry": False, "max_nudges": 0, "max_tool_calls": None, "max_delegation_depth": None}
+    quiet = {
+        "mode": "shadow",
+        "telemetry": False,
+        "max_nudges": 0,
+        "max_tool_calls": None,
+        "max_delegation_depth": None,
+    }
     return Policy.validated({**quiet, "rules": {**off, **given}}, source)
 
 
 class RuleTermination(_Watched):
-    """One of RunGuard's rules: ``RuleTermination("repetition", stop=4)``. Without rungs, those that the guard has by default."""
+    """One of RunGuard's rules:
+
+    ``RuleTermination("repetition", stop=4)``. Without rungs, those that the guard has by default.
+    """
 
     saved_keys: ClassVar[tuple[str, ...]] = ("warn", "nudge", "block", "stop")
 
@@ -136,14 +159,19 @@ class RuleTermination(_Watched):
         self._policy = _policy_of({rule: rungs}, "RuleTermination")
         in_force = self._policy.rungs(rule)
         if in_force is None or in_force.stop is None:
-            raise PolicyError(f"stop: rule '{rule}' stops nothing by default; say at how many, such as RuleTermination({rule!r}, stop=5)")
+            raise PolicyError(
+                f"stop: rule '{rule}' stops nothing by default; say at how many, such as "
+                f"RuleTermination({rule!r}, stop=5)"
+            )
 
     def settings(self) -> dict[str, Any]:
         return {"rule": self._rule, **self._rungs}
 
 
 class NoProgressTermination(_Watched):
-    """Any of RunGuard's loop rules at its measured default: repetition, circles, stalls, failures in a row, hand-off circles."""
+    """Any of RunGuard's loop rules at its measured default: repetition, circles, stalls, failures in a row, hand-off
+    circles.
+    """
 
     def __init__(self) -> None:
         self._policy = _policy_of({rule: {} for rule in _SEEN_IN_EVENTS}, "NoProgressTermination")

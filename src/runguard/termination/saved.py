@@ -81,12 +81,18 @@ def _class_of(name: Any, path: str) -> type[TerminationCondition]:
 
 def _built_in() -> dict[str, type[TerminationCondition]]:
     found = {name: getattr(termination, name) for name in termination.__all__}
-    return {name: kind for name, kind in found.items() if issubclass(kind, TerminationCondition) and not inspect.isabstract(kind)}
+    return {
+        name: kind
+        for name, kind in found.items()
+        if issubclass(kind, TerminationCondition) and not inspect.isabstract(kind)
+    }
 
 
 def _keys_of(kind: type[TerminationCondition]) -> tuple[list[str], list[str]]:
     """The keys that must be there, and all that may."""
     if issubclass(kind, OrTerminationCondition | AndTerminationCondition):
         return ["conditions"], ["conditions"]
-    named = [p for p in inspect.signature(kind).parameters.values() if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
+    named = [
+        p for p in inspect.signature(kind).parameters.values() if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)
+    ]
     return [p.name for p in named if p.default is p.empty], [*(p.name for p in named), *getattr(kind, "saved_keys", ())]

@@ -26,7 +26,11 @@ class MaxIterationsTermination(TerminationCondition):
 
     def judge(self, events: Sequence[Event], now: float) -> str | None:
         self._count_seen += sum(1 for _ in whole(events))
-        return f"Maximum of {self._max} events reached, current count: {self._count_seen}" if self._count_seen >= self._max else None
+        return (
+            f"Maximum of {self._max} events reached, current count: {self._count_seen}"
+            if self._count_seen >= self._max
+            else None
+        )
 
     def clear(self, now: float) -> None:
         self._count_seen = 0
@@ -36,7 +40,9 @@ class MaxIterationsTermination(TerminationCondition):
 
 
 class MaxMessageTermination(TerminationCondition):
-    """So many events that say something in words; with ``include_agent_event`` calls, answers and thoughts count too."""
+    """So many events that say something in words; with ``include_agent_event`` calls,
+    answers and thoughts count too.
+    """
 
     def __init__(self, max_messages: int, include_agent_event: bool = False) -> None:
         self._max = to_count(max_messages, "max_messages")
@@ -69,14 +75,21 @@ class _FromSources(TerminationCondition):
 
 
 class TextMentionTermination(_FromSources):
-    """A text occurs in what is said, upper and lower case as given. ``sources``: the author, or authors, whose words count."""
+    """A text occurs in what is said, upper and lower case as given.
+
+    ``sources``: the author, or authors, whose words count.
+    """
 
     def __init__(self, text: str, sources: str | Sequence[str] | None = None) -> None:
         self._text = text_of(text, "text")
         self._sources = names_of(sources, "sources")
 
     def judge(self, events: Sequence[Event], now: float) -> str | None:
-        return f"Text '{self._text}' mentioned" if any(self._text in visible_text(event) for event in self._heard(events)) else None
+        return (
+            f"Text '{self._text}' mentioned"
+            if any(self._text in visible_text(event) for event in self._heard(events))
+            else None
+        )
 
     def settings(self) -> dict[str, Any]:
         return {"text": self._text, **super().settings()}
@@ -89,7 +102,10 @@ class FinalAnswerTermination(_FromSources):
         self._sources = names_of(sources, "sources")
 
     def judge(self, events: Sequence[Event], now: float) -> str | None:
-        return next((f"Final answer of {author_of(event) or 'an agent'}" for event in self._heard(events) if _is_answer(event)), None)
+        return next(
+            (f"Final answer of {author_of(event) or 'an agent'}" for event in self._heard(events) if _is_answer(event)),
+            None,
+        )
 
 
 def _is_answer(event: Event) -> bool:
@@ -104,7 +120,9 @@ class FunctionCallTermination(TerminationCondition):
         self._name = text_of(function_name, "function_name")
 
     def judge(self, events: Sequence[Event], now: float) -> str | None:
-        answered = any(getattr(answer, "name", None) == self._name for event in whole(events) for answer in answers_of(event))
+        answered = any(
+            getattr(answer, "name", None) == self._name for event in whole(events) for answer in answers_of(event)
+        )
         return f"Function '{self._name}' was executed" if answered else None
 
     def settings(self) -> dict[str, Any]:
@@ -143,7 +161,9 @@ class StateTermination(TerminationCondition):
             if self._value is _ANY:
                 return bool(actual)
             return isinstance(actual, bool) == isinstance(self._value, bool) and bool(actual == self._value)
-        except Exception:  # arrays and the like cannot say yes or no: whatever that means, it is not the value asked for
+        except (
+            Exception
+        ):  # arrays and the like cannot say yes or no: whatever that means, it is not the value asked for
             return False
 
     def settings(self) -> dict[str, Any]:
@@ -151,7 +171,9 @@ class StateTermination(TerminationCondition):
 
     def to_dict(self) -> dict[str, Any]:
         if self._value is not _ANY and not _survives_json(self._value):
-            raise PolicyError(f"value = {_short(self._value)}: cannot be saved, because it does not come back from JSON as it is")
+            raise PolicyError(
+                f"value = {_short(self._value)}: cannot be saved, because it does not come back from JSON as it is"
+            )
         return super().to_dict()
 
 

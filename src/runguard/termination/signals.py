@@ -69,7 +69,8 @@ class ExternalTermination(TerminationCondition):
 
 
 class FunctionalTermination(TerminationCondition):
-    """A function of the new events, plain or async, that answers True and nothing else. It is asked when there are events.
+    """A function of the new events, plain or async, that answers True and nothing else. It is asked when there are
+    events.
 
     When it raises, that is logged once and means no: a fault in it is to be seen, and is no reason to end a run.
     """
@@ -78,7 +79,9 @@ class FunctionalTermination(TerminationCondition):
         if not callable(func) or isinstance(func, type):
             raise PolicyError(f"func = {func!r}: give a function of the events")
         self._func = func
-        self.needs_await = inspect.iscoroutinefunction(func) or inspect.iscoroutinefunction(getattr(func, "__call__", None))  # noqa: B004 - is it async?
+        self.needs_await = inspect.iscoroutinefunction(func) or inspect.iscoroutinefunction(
+            getattr(func, "__call__", None)  # noqa: B004 - is it async?
+        )
         self._complained = False
 
     def judge(self, events: Sequence[Event], now: float) -> str | None:
@@ -87,7 +90,10 @@ class FunctionalTermination(TerminationCondition):
             if inspect.iscoroutine(answer):
                 answer.close()  # nobody will await it
             self.needs_await = True
-            raise RunGuardError(f"{self!r} gives something to await: write `await condition(events)` instead of `condition.check(events)`")
+            raise RunGuardError(
+                f"{self!r} gives something to await: write `await condition(events)` instead of "
+                "`condition.check(events)`"
+            )
         return self._read(answer)
 
     async def judge_async(self, events: Sequence[Event], now: float) -> str | None:

@@ -1,4 +1,6 @@
-"""A durable store for people: budgets, running runs, spend, trips and their stories. Looks only, and shows what can be read."""
+"""A durable store for people: budgets, running runs, spend, trips and their stories. Looks only, and shows what can be
+read.
+"""
 
 from typing import TYPE_CHECKING
 

@@ -51,7 +51,11 @@ def whole(value: Any) -> int | None:
 
 
 def number(value: Any) -> float | None:
-    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value) else None
+    return (
+        float(value)
+        if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+        else None
+    )
 
 
 def dollars(value: Any) -> Decimal | None:
@@ -65,7 +69,8 @@ def dollars(value: Any) -> Decimal | None:
 
 
 def to_nanos(amount: Decimal) -> int:
-    numerator, denominator = amount.as_integer_ratio()  # by integers: Decimal arithmetic obeys a context that the host program may have changed
+    # by integers: Decimal arithmetic obeys a context that the host program may have changed
+    numerator, denominator = amount.as_integer_ratio()
     return numerator * NANO // denominator
 
 

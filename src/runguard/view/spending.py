@@ -96,7 +96,10 @@ def spend_of(log: CallLog, since: float, until: float, by: str) -> Spend:
     named: defaultdict[str, list[Call]] = defaultdict(list)
     for call in calls:
         named[property_of(call)].append(call)
-    totals = sorted((_figures(name, found) for name, found in named.items()), key=lambda figures: (-figures.usd, -figures.tokens, figures.name))
+    totals = sorted(
+        (_figures(name, found) for name, found in named.items()),
+        key=lambda figures: (-figures.usd, -figures.tokens, figures.name),
+    )
     names = [figures.name for figures in totals]
     lines = [named[name] for name in names]
     if len(names) > _NAMES + 1:

@@ -10,7 +10,10 @@ from urllib.parse import quote
 from runguard.ledger.sqlite import SqliteSession, _translated
 from runguard.ledger.store import StoreError
 
-_BESIDE: Final = "SQLite makes a file beside it to read it while no run has it open: look with leave to write to its folder, or at a copy elsewhere"
+_BESIDE: Final = (
+    "SQLite makes a file beside it to read it while no run has it open: look with leave to write to its folder, or "
+    "at a copy elsewhere"
+)
 
 
 def _text(raw: bytes) -> str:
@@ -22,13 +25,22 @@ def _text(raw: bytes) -> str:
 
 
 class SqliteLook(SqliteSession):
-    """One connection that cannot write. Holds whose time is up stand as reserved: the next guarded call charges them."""
+    """One connection that cannot write.
+
+    Holds whose time is up stand as reserved: the next guarded call charges them.
+    """
 
     def __init__(self, path: Path, timeout: float) -> None:
         self._path, self._timeout, self._place, self._line = path, timeout, str(path), None
         with _translated(path):
             self._inode = path.stat().st_ino
-            self._db = sqlite3.connect(f"file:{quote(str(path))}?mode=ro", timeout=timeout, isolation_level=None, check_same_thread=False, uri=True)
+            self._db = sqlite3.connect(
+                f"file:{quote(str(path))}?mode=ro",
+                timeout=timeout,
+                isolation_level=None,
+                check_same_thread=False,
+                uri=True,
+            )
             self._db.text_factory = _text
             try:
                 if not self._is_ours():

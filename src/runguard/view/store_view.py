@@ -1,4 +1,7 @@
-"""``StoreView``: one connection to a durable store, for looking. Its methods block; any thread may call them, one at a time is served."""
+"""``StoreView``: one connection to a durable store, for looking.
+
+Its methods block; any thread may call them, one at a time is served.
+"""
 
 import threading
 from collections.abc import Callable, Sequence
@@ -16,7 +19,19 @@ from runguard.ledger.kill_switch import Stop, read_stops
 from runguard.ledger.sqlite import SqliteStore
 from runguard.ledger.store import Balance, Session, StoreError, StoreOutage
 from runguard.ledger.urls import store_of
-from runguard.view.records import Call, Unreadable, count, dollars, entries, latest, number, read_call, table, whole, word
+from runguard.view.records import (
+    Call,
+    Unreadable,
+    count,
+    dollars,
+    entries,
+    latest,
+    number,
+    read_call,
+    table,
+    whole,
+    word,
+)
 from runguard.view.rows import BreakerRow, BudgetRow, RunningRow, Spend, Story
 from runguard.view.spending import BY, CallLog, spend_of
 from runguard.view.sqlite_look import SqliteLook
@@ -30,7 +45,10 @@ _COSTS_KEPT: Final = 1_000
 
 
 class StoreView:
-    """Opened with the first question, and again after the store was away. Raises ``StoreOutage`` and ``StoreError`` as the store does."""
+    """Opened with the first question, and again after the store was away.
+
+    Raises ``StoreOutage`` and ``StoreError`` as the store does.
+    """
 
     def __init__(self, url: str, timeout: float = _TIMEOUT_S) -> None:
         if url == "memory":
@@ -85,7 +103,9 @@ class StoreView:
         """A file may go and come back between two looks."""
         if not path.is_file():
             self._drop()
-            raise StoreError(f"{self.name}: no such store; it is made by the first guarded run with store={self.name!r}")
+            raise StoreError(
+                f"{self.name}: no such store; it is made by the first guarded run with store={self.name!r}"
+            )
         if not (isinstance(self._session, SqliteLook) and self._session.is_of(path)):
             self._drop()
             self._session = SqliteLook(path, self._timeout)
@@ -114,14 +134,25 @@ class StoreView:
 
         def read(session: Session) -> list[tuple[float, str, int, Balance]]:
             now, shown = session.now(), {None, *(run for run, *_ in session.running(_ALIVE_S))}
-            current = (b for b in session.read() if (b.ends is None or b.ends > now) and (ended_runs or run_of(b.scope) in shown))
-            return [(-_share(b, unit), b.scope, unit, b) for b in current for unit, cap in enumerate(b.caps) if cap < UNLIMITED]
+            current = (
+                b
+                for b in session.read()
+                if (b.ends is None or b.ends > now) and (ended_runs or run_of(b.scope) in shown)
+            )
+            return [
+                (-_share(b, unit), b.scope, unit, b)
+                for b in current
+                for unit, cap in enumerate(b.caps)
+                if cap < UNLIMITED
+            ]
 
         found = sorted(self._ask(read), key=lambda entry: entry[:3])
         return [_budget(balance, unit) for _, _, unit, balance in found[:limit]]
 
     def spend(self, since: float, until: float | None = None, by: str = "app") -> Spend:
-        """What was spent between two moments of the store's clock (until now), over time and in all, by app, agent, model or user."""
+        """What was spent between two moments of the store's clock (until now), over time and in all, by app, agent,
+        model or user.
+        """
 
         if by not in BY:
             raise ValueError(f"by = {by!r}: one of {', '.join(BY)}")
@@ -147,7 +178,10 @@ class StoreView:
         return sorted(rows, key=lambda row: -(row.seconds or 0.0))
 
     def trips(self, limit: int = 50) -> list[dict[str, Any]]:
-        """The last stops that were decided, newest first, as ``Trip.to_dict`` tells them; "shadow": decided and not carried out."""
+        """The last stops that were decided, newest first, as ``Trip.to_dict`` tells them;
+
+        "shadow": decided and not carried out.
+        """
         rows = self._ask(lambda session: session.tail("trip", limit))
         found = [_trip(at, ref, text) for at, ref, text in reversed(rows)]
         self.unreadable.counts["trip"] = found.count(None)
@@ -158,13 +192,20 @@ class StoreView:
         return next((trip for at, text in reversed(rows) if (trip := _trip(at, trip_id, text)) is not None), None)
 
     def costs(self, trips: Sequence[dict[str, Any]]) -> dict[str, Decimal | None]:
-        """What each trip's own run cost up to it, by the trip's id, as its story tells it. A budget's trip itself knows the budget's spend."""
+        """What each trip's own run cost up to it, by the trip's id, as its story tells it.
+
+        A budget's trip itself knows the budget's spend.
+        """
 
         def read(session: Session) -> dict[str, Decimal | None]:
             settled, found = session.now() - _TOLD_S, {}
             for trip in trips:
                 key = trip["id"]
-                found[key] = self._costs[key] if key in self._costs else cost_of(trip, _calls(session, word(trip.get("run_id")))[0])
+                found[key] = (
+                    self._costs[key]
+                    if key in self._costs
+                    else cost_of(trip, _calls(session, word(trip.get("run_id")))[0])
+                )
                 if trip["recorded_at"] < settled:
                     self._costs[key] = found[key]
             for key in list(self._costs)[:-_COSTS_KEPT]:
@@ -174,7 +215,9 @@ class StoreView:
         return self._ask(read)
 
     def story(self, trip_id: str) -> Story | None:
-        """How a run came to its stop, from its steps where they were kept, else from its model calls; None without such a trip."""
+        """How a run came to its stop, from its steps where they were kept, else from its model calls; None without such
+        a trip.
+        """
         trip = self.trip(trip_id)
         if trip is None:
             return None
@@ -195,8 +238,15 @@ class StoreView:
     def breakers(self) -> list[BreakerRow]:
         """Breakers with failures to tell of, open ones first."""
         told = self._control().get("breakers")
-        rows = [_breaker(tool, state) for tool, state in (told.items() if isinstance(told, dict) else ()) if isinstance(state, dict)]
-        return sorted((row for row in rows if row.state != "closed" or row.failures), key=lambda row: (row.state == "closed", row.tool))
+        rows = [
+            _breaker(tool, state)
+            for tool, state in (told.items() if isinstance(told, dict) else ())
+            if isinstance(state, dict)
+        ]
+        return sorted(
+            (row for row in rows if row.state != "closed" or row.failures),
+            key=lambda row: (row.state == "closed", row.tool),
+        )
 
     def stops(self) -> list[Stop]:
         """Stops of the kill switch that are in force, the newest first."""
@@ -281,4 +331,10 @@ def _trip(at: float, ref: str, text: str) -> dict[str, Any] | None:
 def _breaker(tool: str, state: dict[str, Any]) -> BreakerRow:
     runs = state.get("runs")
     name = word(state.get("state")) or "closed"
-    return BreakerRow(tool, name, count(state.get("failures")), len(runs) if isinstance(runs, list) else 0, number(state.get("opened_at")) or None)
+    return BreakerRow(
+        tool,
+        name,
+        count(state.get("failures")),
+        len(runs) if isinstance(runs, list) else 0,
+        number(state.get("opened_at")) or None,
+    )

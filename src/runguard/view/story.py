@@ -18,8 +18,12 @@ _ROWS_KEPT: Final = 500
 _REPEATS_KEPT: Final = 3
 
 
-def tell(trip: dict[str, Any], calls: Sequence[Call], steps: Sequence[dict[str, Any]], store: str | None = None) -> Story:
-    """``calls``: what each model call of the run took; ``steps``: what happened, where the store has it; ``store``: its address, for commands."""
+def tell(
+    trip: dict[str, Any], calls: Sequence[Call], steps: Sequence[dict[str, Any]], store: str | None = None
+) -> Story:
+    """``calls``: what each model call of the run took; ``steps``: what happened, where the store has it; ``store``: its
+    address, for commands.
+    """
     if steps:
         told = _Timeline(steps)
         rows, repeats, source = told.rows, told.repeats(), "steps"
@@ -50,12 +54,14 @@ def cost_of(trip: dict[str, Any], calls: Sequence[Call]) -> Decimal | None:
 
 
 def _parted(trip: dict[str, Any], calls: Sequence[Call]) -> tuple[list[Call], list[Call]]:
-    """The calls up to the stop, and those after it. Both are recorded by one clock, in order. A run that was stopped as a whole makes no
-    further call: what is recorded later was in flight and belongs to what the stop cost."""
+    """The calls up to the stop, and those after it. Both are recorded by one clock, in order. A run that was
+    stopped as a whole makes no further call: what is recorded later was in flight and belongs to what the stop cost."""
     if trip.get("enforced") is not False and trip.get("branch") is None:
         return list(calls), []
     at = number(trip.get("recorded_at"))
-    return [call for call in calls if at is None or call.at <= at], [call for call in calls if at is not None and call.at > at]
+    return [call for call in calls if at is None or call.at <= at], [
+        call for call in calls if at is not None and call.at > at
+    ]
 
 
 def _cap(steps: Sequence[dict[str, Any]]) -> int | None:
@@ -138,7 +144,9 @@ class _Timeline:
 
     def _row(self, step: dict[str, Any], kind: str, what: str, name: str = "") -> StoryRow:
         at = number(step.get("t"))
-        row = StoryRow(at - self._begin if at is not None else 0.0, word(step.get("a")), word(step.get("l")), kind, what, name)
+        row = StoryRow(
+            at - self._begin if at is not None else 0.0, word(step.get("a")), word(step.get("l")), kind, what, name
+        )
         self.rows.append(row)
         return row
 
@@ -169,7 +177,9 @@ class _Timeline:
         return known if known is not None else self._row(step, "model", "model call", word(step.get("model")))
 
     def _unspent(self, step: dict[str, Any], *, refused: bool) -> None:
-        """The call with this number was not made; in older records the last one that was asked. A refusal is decided just before or just after."""
+        """The call with this number was not made; in older records the last one that was asked. A refusal is decided
+        just before or just after.
+        """
         row = self._numbered.get(count(step.get("n"))) or (self._asked[-1] if self._asked else None)
         if row is not None and row.usd is None:
             self._take_back(row, REFUSED if refused else NOT_MADE)
@@ -214,7 +224,10 @@ class _Timeline:
         self._has_stopped = row.decision in ("stop", "block") and step.get("enforced") is not False
         if self._has_stopped and fresh is not None and (fresh.lane, fresh.agent) == (row.lane, row.agent):
             self._take_back(fresh, REFUSED)
-        observed, limit = counted(step.get("unit"), step.get("observed")), counted("usd" if step.get("unit") == "usd" else "", step.get("limit"))
+        observed, limit = (
+            counted(step.get("unit"), step.get("observed")),
+            counted("usd" if step.get("unit") == "usd" else "", step.get("limit")),
+        )
         if observed and limit and row.what not in WITHOUT_A_COUNT:
             ahead = " with this call" if row.what == "budget" and row.decision == "stop" else ""
             row.outcome = f"{observed}{ahead}, limit {limit}"
@@ -222,9 +235,18 @@ class _Timeline:
     def repeats(self) -> list[Repeat]:
         """What came more than twice, the most frequent first."""
         found = [
-            Repeat("call", tool, times, max((n for (t, c, _), n in self._answers.items() if (t, c) == (tool, digest)), default=0))
+            Repeat(
+                "call",
+                tool,
+                times,
+                max((n for (t, c, _), n in self._answers.items() if (t, c) == (tool, digest)), default=0),
+            )
             for (tool, digest), times in self._calls.items()
             if times > 2
         ]
-        found += [Repeat("hand-off", f"{source} → {target}", times, 0) for (source, target), times in self._hands.items() if times > 2]
+        found += [
+            Repeat("hand-off", f"{source} → {target}", times, 0)
+            for (source, target), times in self._hands.items()
+            if times > 2
+        ]
         return sorted(found, key=lambda repeat: -repeat.times)[:_REPEATS_KEPT]

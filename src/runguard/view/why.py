@@ -8,8 +8,11 @@ from runguard.core.budget import UNITS, amount_text
 from runguard.view.records import dollars, to_nanos, whole, word
 
 # Rules that count how often something came again; every other one has a reason of its own.
-OF_REPETITION: Final = frozenset({"repetition", "no_news", "same_call", "cycle", "stall", "tool_failures", "handoff", "reentry", "polling", "empty"})
-WITHOUT_A_COUNT: Final = frozenset({"kill_switch", "guard_error", "policy_error", "unpriced"})  # what they observed is that it is so
+OF_REPETITION: Final = frozenset(
+    {"repetition", "no_news", "same_call", "cycle", "stall", "tool_failures", "handoff", "reentry", "polling", "empty"}
+)
+# what they observed is that it is so
+WITHOUT_A_COUNT: Final = frozenset({"kill_switch", "guard_error", "policy_error", "unpriced"})
 
 
 def why_of(trip: dict[str, Any]) -> tuple[str, ...]:
@@ -26,13 +29,19 @@ def why_of(trip: dict[str, Any]) -> tuple[str, ...]:
     if rule in WITHOUT_A_COUNT or rule == "budget":
         return (_detail(trip) or word(trip.get("message")),)
     observed, limit = counted(trip.get("unit"), trip.get("observed")), counted(trip.get("unit"), trip.get("limit"))
-    return (f"The rule “{rule}” counted {observed}; its limit is {limit}.",) if observed and limit else (word(trip.get("message")),)
+    return (
+        (f"The rule “{rule}” counted {observed}; its limit is {limit}.",)
+        if observed and limit
+        else (word(trip.get("message")),)
+    )
 
 
 def _of_budget(trip: dict[str, Any]) -> tuple[str, ...]:
     listed = trip.get("evidence")
     evidence = listed[0] if isinstance(listed, list) and listed and isinstance(listed[0], dict) else {}
-    spent, reserved, wanted, limit = (counted(evidence.get("unit"), evidence.get(name)) for name in ("spent", "reserved", "wanted", "limit"))
+    spent, reserved, wanted, limit = (
+        counted(evidence.get("unit"), evidence.get(name)) for name in ("spent", "reserved", "wanted", "limit")
+    )
     if not (spent and reserved and wanted and limit):
         return ()
     return (

@@ -1,4 +1,5 @@
-"""Seed 000, a cost breaker for ADK: its samples with ``from runguard import ADKCostBreaker`` in place of the class in the article.
+"""Seed 000, a cost breaker for ADK: its samples with ``from runguard import ADKCostBreaker`` in place of the class in
+the article.
 
 What had to change to run on ADK 2.x is marked with "seed:". ``docs/coming-from.md`` counts these lines.
 """
@@ -50,11 +51,16 @@ def document_pipeline(breaker: ADKCostBreaker, document_parser_api: Parser) -> S
 
     def extract(n: int, request: Any) -> genai_types.Part:
         asked, answered = (
-            any(f'"{word}"' in str(request.contents[-1].model_dump_json()) for word in words) for words in (("partial_parse_error",), ("success",))
+            any(f'"{word}"' in str(request.contents[-1].model_dump_json()) for word in words)
+            for words in (("partial_parse_error",), ("success",))
         )
         if answered:
             return call("exit_loop")  # seed: "transfer to 'escalate'"; ADK leaves a loop by this tool
-        return text(f"Refined hint {n}.") if asked else call("parse_document_fragment", fragment="page 1", hint=f"hint {n}")
+        return (
+            text(f"Refined hint {n}.")
+            if asked
+            else call("parse_document_fragment", fragment="page 1", hint=f"hint {n}")
+        )
 
     extraction_agent = LlmAgent(
         name="extraction_agent",
@@ -105,7 +111,8 @@ async def process_document(pipeline: SequentialAgent, breaker: ADKCostBreaker, d
             if event.usage_metadata and event.usage_metadata.total_token_count:
                 breaker.record_event_tokens(event.usage_metadata.total_token_count)
             if event.is_final_response() and event.content:
-                result = str(event.content.parts[0])  # seed: returned here, which ends the pipeline at the first agent's answer
+                # seed: returned here, which ends the pipeline at the first agent's answer
+                result = str(event.content.parts[0])
     except RuntimeError as e:
         return f"BREAKER_TRIPPED: {e}"
     finally:
@@ -158,10 +165,19 @@ def research_pipeline(install: Callable[[LlmAgent], Any], levels: int) -> tuple[
         return f"routed to {target}"
 
     def route(n: int, request: Any) -> genai_types.Part:
-        return call("route_to_specialist", task_type="research" if n % 2 else "orchestrate", task=f"level {n}") if n < levels else text("done")
+        return (
+            call("route_to_specialist", task_type="research" if n % 2 else "orchestrate", task=f"level {n}")
+            if n < levels
+            else text("done")
+        )
 
     model = ScriptedModel(route)
-    research_specialist = LlmAgent(name="research_specialist", model=model, instruction="Perform deep research on a topic.", tools=[route_to_specialist])
+    research_specialist = LlmAgent(
+        name="research_specialist",
+        model=model,
+        instruction="Perform deep research on a topic.",
+        tools=[route_to_specialist],
+    )
     install(research_specialist)
     orchestrator = LlmAgent(
         name="orchestrator",
@@ -206,14 +222,18 @@ async def run_research_pipeline(orchestrator: LlmAgent, cycle_breaker: ADKCostBr
 async def test_the_back_delegation_trips_before_the_orchestrator_is_asked_again() -> None:
     cycle_breaker = ADKCostBreaker(max_delegation_depth=3, max_reentries=1)  # seed: always trips at the first re-entry
     orchestrator, model = research_pipeline(cycle_breaker.install_on_agent, levels=6)
-    assert (await run_research_pipeline(orchestrator, cycle_breaker, "research it")).startswith("CYCLE_DETECTED: stopped by reentry")
+    assert (await run_research_pipeline(orchestrator, cycle_breaker, "research it")).startswith(
+        "CYCLE_DETECTED: stopped by reentry"
+    )
     assert model.calls == 2
 
 
 async def test_an_endless_back_delegation_trips_without_the_setting_too() -> None:
     cycle_breaker = ADKCostBreaker(max_delegation_depth=3)
     orchestrator, model = research_pipeline(cycle_breaker.install_on_agent, levels=500)
-    assert (await run_research_pipeline(orchestrator, cycle_breaker, "research it")).startswith("CYCLE_DETECTED: stopped by handoff")
+    assert (await run_research_pipeline(orchestrator, cycle_breaker, "research it")).startswith(
+        "CYCLE_DETECTED: stopped by handoff"
+    )
     assert model.calls == 11
 
 
@@ -260,7 +280,9 @@ async def test_the_soft_alert(capsys: pytest.CaptureFixture[str]) -> None:
         """Look something up."""
         return {"value": key}
 
-    model = ScriptedModel(lambda n, _: call("look_up", key=str(n)) if n < 20 else text("done"), prompt_tokens=lambda n: 400 * n)
+    model = ScriptedModel(
+        lambda n, _: call("look_up", key=str(n)) if n < 20 else text("done"), prompt_tokens=lambda n: 400 * n
+    )
     inflation_breaker = ADKCostBreaker(mode="shadow", on_trip=lambda reason: print(f"COST_ALERT: {reason}"))
     agent = inflation_breaker.install_on_agent(LlmAgent(name="researcher", model=model, tools=[look_up]))
     ratios = []
@@ -305,7 +327,9 @@ async def test_install_guards_a_pipeline_without_a_change() -> None:
 async def test_install_refuses_the_surplus_of_an_over_spawn() -> None:
     install([])
     model = ScriptedModel([text("done")], latency_s=0.01)
-    recording = await run(ParallelAgent(name="workers", sub_agents=[LlmAgent(name=f"item_{n}", model=model) for n in range(400)]))
+    recording = await run(
+        ParallelAgent(name="workers", sub_agents=[LlmAgent(name=f"item_{n}", model=model) for n in range(400)])
+    )
     assert model.calls == 20
     assert recording.trips[0].rule == "fan_out"
 
@@ -317,7 +341,10 @@ async def test_a_normalizer_leaves_out_what_varies() -> None:
         """Parse."""
         return {"status": "partial_parse_error", "request_id": next(requests)}
 
-    install([], tool_result_normalizer={"parse_document_fragment": lambda r: {k: v for k, v in r.items() if k != "request_id"}})
+    install(
+        [],
+        tool_result_normalizer={"parse_document_fragment": lambda r: {k: v for k, v in r.items() if k != "request_id"}},
+    )
     model = ScriptedModel(lambda n, _: call("parse_document_fragment", fragment=f"page {n}"))
     recording = await run(LlmAgent(name="extraction_agent", model=model, tools=[parse_document_fragment]))
     assert model.calls == 3
@@ -348,9 +375,16 @@ async def test_existing_callbacks_stay() -> None:
 async def test_depth_counts_what_is_nested_and_not_what_follows() -> None:
     """Twenty specialists, one after the other, are two agents deep."""
     install([])
-    specialists = [LlmAgent(name=f"specialist_{n}", mode="single_turn", description="Helps.", model=ScriptedModel([text(f"part {n}")])) for n in range(20)]
+    specialists = [
+        LlmAgent(
+            name=f"specialist_{n}", mode="single_turn", description="Helps.", model=ScriptedModel([text(f"part {n}")])
+        )
+        for n in range(20)
+    ]
     script = [call(agent.name, request="help") for agent in specialists]
-    recording = await run(LlmAgent(name="orchestrator", model=ScriptedModel([*script, text("done")]), sub_agents=specialists))
+    recording = await run(
+        LlmAgent(name="orchestrator", model=ScriptedModel([*script, text("done")]), sub_agents=specialists)
+    )
     assert recording.texts[-1] == "done"
     assert recording.trips == []
 

@@ -1,8 +1,10 @@
-"""Seed 001, a guarded model for ADK: the seed's class in the form that ADK takes, on a stand-in for ``litellm.acompletion``.
+"""Seed 001, a guarded model for ADK: the seed's class in the form that ADK takes, on a stand-in for
+``litellm.acompletion``.
 
-Three things differ from the seed. ADK takes a ``BaseLlm`` as a model, so the class is one and translates requests and answers. ``new_message`` is
-a ``Content``. A final event may have no content: ADK reports an error of the model in one before it raises. The guard itself is the seed's code.
-The same class on the real LiteLLM is ``examples/guarded_litellm.py``.
+Three things differ from the seed. ADK takes a ``BaseLlm`` as a model, so the class is one and translates requests and
+answers. ``new_message`` is a ``Content``. A final event may have no content: ADK reports an error of the model in one
+before it raises. The guard itself is the seed's code. The same class on the real LiteLLM is
+``examples/guarded_litellm.py``.
 """
 
 import json
@@ -36,7 +38,10 @@ class FakeLiteLlm:
         function = None if isinstance(said, str) else SimpleNamespace(name=said[0], arguments=json.dumps(said[1]))
         tool_calls = [SimpleNamespace(id=f"c{self.calls}", function=function)] if function else None
         message = SimpleNamespace(content=said if isinstance(said, str) else None, tool_calls=tool_calls)
-        return SimpleNamespace(choices=[SimpleNamespace(message=message)], usage=SimpleNamespace(prompt_tokens=1_000_000, completion_tokens=100_000))
+        return SimpleNamespace(
+            choices=[SimpleNamespace(message=message)],
+            usage=SimpleNamespace(prompt_tokens=1_000_000, completion_tokens=100_000),
+        )
 
 
 class GuardedGeminiModel(BaseLlm):
@@ -47,7 +52,13 @@ class GuardedGeminiModel(BaseLlm):
     _max_usd: float = PrivateAttr()
     _max_context_tokens: int = PrivateAttr()
 
-    def __init__(self, litellm: FakeLiteLlm, model_name: str = "gemini/gemini-2.0-flash", max_usd: float = 2.0, max_context_tokens: int = 900_000) -> None:
+    def __init__(
+        self,
+        litellm: FakeLiteLlm,
+        model_name: str = "gemini/gemini-2.0-flash",
+        max_usd: float = 2.0,
+        max_context_tokens: int = 900_000,
+    ) -> None:
         super().__init__(model=model_name)
         self._litellm, self._max_usd, self._max_context_tokens = litellm, max_usd, max_context_tokens
 
@@ -73,10 +84,15 @@ class GuardedGeminiModel(BaseLlm):
             tokens=lambda msgs, **_: sum(len(str(m.get("content", ""))) // 4 for m in msgs),
         )
 
-    async def generate_content_async(self, llm_request: LlmRequest, stream: bool = False) -> AsyncGenerator[LlmResponse, None]:
+    async def generate_content_async(
+        self, llm_request: LlmRequest, stream: bool = False
+    ) -> AsyncGenerator[LlmResponse, None]:
         if self._guarded is None:
             self._guarded = self._build_guard()
-        messages = [{"role": content.role, "content": content.model_dump_json(exclude_none=True)} for content in llm_request.contents]
+        messages = [
+            {"role": content.role, "content": content.model_dump_json(exclude_none=True)}
+            for content in llm_request.contents
+        ]
         result = await self._guarded(messages)
         message = result["response"].choices[0].message
         part = types.Part(text=message.content)
@@ -108,7 +124,9 @@ async def run_adk_agent(user_input: str, litellm: FakeLiteLlm, **limits: Any) ->
     session = await session_service.create_session(app_name="demo", user_id="u1")
     runner = Runner(agent=agent, app_name="demo", session_service=session_service)
     try:
-        async for event in runner.run_async(user_id="u1", session_id=session.id, new_message=types.UserContent(user_input)):
+        async for event in runner.run_async(
+            user_id="u1", session_id=session.id, new_message=types.UserContent(user_input)
+        ):
             if event.is_final_response() and event.content and event.content.parts:
                 return event.content.parts[0].text or ""
         return ""
@@ -121,7 +139,11 @@ async def run_adk_agent(user_input: str, litellm: FakeLiteLlm, **limits: Any) ->
 
 
 async def test_a_healthy_run_answers() -> None:
-    litellm = FakeLiteLlm(lambda n: [("search_tool", {"query": "moon"}), ("summarize_tool", {"text": "The moon is far."}), "It is far."][n - 1])
+    litellm = FakeLiteLlm(
+        lambda n: [("search_tool", {"query": "moon"}), ("summarize_tool", {"text": "The moon is far."}), "It is far."][
+            n - 1
+        ]
+    )
     assert await run_adk_agent("How far is the moon?", litellm) == "It is far."
 
 
@@ -132,16 +154,23 @@ async def test_a_tool_that_is_tried_again_with_modified_arguments_is_a_loop() ->
 
 
 async def test_two_tools_in_turn_are_a_cycle() -> None:
-    litellm = FakeLiteLlm(lambda n: ("search_tool", {"query": f"{n}"}) if n % 2 else ("summarize_tool", {"text": f"{n}"}))
+    litellm = FakeLiteLlm(
+        lambda n: ("search_tool", {"query": f"{n}"}) if n % 2 else ("summarize_tool", {"text": f"{n}"})
+    )
     assert (await run_adk_agent("Find it.", litellm)).startswith("Loop detected (pattern: (")
     assert litellm.calls == 6
 
 
 async def test_the_cap_is_kept() -> None:
-    """Each call costs $0.105. Nobody knows that before the first one; after it the largest call so far is held for the next."""
+    """Each call costs $0.105.
+
+    Nobody knows that before the first one; after it the largest call so far is held for the next.
+    """
     names = ("search_tool", "summarize_tool")
     litellm = FakeLiteLlm(lambda n: (names[(n * n // 3) % 2], {"query" if (n * n // 3) % 2 == 0 else "text": f"{n}"}))
-    assert await run_adk_agent("Find everything.", litellm, max_usd=0.35) == "Budget cap reached ($0.315). Agent aborted."
+    assert (
+        await run_adk_agent("Find everything.", litellm, max_usd=0.35) == "Budget cap reached ($0.315). Agent aborted."
+    )
     assert litellm.calls == 3
 
 

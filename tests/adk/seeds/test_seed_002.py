@@ -1,7 +1,8 @@
-"""Seed 002, classes of google-adk: every sample runs with RunGuard installed, does what the seed says, and is left alone.
+"""Seed 002, classes of google-adk: every sample runs with RunGuard installed, does what the seed says, and is left
+alone.
 
-What the seed gets wrong about ADK is right here and marked with "seed:". Its three samples for Google Cloud (Vertex AI sessions and memory)
-need an account; here the same code runs on the services in memory.
+What the seed gets wrong about ADK is right here and marked with "seed:". Its three samples for Google Cloud (Vertex AI
+sessions and memory) need an account; here the same code runs on the services in memory.
 """
 
 from datetime import UTC, datetime
@@ -12,7 +13,11 @@ import pytest
 from google.adk.agents import LlmAgent, LoopAgent
 from google.adk.agents.callback_context import CallbackContext
 from google.adk.agents.context_cache_config import ContextCacheConfig
-from google.adk.agents.invocation_context import InvocationContext, LlmCallsLimitExceededError, new_invocation_context_id
+from google.adk.agents.invocation_context import (
+    InvocationContext,
+    LlmCallsLimitExceededError,
+    new_invocation_context_id,
+)
 from google.adk.agents.run_config import RunConfig
 from google.adk.apps.app import App, EventsCompactionConfig
 from google.adk.events import Event
@@ -53,7 +58,10 @@ async def test_a_coordinator_with_a_task_and_a_single_turn_agent(tmp_path: Path)
         name="researcher",
         mode="task",
         description="Researches.",
-        instruction="You are a research assistant. When you receive a research task, gather information and call finish_task when complete.",
+        instruction=(
+            "You are a research assistant. When you receive a research task, gather information and call "
+            "finish_task when complete."
+        ),
         model=ScriptedModel([text("I read."), call("finish_task", result="the moon is far")]),
     )
     formatter = LlmAgent(
@@ -69,13 +77,16 @@ async def test_a_coordinator_with_a_task_and_a_single_turn_agent(tmp_path: Path)
         name="coordinator",
         mode="chat",
         instruction="Orchestrate research and formatting.",
-        model=ScriptedModel([call("researcher", request="the moon"), call("formatter", request="the moon is far"), text("Done.")]),
+        model=ScriptedModel(
+            [call("researcher", request="the moon"), call("formatter", request="the moon is far"), text("Done.")]
+        ),
         sub_agents=[researcher, formatter],
     )
     service = DatabaseSessionService(f"sqlite+aiosqlite:///{tmp_path}/sessions.db")
     runner = Runner(app=App(name="research-app", root_agent=coordinator), session_service=service)
     first = await run(coordinator, "Research the moon.", runner=runner)
-    second = await run(coordinator, "Go on.", runner=runner)  # a task waits for its user after words without finish_task
+    # a task waits for its user after words without finish_task
+    second = await run(coordinator, "Go on.", runner=runner)
     assert "I read." in first.texts
     assert second.texts[-1] == "Done."
     assert_calls_answered(second.session)
@@ -101,7 +112,12 @@ async def test_an_output_schema_and_an_output_key() -> None:
 
 async def test_an_agent_without_history() -> None:
     model, service = ScriptedModel(lambda n, _: text(f"answer {n}")), InMemorySessionService()
-    agent = LlmAgent(name="stateless", instruction="Answer only from the current message, no history.", include_contents="none", model=model)
+    agent = LlmAgent(
+        name="stateless",
+        instruction="Answer only from the current message, no history.",
+        include_contents="none",
+        model=model,
+    )
     await run(agent, "first", session_service=service)
     await run(agent, "second", session_service=service)
     assert [content.parts[0].text for content in model.requests[-1].contents] == ["second"]
@@ -111,11 +127,18 @@ async def test_a_callback_that_changes_the_request() -> None:
     def inject_system_info(callback_context: CallbackContext, llm_request: LlmRequest) -> LlmResponse | None:
         if llm_request.config:
             current_time = datetime.now(UTC).isoformat()  # noqa: TID251
-            llm_request.config.system_instruction = f"Server time: {current_time}\n" + str(llm_request.config.system_instruction or "")
+            llm_request.config.system_instruction = f"Server time: {current_time}\n" + str(
+                llm_request.config.system_instruction or ""
+            )
         return None
 
     model = ScriptedModel([text("It is late.")])
-    agent = LlmAgent(name="time_aware", instruction="Always mention the current server time.", model=model, before_model_callback=inject_system_info)
+    agent = LlmAgent(
+        name="time_aware",
+        instruction="Always mention the current server time.",
+        model=model,
+        before_model_callback=inject_system_info,
+    )
     assert (await run(agent)).texts == ["It is late."]
     assert str(model.requests[0].config.system_instruction).startswith("Server time: ")
 
@@ -124,9 +147,18 @@ async def test_a_callback_that_changes_the_request() -> None:
 
 
 async def test_a_context_cache() -> None:
-    agent = LlmAgent(name="doc_qa", instruction="Answer questions about the provided document.", model=ScriptedModel([text("On page 3.")]))
-    config = ContextCacheConfig(cache_intervals=5, ttl_seconds=3600, min_tokens=8192, create_http_options=types.HttpOptions(timeout=15000))
-    runner = Runner(app=App(name="long-doc-app", root_agent=agent, context_cache_config=config), session_service=InMemorySessionService())
+    agent = LlmAgent(
+        name="doc_qa",
+        instruction="Answer questions about the provided document.",
+        model=ScriptedModel([text("On page 3.")]),
+    )
+    config = ContextCacheConfig(
+        cache_intervals=5, ttl_seconds=3600, min_tokens=8192, create_http_options=types.HttpOptions(timeout=15000)
+    )
+    runner = Runner(
+        app=App(name="long-doc-app", root_agent=agent, context_cache_config=config),
+        session_service=InMemorySessionService(),
+    )
     assert (await run(agent, runner=runner)).texts == ["On page 3."]
     assert ContextCacheConfig(ttl_seconds=900).ttl_string == "900s"
 
@@ -145,7 +177,12 @@ async def test_state_in_a_tool() -> None:
 
     agent = LlmAgent(name="keeper", model=ScriptedModel([call("remember"), text("done")]), tools=[remember])
     result = await run(agent)
-    assert [part.function_response.response for event in result.events for part in event.content.parts if part.function_response] == [{"result": "Saved."}]
+    assert [
+        part.function_response.response
+        for event in result.events
+        for part in event.content.parts
+        if part.function_response
+    ] == [{"result": "Saved."}]
     assert {key: result.session.state[key] for key in ("count", "a", "user:theme", "app:feature_flags")} == {
         "count": 1,
         "a": 1,
@@ -172,7 +209,8 @@ async def test_a_state_schema() -> None:
         return LlmAgent(name="counter", model=model, tools=[update_count], state_schema=AppState)
 
     assert (await run(counter("1"))).session.state["request_count"] == 1
-    with pytest.raises(StateSchemaError, match="request_count"):  # seed: raised inside the tool; ADK checks when the tool has answered
+    # seed: raised inside the tool; ADK checks when the tool has answered
+    with pytest.raises(StateSchemaError, match="request_count"):
         await run(counter("oops"))
 
 
@@ -183,7 +221,9 @@ async def test_a_database_of_sessions(tmp_path: Path) -> None:
     await service.create_session(app_name="my-app", user_id="u1", session_id="s1", state={"onboarded": True})
     async for _ in runner.run_async(user_id="u1", session_id="s1", new_message=message("hi")):
         pass
-    session = await service.get_session(app_name="my-app", user_id="u1", session_id="s1", config=GetSessionConfig(num_recent_events=1))
+    session = await service.get_session(
+        app_name="my-app", user_id="u1", session_id="s1", config=GetSessionConfig(num_recent_events=1)
+    )
     assert session is not None
     assert [event.author for event in session.events] == ["assistant"]
     listed = await service.list_sessions(app_name="my-app", user_id="u1")
@@ -200,13 +240,22 @@ async def test_memory_that_a_tool_searches() -> None:
         return {"facts": [entry.content.parts[0].text for entry in response.memories]}
 
     model = ScriptedModel(lambda n, _: call("recall_facts", query="moon") if n == 2 else text("The moon is far."))
-    agent = LlmAgent(name="memory_agent", instruction="Use recall_facts before answering.", model=model, tools=[recall_facts])
+    agent = LlmAgent(
+        name="memory_agent", instruction="Use recall_facts before answering.", model=model, tools=[recall_facts]
+    )
     memory = InMemoryMemoryService()
-    runner = Runner(app=App(name="memory-app", root_agent=agent), session_service=InMemorySessionService(), memory_service=memory)
+    runner = Runner(
+        app=App(name="memory-app", root_agent=agent), session_service=InMemorySessionService(), memory_service=memory
+    )
     first = await run(agent, "Where is the moon?", runner=runner)
     await memory.add_events_to_memory(app_name="memory-app", user_id="u1", events=first.session.events[-2:])
     second = await run(agent, "Where?", runner=runner, session_id="s2")
-    answers = [part.function_response.response for event in second.events for part in event.content.parts if part.function_response]
+    answers = [
+        part.function_response.response
+        for event in second.events
+        for part in event.content.parts
+        if part.function_response
+    ]
     assert "The moon is far." in answers[0]["facts"]
 
 
@@ -220,13 +269,28 @@ async def test_reading_events() -> None:
 
     agent = LlmAgent(name="reader", model=ScriptedModel([call("look", n=1), text("done")]), tools=[look])
     result = await run(agent)
-    assert [(one.name, one.args) for event in result.events for one in event.get_function_calls()] == [("look", {"n": 1})]
-    assert [(one.name, one.response) for event in result.events for one in event.get_function_responses()] == [("look", {"n": 1})]
+    assert [(one.name, one.args) for event in result.events for one in event.get_function_calls()] == [
+        ("look", {"n": 1})
+    ]
+    assert [(one.name, one.response) for event in result.events for one in event.get_function_responses()] == [
+        ("look", {"n": 1})
+    ]
     finals = [event for event in result.events if event.is_final_response()]
     assert [event.content.parts[0].text for event in finals if event.content and event.content.parts] == ["done"]
     assert {event.node_info.name for event in result.events} <= {"reader", "reader@1", ""}
-    written = Event(author="agent", invocation_id="inv-1", content=message("Done."), state={"key": "val"}, route="branch_a", node_path="wf/step@1")
-    assert (written.actions.state_delta, written.actions.route, written.node_info.path) == ({"key": "val"}, "branch_a", "wf/step@1")
+    written = Event(
+        author="agent",
+        invocation_id="inv-1",
+        content=message("Done."),
+        state={"key": "val"},
+        route="branch_a",
+        node_path="wf/step@1",
+    )
+    assert (written.actions.state_delta, written.actions.route, written.node_info.path) == (
+        {"key": "val"},
+        "branch_a",
+        "wf/step@1",
+    )
 
 
 async def test_tools_that_set_actions() -> None:
@@ -249,12 +313,21 @@ async def test_tools_that_set_actions() -> None:
     specialist = LlmAgent(
         name="specialist_agent",
         description="Knows.",
-        model=ScriptedModel([call("show_chart", title="Analytics"), call("escalate_issue", reason="unknown"), text("I cannot help.")]),
+        model=ScriptedModel(
+            [call("show_chart", title="Analytics"), call("escalate_issue", reason="unknown"), text("I cannot help.")]
+        ),
         tools=[show_chart, escalate_issue],
     )
-    desk = LlmAgent(name="desk", model=ScriptedModel([call("route_to_specialist", topic="tax")]), tools=[route_to_specialist], sub_agents=[specialist])
+    desk = LlmAgent(
+        name="desk",
+        model=ScriptedModel([call("route_to_specialist", topic="tax")]),
+        tools=[route_to_specialist],
+        sub_agents=[specialist],
+    )
     result = await run(LoopAgent(name="loop", sub_agents=[desk], max_iterations=5))
-    assert [event.actions.transfer_to_agent for event in result.events if event.actions.transfer_to_agent] == ["specialist_agent"]
+    assert [event.actions.transfer_to_agent for event in result.events if event.actions.transfer_to_agent] == [
+        "specialist_agent"
+    ]
     assert any(event.actions.render_ui_widgets for event in result.events)
     assert any(event.actions.escalate for event in result.events)
     assert desk.model.calls == 1, "the escalation ended the loop"
@@ -262,7 +335,11 @@ async def test_tools_that_set_actions() -> None:
 
 async def test_a_compaction() -> None:
     agent = LlmAgent(name="talker", model=ScriptedModel(lambda n, _: text(f"answer {n}")))
-    app = App(name="talk", root_agent=agent, events_compaction_config=EventsCompactionConfig(compaction_interval=2, overlap_size=0))
+    app = App(
+        name="talk",
+        root_agent=agent,
+        events_compaction_config=EventsCompactionConfig(compaction_interval=2, overlap_size=0),
+    )
     runner = Runner(app=app, session_service=InMemorySessionService())
     for words in ("one", "two", "three"):
         result = await run(agent, words, runner=runner)
@@ -303,7 +380,12 @@ async def test_a_limit_of_model_calls(on_stop: str, interventions: list[Decision
         return {"done": n}
 
     model = ScriptedModel(lambda n, _: call("work", n=n))
-    result = await run(LlmAgent(name="doer", model=model, tools=[work]), "Do 20 things.", run_config=RunConfig(max_llm_calls=10), catch=True)
+    result = await run(
+        LlmAgent(name="doer", model=model, tools=[work]),
+        "Do 20 things.",
+        run_config=RunConfig(max_llm_calls=10),
+        catch=True,
+    )
     assert model.calls == 10
     assert assert_stopped(result, "model_calls").limit == 10
     assert isinstance(result.error, LlmCallsLimitExceededError) is (on_stop == "raise")

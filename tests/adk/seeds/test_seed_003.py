@@ -1,6 +1,8 @@
-"""Seed 003, a cumulative token budget: its samples with ``from runguard import`` in place of ``from adk_fluent import``.
+"""Seed 003, a cumulative token budget: its samples with ``from runguard import`` in place of ``from adk_fluent
+import``.
 
-The agents are ADK's own, because the seed's fluent builders belong to another package. ``H.budget_policy(n)`` is ``BudgetPolicy(n)``.
+The agents are ADK's own, because the seed's fluent builders belong to another package. ``H.budget_policy(n)`` is
+``BudgetPolicy(n)``.
 """
 
 import asyncio
@@ -30,7 +32,13 @@ async def test_manual_wiring(capsys: pytest.CaptureFixture[str]) -> None:
     monitor = BudgetMonitor(max_tokens=3_000)
     monitor.on_threshold(0.8, lambda m: print(f"warn: {m.utilization:.0%} used"))
     monitor.on_threshold(0.95, lambda m: compressed.append(m.current_tokens))
-    agent = LlmAgent(name="coder", instruction="You are a senior engineer.", model=model(), tools=[look], after_model_callback=monitor.after_model_hook())
+    agent = LlmAgent(
+        name="coder",
+        instruction="You are a senior engineer.",
+        model=model(),
+        tools=[look],
+        after_model_callback=monitor.after_model_hook(),
+    )
     await run(agent)
     assert capsys.readouterr().out == "warn: 83% used\n"
     assert compressed == [3 * CALL]
@@ -48,11 +56,18 @@ async def test_manual_wiring(capsys: pytest.CaptureFixture[str]) -> None:
 
 async def test_a_policy_and_a_plugin_for_a_whole_tree() -> None:
     warned: list[str] = []
-    policy = BudgetPolicy(4 * CALL).with_threshold(0.5, lambda m: warned.append("warn")).with_threshold(0.95, lambda m: warned.append("compress"))
+    policy = (
+        BudgetPolicy(4 * CALL)
+        .with_threshold(0.5, lambda m: warned.append("warn"))
+        .with_threshold(0.95, lambda m: warned.append("compress"))
+    )
     plugin = BudgetPlugin(policy)
     helper = LlmAgent(name="helper", mode="single_turn", description="Helps.", model=ScriptedModel([text("helped")]))
     coordinator = LlmAgent(
-        name="coordinator", model=ScriptedModel([call("helper", request="help"), call("look", n=1), text("done")]), tools=[look], sub_agents=[helper]
+        name="coordinator",
+        model=ScriptedModel([call("helper", request="help"), call("look", n=1), text("done")]),
+        tools=[look],
+        sub_agents=[helper],
     )
     await run(coordinator, plugins=[plugin])
     assert plugin.monitor.summary()["current_tokens"] == 4 * CALL
@@ -76,7 +91,9 @@ def test_the_members_of_a_monitor() -> None:
     events: list[Any] = []
     fired: list[str] = []
     monitor = BudgetMonitor(max_tokens=100).with_bus(SimpleNamespace(emit=events.append))
-    monitor.on_threshold(0.5, lambda m: fired.append("once")).add_threshold(Threshold(0.5, lambda m: fired.append("always"), recurring=True))
+    monitor.on_threshold(0.5, lambda m: fired.append("once")).add_threshold(
+        Threshold(0.5, lambda m: fired.append("always"), recurring=True)
+    )
     monitor.on_threshold(0.6, lambda m: 1 / 0)  # a callback that fails breaks nothing
     monitor.record_usage(30, 30)
     monitor.record_usage(10, 0)

@@ -1,4 +1,6 @@
-"""Seed 004, termination conditions: the keywords of the proposal on ADK's own LoopAgent and Runner, after ``runguard.install()``."""
+"""Seed 004, termination conditions: the keywords of the proposal on ADK's own LoopAgent and Runner, after
+``runguard.install()``.
+"""
 
 import asyncio
 from collections.abc import Callable
@@ -39,7 +41,11 @@ def writer(say: Callable[[int], types.Part] = lambda n: text(f"draft {n}")) -> L
 
 async def test_a_loop_ends_with_an_event_that_escalates_and_says_why() -> None:
     agent = writer(lambda n: text("TERMINATE" if n == 3 else f"draft {n}"))
-    loop = LoopAgent(name="loop", sub_agents=[agent], termination_condition=TextMentionTermination("TERMINATE") | MaxIterationsTermination(10))
+    loop = LoopAgent(
+        name="loop",
+        sub_agents=[agent],
+        termination_condition=TextMentionTermination("TERMINATE") | MaxIterationsTermination(10),
+    )
     result = await run(loop)
     last = result.events[-1]
     assert agent.model.calls == 3
@@ -52,10 +58,20 @@ async def test_a_runner_takes_a_condition_for_one_run(streamed: bool) -> None:
     loop, condition = LoopAgent(name="loop", sub_agents=[writer()]), MaxIterationsTermination(4)
     runner = InMemoryRunner(agent=loop, app_name="app")
     session = await runner.session_service.create_session(app_name="app", user_id="u")
-    asked = {"user_id": "u", "session_id": session.id, "new_message": types.UserContent("go"), "termination_condition": condition}
+    asked = {
+        "user_id": "u",
+        "session_id": session.id,
+        "new_message": types.UserContent("go"),
+        "termination_condition": condition,
+    }
     for _ in range(2):  # conditions reset by themselves between runs
-        events = [event async for event in runner.run_async(**asked)] if streamed else await asyncio.to_thread(lambda: list(runner.run(**asked)))
-        texts = [event.content.parts[0].text for event in events if event.content and event.content.parts]  # the last event has no content
+        events = (
+            [event async for event in runner.run_async(**asked)]
+            if streamed
+            else await asyncio.to_thread(lambda: list(runner.run(**asked)))
+        )
+        # the last event has no content
+        texts = [event.content.parts[0].text for event in events if event.content and event.content.parts]
         assert len(texts) == 4
         assert "4" in events[-1].actions.termination_reason
 

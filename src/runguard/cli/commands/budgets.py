@@ -10,7 +10,17 @@ from runguard.view.rows import BudgetRow
 
 
 def budget_table(rows: Sequence[BudgetRow], now: float) -> Table:
-    shown = table("scope", "window", "spent", "reserved", "limit", "used", "", right=("spent", "reserved", "limit", "used"), whole=("limit",))
+    shown = table(
+        "scope",
+        "window",
+        "spent",
+        "reserved",
+        "limit",
+        "used",
+        "",
+        right=("spent", "reserved", "limit", "used"),
+        whole=("limit",),
+    )
     for row in rows:
         what = {"usd": ""}.get(row.unit, f" {row.unit}")
         limit = f"{amount(row.unit, row.limit + row.granted)}{what}"

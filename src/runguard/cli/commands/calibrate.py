@@ -36,10 +36,27 @@ class FalseStops(click.ParamType):  # type: ignore[type-arg,unused-ignore]
     """,
 )
 @click.argument("source")
-@click.option("--policy", "policy_file", type=click.Path(path_type=Path), help="What to start from. Without it, the file that a run started here would use.")
-@click.option("--write", "target", metavar="FILE", type=click.Path(path_type=Path, dir_okay=False), help="Write the proposal as a commented runguard.toml.")
+@click.option(
+    "--policy",
+    "policy_file",
+    type=click.Path(path_type=Path),
+    help="What to start from. Without it, the file that a run started here would use.",
+)
+@click.option(
+    "--write",
+    "target",
+    metavar="FILE",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="Write the proposal as a commented runguard.toml.",
+)
 @click.option("--force", is_flag=True, help="Let --write replace a file.")
-@click.option("--max-false-stops", type=FalseStops(), default="0", show_default=True, help="Successful runs that a rule's rungs may stop: a number, or 0.5%.")
+@click.option(
+    "--max-false-stops",
+    type=FalseStops(),
+    default="0",
+    show_default=True,
+    help="Successful runs that a rule's rungs may stop: a number, or 0.5%.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 @click.option("--model", default="", help="The model of recordings that do not name theirs, for prices and windows.")
 @click.option("--workers", type=click.IntRange(1, 256), help="Processes; one per core without it.")
@@ -59,10 +76,10 @@ def command(
 ) -> None:
     """Propose limits from recorded runs.
 
-    SOURCE is whatever 'runguard replay' takes, or a log with one JSON object per run: usd, tokens or calls, and id and ok where
-    known. Limits are 2.5 times the 95th percentile of the runs that went well, with its confidence interval; rungs are changed
-    only where the recordings show that it saves and harms nobody. Exit code 0 with a proposal, 1 when nothing could be advised, 2
-    when the source or a file cannot be used.
+    SOURCE is whatever 'runguard replay' takes, or a log with one JSON object per run: usd, tokens or calls, and id and
+    ok where known. Limits are 2.5 times the 95th percentile of the runs that went well, with its confidence interval;
+    rungs are changed only where the recordings show that it saves and harms nobody. Exit code 0 with a proposal, 1 when
+    nothing could be advised, 2 when the source or a file cannot be used.
     """
     from runguard.calibrate.program import run
     from runguard.cli.commands.policies import load_policy
@@ -76,7 +93,15 @@ def command(
     policy = load_policy(policy_file or find_policy_file())
     try:
         sources = open_sources(source, max_unpacked)
-        is_advised = run(sources, policy, target=target, as_json=as_json, max_false_stops=max_false_stops, workers=workers, model=model)
+        is_advised = run(
+            sources,
+            policy,
+            target=target,
+            as_json=as_json,
+            max_false_stops=max_false_stops,
+            workers=workers,
+            model=model,
+        )
     except UnreadableError as error:
         fail(ctx, printable(str(error)))
     if not is_advised:

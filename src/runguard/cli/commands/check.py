@@ -31,8 +31,9 @@ if TYPE_CHECKING:
 def command(ctx: click.Context, file: Path | None, as_json: bool, schema: bool) -> None:
     """Validate a policy file and show what it changes.
 
-    FILE is a runguard.toml, or a pyproject.toml with [tool.runguard]. Without it, the file that a run started here would use. Exit
-    code 0 when it is valid, 1 when it is a pyproject.toml that says nothing about RunGuard, 2 when it, RUNGUARD_MODE or RUNGUARD_STORE is not valid.
+    FILE is a runguard.toml, or a pyproject.toml with [tool.runguard]. Without it, the file that a run started here
+    would use. Exit code 0 when it is valid, 1 when it is a pyproject.toml that says nothing about RunGuard, 2 when it,
+    RUNGUARD_MODE or RUNGUARD_STORE is not valid.
     """
     from runguard.cli.commands.policies import check_environment, load_policy
     from runguard.core.exceptions import PolicyError
@@ -52,7 +53,13 @@ def command(ctx: click.Context, file: Path | None, as_json: bool, schema: bool) 
     says_nothing = path is not None and not _has_table(path)
     if as_json:
         settings = {name: {"value": value, "default": default} for name, (value, default) in changed.items()}
-        told = {"ok": not says_nothing, "file": str(path) if path else None, "settings": settings, "policy": policy.digest, "notes": notes}
+        told = {
+            "ok": not says_nothing,
+            "file": str(path) if path else None,
+            "settings": settings,
+            "policy": policy.digest,
+            "notes": notes,
+        }
         click.echo(json.dumps(told, indent=2))
     else:
         _print(path, says_nothing, changed, notes)
@@ -66,7 +73,10 @@ def _print(path: Path | None, says_nothing: bool, changed: dict[str, tuple[Any, 
         click.echo(f"ok: {path}" if path else "ok: no policy file from here upward")
     width = max((len(name) for name in changed), default=0)
     for name, (value, default) in changed.items():
-        click.echo(f"  {name:<{width}}  {_words(value)}" + ("" if name.startswith("tools.") else f"  (default {_words(default)})"))
+        click.echo(
+            f"  {name:<{width}}  {_words(value)}"
+            + ("" if name.startswith("tools.") else f"  (default {_words(default)})")
+        )
     if not changed:
         click.echo("  every setting at its default")
     for note in notes:
@@ -118,12 +128,16 @@ def _plain(policy: "Policy") -> dict[str, Any]:
     """The settings of a policy file as plain data."""
     from runguard.policy.settings import PolicyFile
 
-    return policy.model_dump(mode="json", include=set(PolicyFile.model_fields), exclude_none=True, exclude={"tools", "rules"})
+    return policy.model_dump(
+        mode="json", include=set(PolicyFile.model_fields), exclude_none=True, exclude={"tools", "rules"}
+    )
 
 
 def _rungs(rungs: Any) -> dict[str, float]:
     numbers = {name: getattr(rungs, name) for name in ("warn", "nudge", "block", "stop")}
-    return {name: int(number) if number == int(number) else number for name, number in numbers.items() if number is not None}
+    return {
+        name: int(number) if number == int(number) else number for name, number in numbers.items() if number is not None
+    }
 
 
 def _words(value: Any) -> str:

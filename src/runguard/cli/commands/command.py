@@ -34,7 +34,10 @@ class _WithExamples(click.Command):
 
 
 class Command(_WithExamples):
-    """A command whose mistakes end with a message and exit code 2; with ``--json`` as ``{"ok": false, "error": ...}``."""
+    """A command whose mistakes end with a message and exit code 2;
+
+    with ``--json`` as ``{"ok": false, "error": ...}``.
+    """
 
 
 class Group(_WithExamples, click.Group):

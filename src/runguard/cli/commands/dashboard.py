@@ -16,18 +16,25 @@ from runguard.cli.commands.command import Command, fail, json_option, store_opti
 _PORT = 8420
 
 
-@click.command("dashboard", cls=Command, examples="runguard dashboard\nrunguard dashboard --store sqlite:///guard.db --port auto --no-open")
+@click.command(
+    "dashboard",
+    cls=Command,
+    examples="runguard dashboard\nrunguard dashboard --store sqlite:///guard.db --port auto --no-open",
+)
 @store_option
 @click.option("--port", default=str(_PORT), show_default=True, help="Where to listen; auto takes any free port.")
-@click.option("--host", default="127.0.0.1", show_default=True, help="A loopback address: the page is for this machine.")
+@click.option(
+    "--host", default="127.0.0.1", show_default=True, help="A loopback address: the page is for this machine."
+)
 @click.option("--no-open", is_flag=True, help="Print the address and open no browser.")
 @json_option
 @click.pass_context
 def command(ctx: click.Context, store: str | None, port: str, host: str, no_open: bool, as_json: bool) -> None:
     """Serve a page over a store, on loopback.
 
-    Spend over time, budgets, running runs, breakers, and the stops that were decided with their stories; live, for looking only. The
-    address holds a token that works once. Needs a durable store: SQLite, Redis or Valkey, PostgreSQL. Exit code 2 when it cannot start.
+    Spend over time, budgets, running runs, breakers, and the stops that were decided with their stories; live, for
+    looking only. The address holds a token that works once. Needs a durable store: SQLite, Redis or Valkey, PostgreSQL.
+    Exit code 2 when it cannot start.
     """
     from runguard.cli.commands.stores import look_at
 
@@ -36,7 +43,11 @@ def command(ctx: click.Context, store: str | None, port: str, host: str, no_open
     except ImportError as error:
         if (error.name or "").split(".")[0] not in ("starlette", "uvicorn", "anyio"):
             raise
-        fail(ctx, f"the dashboard needs {(error.name or '').split('.')[0]}, which is not installed: pip install 'runguard-agents[dashboard]'")
+        fail(
+            ctx,
+            f"the dashboard needs {(error.name or '').split('.')[0]}, which is not installed: pip install "
+            "'runguard-agents[dashboard]'",
+        )
     view, _ = look_at(store)
     with _listening(ctx, host, port) as listening:
         token = secrets.token_urlsafe(24)
@@ -44,9 +55,13 @@ def command(ctx: click.Context, store: str | None, port: str, host: str, no_open
         address = f"http://{f'[{name}]' if ':' in name else name}:{number}/?token={token}"
         try:
             if as_json:
-                click.echo(json.dumps({"ok": True, "url": address, "store": view.name}))  # one line: it is read while this runs
+                # one line: it is read while this runs
+                click.echo(json.dumps({"ok": True, "url": address, "store": view.name}))
             else:
-                click.echo(f"RunGuard dashboard over {view.name}\n\n  {address}\n\nThe link works once, in one browser. Ctrl+C ends it.")
+                click.echo(
+                    f"RunGuard dashboard over {view.name}\n\n  {address}\n\nThe link works once, in one "
+                    "browser. Ctrl+C ends it."
+                )
             sys.stdout.flush()
             if not no_open and _has_screen():
                 webbrowser.open(address)
@@ -71,19 +86,25 @@ def _listening(ctx: click.Context, host: str, port: str) -> socket.socket:
     if not address.is_loopback:
         fail(
             ctx,
-            f"--host {host}: the page shows what your agents do and has no users or passwords, so it listens on loopback only (127.0.0.1 or ::1). "
+            f"--host {host}: the page shows what your agents do and has no users or passwords, so it listens "
+            "on loopback only (127.0.0.1 or ::1). "
             f"From another machine, forward the port: ssh -L {_PORT}:127.0.0.1:{_PORT} this-machine",
         )
     if port != "auto" and not (port.isdecimal() and int(port) <= 65_535):
         fail(ctx, f"--port {port}: give a number up to 65535, or auto")
     made = socket.socket(socket.AF_INET6 if address.version == 6 else socket.AF_INET, socket.SOCK_STREAM)
     try:
-        made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # a port in use is still refused; one that was just left is not
+        # a port in use is still refused; one that was just left is not
+        made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         made.bind((str(address), 0 if port == "auto" else int(port)))
         made.listen(64)
     except OSError as error:
         made.close()
         if error.errno == errno.EADDRINUSE:
-            fail(ctx, f"port {port} is in use, perhaps by another dashboard; choose another one with --port, or --port auto for any free one")
+            fail(
+                ctx,
+                f"port {port} is in use, perhaps by another dashboard; choose another one with --port, or "
+                "--port auto for any free one",
+            )
         fail(ctx, f"cannot listen on {host} port {port}: {error.strerror}")
     return made

@@ -14,9 +14,10 @@ from runguard.cli.commands.command import Command, fail
 def command(ctx: click.Context, as_json: bool, seed_table: bool) -> None:
     """Watch runaway agents being stopped, healthy ones left alone.
 
-    Four runaways and six healthy look-alikes, each run without and with the guard on its defaults, on real Google ADK with
-    scripted models: no network, no key. Exit code 0 when every runaway was stopped and no healthy run was touched, 1 otherwise,
-    2 without google-adk. With --seed-table, exit code 0 means that the seed's values stop each of its failure modes.
+    Four runaways and six healthy look-alikes, each run without and with the guard on its defaults, on real Google ADK
+    with scripted models: no network, no key. Exit code 0 when every runaway was stopped and no healthy run was touched,
+    1 otherwise, 2 without google-adk. With --seed-table, exit code 0 means that the seed's values stop each of its
+    failure modes.
     """
     from runguard.demo import AdkMissingError, run
 

@@ -20,12 +20,14 @@ from runguard.cli.commands.command import Command, CommandError, json_option, pr
 @click.option("--calls", type=click.IntRange(min=1), help="So many model calls more.")
 @store_option
 @json_option
-def command(scope: str, usd: str | None, tokens: int | None, calls: int | None, store: str | None, as_json: bool) -> None:
+def command(
+    scope: str, usd: str | None, tokens: int | None, calls: int | None, store: str | None, as_json: bool
+) -> None:
     """Raise the budget of a scope.
 
-    SCOPE as `runguard status` shows it, or a trip's scope_id. All its budgets in that unit are raised, in every window that runs now;
-    what was spent stays spent, and the next period begins with the budget of the policy again. Exit code 0 when it was raised, 2 when
-    there is no such budget.
+    SCOPE as `runguard status` shows it, or a trip's scope_id. All its budgets in that unit are raised, in every window
+    that runs now; what was spent stays spent, and the next period begins with the budget of the policy again. Exit code
+    0 when it was raised, 2 when there is no such budget.
     """
     from runguard.cli.commands.budgets import budget_table
     from runguard.cli.commands.scopes import known_scopes, near
@@ -41,11 +43,15 @@ def command(scope: str, usd: str | None, tokens: int | None, calls: int | None, 
     view, policy = look_at(store)
     guard = desk(policy)
     try:
-        moved = {(status.scope, status.window, status.unit) for status in guard.accounts.extend(scope, usd, tokens, calls)}
+        moved = {
+            (status.scope, status.window, status.unit) for status in guard.accounts.extend(scope, usd, tokens, calls)
+        }
     except PolicyError:
         units = sorted({row.unit for row in view.budgets(ended_runs=True) if row.scope == scope})
         if units:
-            raise CommandError(f"{scope}: its budgets limit {' and '.join(units)}; give --{' or --'.join(units)}") from None
+            raise CommandError(
+                f"{scope}: its budgets limit {' and '.join(units)}; give --{' or --'.join(units)}"
+            ) from None
         raise CommandError(f"{scope}: no budget of that scope; {near(scope, known_scopes(view))}") from None
     notes = tell_alerts(guard)
     rows = [row for row in view.budgets(ended_runs=True) if (row.scope, row.window, row.unit) in moved]

@@ -35,7 +35,8 @@ $store
 # Keep room for the answer in models with a window of a million tokens:
 # context_headroom = 100_000
 
-# A model whose price nobody knows is refused while dollars are limited. See `runguard prices MODEL`; give prices per million tokens:
+# RunGuard refuses a model of unknown price while dollars are limited. `runguard prices MODEL` shows known prices.
+# Give your own in dollars per million tokens:
 # [prices."my-model"]
 # input = 0.30
 # output = 2.50
@@ -71,10 +72,16 @@ _ALERTS: Final = """\
 PRESETS: Final[dict[str, dict[str, str]]] = {
     "development": {
         "shadow": "for a first look at a policy.",
-        "why_usd": "Half a dollar ends a runaway on your desk early; a hundred calls of 5,000 tokens to a small model cost less than a tenth of it.",
+        "why_usd": (
+            "Half a dollar ends a runaway on your desk early; a hundred calls of 5,000 tokens to a small model "
+            "cost less than a tenth of it."
+        ),
         "max_usd": "0.50",
         "why_store": "In memory they end with the process.",
-        "store": 'store = "memory"              # or "sqlite:///guard.db", to see them with `runguard status` and `runguard dashboard`',
+        "store": (
+            'store = "memory"              # or "sqlite:///guard.db", to see them with `runguard status` and '
+            "`runguard dashboard`"
+        ),
         "budgets": _BUDGETS,
         "alerts": f"# [alerts]\n{_ALERTS}",
     },
@@ -100,20 +107,27 @@ PRESETS: Final[dict[str, dict[str, str]]] = {
     """,
 )
 @click.argument("file", default="runguard.toml", type=click.Path(path_type=Path, dir_okay=False))
-@click.option("--preset", type=click.Choice(list(PRESETS)), default="development", show_default=True, help="What the file is for.")
+@click.option(
+    "--preset", type=click.Choice(list(PRESETS)), default="development", show_default=True, help="What the file is for."
+)
 @click.option("--force", is_flag=True, help="Replace a file that is there.")
 @json_option
 def command(file: Path, preset: str, force: bool, as_json: bool) -> None:
     """Write a commented runguard.toml.
 
-    FILE is ./runguard.toml unless you name another. The development preset caps a run at $0.50 and keeps everything in memory; the
-    production preset caps it at $5, keeps accounts in a file and logs what happens. Exit code 0 when the file was written, 2 when it
-    was not: a file that is there is only replaced with --force.
+    FILE is ./runguard.toml unless you name another. The development preset caps a run at $0.50 and keeps everything in
+    memory; the production preset caps it at $5, keeps accounts in a file and logs what happens. Exit code 0 when the
+    file was written, 2 when it was not: a file that is there is only replaced with --force.
     """
     if file.exists() and not force:
-        raise CommandError(f"{file} is there already and was left alone; --force replaces it, another FILE writes beside it")
+        raise CommandError(
+            f"{file} is there already and was left alone; --force replaces it, another FILE writes beside it"
+        )
     if file.name == "pyproject.toml":
-        raise CommandError(f"{file}: a policy in pyproject.toml stands under [tool.runguard]; this command writes files of its own, such as runguard.toml")
+        raise CommandError(
+            f"{file}: a policy in pyproject.toml stands under [tool.runguard]; this command writes files of "
+            "its own, such as runguard.toml"
+        )
     from runguard.policy.settings import RULES
 
     text = _TEXT.substitute(PRESETS[preset], preset=preset, rules=", ".join(RULES))
@@ -141,5 +155,10 @@ def _notes(file: Path) -> list[str]:
         return [f"only files named {FILE_NAME} are found by themselves; name this one with RUNGUARD_POLICY={file}"]
     used = find_policy_file()
     if used is None or used.resolve() != file.resolve():
-        return [f"runs started in {file.resolve().parent} or below find it; those started here use {used or 'no policy file'}"]
+        return [
+            (
+                f"runs started in {file.resolve().parent} or below find it; those started "
+                f"here use {used or 'no policy file'}"
+            )
+        ]
     return []

@@ -21,7 +21,13 @@ from runguard.view.store_view import StoreView
 
 _KINDS: Final = ("input", "output", "cached", "cache_write", "audio", "cached_audio", "audio_output")
 _SOURCES: Final = {"prices": "this policy, prices", "on_unpriced": "this policy, on_unpriced"}
-_SAME_AS: Final = {"cached": "input", "cache_write": "input", "audio": "input", "cached_audio": "cached", "audio_output": "output"}
+_SAME_AS: Final = {
+    "cached": "input",
+    "cache_write": "input",
+    "audio": "input",
+    "cached_audio": "cached",
+    "audio_output": "output",
+}
 
 
 def asked_models(policy: Policy, asked: tuple[str, ...]) -> tuple[list[str], list[str]]:
@@ -30,7 +36,9 @@ def asked_models(policy: Policy, asked: tuple[str, ...]) -> tuple[list[str], lis
     names: list[str] = []
     for model in asked:
         is_glob = any(sign in model for sign in "*?[") and model not in policy.prices
-        matching = [name for name in _known_models(policy) if fnmatchcase(name, normalise(model))] if is_glob else [model]
+        matching = (
+            [name for name in _known_models(policy) if fnmatchcase(name, normalise(model))] if is_glob else [model]
+        )
         if not matching:
             notes.append(f"no known model fits {model!r}")
         names += matching
@@ -41,7 +49,9 @@ def asked_models(policy: Policy, asked: tuple[str, ...]) -> tuple[list[str], lis
         except RunGuardError as error:
             notes.append(f"which models were seen is not known: {error}")
         if not names:
-            notes.append("the policy names no model and no store has seen one; name one: runguard prices gemini-2.5-flash")
+            notes.append(
+                "the policy names no model and no store has seen one; name one: runguard prices gemini-2.5-flash"
+            )
     return list(dict.fromkeys(names)), notes
 
 
@@ -70,10 +80,21 @@ def price_of(policy: Policy, model: str) -> dict[str, Any]:
     pricing = Pricing(policy.prices, policy.models, policy.unknown_price)
     found = pricing.rates(model, time.time())  # noqa: TID251 - prices of now
     window, output = pricing.limits(model)
-    line: dict[str, Any] = {"model": model, "known_as": normalise(model), "source": None, "estimated": False, "usd_per_million": None, "tiers": []}
+    line: dict[str, Any] = {
+        "model": model,
+        "known_as": normalise(model),
+        "source": None,
+        "estimated": False,
+        "usd_per_million": None,
+        "tiers": [],
+    }
     if isinstance(found, Rates):
         base, *long = found.bands
-        line |= {"source": _SOURCES.get(found.source, found.source), "estimated": found.estimated, "usd_per_million": _dollars(base)}
+        line |= {
+            "source": _SOURCES.get(found.source, found.source),
+            "estimated": found.estimated,
+            "usd_per_million": _dollars(base),
+        }
         line["tiers"] = [{"above": band.above, "usd_per_million": _dollars(band)} for band in long]
         line["usd_per_call"] = str(to_usd(found.nano_per_call)) if found.nano_per_call else None
         line["unpriced"] = line["add"] = None
@@ -83,7 +104,10 @@ def price_of(policy: Policy, model: str) -> dict[str, Any]:
         line |= {
             "usd_per_call": None,
             "unpriced": reason,
-            "add": f"[prices.{json.dumps(model, ensure_ascii=False)}]\ninput = …   # dollars per million tokens\noutput = …",
+            "add": (
+                f"[prices.{json.dumps(model, ensure_ascii=False)}]\ninput = …   # dollars per million "
+                "tokens\noutput = …"
+            ),
         }
     return {**line, "context_window": window, "max_output_tokens": output}
 
@@ -96,15 +120,32 @@ def _dollars(band: Band) -> dict[str, str]:
 
 
 def print_prices(told: dict[str, Any]) -> None:
-    out, told = console(), printable(told | {"models": [line | {"add": (line["add"] or "").split("\n")} for line in told["models"]]})
+    out, told = (
+        console(),
+        printable(told | {"models": [line | {"add": (line["add"] or "").split("\n")} for line in told["models"]]}),
+    )
     priced = [line for line in told["models"] if line["source"] is not None]
     if priced:
         shown = table(
-            "model", "input", "output", "cached", "window", "max output", "from", right=("input", "output", "cached", "window", "max output"), whole=()
+            "model",
+            "input",
+            "output",
+            "cached",
+            "window",
+            "max output",
+            "from",
+            right=("input", "output", "cached", "window", "max output"),
+            whole=(),
         )
         for line in priced:
             source = line["source"] + (", estimated" if line["estimated"] else "")
-            shown.add_row(line["model"], *_cells(line["usd_per_million"]), _count(line["context_window"]), _count(line["max_output_tokens"]), source)
+            shown.add_row(
+                line["model"],
+                *_cells(line["usd_per_million"]),
+                _count(line["context_window"]),
+                _count(line["max_output_tokens"]),
+                source,
+            )
             for tier in line["tiers"]:
                 shown.add_row(f"  above {tier['above']:,} input", *_cells(tier["usd_per_million"]), "", "", "")
         out.print("dollars per million tokens", style="dim")
@@ -120,7 +161,11 @@ def print_prices(told: dict[str, Any]) -> None:
 
 
 def _cells(prices: dict[str, str]) -> tuple[str, str, str]:
-    return usd_rate(prices["input"]), usd_rate(prices["output"]), usd_rate(prices["cached"]) if "cached" in prices else ""
+    return (
+        usd_rate(prices["input"]),
+        usd_rate(prices["output"]),
+        usd_rate(prices["cached"]) if "cached" in prices else "",
+    )
 
 
 def usd_rate(text: str) -> str:
@@ -131,7 +176,9 @@ def usd_rate(text: str) -> str:
 
 def _what_follows(told: dict[str, Any]) -> str:
     if not told["limits_usd"]:
-        return "calls to it are counted in tokens, their cost is unknown; no limit in dollars is set, so none is refused"
+        return (
+            "calls to it are counted in tokens, their cost is unknown; no limit in dollars is set, so none is refused"
+        )
     if told["on_unpriced"] == "tokens":
         return 'on_unpriced = "tokens": calls to it are made and counted in tokens; limits in dollars do not see them'
     return "calls to it are refused, because the policy limits dollars"

@@ -14,7 +14,9 @@ def load_policy(path: Path | None) -> Policy:
 
 
 def policy_here(store: str | None = None) -> Policy:
-    """The policy that a run started here would have; with ``store``, of that store whatever file and environment say."""
+    """The policy that a run started here would have; with ``store``,
+    of that store whatever file and environment say.
+    """
     if store is None:
         return Policy.build()
     path = find_policy_file()

@@ -19,11 +19,25 @@ from runguard.cli.commands.sizes import unpacked_option
     """,
 )
 @click.argument("source")
-@click.option("--policy", "policy_file", type=click.Path(path_type=Path), help="A runguard.toml. Without it, the file that a run started here would use.")
+@click.option(
+    "--policy",
+    "policy_file",
+    type=click.Path(path_type=Path),
+    help="A runguard.toml. Without it, the file that a run started here would use.",
+)
 @click.option("--against", type=click.Path(path_type=Path), help="A second policy, side by side.")
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON: every run, then the totals.")
-@click.option("--html", "page", type=click.Path(path_type=Path, dir_okay=False), help="Write one self-contained page with plots to this file.")
-@click.option("--explain", metavar="RUN", help="Why did this run not stop (or why did it)? How near each rule came. The beginning of an id will do.")
+@click.option(
+    "--html",
+    "page",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="Write one self-contained page with plots to this file.",
+)
+@click.option(
+    "--explain",
+    metavar="RUN",
+    help="Why did this run not stop (or why did it)? How near each rule came. The beginning of an id will do.",
+)
 @click.option("--all", "every", is_flag=True, help="Show runs in the table that nothing would have touched, too.")
 @click.option("--model", default="", help="The model of recordings that do not name theirs, for prices and windows.")
 @click.option("--workers", type=click.IntRange(1, 256), help="Processes; one per core without it.")
@@ -44,14 +58,18 @@ def command(
 ) -> None:
     """Show what a policy would have done to recorded runs.
 
-    SOURCE is a session database of ADK's (a SQLite file, or postgresql://...), ADK's JSON (a session export, an eval set), a store of
-    RunGuard's (SQLite, postgresql://... or redis://...), JSONL of runs (plain or .gz), or a folder of those. Nothing is written to it,
-    and nothing is enforced or told to anybody. Records that cannot be read are skipped and counted. Exit code 2 when the source or a
-    policy cannot be used, no run can be read, or the run to explain is not there.
+    SOURCE is a session database of ADK's (a SQLite file, or postgresql://...), ADK's JSON (a session export, an eval
+    set), a store of RunGuard's (SQLite, postgresql://... or redis://...), JSONL of runs (plain or .gz), or a folder of
+    those. Nothing is written to it, and nothing is enforced or told to anybody. Records that cannot be read are skipped
+    and counted. Exit code 2 when the source or a policy cannot be used, no run can be read, or the run to explain is
+    not there.
     """
     if explain is not None and (page is not None or against is not None):
         other = "--html" if page is not None else "--against"
-        raise click.UsageError(f"--explain tells one run under one policy, on the screen or as JSON; {other} is for all runs: give one of the two")
+        raise click.UsageError(
+            f"--explain tells one run under one policy, on the screen or as JSON; {other} is for all runs: "
+            "give one of the two"
+        )
     from runguard.cli.commands.policies import load_policy
     from runguard.core.printable import printable
     from runguard.policy.settings import find_policy_file

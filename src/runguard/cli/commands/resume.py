@@ -21,8 +21,9 @@ from runguard.cli.commands.command import Command, CommandError, json_option, pr
 def command(scope: str, store: str | None, as_json: bool) -> None:
     """Take a stop back.
 
-    SCOPE as it was given to `runguard stop`. The next turn of whoever was stopped goes on where the last one ended. A budget that is
-    spent is not a stop: see `runguard extend`. Exit code 0 when the stop was taken back, 1 when there was none, 2 when the store cannot be used.
+    SCOPE as it was given to `runguard stop`. The next turn of whoever was stopped goes on where the last one ended. A
+    budget that is spent is not a stop: see `runguard extend`. Exit code 0 when the stop was taken back, 1 when there
+    was none, 2 when the store cannot be used.
     """
     from dataclasses import asdict
 
@@ -46,7 +47,14 @@ def command(scope: str, store: str | None, as_json: bool) -> None:
     if as_json:
         taken = asdict(before) if before is not None else None
         print_json(
-            {"ok": before is not None, "scope": scope, "store": view.name, "stop": taken, "stops": [asdict(stop) for stop in stops.values()], "notes": notes}
+            {
+                "ok": before is not None,
+                "scope": scope,
+                "store": view.name,
+                "stop": taken,
+                "stops": [asdict(stop) for stop in stops.values()],
+                "notes": notes,
+            }
         )
     else:
         before, stops, scope = printable((before, stops, scope))

@@ -24,4 +24,6 @@ class Since(click.ParamType):  # type: ignore[type-arg]  # generic in newer rele
         try:
             return datetime.fromisoformat(value).timestamp()
         except ValueError:
-            self.fail(f"{value!r} is no time; give a span such as 90m, 24h or 7d, or a day such as 2026-11-01", param, ctx)
+            self.fail(
+                f"{value!r} is no time; give a span such as 90m, 24h or 7d, or a day such as 2026-11-01", param, ctx
+            )

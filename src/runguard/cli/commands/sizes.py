@@ -25,5 +25,10 @@ class Size(click.ParamType):  # type: ignore[type-arg,unused-ignore]
 
 
 unpacked_option = click.option(
-    "--max-unpacked", type=Size(), default="1GB", show_default=True, metavar="SIZE", help="How much of each compressed file is read: 500MB, 4GB."
+    "--max-unpacked",
+    type=Size(),
+    default="1GB",
+    show_default=True,
+    metavar="SIZE",
+    help="How much of each compressed file is read: 500MB, 4GB.",
 )

@@ -25,29 +25,57 @@ _ROWS: Final = 25
     runguard status --store redis://cache:6379/0 --json
     """,
 )
-@click.option("--scope", metavar="PREFIX", default="", help="Only budgets whose scope begins so: user:, user:docs/alice.")
-@click.option("--by", type=click.Choice(["app", "agent", "model", "user"]), default="app", show_default=True, help="Spend by what.")
-@click.option("--since", type=Since(), default="24h", show_default=True, help="Spend since when: 90m, 24h, 7d, 2026-11-01.")
+@click.option(
+    "--scope", metavar="PREFIX", default="", help="Only budgets whose scope begins so: user:, user:docs/alice."
+)
+@click.option(
+    "--by",
+    type=click.Choice(["app", "agent", "model", "user"]),
+    default="app",
+    show_default=True,
+    help="Spend by what.",
+)
+@click.option(
+    "--since", type=Since(), default="24h", show_default=True, help="Spend since when: 90m, 24h, 7d, 2026-11-01."
+)
 @click.option("--all", "every", is_flag=True, help="Every budget, not only the fullest.")
 @store_option
 @json_option
 def command(scope: str, by: str, since: float, every: bool, store: str | None, as_json: bool) -> None:
     """Show budgets, spend, running runs, stops and breakers.
 
-    Of everything that shares a store. Budgets show what is spent and what calls in flight have reserved. Exit code 0 when all is
-    well, 1 when a stop is in force, a breaker is open or a budget is used up, 2 when the store cannot be read.
+    Of everything that shares a store. Budgets show what is spent and what calls in flight have reserved. Exit code
+    0 when all is well, 1 when a stop is in force, a breaker is open or a budget is used up, 2 when the store cannot be
+    read.
     """
     from runguard.cli.commands.stores import look_at
     from runguard.view.rows import plain
 
     view, policy = look_at(store)
     told = _gather(view, scope, by, since)
-    attention = bool(told["stops"]) or any(b.state != "closed" for b in told["breakers"]) or any(_is_used_up(row) for row in told["budgets"])
+    attention = (
+        bool(told["stops"])
+        or any(b.state != "closed" for b in told["breakers"])
+        or any(_is_used_up(row) for row in told["budgets"])
+    )
     if as_json:
-        stops = [{"scope": stop.scope, "actor": stop.actor, "reason": stop.reason, "at": stop.at} for stop in told["stops"]]
+        stops = [
+            {"scope": stop.scope, "actor": stop.actor, "reason": stop.reason, "at": stop.at} for stop in told["stops"]
+        ]
         spend = told["spend"]
-        figures = {"by": by, "since": spend.since, "until": spend.until, "total": spend.total, "totals": spend.totals, "capped_at": spend.capped_at}
-        print_json(plain({"ok": not attention, "store": view.name, "mode": policy.mode, **told, "stops": stops, "spend": figures}))
+        figures = {
+            "by": by,
+            "since": spend.since,
+            "until": spend.until,
+            "total": spend.total,
+            "totals": spend.totals,
+            "capped_at": spend.capped_at,
+        }
+        print_json(
+            plain(
+                {"ok": not attention, "store": view.name, "mode": policy.mode, **told, "stops": stops, "spend": figures}
+            )
+        )
     else:
         from runguard.cli.commands.status_screen import print_status
 

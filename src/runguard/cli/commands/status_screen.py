@@ -17,7 +17,9 @@ _NAMES: Final = 15
 _RUNS: Final = 25
 
 
-def print_status(view: StoreView, policy: Policy, told: dict[str, Any], rows: int | None, store: str | None, scope: str) -> None:
+def print_status(
+    view: StoreView, policy: Policy, told: dict[str, Any], rows: int | None, store: str | None, scope: str
+) -> None:
     hints = [hint("resume", stop.scope, store) for stop in told["stops"]]
     told = printable(told)
     out, now = console(), told["now"]
@@ -30,7 +32,11 @@ def print_status(view: StoreView, policy: Policy, told: dict[str, Any], rows: in
     _spend(out, told["spend"])
     _breakers(out, told["breakers"], now)
     if told["unreadable"]:
-        out.print(f"\n{told['unreadable']} records could not be read and are not in these figures", style="yellow", soft_wrap=True)
+        out.print(
+            f"\n{told['unreadable']} records could not be read and are not in these figures",
+            style="yellow",
+            soft_wrap=True,
+        )
 
 
 def _running(out: Console, running: list[RunningRow]) -> None:
@@ -38,14 +44,33 @@ def _running(out: Console, running: list[RunningRow]) -> None:
     if not running:
         return
     shown = table(
-        "run", "app", "user", "for", "model calls", "tool calls", "tokens", "spent", "reserved", "", right=("for", "model calls", "tool calls", "tokens")
+        "run",
+        "app",
+        "user",
+        "for",
+        "model calls",
+        "tool calls",
+        "tokens",
+        "spent",
+        "reserved",
+        "",
+        right=("for", "model calls", "tool calls", "tokens"),
     )
     for row in running[:_RUNS]:
         remarks = [f"stopped by {row.stopped}"] if row.stopped else []
         remarks += [f"{row.in_flight} in flight"] if row.in_flight else []
         spent = usd(row.spent_usd) + (f" + {row.unpriced_calls} unpriced" if row.unpriced_calls else "")
         counts = (_count(row.model_calls), _count(row.tool_calls), _count(row.tokens))
-        shown.add_row(row.run, row.app, row.user, span(row.seconds or 0), *counts, spent, usd(row.reserved_usd), ", ".join(remarks))
+        shown.add_row(
+            row.run,
+            row.app,
+            row.user,
+            span(row.seconds or 0),
+            *counts,
+            spent,
+            usd(row.reserved_usd),
+            ", ".join(remarks),
+        )
     print_table(out, shown)
     if len(running) > _RUNS:
         out.print(f"and {len(running) - _RUNS} more; --json lists all", style="dim")
@@ -76,7 +101,11 @@ def _spend(out: Console, spend: Spend) -> None:
         if len(spend.totals) > _NAMES:
             out.print(f"and {len(spend.totals) - _NAMES} more; --json lists all", style="dim")
     if spend.capped_at is not None:
-        out.print(f"only the last {spend.capped_at:,} calls were read; they do not reach back so far", style="yellow", soft_wrap=True)
+        out.print(
+            f"only the last {spend.capped_at:,} calls were read; they do not reach back so far",
+            style="yellow",
+            soft_wrap=True,
+        )
 
 
 def _figures(row: Figures) -> str:
@@ -98,7 +127,13 @@ def _breakers(out: Console, breakers: list[BreakerRow], now: float) -> None:
     shown = table("tool", "state", "failures", "in runs", "since", right=("failures", "in runs"))
     for row in breakers:
         state = Text(row.state, "red" if row.state != "closed" else "")
-        shown.add_row(row.tool, state, str(row.failures), str(row.runs), f"{span(now - row.opened_at)} ago" if row.opened_at else "")
+        shown.add_row(
+            row.tool,
+            state,
+            str(row.failures),
+            str(row.runs),
+            f"{span(now - row.opened_at)} ago" if row.opened_at else "",
+        )
     print_table(out, shown)
 
 

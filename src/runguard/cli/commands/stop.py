@@ -31,9 +31,9 @@ def _user() -> str:
 def command(scope: str, reason: str, actor: str, store: str | None, as_json: bool) -> None:
     """Stop a run, session, user, app or everything: the kill switch.
 
-    SCOPE is run:ID, session:APP/USER/ID, user:APP/USER, app:APP or all. Model calls in flight are ended within about a second, later
-    ones and new runs are refused, by every worker that shares the store, until `runguard resume SCOPE`. Exit code 0 when the stop is
-    in force, 2 when it is not.
+    SCOPE is run:ID, session:APP/USER/ID, user:APP/USER, app:APP or all. Model calls in flight are ended within about a
+    second, later ones and new runs are refused, by every worker that shares the store, until `runguard resume SCOPE`.
+    Exit code 0 when the stop is in force, 2 when it is not.
     """
     from runguard.cli.commands.scopes import known_scopes, near, running_in
     from runguard.cli.commands.stores import desk, look_at, tell_alerts
@@ -55,12 +55,25 @@ def command(scope: str, reason: str, actor: str, store: str | None, as_json: boo
         notes.append(f"nothing is known of {scope} yet; {near(scope, known)}")
     notes += tell_alerts(guard)
     if as_json:
-        print_json({"ok": True, "scope": scope, "actor": actor, "reason": reason, "store": view.name, "running": runs, "notes": notes})
+        print_json(
+            {
+                "ok": True,
+                "scope": scope,
+                "actor": actor,
+                "reason": reason,
+                "store": view.name,
+                "running": runs,
+                "notes": notes,
+            }
+        )
         return
     click.echo(printable(f"stopped: {scope}, by {actor}" + (f": {reason}" if reason else "")))
     if runs:
         runs = printable(runs)
-        click.echo(f"  {len(runs)} running now, ended within about a second: {', '.join(runs[:5])}{' and more' if len(runs) > 5 else ''}")
+        click.echo(
+            f"  {len(runs)} running now, ended within about a second: "
+            f"{', '.join(runs[:5])}{' and more' if len(runs) > 5 else ''}"
+        )
     for note in printable(notes):
         click.echo(f"  note: {note}")
     click.echo(f"  take it back with: {hint('resume', scope, store)}")

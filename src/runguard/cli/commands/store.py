@@ -24,8 +24,8 @@ from runguard.cli.commands.command import Command, CommandError, Group, json_opt
 def command(ctx: click.Context, store: str | None, as_json: bool) -> None:
     """Show which store this is; accept it in place of another one.
 
-    A store has a random id in its data. Workers that have seen an id refuse to work with a store that has another one. Exit code 0, 1
-    when the control document (stops and breakers) is damaged, 2 when the store cannot be read.
+    A store has a random id in its data. Workers that have seen an id refuse to work with a store that has another
+    one. Exit code 0, 1 when the control document (stops and breakers) is damaged, 2 when the store cannot be read.
     """
     if ctx.invoked_subcommand is not None:
         return
@@ -36,7 +36,9 @@ def command(ctx: click.Context, store: str | None, as_json: bool) -> None:
     own, *replaced = view.identity()
     damage = view.damage()
     if as_json:
-        print_json({"ok": not damage, "store": view.name, "id": own or None, "replaces": replaced, "damage": damage or None})
+        print_json(
+            {"ok": not damage, "store": view.name, "id": own or None, "replaces": replaced, "damage": damage or None}
+        )
     else:
         click.echo(printable(view.name))
         click.echo(f"  id: {own or 'none yet; the next worker gives it one'}")
@@ -61,16 +63,19 @@ def command(ctx: click.Context, store: str | None, as_json: bool) -> None:
 def adopt_command(replaced: str, store: str | None, as_json: bool) -> None:
     """Accept this store in place of the one that has the given id.
 
-    ID stands in the alert `store_replaced` and in the log of the workers that refuse. Running workers that have seen it accept this store
-    within about a second. Budgets go on from what this store knows of them; stops of the old store are not in force. Exit code 0 when
-    the store is accepted, 2 when it cannot be reached.
+    ID stands in the alert `store_replaced` and in the log of the workers that refuse. Running workers that have seen it
+    accept this store within about a second. Budgets go on from what this store knows of them; stops of the old store
+    are not in force. Exit code 0 when the store is accepted, 2 when it cannot be reached.
     """
     from runguard.cli.commands.stores import named_store
     from runguard.core.printable import printable
     from runguard.ledger.identity import adopt, is_id
 
     if not is_id(replaced):
-        raise CommandError(f"{replaced}: an id has 16 digits of 0-9 and a-f; it stands in the alert and in the log line runguard.store_replaced")
+        raise CommandError(
+            f"{replaced}: an id has 16 digits of 0-9 and a-f; it stands in the alert and in the log line "
+            "runguard.store_replaced"
+        )
     name, session = named_store(store)
     try:
         own, *others = adopt(session, name, replaced)
@@ -91,9 +96,9 @@ def adopt_command(replaced: str, store: str | None, as_json: bool) -> None:
 def repair(store: str | None, as_json: bool) -> None:
     """Remove a control document that is damaged.
 
-    The document holds the stops of the kill switch and the breakers of tools. While it cannot be read, no call is made, because it may
-    hold a stop. Afterwards no stop is in force: throw those again that must hold. Exit code 0 when there is no damage left, 2 when the store
-    cannot be reached.
+    The document holds the stops of the kill switch and the breakers of tools. While it cannot be read, no call is made,
+    because it may hold a stop. Afterwards no stop is in force: throw those again that must hold. Exit code 0 when there
+    is no damage left, 2 when the store cannot be reached.
     """
     from runguard.cli.commands.stores import named_store
     from runguard.core.printable import printable

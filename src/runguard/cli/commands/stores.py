@@ -20,10 +20,13 @@ _LOOK_S: Final = 3.0
 
 
 def look_at(store: str | None) -> tuple[StoreView, Policy]:
-    """A look at the store, which has answered, and the policy in force; raises where there is no durable one, or it is away."""
+    """A look at the store, which has answered, and the policy in force; raises where there is no durable one, or it is
+    away.
+    """
     policy = _policy(store)
     check_file(policy.store)
-    logging.getLogger("runguard").addHandler(logging.NullHandler())  # an outage ends the command with its message: not told twice
+    # an outage ends the command with its message: not told twice
+    logging.getLogger("runguard").addHandler(logging.NullHandler())
     view = StoreView(policy.store, _LOOK_S)
     try:
         view.now()
@@ -31,7 +34,9 @@ def look_at(store: str | None) -> tuple[StoreView, Policy]:
         if policy.store.startswith("sqlite:"):
             raise
         said = str(error)
-        raise CommandError(f"{said}{' ' if said.endswith(('.', '?')) else '. '}Start it, check host and port, or give another --store") from None
+        raise CommandError(
+            f"{said}{' ' if said.endswith(('.', '?')) else '. '}Start it, check host and port, or give another --store"
+        ) from None
     return view, policy
 
 
@@ -39,14 +44,18 @@ def named_store(store: str | None) -> tuple[str, Session]:
     """The name of the store and a connection to it; an empty place is made a store."""
     policy = _policy(store)
     if policy.store == "memory":
-        raise CommandError("store = 'memory' lives and dies with its process; name a durable store, in the policy or with --store")
+        raise CommandError(
+            "store = 'memory' lives and dies with its process; name a durable store, in the policy or with --store"
+        )
     check_file(policy.store)
     found = store_of(policy.store)
     return found.name, found.connect(_LOOK_S)
 
 
 def _policy(store: str | None) -> Policy:
-    """The policy in force. With a store named, one that is not valid here keeps nobody from looking or from the kill switch."""
+    """The policy in force. With a store named, one that is not valid here keeps nobody from looking or from the kill
+    switch.
+    """
     if store is None:
         try:
             return policy_here()
@@ -63,11 +72,15 @@ def _policy(store: str | None) -> Policy:
 def check_file(store: str) -> None:
     """A folder can be no SQLite store, and looks like one that is not there yet."""
     if store.startswith("sqlite:") and (path := SqliteStore(store).path).is_dir():
-        raise CommandError(f"sqlite:///{path}: is a directory; name a file in it, such as sqlite:///{path / 'guard.db'}")
+        raise CommandError(
+            f"sqlite:///{path}: is a directory; name a file in it, such as sqlite:///{path / 'guard.db'}"
+        )
 
 
 def desk(policy: Policy) -> Guard:
-    """A guard to act with: it runs nothing, changes accounts and the kill switch, and tells those whom the policy's alerts name."""
+    """A guard to act with: it runs nothing, changes accounts and the kill switch, and tells those whom the policy's
+    alerts name.
+    """
     return Guard(policy.model_copy(update={"telemetry": False}))
 
 

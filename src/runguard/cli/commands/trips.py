@@ -28,15 +28,25 @@ _NAMED: Final = 10
 @click.option("--rule", help="Only stops by this rule.")
 @click.option("--user", help="Only stops of this user.")
 @click.option("--since", type=Since(), help="Only since then: 90m, 24h, 7d, 2026-11-01.")
-@click.option("--limit", type=click.IntRange(1, _READ), default=50, show_default=True, help="How many at most, the newest first.")
+@click.option(
+    "--limit", type=click.IntRange(1, _READ), default=50, show_default=True, help="How many at most, the newest first."
+)
 @store_option
 @json_option
 @click.pass_context
-def command(ctx: click.Context, rule: str | None, user: str | None, since: float | None, limit: int, store: str | None, as_json: bool) -> None:
+def command(
+    ctx: click.Context,
+    rule: str | None,
+    user: str | None,
+    since: float | None,
+    limit: int,
+    store: str | None,
+    as_json: bool,
+) -> None:
     """List the stops that were decided; show one with its evidence.
 
-    Newest first; those of shadow mode, which were decided and not carried out, are marked. Exit code 0, also when there is none, or 2
-    when the store cannot be read.
+    Newest first; those of shadow mode, which were decided and not carried out, are marked. Exit code 0, also when
+    there is none, or 2 when the store cannot be read.
     """
     if ctx.invoked_subcommand is not None:
         return
@@ -46,9 +56,22 @@ def command(ctx: click.Context, rule: str | None, user: str | None, since: float
     trips = view.trips(_READ)
     rules = sorted({str(trip.get("rule")) for trip in trips})
     wanted = {"rule": rule, "user_id": user}
-    found = [t for t in trips if all(value is None or t.get(key) == value for key, value in wanted.items()) and (since is None or (t.get("at") or 0) >= since)]
+    found = [
+        t
+        for t in trips
+        if all(value is None or t.get(key) == value for key, value in wanted.items())
+        and (since is None or (t.get("at") or 0) >= since)
+    ]
     if as_json:
-        print_json({"ok": True, "store": view.name, "count": len(found), "trips": found[:limit], "unreadable": view.unreadable.total})
+        print_json(
+            {
+                "ok": True,
+                "store": view.name,
+                "count": len(found),
+                "trips": found[:limit],
+                "unreadable": view.unreadable.total,
+            }
+        )
         return
     from runguard.cli.commands.trips_screen import print_trips
 
@@ -70,7 +93,8 @@ def command(ctx: click.Context, rule: str | None, user: str | None, since: float
 def show(ctx: click.Context, trip: str, store: str | None, as_json: bool) -> None:
     """Show one stop: why, evidence, the story of the run, how to go on.
 
-    TRIP is an id from the list, its beginning, or `last`. Exit code 0, or 2 when there is no such stop or the store cannot be read.
+    TRIP is an id from the list, its beginning, or `last`. Exit code 0, or 2 when there is no such stop or the store
+    cannot be read.
     """
     from runguard.cli.commands.stores import look_at
     from runguard.view.rows import plain
@@ -99,4 +123,6 @@ def _id(view: "StoreView", given: str) -> str:
         raise CommandError(f"{view.name}: no stop has been decided yet, so there is none to show")
     if matching:
         raise CommandError(f"{given!r} is the beginning of several: {', '.join(matching[:_NAMED])}")
-    raise CommandError(f"{given!r}: no such stop. The last ones are {', '.join(known[:_NAMED])}; `runguard trips` lists them")
+    raise CommandError(
+        f"{given!r}: no such stop. The last ones are {', '.join(known[:_NAMED])}; `runguard trips` lists them"
+    )

@@ -19,12 +19,18 @@ _COLOURS: Final = {"stop": "red", "block": "yellow", "nudge": "cyan", "warn": "d
 def print_trips(view: StoreView, found: list[dict[str, Any]], limit: int, in_all: int, rules: list[str]) -> None:
     out = console()
     if not found:
-        none = "no stop has been decided yet" if not in_all else f"none of {in_all} stops fits; the rules seen are {', '.join(printable(rules))}"
+        none = (
+            "no stop has been decided yet"
+            if not in_all
+            else f"none of {in_all} stops fits; the rules seen are {', '.join(printable(rules))}"
+        )
         out.print(f"{view.name}: {none}", soft_wrap=True)
         return
     shown = found[:limit]
     costs = view.costs(shown)  # of the runs: a budget's trip itself knows what the budget has spent
-    (_narrow if out.width < _WIDE else _wide)(out, printable([{**trip, "cost": usd(costs[trip["id"]])} for trip in shown]))
+    (_narrow if out.width < _WIDE else _wide)(
+        out, printable([{**trip, "cost": usd(costs[trip["id"]])} for trip in shown])
+    )
     if len(found) > limit:
         out.print(f"and {len(found) - limit} older; --limit shows more", style="dim")
     if view.unreadable.total:
@@ -36,7 +42,9 @@ def _wide(out: Console, found: list[dict[str, Any]]) -> None:
     shown = table("when", "id", "rule", "where", "what", "cost", "", right=("cost",), whole=("when", "id", "rule"))
     for trip in found:
         mark = Text("shadow: not carried out", "cyan") if trip["shadow"] else Text("")
-        shown.add_row(moment(trip.get("at")), trip["id"], str(trip.get("rule")), _where(trip), _what(trip), trip["cost"], mark)
+        shown.add_row(
+            moment(trip.get("at")), trip["id"], str(trip.get("rule")), _where(trip), _what(trip), trip["cost"], mark
+        )
     print_table(out, shown)
 
 
@@ -70,10 +78,17 @@ def print_trip(story: Story) -> None:
         "when": moment(trip.get("at")),
         "rule": f"{trip.get('rule')}: {_what(trip)}",
         "scope": f"{trip.get('scope')} {trip.get('scope_id') or ''}".strip(),
-        "run": f"{trip.get('run_id')}, app {trip.get('app') or '–'}, user {trip.get('user_id') or '–'}, session {trip.get('session_id') or '–'}",
+        "run": (
+            f"{trip.get('run_id')}, app {trip.get('app') or '–'}, user {trip.get('user_id') or '–'}, session "
+            f"{trip.get('session_id') or '–'}"
+        ),
         "agents": " → ".join(str(name) for name in trip.get("agent_path") or ()),
         "model": trip.get("model") or "",
-        "so far": f"{_count(trip, 'model_calls')} model calls, {_count(trip, 'tool_calls')} tool calls, {_count(trip, 'tokens')} tokens, {_cost(story)}",
+        "so far": (
+            f"{_count(trip, 'model_calls')} model calls, {_count(trip, 'tool_calls')} tool calls, "
+            f"{_count(trip, 'tokens')} "
+            f"tokens, {_cost(story)}"
+        ),
         "policy": trip.get("policy_digest") or "",
     }
     out.print()
@@ -109,11 +124,18 @@ def _evidence(out: Console, trip: dict[str, Any]) -> None:
 def _timeline(out: Console, story: Story) -> None:
     for repeat in story.repeats:
         answers = f", {repeat.same_answer} times with the same answer" if repeat.same_answer > 1 else ""
-        out.print(Text.assemble("\n", heading("what repeated"), f"  {repeat.what} {repeat.name}: {repeat.times} times{answers}"), soft_wrap=True)
+        out.print(
+            Text.assemble(
+                "\n", heading("what repeated"), f"  {repeat.what} {repeat.name}: {repeat.times} times{answers}"
+            ),
+            soft_wrap=True,
+        )
     if story.rows:
         source = "" if story.source == "steps" else "  model calls only: this run's steps were not kept"
         out.print(Text.assemble("\n", heading("the run"), (source, "dim")))
-        shown = table("after", "agent", "what", "", "tokens", "cost", right=("after", "tokens", "cost"), whole=("after",))
+        shown = table(
+            "after", "agent", "what", "", "tokens", "cost", right=("after", "tokens", "cost"), whole=("after",)
+        )
         end = _end(story)
         rows = story.rows[max(end - _ROWS, 0) : end]
         if earlier := story.left_out + end - len(rows):
@@ -128,20 +150,31 @@ def _timeline(out: Console, story: Story) -> None:
         later = f", {usd(story.later_usd)} after it" if story.later_usd else ""
         out.print(f"cost up to the stop: {usd(story.usd)}{later}", soft_wrap=True)
     if (ahead := story.projection) is not None:
-        words = f"projection: at {usd(ahead.mean_usd)} a call, ADK's own cap of {ahead.cap} calls would have let it cost {usd(ahead.total_usd)}"
+        words = (
+            f"projection: at {usd(ahead.mean_usd)} a call, ADK's own cap of {ahead.cap} calls would have let it "
+            f"cost {usd(ahead.total_usd)}"
+        )
         out.print(words, style="dim", soft_wrap=True)
 
 
 def _row(row: StoryRow) -> Text:
     if row.kind == "decision":
-        return Text(f"{row.decision} by {row.what}" + (f" of {row.name}" if row.name else ""), _COLOURS.get(row.decision, ""))
+        return Text(
+            f"{row.decision} by {row.what}" + (f" of {row.name}" if row.name else ""), _COLOURS.get(row.decision, "")
+        )
     return Text(f"{row.what} {row.name}".rstrip())
 
 
 def _end(story: Story) -> int:
-    """Behind the row in which this stop was decided: in shadow mode, and beside other branches, the run goes on after it."""
+    """Behind the row in which this stop was decided: in shadow mode, and beside other branches, the run goes on after
+    it.
+    """
     rule = story.trip.get("rule")
-    decided = [position for position, row in enumerate(story.rows, 1) if row.kind == "decision" and row.decision == "stop" and row.what == rule]
+    decided = [
+        position
+        for position, row in enumerate(story.rows, 1)
+        if row.kind == "decision" and row.decision == "stop" and row.what == rule
+    ]
     return decided[0] if decided else len(story.rows)
 
 

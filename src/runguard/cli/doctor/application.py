@@ -1,4 +1,6 @@
-"""The user's app: loaded as ADK loads it, then looked at: is it guarded, does the guard stand first, which models does it use?"""
+"""The user's app: loaded as ADK loads it, then looked at: is it guarded, does the guard stand first, which models does
+it use?
+"""
 
 import contextlib
 import os
@@ -30,20 +32,41 @@ def load_application(target: str, load: Callable[[], Any]) -> Application:
         from runguard.adk import runners
         from runguard.adk.plugin import RunGuardPlugin
     except ImportError as error:
-        return Application([Line("app", "problem", f"{target} cannot be looked at: {error}", "pip install -U 'runguard-agents[adk]'")])
+        return Application(
+            [Line("app", "problem", f"{target} cannot be looked at: {error}", "pip install -U 'runguard-agents[adk]'")]
+        )
     try:
         with contextlib.redirect_stdout(sys.stderr), _here_first():
             loaded = load()
     except (Exception, SystemExit) as error:
-        do = "mend it; adk web would fail as well" if Path(target).exists() else "mend it, or name another module:attribute"
-        return Application([Line("app", "problem", f"{target} cannot be loaded: {type(error).__name__}: {error}{_place(error)}", do)])
+        do = (
+            "mend it; adk web would fail as well"
+            if Path(target).exists()
+            else "mend it, or name another module:attribute"
+        )
+        return Application(
+            [Line("app", "problem", f"{target} cannot be loaded: {type(error).__name__}: {error}{_place(error)}", do)]
+        )
     plugins = _plugins(loaded)
     if plugins is None:
-        return Application([Line("app", "problem", f"{target} is a {type(loaded).__name__}; an App, a Runner or an agent is needed", "name another attribute")])
+        return Application(
+            [
+                Line(
+                    "app",
+                    "problem",
+                    f"{target} is a {type(loaded).__name__}; an App, a Runner or an agent is needed",
+                    "name another attribute",
+                )
+            ]
+        )
     models = list(_models(loaded, set()))
     own = next((plugin for plugin in plugins if isinstance(plugin, RunGuardPlugin)), None)
     guard = own or runners.installed()
-    policy = guard.guard.policy if guard is not None else next((model.guard.policy for _, model in models if model is not None), None)
+    policy = (
+        guard.guard.policy
+        if guard is not None
+        else next((model.guard.policy for _, model in models if model is not None), None)
+    )
     names = [name for name, _ in models if name]
     return Application([_order(target, plugins, own, guard, models)], policy, list(dict.fromkeys(names)))
 
@@ -52,20 +75,36 @@ def _order(target: str, plugins: list[Any], own: Any, guard: Any, models: list[t
     if guard is None:
         if models and all(model is not None for _, model in models):
             return Line("plugins", "ok", f"{target} is guarded by its models (GuardedLlm)")
-        found = f"{target} is not guarded by itself: no RunGuardPlugin among its plugins, and runguard.install() is not called"
-        do = "runguard.install() in agent.py, or App(..., plugins=[RunGuardPlugin()]); started with --extra_plugins runguard.adk.RunGuardPlugin it is guarded"
+        found = (
+            f"{target} is not guarded by itself: no RunGuardPlugin among its plugins, and runguard.install() is "
+            "not called"
+        )
+        do = (
+            "runguard.install() in agent.py, or App(..., plugins=[RunGuardPlugin()]); started with --extra_plugins "
+            "runguard.adk.RunGuardPlugin it is guarded"
+        )
         return Line("plugins", "problem", found, do)
     if guard.policy_error is not None:
         return Line(
-            "plugins", "problem", f"every run of {target} is refused: {guard.policy_error}", "correct the policy; `runguard check` tells when it is valid"
+            "plugins",
+            "problem",
+            f"every run of {target} is refused: {guard.policy_error}",
+            "correct the policy; `runguard check` tells when it is valid",
         )
     if own is None:
         return Line("plugins", "ok", f"{target} is guarded by runguard.install(), which puts itself first")
     before = [type(plugin).__name__ for plugin in plugins[: plugins.index(own)]]
     if before:
-        found = f"RunGuardPlugin comes after {', '.join(before)}: a plugin before it that answers a call hides that call from it"
+        found = (
+            f"RunGuardPlugin comes after {', '.join(before)}: a plugin before it that answers a call hides that "
+            "call from it"
+        )
         return Line("plugins", "problem", found, "put RunGuardPlugin first in App(plugins=[...])")
-    return Line("plugins", "ok", f"RunGuardPlugin is the first of {len(plugins)} plugin{'' if len(plugins) == 1 else 's'} of {target}")
+    return Line(
+        "plugins",
+        "ok",
+        f"RunGuardPlugin is the first of {len(plugins)} plugin{'' if len(plugins) == 1 else 's'} of {target}",
+    )
 
 
 # ---- loading --------------------------------------------------------------------------------------------------------
@@ -80,7 +119,9 @@ def loader_of(target: str) -> Callable[[], Any]:
         return lambda: _from_folder(path.resolve())
     module, colon, attribute = target.partition(":")
     if not colon or not module or not attribute or os.sep in module:
-        raise CommandError(f"--app {target}: no such folder. Give an agent folder as adk web takes it, or module:attribute")
+        raise CommandError(
+            f"--app {target}: no such folder. Give an agent folder as adk web takes it, or module:attribute"
+        )
     return lambda: _from_module(module, attribute)
 
 
@@ -111,7 +152,11 @@ def _here_first() -> Iterator[None]:
 
 def _place(error: BaseException) -> str:
     """Where in the user's own code it went wrong."""
-    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if "importlib" not in frame.filename and "site-packages" not in frame.filename]
+    frames = [
+        frame
+        for frame in traceback.extract_tb(error.__traceback__)
+        if "importlib" not in frame.filename and "site-packages" not in frame.filename
+    ]
     ours = str(Path(__file__).parent)
     theirs = [frame for frame in frames if not frame.filename.startswith(ours)]
     return f" ({theirs[-1].filename}:{theirs[-1].lineno})" if theirs else ""
@@ -141,9 +186,16 @@ def _models(part: Any, seen: set[int]) -> Iterator[tuple[str, Any]]:
         return
     seen.add(id(part))
     if (model := getattr(part, "model", None)) and getattr(part, "tools", None) is not None:
-        yield model if isinstance(model, str) else str(getattr(model, "model", "")), model if isinstance(model, GuardedLlm) else None
+        yield (
+            model if isinstance(model, str) else str(getattr(model, "model", "")),
+            model if isinstance(model, GuardedLlm) else None,
+        )
     graph = getattr(part, "graph", None)
-    below = [getattr(part, "root_agent", None), getattr(part, "agent", None), *(getattr(part, "sub_agents", None) or ())]
+    below = [
+        getattr(part, "root_agent", None),
+        getattr(part, "agent", None),
+        *(getattr(part, "sub_agents", None) or ()),
+    ]
     below += [*(getattr(part, "tools", None) or ()), *(getattr(graph, "nodes", None) or ())]
     for one in below:
         yield from _models(one, seen)

@@ -12,7 +12,10 @@ from runguard.policy.settings import Policy
 
 
 def examine(target: str | None, models: tuple[str, ...], store: str | None) -> list[Line]:
-    """``target``: the app to load. The live test comes first, before code of the app can change anything, and is told last."""
+    """``target``: the app to load.
+
+    The live test comes first, before code of the app can change anything, and is told last.
+    """
     load = loader_of(target) if target is not None else None
     adk = adk_line()
     live = self_test() if adk.state == "ok" else None
@@ -23,7 +26,11 @@ def examine(target: str | None, models: tuple[str, ...], store: str | None) -> l
     except PolicyError as error:
         lines.append(Line("policy", "problem", str(error), "correct it; `runguard check` tells when it is valid"))
     else:
-        lines += [policy_line(policy, of_app=app.policy is not None), store_line(policy), *price_lines(policy, (*models, *app.models))]
+        lines += [
+            policy_line(policy, of_app=app.policy is not None),
+            store_line(policy),
+            *price_lines(policy, (*models, *app.models)),
+        ]
     return [*lines, live] if live is not None else lines
 
 

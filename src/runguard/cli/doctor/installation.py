@@ -32,7 +32,12 @@ def adk_line() -> Line:
         return Line("google-adk", "warning", found, "pip install 'runguard-agents[adk]'")
     number = _number(version)
     if number < _OLDEST_ADK:
-        return Line("google-adk", "problem", f"{version} is too old: 2.3 or newer is needed", "pip install -U 'runguard-agents[adk]'")
+        return Line(
+            "google-adk",
+            "problem",
+            f"{version} is too old: 2.3 or newer is needed",
+            "pip install -U 'runguard-agents[adk]'",
+        )
     there = [words for since, words in _SINCE.items() if number >= since]
     missing = [f"{words} (from {'.'.join(map(str, since))} on)" for since, words in _SINCE.items() if number < since]
     found = "; ".join([f"{version}: plugins, workflows, compaction", *there])
@@ -49,15 +54,29 @@ def name_line() -> Line:
     origin = Path(_version.__file__).resolve().with_name("__init__.py")
     others = _other_distributions()
     if others:
-        found = f"another distribution is installed under the name runguard: {', '.join(others)}; imports may mix the two"
-        return Line("runguard", "problem", found, f"pip uninstall {others[0].split()[0]}, then pip install --force-reinstall {_OURS}")
+        found = (
+            f"another distribution is installed under the name runguard: {', '.join(others)}; imports may mix the two"
+        )
+        return Line(
+            "runguard",
+            "problem",
+            found,
+            f"pip uninstall {others[0].split()[0]}, then pip install --force-reinstall {_OURS}",
+        )
     if shadows := _shadows(origin):
-        found = f"{shadows[0]} is named runguard as well: programs started here may import it instead of {origin.parent}"
+        found = (
+            f"{shadows[0]} is named runguard as well: programs started here may import it instead of {origin.parent}"
+        )
         return Line("runguard", "problem", found, "rename or remove it, or start programs from another folder")
     try:
         installed = metadata.version(_OURS)
     except metadata.PackageNotFoundError:
-        return Line("runguard", "warning", f"{_version.__version__} at {origin.parent}, imported without being installed", f"pip install {_OURS}")
+        return Line(
+            "runguard",
+            "warning",
+            f"{_version.__version__} at {origin.parent}, imported without being installed",
+            f"pip install {_OURS}",
+        )
     if installed != _version.__version__:
         found = f"{_version.__version__} at {origin.parent} is imported, but {_OURS} {installed} is installed"
         return Line("runguard", "warning", found, f"pip install --force-reinstall {_OURS}, or mend the path")

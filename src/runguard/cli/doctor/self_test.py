@@ -17,7 +17,12 @@ def self_test() -> Line:
         with play.defaults(), play.quiet():
             found = asyncio.run(_stops())
     except Exception as error:  # whatever goes wrong here would go wrong in the first guarded run
-        return Line("self-test", "problem", f"a stop does not stop here: {type(error).__name__}: {error}", "report it with the versions above")
+        return Line(
+            "self-test",
+            "problem",
+            f"a stop does not stop here: {type(error).__name__}: {error}",
+            "report it with the versions above",
+        )
     return Line("self-test", "ok", found)
 
 
@@ -57,7 +62,10 @@ async def _stops() -> str:
     await run(agent, plugins=[plugin], session_service=sessions, session_id="s2")
     _need(model.calls == 1, "after resume nothing runs")
     loop = f"a loop was stopped by {rule} after {loop_calls}"
-    return f"on real ADK a limit of 3 model calls stopped after 3, {loop}, the kill switch before the first; all calls answered"
+    return (
+        f"on real ADK a limit of 3 model calls stopped after 3, {loop}, the kill switch before the first; all "
+        "calls answered"
+    )
 
 
 def _need(held: bool, otherwise: str) -> None:

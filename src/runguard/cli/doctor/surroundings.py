@@ -20,7 +20,13 @@ _CLOCK_OFF_S: Final = 60.0
 
 def policy_line(policy: Policy, *, of_app: bool) -> Line:
     path = find_policy_file()
-    source = "of the app's plugin" if of_app else str(path) if path is not None else "no policy file from here upward: the defaults"
+    source = (
+        "of the app's plugin"
+        if of_app
+        else str(path)
+        if path is not None
+        else "no policy file from here upward: the defaults"
+    )
     overrides = [name for name in ("RUNGUARD_MODE", "RUNGUARD_STORE") if os.environ.get(name)]
     found = f"{source}; mode {policy.mode}" + (f"; overridden by {' and '.join(overrides)}" if overrides else "")
     if policy.mode == "enforce":
@@ -31,7 +37,11 @@ def policy_line(policy: Policy, *, of_app: bool) -> Line:
 
 def store_line(policy: Policy) -> Line:
     if policy.store == "memory":
-        return Line("store", "ok", "memory: accounts, stops and trips end with each process; a durable one survives and is shared")
+        return Line(
+            "store",
+            "ok",
+            "memory: accounts, stops and trips end with each process; a durable one survives and is shared",
+        )
     try:
         check_file(policy.store)
         if policy.store.startswith("sqlite:") and not (path := SqliteStore(policy.store).path).exists():
@@ -43,17 +53,31 @@ def store_line(policy: Policy) -> Line:
         return Line("store", "problem", str(error), "name a file")
     except RunGuardError as error:
         until = {"open": "calls are made and booked later", "closed": "no paid call is made"}[policy.on_outage]
-        do = "see to the file, or name another" if policy.store.startswith("sqlite:") else "start it, or correct its address"
+        do = (
+            "see to the file, or name another"
+            if policy.store.startswith("sqlite:")
+            else "start it, or correct its address"
+        )
         return Line("store", "problem", str(error), f'{do}; until then {until} (on_outage = "{policy.on_outage}")')
     if abs(off) > _CLOCK_OFF_S:
-        return Line("store", "warning", f"{view.name}: its clock is {off:+.0f} s off this machine's; days and hours begin by the store's", "set the clocks")
+        return Line(
+            "store",
+            "warning",
+            f"{view.name}: its clock is {off:+.0f} s off this machine's; days and hours begin by the store's",
+            "set the clocks",
+        )
     return Line("store", "ok", f"{view.name} answers")
 
 
 def _missing_file(can_be_made: bool, path: str) -> Line:
     if can_be_made:
         return Line("store", "ok", f"sqlite:///{path}: not there yet; the first run makes it")
-    return Line("store", "problem", f"sqlite:///{path}: its folder is not there or cannot be written", "make the folder, or name another file")
+    return Line(
+        "store",
+        "problem",
+        f"sqlite:///{path}: its folder is not there or cannot be written",
+        "make the folder, or name another file",
+    )
 
 
 def price_lines(policy: Policy, named: tuple[str, ...]) -> list[Line]:
@@ -71,4 +95,9 @@ def price_lines(policy: Policy, named: tuple[str, ...]) -> list[Line]:
 def _unpriced(policy: Policy, model: str, reason: str) -> Line:
     refused = limits_usd(policy) and policy.on_unpriced == "refuse"
     follows = "its calls will be refused, because dollars are limited" if refused else "its cost will be unknown"
-    return Line("prices", "problem" if refused else "warning", f"{model}: no price ({reason}); {follows}", f"runguard prices {model} shows what to add")
+    return Line(
+        "prices",
+        "problem" if refused else "warning",
+        f"{model}: no price ({reason}); {follows}",
+        f"runguard prices {model} shows what to add",
+    )

@@ -1,4 +1,6 @@
-"""The context window: a request that would not fit is not sent, an answer that alone would overflow it does not enter the history."""
+"""The context window: a request that would not fit is not sent, an answer that alone would overflow it does not enter
+the history.
+"""
 
 from typing import ClassVar
 
@@ -9,7 +11,10 @@ from runguard.core.fingerprint import CHARS_PER_TOKEN
 
 
 class Context:
-    """Projected prompt against what the model, or the policy, allows. Warns at a fraction of it, stops what would not fit."""
+    """Projected prompt against what the model, or the policy, allows.
+
+    Warns at a fraction of it, stops what would not fit.
+    """
 
     sees: ClassVar[tuple[type, ...]] = (ModelCall, ToolResults)
     __slots__ = ("limit", "prompt", "warn")
@@ -53,4 +58,15 @@ class Context:
                     worst, tool, call = a.chars, a.tool, a.call.hex()
         if not worst:
             return None
-        return Finding("context", Action.BLOCK, worst // CHARS_PER_TOKEN, self.limit, "tokens", "call", tool, call, "", evidence_of(event))
+        return Finding(
+            "context",
+            Action.BLOCK,
+            worst // CHARS_PER_TOKEN,
+            self.limit,
+            "tokens",
+            "call",
+            tool,
+            call,
+            "",
+            evidence_of(event),
+        )

@@ -14,7 +14,9 @@ _CALLS_KEPT = 16
 
 
 class _Streak:
-    """What keeps happening to one tool, how often in a row, in which batch it was last counted, and which calls met it."""
+    """What keeps happening to one tool, how often in a row, in which batch it was last counted,
+    and which calls met it.
+    """
 
     __slots__ = ("batch", "calls", "count", "kind", "retries")
 
@@ -28,7 +30,9 @@ class _Streak:
 
 
 class _Streaks:
-    """Per tool. The first ``free`` retries of calls that were made already do not count: whoever waits for something tries again."""
+    """Per tool. The first ``free`` retries of calls that were made already do not count: whoever waits for something
+    tries again.
+    """
 
     __slots__ = ("_by_tool", "_free")
 
@@ -74,8 +78,9 @@ class _Streaks:
 class Stall:
     """One tool fails in the same way, whatever the arguments.
 
-    Any tool's new answer that is no failure breaks the streak: edit, test, edit, test is work even while the test fails. Trying the very
-    same call again is a wait for something rather than another attempt: ``free_retries`` of those are not counted.
+    Any tool's new answer that is no failure breaks the streak: edit, test, edit, test is work even while the test
+    fails. Trying the very same call again is a wait for something rather than another attempt: ``free_retries`` of
+    those are not counted.
     """
 
     sees: ClassVar[tuple[type, ...]] = (ToolCall, ToolResults)
@@ -138,7 +143,8 @@ class ToolFailures(Stall):
 class EqualAnswers:
     """One tool gives the same empty or unfinished answer again and again, whatever the arguments.
 
-    In force only under an explicit ``max_identical_tool_results``. An equal answer that reports success is a batch and does not count.
+    In force only under an explicit ``max_identical_tool_results``. An equal answer that reports success is a batch
+    and does not count.
     """
 
     sees: ClassVar[tuple[type, ...]] = (ToolResults,)
@@ -157,7 +163,18 @@ class EqualAnswers:
                 continue
             count = self._streaks.add(a.tool, a.unfinished, event.batch, a.call)
             if count >= self.limit:
-                found = Finding("stall", Action.STOP, count, self.limit, "equal answers", "lane", a.tool, a.tool, "", evidence_of(event))
+                found = Finding(
+                    "stall",
+                    Action.STOP,
+                    count,
+                    self.limit,
+                    "equal answers",
+                    "lane",
+                    a.tool,
+                    a.tool,
+                    "",
+                    evidence_of(event),
+                )
         return found
 
 
@@ -178,10 +195,22 @@ class EmptyAnswers:
                 continue
             if a.outcome is not _EMPTY:
                 if self._streaks:
-                    self._streaks.clear(a.tool if a.outcome in FAILURES else None)  # whatever was found elsewhere: the work moves
+                    # whatever was found elsewhere: the work moves
+                    self._streaks.clear(a.tool if a.outcome in FAILURES else None)
                 continue
             count = self._streaks.add(a.tool, "empty", event.batch, a.call)
             reached = self.rungs.at(count)
             if reached is not None and (worst is None or reached[0] > worst.action):
-                worst = Finding("empty", reached[0], count, reached[1], "empty answers", "lane", a.tool, a.tool, "", evidence_of(event))
+                worst = Finding(
+                    "empty",
+                    reached[0],
+                    count,
+                    reached[1],
+                    "empty answers",
+                    "lane",
+                    a.tool,
+                    a.tool,
+                    "",
+                    evidence_of(event),
+                )
         return worst

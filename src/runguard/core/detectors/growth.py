@@ -39,7 +39,9 @@ class PromptSizes:
         self.ratio = self.last_sum / self.first if len(self.last) == self.wanted and self.first else None
 
     def was_cut(self, size: int, stop: float) -> bool:
-        """Whether the history was cut since the last answer: the next request is at most half as large, and would be within the limit."""
+        """Whether the history was cut since the last answer: the next request is at most half as large, and would be
+        within the limit.
+        """
         if not size or not self.size or not self.last or 2 * size > self.size:
             return False
         return self.last[-1] * size * self.wanted < stop * self.first * self.size
@@ -69,8 +71,8 @@ Sizes = OrderedDict[tuple[str, str], PromptSizes]  # by place and agent, the one
 class Growth:
     """Mean prompt of the last ``events`` calls over the mean of the first ``events``, per agent and lane.
 
-    By default it only warns: three times the first prompt is normal for an agent that uses tools. ``known``: what earlier runs of the
-    session have measured; ``place`` tells its lanes apart.
+    By default it only warns: three times the first prompt is normal for an agent that uses tools. ``known``: what
+    earlier runs of the session have measured; ``place`` tells its lanes apart.
     """
 
     sees: ClassVar[tuple[type, ...]] = (ModelResult, ModelCall)
@@ -82,7 +84,8 @@ class Growth:
 
     def observe(self, event: ModelResult | ModelCall) -> Finding | None:
         key = (self._place, event.agent)
-        if isinstance(event, ModelCall):  # a stop is for the next call: a run whose last answer is there is not stopped any more
+        # a stop is for the next call: a run whose last answer is there is not stopped any more
+        if isinstance(event, ModelCall):
             known = self._sizes.get(key)
             if known is None:
                 return None
@@ -107,9 +110,23 @@ class Growth:
         reached = self.rungs.at(ratio) if ratio is not None else None
         if ratio is None or reached is None or (reached[0] is Action.STOP) is not stops:
             return None
-        return Finding("growth", reached[0], round(ratio, 2), reached[1], "times the first prompts", "lane", "", agent, f"agent {agent}")
+        return Finding(
+            "growth",
+            reached[0],
+            round(ratio, 2),
+            reached[1],
+            "times the first prompts",
+            "lane",
+            "",
+            agent,
+            f"agent {agent}",
+        )
 
     def ratios(self) -> dict[str, float]:
         """Recent over first, for every agent with enough calls to say."""
         known = list(self._sizes.items())
-        return {agent: round(sizes.ratio, 3) for (place, agent), sizes in known if place == self._place and sizes.ratio is not None}
+        return {
+            agent: round(sizes.ratio, 3)
+            for (place, agent), sizes in known
+            if place == self._place and sizes.ratio is not None
+        }

@@ -13,7 +13,10 @@ _CHAIN_KEPT = 256
 
 
 class HandOffCycle:
-    """The same hand-off edge again and again with nothing new between. One return to the parent is normal and not seen."""
+    """The same hand-off edge again and again with nothing new between.
+
+    One return to the parent is normal and not seen.
+    """
 
     sees: ClassVar[tuple[type, ...]] = (HandOff, ToolResults)
     __slots__ = ("_edges", "_path", "rungs")
@@ -41,12 +44,23 @@ class HandOffCycle:
         if reached is None:
             return None
         return Finding(
-            "handoff", reached[0], count, reached[1], "equal hand-offs without news", "lane", "", "↔".join(sorted((event.agent, event.target))), path
+            "handoff",
+            reached[0],
+            count,
+            reached[1],
+            "equal hand-offs without news",
+            "lane",
+            "",
+            "↔".join(sorted((event.agent, event.target))),
+            path,
         )
 
 
 class HandOffRounds:
-    """Full rounds of a circle of at most ``max_len`` hand-offs with nothing new between. Off unless ``cycle_repeats`` is set."""
+    """Full rounds of a circle of at most ``max_len`` hand-offs with nothing new between.
+
+    Off unless ``cycle_repeats`` is set.
+    """
 
     sees: ClassVar[tuple[type, ...]] = (HandOff, ToolResults)
     __slots__ = ("_rounds", "rungs")
@@ -65,14 +79,25 @@ class HandOffRounds:
             return None
         evidence = ({"event": "", "pattern": json.dumps(agents)},)
         key = "↔".join(sorted(set(agents)))
-        return Finding("cycle", reached[0], rounds, reached[1], HANDOFF_ROUNDS, "lane", "", key, "→".join([*agents, event.target]), evidence)
+        return Finding(
+            "cycle",
+            reached[0],
+            rounds,
+            reached[1],
+            HANDOFF_ROUNDS,
+            "lane",
+            "",
+            key,
+            "→".join([*agents, event.target]),
+            evidence,
+        )
 
 
 class ReEntry:
     """Hand-offs back to an agent that is already in the chain of hand-offs: A→B→A is the first re-entry.
 
-    The chain starts again where a container (a loop, a sequence) starts an agent. A container that gets a hand-off and starts an agent before
-    any model is asked passes the work on: the chain goes on.
+    The chain starts again where a container (a loop, a sequence) starts an agent. A container that gets a hand-off
+    and starts an agent before any model is asked passes the work on: the chain goes on.
     """
 
     sees: ClassVar[tuple[type, ...]] = (HandOff, AgentEntered, ModelCall)
@@ -121,7 +146,8 @@ class ReEntry:
 class Depth:
     """Delegations made by a model, one inside the other. Containers do not count.
 
-    The callee is refused and the caller goes on. A task cannot be refused like that, because its caller would wait for ever: it stops.
+    The callee is refused and the caller goes on. A task cannot be refused like that, because its caller would wait
+    for ever: it stops.
     """
 
     sees: ClassVar[tuple[type, ...]] = (AgentEntered, ToolCall)

@@ -69,7 +69,9 @@ class CallsPerTool:
         again = refused_before is not None and (not event.batch or refused_before != event.batch)
         self._refused.setdefault(event.tool, event.batch)
         action = Action.STOP if again else Action.BLOCK
-        return Finding("tool_limit", action, limit + 1 + again, limit, "calls of one tool", "lane", event.tool, event.tool)
+        return Finding(
+            "tool_limit", action, limit + 1 + again, limit, "calls of one tool", "lane", event.tool, event.tool
+        )
 
     def dump(self) -> dict[str, list[int | str | None]]:
         """Each tool that was counted: its calls, and the response in which one was refused first. JSON-ready."""
@@ -95,13 +97,24 @@ class FanOut:
     def observe(self, event: AgentEntered) -> Finding | None:
         if event.branches <= self.limit:
             return None
-        return Finding("fan_out", Action.STOP, event.branches, self.limit, "branches of one node", "lane", "", event.agent, f"agent {event.agent}")
+        return Finding(
+            "fan_out",
+            Action.STOP,
+            event.branches,
+            self.limit,
+            "branches of one node",
+            "lane",
+            "",
+            event.agent,
+            f"agent {event.agent}",
+        )
 
 
 class Deadline:
     """Wall clock of the run."""
 
-    sees: ClassVar[tuple[type, ...]] = (ModelCall, ToolCall, AgentEntered, HandOff)  # before the next step: a finished run is not stopped
+    # before the next step: a finished run is not stopped
+    sees: ClassVar[tuple[type, ...]] = (ModelCall, ToolCall, AgentEntered, HandOff)
     __slots__ = ("seconds", "started")
 
     def __init__(self, seconds: float, started: float) -> None:
@@ -132,5 +145,16 @@ class ResultSize:
         for a in event.answers:
             if a.chars > self.limit:
                 a.too_large = True
-                found = found or Finding("result_size", Action.BLOCK, a.chars, self.limit, "characters", "call", a.tool, a.call.hex(), "", evidence_of(event))
+                found = found or Finding(
+                    "result_size",
+                    Action.BLOCK,
+                    a.chars,
+                    self.limit,
+                    "characters",
+                    "call",
+                    a.tool,
+                    a.call.hex(),
+                    "",
+                    evidence_of(event),
+                )
         return found

@@ -1,7 +1,7 @@
 """Doing again what was done before: in a row, in circles, or without an end.
 
-One observation is one model response with all its calls; equal calls within it collapse. A refusal of ours is an attempt (it
-counts) but never an answer (it is no progress). Tools declared as polling or paging do not enter here.
+One observation is one model response with all its calls; equal calls within it collapse. A refusal of ours is an
+attempt (it counts) but never an answer (it is no progress). Tools declared as polling or paging do not enter here.
 """
 
 import json
@@ -26,7 +26,10 @@ _PAGE_WORDS: Final = 20  # fewer different words are a state, no page
 
 def evidence_of(event: ToolResults) -> tuple[dict[str, str], ...]:
     """Digests only: arguments and results may hold secrets."""
-    return tuple({"event": a.event_id, "tool": a.tool, "call": a.call.hex(), "answer": _digest_of(a)} for a in event.answers[:MAX_EVIDENCE])
+    return tuple(
+        {"event": a.event_id, "tool": a.tool, "call": a.call.hex(), "answer": _digest_of(a)}
+        for a in event.answers[:MAX_EVIDENCE]
+    )
 
 
 def _digest_of(answer: Answer) -> str:
@@ -36,8 +39,8 @@ def _digest_of(answer: Answer) -> str:
 class Repetition:
     """The same call (or batch of calls) with the same answer, in a row, by one agent.
 
-    Nudge N rides on the Nth answer, block N refuses the Nth call, stop N ends at the Nth attempt: after a block the next
-    identical attempt stops. A call that gets no answer at all and is made again stops at N, too.
+    Nudge N rides on the Nth answer, block N refuses the Nth call, stop N ends at the Nth attempt: after a block the
+    next identical attempt stops. A call that gets no answer at all and is made again stops at N, too.
     """
 
     sees: ClassVar[tuple[type, ...]] = (AgentEntered, ToolCall, ToolResults)
@@ -51,7 +54,8 @@ class Repetition:
         self._calls: frozenset[bytes] = frozenset()
         self._count = 0
         self._batch = ""
-        self._unanswered: tuple[str, str, frozenset[bytes | str]] = _NONE_OPEN  # agent, response and calls that have no answer yet
+        # agent, response and calls that have no answer yet
+        self._unanswered: tuple[str, str, frozenset[bytes | str]] = _NONE_OPEN
         self._silent = 0  # responses in a row that made the same unanswered call
 
     def observe(self, event: AgentEntered | ToolCall | ToolResults) -> Finding | None:
@@ -60,7 +64,8 @@ class Repetition:
         if type(event) is AgentEntered:
             if event.branches:
                 return None  # branches begin: of whoever starts them nothing is new
-            self._count = 0  # a new activation may ask once more what the last one asked; circles of them are NoNews' business
+            # a new activation may ask once more what the last one asked; circles of them are NoNews' business
+            self._count = 0
             self._pairs, self._calls = frozenset(), frozenset()
             self._unanswered = _NONE_OPEN
             return None
@@ -75,7 +80,11 @@ class Repetition:
         if pairs == self._pairs and event.agent == self._agent:
             self._count += not same_batch
         else:
-            self._pairs, self._calls, self._count = pairs, event.calls if not same_batch else self._calls | event.calls, 1
+            self._pairs, self._calls, self._count = (
+                pairs,
+                event.calls if not same_batch else self._calls | event.calls,
+                1,
+            )
         self._batch, self._agent = event.batch, event.agent
         if self._count < self._first:
             return None
@@ -101,13 +110,28 @@ class Repetition:
             self._batch = event.batch
         action, limit = self.rungs.at(self._count) or (Action.BLOCK, block)
         evidence = ({"event": "", "tool": event.tool, "call": event.call.hex(), "answer": ""},)
-        return Finding("repetition", action, self._count, limit, "identical calls and answers", "lane", event.tool, event.call.hex(), "", evidence)
+        return Finding(
+            "repetition",
+            action,
+            self._count,
+            limit,
+            "identical calls and answers",
+            "lane",
+            event.tool,
+            event.call.hex(),
+            "",
+            evidence,
+        )
 
     def _ask_again(self, event: ToolCall) -> Finding | None:
-        """A framework may leave a call without an answer and ask the model again. Calls outside of a model's response never get one."""
+        """A framework may leave a call without an answer and ask the model again.
+
+        Calls outside of a model's response never get one.
+        """
         if not event.batch:
             return None
-        call = event.tool if event.depth else event.call  # an agent that never answers is not asked something else by other words
+        # an agent that never answers is not asked something else by other words
+        call = event.tool if event.depth else event.call
         agent, batch, calls = self._unanswered
         if event.batch == batch:
             self._unanswered = (agent, batch, calls | {call})
@@ -116,7 +140,16 @@ class Repetition:
         self._unanswered = (event.agent, event.batch, frozenset((call,)))
         if self.rungs.stop is None or self._silent < self.rungs.stop:
             return None
-        return Finding("repetition", Action.STOP, self._silent, self.rungs.stop, "equal calls without an answer", "lane", event.tool, event.call.hex())
+        return Finding(
+            "repetition",
+            Action.STOP,
+            self._silent,
+            self.rungs.stop,
+            "equal calls without an answer",
+            "lane",
+            event.tool,
+            event.call.hex(),
+        )
 
 
 _NONE_OPEN: Final[tuple[str, str, frozenset[bytes | str]]] = ("", "", frozenset())
@@ -125,13 +158,25 @@ _NONE_OPEN: Final[tuple[str, str, frozenset[bytes | str]]] = ("", "", frozenset(
 class NoNews:
     """Answers in a row that tell nothing but what was told at least twice before: sees circles of every period.
 
-    A second time is free: whoever lost its history to a compaction reads everything again, whoever waits asks again. Words at
-    the end of an activation count too: new ones are news, the same ones again to the same question are none. A ``patient`` one does not
-    stop before every answer was told seven times, so that several jobs polled in turn hold as long as one; a long circle ends all the same.
+    A second time is free: whoever lost its history to a compaction reads everything again, whoever waits asks again.
+    Words at the end of an activation count too: new ones are news, the same ones again to the same question are none. A
+    ``patient`` one does not stop before every answer was told seven times, so that several jobs polled in turn hold as
+    long as one; a long circle ends all the same.
     """
 
     sees: ClassVar[tuple[type, ...]] = (ModelCall, ModelResult, ToolResults)
-    __slots__ = ("_asked", "_batch", "_by_words", "_count", "_is_asked_again", "_is_report", "_patient", "_said", "_told", "rungs")
+    __slots__ = (
+        "_asked",
+        "_batch",
+        "_by_words",
+        "_count",
+        "_is_asked_again",
+        "_is_report",
+        "_patient",
+        "_said",
+        "_told",
+        "rungs",
+    )
 
     def __init__(self, rungs: Rungs, *, patient: bool = False) -> None:
         self.rungs = rungs
@@ -169,7 +214,13 @@ class NoNews:
         reached = self.rungs.at(self._count)
         if reached is None or (self._patient and reached[0] is Action.STOP and self._may_be_waiting(event.pairs)):
             return None
-        return Finding("no_news", *_swap(reached, self._count), unit="answers without news", tool=event.answers[0].tool, evidence=evidence_of(event))
+        return Finding(
+            "no_news",
+            *_swap(reached, self._count),
+            unit="answers without news",
+            tool=event.answers[0].tool,
+            evidence=evidence_of(event),
+        )
 
     def _may_be_waiting(self, told: frozenset[Pair]) -> bool:
         """Refusals alone are no waiting."""
@@ -186,9 +237,19 @@ class NoNews:
     def _before_the_next(self, event: ModelCall) -> Finding | None:
         """Words stop the call that would follow them: a run whose last words are there is not stopped any more."""
         reached = self.rungs.at(self._count)
-        if reached is None or reached[0] is not Action.STOP or (self._patient and self._told and self._may_be_waiting(frozenset(self._told))):
+        if (
+            reached is None
+            or reached[0] is not Action.STOP
+            or (self._patient and self._told and self._may_be_waiting(frozenset(self._told)))
+        ):
             return None
-        return Finding("no_news", *_swap(reached, self._count), unit="answers without news", key=event.agent, detail=f"agent {event.agent}")
+        return Finding(
+            "no_news",
+            *_swap(reached, self._count),
+            unit="answers without news",
+            key=event.agent,
+            detail=f"agent {event.agent}",
+        )
 
     def _is_known_well(self, told: frozenset[Pair]) -> bool:
         """Whether all of it was told again before; what was not has been now. Refusals alone tell nothing."""
@@ -218,14 +279,17 @@ def _is_known(names: OrderedDict[int, None], name: int) -> bool:
 class SameCall:
     """The same call over and over although its answers differ: busy waiting, or a clock in the answer.
 
-    In a long row the words are looked at: an answer that shares less than half of them with the one before is another page.
+    In a long row the words are looked at: an answer that shares less than half of them with the one before is
+    another page.
     """
 
     sees: ClassVar[tuple[type, ...]] = (ToolResults,)
     __slots__ = ("_batch", "_calls", "_count", "_look_from", "_matters_from", "_words", "rungs")
 
     def __init__(self, rungs: Rungs, *, look_from: float | None = None) -> None:
-        """``look_from``: how long a row must be before words are looked at; a journal is kept for other rungs too, so it wants to know early."""
+        """``look_from``: how long a row must be before words are looked at; a journal is kept for other rungs too, so
+        it wants to know early.
+        """
         self.rungs = rungs
         self._calls: frozenset[bytes] = frozenset()
         self._count = 0
@@ -261,9 +325,13 @@ class SameCall:
         if event.is_understood:
             return event.another_page
         before = self._words
-        text = " ".join([answer_text(a.value)[:_PAGE_READ] for a in event.answers if a.counted and a.outcome is not Outcome.REFUSED])
+        text = " ".join(
+            [answer_text(a.value)[:_PAGE_READ] for a in event.answers if a.counted and a.outcome is not Outcome.REFUSED]
+        )
         words = self._words = frozenset(_WORD.findall(text))
-        event.another_page = len(words) >= _PAGE_WORDS and bool(before) and 2 * len(words & before) < len(words | before)
+        event.another_page = (
+            len(words) >= _PAGE_WORDS and bool(before) and 2 * len(words & before) < len(words | before)
+        )
         return event.another_page
 
 
@@ -298,7 +366,10 @@ class Rounds:
 
 
 class Cycle:
-    """Full rounds of a circle of at most ``max_len`` observations. Off unless asked for: ``NoNews`` sees circles too."""
+    """Full rounds of a circle of at most ``max_len`` observations.
+
+    Off unless asked for: ``NoNews`` sees circles too.
+    """
 
     sees: ClassVar[tuple[type, ...]] = (ToolResults,)
     __slots__ = ("_rounds", "rungs")
@@ -317,7 +388,14 @@ class Cycle:
         evidence = evidence_of(event)
         evidence[0]["pattern"] = json.dumps(pattern)
         detail = f"of {length} calls: {'→'.join(pattern)}" if length > 1 else "of one call"
-        return Finding("cycle", *_swap(reached, rounds), unit="rounds", detail=detail, tool=event.answers[0].tool, evidence=evidence)
+        return Finding(
+            "cycle",
+            *_swap(reached, rounds),
+            unit="rounds",
+            detail=detail,
+            tool=event.answers[0].tool,
+            evidence=evidence,
+        )
 
     def clear(self) -> None:
         self._rounds.clear()
@@ -348,7 +426,14 @@ class Polling:
             reached = self.rungs.at(waited)
             if reached is not None and (worst is None or reached[0] > worst.action):
                 unit, key = "seconds unchanged", a.call.hex()
-                worst = Finding("polling", *_swap(reached, round(waited)), unit=unit, tool=a.tool, key=key, evidence=evidence_of(event))
+                worst = Finding(
+                    "polling",
+                    *_swap(reached, round(waited)),
+                    unit=unit,
+                    tool=a.tool,
+                    key=key,
+                    evidence=evidence_of(event),
+                )
         return worst
 
     def skip(self, seconds: float) -> None:
