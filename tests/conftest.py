@@ -5,14 +5,18 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from hypothesis import settings
 from xdist.scheduler import LoadScopeScheduling
+
+settings.register_profile("untimed", deadline=None, max_examples=60)  # a slow machine is not a failure
+settings.load_profile("untimed")
 
 # by how a test's name begins; named here and not by xdist's own marks, whose suffixes on names hide a failed test from
 # a second try
 TOGETHER = {
     "tests/dashboard/test_browser.py": "browser",
     "tests/docs_site/test_site.py": "site",
-    "tests/core/test_reading.py::test_litellm": "litellm",
+    "tests/providers/test_reading.py::test_litellm": "litellm",
     "tests/wire/test_seed_example.py": "litellm",
 }
 
@@ -39,3 +43,11 @@ def _no_ledger_stays_open() -> Iterator[None]:
     for ledger in list(remote._ledgers) if remote is not None else ():
         if not getattr(ledger, "stays_open", False):
             ledger.close()
+
+
+@pytest.fixture
+def drive() -> Any:
+    """``drive(**policy)`` gives a driver with one started run named "run"."""
+    from tests.kit.driver import Driver
+
+    return Driver

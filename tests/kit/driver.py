@@ -4,9 +4,6 @@ from dataclasses import dataclass
 from itertools import count
 from typing import Any
 
-import pytest
-from hypothesis import settings
-
 from runguard.conductor.guard import Guard
 from runguard.core.decision import Action, Decision
 from runguard.core.events import (
@@ -22,9 +19,6 @@ from runguard.core.events import (
 )
 from runguard.policy import Policy
 from runguard.pricing.rates import Usage
-
-settings.register_profile("untimed", deadline=None, max_examples=60)  # a slow machine is no failure
-settings.load_profile("untimed")
 
 
 @dataclass
@@ -132,9 +126,3 @@ class Driver:
     @property
     def rules_tripped(self) -> list[str]:
         return [trip.rule for trip in self.guard.trips]
-
-
-@pytest.fixture
-def drive() -> type[Driver]:
-    """``drive(**policy)`` gives a driver with one started run named "run"."""
-    return Driver
