@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from runguard._version import __version__ as __version__
     from runguard.accounting.cumulative import BudgetMonitor, BudgetPolicy, CompressionTriggered
-    from runguard.adk.breaker import ADKCostBreaker
     from runguard.adk.budget_plugin import BudgetPlugin
-    from runguard.adk.guarded import GuardedLlm
+    from runguard.adk.cost_breaker import ADKCostBreaker
+    from runguard.adk.guarded_llm import GuardedLlm
     from runguard.adk.installation import install, uninstall
     from runguard.adk.plugin import RunGuardPlugin
     from runguard.adk.termination import TerminationPlugin, terminate, termination_reason

@@ -14,7 +14,7 @@ from google.adk.sessions.database_session_service import DatabaseSessionService
 from google.adk.sessions.sqlite_session_service import SqliteSessionService
 
 from runguard.adk import RunGuardPlugin
-from runguard.adk.reading import FRAMEWORK_TOOLS
+from runguard.adk.event_reader import FRAMEWORK_TOOLS
 from runguard.conductor.guard import Guard
 from runguard.core.decision import Decision
 from runguard.policy import Policy

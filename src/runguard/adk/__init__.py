@@ -6,17 +6,17 @@ from typing import TYPE_CHECKING
 from runguard._lazy import lazy
 
 if TYPE_CHECKING:
-    from runguard.adk.breaker import ADKCostBreaker
     from runguard.adk.budget_plugin import BudgetPlugin
-    from runguard.adk.guarded import GuardedLlm
+    from runguard.adk.cost_breaker import ADKCostBreaker
+    from runguard.adk.guarded_llm import GuardedLlm
     from runguard.adk.installation import install, uninstall
     from runguard.adk.plugin import RunGuardPlugin
     from runguard.adk.termination import TerminationPlugin, terminate, termination_reason
 
 _HOMES = {
-    "ADKCostBreaker": "runguard.adk.breaker",
+    "ADKCostBreaker": "runguard.adk.cost_breaker",
     "BudgetPlugin": "runguard.adk.budget_plugin",
-    "GuardedLlm": "runguard.adk.guarded",
+    "GuardedLlm": "runguard.adk.guarded_llm",
     "install": "runguard.adk.installation",
     "uninstall": "runguard.adk.installation",
     "RunGuardPlugin": "runguard.adk.plugin",

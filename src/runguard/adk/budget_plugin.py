@@ -37,7 +37,7 @@ from runguard.accounting.cumulative import BudgetMonitor, BudgetPolicy
 from runguard.adk import runners
 from runguard.adk.estimate import project
 from runguard.adk.hooks import hook
-from runguard.adk.stops import may_escalate, refusal, stop_response
+from runguard.adk.stop_events import may_escalate, refusal, stop_response
 from runguard.core.decision import PART_STOPPED, Trip, text_for_user
 
 _log: Final = logging.getLogger("runguard")

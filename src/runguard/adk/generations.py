@@ -6,7 +6,7 @@ asks which plugin a call belongs to. Without a replacement nothing is asked.
 
 from typing import TYPE_CHECKING, Any
 
-from runguard.adk.chain import STREAM, enclosing_frame
+from runguard.adk.invocations import STREAM, enclosing_frame
 
 if TYPE_CHECKING:
     from runguard.adk.plugin import RunGuardPlugin

@@ -11,7 +11,7 @@ from typing import Final
 
 from google.adk.agents import BaseAgent, LlmAgent
 
-from runguard.adk.chain import FRAME, Frame, Invocation
+from runguard.adk.invocations import FRAME, Frame, Invocation
 from runguard.conductor.guard import Guard
 from runguard.conductor.runs import parallel_part
 

@@ -7,7 +7,7 @@ the runner's wrapper closes the connection once the stop was reported and the mo
 from google.adk.events import Event
 from google.adk.models.llm_response import LlmResponse
 
-from runguard.adk.chain import Invocation
+from runguard.adk.invocations import Invocation
 from runguard.core.decision import STOP_CODE
 
 

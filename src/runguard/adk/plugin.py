@@ -27,8 +27,12 @@ from google.adk.tools.tool_context import ToolContext
 from google.genai import types
 
 from runguard.adk import runners
-from runguard.adk.border import cap_output
-from runguard.adk.chain import (
+from runguard.adk.declared_arguments import declared_by
+from runguard.adk.estimate import count_tokens, project
+from runguard.adk.event_reader import FRAMEWORK_TOOLS, TRANSFER, EventReader
+from runguard.adk.generations import Generations
+from runguard.adk.hooks import hook
+from runguard.adk.invocations import (
     FLIGHTS,
     FRAME,
     STREAM,
@@ -39,18 +43,14 @@ from runguard.adk.chain import (
     enclosing_frame,
     stop_in_force,
 )
-from runguard.adk.declared import declared_by
-from runguard.adk.ending import Ending
-from runguard.adk.estimate import count_tokens, project
-from runguard.adk.generations import Generations
-from runguard.adk.hooks import hook
-from runguard.adk.labels import run_options
 from runguard.adk.lanes import depth_of, enter, lane_of, open_child
-from runguard.adk.questions import question_name
-from runguard.adk.reading import FRAMEWORK_TOOLS, TRANSFER, Reading
+from runguard.adk.model_calls import cap_output
+from runguard.adk.prompt_hash import prompt_hash
 from runguard.adk.resuming import history_of, run_of
-from runguard.adk.stops import refusal
-from runguard.adk.tool_time import limit_time, timed_out
+from runguard.adk.run_options import run_options
+from runguard.adk.stop_events import refusal
+from runguard.adk.stops import Stopper
+from runguard.adk.tool_deadlines import limit_time, timed_out
 from runguard.conductor.controls import Controls
 from runguard.conductor.guard import Guard
 from runguard.conductor.runs import Lane, Run
@@ -99,8 +99,8 @@ class RunGuardPlugin(Controls, BasePlugin):
             built = Policy.validated({}, "")
         self.guard = self._new_guard(built)
         self._check_store()
-        self.ending = Ending(self, self.guard)
-        self.reading = Reading(self, self.guard, self.ending)
+        self.stopper = Stopper(self, self.guard)
+        self.reader = EventReader(self, self.guard, self.stopper)
         self._off = built.mode == "off" and self.policy_error is None
         self._invocations: dict[str, Invocation] = {}
         self._writing: dict[str, Future[None]] = {}  # records of paused runs on their way to the store, by invocation
@@ -164,7 +164,7 @@ class RunGuardPlugin(Controls, BasePlugin):
 
     def instead_of(self, hook: str, error: Exception, *given: Any) -> Any:
         """What ADK gets from a hook that failed."""
-        return self.ending.instead_of(hook, error, *given)
+        return self.stopper.instead_of(hook, error, *given)
 
     # ---- runs -------------------------------------------------------------------------------------------------------
 
@@ -175,7 +175,7 @@ class RunGuardPlugin(Controls, BasePlugin):
         try:
             await self._enter(invocation_context, announced=True)
         except Exception as error:
-            self.ending.fault("before_run", error, invocation_context)
+            self.stopper.fault("before_run", error, invocation_context)
         return None
 
     async def _enter(self, ic: InvocationContext, *, announced: bool = False) -> Invocation:
@@ -204,7 +204,7 @@ class RunGuardPlugin(Controls, BasePlugin):
                 guard.fail(run.info.run, "policy_error", error, invocation.root_agent)
         self._register(ic, invocation)
         if history.arrived and invocation.calls:
-            self.reading.hear_answers(invocation, history.arrived)
+            self.reader.hear_answers(invocation, history.arrived)
         return invocation
 
     def _info(self, ic: InvocationContext, name: str) -> tuple[RunInfo, str]:
@@ -261,9 +261,9 @@ class RunGuardPlugin(Controls, BasePlugin):
             invocation.entered -= 1
             return invocation.run.trips[-1] if invocation.run.trips else None
         self._invocations.pop(invocation_id, None)
-        gave_up = self.ending.faulted.get(invocation_id)
+        gave_up = self.stopper.faulted.get(invocation_id)
         attempt = self.guard.faults.attempt  # a fault in one step does not prevent the others
-        attempt("end of run", self.ending.forget, invocation_id)
+        attempt("end of run", self.stopper.forget, invocation_id)
         if invocation is None:
             return gave_up
         for task, flight in invocation.flights.items():
@@ -323,7 +323,7 @@ class RunGuardPlugin(Controls, BasePlugin):
     def stop_of(self, invocation_id: str) -> Trip | None:
         """Why the whole run of an invocation is stopped, or None."""
         invocation = self._invocations.get(invocation_id)
-        return self.ending.faulted.get(invocation_id) or (invocation.run.stopped if invocation is not None else None)
+        return self.stopper.faulted.get(invocation_id) or (invocation.run.stopped if invocation is not None else None)
 
     def find_invocation(self, invocation_id: str) -> Invocation | None:
         return self._invocations.get(invocation_id)
@@ -361,14 +361,14 @@ class RunGuardPlugin(Controls, BasePlugin):
                     return types.Content(role="model", parts=[types.Part(text=decision.for_model)])
                 trip = decision.trip
             except Exception as error:
-                trip = self.ending.fault("before_agent", error, ic)
+                trip = self.stopper.fault("before_agent", error, ic)
         if trip is None:
             return None
-        return await self.ending.at_agent(callback_context, agent, trip, self.find_invocation(ic.invocation_id), lane)
+        return await self.stopper.at_agent(callback_context, agent, trip, self.find_invocation(ic.invocation_id), lane)
 
     def _gave_up(self, ic: InvocationContext) -> Trip | None:
         """The guard failed in this invocation and was told to stop then: it is not asked again."""
-        return self.ending.faulted.get(ic.invocation_id) if self.ending.faulted else None
+        return self.stopper.faulted.get(ic.invocation_id) if self.stopper.faulted else None
 
     # ---- model calls ------------------------------------------------------------------------------------------------
 
@@ -413,11 +413,11 @@ class RunGuardPlugin(Controls, BasePlugin):
                     return None
                 trip = decision.trip
             except Exception as error:
-                trip = self.ending.fault("before_model", error, ic)
+                trip = self.stopper.fault("before_model", error, ic)
                 self._take_back(event)
         if trip is None:
             return None
-        return await self.ending.at_model(callback_context, trip, self.find_invocation(ic.invocation_id), lane)
+        return await self.stopper.at_model(callback_context, trip, self.find_invocation(ic.invocation_id), lane)
 
     async def _measure(
         self, invocation: Invocation, event: ModelCall, flight: ModelInFlight, request: LlmRequest
@@ -437,7 +437,7 @@ class RunGuardPlugin(Controls, BasePlugin):
             request.config.max_output_tokens,
             request.config.candidate_count or 1,
         )
-        event.asked = question_name(request)
+        event.asked = prompt_hash(request)
         if invocation.live:
             # told by events as it goes: nothing to reserve but the leave to go on
             event.input_tokens = event.max_output_tokens = 1
@@ -541,7 +541,7 @@ class RunGuardPlugin(Controls, BasePlugin):
                 if task is not None:
                     invocation.run.slots.give_back(task)
         except Exception as error:
-            self.ending.fault("after_model", error, ic)
+            self.stopper.fault("after_model", error, ic)
         return None
 
     def _judge_result(self, invocation: Invocation, flight: ModelInFlight) -> None:
@@ -652,7 +652,7 @@ class RunGuardPlugin(Controls, BasePlugin):
                     # a Workflow's tool node has no model that would hear the refusal
                     if not isinstance(agent, BaseAgent):
                         call.running = False
-                        await self.ending.at_tool_node(ic, name, decision.trip, invocation, lane)
+                        await self.stopper.at_tool_node(ic, name, decision.trip, invocation, lane)
                 return refusal(decision.for_model)
             if guard.policy.max_seconds is not None or (rule is not None and rule.max_seconds is not None):
                 limit_time(tool)
@@ -661,7 +661,7 @@ class RunGuardPlugin(Controls, BasePlugin):
                 )
             return None
         except Exception as error:
-            return refusal(STOPPED) if self.ending.fault("before_tool", error, ic) is not None else None
+            return refusal(STOPPED) if self.stopper.fault("before_tool", error, ic) is not None else None
 
     @hook
     async def after_tool_callback(
@@ -691,7 +691,7 @@ class RunGuardPlugin(Controls, BasePlugin):
                             invocation.run, call.once, isinstance(ic.agent, BaseAgent) or was_done(result)
                         )
         except Exception as error:
-            self.ending.fault("after_tool", error, ic)
+            self.stopper.fault("after_tool", error, ic)
         return None
 
     def judge_time(self) -> None:
@@ -757,7 +757,7 @@ class RunGuardPlugin(Controls, BasePlugin):
                 # schema: the call is answered.
                 return refusal(PART_STOPPED)
         except Exception as fault:
-            self.ending.fault("on_tool_error", fault, ic)
+            self.stopper.fault("on_tool_error", fault, ic)
         return None
 
     # ---- events -----------------------------------------------------------------------------------------------------
@@ -766,15 +766,15 @@ class RunGuardPlugin(Controls, BasePlugin):
     async def on_event_callback(self, *, invocation_context: InvocationContext, event: Event) -> Event | None:
         if self._off or event.partial:
             return None
-        if self.ending.faulted and (trip := self._gave_up(invocation_context)) is not None:
-            self.ending.mark(event, trip)
+        if self.stopper.faulted and (trip := self._gave_up(invocation_context)) is not None:
+            self.stopper.mark(event, trip)
             return None
         try:
             invocation = self._invocations.get(invocation_context.invocation_id)
             if invocation is not None:
-                self.reading.on_event(invocation, event, invocation_context)
+                self.reader.on_event(invocation, event, invocation_context)
         except Exception as error:
-            self.ending.fault("on_event", error, invocation_context)
+            self.stopper.fault("on_event", error, invocation_context)
         return None
 
 

@@ -9,7 +9,7 @@ from typing import Final
 
 from google.adk.agents.invocation_context import InvocationContext
 
-from runguard.adk.chain import Invocation
+from runguard.adk.invocations import Invocation
 from runguard.core.decision import Action, Finding, Trip
 
 REFUSED: Final = "breaker"  # the rule of a refusal

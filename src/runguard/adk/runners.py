@@ -22,11 +22,11 @@ from google.adk.plugins.base_plugin import BasePlugin
 from google.adk.runners import Runner
 from google.genai import types
 
-from runguard.adk.border import Border
 from runguard.adk.call_limit import error_of
-from runguard.adk.chain import FRAME, STREAM, Stream
+from runguard.adk.invocations import FRAME, STREAM, Stream
 from runguard.adk.live import Turn
-from runguard.adk.stops import Halt, mark_stop, refusal, stop_content
+from runguard.adk.model_calls import Border
+from runguard.adk.stop_events import Halt, mark_stop, refusal, stop_content
 from runguard.conductor.guard import Guard
 from runguard.core.decision import METADATA_KEY, STOP_CODE, STOPPED, TERMINATED, Trip
 from runguard.core.exceptions import PolicyError, RunStoppedError

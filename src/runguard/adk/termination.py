@@ -26,8 +26,8 @@ from google.adk.workflow import Workflow
 from google.genai import types
 
 from runguard.adk import runners
-from runguard.adk.chain import STREAM, TERMINATIONS
 from runguard.adk.estimate import project
+from runguard.adk.invocations import STREAM, TERMINATIONS
 from runguard.core.decision import METADATA_KEY, TERMINATED
 from runguard.core.exceptions import PolicyError
 from runguard.pricing.rates import Usage

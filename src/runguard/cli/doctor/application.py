@@ -180,7 +180,7 @@ def _plugins(loaded: Any) -> list[Any] | None:
 
 def _models(part: Any, seen: set[int]) -> Iterator[tuple[str, Any]]:
     """Every model of a tree of agents: its name, and itself when it is a guarded one."""
-    from runguard.adk.guarded import GuardedLlm
+    from runguard.adk.guarded_llm import GuardedLlm
 
     if part is None or id(part) in seen:
         return

@@ -19,11 +19,11 @@ from google.adk.tools.tool_context import ToolContext
 from google.genai import types
 
 from runguard.adk import runners
-from runguard.adk.chain import FRAME, Invocation
+from runguard.adk.event_reader import TRANSFER
 from runguard.adk.hooks import hook
+from runguard.adk.invocations import FRAME, Invocation
 from runguard.adk.lanes import lane_of
 from runguard.adk.plugin import RunGuardPlugin, words_of
-from runguard.adk.reading import TRANSFER
 from runguard.adk.resubmissions import REFUSED, Resubmissions
 from runguard.conductor.runs import Run
 from runguard.core.breaker import BreakerState
@@ -280,7 +280,7 @@ class ADKCostBreaker:
                 return None  # the answer comes later, from outside
             return self._judge(await self._plugin.invocation_of(ic), tool, tool_context, tool_response)
         except Exception as error:
-            self._plugin.ending.fault("after_tool", error, ic)
+            self._plugin.stopper.fault("after_tool", error, ic)
             return None
 
     def _judge(
@@ -291,7 +291,7 @@ class ADKCostBreaker:
         call = invocation.calls.get(tool_context.function_call_id or "")
         target = tool_context.actions.transfer_to_agent
         if call is not None and target:  # any tool that sets the action hands over, not only ADK's own
-            self._plugin.reading.judge_transfer(invocation, call.lane, author, target)
+            self._plugin.reader.judge_transfer(invocation, call.lane, author, target)
         if tool.name == TRANSFER:
             invocation.calls.pop(tool_context.function_call_id or "", None)
             return None
@@ -302,9 +302,7 @@ class ADKCostBreaker:
             *(tool_context.actions.requested_tool_confirmations or ()),
             *(tool_context.actions.requested_auth_configs or ()),
         }
-        self._plugin.reading.judge_answers(
-            invocation, [answer], author=author, waiting=waiting, hands_over=bool(target)
-        )
+        self._plugin.reader.judge_answers(invocation, [answer], author=author, waiting=waiting, hands_over=bool(target))
         return answer.response if answer.response is not before else None
 
     # ---- by hand ----------------------------------------------------------------------------------------------------

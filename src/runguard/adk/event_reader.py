@@ -1,4 +1,4 @@
-"""Reading ADK's events: answers of tools, hand-offs, usage of live models,
+"""EventReader ADK's events: answers of tools, hand-offs, usage of live models,
 and model calls that somebody else answered.
 """
 
@@ -12,10 +12,10 @@ from google.adk.events import Event
 from google.genai import types
 
 from runguard.adk import runners
-from runguard.adk.chain import Call, Invocation, ModelInFlight, stop_in_force
-from runguard.adk.ending import Ending
+from runguard.adk.invocations import Call, Invocation, ModelInFlight, stop_in_force
 from runguard.adk.lanes import lane_of
-from runguard.adk.stops import left_out, refusal, with_notice
+from runguard.adk.stop_events import left_out, refusal, with_notice
+from runguard.adk.stops import Stopper
 from runguard.conductor.guard import Guard
 from runguard.core.decision import NOTICE_KEY, PART_STOPPED, Action
 from runguard.core.events import Answer, HandOff, ModelCall, ModelResult, Outcome, ToolResults
@@ -32,11 +32,11 @@ TRANSFER: Final = "transfer_to_agent"
 FRAMEWORK_TOOLS: Final = frozenset({TRANSFER, "finish_task", "set_model_response", "exit_loop"})
 
 
-class Reading:
+class EventReader:
     """What the events of one plugin's runs tell the guard."""
 
-    def __init__(self, plugin: "RunGuardPlugin", guard: Guard, ending: Ending) -> None:
-        self._plugin, self._guard, self._ending = plugin, guard, ending
+    def __init__(self, plugin: "RunGuardPlugin", guard: Guard, stopper: Stopper) -> None:
+        self._plugin, self._guard, self._stopper = plugin, guard, stopper
 
     def on_event(self, invocation: Invocation, event: Event, ic: InvocationContext) -> None:
         calls: list[types.FunctionCall] = []
@@ -75,8 +75,8 @@ class Reading:
                 self._on_live_event(invocation, event, ic)
         if target:
             self.judge_transfer(invocation, handed_in, event.author, target)
-        if self._ending.skips:
-            self._ending.mark(event, stop_in_force(invocation, self._event_lane(invocation, event)))
+        if self._stopper.skips:
+            self._stopper.mark(event, stop_in_force(invocation, self._event_lane(invocation, event)))
 
     def _transfer_lane(self, invocation: Invocation, event: Event, answers: list[types.FunctionResponse]) -> str:
         """The lane of the call that asked for a transfer.

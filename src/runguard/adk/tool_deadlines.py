@@ -12,7 +12,7 @@ from typing import Any
 from google.adk.tools.base_tool import BaseTool
 from google.adk.tools.tool_context import ToolContext
 
-from runguard.adk.chain import FRAME, Frame
+from runguard.adk.invocations import FRAME, Frame
 from runguard.core.events import Outcome
 
 _MARK = "_runguard_timed"

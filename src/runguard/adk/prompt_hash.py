@@ -8,7 +8,7 @@ _LATEST: Final = 4  # contents: a question is the end of a history, the rest has
 _READ: Final = 16_384
 
 
-def question_name(request: LlmRequest) -> int:
+def prompt_hash(request: LlmRequest) -> int:
     """Within this process; 0 where it cannot be told.
 
     Calls of tools and their answers are left out: those are judged by themselves.

@@ -22,10 +22,10 @@ from google.genai import types
 from pydantic import PrivateAttr
 
 from runguard.adk import runners
-from runguard.adk.chain import LAYERS, STREAM, Invocation, Layer, Stream
-from runguard.adk.reading import TRANSFER
+from runguard.adk.event_reader import TRANSFER
+from runguard.adk.invocations import LAYERS, STREAM, Invocation, Layer, Stream
 from runguard.adk.resuming import history_of, run_of
-from runguard.adk.stops import stop_response
+from runguard.adk.stop_events import stop_response
 from runguard.conductor.controls import Controls
 from runguard.conductor.guard import Guard
 from runguard.conductor.runs import Run

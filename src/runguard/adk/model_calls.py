@@ -20,7 +20,8 @@ from google.adk.models.llm_response import LlmResponse
 from google.genai import types
 
 from runguard.accounting.charges import OWNERS, Charge
-from runguard.adk.chain import (
+from runguard.adk.estimate import count_tokens, project
+from runguard.adk.invocations import (
     FLIGHTS,
     FRAME,
     LAYERS,
@@ -31,8 +32,7 @@ from runguard.adk.chain import (
     enclosing_frame,
     runners_inside,
 )
-from runguard.adk.estimate import count_tokens, project
-from runguard.adk.stops import Halt, refused_response, stop_response
+from runguard.adk.stop_events import Halt, refused_response, stop_response
 from runguard.conductor.guard import Guard
 from runguard.conductor.runs import Run
 from runguard.core.decision import STOP_CODE, Action, Trip, text_for_user
@@ -47,7 +47,7 @@ _METHOD: Final = "generate_content_async"
 DIRECT: Final = "(direct)"  # who makes a call that no agent's hook announced
 # rounds that a stopped run may ask at the border before it is ended: a long list of documents is no endless loop
 _SPINS: Final = 1_000
-_LAYER_MODULE: Final = "runguard.adk.guarded"  # its model is no model: the one inside is
+_LAYER_MODULE: Final = "runguard.adk.guarded_llm"  # its model is no model: the one inside is
 _BORN: Final = "__pydantic_init_subclass__"
 # why a call is not made: a stop, or the words to answer with where only this call is refused; None: aside of a run
 Stop = tuple[Trip | str | None, Guard]
