@@ -16,7 +16,7 @@ from runguard.alerts.sending import Alerts
 from runguard.background import start_thread
 from runguard.functions.dropped import Dropped
 from runguard.functions.sync import drive
-from runguard.ledger import sqlite
+from runguard.ledger.sqlite import writer_queue
 from runguard.outlets.callbacks import Outbox
 
 LONG = 10.0
@@ -198,12 +198,12 @@ def test_a_line_for_a_database_file_can_be_stood_in_after_a_fault(tmp_path: Path
     """The thread that waits for the file's lock met an exception: the next call must not wait for a thread that is
     gone.
     """
-    line = sqlite._Line(tmp_path / "a.db", 1.0)
+    line = writer_queue.WriterQueue(tmp_path / "a.db", 1.0)
     with Path(f"{tmp_path}/a.db-next").open("a") as other:
         fcntl.flock(other, fcntl.LOCK_EX)
         with monkeypatch.context() as patch:
-            patch.setattr(sqlite.fcntl, "flock", _unlucky(fcntl.flock))
-            with pytest.raises(sqlite.StoreOutage):
+            patch.setattr(writer_queue.fcntl, "flock", _unlucky(fcntl.flock))
+            with pytest.raises(writer_queue.StoreOutage):
                 line.take()
         threading.Timer(0.1, lambda: fcntl.flock(other, fcntl.LOCK_UN)).start()
         line.take()

@@ -33,7 +33,7 @@ def open_ledger(url: str, timeout: float, retention_s: float = 30 * 86_400.0) ->
 def store_of(url: str) -> Store:
     scheme = url.partition(":")[0]
     if scheme == "sqlite":
-        from runguard.ledger.sqlite import SqliteStore
+        from runguard.ledger.sqlite.backend import SqliteStore
 
         return SqliteStore(url)
     if scheme in ("redis", "rediss", "unix", "valkey", "valkeys"):

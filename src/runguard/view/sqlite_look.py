@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Final
 from urllib.parse import quote
 
-from runguard.ledger.sqlite import SqliteSession, _translated
+from runguard.ledger.sqlite.error_mapping import mapped_errors
+from runguard.ledger.sqlite.session import SqliteSession
 from runguard.ledger.store import StoreError
 
 _BESIDE: Final = (
@@ -31,8 +32,8 @@ class SqliteLook(SqliteSession):
     """
 
     def __init__(self, path: Path, timeout: float) -> None:
-        self._path, self._timeout, self._place, self._line = path, timeout, str(path), None
-        with _translated(path):
+        self._path, self._timeout, self._place, self._queue = path, timeout, str(path), None
+        with mapped_errors(path):
             self._inode = path.stat().st_ino
             self._db = sqlite3.connect(
                 f"file:{quote(str(path))}?mode=ro",

@@ -16,7 +16,7 @@ from runguard.ledger.control import read_control
 from runguard.ledger.faults import store_faults
 from runguard.ledger.identity import identity_of
 from runguard.ledger.kill_switch import Stop, read_stops
-from runguard.ledger.sqlite import SqliteStore
+from runguard.ledger.sqlite.backend import SqliteStore
 from runguard.ledger.store import Balance, Session, StoreError, StoreOutage
 from runguard.ledger.urls import store_of
 from runguard.view.records import (

@@ -9,7 +9,7 @@ from runguard.cli.commands.command import CommandError
 from runguard.cli.commands.policies import policy_here
 from runguard.conductor.guard import Guard
 from runguard.core.exceptions import PolicyError
-from runguard.ledger.sqlite import SqliteStore
+from runguard.ledger.sqlite.backend import SqliteStore
 from runguard.ledger.store import Session, StoreOutage
 from runguard.ledger.urls import store_of
 from runguard.policy.settings import Policy
