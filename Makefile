@@ -5,8 +5,6 @@ OLD := .venv-oldest-adk
 WORKERS ?= 4  # more than two cores can use: many tests wait for a clock or a server
 
 TOUCH_ADK := tests/adk tests/faults tests/replay/test_same_as_live.py tests/wire tests/install tests/demo tests/test_docs.py
-# Servers, processes and clocks meet a busy machine: what failed is tried once more, alone. What is wrong fails again.
-AGAIN = (echo "== what failed, once more, alone" && PY -m pytest --last-failed --last-failed-no-failures none)
 
 .PHONY: demo test faults lint types bench docs browser clean
 
@@ -14,10 +12,10 @@ demo: $(NEW)/.ready
 	@$(NEW)/bin/runguard demo
 
 test: $(NEW)/.ready $(OLD)/.ready browser lint types
-	@echo "== tests on the newest google-adk"
-	@$(NEW)/bin/python -m pytest -n $(WORKERS) || $(AGAIN:PY=$(NEW)/bin/python)
-	@echo "== tests on the oldest supported google-adk: all that touch it"
-	@$(OLD)/bin/python -m pytest -n $(WORKERS) $(TOUCH_ADK) || $(AGAIN:PY=$(OLD)/bin/python)
+	@echo "== tests on the newest google-adk"; \
+	$(NEW)/bin/python -m pytest -n $(WORKERS); newest=$$?; \
+	echo "== tests on the oldest supported google-adk: all that touch it"; \
+	$(OLD)/bin/python -m pytest -n $(WORKERS) $(TOUCH_ADK) && exit $$newest
 
 # Every fault that the tests can make; `make test` takes a sample of them.
 faults: $(NEW)/.ready $(OLD)/.ready

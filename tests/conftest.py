@@ -1,4 +1,4 @@
-"""How the suite is shared out between processes: what is dear to set up is set up in one of them."""
+"""How the suite is shared out between processes, which tests may run twice, and what every test leaves closed."""
 
 import sys
 from collections.abc import Iterator
@@ -11,8 +11,7 @@ from xdist.scheduler import LoadScopeScheduling
 settings.register_profile("untimed", deadline=None, max_examples=60)  # a slow machine is not a failure
 settings.load_profile("untimed")
 
-# by how a test's name begins; named here and not by xdist's own marks, whose suffixes on names hide a failed test from
-# a second try
+# Tests with the same expensive setup run in one process. The key is how the test's id begins.
 TOGETHER = {
     "tests/dashboard/test_browser.py": "browser",
     "tests/docs_site/test_site.py": "site",
@@ -22,7 +21,7 @@ TOGETHER = {
 
 
 class Together(LoadScopeScheduling):
-    """Test by test to whoever is free, except those that belong together."""
+    """Each test goes to the next free process, except those of ``TOGETHER``."""
 
     def _split_scope(self, nodeid: str) -> str:
         return next((group for start, group in TOGETHER.items() if nodeid.startswith(start)), nodeid)
@@ -31,6 +30,24 @@ class Together(LoadScopeScheduling):
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Together:
     return Together(config, log)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """A failed test runs once more only if it is marked ``retries`` with the reason. Every other failure is final."""
+    for item in items:
+        if item.get_closest_marker("flaky") is not None:
+            raise pytest.UsageError(f"{item.nodeid}: use the marker retries(why) instead of flaky")
+        if (mark := item.get_closest_marker("retries")) is not None:
+            if not (mark.args and isinstance(mark.args[0], str)):
+                raise pytest.UsageError(f'{item.nodeid}: say why: @pytest.mark.retries("…")')
+            item.add_marker(pytest.mark.flaky(reruns=1, reruns_delay=1))
+
+
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    retried = sorted({report.nodeid for report in terminalreporter.stats.get("rerun", ())})
+    terminalreporter.write_line(f"retried: {len(retried)}")
+    for nodeid in retried:
+        terminalreporter.write_line(f"  {nodeid}")
 
 
 @pytest.fixture(autouse=True)
