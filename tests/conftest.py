@@ -15,7 +15,7 @@ settings.load_profile("untimed")
 TOGETHER = {
     "tests/dashboard/test_browser.py": "browser",
     "tests/docs_site/test_site.py": "site",
-    "tests/providers/test_reading.py::test_litellm": "litellm",
+    "tests/providers/test_usage_of_providers.py::test_litellm": "litellm",
     "tests/wire/test_seed_example.py": "litellm",
 }
 

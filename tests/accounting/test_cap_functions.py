@@ -18,8 +18,7 @@ from runguard.accounting import caps
 from runguard.core.budget import Scope
 from runguard.errors import PolicyError
 from runguard.testing import FakeClock
-
-from .test_accounts import CALL, Shop, soon
+from tests.kit.accounts import CALL, Shop, soon
 
 TEN_MINUTES = caps.KEPT_S
 

@@ -1,16 +1,14 @@
-"""Every model call is closed: one that never left is given back, one that left is booked at its last usage or at a
-marked estimate.
-"""
+"""A call is settled exactly once, however it ends."""
 
 import asyncio
 import gc
-from collections.abc import AsyncGenerator, Callable, Iterable
+from collections.abc import AsyncGenerator, Callable
 from contextlib import suppress
 from decimal import Decimal
 from typing import Any
 
 import pytest
-from google.adk.agents import LlmAgent, LoopAgent, ParallelAgent, SequentialAgent
+from google.adk.agents import LoopAgent, ParallelAgent, SequentialAgent
 from google.adk.agents.run_config import RunConfig
 from google.adk.apps import App
 from google.adk.models.llm_request import LlmRequest
@@ -22,103 +20,30 @@ from google.adk.workflow import RetryConfig
 from google.genai import types
 
 from runguard import Budget
-from runguard.adk import RunGuardPlugin
-from runguard.testing import ScriptedModel, assert_calls_answered, call, text
+from runguard.testing import ScriptedModel, call, text
+from tests.kit.settling import (
+    PROMPT_USD,
+    Chunks,
+    Meddler,
+    RefusedError,
+    assert_usable,
+    figures,
+    recover,
+    said,
+    stream,
+)
 
 from .helpers import play
 from .test_money_scenarios import CALL_TOKENS, CALL_USD, SSE, agent, assert_nothing_reserved, guard, step
 
 HELLO = types.Content(role="user", parts=[types.Part(text="go")])
-PROMPT_USD = Decimal("0.01")
-
-
-class RefusedError(Exception):
-    """The provider answered with a status: it has billed nothing."""
-
-    def __init__(self, code: int) -> None:
-        super().__init__(f"status {code}")
-        self.code = code
-
-
-def said(
-    words: str, usage: tuple[int, int] | None = None, *, partial: bool = False, model: str | None = None
-) -> LlmResponse:
-    """A response or a chunk, with prompt and output tokens where told."""
-    told = usage and types.GenerateContentResponseUsageMetadata(
-        prompt_token_count=usage[0], candidates_token_count=usage[1], total_token_count=sum(usage)
-    )
-    content = types.Content(role="model", parts=[types.Part(text=words)])
-    return LlmResponse(content=content, usage_metadata=told or None, partial=partial, model_version=model)
-
-
-class Chunks(ScriptedModel):
-    """Its first call answers with just these responses;
-
-    an exception among them is raised, a function called. Later calls say "fine".
-    """
-
-    def __init__(self, *first: Any, **options: Any) -> None:
-        super().__init__([text("fine")], **options)
-        self._first = first
-
-    _first: Any = ()
-
-    async def generate_content_async(
-        self, llm_request: LlmRequest, stream: bool = False
-    ) -> AsyncGenerator[LlmResponse, None]:
-        first, self._first = self._first, ()
-        if not first:
-            async for response in super().generate_content_async(llm_request, stream):
-                yield response
-            return
-        self._calls += 1
-        for entry in first:
-            await asyncio.sleep(0)
-            if isinstance(entry, BaseException):
-                raise entry
-            if callable(entry):
-                await entry()
-                continue
-            yield entry
 
 
 async def for_ever() -> None:
     await asyncio.Event().wait()
 
 
-def figures(plugin: RunGuardPlugin) -> tuple[int, int, Decimal]:
-    """Calls, how many of them are estimates, and dollars."""
-    spent = plugin.spend()
-    return spent["calls"], spent["estimated_calls"], spent["usd"]
-
-
-async def assert_usable(plugin: RunGuardPlugin, root: Any, service: InMemorySessionService, **options: Any) -> None:
-    """Nothing is held any more, and the user's next turn finds a whole session and costs one call."""
-    assert_nothing_reserved(plugin)
-    calls, estimated, usd = figures(plugin)
-    result = await play(
-        root, "and now?", plugins=[plugin, *options.pop("plugins", ())], session_service=service, **options
-    )
-    assert result.texts[-1] == "fine"
-    assert result.trips == []
-    assert figures(plugin) == (calls + 1, estimated, usd + CALL_USD)
-    assert_calls_answered(result.session)
-    assert_nothing_reserved(plugin)
-
-
 # ---- a call that never left -----------------------------------------------------------------------------------------
-
-
-class Meddler(BasePlugin):
-    """A plugin behind ours that does something instead of the first call."""
-
-    def __init__(self, act: Callable[[], Any]) -> None:
-        super().__init__(name="meddler")
-        self.act: Callable[[], Any] | None = act
-
-    async def before_model_callback(self, *, callback_context: Any, llm_request: LlmRequest) -> LlmResponse | None:
-        act, self.act = self.act, None
-        return act() if act is not None else None
 
 
 def fail() -> None:
@@ -249,10 +174,6 @@ async def test_a_call_cancelled_while_it_waits_for_money_holds_nothing() -> None
 
 
 # ---- a call that left -----------------------------------------------------------------------------------------------
-
-
-def recover(callback_context: Any, llm_request: LlmRequest, error: Exception) -> LlmResponse:
-    return said("never mind")
 
 
 class Recovery(BasePlugin):
@@ -393,14 +314,6 @@ async def test_a_run_left_before_its_next_call_owes_nothing_for_it(how: str) -> 
 # ---- streamed answers -----------------------------------------------------------------------------------------------
 
 
-async def stream(*first: Any, **policy: Any) -> tuple[RunGuardPlugin, Chunks, LlmAgent, InMemorySessionService]:
-    model, plugin, service = Chunks(*first), guard(**{"max_usd": "0.10", **policy}), InMemorySessionService()
-    root = agent("a", model)
-    await play(root, plugins=[plugin], session_service=service, run_config=SSE, catch=True)
-    assert model.calls == 1
-    return plugin, model, root, service
-
-
 async def test_a_stream_cut_off_after_its_usage_was_told_is_booked_at_that_usage() -> None:
     plugin, _, root, service = await stream(
         said("a", (1_000, 100), partial=True), said("b", (1_000, 150), partial=True), ConnectionError("cut")
@@ -439,171 +352,3 @@ async def test_the_usage_of_a_call_is_the_last_one_told(responses: list[LlmRespo
     assert figures(plugin) == (1, 0, CALL_USD)
     assert plugin.spend()["tokens"] == CALL_TOKENS
     await assert_usable(plugin, root, service)
-
-
-# ---- what tokens cost -----------------------------------------------------------------------------------------------
-
-DEAR = {"input": 10, "output": 40, "cached": 1, "audio": 100, "cached_audio": 50, "audio_output": 400}
-
-
-def detail(modality: str, tokens: int) -> list[types.ModalityTokenCount]:
-    return [types.ModalityTokenCount(modality=types.MediaModality(modality), token_count=tokens)]
-
-
-def usage(**counts: Any) -> types.GenerateContentResponseUsageMetadata:
-    return types.GenerateContentResponseUsageMetadata(**counts)
-
-
-@pytest.mark.parametrize(
-    ("told", "usd"),
-    [
-        # thinking is output, whether the model counts it among the candidates or beside them
-        (
-            usage(
-                prompt_token_count=1_000, candidates_token_count=100, thoughts_token_count=150, total_token_count=1_250
-            ),
-            "0.02",
-        ),
-        (
-            usage(
-                prompt_token_count=1_000, candidates_token_count=250, thoughts_token_count=150, total_token_count=1_250
-            ),
-            "0.02",
-        ),
-        (usage(prompt_token_count=1_000, candidates_token_count=100, thoughts_token_count=150), "0.02"),
-        # of the prompt, 600 were read from a cache
-        (
-            usage(
-                prompt_token_count=1_000,
-                cached_content_token_count=600,
-                candidates_token_count=250,
-                total_token_count=1_250,
-            ),
-            "0.0146",
-        ),
-        # the prompts of built-in tools are input beside the prompt
-        (
-            usage(
-                prompt_token_count=1_000,
-                tool_use_prompt_token_count=500,
-                candidates_token_count=250,
-                total_token_count=1_750,
-            ),
-            "0.025",
-        ),
-        # of the prompt, 400 were heard; of the answer, 50 spoken
-        (
-            usage(
-                prompt_token_count=1_000,
-                prompt_tokens_details=detail("AUDIO", 400),
-                candidates_token_count=250,
-                total_token_count=1_250,
-            ),
-            "0.056",
-        ),
-        (
-            usage(
-                prompt_token_count=1_000,
-                candidates_token_count=250,
-                candidates_tokens_details=detail("AUDIO", 50),
-                total_token_count=1_250,
-            ),
-            "0.038",
-        ),
-        (
-            usage(
-                prompt_token_count=1_000,
-                prompt_tokens_details=detail("AUDIO", 400),
-                cached_content_token_count=300,
-                cache_tokens_details=detail("AUDIO", 300),
-                candidates_token_count=250,
-                total_token_count=1_250,
-            ),
-            "0.041",
-        ),
-    ],
-    ids=[
-        "thoughts apart",
-        "thoughts within",
-        "no total",
-        "cached",
-        "tool use",
-        "audio in",
-        "audio out",
-        "cached audio",
-    ],
-)
-async def test_each_kind_of_token_has_its_own_price(told: Any, usd: str) -> None:
-    content = types.Content(role="model", parts=[types.Part(text="x")])
-    model = Chunks(LlmResponse(content=content, usage_metadata=told))
-    plugin, service = guard(prices={"scripted-1": DEAR}, max_usd=5), InMemorySessionService()
-    root = agent("a", model)
-    await play(root, plugins=[plugin], session_service=service)
-    assert figures(plugin) == (1, 0, Decimal(usd))
-    await assert_usable(plugin, root, service)
-
-
-async def test_an_answer_without_usage_is_estimated_and_marked() -> None:
-    plugin, service = guard(max_usd="0.10"), InMemorySessionService()
-    model = Chunks(said("x" * 400))
-    root = agent("a", model)
-    decided = await play(root, plugins=[plugin], session_service=service)
-    assert decided.texts == ["x" * 400]
-    assert figures(plugin) == (1, 1, PROMPT_USD + Decimal("0.004"))
-    await assert_usable(plugin, root, service)
-
-
-async def test_a_trip_says_when_what_was_spent_is_partly_an_estimate() -> None:
-    model = ScriptedModel(lambda n, _: call("step", q=n), usage_on="none")
-    plugin = guard(max_usd="0.03")
-    await play(agent("a", model, tools=[step]), plugins=[plugin])
-    (trip,) = plugin.trips
-    assert trip.estimated
-    assert "about $" in trip.message
-
-
-@pytest.mark.parametrize(
-    ("answering", "usd", "estimated"),
-    [("small-1", "0.002", 0), ("scripted-1", "0.02", 0), ("nobody-knows-1", "0.02", 1)],
-)
-async def test_the_model_that_answered_is_paid(answering: str, usd: str, estimated: int) -> None:
-    """Without a price for the one that answered, that of the one that was asked stands, marked as an estimate."""
-    prices = {"scripted-1": {"input": 10, "output": 40}, "small-1": {"input": 1, "output": 4}}
-    plugin = guard(prices=prices, max_usd="0.10")
-    await play(agent("a", Chunks(said("x", (1_000, 250), model=answering))), plugins=[plugin])
-    assert figures(plugin) == (1, estimated, Decimal(usd))
-    assert list(plugin.spend()["by_model"]) == [answering]
-    assert_nothing_reserved(plugin)
-
-
-def _branches(models: Iterable[Any]) -> ParallelAgent:
-    return ParallelAgent(name="par", sub_agents=[agent(f"p{n}", model) for n, model in enumerate(models)])
-
-
-async def test_branches_that_end_in_every_way_at_once_leave_nothing_behind() -> None:
-    """An answer, one without usage, a refusal, an estimate of what broke and an answer from a cache, side by side."""
-    plugin, service = guard(max_usd="0.10"), InMemorySessionService()
-    models = [
-        ScriptedModel([text("fine")]),
-        Chunks(said("x" * 400)),
-        Chunks(RefusedError(503)),
-        Chunks(ConnectionError("broke")),
-        ScriptedModel([text("fine")]),
-    ]
-    root = _branches(models)
-    for branch in root.sub_agents[2:4]:
-        branch.on_model_error_callback = recover
-    cache = Meddler(lambda: said("cached"))
-
-    def once(callback_context: Any, llm_request: LlmRequest) -> LlmResponse | None:
-        act, cache.act = cache.act, None
-        return act() if act is not None else None
-
-    root.sub_agents[4].before_model_callback = once
-    result = await play(root, plugins=[plugin], session_service=service)
-    assert sorted(result.texts) == sorted(["fine", "x" * 400, "never mind", "never mind", "cached"])
-    assert figures(plugin) == (4, 2, CALL_USD + Decimal("0.014") + CALL_USD)
-    assert_nothing_reserved(plugin)
-    again = await play(root, "and now?", plugins=[plugin], session_service=service)
-    assert again.texts == ["fine"] * 5
-    assert figures(plugin) == (9, 2, Decimal("0.154"))

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.kit.driver import Driver
 
 from runguard.conductor import carried, paused
 from runguard.conductor.guard import Guard
@@ -17,6 +16,7 @@ from runguard.core.decision import Decision
 from runguard.core.events import RunInfo
 from runguard.ledger.store import StoreError
 from runguard.policy import Policy
+from tests.kit.driver import Driver
 
 LIMITS: dict[str, Any] = {
     "max_model_calls": 9,

@@ -16,8 +16,7 @@ from hypothesis.stateful import run_state_machine_as_test
 from runguard.ledger.base import Account, Ledger
 from runguard.ledger.memory import MemoryLedger
 from runguard.ledger.remote import StoreLedger
-
-from ..ledger.test_ledgers import PATIENCE_S, AgainstPaper, Desk  # noqa: TID252 - the tests are no package
+from tests.kit.ledgers import PATIENCE_S, AgainstPaper, Desk
 
 EXAMPLES = {"memory": 500, "sqlite": 40, "redis": 80, "postgres": 40}
 WORKERS = 3

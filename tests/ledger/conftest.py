@@ -21,6 +21,7 @@ from runguard.ledger.base import Ledger
 from runguard.ledger.memory import MemoryLedger
 from runguard.ledger.remote import _ASKERS, StoreLedger
 from runguard.ledger.store import MOST, Session, Store, StoreOutage
+from tests.kit.ledgers import Desk
 
 from .processes import mother, process  # noqa: F401 - fixtures
 
@@ -216,3 +217,13 @@ def ledger(request: pytest.FixtureRequest, ledgers: Ledgers) -> Iterator[Ledger]
     made = ledgers.of(kind)
     yield made
     assert made.flush(PATIENCE_S)
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "accounts.db"
+
+
+@pytest.fixture
+def desk(ledger: Ledger) -> Desk:
+    return Desk(ledger)

@@ -10,10 +10,10 @@ from google.adk.agents import LlmAgent
 from google.genai import Client, types
 
 import runguard
+from tests.kit.gemini_models import Models, modes, transports
 
 from .gemini_server import Answer, GeminiServer, Request, call, text, usage
 from .helpers import CALL_USD, agent, assert_nothing_reserved, figures, guard, play, price, step
-from .test_gemini_wire import Models, modes, transports
 from .test_guarded_wire import Stack, Wrapped, assert_clear
 
 

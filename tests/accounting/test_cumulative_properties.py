@@ -1,0 +1,190 @@
+"""BudgetMonitor compared with a model, and from many threads."""
+
+import threading
+from types import SimpleNamespace
+
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+
+from runguard.accounting.cumulative import BudgetMonitor
+from tests.kit.monitors import response
+
+# ---- against a model ------------------------------------------------------------------------------------------------
+
+
+class MonitorAgainstItsModel(RuleBasedStateMachine):
+    """The model keeps plain facts: the tokens, what each turn cost, and for each threshold whether it has fired and how
+    often.
+    """
+
+    @initialize(limit=st.integers(1, 50))
+    def begin(self, limit):
+        self.limit, self.tokens, self.turns, self.stopped_by_hand = limit, 0, [], False
+        self.monitor = BudgetMonitor(limit)
+        self.known = []  # percent, recurring, action; fired, stopping, expected calls, seen calls
+        self.open = None
+
+    def share(self):
+        return min(self.tokens / self.limit, 1)
+
+    def expect(self, *, whole=True, told=None):
+        for entry in self.known:
+            if self.share() < entry["percent"]:
+                continue
+            if entry["recurring"]:
+                if not whole or (told is not None and id(entry) in told):
+                    continue
+                if told is not None:
+                    told.add(id(entry))
+            elif entry["fired"]:
+                continue
+            entry["fired"] = True
+            entry["stopping"] |= entry["action"] == "stop"
+            entry["expected"] += 1
+
+    @rule(percent=st.floats(0.01, 1), recurring=st.booleans(), action=st.sampled_from(["warn", "nudge", "stop"]))
+    def add(self, percent, recurring, action):
+        entry = {
+            "percent": percent,
+            "recurring": recurring,
+            "action": action,
+            "fired": False,
+            "stopping": False,
+            "expected": 0,
+            "seen": 0,
+        }
+
+        def seen(monitor):
+            entry["seen"] += 1
+
+        self.monitor.on_threshold(percent, seen, recurring=recurring, action=action)
+        self.known.append(entry)
+
+    @rule(given=st.integers(0, 20), output=st.integers(0, 20))
+    def record(self, given, output):
+        self.monitor.record_usage(given, output)
+        self.tokens += given + output
+        self.turns.append(given + output)
+        self.expect()
+
+    @rule(outputs=st.lists(st.integers(0, 20), min_size=1, max_size=4), wholes=st.integers(0, 2))
+    def stream(self, outputs, wholes):
+        """Chunks with growing usage, then one or two whole responses with the last of it, or none if it breaks off."""
+        call, told, counted = SimpleNamespace(), set(), 0
+        outputs = sorted(outputs)
+        self.turns.append(0)
+        for number, output in enumerate([*outputs, *[outputs[-1]] * wholes]):
+            whole = number >= len(outputs)
+            self.monitor.record_response(response(1, output, partial=not whole), call)
+            self.tokens += 1 + output - counted
+            self.turns[-1] = counted = 1 + output
+            self.expect(whole=whole, told=told)
+
+    @rule(count=st.integers(0, 60))
+    def adjust(self, count):
+        self.monitor.adjust(count)
+        self.tokens = count
+        for entry in self.known:
+            if entry["percent"] > self.share():
+                entry["fired"] = entry["stopping"] = False
+
+    @rule()
+    def reset(self):
+        self.monitor.reset()
+        self.tokens, self.turns, self.stopped_by_hand = 0, [], False
+        for entry in self.known:
+            entry["fired"] = entry["stopping"] = False
+
+    @rule()
+    def stop(self):
+        self.monitor.stop("by hand")
+        self.stopped_by_hand = True
+
+    @rule()
+    def resume(self):
+        self.monitor.resume()
+        self.stopped_by_hand = False
+        for entry in self.known:
+            entry["stopping"] = False
+
+    @invariant()
+    def they_agree(self):
+        monitor = self.monitor
+        assert [entry["seen"] for entry in self.known] == [entry["expected"] for entry in self.known]
+        assert (monitor.current_tokens, monitor.turn_count) == (self.tokens, len(self.turns))
+        assert monitor.remaining == max(self.limit - self.tokens, 0)
+        assert monitor.utilization == self.share()
+        assert monitor.avg_tokens_per_turn == (sum(self.turns) / len(self.turns) if self.turns else 0)
+        assert monitor.thresholds_fired() == sum(entry["fired"] for entry in self.known)
+        assert monitor.stopped == (self.stopped_by_hand or any(entry["stopping"] for entry in self.known))
+        assert [t.percent for t in monitor.thresholds] == sorted(entry["percent"] for entry in self.known)
+        assert monitor.callback_errors == 0
+
+
+TestMonitorAgainstItsModel = MonitorAgainstItsModel.TestCase
+
+
+# ---- threads --------------------------------------------------------------------------------------------------------
+
+
+def in_threads(work, number=8):
+    barrier, failures = threading.Barrier(number), []
+
+    def begin(index):
+        try:
+            barrier.wait(10)
+            work(index)
+        except BaseException as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=begin, args=(index,)) for index in range(number)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    assert failures == []
+
+
+def test_under_threads_nothing_is_lost_and_each_threshold_fires_once():
+    fired, lock = [], threading.Lock()
+    monitor = BudgetMonitor(8_000)
+
+    def note(percent):
+        with lock:
+            fired.append(percent)
+
+    for step in range(1, 101):
+        monitor.on_threshold(step / 100, lambda m, p=step: note(p))
+    in_threads(lambda _: [monitor.record_usage(1, 1) for _ in range(500)])
+    assert (monitor.current_tokens, monitor.turn_count) == (8_000, 4_000)
+    assert sorted(fired) == list(range(1, 101))
+
+
+def test_streams_in_threads_stay_apart():
+    monitor = BudgetMonitor()
+
+    def stream(_):
+        for _ in range(100):
+            call = SimpleNamespace()
+            for output in (1, 2, 3):
+                monitor.record_response(response(7, output, partial=True), call)
+            monitor.record_response(response(7, 3), call)
+
+    in_threads(stream)
+    assert (monitor.current_tokens, monitor.turn_count) == (8_000, 800)
+
+
+def test_everything_at_once_ends_and_breaks_nothing():
+    monitor = BudgetMonitor(100).on_threshold(0.5, lambda m: m.adjust(0)).on_threshold(0.9, action="stop")
+    moves = [
+        lambda: monitor.record_usage(3),
+        lambda: monitor.record_response(response(2, 1), SimpleNamespace()),
+        lambda: monitor.on_threshold(0.7),
+        monitor.summary,
+        monitor.resume,
+        monitor.take_nudge,
+        monitor.reset,
+        lambda: monitor.stop("x"),
+    ]
+    in_threads(lambda index: [moves[index]() for _ in range(200)])
+    assert monitor.callback_errors == 0

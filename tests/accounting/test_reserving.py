@@ -1,0 +1,331 @@
+"""The worst case of a call is reserved; a call that does not fit waits, is capped or refused."""
+
+import asyncio
+from decimal import Decimal
+
+import pytest
+
+from runguard.accounting.expectations import ASSUMED_OUTPUT
+from runguard.core.budget import Budget
+from runguard.core.decision import Action
+from runguard.core.events import ROOT_LANE, ModelCall
+from runguard.core.threshold import Threshold
+from runguard.pricing.rates import Usage
+from tests.kit.accounts import CALL, PATIENCE_S, Shop, soon, user_budget
+
+# ---- the worst case -------------------------------------------------------------------------------------------------
+
+
+async def test_the_worst_case_is_the_prompt_and_the_largest_answer():
+    shop = Shop(Budget(usd=1, tokens=10**6, per="user"))
+    asked = await shop.ask(700, input_tokens=300)
+    assert asked.decision.action is Action.ALLOW
+    assert shop.stand() == (0, CALL)
+    assert shop.stand(unit="tokens") == (0, 1_000)
+    assert shop.accounts.spend()["reserved_usd"] == CALL
+
+
+@pytest.mark.parametrize(
+    ("model", "limit"), [("gemini-2.0-flash", 8_192), ("small", 500), ("never-heard-of", ASSUMED_OUTPUT)]
+)
+async def test_a_request_without_a_limit_is_taken_to_use_what_its_model_can(model, limit):
+    shop = Shop(Budget(tokens=10**6, per="user"), models={"small": {"max_output_tokens": 500}})
+    asked = await shop.ask(None, model=model, input_tokens=10)
+    assert asked.output == limit
+    assert shop.stand(unit="tokens") == (0, limit + 10)
+    assert not asked.charge.lowered
+
+
+async def test_the_assumed_limit_is_65536():
+    assert ASSUMED_OUTPUT == 65_536
+
+
+async def test_what_was_not_used_is_free_again_and_spent_stands_apart_from_reserved():
+    shop = Shop(user_budget(10))
+    first, second = await shop.ask(), await shop.ask()
+    shop.pay(first, 400)
+    assert shop.stand() == (Decimal("0.0004"), CALL)
+    assert shop.status().remaining == Decimal("0.0086")
+    shop.pay(second, 0)
+    assert shop.stand() == (Decimal("0.0004"), 0)
+
+
+async def test_three_times_ten_cents_fit_into_thirty():
+    shop = Shop(max_usd=0.3)
+    for _ in range(3):
+        await shop.buy(100_000)
+    assert shop.stand("run:run") == (Decimal("0.3"), 0)
+    assert not (await shop.ask(1)).leave
+
+
+async def test_the_later_figure_replaces_the_earlier_everywhere():
+    shop = Shop(user_budget(10))
+    asked = await shop.ask()
+    for output in (300, 900, 500):
+        shop.pay(asked, output)
+        assert shop.stand() == (Decimal(output) / 10**6, 0)
+        assert shop.accounts.spend()["tokens"] == output
+        assert shop.guard.runs["run"].spend.output_tokens == output
+    assert shop.accounts.spend()["calls"] == 1
+
+
+async def test_a_call_that_never_left_is_as_if_it_had_not_been_asked_for():
+    shop = Shop(Budget(usd=1, calls=1, per="user"))
+    for _ in range(3):
+        asked = await shop.ask()
+        assert asked.leave
+        shop.guard.release(asked.charge)
+        shop.guard.release(asked.charge)
+        assert shop.nothing_is_held
+    assert shop.accounts.spend()["calls"] == 0
+
+
+async def test_a_call_that_was_released_and_left_after_all_is_billed_once():
+    shop = Shop(user_budget(10))
+    asked = await shop.ask()
+    shop.guard.release(asked.charge)
+    shop.pay(asked, 500)
+    assert shop.stand() == (Decimal("0.0005"), 0)
+    assert shop.nothing_is_held
+    assert shop.accounts.spend()["usd"] == Decimal("0.0005")
+
+
+# ---- waiting --------------------------------------------------------------------------------------------------------
+
+
+async def test_a_call_waits_for_what_others_hold_and_is_then_let_through_in_full():
+    shop = Shop(user_budget(2))
+    first, _ = await shop.ask(), await shop.ask()
+    waiting = await shop.asks_and_waits()
+    shop.pay(first, 0)
+    asked = await soon(waiting)
+    assert asked.decision.action is Action.ALLOW
+    assert (asked.output, asked.charge.lowered) == (1_000, False)
+
+
+@pytest.mark.parametrize("how", ["release", "extend"])
+async def test_a_waiting_call_goes_on_as_soon_as_there_is_room(how):
+    shop = Shop(user_budget(1))
+    first = await shop.ask()
+    waiting = await shop.asks_and_waits()
+    if how == "release":
+        shop.guard.release(first.charge)
+    else:
+        shop.accounts.extend("user:app/ann", usd=CALL)
+    assert (await soon(waiting)).output == 1_000
+
+
+async def test_a_wait_is_bounded_and_then_the_answer_is_capped_to_what_is_left():
+    shop = Shop(user_budget(2), max_wait_seconds=0.05)
+    await shop.ask(1_700)
+    began = asyncio.get_running_loop().time()
+    asked = await asyncio.wait_for(shop.ask(), PATIENCE_S)
+    assert asyncio.get_running_loop().time() - began >= 0.05
+    assert (asked.output, asked.charge.lowered) == (300, True)
+    assert shop.status().remaining == 0
+
+
+async def test_without_patience_nobody_waits():
+    shop = Shop(user_budget(2), max_wait_seconds=0)
+    await shop.ask(1_700)
+    assert (await asyncio.wait_for(shop.ask(), 1)).output == 300
+
+
+async def test_nobody_waits_where_nobody_else_is_on_the_way():
+    shop = Shop(user_budget(2), max_wait_seconds=3_600)
+    await shop.buy(1_700)
+    assert (await asyncio.wait_for(shop.ask(), PATIENCE_S)).output == 300
+    shop = Shop(user_budget(1), max_wait_seconds=3_600)
+    await shop.buy(1_000)
+    assert not (await asyncio.wait_for(shop.ask(), PATIENCE_S)).leave
+
+
+async def test_a_cancelled_wait_gives_everything_back():
+    shop = Shop(user_budget(1), Budget(calls=5, per="app"))
+    first = await shop.ask()
+    waiting = await shop.asks_and_waits()
+    run = shop.guard.runs["run"]
+    assert run.spend.model_calls == 2
+    waiting.cancel()
+    await asyncio.gather(waiting, return_exceptions=True)
+    assert run.spend.model_calls == 1
+    assert run.waiting == 0
+    assert shop.stand("app:app", "calls") == (0, 1)
+    shop.pay(first)
+    assert shop.nothing_is_held
+
+
+async def test_a_cancelled_wait_gives_its_place_among_the_calls_in_flight_back():
+    shop = Shop(user_budget(1))
+    await shop.ask()
+    run = shop.guard.runs["run"]
+    waiting = asyncio.create_task(
+        shop.guard.reserve(ModelCall("run", ROOT_LANE, "agent", shop.now, "m", max_output_tokens=1_000))
+    )
+    for _ in range(5):
+        await asyncio.sleep(0)
+    assert len(run.slots) == 1
+    waiting.cancel()
+    await asyncio.gather(waiting, return_exceptions=True)
+    assert len(run.slots) == 0
+
+
+async def test_a_run_that_is_stopped_meanwhile_lets_nobody_wait_on():
+    shop = Shop(user_budget(1))
+    first = await shop.ask()
+    waiting = await shop.asks_and_waits()
+    trip = shop.guard.fail("run", "guard_error", "it broke")
+    shop.pay(first, 0)
+    asked = await soon(waiting)
+    assert not asked.leave
+    assert asked.decision.trip is trip
+    assert len(shop.guard.trips) == 1
+    assert shop.nothing_is_held
+
+
+async def test_a_threshold_that_stops_holds_also_for_those_who_wait():
+    shop = Shop(user_budget(10, thresholds=[Threshold(0.5, action="stop")]))
+    holders = [await shop.ask() for _ in range(10)]
+    waiting = await shop.asks_and_waits()
+    for holder in holders[:9]:
+        shop.pay(holder, 600)
+    asked = await soon(waiting)
+    assert not asked.leave
+    assert asked.decision.trip.rule == "budget"
+    assert "threshold of 50%" in asked.decision.trip.message
+
+
+async def test_the_deadline_of_the_run_holds_also_for_those_who_wait():
+    shop = Shop(user_budget(1), max_seconds=10)
+    first = await shop.ask()
+    waiting = await shop.asks_and_waits()
+    shop.now += 100
+    shop.pay(first, 0)
+    asked = await soon(waiting)
+    assert asked.decision.trip.rule == "deadline"
+    assert shop.nothing_is_held
+
+
+# ---- capping and refusing -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("spent", "asks", "gets"),
+    [
+        (8_000, 3_000, 2_000),  # capped to the rest
+        (9_900, 3_000, 100),  # exactly the useful minimum
+        (9_901, 3_000, None),  # less than that is of no use
+        (9_950, 50, 50),  # a request that is smaller by itself
+        (9_951, 50, None),
+        (9_000, 1_000, 1_000),  # exactly the rest
+    ],
+)
+async def test_an_answer_is_capped_down_to_a_useful_minimum_and_then_refused(spent, asks, gets):
+    shop = Shop(user_budget(10), min_output_tokens=100)
+    await shop.buy(spent)
+    asked = await shop.ask(asks)
+    assert (asked.output if asked.leave else None) == gets
+    if gets is None:
+        assert asked.decision.trip.rule == "budget"
+    else:
+        assert asked.charge.lowered is (gets < asks)
+
+
+@pytest.mark.parametrize(
+    ("limit", "gets"),
+    [
+        ({"usd": CALL}, 400),
+        ({"tokens": 1_000}, 400),
+        ({"usd": CALL, "tokens": 900}, 300),
+        ({"usd": CALL / 2, "tokens": 5_000}, None),  # the prompt alone is too dear
+        ({"tokens": 600}, None),
+        ({"calls": 1, "usd": CALL}, 400),
+    ],
+)
+async def test_the_prompt_is_paid_first(limit, gets):
+    shop = Shop(Budget(**limit, per="user"))
+    asked = await shop.ask(5_000, input_tokens=600)
+    assert (asked.output if asked.leave else None) == gets
+
+
+async def test_a_capped_answer_is_told_once_per_agent():
+    shop = Shop(user_budget(10))
+    first = await shop.ask(20_000)
+    assert (first.decision.action, first.decision.finding.rule, first.output) == (Action.WARN, "budget", 10_000)
+    shop.guard.release(first.charge)
+    assert (await shop.ask(20_000)).decision.action is Action.ALLOW
+
+
+async def test_a_call_budget_is_never_capped_only_refused():
+    shop = Shop(Budget(calls=2, per="user"))
+    await shop.buy()
+    await shop.buy()
+    asked = await shop.ask()
+    assert not asked.leave
+    assert (asked.decision.trip.unit, asked.decision.trip.observed, asked.decision.trip.limit) == ("calls", 3, 2)
+
+
+async def test_a_refusal_names_the_tightest_scope_and_holds_nothing_anywhere():
+    shop = Shop(
+        Budget(usd=CALL * 5, per="app"),
+        Budget(usd=CALL * 3, per="user", window="1d"),
+        Budget(usd=CALL * 4, per="session"),
+        max_usd=CALL * 10,
+    )
+    for _ in range(3):
+        await shop.buy()
+    asked = await shop.ask()
+    trip = asked.decision.trip
+    assert (trip.scope, trip.scope_id, trip.unit) == ("user", "user:app/ann", "usd")
+    assert (trip.spent_usd, trip.reserved_usd, trip.limit, trip.observed) == (CALL * 3, 0, CALL * 3, CALL * 4)
+    assert "$0.003 spent and $0.00 reserved of $0.003, this call could take $0.001" in trip.message
+    assert "extend('user:app/ann', usd=…)" in trip.resume
+    assert "begins anew" in trip.resume
+    assert shop.nothing_is_held
+    assert shop.guard.runs["run"].spend.model_calls == 3
+
+
+async def test_what_a_refusal_says_about_reserved_is_what_others_hold():
+    shop = Shop(user_budget(2), max_wait_seconds=0)
+    await shop.buy(500)
+    await shop.ask(1_450)
+    trip = (await shop.ask(1_000)).decision.trip
+    assert (trip.spent_usd, trip.reserved_usd) == (Decimal("0.0005"), Decimal("0.00145"))
+
+
+@pytest.mark.parametrize(
+    ("per", "stops_run"),
+    [("run", True), ("user", True), ("app", True), ("agent", False), ("model", False), ("run+agent", False)],
+)
+async def test_a_spent_budget_stops_all_who_share_it_and_nobody_else(per, stops_run):
+    shop = Shop(Budget(calls=1, per=per))
+    run = shop.guard.runs["run"]
+    for lane in ("left", "right"):
+        shop.guard.open_lane(run, lane, ROOT_LANE, concurrent=True)
+    await shop.buy(agent="a", lane="left")
+    assert not (await shop.ask(agent="a", lane="left")).leave
+    assert (run.stopped is not None) is stops_run
+    assert (await shop.ask(agent="b", model="dear", lane="right")).leave is not stops_run
+
+
+async def test_an_overrun_closes_the_scope_for_all_its_runs_until_it_is_extended():
+    shop = Shop(user_budget(10))
+    shop.open("other")
+    asked = await shop.ask(5_000)
+    shop.pay(asked, 12_000)
+    status = shop.status()
+    assert (status.spent, status.overrun, status.closed, status.remaining) == (CALL * 12, CALL * 2, True, 0)
+    trip = (await shop.ask(1, run="other")).decision.trip
+    assert "closed by an overrun of $0.002" in trip.message
+    shop.accounts.extend("user:app/ann", usd=CALL * 3)
+    shop.open("third")
+    assert (await shop.ask(1_000, run="third")).leave
+    assert not shop.status().closed
+
+
+async def test_usage_that_nobody_was_asked_about_counts_too():
+    shop = Shop(user_budget(2))
+    call = ModelCall("run", ROOT_LANE, "agent", shop.now, "m")
+    shop.guard.settle(shop.accounts.open_settled(shop.guard.runs["run"].purse, call), Usage(500, 1_000))
+    assert shop.stand() == (Decimal("0.0015"), 0)
+    assert (await shop.ask(1_000)).output == 500

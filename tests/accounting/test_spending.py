@@ -1,0 +1,362 @@
+"""What was spent, by whom, in shadow mode, without prices and without usage."""
+
+import asyncio
+import logging
+import random
+from decimal import Decimal
+
+import pytest
+
+from runguard.accounting import charges, spending
+from runguard.accounting import lookup as finder
+from runguard.core.budget import Budget
+from runguard.core.decision import Action
+from tests.kit.accounts import CALL, PATIENCE_S, Shop, in_threads, turns, user_budget
+
+# ---- shadow ---------------------------------------------------------------------------------------------------------
+
+
+async def test_a_shadow_only_looks_on():
+    shop = Shop(user_budget(2), mode="shadow", max_wait_seconds=3_600)
+    made = []
+    for _ in range(4):  # all at once: the third and the fourth would have had to wait
+        asked = await asyncio.wait_for(shop.ask(), PATIENCE_S)
+        assert (asked.leave, asked.output, asked.charge.lowered) == (True, 1_000, False)
+        assert asked.decision.action is Action.ALLOW
+        made.append(asked)
+    assert shop.stand() == (0, CALL * 4)
+    for asked in made[:3]:
+        assert list(shop.guard.trips) == []  # nobody knows yet: they may take less than they hold
+        shop.pay(asked)
+    (trip,) = shop.guard.trips
+    assert (trip.enforced, trip.rule, trip.scope_id, trip.limit) == (False, "budget", "user:app/ann", CALL * 2)
+    assert trip.reserved_usd == CALL * 2  # what others hold, without this call
+    assert shop.guard.runs["run"].stopped is None
+
+
+async def test_a_shadow_that_had_to_wait_for_nothing_says_nothing():
+    shop = Shop(user_budget(2), mode="shadow")
+    made = [await shop.ask() for _ in range(4)]
+    for asked in made:
+        shop.pay(asked, 0)  # all of them take less than they held: enforcing would have made them one after another
+    assert list(shop.guard.trips) == []
+
+
+async def test_a_shadow_knows_that_a_shorter_answer_would_have_been_asked_for():
+    shop = Shop(Budget(usd=CALL * 3 / 2, per="user", window="1d"), mode="shadow")
+    shop.pay(await shop.ask())
+    assert (await shop.ask()).output == 1_000  # enforcing lowers it to half
+    assert list(shop.guard.trips) == []
+    enforcing = Shop(Budget(usd=CALL * 3 / 2, per="user", window="1d"))
+    enforcing.pay(await enforcing.ask())
+    assert (await enforcing.ask()).charge.lowered
+
+
+async def test_a_shadow_books_everything():
+    shop = Shop(user_budget(2), mode="shadow")
+    for _ in range(5):
+        await shop.buy()
+    status = shop.status()
+    assert (status.spent, status.reserved, status.overrun, status.closed) == (CALL * 5, 0, 0, False)
+    assert shop.accounts.spend("user:app/ann")["usd"] == CALL * 5
+    shop.pay(await shop.ask(), 3_000)
+    assert shop.status().overrun > 0  # this one billed more than it held
+
+
+async def test_a_shadow_would_have_refused_an_unpriced_model_and_says_so():
+    shop = Shop(user_budget(2), mode="shadow")
+    assert (await shop.ask(model="never-heard-of")).leave
+    assert [(trip.rule, trip.enforced) for trip in shop.guard.trips] == [("unpriced", False)]
+
+
+# ---- models without a price -----------------------------------------------------------------------------------------
+
+
+async def test_a_dollar_limit_refuses_a_model_whose_price_nobody_knows():
+    shop = Shop(user_budget(10))
+    asked = await shop.ask(model="never-heard-of")
+    assert not asked.leave
+    trip = asked.decision.trip
+    assert (trip.rule, trip.scope_id) == ("unpriced", "model 'never-heard-of'")
+    assert 'prices={"never-heard-of"' in trip.resume
+    assert shop.nothing_is_held
+
+
+@pytest.mark.parametrize("budget", [Budget(tokens=10_000, per="user"), Budget(calls=5, per="user"), None])
+async def test_without_a_dollar_limit_a_price_is_not_needed(budget):
+    shop = Shop(*([budget] if budget else []))
+    await shop.buy(model="never-heard-of")
+    spend = shop.accounts.spend()
+    assert (spend["usd"], spend["tokens"], spend["unpriced_calls"]) == (0, 1_000, 1)
+    assert shop.guard.runs["run"].purse.spent_usd is None  # not zero: not known
+
+
+async def test_a_rate_for_unknown_models_is_an_estimate():
+    shop = Shop(user_budget(10), on_unpriced={"input": 2, "output": 2})
+    await shop.buy(model="never-heard-of")
+    await shop.buy(model="m")
+    assert shop.stand() == (CALL * 3, 0)
+    spend = shop.accounts.spend()
+    assert (spend["usd"], spend["estimated_calls"], spend["unpriced_calls"]) == (CALL * 3, 1, 0)
+    assert spend["by_model"]["m"]["estimated_calls"] == 0
+
+
+async def test_counting_tokens_only_lets_an_unknown_model_through_a_dollar_limit():
+    shop = Shop(Budget(usd=CALL, tokens=3_000, per="user"), on_unpriced="tokens")
+    await shop.buy(2_000, model="never-heard-of")
+    assert shop.stand() == (0, 0)
+    assert shop.stand(unit="tokens") == (2_000, 0)
+    assert (await shop.ask(5_000, model="never-heard-of")).output == 1_000
+    assert shop.accounts.spend()["unpriced_calls"] == 1
+
+
+# ---- calls that never told ------------------------------------------------------------------------------------------
+
+
+async def test_a_call_that_left_and_never_told_its_usage_is_estimated_and_marked():
+    shop = Shop(user_budget(10))
+    asked = await shop.ask(5_000, input_tokens=200)
+    shop.guard.abandon(asked.charge)
+    # its prompt and 1,024 tokens, before any answer of that model was seen
+    assert shop.stand() == (Decimal("0.001224"), 0)
+    spend = shop.accounts.spend()
+    assert (spend["estimated_calls"], spend["calls"], spend["input_tokens"]) == (1, 1, 200)
+
+
+async def test_an_estimate_is_what_answers_of_that_model_are_like_and_never_more_than_was_held():
+    shop = Shop(user_budget(100))
+    for _ in range(3):
+        await shop.buy(300)
+    for output, expected in ((5_000, 300), (50, 50)):
+        asked = await shop.ask(output)
+        before = shop.status().spent
+        shop.guard.abandon(asked.charge)
+        assert (shop.status().spent - before) * 10**6 == expected
+    asked = await shop.ask(5_000)  # an estimate teaches nothing
+    assert shop.accounts.guess(asked.charge, 0, False).output == 300
+
+
+async def test_a_broken_stream_took_what_it_said_so_far():
+    shop = Shop(user_budget(10))
+    asked = await shop.ask(5_000)
+    shop.guard.abandon(asked.charge, streamed_tokens=70, streaming=True)
+    assert shop.stand() == (Decimal("0.00007"), 0)
+
+
+async def test_a_call_that_the_provider_refused_costs_nothing():
+    shop = Shop(user_budget(10))
+    asked = await shop.ask(5_000, input_tokens=200)
+    shop.guard.abandon(asked.charge, refused=True)
+    spend = shop.accounts.spend()
+    assert (shop.stand(), spend["calls"], spend["estimated_calls"], spend["unpriced_calls"]) == ((0, 0), 1, 0, 0)
+
+
+async def test_what_is_told_after_all_replaces_the_estimate_and_not_the_other_way_round():
+    shop = Shop(user_budget(10))
+    asked = await shop.ask(5_000)
+    shop.guard.abandon(asked.charge)
+    shop.pay(asked, 300)
+    shop.guard.abandon(asked.charge)
+    spend = shop.accounts.spend()
+    assert (shop.stand(), spend["usd"], spend["estimated_calls"]) == ((Decimal("0.0003"), 0), Decimal("0.0003"), 0)
+
+
+# ---- who spent what -------------------------------------------------------------------------------------------------
+
+
+async def test_spend_is_told_per_agent_model_and_tool_also_without_any_limit():
+    shop = Shop()
+    await shop.buy(1_000, agent="a", input_tokens=500)
+    await shop.buy(2_000, agent="a", model="dear", tool="search")
+    await shop.buy(3_000, agent="b", tool="search")
+    spend = shop.accounts.spend()
+    assert (spend["usd"], spend["calls"], spend["input_tokens"], spend["output_tokens"], spend["tokens"]) == (
+        Decimal("0.0245"),
+        3,
+        500,
+        6_000,
+        6_500,
+    )
+    assert {name: line["usd"] for name, line in spend["by_agent"].items()} == {
+        "a": Decimal("0.0215"),
+        "b": Decimal("0.003"),
+    }
+    assert {name: line["usd"] for name, line in spend["by_model"].items()} == {
+        "m": Decimal("0.0045"),
+        "dear": Decimal("0.02"),
+    }
+    assert {name: line["calls"] for name, line in spend["by_tool"].items()} == {"search": 2}
+    assert shop.accounts.budgets() == []
+
+
+async def test_runs_fold_into_their_session_user_and_app():
+    shop = Shop()
+    shop.open("same session")
+    shop.open("same user", session="s2")
+    shop.open("same app", user="bob")
+    shop.open("elsewhere", app="other")
+    for run in ("run", "same session", "same user", "same app", "elsewhere"):
+        await shop.buy(run=run)
+
+    def told() -> list[int]:
+        scopes = ["run:run", "session:app/ann/s1", "user:app/ann", "app:app", None, "app:nobody"]
+        return [shop.accounts.spend(scope)["calls"] for scope in scopes]
+
+    while_running = told()
+    assert while_running == [1, 2, 3, 4, 5, 0]
+    for run in ("run", "same user", "elsewhere"):
+        shop.guard.end(run)
+        assert told() == while_running
+    shop.open("run")  # the same id again goes on from there
+    await shop.buy(run="run")
+    assert told() == [2, 3, 4, 5, 6, 0]
+
+
+async def test_what_is_told_after_the_end_of_its_run_is_not_lost():
+    shop = Shop(user_budget(10))
+    asked = await shop.ask()
+    shop.guard.end("run")
+    for output in (400, 700):
+        shop.pay(asked, output)
+        for scope in ("run:run", "user:app/ann", None):
+            spend = shop.accounts.spend(scope)
+            assert (spend["usd"], spend["calls"], spend["reserved_usd"]) == (Decimal(output) / 10**6, 1, 0)
+    assert shop.stand() == (Decimal("0.0007"), 0)
+
+
+async def test_the_model_that_answered_wins_over_the_one_that_was_asked():
+    shop = Shop(user_budget(100))
+    asked = await shop.ask()
+    shop.pay(asked, model="dear")
+    assert shop.stand() == (CALL * 10, 0)
+    assert list(shop.accounts.spend()["by_model"]) == ["dear"]
+    shop.pay(asked, model="m")  # told again: no empty line stays behind
+    assert {name: line["calls"] for name, line in shop.accounts.spend()["by_model"].items()} == {"m": 1}
+
+
+async def test_an_answer_by_a_model_without_a_price_is_an_estimate():
+    shop = Shop(user_budget(100))
+    shop.pay(await shop.ask(), model="never-heard-of")
+    spend = shop.accounts.spend()
+    assert (spend["usd"], spend["estimated_calls"]) == (CALL, 1)
+
+
+async def test_the_lines_of_a_run_and_the_history_of_runs_are_bounded(monkeypatch):
+    monkeypatch.setattr(finder, "LINES_KEPT", 5)
+    monkeypatch.setattr(spending, "LINES_KEPT", 5)
+    monkeypatch.setattr(charges, "LINES_KEPT", 5)
+    monkeypatch.setattr(spending, "_HISTORY_KEPT", 6)
+    shop = Shop(max_model_calls=1_000)
+    for number in range(20):
+        await shop.buy(agent=f"made up {number}")
+    spend = shop.accounts.spend("run:run")
+    assert spend["calls"] == 20  # nothing is lost, the late names share one line
+    assert spend["by_agent"]["(others)"]["calls"] == 15
+    assert len(spend["by_agent"]) == 6
+    for number in range(20):
+        shop.open(f"r{number}", user=f"u{number}")
+        await shop.buy(run=f"r{number}")
+        shop.guard.end(f"r{number}")
+    assert len(shop.accounts.spending.history) <= 6
+    assert shop.accounts.spend()["calls"] == 40  # the sum of all is never dropped
+    assert shop.accounts.spend("user:app/u0")["calls"] == 0
+
+
+async def test_the_snapshot_of_a_run_tells_spent_and_reserved_apart():
+    shop = Shop(user_budget(10))
+    await shop.buy()
+    await shop.ask()
+    (run,) = shop.guard.snapshot()["runs"]
+    assert (run["spent_usd"], run["reserved_usd"]) == (CALL, CALL)
+
+
+# ---- everybody at once ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("seed", range(30))
+async def test_400_calls_on_a_budget_for_ten_never_break_it(seed, caplog):
+    """Each call pays, fails, never leaves or is cancelled,
+    at any point; and what others gave back is used to the last.
+    """
+    caplog.set_level(logging.CRITICAL, "runguard")
+    dice = random.Random(seed)
+    kind = ("exact", "cheaper", "calls")[seed % 3]
+    budget = Budget(calls=10, per="user") if kind == "calls" else user_budget(10)
+    shop = Shop(budget, min_output_tokens=1_000, max_model_calls=10_000)  # full answers or none
+    for number in range(4):
+        shop.open(f"r{number}")
+    bills: list[int] = []
+    in_flight = most = 0
+
+    def check() -> None:
+        for status in shop.accounts.budgets():
+            assert status.spent + status.reserved <= status.limit
+            assert not status.closed
+
+    async def work(number: int, pace: list[int], fate: float, bill: int) -> None:
+        nonlocal in_flight, most
+        await turns(pace[0])
+        asked = await shop.ask(run=f"r{number % 4}")
+        check()
+        if not asked.leave:
+            return
+        in_flight += 1
+        most = max(most, in_flight)
+        try:
+            await turns(pace[1])
+            if fate < 0.2:
+                raise ConnectionError("it never left")
+        except BaseException:
+            shop.guard.release(asked.charge)
+            raise
+        finally:
+            in_flight -= 1
+            check()
+        shop.pay(asked, bill)
+        bills.append(bill)
+        check()
+
+    tasks = []
+    for number in range(400):
+        bill = 1_000 if kind == "exact" else dice.randint(0, 1_000)
+        tasks.append(asyncio.create_task(work(number, [dice.randint(0, 5), dice.randint(0, 5)], dice.random(), bill)))
+    for task in dice.sample(tasks, 60):
+        await turns(dice.randint(0, 1))
+        task.cancel()
+    results = await asyncio.wait_for(asyncio.gather(*tasks, return_exceptions=True), PATIENCE_S)
+    assert all(r is None or isinstance(r, ConnectionError | asyncio.CancelledError) for r in results), [
+        r for r in results if isinstance(r, AssertionError)
+    ]
+    assert most <= 10 or kind == "cheaper"
+    assert shop.nothing_is_held
+    if kind == "cheaper":
+        assert 9_000 < sum(bills) <= 10_000  # nobody was sent away while a full call still fitted
+        assert shop.stand() == (Decimal(sum(bills)) / 10**6, 0)
+    else:
+        assert len(bills) == 10
+    assert shop.accounts.spend("user:app/ann")["calls"] == len(bills)
+    assert all(run.waiting == 0 for run in shop.guard.runs.values())
+
+
+def test_two_loops_in_two_threads_share_a_budget_to_the_last_call():
+    shop = Shop(Budget(calls=40, per="user"), max_model_calls=10_000)
+    for number in range(4):
+        shop.open(f"r{number}")
+    admitted: list[int] = []
+
+    async def one(number: int) -> None:
+        asked = await shop.ask(1, run=f"r{number % 4}")
+        if asked.leave:
+            await asyncio.sleep(0)
+            if number % 3:
+                shop.pay(asked, 1)
+                admitted.append(number)
+            else:
+                shop.guard.release(asked.charge)  # somebody in the other thread may wait for just this
+
+    async def work(thread: int) -> None:
+        await asyncio.gather(*(one(2 * number + thread) for number in range(60)))
+
+    in_threads([work(0), work(1)])
+    assert len(admitted) == 40
+    assert shop.nothing_is_held

@@ -1,0 +1,221 @@
+"""The model's context window, and token counters that the user supplies."""
+
+import asyncio
+import logging
+from decimal import Decimal
+from typing import Any
+
+import pytest
+from google.adk.agents import LlmAgent
+from google.adk.agents.context_cache_config import ContextCacheConfig
+from google.adk.apps import App
+from google.adk.apps.app import EventsCompactionConfig
+from google.adk.apps.llm_event_summarizer import LlmEventSummarizer
+from google.adk.models.llm_request import LlmRequest
+from google.adk.runners import Runner
+from google.adk.sessions import InMemorySessionService
+
+from runguard.testing import ScriptedModel, assert_calls_answered, assert_stopped, call, text
+from tests.kit.endless_agents import endless, worker
+
+from .helpers import play
+from .test_money_scenarios import agent, assert_nothing_reserved, guard
+
+# ---- the context window ---------------------------------------------------------------------------------------------
+
+
+def _growing(**options: Any) -> tuple[LlmAgent, ScriptedModel]:
+    """Call n has 1,000·n prompt tokens."""
+    model = ScriptedModel(lambda n, _: call("step", q=n), prompt_tokens=lambda n: 1_000 * n, output_tokens=10)
+    return worker(model=model, **options), model
+
+
+@pytest.mark.parametrize(
+    ("policy", "limit"),
+    [
+        ({"max_context_tokens": 5_000}, 5_000),
+        ({"models": {"scripted-1": {"context_window": 5_000}}}, 5_000),
+        ({"models": {"scripted-*": {"context_window": 6_000}}, "context_headroom": 1_000}, 5_000),
+        ({"max_context_tokens": 5_500, "context_headroom": 500}, 5_000),
+        ({"max_context_tokens": 5_000, "models": {"scripted-1": {"context_window": 50_000}}}, 5_000),
+    ],
+    ids=str,
+)
+async def test_the_window_comes_from_the_policy_or_from_the_model(policy: dict[str, Any], limit: int) -> None:
+    root, model = _growing()
+    plugin = guard(tokens=lambda request: 1_000 * (model.calls + 1), **policy)
+    result = await play(root, plugins=[plugin])
+    assert model.calls == 5
+    trip = assert_stopped(result, "context")
+    assert (trip.observed, trip.limit) == (6_000, limit)
+    assert assert_calls_answered(result.session) == 5
+
+
+async def test_an_unknown_window_limits_nothing() -> None:
+    root, model = _growing()
+    result = await play(root, plugins=[guard(tokens=None, max_model_calls=12)])
+    assert model.calls == 12
+    assert_stopped(result, "model_calls")
+
+
+async def test_what_is_not_known_about_a_model_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
+    root = LlmAgent(name="plain", model=ScriptedModel([text("x")]))  # says nothing about how much it may answer
+    plugin = guard(tokens=None, max_usd=100)
+    with caplog.at_level(logging.INFO, "runguard"):
+        await play(root, plugins=[plugin])
+        await play(root, plugins=[plugin])
+    said = [record.getMessage() for record in caplog.records if "runguard.unknown" in record.getMessage()]
+    assert sorted(line.split(":")[0] for line in said) == ["runguard.unknown_output_limit", "runguard.unknown_window"]
+    assert all("scripted-1" in line and "models=" in line for line in said)
+
+
+async def test_without_a_counter_the_size_is_learned_from_what_models_tell() -> None:
+    """The model says how large each prompt was; what was added since is small."""
+    root, model = _growing()
+    plugin = guard(tokens=None, max_context_tokens=5_000)
+    result = await play(root, plugins=[plugin])
+    assert model.calls in (5, 6), "the sixth is found out only after a fifth of 5,000 tokens has been told"
+    assert_stopped(result, "context")
+    assert_calls_answered(result.session)
+
+
+async def test_a_session_that_is_too_full_ends_each_turn_without_a_call() -> None:
+    model, service = ScriptedModel([text("x")]), InMemorySessionService()
+    plugin = guard(tokens=lambda request: 10_000, max_context_tokens=5_000)
+    for _ in range(2):
+        result = await play(agent("a", model), plugins=[plugin], session_service=service)
+        assert_stopped(result, "context")
+    assert model.calls == 0
+    assert_nothing_reserved(plugin)
+
+
+async def test_an_answer_that_would_overflow_the_window_does_not_enter_the_history() -> None:
+    def dump(q: int) -> dict[str, str]:
+        return {"rows": "row " * 750_000}
+
+    model = ScriptedModel([call("dump", q=1), text("I will ask for less")])
+    service, plugin = (
+        InMemorySessionService(),
+        guard(tokens=None, models={"scripted-1": {"context_window": 200_000}}, max_usd=1),
+    )
+    root = agent("a", model, tools=[dump])
+    result = await play(root, plugins=[plugin], session_service=service)
+    assert result.texts == ["I will ask for less"]
+    (answer,) = [response.response for event in result.session.events for response in event.get_function_responses()]
+    assert answer["status"] == "answer_left_out"
+    assert "too large" in answer["message"]
+    assert len(str(model.requests[-1].contents)) < 10_000
+    assert plugin.trips == []
+    again = await play(root, "and?", plugins=[plugin], session_service=service)
+    assert again.texts == ["I will ask for less"]
+
+
+async def test_a_large_answer_that_fits_is_left_alone() -> None:
+    def dump(q: int) -> dict[str, str]:
+        return {"rows": "row " * 90_000}
+
+    model = ScriptedModel([call("dump", q=1), text("thanks")])
+    plugin = guard(tokens=None, models={"scripted-1": {"context_window": 200_000}}, max_usd=10)
+    result = await play(agent("a", model, tools=[dump]), plugins=[plugin])
+    assert result.texts == ["thanks"]
+    assert plugin.trips == []
+    assert "row row" in str(model.requests[-1].contents)
+
+
+async def test_several_answers_that_overflow_the_window_together_stop_the_next_request() -> None:
+    def dump(q: int) -> dict[str, str]:
+        return {"rows": f"{q} " + "row " * 70_000}
+
+    model = ScriptedModel([[call("dump", q=n) for n in range(4)], text("never said")])
+    plugin = guard(tokens=None, models={"scripted-1": {"context_window": 200_000}})
+    result = await play(agent("a", model, tools=[dump]), plugins=[plugin])
+    assert model.calls == 1
+    assert_stopped(result, "context")
+    assert assert_calls_answered(result.session) == 4
+
+
+async def test_an_agent_that_forgets_its_history_is_measured_by_what_it_sends() -> None:
+    """Twenty turns of a session that would be far too long, for an agent that looks at the last one only."""
+    model, service = ScriptedModel([text("word " * 2_000)], prompt_tokens=100), InMemorySessionService()
+    plugin = guard(tokens=None, max_context_tokens=4_000)
+    root = agent("a", model, include_contents="none")
+    for _ in range(5):
+        result = await play(root, plugins=[plugin], session_service=service)
+        assert result.trips == []
+    full = agent("a", ScriptedModel([text("x")]))
+    assert_stopped(await play(full, plugins=[plugin], session_service=service), "context")
+
+
+async def test_a_summary_makes_room_again() -> None:
+    """The prompt of the third turn would not fit; the summary of the first two does."""
+    summarizer = ScriptedModel([text("in short")])
+    model = ScriptedModel([text("word " * 1_500)], prompt_tokens=lambda n: 500)
+    compaction = EventsCompactionConfig(
+        summarizer=LlmEventSummarizer(llm=summarizer), compaction_interval=2, overlap_size=0
+    )
+    plugin = guard(tokens=None, max_context_tokens=4_500)
+    app = App(name="app", root_agent=agent("a", model), plugins=[plugin], events_compaction_config=compaction)
+    runner = Runner(app=app, session_service=InMemorySessionService())
+    for turn in range(1, 7):
+        result = await play(runner.agent, f"turn {turn}", runner=runner)
+        assert result.trips == []
+    assert (model.calls, summarizer.calls) == (6, 3)
+
+
+async def test_a_context_cache_changes_no_figures() -> None:
+    model, plugin = ScriptedModel([call("step", q=1), text("x")]), guard(max_usd="0.04")
+    app = App(
+        name="app",
+        root_agent=worker(model=model),
+        plugins=[plugin],
+        context_cache_config=ContextCacheConfig(min_tokens=0),
+    )
+    result = await play(app.root_agent, runner=Runner(app=app, session_service=InMemorySessionService()))
+    assert result.texts == ["x"]
+    assert plugin.spend()["usd"] == Decimal("0.04")
+    assert plugin.trips == []
+    assert_nothing_reserved(plugin)
+
+
+# ---- the user's own counter -----------------------------------------------------------------------------------------
+
+
+async def test_a_counter_may_be_awaited() -> None:
+    async def count(request: LlmRequest) -> int:
+        await asyncio.sleep(0)
+        return 1_000
+
+    model, plugin = endless(), guard(tokens=count, max_usd="0.06")
+    result = await play(worker(model=model), plugins=[plugin])
+    assert model.calls == 3
+    assert_stopped(result, "budget")
+
+
+def _raises(request: LlmRequest) -> int:
+    raise ConnectionError("the counting service is down")
+
+
+@pytest.mark.parametrize(
+    "counter",
+    [
+        _raises,
+        lambda request: 0,
+        lambda request: None,
+        lambda request: -5,
+        lambda request: "many",
+        lambda request: 1.5,
+        lambda request: True,
+    ],
+)
+async def test_a_counter_that_fails_or_talks_nonsense_is_replaced_by_the_estimate(
+    counter: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The run goes on under its limits, and the failure is told once."""
+    model, plugin = endless(), guard(tokens=counter, max_usd="0.06")
+    with caplog.at_level(logging.WARNING, "runguard"):
+        result = await play(worker(model=model), plugins=[plugin])
+    assert 2 <= model.calls <= 3
+    assert_stopped(result, "budget")
+    assert plugin.spend()["usd"] <= Decimal("0.06")
+    assert len([record for record in caplog.records if "counter_failed" in record.message]) == 1
+    assert_nothing_reserved(plugin)

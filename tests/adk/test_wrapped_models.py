@@ -1,0 +1,404 @@
+"""Models that call models, unusual model classes, several guards, and the removal of the patch."""
+
+import asyncio
+import subprocess
+import sys
+import textwrap
+from collections.abc import AsyncGenerator
+from decimal import Decimal
+from typing import Any
+
+import pytest
+from google.adk.models.base_llm import BaseLlm
+from google.adk.models.llm_request import LlmRequest
+from google.adk.models.llm_response import LlmResponse
+from google.genai import types
+
+from runguard import Budget
+from runguard.adk import ADKCostBreaker
+from runguard.testing import ScriptedModel, assert_calls_answered, assert_stopped, call, text
+from tests.kit.outside_calls import PRICES, SMALL_USD, Asking, ask, booked, consulting, small, two_prices
+
+from .helpers import play
+from .test_money_scenarios import CALL_USD, FAR_AWAY, SSE, agent, assert_nothing_reserved, guard, step
+
+USAGE = types.GenerateContentResponseUsageMetadata(
+    prompt_token_count=1_000, candidates_token_count=250, total_token_count=1_250
+)
+
+
+# ---- models inside of models ----------------------------------------------------------------------------------------
+
+
+class BusyError(Exception):
+    status_code = 503
+
+
+async def test_a_model_that_falls_back_makes_one_call_per_attempt() -> None:
+    models = pytest.importorskip("google.adk.models._fallback_model")
+    first, second, third = (
+        ScriptedModel([BusyError()]),
+        ScriptedModel([BusyError()], model="small-1"),
+        ScriptedModel([text("x")], model="small-1"),
+    )
+    plugin = two_prices(max_usd=1)
+    result = await play(agent("a", models.FallbackModel(models=[first, second, third])), plugins=[plugin])
+    assert result.texts == ["x"]
+    assert (first.calls, second.calls, third.calls) == (1, 1, 1)
+    assert booked(plugin) == (3, SMALL_USD), "a refusal by the provider costs nothing"
+    assert {name: figures["calls"] for name, figures in plugin.spend()["by_model"].items()} == {
+        "scripted-1": 1,
+        "small-1": 2,
+    }
+    assert plugin.spend()["by_agent"]["a"]["calls"] == 3
+    assert_nothing_reserved(plugin)
+
+
+async def test_attempts_of_a_fallback_count_against_the_limit_on_calls() -> None:
+    models = pytest.importorskip("google.adk.models._fallback_model")
+    last = ScriptedModel([text("x")])
+    fallback = models.FallbackModel(models=[ScriptedModel([BusyError()]), ScriptedModel([BusyError()]), last])
+    plugin = guard(max_model_calls=2)
+    result = await play(agent("a", fallback), plugins=[plugin])
+    assert last.calls == 0
+    assert_stopped(result, "model_calls")
+    assert_nothing_reserved(plugin)
+
+
+async def test_a_fallback_that_is_answered_at_once_is_one_call() -> None:
+    models = pytest.importorskip("google.adk.models._fallback_model")
+    model = ScriptedModel([call("step", q=1), text("x")], chunks=5)
+    plugin = guard(max_usd="0.04")
+    result = await play(
+        agent("a", models.FallbackModel(models=[model, ScriptedModel([text("y")])]), tools=[step]),
+        plugins=[plugin],
+        run_config=SSE,
+    )
+    assert (model.calls, booked(plugin)) == (2, (2, Decimal("0.04")))
+    assert plugin.trips == []
+    assert_calls_answered(result.session)
+    assert_nothing_reserved(plugin)
+
+
+class Polite(ScriptedModel):
+    """A subclass that does its part and leaves the rest to its parent."""
+
+    async def generate_content_async(
+        self, llm_request: LlmRequest, stream: bool = False
+    ) -> AsyncGenerator[LlmResponse, None]:
+        async for response in super().generate_content_async(llm_request, stream):
+            yield response
+
+
+class MorePolite(Polite):
+    async def generate_content_async(
+        self, llm_request: LlmRequest, stream: bool = False
+    ) -> AsyncGenerator[LlmResponse, None]:
+        async for response in super().generate_content_async(llm_request, stream):
+            yield response
+
+
+@pytest.mark.parametrize("kind", [Polite, MorePolite])
+@pytest.mark.parametrize("direct", [False, True], ids=["announced", "direct"])
+async def test_a_model_that_calls_its_parents_method_makes_one_call(kind: type[ScriptedModel], direct: bool) -> None:
+    model, plugin = kind([text("x")]), guard(max_usd="0.10")
+    await play(Asking(name="mine", llm=model) if direct else agent("a", model), plugins=[plugin])
+    assert (model.calls, booked(plugin)) == (1, (1, CALL_USD))
+    assert_nothing_reserved(plugin)
+
+
+class Router(BaseLlm):
+    """A model of the user's own: it lets the others do the work."""
+
+    model: str = "scripted-1"
+    steps: list[Any]
+
+    async def generate_content_async(
+        self, llm_request: LlmRequest, stream: bool = False
+    ) -> AsyncGenerator[LlmResponse, None]:
+        for model in self.steps[:-1]:
+            await ask(model)
+        llm_request.model = self.steps[-1].model
+        async for response in self.steps[-1].generate_content_async(llm_request, stream):
+            yield response
+
+
+@pytest.mark.parametrize("direct", [False, True], ids=["announced", "direct"])
+async def test_a_model_around_another_one_is_billed_as_the_other(direct: bool) -> None:
+    model, plugin = small(), two_prices(max_usd="0.10")
+    await play(
+        Asking(name="mine", llm=Router(steps=[model])) if direct else agent("a", Router(steps=[model])),
+        plugins=[plugin],
+    )
+    assert (model.calls, booked(plugin)) == (1, (1, SMALL_USD))
+    assert list(plugin.spend()["by_model"]) == ["small-1"]
+    assert_nothing_reserved(plugin)
+
+
+async def test_a_model_that_asks_several_others_is_billed_for_each_and_not_for_itself() -> None:
+    first, second, last = small(), ScriptedModel([text("y")]), ScriptedModel([text("x")])
+    plugin = two_prices(max_usd="0.10")
+    result = await play(agent("a", Router(steps=[first, second, last])), plugins=[plugin])
+    assert result.texts == ["x"]
+    assert booked(plugin) == (3, 2 * CALL_USD + SMALL_USD)
+    assert_nothing_reserved(plugin)
+
+
+async def test_a_model_that_asks_several_others_is_stopped_between_them() -> None:
+    models = [ScriptedModel([text(f"{n}")]) for n in range(5)]
+    plugin = guard(max_usd="0.04")
+    result = await play(agent("a", Router(steps=models)), plugins=[plugin])
+    assert [model.calls for model in models] == [1, 1, 0, 0, 0]
+    assert_stopped(result, "budget")
+    assert_nothing_reserved(plugin)
+
+
+class Patient(BaseLlm):
+    """A model of the user's own that tries again when the line breaks."""
+
+    model: str = "scripted-1"
+    inner: Any
+
+    async def generate_content_async(
+        self, llm_request: LlmRequest, stream: bool = False
+    ) -> AsyncGenerator[LlmResponse, None]:
+        for _ in range(5):
+            try:
+                async for response in self.inner.generate_content_async(llm_request, stream):
+                    yield response
+            except ConnectionError:
+                continue
+            return
+
+
+async def test_every_try_of_a_model_that_tries_again_is_billed() -> None:
+    inner = ScriptedModel([ConnectionError("broke"), text("x")])
+    plugin = guard(max_usd="0.10")
+    result = await play(agent("a", Patient(inner=inner)), plugins=[plugin])
+    assert result.texts == ["x"]
+    spent = plugin.spend()
+    assert (inner.calls, spent["calls"], spent["estimated_calls"], spent["usd"]) == (2, 2, 1, 2 * CALL_USD)
+    assert_nothing_reserved(plugin)
+
+
+async def test_tries_of_a_model_that_tries_again_end_at_the_cap() -> None:
+    inner = ScriptedModel([ConnectionError("broke")])
+    plugin = guard(max_usd="0.04")
+    result = await play(agent("a", Patient(inner=inner)), plugins=[plugin])
+    assert inner.calls == 2
+    assert_stopped(result, "budget")
+    assert_nothing_reserved(plugin)
+
+
+# ---- models that are written differently ----------------------------------------------------------------------------
+
+
+class OneAnswer:
+    """An async iterator that is no generator: it cannot be closed."""
+
+    def __init__(self) -> None:
+        self.left = 1
+
+    def __aiter__(self) -> "OneAnswer":
+        return self
+
+    async def __anext__(self) -> LlmResponse:
+        if not self.left:
+            raise StopAsyncIteration
+        self.left -= 1
+        return LlmResponse(content=types.Content(role="model", parts=[types.Part(text="advice")]), usage_metadata=USAGE)
+
+
+class Answers:
+    def __aiter__(self) -> OneAnswer:
+        return OneAnswer()
+
+
+class Plain(BaseLlm):
+    """Its method is no generator function."""
+
+    make: Any
+
+    def generate_content_async(self, llm_request: LlmRequest, stream: bool = False) -> Any:
+        return self.make()
+
+
+@pytest.mark.parametrize("make", [OneAnswer, Answers])
+@pytest.mark.parametrize("guarded", [True, False], ids=["guarded", "beside a guard"])
+async def test_whatever_can_be_read_with_async_for_is_billed_and_not_broken(make: type, guarded: bool) -> None:
+    plugin, advisor = guard(max_usd="0.10"), Plain(model="scripted-1", make=make)
+    root = agent("a", ScriptedModel([call("consult", q=1), text("done")]), tools=[consulting(advisor)])
+    result = await play(root, plugins=[plugin] if guarded else [])
+    assert result.texts == ["done"]
+    (answer,) = [response.response for event in result.session.events for response in event.get_function_responses()]
+    assert answer["advice"] == ["advice"]
+    assert booked(plugin) == ((3, Decimal("0.06")) if guarded else (0, 0))
+    assert_nothing_reserved(plugin)
+
+
+async def test_a_model_that_fails_before_it_begins_holds_nothing() -> None:
+    def no_key() -> Any:
+        raise ValueError("no key")
+
+    advisor, plugin = Plain(model="scripted-1", make=no_key), guard(max_usd="0.10")
+
+    async def consult(q: int) -> str:
+        try:
+            await ask(advisor)
+        except ValueError as error:
+            return str(error)
+        return "answered"
+
+    result = await play(
+        agent("a", ScriptedModel([call("consult", q=1), text("done")]), tools=[consult]), plugins=[plugin]
+    )
+    assert result.texts == ["done"]
+    assert_nothing_reserved(plugin)
+
+
+# ---- classes that come late -----------------------------------------------------------------------------------------
+
+
+def _new_class() -> type[BaseLlm]:
+    class Late(BaseLlm):
+        async def generate_content_async(
+            self, llm_request: LlmRequest, stream: bool = False
+        ) -> AsyncGenerator[LlmResponse, None]:
+            await asyncio.sleep(0)
+            yield LlmResponse(
+                content=types.Content(role="model", parts=[types.Part(text="late")]), usage_metadata=USAGE
+            )
+
+    return Late
+
+
+async def test_a_model_class_defined_after_the_guard_is_billed() -> None:
+    plugin = guard(max_usd="0.10")
+    result = await play(agent("a", _new_class()(model="scripted-1")), plugins=[plugin])
+    assert result.texts == ["late"]
+    assert booked(plugin) == (1, CALL_USD)
+    assert_nothing_reserved(plugin)
+
+
+async def test_a_model_class_defined_while_the_run_goes_on_is_billed_and_limited() -> None:
+    """Model classes are often imported when they are first needed."""
+    answers: list[int] = []
+
+    async def consult(q: int) -> str:
+        late = _new_class()(model="scripted-1")
+        for _ in range(9):
+            answers.append(sum(bool(response.content) for response in await ask(late)))  # noqa: PERF401 - awaits
+        return "asked"
+
+    plugin = guard(max_usd="0.06")
+    result = await play(
+        agent("a", ScriptedModel([call("consult", q=1), text("done")]), tools=[consult]), plugins=[plugin]
+    )
+    assert sum(answers) == 2
+    assert booked(plugin) == (3, Decimal("0.06"))
+    assert_stopped(result, "budget")
+    assert_nothing_reserved(plugin)
+
+
+# ---- two guards -----------------------------------------------------------------------------------------------------
+
+
+def _breaker(**policy: Any) -> ADKCostBreaker:
+    budgets = [Budget(usd=FAR_AWAY, per="app", window="month")]
+    return ADKCostBreaker(prices=PRICES, tokens=lambda request: 1_000, on_stop="stop", **{"budgets": budgets, **policy})
+
+
+async def test_two_guards_bill_every_call_once_each() -> None:
+    plugin, breaker = two_prices(max_usd=1), _breaker(max_usd=1)
+    advisor, model = small(), ScriptedModel([call("consult", q=1), text("done")])
+    root = breaker.install_on_agent(agent("a", model, tools=[consulting(advisor)]))
+    result = await play(root, plugins=[plugin])
+    assert result.texts == ["done"]
+    for one in (plugin, breaker._plugin):
+        assert booked(one) == (3, 2 * CALL_USD + SMALL_USD)
+        assert_nothing_reserved(one)
+
+
+@pytest.mark.parametrize("tight", ["plugin", "breaker"])
+async def test_when_one_of_two_guards_refuses_the_other_holds_nothing(tight: str) -> None:
+    limits = {"max_usd": "0.03"}
+    plugin, breaker = guard(**(limits if tight == "plugin" else {})), _breaker(**(limits if tight == "breaker" else {}))
+    advisor, model = ScriptedModel([text("advice")]), ScriptedModel([call("consult", q=1), text("done")])
+    root = breaker.install_on_agent(agent("a", model, tools=[consulting(advisor)]))
+    await play(root, plugins=[plugin])
+    assert (model.calls, advisor.calls) == (1, 0)
+    for one in (plugin, breaker._plugin):
+        assert booked(one) == (1, CALL_USD)
+        assert_nothing_reserved(one)
+
+
+@pytest.mark.parametrize("cap", [1, "0.05"], ids=["rich", "poor"])
+async def test_a_tool_that_runs_agents_under_a_guard_of_their_own_is_billed_to_its_run_too(cap: Any) -> None:
+    """The inner guard announces the calls; the outer run pays for its tool all the same."""
+    outer_guard, inner_guard, inner = (
+        guard(max_usd=cap),
+        guard(max_usd=1),
+        ScriptedModel([call("step", q=1), call("step", q=2), text("in")]),
+    )
+
+    async def delegate(q: int) -> list[str]:
+        return (await play(agent("inner", inner, tools=[step]), plugins=[inner_guard])).texts
+
+    model = ScriptedModel([call("delegate", q=1), text("done")])
+    result = await play(agent("a", model, tools=[delegate]), plugins=[outer_guard])
+    if cap == 1:
+        assert (model.calls, inner.calls) == (2, 3)
+        assert booked(outer_guard) == (5, Decimal("0.10"))
+        assert booked(inner_guard) == (3, Decimal("0.06"))
+    else:
+        assert (model.calls, inner.calls) == (1, 1)
+        assert_stopped(result, "budget")
+    assert_calls_answered(result.session)
+    for one in (outer_guard, inner_guard):
+        assert_nothing_reserved(one)
+
+
+# ---- taking it down -------------------------------------------------------------------------------------------------
+
+
+def test_uninstall_gives_the_classes_back() -> None:
+    """In a process of its own: other tests' guards keep the classes watched."""
+    script = """
+        import gc
+        from google.adk.models.base_llm import BaseLlm
+        from google.adk.runners import Runner
+        from google.adk.models.google_llm import Gemini
+        from runguard.testing import ScriptedModel
+        import runguard
+
+        class Mine(ScriptedModel):
+            async def generate_content_async(self, llm_request, stream=False):
+                async for response in super().generate_content_async(llm_request, stream):
+                    yield response
+
+        def seen():
+            methods = [kind.__dict__.get("generate_content_async") for kind in (BaseLlm, Gemini, ScriptedModel, Mine)]
+            runs = [getattr(Runner, name) for name in ("run", "run_async", "run_live")]
+            return [*methods, *runs, set(BaseLlm.__dict__)]
+
+        before = seen()
+        runguard.install(max_usd=1)
+        assert seen()[1:4] != before[1:4]
+        runguard.uninstall()
+        gc.collect()
+        assert seen() == before, (seen(), before)
+
+        class Later(ScriptedModel):
+            async def generate_content_async(self, llm_request, stream=False):
+                yield None
+
+        assert not hasattr(Later.generate_content_async, "__wrapped__")
+    """
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", textwrap.dedent(script)],
+        capture_output=True,
+        text=True,
+        timeout=50,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-2_000:]

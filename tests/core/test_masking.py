@@ -1,0 +1,265 @@
+"""Ids and times are masked; answers get names."""
+
+import time
+from collections import deque
+from typing import Any
+
+import pytest
+
+from runguard.core import fingerprint
+from runguard.core.fingerprint import AnswerBook, mask
+from tests.kit.fingerprints import GENEROUS_S
+
+# ---- masking --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        pytest.param("at 2026-11-15T09:30:00Z done", "at 2026-11-15T09:31:12Z done", id="ISO time"),
+        pytest.param(
+            "at 2026-11-15 09:30:00.123+02:00", "at 2026-11-15 09:30:07.001+02:00", id="ISO time with zone and fraction"
+        ),
+        pytest.param("[09:30:00] queued", "[11:02:59] queued", id="clock time"),
+        pytest.param('{"now":1763199000}', '{"now":1763199060}', id="epoch seconds"),
+        pytest.param("1763199000123", "1763199000999", id="epoch milliseconds"),
+        pytest.param("1763199000.123", "1763199001.5", id="epoch with fraction"),
+        pytest.param("job 123e4567-e89b-12d3-a456-426614174000", "job 00000000-e89b-12d3-a456-42661417400f", id="UUID"),
+        pytest.param("commit 4f2a9c0d1e8b4f2a9c0d", "commit 9b1c7de0a3f59b1c7de0", id="long hex"),
+        pytest.param("ETag 4F2A9C0D1E8B4F2A", "ETag 9B1C7DE0A3F59B1C", id="long hex in capitals"),
+        pytest.param("<Foo at 0x7f3a2c10>", "<Foo at 0x7f3a9d44>", id="address"),
+        pytest.param('{"request_id":"req-a1"}', '{"request_id":"req-b2"}', id="request id"),
+        pytest.param("requestId=abc", "requestId=def", id="camel-case id"),
+        pytest.param("trace-id: t1", "trace-id: t2", id="trace id"),
+        pytest.param(
+            "Access denied (Request ID: K2X9PQ7T)", "Access denied (Request ID: ZZ81MMN4)", id="request id in prose"
+        ),
+        pytest.param("done in 12 ms", "done in 15.3 ms", id="milliseconds"),
+        pytest.param("took 3s", "took 41s", id="seconds"),
+        pytest.param("waited 1 second", "waited 2 seconds", id="one second, two seconds"),
+        pytest.param("started 1 minute ago", "started 5 minutes ago", id="one minute, five minutes"),
+        pytest.param('{"duration_ms": 12}', '{"duration_ms": 99}', id="duration field"),
+        pytest.param('{"created_at": "yesterday"}', '{"created_at": "today"}', id="time field"),
+        pytest.param("elapsed: 0.31", "elapsed: 4.02", id="elapsed"),
+        pytest.param(
+            '{"rows":[],"execution_time_ms":11.7}', '{"rows":[],"execution_time_ms":13.2}', id="execution time"
+        ),
+        pytest.param(
+            '{"sent":true,"messageId":"<a1@mail>"}', '{"sent":true,"messageId":"<b2@mail>"}', id="message id of a mail"
+        ),
+        pytest.param(
+            '{"request_id":"123e4567-e89b-12d3-a456-426614174000"}',
+            '{"request_id":"00000000-e89b-12d3-a456-42661417400f"}',
+            id="a request id alone",
+        ),
+        pytest.param('{"result":"2026-11-15T09:30:00Z"}', '{"result":"2026-11-15T09:30:07Z"}', id="a clock alone"),
+        pytest.param(
+            '{"valid_until":"2026-11-15T09:30:00Z"}', '{"valid_until":"2026-11-15T09:30:07Z"}', id="a date to wait for"
+        ),
+        pytest.param(
+            '{"order_id":"123e4567-e89b-12d3-a456-426614174000"}',
+            '{"order_id":"00000000-e89b-12d3-a456-42661417400f"}',
+            id="what was made again",
+        ),
+    ],
+)
+def test_what_differs_between_two_tellings_is_masked(one, other):
+    assert mask(one) == mask(other)
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        pytest.param("12 rows", "13 rows", id="count"),
+        pytest.param("progress 40%", "progress 48%", id="percentage"),
+        pytest.param("exit code 1", "exit code 2", id="exit code"),
+        pytest.param("main.py, line 41", "main.py, line 42", id="line number"),
+        pytest.param("main.py:41: error", "main.py:42: error", id="line number after a colon"),
+        pytest.param('{"status":"RUNNING","progress":8}', '{"status":"RUNNING","progress":16}', id="progress"),
+        pytest.param("step 3 of 10", "step 4 of 10", id="step"),
+        pytest.param("page 1", "page 2", id="page"),
+        pytest.param("HTTP 404", "HTTP 500", id="HTTP status"),
+        pytest.param("price 19.99", "price 20.99", id="price"),
+        pytest.param("3 tests failed", "2 tests failed", id="tests"),
+        pytest.param("deadbeef", "cafebabe", id="short hex word"),
+        pytest.param("facade", "decade", id="words of hex letters"),
+        pytest.param("order 100234", "order 100235", id="order number"),
+        pytest.param("took the bus", "took the train", id="a word that names a duration elsewhere"),
+        pytest.param('{"state":"running","eta":"00:12:00"}', '{"state":"running","eta":"00:10:00"}', id="time left"),
+        pytest.param("copying, 5 minutes remaining", "copying, 4 minutes remaining", id="time left in words"),
+        pytest.param(
+            "replayed up to 2026-11-15T09:30:00Z", "replayed up to 2026-11-15T10:30:00Z", id="how far it has come"
+        ),
+        pytest.param('{"lag_seconds":"40 s"}', '{"lag_seconds":"12 s"}', id="lag"),
+        pytest.param(
+            '{"result":"123e4567-e89b-12d3-a456-426614174000"}',
+            '{"result":"00000000-e89b-12d3-a456-42661417400f"}',
+            id="nothing but an id",
+        ),
+        pytest.param("12.4 ms", "15.1 ms", id="nothing but a measurement"),
+    ],
+)
+def test_what_tells_progress_is_kept(one, other):
+    assert mask(one) != mask(other)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "a" * 65_536,
+        "1" * 65_536,
+        "a1" * 32_000,
+        "request_id " * 6_000,
+        "a_" * 32_000,
+        "2026-11-15T09:30:0" * 3_600,
+        "1400000000" * 6_500,
+        "duration" * 8_000,
+        " " * 65_536,
+    ],
+    ids=lambda text: repr(text[:12]),
+)
+def test_masking_the_longest_text_is_linear(text):
+    began = time.process_time()
+    mask(text)
+    assert time.process_time() - began < 10 * GENEROUS_S
+
+
+# ---- the names of answers -------------------------------------------------------------------------------------------
+
+
+CALL = b"call"
+
+
+def test_the_same_answer_to_the_same_call_is_no_news():
+    book = AnswerBook()
+    (first, new), (again, new_again) = book.name(CALL, {"a": [1]}), book.name(CALL, {"a": [1]})
+    assert first == again
+    assert (new, new_again) == (True, False)
+
+
+def test_the_order_of_fields_in_an_answer_does_not_matter():
+    book = AnswerBook()
+    first, _ = book.name(CALL, {"a": 1, "b": [2]})
+    assert book.name(CALL, {"b": [2], "a": 1}) == (first, False)
+
+
+def test_an_answer_that_is_changed_in_place_has_changed():
+    book, answer = AnswerBook(), {"lines": ["one"]}
+    first, _ = book.name(CALL, answer)
+    answer["lines"].append("two")
+    second, new = book.name(CALL, answer)
+    assert new
+    assert second != first
+
+
+def test_the_same_answer_to_another_call_is_news():
+    book = AnswerBook()
+    book.name(b"one", "x")
+    assert book.name(b"two", "x")[1] is True
+
+
+def test_a_changed_answer_is_news():
+    book = AnswerBook()
+    first, _ = book.name(CALL, "progress 8")
+    second, new = book.name(CALL, "progress 16")
+    assert new
+    assert second != first
+
+
+def test_an_answer_that_differs_in_volatile_parts_alone_keeps_its_name():
+    book = AnswerBook()
+    names = [book.name(CALL, f"RUNNING at 2026-11-15T09:{minute}:00Z") for minute in range(10, 20)]
+    assert len({name for name, _ in names}) == 1
+    assert [new for _, new in names] == [True] + [False] * 9
+
+
+def test_what_one_agent_knows_is_news_to_another():
+    book = AnswerBook()
+    news = [book.name(CALL, "x", agent) for agent in ("writer", "reviewer", "writer", "reviewer")]
+    assert [new for _, new in news] == [True, True, False, False]
+    assert len({name for name, _ in news}) == 1
+
+
+def test_an_answer_that_comes_back_is_no_news():
+    book = AnswerBook()
+    assert [book.name(CALL, text)[1] for text in ("on", "off", "on", "off")] == [True, True, False, False]
+
+
+def test_two_answers_with_volatile_parts_that_alternate_are_soon_no_news():
+    book = AnswerBook()
+    news = [book.name(CALL, f"{'on' if n % 2 else 'off'} at 2026-11-15T09:{10 + n}:00Z")[1] for n in range(12)]
+    assert news[:2] == [True, True]
+    assert not any(news[4:])
+
+
+def test_nothing_is_masked_until_a_call_repeats_with_another_text(monkeypatch):
+    masked: list[str] = []
+    monkeypatch.setattr(fingerprint, "mask", lambda text: masked.append(text) or mask(text))
+    book = AnswerBook()
+    for n in range(100):
+        book.name(b"%d" % n, f"answer {n}")
+        book.name(b"%d" % n, f"answer {n}")
+    assert masked == []
+    book.name(b"99", "answer 100")
+    assert masked
+
+
+def test_a_change_of_the_world_makes_old_answers_news_again():
+    book = AnswerBook()
+    book.name(CALL, "x")
+    book.forget_pairs()
+    assert book.name(CALL, "x")[1] is True
+
+
+def kept(book: AnswerBook) -> list[Any]:
+    """Everything that a book holds, taken apart."""
+    seen: dict[int, Any] = {}
+    pending: list[Any] = [getattr(book, name) for name in AnswerBook.__slots__]
+    while pending:
+        item = pending.pop()
+        if id(item) not in seen:
+            seen[id(item)] = item
+            if isinstance(item, dict):
+                pending += [*item, *item.values()]
+            elif isinstance(item, list | tuple | set | frozenset | deque):
+                pending += item
+            else:
+                pending += [getattr(item, name) for name in getattr(type(item), "__slots__", ())]
+    return list(seen.values())
+
+
+def test_the_book_is_bounded():
+    book = AnswerBook()
+    sizes = []
+    for start in (0, 20_000):
+        for n in range(start, start + 20_000):
+            book.name(b"%d" % (n % 3_000), f"{'y' * 100} {n}")
+            book.name(b"often", f"answer {n}")
+        sizes.append(len(kept(book)))
+    assert sizes[1] < 1.1 * sizes[0]
+    assert sizes[1] < 20 * AnswerBook.CALLS
+
+
+def test_the_book_keeps_few_answers_and_no_long_one():
+    book = AnswerBook()
+    for n in range(200):
+        book.name(b"%d" % n, f"short {n}")
+        book.name(b"long %d" % n, "z" * 50_000 + str(n))
+    answers = [
+        item
+        for item in kept(book)
+        if isinstance(item, str | bytes) and (b"short" in item if isinstance(item, bytes) else "short" in item)
+    ]
+    assert len(answers) <= 16
+    assert max(len(item) for item in kept(book) if isinstance(item, str | bytes)) <= 16_384
+
+
+@pytest.mark.parametrize("period", [1, 2, 5, 40, 200])
+def test_a_circle_of_calls_with_volatile_answers_is_no_news_from_its_third_round(period):
+    book = AnswerBook()
+    news = [
+        book.name(b"%d" % (n % period), f"result {n % period} at 2026-11-15T09:30:{n % 60:02}Z")[1]
+        for n in range(period * 4)
+    ]
+    assert all(news[:period])
+    assert not any(news[period * 2 :])

@@ -1,0 +1,24 @@
+"""Values and digests for the tests of fingerprints."""
+
+from typing import Any
+
+from hypothesis import strategies as st
+
+GENEROUS_S = 0.150  # 50 times the 3 ms that the worst input should cost
+
+
+keys = st.text(max_size=8)
+
+
+scalars = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=20)
+
+
+values = st.recursive(
+    scalars, lambda inner: st.lists(inner, max_size=4) | st.dictionaries(keys, inner, max_size=4), max_leaves=12
+)
+
+
+def cyclic_list() -> Any:
+    value: list[Any] = [1]
+    value.extend([value, {"again": value}])
+    return value

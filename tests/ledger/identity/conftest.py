@@ -1,0 +1,24 @@
+"""Fixtures of this directory."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from tests.kit.vanishing_stores import Make, Place, Worker
+
+
+@pytest.fixture
+def worker(place: Place) -> Iterator[Make]:
+    made: list[Worker] = []
+
+    def make(**policy: Any) -> Worker:
+        made.append(Worker(policy.pop("url", place.url), **policy))
+        return made[-1]
+
+    if place.kind == "postgres":
+        place.connect().close()  # the schema is made once, and not within the deadline of a call
+    yield make
+    for one in made:
+        if not one.ledger.is_away:
+            one.plugin.flush(1)

@@ -1,0 +1,304 @@
+"""Prices that the user sets, limits of models, caching."""
+
+import pickle
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, date, datetime
+from decimal import Decimal
+from typing import Any
+
+import genai_prices
+import pytest
+from genai_prices.data_snapshot import get_snapshot
+from pydantic import ValidationError
+
+from runguard.errors import PolicyError
+from runguard.pricing import price_list
+from runguard.pricing.book import Pricing
+from runguard.pricing.given import ModelLimits, Price, Tier
+from runguard.pricing.model_limits import LIMITS, is_release_of, limits_of
+from runguard.pricing.price_list import preload
+from runguard.pricing.rates import Rates, Usage
+from tests.kit.prices import AT, MTOK, per_mtok, rates, unpriced, usd
+
+# ---- the user's prices ----------------------------------------------------------------------------------------------
+
+
+def test_the_users_price_wins_exact_then_normalised_then_glob() -> None:
+    book = Pricing(
+        {
+            "gemini-*": Price(input=1, output=1),
+            "gemini-2.5-flash": Price(input=2, output=2),
+            "vertex_ai/gemini-2.5-flash": Price(input=3, output=3),
+            "gemini-2.5-pro*": Price(input=4, output=4),
+        }
+    )
+    assert per_mtok("vertex_ai/gemini-2.5-flash", book)[0] == 3
+    assert per_mtok("gemini/gemini-2.5-flash", book)[0] == 2
+    assert per_mtok("gemini-3-anything", book)[0] == 1
+    assert per_mtok("models/gemini-3-anything", book)[0] == 1
+    assert per_mtok("gemini-2.5-pro", book)[0] == 1  # the first glob that fits
+    assert per_mtok("claude-opus-4-8", book)[0] == 5
+    plain = Pricing({"gemini-2.5-flash": Price(input=2, output=2), "gemini-*": Price(input=1, output=1)})
+    assert per_mtok("models/gemini-2.5-flash", plain)[0] == 2
+    assert rates("gemini-2.5-flash", plain).source == "prices"
+    assert rates("gemini-2.5-flash").source == f"genai-prices {genai_prices.__version__}"
+
+
+def test_dated_prices() -> None:
+    book = Pricing(
+        {
+            "m": [
+                Price(input=2, output=2, since=date(2026, 11, 15)),
+                Price(input=1, output=1),
+                Price(input=3, output=3, since="2027-01-01"),
+            ]
+        }
+    )
+    last_second = datetime(2026, 11, 14, 23, 59, 59, tzinfo=UTC).timestamp()
+    assert usd(rates("m", book, last_second).cost(Usage(input=1 * MTOK))) == 1
+    assert usd(rates("m", book, last_second + 1).cost(Usage(input=1 * MTOK))) == 2
+    assert usd(rates("m", book, datetime(2030, 1, 1, tzinfo=UTC).timestamp()).cost(Usage(input=1 * MTOK))) == 3
+
+
+def test_until_a_future_price_begins_the_list_applies() -> None:
+    book = Pricing(
+        {
+            "gemini-2.5-flash": Price(input=9, output=9, since=date(2027, 1, 1)),
+            "new": Price(input=9, output=9, since=date(2027, 1, 1)),
+        }
+    )
+    assert per_mtok("gemini-2.5-flash", book)[0] == Decimal("0.3")
+    unpriced("new", book)
+
+
+@pytest.mark.parametrize(
+    "several",
+    [[], [Price(input=1, output=1), Price(input=2, output=2)], [Price(input=1, output=1, since=date(2026, 1, 1))] * 2],
+)
+def test_dated_prices_that_cannot_be_meant(several: list[Price]) -> None:
+    with pytest.raises(PolicyError, match=r"prices\.m: "):
+        Pricing({"m": several})
+
+
+def test_a_rate_for_unknown_models() -> None:
+    book = Pricing(fallback=Price(input=10, output=30))
+    guess = rates("no-such-model", book)
+    assert (guess.source, guess.estimated) == ("on_unpriced", True)
+    assert usd(guess.cost(Usage(input=1 * MTOK, output=1 * MTOK))) == 40
+    assert not rates("gemini-2.5-flash", book).estimated
+
+
+@pytest.mark.parametrize("value", [1, 0.1, "0.1", Decimal("0.1"), 0, "1e-3", 999_999, " 2 "])
+def test_prices_are_taken_as_written(value: Any) -> None:
+    assert Price(input=value, output=0).input == Decimal(str(value).strip())
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        -1,
+        "-0.1",
+        float("nan"),
+        "nan",
+        Decimal("sNaN"),
+        float("inf"),
+        "-inf",
+        True,
+        False,
+        "cheap",
+        "",
+        "1,5",
+        None,
+        [1],
+        1e30,
+        1_000_000,
+        "1e-40",
+    ],
+)
+def test_a_price_that_cannot_be_meant_is_refused(value: Any) -> None:
+    for keywords in ({"input": value, "output": 1}, {"input": 1, "output": value}):
+        with pytest.raises(PolicyError, match="USD per million tokens"):
+            Price(**keywords)
+    if value is not None:
+        with pytest.raises(PolicyError, match="USD per million tokens"):
+            Tier(above=10, input=1, output=1, cached=value)
+
+
+@pytest.mark.parametrize(
+    "keywords",
+    [
+        {"inputs": 1},
+        {"since": 20261101},
+        {"since": datetime(2026, 1, 1, tzinfo=UTC)},
+        {"since": "soon"},
+        {"tiers": [{"above": 0, "input": 1, "output": 1}]},
+        {"tiers": [{"above": True, "input": 1, "output": 1}]},
+        {"tiers": [{"above": 5, "input": 1, "output": 1}, {"above": 5, "input": 2, "output": 2}]},
+        {"tiers": [{"above": 5, "input": 1}]},
+    ],
+)
+def test_a_price_of_the_wrong_shape_is_refused(keywords: dict[str, Any]) -> None:
+    with pytest.raises(PolicyError):
+        Price(**({"input": 1, "output": 1} | keywords))
+
+
+def test_prices_are_frozen_and_come_from_plain_data() -> None:
+    price = Price.model_validate(
+        {"input": 1, "output": 2.5, "tiers": [{"above": 200_000, "input": "2", "output": 5}], "since": "2026-11-01"}
+    )
+    assert price.tiers[0].input == 2
+    assert price.since == date(2026, 11, 1)
+    with pytest.raises(ValidationError):
+        price.input = Decimal(3)  # type: ignore[misc]
+
+
+# ---- limits ---------------------------------------------------------------------------------------------------------
+
+
+def test_limits() -> None:
+    book = Pricing(
+        models={
+            "my-model": ModelLimits(context_window=32_000, max_output_tokens=4_000),
+            "gemini-*": ModelLimits(max_output_tokens=100),
+            "gpt-4o": ModelLimits(),
+        }
+    )
+    assert book.limits("my-model") == (32_000, 4_000)
+    assert book.limits("models/gemini-2.5-flash") == (1_048_576, 100)
+    assert book.limits("gpt-4o") == (128_000, 16_384)
+    assert book.limits("claude-sonnet-4-5@20250929") == (1_000_000, 64_000)
+    assert book.limits("openrouter/anthropic/claude-sonnet-4.5") == (1_000_000, 64_000)
+    assert book.limits("grok-4") == (256_000, None)  # the price list knows the window, nobody the output
+    assert book.limits("no-such-model") == (None, None)
+
+
+@pytest.mark.parametrize("value", [0, -1, True, 1.5, "100"])
+def test_limits_that_cannot_be_meant(value: Any) -> None:
+    with pytest.raises(PolicyError):
+        ModelLimits(context_window=value)
+    with pytest.raises(PolicyError):
+        ModelLimits(max_output_tokens=value)
+
+
+def test_our_windows_are_not_below_those_of_the_price_list() -> None:
+    """Some entries there are rounded (1,000,000 for 1,048,576); ours may be larger, never smaller."""
+    snapshot = get_snapshot()
+    for model, (window, output) in LIMITS.items():
+        listed = price_list.entry_of(snapshot, model)
+        assert listed is not None, model
+        assert window is not None
+        assert window >= (listed[0].context_window or 0), model
+        assert output is None or output < window
+
+
+def test_a_variant_has_no_limits_of_its_sibling() -> None:
+    for variant in (
+        "gemini-2.5-flash-image",
+        "gemini-2.5-flash-preview-tts",
+        "gpt-5-chat-latest",
+        "gpt-4o-audio-preview",
+        "o3-deep-research",
+        "claude-opus-4-10",
+    ):
+        assert limits_of(variant) == (None, None), variant
+    for release in (
+        "gemini-2.5-flash-001",
+        "gemini-2.5-flash-preview-09-2025",
+        "gpt-5-2025-08-07",
+        "claude-opus-4-20250514",
+        "o3-2025-04-16",
+    ):
+        assert limits_of(release) != (None, None), release
+
+
+@pytest.mark.parametrize(
+    ("name", "rest", "same"),
+    [
+        ("gemini-2.5-pro", "", True),
+        ("gemini-2.5-pro", "-preview-05-06", True),
+        ("gemini-2.0-flash-0", "01", True),
+        ("claude-sonnet-4-2025", "0514", True),
+        ("claude-opus-4-1", "0", False),
+        ("claude-opus-4", "-1", False),
+        ("gpt-5-nano-", "2025-08-07", True),
+        ("gpt-4", "o", False),
+        ("gpt-4", "-32k", False),
+        ("gemini-live-2.5-flash", "-preview-native-audio-09-2025", True),
+        ("gemini-2.5-flash", "-native-audio-latest", False),
+    ],
+)
+def test_releases(name: str, rest: str, same: bool) -> None:
+    assert is_release_of(name, rest) is same
+
+
+# ---- caching, threads, import ---------------------------------------------------------------------------------------
+
+
+def test_made_up_names_do_not_fill_the_memory() -> None:
+    book = Pricing()
+    theirs = get_snapshot()
+    before = len(theirs._lookup_cache) + len(theirs._provider_cache) + len(theirs._provider_misses)
+    for n in range(1500):
+        book.rates(f"made-up-{n}", AT)
+        book.limits(f"made-up-{n}")
+    book.rates("y" * 100_000, AT)
+    assert len(book._by_id) <= 1024
+    assert len(book._known_limits) <= 1024
+    assert max(map(len, book._by_id)) < 1000
+    assert len(theirs._lookup_cache) + len(theirs._provider_cache) + len(theirs._provider_misses) == before
+
+
+def test_an_answer_is_kept_for_its_minute(monkeypatch: pytest.MonkeyPatch) -> None:
+    book, lookups = Pricing(), []
+    real = price_list.entry_of
+    monkeypatch.setattr(price_list, "entry_of", lambda snapshot, model: lookups.append(model) or real(snapshot, model))
+    for at in (AT, AT + 1, AT + 59.9, AT + 60, AT + 61):
+        book.rates("gemini-2.5-flash", at)
+        book.rates("no-such-model", at)
+    assert len(lookups) == 4
+
+
+@pytest.mark.parametrize("at", [0, -1e9, 1e30, float("nan"), float("inf"), float("-inf"), 1])
+def test_a_broken_clock_is_no_failure(at: float) -> None:
+    assert isinstance(Pricing({"m": Price(input=1, output=1)}).rates("m", at), Rates)
+    assert isinstance(Pricing().rates("gemini-2.5-flash", at), Rates)
+
+
+def test_many_threads() -> None:
+    book = Pricing()
+
+    def work(n: int) -> int:
+        book.rates(f"made-up-{n}", AT)
+        return rates("gemini-2.5-flash", book).cost(Usage(input=n))
+
+    with ThreadPoolExecutor(8) as pool:
+        assert list(pool.map(work, range(3000))) == [n * 300 for n in range(3000)]
+
+
+def test_without_the_price_list_the_users_prices_still_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "genai_prices.data_snapshot", None)
+    preload()
+    book = Pricing({"mine": Price(input=1, output=1)})
+    assert per_mtok("mine", book) == (1, 1)
+    assert "not installed" in unpriced("gemini-2.5-flash", book).reason
+    assert book.limits("gpt-4") == (None, None)
+
+
+def test_rates_survive_pickling() -> None:
+    price = rates("gemini-2.5-pro")
+    assert pickle.loads(pickle.dumps(price)).cost(Usage(input=300_000)) == price.cost(Usage(input=300_000))
+
+
+def test_the_price_list_is_imported_only_when_a_price_is_needed() -> None:
+    script = (
+        "import sys\n"
+        "from runguard.pricing import Price, Pricing, Usage, preload\n"
+        "book = Pricing({'m': Price(input=1, output=1)})\n"
+        "book.rates('m', 0.0), book.limits('gemini-2.5-flash')\n"
+        "assert 'genai_prices' not in sys.modules\n"
+        "preload(); preload()\n"
+        "assert 'genai_prices.data' in sys.modules\n"
+    )
+    subprocess.run([sys.executable, "-c", script], check=True)
