@@ -26,8 +26,7 @@ from typing import Any
 from detection_curve import SETTINGS, draw
 from detection_figures import GROUPS, OWN, Judged, hand_labelled, lines
 from detection_report import Report
-from lookalikes import HEALTHY
-from loops import LOOPS
+from made_up import HEALTHY, LOOPS
 from replays import Run, Verdict, by_rival, by_runguard, turn_tokens
 from rivals import RIVALS
 from runguard.policy import Policy

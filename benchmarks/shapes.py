@@ -1,6 +1,6 @@
 """Small made-up runs: what they are made of.
 
-The loops are in ``loops.py``, healthy work that looks like them in ``lookalikes.py``.
+``made_up.py`` collects the loops and the healthy work that looks like them.
 """
 
 from collections.abc import Callable, Iterator
@@ -48,9 +48,14 @@ def turn(
     agent: str = "agent",
     raised: bool = False,
     at: float | None = None,
+    prompt: int | None = None,
 ) -> Steps:
-    """One model response with its calls ``(tool, args, answer)`` and their answers."""
-    yield {"kind": "model", "agent": agent, "text": text, "ts": at}
+    """One model response with its calls ``(tool, args, answer)`` and their answers.
+
+    ``prompt``: the tokens that the model was sent. A smaller number than before shows that the history was compacted.
+    """
+    tokens = {} if prompt is None else {"input_tokens": prompt, "output_tokens": 50}
+    yield {"kind": "model", "agent": agent, "text": text, "ts": at, **tokens}
     for number, (tool, args, _) in enumerate(calls):
         yield {"kind": "tool_call", "agent": agent, "tool": tool, "args": args, "call_id": str(number), "ts": at}
     for number, (tool, _, answer) in enumerate(calls):
@@ -68,3 +73,8 @@ def work(count: int, start: int = 0) -> Steps:
     """Healthy work that brings news with every call."""
     for n in range(start, start + count):
         yield from turn(("read", {"path": f"src/part_{n}.py"}, f"def part_{n}(): return {n * n}"))
+
+
+def page(topic: object, words: int = 120) -> str:
+    """A long text about a topic: the same for the same topic, and with few words in common with any other."""
+    return " ".join(f"{topic}-{n * n % 97}" if n % 3 else f"line {n}" for n in range(words))

@@ -14,7 +14,7 @@ from detection import main, recorded, settings
 from detection_curve import draw
 from detection_figures import OWN, Judged, lines, wilson
 from detection_report import NOT_READ
-from loops import LOOPS
+from made_up import LOOPS
 from replays import Verdict
 from shapes import work
 

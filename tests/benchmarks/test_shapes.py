@@ -4,8 +4,7 @@ healthy work goes on untouched by anything but words, loops are ended.
 
 import pytest
 
-from lookalikes import HEALTHY
-from loops import LOOPS
+from made_up import HEALTHY, LOOPS
 from replays import Verdict, by_runguard
 from runguard.policy import Policy
 from runguard.replay.engine import Judge

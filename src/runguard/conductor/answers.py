@@ -23,6 +23,7 @@ _NOTES: Final = re.compile(
     r"(?:sequential_?)?think(?:ing)?|(?:log_|record_)?thoughts?|scratchpad|todo_?write|update_?todos?", re.IGNORECASE
 )
 _NOTE_BYTES: Final = 200
+_STATUS_BYTES: Final = 200  # a longer answer is more than a status
 _SAID: Final = 800  # characters of a failure in which a thing is looked for
 _NAME: Final = 80
 _BIG: Final = 10**40
@@ -103,6 +104,7 @@ class Answers:
                 a.counted = new = False  # neither news nor a step
             if a.counted:
                 pairs.append((a.call, a.answer))
+                a.is_long = not new and not 0 <= lane.book.size <= _STATUS_BYTES and not is_unfinished(raw)
             if new:
                 event.news = True
                 event.progress = event.progress or (good and not a.hands_over)

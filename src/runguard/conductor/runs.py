@@ -19,10 +19,11 @@ from runguard.core.detectors.growth import Growth, Sizes
 from runguard.core.detectors.handoffs import Depth, HandOffCycle, HandOffRounds, ReEntry
 from runguard.core.detectors.limits import CallsPerTool, Deadline, FanOut, ModelCalls, ResultSize, ToolCalls
 from runguard.core.detectors.repetition import Cycle, NoNews, Polling, Repetition, SameCall
+from runguard.core.detectors.rereading import Rereading
 from runguard.core.events import RunInfo
 from runguard.core.fingerprint import AnswerBook
 from runguard.outlets.journal import Journal
-from runguard.policy.settings import FREE_RETRIES, Policy, ToolRule
+from runguard.policy.settings import FREE_RETRIES, LONG_ANSWERS, RULES, Policy, ToolRule
 
 
 class Lane:
@@ -119,6 +120,7 @@ _LOOP_RULES: Final[tuple[type, ...]] = (
     NoNews,
     Polling,
     Repetition,
+    Rereading,
     SameCall,
     Stall,
     ToolFailures,
@@ -343,6 +345,8 @@ def lane_detectors(
         made.append(ToolFailures(rungs["tool_failures"]))
     if "no_news" in rungs:
         made.append(NoNews(rungs["no_news"], patient=not policy.is_explicit("no_news")))
+        if rungs["no_news"] == RULES["no_news"][0]:  # limits that the user sets hold for answers of any length
+            made.append(Rereading(LONG_ANSWERS))
     if "same_call" in rungs:
         made.append(SameCall(rungs["same_call"], look_from=2 if policy.store != "memory" else None))
     if "empty" in rungs:

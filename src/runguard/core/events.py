@@ -127,6 +127,7 @@ class Answer:
     unfinished: str = ""
     # of a tool that set ``transfer_to_agent``: its answer says who works on, so it is no progress
     hands_over: bool = False
+    is_long: bool = False  # given before, and more than a status: a page, a file, a report
 
 
 @dataclass(slots=True)

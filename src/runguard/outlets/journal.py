@@ -217,6 +217,7 @@ def _answer(a: Answer) -> Entry:
             "event": a.event_id,
             "once": a.once.hex(),
             "unfinished": a.unfinished,
+            "long": a.is_long,
         }
     )
 
@@ -332,6 +333,7 @@ def _read_answers(where: _Where, entry: Entry) -> ToolResults:
             counted=not told.get("uncounted"),
             once=bytes.fromhex(told.get("once") or ""),
             unfinished=str(told.get("unfinished") or ""),
+            is_long=bool(told.get("long")),
         )
         for told in entry["of"]
     ]

@@ -44,6 +44,7 @@ from runguard.pricing.given import ModelLimits, Price
 from runguard.validation import SettingsModel, faults_of
 
 FREE_RETRIES: Final = 3  # of a call that failed: with them a retry holds as long as a poll
+LONG_ANSWERS: Final = Rungs(nudge=5, stop=10)  # default limits of no_news for answers longer than a status
 RULES: Final[dict[str, tuple[Rungs, frozenset[str]]]] = {
     # rule: default rungs, and the rungs it can have at all. The figures are measured: see benchmarks/detection.py. A
     # call, five unchanged repeats and the one that may find the change are made (a poll, a flaky test, a retry); the

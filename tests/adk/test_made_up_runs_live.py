@@ -1,0 +1,115 @@
+"""Made-up loops and look-alikes of the detection benchmark, live on ADK through the plugin."""
+
+import sys
+from collections import defaultdict, deque
+from pathlib import Path
+from typing import Any
+
+import pytest
+from google.adk.agents import LlmAgent
+from google.adk.models.llm_request import LlmRequest
+from google.adk.tools.base_tool import BaseTool
+from google.genai import types
+
+from runguard.testing import ScriptedModel, assert_calls_answered, assert_stopped, call, text
+
+from .helpers import observe
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
+from made_up import HEALTHY, LOOPS
+from shapes import Shape
+
+ENDED = [
+    "same call same answer",
+    "answer with a clock",
+    "arguments in other words",
+    "ping pong of two calls",
+    "circle of seven calls",
+    "same failure new arguments",
+    "every time another error",
+    "same batch again",
+    "edit that never applies",
+    "stall after long work",
+    "failing call between equal reads",
+    "two long files in turn",
+    "eight long files in a circle",
+    "twenty long files in a circle",
+    "long files in a circle with a new one now and then",
+    "listing and file in turn with short looks between",
+    "same long files read in batches",
+    "long search and long page after real work",
+]
+LEFT_ALONE = [
+    "polling with progress",
+    "five unchanged polls then done",
+    "three jobs polled in turn",
+    "paging by cursor",
+    "six scrolls with a bare ack",
+    "batch with constant ok",
+    "fan out of equal calls",
+    "lookup sweep with many not found",
+    "todo updates",
+    "edit test edit",
+    "flaky test until it passes",
+    "second reading of the same files",
+    "four long files read a second time",
+    "edit test edit with a long report",
+    "edit and two long reports that stay the same",
+    "one long file reviewed between edits of another",
+    "five unchanged polls of a long status",
+    "long status in which one number moves",
+    "long pages by cursor from an index that is looked up each time",
+    "long listing between new files",
+]
+
+
+class Recorded(BaseTool):
+    """Gives the answers of a made-up run, in their order."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(name=name, description=f"does {name}")
+        self.answers: deque[Any] = deque()
+
+    def _get_declaration(self) -> types.FunctionDeclaration:
+        return types.FunctionDeclaration(name=self.name, description=self.description)
+
+    async def run_async(self, *, args: dict[str, Any], tool_context: Any) -> Any:
+        return self.answers.popleft()
+
+
+def agent_of(shape: Shape) -> LlmAgent:
+    """An agent whose model makes the calls of the made-up run, response by response, and then says "done"."""
+    tools: dict[str, Recorded] = {}
+    script: list[list[types.Part]] = []
+    open_calls: dict[str, deque[str]] = defaultdict(deque)
+    for step in shape.run()["steps"]:
+        if step["kind"] == "model":
+            script.append([])
+        elif step["kind"] == "tool_call":
+            script[-1].append(call(step["tool"], **step["args"]))
+            open_calls[step["call_id"]].append(step["tool"])
+        else:
+            name = open_calls[step["call_id"]].popleft()
+            tools.setdefault(name, Recorded(name)).answers.append(step["result"])
+
+    def speak(number: int, _: LlmRequest) -> Any:
+        return script[number - 1] if number <= len(script) else text("done")
+
+    return LlmAgent(name="worker", model=ScriptedModel(speak), tools=list(tools.values()))
+
+
+@pytest.mark.parametrize("name", ENDED)
+async def test_a_loop_is_ended(name: str) -> None:
+    shape = LOOPS[name]
+    seen = await observe(agent_of(shape), tools=shape.tools)
+    assert_stopped(seen.result)
+    assert_calls_answered(seen.result.session)
+
+
+@pytest.mark.parametrize("name", LEFT_ALONE)
+async def test_healthy_work_is_neither_stopped_nor_refused_a_call(name: str) -> None:
+    shape = HEALTHY[name]
+    seen = await observe(agent_of(shape), tools=shape.tools)
+    assert seen.result.trips == []
+    assert {action for action, _ in seen.rules} <= {"nudge"}
+    assert seen.result.texts == ["done"]
