@@ -14,8 +14,12 @@ from google.adk.sessions.database_session_service import DatabaseSessionService
 from google.adk.sessions.sqlite_session_service import SqliteSessionService
 
 from runguard.adk import RunGuardPlugin
+<<<<<<< HEAD
 from runguard.adk.event_reader import FRAMEWORK_TOOLS
 from runguard.conductor.guard import Guard
+=======
+from runguard.adk.reading import FRAMEWORK_TOOLS
+>>>>>>> 72f518e (Publish decisions and trips through one sink)
 from runguard.core.decision import Decision
 from runguard.policy import Policy
 from runguard.replay import open_sources, replay, steps
@@ -60,15 +64,7 @@ class Listening(RunGuardPlugin):
     def __init__(self, **policy: Any) -> None:
         super().__init__(**policy)
         self.heard: list[tuple[str, Decision]] = []
-        decide = Guard._decide
-
-        def heard(run: Any, lane: Any, event: Any, finding: Any) -> Decision:
-            decision = decide(self.guard, run, lane, event, finding)
-            if decision:
-                self.heard.append((lane.key, decision))
-            return decision
-
-        self.guard._decide = heard  # type: ignore[method-assign]
+        self.guard.sink.on_decided("the test", lambda made: self.heard.append((made.lane.key, made.decision)))
 
 
 def told(lane: str, action: str, rule: str, observed: float, limit: float, tool: str) -> tuple[Any, ...]:

@@ -43,11 +43,17 @@ class Accounts:
     """One policy's budgets and prices over any number of runs."""
 
     def __init__(
-        self, policy: Policy, clock: Callable[[], float], ledger: Ledger | None = None, before: "Accounts | None" = None
+        self,
+        policy: Policy,
+        clock: Callable[[], float],
+        ledger: Ledger | None = None,
+        before: "Accounts | None" = None,
+        pricing: Pricing | None = None,
     ) -> None:
         """``before``: accounts under an earlier policy.
 
-        Their figures are kept, and with the same store their ledger and stops.
+        Their figures are kept, and with the same store their ledger and stops. ``pricing``: other prices than those
+        of the policy.
         """
         self.policy, self.clock = policy, clock
         if before is not None and _store_of(policy) == _store_of(before.policy):
@@ -56,7 +62,7 @@ class Accounts:
         self.switch: Switch = before.switch if before is not None and before.ledger is self.ledger else Switch()
         # calls that met a store that was away, by what was done
         self.outages: dict[str, int] = {"closed": 0, "open": 0}
-        self.pricing = Pricing(policy.prices, policy.models, policy.unknown_price)
+        self.pricing = pricing or Pricing(policy.prices, policy.models, policy.unknown_price)
         self.spending: Spending = before.spending if before is not None else Spending()
         self.on_extended: Callable[[list[BudgetStatus], list[str]], None] | None = None
         # called when the store goes away or is replaced, and with None when it is back

@@ -118,7 +118,7 @@ class Stopper:
         if invocation is not None and not self._is_whole(ic, invocation):
             await self._until_idle(invocation, lane)
             if invocation.run.stopped is None:
-                invocation.run.stopped = trip  # nothing but stopped branches ask any more: the stop is the run's
+                invocation.run.stop(trip)  # nothing but stopped branches ask any more: the stop is the run's
                 skips.clear()
             return
         # A loop that ADK cannot end (a graph cycle, a custom agent) would ask for ever. Paid siblings first: at most

@@ -9,22 +9,12 @@ from math import isnan, nan
 from typing import Any, Final, NamedTuple
 
 from runguard.calibrate.changes import changed
-from runguard.core.decision import Decision
-from runguard.core.events import (
-    AgentEntered,
-    Answer,
-    HandOff,
-    ModelCall,
-    ModelResult,
-    Outcome,
-    RunInfo,
-    ToolCall,
-    ToolResults,
-)
+from runguard.conductor.guard import Question, Result
+from runguard.core.events import Answer, ModelCall, ModelResult, Outcome, RunInfo, ToolCall
 from runguard.core.fingerprint import size_of
 from runguard.policy.settings import RULES, Policy
 from runguard.pricing.rates import Usage
-from runguard.replay.engine import Hearing, Judge, Player
+from runguard.replay.engine import Judge, Player
 from runguard.replay.results import RunResult
 from runguard.replay.steps import Turn
 
@@ -70,48 +60,15 @@ def _size(answer: Answer, is_understood: bool) -> float:
     return float(size_of(answer.value, _ENOUGH)) if is_told else nan
 
 
-class _Noting(Hearing):
-    """A guard that notes what was done before, what led to nothing, and how large answers are."""
-
-    def __init__(self, *args: Any, **options: Any) -> None:
-        super().__init__(*args, **options)
-        self.repeated = 0  # calls made and words said before
-        self.fruitless = 0  # answers that were failures, refusals or empty
-        self.largest = nan
-        self._done: set[bytes | int] = set()
-
-    def check(self, event: AgentEntered | HandOff | ModelCall | ToolCall) -> Decision:
-        if isinstance(event, ToolCall):
-            self._note(event.call)
-        return super().check(event)
-
-    def after(self, event: ModelResult | ToolResults) -> Decision:
-        if isinstance(event, ModelResult):
-            if event.said:
-                self._note(event.said)
-            return super().after(event)
-        answers = event.answers
-        for answer in answers:
-            size = _size(answer, event.is_understood)
-            if not isnan(size):
-                self.largest = size if isnan(self.largest) else max(self.largest, size)
-        decision = super().after(event)
-        self.fruitless += sum(answer.outcome is not Outcome.OK for answer in answers)
-        return decision
-
-    def _note(self, name: bytes | int) -> None:
-        self.repeated += name in self._done
-        self._done.add(name)
-
-
 class Meter(Player):
-    """Plays a recording and notes what its runs took."""
-
-    guard_type = _Noting
-    guard: _Noting
+    """Plays a recording and notes what its runs took, what was done before, and what led to nothing."""
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
+        self.repeated = 0  # calls made and words said before
+        self.fruitless = 0  # answers that were failures, refusals or empty
+        self.largest = nan  # answer of the run, in characters
+        self._done: set[bytes | int] = set()
         self.took = Took()
         self.unpriced: dict[str, int] = {}  # model -> calls
         self.begins_untimed = False  # there are times, but not of when a run began
@@ -131,11 +88,34 @@ class Meter(Player):
             self._is_timed = True
             self.begins_untimed = self.begins_untimed or self._since is None
 
+    def check(self, event: Question) -> None:
+        if isinstance(event, ToolCall):
+            self._note(event.call)
+        super().check(event)
+
+    def after(self, event: Result) -> None:
+        if isinstance(event, ModelResult):
+            if event.said:
+                self._note(event.said)
+            super().after(event)
+            return
+        answers = event.answers
+        for answer in answers:
+            size = _size(answer, event.is_understood)
+            if not isnan(size):
+                self.largest = size if isnan(self.largest) else max(self.largest, size)
+        super().after(event)
+        self.fruitless += sum(answer.outcome is not Outcome.OK for answer in answers)
+
+    def _note(self, name: bytes | int) -> None:
+        self.repeated += name in self._done
+        self._done.add(name)
+
     def begin(self, info: RunInfo) -> None:
         super().begin(info)
         self._before = self._counts()
         self._since, self._is_timed = self.clock.now or None, False
-        self.guard.largest = nan
+        self.largest = nan
 
     def book(self, event: ModelCall, usage: Usage, model: str, **options: Any) -> None:
         before = self.result.unpriced
@@ -151,7 +131,7 @@ class Meter(Player):
             if model_calls or tool_calls:  # a message that nobody has answered is no run
                 # pauses aside
                 seconds = self.clock.now - self._live.started if self._is_timed and self._since is not None else nan
-                took = Took(nano / 1e9, float(tokens), model_calls, tool_calls, seconds, self.guard.largest)
+                took = Took(nano / 1e9, float(tokens), model_calls, tool_calls, seconds, self.largest)
                 if unknown := self.recorded.unknown:
                     took = Took(
                         *(nan if name in unknown else value for name, value in zip(Took._fields, took, strict=True))

@@ -80,9 +80,7 @@ class Measuring:
             meter.feed(step)
             now.feed(step)
         told, result = meter.finish(), now.finish()
-        counted = {
-            rule: meter.guard.repeated if rule in OF_REPETITION else meter.guard.fruitless for rule in self._lowest
-        }
+        counted = {rule: meter.repeated if rule in OF_REPETITION else meter.fruitless for rule in self._lowest}
         # no count can be higher
         near = [(n, judge) for n, (rule, judge) in enumerate(self._tried) if counted[rule] + 1 >= self._lowest[rule]]
         run.steps = iter(steps)

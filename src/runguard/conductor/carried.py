@@ -72,9 +72,11 @@ def load(run: Run, record: Mapping[str, Any], now: float) -> tuple[int, int] | N
             run.deadline.started = run.started
         run.purse.inherit(_read_tally(carried["tally"]))
         _load_limits(run, carried)
-        run.stopped = Trip.from_dict(carried["stop"]) if carried["stop"] is not None else None
-        if run.stopped is not None:
-            run.trips.append(run.stopped)
+        run.lift()
+        if carried["stop"] is not None:
+            trip = Trip.from_dict(carried["stop"])
+            run.stop(trip)
+            run.trips.append(trip)
         journal = carried["journal"]
         return (int(journal[0]), int(journal[1])) if journal is not None else None
     except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:

@@ -23,14 +23,17 @@ from runguard.accounting.refusals import finding_of, finding_of_stop
 from runguard.accounting.spending import record_of
 from runguard.conductor.answers import Answers
 from runguard.conductor.carried import KEY as CARRIED
+from runguard.conductor.deciding import Deciding, stop_in_force
 from runguard.conductor.faults import Faults
 from runguard.conductor.paused import Pauses
-from runguard.conductor.runs import Lane, Run, is_lasting, lane_detectors, lane_rungs, retired_name
+from runguard.conductor.reporting import Reporting
+from runguard.conductor.runs import Lane, Run, is_lasting, lane_detectors, lane_rungs_of, retired_name
 from runguard.conductor.session_growth import SessionGrowths
 from runguard.conductor.shared import Breakers, Once
+from runguard.conductor.sink import Sink
 from runguard.conductor.succession import alarms_of, take_over
 from runguard.conductor.summaries import RefusedSummaries
-from runguard.conductor.trips import guard_error_trip, trip_of
+from runguard.conductor.trips import guard_error_trip
 from runguard.core.breaker import Permit
 from runguard.core.budget import to_usd
 from runguard.core.decision import (
@@ -39,9 +42,8 @@ from runguard.core.decision import (
     Decision,
     Finding,
     Money,
+    Rungs,
     Trip,
-    on_one_line,
-    text_for_model,
     text_for_user,
 )
 from runguard.core.detectors.failures import Stall
@@ -66,6 +68,7 @@ from runguard.outlets.journal import KIND, Journal
 from runguard.outlets.telemetry import SAMPLE, Telemetry
 from runguard.policy.settings import Policy
 from runguard.policy.tools import Tools
+from runguard.pricing.book import Pricing
 from runguard.pricing.rates import Usage
 
 _log: Final = logging.getLogger("runguard")
@@ -79,6 +82,10 @@ _BREAKER_FAILURES: Final = 5
 _NOTED_KEPT: Final = 256
 
 
+Question = AgentEntered | HandOff | ModelCall | ToolCall
+Result = ModelResult | ToolResults
+
+
 class Guard:
     """One policy at work over any number of concurrent runs."""
 
@@ -89,21 +96,29 @@ class Guard:
         breaker_runs: int = 2,
         advice: Mapping[str, str] | None = None,
         heir_of: "Guard | None" = None,
+        pricing: Pricing | None = None,
+        lane_rungs: Mapping[str, Rungs] | None = None,
+        reports: bool = True,
     ) -> None:
-        """``breaker_runs``: how many runs must have seen failures before a breaker opens for all: one user's
-        bad arguments are no outage.
+        """``breaker_runs``: how many runs must have seen failures before a breaker opens for all. One user's bad
+        arguments are not an outage.
 
-        ``advice``: how to go on after a stop, by rule, where the settings have other names than those of a
-        policy. ``heir_of``: a guard whose policy this one replaces; see ``runguard.conductor.succession``.
+        ``advice``: how to go on after a stop, by rule, where the settings have other names than those of a policy.
+        ``heir_of``: a guard whose policy this one replaces; see ``runguard.conductor.succession``. ``pricing`` and
+        ``lane_rungs``: other prices and rungs than those of the policy. ``reports=False``: log, store and send no
+        decision; only those who subscribe to ``sink`` receive it.
         """
-        self._advice = advice or {}
         self.policy = policy
         self.clock = policy.clock or time.time  # noqa: TID251 - the one place that names the clock
         self.runs: dict[str, Run] = {}
         self.pauses = Pauses(self)
-        self.trips: deque[Trip] = deque(maxlen=_TRIPS_KEPT)
+        self.trips: deque[Trip] = deque(maxlen=_TRIPS_KEPT) if heir_of is None else heir_of.trips
         self.outbox = Outbox()
-        self.accounts: Accounts = Accounts(policy, self.clock, before=heir_of.accounts if heir_of is not None else None)
+        self.faults = Faults(policy.on_guard_error)
+        self.sink = Sink(self.faults)
+        self.deciding = Deciding(policy, advice or {}, self.sink, self.faults, self.trips)
+        before = heir_of.accounts if heir_of is not None else None
+        self.accounts: Accounts = Accounts(policy, self.clock, before=before, pricing=pricing)
         self.accounts.switch.listen(self._enforce_stops)
         self.breakers = Breakers(
             self.accounts.ledger,
@@ -113,15 +128,14 @@ class Guard:
         )
         self.once = Once(self.accounts.ledger, policy.hold_seconds)
         self.growth = SessionGrowths(policy, self.accounts.ledger)
-        self.faults = Faults(policy.on_guard_error)
-        self._enforces = policy.mode == "enforce"
+        self._enforces = self.deciding.enforces
         self.tools = tools = Tools(policy)
         self.declare, self.tool_rule, self.fingerprint = tools.declare, tools.rule, tools.fingerprint
         self._answers = Answers(policy, tools, self._report_answer, self.settle_once)
-        self._lock = threading.Lock()
         self._alerts = 0
         self._switching = threading.Lock()
-        self._lane_rungs = lane_rungs(policy)
+        self._lane_rungs = lane_rungs_of(policy) if lane_rungs is None else lane_rungs
+        self._calls_to_time = 0
         self.telemetry = Telemetry.of(self) if policy.telemetry and policy.mode != "off" else None
         self.alarms = alarms_of(self, heir_of)
         if self.alarms is not None:
@@ -136,8 +150,11 @@ class Guard:
         self.elders: tuple[weakref.ref[Guard], ...] = ()
         if heir_of is not None:
             take_over(self, heir_of)
+        if reports:
+            ledger = self.accounts.ledger
+            Reporting(policy, ledger, self.outbox, self.alarms, self.telemetry, self.summaries).connect(self.sink)
         self.time_next(SAMPLE)
-        self.accounts.ledger.watch(self._on_control, self._signs_of_life)  # last: it may be told something at once
+        self.accounts.ledger.watch(self._on_control, self._signs_of_life)  # last: the store may report changes at once
 
     def check_store(self) -> None:
         """A store that cannot be worked with is a mistake to be told at construction, not in the middle of a run."""
@@ -193,7 +210,8 @@ class Guard:
         """
         above = run.lanes.get(parent) or run.lanes[ROOT_LANE]
         lane = self._new_lane(run, key, above, concurrent=concurrent, path=path, delegate=delegate)
-        lane.stopped = run.cut_off.get(retired_name(key))
+        if (earlier := run.cut_off.get(retired_name(key))) is not None:
+            lane.stop(earlier)
         inherited = run.retired.get(retired_name(key))
         if inherited is not None:
             lane.use([*inherited, *(d for d in lane.detectors if type(d) not in {type(i) for i in inherited})])
@@ -238,8 +256,11 @@ class Guard:
 
     # ---- before -----------------------------------------------------------------------------------------------------
 
-    def check(self, event: AgentEntered | HandOff | ModelCall | ToolCall) -> Decision:
+    def check(self, event: Question) -> Decision:
         """May this happen? Sticky: within a stopped scope the answer stays no."""
+        return self._timed(self._check, event) if self._calls_to_time > 0 else self._check(event)
+
+    def _check(self, event: Question) -> Decision:
         run = self.runs[event.run]
         lane = run.lanes.get(event.lane) or run.lanes[ROOT_LANE]
         if run.stopped is not None or lane.stopped is not None or lane.parent is not None:
@@ -247,7 +268,7 @@ class Guard:
             if stopped is not None:
                 if type(event) is ToolCall:
                     self._give_up_once(run, event)
-                return Decision(_STOP, None, stopped, text_for_model(_STOPPED_FINDING), enforced=True)
+                return stop_in_force(stopped)
         kind = type(event)
         decision = ALLOW
         if kind is ToolCall:
@@ -257,14 +278,14 @@ class Guard:
                 return decision
         if run.journal is not None:
             run.journal.saw(event)
-        found = self._ask(run, lane, event)
+        found = self.deciding.ask(lane, event)
         if found is None:
             if kind is ModelCall:
                 run.spend.model_calls += 1
             elif kind is ToolCall:
                 run.spend.tool_calls += 1
             return decision
-        decision = self._decide(run, lane, event, found)
+        decision = self.deciding.decide(run, lane, event, found)
         if kind is ModelCall and not (decision.action is _STOP and decision.enforced):
             run.spend.model_calls += 1
         elif kind is ToolCall:
@@ -279,11 +300,11 @@ class Guard:
         if effect:
             taken = run.pending_once.get(effect, event.id) != event.id or effect in run.claimed_elsewhere
             if taken or self.once.is_done(run.info, effect):
-                return self._decide(
+                return self.deciding.decide(
                     run, lane, event, Finding("once", _BLOCK, 2, 1, "executions", "call", event.tool, effect.hex())
                 )
             if effect in run.unchecked_once:
-                return self._decide(
+                return self.deciding.decide(
                     run, lane, event, Finding("once_unsure", _BLOCK, 1, 0, "outages", "call", event.tool, effect.hex())
                 )
             run.pending_once[effect] = event.id
@@ -305,7 +326,7 @@ class Guard:
             event.tool,
             event.tool,
         )
-        decision = self._decide(run, lane, event, finding)
+        decision = self.deciding.decide(run, lane, event, finding)
         if decision:
             decision.retry_after = breaker.retry_after(now)
         return decision
@@ -378,7 +399,7 @@ class Guard:
             if task is not None:
                 run.slots.give_back(task)
             self.unspent(event.run, event)
-            return self._decide(run, lane, event, late)
+            return self.deciding.decide(run, lane, event, late)
         if denied is None:
             if charge is not None and charge.lowered:
                 decision = self._tell_lowered(run, lane, event, charge) or decision
@@ -389,8 +410,8 @@ class Guard:
                 run.slots.give_back(task)
             self.unspent(event.run, event, denied=stopped is None)
             if stopped is not None:
-                return Decision(_STOP, None, stopped, text_for_model(_STOPPED_FINDING))
-        return self._decide(run, lane, event, finding_of(denied, event, self.accounts.ledger.name))
+                return stop_in_force(stopped)
+        return self.deciding.decide(run, lane, event, finding_of(denied, event, self.accounts.ledger.name))
 
     def _too_late(self, run: Run, event: ModelCall) -> Finding | None:
         """The run's time was over while the call waited for money."""
@@ -417,16 +438,12 @@ class Guard:
                 return ALLOW
             run.slots.give_back(task)  # the world changed while it waited
             self.unspent(event.run, event)
-            return (
-                self._decide(run, lane, event, late)
-                if late is not None
-                else Decision(_STOP, None, stopped, text_for_model(_STOPPED_FINDING))
-            )
+            return self.deciding.decide(run, lane, event, late) if late is not None else stop_in_force(stopped)
         if run.journal is not None:
             run.journal.add(
                 {"k": "surplus", "t": event.at, "l": event.lane, "a": event.agent, "at_once": len(run.slots) + 1}
             )
-        decision = self._decide(run, lane, event, surplus(event, len(run.slots) + 1, run.slots.limit))
+        decision = self.deciding.decide(run, lane, event, surplus(event, len(run.slots) + 1, run.slots.limit))
         if decision.enforced:
             self.unspent(event.run, event)
         return decision
@@ -459,7 +476,7 @@ class Guard:
             f"lowered:{event.agent}",
             f"agent {event.agent}",
         )
-        return self._decide(run, lane, event, finding)
+        return self.deciding.decide(run, lane, event, finding)
 
     def settle(
         self,
@@ -540,7 +557,7 @@ class Guard:
             return
         charge.doubt = None
         event = ModelCall(run.info.run, charge.lane, charge.agent, self.clock(), charge.model)
-        self._decide(
+        self.deciding.decide(
             run,
             run.lanes.get(charge.lane) or run.lanes[ROOT_LANE],
             event,
@@ -621,7 +638,7 @@ class Guard:
         )
         lane = run.lanes.get(charge.lane) or run.lanes[ROOT_LANE]
         event = ModelResult(run.info.run, lane.key, charge.agent, self.clock())
-        decision = self._decide(run, lane, event, finding)
+        decision = self.deciding.decide(run, lane, event, finding)
         if decision.action is _NUDGE and decision.enforced:
             lane.notice = decision.for_model
 
@@ -660,7 +677,7 @@ class Guard:
         for run in list(self.runs.values()):
             stop = self.accounts.switch.of(scopes_of(run.info)) if run.stopped is None else None
             if stop is not None:
-                self._decide(
+                self.deciding.decide(
                     run,
                     run.lanes[ROOT_LANE],
                     ModelCall(run.info.run, ROOT_LANE, "", self.clock()),
@@ -709,8 +726,11 @@ class Guard:
 
     # ---- after ------------------------------------------------------------------------------------------------------
 
-    def after(self, event: ModelResult | ToolResults) -> Decision:
+    def after(self, event: Result) -> Decision:
         """Learn from what happened; a nudge, a refused answer or a stop may follow from it."""
+        return self._timed(self._after, event) if self._calls_to_time > 0 else self._after(event)
+
+    def _after(self, event: Result) -> Decision:
         run = self.runs.get(event.run)
         if run is None:
             return ALLOW  # told after the end of its run
@@ -725,10 +745,10 @@ class Guard:
         ):
             found = None  # already ending: nothing more to decide
         else:
-            found = self._ask(run, lane, event)
+            found = self.deciding.ask(lane, event)
             if run.journal is not None:
                 run.journal.saw(event)
-        decision = ALLOW if found is None else self._decide(run, lane, event, found)
+        decision = ALLOW if found is None else self.deciding.decide(run, lane, event, found)
         if type(event) is ToolResults:
             for a in event.answers:
                 a.value = None  # answers are not ours to keep
@@ -754,87 +774,22 @@ class Guard:
 
     # ---- deciding ---------------------------------------------------------------------------------------------------
 
-    def _ask(self, run: Run, lane: Lane, event: Event) -> Finding | None:
-        """The strongest finding of all detectors; every one of them sees the event."""
-        worst: Finding | None = None
-        for detector in lane.by_event.get(type(event), ()):
-            found = detector.observe(event)
-            if found is not None and (worst is None or found.action > worst.action):
-                worst = found
-        return worst
-
-    def _decide(self, run: Run, lane: Lane, event: Event, finding: Finding) -> Decision:
-        action = finding.action
-        is_aside = action is _STOP and type(event) is ModelCall and event.aside
-        if is_aside:
-            action = _BLOCK
-        mark = (finding.rule, "" if finding.scope == "run" else lane.first_key, finding.key, action)
-        if action <= _NUDGE:
-            if mark in run.noted:
-                return ALLOW  # already reported
-            # once per session, whichever of its runs and agents it is about
-            if finding.rule == "growth" and action is _WARN:
-                if run.growth.warned:
-                    return ALLOW
-                run.growth.warned = True
-            if action is _NUDGE and run.nudges >= self.policy.max_nudges:
-                return ALLOW
-        elif not self._enforces and mark in run.noted:
-            return ALLOW
-        if action <= _NUDGE or not self._enforces:
-            run.noted[mark] = None
-            if len(run.noted) > _NOTED_KEPT:
-                run.noted.popitem(last=False)
-        if action is _NUDGE:
-            run.nudges += 1
-        decision = Decision(action, finding, None, text_for_model(finding) if action >= _NUDGE else "", self._enforces)
-        if action is _STOP:
-            decision.trip = self._trip(run, lane, event, finding)
-        try:  # the decision holds, whether or not it can be reported
-            if run.journal is not None:
-                run.journal.decided(decision, lane.key, event.agent, event.at)
-            self._tell(decision)
-            if is_aside:
-                self.summaries.refused(run.info, decision)
-            if self.alarms is not None and finding.rule == "growth" and action is _WARN:
-                self.alarms.grown(finding, run.info, event.agent, event.at)
-            if self.telemetry is not None:
-                model = event.model or None if isinstance(event, ModelCall | ModelResult) else None
-                self.telemetry.decided(decision, run.info, event.agent, model)
-        except Exception as error:
-            self.faults.note("telling a decision", error)
-        return decision
-
-    def _trip(self, run: Run, lane: Lane, event: Event, finding: Finding) -> Trip:
-        owner = lane.owner(finding) if finding.scope == "lane" else None
-        for earlier in run.trips if finding.rule == "fan_out" else ():
-            if earlier.rule == finding.rule and earlier.unit == finding.unit:
-                # A surplus is one event however many branches it refuses.
-                if owner is not None and self._enforces:
-                    owner.stopped = earlier
-                return earlier
-        trip = trip_of(finding, run, lane, event, self.policy, self._advice)
-        if self._enforces:
-            if owner is not None:
-                owner.stopped = trip
-            else:
-                run.stopped = trip
-        self.faults.attempt("recording a trip", self._record, run, trip)
-        if self.alarms is not None:
-            self.faults.attempt("alerting", self.alarms.tripped, trip, finding)
-        return trip
-
     def refuse(self, run: Run, event: Event, finding: Finding) -> Trip:
         """Refuse one call for a reason that an adapter found, and go on: told like every decision, described like a
         stop.
         """
         lane = run.lanes[ROOT_LANE]
-        self._decide(run, lane, event, finding)
-        return trip_of(finding, run, lane, event, self.policy, self._advice)
+        self.deciding.decide(run, lane, event, finding)
+        return self.deciding.describe(run, lane, event, finding)
+
+    def found(self, event: Event, finding: Finding) -> Decision:
+        """Decide on a finding of the adapter's own, in the lane of the event."""
+        run = self.runs[event.run]
+        return self.deciding.decide(run, run.lanes.get(event.lane) or run.lanes[ROOT_LANE], event, finding)
 
     def stop(self, run: Run, event: Event, finding: Finding) -> Trip | None:
         """Stop a run for a reason that an adapter found."""
-        return self._decide(run, run.lanes[ROOT_LANE], event, finding).trip
+        return self.deciding.decide(run, run.lanes[ROOT_LANE], event, finding).trip
 
     def fault(self, where: str, error: Exception, run_id: str = "", agent: str = "") -> Trip | None:
         """A fault of the guard itself: counted and logged. It stops the run where the policy says so; returns why, or
@@ -886,41 +841,7 @@ class Guard:
             return run.stopped if run else None
         event = ModelCall(run_id, ROOT_LANE, agent, self.clock())
         finding = Finding(rule, _STOP, 1, 0, "errors", "run", detail=message)
-        return self._decide(run, run.lanes[ROOT_LANE], event, finding).trip
-
-    def _record(self, run: Run, trip: Trip) -> None:
-        run.trips.append(trip)
-        with self._lock:
-            self.trips.append(trip)
-        if self.accounts.ledger.is_shared:
-            text = json.dumps(trip.to_dict())
-            self.accounts.ledger.tell(lambda session: session.append("trip", trip.id, text))
-        _log.warning("runguard.trip: %s", trip.message, extra={"runguard_trip": trip.id, "runguard_rule": trip.rule})
-        if self.policy.on_trip is not None:
-            self.outbox.send(self.policy.on_trip, trip)
-
-    def _tell(self, decision: Decision) -> None:
-        finding = decision.finding
-        if finding is not None and decision.action < _STOP:
-            # Findings about money and context are warnings. All others are logged at INFO.
-            level = (
-                logging.WARNING
-                if decision.action is _WARN and finding.rule in ("budget", "context", "growth")
-                else logging.INFO
-            )
-            if finding.money is not None:
-                _log.log(level, "runguard.%s: %s", decision.action.word, finding.detail)
-            else:
-                facts = (
-                    decision.action.word,
-                    finding.rule,
-                    finding.observed,
-                    finding.unit,
-                    on_one_line(finding.tool or finding.detail),
-                )
-                _log.log(level, "runguard.%s: %s, %s %s of %s", *facts)
-        if self.policy.on_decision is not None:
-            self.outbox.send(self.policy.on_decision, decision)
+        return self.deciding.decide(run, run.lanes[ROOT_LANE], event, finding).trip
 
     # ---- once per session -------------------------------------------------------------------------------------------
 
@@ -1002,37 +923,20 @@ class Guard:
         return all([job(max(end - time.monotonic(), 0.0)) for job in jobs])  # noqa: C419 - each of them is asked
 
     def time_next(self, calls: int) -> None:
-        """Tell telemetry how long the next so many questions take.
+        """Report to telemetry how long the next calls of ``check`` and ``after`` take, and time none after them."""
+        self._calls_to_time = calls if self.telemetry is not None else 0
 
-        The rest are not even looked at: nobody may be collecting.
-        """
-        if self.telemetry is not None:
-            self.check = _timed(self, "check", self.telemetry.took, calls)  # type: ignore[method-assign, assignment]
-            self.after = _timed(self, "after", self.telemetry.took, calls)  # type: ignore[method-assign, assignment]
-
-
-def _timed(guard: Guard, name: str, took: Callable[[float], None], calls: int) -> Callable[[Any], Decision]:
-    """A method that tells how long it takes, and makes way for the plain one after so many calls."""
-    plain, itself, left = getattr(Guard, name), weakref.ref(guard), calls  # weakly: a guard must not keep itself alive
-
-    def timed(event: Any) -> Decision:
-        nonlocal left
-        guard, left = itself(), left - 1
-        if left <= 0 and guard is not None:
-            guard.__dict__.pop(name, None)
+    def _timed(self, answer: Callable[[Any], Decision], event: Any) -> Decision:
+        self._calls_to_time -= 1
         begin = time.perf_counter()
         try:
-            return plain(guard, event)  # type: ignore[no-any-return]
+            return answer(event)
         finally:
-            took(time.perf_counter() - begin)
-
-    return timed
+            if self.telemetry is not None:
+                self.telemetry.took(time.perf_counter() - begin)
 
 
 def surplus(event: ModelCall, at_once: int, limit: int) -> Finding:
     return Finding(
         "fan_out", _STOP, at_once, limit, "model calls at once", "lane", "", "in flight", f"agent {event.agent}"
     )
-
-
-_STOPPED_FINDING: Final = Finding("stopped", _STOP, 0, 0, "")

@@ -26,7 +26,7 @@ async def review_stops(guard: "Guard", run: Run) -> None:
     await guard.accounts.ledger.refresh()
     for trip in run.stops_in_force():
         if await _is_over(guard, run, trip):
-            run.lift(trip)
+            run.lift_stop(trip)
     stop = guard.accounts.switch.of(scopes_of(run.info))
     if stop is not None and run.stopped is None:
         guard.stop(run, ModelCall(run.info.run, ROOT_LANE, "", guard.clock()), finding_of_stop(stop))

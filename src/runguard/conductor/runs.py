@@ -1,14 +1,15 @@
-"""The state of one running root run, and of each of its strands. Kept by the guard, gone when the run ends."""
+"""The state of one running root run, and of each of its lanes. The guard drops it when the run ends."""
 
 import os
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future
 from typing import Any, Final
 
 from runguard.accounting.charges import Purse
 from runguard.conductor.session_growth import SessionGrowth
 from runguard.conductor.slots import Slots
+from runguard.conductor.stopping import Stoppable
 from runguard.core.breaker import Permit
 from runguard.core.budget import to_usd, usd_text
 from runguard.core.decision import HANDOFF_ROUNDS, Action, Finding, Rungs, Spend, Trip
@@ -26,8 +27,8 @@ from runguard.outlets.journal import Journal
 from runguard.policy.settings import FREE_RETRIES, LONG_ANSWERS, RULES, Policy, ToolRule
 
 
-class Lane:
-    """One strand of a run in which things happen one after another, with its own detectors and memory."""
+class Lane(Stoppable):
+    """A part of a run in which things happen one after another, with its own detectors and memory."""
 
     __slots__ = (
         "book",
@@ -45,7 +46,6 @@ class Lane:
         "parent",
         "path",
         "starting",
-        "stopped",
     )
 
     def __init__(
@@ -59,6 +59,7 @@ class Lane:
         delegate: str = "",
     ) -> None:
         """``delegate``: the agent that a model has called here, as a tool or for a task; "" for other lanes."""
+        super().__init__()
         self.key, self.parent, self.concurrent, self.path, self.delegate = key, parent, concurrent, path, delegate
         self.first_key = key  # of the lane in which its loop counters began
         self.cycle_of = self  # the lane in which its hand-offs began to be counted
@@ -66,7 +67,6 @@ class Lane:
         self.by_event = dispatch(detectors)
         self.book = AnswerBook()
         self.context = next((d for d in detectors if isinstance(d, Context)), None)
-        self.stopped: Trip | None = None
         self.cut = False  # ended by a stop rather than by itself
         self.fresh = True  # no model call yet
         self.starting = 0  # branches below that have begun and not yet been judged: those that start at once
@@ -96,7 +96,7 @@ class Lane:
         self.detectors, self.by_event = detectors, dispatch(detectors)
 
     def owner(self, finding: Finding) -> "Lane | None":
-        """The nearest strand that runs beside others: a stop ends there, or ends the run when there is none."""
+        """The nearest lane that runs beside others: a stop ends it. Without such a lane a stop ends the run."""
         is_handoff = finding.rule == "handoff" or finding.unit == HANDOFF_ROUNDS
         lane: Lane | None = self.cycle_of if is_handoff else self
         while lane is not None and not lane.concurrent:
@@ -135,8 +135,8 @@ def dispatch(detectors: Iterable[Detector]) -> dict[type, list[Detector]]:
     return table
 
 
-class Run:
-    """Everything known about one running root run. Gone when it ends."""
+class Run(Stoppable):
+    """Everything known about one running root run."""
 
     __slots__ = (
         "claimed_elsewhere",
@@ -164,7 +164,6 @@ class Run:
         "slots",
         "spend",
         "started",
-        "stopped",
         "trips",
         "unchecked_once",
         "unsure",
@@ -180,6 +179,7 @@ class Run:
         purse: Purse,
         growth: SessionGrowth,
     ) -> None:
+        super().__init__()
         self.info, self.purse, self.growth, self.pid = info, purse, growth, os.getpid()
         self.journal: Journal | None = None  # kept where a store is
         self.started = info.at
@@ -196,14 +196,13 @@ class Run:
         self.lanes: dict[str, Lane] = {}
         self.retired: OrderedDict[str, list[Detector]] = OrderedDict()  # failure streaks of ended child lanes, by name
         self.slots = Slots(policy.in_flight)
-        self.stopped: Trip | None = None
         self.trips: deque[Trip] = deque(maxlen=100)
         self.noted: OrderedDict[tuple[str, str, str, Action], None] = OrderedDict()
         self.nudges = 0
         self.permits: dict[str, tuple[str, Permit]] = {}
         limit = policy.max_model_calls or info.model_call_limit
         self.model_calls = ModelCalls(limit) if limit else None
-        # strands that were stopped, by name: called again they stay stopped
+        # lanes that were stopped, by name: called again they stay stopped
         self.cut_off: OrderedDict[str, Trip | None] = OrderedDict()
         self.claimed_elsewhere: set[bytes] = set()  # side effects that another worker has done or is doing
         # side effects that could not be claimed, because the store did not answer
@@ -231,17 +230,18 @@ class Run:
             detector.skip(idle)
 
     def stops_in_force(self) -> list[Trip]:
-        """The stops of the run and of its strands, each once."""
+        """The stops of the run and of its lanes, each once."""
         found = [self.stopped, *(lane.stopped for lane in self.lanes.values()), *self.cut_off.values()]
         return list({trip.id: trip for trip in found if trip is not None}.values())
 
-    def lift(self, trip: Trip) -> None:
-        """Take a stop back: of the run, or of the strands that it ended."""
-        if self.stopped is not None and self.stopped.id == trip.id:
-            self.stopped = None
+    def lift_stop(self, trip: Trip) -> None:
+        """Take one stop back: of the run, or of the lanes that it ended."""
+        if self.is_stopped_by(trip):
+            self.lift()
         for lane in self.lanes.values():
-            if lane.stopped is not None and lane.stopped.id == trip.id:
-                lane.stopped, lane.cut = None, False
+            if lane.is_stopped_by(trip):
+                lane.lift()
+                lane.cut = False
         for name in [name for name, stop in self.cut_off.items() if stop is not None and stop.id == trip.id]:
             self.cut_off[name] = None
 
@@ -305,8 +305,8 @@ def parallel_part(branch: str) -> str:
     return ".".join(parts[named:])
 
 
-def lane_rungs(policy: Policy) -> dict[str, Rungs]:
-    """The rungs of the rules that look at one strand, as far as they can say anything."""
+def lane_rungs_of(policy: Policy) -> dict[str, Rungs]:
+    """The rungs of the rules that look at one lane, without rules that have none."""
     names = (
         "repetition",
         "no_news",
@@ -325,7 +325,7 @@ def lane_rungs(policy: Policy) -> dict[str, Rungs]:
 
 def lane_detectors(
     policy: Policy,
-    rungs: dict[str, Rungs],
+    rungs: Mapping[str, Rungs],
     is_polling: Callable[[str], bool],
     known: Sizes | None = None,
     place: str = "",

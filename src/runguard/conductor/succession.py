@@ -31,8 +31,7 @@ def alarms_of(guard: "Guard", before: "Guard | None") -> Alarms | None:
 
 def take_over(heir: "Guard", before: "Guard") -> None:
     """Give ``heir`` what ``before`` knows. Changes nothing of ``before``."""
-    heir.trips, heir.outbox = before.trips, before.outbox
-    heir._lock, heir._switching = before._lock, before._switching
+    heir.outbox, heir._switching = before.outbox, before._switching
     heir.pauses.share(before.pauses)
     heir.breakers.share(before.breakers)
     heir.once.share(before.once)

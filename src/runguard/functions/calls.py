@@ -441,7 +441,7 @@ class Caller(Controls):
         else:
             over = trip.rule == "guard_error"
         if over:
-            run.stopped = None
+            run.lift()
 
     def _was_extended(self, trip: Trip) -> bool:
         """Somebody else may have moved the cap that stopped the run."""
@@ -780,7 +780,7 @@ class Caller(Controls):
                 and run.stopped.rule == "budget"
                 and any(status.scope == run.stopped.scope_id for status in moved)
             ):
-                run.stopped = None
+                run.lift()
         return moved
 
 

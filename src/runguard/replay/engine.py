@@ -7,15 +7,16 @@ budgets, breakers) is not.
 """
 
 import logging
-from collections.abc import Coroutine, Iterator
+from collections.abc import Coroutine, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Final
 
 from runguard.alerts.settings import AlertSettings
-from runguard.conductor.guard import Guard
+from runguard.conductor.guard import Guard, Question, Result
 from runguard.conductor.lanes import Call, Lanes
 from runguard.conductor.runs import Run
-from runguard.core.decision import Action, Decision, Finding
+from runguard.conductor.sink import Decided
+from runguard.core.decision import Action, Decision, Rungs
 from runguard.core.events import (
     ROOT_LANE,
     AgentEntered,
@@ -130,31 +131,15 @@ def play(run: RecordedRun, judges: list[Judge]) -> list[RunResult]:
     return [player.finish() for player in players]
 
 
-class Hearing(Guard):
-    """A guard whose decisions are heard where they are made."""
-
-    player: "Player"
-
-    def _tell(self, decision: Decision) -> None:
-        self.player.hear(decision)
-
-    def find(self, event: ModelCall, finding: Finding) -> None:
-        """Something that the guard did not find by a detector."""
-        run = self.runs[event.run]
-        self._decide(run, run.lanes.get(event.lane) or run.lanes[ROOT_LANE], event, finding)
-
-
 class Player:
     """Plays one recorded run to one judge, step by step."""
 
-    guard_type: type[Hearing] = Hearing
-
-    def __init__(self, judge: Judge, run: RecordedRun) -> None:
+    def __init__(self, judge: Judge, run: RecordedRun, lane_rungs: Mapping[str, Rungs] | None = None) -> None:
+        """``lane_rungs``: other rungs than those of the policy."""
         self.judge, self.clock, self.recorded = judge, judge.clock, run
         self._over = False  # the run was stopped, and nothing more of it is judged
-        self.guard = self.guard_type(judge.policy)
-        self.guard.player = self
-        self.guard.accounts.pricing = judge.pricing
+        self.guard = Guard(judge.policy, pricing=judge.pricing, lane_rungs=lane_rungs, reports=False)
+        self.guard.sink.on_decided("replay", self._decided)
         policy = judge.policy
         self._budgets = policy.max_usd is not None or policy.max_tokens is not None or bool(policy.budgets)
         self.result = RunResult(run.id, run.app, run.user, run.session, run.source, run.success, run.capped)
@@ -172,7 +157,6 @@ class Player:
         self._run = ""
         self._live: Run = None  # type: ignore[assignment]  # the guard's run, once one has begun
         self._begun = False
-        self._agent = self._lane_now = ""
         self._lanes: Lanes = None  # type: ignore[assignment]  # as above
         self._active: dict[str, str] = {}  # lane -> the agent at work in it
         self._agents: set[str] = set()  # tools that are agents: work of theirs was seen in a branch
@@ -325,8 +309,7 @@ class Player:
         if judge.watches_context and knows_prompt:
             event.projected_tokens = usage.input
             event.context_limit = judge.context_limit(guard, step.model, 0 if step.refused else usage.input)
-        self.look_at(lane, step.agent)
-        guard.check(event)
+        self.check(event)
         self.reserve(event)
         self.tick(step.at)
         if step.refused:
@@ -336,7 +319,7 @@ class Player:
         self.book(event, usage, step.model, estimated=step.usage is None or step.estimated, nano=step.nano)
         if not step.aside:
             prompt, output = (usage.input, usage.output) if knows_prompt else (None, None)
-            guard.after(ModelResult(self._run, lane, step.agent, self.clock.now, prompt, output, said=step.said))
+            self.after(ModelResult(self._run, lane, step.agent, self.clock.now, prompt, output, said=step.said))
             if not step.goes_on:
                 self._active.pop(lane, None)
 
@@ -424,12 +407,11 @@ class Player:
             if step.tool in FRAMEWORK_TOOLS:
                 continue
             self.count_tool_call(lane)
-            self.look_at(lane, step.agent)
             below = int(step.tool in self._agents)
             if below:
                 beside = sum(other.batch == step.batch and other.tool == step.tool for other in waiting)
-                guard.check(AgentEntered(self._run, lane, step.agent, self.clock.now, 0, beside))
-            guard.check(
+                self.check(AgentEntered(self._run, lane, step.agent, self.clock.now, 0, beside))
+            self.check(
                 ToolCall(
                     self._run,
                     lane,
@@ -481,8 +463,7 @@ class Player:
         if self._over:
             return
         lane, batch, agent, _ = self._answered_as
-        self.look_at(lane, agent)
-        self.guard.after(ToolResults(self._run, lane, agent, self.clock.now, batch, answers))
+        self.after(ToolResults(self._run, lane, agent, self.clock.now, batch, answers))
 
     def _passed(self, step: Passed) -> None:
         if self._waiting:
@@ -497,8 +478,7 @@ class Player:
         if self._over:
             return
         lane = self._lanes.of(step.branch, step.scope)
-        self.look_at(lane, step.agent)
-        self.guard.check(HandOff(self._run, lane, step.agent, step.target, self.clock.now))
+        self.check(HandOff(self._run, lane, step.agent, step.target, self.clock.now))
         self._active.pop(lane, None)
 
     def tick(self, at: float | None) -> None:
@@ -510,9 +490,11 @@ class Player:
         for after in self._afters(lane) if self._stopped or self._stopped_lanes else ():
             after.tool_calls += 1
 
-    def look_at(self, lane: str, agent: str) -> None:
-        """Where the guard looks now: what it finds is found there."""
-        self._lane_now, self._agent = lane, agent
+    def check(self, event: Question) -> None:
+        self.guard.check(event)
+
+    def after(self, event: Result) -> None:
+        self.guard.after(event)
 
     # ---- what a journal needs to know -------------------------------------------------------------------------------
 
@@ -528,23 +510,20 @@ class Player:
     def is_over(self) -> bool:
         return self._over
 
-    # ---- strands ----------------------------------------------------------------------------------------------------
+    # ---- agents -----------------------------------------------------------------------------------------------------
 
     def _enter(self, lane: str, agent: str) -> None:
         """An agent begins to work: another one than before, or once more after it had finished."""
         if self._active.get(lane) == agent:
             return
         self._active[lane] = agent
-        self.look_at(lane, agent)
-        self.guard.check(AgentEntered(self._run, lane, agent, self.clock.now))
+        self.check(AgentEntered(self._run, lane, agent, self.clock.now))
 
     # ---- verdicts ---------------------------------------------------------------------------------------------------
 
-    def hear(self, decision: Decision) -> None:
-        finding = decision.finding
-        if finding is None:
-            return
-        result, lane = self.result, self._lane_now
+    def _decided(self, decided: Decided) -> None:
+        decision, finding, event = decided.decision, decided.finding, decided.event
+        result, lane = self.result, event.lane
         stops = decision.action is _STOP
         verdict = Verdict(
             decision.action.word,
@@ -553,7 +532,7 @@ class Player:
             result.model_calls,
             self._run,
             lane,
-            self._agent,
+            event.agent,
             finding.tool,
             float(finding.observed),
             float(finding.limit),
@@ -569,8 +548,8 @@ class Player:
         else:
             result.more += 1
         if stops and not verdict.moot:
-            strand = self._live.lanes.get(lane)
-            owner = strand.owner(finding) if finding.scope == "lane" and strand is not None else None
+            known = self._live.lanes.get(lane)
+            owner = known.owner(finding) if finding.scope == "lane" and known is not None else None
             if owner is None:
                 self._stopped, self._over = True, not self.judge.to_the_end
             else:
@@ -582,10 +561,10 @@ class Player:
         return bool(self._stopped_lanes) and any(key in self._stopped_lanes for key in self._chain(lane))
 
     def _chain(self, lane: str) -> Iterator[str]:
-        strand = self._live.lanes.get(lane)
-        while strand is not None:
-            yield strand.key
-            strand = strand.parent
+        at = self._live.lanes.get(lane)
+        while at is not None:
+            yield at.key
+            at = at.parent
 
     def _afters(self, lane: str) -> Iterator[After]:
         """Whose account a paid step is on that a stop would have spared."""

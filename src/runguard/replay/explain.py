@@ -3,11 +3,12 @@
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
-from runguard.conductor.runs import Lane, Run
+from runguard.conductor.guard import Question
+from runguard.conductor.runs import lane_rungs_of
 from runguard.core.decision import Finding, Rungs
 from runguard.core.events import AgentEntered, Event, ToolCall
 from runguard.policy.settings import RULES
-from runguard.replay.engine import ADK_MODEL_CALLS, Hearing, Judge, Player
+from runguard.replay.engine import ADK_MODEL_CALLS, Judge, Player
 from runguard.replay.results import RunResult
 from runguard.replay.steps import RecordedRun, Wrote
 
@@ -62,46 +63,39 @@ class Explanation:
         return {"run": self.result.to_dict(), "rules": rules, "not_recorded": self.not_recorded}
 
 
-class _Watching(Hearing):
-    """A guard whose detectors tell every count, not only those that reach a rung."""
+class _Watcher(Player):
+    """Plays a run and keeps the highest count of every rule, also of those that reach no rung."""
 
-    def __init__(self, *args: Any, **options: Any) -> None:
-        super().__init__(*args, **options)
+    def __init__(self, judge: Judge, run: RecordedRun) -> None:
+        every = {name: _from_the_first(rungs) for name, rungs in lane_rungs_of(judge.policy).items()}
+        super().__init__(judge, run, every)
         self.peaks: dict[str, Peak] = {}
-        self._lane_rungs = {name: _telling(rungs) for name, rungs in self._lane_rungs.items()}
+        self.guard.sink.on_found("replay", self._found)
 
-    def _ask(self, run: Run, lane: Lane, event: Event) -> Finding | None:
-        worst: Finding | None = None
+    def check(self, event: Question) -> None:
         if isinstance(event, AgentEntered | ToolCall):
             self._saw("depth", event.depth, "nested delegations", "", event.agent)
         if isinstance(event, AgentEntered):
             self._saw("fan_out", event.branches, "branches of one node", "", event.agent)
-        for detector in lane.by_event.get(type(event), ()):
-            found = detector.observe(event)
-            if found is None:
-                continue
-            self._saw(found.rule, float(found.observed), found.unit, found.tool, event.agent)
-            if worst is None or found.action > worst.action:
-                worst = found
-        return worst
+        super().check(event)
+
+    def _found(self, finding: Finding, event: Event) -> None:
+        self._saw(finding.rule, float(finding.observed), finding.unit, finding.tool, event.agent)
 
     def _saw(self, rule: str, observed: float, unit: str, tool: str, agent: str) -> None:
-        peak, result = self.peaks.get(rule), self.player.result
+        peak, result = self.peaks.get(rule), self.result
         if observed and (peak is None or observed > peak.observed):
             self.peaks[rule] = Peak(float(observed), unit, result.steps, result.model_calls, tool, agent)
 
 
-def _telling(rungs: Rungs) -> Rungs:
+def _from_the_first(rungs: Rungs) -> Rungs:
+    """Rungs that report every count from the first on."""
     lowest = rungs.lowest
     return replace(rungs, warn=min(1.0, lowest) if lowest > 0 else lowest)
 
 
-class _Watcher(Player):
-    guard_type = _Watching
-
-
 def explain(run: RecordedRun, judge: Judge) -> Explanation:
-    """Walk a run twice at once: as it is judged, and with every count told."""
+    """Walk a run twice at once: as it is judged, and with every count reported."""
     plain, watching = Player(judge, run), _Watcher(Judge(judge.told, to_the_end=True), run)
     is_journal = False
     for step in run.steps:
@@ -110,7 +104,7 @@ def explain(run: RecordedRun, judge: Judge) -> Explanation:
         watching.feed(step)
     result = plain.finish()
     watching.finish()
-    peaks = watching.guard.peaks  # type: ignore[attr-defined]
+    peaks = watching.peaks
     found = [_near(rule, judge, peaks.get(rule)) for rule in RULES]
     if is_journal:
         found += [

@@ -75,7 +75,7 @@ class Noted:
         self._player.begin(info)
 
     def _tell(self, event: Event) -> None:
-        player, guard = self._player, self._player.guard
+        player = self._player
         if type(event) is ModelCall:
             self._asked[event.number] = event
             if player.judge.told.mode == "enforce":
@@ -87,13 +87,12 @@ class Noted:
             player.count_tool_call(event.lane)
         if player.is_over:
             return
-        player.look_at(event.lane, event.agent)
         if isinstance(event, ToolResults):
-            guard.after(self._by_this_policy(event))
+            player.after(self._by_this_policy(event))
         elif isinstance(event, ModelResult):
-            guard.after(event)
+            player.after(event)
         else:
-            guard.check(event)
+            player.check(event)
             if isinstance(event, ModelCall):
                 player.reserve(event)
 
@@ -154,14 +153,13 @@ class Noted:
         if not entry.get("denied"):
             return
         # It waited in vain: does it fit now? A store may have served others first.
-        player.look_at(event.lane, event.agent)
         again = replace(event, charge=None)
         player.reserve(again)
         if again.charge is not None:
             doubt = again.charge.doubt
             player.guard.release(again.charge)
             if doubt is not None:
-                player.guard.find(event, finding_of(doubt, event, ""))
+                player.guard.found(event, finding_of(doubt, event, ""))
 
     def _back(self, entry: Entry) -> None:
         event = self._asked.pop(entry["n"], None)
@@ -191,5 +189,4 @@ class Noted:
         if player.is_over or policy.queues or entry["at_once"] <= policy.in_flight:
             return
         event = ModelCall(player.run, str(entry.get("l") or ""), str(entry.get("a") or ""), player.clock.now)
-        player.look_at(event.lane, event.agent)
-        player.guard.find(event, surplus(event, entry["at_once"], policy.in_flight))
+        player.guard.found(event, surplus(event, entry["at_once"], policy.in_flight))

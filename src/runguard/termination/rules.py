@@ -1,5 +1,5 @@
-"""RunGuard's own rules as conditions: a guard in the shadow is told what the events show, and fires them where it would
-stop.
+"""RunGuard's own rules as conditions: a guard in shadow mode sees the events, and the condition fires where the guard
+would stop.
 """
 
 from collections import OrderedDict
@@ -8,8 +8,7 @@ from typing import Any, ClassVar, Final
 
 from runguard.conductor.guard import Guard
 from runguard.conductor.lanes import Call, Lanes
-from runguard.conductor.runs import Run
-from runguard.core.decision import Action, Decision, Finding, Trip
+from runguard.core.decision import Action, Decision, Finding
 from runguard.core.events import Answer, HandOff, ModelResult, RunInfo, ToolResults
 from runguard.core.exceptions import PolicyError
 from runguard.core.fingerprint import words_name
@@ -35,18 +34,11 @@ _RUN: Final = "run"
 _CALLS_KEPT: Final = 4_096
 
 
-class _Judge(Guard):
-    """Decides, and tells nobody: whether anything ends is for the condition's owner to say."""
-
-    def _record(self, run: Run, trip: Trip) -> None:
-        pass
-
-
 class _Watch:
     """One run as a guard sees it through events."""
 
     def __init__(self, policy: Policy) -> None:
-        self._guard = _Judge(policy)
+        self._guard = Guard(policy, reports=False)  # whether anything ends is up to the condition's owner
         self._lanes = Lanes(self._guard, self._guard.start(RunInfo(_RUN)))
         self._calls: OrderedDict[str, tuple[str, Any, str, str]] = OrderedDict()  # by id: tool, arguments, lane, batch
 
@@ -58,8 +50,8 @@ class _Watch:
         elif answers := answers_of(event):
             decisions.append(self._judge_answers(event, answers, now))
         elif text := visible_text(event):
-            said = ModelResult(_RUN, self._lane(event), author_of(event), now, said=words_name(text))
-            decisions.append(self._guard.after(said))
+            result = ModelResult(_RUN, self._lane(event), author_of(event), now, said=words_name(text))
+            decisions.append(self._guard.after(result))
         if target := transfer_of(event):
             decisions.append(self._guard.check(HandOff(_RUN, self._lane(event), author_of(event), target, now)))
         return next(
