@@ -14,12 +14,7 @@ from google.adk.sessions.database_session_service import DatabaseSessionService
 from google.adk.sessions.sqlite_session_service import SqliteSessionService
 
 from runguard.adk import RunGuardPlugin
-<<<<<<< HEAD
 from runguard.adk.event_reader import FRAMEWORK_TOOLS
-from runguard.conductor.guard import Guard
-=======
-from runguard.adk.reading import FRAMEWORK_TOOLS
->>>>>>> 72f518e (Publish decisions and trips through one sink)
 from runguard.core.decision import Decision
 from runguard.policy import Policy
 from runguard.replay import open_sources, replay, steps

@@ -1,0 +1,172 @@
+"""Decisions and trips leave the guard through one sink, one module writes ``stopped``, and no method is replaced."""
+
+import ast
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.kit.driver import Driver
+
+import runguard
+from runguard.conductor.guard import Guard
+from runguard.core.decision import Action
+from runguard.outlets.telemetry import SAMPLE
+from runguard.policy import Policy
+
+SOURCE = Path(runguard.__file__).parent
+WRITER = SOURCE / "conductor" / "stopping.py"
+RULES: dict[str, Any] = {"rules": {"repetition": {"nudge": 2, "block": 4, "stop": 5}}}
+LOOP = ["nudge", "block", "stop"]
+
+
+def play_a_loop(driver: Driver, times: int = 6) -> None:
+    for _ in range(times):
+        driver.tool("parse", {"page": 1}, "the same")
+
+
+def test_a_subscriber_receives_every_decision_once_with_its_event_and_lane() -> None:
+    driver, made = Driver(**RULES), []
+    driver.guard.sink.on_decided("the test", made.append)
+    play_a_loop(driver)
+    assert [each.decision.action.word for each in made] == LOOP
+    assert [each.finding.rule for each in made] == ["repetition"] * 3
+    assert {(each.run.info.run, each.lane.key, each.event.agent) for each in made} == {("run", "", "agent")}
+
+
+def test_a_trip_arrives_before_the_decision_that_carries_it() -> None:
+    driver, order = Driver(**RULES), []
+    driver.guard.sink.on_trip("the test", lambda trip, finding: order.append((trip.id, finding.rule)))
+    driver.guard.sink.on_decided("the test", lambda made: order.append(made.decision.trip and made.decision.trip.id))
+    play_a_loop(driver)
+    assert order == [None, None, (driver.guard.trips[0].id, "repetition"), driver.guard.trips[0].id]
+
+
+def test_findings_that_decide_nothing_can_be_watched() -> None:
+    driver, seen, made = Driver(**RULES, max_nudges=0), [], []
+    driver.guard.sink.on_found("the test", lambda finding, event: seen.append((finding.action, finding.rule)))
+    driver.guard.sink.on_decided("the test", made.append)
+    play_a_loop(driver, 2)
+    assert seen == [(Action.NUDGE, "repetition")]
+    assert made == []
+
+
+@pytest.mark.parametrize("topic", ["on_decided", "on_trip", "on_found"])
+def test_a_subscriber_that_raises_is_a_counted_fault_and_prevents_nothing(topic: str, caplog: Any) -> None:
+    def broken(*facts: Any) -> None:
+        raise ValueError("a bug")
+
+    driver, decisions, trips, found = Driver(**RULES), [], [], []
+    sink = driver.guard.sink
+    getattr(sink, topic)("a broken subscriber", broken)
+    sink.on_decided("the test", decisions.append)
+    sink.on_trip("the test", lambda trip, finding: trips.append(trip))
+    sink.on_found("the test", lambda finding, event: found.append(finding))
+    with caplog.at_level(logging.ERROR, "runguard"):
+        play_a_loop(driver)
+    assert [each.decision.action.word for each in decisions] == LOOP
+    assert trips == list(driver.guard.trips)
+    assert driver.guard.runs["run"].stopped == trips[0]
+    assert driver.guard.guard_errors == len({"on_decided": decisions, "on_trip": trips, "on_found": found}[topic]) > 0
+    assert "a broken subscriber failed with ValueError" in caplog.text
+
+
+def test_a_guard_that_does_not_report_still_publishes(caplog: Any) -> None:
+    made: list[Any] = []
+    called: list[Any] = []
+    policy = Policy.validated(
+        {**RULES, "on_trip": called.append, "on_decision": called.append, "clock": lambda: 0.0}, "keywords"
+    )
+    driver = Driver()
+    driver.guard = guard = Guard(policy, reports=False)
+    guard.sink.on_decided("the test", made.append)
+    driver.start("run")
+    with caplog.at_level(logging.INFO, "runguard"):
+        play_a_loop(driver)
+    assert guard.flush(5)
+    assert [each.decision.action.word for each in made] == LOOP
+    assert [trip.rule for trip in guard.trips] == ["repetition"]
+    assert (called, caplog.records) == ([], [])
+
+
+# ---- one writer of ``stopped`` --------------------------------------------------------------------------------------
+
+
+def writes_of_stopped(path: Path) -> list[int]:
+    """Lines that assign an attribute ``stopped``. Adding to one is a counter of a report, not a stop."""
+    found: list[int] = []
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        targets: list[ast.expr] = []
+        if isinstance(node, ast.Assign):
+            targets = node.targets
+        elif isinstance(node, ast.AnnAssign | ast.NamedExpr | ast.For | ast.AsyncFor):
+            targets = [node.target]
+        elif isinstance(node, ast.withitem) and node.optional_vars is not None:
+            targets = [node.optional_vars]
+        elif isinstance(node, ast.Delete):
+            targets = node.targets
+        elif isinstance(node, ast.Call):
+            named = any(isinstance(value, ast.Constant) and value.value == "stopped" for value in node.args)
+            called = ast.unparse(node.func).rpartition(".")[2]
+            found += [node.lineno] * (named and called in ("setattr", "__setattr__", "delattr"))
+        for target in targets:
+            found += [
+                each.lineno for each in ast.walk(target) if isinstance(each, ast.Attribute) and each.attr == "stopped"
+            ]
+    return found
+
+
+def test_one_module_writes_the_stop_of_a_run_or_lane() -> None:
+    writers = {path for path in SOURCE.rglob("*.py") if writes_of_stopped(path)}
+    assert writers == {WRITER}
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "run.stopped = trip",
+        "a, lane.stopped = 1, None",
+        "run.stopped: int = 3",
+        "setattr(run, 'stopped', 1)",
+        "del r.stopped",
+    ],
+)
+def test_every_way_to_write_is_found(line: str, tmp_path: Path) -> None:
+    (tmp_path / "x.py").write_text(line)
+    assert writes_of_stopped(tmp_path / "x.py") == [1]
+
+
+# ---- no method is replaced ------------------------------------------------------------------------------------------
+
+
+class Timer:
+    """Takes the place of telemetry."""
+
+    def __init__(self) -> None:
+        self.seconds: list[float] = []
+        self.took = self.seconds.append
+
+
+def test_no_attribute_of_a_guard_hides_a_method() -> None:
+    driver = Driver(telemetry=True)
+    driver.guard.time_next(SAMPLE)
+    play_a_loop(driver)
+    assert [name for name in vars(driver.guard) if hasattr(Guard, name)] == []
+
+
+def test_the_guard_times_as_many_calls_as_telemetry_asks_for() -> None:
+    driver, timer = Driver(**RULES), Timer()
+    driver.guard.telemetry = timer  # type: ignore[assignment]
+    driver.guard.time_next(3)
+    play_a_loop(driver, 4)
+    assert len(timer.seconds) == 3
+    driver.guard.time_next(2)
+    driver.model()
+    assert len(timer.seconds) == 4
+    assert all(seconds >= 0 for seconds in timer.seconds)
+
+
+def test_a_guard_without_telemetry_times_nothing() -> None:
+    driver = Driver(telemetry=False)
+    driver.guard.time_next(5)
+    assert driver.guard._calls_to_time == 0
