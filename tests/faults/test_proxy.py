@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from runguard.core.budget import NOTHING
-from runguard.ledger import remote
+from runguard.ledger import fact_writer, store_link
 
 from ..ledger.proxy import FAULTS, Chaos, Proxy  # noqa: TID252 - the tests are no package
 from .crew import CALL_NANO, Crew, account
@@ -27,8 +27,8 @@ def _short_rests(monkeypatch: pytest.MonkeyPatch) -> None:
     """After an outage the ledger asks nothing for a second; here it is a moment,
     so that more faults fit into the test.
     """
-    monkeypatch.setattr(remote, "_REST_S", 0.02)
-    monkeypatch.setattr(remote, "_BACKOFF_S", (0.01, 0.02, 0.05))
+    monkeypatch.setattr(store_link, "_REST_S", 0.02)
+    monkeypatch.setattr(fact_writer, "_BACKOFF_S", (0.01, 0.02, 0.05))
 
 
 async def attack(place: Any, chaos: Chaos, seconds: float, cap: int) -> None:

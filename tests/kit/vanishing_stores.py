@@ -57,7 +57,7 @@ class Worker:
         """How many of so many attempts became a call, each as if a second had passed since the last."""
         before = self.model.calls
         for _ in range(attempts):
-            self.ledger._down_until = 0.0  # type: ignore[attr-defined]
+            self.ledger.link.down_until = 0.0  # type: ignore[attr-defined]
             self.last = await play(self.plugin, self.model)
         assert self.plugin.guard.guard_errors == 0
         return self.model.calls - before
@@ -68,7 +68,7 @@ class Worker:
 
     @property
     def id(self) -> str:
-        return str(self.ledger._seen.text.partition(" ")[0])  # type: ignore[attr-defined]
+        return str(self.ledger.link.seen.text.partition(" ")[0])  # type: ignore[attr-defined]
 
 
 async def play(plugin: RunGuardPlugin, model: ScriptedModel) -> Recording:

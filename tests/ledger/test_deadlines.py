@@ -193,7 +193,7 @@ async def test_however_many_ask_a_stalled_store_each_hears_within_the_deadline(
     await asyncio.gather(*(ledger.reserve(accounts, CALL, ttl=60) for _ in range(8)))
     with stall():
         took = await asyncio.gather(*(ask() for _ in range(10)))
-        ledger._down_until = 0.0
+        ledger.link.down_until = 0.0
         took += await asyncio.gather(*(ask() for _ in range(3)))  # on connections that are made anew
         looked = await asyncio.to_thread(seconds, lambda: ledger.extend(accounts[0], CALL))
     assert max(took) < LATE * DEADLINE, [round(taken, 2) for taken in took]

@@ -18,7 +18,7 @@ from runguard.accounting import history, spending
 from runguard.conductor import session_growth
 from runguard.conductor.guard import Guard
 from runguard.core.events import ROOT_LANE, Answer, ModelCall, ModelResult, RunInfo, ToolCall, ToolResults
-from runguard.ledger import memory, remote
+from runguard.ledger import memory, remote, stored_account
 from runguard.policy import Policy
 from runguard.pricing.rates import Usage
 
@@ -85,7 +85,7 @@ async def growth_of_the_last_third(guard: Guard) -> int:
 def few(monkeypatch: pytest.MonkeyPatch) -> None:
     """The bounds on what is kept, small enough to be met."""
     monkeypatch.setattr(memory, "_ACCOUNTS_KEPT", FEW)
-    monkeypatch.setattr(remote, "_ACCOUNTS_KEPT", FEW)
+    monkeypatch.setattr(stored_account, "_ACCOUNTS_KEPT", FEW)
     monkeypatch.setattr(spending, "_HISTORY_KEPT", FEW)
     monkeypatch.setattr(session_growth, "SESSIONS_KEPT", FEW)
 

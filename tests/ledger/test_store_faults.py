@@ -243,7 +243,7 @@ async def test_a_damaged_control_document_lets_no_call_through(place: Place, wor
     assert session.put("control", version, "{}"), "repaired"
     session.close()
     assert old.flush(10)
-    old.guard.accounts.ledger._down_until = 0.0  # as a second later
+    old.guard.accounts.ledger.link.down_until = 0.0  # as a second later
     assert (await play(old, model, session="repaired")).trips == []
     assert model.calls == 2
 
@@ -342,10 +342,10 @@ async def test_whatever_a_store_raises_refuses_the_call(
     # construction connects, too
     plugin = worker(Strange(place.store(), method, error, since=2 if method == "connect" else 1))
     with contextlib.suppress(AttributeError):
-        del plugin.guard.accounts.ledger._local.session
-    plugin.guard.accounts.ledger._era += 1  # every thread connects anew
+        del plugin.guard.accounts.ledger.link.local.session
+    plugin.guard.accounts.ledger.link.era += 1  # every thread connects anew
     for attempt in range(7):
-        plugin.guard.accounts.ledger._down_until = 0.0
+        plugin.guard.accounts.ledger.link.down_until = 0.0
         assert_refused(await play(plugin, model, session=f"{attempt}"), model, plugin, 0)
 
 
@@ -422,8 +422,8 @@ async def test_a_process_that_cannot_start_a_thread_for_the_store_makes_no_call(
         short.setattr(threading.Thread, "start", full)
         plugin = worker()
         for attempt in range(3):
-            plugin.guard.accounts.ledger._down_until = 0.0
+            plugin.guard.accounts.ledger.link.down_until = 0.0
             assert_refused(await play(plugin, model, session=f"{attempt}"), model, plugin, 0)
-    plugin.guard.accounts.ledger._down_until = 0.0
+    plugin.guard.accounts.ledger.link.down_until = 0.0
     assert (await play(plugin, model)).trips == []
     assert plugin.flush(10)

@@ -15,7 +15,7 @@ import pytest
 
 from runguard import Budget
 from runguard.adk import RunGuardPlugin
-from runguard.ledger import remote
+from runguard.ledger import fact_writer, remote, store_jobs
 from runguard.ledger.base import Hold
 from runguard.ledger.store import Session, Store, StoreError, StoreOutage
 from runguard.testing import ScriptedModel, call, run, text
@@ -138,7 +138,7 @@ async def test_a_run_in_which_the_writer_meets_a_fault_is_booked_exactly_once(
     place: Place, faulty: Faulty, monkeypatch: pytest.MonkeyPatch, method: str, error: type[BaseException]
 ) -> None:
     """In its signs of life, or between two of them, when it looks for stops."""
-    monkeypatch.setattr(remote, "_BEAT_S", 0.02)
+    monkeypatch.setattr(fact_writer, "_BEAT_S", 0.02)
     plugin = plugin_on(place, faulty)
     faulty.slow["beat"] = 0.03  # so that it looks for stops in between
     faulty.plan(method, error("in the writer"))
@@ -197,7 +197,7 @@ async def test_a_reservation_that_met_a_fault_is_refused_and_holds_nothing(
         with pytest.raises((error, StoreOutage, StoreError)) as raised:
             await held(ledger)
         assert isinstance(raised.value, Exception), "an exit of a thread must not become an exit of the program"
-        ledger._down_until = 0.0
+        ledger.link.down_until = 0.0
     ledger.settle(await held(ledger), CENT)
     assert ledger.flush(LONG)
     assert balance(place, "user:app/alice") == (Decimal("0.02"), 0, 2)
@@ -209,7 +209,7 @@ async def test_a_settlement_that_can_never_be_booked_is_counted_and_the_next_one
 ) -> None:
     first = await held(ledger)
     others = [await held(ledger) for _ in range(3)]
-    faulty.plan("settle", LookupError("no such thing"), times=remote.TRIES)
+    faulty.plan("settle", LookupError("no such thing"), times=fact_writer.TRIES)
     with caplog.at_level(logging.ERROR, "runguard"):
         for hold in (first, *others):
             ledger.settle(hold, CENT)
@@ -261,7 +261,7 @@ async def test_a_writer_that_ended_is_started_again_and_books_what_waits(
 ) -> None:
     ended = threading.Event()
     with monkeypatch.context() as patch:
-        patch.setattr(remote.StoreLedger, "_tell", lambda _: ended.set())
+        patch.setattr(fact_writer.FactWriter, "work", lambda *_: ended.set())
         hold = await held(ledger)
         assert ended.wait(LONG)
         ledger._threads[-1].join(LONG)  # type: ignore[union-attr]
@@ -281,7 +281,7 @@ async def test_asking_threads_that_ended_are_started_again(
     place: Place, faulty: Faulty, ledger: remote.StoreLedger, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patch:
-        patch.setattr(remote.StoreLedger, "_answer", lambda _: None)
+        patch.setattr(store_jobs.StoreJobs, "work", lambda _: None)
         ledger.tell(lambda session: session.now())
         assert ledger.flush(LONG)
         for thread in ledger._threads[:-1]:

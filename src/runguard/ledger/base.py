@@ -176,8 +176,11 @@ class Ledger(Protocol):
 
     name: str
     is_shared: bool  # other processes see it: ask it before every paid call
-    is_away: bool  # the store did not answer the last time it was asked
     worker: str  # this process, for those who look at a shared ledger
+
+    @property
+    def is_away(self) -> bool:
+        """Whether the store did not answer the last time it was asked."""
 
     def now(self, at: float) -> float:
         """The ledger's clock; ``at`` is the caller's."""

@@ -105,7 +105,7 @@ async def test_the_loss_of_a_single_change_is_noticed_and_can_be_accepted(
     path, one = Ground(place).path, worker(budgets=[Budget(usd=1, per="user")])
     assert await one.calls(2) == 2
     assert one.plugin.flush(10)
-    copy, seen = copied(path), one.ledger._seen  # type: ignore[attr-defined]
+    copy, seen = copied(path), one.ledger.link.seen  # type: ignore[attr-defined]
     while seen.generation < _generation(copy) + lost:  # a call makes two changes
         session = one.plugin.guard.accounts.ledger.call(lambda session: session)  # type: ignore[attr-defined]
         assert session.claim(f"c{seen.generation}", 60) == "yes"
