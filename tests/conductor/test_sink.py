@@ -6,13 +6,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.kit.driver import Driver
 
 import runguard
 from runguard.conductor.guard import Guard
 from runguard.core.decision import Action
 from runguard.outlets.telemetry import SAMPLE
 from runguard.policy import Policy
+from tests.kit.driver import Driver
 
 SOURCE = Path(runguard.__file__).parent
 WRITER = SOURCE / "conductor" / "stopping.py"
