@@ -8,7 +8,6 @@ from datetime import UTC, date, datetime
 from decimal import Decimal
 from typing import Any
 
-import genai_prices
 import pytest
 from genai_prices.data_snapshot import get_snapshot
 from pydantic import ValidationError
@@ -17,8 +16,10 @@ from runguard.errors import PolicyError
 from runguard.pricing import price_list
 from runguard.pricing.book import Pricing
 from runguard.pricing.given import ModelLimits, Price, Tier
+from runguard.pricing.matching import entry_of
 from runguard.pricing.model_limits import LIMITS, is_release_of, limits_of
 from runguard.pricing.price_list import preload
+from runguard.pricing.price_table import current_table
 from runguard.pricing.rates import Rates, Usage
 from tests.kit.prices import AT, MTOK, per_mtok, rates, unpriced, usd
 
@@ -43,7 +44,7 @@ def test_the_users_price_wins_exact_then_normalised_then_glob() -> None:
     plain = Pricing({"gemini-2.5-flash": Price(input=2, output=2), "gemini-*": Price(input=1, output=1)})
     assert per_mtok("models/gemini-2.5-flash", plain)[0] == 2
     assert rates("gemini-2.5-flash", plain).source == "prices"
-    assert rates("gemini-2.5-flash").source == f"genai-prices {genai_prices.__version__}"
+    assert rates("gemini-2.5-flash").source == current_table().source
 
 
 def test_dated_prices() -> None:
@@ -184,12 +185,11 @@ def test_limits_that_cannot_be_meant(value: Any) -> None:
 
 def test_our_windows_are_not_below_those_of_the_price_list() -> None:
     """Some entries there are rounded (1,000,000 for 1,048,576); ours may be larger, never smaller."""
-    snapshot = get_snapshot()
     for model, (window, output) in LIMITS.items():
-        listed = price_list.entry_of(snapshot, model)
+        listed = entry_of(current_table(), model)
         assert listed is not None, model
         assert window is not None
-        assert window >= (listed[0].context_window or 0), model
+        assert window >= (listed[0].window or 0), model
         assert output is None or output < window
 
 
@@ -250,14 +250,13 @@ def test_made_up_names_do_not_fill_the_memory() -> None:
     assert len(theirs._lookup_cache) + len(theirs._provider_cache) + len(theirs._provider_misses) == before
 
 
-def test_an_answer_is_kept_for_its_minute(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_rate_is_looked_up_once_and_kept_until_the_price_changes(monkeypatch: pytest.MonkeyPatch) -> None:
     book, lookups = Pricing(), []
-    real = price_list.entry_of
-    monkeypatch.setattr(price_list, "entry_of", lambda snapshot, model: lookups.append(model) or real(snapshot, model))
-    for at in (AT, AT + 1, AT + 59.9, AT + 60, AT + 61):
+    monkeypatch.setattr(price_list, "entry_of", lambda table, model: lookups.append(model) or entry_of(table, model))
+    for at in (AT, AT + 1, AT + 60, AT + 86_400, AT + 86_400 * 3650):
         book.rates("gemini-2.5-flash", at)
         book.rates("no-such-model", at)
-    assert len(lookups) == 4
+    assert lookups == ["gemini-2.5-flash", "no-such-model"]
 
 
 @pytest.mark.parametrize("at", [0, -1e9, 1e30, float("nan"), float("inf"), float("-inf"), 1])
@@ -277,12 +276,12 @@ def test_many_threads() -> None:
         assert list(pool.map(work, range(3000))) == [n * 300 for n in range(3000)]
 
 
-def test_without_the_price_list_the_users_prices_still_work(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_genai_prices_the_users_prices_still_work(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "genai_prices.data_snapshot", None)
-    preload()
-    book = Pricing({"mine": Price(input=1, output=1)})
+    preload("genai-prices")
+    book = Pricing({"mine": Price(input=1, output=1)}, source="genai-prices")
     assert per_mtok("mine", book) == (1, 1)
-    assert "not installed" in unpriced("gemini-2.5-flash", book).reason
+    assert "pip install 'runguard-agents[prices]'" in unpriced("gemini-2.5-flash", book).reason
     assert book.limits("gpt-4") == (None, None)
 
 
@@ -291,14 +290,16 @@ def test_rates_survive_pickling() -> None:
     assert pickle.loads(pickle.dumps(price)).cost(Usage(input=300_000)) == price.cost(Usage(input=300_000))
 
 
-def test_the_price_list_is_imported_only_when_a_price_is_needed() -> None:
+def test_the_price_table_is_read_only_when_a_price_is_needed() -> None:
     script = (
         "import sys\n"
         "from runguard.pricing import Price, Pricing, Usage, preload\n"
+        "from runguard.pricing.price_table import current_table\n"
         "book = Pricing({'m': Price(input=1, output=1)})\n"
         "book.rates('m', 0.0), book.limits('gemini-2.5-flash')\n"
-        "assert 'genai_prices' not in sys.modules\n"
+        "assert current_table.cache_info().misses == 0\n"
         "preload(); preload()\n"
-        "assert 'genai_prices.data' in sys.modules\n"
+        "assert current_table.cache_info().misses == 1\n"
+        "assert 'genai_prices' not in sys.modules\n"
     )
     subprocess.run([sys.executable, "-c", script], check=True)

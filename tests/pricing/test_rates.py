@@ -12,9 +12,10 @@ from genai_prices.data_snapshot import get_snapshot
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runguard.pricing import price_list
 from runguard.pricing.book import Pricing
 from runguard.pricing.given import Price, Tier
+from runguard.pricing.matching import entry_of
+from runguard.pricing.price_table import current_table
 from runguard.pricing.rates import NANO, UNLIMITED, Rates, Unpriced, Usage
 from tests.kit.prices import AT, MTOK, rates, usd
 
@@ -304,13 +305,14 @@ def test_every_id_and_alias_of_the_big_three_finds_its_own_entry() -> None:
             else []
         )
 
-    snapshot = get_snapshot()
-    for seller in (p for p in snapshot.providers if p.id in _OUTSIDE):
+    for seller in (p for p in get_snapshot().providers if p.id in _OUTSIDE):
         for info in seller.models:
             for alias in aliases(info.match):
-                listed = price_list.entry_of(snapshot, _OUTSIDE[seller.id] + alias)
+                listed = entry_of(current_table(), _OUTSIDE[seller.id] + alias)
+                theirs = seller.find_model(alias)
                 assert listed is not None, alias
-                assert listed[0] is seller.find_model(alias), alias
+                assert theirs is not None, alias
+                assert listed[0].id == theirs.id, alias
 
 
 def test_a_fee_per_call_is_charged_once() -> None:

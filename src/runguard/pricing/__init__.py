@@ -1,8 +1,9 @@
 """Tokens -> money. All money is whole nano-USD inside, rounded up once per call; ``Decimal`` only at the edge,
 ``float`` never.
 
-Prices come from the user (``prices=``), else from genai-prices, which is imported when the first price is needed. An
-unknown price is never zero: it is ``Unpriced`` with a reason, or the rate the user gave for unknown models.
+Prices come from the user (``prices=``), else from a price list: the table of this package, which is made from
+genai-prices, or the installed genai-prices itself. The list is loaded when the first price is needed. An unknown price
+is never zero: it is ``Unpriced`` with a reason, or the rate the user gave for unknown models.
 
 Not in these sums, because no token count tells them: fees per search or per hour of audio, storage of caches, batch and
 priority tariffs, a cache kept for an hour instead of five minutes.
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
     from runguard.pricing.book import Pricing
     from runguard.pricing.given import ModelLimits, Price, Tier
     from runguard.pricing.model_ids import normalise
-    from runguard.pricing.price_list import listed_models, preload, price_changes
+    from runguard.pricing.price_list import listed_models, preload
     from runguard.pricing.rates import NANO, UNLIMITED, Band, Rates, Unpriced, Usage
 
 _HOMES = {
@@ -27,7 +28,6 @@ _HOMES = {
     "normalise": "runguard.pricing.model_ids",
     "listed_models": "runguard.pricing.price_list",
     "preload": "runguard.pricing.price_list",
-    "price_changes": "runguard.pricing.price_list",
     "Band": "runguard.pricing.rates",
     "NANO": "runguard.pricing.rates",
     "Rates": "runguard.pricing.rates",
@@ -50,7 +50,6 @@ __all__ = [
     "listed_models",
     "normalise",
     "preload",
-    "price_changes",
 ]
 
 __getattr__, __dir__ = lazy(__name__, _HOMES)

@@ -1,7 +1,9 @@
 """Rates and limits per model id: what a user gave comes first, then the lists."""
 
+import math
+from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
-from datetime import UTC, date, datetime, timedelta
+from datetime import date
 from fnmatch import fnmatchcase
 from typing import Final, Generic, TypeVar
 
@@ -9,13 +11,15 @@ from runguard.core.exceptions import PolicyError
 from runguard.pricing.given import ModelLimits, Price, rates_of
 from runguard.pricing.model_ids import is_tuned, normalise
 from runguard.pricing.model_limits import limits_of
-from runguard.pricing.price_list import listed_rates, listed_window
+from runguard.pricing.price_list import ListedPrice, PricesSource, price_list
+from runguard.pricing.price_table import DAY_S, PriceTable
 from runguard.pricing.rates import Rates, Unpriced
 
 _CACHE_SIZE: Final = 1024
 _LONGEST_ID: Final = 512  # a longer name is no model, and must not be kept in a cache
 _LAST_SECOND: Final = 253_402_300_799  # of the year 9999; a clock beyond it is broken, not a reason to fail
-_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+_EPOCH: Final = date(1970, 1, 1).toordinal()
+_NEVER_ASKED: Final = Unpriced("", "a price of the user is always in force")
 _T = TypeVar("_T")
 
 
@@ -45,31 +49,63 @@ class _Book(Generic[_T]):
         )
 
 
-def _dated(model: str, given: Price | Sequence[Price]) -> tuple[tuple[date, Rates], ...]:
-    """Rates with their first day, the newest first."""
+_Dated = tuple[tuple[float, Rates], ...]
+
+
+def _dated(model: str, given: Price | Sequence[Price]) -> _Dated:
+    """Rates with the unix time at which they begin, the newest first."""
     several = [given] if isinstance(given, Price) else list(given)
     if not several:
         raise PolicyError(f"prices.{model}: an empty list of prices; give at least one, or leave the model out")
-    first_days = [price.since or date.min for price in several]
+    first_days = [price.since for price in several]
     if len(set(first_days)) != len(first_days):
         raise PolicyError(
             f"prices.{model}: two prices begin on the same day; give each but one a since=, all different"
         )
-    return tuple(
-        sorted(
-            ((day, rates_of(price, "prices")) for day, price in zip(first_days, several, strict=True)),
-            key=lambda pair: pair[0],
-            reverse=True,
-        )
-    )
+    begins = [-math.inf if day is None else (day.toordinal() - _EPOCH) * DAY_S for day in first_days]
+    rates = [rates_of(price, "prices") for price in several]
+    return tuple(sorted(zip(begins, rates, strict=True), key=lambda pair: pair[0], reverse=True))
 
 
-def _in_force(dated: tuple[tuple[date, Rates], ...], today: date) -> Rates | None:
-    return next((rates for first_day, rates in dated if first_day <= today), None)
+class _Schedule:
+    """What one model costs at any time: by the user's prices that have begun, else by the list."""
+
+    __slots__ = ("_daily", "_given", "_listed", "_moments")
+
+    def __init__(self, given: Sequence[_Dated], listed: ListedPrice | Unpriced) -> None:
+        self._given = given
+        self._listed = listed
+        moments = {begins for dated in given for begins, _ in dated}
+        daily: set[float] = set()
+        if isinstance(listed, ListedPrice):
+            moments |= listed.first_moments
+            daily = listed.daily_moments
+        self._moments = sorted(moments)  # unix seconds at which a price begins
+        self._daily = sorted(daily)  # seconds of the UTC day at which the price changes every day
+
+    def rates(self, at: float) -> Rates | Unpriced:
+        for dated in self._given:
+            for begins, rates in dated:
+                if begins <= at:
+                    return rates
+        return self._listed if isinstance(self._listed, Unpriced) else self._listed.rates(at)
+
+    def span(self, at: float) -> tuple[float, float]:
+        """From when and until when the price of this moment holds."""
+        after = bisect_right(self._moments, at)
+        since = self._moments[after - 1] if after else -math.inf
+        until = self._moments[after] if after < len(self._moments) else math.inf
+        if self._daily:
+            midnight = at // DAY_S * DAY_S
+            later = bisect_right(self._daily, at - midnight)
+            since = max(since, midnight + self._daily[later - 1] - (0 if later else DAY_S))
+            until = min(until, midnight + (self._daily[later] if later < len(self._daily) else self._daily[0] + DAY_S))
+        return since, until
 
 
-def _moment(at: float) -> datetime:
-    return _EPOCH + timedelta(seconds=min(max(at, 0), _LAST_SECOND) if at == at else 0)
+def _possible(at: float) -> float:
+    """A moment that a calendar knows, whatever the clock says."""
+    return min(max(at, 0.0), _LAST_SECOND) if at == at else 0.0
 
 
 def _keep(cache: dict[str, _T], model: str, value: _T) -> None:
@@ -87,31 +123,39 @@ def _keep(cache: dict[str, _T], model: str, value: _T) -> None:
 class Pricing:
     """Rates and limits per model id: the user's first, then the lists. Safe to use from many threads."""
 
-    __slots__ = ("_by_id", "_fallback", "_known_limits", "_models", "_prices")
+    __slots__ = ("_by_id", "_fallback", "_known_limits", "_models", "_prices", "_source", "_table")
 
     def __init__(
         self,
         prices: Mapping[str, Price | Sequence[Price]] = {},
         models: Mapping[str, ModelLimits] = {},
         fallback: Price | None = None,
+        source: PricesSource = "table",
     ) -> None:
         self._prices = _Book({model: _dated(model, given) for model, given in prices.items()})
         self._models = _Book(dict(models))
         self._fallback = None if fallback is None else rates_of(fallback, "on_unpriced", estimated=True)
-        self._by_id: dict[str, tuple[float, Rates | Unpriced]] = {}
+        self._source: PricesSource = source
+        self._table: PriceTable | None = None
+        # model: from when, until when, its rates between, and its rates at other times
+        self._by_id: dict[str, tuple[float, float, Rates | Unpriced, _Schedule]] = {}
         self._known_limits: dict[str, tuple[int | None, int | None]] = {}
 
     def rates(self, model: str, at: float) -> Rates | Unpriced:
-        """What the model costs at a moment (unix seconds). Prices change by date and, with some providers, by
-        hour: an answer holds for the minute it was given for."""
-        minute = at // 60
+        """What the model costs at a moment (unix seconds). Found once and kept until the price changes, which some
+        providers do by date and some by the hour.
+        """
+        if self._source != "table":
+            self._follow_updates()
         known = self._by_id.get(model)
-        if known is not None and known[0] == minute:
-            return known[1]
-        found = self._resolve(model, at)
+        if known is not None and known[0] <= at < known[1]:
+            return known[2]
+        schedule = self._schedule(model) if known is None else known[3]
+        moment = _possible(at)
+        found = schedule.rates(moment)
         if isinstance(found, Unpriced) and self._fallback is not None:
             found = self._fallback
-        _keep(self._by_id, model, (minute, found))
+        _keep(self._by_id, model, (*schedule.span(moment), found, schedule))
         return found
 
     def limits(self, model: str) -> tuple[int | None, int | None]:
@@ -122,20 +166,25 @@ class Pricing:
             _keep(self._known_limits, model, known)
         return known
 
-    def _resolve(self, model: str, at: float) -> Rates | Unpriced:
+    def _follow_updates(self) -> None:
+        """Forget everything when genai-prices has updated its prices."""
+        table = price_list(self._source)
+        if table is not self._table:
+            self._table = table
+            self._by_id, self._known_limits = {}, {}
+
+    def _schedule(self, model: str) -> _Schedule:
         if not model.strip() or len(model) > _LONGEST_ID:
-            return Unpriced(model[:80], "that is no model id")
-        moment = _moment(at)
-        today = moment.date()
-        for dated in self._prices.matches(model):
-            if (price := _in_force(dated, today)) is not None:
-                return price
+            return _Schedule((), Unpriced(model[:80], "that is no model id"))
+        given = tuple(self._prices.matches(model))
+        if given and given[0][-1][0] == -math.inf:
+            return _Schedule(given, _NEVER_ASKED)
         if is_tuned(model):
-            return Unpriced(
-                model,
-                "it is a tuned model or endpoint, whose id does not tell the base model; give its price with prices=",
+            reason = (
+                "it is a tuned model or endpoint, whose id does not tell the base model; give its price with prices="
             )
-        return listed_rates(model, moment)
+            return _Schedule(given, Unpriced(model, reason))
+        return _Schedule(given, ListedPrice(model, price_list(self._source)))
 
     def _resolve_limits(self, model: str) -> tuple[int | None, int | None]:
         if not model.strip() or len(model) > _LONGEST_ID:
@@ -148,5 +197,5 @@ class Pricing:
         window = table[0] if window is None else window
         output = table[1] if output is None else output
         if window is None and not is_tuned(model):
-            window = listed_window(model)
+            window = ListedPrice(model, price_list(self._source)).window
         return window, output

@@ -1,186 +1,123 @@
-"""The public price list, genai-prices: which entry a model id means, and what that entry says. Imported when it is
-first needed.
-"""
+"""What the price list says about a model: the table of this package, or the installed genai-prices."""
 
-import re
-from collections.abc import Iterator, Mapping
-from datetime import datetime
+from collections.abc import Mapping
 from decimal import Decimal
-from typing import TYPE_CHECKING, Any, Final
+from importlib.util import find_spec
+from typing import Any, Literal
 
-from runguard.pricing.model_ids import split_id
-from runguard.pricing.model_limits import is_release_of
+from runguard.pricing.genai_source import MISSING, live_table
+from runguard.pricing.matching import MAKERS, entry_of
+from runguard.pricing.price_table import Entry, PriceTable, current_table
 from runguard.pricing.rates import PER_MILLION, Band, Rates, Unpriced, nano_rate
 
-if TYPE_CHECKING:
-    from genai_prices.data_snapshot import DataSnapshot
-    from genai_prices.types import ModelInfo, ModelPrice, Provider
-
-_VERSION: Final = re.compile(r"-(?:\d{3}|\d{8}|\d{4}-\d{2}-\d{2})$")
-_COMPACT_DATE: Final = re.compile(r"-(20\d{2})(\d{2})(\d{2})$")
-_MAKERS: Final = frozenset({"anthropic", "google", "openai"})  # whose models go by their bare names
+PricesSource = Literal["table", "genai-prices"]
 
 
-def preload() -> None:
-    """Import genai-prices and its data now, off the path of a run. Any number of times, from any thread."""
-    _snapshot()
+def preload(source: PricesSource = "table") -> None:
+    """Load the price list now, so that no run waits for it. Any number of times, from any thread."""
+    price_list(source)
 
 
-def listed_rates(model: str, moment: datetime) -> Rates | Unpriced:
-    """What the list says a model costs at a moment."""
-    snapshot = _snapshot()
-    if snapshot is None:
-        return Unpriced(model, "genai-prices is not installed; give its price with prices=")
-    source = _source(snapshot)
-    found = entry_of(snapshot, model)
-    if found is None:
-        return Unpriced(model, f"{source} does not know it; give its price with prices=")
-    info, of_named_provider = found
-    return _rates_from(info.get_prices(moment), model, source, estimated=not of_named_provider)
+def price_list(source: PricesSource) -> PriceTable | None:
+    """The price list; None when it is genai-prices and that is not installed."""
+    if source == "table":
+        return current_table()
+    try:
+        return live_table()
+    except ImportError:
+        return None
 
 
-def listed_window(model: str) -> int | None:
-    """How many input tokens fit into a model, as the list says."""
-    snapshot = _snapshot()
-    found = entry_of(snapshot, model) if snapshot is not None else None
-    return None if found is None else found[0].context_window
+def missing_source(source: PricesSource) -> str | None:
+    """Why a price list cannot be used; None when it can."""
+    return MISSING if source == "genai-prices" and _is_missing("genai_prices") else None
 
 
-def price_changes(model: str) -> bool:
-    """Whether the list has more than one price for a model, each for its time."""
-    snapshot = _snapshot()
-    found = entry_of(snapshot, model) if snapshot is not None and model.strip() else None
-    return found is not None and isinstance(found[0].prices, list)
-
-
-def listed_models() -> list[str]:
+def listed_models(source: PricesSource = "table") -> list[str]:
     """The ids of the makers whose models go by their bare names."""
-    snapshot = _snapshot()
+    table = price_list(source)
     return [
-        model.id
-        for maker in (snapshot.providers if snapshot is not None else ())
-        if maker.id in _MAKERS
-        for model in maker.models
+        entry.id
+        for maker in (table.providers if table is not None else ())
+        if maker.id in MAKERS
+        for entry in maker.entries
     ]
 
 
-def _snapshot() -> "DataSnapshot | None":
-    """The price list; None when the package is not there.
+class ListedPrice:
+    """What the price list says about one model at any time. Each of its prices is worked out once."""
 
-    Python's import lock makes the first use safe between threads.
-    """
+    __slots__ = ("_entry", "_estimated", "_model", "_rates", "_source")
+
+    def __init__(self, model: str, table: PriceTable | None) -> None:
+        found = entry_of(table, model) if table is not None else None
+        self._model = model
+        self._source = table.source if table is not None else ""
+        self._entry: Entry | None = found[0] if found is not None else None
+        self._estimated = found is not None and not found[1]
+        self._rates: dict[int, Rates | Unpriced] = {}
+
+    @property
+    def window(self) -> int | None:
+        """How many input tokens fit into the model."""
+        return None if self._entry is None else self._entry.window
+
+    @property
+    def first_moments(self) -> set[float]:
+        """When a new price begins, in unix seconds."""
+        return set() if self._entry is None else {price.begins for price in self._entry.prices}
+
+    @property
+    def daily_moments(self) -> set[float]:
+        """When the price changes every day, in seconds of the UTC day."""
+        entry = self._entry
+        return set() if entry is None else {second for price in entry.prices for second in price.daily or ()}
+
+    def rates(self, at: float) -> Rates | Unpriced:
+        if self._entry is None:
+            reason = f"{self._source} does not know it" if self._source else MISSING
+            return Unpriced(self._model, f"{reason}; give its price with prices=")
+        number = self._entry.in_force(at)
+        known = self._rates.get(number)
+        if known is None:
+            facts = self._entry.prices[number].facts
+            known = self._rates[number] = _rates_from(facts, self._model, self._source, estimated=self._estimated)
+        return known
+
+
+def _is_missing(package: str) -> bool:
     try:
-        from genai_prices.data_snapshot import get_snapshot
-    except ImportError:
-        return None
-    return get_snapshot()
-
-
-def _source(snapshot: "DataSnapshot") -> str:
-    from genai_prices import __version__
-
-    return f"genai-prices {__version__}" + (
-        f", updated {snapshot.timestamp:%Y-%m-%d}" if snapshot.from_auto_update else ""
-    )
-
-
-def entry_of(snapshot: "DataSnapshot", model: str) -> "tuple[ModelInfo, bool] | None":
-    """The entry for a model, and whether it is one of the provider that the id names (or names none).
-
-    Not by the package's own lookup: that keeps every name it is asked for, for ever, and takes a name that merely
-    begins like a model for that model.
-    """
-    provider, name, named = split_id(model)
-    seller = next((p for p in snapshot.providers if p.id == provider), None)
-    if seller is not None:
-        for spelling in dict.fromkeys((named, *_spellings(name))):
-            for listing in (seller, *_fallbacks(seller, snapshot)):
-                if (info := _find(listing, spelling, paths=True)) is not None:
-                    return info, True
-    for spelling in _spellings(name):
-        for maker in snapshot.providers:
-            known_by_name = maker.id in _MAKERS or (
-                maker.model_match is not None and maker.model_match.is_match(spelling)
-            )
-            if known_by_name and (info := _find(maker, spelling)) is not None:
-                return info, provider in (None, maker.id)
-    return None
-
-
-def _fallbacks(seller: "Provider", snapshot: "DataSnapshot") -> "Iterator[Provider]":
-    for other in seller.fallback_model_providers or ():
-        yield from (p for p in snapshot.providers if p.id == other)
-
-
-def _spellings(name: str) -> tuple[str, ...]:
-    """A name as given, with a compact date written out, and without the release it is pinned to."""
-    return tuple(dict.fromkeys((name, _COMPACT_DATE.sub(r"-\1-\2-\3", name), _VERSION.sub("", name))))
-
-
-def _find(provider: "Provider", name: str, *, paths: bool = False) -> "ModelInfo | None":
-    return next((info for info in provider.models if _names_it(info.match, name, paths)), None)
-
-
-def _names_it(clause: Any, name: str, paths: bool) -> bool:
-    """Whether a clause of the price list means exactly this model.
-
-    ``paths``: a region or vendor may stand before the name.
-    """
-    if (either := getattr(clause, "or_", None)) is not None:
-        return any(_names_it(part, name, paths) for part in either)
-    if (every := getattr(clause, "and_", None)) is not None:
-        # conditions beside the name, such as "no TTS", only narrow it down
-        return all(part.is_match(name) for part in every) and any(_names_it(part, name, paths) for part in every)
-    if not clause.is_match(name):
-        return False
-    if hasattr(clause, "equals"):
+        return find_spec(package) is None
+    except (ImportError, ValueError):  # it was blocked
         return True
-    if (pattern := getattr(clause, "regex", None)) is not None:
-        found = re.search(pattern, name)
-        start, end = found.span() if found is not None else (0, 0)
-    else:
-        text = next(
-            (
-                str(getattr(clause, kind)).lower()
-                for kind in ("starts_with", "ends_with", "contains")
-                if hasattr(clause, kind)
-            ),
-            "",
-        )
-        start = name.rfind(text) if hasattr(clause, "ends_with") else name.find(text)
-        end = start + len(text)
-    if end <= start or (start and not (paths and name[start - 1] in "./")):
-        return False
-    return is_release_of(name[start:end], name[end:])
 
 
-def _rates_from(prices: "ModelPrice", model: str, source: str, *, estimated: bool) -> Rates | Unpriced:
-    values = {key: value for key, value in vars(prices).items() if value is not None}
-    if "input_mtok" not in values:
-        if not any(key.endswith("_mtok") for key in values) and model.strip().lower().endswith(":free"):
+def _rates_from(facts: Mapping[str, Any], model: str, source: str, *, estimated: bool) -> Rates | Unpriced:
+    tokens = {name: price for name, price in facts.items() if name.endswith("_mtok")}
+    if "input_mtok" not in tokens:
+        if not tokens and model.strip().lower().endswith(":free"):
             return Rates([Band(-1, 0, 0, 0, 0, 0, 0, 0)], source)
         return Unpriced(model, f"{source} lists it without a price for tokens; give its price with prices=")
-    starts = sorted({tier.start for value in values.values() for tier in getattr(value, "tiers", ())})
+    starts = sorted({tier[0] for price in tokens.values() if isinstance(price, list) for tier in price[1:]})
     bands, folded = [], False
     for start in (-1, *starts):
-        at = {key: nano_rate(_at(value, start)) for key, value in values.items() if key.endswith("_mtok")}
-        band, unlike = _band(start, at)
+        band, unlike = _band(start, {name: nano_rate(_at(price, start)) for name, price in tokens.items()})
         bands.append(band)
         folded = folded or unlike
-    requests = values.get("requests_kcount")
-    fee = nano_rate(requests) * (PER_MILLION // 1000) if isinstance(requests, Decimal) else 0
+    per_thousand_calls = facts.get("requests_kcount")
+    fee = nano_rate(Decimal(per_thousand_calls)) * (PER_MILLION // 1000) if isinstance(per_thousand_calls, str) else 0
     return Rates(bands, source, estimated=estimated or folded, fee=fee)
 
 
-def _at(value: Any, start: int) -> Decimal:
+def _at(price: Any, start: int) -> Decimal:
     """A plain price, or the tier in force just above ``start`` input tokens."""
-    if isinstance(value, Decimal):
-        return value
-    price: Decimal = value.base
-    for tier in value.tiers:
-        if tier.start <= start:
-            price = tier.price
-    return price
+    if isinstance(price, str):
+        return Decimal(price)
+    base, *tiers = price
+    for above, other in tiers:
+        if above <= start:
+            base = other
+    return Decimal(base)
 
 
 def _band(above: int, rates: Mapping[str, int]) -> tuple[Band, bool]:

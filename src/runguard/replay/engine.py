@@ -29,9 +29,9 @@ from runguard.core.events import (
     ToolResults,
 )
 from runguard.policy.settings import Policy
+from runguard.pricing.book import Pricing
 from runguard.pricing.rates import Unpriced, Usage
 from runguard.replay.noted import Noted
-from runguard.replay.prices import RecordedPrices
 from runguard.replay.results import CURVE_KEPT, VERDICTS_KEPT, After, RunResult, Verdict
 from runguard.replay.steps import (
     FRAMEWORK_TOOLS,
@@ -90,7 +90,7 @@ class Judge:
             "on_decision": None,
         }
         self.policy = policy.model_copy(update={**quietly, "clock": self.clock})
-        self.pricing = RecordedPrices(policy)  # one for all runs
+        self.pricing = Pricing(policy.prices, policy.models, policy.unknown_price)  # one for all runs
         self.watches_context = self.policy.rungs("context") is not None
         self._limits: dict[str, int | None] = {}
 
