@@ -112,7 +112,7 @@ def test_a_file_is_replaced_only_when_forced(tmp_path):
     target.write_text("max_model_calls = 7\n")
     refused = command("calibrate", recorded, "--write", target)
     assert (refused.exit_code, target.read_text()) == (2, "max_model_calls = 7\n")
-    assert "exists; --force replaces it" in refused.output
+    assert "already exists; pass --force to replace it" in refused.output
     assert command("calibrate", recorded, "--write", target, "--force").exit_code == 0
     assert "# Proposed by" in target.read_text()
 

@@ -56,7 +56,7 @@ async def test_a_stop_ends_a_run_that_is_under_way_and_resume_lets_it_run_again(
     )
     assert refused.model.calls == 0  # type: ignore[union-attr]
     resumed = runguard("resume", "user:docs/dora", "--store", filled)
-    assert (resumed.exit_code, resumed.stdout) == (0, "resumed: user:docs/dora, which ops had stopped: a bad day\n")
+    assert (resumed.exit_code, resumed.stdout) == (0, "resumed: user:docs/dora, stopped by ops: a bad day\n")
     going = looping(turns=2)
     recording = await run(going, plugins=[plugin], app_name="docs", user_id="dora", session_id="s3")
     assert recording.texts == ["done"]
@@ -65,15 +65,15 @@ async def test_a_stop_ends_a_run_that_is_under_way_and_resume_lets_it_run_again(
 def test_a_stop_names_whoever_throws_it_and_what_it_replaces(file_store: str) -> None:
     assert told("stop", "all", "--reason", "x", "--store", file_store)["actor"] == getpass.getuser()
     again = told("stop", "all", "--reason", "y", "--actor", "ops", "--store", file_store)
-    assert again["notes"] == [f"it was stopped before, by {getpass.getuser()}: x"]
+    assert again["notes"] == [f"it was already stopped by {getpass.getuser()}: x"]
     ran = runguard("stop", "user:docs/alcie", "--reason", "typo", "--store", file_store)
-    assert "nothing is known of user:docs/alcie yet; did you mean user:docs/alice" in ran.stdout
-    assert ran.stdout.endswith(f"take it back with: runguard resume user:docs/alcie --store {file_store}\n")
+    assert "the store has no data for user:docs/alcie yet; did you mean 'user:docs/alice'" in ran.stdout
+    assert ran.stdout.endswith(f"lift it with: runguard resume user:docs/alcie --store {file_store}\n")
     for no_reason in ([], ["--reason", ""], ["--reason", " "]):
         ran = runguard("stop", "app:docs", *no_reason, "--actor", "ops", "--store", file_store)
         assert (ran.exit_code, ran.stdout.splitlines()[0]) == (0, "stopped: app:docs, by ops")
     refused = runguard("stop", "all", "--reason", "x", "--actor", " ", "--store", file_store)
-    assert (refused.exit_code, refused.stderr) == (2, "--actor: say who stops\n")
+    assert (refused.exit_code, refused.stderr) == (2, "--actor: must not be empty\n")
 
 
 def test_names_on_the_command_line_are_echoed_as_text(file_store: str) -> None:
@@ -81,7 +81,7 @@ def test_names_on_the_command_line_are_echoed_as_text(file_store: str) -> None:
     ran = runguard("stop", scope, "--reason", "one\nstopped: all, by root", "--actor", "ops", "--store", file_store)
     lines = ran.stdout.splitlines()
     assert lines[0] == "stopped: user:docs/x\\x1b[2J'; touch PWNED #\\u202e, by ops: one\\nstopped: all, by root"
-    hint = lines[-1].partition("take it back with: runguard ")[2]
+    hint = lines[-1].partition("lift it with: runguard ")[2]
     read_back = subprocess.run(
         ["bash", "-c", f"printf '%s\\0' {hint}"],
         capture_output=True,
@@ -113,7 +113,7 @@ def test_resume_of_what_is_not_stopped(file_store: str) -> None:
     runguard("stop", "app:docs", "--reason", "x", "--actor", "ops", "--store", file_store)
     ran = runguard("resume", "user:docs/alice", "--store", file_store)
     assert ran.exit_code == 1
-    assert ran.stderr == "nothing to take back: user:docs/alice is not stopped\n"
+    assert ran.stderr == "user:docs/alice is not stopped\n"
     assert ran.stdout == "  still stopped: app:docs, by ops: x\n"
     assert told("resume", "user:docs/alice", "--store", file_store, code=1)["stop"] is None
     taken = told("resume", "app:docs", "--store", file_store)
@@ -122,7 +122,7 @@ def test_resume_of_what_is_not_stopped(file_store: str) -> None:
 
 @pytest.mark.parametrize(
     ("command", "words"),
-    [(["stop", "--reason", "x"], "cannot be stopped"), (["resume"], "is no scope that can be resumed")],
+    [(["stop", "--reason", "x"], "cannot be stopped"), (["resume"], "cannot be resumed")],
     ids=["stop", "resume"],
 )
 def test_a_scope_that_names_nobody_is_refused_before_anything_is_asked(command: list[str], words: str) -> None:
@@ -159,7 +159,7 @@ def test_extending_in_words(file_store: str) -> None:
     assert ran.exit_code == 0
     assert ran.stdout.startswith("extended: user:docs/alice\n")
     assert "$105.00" in ran.stdout
-    assert "$5.00 granted on top" in ran.stdout
+    assert "$5.00 extension" in ran.stdout
 
 
 def test_a_scope_without_spend_is_extended_by_the_policy_file(file_store: str) -> None:
@@ -171,23 +171,26 @@ def test_a_scope_without_spend_is_extended_by_the_policy_file(file_store: str) -
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["user:docs/alcie", "--usd", "5"], "user:docs/alcie: no budget of that scope; did you mean user:docs/alice?"),
+        (
+            ["user:docs/alcie", "--usd", "5"],
+            "user:docs/alcie: no budget of that scope; did you mean 'user:docs/alice'?",
+        ),
         (
             ["user:docs/alice", "--tokens", "5"],
-            "user:docs/alice: its budgets limit calls and usd; give --calls or --usd",
+            "user:docs/alice: its budgets limit calls and usd; pass --calls or --usd",
         ),
         (
             ["nonsense", "--usd", "5"],
-            "nonsense: no budget of that scope; this store knows app:docs, user:docs/alice, user:docs/bob",
+            "nonsense: no budget of that scope; known: app:docs, user:docs/alice, user:docs/bob",
         ),
-        (["user:docs/alice"], "by how much? Give --usd, --tokens or --calls"),
-        (["user:docs/alice", "--usd", "much"], "--usd much: give the dollars to add, a number above 0 such as 2.50"),
+        (["user:docs/alice"], "nothing to add: pass --usd, --tokens or --calls"),
+        (["user:docs/alice", "--usd", "much"], "--usd much: must be a number of dollars greater than 0, such as 2.50"),
         (["user:docs/alice", "--usd", "-5"], "--usd -5: must be greater than 0"),
         (
             ["user:docs/alice", "--usd", "1e30"],
             "--usd = '1e30': the largest accepted value is 1,000,000,000 dollars; leave it out for no limit",
         ),
-        (["user:docs/alice", "--usd", "0"], "--usd 0: give the dollars to add, a number above 0 such as 2.50"),
+        (["user:docs/alice", "--usd", "0"], "--usd 0: must be a number of dollars greater than 0, such as 2.50"),
     ],
     ids=lambda value: value if isinstance(value, str) else " ".join(value),
 )
@@ -202,7 +205,7 @@ def test_the_kill_switch_works_beside_a_broken_policy(file_store: str) -> None:
     Path("runguard.toml").write_text('[alerts]\nslack_webhook = "env:NOT_SET_HERE"\n')
     ran = runguard("stop", "all", "--reason", "x", "--store", file_store)
     assert ran.exit_code == 0
-    assert ran.stderr.startswith("note: the policy here is left out, and its alerts are not told: the policy (")
+    assert ran.stderr.startswith("note: ignoring the local policy; its alerts will not be sent: the policy (")
     assert "NOT_SET_HERE" in ran.stderr
     assert runguard("stop", "all", "--reason", "x").exit_code == 2, "without --store nobody knows which store is meant"
 

@@ -77,13 +77,13 @@ def test_a_guard_that_stops_nothing_is_a_problem(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(RunGuardPlugin, "__init__", lambda self, **policy: real(self, **{**policy, "mode": "shadow"}))
     line = lines(code=1)["self-test"]
     assert line["state"] == "problem"
-    assert "a stop does not stop here" in line["found"]
+    assert "a stop does not work here" in line["found"]
 
 
 @pytest.mark.parametrize(
     ("more", "state", "words"),
     [
-        ("runguard.install(max_usd=2)", "ok", "guarded by runguard.install(), which puts itself first"),
+        ("runguard.install(max_usd=2)", "ok", "guarded by runguard.install(), which puts its plugin first"),
         (
             "app = App(name='an_app', root_agent=root_agent, plugins=[RunGuardPlugin(), LoggingPlugin()])",
             "ok",
@@ -94,7 +94,7 @@ def test_a_guard_that_stops_nothing_is_a_problem(monkeypatch: pytest.MonkeyPatch
             "problem",
             "comes after LoggingPlugin",
         ),
-        ("", "problem", "is not guarded by itself"),
+        ("", "problem", "is not guarded: it has no RunGuardPlugin"),
         (
             "root_agent = LlmAgent(name='a', model=GuardedLlm('gemini-2.5-flash', max_usd=1))",
             "ok",
@@ -118,13 +118,13 @@ def test_an_app_by_module_and_attribute(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.chdir("agents")
     found = lines("--app", "an_app_by_name.agent:app")
     assert (found["plugins"]["state"], found["policy"]["state"]) == ("ok", "warning")
-    assert "of the app's plugin; mode shadow, which decides and records, and stops nothing" in found["policy"]["found"]
+    assert "of the app's plugin; mode shadow, which decides and records but stops nothing" in found["policy"]["found"]
     assert found["prices"]["found"] == "known for gemini-2.5-flash, claude-sonnet-4-5", (
         "those of agents called as tools, too"
     )
     del sys.modules["an_app_by_name.agent"]
     wrong = lines("--app", "an_app_by_name.agent:helper.name", code=1)["app"]
-    assert "is a str; an App, a Runner or an agent is needed" in wrong["found"]
+    assert "is a str; it must be an App, a Runner or an agent" in wrong["found"]
 
 
 def test_an_app_that_cannot_be_loaded_names_the_line() -> None:
@@ -138,22 +138,20 @@ def test_an_app_that_cannot_be_loaded_names_the_line() -> None:
 def test_an_app_that_is_not_there(target: str) -> None:
     ran = runguard("doctor", "--app", target)
     assert (ran.exit_code, ran.stdout) == (2, "")
-    assert (
-        ran.stderr == f"--app {target}: no such folder. Give an agent folder as adk web takes it, or module:attribute\n"
-    )
+    assert ran.stderr == f"--app {target}: no such folder. Pass an agent folder as for adk web, or module:attribute\n"
 
 
 def test_a_dead_store_and_one_that_is_not_there_yet() -> None:
     line = lines("--store", "redis://127.0.0.1:1/0", code=1)["store"]
     assert line["found"].startswith("redis://127.0.0.1:1: ")
-    assert 'no paid call is made (on_outage = "closed")' in line["do"]
-    assert "the first run makes it" in lines("--store", "sqlite:///new.db")["store"]["found"]
+    assert 'RunGuard allows no paid call (on_outage = "closed")' in line["do"]
+    assert "the first run creates it" in lines("--store", "sqlite:///new.db")["store"]["found"]
     assert not Path("new.db").exists()
     assert lines("--store", "sqlite:///no/folder/new.db", code=1)["store"]["state"] == "problem"
     Path("damaged.db").write_text("no database at all")
     damaged = lines("--store", "sqlite:///damaged.db", code=1)["store"]
     assert "Move it away and keep it" in damaged["found"]
-    assert damaged["do"].startswith("see to the file, or name another; until then"), "there is nothing to start"
+    assert damaged["do"].startswith("fix the file, or name another; until then"), "there is nothing to start"
 
 
 def test_a_store_that_answers_and_the_models_seen_in_it(file_store: str) -> None:
@@ -178,7 +176,7 @@ def test_an_unknown_price_is_a_problem_where_dollars_are_limited() -> None:
 def test_another_module_of_the_same_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     Path("runguard.py").write_text("")
     line = lines(code=1)["runguard"]
-    assert f"{tmp_path}/runguard.py is named runguard as well" in line["found"]
+    assert f"{tmp_path}/runguard.py has the name runguard, too" in line["found"]
 
 
 def test_another_distribution_of_the_same_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -61,7 +61,7 @@ def test_a_file_that_is_there_is_left_alone_without_force() -> None:
     assert (ran.exit_code, ran.stdout) == (2, "")
     assert (
         ran.stderr
-        == "runguard.toml is there already and was left alone; --force replaces it, another FILE writes beside it\n"
+        == "runguard.toml already exists and was not changed; pass --force to replace it, or name another FILE\n"
     )
     assert path.read_text() == "max_tool_calls = 7\n"
     assert told("init", code=2)["ok"] is False
@@ -71,7 +71,7 @@ def test_a_file_that_is_there_is_left_alone_without_force() -> None:
 
 def test_files_elsewhere_say_how_they_are_found() -> None:
     Path("deploy").mkdir()
-    assert "those started here use no policy file" in runguard("init", "deploy/runguard.toml").stdout
+    assert "runs started here use no policy file" in runguard("init", "deploy/runguard.toml").stdout
     assert "RUNGUARD_POLICY=deploy/strict.toml" in runguard("init", "deploy/strict.toml").stdout
 
 
@@ -79,7 +79,7 @@ def test_places_that_cannot_be_written() -> None:
     ran = runguard("init", "absent/runguard.toml")
     assert (ran.exit_code, ran.stderr) == (
         2,
-        "absent/runguard.toml: cannot be written: No such file or directory; create the folder absent first\n",
+        "absent/runguard.toml: cannot write the file: No such file or directory; create the folder absent first\n",
     )
     assert "[tool.runguard]" in runguard("init", "pyproject.toml").stderr
 

@@ -47,7 +47,7 @@ def test_status_for_people(filled: str) -> None:
             "running now: 0",
             "budgets: 5",
             "user:docs/alice",
-            "anew in",
+            "resets in",
             "1,000,000 tokens",
             "16 model calls",
             "docs",
@@ -64,7 +64,7 @@ def test_trips_are_listed_newest_first_and_shadow_ones_are_marked(filled: str) -
         ("repetition", "alice", False),
     ]
     lines = runguard("trips", "--store", filled).stdout.splitlines()
-    assert ["shadow: not carried out" in line for line in lines if "repetition" in line] == [True, False]
+    assert ["shadow: not enforced" in line for line in lines if "repetition" in line] == [True, False]
 
 
 @pytest.mark.parametrize(
@@ -85,12 +85,12 @@ def test_trips_can_be_filtered(file_store: str, options: list[str], users: list[
 
 def test_a_filter_that_fits_nothing_names_what_there_is(file_store: str) -> None:
     assert (
-        "none of 3 stops fits; the rules seen are repetition, unpriced"
+        "none of 3 trips matches; their rules are repetition, unpriced"
         in runguard("trips", "--store", file_store, "--rule", "bugdet").stdout
     )
 
 
-def test_one_trip_with_evidence_story_and_how_to_go_on(filled: str) -> None:
+def test_one_trip_with_evidence_story_and_how_to_continue(filled: str) -> None:
     (alice,) = told("trips", "--store", filled, "--user", "alice")["trips"]
     for name in (alice["id"], alice["id"][:7]):
         story = told("trips", "show", name, "--store", filled)
@@ -107,7 +107,7 @@ def test_one_trip_with_evidence_story_and_how_to_go_on(filled: str) -> None:
             alice["evidence"][0]["call"],
             "what repeated",
             "model call gemini-2.5-flash",
-            "how to go on",
+            "how to continue",
             "projection",
         )
     )
@@ -118,7 +118,7 @@ def test_the_last_one_and_a_shadow_one(file_store: str) -> None:
     assert told("trips", "--store", file_store, "show", "last")["trip"]["user_id"] == "carol"
     (bob,) = told("trips", "--store", file_store, "--user", "bob")["trips"]
     shown = runguard("trips", "show", bob["id"], "--store", file_store).stdout
-    assert "decided and not carried out" in shown
+    assert "not enforced" in shown
     assert (
         shown.index("same call and answer 3 times") < shown.index("stop by repetition of look") < shown.index(" later ")
     ), "how it came to it, not what followed"
@@ -129,7 +129,7 @@ def test_an_unknown_trip_names_the_known_ones(file_store: str) -> None:
     known = [trip["id"] for trip in told("trips", "--store", file_store)["trips"]]
     ran = runguard("trips", "show", "zzz", "--store", file_store)
     assert (ran.exit_code, ran.stdout) == (2, "")
-    assert ran.stderr == f"'zzz': no such stop. The last ones are {', '.join(known)}; `runguard trips` lists them\n"
+    assert ran.stderr == f"'zzz': no such trip. The last ones are {', '.join(known)}; `runguard trips` lists them\n"
     assert told("trips", "show", "zzz", "--store", file_store, code=2)["ok"] is False
 
 
@@ -151,9 +151,11 @@ def test_an_empty_store_says_so(file_store: str, tmp_path: Any) -> None:
     empty = f"sqlite:///{tmp_path}/empty.db"
     SqliteStore(empty).connect(1).close()
     assert "no budget beyond single runs" in runguard("status", "--store", empty).stdout
-    assert "no stop has been decided yet" in runguard("trips", "--store", empty).stdout
-    assert "no budget's scope begins with usr:;" in runguard("status", "--store", file_store, "--scope", "usr:").stdout
-    assert "no stop has been decided yet" in runguard("trips", "show", "last", "--store", empty).stderr
+    assert "no trip yet" in runguard("trips", "--store", empty).stdout
+    assert (
+        "no scope of a budget starts with usr:;" in runguard("status", "--store", file_store, "--scope", "usr:").stdout
+    )
+    assert "no trip yet" in runguard("trips", "show", "last", "--store", empty).stderr
 
 
 def test_records_that_cannot_be_read_are_counted(file_store: str) -> None:

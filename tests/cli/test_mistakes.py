@@ -18,11 +18,11 @@ STORE_COMMANDS = {
     "dashboard": ["dashboard", "--no-open"],
 }
 MISTAKES = {
-    "redis://127.0.0.1:1/0": "Start it, check host and port, or give another --store",
-    "postgresql://me:hunter2@127.0.0.1:1/db": "Start it, check host and port, or give another --store",
+    "redis://127.0.0.1:1/0": "Start the store, check host and port, or pass another --store",
+    "postgresql://me:hunter2@127.0.0.1:1/db": "Start the store, check host and port, or pass another --store",
     "sqlite:///absent.db": "absent.db: no such store",
     "sqlite:////": "is a directory; name a file in it",
-    "memory": "store = 'memory' lives and dies with its process",
+    "memory": "store = 'memory' ends with its process",
     "guard.db": "a file is written 'sqlite:///guard.db'",
 }
 
@@ -41,7 +41,7 @@ def test_a_store_that_cannot_be_used(command: list[str], store: str) -> None:
 def test_the_store_of_the_policy_is_used_and_the_environment_wins(
     file_store: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert "lives and dies with its process" in runguard("status").stderr
+    assert "ends with its process" in runguard("status").stderr
     Path("runguard.toml").write_text(f'store = "{file_store}"\n')
     below = Path("below")
     below.mkdir()
@@ -76,15 +76,13 @@ def test_a_policy_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
     said = runguard("status").stderr.splitlines()
     assert said == [
         "absent.toml: no such policy file (named by RUNGUARD_POLICY)",
-        "give --store URL to look and act without this policy",
+        "pass --store URL to work without this policy",
     ]
 
 
 def test_a_wrong_policy_says_how_to_stop_without_it(file_store: str) -> None:
     Path("runguard.toml").write_text("mod = 1\n")
-    assert runguard("stop", "all", "--reason", "x").stderr.endswith(
-        "\ngive --store URL to look and act without this policy\n"
-    )
+    assert runguard("stop", "all", "--reason", "x").stderr.endswith("\npass --store URL to work without this policy\n")
     assert runguard("stop", "all", "--reason", "x", "--store", file_store).exit_code == 0, "and so it is"
 
 
@@ -109,9 +107,9 @@ def test_a_wrong_environment_is_told(file_store: str, monkeypatch: pytest.Monkey
         (["status", "--since", "yesterday"], "Invalid value for '--since'"),
         (["init", "--preset", "nope"], "'nope' is not one of"),
         (["trips", "show"], "Missing argument 'TRIP'"),
-        (["statu"], "No such command 'statu'. Did you mean 'status'?"),
-        (["zzz"], "No such command 'zzz'."),
-        ([], "--json stands behind a command, such as: runguard status --json"),
+        (["statu"], "No such command 'statu'; did you mean 'status'?"),
+        (["zzz"], "No such command 'zzz'; known: demo, init"),
+        ([], "put --json after a command: runguard status --json"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
@@ -133,7 +131,7 @@ def test_a_disk_that_is_full_is_no_traceback() -> None:
             timeout=50,
             check=False,
         )
-    assert (ran.returncode, ran.stderr) == (2, "the result cannot be written: No space left on device\n")
+    assert (ran.returncode, ran.stderr) == (2, "cannot write the result: No space left on device\n")
 
 
 @pytest.mark.parametrize(
@@ -181,7 +179,7 @@ main({arguments}, prog_name="runguard")
 @pytest.mark.parametrize(
     ("missing", "arguments", "message"),
     [
-        ("google.adk", ["doctor", "--app", "x:app"], "x:app cannot be looked at: runguard.adk needs google-adk"),
+        ("google.adk", ["doctor", "--app", "x:app"], "x:app cannot be checked: runguard.adk needs google-adk"),
         ("google.adk", ["demo"], "runguard demo needs google-adk 2.3 or newer"),
     ],
     ids=lambda value: value if isinstance(value, str) else value[0],
@@ -198,4 +196,4 @@ def test_a_missing_extra_is_named(missing: str, arguments: list[str], message: s
 def test_a_time_that_is_none(since: str) -> None:
     ran = runguard("trips", "--since", since)
     assert ran.exit_code == 2
-    assert "give a span such as 90m, 24h or 7d, or a day such as 2026-11-01" in " ".join(ran.stderr.split())
+    assert "use a span such as 90m, 24h or 7d, or a day such as 2026-11-01" in " ".join(ran.stderr.split())

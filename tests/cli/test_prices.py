@@ -41,14 +41,14 @@ def test_an_unknown_model_and_the_lines_to_add() -> None:
     assert Policy.validated(added, "").prices["acme-1"].input == 1.5  # type: ignore[union-attr]
     shown = runguard("prices", "acme-1")
     assert shown.exit_code == 1
-    assert "calls to it are refused, because the policy limits dollars" in shown.stdout
+    assert "its calls are refused, because the policy limits dollars" in shown.stdout
     assert '[prices."acme-1"]' in shown.stdout
 
 
 def test_what_an_unknown_model_does_depends_on_the_policy() -> None:
-    assert "no limit in dollars is set, so none is refused" in runguard("prices", "acme-1").stdout
+    assert "because no limit in dollars is set; their cost is unknown" in runguard("prices", "acme-1").stdout
     Path("runguard.toml").write_text('max_usd = 2\non_unpriced = "tokens"\n')
-    assert "limits in dollars do not see them" in runguard("prices", "acme-1").stdout
+    assert "limits in dollars ignore them" in runguard("prices", "acme-1").stdout
     Path("runguard.toml").write_text("max_usd = 2\non_unpriced = {input = 3, output = 15}\n")
     line = only("acme-1")
     assert (line["source"], line["estimated"], line["usd_per_million"]["output"]) == (
@@ -59,21 +59,21 @@ def test_what_an_unknown_model_does_depends_on_the_policy() -> None:
 
 
 def test_a_misspelt_model_and_globs() -> None:
-    assert "did you mean gemini-2.5-flash" in only("gemini-2.5-falsh", code=1)["unpriced"]
+    assert "did you mean 'gemini-2.5-flash'" in only("gemini-2.5-falsh", code=1)["unpriced"]
     names = [line["model"] for line in told("prices", "claude-opus-4-*")["models"]]
     assert "claude-opus-4-5" in names
     assert all(name.startswith("claude-opus-4-") for name in names)
-    assert told("prices", "nothing-*", code=1)["notes"] == ["no known model fits 'nothing-*'"]
+    assert told("prices", "nothing-*", code=1)["notes"] == ["no known model matches 'nothing-*'"]
 
 
 def test_without_a_model_it_shows_those_of_the_store(file_store: str) -> None:
     ran = told("prices", "--store", file_store)
     assert [line["model"] for line in ran["models"]] == ["gemini-2.5-flash"]
-    assert "name one: runguard prices gemini-2.5-flash" in runguard("prices").stdout
+    assert "pass one: runguard prices gemini-2.5-flash" in runguard("prices").stdout
 
 
 def test_a_dead_store_hides_no_price() -> None:
     ran = told("prices", "--store", "redis://127.0.0.1:1/0", "gemini-2.5-flash")
     assert ran["ok"]
     (note,) = told("prices", "--store", "redis://127.0.0.1:1/0")["notes"][:1]
-    assert note.startswith("which models were seen is not known: redis://127.0.0.1:1")
+    assert note.startswith("cannot read the models seen in the store: redis://127.0.0.1:1")

@@ -37,7 +37,7 @@ def test_a_pipe_gets_whole_lines_without_colour(file_store: str) -> None:
     ran = runguard("trips", "--store", file_store)
     (line,) = [line for line in ran.stdout.splitlines() if "repetition" in line and "shadow" in line]
     assert "look: 4 identical calls and answers, limit 4" in line
-    assert "shadow: not carried out" in line
+    assert "shadow: not enforced" in line
     assert "\x1b" not in ran.stdout
     (alice,) = told("trips", "--store", file_store, "--user", "alice")["trips"]
     assert alice["message"] in runguard("trips", "show", alice["id"], "--store", file_store).stdout

@@ -59,13 +59,13 @@ class Client:
 def test_each_mistake_is_one_message(filled: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     assert "a durable store" in refused("--store", "memory")
-    assert "lives and dies with its process" in refused(), "without a policy the store is memory"
+    assert "ends with its process" in refused(), "without a policy the store is memory"
     assert "no such store" in refused("--store", f"sqlite:///{tmp_path}/none.db")
     assert not (tmp_path / "none.db").exists()
     assert "no such store" in refused("--store", "mysql://x")
     assert "on loopback only" in refused("--store", filled, "--host", "0.0.0.0")
-    assert "give a loopback address" in refused("--store", filled, "--host", "example.com")
-    assert "give a number up to 65535, or auto" in refused("--store", filled, "--port", "many")
+    assert "must be a loopback address" in refused("--store", filled, "--host", "example.com")
+    assert "must be a number up to 65535, or auto" in refused("--store", filled, "--port", "many")
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])
         assert f"port {port} is in use" in refused("--store", filled, "--port", port)

@@ -245,7 +245,7 @@ def test_a_store_that_is_not_there_is_told_and_not_made(tmp_path: Path) -> None:
 
 
 def test_memory_cannot_be_looked_at() -> None:
-    with pytest.raises(PolicyError, match="lives and dies with its process"):
+    with pytest.raises(PolicyError, match="ends with its process"):
         StoreView("memory")
 
 

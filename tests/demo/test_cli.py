@@ -145,7 +145,9 @@ def test_check_says_when_a_pyproject_has_no_table_of_ours(tmp_path: Path) -> Non
         == "pyproject.toml: no [tool.runguard] table, so this file sets nothing\n  every setting at its default\n"
     )
     assert json.loads(runguard("check", "pyproject.toml", "--json").stdout)["ok"] is False
-    assert runguard("check").stdout.startswith("ok: no policy file from here upward"), "and it is not taken for one"
+    assert runguard("check").stdout.startswith("ok: no policy file in this folder or its parents"), (
+        "and it is not taken for one"
+    )
     file.write_text("[tool.runguard]\n")
     assert runguard("check", "pyproject.toml").exit_code == 0
 
@@ -153,7 +155,7 @@ def test_check_says_when_a_pyproject_has_no_table_of_ours(tmp_path: Path) -> Non
 def test_check_without_any_file() -> None:
     ran = runguard("check")
     assert ran.exit_code == 0
-    assert ran.stdout == "ok: no policy file from here upward\n  every setting at its default\n"
+    assert ran.stdout == "ok: no policy file in this folder or its parents\n  every setting at its default\n"
 
 
 def test_check_names_the_environment_that_overrides(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -102,7 +102,7 @@ def test_explain_says_why_it_did_not_stop(recorded):
 def test_the_run_to_explain_may_be_named_by_its_beginning(recorded):
     assert json.loads(replay(recorded, "--explain", "sho", "--json").stdout)["run"]["id"] == "short"
     several = replay(recorded, "--explain", "f")
-    assert (several.exit_code, several.stderr) == (2, "'f' is the beginning of several: fine, false-stop\n")
+    assert (several.exit_code, several.stderr) == (2, "'f' matches several trips: fine, false-stop\n")
     missing = replay(recorded, "--explain", "nobody")
     assert missing.exit_code == 2
     assert missing.stderr == (

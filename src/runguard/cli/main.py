@@ -1,6 +1,6 @@
 """The ``runguard`` command.
 
-A command's module is loaded when it is called: ``runguard --help`` loads nothing but click.
+A command's module is imported when the command runs: ``runguard --help`` loads only click.
 """
 
 import errno
@@ -8,7 +8,6 @@ import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from difflib import get_close_matches
 from importlib import import_module
 from typing import Any, Final
 
@@ -16,28 +15,30 @@ import click
 
 from runguard._version import __version__
 
-COMMANDS: Final[dict[str, dict[str, str]]] = {  # heading -> command -> what it does; each is a module of cli/commands
-    "Begin": {
-        "demo": "Watch runaway agents being stopped, healthy ones left alone.",
+COMMANDS: Final[
+    dict[str, dict[str, str]]
+] = {  # heading -> command -> summary; each command is a module of cli/commands
+    "Start": {
+        "demo": "Show runaway agents being stopped and healthy ones left alone.",
         "init": "Write a commented runguard.toml.",
         "check": "Validate a policy file and show what it changes.",
-        "doctor": "Look whether everything is in place, and that a stop stops.",
+        "doctor": "Check the installation and prove that a stop works.",
     },
     "Try a policy": {
         "replay": "Show what a policy would have done to recorded runs.",
         "calibrate": "Propose limits from recorded runs.",
-        "prices": "Show what models cost, and where the price is from.",
+        "prices": "Show what models cost and where the price comes from.",
     },
-    "Look": {
+    "Inspect": {
         "status": "Show budgets, spend, running runs, stops and breakers.",
-        "trips": "List the stops that were decided; show one with its evidence.",
-        "dashboard": "Serve a page over a store, on loopback.",
+        "trips": "List the trips in a store, or show one with its evidence.",
+        "dashboard": "Serve a web page for a store, on loopback.",
     },
     "Act": {
-        "stop": "Stop a run, session, user, app or everything: the kill switch.",
-        "resume": "Take a stop back.",
+        "stop": "Stop a run, session, user, app or everything (the kill switch).",
+        "resume": "Lift a stop.",
         "extend": "Raise the budget of a scope.",
-        "store": "Show which store this is; accept it in place of another one.",
+        "store": "Show the id of a store; accept it as a replacement; repair it.",
     },
 }
 
@@ -47,8 +48,8 @@ _UNWRITABLE: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.
 
 
 @contextmanager
-def _told_as_asked(ctx: click.Context) -> Iterator[None]:
-    """A command line that cannot be meant, told as JSON to whoever asked for JSON; otherwise click tells it."""
+def _errors_as_json(ctx: click.Context) -> Iterator[None]:
+    """Print a usage error as JSON if ``--json`` was given; otherwise click prints it."""
     try:
         yield
     except click.ClickException as error:
@@ -61,14 +62,14 @@ def _told_as_asked(ctx: click.Context) -> Iterator[None]:
 
 
 def _open_closed_streams() -> None:
-    """Closed by the caller (``>&-``) a stream is None, and the next file that is opened would get its place."""
+    """Replace streams that the caller closed (``>&-``); otherwise the next opened file would take their descriptor."""
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:
             setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115, PTH123 - until the process ends
 
 
 class LazyGroup(click.Group):
-    """A group whose commands are modules: listed from the table, imported when called."""
+    """A group that lists its commands from the table and imports a command's module when it runs."""
 
     def main(self, *args: Any, **options: Any) -> Any:
         _open_closed_streams()
@@ -76,35 +77,36 @@ class LazyGroup(click.Group):
             try:
                 return super().main(*args, **options)
             finally:
-                sys.stdout.flush()  # here rather than at the interpreter's end, which could only complain
+                sys.stdout.flush()  # an error here has an exit code; at interpreter exit it would only be printed
         except OSError as error:
             if error.errno not in _UNWRITABLE:
                 raise
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-            if error.errno == errno.EPIPE:  # a reader such as head has seen enough
+            if error.errno == errno.EPIPE:  # a reader such as head has closed the pipe
                 sys.exit(1)
-            click.echo(f"the result cannot be written: {error.strerror}", err=True)
+            click.echo(f"cannot write the result: {error.strerror}", err=True)
             sys.exit(2)
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         ctx.meta[_AS_JSON] = "--json" in args
-        with _told_as_asked(ctx):
+        with _errors_as_json(ctx):
             if args[:1] == ["--json"]:
-                ctx.fail("--json stands behind a command, such as: runguard status --json")
+                ctx.fail("put --json after a command: runguard status --json")
             return super().parse_args(ctx, args)
 
     def invoke(self, ctx: click.Context) -> Any:
-        with _told_as_asked(ctx):
+        with _errors_as_json(ctx):
             return super().invoke(ctx)
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Click looks for near names among commands that are loaded, and here none is."""
+        """Suggest the nearest command; click could only search loaded commands, and none is loaded yet."""
         name, known = args[0], self.list_commands(ctx)
         if not (name in known or name.startswith("-") or ctx.resilient_parsing):
-            near = " or ".join(repr(command) for command in get_close_matches(name, known))
-            ctx.fail(f"No such command {name!r}." + (f" Did you mean {near}?" if near else ""))
+            from runguard.core.mistakes import nearest
+
+            ctx.fail(f"No such command {name!r}; {nearest(name, known)}")
         return super().resolve_command(ctx, args)
 
     def list_commands(self, ctx: click.Context) -> list[str]:

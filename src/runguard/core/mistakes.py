@@ -8,11 +8,16 @@ from typing import TYPE_CHECKING, Any
 from runguard.core.exceptions import PolicyError
 
 
-def nearest(name: str, known: Iterable[str]) -> str:
-    """The hint after "no such setting"."""
+def nearest(name: str, known: Iterable[str], *, cutoff: float = 0.5, shown: int | None = None) -> str:
+    """Return the hint after an unknown name: the nearest known name, or the first ``shown`` names (None: all)."""
     known = list(known)
-    close = get_close_matches(name, known, n=1, cutoff=0.5)
-    return f"did you mean '{close[0]}'?" if close else f"known: {', '.join(known) or 'none'}"
+    close = get_close_matches(name, known, n=1, cutoff=cutoff)
+    if close:
+        return f"did you mean '{close[0]}'?"
+    if shown == 0:
+        return ""
+    more = f" and {len(known) - shown} more" if shown is not None and len(known) > shown else ""
+    return f"known: {', '.join(known[:shown]) or 'none'}{more}"
 
 
 class Checked(type):

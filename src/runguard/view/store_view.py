@@ -53,7 +53,7 @@ class StoreView:
     def __init__(self, url: str, timeout: float = _TIMEOUT_S) -> None:
         if url == "memory":
             raise PolicyError(
-                "store = 'memory' lives and dies with its process, so there is nothing to look at from outside; "
+                "store = 'memory' ends with its process, so other processes cannot read it; "
                 "name a durable store, in the policy or with --store: sqlite:///guard.db, redis://host:6379/0 or postgresql://user@host/database"
             )
         self._store, self._timeout = store_of(url), timeout

@@ -1,4 +1,4 @@
-"""Budgets as a table: what was spent, what calls in flight have reserved, what is left."""
+"""Budgets as a table: spent, reserved by calls in flight, and limit."""
 
 from collections.abc import Sequence
 
@@ -38,8 +38,8 @@ def budget_table(rows: Sequence[BudgetRow], now: float) -> Table:
 
 
 def _remarks(row: BudgetRow, now: float) -> str:
-    remarks = [f"{amount(row.unit, row.granted)} granted on top"] if row.granted else []
+    remarks = [f"{amount(row.unit, row.granted)} extension"] if row.granted else []
     remarks += [f"{amount(row.unit, row.overrun)} over"] if row.overrun else []
-    remarks += ["closed until it is extended" + (" or begins anew" if row.ends else "")] if row.closed else []
-    remarks += [f"anew in {span(row.ends - now)}"] if row.ends else []
+    remarks += ["closed until it is extended" + (" or the next window" if row.ends else "")] if row.closed else []
+    remarks += [f"resets in {span(row.ends - now)}"] if row.ends else []
     return ", ".join(remarks)

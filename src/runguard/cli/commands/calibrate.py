@@ -1,4 +1,4 @@
-"""``runguard calibrate``: limits from the user's own recorded runs."""
+"""``runguard calibrate``: propose limits from recorded runs."""
 
 from pathlib import Path
 from typing import Any
@@ -6,7 +6,7 @@ from typing import Any
 import click
 
 from runguard.cli.commands.command import Command, fail
-from runguard.cli.commands.sizes import unpacked_option
+from runguard.cli.commands.options import model_option, policy_option, unpacked_option, workers_option
 
 
 class FalseStops(click.ParamType):  # type: ignore[type-arg,unused-ignore]
@@ -36,12 +36,7 @@ class FalseStops(click.ParamType):  # type: ignore[type-arg,unused-ignore]
     """,
 )
 @click.argument("source")
-@click.option(
-    "--policy",
-    "policy_file",
-    type=click.Path(path_type=Path),
-    help="What to start from. Without it, the file that a run started here would use.",
-)
+@policy_option
 @click.option(
     "--write",
     "target",
@@ -58,8 +53,8 @@ class FalseStops(click.ParamType):  # type: ignore[type-arg,unused-ignore]
     help="Successful runs that a rule's rungs may stop: a number, or 0.5%.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
-@click.option("--model", default="", help="The model of recordings that do not name theirs, for prices and windows.")
-@click.option("--workers", type=click.IntRange(1, 256), help="Processes; one per core without it.")
+@model_option
+@workers_option
 @unpacked_option
 @click.pass_context
 def command(
@@ -76,10 +71,10 @@ def command(
 ) -> None:
     """Propose limits from recorded runs.
 
-    SOURCE is whatever 'runguard replay' takes, or a log with one JSON object per run: usd, tokens or calls, and id and
-    ok where known. Limits are 2.5 times the 95th percentile of the runs that went well, with its confidence interval;
-    rungs are changed only where the recordings show that it saves and harms nobody. Exit code 0 with a proposal, 1 when
-    nothing could be advised, 2 when the source or a file cannot be used.
+    SOURCE is any source of 'runguard replay', or a log with one JSON object per run: usd, tokens or calls, and
+    optionally id and ok. Limits are 2.5 times the 95th percentile of the successful runs, with its confidence interval.
+    Rungs change only if the recordings show that this saves tokens and stops no more successful runs. Exit code 0 with
+    a proposal, 1 if there is nothing to propose, 2 if the source or a file cannot be used.
     """
     from runguard.calibrate.program import run
     from runguard.cli.commands.policies import load_policy
@@ -89,11 +84,11 @@ def command(
     from runguard.replay.steps import UnreadableError
 
     if target is not None and target.exists() and not force:
-        fail(ctx, f"{target} exists; --force replaces it")
+        fail(ctx, f"{target} already exists; pass --force to replace it")
     policy = load_policy(policy_file or find_policy_file())
     try:
         sources = open_sources(source, max_unpacked)
-        is_advised = run(
+        has_advice = run(
             sources,
             policy,
             target=target,
@@ -104,5 +99,5 @@ def command(
         )
     except UnreadableError as error:
         fail(ctx, printable(str(error)))
-    if not is_advised:
+    if not has_advice:
         ctx.exit(1)

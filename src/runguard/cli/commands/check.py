@@ -1,4 +1,4 @@
-"""``runguard check``: is a policy valid, and what does it change?"""
+"""``runguard check``: validate a policy and show what it changes."""
 
 import json
 import os
@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from runguard.cli.commands.command import Command, fail, json_option
+from runguard.cli.commands.command import Command, fail
+from runguard.cli.commands.options import json_option
 
 if TYPE_CHECKING:
     from runguard.policy.settings import Policy
@@ -31,9 +32,9 @@ if TYPE_CHECKING:
 def command(ctx: click.Context, file: Path | None, as_json: bool, schema: bool) -> None:
     """Validate a policy file and show what it changes.
 
-    FILE is a runguard.toml, or a pyproject.toml with [tool.runguard]. Without it, the file that a run started here
-    would use. Exit code 0 when it is valid, 1 when it is a pyproject.toml that says nothing about RunGuard, 2 when it,
-    RUNGUARD_MODE or RUNGUARD_STORE is not valid.
+    FILE is a runguard.toml, or a pyproject.toml with [tool.runguard]. Default: the file that a run started here would
+    use. Exit code 0 if the policy is valid, 1 if FILE is a pyproject.toml without a [tool.runguard] table, 2 if the
+    policy, RUNGUARD_MODE or RUNGUARD_STORE is not valid.
     """
     from runguard.cli.commands.policies import check_environment, load_policy
     from runguard.core.exceptions import PolicyError
@@ -50,32 +51,32 @@ def command(ctx: click.Context, file: Path | None, as_json: bool, schema: bool) 
     except PolicyError as error:
         fail(ctx, str(error), file=str(path) if path else None)
     changed, notes = _changed(policy), _notes()
-    says_nothing = path is not None and not _has_table(path)
+    sets_nothing = path is not None and not _has_table(path)
     if as_json:
         settings = {name: {"value": value, "default": default} for name, (value, default) in changed.items()}
-        told = {
-            "ok": not says_nothing,
+        result = {
+            "ok": not sets_nothing,
             "file": str(path) if path else None,
             "settings": settings,
             "policy": policy.digest,
             "notes": notes,
         }
-        click.echo(json.dumps(told, indent=2))
+        click.echo(json.dumps(result, indent=2))
     else:
-        _print(path, says_nothing, changed, notes)
-    sys.exit(1 if says_nothing else 0)
+        _print(path, sets_nothing, changed, notes)
+    sys.exit(1 if sets_nothing else 0)
 
 
-def _print(path: Path | None, says_nothing: bool, changed: dict[str, tuple[Any, Any]], notes: list[str]) -> None:
-    if says_nothing:
+def _print(path: Path | None, sets_nothing: bool, changed: dict[str, tuple[Any, Any]], notes: list[str]) -> None:
+    if sets_nothing:
         click.echo(f"{path}: no [tool.runguard] table, so this file sets nothing")
     else:
-        click.echo(f"ok: {path}" if path else "ok: no policy file from here upward")
+        click.echo(f"ok: {path}" if path else "ok: no policy file in this folder or its parents")
     width = max((len(name) for name in changed), default=0)
     for name, (value, default) in changed.items():
         click.echo(
-            f"  {name:<{width}}  {_words(value)}"
-            + ("" if name.startswith("tools.") else f"  (default {_words(default)})")
+            f"  {name:<{width}}  {_shown(value)}"
+            + ("" if name.startswith("tools.") else f"  (default {_shown(default)})")
         )
     if not changed:
         click.echo("  every setting at its default")
@@ -84,7 +85,7 @@ def _print(path: Path | None, says_nothing: bool, changed: dict[str, tuple[Any, 
 
 
 def _has_table(path: Path) -> bool:
-    """Whether a file can be about RunGuard at all: a pyproject.toml needs its table."""
+    """Return whether the file can set anything: a pyproject.toml needs a [tool.runguard] table."""
     if path.name != "pyproject.toml":
         return True
     tool = tomllib.loads(path.read_text(encoding="utf-8")).get("tool", {})
@@ -92,7 +93,7 @@ def _has_table(path: Path) -> bool:
 
 
 def _notes() -> list[str]:
-    """What a reader of the file would not expect."""
+    """Return the environment variables that override the file."""
     notes = []
     if mode := os.environ.get("RUNGUARD_MODE"):
         notes.append(f"RUNGUARD_MODE={mode} overrides the mode of every run started here")
@@ -102,15 +103,15 @@ def _notes() -> list[str]:
 
 
 def _changed(policy: "Policy") -> dict[str, tuple[Any, Any]]:
-    """Settings in force that differ from the defaults: name -> (value, default). Rules as the rungs that result."""
+    """Return settings that differ from the defaults: name -> (value, default). Rules appear as their final rungs."""
     from runguard.ledger.urls import store_name
     from runguard.policy.settings import RULES, Policy, PolicyFile
 
     changed: dict[str, tuple[Any, Any]] = {}
-    told, defaults = (_plain(each) for each in (policy, Policy.validated({}, "")))
+    current, defaults = (_plain(each) for each in (policy, Policy.validated({}, "")))
     for name in PolicyFile.model_fields:
-        if name not in ("rules", "tools") and told.get(name) != defaults.get(name):
-            changed[name] = (told.get(name), defaults.get(name))
+        if name not in ("rules", "tools") and current.get(name) != defaults.get(name):
+            changed[name] = (current.get(name), defaults.get(name))
     if "store" in changed:
         changed["store"] = (store_name(policy.store), "memory")  # a URL may hold a password
     if "alerts" in changed:
@@ -125,7 +126,7 @@ def _changed(policy: "Policy") -> dict[str, tuple[Any, Any]]:
 
 
 def _plain(policy: "Policy") -> dict[str, Any]:
-    """The settings of a policy file as plain data."""
+    """Return the settings of a policy as plain data."""
     from runguard.policy.settings import PolicyFile
 
     return policy.model_dump(
@@ -140,7 +141,7 @@ def _rungs(rungs: Any) -> dict[str, float]:
     }
 
 
-def _words(value: Any) -> str:
+def _shown(value: Any) -> str:
     if value is None:
         return "none"
     if value is False:

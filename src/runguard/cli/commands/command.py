@@ -1,4 +1,4 @@
-"""What every command shares: examples in its help, and one readable message instead of a traceback."""
+"""The base of every command: examples in its help, and one readable message instead of a traceback."""
 
 import json
 import sys
@@ -9,7 +9,7 @@ import click
 
 
 class CommandError(RuntimeError):
-    """A mistake of the caller, or something that cannot be reached: told in one message, exit code 2."""
+    """Invalid input, or something cannot be reached: one message, exit code 2."""
 
 
 class _WithExamples(click.Command):
@@ -25,7 +25,7 @@ class _WithExamples(click.Command):
     def invoke(self, ctx: click.Context) -> Any:
         try:
             return super().invoke(ctx)
-        except RuntimeError as error:  # RunGuardError is one; naming it here would load it for every --help
+        except RuntimeError as error:  # a RunGuardError, too; imported late to keep --help light
             from runguard.core.exceptions import RunGuardError
 
             if not isinstance(error, CommandError | RunGuardError):
@@ -34,18 +34,15 @@ class _WithExamples(click.Command):
 
 
 class Command(_WithExamples):
-    """A command whose mistakes end with a message and exit code 2;
-
-    with ``--json`` as ``{"ok": false, "error": ...}``.
-    """
+    """A command whose errors end with a message and exit code 2; with ``--json`` as ``{"ok": false, "error": ...}``."""
 
 
 class Group(_WithExamples, click.Group):
-    """A command with commands below it."""
+    """A command with subcommands."""
 
 
 def fail(ctx: click.Context, message: str, **more: Any) -> NoReturn:
-    """End with exit code 2 and one message, in the form that was asked for."""
+    """Exit with code 2 and one message, as text or JSON."""
     if ctx.params.get("as_json"):
         print_json({"ok": False, **more, "error": message})
     else:
@@ -56,9 +53,5 @@ def fail(ctx: click.Context, message: str, **more: Any) -> NoReturn:
 
 
 def print_json(data: Any) -> None:
-    """One JSON document on stdout; money as decimal strings."""
+    """Print one JSON document on stdout, with money as decimal strings."""
     click.echo(json.dumps(data, indent=2, default=str))
-
-
-json_option = click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
-store_option = click.option("--store", metavar="URL", help="The store. Without it, that of the policy in force here.")

@@ -1,14 +1,15 @@
-"""``runguard doctor``: is everything in place, and does a stop stop?"""
+"""``runguard doctor``: check the installation and prove that a stop works."""
 
 import sys
 from typing import TYPE_CHECKING
 
 import click
 
-from runguard.cli.commands.command import Command, json_option, print_json, store_option
+from runguard.cli.commands.command import Command, print_json
+from runguard.cli.commands.options import json_option, store_option
 
 if TYPE_CHECKING:
-    from runguard.cli.doctor.line import Line
+    from runguard.cli.doctor.installation import Line
 
 
 @click.command(
@@ -24,21 +25,19 @@ if TYPE_CHECKING:
     "--app",
     "target",
     metavar="APP",
-    help="Your app: an agent folder as adk web takes it, or module:attribute (an App, a Runner or an agent). Loaded.",
+    help="Your app: an agent folder as for adk web, or module:attribute (App, Runner or agent). Its code runs.",
 )
-@click.option(
-    "--model", "models", multiple=True, help="A model in use, to look up its price; several times for several."
-)
+@click.option("--model", "models", multiple=True, help="A model in use, to look up its price. May be repeated.")
 @store_option
 @json_option
 def command(target: str | None, models: tuple[str, ...], store: str | None, as_json: bool) -> None:
-    """Look whether everything is in place, and that a stop stops.
+    """Check the installation and prove that a stop works.
 
-    Python, google-adk and what it can do, another package of the same name, the policy, the order of plugins, the
-    store, prices of the models in use, and a live test: agents on real ADK with a scripted model, no network, must be
-    stopped. Exit code 0 without a problem (warnings may stand), 1 with one, 2 when APP does not exist.
+    Checks Python, google-adk and its features, other packages of the same name, the policy, the order of plugins, the
+    store and the prices of the models in use. A live test then stops agents on real ADK with a scripted model, without
+    network. Exit code 0 without a problem (warnings are allowed), 1 with one, 2 if APP does not exist.
     """
-    from runguard.cli.doctor.examination import examine
+    from runguard.cli.doctor.examine import examine
 
     lines = examine(target, models, store)
     ok = all(line.state != "problem" for line in lines)
@@ -64,7 +63,7 @@ def _print(lines: "list[Line]") -> None:
 
     out, colours = console(), {"ok": "green", "warning": "yellow", "problem": "bold red"}
     for line in lines:
-        # an error of several lines stays below its heading
+        # indent an error of several lines below its heading
         found = f"\n{'':20}".join(printable(line.found.split("\n")))
         out.print(
             Text.assemble((f"{line.state:<8}", colours[line.state]), (f"{line.check:<12}", "bold"), found),

@@ -2,7 +2,8 @@
 
 import click
 
-from runguard.cli.commands.command import Command, CommandError, json_option, print_json, store_option
+from runguard.cli.commands.command import Command, CommandError, print_json
+from runguard.cli.commands.options import json_option, store_option
 
 
 @click.command(
@@ -15,9 +16,9 @@ from runguard.cli.commands.command import Command, CommandError, json_option, pr
     """,
 )
 @click.argument("scope")
-@click.option("--usd", metavar="DOLLARS", help="So many dollars more.")
-@click.option("--tokens", type=click.IntRange(min=1), help="So many tokens more.")
-@click.option("--calls", type=click.IntRange(min=1), help="So many model calls more.")
+@click.option("--usd", metavar="DOLLARS", help="Dollars to add.")
+@click.option("--tokens", type=click.IntRange(min=1), help="Tokens to add.")
+@click.option("--calls", type=click.IntRange(min=1), help="Model calls to add.")
 @store_option
 @json_option
 def command(
@@ -25,9 +26,9 @@ def command(
 ) -> None:
     """Raise the budget of a scope.
 
-    SCOPE as `runguard status` shows it, or a trip's scope_id. All its budgets in that unit are raised, in every window
-    that runs now; what was spent stays spent, and the next period begins with the budget of the policy again. Exit code
-    0 when it was raised, 2 when there is no such budget.
+    SCOPE is a scope as `runguard status` shows it, or a trip's scope_id. The command raises all its budgets in that
+    unit, in every current window. Past spending still counts, and the next period begins with the policy's amount
+    again. Exit code 0 if a budget was raised, 2 if there is no such budget.
     """
     from runguard.cli.commands.budgets import budget_table
     from runguard.cli.commands.scopes import known_scopes, near
@@ -38,7 +39,7 @@ def command(
     from runguard.view.rows import plain
 
     if usd is None and tokens is None and calls is None:
-        raise CommandError("by how much? Give --usd, --tokens or --calls")
+        raise CommandError("nothing to add: pass --usd, --tokens or --calls")
     _check_dollars(usd)
     view, policy = look_at(store)
     guard = desk(policy)
@@ -50,7 +51,7 @@ def command(
         units = sorted({row.unit for row in view.budgets(ended_runs=True) if row.scope == scope})
         if units:
             raise CommandError(
-                f"{scope}: its budgets limit {' and '.join(units)}; give --{' or --'.join(units)}"
+                f"{scope}: its budgets limit {' and '.join(units)}; pass --{' or --'.join(units)}"
             ) from None
         raise CommandError(f"{scope}: no budget of that scope; {near(scope, known_scopes(view))}") from None
     notes = tell_alerts(guard)
@@ -65,7 +66,7 @@ def command(
 
 
 def _check_dollars(usd: str | None) -> None:
-    """In the words of an extension: those of the policy are about limits."""
+    """Check the amount here, because the policy's message would speak of a limit."""
     from decimal import Decimal, InvalidOperation
 
     from runguard.core.budget import to_nano
@@ -79,5 +80,5 @@ def _check_dollars(usd: str | None) -> None:
     if not is_more and usd.strip().startswith("-"):
         raise CommandError(f"--usd {usd}: must be greater than 0")
     if not is_more:
-        raise CommandError(f"--usd {usd}: give the dollars to add, a number above 0 such as 2.50")
+        raise CommandError(f"--usd {usd}: must be a number of dollars greater than 0, such as 2.50")
     to_nano(usd, "--usd")

@@ -1,42 +1,43 @@
-"""``runguard init``: a commented ``runguard.toml`` to start from."""
+"""``runguard init``: write a commented ``runguard.toml`` to start from."""
 
 from pathlib import Path
 from string import Template
-from typing import Any, Final
+from typing import Final
 
 import click
 
-from runguard.cli.commands.command import Command, CommandError, json_option, print_json
+from runguard.cli.commands.command import Command, CommandError, print_json
+from runguard.cli.commands.options import json_option
 
 _TEXT: Final = Template("""\
-# The policy of RunGuard for agents started in this folder or below; written by: runguard init --preset $preset
-# Check it with `runguard check`. Keywords in code have the same names and win over this file.
+# RunGuard's policy for agents started in this folder or below; written by: runguard init --preset $preset
+# Check it with `runguard check`. Keywords in code have the same names and override this file.
 
-# enforce acts; shadow decides and records everything and changes nothing. RUNGUARD_MODE=shadow does that from outside:
+# enforce acts; shadow decides and records everything but changes nothing. RUNGUARD_MODE=shadow overrides this line,
 # $shadow
 mode = "enforce"
 
-# Dollars of one run: one user turn with all its sub-agents, tools and branches.
+# Dollars per run: one user turn with all its sub-agents, tools and branches.
 # $why_usd
-# Once you have recorded runs, `runguard calibrate` proposes the number: 2.5 times what 95 of 100 runs stay below.
+# Once you have recorded runs, `runguard calibrate` proposes the number: 2.5 times the 95th percentile.
 max_usd = $max_usd
 
-# A call is refused when it does not fit, before it is made. Tokens, calls and time can be limited as well:
+# RunGuard refuses a call that does not fit, before it is made. You can also limit tokens, calls and time:
 # max_tokens = 500_000
-# max_model_calls = 60      # of the whole tree; without it ADK's own 500
+# max_model_calls = 60      # for the whole tree; without it ADK's own 500
 # max_seconds = 300
 
 # Where accounts, breakers, stops and trips are kept. $why_store
 $store
 
-# What the end user reads after a stop, instead of the built-in sentence:
-# stop_text = "I could not finish this. Please ask again, or ask somebody from the team."
+# The text for the end user after a stop, instead of the built-in sentence:
+# stop_text = "I could not finish this. Please ask again, or ask our team."
 
 # Keep room for the answer in models with a window of a million tokens:
 # context_headroom = 100_000
 
 # RunGuard refuses a model of unknown price while dollars are limited. `runguard prices MODEL` shows known prices.
-# Give your own in dollars per million tokens:
+# Set your own in dollars per million tokens:
 # [prices."my-model"]
 # input = 0.30
 # output = 2.50
@@ -44,19 +45,19 @@ $store
 # Budgets beyond one run: per session, user, app, agent, model, tool or label; 1h, 1d, 1w or month.
 $budgets
 
-# Who is told of stops, thresholds and outages. Secrets are named, never written here: env:NAME.
+# Receivers of alerts about stops, thresholds and outages. Never write secrets here; use env:NAME.
 $alerts
 
-# What only you can know about your tools: names, or globs.
+# Describe your tools, by name or glob.
 # [tools.check_job]
 # polling = true            # judged by time without change, not by count
 # [tools."send_*"]
 # writes = true
-# once = true               # not done twice with the same arguments in one session
+# once = true               # runs only once per session with the same arguments
 
-# The loop rules stand at measured defaults; `runguard check` names the default beside what a file changes. They are
+# The loop rules have measured defaults; `runguard check` shows the default of each changed setting. The rules are
 # $rules.
-# Rungs are counts, false switches a rule off:
+# Rungs are counts; false switches a rule off:
 # [rules]
 # repetition = { stop = 6 }
 # growth = false
@@ -71,9 +72,9 @@ _ALERTS: Final = """\
 # pagerduty_key = "env:PAGERDUTY_KEY\""""
 PRESETS: Final[dict[str, dict[str, str]]] = {
     "development": {
-        "shadow": "for a first look at a policy.",
+        "shadow": "for example to try a policy first.",
         "why_usd": (
-            "Half a dollar ends a runaway on your desk early; a hundred calls of 5,000 tokens to a small model "
+            "Half a dollar ends a runaway early during development; a hundred calls of 5,000 tokens to a small model "
             "cost less than a tenth of it."
         ),
         "max_usd": "0.50",
@@ -86,11 +87,11 @@ PRESETS: Final[dict[str, dict[str, str]]] = {
         "alerts": f"# [alerts]\n{_ALERTS}",
     },
     "production": {
-        "shadow": "so the first days of a rollout show what would have been stopped; `runguard trips` lists it.",
-        "why_usd": "Five dollars suit agents whose single run has a bounded scope.",
+        "shadow": "for the first days of a rollout; `runguard trips` then lists what would have been stopped.",
+        "why_usd": "Five dollars fit agents whose runs have a limited scope.",
         "max_usd": "5.00",
-        "why_store": "A file serves all processes of one machine; several machines share Redis, Valkey or Postgres.",
-        "store": 'store = "sqlite:///guard.db"  # beside this file; or "redis://host:6379/0", "postgresql://user@host/database"',
+        "why_store": "A file works for all processes of one machine; several machines need Redis, Valkey or Postgres.",
+        "store": 'store = "sqlite:///guard.db"  # next to this file; or "redis://host:6379/0", "postgresql://user@host/database"',
         "budgets": _BUDGETS,
         "alerts": f'[alerts]\nlog = "warning"\n{_ALERTS}',
     },
@@ -108,25 +109,29 @@ PRESETS: Final[dict[str, dict[str, str]]] = {
 )
 @click.argument("file", default="runguard.toml", type=click.Path(path_type=Path, dir_okay=False))
 @click.option(
-    "--preset", type=click.Choice(list(PRESETS)), default="development", show_default=True, help="What the file is for."
+    "--preset",
+    type=click.Choice(list(PRESETS)),
+    default="development",
+    show_default=True,
+    help="The purpose of the file.",
 )
-@click.option("--force", is_flag=True, help="Replace a file that is there.")
+@click.option("--force", is_flag=True, help="Replace an existing file.")
 @json_option
 def command(file: Path, preset: str, force: bool, as_json: bool) -> None:
     """Write a commented runguard.toml.
 
-    FILE is ./runguard.toml unless you name another. The development preset caps a run at $0.50 and keeps everything in
-    memory; the production preset caps it at $5, keeps accounts in a file and logs what happens. Exit code 0 when the
-    file was written, 2 when it was not: a file that is there is only replaced with --force.
+    FILE defaults to ./runguard.toml. The development preset caps a run at $0.50 and keeps everything in memory; the
+    production preset caps it at $5, keeps accounts in a file and logs alerts. Exit code 0 if the file was written, 2 if
+    not. Only --force replaces an existing file.
     """
     if file.exists() and not force:
         raise CommandError(
-            f"{file} is there already and was left alone; --force replaces it, another FILE writes beside it"
+            f"{file} already exists and was not changed; pass --force to replace it, or name another FILE"
         )
     if file.name == "pyproject.toml":
         raise CommandError(
-            f"{file}: a policy in pyproject.toml stands under [tool.runguard]; this command writes files of "
-            "its own, such as runguard.toml"
+            f"{file}: this command writes separate files such as runguard.toml; a policy in pyproject.toml "
+            "belongs under [tool.runguard]"
         )
     from runguard.policy.settings import RULES
 
@@ -135,11 +140,10 @@ def command(file: Path, preset: str, force: bool, as_json: bool) -> None:
         file.write_text(text, encoding="utf-8")
     except OSError as error:
         do = f"; create the folder {file.parent} first" if not file.parent.exists() else ""
-        raise CommandError(f"{file}: cannot be written: {error.strerror or error}{do}") from None
+        raise CommandError(f"{file}: cannot write the file: {error.strerror or error}{do}") from None
     notes = _notes(file)
     if as_json:
-        told: dict[str, Any] = {"ok": True, "file": str(file), "preset": preset, "notes": notes}
-        print_json(told)
+        print_json({"ok": True, "file": str(file), "preset": preset, "notes": notes})
         return
     click.echo(f"written: {file} ({preset})")
     for note in notes:
@@ -148,16 +152,18 @@ def command(file: Path, preset: str, force: bool, as_json: bool) -> None:
 
 
 def _notes(file: Path) -> list[str]:
-    """What keeps runs started here from using the new file."""
+    """Return why runs started here would not use the new file."""
     from runguard.policy.settings import FILE_NAME, find_policy_file
 
     if file.name != FILE_NAME:
-        return [f"only files named {FILE_NAME} are found by themselves; name this one with RUNGUARD_POLICY={file}"]
+        return [
+            f"RunGuard finds only files named {FILE_NAME} automatically; set RUNGUARD_POLICY={file} to use this one"
+        ]
     used = find_policy_file()
     if used is None or used.resolve() != file.resolve():
         return [
             (
-                f"runs started in {file.resolve().parent} or below find it; those started "
+                f"runs started in {file.resolve().parent} or below use it; runs started "
                 f"here use {used or 'no policy file'}"
             )
         ]

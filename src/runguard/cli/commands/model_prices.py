@@ -1,15 +1,15 @@
-"""Prices as people ask for them: one line per model, in dollars per million tokens."""
+"""Model prices for people: one line per model, in dollars per million tokens."""
 
 import json
 import time
 from decimal import Decimal
-from difflib import get_close_matches
 from fnmatch import fnmatchcase
 from typing import Any, Final
 
 from runguard.console.screen import console, print_table, table
 from runguard.core.budget import to_usd
 from runguard.core.exceptions import RunGuardError
+from runguard.core.mistakes import nearest
 from runguard.core.printable import printable
 from runguard.policy.settings import Policy
 from runguard.pricing.book import Pricing
@@ -31,7 +31,7 @@ _SAME_AS: Final = {
 
 
 def asked_models(policy: Policy, asked: tuple[str, ...]) -> tuple[list[str], list[str]]:
-    """The models to show, and what to say beside them."""
+    """Return the models to show, and notes for the user."""
     notes: list[str] = []
     names: list[str] = []
     for model in asked:
@@ -40,23 +40,21 @@ def asked_models(policy: Policy, asked: tuple[str, ...]) -> tuple[list[str], lis
             [name for name in _known_models(policy) if fnmatchcase(name, normalise(model))] if is_glob else [model]
         )
         if not matching:
-            notes.append(f"no known model fits {model!r}")
+            notes.append(f"no known model matches {model!r}")
         names += matching
     if not asked:
         names = [*policy.prices, *policy.models]
         try:
             names += seen_models(policy)
         except RunGuardError as error:
-            notes.append(f"which models were seen is not known: {error}")
+            notes.append(f"cannot read the models seen in the store: {error}")
         if not names:
-            notes.append(
-                "the policy names no model and no store has seen one; name one: runguard prices gemini-2.5-flash"
-            )
+            notes.append("neither the policy nor its store names a model; pass one: runguard prices gemini-2.5-flash")
     return list(dict.fromkeys(names)), notes
 
 
 def seen_models(policy: Policy) -> list[str]:
-    """The models of the last 30 days' calls in the policy's store; none without a durable one."""
+    """Return the models of the last 30 days in the policy's store; none if the store is in memory."""
     if policy.store == "memory":
         return []
     view = StoreView(policy.store)
@@ -66,17 +64,17 @@ def seen_models(policy: Policy) -> list[str]:
 
 
 def limits_usd(policy: Policy) -> bool:
-    """Whether this policy limits dollars at all: only then an unknown price refuses anything."""
+    """Return whether this policy limits dollars; only then RunGuard refuses a model without a price."""
     return policy.max_usd is not None or any(budget.usd is not None for budget in policy.budgets)
 
 
 def _known_models(policy: Policy) -> list[str]:
-    """Known ids: of the limits' table, of the makers in the price list, and of the policy."""
+    """Return the known ids: of the table of limits, the price list and the policy."""
     return sorted({*LIMITS, *listed_models(), *policy.prices, *policy.models})
 
 
 def price_of(policy: Policy, model: str) -> dict[str, Any]:
-    """One model's price with its source, its limits, and what it would do without a price."""
+    """Return a model's price with its source and its limits, or the reason why it has no price."""
     pricing = Pricing(policy.prices, policy.models, policy.unknown_price)
     found = pricing.rates(model, time.time())  # noqa: TID251 - prices of now
     window, output = pricing.limits(model)
@@ -99,8 +97,8 @@ def price_of(policy: Policy, model: str) -> dict[str, Any]:
         line["usd_per_call"] = str(to_usd(found.nano_per_call)) if found.nano_per_call else None
         line["unpriced"] = line["add"] = None
     else:
-        near = get_close_matches(normalise(model), _known_models(policy), n=2, cutoff=0.8)
-        reason = found.reason + (f"; did you mean {' or '.join(near)}?" if near else "")
+        near = nearest(normalise(model), _known_models(policy), cutoff=0.8, shown=0)
+        reason = found.reason + (f"; {near}" if near else "")
         line |= {
             "usd_per_call": None,
             "unpriced": reason,
@@ -113,18 +111,18 @@ def price_of(policy: Policy, model: str) -> dict[str, Any]:
 
 
 def _dollars(band: Band) -> dict[str, str]:
-    """Every kind of token whose price says something: the others cost as the kind they belong to."""
+    """Return the price of each kind of token, without kinds that cost the same as their parent kind."""
     prices = {kind: getattr(band, kind) for kind in _KINDS}
-    told = {kind: nano for kind, nano in prices.items() if kind not in _SAME_AS or nano != prices[_SAME_AS[kind]]}
-    return {kind: f"{to_usd(nano):f}" for kind, nano in told.items()}
+    own = {kind: nano for kind, nano in prices.items() if kind not in _SAME_AS or nano != prices[_SAME_AS[kind]]}
+    return {kind: f"{to_usd(nano):f}" for kind, nano in own.items()}
 
 
-def print_prices(told: dict[str, Any]) -> None:
-    out, told = (
+def print_prices(result: dict[str, Any]) -> None:
+    out, result = (
         console(),
-        printable(told | {"models": [line | {"add": (line["add"] or "").split("\n")} for line in told["models"]]}),
+        printable(result | {"models": [line | {"add": (line["add"] or "").split("\n")} for line in result["models"]]}),
     )
-    priced = [line for line in told["models"] if line["source"] is not None]
+    priced = [line for line in result["models"] if line["source"] is not None]
     if priced:
         shown = table(
             "model",
@@ -150,13 +148,13 @@ def print_prices(told: dict[str, Any]) -> None:
                 shown.add_row(f"  above {tier['above']:,} input", *_cells(tier["usd_per_million"]), "", "", "")
         out.print("dollars per million tokens", style="dim")
         print_table(out, shown)
-    for line in (line for line in told["models"] if line["source"] is None):
+    for line in (line for line in result["models"] if line["source"] is None):
         out.print(f"\n{line['model']}: no price: {line['unpriced']}", style="yellow", soft_wrap=True)
-        out.print(f"  {_what_follows(told)}", soft_wrap=True)
+        out.print(f"  {_what_follows(result)}", soft_wrap=True)
         out.print("  add to runguard.toml:", soft_wrap=True)
         for row in line["add"]:
             out.print(f"    {row}", soft_wrap=True)
-    for note in told["notes"]:
+    for note in result["notes"]:
         out.print(f"note: {note}", soft_wrap=True)
 
 
@@ -169,19 +167,17 @@ def _cells(prices: dict[str, str]) -> tuple[str, str, str]:
 
 
 def usd_rate(text: str) -> str:
-    """A rate as price lists write it: at least two decimals, all that matter."""
+    """Format a rate with at least two decimals and no trailing zeros beyond them."""
     whole, _, cents = f"{Decimal(text).normalize():f}".partition(".")
     return f"${whole}.{cents.ljust(2, '0')}"
 
 
-def _what_follows(told: dict[str, Any]) -> str:
-    if not told["limits_usd"]:
-        return (
-            "calls to it are counted in tokens, their cost is unknown; no limit in dollars is set, so none is refused"
-        )
-    if told["on_unpriced"] == "tokens":
-        return 'on_unpriced = "tokens": calls to it are made and counted in tokens; limits in dollars do not see them'
-    return "calls to it are refused, because the policy limits dollars"
+def _what_follows(result: dict[str, Any]) -> str:
+    if not result["limits_usd"]:
+        return "its calls are allowed and counted in tokens, because no limit in dollars is set; their cost is unknown"
+    if result["on_unpriced"] == "tokens":
+        return 'on_unpriced = "tokens": its calls are allowed and counted in tokens; limits in dollars ignore them'
+    return "its calls are refused, because the policy limits dollars"
 
 
 def _count(number: int | None) -> str:

@@ -1,4 +1,4 @@
-"""The policy that a command works with."""
+"""The policy that a command uses."""
 
 import os
 from pathlib import Path
@@ -7,16 +7,14 @@ from runguard.policy.settings import Policy, find_policy_file, load_policy_file
 
 
 def load_policy(path: Path | None) -> Policy:
-    """The policy of a file as it is written, without the environment; the defaults without one."""
+    """Return the policy of a file without the environment, or the defaults if there is no file."""
     if path is None:
         return Policy.validated({}, "")
     return Policy.validated(load_policy_file(path), str(path))
 
 
 def policy_here(store: str | None = None) -> Policy:
-    """The policy that a run started here would have; with ``store``,
-    of that store whatever file and environment say.
-    """
+    """Return the policy that a run started here would use; ``store`` overrides the file and the environment."""
     if store is None:
         return Policy.build()
     path = find_policy_file()
@@ -28,7 +26,7 @@ def policy_here(store: str | None = None) -> Policy:
 
 
 def check_environment() -> None:
-    """The environment wins over every file: what it says must be valid, too."""
+    """Validate the environment variables, which override every file."""
     for name in ("mode", "store"):
         if value := os.environ.get(f"RUNGUARD_{name.upper()}"):
             Policy.validated({name: value}, f"RUNGUARD_{name.upper()}")

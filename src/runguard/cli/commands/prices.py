@@ -1,11 +1,12 @@
-"""``runguard prices``: what a model costs, from where the price is, and what an unknown one would do."""
+"""``runguard prices``: show what a model costs, the source of the price, and what an unknown price means."""
 
 import sys
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from runguard.cli.commands.command import Command, json_option, print_json, store_option
+from runguard.cli.commands.command import Command, print_json
+from runguard.cli.commands.options import json_option, store_option
 
 if TYPE_CHECKING:
     from runguard.policy.settings import Policy
@@ -24,11 +25,11 @@ if TYPE_CHECKING:
 @store_option
 @json_option
 def command(models: tuple[str, ...], store: str | None, as_json: bool) -> None:
-    """Show what models cost, and where the price is from.
+    """Show what models cost and where the price comes from.
 
-    In dollars per million tokens, by the policy in force here. MODEL is an id as your agents name it, or a glob over
-    the models that are known. Without it: the models that the policy names, and those seen in its store. Exit code 0
-    when every model has a price, 1 when one has none, 2 when the policy or the store cannot be used.
+    Prices are in dollars per million tokens, under the policy in force here. MODEL is an id as your agents use it, or a
+    glob over the known models. Default: the models that the policy names, and those seen in its store. Exit code 0 if
+    every model has a price, 1 if one has none, 2 if the policy or the store cannot be used.
     """
     from runguard.cli.commands.model_prices import asked_models, limits_usd, price_of, print_prices
     from runguard.cli.commands.policies import policy_here
@@ -37,7 +38,7 @@ def command(models: tuple[str, ...], store: str | None, as_json: bool) -> None:
     names, notes = asked_models(policy, models)
     found = [price_of(policy, name) for name in names]
     ok = all(line["source"] is not None for line in found) and not (models and not found)
-    told = {
+    result = {
         "ok": ok,
         "models": found,
         "on_unpriced": _fallback(policy),
@@ -45,9 +46,9 @@ def command(models: tuple[str, ...], store: str | None, as_json: bool) -> None:
         "notes": notes,
     }
     if as_json:
-        print_json(told)
+        print_json(result)
     else:
-        print_prices(told)
+        print_prices(result)
     sys.exit(0 if ok else 1)
 
 

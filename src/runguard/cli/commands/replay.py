@@ -1,11 +1,11 @@
-"""``runguard replay``: recorded runs through the same guard."""
+"""``runguard replay``: feed recorded runs to the guard."""
 
 from pathlib import Path
 
 import click
 
 from runguard.cli.commands.command import Command, fail
-from runguard.cli.commands.sizes import unpacked_option
+from runguard.cli.commands.options import model_option, policy_option, unpacked_option, workers_option
 
 
 @click.command(
@@ -19,13 +19,8 @@ from runguard.cli.commands.sizes import unpacked_option
     """,
 )
 @click.argument("source")
-@click.option(
-    "--policy",
-    "policy_file",
-    type=click.Path(path_type=Path),
-    help="A runguard.toml. Without it, the file that a run started here would use.",
-)
-@click.option("--against", type=click.Path(path_type=Path), help="A second policy, side by side.")
+@policy_option
+@click.option("--against", type=click.Path(path_type=Path), help="A second policy, shown side by side.")
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON: every run, then the totals.")
 @click.option(
     "--html",
@@ -36,11 +31,11 @@ from runguard.cli.commands.sizes import unpacked_option
 @click.option(
     "--explain",
     metavar="RUN",
-    help="Why did this run not stop (or why did it)? How near each rule came. The beginning of an id will do.",
+    help="Show why this run stopped or not, and the highest count of each rule. A unique prefix of an id is enough.",
 )
-@click.option("--all", "every", is_flag=True, help="Show runs in the table that nothing would have touched, too.")
-@click.option("--model", default="", help="The model of recordings that do not name theirs, for prices and windows.")
-@click.option("--workers", type=click.IntRange(1, 256), help="Processes; one per core without it.")
+@click.option("--all", "every", is_flag=True, help="Also show runs that the policy would not have touched.")
+@model_option
+@workers_option
 @unpacked_option
 @click.pass_context
 def command(
@@ -58,17 +53,16 @@ def command(
 ) -> None:
     """Show what a policy would have done to recorded runs.
 
-    SOURCE is a session database of ADK's (a SQLite file, or postgresql://...), ADK's JSON (a session export, an eval
-    set), a store of RunGuard's (SQLite, postgresql://... or redis://...), JSONL of runs (plain or .gz), or a folder of
-    those. Nothing is written to it, and nothing is enforced or told to anybody. Records that cannot be read are skipped
-    and counted. Exit code 2 when the source or a policy cannot be used, no run can be read, or the run to explain is
-    not there.
+    SOURCE is an ADK session database (a SQLite file, or postgresql://...), ADK's JSON (a session export, an eval set),
+    a RunGuard store (SQLite, postgresql://... or redis://...), JSONL of runs (plain or .gz), or a folder of those.
+    Replay writes nothing to it, enforces nothing and sends no alert. It skips and counts records that cannot be read.
+    Exit code 2 if the source or a policy cannot be used, no run can be read, or the run to explain does not exist.
     """
     if explain is not None and (page is not None or against is not None):
         other = "--html" if page is not None else "--against"
         raise click.UsageError(
-            f"--explain tells one run under one policy, on the screen or as JSON; {other} is for all runs: "
-            "give one of the two"
+            f"--explain shows one run under one policy, on the screen or as JSON; {other} is for all runs: "
+            "use only one of them"
         )
     from runguard.cli.commands.policies import load_policy
     from runguard.core.printable import printable

@@ -1,10 +1,11 @@
-"""``runguard resume``: take a stop back."""
+"""``runguard resume``: lift a stop."""
 
 import sys
 
 import click
 
-from runguard.cli.commands.command import Command, CommandError, json_option, print_json, store_option
+from runguard.cli.commands.command import Command, CommandError, print_json
+from runguard.cli.commands.options import json_option, store_option
 
 
 @click.command(
@@ -19,11 +20,11 @@ from runguard.cli.commands.command import Command, CommandError, json_option, pr
 @store_option
 @json_option
 def command(scope: str, store: str | None, as_json: bool) -> None:
-    """Take a stop back.
+    """Lift a stop.
 
-    SCOPE as it was given to `runguard stop`. The next turn of whoever was stopped goes on where the last one ended. A
-    budget that is spent is not a stop: see `runguard extend`. Exit code 0 when the stop was taken back, 1 when there
-    was none, 2 when the store cannot be used.
+    SCOPE is the scope given to `runguard stop`. The next turn continues where the last one ended. A spent budget is not
+    a stop: see `runguard extend`. Exit code 0 if the stop was lifted, 1 if there was none, 2 if the store cannot be
+    used.
     """
     from dataclasses import asdict
 
@@ -35,7 +36,7 @@ def command(scope: str, store: str | None, as_json: bool) -> None:
     try:
         check_scope(scope)
     except PolicyError as error:
-        raise CommandError(str(error).replace(" cannot be stopped;", " is no scope that can be resumed;")) from None
+        raise CommandError(str(error).replace(" cannot be stopped;", " cannot be resumed;")) from None
     view, policy = look_at(store)
     stops = {stop.scope: stop for stop in view.stops()}
     before = stops.pop(scope, None)
@@ -59,9 +60,9 @@ def command(scope: str, store: str | None, as_json: bool) -> None:
     else:
         before, stops, scope = printable((before, stops, scope))
         if before is None:
-            click.echo(f"nothing to take back: {scope} is not stopped", err=True)
+            click.echo(f"{scope} is not stopped", err=True)
         else:
-            click.echo(f"resumed: {scope}, which {before.actor} had stopped{before.because}")
+            click.echo(f"resumed: {scope}, stopped by {before.actor}{before.because}")
         for stop in stops.values():
             click.echo(f"  still stopped: {stop.scope}, by {stop.actor}{stop.because}")
         for note in printable(notes):

@@ -1,12 +1,12 @@
-"""``runguard status``: what a store knows of now."""
+"""``runguard status``: show the current state of a store."""
 
 import sys
 from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from runguard.cli.commands.command import Command, json_option, print_json, store_option
-from runguard.cli.commands.since import Since
+from runguard.cli.commands.command import Command, print_json
+from runguard.cli.commands.options import Since, json_option, store_option
 
 if TYPE_CHECKING:
     from runguard.view.rows import BudgetRow
@@ -26,17 +26,21 @@ _ROWS: Final = 25
     """,
 )
 @click.option(
-    "--scope", metavar="PREFIX", default="", help="Only budgets whose scope begins so: user:, user:docs/alice."
+    "--scope", metavar="PREFIX", default="", help="Only budgets whose scope starts with this: user:, user:docs/alice."
 )
 @click.option(
     "--by",
     type=click.Choice(["app", "agent", "model", "user"]),
     default="app",
     show_default=True,
-    help="Spend by what.",
+    help="Group spending by this.",
 )
 @click.option(
-    "--since", type=Since(), default="24h", show_default=True, help="Spend since when: 90m, 24h, 7d, 2026-11-01."
+    "--since",
+    type=Since(),
+    default="24h",
+    show_default=True,
+    help="Spending since this time: 90m, 24h, 7d, 2026-11-01.",
 )
 @click.option("--all", "every", is_flag=True, help="Every budget, not only the fullest.")
 @store_option
@@ -44,25 +48,25 @@ _ROWS: Final = 25
 def command(scope: str, by: str, since: float, every: bool, store: str | None, as_json: bool) -> None:
     """Show budgets, spend, running runs, stops and breakers.
 
-    Of everything that shares a store. Budgets show what is spent and what calls in flight have reserved. Exit code
-    0 when all is well, 1 when a stop is in force, a breaker is open or a budget is used up, 2 when the store cannot be
-    read.
+    Covers all workers that share the store. Budgets show what is spent and what calls in flight have reserved. Exit
+    code 0 if nothing needs attention, 1 if a stop is in force, a breaker is open or a budget is used up, 2 if the store
+    cannot be read.
     """
     from runguard.cli.commands.stores import look_at
     from runguard.view.rows import plain
 
     view, policy = look_at(store)
-    told = _gather(view, scope, by, since)
+    state = _gather(view, scope, by, since)
     attention = (
-        bool(told["stops"])
-        or any(b.state != "closed" for b in told["breakers"])
-        or any(_is_used_up(row) for row in told["budgets"])
+        bool(state["stops"])
+        or any(b.state != "closed" for b in state["breakers"])
+        or any(_is_used_up(row) for row in state["budgets"])
     )
     if as_json:
         stops = [
-            {"scope": stop.scope, "actor": stop.actor, "reason": stop.reason, "at": stop.at} for stop in told["stops"]
+            {"scope": stop.scope, "actor": stop.actor, "reason": stop.reason, "at": stop.at} for stop in state["stops"]
         ]
-        spend = told["spend"]
+        spend = state["spend"]
         figures = {
             "by": by,
             "since": spend.since,
@@ -73,13 +77,20 @@ def command(scope: str, by: str, since: float, every: bool, store: str | None, a
         }
         print_json(
             plain(
-                {"ok": not attention, "store": view.name, "mode": policy.mode, **told, "stops": stops, "spend": figures}
+                {
+                    "ok": not attention,
+                    "store": view.name,
+                    "mode": policy.mode,
+                    **state,
+                    "stops": stops,
+                    "spend": figures,
+                }
             )
         )
     else:
         from runguard.cli.commands.status_screen import print_status
 
-        print_status(view, policy, told, None if every else _ROWS, store, scope)
+        print_status(view, policy, state, None if every else _ROWS, store, scope)
     sys.exit(1 if attention else 0)
 
 
@@ -98,5 +109,5 @@ def _gather(view: "StoreView", scope: str, by: str, since: float) -> dict[str, A
 
 
 def _is_used_up(row: "BudgetRow") -> bool:
-    """A cap of 0 of which nothing was spent is a plan without money, not a budget that ran out."""
+    """Return whether a budget is spent; an unspent cap of 0 is a plan without money, not a used-up budget."""
     return row.closed or (row.spent > 0 and row.spent >= row.limit + row.granted)

@@ -18,22 +18,22 @@ _RUNS: Final = 25
 
 
 def print_status(
-    view: StoreView, policy: Policy, told: dict[str, Any], rows: int | None, store: str | None, scope: str
+    view: StoreView, policy: Policy, state: dict[str, Any], rows: int | None, store: str | None, scope: str
 ) -> None:
-    hints = [hint("resume", stop.scope, store) for stop in told["stops"]]
-    told = printable(told)
-    out, now = console(), told["now"]
-    out.print(f"{view.name}, {moment(now)}; mode {policy.mode} in the policy here", style="dim", soft_wrap=True)
-    for stop, back in zip(told["stops"], hints, strict=True):
+    hints = [hint("resume", stop.scope, store) for stop in state["stops"]]
+    state = printable(state)
+    out, now = console(), state["now"]
+    out.print(f"{view.name}, {moment(now)}; mode {policy.mode} in the local policy", style="dim", soft_wrap=True)
+    for stop, back in zip(state["stops"], hints, strict=True):
         words = f"stopped: {stop.scope}, by {stop.actor} {span(now - stop.at)} ago{stop.because}  ({back})"
         out.print(words, style="bold red", soft_wrap=True)
-    _running(out, told["running"])
-    _budgets(out, told, rows, printable(scope))
-    _spend(out, told["spend"])
-    _breakers(out, told["breakers"], now)
-    if told["unreadable"]:
+    _running(out, state["running"])
+    _budgets(out, state, rows, printable(scope))
+    _spend(out, state["spend"])
+    _breakers(out, state["breakers"], now)
+    if state["unreadable"]:
         out.print(
-            f"\n{told['unreadable']} records could not be read and are not in these figures",
+            f"\n{state['unreadable']} records could not be read and are not in these figures",
             style="yellow",
             soft_wrap=True,
         )
@@ -76,18 +76,18 @@ def _running(out: Console, running: list[RunningRow]) -> None:
         out.print(f"and {len(running) - _RUNS} more; --json lists all", style="dim")
 
 
-def _budgets(out: Console, told: dict[str, Any], rows: int | None, scope: str) -> None:
-    budgets = told["budgets"]
+def _budgets(out: Console, state: dict[str, Any], rows: int | None, scope: str) -> None:
+    budgets = state["budgets"]
     out.print(Text.assemble("\n", heading(f"budgets: {len(budgets)}")))
     if not budgets and scope:
-        out.print(f"no budget's scope begins with {scope}; without --scope all are shown", style="dim", soft_wrap=True)
+        out.print(f"no scope of a budget starts with {scope}; omit --scope to show all", style="dim", soft_wrap=True)
         return
     if not budgets:
-        out.print("no budget beyond single runs; budgets = [...] in the policy sets some", style="dim", soft_wrap=True)
+        out.print("no budget beyond single runs; set budgets = [...] in the policy", style="dim", soft_wrap=True)
         return
-    print_table(out, budget_table(budgets[:rows], told["now"]))
+    print_table(out, budget_table(budgets[:rows], state["now"]))
     if rows is not None and len(budgets) > rows:
-        out.print(f"and {len(budgets) - rows} more, less full; --all shows them, --scope chooses", style="dim")
+        out.print(f"and {len(budgets) - rows} more, less full; --all shows them, --scope filters", style="dim")
 
 
 def _spend(out: Console, spend: Spend) -> None:
@@ -102,7 +102,7 @@ def _spend(out: Console, spend: Spend) -> None:
             out.print(f"and {len(spend.totals) - _NAMES} more; --json lists all", style="dim")
     if spend.capped_at is not None:
         out.print(
-            f"only the last {spend.capped_at:,} calls were read; they do not reach back so far",
+            f"only the last {spend.capped_at:,} calls were read; earlier calls are missing",
             style="yellow",
             soft_wrap=True,
         )

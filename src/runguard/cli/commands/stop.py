@@ -1,10 +1,11 @@
-"""``runguard stop``: the kill switch, over a store, for every worker that shares it."""
+"""``runguard stop``: the kill switch for every worker that shares a store."""
 
 import getpass
 
 import click
 
-from runguard.cli.commands.command import Command, CommandError, json_option, print_json, store_option
+from runguard.cli.commands.command import Command, CommandError, print_json
+from runguard.cli.commands.options import json_option, store_option
 
 
 def _user() -> str:
@@ -24,16 +25,16 @@ def _user() -> str:
     """,
 )
 @click.argument("scope")
-@click.option("--reason", default="", help="Why; it stands in every trip that follows.")
-@click.option("--actor", default=_user, show_default="the user of this system", help="Who stops.")
+@click.option("--reason", default="", help="The reason; every following trip contains it.")
+@click.option("--actor", default=_user, show_default="the user of this system", help="Who stops the scope.")
 @store_option
 @json_option
 def command(scope: str, reason: str, actor: str, store: str | None, as_json: bool) -> None:
-    """Stop a run, session, user, app or everything: the kill switch.
+    """Stop a run, session, user, app or everything (the kill switch).
 
-    SCOPE is run:ID, session:APP/USER/ID, user:APP/USER, app:APP or all. Model calls in flight are ended within about a
-    second, later ones and new runs are refused, by every worker that shares the store, until `runguard resume SCOPE`.
-    Exit code 0 when the stop is in force, 2 when it is not.
+    SCOPE is run:ID, session:APP/USER/ID, user:APP/USER, app:APP or all. Every worker that shares the store ends
+    model calls in flight within about a second and refuses later calls and new runs, until `runguard resume SCOPE`.
+    Exit code 0 if the stop is in force, 2 if not.
     """
     from runguard.cli.commands.scopes import known_scopes, near, running_in
     from runguard.cli.commands.stores import desk, look_at, tell_alerts
@@ -43,16 +44,16 @@ def command(scope: str, reason: str, actor: str, store: str | None, as_json: boo
 
     check_scope(scope)
     if not actor.strip():
-        raise CommandError("--actor: say who stops")
+        raise CommandError("--actor: must not be empty")
     reason = reason if reason.strip() else ""
     view, policy = look_at(store)
     before = next((stop for stop in view.stops() if stop.scope == scope), None)
     runs = running_in(view, scope)
     guard = desk(policy)
     guard.throw_switch(scope, actor, reason)
-    notes = [f"it was stopped before, by {before.actor}{before.because}"] if before is not None else []
+    notes = [f"it was already stopped by {before.actor}{before.because}"] if before is not None else []
     if not runs and before is None and scope != ALL and scope not in (known := known_scopes(view)):
-        notes.append(f"nothing is known of {scope} yet; {near(scope, known)}")
+        notes.append(f"the store has no data for {scope} yet; {near(scope, known)}")
     notes += tell_alerts(guard)
     if as_json:
         print_json(
@@ -71,9 +72,9 @@ def command(scope: str, reason: str, actor: str, store: str | None, as_json: boo
     if runs:
         runs = printable(runs)
         click.echo(
-            f"  {len(runs)} running now, ended within about a second: "
+            f"  {len(runs)} running now; they end within about a second: "
             f"{', '.join(runs[:5])}{' and more' if len(runs) > 5 else ''}"
         )
     for note in printable(notes):
         click.echo(f"  note: {note}")
-    click.echo(f"  take it back with: {hint('resume', scope, store)}")
+    click.echo(f"  lift it with: {hint('resume', scope, store)}")

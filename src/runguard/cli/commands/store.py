@@ -1,10 +1,11 @@
-"""``runguard store``: which store this is, and what to do when it was replaced or damaged."""
+"""``runguard store``: show the id of a store, accept a replaced one, repair a damaged one."""
 
 import sys
 
 import click
 
-from runguard.cli.commands.command import Command, CommandError, Group, json_option, print_json, store_option
+from runguard.cli.commands.command import Command, CommandError, Group, print_json
+from runguard.cli.commands.options import json_option, store_option
 
 
 @click.group(
@@ -22,10 +23,10 @@ from runguard.cli.commands.command import Command, CommandError, Group, json_opt
 @json_option
 @click.pass_context
 def command(ctx: click.Context, store: str | None, as_json: bool) -> None:
-    """Show which store this is; accept it in place of another one.
+    """Show the id of a store; accept it as a replacement; repair it.
 
-    A store has a random id in its data. Workers that have seen an id refuse to work with a store that has another
-    one. Exit code 0, 1 when the control document (stops and breakers) is damaged, 2 when the store cannot be read.
+    A store has a random id in its data. Running workers refuse a store with another id than the one they know. Exit
+    code 0, 1 if the control document (stops and breakers) is damaged, 2 if the store cannot be read.
     """
     if ctx.invoked_subcommand is not None:
         return
@@ -41,9 +42,9 @@ def command(ctx: click.Context, store: str | None, as_json: bool) -> None:
         )
     else:
         click.echo(printable(view.name))
-        click.echo(f"  id: {own or 'none yet; the next worker gives it one'}")
+        click.echo(f"  id: {own or 'none yet; the next worker creates it'}")
         for old in replaced:
-            click.echo(f"  in place of: {old}")
+            click.echo(f"  replaces: {old}")
         if damage:
             click.echo(printable(f"  {damage}"))
     sys.exit(1 if damage else 0)
@@ -61,11 +62,11 @@ def command(ctx: click.Context, store: str | None, as_json: bool) -> None:
 @store_option
 @json_option
 def adopt_command(replaced: str, store: str | None, as_json: bool) -> None:
-    """Accept this store in place of the one that has the given id.
+    """Accept this store as the replacement of the one with the given id.
 
-    ID stands in the alert `store_replaced` and in the log of the workers that refuse. Running workers that have seen it
-    accept this store within about a second. Budgets go on from what this store knows of them; stops of the old store
-    are not in force. Exit code 0 when the store is accepted, 2 when it cannot be reached.
+    The alert `store_replaced` and the log of the workers that refuse contain the ID. Running workers accept this store
+    within about a second. Budgets continue from the accounts of this store; stops of the old store are not in force.
+    Exit code 0 if the store is accepted, 2 if it cannot be reached.
     """
     from runguard.cli.commands.stores import named_store
     from runguard.core.printable import printable
@@ -73,7 +74,7 @@ def adopt_command(replaced: str, store: str | None, as_json: bool) -> None:
 
     if not is_id(replaced):
         raise CommandError(
-            f"{replaced}: an id has 16 digits of 0-9 and a-f; it stands in the alert and in the log line "
+            f"{replaced}: an id has 16 digits of 0-9 and a-f; find it in the alert or in the log line "
             "runguard.store_replaced"
         )
     name, session = named_store(store)
@@ -85,20 +86,22 @@ def adopt_command(replaced: str, store: str | None, as_json: bool) -> None:
     if as_json:
         print_json({"ok": True, "store": name, "id": own, "replaces": others, "accounts": accounts})
         return
-    click.echo(printable(f"adopted: {name}, id {own}, in place of {replaced}"))
-    known = f"knows {accounts} accounts: budgets go on from there" if accounts else "is empty: all budgets begin anew"
-    click.echo(f"  it {known}. Stops of the old store are not in force: throw those again that must hold")
+    click.echo(printable(f"adopted: {name}, id {own}, replaces {replaced}"))
+    known = (
+        f"has {accounts} accounts: budgets continue from them" if accounts else "is empty: all budgets start at zero"
+    )
+    click.echo(f"  it {known}. Stops of the old store are not in force: repeat `runguard stop` for each one you need")
 
 
 @command.command("repair", cls=Command, examples="runguard store repair")
 @store_option
 @json_option
 def repair(store: str | None, as_json: bool) -> None:
-    """Remove a control document that is damaged.
+    """Remove a damaged control document.
 
-    The document holds the stops of the kill switch and the breakers of tools. While it cannot be read, no call is made,
-    because it may hold a stop. Afterwards no stop is in force: throw those again that must hold. Exit code 0 when there
-    is no damage left, 2 when the store cannot be reached.
+    The document holds the stops of the kill switch and the breakers of tools. While it cannot be read, RunGuard allows
+    no call, because the document may hold a stop. Afterwards no stop is in force: repeat `runguard stop` for each one
+    you need. Exit code 0 if no damage is left, 2 if the store cannot be reached.
     """
     from runguard.cli.commands.stores import named_store
     from runguard.core.printable import printable
@@ -113,6 +116,6 @@ def repair(store: str | None, as_json: bool) -> None:
         print_json({"ok": True, "store": name, "repaired": bool(found), "found": found or None})
     elif found:
         click.echo(printable(f"removed: {found}"))
-        click.echo("  no stop is in force now: throw those again that must hold")
+        click.echo("  no stop is in force now: repeat `runguard stop` for each one you need")
     else:
-        click.echo("nothing to repair: the control document can be read")
+        click.echo("nothing to repair: the control document is readable")

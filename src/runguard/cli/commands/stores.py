@@ -1,4 +1,4 @@
-"""The store that a command looks at or acts on: that of ``--store``, or of the policy in force."""
+"""The store that a command reads or changes: ``--store``, or the store of the policy in force."""
 
 import logging
 from typing import Final
@@ -20,12 +20,10 @@ _LOOK_S: Final = 3.0
 
 
 def look_at(store: str | None) -> tuple[StoreView, Policy]:
-    """A look at the store, which has answered, and the policy in force; raises where there is no durable one, or it is
-    away.
-    """
+    """Return a view of the store and the policy in force; raise if the store is not durable or does not answer."""
     policy = _policy(store)
     check_file(policy.store)
-    # an outage ends the command with its message: not told twice
+    # an outage ends the command with one message; do not log it as well
     logging.getLogger("runguard").addHandler(logging.NullHandler())
     view = StoreView(policy.store, _LOOK_S)
     try:
@@ -33,19 +31,20 @@ def look_at(store: str | None) -> tuple[StoreView, Policy]:
     except StoreOutage as error:
         if policy.store.startswith("sqlite:"):
             raise
-        said = str(error)
+        message = str(error)
         raise CommandError(
-            f"{said}{' ' if said.endswith(('.', '?')) else '. '}Start it, check host and port, or give another --store"
+            f"{message}{' ' if message.endswith(('.', '?')) else '. '}"
+            "Start the store, check host and port, or pass another --store"
         ) from None
     return view, policy
 
 
 def named_store(store: str | None) -> tuple[str, Session]:
-    """The name of the store and a connection to it; an empty place is made a store."""
+    """Return the name of the store and a connection to it; initialize an empty store."""
     policy = _policy(store)
     if policy.store == "memory":
         raise CommandError(
-            "store = 'memory' lives and dies with its process; name a durable store, in the policy or with --store"
+            "store = 'memory' ends with its process; name a durable store, in the policy or with --store"
         )
     check_file(policy.store)
     found = store_of(policy.store)
@@ -53,24 +52,22 @@ def named_store(store: str | None) -> tuple[str, Session]:
 
 
 def _policy(store: str | None) -> Policy:
-    """The policy in force. With a store named, one that is not valid here keeps nobody from looking or from the kill
-    switch.
-    """
+    """Return the policy in force. With ``--store``, an invalid policy must not block status or the kill switch."""
     if store is None:
         try:
             return policy_here()
         except PolicyError as error:
-            raise CommandError(f"{error}\ngive --store URL to look and act without this policy") from None
+            raise CommandError(f"{error}\npass --store URL to work without this policy") from None
     alone = Policy.validated({"store": store}, "--store")
     try:
         return policy_here(store)
     except PolicyError as error:
-        click.echo(f"note: the policy here is left out, and its alerts are not told: {error}", err=True)
+        click.echo(f"note: ignoring the local policy; its alerts will not be sent: {error}", err=True)
         return alone
 
 
 def check_file(store: str) -> None:
-    """A folder can be no SQLite store, and looks like one that is not there yet."""
+    """Reject a directory as a SQLite store; it would look like a file that does not exist yet."""
     if store.startswith("sqlite:") and (path := SqliteStore(store).path).is_dir():
         raise CommandError(
             f"sqlite:///{path}: is a directory; name a file in it, such as sqlite:///{path / 'guard.db'}"
@@ -78,14 +75,12 @@ def check_file(store: str) -> None:
 
 
 def desk(policy: Policy) -> Guard:
-    """A guard to act with: it runs nothing, changes accounts and the kill switch, and tells those whom the policy's
-    alerts name.
-    """
+    """Return a guard for operators: it changes accounts and the kill switch and sends the policy's alerts."""
     return Guard(policy.model_copy(update={"telemetry": False}))
 
 
 def tell_alerts(guard: Guard) -> list[str]:
-    """Wait until the policy's alerts have left; what to say when they have not."""
+    """Wait until the policy's alerts are sent; return a note if they were not."""
     if guard.flush(_ALERTS_S) or guard.alarms is None:
         return []
-    return [f"the alerts of the policy had not left after {_ALERTS_S:g} s"]
+    return [f"the alerts of the policy were not sent within {_ALERTS_S:g} s"]

@@ -1,11 +1,11 @@
-"""``runguard trips``: the stops that were decided, and one of them with its story."""
+"""``runguard trips``: list the trips of a store, or show one with its story."""
 
 from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from runguard.cli.commands.command import Command, CommandError, Group, json_option, print_json, store_option
-from runguard.cli.commands.since import Since
+from runguard.cli.commands.command import Command, CommandError, Group, print_json
+from runguard.cli.commands.options import Since, json_option, store_option
 
 if TYPE_CHECKING:
     from runguard.view.store_view import StoreView
@@ -27,9 +27,13 @@ _NAMED: Final = 10
 )
 @click.option("--rule", help="Only stops by this rule.")
 @click.option("--user", help="Only stops of this user.")
-@click.option("--since", type=Since(), help="Only since then: 90m, 24h, 7d, 2026-11-01.")
+@click.option("--since", type=Since(), help="Only since this time: 90m, 24h, 7d, 2026-11-01.")
 @click.option(
-    "--limit", type=click.IntRange(1, _READ), default=50, show_default=True, help="How many at most, the newest first."
+    "--limit",
+    type=click.IntRange(1, _READ),
+    default=50,
+    show_default=True,
+    help="The highest number of trips, newest first.",
 )
 @store_option
 @json_option
@@ -43,10 +47,10 @@ def command(
     store: str | None,
     as_json: bool,
 ) -> None:
-    """List the stops that were decided; show one with its evidence.
+    """List the trips in a store, or show one with its evidence.
 
-    Newest first; those of shadow mode, which were decided and not carried out, are marked. Exit code 0, also when
-    there is none, or 2 when the store cannot be read.
+    Newest first. Trips of shadow mode, which were not enforced, are marked. Exit code 0, also if there is none, or 2 if
+    the store cannot be read.
     """
     if ctx.invoked_subcommand is not None:
         return
@@ -91,10 +95,10 @@ def command(
 @json_option
 @click.pass_context
 def show(ctx: click.Context, trip: str, store: str | None, as_json: bool) -> None:
-    """Show one stop: why, evidence, the story of the run, how to go on.
+    """Show one trip: its reason, its evidence, the story of the run, how to continue.
 
-    TRIP is an id from the list, its beginning, or `last`. Exit code 0, or 2 when there is no such stop or the store
-    cannot be read.
+    TRIP is an id from the list, a unique prefix of one, or `last`. Exit code 0, or 2 if there is no such trip or the
+    store cannot be read.
     """
     from runguard.cli.commands.stores import look_at
     from runguard.view.rows import plain
@@ -102,17 +106,17 @@ def show(ctx: click.Context, trip: str, store: str | None, as_json: bool) -> Non
     view, _ = look_at(store or (ctx.parent.params.get("store") if ctx.parent is not None else None))
     story = view.story(_id(view, trip))
     assert story is not None
-    from runguard.cli.commands.trips_screen import how_to_go_on, print_trip
+    from runguard.cli.commands.trips_screen import how_to_continue, print_trip
 
     if as_json or (ctx.parent is not None and ctx.parent.params.get("as_json")):
-        told: dict[str, Any] = plain(story)
-        print_json({"ok": True, "store": view.name, **told, "do": how_to_go_on(story)})
+        data: dict[str, Any] = plain(story)
+        print_json({"ok": True, "store": view.name, **data, "do": how_to_continue(story)})
     else:
         print_trip(story)
 
 
 def _id(view: "StoreView", given: str) -> str:
-    """The whole id of a trip; the message names those that are there."""
+    """Return the full id of a trip; the error message names existing ones."""
     if given != "last" and view.trip(given) is not None:
         return given
     known = [str(trip["id"]) for trip in view.trips(_READ)]
@@ -120,9 +124,9 @@ def _id(view: "StoreView", given: str) -> str:
     if len(matching) == 1:
         return matching[0]
     if not known:
-        raise CommandError(f"{view.name}: no stop has been decided yet, so there is none to show")
+        raise CommandError(f"{view.name}: no trip yet")
     if matching:
-        raise CommandError(f"{given!r} is the beginning of several: {', '.join(matching[:_NAMED])}")
+        raise CommandError(f"{given!r} matches several trips: {', '.join(matching[:_NAMED])}")
     raise CommandError(
-        f"{given!r}: no such stop. The last ones are {', '.join(known[:_NAMED])}; `runguard trips` lists them"
+        f"{given!r}: no such trip. The last ones are {', '.join(known[:_NAMED])}; `runguard trips` lists them"
     )

@@ -20,14 +20,14 @@ def print_trips(view: StoreView, found: list[dict[str, Any]], limit: int, in_all
     out = console()
     if not found:
         none = (
-            "no stop has been decided yet"
+            "no trip yet"
             if not in_all
-            else f"none of {in_all} stops fits; the rules seen are {', '.join(printable(rules))}"
+            else f"none of {in_all} trips matches; their rules are {', '.join(printable(rules))}"
         )
         out.print(f"{view.name}: {none}", soft_wrap=True)
         return
     shown = found[:limit]
-    costs = view.costs(shown)  # of the runs: a budget's trip itself knows what the budget has spent
+    costs = view.costs(shown)  # the cost of each run; the trip of a budget contains only the spending of the budget
     (_narrow if out.width < _WIDE else _wide)(
         out, printable([{**trip, "cost": usd(costs[trip["id"]])} for trip in shown])
     )
@@ -35,13 +35,13 @@ def print_trips(view: StoreView, found: list[dict[str, Any]], limit: int, in_all
         out.print(f"and {len(found) - limit} older; --limit shows more", style="dim")
     if view.unreadable.total:
         out.print(f"{view.unreadable.total} records could not be read", style="yellow")
-    out.print("runguard trips show ID tells how it came to one, and how to go on", style="dim")
+    out.print("runguard trips show ID explains one and says how to continue", style="dim")
 
 
 def _wide(out: Console, found: list[dict[str, Any]]) -> None:
     shown = table("when", "id", "rule", "where", "what", "cost", "", right=("cost",), whole=("when", "id", "rule"))
     for trip in found:
-        mark = Text("shadow: not carried out", "cyan") if trip["shadow"] else Text("")
+        mark = Text("shadow: not enforced", "cyan") if trip["shadow"] else Text("")
         shown.add_row(
             moment(trip.get("at")), trip["id"], str(trip.get("rule")), _where(trip), _what(trip), trip["cost"], mark
         )
@@ -49,7 +49,7 @@ def _wide(out: Console, found: list[dict[str, Any]]) -> None:
 
 
 def _narrow(out: Console, found: list[dict[str, Any]]) -> None:
-    """Two lines for each, where a table would fold every cell."""
+    """Print two lines per trip, because a table would wrap every cell."""
     for trip in found:
         mark = ("  shadow", "cyan") if trip["shadow"] else ("", "")
         out.print(Text.assemble(moment(trip.get("at")), "  ", (trip["id"], "bold"), f"  {trip.get('rule')}", mark))
@@ -72,7 +72,7 @@ def print_trip(story: Story) -> None:
     out, trip = console(), story.trip
     out.print(str(trip.get("message")), style="bold", soft_wrap=True)
     if trip["shadow"]:
-        out.print("shadow: this was decided and not carried out; the run went on", style="cyan", soft_wrap=True)
+        out.print("shadow: decided but not enforced; the run continued", style="cyan", soft_wrap=True)
     facts = {
         "id": trip["id"],
         "when": moment(trip.get("at")),
@@ -97,8 +97,8 @@ def print_trip(story: Story) -> None:
             out.print(Text.assemble((f"{name:<9}", "dim"), fact), soft_wrap=True)
     _evidence(out, trip)
     _timeline(out, story)
-    out.print(Text.assemble("\n", heading("how to go on")))
-    for line in how_to_go_on(story):
+    out.print(Text.assemble("\n", heading("how to continue")))
+    for line in how_to_continue(story):
         out.print(f"  {line}", soft_wrap=True)
 
 
@@ -131,7 +131,7 @@ def _timeline(out: Console, story: Story) -> None:
             soft_wrap=True,
         )
     if story.rows:
-        source = "" if story.source == "steps" else "  model calls only: this run's steps were not kept"
+        source = "" if story.source == "steps" else "  model calls only: this run's steps were not stored"
         out.print(Text.assemble("\n", heading("the run"), (source, "dim")))
         shown = table(
             "after", "agent", "what", "", "tokens", "cost", right=("after", "tokens", "cost"), whole=("after",)
@@ -166,9 +166,7 @@ def _row(row: StoryRow) -> Text:
 
 
 def _end(story: Story) -> int:
-    """Behind the row in which this stop was decided: in shadow mode, and beside other branches, the run goes on after
-    it.
-    """
+    """Return the position after the row of this stop; in shadow mode, and in other branches, the run continues."""
     rule = story.trip.get("rule")
     decided = [
         position
@@ -192,6 +190,6 @@ def _row_cost(row: StoryRow) -> str:
     return ("≈" if row.estimated else "") + usd(row.usd) if row.usd is not None else "?"
 
 
-def how_to_go_on(story: Story) -> list[str]:
-    """What the trip says, and the command that does it where there is one."""
+def how_to_continue(story: Story) -> list[str]:
+    """Return the advice of the trip, and the command that does it if there is one."""
     return [line for line in (str(story.trip.get("resume") or ""), story.command) if line]

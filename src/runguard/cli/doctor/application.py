@@ -1,6 +1,4 @@
-"""The user's app: loaded as ADK loads it, then looked at: is it guarded, does the guard stand first, which models does
-it use?
-"""
+"""Load the user's app as ADK does, and check that it is guarded, that the guard is the first plugin, and its models."""
 
 import contextlib
 import os
@@ -13,13 +11,13 @@ from pathlib import Path
 from typing import Any
 
 from runguard.cli.commands.command import CommandError
-from runguard.cli.doctor.line import Line
+from runguard.cli.doctor.installation import Line
 from runguard.policy.settings import Policy
 
 
 @dataclass(slots=True)
 class Application:
-    """What was found out about an app."""
+    """The checks, policy and models of an app."""
 
     lines: list[Line]
     policy: Policy | None = None
@@ -27,22 +25,22 @@ class Application:
 
 
 def load_application(target: str, load: Callable[[], Any]) -> Application:
-    """Import the app: its code runs, and whatever it prints goes to stderr."""
+    """Import the app. Its code runs; its output goes to stderr."""
     try:
         from runguard.adk import runners
         from runguard.adk.plugin import RunGuardPlugin
     except ImportError as error:
         return Application(
-            [Line("app", "problem", f"{target} cannot be looked at: {error}", "pip install -U 'runguard-agents[adk]'")]
+            [Line("app", "problem", f"{target} cannot be checked: {error}", "pip install -U 'runguard-agents[adk]'")]
         )
     try:
         with contextlib.redirect_stdout(sys.stderr), _here_first():
             loaded = load()
     except (Exception, SystemExit) as error:
         do = (
-            "mend it; adk web would fail as well"
+            "fix the error; adk web would fail as well"
             if Path(target).exists()
-            else "mend it, or name another module:attribute"
+            else "fix the error, or name another module:attribute"
         )
         return Application(
             [Line("app", "problem", f"{target} cannot be loaded: {type(error).__name__}: {error}{_place(error)}", do)]
@@ -54,7 +52,7 @@ def load_application(target: str, load: Callable[[], Any]) -> Application:
                 Line(
                     "app",
                     "problem",
-                    f"{target} is a {type(loaded).__name__}; an App, a Runner or an agent is needed",
+                    f"{target} is a {type(loaded).__name__}; it must be an App, a Runner or an agent",
                     "name another attribute",
                 )
             ]
@@ -75,13 +73,10 @@ def _order(target: str, plugins: list[Any], own: Any, guard: Any, models: list[t
     if guard is None:
         if models and all(model is not None for _, model in models):
             return Line("plugins", "ok", f"{target} is guarded by its models (GuardedLlm)")
-        found = (
-            f"{target} is not guarded by itself: no RunGuardPlugin among its plugins, and runguard.install() is "
-            "not called"
-        )
+        found = f"{target} is not guarded: it has no RunGuardPlugin and does not call runguard.install()"
         do = (
-            "runguard.install() in agent.py, or App(..., plugins=[RunGuardPlugin()]); started with --extra_plugins "
-            "runguard.adk.RunGuardPlugin it is guarded"
+            "call runguard.install() in agent.py, use App(..., plugins=[RunGuardPlugin()]), or start it with "
+            "--extra_plugins runguard.adk.RunGuardPlugin"
         )
         return Line("plugins", "problem", found, do)
     if guard.policy_error is not None:
@@ -89,16 +84,13 @@ def _order(target: str, plugins: list[Any], own: Any, guard: Any, models: list[t
             "plugins",
             "problem",
             f"every run of {target} is refused: {guard.policy_error}",
-            "correct the policy; `runguard check` tells when it is valid",
+            "correct the policy, then run `runguard check`",
         )
     if own is None:
-        return Line("plugins", "ok", f"{target} is guarded by runguard.install(), which puts itself first")
+        return Line("plugins", "ok", f"{target} is guarded by runguard.install(), which puts its plugin first")
     before = [type(plugin).__name__ for plugin in plugins[: plugins.index(own)]]
     if before:
-        found = (
-            f"RunGuardPlugin comes after {', '.join(before)}: a plugin before it that answers a call hides that "
-            "call from it"
-        )
+        found = f"RunGuardPlugin comes after {', '.join(before)}: an earlier plugin that answers a call hides it"
         return Line("plugins", "problem", found, "put RunGuardPlugin first in App(plugins=[...])")
     return Line(
         "plugins",
@@ -111,7 +103,7 @@ def _order(target: str, plugins: list[Any], own: Any, guard: Any, models: list[t
 
 
 def loader_of(target: str) -> Callable[[], Any]:
-    """How to load it; a message when it can be neither a folder nor a module's attribute."""
+    """Return a function that loads the target; raise if it is neither a folder nor module:attribute."""
     path = Path(target)
     if path.name == "agent.py" and path.is_file():
         path = path.parent
@@ -119,9 +111,7 @@ def loader_of(target: str) -> Callable[[], Any]:
         return lambda: _from_folder(path.resolve())
     module, colon, attribute = target.partition(":")
     if not colon or not module or not attribute or os.sep in module:
-        raise CommandError(
-            f"--app {target}: no such folder. Give an agent folder as adk web takes it, or module:attribute"
-        )
+        raise CommandError(f"--app {target}: no such folder. Pass an agent folder as for adk web, or module:attribute")
     return lambda: _from_module(module, attribute)
 
 
@@ -140,7 +130,7 @@ def _from_module(module: str, attribute: str) -> Any:
 
 @contextlib.contextmanager
 def _here_first() -> Iterator[None]:
-    """The working directory is on the path, as it is for ``python -m`` and ``adk``."""
+    """Put the working directory on the import path, as ``python -m`` and ``adk`` do."""
     here = str(Path.cwd())
     sys.path.insert(0, here)
     try:
@@ -151,7 +141,7 @@ def _here_first() -> Iterator[None]:
 
 
 def _place(error: BaseException) -> str:
-    """Where in the user's own code it went wrong."""
+    """Return the place of the error in the user's own code."""
     frames = [
         frame
         for frame in traceback.extract_tb(error.__traceback__)
@@ -162,11 +152,11 @@ def _place(error: BaseException) -> str:
     return f" ({theirs[-1].filename}:{theirs[-1].lineno})" if theirs else ""
 
 
-# ---- looking --------------------------------------------------------------------------------------------------------
+# ---- inspecting -----------------------------------------------------------------------------------------------------
 
 
 def _plugins(loaded: Any) -> list[Any] | None:
-    """The plugins of an App or Runner; none of a bare agent; None when it is nothing that runs."""
+    """Return the plugins of an App or Runner, an empty list for an agent, None for anything else."""
     from google.adk.apps import App
     from google.adk.runners import Runner
     from google.adk.workflow import BaseNode
@@ -179,7 +169,7 @@ def _plugins(loaded: Any) -> list[Any] | None:
 
 
 def _models(part: Any, seen: set[int]) -> Iterator[tuple[str, Any]]:
-    """Every model of a tree of agents: its name, and itself when it is a guarded one."""
+    """Yield every model of a tree of agents: its name, and the model itself if it is a GuardedLlm."""
     from runguard.adk.guarded_llm import GuardedLlm
 
     if part is None or id(part) in seen:

@@ -1,23 +1,43 @@
-"""What is installed: Python, google-adk, and whether the name ``runguard`` means this package."""
+"""Checks of the environment: Python, google-adk, the name ``runguard``, the policy, its store and prices."""
 
 import contextlib
 import os
 import platform
 import sys
+import time
+from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
-from typing import Final
+from typing import Final, Literal
 
 from runguard import _version
-from runguard.cli.doctor.line import Line
+from runguard.cli.commands.command import CommandError
+from runguard.cli.commands.model_prices import limits_usd, price_of, seen_models
+from runguard.cli.commands.stores import check_file
+from runguard.core.exceptions import RunGuardError
+from runguard.ledger.sqlite.backend import SqliteStore
+from runguard.policy.settings import Policy, find_policy_file
+from runguard.view.store_view import StoreView
 
 _OURS: Final = "runguard-agents"
 _OLDEST_ADK: Final = (2, 3)
-_SINCE: Final = {  # release of google-adk: what it lets the guard see, in the words of somebody who uses it
-    (2, 5): "plugins are told of runs that fail",
-    (2, 8): "exceptions leave the synchronous Runner.run",
-    (2, 11): "tool nodes of a Workflow are judged",
+_SINCE: Final = {  # release of google-adk -> what the guard can do with it
+    (2, 5): "plugins see runs that fail",
+    (2, 8): "the synchronous Runner.run raises exceptions",
+    (2, 11): "tool nodes of a Workflow are checked",
 }
+_LOOK_S: Final = 3.0
+_CLOCK_OFF_S: Final = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """The result of one check, and what to do if something is wrong."""
+
+    check: str
+    state: Literal["ok", "warning", "problem"]
+    found: str
+    do: str = ""
 
 
 def python_line() -> Line:
@@ -35,12 +55,12 @@ def adk_line() -> Line:
         return Line(
             "google-adk",
             "problem",
-            f"{version} is too old: 2.3 or newer is needed",
+            f"{version} is too old: RunGuard needs 2.3 or newer",
             "pip install -U 'runguard-agents[adk]'",
         )
-    there = [words for since, words in _SINCE.items() if number >= since]
-    missing = [f"{words} (from {'.'.join(map(str, since))} on)" for since, words in _SINCE.items() if number < since]
-    found = "; ".join([f"{version}: plugins, workflows, compaction", *there])
+    present = [words for since, words in _SINCE.items() if number >= since]
+    missing = [f"{words} (since {'.'.join(map(str, since))})" for since, words in _SINCE.items() if number < since]
+    found = "; ".join([f"{version}: plugins, workflows, compaction", *present])
     return Line("google-adk", "ok", found + (f". Not in this release: {'; '.join(missing)}" if missing else ""))
 
 
@@ -50,7 +70,7 @@ def _number(version: str) -> tuple[int, int]:
 
 
 def name_line() -> Line:
-    """Other packages are named runguard, too; whoever comes first on the path is imported."""
+    """Check that ``import runguard`` finds this package; other packages have the same name."""
     origin = Path(_version.__file__).resolve().with_name("__init__.py")
     others = _other_distributions()
     if others:
@@ -65,7 +85,7 @@ def name_line() -> Line:
         )
     if shadows := _shadows(origin):
         found = (
-            f"{shadows[0]} is named runguard as well: programs started here may import it instead of {origin.parent}"
+            f"{shadows[0]} has the name runguard, too: programs started here may import it instead of {origin.parent}"
         )
         return Line("runguard", "problem", found, "rename or remove it, or start programs from another folder")
     try:
@@ -79,7 +99,7 @@ def name_line() -> Line:
         )
     if installed != _version.__version__:
         found = f"{_version.__version__} at {origin.parent} is imported, but {_OURS} {installed} is installed"
-        return Line("runguard", "warning", found, f"pip install --force-reinstall {_OURS}, or mend the path")
+        return Line("runguard", "warning", found, f"pip install --force-reinstall {_OURS}, or fix the import path")
     return Line("runguard", "ok", f"{_version.__version__} at {origin.parent}")
 
 
@@ -91,7 +111,96 @@ def _other_distributions() -> list[str]:
 
 
 def _shadows(origin: Path) -> list[Path]:
-    """Modules of this name elsewhere on the path, or in the working directory, which comes first for many programs."""
+    """Return other modules named runguard on the path or in the working directory, which many programs search first."""
     places = dict.fromkeys(Path(entry or ".").resolve() for entry in (".", *sys.path))
     candidates = [place / name for place in places for name in ("runguard/__init__.py", "runguard.py")]
-    return [path for path in candidates if os.path.isfile(path) and path.resolve() != origin]  # noqa: PTH113 - what may not be looked at is not there for this program
+    return [path for path in candidates if os.path.isfile(path) and path.resolve() != origin]  # noqa: PTH113 - a file without read permission counts as missing
+
+
+def policy_line(policy: Policy, *, of_app: bool) -> Line:
+    path = find_policy_file()
+    source = (
+        "of the app's plugin"
+        if of_app
+        else str(path)
+        if path is not None
+        else "no policy file in this folder or its parents: the defaults"
+    )
+    overrides = [name for name in ("RUNGUARD_MODE", "RUNGUARD_STORE") if os.environ.get(name)]
+    found = f"{source}; mode {policy.mode}" + (f"; overridden by {' and '.join(overrides)}" if overrides else "")
+    if policy.mode == "enforce":
+        return Line("policy", "ok", found)
+    what = "decides and records but stops nothing" if policy.mode == "shadow" else "does nothing"
+    return Line("policy", "warning", f"{found}, which {what}", 'mode = "enforce" stops runs')
+
+
+def store_line(policy: Policy) -> Line:
+    if policy.store == "memory":
+        return Line(
+            "store",
+            "ok",
+            "memory: accounts, stops and trips end with the process; a durable store keeps and shares them",
+        )
+    try:
+        check_file(policy.store)
+        if policy.store.startswith("sqlite:") and not (path := SqliteStore(policy.store).path).exists():
+            return _missing_file(path.parent.is_dir() and os.access(path.parent, os.W_OK), str(path))
+        view = StoreView(policy.store, _LOOK_S)
+        off = view.now() - time.time()  # noqa: TID251 - compares the two clocks
+        view.close()
+    except CommandError as error:
+        return Line("store", "problem", str(error), "name a file")
+    except RunGuardError as error:
+        until = {"open": "RunGuard allows calls and books them later", "closed": "RunGuard allows no paid call"}[
+            policy.on_outage
+        ]
+        do = (
+            "fix the file, or name another"
+            if policy.store.startswith("sqlite:")
+            else "start it, or correct its address"
+        )
+        return Line("store", "problem", str(error), f'{do}; until then {until} (on_outage = "{policy.on_outage}")')
+    if abs(off) > _CLOCK_OFF_S:
+        return Line(
+            "store",
+            "warning",
+            f"{view.name}: its clock is {off:+.0f} s off this machine's; days and hours begin by the store's clock",
+            "synchronize the clocks",
+        )
+    return Line("store", "ok", f"{view.name} answers")
+
+
+def _missing_file(can_be_made: bool, path: str) -> Line:
+    if can_be_made:
+        return Line("store", "ok", f"sqlite:///{path}: does not exist yet; the first run creates it")
+    return Line(
+        "store",
+        "problem",
+        f"sqlite:///{path}: its folder is missing or not writable",
+        "create the folder, or name another file",
+    )
+
+
+def price_lines(policy: Policy, named: tuple[str, ...]) -> list[Line]:
+    names = dict.fromkeys(named)
+    with contextlib.suppress(RunGuardError):  # the check of the store reports this
+        names |= dict.fromkeys(seen_models(policy))
+    if not names:
+        return [Line("prices", "ok", "no model to look up; name models with --model, or load the app with --app")]
+    found = [price_of(policy, name) for name in names]
+    priced = [line["model"] for line in found if line["source"] is not None]
+    lines = [Line("prices", "ok", f"known for {', '.join(priced)}")] if priced else []
+    return lines + [_unpriced(policy, line["model"], line["unpriced"]) for line in found if line["source"] is None]
+
+
+def _unpriced(policy: Policy, model: str, reason: str) -> Line:
+    refused = limits_usd(policy) and policy.on_unpriced == "refuse"
+    follows = (
+        "RunGuard will refuse its calls, because the policy limits dollars" if refused else "its cost will be unknown"
+    )
+    return Line(
+        "prices",
+        "problem" if refused else "warning",
+        f"{model}: no price ({reason}); {follows}",
+        f"runguard prices {model} shows what to add",
+    )

@@ -1,11 +1,54 @@
-"""The live test: agents on this machine's ADK that would never end, and must be stopped. No network, no key."""
+"""Run every check of ``runguard doctor``, with a live test that stops agents on this machine's ADK."""
 
 import asyncio
 
-from runguard.cli.doctor.line import Line
+from runguard.cli.commands.policies import policy_here
+from runguard.cli.doctor.application import Application, load_application, loader_of
+from runguard.cli.doctor.installation import (
+    Line,
+    adk_line,
+    name_line,
+    policy_line,
+    price_lines,
+    python_line,
+    store_line,
+)
+from runguard.core.exceptions import PolicyError
 from runguard.demo import AdkMissingError, load
+from runguard.ledger.urls import check_store
+from runguard.policy.settings import Policy
 
-_SPIN = 30  # a model that was asked so often was not stopped
+_UNSTOPPED = 30  # a model that was called this often was not stopped
+
+
+def examine(target: str | None, models: tuple[str, ...], store: str | None) -> list[Line]:
+    """Run all checks; ``target`` is the app to load.
+
+    The live test runs first, before code of the app can change anything, and is reported last.
+    """
+    load = loader_of(target) if target is not None else None
+    adk = adk_line()
+    live = self_test() if adk.state == "ok" else None
+    app = load_application(target, load) if target is not None and load is not None else Application([])
+    lines = [python_line(), name_line(), adk, *app.lines]
+    try:
+        policy = policy_here(store) if app.policy is None else _with_store(app.policy, store)
+    except PolicyError as error:
+        lines.append(Line("policy", "problem", str(error), "correct it, then run `runguard check`"))
+    else:
+        lines += [
+            policy_line(policy, of_app=app.policy is not None),
+            store_line(policy),
+            *price_lines(policy, (*models, *app.models)),
+        ]
+    return [*lines, live] if live is not None else lines
+
+
+def _with_store(policy: Policy, store: str | None) -> Policy:
+    if store is None:
+        return policy
+    check_store(store)
+    return policy.model_copy(update={"store": store})
 
 
 def self_test() -> Line:
@@ -16,11 +59,11 @@ def self_test() -> Line:
     try:
         with play.defaults(), play.quiet():
             found = asyncio.run(_stops())
-    except Exception as error:  # whatever goes wrong here would go wrong in the first guarded run
+    except Exception as error:  # an error here would also break the first guarded run
         return Line(
             "self-test",
             "problem",
-            f"a stop does not stop here: {type(error).__name__}: {error}",
+            f"a stop does not work here: {type(error).__name__}: {error}",
             "report it with the versions above",
         )
     return Line("self-test", "ok", found)
@@ -34,11 +77,11 @@ async def _stops() -> str:
     from runguard.testing import ScriptedModel, assert_calls_answered, assert_stopped, call, run, text
 
     def look(at: str) -> dict[str, int]:
-        """Always the same."""
+        """Always return the same answer."""
         return {"seen": 1}
 
     def endless() -> tuple[LlmAgent, ScriptedModel]:
-        model = ScriptedModel(lambda n, _: call("look", at="it") if n < _SPIN else text("nobody stopped me"))
+        model = ScriptedModel(lambda n, _: call("look", at="it") if n < _UNSTOPPED else text("not stopped"))
         return LlmAgent(name="self_test", model=model, tools=[look]), model
 
     agent, model = endless()
@@ -60,7 +103,7 @@ async def _stops() -> str:
     _need(model.calls == 0, f"the kill switch let {model.calls} model calls through")
     plugin.resume("all")
     await run(agent, plugins=[plugin], session_service=sessions, session_id="s2")
-    _need(model.calls == 1, "after resume nothing runs")
+    _need(model.calls == 1, "no call runs after resume")
     loop = f"a loop was stopped by {rule} after {loop_calls}"
     return (
         f"on real ADK a limit of 3 model calls stopped after 3, {loop}, the kill switch before the first; all "
