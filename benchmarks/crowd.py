@@ -24,7 +24,7 @@ from statistics import median
 from typing import Any
 
 from ledgers import FORK, postgres_cluster
-from runguard.core.budget import NOTHING, UNLIMITED
+from runguard.core.money import NOTHING, UNLIMITED
 from runguard.ledger.base import Hold, Ledger, Refusal
 from runguard.ledger.memory import MemoryLedger
 from runguard.ledger.remote import StoreLedger

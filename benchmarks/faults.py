@@ -35,7 +35,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from ledgers import FORK, postgres_cluster
-from runguard.core.budget import UNLIMITED, Amount
+from runguard.core.money import UNLIMITED, Amount
 from runguard.ledger.base import Hold
 from runguard.ledger.remote import StoreLedger
 from runguard.ledger.store import Balance, StoreError, StoreOutage

@@ -28,7 +28,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from runguard.core.budget import UNLIMITED
+from runguard.core.money import UNLIMITED
 from runguard.ledger.base import Hold
 from runguard.ledger.remote import StoreLedger
 from runguard.ledger.store import Line, Store

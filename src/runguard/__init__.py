@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from runguard.adk.plugin import RunGuardPlugin
     from runguard.adk.termination import TerminationPlugin, terminate, termination_reason
     from runguard.core.breaker import BreakerState
-    from runguard.core.budget import Budget, BudgetStatus, Scope
+    from runguard.core.budget import Budget, BudgetStatus
     from runguard.core.decision import Decision, Finding, Trip, trip
     from runguard.core.exceptions import (
         BudgetExceededError,
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
         RunStoppedError,
         UnpricedModelError,
     )
+    from runguard.core.scope import Scope
     from runguard.core.threshold import Threshold
     from runguard.functions.wrappers import guard, guard_async, run
     from runguard.policy.settings import Policy, ToolRule, tool
@@ -72,7 +73,7 @@ _HOMES = {
     "BreakerState": "runguard.core.breaker",
     "Budget": "runguard.core.budget",
     "BudgetStatus": "runguard.core.budget",
-    "Scope": "runguard.core.budget",
+    "Scope": "runguard.core.scope",
     "Decision": "runguard.core.decision",
     "Finding": "runguard.core.decision",
     "Trip": "runguard.core.decision",

@@ -5,9 +5,9 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from runguard.core.budget import shown as shown_value
 from runguard.core.exceptions import PolicyError
 from runguard.core.mistakes import nearest
+from runguard.core.money import shown as shown_value
 
 _OTHER_SHAPES: Final = frozenset({"list_type", "tuple_type", "model_type", "dict_type", "literal_error"})
 _UNION_TAGS: Final = frozenset({"bool", "int", "callable", "Price", "function-after[_coherent(), ToolRule]"})

@@ -6,14 +6,9 @@ from typing import Any
 
 import pytest
 
-from runguard.core.budget import (
-    DEFAULT_THRESHOLDS,
-    UNLIMITED,
-    Budget,
-    BudgetStatus,
-    Per,
-    Scope,
-)
+from runguard.core.budget import DEFAULT_THRESHOLDS, Budget, BudgetStatus
+from runguard.core.money import UNLIMITED
+from runguard.core.scope import Per, Scope
 from runguard.core.threshold import Threshold
 from runguard.errors import PolicyError
 from runguard.policy import Policy

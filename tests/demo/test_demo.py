@@ -15,7 +15,7 @@ from rich.console import Console
 
 import runguard.demo
 from runguard.cli.main import main
-from runguard.core.budget import to_usd
+from runguard.core.money import to_usd
 from runguard.demo import play, show
 from runguard.demo.stories import LOOK_ALIKES, STORIES, Story
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from runguard.core.budget import NOTHING
+from runguard.core.money import NOTHING
 from runguard.errors import GuardFailedError
 
 from .injection import Place, broken, places, reached

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from runguard.core.budget import NOTHING
+from runguard.core.money import NOTHING
 from runguard.ledger.urls import store_of
 
 from ..ledger import postgres_server, valkey_server  # noqa: TID252 - the tests are no package

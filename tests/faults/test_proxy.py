@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from runguard.core.budget import NOTHING
+from runguard.core.money import NOTHING
 from runguard.ledger import fact_writer, store_link
 
 from ..ledger.proxy import FAULTS, Chaos, Proxy  # noqa: TID252 - the tests are no package

@@ -1,9 +1,7 @@
 """Budgets for the tests of settings and periods."""
 
-from runguard.core.budget import (
-    Scope,
-    Window,
-)
+from runguard.core.periods import Window
+from runguard.core.scope import Scope
 
 SOMEONE = Scope(
     "",

@@ -9,7 +9,7 @@ from itertools import count
 from pathlib import Path
 from typing import Any, Self
 
-from runguard.core.budget import UNLIMITED, Amount
+from runguard.core.money import UNLIMITED, Amount
 from runguard.ledger.sqlite import SqliteStore
 from runguard.ledger.store import Balance, Line, Reply, Session
 
@@ -110,7 +110,7 @@ WORKERS = multiprocessing.get_context("forkserver")
 PREAMBLE = """
 import os, random, resource, sys, time
 from importlib import import_module
-from runguard.core.budget import UNLIMITED
+from runguard.core.money import UNLIMITED
 from runguard.ledger.store import Line, StoreError, StoreOutage
 store = getattr(import_module(module), name)(url)
 def line(key, caps=(UNLIMITED, UNLIMITED, UNLIMITED)):

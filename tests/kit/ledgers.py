@@ -19,7 +19,7 @@ from hypothesis.stateful import (
     rule,
 )
 
-from runguard.core.budget import NOTHING, UNLIMITED, Amount
+from runguard.core.money import NOTHING, UNLIMITED, Amount
 from runguard.ledger.base import Account, Hold, Ledger, Refusal, Stale
 
 PATIENCE_S = 20.0  # far beyond anything that works

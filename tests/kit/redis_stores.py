@@ -1,6 +1,6 @@
 """Sessions on a real Valkey server."""
 
-from runguard.core.budget import UNLIMITED, Amount
+from runguard.core.money import UNLIMITED, Amount
 from runguard.ledger.redis import RedisSession
 from runguard.ledger.store import Line
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from runguard.core.budget import NOTHING, UNLIMITED
+from runguard.core.money import NOTHING, UNLIMITED
 from runguard.ledger.store import Session, Store, StoreOutage
 from tests.kit.conformance import (
     CALL,

@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 
-from runguard.core.budget import NOTHING, UNLIMITED, Amount
+from runguard.core.money import NOTHING, UNLIMITED, Amount
 from runguard.ledger.store import Balance, Line, Reply, Session
 from tests.kit.conformance import LONG_S, SHORT_S, WORKERS, a_line, an_id
 

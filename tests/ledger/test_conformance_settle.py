@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from runguard.core.budget import NOTHING, UNLIMITED, Amount
+from runguard.core.money import NOTHING, UNLIMITED, Amount
 from runguard.ledger.store import Balance, Line, Session, Store
 from tests.kit.conformance import (
     CALL,

@@ -6,7 +6,7 @@ from functools import partial
 
 import pytest
 
-from runguard.core.budget import NOTHING, UNLIMITED, Amount
+from runguard.core.money import NOTHING, UNLIMITED, Amount
 from runguard.ledger.base import Account, Hold
 from tests.kit.ledgers import (
     CALL,

@@ -9,7 +9,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from runguard.core.budget import NOTHING
+from runguard.core.money import NOTHING
 from runguard.ledger.base import Hold, Ledger, Refusal, Stale
 from tests.kit.ledgers import (
     CALL,

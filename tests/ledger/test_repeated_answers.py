@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 import pytest
 
-from runguard.core.budget import UNLIMITED
+from runguard.core.money import UNLIMITED
 from runguard.ledger.store import Line, Session, StoreOutage
 
 from .proxy import Proxy, Send

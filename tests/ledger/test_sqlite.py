@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from runguard.core.budget import NOTHING
+from runguard.core.money import NOTHING
 from runguard.errors import PolicyError
 from runguard.ledger.sqlite import SqliteStore
 from runguard.ledger.store import SCHEMA_VERSION, Session, StoreError, StoreOutage

@@ -25,9 +25,10 @@ from runguard.accounting.nesting import layers_around, stricter_than
 from runguard.accounting.reservation import Reserver, UnknownCapError
 from runguard.accounting.spending import Spending
 from runguard.accounting.thresholds import newly_reached
-from runguard.core.budget import NOTHING, UNITS, UNLIMITED, Amount, BudgetStatus, to_count, to_nano
+from runguard.core.budget import BudgetStatus
 from runguard.core.events import ModelCall, RunInfo
 from runguard.core.exceptions import PolicyError
+from runguard.core.money import NOTHING, UNITS, UNLIMITED, Amount, to_count, to_nano
 from runguard.ledger.base import Account, Hold, Ledger
 from runguard.ledger.kill_switch import Switch
 from runguard.ledger.store import StoreError, StoreOutage

@@ -13,8 +13,9 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from runguard.accounting.charges import Meter, UnknownCap
-from runguard.core.budget import MOST_COUNT, MOST_USD, UNITS, UNLIMITED, Amount, Scope, cap_from_function, shown
 from runguard.core.exceptions import PolicyError
+from runguard.core.money import MOST_COUNT, MOST_USD, UNITS, UNLIMITED, Amount, cap_from_function, shown
+from runguard.core.scope import Scope
 
 _log: Final = logging.getLogger("runguard")
 KEPT_S: Final = 600.0  # how long the last value of a function counts after it was given

@@ -9,20 +9,11 @@ from decimal import Decimal
 from typing import Any, Final
 from urllib.parse import unquote
 
-from runguard.core.budget import (
-    UNITS,
-    UNLIMITED,
-    Amount,
-    Budget,
-    BudgetStatus,
-    Per,
-    Scope,
-    Window,
-    edge,
-    scope_part,
-    to_usd,
-)
+from runguard.core.budget import Budget, BudgetStatus
 from runguard.core.events import RunInfo
+from runguard.core.money import UNITS, UNLIMITED, Amount, edge, to_usd
+from runguard.core.periods import Window
+from runguard.core.scope import Per, Scope, scope_part
 from runguard.core.threshold import Threshold
 from runguard.ledger.base import Account, Hold, Refusal
 from runguard.ledger.kill_switch import Stop

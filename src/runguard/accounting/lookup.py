@@ -17,9 +17,10 @@ from runguard.accounting.charges import (
     parse_scope,
 )
 from runguard.accounting.nesting import layers_around, not_held_by
-from runguard.core.budget import NOTHING, Amount, Scope
 from runguard.core.events import ModelCall
 from runguard.core.exceptions import PolicyError
+from runguard.core.money import NOTHING, Amount
+from runguard.core.scope import Scope
 from runguard.ledger.base import Account, Ledger
 from runguard.policy.settings import Policy
 from runguard.pricing.model_ids import normalise

@@ -3,8 +3,8 @@
 from typing import Any
 
 from runguard.accounting.charges import OWNERS, Charge, Denied, Lines
-from runguard.core.budget import NOTHING
 from runguard.core.events import ModelCall
+from runguard.core.money import NOTHING
 from runguard.ledger.base import Ledger, Refusal
 
 

@@ -5,9 +5,9 @@ from decimal import Decimal
 from typing import Final
 
 from runguard.accounting.charges import Denied, UnknownCap
-from runguard.core.budget import UNITS, UNLIMITED, amount_text, edge, to_usd
 from runguard.core.decision import Action, Finding, Money
 from runguard.core.events import ModelCall
+from runguard.core.money import UNITS, UNLIMITED, amount_text, edge, to_usd
 from runguard.ledger.kill_switch import Stop
 
 _STOP: Final = Action.STOP

@@ -19,9 +19,9 @@ from runguard.accounting.charges import (
     totals,
 )
 from runguard.accounting.history import History
-from runguard.core.budget import to_usd
 from runguard.core.events import RunInfo
 from runguard.core.exceptions import PolicyError
+from runguard.core.money import to_usd
 
 _HISTORY_KEPT: Final = 10_000
 _KEPT: Final = ("run", "session", "user", "app")

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from runguard.accounting.charges import NO_LIMIT, Denied, Fired, Lines, Meter, status_of
-from runguard.core.budget import NOTHING, Amount, share_of, unit_reached
+from runguard.core.money import NOTHING, Amount, share_of, unit_reached
 from runguard.ledger.base import Account, Ledger, Refusal
 
 

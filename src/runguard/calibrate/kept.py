@@ -6,7 +6,8 @@ from dataclasses import dataclass, field
 from decimal import Decimal
 from typing import Any, Final
 
-from runguard.core.budget import DEFAULT_THRESHOLDS, UNITS, Budget
+from runguard.core.budget import DEFAULT_THRESHOLDS, Budget
+from runguard.core.money import UNITS
 from runguard.policy.settings import Policy, PolicyFile
 
 SECRET: Final = ("store", "alerts")  # their addresses may hold passwords and tokens

@@ -35,7 +35,6 @@ from runguard.conductor.succession import alarms_of, take_over
 from runguard.conductor.summaries import RefusedSummaries
 from runguard.conductor.trips import guard_error_trip
 from runguard.core.breaker import Permit
-from runguard.core.budget import to_usd
 from runguard.core.decision import (
     ALLOW,
     Action,
@@ -61,6 +60,7 @@ from runguard.core.events import (
     ToolResults,
 )
 from runguard.core.exceptions import PolicyError
+from runguard.core.money import to_usd
 from runguard.ledger.kill_switch import Stop, check_actor, check_reason, check_scope, read_stops, with_stops
 from runguard.ledger.store import Session, StoreError, StoreOutage
 from runguard.outlets.callbacks import Outbox

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Final
 from runguard.accounting.charges import scopes_of
 from runguard.accounting.refusals import OUTAGES, finding_of_stop
 from runguard.conductor.runs import Run
-from runguard.core.budget import UNITS, Amount, edge
 from runguard.core.decision import Trip
 from runguard.core.events import ROOT_LANE, ModelCall
+from runguard.core.money import UNITS, Amount, edge
 
 if TYPE_CHECKING:
     from runguard.conductor.guard import Guard

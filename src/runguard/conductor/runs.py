@@ -11,7 +11,6 @@ from runguard.conductor.session_growth import SessionGrowth
 from runguard.conductor.slots import Slots
 from runguard.conductor.stopping import Stoppable
 from runguard.core.breaker import Permit
-from runguard.core.budget import to_usd, usd_text
 from runguard.core.decision import HANDOFF_ROUNDS, Action, Finding, Rungs, Spend, Trip
 from runguard.core.detectors.context import Context
 from runguard.core.detectors.detector import Detector
@@ -23,6 +22,7 @@ from runguard.core.detectors.repetition import Cycle, NoNews, Polling, Repetitio
 from runguard.core.detectors.rereading import Rereading
 from runguard.core.events import RunInfo
 from runguard.core.fingerprint import AnswerBook
+from runguard.core.money import to_usd, usd_text
 from runguard.outlets.journal import Journal
 from runguard.policy.settings import FREE_RETRIES, LONG_ANSWERS, RULES, Policy, ToolRule
 

@@ -15,8 +15,8 @@ from concurrent.futures import Future
 from typing import Any, Final
 
 from runguard.core.breaker import Breaker, BreakerState, Permit
-from runguard.core.budget import scope_part
 from runguard.core.events import RunInfo
+from runguard.core.scope import scope_part
 from runguard.ledger.base import Ledger
 from runguard.ledger.control import change_document
 from runguard.ledger.store import Session, StoreError, StoreOutage

@@ -20,8 +20,8 @@ from google.adk.version import __version__ as adk_version
 
 from runguard._version import __version__
 from runguard.adk.plugin import RunGuardPlugin
-from runguard.core.budget import to_usd
 from runguard.core.decision import Action, Decision, Trip
+from runguard.core.money import to_usd
 from runguard.demo.stories import LOOK_ALIKES, PRICED_AS, STORIES, Meter, Story
 from runguard.testing import Recording, assert_calls_answered, run
 

@@ -16,7 +16,7 @@ from rich.text import Text
 
 from runguard._version import __version__
 from runguard.console.screen import console, print_table
-from runguard.core.budget import NANO
+from runguard.core.money import NANO
 from runguard.demo import load
 
 if TYPE_CHECKING:

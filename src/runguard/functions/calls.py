@@ -24,11 +24,12 @@ from runguard.conductor.controls import Controls
 from runguard.conductor.guard import Guard
 from runguard.conductor.runs import Run
 from runguard.core.breaker import Permit
-from runguard.core.budget import BudgetStatus, shown
+from runguard.core.budget import BudgetStatus
 from runguard.core.decision import Action, Decision, Finding, Trip
 from runguard.core.events import ROOT_LANE, Answer, ModelCall, RunInfo, ToolResults
 from runguard.core.exceptions import PolicyError, RunStoppedError
 from runguard.core.fingerprint import call_fingerprint
+from runguard.core.money import shown
 from runguard.core.outcomes import provider_status
 from runguard.functions.costs import Costs
 from runguard.functions.dropped import DROPPED

@@ -10,9 +10,10 @@ from decimal import Decimal
 from inspect import Parameter, signature
 from typing import Any, Final
 
-from runguard.core.budget import NANO, Budget
+from runguard.core.budget import Budget
 from runguard.core.exceptions import PolicyError
 from runguard.core.mistakes import nearest
+from runguard.core.money import NANO
 from runguard.policy.settings import RULES, Policy
 
 _AMOUNTS: Final = {"max_usd": "usd", "max_tokens": "tokens", "max_calls": "calls"}

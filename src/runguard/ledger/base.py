@@ -11,7 +11,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final, Protocol
 
-from runguard.core.budget import NOTHING, UNITS, UNLIMITED, Amount
+from runguard.core.money import NOTHING, UNITS, UNLIMITED, Amount
 from runguard.ledger.store import Session
 
 

@@ -14,7 +14,7 @@ from types import MappingProxyType
 from typing import Any, Final
 from weakref import ref
 
-from runguard.core.budget import NOTHING, UNLIMITED, Amount, share_of, unit_reached
+from runguard.core.money import NOTHING, UNLIMITED, Amount, share_of, unit_reached
 from runguard.ledger.base import Account, Hold, Refusal, Waiting, refusal_of, wake
 from runguard.ledger.packed import PackedAccounts, can_be_packed
 from runguard.ledger.store import Session

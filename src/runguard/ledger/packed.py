@@ -9,7 +9,7 @@ spent.
 from collections.abc import Iterable, Iterator
 from typing import Final, NamedTuple
 
-from runguard.core.budget import NOTHING, Amount
+from runguard.core.money import NOTHING, Amount
 from runguard.ledger.base import Account
 from runguard.ledger.packing import Shared, read_numbers, write_numbers
 

@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final, TypeVar
 
 from runguard.background import start_thread
-from runguard.core.budget import NOTHING, Amount, share_of, unit_reached
+from runguard.core.money import NOTHING, Amount, share_of, unit_reached
 from runguard.ledger.base import STALE, Account, Hold, Refusal, Stale, Waiting, wake
 from runguard.ledger.fact_writer import FactWriter
 from runguard.ledger.facts import Fact

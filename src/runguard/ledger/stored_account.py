@@ -5,7 +5,7 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from typing import Final
 
-from runguard.core.budget import UNLIMITED, Amount
+from runguard.core.money import UNLIMITED, Amount
 from runguard.ledger.base import Account, Refusal, refusal_of
 from runguard.ledger.store import Balance, Line, Reply
 

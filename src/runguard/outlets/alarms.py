@@ -13,9 +13,10 @@ from runguard.accounting.charges import Fired
 from runguard.alerts.alert import Alert, AlertKind, Fact
 from runguard.alerts.sending import Alerts
 from runguard.alerts.settings import AlertSettings
-from runguard.core.budget import NANO, BudgetStatus, usd_text
+from runguard.core.budget import BudgetStatus
 from runguard.core.decision import Finding, Trip
 from runguard.core.events import RunInfo
+from runguard.core.money import NANO, usd_text
 from runguard.ledger.base import Ledger
 from runguard.ledger.identity import StoreReplacedError
 from runguard.ledger.kill_switch import Stop

@@ -35,10 +35,12 @@ from pydantic import (
 from runguard import log_lines  # noqa: F401 - its filter keeps every log line on one line
 from runguard.alerts.settings import SCHEMA as ALERTS_SCHEMA
 from runguard.alerts.settings import AlertSettings
-from runguard.core.budget import KINDS, Budget, fault_of_dollars
+from runguard.core.budget import Budget
 from runguard.core.decision import Rungs
 from runguard.core.exceptions import PolicyError
 from runguard.core.mistakes import nearest
+from runguard.core.money import fault_of_dollars
+from runguard.core.scope import KINDS
 from runguard.ledger.urls import check_store
 from runguard.pricing.given import ModelLimits, Price
 from runguard.validation import SettingsModel, faults_of

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from decimal import Decimal
 from typing import Any, Final
 
-from runguard.core.budget import NANO, shown
+from runguard.core.money import NANO, shown
 from runguard.pricing.rates import Usage
 from runguard.providers.stated_cost import dollars
 from runguard.replay.steps import Asked, Faults, RecordedRun, Step, Turn, word

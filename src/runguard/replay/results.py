@@ -4,7 +4,7 @@ from dataclasses import asdict, dataclass, field
 from decimal import Decimal
 from typing import Any, Final
 
-from runguard.core.budget import to_usd
+from runguard.core.money import to_usd
 
 CURVE_KEPT: Final = 400  # turns whose prompt and cost are kept for the plots
 VERDICTS_KEPT: Final = 200

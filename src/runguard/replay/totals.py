@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from math import sqrt
 from typing import Any, Final
 
-from runguard.core.budget import to_usd
+from runguard.core.money import to_usd
 from runguard.replay.results import After, RunResult, after_dict
 
 TURNS: Final = 200  # model calls of a run that the plots show

@@ -1,6 +1,6 @@
 """Numbers as people read them."""
 
-from runguard.core.budget import to_usd
+from runguard.core.money import to_usd
 from runguard.replay.results import RunResult
 
 

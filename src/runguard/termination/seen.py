@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from reprlib import Repr
 from typing import Any, Final
 
-from runguard.core.budget import to_count
 from runguard.core.exceptions import PolicyError
+from runguard.core.money import to_count
 from runguard.termination.arguments import flag_of, names_of, text_of
 from runguard.termination.condition import Event, TerminationCondition
 from runguard.termination.reading import answers_of, author_of, state_delta_of, transfer_of, visible_text, whole

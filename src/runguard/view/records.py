@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from decimal import Decimal, InvalidOperation
 from typing import Any
 
-from runguard.core.budget import NANO
+from runguard.core.money import NANO
 
 
 class Unreadable:

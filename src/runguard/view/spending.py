@@ -4,7 +4,7 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 from typing import Final
 
-from runguard.core.budget import to_usd
+from runguard.core.money import to_usd
 from runguard.ledger.store import Session
 from runguard.view.records import Call, Unreadable, latest, read_call, table, word
 from runguard.view.rows import Figures, Spend

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any, Final, TypeVar
 from urllib.parse import unquote
 
-from runguard.core.budget import UNITS, UNLIMITED, edge
 from runguard.core.exceptions import PolicyError
+from runguard.core.money import UNITS, UNLIMITED, edge
 from runguard.ledger.control import read_control
 from runguard.ledger.faults import store_faults
 from runguard.ledger.identity import identity_of

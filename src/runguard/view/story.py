@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from decimal import Decimal
 from typing import Any, Final
 
-from runguard.core.budget import to_usd
+from runguard.core.money import to_usd
 from runguard.view.records import Call, count, dollars, number, to_nanos, whole, word
 from runguard.view.rows import Projection, Repeat, Story, StoryRow
 from runguard.view.why import WITHOUT_A_COUNT, command_of, counted, why_of

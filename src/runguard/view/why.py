@@ -4,7 +4,7 @@ from decimal import Decimal
 from typing import Any, Final
 
 from runguard.console.hints import hint
-from runguard.core.budget import UNITS, amount_text
+from runguard.core.money import UNITS, amount_text
 from runguard.view.records import dollars, to_nanos, whole, word
 
 # Rules that count how often something came again; every other one has a reason of its own.

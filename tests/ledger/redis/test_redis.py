@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import redis
 
-from runguard.core.budget import NOTHING
+from runguard.core.money import NOTHING
 from runguard.errors import PolicyError
 from runguard.ledger.identity import StoreReplacedError
 from runguard.ledger.redis import RedisSession, RedisStore

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import redis
 
-from runguard.core.budget import NOTHING, UNLIMITED
+from runguard.core.money import NOTHING, UNLIMITED
 from runguard.ledger.redis import RedisSession
 from runguard.ledger.redis.connection import script_of
 from runguard.ledger.redis.holds import MOST_EXACT as EXACT

@@ -69,7 +69,7 @@ def _check_dollars(usd: str | None) -> None:
     """Check the amount here, because the policy's message would speak of a limit."""
     from decimal import Decimal, InvalidOperation
 
-    from runguard.core.budget import to_nano
+    from runguard.core.money import to_nano
 
     if usd is None:
         return

@@ -7,9 +7,9 @@ from fnmatch import fnmatchcase
 from typing import Any, Final
 
 from runguard.console.screen import console, print_table, table
-from runguard.core.budget import to_usd
 from runguard.core.exceptions import RunGuardError
 from runguard.core.mistakes import nearest
+from runguard.core.money import to_usd
 from runguard.core.printable import printable
 from runguard.policy.settings import Policy
 from runguard.pricing.book import Pricing

@@ -6,7 +6,7 @@ import time
 from collections.abc import Sequence
 from typing import Final
 
-from runguard.core.budget import Amount
+from runguard.core.money import Amount
 from runguard.ledger.postgres.connection import PostgresConnection
 from runguard.ledger.postgres.encoding import (
     balance_of,

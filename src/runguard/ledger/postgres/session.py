@@ -5,7 +5,7 @@ import time
 from collections.abc import Sequence
 from typing import Final
 
-from runguard.core.budget import Amount
+from runguard.core.money import Amount
 from runguard.ledger.identity import IDENTITY
 from runguard.ledger.postgres.encoding import long_name, short_name, texts
 from runguard.ledger.postgres.holds import PostgresHolds

@@ -3,7 +3,7 @@
 import math
 from typing import Final
 
-from runguard.core.budget import UNLIMITED
+from runguard.core.money import UNLIMITED
 from runguard.ledger.store import Balance
 
 _LONGEST_S: Final = 1e9  # longer than anybody waits, short enough for every command

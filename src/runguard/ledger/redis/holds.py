@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Final
 
-from runguard.core.budget import NOTHING, UNLIMITED, Amount
+from runguard.core.money import NOTHING, UNLIMITED, Amount
 from runguard.ledger.identity import Seen
 from runguard.ledger.redis.connection import RedisConnection
 from runguard.ledger.redis.encoding import balance_of, balances_of, moment_text, seconds_text

@@ -4,7 +4,7 @@ import json
 from collections.abc import Sequence
 from typing import Final
 
-from runguard.core.budget import Amount
+from runguard.core.money import Amount
 from runguard.ledger.identity import IDENTITY
 from runguard.ledger.redis.encoding import moment_text, seconds_text
 from runguard.ledger.redis.holds import AT_ONCE, MOST_BATCHES, RedisHolds

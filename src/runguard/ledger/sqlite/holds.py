@@ -5,7 +5,7 @@ import operator
 from collections.abc import Sequence
 from typing import Final
 
-from runguard.core.budget import NOTHING, UNITS, Amount
+from runguard.core.money import NOTHING, UNITS, Amount
 from runguard.ledger.sqlite.connection import SqliteConnection
 from runguard.ledger.sqlite.error_mapping import mapped_errors
 from runguard.ledger.sqlite.statements import BALANCE, CONTROL, RESERVE_ONE, SETTLE_ONE, balance_of

@@ -5,7 +5,7 @@ import time
 from collections.abc import Sequence
 from typing import Any, Final
 
-from runguard.core.budget import Amount
+from runguard.core.money import Amount
 from runguard.ledger.sqlite.error_mapping import mapped_errors
 from runguard.ledger.sqlite.holds import SqliteHolds
 from runguard.ledger.sqlite.statements import READ_DOCUMENT
