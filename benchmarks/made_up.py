@@ -3,9 +3,10 @@
 import long_answers
 import lookalikes
 import loops
+import unseen_failures
 from shapes import Shapes
 
-_FAMILIES = (long_answers,)
+_FAMILIES = (long_answers, unseen_failures)
 
 
 def _all(first: Shapes, *more: Shapes) -> Shapes:

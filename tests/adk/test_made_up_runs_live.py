@@ -38,6 +38,11 @@ ENDED = [
     "listing and file in turn with short looks between",
     "same long files read in batches",
     "long search and long page after real work",
+    "shell with a path reports a missing command",
+    "json error inside a string",
+    "json error inside mcp content",
+    "exit code of a command",
+    "one unknown column in ever new queries",
 ]
 LEFT_ALONE = [
     "polling with progress",
@@ -60,6 +65,11 @@ LEFT_ALONE = [
     "long status in which one number moves",
     "long pages by cursor from an index that is looked up each time",
     "long listing between new files",
+    "grep without matches over many patterns",
+    "json records with a failed state",
+    "missing records told as json",
+    "failing tests by exit code between edits",
+    "eight columns tried in long queries",
 ]
 
 

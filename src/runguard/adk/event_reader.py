@@ -180,9 +180,8 @@ class EventReader:
             elif call.refused:
                 call.outcome = _REFUSED
             fingerprint = call.fingerprint or guard.fingerprint(name, call.args)
-            answers.append(
-                Answer(name, fingerprint, value, call_id, call.outcome, event_id, args=call.args, once=call.once)
-            )
+            outcome = call.outcome or call.verdict
+            answers.append(Answer(name, fingerprint, value, call_id, outcome, event_id, args=call.args, once=call.once))
             guard.close_lane(run, f"{lane}/{name}@{call_id}")
         if not answers:
             return

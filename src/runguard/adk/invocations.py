@@ -48,6 +48,7 @@ class Call:
     refused: bool = False
     cut: bool = False  # a model call inside of it was refused
     outcome: Outcome | None = None
+    verdict: Outcome | None = None  # what the app's own classifier says about its answer
     error: str = ""
     running: bool = False
     task: "asyncio.Task[Any] | None" = None  # the task that runs it: each call has its own

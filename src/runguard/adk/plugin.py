@@ -27,6 +27,7 @@ from google.adk.tools.tool_context import ToolContext
 from google.genai import types
 
 from runguard.adk import runners
+from runguard.adk.classifiers import app_verdict
 from runguard.adk.declared_arguments import declared_by
 from runguard.adk.estimate import count_tokens, project
 from runguard.adk.event_reader import FRAMEWORK_TOOLS, TRANSFER, EventReader
@@ -672,6 +673,11 @@ class RunGuardPlugin(Controls, BasePlugin):
         ic = tool_context._invocation_context
         try:
             self.judge_time()
+            verdict = app_verdict(tool, tool_args, tool_context, result)
+            if verdict is not None and (known := self._invocations.get(ic.invocation_id)) is not None:
+                answered = known.calls.get(tool_context.function_call_id or "")
+                if answered is not None and not answered.refused:
+                    answered.verdict = verdict
             if tool.is_long_running or not isinstance(ic.agent, BaseAgent):
                 # A long-running tool's answer comes later or never, a Workflow's tool node gives no function response:
                 # nobody waits for it.

@@ -8,7 +8,8 @@ from typing import Any, Final
 from runguard.conductor.runs import Lane, Run
 from runguard.core.absence import says_missing
 from runguard.core.events import FAILURES, Answer, Outcome, ToolResults
-from runguard.core.fingerprint import ASIDE, answer_text, digest, mask, size_of
+from runguard.core.fingerprint import answer_text, digest, mask, size_of
+from runguard.core.named_items import named_items
 from runguard.core.outcomes import MISSING, classify, failure_class, was_done
 from runguard.core.unfinished import is_unfinished
 from runguard.policy.settings import Policy, ToolRule
@@ -24,9 +25,6 @@ _NOTES: Final = re.compile(
 )
 _NOTE_BYTES: Final = 200
 _STATUS_BYTES: Final = 200  # a longer answer is more than a status
-_SAID: Final = 800  # characters of a failure in which a thing is looked for
-_NAME: Final = 80
-_BIG: Final = 10**40
 
 
 class Answers:
@@ -86,8 +84,8 @@ class Answers:
                 event.failures = True
                 if not a.failure or value is not raw:  # the normalizer decides what identifies a failure, too
                     a.failure = failure_class(answer_text(value))
-                if thing := thing_named(a.args, value, rule):
-                    a.failure = f"{a.failure}\0{thing}"
+                if items := named_items(a.args, value, rule.volatile if rule is not None else ()):
+                    a.failure = f"{a.failure}\0{items}"
             a.answer, new = lane.book.name(a.call, value, agent)
             if (
                 context is not None
@@ -146,33 +144,6 @@ class Answers:
         if rule.volatile and type(value) is dict:
             value = {key: entry for key, entry in value.items() if key not in rule.volatile}
         return value
-
-
-def thing_named(args: object, answer: object, rule: ToolRule | None) -> str:
-    """The arguments that a failure names: it is about those of many, and the same said about others
-    is another failure.
-    """
-    if type(args) is not dict:
-        return ""
-    said = answer_text(answer)
-    said = said if len(said) <= _SAID else f"{said[: _SAID // 2]}\n{said[-_SAID // 2 :]}"
-    aside = ASIDE if rule is None else ASIDE.union(rule.volatile)
-    names = {
-        name
-        for key, value in args.items()
-        if type(key) is str and key not in aside and (name := _name(value)) and _stands_in(name, said)
-    }
-    return "\0".join(sorted(names))  # the same in whatever order a store keeps them
-
-
-def _name(value: object) -> str:
-    name = value if type(value) is str else str(value) if type(value) is int and 9 < value < _BIG else ""
-    return name if 2 <= len(name) <= _NAME else ""
-
-
-def _stands_in(name: str, said: str) -> bool:
-    at = said.find(name)
-    return at >= 0 and not (said[max(at - 1, 0) : at].isalnum() or said[at + len(name) : at + len(name) + 1].isalnum())
 
 
 def _declared_failure(failed: Any, value: object) -> bool:

@@ -9,12 +9,13 @@ import re
 from typing import Any, Final
 
 from runguard.core.absence import is_nothing, says_missing
+from runguard.core.embedded import embedded_json, exit_code, has_output
+from runguard.core.error_texts import HEAD, SAYS_ERROR, reports_failure
 from runguard.core.events import Outcome
 from runguard.core.fingerprint import MAX_CHARS, mask
 
 # Members bound once: looking one up on its enum costs as much as the rest of a line.
 _OK, _EMPTY, _FAILED, _UNKNOWN_TOOL = Outcome.OK, Outcome.EMPTY, Outcome.FAILED, Outcome.UNKNOWN_TOOL
-_HEAD: Final = 400  # what a text says about its own success, it says at the start
 _TAIL: Final = 120  # and what a traceback says happened, at its end
 
 _BAD_WORDS: Final = (
@@ -29,82 +30,6 @@ _BAD_STATUS: Final = re.compile(
 _STATE: Final = re.compile(
     r"\W*(?:failed|failure|aborted|unavailable|timed[\s_\-]?out|forbidden|rejected)\W*$", re.IGNORECASE
 )  # what jobs and orders can be in
-_BAD_TEXT: Final = re.compile(
-    r"^\W{0,4}(?:(?:error|exception|traceback|fatal|failed|failure|invalid|unknown tool|unauthori[sz]ed"
-    r"|forbidden|permission denied|access denied|"
-    r"no such file|command not found|syntax ?error|timed? ?out|could not|cannot|unable to|tool execution failed"
-    r"|[a-z]{1,60}(?:error|exception)"
-    r"|(?:the |your )?(?:request|operation|query|connection|command|call|execution) (?:has )?"
-    r"(?:timed out|(?:was )?refused|was reset|was aborted|failed)"
-    r"(?=\W*$|[.:;!]|\s(?:after|with|due|because)\b)"
-    r"|(?:connection refused|rate limit(?:ed| exceeded| reached)|too many requests|internal server error"
-    r"|bad gateway|service unavailable|gateway time-?out"
-    r"|something went wrong)(?=\W*$|[.:;!(])"
-    r"|http(?:/[\d.]+)? (?:error )?(?:4(?!04)|5)\d\d(?=\W+\w)|fehler|erreur|errore|erro|ошибка)(?![a-z])"
-    r"|错误|錯誤|エラー|오류|usage:|(?:bash|sh|zsh)(?:: line \d+)?: )",
-    re.IGNORECASE,
-)
-_SAYS_ERROR: Final = re.compile(
-    r"\W{0,4}(?:[a-z]{0,60}(?:error|exception)\s?:|error (?:executing|calling|running|in tool))", re.IGNORECASE
-)
-_ERROR_PAGE: Final = re.compile(r"<(?:title|h1)>\s*(?:http )?(?:error )?(?:4(?!04)\d\d|5\d\d)\b", re.IGNORECASE)
-_LEADING: Final = " \t\r\n\"'`*#[({<-:>|!~."
-_BAD_STARTS: Final = (
-    *(
-        "traceback",
-        "fatal",
-        "fail",
-        "invalid",
-        "unknown tool",
-        "unauthori",
-        "forbidden",
-        "permission denied",
-        "access denied",
-        "no such file",
-    ),
-    *(
-        "command not found",
-        "syntax",
-        "time",
-        "could not",
-        "cannot",
-        "unable to",
-        "tool execution failed",
-        "usage:",
-        "bash",
-        "sh:",
-        "zsh",
-    ),
-    *(
-        "the ",
-        "your ",
-        "request",
-        "operation",
-        "query",
-        "connection",
-        "command",
-        "call ",
-        "execution",
-        "rate limit",
-        "too many",
-    ),
-    *(
-        "internal s",
-        "bad gateway",
-        "service un",
-        "gateway",
-        "something went",
-        "http",
-        "fehler",
-        "erreur",
-        "erro",
-        "ошибка",
-        "错误",
-        "錯誤",
-        "エラー",
-        "오류",
-    ),
-)
 _NO_SUCH_TOOL: Final = re.compile(
     r"(?:tool|function)\s[`'\"]?[\w.\-]{0,80}[`'\"]?\s(?:is\s)?(?:not found|does not exist|not available|unknown)|"
     r"unknown (?:tool|function)|is not an? (?:known|available|valid) (?:tool|function)",
@@ -128,7 +53,9 @@ _REFUSED: Final = (401, 403, 407, 429)
 _PLAIN: Final = frozenset({str, int, float, bool, dict, list, tuple})
 _NO_ERROR: Final = ("0", "none", "None", "null", "ok", "OK")
 _FLAG_KEYS: Final = ("ok", "success", "succeeded", "successful")
-_TELLING: Final = frozenset({"isError", "is_error", *_ERROR_KEYS, *_FLAG_KEYS, *_STATUS_KEYS, *_HTTP_KEYS})
+_EXIT_KEYS: Final = ("exit_code", "exitCode", "returncode", "return_code")
+_OUTPUT_KEYS: Final = ("stderr", "stdout", "output")
+_TELLING: Final = frozenset({"isError", "is_error", *_ERROR_KEYS, *_FLAG_KEYS, *_STATUS_KEYS, *_HTTP_KEYS, *_EXIT_KEYS})
 _WRAPPERS: Final = (
     "result",
     "output",
@@ -161,12 +88,8 @@ _ENVELOPE: Final = frozenset(
         "hint",
         "help",
         "description",
-        "exit_code",
-        "exitCode",
-        "returncode",
-        "return_code",
-        "stderr",
-        "stdout",
+        *_EXIT_KEYS,
+        *_OUTPUT_KEYS,
         "traceback",
         "retry_after",
         "retryable",
@@ -197,31 +120,30 @@ def classify(answer: Any) -> tuple[Outcome, str]:
         return _of_text(answer)
     if answer is None or ((kind is list or kind is tuple) and not answer):
         return _EMPTY, ""
+    if kind is list and len(answer) == 1 and type(answer[0]) is dict and answer[0].get("type") == "text":
+        return classify(answer[0].get("text"))  # the content of an MCP answer
     return _OK, ""
 
 
 def failure_class(text: str) -> str:
     """A failure's message without its particulars: the same failure with another path or number is still the same."""
-    return _PARTICULARS.sub("#", mask(text if len(text) <= _HEAD else f"{text[:_HEAD]}\n{text[-_TAIL:]}"))
+    return _PARTICULARS.sub("#", mask(text if len(text) <= HEAD else f"{text[:HEAD]}\n{text[-_TAIL:]}"))
 
 
 def _of_text(text: str) -> tuple[Outcome, str]:
-    head = text[:_HEAD]
+    head = text[:HEAD]
     if not head.strip():
         return _EMPTY, ""
-    if len(text) <= _HEAD and is_nothing(head):
+    if len(text) <= HEAD and is_nothing(head):
         return (_UNKNOWN_TOOL, failure_class(text)) if _NO_SUCH_TOOL.search(head) else (_EMPTY, "")
-    if "Traceback (most recent call last)" in head or (_may_be_bad(head) and _BAD_TEXT.match(head)):
+    if (inside := embedded_json(text)) is not None:
+        return classify(inside)
+    code = exit_code(head)
+    if code is not None and code != 1:
         return _failed(text)
-    if "<" in head[:80] and _ERROR_PAGE.search(head):
-        return _failed(text)
-    return _OK, ""
-
-
-def _may_be_bad(head: str) -> bool:
-    """A quick look at the first words, for the many texts that are fine; the regular expression decides."""
-    start = head[:80].lower().lstrip(_LEADING)
-    return start.startswith(_BAD_STARTS) or "error" in start or "exception" in start
+    if code == 1 and len(text) <= HEAD and not has_output(text):
+        return _EMPTY, ""  # as of grep or diff: nothing found
+    return _failed(text) if reports_failure(text) else (_OK, "")
 
 
 def _of_dict(answer: dict[Any, object]) -> tuple[Outcome, str]:
@@ -259,9 +181,13 @@ def _told(answer: dict[str, object]) -> tuple[Outcome, str] | None:
             and not _is_record(answer)
         ):
             return (_EMPTY, MISSING) if code in _NO_SUCH_PAGE else _failed(_said(answer), answer)
+    for key in _EXIT_KEYS:
+        code = get(key)
+        if type(code) is int and code and (any(k in answer for k in _OUTPUT_KEYS) or not _is_record(answer)):
+            return _of_exit(code, answer)
     for key in _STATUS_KEYS:
         status = get(key)
-        if type(status) is str and len(status) <= _HEAD:
+        if type(status) is str and len(status) <= HEAD:
             if is_nothing(status):
                 return _EMPTY, ""
             if _BAD_STATUS.search(status):
@@ -269,13 +195,19 @@ def _told(answer: dict[str, object]) -> tuple[Outcome, str] | None:
     return None
 
 
+def _of_exit(code: int, answer: dict[str, object]) -> tuple[Outcome, str]:
+    """Exit code 1 without a message is how grep and diff say that something was or was not found."""
+    errors, printed = answer.get("stderr"), answer.get("stdout", answer.get("output"))
+    if code == 1 and (errors is None or (type(errors) is str and not errors.strip())):
+        return classify(printed) if printed is None or type(printed) is str else (_OK, "")
+    return _failed(_said(answer), answer)
+
+
 def _of_body(answer: dict[str, object]) -> tuple[Outcome, str]:
     """One wrapping level: {"result": "..."} is how frameworks carry a bare string, None or list."""
     if len(answer) == 1:
         (key, value), *_ = answer.items()
         if key in _WRAPPERS and (value is None or type(value) in (str, list, dict)):
-            if type(value) is list and value:
-                return _OK, ""
             return classify(value)
     elif _MCP_KEYS.issuperset(answer):
         content = answer.get("content")
@@ -285,7 +217,10 @@ def _of_body(answer: dict[str, object]) -> tuple[Outcome, str]:
             else content
         )
         if (type(said) is list and not said) or (
-            type(said) is str and (not said.strip() or is_nothing(said[:_HEAD]) or _SAYS_ERROR.match(said))
+            type(said) is str
+            and (
+                not said.strip() or is_nothing(said[:HEAD]) or SAYS_ERROR.match(said) or said.lstrip()[:1] in ("{", "[")
+            )
         ):
             return classify(said)
     elif _BODY_KEYS.issuperset(answer):
@@ -305,7 +240,7 @@ def _is_record(answer: dict[str, object]) -> bool:
 
 
 def _failed(text: str, value: object = None) -> tuple[Outcome, str]:
-    if len(text) <= _HEAD and _NO_SUCH_TOOL.search(text):
+    if len(text) <= HEAD and _NO_SUCH_TOOL.search(text):
         return _UNKNOWN_TOOL, failure_class(text)
     message = _message_of(value)
     if says_missing(message if type(message) is str and message else text):

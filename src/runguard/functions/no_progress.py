@@ -9,11 +9,11 @@ count as progress.
 from itertools import count
 from typing import Any, Final
 
-from runguard.conductor.answers import thing_named
 from runguard.core.decision import Finding, Rungs
 from runguard.core.detectors.repetition import Cycle
 from runguard.core.events import FAILURES, Answer, Outcome, ToolResults
 from runguard.core.fingerprint import answer_text, digest, mask
+from runguard.core.named_items import named_items
 from runguard.core.outcomes import classify, failure_class
 from runguard.core.unfinished import is_unfinished
 from runguard.providers.tool_results import ToolResult
@@ -92,7 +92,7 @@ def _nothing_new(result: ToolResult, args: Any) -> str:
     if result.is_error and outcome is Outcome.OK:
         outcome, failure = Outcome.FAILED, failure_class(answer_text(value))
     if outcome in FAILURES:
-        return f"{result.tool}\0{failure}\0{thing_named(args, value, None)}"
+        return f"{result.tool}\0{failure}\0{named_items(args, value)}"
     if outcome is Outcome.EMPTY or is_unfinished(value):
         return f"{result.tool}\0{mask(answer_text(value))}"
     return ""
