@@ -109,7 +109,7 @@ def test_the_filter_is_there_once() -> None:
         "runguard.BudgetMonitor(5)",
         "from runguard.alerts import Alerts",
         "from runguard.ledger import memory",
-        "from runguard.conductor import shared",
+        "from runguard.conductor import side_effects",
     ],
 )
 def test_the_filter_is_there_before_anything_can_be_logged(code: str) -> None:

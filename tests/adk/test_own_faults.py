@@ -309,7 +309,7 @@ ONE_AT_A_TIME = "0.15"  # a call takes $0.02, $0.09 are held for it
         (lambda plugin: plugin.guard.accounts.spending, "book"),
         (lambda plugin: plugin.guard.accounts.ledger, "settle"),
         (lambda plugin: plugin.guard, "settle"),
-        (lambda plugin: plugin.guard, "_too_late"),
+        (lambda plugin: plugin.guard.reserving, "_too_late"),
         (lambda plugin: plugin, "_let_go"),
     ],
     ids=["learn", "opened", "book", "ledger", "settle", "too late", "let go"],

@@ -4,8 +4,7 @@ from typing import Any
 
 import pytest
 
-from runguard.conductor import guard as conductor
-from runguard.conductor import shared
+from runguard.conductor import lanes, side_effects
 from runguard.core.decision import (
     Action,
     Decision,
@@ -311,8 +310,8 @@ def test_what_failed_may_be_tried_again(drive, says, outcome):
 
 
 def test_the_memory_of_sessions_is_bounded(drive, monkeypatch):
-    monkeypatch.setattr(shared, "_SESSIONS_KEPT", 20)
-    monkeypatch.setattr(shared, "_ONCE_PER_SESSION", 30)
+    monkeypatch.setattr(side_effects, "_SESSIONS_KEPT", 20)
+    monkeypatch.setattr(side_effects, "_ONCE_PER_SESSION", 30)
     d = drive(tools={"send": {"once": True}})
     for n in range(100):
         d.start(f"r{n}", session=f"s{n}")
@@ -359,7 +358,7 @@ def test_many_runs_leave_nothing_behind(drive):
 
 
 def test_many_lanes_of_one_run_are_bounded(drive, monkeypatch):
-    monkeypatch.setattr(conductor, "_LANES_KEPT", 50)
+    monkeypatch.setattr(lanes, "_LANES_KEPT", 50)
     d = drive()
     for n in range(500):
         d.lane(f"branch {n}", concurrent=bool(n % 2))

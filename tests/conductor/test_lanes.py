@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from runguard.conductor.event_lanes import Call, EventLanes
 from runguard.conductor.guard import Guard
-from runguard.conductor.lanes import Call, Lanes
 from runguard.core.detectors.handoffs import Depth
 from runguard.core.events import AgentEntered, RunInfo, ToolCall
 from runguard.policy import Policy
@@ -176,7 +176,7 @@ class Seen:
     def __init__(self) -> None:
         self.guard = Guard(Policy.validated({}, ""))
         self.run = self.guard.start(RunInfo("run"))
-        self.lanes = Lanes(self.guard, self.run)
+        self.lanes = EventLanes(self.guard, self.run)
 
     def asks(self, call_id: str, tool: str, *, branch: str = "", scope: str = "", batch: str = "") -> None:
         self.lanes.add(call_id, Call(tool, {}, b"", self.lanes.of(branch, scope), batch or call_id, "agent"))

@@ -9,7 +9,7 @@ from math import isnan, nan
 from typing import Any, Final, NamedTuple
 
 from runguard.calibrate.changes import changed
-from runguard.conductor.guard import Question, Result
+from runguard.conductor.adapter import Question, Result
 from runguard.core.events import Answer, ModelCall, ModelResult, Outcome, RunInfo, ToolCall
 from runguard.core.fingerprint import size_of
 from runguard.policy.settings import RULES, Policy

@@ -60,8 +60,7 @@ class Controls:
 
     def stops(self) -> list[Stop]:
         """The stops in force."""
-        self._in_charge.accounts.ledger.refresh_now()
-        return list(self._in_charge.accounts.switch.stops.values())
+        return self._in_charge.operator_stops.in_force()
 
     def flush(self, seconds: float = 2.0) -> bool:
         """Wait, bounded, until everything handed over has left (facts, callbacks, alerts): for tests and shutdown.

@@ -20,7 +20,7 @@ class Faults:
     def note(self, where: str, error: BaseException) -> None:
         self.count += 1
         level = logging.ERROR if self.count <= _LOGGED else logging.DEBUG
-        with suppress(Exception):  # a fault in logging is the last thing to tell
+        with suppress(Exception):  # a handler of the log that raises
             _log.log(
                 level,
                 "runguard.guard_error: %s failed with %s; on_guard_error=%s",

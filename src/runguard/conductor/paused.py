@@ -93,7 +93,7 @@ class Pauses:
         return written
 
     def _record(self, run: Run) -> "Future[None] | None":
-        return self._guard.record_end(run, carried.dump(run)) if self._guard.accounts.ledger.is_shared else None
+        return self._guard.records.write_end(run, carried.dump(run)) if self._guard.accounts.ledger.is_shared else None
 
     def _drop(self, run: Run, waits: bool) -> None:
         guard = self._guard

@@ -6,6 +6,8 @@ import json
 import logging
 from typing import Final
 
+from runguard.accounting.accounts import Accounts
+from runguard.conductor.breakers import Breakers
 from runguard.conductor.sink import Decided, Sink
 from runguard.conductor.summaries import RefusedSummaries
 from runguard.core.decision import Action, Finding, Trip, on_one_line
@@ -80,6 +82,15 @@ class Reporting:
         model = event.model or None if isinstance(event, ModelCall | ModelResult) else None
         if self._telemetry is not None:
             self._telemetry.decided(decided.decision, decided.run.info, event.agent, model)
+
+
+def connect_alarms(alarms: Alarms, accounts: Accounts, breakers: Breakers) -> None:
+    """Alert on what happens beside runs: the store goes away, a budget is extended, a cap function fails, a breaker
+    opens.
+    """
+    accounts.on_store, accounts.on_extended = alarms.store, alarms.extended
+    accounts.on_cap(alarms.cap)
+    breakers.on_change = alarms.breaker
 
 
 def _write_journal(decided: Decided) -> None:

@@ -2,7 +2,7 @@
 
 import os
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from typing import Any, Final
 
@@ -11,20 +11,20 @@ from runguard.conductor.session_growth import SessionGrowth
 from runguard.conductor.slots import Slots
 from runguard.conductor.stopping import Stoppable
 from runguard.core.breaker import Permit
-from runguard.core.decision import HANDOFF_ROUNDS, Action, Finding, Rungs, Spend, Trip
+from runguard.core.decision import HANDOFF_ROUNDS, Action, Finding, Spend, Trip
 from runguard.core.detectors.context import Context
 from runguard.core.detectors.detector import Detector
-from runguard.core.detectors.failures import EmptyAnswers, EqualAnswers, Stall, ToolFailures
-from runguard.core.detectors.growth import Growth, Sizes
-from runguard.core.detectors.handoffs import Depth, HandOffCycle, HandOffRounds, ReEntry
-from runguard.core.detectors.limits import CallsPerTool, Deadline, FanOut, ModelCalls, ResultSize, ToolCalls
+from runguard.core.detectors.failures import EmptyAnswers, Stall, ToolFailures
+from runguard.core.detectors.growth import Growth
+from runguard.core.detectors.handoffs import Depth, HandOffCycle, HandOffRounds
+from runguard.core.detectors.limits import CallsPerTool, Deadline, FanOut, ModelCalls, ToolCalls
 from runguard.core.detectors.repetition import Cycle, NoNews, Polling, Repetition, SameCall
 from runguard.core.detectors.rereading import Rereading
-from runguard.core.events import RunInfo
+from runguard.core.events import ROOT_LANE, RunInfo
 from runguard.core.fingerprint import AnswerBook
 from runguard.core.money import to_usd, usd_text
 from runguard.outlets.journal import Journal
-from runguard.policy.settings import FREE_RETRIES, LONG_ANSWERS, RULES, Policy, ToolRule
+from runguard.policy.settings import Policy, ToolRule
 
 
 class Lane(Stoppable):
@@ -220,6 +220,10 @@ class Run(Stoppable):
         ]
         self.detectors = [d for d in whole if d is not None]
 
+    def lane(self, key: str) -> Lane:
+        """The lane of this name, or the root lane when it is not open."""
+        return self.lanes.get(key) or self.lanes[ROOT_LANE]
+
     def go_on(self, at: float) -> None:
         """The run is resumed. The time since its pause does not count."""
         idle = max(at - self.paused_at, 0.0)
@@ -303,67 +307,3 @@ def parallel_part(branch: str) -> str:
     while named and "@" not in parts[named - 1]:
         named -= 1
     return ".".join(parts[named:])
-
-
-def lane_rungs_of(policy: Policy) -> dict[str, Rungs]:
-    """The rungs of the rules that look at one lane, without rules that have none."""
-    names = (
-        "repetition",
-        "no_news",
-        "same_call",
-        "cycle",
-        "stall",
-        "tool_failures",
-        "empty",
-        "handoff",
-        "growth",
-        "polling",
-        "context",
-    )
-    return {name: rungs for name in names if (rungs := policy.rungs(name)) is not None and rungs != Rungs()}
-
-
-def lane_detectors(
-    policy: Policy,
-    rungs: Mapping[str, Rungs],
-    is_polling: Callable[[str], bool],
-    known: Sizes | None = None,
-    place: str = "",
-) -> list[Detector]:
-    """One of each rule in force, for one lane.
-
-    ``known``: the prompts of its session; ``place``: where it stands in there.
-    """
-    made: list[Detector] = []
-    if "repetition" in rungs:
-        made.append(Repetition(rungs["repetition"]))
-    if "stall" in rungs:
-        made.append(Stall(rungs["stall"], 0 if policy.is_explicit("stall") else FREE_RETRIES))
-    if policy.max_identical_tool_results is not None:
-        made.append(EqualAnswers(policy.max_identical_tool_results))
-    if "tool_failures" in rungs:
-        made.append(ToolFailures(rungs["tool_failures"]))
-    if "no_news" in rungs:
-        made.append(NoNews(rungs["no_news"], patient=not policy.is_explicit("no_news")))
-        if rungs["no_news"] == RULES["no_news"][0]:  # limits that the user sets hold for answers of any length
-            made.append(Rereading(LONG_ANSWERS))
-    if "same_call" in rungs:
-        made.append(SameCall(rungs["same_call"], look_from=2 if policy.store != "memory" else None))
-    if "empty" in rungs:
-        made.append(EmptyAnswers(rungs["empty"]))
-    if "cycle" in rungs:
-        made.append(Cycle(rungs["cycle"], policy.max_cycle_len or 4))
-        made.append(HandOffRounds(rungs["cycle"], policy.max_cycle_len or 4))
-    if "handoff" in rungs:
-        made.append(HandOffCycle(rungs["handoff"]))
-    if policy.max_reentries is not None:
-        made.append(ReEntry(policy.max_reentries))
-    if "growth" in rungs:
-        made.append(Growth(rungs["growth"], policy.cost_baseline_events, known, place))
-    if "polling" in rungs:
-        made.append(Polling(rungs["polling"], is_polling))
-    if "context" in rungs:
-        made.append(Context(rungs["context"].warn))
-    if policy.max_tool_result_chars:
-        made.append(ResultSize(policy.max_tool_result_chars))
-    return made

@@ -31,7 +31,6 @@ def alarms_of(guard: "Guard", before: "Guard | None") -> Alarms | None:
 
 def take_over(heir: "Guard", before: "Guard") -> None:
     """Give ``heir`` what ``before`` knows. Changes nothing of ``before``."""
-    heir.outbox, heir._switching = before.outbox, before._switching
     heir.pauses.share(before.pauses)
     heir.breakers.share(before.breakers)
     heir.once.share(before.once)
@@ -51,6 +50,6 @@ def retire(before: "Guard", heir: "Guard") -> None:
         before.accounts.adopt_shared_budgets(heir.accounts)
     elif before.accounts.switch.stops:  # another store: it does not know the stops
         stops = before.accounts.switch.stops
-        heir.change_stops(lambda known: {**stops, **known})
+        heir.operator_stops.change(lambda known: {**stops, **known})
     if before.telemetry is not None:
         before.telemetry.drop(before)

@@ -12,8 +12,9 @@ from contextlib import contextmanager
 from typing import Any, Final
 
 from runguard.alerts.settings import AlertSettings
-from runguard.conductor.guard import Guard, Question, Result
-from runguard.conductor.lanes import Call, Lanes
+from runguard.conductor.adapter import Question, Result
+from runguard.conductor.event_lanes import Call, EventLanes
+from runguard.conductor.guard import Guard
 from runguard.conductor.runs import Run
 from runguard.conductor.sink import Decided
 from runguard.core.decision import Action, Decision, Rungs
@@ -157,7 +158,7 @@ class Player:
         self._run = ""
         self._live: Run = None  # type: ignore[assignment]  # the guard's run, once one has begun
         self._begun = False
-        self._lanes: Lanes = None  # type: ignore[assignment]  # as above
+        self._lanes: EventLanes = None  # type: ignore[assignment]  # as above
         self._active: dict[str, str] = {}  # lane -> the agent at work in it
         self._agents: set[str] = set()  # tools that are agents: work of theirs was seen in a branch
         self._waiting: list[Called] = []  # calls of the last response, until it is known that tools answer them
@@ -232,7 +233,7 @@ class Player:
         self._run = info.run
         self._live = self.guard.start(info)
         self._begun = True
-        self._lanes, self._active, self._stopped_lanes = Lanes(self.guard, self._live), {}, set()
+        self._lanes, self._active, self._stopped_lanes = EventLanes(self.guard, self._live), {}, set()
         self._stopped = self._over = False
 
     def _resume(self, name: str) -> bool:

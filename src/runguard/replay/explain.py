@@ -3,8 +3,8 @@
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
-from runguard.conductor.guard import Question
-from runguard.conductor.runs import lane_rungs_of
+from runguard.conductor.adapter import Question
+from runguard.conductor.lane_rules import lane_rungs_of
 from runguard.core.decision import Finding, Rungs
 from runguard.core.events import AgentEntered, Event, ToolCall
 from runguard.policy.settings import RULES

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from runguard.accounting.refusals import finding_of
-from runguard.conductor.guard import surplus
+from runguard.conductor.reserving import surplus
 from runguard.core.events import (
     ROOT_LANE,
     Answer,

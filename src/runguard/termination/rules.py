@@ -6,8 +6,8 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from typing import Any, ClassVar, Final
 
+from runguard.conductor.event_lanes import Call, EventLanes
 from runguard.conductor.guard import Guard
-from runguard.conductor.lanes import Call, Lanes
 from runguard.core.decision import Action, Decision, Finding
 from runguard.core.events import Answer, HandOff, ModelResult, RunInfo, ToolResults
 from runguard.core.exceptions import PolicyError
@@ -39,7 +39,7 @@ class _Watch:
 
     def __init__(self, policy: Policy) -> None:
         self._guard = Guard(policy, reports=False)  # whether anything ends is up to the condition's owner
-        self._lanes = Lanes(self._guard, self._guard.start(RunInfo(_RUN)))
+        self._lanes = EventLanes(self._guard, self._guard.start(RunInfo(_RUN)))
         self._calls: OrderedDict[str, tuple[str, Any, str, str]] = OrderedDict()  # by id: tool, arguments, lane, batch
 
     def see(self, event: Event, now: float) -> Finding | None:

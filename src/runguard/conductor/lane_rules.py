@@ -1,0 +1,78 @@
+"""The detectors of one lane, as a policy sets them."""
+
+from collections.abc import Callable, Mapping
+
+from runguard.core.decision import Rungs
+from runguard.core.detectors.context import Context
+from runguard.core.detectors.detector import Detector
+from runguard.core.detectors.failures import EmptyAnswers, EqualAnswers, Stall, ToolFailures
+from runguard.core.detectors.growth import Growth, Sizes
+from runguard.core.detectors.handoffs import HandOffCycle, HandOffRounds, ReEntry
+from runguard.core.detectors.limits import ResultSize
+from runguard.core.detectors.repetition import Cycle, NoNews, Polling, Repetition, SameCall
+from runguard.core.detectors.rereading import Rereading
+from runguard.policy.settings import FREE_RETRIES, LONG_ANSWERS, RULES, Policy
+
+
+def lane_rungs_of(policy: Policy) -> dict[str, Rungs]:
+    """The rungs of the rules that look at one lane, without rules that have none."""
+    names = (
+        "repetition",
+        "no_news",
+        "same_call",
+        "cycle",
+        "stall",
+        "tool_failures",
+        "empty",
+        "handoff",
+        "growth",
+        "polling",
+        "context",
+    )
+    return {name: rungs for name in names if (rungs := policy.rungs(name)) is not None and rungs != Rungs()}
+
+
+def lane_detectors(
+    policy: Policy,
+    rungs: Mapping[str, Rungs],
+    is_polling: Callable[[str], bool],
+    known: Sizes | None = None,
+    place: str = "",
+) -> list[Detector]:
+    """One detector of each rule in force.
+
+    ``known``: the prompt sizes of the session. ``place``: the name of the lane in them.
+    """
+    made: list[Detector] = []
+    if "repetition" in rungs:
+        made.append(Repetition(rungs["repetition"]))
+    if "stall" in rungs:
+        made.append(Stall(rungs["stall"], 0 if policy.is_explicit("stall") else FREE_RETRIES))
+    if policy.max_identical_tool_results is not None:
+        made.append(EqualAnswers(policy.max_identical_tool_results))
+    if "tool_failures" in rungs:
+        made.append(ToolFailures(rungs["tool_failures"]))
+    if "no_news" in rungs:
+        made.append(NoNews(rungs["no_news"], patient=not policy.is_explicit("no_news")))
+        if rungs["no_news"] == RULES["no_news"][0]:  # limits that the user sets hold for answers of any length
+            made.append(Rereading(LONG_ANSWERS))
+    if "same_call" in rungs:
+        made.append(SameCall(rungs["same_call"], look_from=2 if policy.store != "memory" else None))
+    if "empty" in rungs:
+        made.append(EmptyAnswers(rungs["empty"]))
+    if "cycle" in rungs:
+        made.append(Cycle(rungs["cycle"], policy.max_cycle_len or 4))
+        made.append(HandOffRounds(rungs["cycle"], policy.max_cycle_len or 4))
+    if "handoff" in rungs:
+        made.append(HandOffCycle(rungs["handoff"]))
+    if policy.max_reentries is not None:
+        made.append(ReEntry(policy.max_reentries))
+    if "growth" in rungs:
+        made.append(Growth(rungs["growth"], policy.cost_baseline_events, known, place))
+    if "polling" in rungs:
+        made.append(Polling(rungs["polling"], is_polling))
+    if "context" in rungs:
+        made.append(Context(rungs["context"].warn))
+    if policy.max_tool_result_chars:
+        made.append(ResultSize(policy.max_tool_result_chars))
+    return made

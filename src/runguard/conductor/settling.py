@@ -1,0 +1,169 @@
+"""What a model call took: booked on the budgets, counted for the run, written to the store.
+
+Money comes first. A fault in anything else leaves no reservation behind and does not reach the caller.
+"""
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+from runguard.accounting.accounts import Accounts
+from runguard.accounting.charges import Charge, Fired
+from runguard.accounting.refusals import finding_of
+from runguard.accounting.spending import record_of
+from runguard.conductor.deciding import Deciding
+from runguard.conductor.own_faults import OwnFaults
+from runguard.conductor.runs import Run
+from runguard.core.decision import Action, Finding, Money
+from runguard.core.events import ModelCall, ModelResult
+from runguard.core.money import to_usd
+from runguard.outlets.alarms import Alarms
+from runguard.outlets.callbacks import Outbox
+from runguard.pricing.rates import Usage
+
+
+class Settling:
+    """Closes the charges of one guard. ``find_paused`` finds a run that is paused."""
+
+    def __init__(
+        self,
+        clock: Callable[[], float],
+        accounts: Accounts,
+        runs: dict[str, Run],
+        find_paused: Callable[[str], Run | None],
+        deciding: Deciding,
+        faults: OwnFaults,
+        outbox: Outbox,
+        alarms: Alarms | None,
+    ) -> None:
+        self._clock, self._accounts, self._runs, self._find_paused = clock, accounts, runs, find_paused
+        self._deciding, self._faults, self._outbox, self._alarms = deciding, faults, outbox, alarms
+        self._thresholds_reached = 0
+
+    def settle(
+        self,
+        charge: Charge,
+        usage: Usage,
+        model: str = "",
+        *,
+        nano: int | None = None,
+        estimated: bool = False,
+        free: bool = False,
+    ) -> None:
+        """Book what a call took, and fire the thresholds that it reaches.
+
+        A later figure for the same call replaces the earlier one. ``nano``: its cost in nano-USD, where the caller
+        knows it. ``estimated``: flag the figures as an estimate. ``free``: it cost nothing.
+        """
+        before, run = charge.booked, self._run_of(charge, paused=False)
+        if run is not None:
+            run.spend.prompt_tokens += usage.input - (before.input if before is not None else 0)
+            run.spend.output_tokens += usage.output - (before.output if before is not None else 0)
+        facts: dict[str, Any] = {"nano": nano, "estimated": estimated, "free": free}
+        try:
+            booked = (lambda: self._look_back(run, charge)) if charge.doubt is not None and run is not None else None
+            self._accounts.settle(charge, usage, model, on_fired=self._threshold, on_booked=booked, **facts)
+        except Exception as error:
+            self.close(charge, error, usage)
+        try:
+            if self._accounts.ledger.is_shared and charge.booked is not None and not charge.within:
+                self._record(run, charge, usage, model, facts)
+        except Exception as error:
+            self._faults.fault("settle", error, charge.purse.info.run)
+
+    def release(self, charge: Charge) -> None:
+        """Give back the reservation of a call that was never sent."""
+        try:
+            self._accounts.release(charge)
+        except Exception as error:
+            self._faults.fault("release", error, charge.purse.info.run)
+        try:
+            run = self._run_of(charge)
+            if run is not None and run.journal is not None:
+                run.journal.add({"k": "back", "n": charge.number})
+        except Exception as error:
+            self._faults.fault("release", error, charge.purse.info.run)
+
+    def abandon(
+        self, charge: Charge, streamed_tokens: int = 0, *, streaming: bool = False, refused: bool = False
+    ) -> None:
+        """Book an estimate for a call that was sent and ended without reporting its usage.
+
+        ``refused``: the provider refused it or could not be reached, so it cost nothing. It still counts as a call.
+        """
+        if charge.over:
+            return
+        if refused and not streamed_tokens:
+            self.settle(charge, Usage(), free=True)
+            return
+        try:
+            usage = self._accounts.guess(charge, streamed_tokens, streaming)
+        except Exception as error:
+            self.close(charge, error)
+            return
+        self.settle(charge, usage, estimated=True)
+
+    def close(self, charge: Charge, error: Exception, usage: Usage | None = None) -> None:
+        """Close the account of a call after a fault of the guard.
+
+        An estimate is booked, so that later calls do not wait for what this one holds.
+        """
+        self._faults.fault("settle", error, charge.purse.info.run)
+        self._faults.attempt("settle", self._accounts.close, charge, usage)
+
+    def _run_of(self, charge: Charge, *, paused: bool = True) -> Run | None:
+        """The run that made a call, or None when it has ended. ``paused``: also when it is paused."""
+        name = charge.purse.info.run
+        run = self._runs.get(name) or (self._find_paused(name) if paused else None)
+        return run if run is not None and run.purse is charge.purse else None
+
+    def _record(self, run: Run | None, charge: Charge, usage: Usage, model: str, facts: dict[str, Any]) -> None:
+        """Write a call to the store, and to the journal of its run."""
+        record = record_of(charge)
+        text = json.dumps(record)
+        self._accounts.ledger.tell(lambda session: session.append("call", charge.purse.info.run, text))
+        journal = run.journal if run is not None else charge.journal
+        if journal is not None:
+            charge.number = charge.number or journal.number()  # not reserved before: it gets its number now
+            journal.paid(charge.number, self._clock(), usage, model=model, usd=record["usd"], **facts)
+            if run is None:
+                journal.flush()
+
+    def _look_back(self, run: Run, charge: Charge) -> None:
+        """In shadow mode a call that seemed too expensive was made. Decide now whether it was."""
+        doubt = charge.doubt
+        if doubt is None or not self._accounts.has_come_true(doubt):
+            return
+        charge.doubt = None
+        event = ModelCall(run.info.run, charge.lane, charge.agent, self._clock(), charge.model)
+        finding = finding_of(doubt, event, self._accounts.ledger.name)
+        self._deciding.decide(run, run.lane(charge.lane), event, finding)
+
+    def _threshold(self, charge: Charge, reached: Fired) -> None:
+        """A share of a budget is spent: call its callback, send an alert, and warn or nudge the run that spent it."""
+        account, threshold, status = reached.account, reached.threshold, reached.status
+        if threshold.callback is not None:
+            self._outbox.send(threshold.callback, status)
+        if self._alarms is not None:
+            self._alarms.threshold(reached)
+        run = self._run_of(charge)
+        if run is None:
+            return
+        self._thresholds_reached += 1
+        action = Action.NUDGE if threshold.action == "nudge" else Action.WARN
+        again = self._thresholds_reached if threshold.recurring else ""
+        key = f"{account.key}:{account.granted}:{threshold.percent}:{threshold.action}:{again}"
+        detail = (
+            f"{threshold.percent:.0%} of the budget of {account.scope} is spent: {status.spent} of {status.limit} "
+            f"{status.unit}"
+        )
+        held = to_usd(account.due_usd - account.spent_usd)
+        money = Money(reached.meter.per.kind, account.scope, to_usd(account.spent_usd), held, account.ends)
+        finding = Finding(
+            "budget", action, status.spent, status.limit, status.unit, "run", "", key, detail, money=money
+        )
+        lane = run.lane(charge.lane)
+        event = ModelResult(run.info.run, lane.key, charge.agent, self._clock())
+        decision = self._deciding.decide(run, lane, event, finding)
+        if decision.action is Action.NUDGE and decision.enforced:
+            lane.notice = decision.for_model
