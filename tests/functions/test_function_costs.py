@@ -23,7 +23,8 @@ from runguard import (
     guard_async,
     run,
 )
-from runguard.functions.calls import Caller
+from runguard.functions import booking
+from runguard.functions.caller import Caller
 from runguard.functions.costs import Costs
 from tests.kit.functions import (
     PATIENCE_S,
@@ -139,7 +140,7 @@ def test_a_fault_of_the_guard_means_what_the_policy_says(mode: str, monkeypatch:
 
 
 def test_a_fault_in_booking_does_not_take_the_result_away(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(Caller, "_book", lambda self, call, told, result: 1 / 0)
+    monkeypatch.setattr(booking, "_book", lambda call, answer, result, received: 1 / 0)
     call = guard(Model(), budget={"max_usd": 1})
     assert in_time(call) == {"usd": 0.1}
     assert call.__runguard__.guard.guard_errors == 1

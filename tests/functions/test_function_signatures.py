@@ -170,8 +170,8 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"mode": "enforced"}, r"mode = 'enforced'"),
     ({"budgt": {}}, r"budgt: .*'budget'"),
     ({"lop": True}, r"lop: .*'loop'"),
-    ({"cycle_repeats": 3}, r"cycle_repeats: say loop=\{'repeats'"),
-    ({"max_context_tokens": 3}, r"max_context_tokens: say context="),
+    ({"cycle_repeats": 3}, r"cycle_repeats: use loop=\{'repeats'"),
+    ({"max_context_tokens": 3}, r"max_context_tokens: use context="),
     ({"rules": {"cycle": False}}, r"rules: .*loop="),
 ]
 

@@ -17,7 +17,8 @@ from runguard import (
     guard_async,
     run,
 )
-from runguard.functions.calls import Caller
+from runguard.functions import layers, opening
+from runguard.functions.caller import Caller
 from tests.kit.functions import (
     DIME,
     PATIENCE_S,
@@ -313,18 +314,18 @@ def test_reset_starts_afresh():
 
 
 def test_a_call_whose_run_is_reset_meanwhile_belongs_to_the_next(monkeypatch: pytest.MonkeyPatch):
-    model, opened, resets = Model(), Caller._open, []
+    model, opened, resets = Model(), opening._open, []
 
-    async def interfered(self: Caller, call: Any, *how: bool) -> None:
+    async def interfered(call: Any, *how: bool) -> None:
         if not resets:
-            resets.append(self.reset())
-        await opened(self, call, *how)
+            resets.append(call.caller.reset())
+        await opened(call, *how)
 
-    monkeypatch.setattr(Caller, "open_now", lambda self, request: None)  # the long way
+    monkeypatch.setattr(layers, "open_now", lambda caller, request: None)  # the long way
     call = guard(model, budget={"max_calls": 1}, on_guard_error="allow")
     call()
     call.reset()
-    monkeypatch.setattr(Caller, "_open", interfered)
+    monkeypatch.setattr(opening, "_open", interfered)
     assert refused(swallowing(call, 3)) == 2
     assert model.calls == 2
 

@@ -10,7 +10,7 @@ import pytest
 import runguard
 from runguard import Budget, BudgetExceededError, RunStoppedError, guard, run
 from runguard.alerts import Alert
-from runguard.functions.calls import Caller
+from runguard.functions.caller import Caller
 from runguard.functions.wrappers import _settings
 from runguard.testing import FakeClock
 

@@ -213,7 +213,7 @@ class Session:
 )
 def test_functions_among_the_tools_may_make_several_requests_of_a_call(config: Any, rounds: int):
     request = read_request((), {"model": "gemini-2.5-flash", "contents": "go", "config": config})
-    assert (request.rounds, request.untold, request.answered) == (rounds, False, 0)
+    assert (request.rounds, request.hides_rounds, request.answered) == (rounds, False, 0)
 
 
 def test_functions_outside_of_a_config_are_the_callers_own():
@@ -231,7 +231,7 @@ def test_rounds_that_a_prompt_ends_with_are_known():
         ([word, asked, answered, word, asked, answered, asked, answered], 2),
     ):
         request = read_request((), {"contents": contents, "config": silent})
-        assert (request.answered, request.untold) == (rounds, True)
+        assert (request.answered, request.hides_rounds) == (rounds, True)
 
 
 class Answered:

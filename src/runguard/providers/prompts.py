@@ -100,18 +100,18 @@ class Request:
     unseen: bool = False
     rounds: int = 1  # requests that it may become: google-genai calls functions by itself and asks again
     answered: int = 0  # rounds of function calling that the contents end with already
-    untold: bool = False  # and the answer will not say how many there were
+    hides_rounds: bool = False  # and the answer will not say how many there were
 
 
 class _Found:
-    __slots__ = ("audio", "candidates", "limit", "model", "rounds", "size", "unseen", "untold")
+    __slots__ = ("audio", "candidates", "hides_rounds", "limit", "model", "rounds", "size", "unseen")
 
     def __init__(self) -> None:
         self.model = ""
         self.size = self.audio = 0
         self.limit: int | None = None
         self.candidates = self.rounds = 1
-        self.unseen = self.untold = False
+        self.unseen = self.hides_rounds = False
 
     def take(self, entries: Iterable[tuple[Any, Any]], depth: int) -> None:
         for name, value in entries:
@@ -148,7 +148,7 @@ class _Found:
         most = told.get("maximum_remote_calls", told.get("maximumRemoteCalls"))
         if not told.get("disable"):
             self.rounds = max(_ROUNDS if type(most) is not int else most, 1)
-            self.untold = bool(told.get("ignore_call_history", told.get("ignoreCallHistory")))
+            self.hides_rounds = bool(told.get("ignore_call_history", told.get("ignoreCallHistory")))
 
     def prompt(self, value: Any) -> None:
         size, heard = measure(value)
@@ -190,6 +190,6 @@ def read_request(args: tuple[object, ...], kwargs: Mapping[str, object]) -> Requ
         found.unseen,
     )
     if found.rounds > 1:
-        request.rounds, request.untold = found.rounds, found.untold
+        request.rounds, request.hides_rounds = found.rounds, found.hides_rounds
         request.answered = len(rounds_of(kwargs.get("contents")))
     return request

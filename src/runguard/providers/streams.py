@@ -138,11 +138,11 @@ class StreamReading:
             tuple(problems[:_MAX_PROBLEMS]),
             tuple(reversed(self._earlier)),
             None if counts is None else replace(counts),
-            self.heard,
+            self.received,
         )
 
     @property
-    def heard(self) -> int:
+    def received(self) -> int:
         """``chars`` of the request under way."""
         return self.chars - self._spoken
 
@@ -150,7 +150,9 @@ class StreamReading:
     def ends_unreported(self) -> bool:
         """Whether more was said since the last report than that one can have counted."""
         counts = self._counts
-        return counts is not None and self.chars > self._reported_at and tokens_in(self.heard) > counts.usage().output
+        if counts is None or self.chars <= self._reported_at:
+            return False
+        return tokens_in(self.received) > counts.usage().output
 
     # ---- which kind of piece ----------------------------------------------------------------------------------------
 
@@ -330,7 +332,7 @@ class StreamReading:
         """
         if history > self._history or len(self._calls) > self._asked:  # else a provider that goes on after its end
             self._earlier.append(
-                Usage(output=-(-self.heard // UPPER)) if self._counts is None else self._counts.usage()
+                Usage(output=-(-self.received // UPPER)) if self._counts is None else self._counts.usage()
             )
             self._counts, self._history, self._spoken, self._asked = None, history, self.chars, len(self._calls)
         self._closed = False

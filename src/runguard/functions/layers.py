@@ -1,0 +1,149 @@
+"""Opens a guarded call at every layer that limits it: the runs around it, the outermost first, then the callable.
+
+There are two ways to wait: ``open_layers`` blocks the thread, ``open_layers_async`` awaits.
+"""
+
+import asyncio
+import inspect
+from contextlib import suppress
+from typing import Any
+
+from runguard.accounting.charges import OWNERS, Charge
+from runguard.functions.booking import never_left
+from runguard.functions.call_queue import Admission, may_start
+from runguard.functions.caller import Caller, GuardedCall, owners_of
+from runguard.functions.opening import open_call, open_now
+from runguard.functions.run_context import SURROUNDINGS
+from runguard.functions.sync import drive
+from runguard.providers.prompts import Request
+
+
+def is_inner_call(caller: Caller) -> bool:
+    """Whether this is the call that the guard around makes. Another attempt of a retry between them is one more
+    call.
+    """
+    inner = SURROUNDINGS.get().inner
+    return inner is not None and caller in inner and inner.pop() is caller
+
+
+def _layers(caller: Caller, is_inner: bool) -> list[Caller]:
+    """The runs with limits around a call, the outermost first, then the callable itself.
+
+    ``is_inner``: the guard around has already asked the runs.
+    """
+    layers = [caller]
+    context = None if is_inner else SURROUNDINGS.get().run
+    while context is not None:
+        if context.caller is not None and not context.ended and not context.caller.is_off:
+            layers.append(context.caller)
+        context = context.outer
+    layers.reverse()
+    return layers
+
+
+def open_layers(
+    caller: Caller, stacked: bool, is_inner: bool, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[list[GuardedCall], tuple[Charge, ...]]:
+    """Permission for one call from every layer, and the charges of all of them.
+
+    ``stacked``: the callable is itself guarded. ``is_inner``: the guard around has already asked the runs.
+    """
+    before = owners = OWNERS.get()
+    calls: list[GuardedCall] = []
+    token = OWNERS.set(owners)
+    try:
+        for layer in _layers(caller, is_inner):
+            calls.append(_open(layer, args, kwargs))
+            calls[-1].stacked = stacked
+            owners = owners_of(before, calls)
+            OWNERS.set(owners)
+    except BaseException:
+        take_back(calls)
+        raise
+    finally:
+        OWNERS.reset(token)
+    return calls, owners
+
+
+async def open_layers_async(
+    caller: Caller, stacked: bool, is_inner: bool, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[list[GuardedCall], tuple[Charge, ...]]:
+    before = owners = OWNERS.get()
+    calls: list[GuardedCall] = []
+    token = OWNERS.set(owners)
+    try:
+        for layer in _layers(caller, is_inner):
+            calls.append(await _open_async(layer, args, kwargs))
+            calls[-1].stacked = stacked
+            owners = owners_of(before, calls)
+            OWNERS.set(owners)
+    except BaseException:
+        take_back(calls)
+        raise
+    finally:
+        with suppress(ValueError):  # a coroutine that is thrown away ends in another context
+            OWNERS.reset(token)
+    return calls, owners
+
+
+def take_back(calls: list[GuardedCall]) -> None:
+    """The call is not made after all."""
+    for call in calls:
+        never_left(call)
+
+
+def _open(layer: Caller, args: tuple[Any, ...], kwargs: dict[str, Any]) -> GuardedCall:
+    request = layer.request(args, kwargs)
+    if layer.settings.tokens is not None:
+        request = layer.counted(request, _count(layer, args, kwargs))
+    if (call := open_now(layer, request)) is not None:
+        return call
+    on_loop = asyncio._get_running_loop() is not None  # a sync call on an event loop blocks everything on it
+    admission, ticket = layer.admission(request, True)
+    try:
+        if admission is Admission.QUEUED and ticket is not None:
+            try:
+                ticket.result(0.0 if on_loop else layer.settings.policy.hold_seconds)
+            except TimeoutError:  # the ledger knows what the others have reserved
+                layer.give_back(ticket)
+                admission, ticket = Admission.ALONGSIDE if on_loop else Admission.NOW, None
+        job = open_call(layer, request, admission, ticket, True, on_loop)
+        return drive(job, layer.guard.accounts.ledger.is_shared, never_left)
+    except BaseException:
+        layer.give_back(ticket)
+        raise
+
+
+async def _open_async(layer: Caller, args: tuple[Any, ...], kwargs: dict[str, Any]) -> GuardedCall:
+    request: Request = layer.request(args, kwargs)
+    if layer.settings.tokens is not None:
+        counted = _count(layer, args, kwargs)
+        request = layer.counted(request, await _result_of(counted) if inspect.isawaitable(counted) else counted)
+    if (call := open_now(layer, request)) is not None:
+        return call
+    admission, ticket = layer.admission(request, False)
+    try:
+        seconds = layer.settings.policy.hold_seconds
+        if admission is Admission.QUEUED and ticket is not None and not await may_start(ticket, seconds):
+            layer.give_back(ticket)
+            admission, ticket = Admission.NOW, None
+        return await open_call(layer, request, admission, ticket, False)
+    except BaseException:
+        layer.give_back(ticket)
+        raise
+
+
+def _count(layer: Caller, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """What ``tokens`` gives, or the exception that it raises."""
+    assert layer.settings.tokens is not None
+    try:
+        return layer.settings.tokens(*args, **kwargs)
+    except Exception as error:
+        return error
+
+
+async def _result_of(counted: Any) -> Any:
+    try:
+        return await counted
+    except Exception as error:
+        return error
