@@ -43,6 +43,7 @@ ENDED = [
     "json error inside mcp content",
     "exit code of a command",
     "one unknown column in ever new queries",
+    "empty arguments again and again",
 ]
 LEFT_ALONE = [
     "polling with progress",
@@ -70,6 +71,7 @@ LEFT_ALONE = [
     "missing records told as json",
     "failing tests by exit code between edits",
     "eight columns tried in long queries",
+    "four rejected calls then smaller ones",
 ]
 
 

@@ -78,6 +78,7 @@ class ModelInFlight:
     usage: CallUsage = field(default_factory=CallUsage)  # what the model reported
     judged: bool = False  # its result was told to the detectors
     said: int = 0
+    is_cut: bool = False  # it hit its output limit
     streamed: bool = False  # pieces of it came before
 
     def is_over(self, task: "asyncio.Task[Any] | None", now: float) -> bool:

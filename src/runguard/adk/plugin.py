@@ -537,6 +537,7 @@ class RunGuardPlugin(Controls, BasePlugin):
                 flight.streamed = True
             else:
                 flight.said = _final_words(llm_response, flight.streamed)
+                flight.is_cut = llm_response.finish_reason is types.FinishReason.MAX_TOKENS
                 flight.done_at, flight.delivered = time.monotonic(), False
                 self._judge_result(invocation, flight)
                 if task is not None:
@@ -558,7 +559,14 @@ class RunGuardPlugin(Controls, BasePlugin):
         prompt, output = flight.usage.prompt, usage.output if usage is not None else None
         self.guard.after(
             ModelResult(
-                invocation.run.info.run, flight.lane, flight.agent, self.guard.clock(), prompt, output, said=flight.said
+                invocation.run.info.run,
+                flight.lane,
+                flight.agent,
+                self.guard.clock(),
+                prompt,
+                output,
+                said=flight.said,
+                is_cut=flight.is_cut,
             )
         )
 

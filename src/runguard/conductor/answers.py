@@ -7,6 +7,7 @@ from typing import Any, Final
 
 from runguard.conductor.runs import Lane, Run
 from runguard.core.absence import says_missing
+from runguard.core.detectors.cut_off import lacks_arguments
 from runguard.core.events import FAILURES, Answer, Outcome, ToolResults
 from runguard.core.fingerprint import answer_text, digest, mask, size_of
 from runguard.core.named_items import named_items
@@ -82,6 +83,7 @@ class Answers:
                 a.failure = ""
             if outcome in FAILURES:
                 event.failures = True
+                a.lacks_arguments = lacks_arguments(a.args, answer_text(raw))
                 if not a.failure or value is not raw:  # the normalizer decides what identifies a failure, too
                     a.failure = failure_class(answer_text(value))
                 if items := named_items(a.args, value, rule.volatile if rule is not None else ()):

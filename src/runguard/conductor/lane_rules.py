@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping
 
 from runguard.core.decision import Rungs
 from runguard.core.detectors.context import Context
+from runguard.core.detectors.cut_off import CutOff
 from runguard.core.detectors.detector import Detector
 from runguard.core.detectors.failures import EmptyAnswers, EqualAnswers, Stall, ToolFailures
 from runguard.core.detectors.growth import Growth, Sizes
@@ -47,6 +48,8 @@ def lane_detectors(
     if "repetition" in rungs:
         made.append(Repetition(rungs["repetition"]))
     if "stall" in rungs:
+        if rungs["stall"].nudge is not None:
+            made.append(CutOff())
         made.append(Stall(rungs["stall"], 0 if policy.is_explicit("stall") else FREE_RETRIES))
     if policy.max_identical_tool_results is not None:
         made.append(EqualAnswers(policy.max_identical_tool_results))

@@ -13,6 +13,7 @@ from runguard.conductor.stopping import Stoppable
 from runguard.core.breaker import Permit
 from runguard.core.decision import HANDOFF_ROUNDS, Action, Finding, Spend, Trip
 from runguard.core.detectors.context import Context
+from runguard.core.detectors.cut_off import CutOff
 from runguard.core.detectors.detector import Detector
 from runguard.core.detectors.failures import EmptyAnswers, Stall, ToolFailures
 from runguard.core.detectors.growth import Growth
@@ -115,6 +116,7 @@ class Lane(Stoppable):
 _HANDOFF_RULES: Final[tuple[type, ...]] = (HandOffCycle, HandOffRounds)
 _LOOP_RULES: Final[tuple[type, ...]] = (
     *_HANDOFF_RULES,
+    CutOff,
     Cycle,
     EmptyAnswers,
     NoNews,

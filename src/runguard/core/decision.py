@@ -57,6 +57,7 @@ class Rungs:
         return min((n for n in (self.warn, self.nudge, self.block, self.stop) if n is not None), default=float("inf"))
 
 
+CUT_OFF: Final = "calls without their arguments"  # unit of a finding of the rule stall about rejected calls
 HANDOFF_ROUNDS: Final = "rounds of hand-offs"  # unit of a finding of the rule cycle about agents instead of calls
 
 
@@ -222,6 +223,10 @@ _NUDGES: Final[dict[str, str]] = {
         "and finish."
     ),
 }
+_CUT_OFF_NUDGE: Final = (
+    "'{tool}' was not executed: the arguments of the call were empty or cut off, {n} times in a row. A response has a "
+    "limited length. Send less per call: split the work into several smaller calls."
+)
 _REFUSALS: Final[dict[str, str]] = {
     "repetition": "Not executed: this exact call was already answered {before} times "
     "with the same result, which stands "
@@ -294,7 +299,7 @@ def text_for_model(finding: Finding) -> str:
     if finding.action is Action.STOP:
         return STOPPED
     texts = _NUDGES if finding.action is Action.NUDGE else _REFUSALS
-    template = texts.get(finding.rule) or _REFUSALS["repetition"]
+    template = _CUT_OFF_NUDGE if finding.unit == CUT_OFF else texts.get(finding.rule) or _REFUSALS["repetition"]
     return template.format(
         n=_number(finding.observed),
         before=_number(max(finding.observed - 1, 1)),

@@ -86,6 +86,7 @@ class ModelResult:
     output_tokens: int | None = None
     model: str = ""
     said: int = 0  # name of the words that ended an activation, 0 when the response called tools or said nothing
+    is_cut: bool = False  # it hit its output limit
 
 
 @dataclass(slots=True)
@@ -127,6 +128,7 @@ class Answer:
     unfinished: str = ""
     # of a tool that set ``transfer_to_agent``: its answer says who works on, so it is no progress
     hands_over: bool = False
+    lacks_arguments: bool = False  # it failed because required arguments did not arrive
     is_long: bool = False  # given before, and more than a status: a page, a file, a report
 
 

@@ -184,7 +184,8 @@ def _asked(event: ModelCall) -> Entry:
 
 
 def _got(event: ModelResult) -> Entry:
-    return _base("got", event) | {"in": event.prompt_tokens, "out": event.output_tokens} | _sparse({"said": event.said})
+    rest = _sparse({"said": event.said, "cut": event.is_cut})
+    return _base("got", event) | {"in": event.prompt_tokens, "out": event.output_tokens} | rest
 
 
 def _called(event: ToolCall) -> Entry:
@@ -218,6 +219,7 @@ def _answer(a: Answer) -> Entry:
             "once": a.once.hex(),
             "unfinished": a.unfinished,
             "long": a.is_long,
+            "lacks": a.lacks_arguments,
         }
     )
 
@@ -334,6 +336,7 @@ def _read_answers(where: _Where, entry: Entry) -> ToolResults:
             once=bytes.fromhex(told.get("once") or ""),
             unfinished=str(told.get("unfinished") or ""),
             is_long=bool(told.get("long")),
+            lacks_arguments=bool(told.get("lacks")),
         )
         for told in entry["of"]
     ]
@@ -350,7 +353,7 @@ _READERS: Final[dict[str, Callable[[_Where, Entry], Event]]] = {
     "hand": lambda where, entry: HandOff(*where[:3], str(entry["to"]), where[3]),
     "ask": _read_ask,
     "got": lambda where, entry: ModelResult(
-        *where, entry.get("in"), entry.get("out"), said=int(entry.get("said") or 0)
+        *where, entry.get("in"), entry.get("out"), said=int(entry.get("said") or 0), is_cut=bool(entry.get("cut"))
     ),
     "call": _read_call,
     "answers": _read_answers,

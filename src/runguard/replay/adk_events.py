@@ -15,6 +15,7 @@ from runguard.replay.steps import Answered, Asked, Called, Delegated, Passed, Re
 
 _Data = dict[str, Any]
 _USER: Final = "user"
+_CUT: Final = "MAX_TOKENS"  # the finish reason of a response that hit its output limit
 # Stops that a model call was refused with: the call was asked for and not made.
 _AT_MODEL: Final = frozenset({"model_calls", "deadline", "growth", "context", "budget", "unpriced"})
 
@@ -143,6 +144,7 @@ class Events:
                 said,
                 bool(calls),
                 scope=scope,
+                is_cut=either(event, "finish_reason", "finishReason") == _CUT,
             )
         for call in calls:
             yield Called(

@@ -320,7 +320,11 @@ class Player:
         self.book(event, usage, step.model, estimated=step.usage is None or step.estimated, nano=step.nano)
         if not step.aside:
             prompt, output = (usage.input, usage.output) if knows_prompt else (None, None)
-            self.after(ModelResult(self._run, lane, step.agent, self.clock.now, prompt, output, said=step.said))
+            self.after(
+                ModelResult(
+                    self._run, lane, step.agent, self.clock.now, prompt, output, said=step.said, is_cut=step.is_cut
+                )
+            )
             if not step.goes_on:
                 self._active.pop(lane, None)
 

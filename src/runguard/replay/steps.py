@@ -53,6 +53,7 @@ class Asked:
     refused: bool = False  # RunGuard answered instead of the model
     scope: str = ""  # id of the call by which a task was delegated, for what is done inside of that task
     nano: int | None = None  # nano-USD that it cost, where the recording says so
+    is_cut: bool = False  # it hit its output limit
     is_share: bool = False  # of the totals of a run: the size of this one prompt is not known
 
 
