@@ -1,12 +1,18 @@
 """How the suite is shared out between processes, which tests may run twice, and what every test leaves closed."""
 
+import os
 import sys
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from hypothesis import settings
 from xdist.scheduler import LoadScopeScheduling
+
+if TYPE_CHECKING:
+    from tests.kit.processes import Process
+    from tests.kit.stores import Place, Servers
 
 settings.register_profile("untimed", deadline=None, max_examples=60)  # a slow machine is not a failure
 settings.load_profile("untimed")
@@ -62,9 +68,65 @@ def _no_ledger_stays_open() -> Iterator[None]:
             ledger.close()
 
 
+@pytest.fixture(autouse=True)
+def _clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No test sees a policy or a store of the environment."""
+    for name in [
+        name for name in os.environ if name.startswith("RUNGUARD_") and not name.startswith("RUNGUARD_FAULTS")
+    ]:
+        monkeypatch.delenv(name)
+
+
+# ---- what several directories use; the imports are here because not every test needs ADK or a store -----------------
+
+
 @pytest.fixture
 def drive() -> Any:
     """``drive(**policy)`` gives a driver with one started run named "run"."""
     from tests.kit.driver import Driver
 
     return Driver
+
+
+@pytest.fixture(scope="session")
+def servers() -> "Iterator[Servers]":
+    """The servers of this test process."""
+    from tests.kit.stores import Servers
+
+    started = Servers()
+    yield started
+    started.stop()
+
+
+@pytest.fixture(params=["sqlite", "redis", "postgres"])
+def place(request: pytest.FixtureRequest, servers: "Servers", tmp_path: Path) -> "Place":
+    """An empty store of every kind."""
+    from tests.kit.stores import new_place
+
+    return new_place(request.param, servers, tmp_path)
+
+
+@pytest.fixture(scope="session")
+def mother(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The socket of a process that has ADK imported and forks workers."""
+    from tests.kit.processes import mother_process
+
+    door = str(tmp_path_factory.mktemp("door") / "s")
+    with mother_process(door):
+        yield door
+
+
+@pytest.fixture
+def process(mother: str) -> "Iterator[Callable[[], Process]]":
+    """Starts workers in processes of their own, and kills them with the test."""
+    from tests.kit.processes import Process
+
+    made: list[Process] = []
+
+    def make() -> Process:
+        made.append(Process(mother))
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.kill()

@@ -11,10 +11,7 @@ from pathlib import Path
 import pytest
 
 from runguard.policy import Policy
-
-sys.path.insert(0, str(Path(__file__).parent))  # tests are imported by path, so the folder is on no search path
-
-from snippets import Snippets
+from tests.kit.snippets import Snippets
 
 ROOT = Path(__file__).parents[1]
 PAGES = [

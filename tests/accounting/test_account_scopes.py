@@ -9,7 +9,8 @@ import pytest
 from runguard.accounting import reservation as reserving
 from runguard.core.budget import Budget
 from runguard.core.events import ROOT_LANE
-from tests.kit.accounts import CALL, Shop, soon, turns, user_budget
+from tests.kit.accounts import CALL, Shop, soon, user_budget
+from tests.kit.waiting import turns
 
 # ---- windows --------------------------------------------------------------------------------------------------------
 

@@ -8,7 +8,8 @@ from runguard.core.budget import Budget, BudgetStatus
 from runguard.core.events import ROOT_LANE
 from runguard.core.threshold import Threshold
 from runguard.errors import PolicyError
-from tests.kit.accounts import CALL, PATIENCE_S, Shop, in_threads, user_budget
+from tests.kit.accounts import CALL, Shop, user_budget
+from tests.kit.waiting import PATIENCE_S, loops_at_once
 
 # ---- thresholds -----------------------------------------------------------------------------------------------------
 
@@ -211,7 +212,7 @@ def test_a_threshold_fires_once_also_under_threads():
         for _ in range(50):
             await shop.buy(1, run=f"r{number}")
 
-    in_threads([work(number) for number in range(8)])
+    loops_at_once([lambda number=number: work(number) for number in range(8)])
     assert shop.guard.outbox.flush(PATIENCE_S)
     assert sorted(rung) == shares
     assert shop.stand(unit="calls") == (400, 0)

@@ -8,6 +8,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from runguard.accounting.cumulative import BudgetMonitor
 from tests.kit.monitors import response
+from tests.kit.waiting import at_once
 
 # ---- against a model ------------------------------------------------------------------------------------------------
 
@@ -127,24 +128,6 @@ TestMonitorAgainstItsModel = MonitorAgainstItsModel.TestCase
 # ---- threads --------------------------------------------------------------------------------------------------------
 
 
-def in_threads(work, number=8):
-    barrier, failures = threading.Barrier(number), []
-
-    def begin(index):
-        try:
-            barrier.wait(10)
-            work(index)
-        except BaseException as error:
-            failures.append(error)
-
-    threads = [threading.Thread(target=begin, args=(index,)) for index in range(number)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(30)
-    assert failures == []
-
-
 def test_under_threads_nothing_is_lost_and_each_threshold_fires_once():
     fired, lock = [], threading.Lock()
     monitor = BudgetMonitor(8_000)
@@ -155,7 +138,7 @@ def test_under_threads_nothing_is_lost_and_each_threshold_fires_once():
 
     for step in range(1, 101):
         monitor.on_threshold(step / 100, lambda m, p=step: note(p))
-    in_threads(lambda _: [monitor.record_usage(1, 1) for _ in range(500)])
+    at_once(lambda _: [monitor.record_usage(1, 1) for _ in range(500)], 8)
     assert (monitor.current_tokens, monitor.turn_count) == (8_000, 4_000)
     assert sorted(fired) == list(range(1, 101))
 
@@ -170,7 +153,7 @@ def test_streams_in_threads_stay_apart():
                 monitor.record_response(response(7, output, partial=True), call)
             monitor.record_response(response(7, 3), call)
 
-    in_threads(stream)
+    at_once(stream, 8)
     assert (monitor.current_tokens, monitor.turn_count) == (8_000, 800)
 
 
@@ -186,5 +169,5 @@ def test_everything_at_once_ends_and_breaks_nothing():
         monitor.reset,
         lambda: monitor.stop("x"),
     ]
-    in_threads(lambda index: [moves[index]() for _ in range(200)])
+    at_once(lambda index: [moves[index]() for _ in range(200)], 8)
     assert monitor.callback_errors == 0

@@ -11,7 +11,8 @@ from runguard.core.decision import Action
 from runguard.core.events import ROOT_LANE, ModelCall
 from runguard.core.threshold import Threshold
 from runguard.pricing.rates import Usage
-from tests.kit.accounts import CALL, PATIENCE_S, Shop, soon, user_budget
+from tests.kit.accounts import CALL, Shop, soon, user_budget
+from tests.kit.waiting import PATIENCE_S
 
 # ---- the worst case -------------------------------------------------------------------------------------------------
 

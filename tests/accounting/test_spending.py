@@ -11,7 +11,8 @@ from runguard.accounting import charges, spending
 from runguard.accounting import lookup as finder
 from runguard.core.budget import Budget
 from runguard.core.decision import Action
-from tests.kit.accounts import CALL, PATIENCE_S, Shop, in_threads, turns, user_budget
+from tests.kit.accounts import CALL, Shop, user_budget
+from tests.kit.waiting import PATIENCE_S, loops_at_once, turns
 
 # ---- shadow ---------------------------------------------------------------------------------------------------------
 
@@ -357,6 +358,6 @@ def test_two_loops_in_two_threads_share_a_budget_to_the_last_call():
     async def work(thread: int) -> None:
         await asyncio.gather(*(one(2 * number + thread) for number in range(60)))
 
-    in_threads([work(0), work(1)])
+    loops_at_once([lambda: work(0), lambda: work(1)])
     assert len(admitted) == 40
     assert shop.nothing_is_held

@@ -21,10 +21,10 @@ from google.genai import types
 import runguard
 from runguard import Budget
 from runguard.testing import FakeClock, ScriptedModel, assert_calls_answered, assert_stopped, call, text
+from tests.kit.adk_runs import play
+from tests.kit.money import CALL_USD, FAR_AWAY, SSE, agent, assert_nothing_reserved, guard
 from tests.kit.outside_calls import HELLO, PRICES, SMALL_USD, ask, booked, consulting, small, two_prices
-
-from .helpers import play
-from .test_money_scenarios import CALL_USD, FAR_AWAY, SSE, agent, assert_nothing_reserved, guard, step
+from tests.kit.tools import step
 
 # ---- agents without plugins -----------------------------------------------------------------------------------------
 

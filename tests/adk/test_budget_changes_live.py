@@ -16,11 +16,11 @@ from google.genai import types
 import runguard
 from runguard import Budget, Threshold
 from runguard.testing import ScriptedModel, assert_calls_answered, assert_stopped, call, text
+from tests.kit.adk_runs import play, told
 from tests.kit.endless_agents import endless, worker
-
-from .helpers import play, told
-from .test_money_scenarios import CALL_TOKENS, CALL_USD, agent, assert_nothing_reserved, guard, step
-from .topologies import TOPOLOGIES, Team
+from tests.kit.money import CALL_TOKENS, CALL_USD, agent, assert_nothing_reserved, guard
+from tests.kit.tools import step
+from tests.kit.topologies import TOPOLOGIES, Team
 
 # ---- capping and waiting --------------------------------------------------------------------------------------------
 

@@ -29,20 +29,26 @@ from runguard.adk.budget_plugin import BudgetPlugin
 from runguard.core.decision import STOP_CODE
 from runguard.core.threshold import Threshold
 from runguard.testing import ScriptedModel, assert_calls_answered, assert_stopped, call, text
+from tests.kit.adk_runs import play, prompts, told
+from tests.kit.agents import stepping as worker
+from tests.kit.topologies import (
+    TOPOLOGIES,
+    Team,
+    custom_loop,
+    custom_quiet_loop,
+    single,
+    step,
+    task,
+    task_again,
+    workflow_cycle,
+)
 
-from .helpers import play, prompts, told
 from .test_live import LiveModel
-from .topologies import TOPOLOGIES, Team, custom_loop, custom_quiet_loop, single, step, task, task_again, workflow_cycle
 
 SSE = RunConfig(streaming_mode=StreamingMode.SSE)
 CALL = 1_250  # what one call of a scripted model costs
 Topology = Callable[[Team], Any]
 everywhere = pytest.mark.parametrize("topology", TOPOLOGIES, ids=lambda topology: topology.__name__)
-
-
-def worker(script: Any, *, name: str = "worker", **options: Any) -> LlmAgent:
-    model = script if isinstance(script, BaseLlm) else ScriptedModel(script, **options)
-    return LlmAgent(name=name, description=name, model=model, tools=[step])
 
 
 def stops_at(calls: int) -> BudgetPolicy:

@@ -22,10 +22,9 @@ import runguard
 from runguard import Budget, Threshold
 from runguard.adk import RunGuardPlugin
 from runguard.testing import FakeClock, Recording, ScriptedModel, assert_calls_answered, assert_stopped, call, text
+from tests.kit.adk_runs import play
 from tests.kit.endless_agents import endless, options, worker
-
-from .helpers import play
-from .test_money_scenarios import CALL_TOKENS, CALL_USD, agent, assert_nothing_reserved, guard
+from tests.kit.money import CALL_TOKENS, CALL_USD, agent, assert_nothing_reserved, guard
 
 TWO_PRICES = {"scripted-1": {"input": 10, "output": 40}, "small-1": {"input": 1, "output": 4}}
 

@@ -14,9 +14,9 @@ from google.adk.sessions import InMemorySessionService
 from runguard import Budget
 from runguard.adk import RunGuardPlugin
 from runguard.testing import FakeClock, Recording, ScriptedModel, assert_calls_answered, assert_stopped, call, text
-
-from .helpers import play
-from .test_money_scenarios import agent, guard, step
+from tests.kit.adk_runs import play
+from tests.kit.money import agent, guard
+from tests.kit.tools import step
 
 FREE = {"scripted-1": {"input": 0, "output": 0}}
 

@@ -8,8 +8,7 @@ from google.adk.plugins import logging_plugin
 
 from runguard.adk import RunGuardPlugin
 from runguard.testing import ScriptedModel, assert_stopped, call, text
-
-from .helpers import play
+from tests.kit.adk_runs import play
 
 plugins = pytest.importorskip("google.adk.plugins")
 if not hasattr(plugins, "ToolResultClassification"):

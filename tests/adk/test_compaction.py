@@ -14,10 +14,9 @@ from runguard import Budget
 from runguard.adk import RunGuardPlugin
 from runguard.alerts import Alert
 from runguard.testing import ScriptedModel, text
+from tests.kit.adk_runs import play
+from tests.kit.money import CALL_USD, agent, assert_nothing_reserved
 from tests.kit.outside_calls import PRICES, SMALL_USD, booked, small, two_prices
-
-from .helpers import play
-from .test_money_scenarios import CALL_USD, agent, assert_nothing_reserved
 
 
 def _compacting(plugin: RunGuardPlugin, summarizer: ScriptedModel, **config: Any) -> tuple[Runner, ScriptedModel]:

@@ -12,8 +12,7 @@ from google.adk.sessions import InMemorySessionService
 
 from runguard.adk import RunGuardPlugin
 from runguard.testing import ScriptedModel, assert_stopped, call, text
-
-from .helpers import play
+from tests.kit.adk_runs import play
 
 FILES = 12
 

@@ -16,10 +16,9 @@ from google.adk.runners import Runner
 from google.adk.sessions import InMemorySessionService
 
 from runguard.testing import ScriptedModel, assert_calls_answered, assert_stopped, call, text
+from tests.kit.adk_runs import play
 from tests.kit.endless_agents import endless, worker
-
-from .helpers import play
-from .test_money_scenarios import agent, assert_nothing_reserved, guard
+from tests.kit.money import agent, assert_nothing_reserved, guard
 
 # ---- the context window ---------------------------------------------------------------------------------------------
 

@@ -22,10 +22,10 @@ import runguard
 from runguard import Budget
 from runguard.adk import RunGuardPlugin
 from runguard.testing import ScriptedModel, assert_calls_answered, assert_stopped, call, text
+from tests.kit.adk_runs import play
+from tests.kit.money import CALL_USD, agent, assert_nothing_reserved, guard
 from tests.kit.outside_calls import HELLO, SMALL_USD, Asking, ask, booked, consulting, small, two_prices
-
-from .helpers import play
-from .test_money_scenarios import CALL_USD, agent, assert_nothing_reserved, guard, step
+from tests.kit.tools import step
 
 # ---- code that asks a model itself ----------------------------------------------------------------------------------
 

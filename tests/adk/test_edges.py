@@ -19,8 +19,7 @@ from runguard import ADKCostBreaker, ToolRule
 from runguard.adk import RunGuardPlugin
 from runguard.core.decision import _NUDGES, _REFUSALS, PART_STOPPED, STOPPED
 from runguard.testing import FakeClock, ScriptedModel, assert_calls_answered, assert_stopped, call, calls, text
-
-from .helpers import play
+from tests.kit.adk_runs import play
 
 
 def fail(n: int) -> dict[str, Any]:

@@ -17,9 +17,8 @@ from runguard.testing import (
     calls,
     text,
 )
+from tests.kit.adk_runs import observe, play, told
 from tests.kit.rule_agents import Tool, agent, ask_new, recover
-
-from .helpers import observe, play, told
 
 # ---- failures -------------------------------------------------------------------------------------------------------
 

@@ -12,8 +12,7 @@ from google.adk.workflow import Workflow, node
 
 from runguard.adk import RunGuardPlugin
 from runguard.testing import ScriptedModel, assert_stopped, text
-
-from .helpers import play
+from tests.kit.adk_runs import play
 
 
 def over_workers(model: ScriptedModel, count: int) -> Workflow:

@@ -23,8 +23,7 @@ from runguard.ledger.sqlite import SqliteSession
 from runguard.ledger.store import StoreOutage
 from runguard.policy import Policy
 from runguard.testing import ScriptedModel, assert_stopped, call, text
-
-from .helpers import play
+from tests.kit.adk_runs import play
 
 
 def look_up(key: int) -> dict[str, int]:

@@ -22,8 +22,8 @@ import runguard
 from runguard import Budget
 from runguard.adk import GuardedLlm, RunGuardPlugin
 from runguard.testing import ScriptedModel, assert_calls_answered, call, calls, run, text
-
-from .helpers import told
+from tests.kit.adk_runs import told
+from tests.kit.tools import step
 
 PRICES = {"scripted-1": {"input": 10, "output": 40}}  # one call of 1,000 and 250 tokens: $0.02
 MONEY: dict[str, Any] = {
@@ -32,10 +32,6 @@ MONEY: dict[str, Any] = {
     "tokens": lambda request: 1_000,
 }
 SSE = RunConfig(streaming_mode=StreamingMode.SSE)
-
-
-def step(q: int) -> dict[str, int]:
-    return {"done": q}
 
 
 def same(q: int) -> dict[str, str]:

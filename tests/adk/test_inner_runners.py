@@ -13,8 +13,7 @@ from google.genai import types
 import runguard
 from runguard.adk import RunGuardPlugin
 from runguard.testing import ScriptedModel, call, text
-
-from .helpers import play
+from tests.kit.adk_runs import play
 
 GUARDS = pytest.mark.parametrize("guard", ["plugin", "install"])
 

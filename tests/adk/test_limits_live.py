@@ -20,9 +20,8 @@ from runguard.testing import (
     text,
     transfer,
 )
+from tests.kit.adk_runs import observe, play, prompts, told
 from tests.kit.rule_agents import Tool, agent, always, ask_new, recover
-
-from .helpers import observe, play, prompts, told
 
 # ---- hand-offs and depth --------------------------------------------------------------------------------------------
 

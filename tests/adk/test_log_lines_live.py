@@ -8,9 +8,9 @@ import pytest
 
 from runguard import Budget
 from runguard.testing import ScriptedModel, call, text
-
-from .helpers import play
-from .test_money_scenarios import agent, guard, step
+from tests.kit.adk_runs import play
+from tests.kit.money import agent, guard
+from tests.kit.tools import step
 
 HOSTILE = "eve\n2026-01-01 CRITICAL root: all is well\r\x1b[2J\x85\u2028\u202e"
 

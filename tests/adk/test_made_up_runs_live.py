@@ -12,8 +12,7 @@ from google.adk.tools.base_tool import BaseTool
 from google.genai import types
 
 from runguard.testing import ScriptedModel, assert_calls_answered, assert_stopped, call, text
-
-from .helpers import observe
+from tests.kit.adk_runs import observe
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 from made_up import HEALTHY, LOOPS

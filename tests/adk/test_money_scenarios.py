@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from google.adk.agents import LlmAgent, ParallelAgent
-from google.adk.agents.run_config import RunConfig, StreamingMode
+from google.adk.agents.run_config import RunConfig
 from google.adk.apps import App
 from google.adk.models.llm_request import LlmRequest
 from google.adk.models.llm_response import LlmResponse
@@ -24,46 +24,11 @@ import runguard
 from runguard import Budget
 from runguard.adk import RunGuardPlugin
 from runguard.testing import FakeClock, ScriptedModel, assert_calls_answered, assert_stopped, call, text
+from tests.kit.adk_runs import play
+from tests.kit.money import CALL_TOKENS, CALL_USD, PRICES, SSE, agent, assert_nothing_reserved, guard
+from tests.kit.tools import step
 
-from .helpers import play
-
-CALL_USD = Decimal("0.02")
-CALL_TOKENS = 1_250
-FAR_AWAY = Decimal(1_000_000)
-PRICES = {"scripted-1": {"input": 10, "output": 40}}
 DAY = 86_400
-SSE = RunConfig(streaming_mode=StreamingMode.SSE)
-
-
-def guard(**policy: Any) -> RunGuardPlugin:
-    """The test price list, a counter that makes the worst case of a call what it really costs, and an account that
-    outlives the runs.
-    """
-    budgets = [*policy.pop("budgets", ()), Budget(usd=FAR_AWAY, per="app", window="month")]
-    return RunGuardPlugin(
-        **{"prices": PRICES, "tokens": lambda request: 1_000, "clock": FakeClock(), "budgets": budgets, **policy}
-    )
-
-
-def agent(name: str, model: Any, **options: Any) -> LlmAgent:
-    return LlmAgent(
-        name=name, model=model, generate_content_config=types.GenerateContentConfig(max_output_tokens=250), **options
-    )
-
-
-def step(q: int) -> dict[str, int]:
-    """A tool that gets somewhere: a new answer to every new argument."""
-    return {"done": q}
-
-
-def assert_nothing_reserved(plugin: RunGuardPlugin) -> None:
-    """Whatever a call held was given back or booked, and what was booked is what was spent."""
-    assert plugin.spend()["reserved_usd"] == 0
-    assert [status for status in plugin.budgets() if status.reserved] == []
-    spent = plugin.spend("app:app")["usd"]
-    assert [status.spent for status in plugin.budgets("app:app") if status.window == "month"] == [spent] or not spent
-    assert plugin.snapshot()["runs"] == []
-    assert plugin.snapshot()["guard_errors"] == 0
 
 
 # ---- V5: one budget over AgentTool ----------------------------------------------------------------------------------

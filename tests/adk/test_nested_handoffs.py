@@ -8,9 +8,8 @@ from google.adk.agents import LlmAgent, ParallelAgent
 
 from runguard.adk import RunGuardPlugin
 from runguard.testing import ScriptedModel, assert_calls_answered, assert_stopped, call, calls, text, transfer
-
-from .helpers import observe, play, prompts, told
-from .topologies import (
+from tests.kit.adk_runs import observe, play, prompts, told
+from tests.kit.topologies import (
     NESTED,
     OLDER_TASKS,
     Team,

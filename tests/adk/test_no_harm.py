@@ -21,9 +21,8 @@ from google.genai import types
 import runguard
 from runguard.adk import RunGuardPlugin
 from runguard.testing import ScriptedModel, assert_calls_answered, assert_stopped, call, text
-
-from .helpers import observe, play, prompts, told
-from .topologies import TOPOLOGIES, Team, single, step, workflow_parallel_worker
+from tests.kit.adk_runs import observe, play, prompts, told
+from tests.kit.topologies import TOPOLOGIES, Team, single, step, workflow_parallel_worker
 
 Topology = Callable[[Team], Any]
 everywhere = pytest.mark.parametrize("topology", TOPOLOGIES, ids=lambda topology: topology.__name__)

@@ -27,8 +27,7 @@ import runguard
 from runguard import ToolRule
 from runguard.adk import RunGuardPlugin
 from runguard.testing import ScriptedModel, call, calls, run, text
-
-from .helpers import observe, play
+from tests.kit.adk_runs import observe, play
 
 ONCE = {"pay": ToolRule(once=True)}
 received: list[dict[str, Any]] = []

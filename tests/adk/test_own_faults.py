@@ -13,9 +13,8 @@ import runguard
 from runguard.adk import RunGuardPlugin
 from runguard.core.events import AgentEntered, HandOff, ModelCall, ToolCall
 from runguard.testing import ScriptedModel, assert_calls_answered, assert_stopped, call, text
-
-from .helpers import play, prompts, told
-from .topologies import (
+from tests.kit.adk_runs import play, prompts, told
+from tests.kit.topologies import (
     TOPOLOGIES,
     Team,
     loop,

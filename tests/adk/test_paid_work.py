@@ -15,9 +15,8 @@ from google.adk.workflow import JoinNode, Workflow
 import runguard
 from runguard.adk import RunGuardPlugin
 from runguard.testing import Recording, ScriptedModel, assert_calls_answered, assert_stopped, call, calls, text
-
-from .helpers import play
-from .topologies import Again, Team, step
+from tests.kit.adk_runs import play
+from tests.kit.topologies import Again, Team, step
 
 SLOW = 3
 

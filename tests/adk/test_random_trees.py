@@ -15,9 +15,8 @@ from google.adk.workflow import JoinNode, Workflow
 import runguard
 from runguard.adk import RunGuardPlugin
 from runguard.testing import assert_calls_answered, assert_stopped, call, calls, text, transfer
-
-from .helpers import play, prompts
-from .topologies import Again, Team, step
+from tests.kit.adk_runs import play, prompts
+from tests.kit.topologies import Again, Team, step
 
 SEEDS = [3, 66, 102, 123, 124, 132, *range(200, 224)]
 

@@ -16,9 +16,8 @@ from runguard.testing import (
     call,
     text,
 )
+from tests.kit.adk_runs import observe
 from tests.kit.rule_agents import Tool, agent, always, ask_new
-
-from .helpers import observe
 
 # ---- repetition -----------------------------------------------------------------------------------------------------
 

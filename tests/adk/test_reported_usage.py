@@ -20,9 +20,9 @@ from runguard.replay.adk_events import Events
 from runguard.replay.engine import Judge
 from runguard.replay.steps import RecordedRun
 from runguard.testing import ScriptedModel, assert_stopped, call, text
-
-from .helpers import play
-from .test_money_scenarios import SSE, step
+from tests.kit.adk_runs import play
+from tests.kit.money import SSE
+from tests.kit.tools import step
 
 PRICES = {
     "scripted-1": {

@@ -25,8 +25,7 @@ from runguard.adk import ADKCostBreaker, GuardedLlm, RunGuardPlugin
 from runguard.conductor import paused
 from runguard.errors import RunStoppedError
 from runguard.testing import FakeClock, ScriptedModel, assert_stopped, call, text, transfer
-
-from .desks import PRICES, Desk, asking
+from tests.kit.desks import PRICES, Desk, asking
 
 
 @pytest.fixture(params=["memory", "sqlite"])

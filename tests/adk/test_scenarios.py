@@ -16,8 +16,7 @@ import runguard
 from runguard import ToolRule
 from runguard.adk import RunGuardPlugin
 from runguard.testing import ScriptedModel, assert_calls_answered, assert_stopped, call, text, transfer
-
-from .helpers import play
+from tests.kit.adk_runs import play
 
 CALL_TOKENS = 1_250
 

@@ -12,10 +12,10 @@ from google.adk.sessions import InMemorySessionService
 from google.genai import types
 
 from runguard.testing import ScriptedModel, call, text
-from tests.kit.settling import PROMPT_USD, Chunks, Meddler, RefusedError, assert_usable, figures, recover, said, usage
-
-from .helpers import play
-from .test_money_scenarios import CALL_USD, agent, assert_nothing_reserved, guard, step
+from tests.kit.adk_runs import play
+from tests.kit.money import CALL_USD, agent, assert_nothing_reserved, figures, guard
+from tests.kit.settling import PROMPT_USD, Chunks, Meddler, RefusedError, assert_usable, recover, said, usage
+from tests.kit.tools import step
 
 DEAR = {"input": 10, "output": 40, "cached": 1, "audio": 100, "cached_audio": 50, "audio_output": 400}
 

@@ -21,26 +21,22 @@ from google.genai import types
 
 from runguard import Budget
 from runguard.testing import ScriptedModel, call, text
+from tests.kit.adk_runs import play
+from tests.kit.money import CALL_TOKENS, CALL_USD, SSE, agent, assert_nothing_reserved, figures, guard
 from tests.kit.settling import (
     PROMPT_USD,
     Chunks,
     Meddler,
     RefusedError,
     assert_usable,
-    figures,
     recover,
     said,
     stream,
 )
-
-from .helpers import play
-from .test_money_scenarios import CALL_TOKENS, CALL_USD, SSE, agent, assert_nothing_reserved, guard, step
+from tests.kit.tools import step
+from tests.kit.waiting import forever
 
 HELLO = types.Content(role="user", parts=[types.Part(text="go")])
-
-
-async def for_ever() -> None:
-    await asyncio.Event().wait()
 
 
 # ---- a call that never left -----------------------------------------------------------------------------------------
@@ -136,7 +132,7 @@ async def test_a_call_cancelled_before_it_left_costs_nothing() -> None:
         if first:
             first = False
             waiting.set()
-            await for_ever()
+            await forever()
 
     root = agent("a", model, before_model_callback=think)
     playing = asyncio.create_task(play(root, plugins=[plugin], session_service=service))
@@ -151,7 +147,7 @@ async def test_a_call_cancelled_before_it_left_costs_nothing() -> None:
 
 async def test_a_call_cancelled_while_it_waits_for_money_holds_nothing() -> None:
     """One call holds all there is, another waits for it and is cancelled."""
-    model = Chunks(for_ever)
+    model = Chunks(forever)
     plugin = guard(budgets=[Budget(usd="0.02", per="user")])
     runner = Runner(
         app=App(name="app", root_agent=agent("a", model), plugins=[plugin]), session_service=InMemorySessionService()
@@ -248,7 +244,7 @@ async def test_a_run_cancelled_during_its_call_is_booked_at_an_estimate(shape: C
 
     async def hang() -> None:
         on_its_way.set()
-        await for_ever()
+        await forever()
 
     model, plugin, service = Chunks(hang), guard(max_usd="0.10"), InMemorySessionService()
     root = shape(agent("a", model))

@@ -28,16 +28,11 @@ from google.genai import types
 import runguard
 from runguard.adk import RunGuardPlugin
 from runguard.testing import ScriptedModel, assert_calls_answered, assert_stopped, call, run, text
-
-from .helpers import play, told
-from .topologies import Team, custom_quiet_loop, parallel, single, step, workflow_cycle
+from tests.kit.adk_runs import play, told
+from tests.kit.agents import stepping as worker
+from tests.kit.topologies import Team, custom_quiet_loop, parallel, single, workflow_cycle
 
 SSE = RunConfig(streaming_mode=StreamingMode.SSE)
-
-
-def worker(script: Any, *, name: str = "worker", **options: Any) -> LlmAgent:
-    model = script if isinstance(script, BaseLlm) else ScriptedModel(script, **options)
-    return LlmAgent(name=name, description=name, model=model, tools=[step])
 
 
 # ---- tokens ---------------------------------------------------------------------------------------------------------

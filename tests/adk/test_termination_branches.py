@@ -31,9 +31,8 @@ from runguard.termination import (
     TokenUsageTermination,
 )
 from runguard.testing import ScriptedModel, assert_calls_answered, call, calls, text, transfer
+from tests.kit.adk_runs import play
 from tests.kit.terminating_agents import CALL, PRICES, SSE, assert_ended, is_third, message, runner_of, speaker, worker
-
-from .helpers import play
 
 # ---- branches -------------------------------------------------------------------------------------------------------
 

@@ -28,10 +28,9 @@ from runguard.termination import (
     TokenUsageTermination,
 )
 from runguard.testing import ScriptedModel, call, transfer
+from tests.kit.adk_runs import play, told
 from tests.kit.terminating_agents import CALL, PRICES, assert_ended, is_third, message, runner_of, speaker, worker
-
-from .helpers import play, told
-from .topologies import (
+from tests.kit.topologies import (
     Team,
     loop,
     step,

@@ -29,10 +29,9 @@ from runguard.termination import (
     TokenUsageTermination,
 )
 from runguard.testing import ScriptedModel, assert_calls_answered, call, calls, text
+from tests.kit.adk_runs import play, prompts, told
 from tests.kit.terminating_agents import CALL, PRICES, SSE, assert_ended, is_third, speaker, worker
-
-from .helpers import play, prompts, told
-from .topologies import (
+from tests.kit.topologies import (
     TOPOLOGIES,
     Team,
     agent_tool,

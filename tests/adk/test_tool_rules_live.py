@@ -24,9 +24,8 @@ from runguard.testing import (
     call,
     text,
 )
+from tests.kit.adk_runs import observe, play, told
 from tests.kit.rule_agents import Tool, agent, ask_new
-
-from .helpers import observe, play, told
 
 # ---- what is said about a tool --------------------------------------------------------------------------------------
 

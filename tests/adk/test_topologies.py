@@ -18,9 +18,8 @@ import runguard
 from runguard.adk import RunGuardPlugin
 from runguard.core.decision import STOP_CODE
 from runguard.testing import ScriptedModel, assert_calls_answered, assert_stopped, call, text
-
-from .helpers import play, prompts, told
-from .topologies import (
+from tests.kit.adk_runs import play, prompts, told
+from tests.kit.topologies import (
     TOPOLOGIES,
     Answer,
     Team,

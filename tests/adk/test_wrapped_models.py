@@ -17,10 +17,10 @@ from google.genai import types
 from runguard import Budget
 from runguard.adk import ADKCostBreaker
 from runguard.testing import ScriptedModel, assert_calls_answered, assert_stopped, call, text
+from tests.kit.adk_runs import play
+from tests.kit.money import CALL_USD, FAR_AWAY, SSE, agent, assert_nothing_reserved, guard
 from tests.kit.outside_calls import PRICES, SMALL_USD, Asking, ask, booked, consulting, small, two_prices
-
-from .helpers import play
-from .test_money_scenarios import CALL_USD, FAR_AWAY, SSE, agent, assert_nothing_reserved, guard, step
+from tests.kit.tools import step
 
 USAGE = types.GenerateContentResponseUsageMetadata(
     prompt_token_count=1_000, candidates_token_count=250, total_token_count=1_250

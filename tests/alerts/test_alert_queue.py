@@ -5,8 +5,6 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
-from typing import Any
 
 import pytest
 
@@ -24,13 +22,7 @@ from tests.kit.alert_servers import (
     sent,
     short_pauses_and_no_leftovers,  # noqa: F401 - an autouse fixture
 )
-
-
-def until(condition: Callable[[], Any]) -> None:
-    end = time.monotonic() + PATIENT
-    while not condition():
-        assert time.monotonic() < end, "it never happened"
-        time.sleep(0.005)
+from tests.kit.waiting import until
 
 
 def test_send_returns_while_the_receiver_hangs_and_a_slow_one_does_not_delay_a_fast_one(serve):

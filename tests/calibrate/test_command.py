@@ -12,8 +12,8 @@ from runguard.cli.main import main
 from runguard.policy import Policy
 from runguard.policy.settings import load_policy_file
 from runguard.replay import open_sources
+from tests.kit.recordings import repeating, rungs_of, sized, write
 
-from .conftest import repeating, rungs_of, sized, write
 from .test_rungs import bad, good
 
 

@@ -10,8 +10,7 @@ from runguard.calibrate.limits import rounded_up
 from runguard.calibrate.meter import Took
 from runguard.calibrate.sample import Sample
 from runguard.policy import Policy
-
-from .conftest import sized, working, write
+from tests.kit.recordings import sized, working, write
 
 
 def limits(made: Proposal) -> dict[str, Limit]:

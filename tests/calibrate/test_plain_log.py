@@ -9,8 +9,7 @@ from click.testing import CliRunner, Result
 
 from runguard.calibrate import calibrate
 from runguard.cli.main import main
-
-from .conftest import sized, write
+from tests.kit.recordings import sized, write
 
 
 def command(*args: Any) -> Result:

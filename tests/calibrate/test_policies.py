@@ -20,8 +20,7 @@ from runguard.policy import Policy, ToolRule
 from runguard.replay import open_sources, replay
 from runguard.replay.steps import RecordedRun, Wrote
 from runguard.replay.work import harmless, workers_for
-
-from .conftest import sized, write
+from tests.kit.recordings import sized, write
 
 HEADS = {"look": lambda value: value}
 BUDGETS: tuple[Budget, ...] = (

@@ -14,8 +14,7 @@ from runguard.policy import Policy
 from runguard.replay import replay_run
 from runguard.replay.neutral import run_of
 from runguard.replay.steps import Faults
-
-from .conftest import repeating, rungs_of, working, write
+from tests.kit.recordings import repeating, rungs_of, working, write
 
 NOW = rungs_of("repetition")
 TIGHTER = scaled(NOW, 0.75)

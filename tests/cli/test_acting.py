@@ -17,9 +17,8 @@ from runguard import Budget
 from runguard.adk import RunGuardPlugin
 from runguard.console.hints import hint
 from runguard.testing import assert_stopped, run
-
-from ..ledger.conftest import Place  # noqa: TID252 - the tests are no package
-from .conftest import guarded, looping, process, runguard, told
+from tests.kit.commands import guarded, looping, process, runguard, told
+from tests.kit.stores import Place
 
 
 def elsewhere(*arguments: str) -> Any:

@@ -9,8 +9,7 @@ import click
 import pytest
 
 from runguard.cli.main import COMMANDS, main
-
-from .conftest import told
+from tests.kit.commands import told
 
 PAGES = [Path(__file__).parents[2] / "docs" / name for name in ("commands.md", "operations.md")]
 TEXT = PAGES[0].read_text(encoding="utf-8")

@@ -9,8 +9,7 @@ import pytest
 
 import runguard as package
 from runguard.adk import RunGuardPlugin
-
-from .conftest import runguard, told
+from tests.kit.commands import runguard, told
 
 PRINTED = "an app may print what it likes"
 AGENT = f"""

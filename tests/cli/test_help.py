@@ -8,8 +8,7 @@ import click
 import pytest
 
 from runguard.cli.main import COMMANDS, LazyGroup, main
-
-from .conftest import runguard
+from tests.kit.commands import runguard
 
 ABOUT = {name: words for group in COMMANDS.values() for name, words in group.items()}
 HEAVY = ("pydantic", "rich", "google", "starlette", "uvicorn", "asyncio", "genai_prices")

@@ -8,8 +8,7 @@ import pytest
 
 from runguard.policy import Policy
 from runguard.policy.settings import RULES, load_policy_file
-
-from .conftest import runguard, told
+from tests.kit.commands import runguard, told
 
 
 @pytest.mark.parametrize(

@@ -13,9 +13,8 @@ from runguard.adk import RunGuardPlugin
 from runguard.console.screen import print_table, table
 from runguard.ledger.sqlite import SqliteStore
 from runguard.testing import run
-
-from ..ledger.conftest import Place  # noqa: TID252 - the tests are no package
-from .conftest import guarded, looping, runguard, told
+from tests.kit.commands import guarded, looping, runguard, told
+from tests.kit.stores import Place
 
 
 def test_status_tells_budgets_spend_and_who_spends(filled: str) -> None:

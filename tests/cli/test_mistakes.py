@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from .conftest import PROGRAM, runguard, told
+from tests.kit.commands import PROGRAM, runguard, told
 
 STORE_COMMANDS = {
     "status": ["status"],

@@ -5,8 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from runguard.policy import Policy
-
-from .conftest import runguard, told
+from tests.kit.commands import runguard, told
 
 
 def only(*arguments: Any, code: int = 0) -> Any:

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from ..replay.conftest import looping as looping_lines  # noqa: TID252 - the tests are no package
-from .conftest import on_a_terminal, runguard, told
+from tests.kit.commands import on_a_terminal, runguard, told
+from tests.kit.recordings import looping as looping_lines
 
 LONG = "e-7b1931b3-2477-49aa-b62d-ed1346abd2be:smile:[red]"
 VERDICTS = [

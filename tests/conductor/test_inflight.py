@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from runguard.conductor import slots as inflight
 from runguard.conductor.slots import Slots
+from tests.kit.waiting import forever, turns
 
 PATIENCE_S = 20  # far beyond anything that works
 
@@ -19,15 +20,6 @@ def me() -> asyncio.Task[Any]:
     task = asyncio.current_task()
     assert task is not None
     return task
-
-
-async def ticks(number: int) -> None:
-    for _ in range(number):
-        await asyncio.sleep(0)
-
-
-async def forever() -> None:
-    await asyncio.Event().wait()
 
 
 async def end(*tasks: asyncio.Task[Any]) -> None:
@@ -75,21 +67,21 @@ def test_never_more_than_the_limit_and_everybody_has_a_turn(limit, calls):
         slots, flying, served = Slots(limit), set(), set()
 
         async def work(number: int, call: Call) -> None:
-            await ticks(call.comes)
+            await turns(call.comes)
             await slots.wait(me())
             flying.add(number)
             assert len(flying) <= limit
             assert len(slots) <= limit
             served.add(number)
             try:
-                await ticks(call.holds)
+                await turns(call.holds)
             finally:
                 flying.discard(number)
             if call.gives_back:
                 slots.give_back(me())
 
         async def cancel(task: asyncio.Task[None], after: int) -> None:
-            await ticks(after)
+            await turns(after)
             task.cancel()
 
         tasks = [asyncio.create_task(work(n, call)) for n, call in enumerate(calls)]
@@ -156,7 +148,7 @@ async def test_a_waiting_call_notices_that_a_holder_ended_without_a_word(monkeyp
     slots, holder = Slots(1), asyncio.create_task(forever())
     slots.take(holder)
     waiting = asyncio.create_task(waits_for(slots))
-    await ticks(3)
+    await turns(3)
     assert not waiting.done()
     await end(holder)
     await asyncio.wait_for(waiting, PATIENCE_S)
@@ -176,7 +168,7 @@ async def test_each_slot_given_back_wakes_one_that_waits():
 
     async def work(number: int) -> None:
         await slots.wait(me())
-        await ticks(2)
+        await turns(2)
         done.append(number)
         slots.give_back(me())
 
@@ -189,7 +181,7 @@ async def test_a_waiter_cancelled_before_its_turn_passes_the_turn_on():
     slots, holder = Slots(1), asyncio.create_task(forever())
     slots.take(holder)
     first, second = (asyncio.create_task(waits_for(slots)) for _ in range(2))
-    await ticks(3)
+    await turns(3)
     await end(first)
     slots.give_back(holder)
     await asyncio.wait_for(second, 1)
@@ -202,9 +194,9 @@ async def test_a_waiter_cancelled_in_the_moment_of_its_turn_passes_the_turn_on(t
     slots, holder = Slots(1), asyncio.create_task(forever())
     slots.take(holder)
     first, second = (asyncio.create_task(served(slots, [], n)) for n in range(2))
-    await ticks(3)
+    await turns(3)
     slots.give_back(holder)
-    await ticks(turns)
+    await turns(turns)
     first.cancel()
     await asyncio.wait((second,), timeout=1)
     got_it = second.done()
@@ -219,7 +211,7 @@ async def served(slots: Slots, order: list[int], number: int) -> None:
     await slots.wait(me())
     order.append(number)
     try:
-        await ticks(2)
+        await turns(2)
     finally:
         slots.give_back(me())
 
@@ -230,7 +222,7 @@ async def test_waiting_calls_are_served_in_the_order_of_asking():
     tasks = []
     for n in range(10):
         tasks.append(asyncio.create_task(served(slots, order, n)))
-        await ticks(2)
+        await turns(2)
     slots.give_back(holder)
     await asyncio.wait_for(asyncio.gather(*tasks), PATIENCE_S)
     assert order == list(range(10))
@@ -255,7 +247,7 @@ async def test_a_newcomer_does_not_jump_the_queue():
     slots, holder, order = Slots(1), asyncio.create_task(forever()), []
     slots.take(holder)
     tasks = [asyncio.create_task(served(slots, order, n)) for n in range(3)]
-    await ticks(3)
+    await turns(3)
     newcomer = asyncio.create_task(served(slots, order, 99))
     slots.give_back(holder)  # the newcomer's first step comes before anybody who waits can wake
     await asyncio.wait_for(asyncio.gather(*tasks, newcomer), PATIENCE_S)
@@ -318,7 +310,7 @@ async def test_a_loop_that_was_closed_while_waiting_holds_nobody_up():
 
     await asyncio.to_thread(elsewhere)
     waiting = asyncio.create_task(waits_for(slots))
-    await ticks(3)
+    await turns(3)
     slots.give_back(holder)
     await asyncio.wait_for(waiting, PATIENCE_S)
     await end(holder)

@@ -1,25 +1,13 @@
 """A store with real runs in it, the real command as a process of its own, and a real browser."""
 
 import shutil
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-HERE = Path(__file__).parent
-sys.path.insert(0, str(HERE))  # tests are imported by path, so the folder is on no search path
-
-from dashboards import BROWSERS, OPTIONS, Seen, Served, serve, watched  # noqa: E402
-
-from ..ledger.conftest import place, servers  # noqa: E402, F401, TID252 - every durable store there is, each empty for each test
-
-
-@pytest.fixture(autouse=True)
-def no_policy_from_outside(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("RUNGUARD_MODE", "RUNGUARD_POLICY", "RUNGUARD_STORE"):
-        monkeypatch.delenv(name, raising=False)
+from tests.kit.dashboards import BROWSERS, OPTIONS, Seen, Served, serve, watched
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ import shutil
 import subprocess
 import sys
 
-from dashboards import BROWSERS
+from tests.kit.dashboards import BROWSERS
 
 WAYS = [
     *(

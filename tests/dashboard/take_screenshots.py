@@ -12,13 +12,14 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).parent))
+sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from dashboards import BROWSERS, OPTIONS, serve
-from guarded_runs import Alive, eventually, guard, healthy, runaway
 from playwright.sync_api import sync_playwright
 
 from runguard.core.breaker import Permit
+from tests.kit.dashboards import BROWSERS, OPTIONS, serve
+from tests.kit.guarded_runs import Alive, guard, healthy, runaway
+from tests.kit.waiting import eventually
 
 DAY_S = 80_000
 APPS = {"docs": ("researcher", "writer"), "support": ("triage",), "billing": ("clerk",)}

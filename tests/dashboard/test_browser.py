@@ -11,12 +11,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from dashboards import Seen, Served, serve, watched
 from google.adk.tools import FunctionTool
-from guarded_runs import Alive, eventually, guard, healthy, parse_document, runaway
 
 from runguard import Budget
 from runguard.ledger.sqlite import SqliteStore
+from tests.kit.dashboards import Seen, Served, serve, watched
+from tests.kit.guarded_runs import Alive, guard, healthy, parse_document, runaway
+from tests.kit.waiting import eventually
 
 Look, Serve = Callable[..., Seen], Callable[..., Served]
 HOSTILE = (

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
-from dashboards import Served, command, serve
-from guarded_runs import guard, runaway
 
 from runguard.cli.main import main
+from tests.kit.dashboards import Served, command, serve
+from tests.kit.guarded_runs import guard, runaway
 
 Serve = Callable[..., Served]
 

@@ -10,8 +10,9 @@ import time
 from collections.abc import Callable, Iterator
 
 import pytest
-from dashboards import Served
-from guarded_runs import guard
+
+from tests.kit.dashboards import Served
+from tests.kit.guarded_runs import guard
 
 Connect = Callable[[bytes], socket.socket]
 

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
-from guarded_runs import Alive, eventually, guard, healthy, runaway
 
 from runguard import Budget
 from runguard.cli.main import main
@@ -19,6 +18,8 @@ from runguard.ledger.sqlite import SqliteStore
 from runguard.ledger.store import Line, StoreError
 from runguard.view import StoreView
 from runguard.view.rows import plain
+from tests.kit.guarded_runs import Alive, guard, healthy, runaway
+from tests.kit.waiting import eventually
 
 
 @pytest.fixture

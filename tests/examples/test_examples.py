@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from ..ledger.valkey_server import valkey  # noqa: TID252 - the tests are no package
+from tests.kit.valkey_server import valkey
+
 from .processes import EXAMPLES, Server, ask, command, environment, free_port, serving
 
 CALL_USD = Decimal("0.000925")  # 1,000 tokens in and 250 out of gemini-2.5-flash

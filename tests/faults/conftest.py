@@ -12,8 +12,6 @@ import pytest
 import runguard
 from runguard.adk.runners import _watch
 
-from ..ledger.conftest import mother, place, process, servers  # noqa: F401, TID252 - fixtures; the tests are no package
-
 # ADK tries this import again and again while it runs; where the package behind is missing, each try compiles the module
 # anew.
 if find_spec("a2a") is None:
@@ -28,9 +26,7 @@ def is_long() -> bool:
 
 @pytest.fixture(autouse=True)
 def clean_process(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """No test sees the environment's policy or another test's installed guard."""
-    for name in ("RUNGUARD_MODE", "RUNGUARD_POLICY", "RUNGUARD_STORE"):
-        monkeypatch.delenv(name, raising=False)
+    """No test sees another test's installed guard."""
     for name in ("kept", "ends_runs"):  # conditions that an earlier test gave an agent of its own
         monkeypatch.setattr(_watch, name, False)
     yield

@@ -40,6 +40,7 @@ from runguard.termination import (
     TokenUsageTermination,
 )
 from runguard.testing import ScriptedModel, assert_calls_answered, call, text, transfer
+from tests.kit.topologies import step
 
 MOST_CALLS: Final = 40  # a run that asks more often spins
 CALL_USD: Final = 0.02
@@ -87,11 +88,6 @@ class Model(ScriptedModel):
         if number > MOST_CALLS:
             raise SpinningError
         return super()._step(number, request)
-
-
-def step(n: int) -> dict[str, int]:
-    """A tool that gets somewhere."""
-    return {"done": n}
 
 
 async def wait_a_turn(n: int) -> dict[str, int]:

@@ -17,9 +17,9 @@ import pytest
 
 from runguard.core.money import NOTHING
 from runguard.ledger.urls import store_of
+from tests.kit import postgres_server, valkey_server
+from tests.kit.processes import Process
 
-from ..ledger import postgres_server, valkey_server  # noqa: TID252 - the tests are no package
-from ..ledger.processes import Process  # noqa: TID252
 from .crew import CALL_NANO, account
 
 SEED = os.environ.get("RUNGUARD_FAULTS_SEED", "1")

@@ -13,8 +13,8 @@ import pytest
 
 from runguard.core.money import NOTHING
 from runguard.ledger import fact_writer, store_link
+from tests.kit.proxy import FAULTS, Chaos, Proxy
 
-from ..ledger.proxy import FAULTS, Chaos, Proxy  # noqa: TID252 - the tests are no package
 from .crew import CALL_NANO, Crew, account
 
 SEED = os.environ.get("RUNGUARD_FAULTS_SEED", "1")

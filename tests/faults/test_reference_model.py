@@ -16,7 +16,8 @@ from hypothesis.stateful import run_state_machine_as_test
 from runguard.ledger.base import Account, Ledger
 from runguard.ledger.memory import MemoryLedger
 from runguard.ledger.remote import StoreLedger
-from tests.kit.ledgers import PATIENCE_S, AgainstPaper, Desk
+from tests.kit.ledgers import AgainstPaper, Desk
+from tests.kit.waiting import PATIENCE_S
 
 EXAMPLES = {"memory": 500, "sqlite": 40, "redis": 80, "postgres": 40}
 WORKERS = 3

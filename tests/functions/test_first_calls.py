@@ -14,18 +14,8 @@ from runguard import (
     guard,
     guard_async,
 )
-from tests.kit.functions import (
-    DIME,
-    PATIENCE_S,
-    Model,
-    Status,
-    held,
-    in_threads,
-    in_time,
-    refused,
-    swallowing,
-    until,
-)
+from tests.kit.functions import DIME, Model, Status, held, in_threads, in_time, refused, swallowing
+from tests.kit.waiting import PATIENCE_S, until
 
 # ---- what others get wrong: concurrency, swallowed errors, honest figures -------------------------------------------
 

@@ -26,16 +26,8 @@ from runguard import (
 from runguard.functions import booking
 from runguard.functions.caller import Caller
 from runguard.functions.costs import Costs
-from tests.kit.functions import (
-    PATIENCE_S,
-    Model,
-    caught,
-    in_threads,
-    in_time,
-    refused,
-    swallowing,
-    until,
-)
+from tests.kit.functions import Model, caught, in_threads, in_time, refused, swallowing
+from tests.kit.waiting import PATIENCE_S, until
 
 # ---- what cost= may be ----------------------------------------------------------------------------------------------
 

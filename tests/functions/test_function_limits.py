@@ -18,14 +18,8 @@ from runguard import (
     guard_async,
     run,
 )
-from tests.kit.functions import (
-    PATIENCE_S,
-    Model,
-    Status,
-    in_threads,
-    refused,
-    swallowing,
-)
+from tests.kit.functions import Model, Status, in_threads, refused, swallowing
+from tests.kit.waiting import PATIENCE_S
 
 # ---- windows, the switch, deadlines ---------------------------------------------------------------------------------
 

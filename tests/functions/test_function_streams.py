@@ -17,7 +17,9 @@ from runguard import (
     guard,
     run,
 )
-from tests.kit.streams import PATIENCE_S, PRICES, USAGE, AsyncProvider, chunk, held, pieces
+from tests.kit.functions import held
+from tests.kit.streams import PRICES, USAGE, AsyncProvider, chunk, pieces
+from tests.kit.waiting import PATIENCE_S
 
 
 class Provider:

@@ -19,18 +19,8 @@ from runguard import (
 )
 from runguard.functions import layers, opening
 from runguard.functions.caller import Caller
-from tests.kit.functions import (
-    DIME,
-    PATIENCE_S,
-    Model,
-    caught,
-    held,
-    in_threads,
-    in_time,
-    refused,
-    swallowing,
-    until,
-)
+from tests.kit.functions import DIME, Model, caught, held, in_threads, in_time, refused, swallowing
+from tests.kit.waiting import PATIENCE_S, until
 
 # ---- calls inside of calls ------------------------------------------------------------------------------------------
 

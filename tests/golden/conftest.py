@@ -1,3 +1,3 @@
-"""The fixtures of the command tests: a clean place, and stores that real ADK runs have filled."""
+"""The fixtures of the command tests: an empty folder, and stores that real ADK runs have filled."""
 
-from ..cli.conftest import clean_place, filled, filled_file, servers  # noqa: F401, TID252 - fixtures; the tests are no package
+from tests.cli.conftest import empty_folder, filled, filled_file  # noqa: F401 - fixtures

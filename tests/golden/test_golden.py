@@ -13,8 +13,8 @@ from urllib.parse import parse_qs, urlsplit
 import pytest
 
 from runguard.cli.main import main
+from tests.kit.commands import runguard, told
 
-from ..cli.conftest import runguard, told  # noqa: TID252 - the tests are no package
 from . import snapshots
 
 FILES = Path(__file__).parent / "files"

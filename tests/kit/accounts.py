@@ -1,7 +1,6 @@
 """Accounts, calls and clocks for the tests of accounting."""
 
 import asyncio
-import threading
 from dataclasses import dataclass, field
 from decimal import Decimal
 from typing import Any
@@ -13,9 +12,7 @@ from runguard.core.decision import Action, Decision
 from runguard.core.events import ROOT_LANE, ModelCall, RunInfo
 from runguard.policy import Policy
 from runguard.pricing.rates import Usage
-
-PATIENCE_S = 20  # far beyond anything that works
-
+from tests.kit.waiting import PATIENCE_S
 
 PRICES = {"m": {"input": 1, "output": 1}, "dear": {"input": 10, "output": 10}}
 
@@ -121,25 +118,3 @@ async def soon(task: "asyncio.Task[Asked]") -> Asked:
 
 def user_budget(calls_worth: Any, **more: Any) -> Budget:
     return Budget(usd=CALL * calls_worth, per="user", **more)
-
-
-def in_threads(works: list[Any]) -> None:
-    failures: list[BaseException] = []
-
-    def run(work: Any) -> None:
-        try:
-            asyncio.run(asyncio.wait_for(work, 2 * PATIENCE_S))
-        except BaseException as error:
-            failures.append(error)
-
-    threads = [threading.Thread(target=run, args=(work,)) for work in works]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(3 * PATIENCE_S)
-    assert failures == []
-
-
-async def turns(number: int) -> None:
-    for _ in range(number):
-        await asyncio.sleep(0)

@@ -2,7 +2,6 @@
 
 import multiprocessing
 import os
-import threading
 import time
 from collections.abc import Callable
 from itertools import count
@@ -12,9 +11,7 @@ from typing import Any, Self
 from runguard.core.money import UNLIMITED, Amount
 from runguard.ledger.sqlite import SqliteStore
 from runguard.ledger.store import Balance, Line, Reply, Session
-
-PATIENCE_S = 20.0  # far beyond anything that works
-
+from tests.kit.waiting import PATIENCE_S
 
 LONG_S = 300.0  # a hold that no test outlives
 
@@ -78,28 +75,6 @@ def of(reply: Reply, key: str = "k#") -> Balance:
     """One account, as an answer tells it."""
     (found,) = [balance for balance in reply.balances if balance.key == key]
     return found
-
-
-def at_once(work: Callable[[int], Any], threads: int = THREADS) -> list[Any]:
-    """The results of so many threads that begin together. An error in one of them is an error."""
-    start, results, errors = threading.Barrier(threads), [None] * threads, []
-
-    def run(number: int) -> None:
-        try:
-            start.wait(PATIENCE_S)
-            results[number] = work(number)
-        except BaseException as error:  # told below
-            errors.append(error)
-
-    running = [threading.Thread(target=run, args=(number,), daemon=True) for number in range(threads)]
-    for thread in running:
-        thread.start()
-    for thread in running:
-        thread.join(PATIENCE_S * 2)
-    assert not any(thread.is_alive() for thread in running), "somebody still waits"
-    if errors:
-        raise errors[0]
-    return results
 
 
 # Each worker is a process of its own, forked from one that has imported everything: to start one costs milliseconds,

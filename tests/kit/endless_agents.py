@@ -6,7 +6,8 @@ from google.adk.agents import LlmAgent
 from google.adk.agents.run_config import RunConfig
 
 from runguard.testing import ScriptedModel, call
-from tests.adk.test_money_scenarios import agent, step
+from tests.kit.money import agent
+from tests.kit.tools import step
 
 
 def endless(**options: Any) -> ScriptedModel:

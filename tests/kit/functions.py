@@ -10,9 +10,7 @@ from typing import Any
 from runguard import (
     RunStoppedError,
 )
-
-PATIENCE_S = 10  # far beyond anything that works
-
+from tests.kit.waiting import PATIENCE_S
 
 DIME = Decimal("0.1")
 
@@ -99,14 +97,6 @@ def held(guarded: Any) -> Decimal:
 
 def refused(results: list[Any]) -> int:
     return sum(isinstance(result, RunStoppedError) for result in results)
-
-
-def until(met: Callable[[], Any], seconds: float = PATIENCE_S) -> None:
-    """Wait for what another thread does."""
-    end = time.monotonic() + seconds
-    while not met():
-        assert time.monotonic() < end, "it never happened"
-        time.sleep(0.005)
 
 
 class Status(Exception):  # noqa: N818 - as the providers' libraries name theirs

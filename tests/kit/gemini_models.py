@@ -8,8 +8,9 @@ from google.adk.models import Gemini
 from google.adk.sessions import InMemorySessionService
 
 from runguard.adk import RunGuardPlugin
-from tests.wire.gemini_server import Answer, GeminiServer, text
-from tests.wire.helpers import CALL_USD, assert_nothing_reserved, figures, play
+from tests.kit.gemini_server import Answer, GeminiServer, text
+from tests.kit.money import assert_nothing_reserved, figures
+from tests.kit.wire import CALL_USD, play
 
 Models = Callable[..., Gemini]
 

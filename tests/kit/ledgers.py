@@ -4,11 +4,10 @@ import asyncio
 import math
 import threading
 import time
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
 from itertools import count
-from typing import Any
 
 from hypothesis import strategies as st
 from hypothesis.stateful import (
@@ -21,9 +20,7 @@ from hypothesis.stateful import (
 
 from runguard.core.money import NOTHING, UNLIMITED, Amount
 from runguard.ledger.base import Account, Hold, Ledger, Refusal, Stale
-
-PATIENCE_S = 20.0  # far beyond anything that works
-
+from tests.kit.waiting import PATIENCE_S
 
 TTL_S = 300.0  # a hold that no test outlives
 
@@ -125,27 +122,6 @@ class Desk:
         """Spent and held."""
         found = self.find(key, user)
         return found.spent, found.held
-
-
-def in_threads(mains: Sequence[Callable[[], Coroutine[Any, Any, None]]]) -> None:
-    """Each in a thread with an event loop of its own, all begun together. An error in one of them is an error."""
-    start, errors = threading.Barrier(len(mains)), list[BaseException]()
-
-    def run(main: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        try:
-            start.wait(PATIENCE_S)
-            asyncio.run(asyncio.wait_for(main(), 2 * PATIENCE_S))
-        except BaseException as error:  # told below
-            errors.append(error)
-
-    threads = [threading.Thread(target=run, args=(main,), daemon=True) for main in mains]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(3 * PATIENCE_S)
-    assert not any(thread.is_alive() for thread in threads), "somebody still waits"
-    if errors:
-        raise errors[0]
 
 
 @dataclass

@@ -14,7 +14,7 @@ from google.genai import types
 
 from runguard.adk import RunGuardPlugin
 from runguard.testing import ScriptedModel, text
-from tests.adk.test_money_scenarios import guard
+from tests.kit.money import guard
 
 SMALL_USD = Decimal("0.002")
 

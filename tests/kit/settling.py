@@ -14,8 +14,8 @@ from google.genai import types
 
 from runguard.adk import RunGuardPlugin
 from runguard.testing import ScriptedModel, assert_calls_answered, text
-from tests.adk.helpers import play
-from tests.adk.test_money_scenarios import CALL_USD, SSE, agent, assert_nothing_reserved, guard
+from tests.kit.adk_runs import play
+from tests.kit.money import CALL_USD, SSE, agent, assert_nothing_reserved, figures, guard
 
 PROMPT_USD = Decimal("0.01")
 
@@ -68,12 +68,6 @@ class Chunks(ScriptedModel):
                 await entry()
                 continue
             yield entry
-
-
-def figures(plugin: RunGuardPlugin) -> tuple[int, int, Decimal]:
-    """Calls, how many of them are estimates, and dollars."""
-    spent = plugin.spend()
-    return spent["calls"], spent["estimated_calls"], spent["usd"]
 
 
 async def assert_usable(plugin: RunGuardPlugin, root: Any, service: InMemorySessionService, **options: Any) -> None:

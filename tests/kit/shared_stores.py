@@ -5,14 +5,15 @@ import threading
 import time
 from collections.abc import Callable
 from decimal import Decimal
-from typing import Any, Protocol, Self
+from typing import Any, Self
 
 import pytest
 
 from runguard.adk import RunGuardPlugin
-from runguard.ledger.store import Session, Store
 from runguard.testing import Recording, ScriptedModel, run
-from tests.ledger.shared_worker import PRICES, agent, step, steps
+from tests.kit.shared_worker import PRICES, agent, steps
+from tests.kit.stores import Place
+from tests.kit.tools import step
 
 CALL = Decimal("0.02")
 
@@ -26,24 +27,10 @@ SOON = 3.0  # generous: what must happen within a deadline, or within two beats 
 DEADLINE = 0.5  # of the store, where it goes away
 
 
-class Place(Protocol):
-    kind: str
-    url: str
-
-    def store(self) -> Store: ...
-    def connect(self, timeout: float = ...) -> Session: ...
-
-
 @pytest.fixture(scope="session", autouse=True)
 def awake() -> None:
     """The first run of a process imports half of ADK: seconds that no test should measure."""
     asyncio.run(run(agent(steps(2), tools=[step]), plugins=[RunGuardPlugin(prices=PRICES)]))
-
-
-@pytest.fixture(autouse=True)
-def own_policy(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("RUNGUARD_MODE", "RUNGUARD_POLICY", "RUNGUARD_STORE"):
-        monkeypatch.delenv(name, raising=False)
 
 
 Make = Callable[..., RunGuardPlugin]
@@ -82,15 +69,6 @@ def balance(place: Place, scope: str = ALICE) -> tuple[Decimal, Decimal, int]:
     if found is None:
         return Decimal(0), Decimal(0), 0
     return Decimal(found.spent[0]) / 10**9, Decimal(found.held[0]) / 10**9, found.spent[2]
-
-
-def eventually(holds: Callable[[], bool], seconds: float = 10) -> bool:
-    end = time.monotonic() + seconds
-    while time.monotonic() < end:
-        if holds():
-            return True
-        time.sleep(0.02)
-    return holds()
 
 
 async def _in_flight(model: ScriptedModel, calls: int = 1) -> None:

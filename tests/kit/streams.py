@@ -2,21 +2,13 @@
 
 import asyncio
 from collections.abc import Iterator
-from decimal import Decimal
 from typing import Any, Self
-
-PATIENCE_S = 10
-
 
 PRICES = {"m": {"input": 1, "output": 1}}  # dollars per million tokens
 
 
 # half a dollar
 USAGE = {"model": "m", "choices": [], "usage": {"prompt_tokens": 400_000, "completion_tokens": 100_000}}
-
-
-def held(guarded: Any) -> Decimal:
-    return sum((status.reserved for status in guarded.budgets()), Decimal(0))
 
 
 def chunk(words: str) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from google.genai import types
 
 from runguard.adk import termination_reason
 from runguard.testing import Recording, ScriptedModel, assert_calls_answered, call, text
-from tests.adk.topologies import (
+from tests.kit.topologies import (
     step,
 )
 

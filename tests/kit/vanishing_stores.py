@@ -6,11 +6,10 @@ import json
 import sqlite3
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 from unittest import mock
 from urllib.parse import parse_qs, urlsplit
 
-import pytest
 from click.testing import CliRunner
 
 from runguard import Budget
@@ -18,23 +17,10 @@ from runguard.adk import RunGuardPlugin
 from runguard.alerts import Alert
 from runguard.cli.main import main
 from runguard.ledger import remote
-from runguard.ledger.store import Session, Store
 from runguard.testing import Recording, ScriptedModel, run
-from tests.ledger.shared_worker import PRICES, agent, step, steps
-
-
-class Place(Protocol):
-    kind: str
-    url: str
-
-    def store(self) -> Store: ...
-    def connect(self, timeout: float = ...) -> Session: ...
-
-
-@pytest.fixture(autouse=True)
-def own_policy(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("RUNGUARD_MODE", "RUNGUARD_POLICY", "RUNGUARD_STORE"):
-        monkeypatch.delenv(name, raising=False)
+from tests.kit.shared_worker import PRICES, agent, steps
+from tests.kit.stores import Place
+from tests.kit.tools import step
 
 
 class Worker:

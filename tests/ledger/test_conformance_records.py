@@ -10,20 +10,8 @@ import pytest
 
 from runguard.core.money import NOTHING, UNLIMITED
 from runguard.ledger.store import Session, Store, StoreOutage
-from tests.kit.conformance import (
-    CALL,
-    LONG_S,
-    PATIENCE_S,
-    SHORT_S,
-    WORKERS,
-    Connect,
-    a_line,
-    an_id,
-    at_once,
-    calls,
-    past,
-    the,
-)
+from tests.kit.conformance import CALL, LONG_S, SHORT_S, WORKERS, Connect, a_line, an_id, calls, past, the
+from tests.kit.waiting import PATIENCE_S, at_once
 
 # ---- marks ----------------------------------------------------------------------------------------------------------
 

@@ -9,21 +9,8 @@ import pytest
 
 from runguard.core.money import NOTHING, UNLIMITED, Amount
 from runguard.ledger.store import Balance, Line, Session, Store
-from tests.kit.conformance import (
-    CALL,
-    LONG_S,
-    PATIENCE_S,
-    SCOPE,
-    SHORT_S,
-    WORKERS,
-    Connect,
-    a_line,
-    an_id,
-    calls,
-    of,
-    past,
-    the,
-)
+from tests.kit.conformance import CALL, LONG_S, SCOPE, SHORT_S, WORKERS, Connect, a_line, an_id, calls, of, past, the
+from tests.kit.waiting import PATIENCE_S
 
 # ---- settle ---------------------------------------------------------------------------------------------------------
 

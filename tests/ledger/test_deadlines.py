@@ -28,9 +28,8 @@ from runguard.ledger.postgres.dialing import connection_class
 from runguard.ledger.postgres.error_mapping import DeadlineError
 from runguard.ledger.redis import RedisStore
 from runguard.ledger.sqlite import SqliteStore
-
-from .postgres_server import Server, server
-from .valkey_server import valkey_process
+from tests.kit.postgres_server import Server, server
+from tests.kit.valkey_server import valkey_process
 
 DEADLINE = 1.0
 LATE = 1.6  # of the deadline: generous for a busy machine, and far from twice the deadline

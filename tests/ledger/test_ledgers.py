@@ -8,13 +8,8 @@ import pytest
 
 from runguard.core.money import NOTHING, UNLIMITED, Amount
 from runguard.ledger.base import Account, Hold
-from tests.kit.ledgers import (
-    CALL,
-    FREE,
-    Desk,
-    in_threads,
-    usd,
-)
+from tests.kit.ledgers import CALL, FREE, Desk, usd
+from tests.kit.waiting import loops_at_once
 
 SHORT_S = 0.2  # a hold's time where it is to be over; a store needs less to hold it
 
@@ -458,7 +453,7 @@ def test_of_many_who_reach_a_mark_at_once_one_is_first(desk: Desk) -> None:
             hold = await desk.held([account], CALL)
             desk.ledger.settle(hold, CALL, partial(ask, f"{mark}"))
 
-    in_threads([work] * 6)
+    loops_at_once([work] * 6)
     desk.flush()
     assert len(firsts) == 60
     assert sorted(mark for mark, is_first in firsts if is_first) == [f"{mark}" for mark in range(10)]

@@ -11,13 +11,8 @@ from hypothesis.stateful import (
 
 from runguard.core.money import NOTHING
 from runguard.ledger.base import Hold, Ledger, Refusal, Stale
-from tests.kit.ledgers import (
-    CALL,
-    FREE,
-    PATIENCE_S,
-    AgainstPaper,
-    Desk,
-)
+from tests.kit.ledgers import CALL, FREE, AgainstPaper, Desk
+from tests.kit.waiting import PATIENCE_S
 
 # ---- which accounts there are ---------------------------------------------------------------------------------------
 

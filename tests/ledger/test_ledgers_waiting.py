@@ -13,14 +13,8 @@ import pytest
 
 from runguard.core.money import NOTHING, UNLIMITED, Amount
 from runguard.ledger.base import Account, Hold, Refusal, Stale
-from tests.kit.ledgers import (
-    CALL,
-    FREE,
-    PATIENCE_S,
-    Desk,
-    in_threads,
-    usd,
-)
+from tests.kit.ledgers import CALL, FREE, Desk, usd
+from tests.kit.waiting import PATIENCE_S, loops_at_once
 
 # ---- waiting --------------------------------------------------------------------------------------------------------
 
@@ -145,7 +139,7 @@ def test_no_wake_up_is_lost_between_loops_in_several_threads(desk: Desk) -> None
     async def both() -> None:
         await asyncio.gather(play(1), play(2))
 
-    in_threads([both, both])
+    loops_at_once([both, both])
     desk.flush()
     assert len(turns) == 32
     assert desk.books() == (NOTHING, NOTHING)
@@ -249,7 +243,7 @@ async def test_many_coroutines_on_one_budget_never_break_it_and_leave_nothing_he
 def test_many_threads_with_loops_of_their_own_never_break_a_budget_and_leave_nothing_held(desk: Desk) -> None:
     crowd = Crowd(desk, 12, 20)
     with watched(desk, "shared") as broken:
-        in_threads([lambda number=number: crowd.work(number) for number in range(12)])  # type: ignore[misc]
+        loops_at_once([lambda number=number: crowd.work(number) for number in range(12)])  # type: ignore[misc]
     crowd.check(broken)
 
 
@@ -266,7 +260,7 @@ def test_of_many_who_ask_at_once_as_many_get_in_as_the_cap_has_room_for(desk: De
         async def together(ask: Callable[[], Awaitable[None]] = ask) -> None:
             await asyncio.gather(*(ask() for _ in range(16)))
 
-        in_threads([ask] * 16 if threads else [together])
+        loops_at_once([ask] * 16 if threads else [together])
         assert len(won) == 5
         assert desk.books(f"{turn}") == (NOTHING, (0, 0, 5))
 
@@ -286,7 +280,7 @@ def test_the_control_document_loses_no_change(desk: Desk) -> None:
             )
         )
 
-    in_threads([lambda word=word: work(word) for word in mine])  # type: ignore[misc]
+    loops_at_once([lambda word=word: work(word) for word in mine])  # type: ignore[misc]
     assert all(word in json.loads(text) for word, text in told)
     assert {
         word for word in json.loads(desk.ledger.change_control(lambda text: text)) if word.startswith(f"{desk.name}.")

@@ -22,8 +22,7 @@ from runguard.core.money import UNLIMITED, Amount  # noqa: E402
 from runguard.errors import PolicyError  # noqa: E402
 from runguard.ledger.postgres import PostgresSession, PostgresStore  # noqa: E402
 from runguard.ledger.store import MOST, SCHEMA_VERSION, Line, StoreError, StoreOutage  # noqa: E402
-
-from .postgres_server import PASSWORD, Server, server  # noqa: E402
+from tests.kit.postgres_server import PASSWORD, Server, server  # noqa: E402
 
 _schemas = count(1)
 NO_CAP: Amount = (UNLIMITED, UNLIMITED, UNLIMITED)

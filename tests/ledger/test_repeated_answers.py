@@ -13,8 +13,7 @@ import pytest
 
 from runguard.core.money import UNLIMITED
 from runguard.ledger.store import Line, Session, StoreOutage
-
-from .proxy import Proxy, Send
+from tests.kit.proxy import Proxy, Send
 
 T = TypeVar("T")
 LINE = Line("app:a#", "app:a", None, None, None, (UNLIMITED, UNLIMITED, 3))

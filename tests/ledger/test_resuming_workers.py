@@ -3,7 +3,7 @@
 import json
 from collections.abc import Callable, Iterator
 from decimal import Decimal
-from typing import Any, Protocol
+from typing import Any
 
 import pytest
 from google.adk.agents import LlmAgent
@@ -12,21 +12,14 @@ from google.adk.tools import FunctionTool
 from runguard import Budget, ToolRule
 from runguard.adk import RunGuardPlugin
 from runguard.ledger import remote
-from runguard.ledger.store import Session, StoreOutage
+from runguard.ledger.store import StoreOutage
 from runguard.policy import Policy
 from runguard.replay import open_sources, replay
 from runguard.testing import FakeClock, ScriptedModel, assert_stopped, call, text
-
-from ..adk.desks import PRICES, Desk, asking  # noqa: TID252 - the tests are no package
+from tests.kit.desks import PRICES, Desk, asking
+from tests.kit.stores import Place
 
 Make = Callable[..., RunGuardPlugin]
-
-
-class Place(Protocol):
-    kind: str
-    url: str
-
-    def connect(self, timeout: float = ...) -> Session: ...
 
 
 @pytest.fixture

@@ -18,20 +18,8 @@ from runguard.core.money import NOTHING
 from runguard.errors import PolicyError
 from runguard.ledger.sqlite import SqliteStore
 from runguard.ledger.store import SCHEMA_VERSION, Session, StoreError, StoreOutage
-from tests.kit.conformance import (
-    CALL,
-    LONG_S,
-    PATIENCE_S,
-    WORKERS,
-    Worker,
-    a_line,
-    an_id,
-    at_once,
-    calls,
-    of,
-    opened,
-    the,
-)
+from tests.kit.conformance import CALL, LONG_S, WORKERS, Worker, a_line, an_id, calls, of, opened, the
+from tests.kit.waiting import PATIENCE_S, at_once
 
 WORKERS.set_forkserver_preload(
     ["runguard.ledger.sqlite", "runguard.ledger.redis", "redis", "runguard.ledger.postgres", "psycopg", "pytest"]

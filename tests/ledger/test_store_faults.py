@@ -11,7 +11,7 @@ import json
 import sqlite3
 import threading
 from collections.abc import Callable, Iterator
-from typing import Any, Protocol
+from typing import Any
 from unittest import mock
 from urllib.parse import parse_qs, urlsplit
 
@@ -24,25 +24,11 @@ from runguard.errors import GuardFailedError
 from runguard.ledger import remote
 from runguard.ledger.store import Session, Store, StoreError, StoreOutage
 from runguard.testing import Recording, ScriptedModel, call, run, text
-
-from .shared_worker import PRICES, agent, step, steps
-
-
-class Place(Protocol):
-    kind: str
-    url: str
-
-    def store(self) -> Store: ...
-    def connect(self, timeout: float = ...) -> Session: ...
-
+from tests.kit.shared_worker import PRICES, agent, steps
+from tests.kit.stores import Place
+from tests.kit.tools import step
 
 Make = Callable[..., RunGuardPlugin]
-
-
-@pytest.fixture(autouse=True)
-def _own_policy(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("RUNGUARD_MODE", "RUNGUARD_POLICY", "RUNGUARD_STORE"):
-        monkeypatch.delenv(name, raising=False)
 
 
 @pytest.fixture

@@ -6,9 +6,9 @@ import logging
 import random
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from decimal import Decimal
-from typing import Any, Protocol
+from typing import Any
 from unittest import mock
 
 import pytest
@@ -19,22 +19,16 @@ from runguard.ledger import fact_writer, remote, store_jobs
 from runguard.ledger.base import Hold
 from runguard.ledger.store import Session, Store, StoreError, StoreOutage
 from runguard.testing import ScriptedModel, call, run, text
-
-from .shared_worker import PRICES, agent, step
+from tests.kit.shared_worker import PRICES, agent
+from tests.kit.stores import Place
+from tests.kit.tools import step
+from tests.kit.waiting import eventually
 
 CALL = Decimal("0.02")
 CENT = (10_000_000, 0, 1)
 CAP = (10**12, 10**9, 10**6)
 LONG = 20.0  # seconds, far beyond anything that works
 UNFORESEEN = [KeyError, MemoryError, SystemExit, asyncio.CancelledError, GeneratorExit]
-
-
-class Place(Protocol):
-    kind: str
-    url: str
-
-    def store(self) -> Store: ...
-    def connect(self, timeout: float = ...) -> Session: ...
 
 
 class Faulty:
@@ -114,13 +108,6 @@ def balance(place: Place, scope: str) -> tuple[Decimal, Decimal, int]:
     finally:
         session.close()
     return Decimal(found.spent[0]) / 10**9, Decimal(found.held[0]) / 10**9, found.spent[2]
-
-
-def eventually(holds: Callable[[], bool]) -> bool:
-    end = time.monotonic() + LONG
-    while not holds() and time.monotonic() < end:
-        time.sleep(0.01)
-    return holds()
 
 
 async def held(ledger: remote.StoreLedger, scope: str = "user:app/alice") -> Hold:

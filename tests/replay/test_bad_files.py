@@ -16,8 +16,8 @@ from runguard.cli.main import main
 from runguard.policy import Policy
 from runguard.replay import open_sources, replay
 from runguard.replay.json_stream import CutOffError, JsonStream
+from tests.kit.recordings import FIXTURES, looping, working
 
-from .conftest import FIXTURES, looping, working
 from .test_sources import adk_database, session
 
 COMMANDS = [

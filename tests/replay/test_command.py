@@ -12,8 +12,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from runguard.cli.main import main
-
-from .conftest import looping, working
+from tests.kit.recordings import looping, working
 
 
 @pytest.fixture(autouse=True)

@@ -11,8 +11,7 @@ from runguard.replay.explain import explain
 from runguard.replay.neutral import run_of
 from runguard.replay.results import RunResult
 from runguard.replay.steps import Answered, Asked, Called, Faults, RecordedRun, Step, Turn
-
-from .conftest import early, looping, working
+from tests.kit.recordings import early, looping, working
 
 
 def judged(run: dict[str, Any], **policy: Any) -> RunResult:

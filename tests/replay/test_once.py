@@ -13,8 +13,7 @@ from runguard.replay.engine import Judge
 from runguard.replay.neutral import run_of
 from runguard.replay.steps import Faults
 from runguard.testing import ScriptedModel, call, run, text
-
-from .conftest import early
+from tests.kit.recordings import early
 
 ONCE = {"tools": {"pay": {"once": True}}}
 

@@ -15,8 +15,8 @@ from google.adk.sessions.sqlite_session_service import SqliteSessionService
 from runguard.policy import Policy
 from runguard.replay import open_sources, replay
 from runguard.testing import call, text
+from tests.kit.desks import Desk, asking
 
-from ..adk.desks import Desk, asking  # noqa: TID252 - the tests are no package
 from .test_same_as_live import STRICT, Listening, heard_by, replayed
 
 

@@ -15,9 +15,8 @@ from runguard.adk import RunGuardPlugin
 from runguard.policy import Policy
 from runguard.replay import UnreadableError, open_sources, replay
 from runguard.testing import ScriptedModel, call, run, text
-
-from ..ledger import postgres_server  # noqa: TID252 - the tests are no package
-from .conftest import early
+from tests.kit import postgres_server
+from tests.kit.recordings import early
 
 
 @pytest.fixture(scope="module")

@@ -20,8 +20,7 @@ from runguard.policy import Policy
 from runguard.replay import UnreadableError, open_sources, own_records, replay
 from runguard.replay.results import RunResult
 from runguard.testing import ScriptedModel, call, run, text
-
-from ..ledger import valkey_server  # noqa: TID252 - the tests are no package
+from tests.kit import valkey_server
 
 PASSWORD = "s3cret"
 

@@ -19,9 +19,8 @@ from runguard.core.decision import Decision
 from runguard.policy import Policy
 from runguard.replay import open_sources, replay, steps
 from runguard.testing import ScriptedModel, run, text, transfer
-
-from ..adk import topologies  # noqa: TID252 - the tests are no package
-from ..adk.topologies import NESTED, OLDER_TASKS, TOPOLOGIES, Team  # noqa: TID252
+from tests.kit import topologies
+from tests.kit.topologies import NESTED, OLDER_TASKS, TOPOLOGIES, Team
 
 # Low rungs, so that on every topology many rules have something to say; no limit on nudges, so that the order of
 # branches does not matter.

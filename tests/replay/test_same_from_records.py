@@ -21,9 +21,9 @@ from runguard.replay.engine import Judge
 from runguard.replay.explain import explain
 from runguard.replay.steps import Faults
 from runguard.testing import ScriptedModel, call, run, text
+from tests.kit import topologies
+from tests.kit.topologies import NESTED, OLDER_TASKS, TOPOLOGIES, task_back
 
-from ..adk import topologies  # noqa: TID252 - the tests are no package
-from ..adk.topologies import NESTED, OLDER_TASKS, TOPOLOGIES, task_back  # noqa: TID252
 from .test_same_as_live import STEADY, STRICT, Listening, constant, failing, ping_pong, team_of
 
 PRICE = {"scripted-1": {"input": 10, "output": 40}}

@@ -14,8 +14,7 @@ from runguard.replay import RunResult, UnreadableError, open_sources, replay
 from runguard.replay.json_stream import CutOffError, JsonStream
 from runguard.replay.lines import lines_of, ranges
 from runguard.replay.steps import Faults
-
-from .conftest import FIXTURES, early, looping, working
+from tests.kit.recordings import FIXTURES, early, looping, working
 
 
 def results(source: Path | str, **options: Any) -> tuple[list[RunResult], Faults]:

@@ -15,8 +15,7 @@ from google.adk.models import Gemini
 from google.genai import Client, types
 
 import runguard
-
-from .gemini_server import KEY, GeminiServer
+from tests.kit.gemini_server import KEY, GeminiServer
 
 MODEL = "gemini-2.5-flash"
 os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")  # it would ask the network when it is imported
@@ -41,11 +40,8 @@ def one_certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(autouse=True)
 def clean_process(monkeypatch: pytest.MonkeyPatch, one_certificate: Path) -> Iterator[None]:
-    """No test sees the environment's policy, project or proxy, nor another test's installed guard."""
+    """No test sees the environment's project or proxy, nor another test's installed guard."""
     for name in (
-        "RUNGUARD_MODE",
-        "RUNGUARD_POLICY",
-        "RUNGUARD_STORE",
         "GEMINI_API_KEY",
         "GOOGLE_CLOUD_PROJECT",
         "GOOGLE_CLOUD_LOCATION",

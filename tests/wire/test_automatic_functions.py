@@ -14,9 +14,10 @@ from google.genai import Client, types
 
 import runguard
 from runguard import Budget
+from tests.kit.gemini_server import Answer, GeminiServer, Refusal, Request, call, text, usage
+from tests.kit.money import figures
+from tests.kit.wire import CALL_USD, price
 
-from .gemini_server import Answer, GeminiServer, Refusal, Request, call, text, usage
-from .helpers import CALL_USD, figures, price
 from .test_guarded_wire import KINDS, MODEL, PRICES, Wrapped, assert_clear, kinds
 
 unary = pytest.mark.parametrize("kind", [kind for kind in KINDS if "stream" not in kind])

@@ -10,10 +10,9 @@ from typing import Any
 import pytest
 
 import runguard
-
-from .anthropic_server import AnthropicServer
-from .openai_server import OpenAIServer
-from .sse_server import Reply, SseServer
+from tests.kit.anthropic_server import AnthropicServer
+from tests.kit.openai_server import OpenAIServer
+from tests.kit.sse_server import Reply, SseServer
 
 anthropic = pytest.importorskip("anthropic")
 openai = pytest.importorskip("openai")

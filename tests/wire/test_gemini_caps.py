@@ -19,9 +19,10 @@ import runguard
 from runguard import Budget
 from runguard.testing import assert_calls_answered, assert_stopped
 from tests.kit.gemini_models import Models, assert_usable, modes
-
-from .gemini_server import Answer, GeminiServer, Request, call, text, usage
-from .helpers import CALL_USD, FLASH, agent, assert_nothing_reserved, figures, guard, play, price, step
+from tests.kit.gemini_server import Answer, GeminiServer, Request, call, text, usage
+from tests.kit.money import agent, assert_nothing_reserved, figures
+from tests.kit.tools import step
+from tests.kit.wire import CALL_USD, FLASH, guard, play, price
 
 # ---- caps -----------------------------------------------------------------------------------------------------------
 

@@ -14,9 +14,10 @@ from google.genai.errors import APIError
 
 from runguard.testing import assert_stopped
 from tests.kit.gemini_models import Models, assert_usable, modes, transports
-
-from .gemini_server import USAGE, Answer, GeminiServer, Refusal, Request, call, text, usage
-from .helpers import CALL_USD, FLASH, agent, assert_nothing_reserved, figures, forgive, guard, play, price, step
+from tests.kit.gemini_server import USAGE, Answer, GeminiServer, Refusal, Request, call, text, usage
+from tests.kit.money import agent, assert_nothing_reserved, figures
+from tests.kit.tools import step
+from tests.kit.wire import CALL_USD, FLASH, forgive, guard, play, price
 
 ONCE = types.HttpRetryOptions(attempts=1)  # without it, the client tries again after a broken connection by itself
 

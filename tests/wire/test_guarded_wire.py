@@ -21,9 +21,10 @@ import runguard
 from runguard import Budget
 from runguard.adk import GuardedLlm, RunGuardPlugin
 from runguard.testing import assert_stopped
-
-from .gemini_server import Answer, GeminiServer, Refusal, call, text, usage
-from .helpers import CALL_USD, FLASH, agent, figures, play, price, step
+from tests.kit.gemini_server import Answer, GeminiServer, Refusal, call, text, usage
+from tests.kit.money import agent, figures
+from tests.kit.tools import step
+from tests.kit.wire import CALL_USD, FLASH, play, price
 
 Models = Callable[..., Gemini]
 MODEL = "gemini-2.5-flash"

@@ -16,12 +16,11 @@ from google.adk.models.gemma_llm import Gemma
 from google.genai import types
 
 from runguard.adk import RunGuardPlugin
-
-from .anthropic_server import AnthropicServer
-from .gemini_server import Answer, GeminiServer, text, usage
-from .helpers import play
-from .openai_server import KEY, OpenAIServer
-from .sse_server import Json, Reply
+from tests.kit.anthropic_server import AnthropicServer
+from tests.kit.gemini_server import Answer, GeminiServer, text, usage
+from tests.kit.openai_server import KEY, OpenAIServer
+from tests.kit.sse_server import Json, Reply
+from tests.kit.wire import play
 
 RATES = {"input": 10, "output": 40, "cached": 1, "cache_write": 20}
 WORDS = "word " * 80  # 100 tokens

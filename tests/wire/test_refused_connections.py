@@ -22,9 +22,10 @@ import runguard
 from runguard import Budget
 from runguard.adk import GuardedLlm
 from runguard.testing import assert_stopped
+from tests.kit.money import agent, assert_nothing_reserved, figures
+from tests.kit.wire import CALL_USD, FLASH, forgive, guard, play
 
 from .conftest import MODEL, HttpxGemini
-from .helpers import CALL_USD, FLASH, agent, assert_nothing_reserved, figures, forgive, guard, play
 
 Ask = Callable[..., Any]
 NOTHING = (Decimal(0), 0)

@@ -14,9 +14,8 @@ import pytest
 import runguard
 from runguard.adk import GuardedLlm
 from runguard.testing import run
-
-from .openai_server import KEY, OpenAIServer
-from .sse_server import Asked, Reply
+from tests.kit.openai_server import KEY, OpenAIServer
+from tests.kit.sse_server import Asked, Reply
 
 if importlib.util.find_spec("litellm") is None:  # not imported here: that takes seconds, in every worker
     pytest.skip("litellm is not installed", allow_module_level=True)

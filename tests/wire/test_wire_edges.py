@@ -11,9 +11,11 @@ from google.genai import Client, types
 
 import runguard
 from tests.kit.gemini_models import Models, modes, transports
+from tests.kit.gemini_server import Answer, GeminiServer, Request, call, text, usage
+from tests.kit.money import agent, assert_nothing_reserved, figures
+from tests.kit.tools import step
+from tests.kit.wire import CALL_USD, guard, play, price
 
-from .gemini_server import Answer, GeminiServer, Request, call, text, usage
-from .helpers import CALL_USD, agent, assert_nothing_reserved, figures, guard, play, price, step
 from .test_guarded_wire import Stack, Wrapped, assert_clear
 
 

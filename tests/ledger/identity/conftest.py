@@ -5,7 +5,8 @@ from typing import Any
 
 import pytest
 
-from tests.kit.vanishing_stores import Make, Place, Worker
+from tests.kit.stores import Place
+from tests.kit.vanishing_stores import Make, Worker
 
 
 @pytest.fixture

@@ -16,11 +16,10 @@ from runguard.ledger.identity import IDENTITY, Seen, StoreReplacedError, adopt, 
 from runguard.ledger.sqlite import SqliteStore
 from runguard.ledger.store import Line, StoreError, StoreOutage
 from runguard.testing import ScriptedModel, text
+from tests.kit.stores import Place
 from tests.kit.vanishing_stores import (
     Ground,
     Make,
-    Place,
-    own_policy,  # noqa: F401 - an autouse fixture
     play,
     store_command,
 )

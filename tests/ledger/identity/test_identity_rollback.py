@@ -16,17 +16,16 @@ import pytest
 from runguard import Budget
 from runguard.ledger.identity import IDENTITY
 from runguard.ledger.postgres import PostgresStore
+from tests.kit.postgres_server import server as postgres_cluster
+from tests.kit.proxy import Proxy
+from tests.kit.stores import Place
+from tests.kit.valkey_server import Valkey, valkey_process
 from tests.kit.vanishing_stores import (
     Ground,
     Make,
-    Place,
     Worker,
-    own_policy,  # noqa: F401 - an autouse fixture
     store_command,
 )
-from tests.ledger.postgres_server import server as postgres_cluster
-from tests.ledger.proxy import Proxy
-from tests.ledger.valkey_server import Valkey, valkey_process
 
 CAP = 5
 

@@ -8,7 +8,7 @@ import pytest
 import redis
 
 from runguard.ledger.redis import RedisSession, RedisStore
-from tests.ledger.valkey_server import valkey
+from tests.kit.valkey_server import valkey
 
 
 @pytest.fixture(scope="module")

@@ -18,7 +18,7 @@ from runguard.ledger.identity import StoreReplacedError
 from runguard.ledger.redis import RedisSession, RedisStore
 from runguard.ledger.store import StoreError, StoreOutage
 from tests.kit.redis_stores import CALL, a_line, key_of
-from tests.ledger.valkey_server import Valkey, valkey_process
+from tests.kit.valkey_server import Valkey, valkey_process
 
 AOF = ("--appendonly", "yes", "--appendfsync", "always")
 

@@ -19,28 +19,26 @@ from runguard.adk import RunGuardPlugin
 from runguard.ledger import remote
 from runguard.ledger.store import Session, Store, StoreOutage
 from runguard.testing import ScriptedModel, assert_calls_answered, assert_stopped, call, run, text
+from tests.kit.proxy import Proxy
 from tests.kit.shared_stores import (
     ALICE,
     CALL,
     DEADLINE,
     SOON,
     Make,
-    Place,
     Ticks,
     _in_flight,
-    awake,  # noqa: F401 - an autouse fixture
     balance,
-    eventually,
     ledger,
     no_secret,
     on_a_file,
     outage_lines,
-    own_policy,  # noqa: F401 - an autouse fixture
     play,
     thousand,
 )
-from tests.ledger.proxy import Proxy
-from tests.ledger.shared_worker import PRICES, agent, steps
+from tests.kit.shared_worker import PRICES, agent, steps
+from tests.kit.stores import Place
+from tests.kit.waiting import eventually
 
 
 def warm(plugin: RunGuardPlugin) -> None:
@@ -198,7 +196,7 @@ async def test_a_store_that_goes_away_is_told_later_what_was_spent_meanwhile(
 @pytest.mark.parametrize("on_outage", ["closed", "open"])
 async def test_a_real_server_that_stalls_keeps_nothing_reserved(place: Place, on_outage: str) -> None:
     """It reads and carries out what its clients sent before they gave up, as soon as it can again."""
-    from tests.ledger.valkey_server import valkey_process
+    from tests.kit.valkey_server import valkey_process
 
     with valkey_process() as server, mock.patch.dict(remote._open, clear=True):
         policy = {
@@ -226,7 +224,7 @@ async def test_a_real_server_that_stalls_keeps_nothing_reserved(place: Place, on
 
 @pytest.mark.parametrize("place", ["redis"], indirect=True)
 async def test_a_server_that_crashes_and_comes_back_with_its_data_is_told_the_rest(place: Place) -> None:
-    from tests.ledger.valkey_server import valkey_process
+    from tests.kit.valkey_server import valkey_process
 
     with (
         valkey_process("--appendonly", "yes", "--appendfsync", "always") as server,

@@ -20,22 +20,12 @@ from runguard import Budget
 from runguard.adk import RunGuardPlugin
 from runguard.ledger import remote
 from runguard.testing import ScriptedModel, assert_calls_answered, call, run, text
-from tests.kit.shared_stores import (
-    ALICE,
-    CALL,
-    Make,
-    Place,
-    _in_flight,
-    awake,  # noqa: F401 - an autouse fixture
-    balance,
-    eventually,
-    ledger,
-    own_policy,  # noqa: F401 - an autouse fixture
-    play,
-    thousand,
-)
-from tests.ledger.processes import Process
-from tests.ledger.shared_worker import PRICES, agent, step, steps
+from tests.kit.processes import Process
+from tests.kit.shared_stores import ALICE, CALL, Make, _in_flight, balance, ledger, play, thousand
+from tests.kit.shared_worker import PRICES, agent, steps
+from tests.kit.stores import Place
+from tests.kit.tools import step
+from tests.kit.waiting import eventually
 
 # ---- processes that fork, loops and threads -------------------------------------------------------------------------
 

@@ -13,23 +13,11 @@ from google.adk.agents import ParallelAgent
 from runguard import Threshold
 from runguard.ledger import remote
 from runguard.testing import ScriptedModel, assert_stopped, run, text
-from tests.kit.shared_stores import (
-    ALICE,
-    CALL,
-    Make,
-    Place,
-    _in_flight,
-    awake,  # noqa: F401 - an autouse fixture
-    balance,
-    eventually,
-    own_policy,  # noqa: F401 - an autouse fixture
-    play,
-)
-from tests.ledger.processes import Process
-from tests.ledger.shared_worker import agent, steps
-
-HERE = Path(__file__).parent
-
+from tests.kit.processes import Process
+from tests.kit.shared_stores import ALICE, CALL, Make, _in_flight, balance, play
+from tests.kit.shared_worker import agent, steps
+from tests.kit.stores import Place
+from tests.kit.waiting import eventually
 
 # ---- V12: one cap over processes ------------------------------------------------------------------------------------
 

@@ -15,23 +15,21 @@ from runguard import Budget, PolicyError
 from runguard.adk import RunGuardPlugin
 from runguard.ledger import remote
 from runguard.testing import Recording, ScriptedModel, assert_calls_answered, assert_stopped, run, text
+from tests.kit.processes import Process
 from tests.kit.shared_stores import (
     ALICE,
     CALL,
     SOON,
     Make,
-    Place,
     _in_flight,
-    awake,  # noqa: F401 - an autouse fixture
     balance,
-    eventually,
     ledger,
-    own_policy,  # noqa: F401 - an autouse fixture
     play,
     thousand,
 )
-from tests.ledger.processes import Process
-from tests.ledger.shared_worker import PRICES, agent, steps
+from tests.kit.shared_worker import PRICES, agent, steps
+from tests.kit.stores import Place
+from tests.kit.waiting import eventually
 
 
 def test_a_stop_from_another_process_ends_a_call_in_flight_and_holds_until_it_is_taken_back(

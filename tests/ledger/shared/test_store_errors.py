@@ -21,17 +21,16 @@ from tests.kit.shared_stores import (
     DEADLINE,
     SOON,
     Make,
-    Place,
     Ticks,
     awake,  # noqa: F401 - an autouse fixture
     no_secret,
     on_a_file,
     outage_lines,
-    own_policy,  # noqa: F401 - an autouse fixture
     play,
     thousand,
 )
-from tests.ledger.shared_worker import PRICES, steps
+from tests.kit.shared_worker import PRICES, steps
+from tests.kit.stores import Place
 
 
 @pytest.mark.parametrize(

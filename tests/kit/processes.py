@@ -7,13 +7,11 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import pytest
-
-HERE = Path(__file__).parent
+ROOT = Path(__file__).parents[2]
 
 
 class Process:
@@ -45,26 +43,14 @@ class Process:
         self._line.close()
 
 
-@pytest.fixture(scope="session")
-def mother(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    door = str(tmp_path_factory.mktemp("door") / "s")
-    process = subprocess.Popen([sys.executable, str(HERE / "shared_worker.py"), door], stdout=subprocess.PIPE)
-    assert process.stdout is not None
-    assert process.stdout.readline() == b"ready\n"
-    yield door
-    process.kill()
-    process.wait()
-    process.stdout.close()
-
-
-@pytest.fixture
-def process(mother: str) -> Iterator[Callable[[], Process]]:
-    made: list[Process] = []
-
-    def make() -> Process:
-        made.append(Process(mother))
-        return made[-1]
-
-    yield make
-    for one in made:
-        one.kill()
+@contextlib.contextmanager
+def mother_process(door: str) -> Iterator[None]:
+    """The process that forks workers. They connect at the socket ``door``."""
+    command = [sys.executable, "-m", "tests.kit.shared_worker", door]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, cwd=ROOT) as process:
+        try:
+            assert process.stdout is not None
+            assert process.stdout.readline() == b"ready\n"
+            yield
+        finally:
+            process.kill()

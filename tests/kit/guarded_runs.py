@@ -2,7 +2,6 @@
 
 import asyncio
 import threading
-import time
 from collections.abc import Callable
 from typing import Any, Self
 
@@ -69,15 +68,6 @@ def healthy(plugin: RunGuardPlugin, steps: int = 2, *, model: str = "scripted-1"
         ScriptedModel([*(call("parse_document", path=f"{n}.pdf") for n in range(steps)), text("done")], model=model),
         **options,
     )
-
-
-def eventually(holds: Callable[[], object], seconds: float = 15.0) -> bool:
-    end = time.monotonic() + seconds
-    while not holds():
-        if time.monotonic() > end:
-            return False
-        time.sleep(0.05)
-    return True
 
 
 class Alive:

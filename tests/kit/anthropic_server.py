@@ -3,7 +3,7 @@
 import json
 from collections.abc import Iterator
 
-from .sse_server import Asked, Json, Reply, SseServer
+from tests.kit.sse_server import Asked, Json, Reply, SseServer
 
 KEY = "a-dummy-key"
 

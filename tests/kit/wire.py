@@ -4,7 +4,6 @@ import asyncio
 from decimal import Decimal
 from typing import Any
 
-from google.adk.agents import LlmAgent
 from google.adk.agents.run_config import RunConfig, StreamingMode  # type: ignore[attr-defined]
 from google.adk.models.llm_request import LlmRequest
 from google.adk.models.llm_response import LlmResponse
@@ -13,13 +12,12 @@ from google.genai import types
 from runguard import Budget
 from runguard.adk import RunGuardPlugin
 from runguard.testing import Recording, run
-
-from .gemini_server import Json
+from tests.kit.gemini_server import Json
+from tests.kit.money import FAR_AWAY
 
 # USD per million tokens of gemini-2.5-flash, as Google lists them.
 FLASH = {"input": "0.30", "output": "2.50", "cached": "0.03", "audio": "1.00", "cached_audio": "0.10"}
 CALL_USD = Decimal("0.000925")  # 1,000 prompt and 250 output tokens
-FAR_AWAY = Decimal(1_000_000)
 MODES = {"unary": None, "sse": RunConfig(streaming_mode=StreamingMode.SSE)}
 
 
@@ -31,20 +29,6 @@ def guard(**policy: Any) -> RunGuardPlugin:
     return RunGuardPlugin(
         **{"prices": {"gemini-2.5-flash": FLASH}, "tokens": lambda request: 1_000, "budgets": budgets, **policy}
     )
-
-
-def agent(name: str, model: Any, *, max_output: int | None = 250, **options: Any) -> LlmAgent:
-    return LlmAgent(
-        name=name,
-        model=model,
-        generate_content_config=types.GenerateContentConfig(max_output_tokens=max_output),
-        **options,
-    )
-
-
-def step(q: int) -> dict[str, int]:
-    """A tool that gets somewhere: a new answer to every new argument."""
-    return {"done": q}
 
 
 def forgive(callback_context: Any, llm_request: LlmRequest, error: Exception) -> LlmResponse:
@@ -79,20 +63,3 @@ def price(used: Json) -> Decimal:
         plain * 300 + (cached - cached_audio) * 30 + (audio - cached_audio) * 1_000 + cached_audio * 100 + said * 2_500
     )
     return Decimal(nano) / 1_000_000_000
-
-
-def figures(plugin: Any) -> tuple[int, int, Decimal]:
-    """Calls, how many of them are estimates, and dollars."""
-    spent = plugin.spend()
-    return spent["calls"], spent["estimated_calls"], spent["usd"]
-
-
-def assert_nothing_reserved(plugin: RunGuardPlugin) -> None:
-    """Whatever a call held was given back or booked, and what was booked is what was spent."""
-    assert plugin.spend()["reserved_usd"] == 0
-    assert [status for status in plugin.budgets() if status.reserved] == []
-    assert [status.spent for status in plugin.budgets("app:app") if status.window == "month"] == [
-        plugin.spend("app:app")["usd"]
-    ]
-    assert plugin.snapshot()["runs"] == []
-    assert plugin.snapshot()["guard_errors"] == 0

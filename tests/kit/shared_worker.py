@@ -22,11 +22,13 @@ import psycopg  # noqa: F401 - what takes long to import is there before the fir
 import redis  # noqa: F401
 from google.adk.agents import LlmAgent
 from google.adk.sessions import InMemorySessionService
-from google.genai import types
 
 from runguard import Budget, Threshold
 from runguard.adk import RunGuardPlugin
 from runguard.testing import ScriptedModel, call, run, text
+from tests.kit import money
+from tests.kit.money import PRICES
+from tests.kit.tools import step
 
 for package, module in {"anthropic": "anthropic_llm", "litellm": "lite_llm"}.items():
     # ADK tries these imports again and again while it runs, and each try compiles the module anew
@@ -35,19 +37,9 @@ for package, module in {"anthropic": "anthropic_llm", "litellm": "lite_llm"}.ite
 if find_spec("a2a") is None:
     sys.modules.setdefault("google.adk.agents.remote_a2a_agent", None)  # type: ignore[arg-type]
 
-PRICES = {"scripted-1": {"input": 10, "output": 40}}  # a call of 1,000 and 250 tokens costs $0.02
-
-
-def step(q: int) -> dict[str, int]:
-    """A tool that gets somewhere: a new answer to every new argument."""
-    return {"done": q}
-
 
 def agent(model: Any, name: str = "worker", **options: Any) -> LlmAgent:
-    """One whose calls cost at most what they really cost."""
-    return LlmAgent(
-        name=name, model=model, generate_content_config=types.GenerateContentConfig(max_output_tokens=250), **options
-    )
+    return money.agent(name, model, **options)
 
 
 def steps(calls: int, latency: float = 0.0) -> ScriptedModel:

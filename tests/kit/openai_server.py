@@ -4,7 +4,7 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
-from .sse_server import Asked, Json, Reply, SseServer
+from tests.kit.sse_server import Asked, Json, Reply, SseServer
 
 KEY = "a-dummy-key"
 

@@ -1,0 +1,15 @@
+"""Agents that several tests use."""
+
+from typing import Any
+
+from google.adk.agents import LlmAgent
+from google.adk.models import BaseLlm
+
+from runguard.testing import ScriptedModel
+from tests.kit.topologies import step
+
+
+def stepping(script: Any, *, name: str = "worker", **options: Any) -> LlmAgent:
+    """An agent with the tool ``step`` and this script, or this model."""
+    model = script if isinstance(script, BaseLlm) else ScriptedModel(script, **options)
+    return LlmAgent(name=name, description=name, model=model, tools=[step])
