@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from runguard._version import __version__ as __version__
-    from runguard.accounting.cumulative import BudgetMonitor, BudgetPolicy, CompressionTriggered
+    from runguard.accounting.cumulative import BudgetMonitor, CompressionTriggered
+    from runguard.accounting.cumulative_policy import BudgetPolicy
     from runguard.adk.budget_plugin import BudgetPlugin
     from runguard.adk.cost_breaker import ADKCostBreaker
     from runguard.adk.guarded_llm import GuardedLlm
@@ -95,7 +96,7 @@ _HOMES = {
     "guard_async": "runguard.functions.wrappers",
     "run": "runguard.functions.wrappers",
     "BudgetMonitor": "runguard.accounting.cumulative",
-    "BudgetPolicy": "runguard.accounting.cumulative",
+    "BudgetPolicy": "runguard.accounting.cumulative_policy",
     "CompressionTriggered": "runguard.accounting.cumulative",
     "Policy": "runguard.policy.settings",
     "ToolRule": "runguard.policy.settings",

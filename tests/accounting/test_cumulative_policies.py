@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runguard.accounting.cumulative import BudgetMonitor, BudgetPolicy
+from runguard.accounting.cumulative import BudgetMonitor
+from runguard.accounting.cumulative_policy import BudgetPolicy
 from runguard.core.threshold import Threshold
 from tests.kit.monitors import WRONG_COUNTS, handled, handler, response
 

@@ -23,7 +23,8 @@ from google.adk.sessions import InMemorySessionService
 from google.adk.tools.agent_tool import AgentTool
 from google.genai import types
 
-from runguard.accounting.cumulative import BudgetMonitor, BudgetPolicy
+from runguard.accounting.cumulative import BudgetMonitor
+from runguard.accounting.cumulative_policy import BudgetPolicy
 from runguard.adk import RunGuardPlugin, budget_plugin
 from runguard.adk.budget_plugin import BudgetPlugin
 from runguard.core.decision import STOP_CODE

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from runguard.accounting import history as history_module
-from runguard.accounting.charges import Entry, add_tally
+from runguard.accounting.figures import Entry, add_tally
 from runguard.accounting.history import History
 from runguard.accounting.spending import Spending
 from runguard.core.money import NOTHING, UNLIMITED

@@ -7,40 +7,28 @@ undoes a call that never left. Who spent what is kept per agent, model and tool 
 from collections.abc import Callable
 from typing import Any
 
-from runguard.accounting.charges import (
-    Charge,
-    Denied,
-    Entry,
-    Fired,
-    Lines,
-    Purse,
-    UnknownCap,
-    scopes_of,
-    statuses_of,
-    worst_of,
-)
+from runguard.accounting.budget_groups import scopes_of
+from runguard.accounting.charges import Charge, Denied, Lines, Purse, UnknownCap, statuses_of, worst_of
 from runguard.accounting.expectations import Expectations
 from runguard.accounting.lookup import AccountFinder
 from runguard.accounting.nesting import layers_around, stricter_than
 from runguard.accounting.reservation import Reserver, UnknownCapError
+from runguard.accounting.settlement import Settlement
 from runguard.accounting.spending import Spending
-from runguard.accounting.thresholds import newly_reached
 from runguard.core.budget import BudgetStatus
 from runguard.core.events import ModelCall, RunInfo
 from runguard.core.exceptions import PolicyError
 from runguard.core.money import NOTHING, UNITS, UNLIMITED, Amount, to_count, to_nano
-from runguard.ledger.base import Account, Hold, Ledger
+from runguard.ledger.base import Account, Ledger
 from runguard.ledger.kill_switch import Switch
 from runguard.ledger.store import StoreError, StoreOutage
 from runguard.ledger.urls import open_ledger
 from runguard.policy.settings import Policy
 from runguard.pricing.book import Pricing
-from runguard.pricing.rates import Rates, Unpriced, Usage
-
-OnFired = Callable[[Charge, Fired], None]
+from runguard.pricing.rates import Usage
 
 
-class Accounts:
+class Accounts(Settlement):
     """One policy's budgets and prices over any number of runs."""
 
     def __init__(
@@ -59,16 +47,18 @@ class Accounts:
         self.policy, self.clock = policy, clock
         if before is not None and _store_of(policy) == _store_of(before.policy):
             ledger = before.ledger
-        self.ledger: Ledger = ledger or open_ledger(policy.store, policy.store_timeout, policy.retention_days * 86_400)
+        super().__init__(
+            ledger or open_ledger(policy.store, policy.store_timeout, policy.retention_days * 86_400),
+            pricing or Pricing(policy.prices, policy.models, policy.unknown_price),
+            before.spending if before is not None else Spending(),
+            Expectations(policy),
+        )
         self.switch: Switch = before.switch if before is not None and before.ledger is self.ledger else Switch()
         # calls that met a store that was away, by what was done
         self.outages: dict[str, int] = {"closed": 0, "open": 0}
-        self.pricing = pricing or Pricing(policy.prices, policy.models, policy.unknown_price)
-        self.spending: Spending = before.spending if before is not None else Spending()
         self.on_extended: Callable[[list[BudgetStatus], list[str]], None] | None = None
         # called when the store goes away or is replaced, and with None when it is back
         self.on_store: Callable[[Exception | None], None] | None = None
-        self._expectations = Expectations(policy)
         self._finder = AccountFinder(policy, self.ledger, clock)
         self._reserver = Reserver(policy, self.ledger, self._finder, self.switch, self._tell_store)
 
@@ -245,158 +235,6 @@ class Accounts:
 
     # ---- after a call -----------------------------------------------------------------------------------------------
 
-    def settle(
-        self,
-        charge: Charge,
-        usage: Usage,
-        model: str = "",
-        *,
-        nano: int | None = None,
-        estimated: bool = False,
-        free: bool = False,
-        on_fired: OnFired | None = None,
-        on_booked: Callable[[], None] | None = None,
-    ) -> list[Fired]:
-        """Book what a call took; told again, the later figure replaces the earlier.
-
-        The model that answered wins over the one that was asked. ``nano``: what it cost, where somebody knows
-        better than the price list.
-        ``free``: the provider refused the call and billed nothing. Thresholds that fire go to ``on_fired``,
-        once the ledger has booked it; without that, those known at once are returned. ``on_booked``: then.
-
-        A fault of ours on the way is raised when nothing is held any more.
-        """
-        entry: Entry | None = None
-        fault: Exception | None = None
-        fired: list[Fired] = []
-        try:
-            entry = self._entry(charge, usage, model, nano=nano, estimated=estimated, free=free)
-            self.spending.book(charge, entry, model or charge.model)
-        except Exception as error:
-            fault = error
-            self.spending.give_up(charge)
-        hold = charge.hold
-        if hold is not None:
-            amount = (entry.nano, entry.input + entry.output, 1) if entry is not None else _share(charge, usage)
-            try:
-                self._settle_hold(charge, hold, amount, fired, on_fired, on_booked)
-            except Exception as error:
-                fault = fault or error
-                self._close_hold(hold, amount)
-        if fault is not None:
-            raise fault
-        if not estimated and not free and usage.output:
-            self._expectations.learn(charge.model, usage.output)
-        return fired
-
-    def _entry(
-        self, charge: Charge, usage: Usage, model: str, *, nano: int | None, estimated: bool, free: bool
-    ) -> Entry:
-        """What a call took, in tokens and at its price."""
-        rates = charge.rates
-        if model and model != charge.model:
-            answering = self.pricing.rates(model, charge.at)
-            if isinstance(answering, Rates):
-                rates = answering
-            else:
-                estimated = estimated or isinstance(rates, Rates)  # the price of the model that was asked stands for it
-        entry = Entry(1, usage.input, usage.output, usage.cached, usage.thinking)
-        if nano is not None:
-            entry.nano, entry.estimated = nano, int(estimated)
-        elif isinstance(rates, Rates):
-            entry.nano = 0 if free else rates.cost(usage)
-            entry.estimated = 1 if estimated or rates.estimated else 0
-        else:
-            entry.unpriced, entry.estimated = int(not free), int(estimated)
-        return entry
-
-    def _settle_hold(
-        self,
-        charge: Charge,
-        hold: Hold,
-        amount: Amount,
-        fired: list[Fired],
-        on_fired: OnFired | None,
-        on_booked: Callable[[], None] | None,
-    ) -> None:
-        if self.ledger.is_shared:
-            self.ledger.settle(hold, amount, lambda: self._look(charge, fired, on_fired, on_booked))
-            return
-        self.ledger.settle(hold, amount)
-        if on_booked is not None:
-            on_booked()
-        for account in charge.lines.accounts:
-            alert_usd, alert_tokens, alert_calls = account.alert
-            if (
-                account.spent_usd >= alert_usd
-                or account.spent_tokens >= alert_tokens
-                or account.spent_calls >= alert_calls
-            ):
-                self._look(charge, fired, on_fired)
-                break
-
-    def _close_hold(self, hold: Hold, amount: Amount) -> None:
-        """After a fault: settle once more, or give it back when the ledger cannot settle.
-
-        A hold that stays would keep every later call waiting.
-        """
-        if hold.is_open:
-            try:
-                self.ledger.settle(hold, amount)
-            except Exception:
-                self.ledger.release(hold)
-
-    def close(self, charge: Charge, usage: Usage | None = None) -> None:
-        """After a fault: book an estimate, which is what was held, or its share where the usage is known."""
-        hold = charge.hold
-        amount = NOTHING if hold is None else hold.amount if usage is None else _share(charge, usage)
-        taken = usage or Usage(input=charge.input)
-        try:
-            if not charge.over:
-                self.spending.book(
-                    charge, Entry(1, taken.input, taken.output, nano=amount[0], estimated=1), charge.model
-                )
-        finally:
-            self.spending.give_up(charge)
-            if hold is not None:
-                self._close_hold(hold, amount)
-
-    def _look(
-        self, charge: Charge, fired: list[Fired], on_fired: OnFired | None, on_booked: Callable[[], None] | None = None
-    ) -> None:
-        """Whether what was booked reaches a threshold."""
-        if on_booked is not None:
-            on_booked()
-        for reached in newly_reached(charge.lines, self.ledger):
-            fired.append(reached) if on_fired is None else on_fired(charge, reached)
-
-    def rates_of(self, charge: Charge, model: str) -> Rates | Unpriced:
-        """The model that answered wins over the one that was asked, whose price stands for it where it has none."""
-        if not model or model == charge.model:
-            return charge.rates
-        rates = self.pricing.rates(model, charge.at)
-        return rates if isinstance(rates, Rates) else charge.rates
-
-    def release(self, charge: Charge) -> None:
-        """The call never left: nothing was spent."""
-        if charge.over:
-            return
-        try:
-            if charge.hold is not None:
-                self._free(charge.hold)
-        finally:
-            try:
-                self.spending.released(charge)
-            finally:
-                self.spending.give_up(charge)
-
-    def _free(self, hold: Hold) -> None:
-        try:
-            self.ledger.release(hold)
-        except Exception:
-            self.ledger.settle(hold, NOTHING)
-            raise
-
     def guess(self, charge: Charge, streamed_tokens: int, streaming: bool) -> Usage:
         """What a call that left and never told its usage may have taken."""
         return self._expectations.guess(charge, streamed_tokens, streaming)
@@ -462,9 +300,3 @@ class Accounts:
 
 def _store_of(policy: Policy) -> tuple[Any, ...]:
     return (policy.store, policy.store_timeout, policy.retention_days) if policy.store else ()
-
-
-def _share(charge: Charge, usage: Usage) -> Amount:
-    """What a call took of what was held for it, by its tokens alone: for want of a price."""
-    tokens, most = usage.input + usage.output, charge.input + charge.max_output * charge.candidates
-    return (charge.held * min(tokens, most) // most if most else charge.held), tokens, 1

@@ -12,7 +12,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final
 
-from runguard.accounting.charges import Meter, UnknownCap
+from runguard.accounting.budget_groups import Meter
+from runguard.accounting.charges import UnknownCap
 from runguard.core.exceptions import PolicyError
 from runguard.core.money import MOST_COUNT, MOST_USD, UNITS, UNLIMITED, Amount, cap_from_function, shown
 from runguard.core.scope import Scope

@@ -2,28 +2,23 @@
 it.
 
 ``BudgetPolicy`` is the frozen description, ``BudgetMonitor`` the live count. Neither knows a framework: a response is
-anything with
-``usage_metadata``, ``content`` and, when streamed, ``partial``.
+anything with ``usage_metadata``, ``content`` and, when streamed, ``partial``.
 """
 
 import inspect
 import logging
 import threading
-import weakref
 from bisect import insort
-from collections import OrderedDict
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, Final, Self
 
 from runguard import log_lines  # noqa: F401 - its filter keeps every log line on one line
+from runguard.accounting.cumulative_calls import Checkpoint, CountedCall, CountedCalls
 from runguard.core.mistakes import Checked
 from runguard.core.threshold import Threshold, ThresholdAction
-from runguard.providers.call_usage import CallUsage
 
 _log: Final = logging.getLogger("runguard")
-_STREAMS_KEPT: Final = 10_000  # calls that are being streamed
-_ENDED_KEPT: Final = 64  # calls that have ended: a second whole response may follow at once
 _NUDGE: Final = (
     "{share} of the token budget for this conversation is used. Start nothing new and call no further tools "
     "unless it is "
@@ -39,92 +34,6 @@ class CompressionTriggered:
     threshold: int
 
 
-@dataclass(frozen=True, slots=True)
-class BudgetPolicy(metaclass=Checked):
-    """A token budget as a value: hashable, comparable, safe to share. Each ``build_monitor()`` counts for itself.
-
-    It describes a ``BudgetMonitor``. To refuse calls before they are made, in dollars, tokens or calls per user and
-    window, use ``Budget``.
-    """
-
-    max_tokens: int = 200_000
-    thresholds: tuple[Threshold, ...] = ()
-
-    def __post_init__(self) -> None:
-        _whole(self.max_tokens, "max_tokens", least=1)
-        object.__setattr__(self, "thresholds", tuple(self.thresholds))  # a list would make it unhashable
-        for threshold in self.thresholds:
-            if not isinstance(threshold, Threshold):
-                raise ValueError(f"thresholds must be Threshold objects, not {threshold!r}")
-
-    def build_monitor(self) -> "BudgetMonitor":
-        """A fresh count under this policy."""
-        monitor = BudgetMonitor(self.max_tokens)
-        for threshold in self.thresholds:
-            monitor.add_threshold(threshold)
-        return monitor
-
-    def with_threshold(
-        self,
-        percent: float,
-        callback: Callable[[Any], Any] | None = None,
-        *,
-        recurring: bool = False,
-        action: ThresholdAction = "warn",
-    ) -> "BudgetPolicy":
-        """A copy with one threshold more."""
-        return replace(self, thresholds=(*self.thresholds, Threshold(percent, callback, recurring, action)))
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain data. Callbacks become import paths; a lambda or closure has none and is a ValueError."""
-        return {"max_tokens": self.max_tokens, "thresholds": [threshold.to_dict() for threshold in self.thresholds]}
-
-    @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> Self:
-        """The way back. It imports the modules that callbacks name: read only data that you trust."""
-        if not isinstance(data, Mapping):
-            raise ValueError(f"a budget policy must be a mapping, not {data!r}")
-        if unknown := sorted(str(key) for key in data if key not in ("max_tokens", "thresholds")):
-            raise ValueError(f"unknown in a budget policy: {', '.join(unknown)}")
-        listed = data.get("thresholds") or ()
-        if not isinstance(listed, list | tuple):
-            raise ValueError(f"thresholds must be a list, not {listed!r}")
-        thresholds = []
-        for number, entry in enumerate(listed):
-            try:
-                thresholds.append(Threshold.from_dict(entry))
-            except ValueError as error:
-                raise ValueError(f"thresholds[{number}]: {error}") from error
-        return cls(data.get("max_tokens", 200_000), tuple(thresholds))
-
-
-@dataclass(slots=True, eq=False)
-class _Checkpoint:
-    """A threshold in one monitor.
-
-    What has fired is kept here, so neither order nor sharing of thresholds can mix it up.
-    """
-
-    threshold: Threshold
-    fired: bool = False
-    stopping: bool = False
-    nudging: bool = False
-
-    def rearm(self) -> None:
-        self.fired = self.stopping = self.nudging = False
-
-
-@dataclass(slots=True, eq=False)
-class _Call:
-    """One model call. Its chunks report usage again and again: figures only grow, and they are not added up."""
-
-    key: Callable[[], object | None] = lambda: None
-    tokens: int | None = None
-    usage: CallUsage = field(default_factory=CallUsage)
-    estimated: bool = False
-    told: set[_Checkpoint] = field(default_factory=set)  # recurring thresholds that have fired for it
-
-
 class BudgetMonitor(metaclass=Checked):
     """Counts tokens over all turns and fires thresholds. Safe to use from many threads; callbacks run outside of
     its lock.
@@ -138,17 +47,15 @@ class BudgetMonitor(metaclass=Checked):
     """
 
     def __init__(self, max_tokens: int = 200_000) -> None:
-        self._max = _whole(max_tokens, "max_tokens", least=1)
+        self._max = whole_number(max_tokens, "max_tokens", least=1)
         self._lock = threading.Lock()
-        self._checkpoints: list[_Checkpoint] = []
+        self._checkpoints: list[Checkpoint] = []
         self._emit: Callable[[Any], Any] | None = None
         self._tokens = 0
         self._recorded = 0  # what was ever recorded in this cycle: adjust() leaves it alone
         self._turns = 0
-        self._told_to_stop: str | None = None
-        self._streams: OrderedDict[int, _Call] = OrderedDict()
-        self._ended: OrderedDict[int, _Call] = OrderedDict()
-        self._nameless: _Call | None = None
+        self._stop_asked: str | None = None
+        self._calls = CountedCalls()
         self._missed_usage = False
         self._last_prompt = 0  # tokens
         self._estimated = 0
@@ -170,15 +77,15 @@ class BudgetMonitor(metaclass=Checked):
         return self.add_threshold(Threshold(percent, callback, recurring, action))
 
     def add_threshold(self, threshold: Threshold) -> Self:
-        """One threshold more, heard from the next record on; they are kept in ascending order."""
+        """Add a threshold. It counts from the next record on; thresholds are kept in ascending order."""
         if not isinstance(threshold, Threshold):
             raise TypeError(f"a Threshold is needed, not {threshold!r}")
         with self._lock:
-            insort(self._checkpoints, _Checkpoint(threshold), key=lambda checkpoint: checkpoint.threshold.percent)
+            insort(self._checkpoints, Checkpoint(threshold), key=lambda checkpoint: checkpoint.threshold.percent)
         return self
 
     def with_bus(self, bus: Any) -> Self:
-        """Tell ``bus`` (an object with ``emit(event)``, or a callable) of every threshold that fires."""
+        """Send every threshold that fires to ``bus``: an object with ``emit(event)``, or a callable."""
         emit = getattr(bus, "emit", None)
         if not callable(emit):
             emit = bus
@@ -191,8 +98,8 @@ class BudgetMonitor(metaclass=Checked):
 
     def record_usage(self, input_tokens: int = 0, output_tokens: int = 0) -> None:
         """Add one call's usage and fire what it reaches."""
-        tokens = _whole(input_tokens, "input_tokens") + _whole(output_tokens, "output_tokens")
-        call = _Call()
+        tokens = whole_number(input_tokens, "input_tokens") + whole_number(output_tokens, "output_tokens")
+        call = CountedCall()
         with self._lock:
             self._count_locked(call, tokens)
         self._fire(call, whole=True)
@@ -211,7 +118,7 @@ class BudgetMonitor(metaclass=Checked):
         try:
             whole = getattr(response, "partial", None) is not True
             with self._lock:
-                seen = self._call_locked(call, whole)
+                seen = self._calls.of(call, whole)
                 known = len(seen.usage.problems)
                 seen.usage.add(response)
                 problems = seen.usage.problems[known:]
@@ -231,7 +138,7 @@ class BudgetMonitor(metaclass=Checked):
         except Exception:
             _log.exception("runguard.budget_error: a response could not be counted")
 
-    def _bill(self, call: _Call, prompt_tokens: Callable[[], int] | None, *, whole: bool) -> None:
+    def _bill(self, call: CountedCall, prompt_tokens: Callable[[], int] | None, *, whole: bool) -> None:
         bill = call.usage.bill if whole else call.usage.bill_so_far
         usage, estimated = bill(self._last_prompt)
         if estimated and prompt_tokens is not None:
@@ -251,26 +158,7 @@ class BudgetMonitor(metaclass=Checked):
 
         return after_model
 
-    def _call_locked(self, key: object | None, whole: bool) -> _Call:
-        if key is None:
-            call = self._nameless or _Call()
-            self._nameless = None if whole else call
-            return call
-        number = id(key)
-        found = self._ended.get(number) or self._streams.get(number)
-        if found is None or found.key() is not key:  # the number of an object that is gone may be given again
-            found = _Call(_weak(key))
-            self._ended.pop(number, None)
-            self._streams[number] = found
-        if whole and number not in self._ended:
-            self._streams.pop(number, None)
-            self._ended[number] = found
-        for kept, most in ((self._streams, _STREAMS_KEPT), (self._ended, _ENDED_KEPT)):
-            if len(kept) > most:
-                kept.popitem(last=False)
-        return found
-
-    def _count_locked(self, call: _Call, tokens: int) -> None:
+    def _count_locked(self, call: CountedCall, tokens: int) -> None:
         more = tokens - (call.tokens or 0)
         if call.tokens is None:
             self._turns += 1
@@ -278,7 +166,7 @@ class BudgetMonitor(metaclass=Checked):
         self._tokens = max(self._tokens + more, 0)
         self._recorded = max(self._recorded + more, 0)
 
-    def _fire(self, call: _Call, *, whole: bool) -> None:
+    def _fire(self, call: CountedCall, *, whole: bool) -> None:
         """Fire what is due, lowest first.
 
         Each is judged when its turn comes: a callback before it may have made room.
@@ -291,9 +179,9 @@ class BudgetMonitor(metaclass=Checked):
                 if self._utilization_locked() < threshold.percent:
                     continue
                 if threshold.recurring:  # once for each call, at its end
-                    if not whole or checkpoint in call.told:
+                    if not whole or checkpoint in call.fired:
                         continue
-                    call.told.add(checkpoint)
+                    call.fired.add(checkpoint)
                 elif checkpoint.fired:
                     continue
                 checkpoint.fired = True
@@ -306,12 +194,12 @@ class BudgetMonitor(metaclass=Checked):
                 self._call_out(f"the callback at {threshold.percent:.0%}", threshold.callback, self)
 
     def _call_out(self, what: str, function: Callable[[Any], Any], argument: object) -> None:
-        """Other people's code: whatever it does, the run goes on."""
+        """Call the user's code. Whatever it raises, the run goes on."""
         try:
             result = function(argument)
             if inspect.iscoroutine(result):
                 result.close()
-                raise TypeError("it is async, and nobody here could await it")
+                raise TypeError("it is async; give a plain function")
         except Exception as error:
             with self._lock:
                 self.callback_errors += 1
@@ -328,7 +216,7 @@ class BudgetMonitor(metaclass=Checked):
         """Start a new cycle: nothing used, every threshold armed, no stop."""
         with self._lock:
             self._tokens = self._recorded = self._turns = self._estimated = 0
-            self._told_to_stop = None
+            self._stop_asked = None
             for checkpoint in self._checkpoints:
                 checkpoint.rearm()
 
@@ -337,7 +225,7 @@ class BudgetMonitor(metaclass=Checked):
 
         Thresholds above it are re-armed; turns and their average stay.
         """
-        _whole(new_count, "new_count")
+        whole_number(new_count, "new_count")
         with self._lock:
             self._tokens = new_count
             for checkpoint in self._checkpoints:
@@ -349,7 +237,7 @@ class BudgetMonitor(metaclass=Checked):
     def stop(self, reason: str = "") -> None:
         """Ask for a stop before the next model call."""
         with self._lock:
-            self._told_to_stop = reason or "stopped by the application"
+            self._stop_asked = reason or "stopped by the application"
 
     def resume(self) -> None:
         """Lift a stop, whatever it came from.
@@ -357,7 +245,7 @@ class BudgetMonitor(metaclass=Checked):
         Thresholds that have fired stay so: they do not stop again in this cycle unless recurring.
         """
         with self._lock:
-            self._told_to_stop = None
+            self._stop_asked = None
             for checkpoint in self._checkpoints:
                 checkpoint.stopping = False
 
@@ -379,13 +267,13 @@ class BudgetMonitor(metaclass=Checked):
             return (self._stop_locked() or ("", self._max))[1]
 
     def _stop_locked(self) -> tuple[str, int] | None:
-        if self._told_to_stop is not None:
-            return self._told_to_stop, self._max
+        if self._stop_asked is not None:
+            return self._stop_asked, self._max
         percent = next((checkpoint.threshold.percent for checkpoint in self._checkpoints if checkpoint.stopping), None)
         return None if percent is None else (f"{percent:.0%} of {self._max} tokens reached", int(percent * self._max))
 
     def take_nudge(self) -> str:
-        """What the model should hear now, or an empty text; given out once for each time a nudging threshold fires."""
+        """The notice for the model, or an empty text. Returned once for each time a nudging threshold fires."""
         with self._lock:
             due = [checkpoint for checkpoint in self._checkpoints if checkpoint.nudging]
             for checkpoint in due:
@@ -459,14 +347,7 @@ class BudgetMonitor(metaclass=Checked):
         return min(self._tokens / self._max, 1.0)
 
 
-def _whole(value: object, name: str, *, least: int = 0) -> int:
+def whole_number(value: object, name: str, *, least: int = 0) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or value < least:
         raise ValueError(f"{name} must be a whole number from {least} on, not {value!r}")
     return value
-
-
-def _weak(key: object) -> Callable[[], object | None]:
-    try:
-        return weakref.ref(key)
-    except TypeError:  # some objects cannot be referred to weakly; a few are held
-        return lambda: key

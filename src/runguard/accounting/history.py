@@ -4,7 +4,7 @@ from collections import OrderedDict
 from itertools import islice
 from typing import Final
 
-from runguard.accounting.charges import Entry, Tally
+from runguard.accounting.figures import Entry, Tally
 from runguard.ledger.packing import Shared, read_numbers, write_numbers
 
 _UNPACKED_KEPT: Final = 512  # scopes; beyond that the older half is packed

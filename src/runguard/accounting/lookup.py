@@ -4,18 +4,10 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final
 from urllib.parse import unquote
 
+from runguard.accounting.budget_groups import NO_LIMIT, Meter, meters_of, parse_scope
 from runguard.accounting.caps import CapFunctions, Caps
-from runguard.accounting.charges import (
-    LINES_KEPT,
-    NO_LIMIT,
-    OWNERS,
-    Lines,
-    Meter,
-    Purse,
-    UnknownCap,
-    meters_of,
-    parse_scope,
-)
+from runguard.accounting.charges import OWNERS, Lines, Purse, UnknownCap
+from runguard.accounting.figures import LINES_KEPT
 from runguard.accounting.nesting import layers_around, not_held_by
 from runguard.core.events import ModelCall
 from runguard.core.exceptions import PolicyError

@@ -2,10 +2,11 @@
 
 import asyncio
 from collections.abc import Callable, Generator
+from dataclasses import replace
 from typing import Final
 
-from runguard.accounting.charges import Charge, Denied, Meter, UnknownCap, scopes_of, worst_of
-from runguard.accounting.fitting import affordable_output, take_the_rest, would_refuse
+from runguard.accounting.budget_groups import Meter, scopes_of
+from runguard.accounting.charges import Charge, Denied, UnknownCap, worst_of
 from runguard.accounting.lookup import AccountFinder
 from runguard.accounting.nesting import held_around
 from runguard.accounting.thresholds import over_threshold
@@ -15,7 +16,7 @@ from runguard.ledger.identity import StoreReplacedError
 from runguard.ledger.kill_switch import Switch
 from runguard.ledger.store import StoreOutage
 from runguard.policy.settings import Policy
-from runguard.pricing.rates import Unpriced
+from runguard.pricing.rates import Rates, Unpriced
 
 _LOOKS_S: Final = 1.0  # a waiting call looks at least this often, should a wake-up get lost with its loop
 _FACTS_S: Final = 1.0  # until what was settled has reached a store
@@ -191,3 +192,51 @@ def _meter_of(charge: Charge, denied: Denied) -> Meter:
     assert denied.refusal is not None
     lines = charge.lines
     return next(m for a, m in zip(lines.accounts, lines.meters, strict=True) if a is denied.refusal.account)
+
+
+# ---- a call that does not fit ---------------------------------------------------------------------------------------
+
+
+def affordable_output(charge: Charge, refusal: Refusal, useful: int) -> int | None:
+    """The most output the rest can pay, or None when that is less than is ``useful``."""
+    usd, tokens, calls = refusal.room
+    output = charge.max_output
+    if isinstance(charge.rates, Rates) and charge.lines.in_usd:
+        output = min(output, charge.rates.affordable_output(usd, charge.input, charge.audio) // charge.candidates)
+    output = min(output, (tokens - charge.input) // charge.candidates)
+    least = min(useful, charge.max_output)
+    if calls < 1 or output < least or output >= charge.max_output or output < 1:
+        return None
+    return output
+
+
+def take_the_rest(charge: Charge, event: ModelCall, refusal: Refusal) -> bool:
+    """What the call may take is not known, and it asked for the whole cap: what is left will do, if it is as much as
+    the call needs at least.
+    """
+    assert event.bound is not None
+    usd, tokens = event.bound
+    wanted, room = worst_of(charge), refusal.room
+    least_usd, least_tokens = max(event.least[0], 1), max(event.least[1], 1)
+    if (
+        room[2] < 1
+        or (usd is None and wanted[0] > 0 and room[0] < least_usd)
+        or (tokens is None and wanted[1] > 0 and room[1] < least_tokens)
+    ):
+        return False
+    charge.bound = (
+        (min(wanted[0], room[0]) if usd is None else usd),
+        (min(wanted[1], room[1]) if tokens is None else tokens),
+    )
+    return worst_of(charge) != wanted
+
+
+def would_refuse(charge: Charge, event: ModelCall, refusal: Refusal, useful: int) -> bool:
+    """For a shadow, which cannot wait for other calls' holds nor ask for a shorter answer: what enforcing would come
+    to.
+    """
+    if refusal.wait_helps:
+        return False
+    if charge.bound is not None:
+        return not take_the_rest(replace(charge), event, refusal)
+    return affordable_output(charge, refusal, useful) is None

@@ -6,18 +6,9 @@ With or without a budget.
 import threading
 from typing import Any, Final
 
-from runguard.accounting.charges import (
-    LINES_KEPT,
-    Charge,
-    Entry,
-    Purse,
-    Tally,
-    add_tally,
-    flat_limits,
-    scopes_of,
-    split_by,
-    totals,
-)
+from runguard.accounting.budget_groups import flat_limits, scopes_of
+from runguard.accounting.charges import Charge, Purse
+from runguard.accounting.figures import LINES_KEPT, Entry, Tally, add_tally, split_by, totals
 from runguard.accounting.history import History
 from runguard.core.events import RunInfo
 from runguard.core.exceptions import PolicyError

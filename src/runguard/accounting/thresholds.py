@@ -2,7 +2,8 @@
 
 from collections.abc import Iterator
 
-from runguard.accounting.charges import NO_LIMIT, Denied, Fired, Lines, Meter, status_of
+from runguard.accounting.budget_groups import NO_LIMIT, Meter
+from runguard.accounting.charges import Denied, Fired, Lines, status_of
 from runguard.core.money import NOTHING, Amount, share_of, unit_reached
 from runguard.ledger.base import Account, Ledger, Refusal
 

@@ -33,7 +33,8 @@ from google.adk.tools.base_tool import BaseTool
 from google.adk.tools.tool_context import ToolContext
 from google.genai import types
 
-from runguard.accounting.cumulative import BudgetMonitor, BudgetPolicy
+from runguard.accounting.cumulative import BudgetMonitor
+from runguard.accounting.cumulative_policy import BudgetPolicy
 from runguard.adk import runners
 from runguard.adk.estimate import project
 from runguard.adk.hooks import hook

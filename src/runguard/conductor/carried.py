@@ -9,7 +9,8 @@ from collections.abc import Mapping
 from dataclasses import astuple, fields
 from typing import Any, Final
 
-from runguard.accounting.charges import Entry, Tally, add_tally, flat_limits
+from runguard.accounting.budget_groups import flat_limits
+from runguard.accounting.figures import Entry, Tally, add_tally
 from runguard.conductor.runs import Run
 from runguard.core.decision import Action, Trip
 from runguard.core.detectors.limits import CallsPerTool, ModelCalls, ToolCalls

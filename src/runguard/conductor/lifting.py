@@ -8,7 +8,7 @@ message begins a new one.
 import logging
 from typing import TYPE_CHECKING, Final
 
-from runguard.accounting.charges import scopes_of
+from runguard.accounting.budget_groups import scopes_of
 from runguard.accounting.refusals import OUTAGES, finding_of_stop
 from runguard.conductor.runs import Run
 from runguard.core.decision import Trip

@@ -5,7 +5,7 @@ import threading
 from collections.abc import Callable
 
 from runguard.accounting.accounts import Accounts
-from runguard.accounting.charges import scopes_of
+from runguard.accounting.budget_groups import scopes_of
 from runguard.accounting.refusals import finding_of_stop
 from runguard.conductor.breakers import Breakers
 from runguard.conductor.deciding import Deciding

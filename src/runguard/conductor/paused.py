@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any, Final
 
-from runguard.accounting.charges import flat_limits
+from runguard.accounting.budget_groups import flat_limits
 from runguard.conductor import carried
 from runguard.conductor.runs import Run
 from runguard.core.decision import on_one_line

@@ -9,7 +9,8 @@ import threading
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
-from runguard.accounting.charges import OWNERS, Charge, scopes_of
+from runguard.accounting.budget_groups import scopes_of
+from runguard.accounting.charges import OWNERS, Charge
 from runguard.conductor.controls import Controls
 from runguard.conductor.guard import Guard
 from runguard.conductor.runs import Run

@@ -4,7 +4,7 @@ import asyncio
 from decimal import Decimal
 from typing import Final
 
-from runguard.accounting.charges import scopes_of
+from runguard.accounting.budget_groups import scopes_of
 from runguard.conductor.runs import Run
 from runguard.core.breaker import Permit
 from runguard.core.decision import Action, Decision, Finding, Trip

@@ -2,7 +2,7 @@
 
 from typing import Final
 
-from runguard.accounting.charges import scopes_of
+from runguard.accounting.budget_groups import scopes_of
 from runguard.core.events import RunInfo
 from runguard.core.mistakes import nearest
 from runguard.core.printable import printable

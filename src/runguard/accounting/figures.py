@@ -1,0 +1,81 @@
+"""Figures of spending: what one agent took from one model inside one tool, and their sums."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from runguard.core.money import to_usd
+
+LINES_KEPT: Final = 256
+
+
+@dataclass(slots=True)
+class Entry:
+    """What one agent took from one model inside one tool."""
+
+    calls: int = 0
+    input: int = 0
+    output: int = 0
+    cached: int = 0
+    thinking: int = 0
+    nano: int = 0
+    unpriced: int = 0  # calls whose price nobody knows: their cost is not in ``nano``
+    estimated: int = 0  # calls whose usage or rate was estimated
+
+    def count(self, one: "Entry") -> None:
+        """Add the entry of one call, most of which is nothing."""
+        self.calls += one.calls
+        self.nano += one.nano
+        if one.input or one.output:
+            self.input += one.input
+            self.output += one.output
+            self.cached += one.cached
+            self.thinking += one.thinking
+        if one.unpriced or one.estimated:
+            self.unpriced += one.unpriced
+            self.estimated += one.estimated
+
+    def add(self, other: "Entry", sign: int = 1) -> None:
+        self.calls += sign * other.calls
+        self.input += sign * other.input
+        self.output += sign * other.output
+        self.cached += sign * other.cached
+        self.thinking += sign * other.thinking
+        self.nano += sign * other.nano
+        self.unpriced += sign * other.unpriced
+        self.estimated += sign * other.estimated
+
+
+Tally = dict[tuple[str, str, str], Entry]  # agent, model, tool
+
+
+def add_tally(into: Tally, more: Mapping[tuple[str, str, str], Entry], sign: int = 1) -> None:
+    for key, entry in list(more.items()):
+        if key not in into and len(into) >= LINES_KEPT * 4:
+            key = ("(others)", "(others)", "(others)")
+        into.setdefault(key, Entry()).add(entry, sign)
+
+
+def totals(entries: Iterable[Entry]) -> dict[str, Any]:
+    total = Entry()
+    for entry in entries:
+        total.add(entry)
+    return {
+        "usd": to_usd(total.nano),
+        "calls": total.calls,
+        "tokens": total.input + total.output,
+        "input_tokens": total.input,
+        "output_tokens": total.output,
+        "cached_tokens": total.cached,
+        "thinking_tokens": total.thinking,
+        "unpriced_calls": total.unpriced,
+        "estimated_calls": total.estimated,
+    }
+
+
+def split_by(tally: Tally, position: int) -> dict[str, dict[str, Any]]:
+    groups: dict[str, list[Entry]] = {}
+    for key, entry in tally.items():
+        if key[position]:
+            groups.setdefault(key[position], []).append(entry)
+    return {name: totals(entries) for name, entries in sorted(groups.items())}

@@ -1,0 +1,180 @@
+"""After a call: its price is booked, its hold is settled or released, and thresholds fire."""
+
+from collections.abc import Callable
+
+from runguard.accounting.charges import Charge, Fired
+from runguard.accounting.expectations import Expectations
+from runguard.accounting.figures import Entry
+from runguard.accounting.spending import Spending
+from runguard.accounting.thresholds import newly_reached
+from runguard.core.money import NOTHING, Amount
+from runguard.ledger.base import Hold, Ledger
+from runguard.pricing.book import Pricing
+from runguard.pricing.rates import Rates, Unpriced, Usage
+
+OnFired = Callable[[Charge, Fired], None]
+
+
+class Settlement:
+    """Settles on one ledger, with one price book."""
+
+    def __init__(self, ledger: Ledger, pricing: Pricing, spending: Spending, expectations: Expectations) -> None:
+        self.ledger, self.pricing, self.spending, self._expectations = ledger, pricing, spending, expectations
+
+    def settle(
+        self,
+        charge: Charge,
+        usage: Usage,
+        model: str = "",
+        *,
+        nano: int | None = None,
+        estimated: bool = False,
+        free: bool = False,
+        on_fired: OnFired | None = None,
+        on_booked: Callable[[], None] | None = None,
+    ) -> list[Fired]:
+        """Book what a call took; told again, the later figure replaces the earlier.
+
+        The model that answered wins over the one that was asked. ``nano``: what it cost, where somebody knows
+        better than the price list.
+        ``free``: the provider refused the call and billed nothing. Thresholds that fire go to ``on_fired``,
+        once the ledger has booked it; without that, those known at once are returned. ``on_booked``: then.
+
+        A fault of ours on the way is raised when nothing is held any more.
+        """
+        entry: Entry | None = None
+        fault: Exception | None = None
+        fired: list[Fired] = []
+        try:
+            entry = self._entry(charge, usage, model, nano=nano, estimated=estimated, free=free)
+            self.spending.book(charge, entry, model or charge.model)
+        except Exception as error:
+            fault = error
+            self.spending.give_up(charge)
+        hold = charge.hold
+        if hold is not None:
+            amount = (entry.nano, entry.input + entry.output, 1) if entry is not None else _share(charge, usage)
+            try:
+                self._settle_hold(charge, hold, amount, fired, on_fired, on_booked)
+            except Exception as error:
+                fault = fault or error
+                self._close_hold(hold, amount)
+        if fault is not None:
+            raise fault
+        if not estimated and not free and usage.output:
+            self._expectations.learn(charge.model, usage.output)
+        return fired
+
+    def _entry(
+        self, charge: Charge, usage: Usage, model: str, *, nano: int | None, estimated: bool, free: bool
+    ) -> Entry:
+        """What a call took, in tokens and at its price."""
+        rates = charge.rates
+        if model and model != charge.model:
+            answering = self.pricing.rates(model, charge.at)
+            if isinstance(answering, Rates):
+                rates = answering
+            else:
+                estimated = estimated or isinstance(rates, Rates)  # the price of the model that was asked stands for it
+        entry = Entry(1, usage.input, usage.output, usage.cached, usage.thinking)
+        if nano is not None:
+            entry.nano, entry.estimated = nano, int(estimated)
+        elif isinstance(rates, Rates):
+            entry.nano = 0 if free else rates.cost(usage)
+            entry.estimated = 1 if estimated or rates.estimated else 0
+        else:
+            entry.unpriced, entry.estimated = int(not free), int(estimated)
+        return entry
+
+    def _settle_hold(
+        self,
+        charge: Charge,
+        hold: Hold,
+        amount: Amount,
+        fired: list[Fired],
+        on_fired: OnFired | None,
+        on_booked: Callable[[], None] | None,
+    ) -> None:
+        if self.ledger.is_shared:
+            self.ledger.settle(hold, amount, lambda: self._look(charge, fired, on_fired, on_booked))
+            return
+        self.ledger.settle(hold, amount)
+        if on_booked is not None:
+            on_booked()
+        for account in charge.lines.accounts:
+            alert_usd, alert_tokens, alert_calls = account.alert
+            if (
+                account.spent_usd >= alert_usd
+                or account.spent_tokens >= alert_tokens
+                or account.spent_calls >= alert_calls
+            ):
+                self._look(charge, fired, on_fired)
+                break
+
+    def _close_hold(self, hold: Hold, amount: Amount) -> None:
+        """After a fault: settle once more, or give it back when the ledger cannot settle.
+
+        A hold that stays would keep every later call waiting.
+        """
+        if hold.is_open:
+            try:
+                self.ledger.settle(hold, amount)
+            except Exception:
+                self.ledger.release(hold)
+
+    def close(self, charge: Charge, usage: Usage | None = None) -> None:
+        """After a fault: book an estimate, which is what was held, or its share where the usage is known."""
+        hold = charge.hold
+        amount = NOTHING if hold is None else hold.amount if usage is None else _share(charge, usage)
+        taken = usage or Usage(input=charge.input)
+        try:
+            if not charge.over:
+                self.spending.book(
+                    charge, Entry(1, taken.input, taken.output, nano=amount[0], estimated=1), charge.model
+                )
+        finally:
+            self.spending.give_up(charge)
+            if hold is not None:
+                self._close_hold(hold, amount)
+
+    def _look(
+        self, charge: Charge, fired: list[Fired], on_fired: OnFired | None, on_booked: Callable[[], None] | None = None
+    ) -> None:
+        """Whether what was booked reaches a threshold."""
+        if on_booked is not None:
+            on_booked()
+        for reached in newly_reached(charge.lines, self.ledger):
+            fired.append(reached) if on_fired is None else on_fired(charge, reached)
+
+    def rates_of(self, charge: Charge, model: str) -> Rates | Unpriced:
+        """The model that answered wins over the one that was asked, whose price stands for it where it has none."""
+        if not model or model == charge.model:
+            return charge.rates
+        rates = self.pricing.rates(model, charge.at)
+        return rates if isinstance(rates, Rates) else charge.rates
+
+    def release(self, charge: Charge) -> None:
+        """The call never left: nothing was spent."""
+        if charge.over:
+            return
+        try:
+            if charge.hold is not None:
+                self._free(charge.hold)
+        finally:
+            try:
+                self.spending.released(charge)
+            finally:
+                self.spending.give_up(charge)
+
+    def _free(self, hold: Hold) -> None:
+        try:
+            self.ledger.release(hold)
+        except Exception:
+            self.ledger.settle(hold, NOTHING)
+            raise
+
+
+def _share(charge: Charge, usage: Usage) -> Amount:
+    """What a call took of what was held for it, by its tokens alone: for want of a price."""
+    tokens, most = usage.input + usage.output, charge.input + charge.max_output * charge.candidates
+    return (charge.held * min(tokens, most) // most if most else charge.held), tokens, 1
