@@ -4,10 +4,11 @@ import cut_off
 import long_answers
 import lookalikes
 import loops
+import noise
 import unseen_failures
 from shapes import Shapes
 
-_FAMILIES = (long_answers, unseen_failures, cut_off)
+_FAMILIES = (long_answers, unseen_failures, cut_off, noise)
 
 
 def _all(first: Shapes, *more: Shapes) -> Shapes:

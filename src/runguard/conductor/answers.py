@@ -22,7 +22,9 @@ _OK, _EMPTY, _FAILED, _ERROR, _REFUSED = Outcome.OK, Outcome.EMPTY, Outcome.FAIL
 # What an agent writes to itself, told by a short "noted": without this a thought between two failures would pass for
 # work.
 _NOTES: Final = re.compile(
-    r"(?:sequential_?)?think(?:ing)?|(?:log_|record_)?thoughts?|scratchpad|todo_?write|update_?todos?", re.IGNORECASE
+    r"(?:sequential_?)?think(?:ing)?|(?:log_|record_)?thoughts?|scratchpad|todo_?write|update_?todos?"
+    r"|(?:update|write|set|save)_?plan",
+    re.IGNORECASE,
 )
 _NOTE_BYTES: Final = 200
 _STATUS_BYTES: Final = 200  # a longer answer is more than a status
@@ -102,9 +104,10 @@ class Answers:
                 self._apply_rule(run, lane, event, a, rule, good and not missing)
             if new and good and lane.book.size < _NOTE_BYTES and _NOTES.fullmatch(tool) is not None:
                 a.counted = new = False  # neither news nor a step
+                a.is_note = True
             if a.counted:
                 pairs.append((a.call, a.answer))
-                a.is_long = not new and not 0 <= lane.book.size <= _STATUS_BYTES and not is_unfinished(raw)
+                a.is_long = not 0 <= lane.book.size <= _STATUS_BYTES and not is_unfinished(raw)
             if new:
                 event.news = True
                 event.progress = event.progress or (good and not a.hands_over)

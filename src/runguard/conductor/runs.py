@@ -19,6 +19,7 @@ from runguard.core.detectors.failures import EmptyAnswers, Stall, ToolFailures
 from runguard.core.detectors.growth import Growth
 from runguard.core.detectors.handoffs import Depth, HandOffCycle, HandOffRounds
 from runguard.core.detectors.limits import CallsPerTool, Deadline, FanOut, ModelCalls, ToolCalls
+from runguard.core.detectors.noise import SameAnswers, SamePair
 from runguard.core.detectors.repetition import Cycle, NoNews, Polling, Repetition, SameCall
 from runguard.core.detectors.rereading import Rereading
 from runguard.core.events import ROOT_LANE, RunInfo
@@ -123,6 +124,8 @@ _LOOP_RULES: Final[tuple[type, ...]] = (
     Polling,
     Repetition,
     Rereading,
+    SameAnswers,
+    SamePair,
     SameCall,
     Stall,
     ToolFailures,

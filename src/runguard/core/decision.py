@@ -57,6 +57,10 @@ class Rungs:
         return min((n for n in (self.warn, self.nudge, self.block, self.stop) if n is not None), default=float("inf"))
 
 
+# Units of findings of the rule no_news about loops behind noise.
+SAME_ANSWER: Final = "equal long answers"
+SAME_PAIR: Final = "equal answers to one call"
+ONLY_NOTES: Final = "notes in a row"
 CUT_OFF: Final = "calls without their arguments"  # unit of a finding of the rule stall about rejected calls
 HANDOFF_ROUNDS: Final = "rounds of hand-offs"  # unit of a finding of the rule cycle about agents instead of calls
 
@@ -223,10 +227,23 @@ _NUDGES: Final[dict[str, str]] = {
         "and finish."
     ),
 }
-_CUT_OFF_NUDGE: Final = (
-    "'{tool}' was not executed: the arguments of the call were empty or cut off, {n} times in a row. A response has a "
-    "limited length. Send less per call: split the work into several smaller calls."
-)
+# Nudges of findings whose unit says more than their rule.
+_NUDGES_BY_UNIT: Final[dict[str, str]] = {
+    CUT_OFF: (
+        "'{tool}' was not executed: the arguments of the call were empty or cut off, {n} times in a row. A response "
+        "has a limited length. Send less per call: split the work into several smaller calls."
+    ),
+    SAME_ANSWER: (
+        "'{tool}' has given the same answer {n} times, whatever it was asked. Use that answer, or say what is missing."
+    ),
+    SAME_PAIR: (
+        "You have made this same call {n} times and it gave the same answer each time. What you did in between has not "
+        "changed it: try another way, or say what is missing."
+    ),
+    ONLY_NOTES: (
+        "You have written plans or notes {n} times in a row and done nothing else. Do the next step now, or finish."
+    ),
+}
 _REFUSALS: Final[dict[str, str]] = {
     "repetition": "Not executed: this exact call was already answered {before} times "
     "with the same result, which stands "
@@ -299,7 +316,8 @@ def text_for_model(finding: Finding) -> str:
     if finding.action is Action.STOP:
         return STOPPED
     texts = _NUDGES if finding.action is Action.NUDGE else _REFUSALS
-    template = _CUT_OFF_NUDGE if finding.unit == CUT_OFF else texts.get(finding.rule) or _REFUSALS["repetition"]
+    by_unit = _NUDGES_BY_UNIT.get(finding.unit) if finding.action is Action.NUDGE else None
+    template = by_unit or texts.get(finding.rule) or _REFUSALS["repetition"]
     return template.format(
         n=_number(finding.observed),
         before=_number(max(finding.observed - 1, 1)),

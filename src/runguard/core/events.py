@@ -129,7 +129,8 @@ class Answer:
     # of a tool that set ``transfer_to_agent``: its answer says who works on, so it is no progress
     hands_over: bool = False
     lacks_arguments: bool = False  # it failed because required arguments did not arrive
-    is_long: bool = False  # given before, and more than a status: a page, a file, a report
+    is_long: bool = False  # more than a status: a page, a file, a report
+    is_note: bool = False  # an acknowledged plan or thought
 
 
 @dataclass(slots=True)

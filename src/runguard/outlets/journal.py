@@ -220,6 +220,7 @@ def _answer(a: Answer) -> Entry:
             "unfinished": a.unfinished,
             "long": a.is_long,
             "lacks": a.lacks_arguments,
+            "note": a.is_note,
         }
     )
 
@@ -337,6 +338,7 @@ def _read_answers(where: _Where, entry: Entry) -> ToolResults:
             unfinished=str(told.get("unfinished") or ""),
             is_long=bool(told.get("long")),
             lacks_arguments=bool(told.get("lacks")),
+            is_note=bool(told.get("note")),
         )
         for told in entry["of"]
     ]
