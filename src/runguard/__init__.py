@@ -38,7 +38,8 @@ if TYPE_CHECKING:
     from runguard.core.scope import Scope
     from runguard.core.threshold import Threshold
     from runguard.functions.wrappers import guard, guard_async, run
-    from runguard.policy.settings import Policy, ToolRule, tool
+    from runguard.policy.settings import Policy
+    from runguard.policy.tool_rules import ToolRule, tool
     from runguard.pricing.given import ModelLimits, Price
     from runguard.termination.condition import (
         AndTerminationCondition,
@@ -99,8 +100,8 @@ _HOMES = {
     "BudgetPolicy": "runguard.accounting.cumulative_policy",
     "CompressionTriggered": "runguard.accounting.cumulative",
     "Policy": "runguard.policy.settings",
-    "ToolRule": "runguard.policy.settings",
-    "tool": "runguard.policy.settings",
+    "ToolRule": "runguard.policy.tool_rules",
+    "tool": "runguard.policy.tool_rules",
     "ModelLimits": "runguard.pricing.given",
     "Price": "runguard.pricing.given",
     "AndTerminationCondition": "runguard.termination",

@@ -1,6 +1,6 @@
 """Settings as pydantic models whose mistakes read alike: path, value, and what would be right."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from pydantic import BaseModel, ConfigDict, ValidationError
@@ -97,3 +97,9 @@ def _line(path: str, fault: Any, model: type[SettingsModel]) -> str | None:
 
 def _path(fault: Any) -> str:
     return ".".join(str(part) for part in fault["loc"] if part not in _UNION_TAGS and "[" not in str(part))
+
+
+def summary(lines: Sequence[str], source: str) -> str:
+    """All mistakes in one message. ``source``: where the settings come from."""
+    head = f"the policy ({source}) is not valid:" if source else "the policy is not valid:"
+    return f"{head} {lines[0]}" if len(lines) == 1 else "\n  ".join((head, *lines))

@@ -18,7 +18,7 @@ from runguard.core.decision import (
     text_for_operator,
     text_for_user,
 )
-from runguard.policy.settings import RULES
+from runguard.policy.rule_defaults import RULES
 from tests.kit.guards import (
     LADDER,
     allow_stays_allow,  # noqa: F401 - an autouse fixture

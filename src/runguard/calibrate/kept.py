@@ -8,7 +8,8 @@ from typing import Any, Final
 
 from runguard.core.budget import DEFAULT_THRESHOLDS, Budget
 from runguard.core.money import UNITS
-from runguard.policy.settings import Policy, PolicyFile
+from runguard.policy.policy_file import PolicyFile
+from runguard.policy.settings import Policy
 
 SECRET: Final = ("store", "alerts")  # their addresses may hold passwords and tokens
 

@@ -12,7 +12,8 @@ from runguard.calibrate.changes import changed
 from runguard.conductor.adapter import Question, Result
 from runguard.core.events import Answer, ModelCall, ModelResult, Outcome, RunInfo, ToolCall
 from runguard.core.fingerprint import size_of
-from runguard.policy.settings import RULES, Policy
+from runguard.policy.rule_defaults import RULES
+from runguard.policy.settings import Policy
 from runguard.pricing.rates import Usage
 from runguard.replay.engine import Judge, Player
 from runguard.replay.results import RunResult

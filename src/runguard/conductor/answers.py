@@ -13,7 +13,8 @@ from runguard.core.fingerprint import answer_text, digest, mask, size_of
 from runguard.core.named_items import named_items
 from runguard.core.outcomes import MISSING, classify, failure_class, was_done
 from runguard.core.unfinished import is_unfinished
-from runguard.policy.settings import Policy, ToolRule
+from runguard.policy.settings import Policy
+from runguard.policy.tool_rules import ToolRule
 from runguard.policy.tools import Tools
 
 _log: Final = logging.getLogger("runguard")

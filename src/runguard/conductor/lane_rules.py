@@ -13,7 +13,8 @@ from runguard.core.detectors.limits import ResultSize
 from runguard.core.detectors.noise import OnlyNotes, SameAnswers, SamePair
 from runguard.core.detectors.repetition import Cycle, NoNews, Polling, Repetition, SameCall
 from runguard.core.detectors.rereading import Rereading
-from runguard.policy.settings import FREE_RETRIES, LONG_ANSWERS, RULES, Policy
+from runguard.policy.rule_defaults import FREE_RETRIES, LONG_ANSWERS, RULES
+from runguard.policy.settings import Policy
 
 
 def lane_rungs_of(policy: Policy) -> dict[str, Rungs]:

@@ -26,7 +26,8 @@ from runguard.core.events import ROOT_LANE, RunInfo
 from runguard.core.fingerprint import AnswerBook
 from runguard.core.money import to_usd, usd_text
 from runguard.outlets.journal import Journal
-from runguard.policy.settings import Policy, ToolRule
+from runguard.policy.settings import Policy
+from runguard.policy.tool_rules import ToolRule
 
 
 class Lane(Stoppable):

@@ -14,7 +14,8 @@ from runguard.core.budget import Budget
 from runguard.core.exceptions import PolicyError
 from runguard.core.mistakes import nearest
 from runguard.core.money import NANO
-from runguard.policy.settings import RULES, Policy
+from runguard.policy.rule_defaults import RULES
+from runguard.policy.settings import Policy
 
 _AMOUNTS: Final = {"max_usd": "usd", "max_tokens": "tokens", "max_calls": "calls"}
 _WINDOWS: Final = {"per_minute": "1m", "per_hour": "1h", "per_day": "1d", "per_week": "1w", "per_month": "month"}

@@ -5,7 +5,8 @@ from typing import Final
 from runguard.core.events import Answer, ToolCall
 from runguard.core.fingerprint import call_fingerprint
 from runguard.policy.once import Fields, once_identity
-from runguard.policy.settings import Policy, ToolRule
+from runguard.policy.settings import Policy
+from runguard.policy.tool_rules import ToolRule
 
 _KEPT: Final = 4_096  # hallucinated names must not fill memory
 

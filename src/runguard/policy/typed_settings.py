@@ -9,7 +9,7 @@ from decimal import Decimal
 from typing import Any, Literal, TypedDict
 
 from runguard.core.budget import Budget
-from runguard.policy.settings import ToolRule
+from runguard.policy.tool_rules import ToolRule
 from runguard.pricing.given import ModelLimits, Price
 
 Usd = int | float | str | Decimal

@@ -7,7 +7,7 @@ from runguard.conductor.adapter import Question
 from runguard.conductor.lane_rules import lane_rungs_of
 from runguard.core.decision import Finding, Rungs
 from runguard.core.events import AgentEntered, Event, ToolCall
-from runguard.policy.settings import RULES
+from runguard.policy.rule_defaults import RULES
 from runguard.replay.engine import ADK_MODEL_CALLS, Judge, Player
 from runguard.replay.results import RunResult
 from runguard.replay.steps import RecordedRun, Wrote

@@ -13,7 +13,8 @@ from runguard.core.events import Answer, HandOff, ModelResult, RunInfo, ToolResu
 from runguard.core.exceptions import PolicyError
 from runguard.core.fingerprint import words_name
 from runguard.core.mistakes import nearest
-from runguard.policy.settings import RULES, Policy
+from runguard.policy.rule_defaults import RULES
+from runguard.policy.settings import Policy
 from runguard.termination.condition import Event, TerminationCondition
 from runguard.termination.reading import (
     answers_of,

@@ -3,7 +3,8 @@
 import os
 from pathlib import Path
 
-from runguard.policy.settings import Policy, find_policy_file, load_policy_file
+from runguard.policy.files import find_policy_file, load_policy_file
+from runguard.policy.settings import Policy
 
 
 def load_policy(path: Path | None) -> Policy:

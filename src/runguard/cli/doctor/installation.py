@@ -16,7 +16,8 @@ from runguard.cli.commands.model_prices import limits_usd, price_of, seen_models
 from runguard.cli.commands.stores import check_file
 from runguard.core.exceptions import RunGuardError
 from runguard.ledger.sqlite.backend import SqliteStore
-from runguard.policy.settings import Policy, find_policy_file
+from runguard.policy.files import find_policy_file
+from runguard.policy.settings import Policy
 from runguard.view.store_view import StoreView
 
 _OURS: Final = "runguard-agents"

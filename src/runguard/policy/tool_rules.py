@@ -1,0 +1,81 @@
+"""What is special about one tool: in ``tools=`` of a policy, or beside the tool with ``@runguard.tool(...)``."""
+
+from collections.abc import Callable
+from typing import Any, Self
+
+from pydantic import Field, ValidationError, model_validator
+
+from runguard.core.exceptions import PolicyError
+from runguard.policy.values import Count, Duration
+from runguard.validation import SettingsModel, faults_of, summary
+
+
+class ToolRule(SettingsModel):
+    """What is special about one tool.
+
+    By name or glob in ``tools=``, or beside the tool with ``@runguard.tool(...)``.
+    """
+
+    polling: bool = Field(
+        default=False, description="Asks for a state until it changes: judged by time without change, not by count."
+    )
+    paging: bool = Field(
+        default=False,
+        description=(
+            "Moves on with every call, whatever it answers (next page, scroll): repetition rules leave it alone."
+        ),
+    )
+    max_calls: Count | None = Field(default=None, description="Calls allowed in one run, the whole tree counted.")
+    max_seconds: Duration | None = Field(
+        default=None, description="An async call is ended after this time; a sync one is judged when it returns."
+    )
+    writes: bool = Field(
+        default=False,
+        description="Changes the world: its success is progress, so reading again afterwards is no repetition.",
+    )
+    once: bool = Field(
+        default=False, description="A success with the same arguments is not repeated within the session."
+    )
+    exempt: bool = Field(
+        default=False, description="No loop or failure rule looks at this tool; limits still count it."
+    )
+    identity: tuple[str, ...] | None = Field(
+        default=None, description="The only arguments that make two calls different.", strict=False
+    )
+    volatile: tuple[str, ...] = Field(
+        default=(), description="Arguments, and top-level fields of the answer, that never count.", strict=False
+    )
+    failed: dict[str, Any] | Callable[[Any], bool] | None = Field(
+        default=None,
+        description="What counts as failure: fields with the values that say so, or a function of the answer.",
+    )
+
+    @model_validator(mode="after")
+    def _coherent(self) -> Self:
+        if self.exempt and (self.polling or self.paging):
+            raise ValueError(
+                "exempt already takes the tool out of the rules that polling and paging tune; keep one of them"
+            )
+        return self
+
+
+def declared_rule(**options: Any) -> ToolRule:
+    """A ToolRule from the keywords of ``@runguard.tool(...)``."""
+    try:
+        return ToolRule.model_validate(options)
+    except ValidationError as error:
+        raise PolicyError(summary(faults_of(error, ToolRule), "@runguard.tool")) from None
+
+
+def tool(**options: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Declare a ToolRule beside the tool itself: ``@runguard.tool(once=True)``.
+
+    The policy's rule for that name wins.
+    """
+    rule = declared_rule(**options)
+
+    def declare(function: Callable[..., Any]) -> Callable[..., Any]:
+        function.__runguard_tool__ = rule  # type: ignore[attr-defined]
+        return function
+
+    return declare

@@ -1,0 +1,74 @@
+"""The types of single settings: counts, durations, dollars, budgets and the receivers of alerts."""
+
+from decimal import Decimal
+from typing import Annotated, Final
+
+from pydantic import BeforeValidator, Field, InstanceOf, PlainSerializer, WithJsonSchema
+
+from runguard.alerts.settings import SCHEMA as ALERTS_SCHEMA
+from runguard.alerts.settings import AlertSettings
+from runguard.core.budget import Budget
+from runguard.core.exceptions import PolicyError
+from runguard.core.money import fault_of_dollars
+from runguard.core.scope import KINDS
+
+Count = Annotated[int, Field(ge=1, le=1_000_000_000)]
+Seconds = Annotated[float, Field(gt=0, le=10**9, allow_inf_nan=False)]
+Duration = Annotated[float, Field(ge=0.001, le=10**9, allow_inf_nan=False)]
+Ratio = Annotated[float, Field(gt=1, le=10**6, allow_inf_nan=False)]
+RungNumber = Annotated[float, Field(gt=0, le=10**9, allow_inf_nan=False)]
+
+
+def _dollars(value: object) -> object:
+    if fault := fault_of_dollars(value):
+        raise ValueError(fault)
+    return Decimal(str(value))
+
+
+def _budget(entry: object) -> Budget:
+    try:
+        return Budget.of(entry)
+    except PolicyError as error:
+        raise ValueError(str(error)) from None
+
+
+_AMOUNT: Final = {"anyOf": [{"type": "number", "exclusiveMinimum": 0}, {"type": "string"}]}
+_BUDGET_SCHEMA: Final = {
+    "type": "object",
+    "additionalProperties": False,
+    "properties": {
+        "usd": _AMOUNT,
+        "tokens": {"type": "integer", "minimum": 1},
+        "calls": {"type": "integer", "minimum": 1},
+        "per": {
+            "type": "string",
+            "default": "run",
+            "description": f"{', '.join(KINDS)}; 'agent:research*' by name, 'run+agent' for both at once.",
+        },
+        "window": {
+            "type": "string",
+            "description": "'1m', '1h', '1d', '1w' or 'month'; none: for as long as the ledger lives.",
+        },
+        "tz": {"type": "string", "description": "Time zone by whose calendar days, weeks and months begin."},
+        "thresholds": {"type": "array", "items": {"anyOf": [{"type": "number"}, {"type": "object"}]}},
+    },
+}
+
+
+def _receivers(given: object) -> AlertSettings:
+    try:
+        return AlertSettings.parse(given)
+    except PolicyError as error:
+        raise ValueError(str(error)) from None
+
+
+Receivers = Annotated[
+    InstanceOf[AlertSettings],
+    BeforeValidator(_receivers),
+    PlainSerializer(AlertSettings.to_dict),
+    WithJsonSchema(ALERTS_SCHEMA),
+]
+Usd = Annotated[Decimal, BeforeValidator(_dollars), WithJsonSchema(_AMOUNT)]
+OneBudget = Annotated[
+    InstanceOf[Budget], BeforeValidator(_budget), PlainSerializer(Budget.to_dict), WithJsonSchema(_BUDGET_SCHEMA)
+]
