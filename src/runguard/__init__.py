@@ -16,7 +16,8 @@ if TYPE_CHECKING:
     from runguard.adk.guarded_llm import GuardedLlm
     from runguard.adk.installation import install, uninstall
     from runguard.adk.plugin import RunGuardPlugin
-    from runguard.adk.termination import TerminationPlugin, terminate, termination_reason
+    from runguard.adk.termination import TerminationPlugin, terminate
+    from runguard.adk.termination_events import termination_reason
     from runguard.core.breaker import BreakerState
     from runguard.core.budget import Budget, BudgetStatus
     from runguard.core.decision import Decision, Finding, Trip, trip

@@ -309,7 +309,7 @@ ONE_AT_A_TIME = "0.15"  # a call takes $0.02, $0.09 are held for it
         (lambda plugin: plugin.guard.accounts.ledger, "settle"),
         (lambda plugin: plugin.guard, "settle"),
         (lambda plugin: plugin.guard.reserving, "_too_late"),
-        (lambda plugin: plugin, "_let_go"),
+        (lambda plugin: plugin.model_hooks, "_admit"),
     ],
     ids=["learn", "opened", "book", "ledger", "settle", "too late", "let go"],
 )
@@ -337,7 +337,7 @@ async def test_one_fault_leaves_no_reservation_that_later_calls_wait_for(
 
 
 async def test_a_fault_at_the_border_books_an_estimate_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    from runguard.adk.model_calls import Toll
+    from runguard.adk.call_accounts import CallAccount
 
     held: list[Any] = []
 
@@ -350,7 +350,7 @@ async def test_a_fault_at_the_border_books_an_estimate_at_once(monkeypatch: pyte
 
     model = ScriptedModel([call("look", n=1), text("done")])
     plugin = RunGuardPlugin(max_usd=ONE_AT_A_TIME, **PRICED)
-    monkeypatch.setattr(Toll, "saw", broken)
+    monkeypatch.setattr(CallAccount, "saw", broken)
     result = await play(LlmAgent(name="solo", model=model, tools=[look]), plugins=[plugin])
     assert (result.texts, held) == (["done"], [0])
     assert (plugin.spend()["calls"], plugin.spend()["estimated_calls"]) == (2, 2)

@@ -177,7 +177,7 @@ async def _eventually(condition: Callable[[], bool], seconds: float = 20, *, col
 
 
 def _nothing_left(plugin: RunGuardPlugin) -> bool:
-    return plugin.snapshot()["runs"] == [] and not plugin._invocations
+    return plugin.snapshot()["runs"] == [] and not plugin.invocations.known
 
 
 @slow_shapes

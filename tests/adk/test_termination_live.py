@@ -147,7 +147,7 @@ async def test_the_condition_can_be_read_and_assigned() -> None:
     assert len((await play(root)).texts) == 6
     plain = LoopAgent(name="plain", sub_agents=[])
     assert plain.termination_condition is None
-    with pytest.raises(PolicyError, match="no termination condition"):
+    with pytest.raises(PolicyError, match=r"(no|not a) termination condition"):
         plain.termination_condition = "TERMINATE"
     assert plain.termination_condition is None
 
@@ -177,16 +177,16 @@ async def test_reading_final_responses_does_not_meet_the_terminating_event(where
 @pytest.mark.parametrize("nonsense", ["TERMINATE", 5, TextMentionTermination])
 async def test_what_is_no_condition_is_refused_at_once(nonsense: Any) -> None:
     runguard.install()
-    with pytest.raises(PolicyError, match="no termination condition"):
+    with pytest.raises(PolicyError, match=r"(no|not a) termination condition"):
         LoopAgent(name="loop", sub_agents=[], termination_condition=nonsense)
-    with pytest.raises(PolicyError, match="no termination condition"):
+    with pytest.raises(PolicyError, match=r"(no|not a) termination condition"):
         TerminationPlugin(nonsense)
-    with pytest.raises(PolicyError, match="no termination condition"):
+    with pytest.raises(PolicyError, match=r"(no|not a) termination condition"):
         terminate(speaker(), nonsense)
     runner = await runner_of(speaker())
-    with pytest.raises(PolicyError, match="no termination condition"):
+    with pytest.raises(PolicyError, match=r"(no|not a) termination condition"):
         runner.run_async(user_id="u1", session_id="s1", new_message=message(), termination_condition=nonsense)
-    with pytest.raises(PolicyError, match="no termination condition"):
+    with pytest.raises(PolicyError, match=r"(no|not a) termination condition"):
         list(runner.run(user_id="u1", session_id="s1", new_message=message(), termination_condition=nonsense))
 
 

@@ -10,7 +10,7 @@ from importlib.util import find_spec
 import pytest
 
 import runguard
-from runguard.adk.runners import _watch
+from runguard.adk.patching import IN_USE
 
 # ADK tries this import again and again while it runs; where the package behind is missing, each try compiles the module
 # anew.
@@ -27,7 +27,7 @@ def is_long() -> bool:
 @pytest.fixture(autouse=True)
 def clean_process(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """No test sees another test's installed guard."""
-    for name in ("kept", "ends_runs"):  # conditions that an earlier test gave an agent of its own
-        monkeypatch.setattr(_watch, name, False)
+    for name in ("has_agent_conditions", "has_run_conditions"):
+        monkeypatch.setattr(IN_USE, name, False)
     yield
     runguard.uninstall()

@@ -26,7 +26,7 @@ from google.genai import types
 
 import runguard
 from runguard import Budget, BudgetPlugin, BudgetPolicy, ToolRule
-from runguard.adk import ADKCostBreaker, GuardedLlm, RunGuardPlugin, TerminationPlugin, runners, terminate
+from runguard.adk import ADKCostBreaker, GuardedLlm, RunGuardPlugin, TerminationPlugin, patching, terminate
 from runguard.conductor.guard import Guard
 from runguard.termination import (
     CostTermination,
@@ -141,7 +141,7 @@ def _plugin(root: Any, settings: dict[str, Any]) -> tuple[list[Any], list[Guard]
 
 
 def _breaker(root: Any, settings: dict[str, Any]) -> tuple[list[Any], list[Guard]]:
-    runners._watch.per_agent.clear()  # breakers of earlier runs that the collector has not found yet
+    patching.IN_USE.per_agent.clear()  # breakers of earlier runs that the collector has not found yet
     breaker = ADKCostBreaker(on_stop="stop", **settings)
     breaker.install_on_agent(root)
     return [], [breaker._plugin.guard]

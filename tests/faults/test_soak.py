@@ -145,7 +145,8 @@ def assert_nothing_left(plugin: RunGuardPlugin, before: Held, after: Held) -> No
     assert after.descriptors <= before.descriptors
     assert after.variables == before.variables
     guard = plugin.guard
-    assert (guard.runs, plugin._invocations, plugin._writing, guard.accounts.spending.purses) == ({}, {}, {}, {})
+    registry = plugin.invocations
+    assert (guard.runs, registry.known, registry.writing, guard.accounts.spending.purses) == ({}, {}, {}, {})
     assert (plugin.trips, plugin.snapshot()["guard_errors"]) == ([], 0)
     assert all(status.reserved == 0 for status in plugin.budgets())
 

@@ -3,7 +3,7 @@ from collections.abc import Iterator
 import pytest
 
 import runguard
-from runguard.adk import runners
+from runguard.adk import patching
 
 
 @pytest.fixture(autouse=True)
@@ -12,10 +12,10 @@ def nothing_installed() -> Iterator[None]:
     holds.
     """
     runguard.uninstall()
-    runners._watch.plugins.clear()
-    runners._watch.per_agent.clear()
-    runners._watch.of_models.clear()
-    runners._watch.kept = False
-    runners.unpatch_if_unused()
+    patching.IN_USE.plugins.clear()
+    patching.IN_USE.per_agent.clear()
+    patching.IN_USE.of_models.clear()
+    patching.IN_USE.has_agent_conditions = False
+    patching.unpatch_if_unused()
     yield
     runguard.uninstall()

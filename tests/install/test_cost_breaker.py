@@ -472,7 +472,7 @@ async def test_nothing_is_left_of_finished_runs() -> None:
     for i in range(5):
         await run(agent, session_id=f"s{i}")
     assert breaker._plugin.snapshot()["runs"] == []
-    assert breaker._plugin._invocations == {}
+    assert breaker._plugin.invocations.known == {}
 
 
 @pytest.mark.parametrize("guarded_by", ["plugin", "breaker"])

@@ -16,7 +16,7 @@ from google.adk.tools.agent_tool import AgentTool
 from google.genai import types
 
 import runguard
-from runguard.adk import RunGuardPlugin, runners
+from runguard.adk import RunGuardPlugin, patching, runner_wrappers
 from runguard.testing import ScriptedModel, assert_calls_answered, assert_stopped, call, run, text
 
 
@@ -98,7 +98,7 @@ async def test_uninstall_passes_through_where_others_patched_on_top(monkeypatch:
     assert recording.texts == ["free"]
     assert seen
     monkeypatch.undo()
-    runners.unpatch_if_unused()
+    patching.unpatch_if_unused()
 
 
 async def test_a_child_without_plugins_is_guarded_too() -> None:
@@ -117,7 +117,7 @@ async def test_a_child_without_plugins_is_guarded_too() -> None:
 async def test_with_the_plugin_alone_the_blind_spot_is_named(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(runners, "_blind_spots", set())  # told once per process, and others may have told it
+    monkeypatch.setattr(runner_wrappers, "_blind_spots", set())  # logged once per process
     inner = LlmAgent(name="hidden", description="works", model=ScriptedModel([text("done")]))
     outer = LlmAgent(
         name="outer",
@@ -194,7 +194,7 @@ async def test_a_runner_without_a_guard_is_left_alone() -> None:
 async def test_live_style_before_model_without_a_run_does_no_harm() -> None:
     """A hook that comes without a run's start begins one: some paths of ADK do not tell the start."""
     plugin = RunGuardPlugin()
-    plugin._invocations.clear()
+    plugin.invocations.known.clear()
     agent = LlmAgent(name="a", model=ScriptedModel([text("hi")]))
     recording = await run(agent, plugins=[plugin])
     assert recording.texts == ["hi"]

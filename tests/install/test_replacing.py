@@ -18,7 +18,7 @@ from google.adk.runners import InMemoryRunner, Runner
 from google.adk.tools.agent_tool import AgentTool
 
 import runguard
-from runguard.adk import RunGuardPlugin, runners
+from runguard.adk import RunGuardPlugin, patching
 from runguard.errors import PolicyError
 from runguard.testing import ScriptedModel, assert_calls_answered, assert_stopped, call, run, text
 
@@ -248,7 +248,7 @@ def test_another_file_still_raises(file: File, tmp_path: Path) -> None:
         other.load(max_model_calls=4)
     assert str(file.path) in str(caught.value)
     assert str(other.path) in str(caught.value)
-    assert runners.installed() is first
+    assert patching.IN_USE.installed is first
 
 
 def test_code_without_a_file_raises() -> None:
@@ -262,7 +262,7 @@ async def test_an_invalid_edit_changes_nothing(file: File) -> None:
     first = file.load(max_model_calls=3)
     with pytest.raises(PolicyError):
         file.load(max_model_calls=-1)
-    assert runners.installed() is first
+    assert patching.IN_USE.installed is first
     agent, model = endless()
     assert_stopped(await run(agent), "model_calls")
     assert model.calls == 3
@@ -307,4 +307,4 @@ async def test_uninstall_after_an_edit_leaves_runners_as_they_were(file: File) -
         await running
     runguard.uninstall()
     assert runner.plugin_manager.plugins == []
-    assert runners.installed() is None
+    assert patching.IN_USE.installed is None

@@ -11,7 +11,8 @@ if TYPE_CHECKING:
     from runguard.adk.guarded_llm import GuardedLlm
     from runguard.adk.installation import install, uninstall
     from runguard.adk.plugin import RunGuardPlugin
-    from runguard.adk.termination import TerminationPlugin, terminate, termination_reason
+    from runguard.adk.termination import TerminationPlugin, terminate
+    from runguard.adk.termination_events import termination_reason
 
 _HOMES = {
     "ADKCostBreaker": "runguard.adk.cost_breaker",
@@ -22,7 +23,7 @@ _HOMES = {
     "RunGuardPlugin": "runguard.adk.plugin",
     "TerminationPlugin": "runguard.adk.termination",
     "terminate": "runguard.adk.termination",
-    "termination_reason": "runguard.adk.termination",
+    "termination_reason": "runguard.adk.termination_events",
 }
 
 __all__ = [

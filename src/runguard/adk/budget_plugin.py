@@ -1,10 +1,9 @@
 """``BudgetPlugin``: a token budget for each session, counted over every model call of a run and of the agents it calls
 as tools.
 
-One model call is told apart by its ``actions`` object: ADK makes one for each call and hands it to every hook and every
-chunk of it.
-Which session pays is decided by the run that no tool of another run has started. A tool call runs in a task of its own,
-so a context variable that is set before it reaches the runs inside it and nothing else.
+The ``actions`` object identifies a model call: ADK makes one for each call and passes it to every hook and chunk of it.
+The outermost run decides which session pays. A tool call runs in a task of its own, so a context variable that is set
+before it reaches the runs inside it and nothing else.
 """
 
 import asyncio
@@ -19,7 +18,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field
 from functools import partial
 from hashlib import blake2b
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from google.adk.agents import BaseAgent
 from google.adk.agents.callback_context import CallbackContext
@@ -35,10 +34,13 @@ from google.genai import types
 
 from runguard.accounting.cumulative import BudgetMonitor
 from runguard.accounting.cumulative_policy import BudgetPolicy
-from runguard.adk import runners
+from runguard.adk import patching
 from runguard.adk.estimate import project
 from runguard.adk.hooks import hook
+from runguard.adk.invocation_state import DELIVERY_S
+from runguard.adk.paid_work import until_done
 from runguard.adk.stop_events import may_escalate, refusal, stop_response
+from runguard.adk.stream import halt
 from runguard.core.decision import PART_STOPPED, Trip, text_for_user
 
 _log: Final = logging.getLogger("runguard")
@@ -47,9 +49,6 @@ _RUNS_KEPT: Final = 10_000
 _REFUSALS: Final = 3  # how often one agent is refused in a row before the run is ended from outside
 # the same for all agents of a run: a graph that goes round may give its branches new names, and slows down as it does
 _REFUSALS_IN_ALL: Final = 30
-_LOOKS: Final = 600  # half a minute, for siblings whose answer is paid already
-_LOOK_S: Final = 0.05
-_DELIVERY_S: Final = 0.25  # from a model's answer to its event
 _STOP_TEXT: Final = text_for_user("budget")
 
 _Key = tuple[str, str, str]  # app, user, session
@@ -57,7 +56,7 @@ _Key = tuple[str, str, str]  # app, user, session
 
 @dataclass(slots=True, eq=False)
 class _Run:
-    """A run that pays: it was not started inside a tool call of another one."""
+    """A run that pays: no tool call of another run has started it."""
 
     owner: object
     key: _Key
@@ -71,18 +70,27 @@ class _Run:
     asked: "dict[asyncio.Task[Any], Callable[[], LlmRequest | None]]" = field(default_factory=dict)
 
 
-# A tuple with at most one run of each plugin: several budgets may watch the same run.
-_CURRENT: Final[ContextVar[tuple[_Run, ...]]] = ContextVar("runguard_budget_current", default=())
-_INSIDE: Final[ContextVar[tuple[_Run, ...]]] = ContextVar("runguard_budget_inside", default=())
+class _Place(NamedTuple):
+    """Which run pays for the running code."""
+
+    current: _Run
+    caller: _Run | None = None  # the run whose tool call the code is inside of
 
 
-def _get(variable: ContextVar[tuple[_Run, ...]], owner: object) -> _Run | None:
-    return next((run for run in variable.get() if run.owner is owner), None)
+# At most one place of each plugin: several budgets may watch the same run.
+_PLACES: Final[ContextVar[tuple[_Place, ...]]] = ContextVar("runguard_budget_places", default=())
 
 
-def _put(variable: ContextVar[tuple[_Run, ...]], run: _Run) -> None:
-    if _get(variable, run.owner) is not run:
-        variable.set((*(other for other in variable.get() if other.owner is not run.owner), run))
+def _place_of(owner: object) -> _Place | None:
+    return next((place for place in _PLACES.get() if place.current.owner is owner), None)
+
+
+def _put(run: _Run, *, as_caller: bool = False) -> None:
+    """``run`` pays from here on. ``as_caller``: also for the runs that the tool call at hand starts."""
+    before = _place_of(run.owner)
+    place = _Place(run, run if as_caller else before.caller if before is not None else None)
+    if before != place:
+        _PLACES.set((*(other for other in _PLACES.get() if other is not before), place))
 
 
 class BudgetPlugin(BasePlugin):
@@ -103,19 +111,19 @@ class BudgetPlugin(BasePlugin):
             policy_or_monitor.build_monitor() if isinstance(policy_or_monitor, BudgetPolicy) else policy_or_monitor
         )
         self._last = self._own
-        self._owner = object()  # stands for this plugin in context variables, without keeping it alive
+        self._owner = object()  # identifies this plugin in the context variable without keeping it alive
         self._sessions: OrderedDict[_Key, BudgetMonitor] = OrderedDict()
         self._runs: OrderedDict[str, _Run] = OrderedDict()
         self._lock = threading.Lock()
-        runners.watch(self)  # only its wrapper can end a loop that ADK cannot
+        patching.watch(self)  # only the wrapped Runner can end a loop that ADK cannot end
 
-    # ---- looking in -------------------------------------------------------------------------------------------------
+    # ---- reading ----------------------------------------------------------------------------------------------------
 
     @property
     def monitor(self) -> BudgetMonitor:
-        """The monitor of the session at hand; outside of any, the one used last."""
-        run = _get(_CURRENT, self._owner)
-        return run.monitor if run is not None else self._last
+        """The monitor of the session at hand. Outside of a session, the monitor used last."""
+        place = _place_of(self._owner)
+        return place.current.monitor if place is not None else self._last
 
     def monitor_for(self, *, app_name: str, user_id: str, session_id: str) -> BudgetMonitor:
         """The monitor of one session, for example to ``resume()`` it. Without a policy there is one for all."""
@@ -128,7 +136,7 @@ class BudgetPlugin(BasePlugin):
             monitor = self._sessions.get(key)
             if monitor is None:
                 monitor = self._policy.build_monitor()
-                if self._own.turn_count == 0:  # who has asked for ``monitor`` before the first session sees it count
+                if self._own.turn_count == 0:  # the first session uses the monitor that ``monitor`` has shown so far
                     monitor, self._own = self._own, monitor
                 self._sessions[key] = monitor
                 if len(self._sessions) > _SESSIONS_KEPT:
@@ -142,7 +150,7 @@ class BudgetPlugin(BasePlugin):
     async def before_run_callback(self, *, invocation_context: InvocationContext) -> types.Content | None:
         try:
             with self._lock:
-                # ADK uses an id again for a run that goes on after a pause
+                # ADK uses the id again for a run that is resumed after a pause
                 self._runs.pop(invocation_context.invocation_id, None)
             self._run_of(invocation_context)
         except Exception as error:
@@ -161,11 +169,12 @@ class BudgetPlugin(BasePlugin):
         with self._lock:
             run = self._runs.pop(invocation_id, None)
         if run is not None:
-            run.is_open = False  # a task that a tool has left behind may serve others from now on
+            run.is_open = False  # a task that a tool left running must not charge this run any more
 
     def _run_of(self, ic: InvocationContext) -> _Run:
         """The run that pays for what happens here."""
-        run = _get(_INSIDE, self._owner)
+        place = _place_of(self._owner)
+        run = place.caller if place is not None else None
         if run is None or not run.is_open:
             with self._lock:
                 run = self._runs.get(ic.invocation_id)
@@ -174,16 +183,16 @@ class BudgetPlugin(BasePlugin):
                 run = _Run(self._owner, key, self._monitor_of(key), ic.invocation_id)
                 with self._lock:
                     run = self._runs.setdefault(ic.invocation_id, run)
-                    if len(self._runs) > _RUNS_KEPT:  # runs that broke off: older versions of ADK tell nobody
+                    if len(self._runs) > _RUNS_KEPT:  # runs that broke off: older versions of ADK call no hook for them
                         self._runs.popitem(last=False)
-        _put(_CURRENT, run)
+        _put(run)
         self._last = run.monitor
         return run
 
     def _without_context(self) -> _Run:
-        """Called by hand, as in a unit test."""
+        """For a hook that a unit test calls without a context."""
         run = _Run(self._owner, ("", "", ""), self._own)
-        _put(_CURRENT, run)
+        _put(run)
         self._last = run.monitor
         return run
 
@@ -192,7 +201,7 @@ class BudgetPlugin(BasePlugin):
         self, *, tool: BaseTool, tool_args: dict[str, Any], tool_context: ToolContext
     ) -> dict[str, Any] | None:
         try:
-            _put(_INSIDE, self._run_of(tool_context._invocation_context))
+            _put(self._run_of(tool_context._invocation_context), as_caller=True)
         except Exception as error:
             self._fault("before_tool", error)
         return None
@@ -201,17 +210,17 @@ class BudgetPlugin(BasePlugin):
     async def after_tool_callback(
         self, *, tool: BaseTool, tool_args: dict[str, Any], tool_context: ToolContext, result: Any
     ) -> dict[str, Any] | None:
-        said = result.get("result") if isinstance(result, dict) else result
-        return self._cut_short(tool, tool_context) if said in ("", _STOP_TEXT) else None
+        text = result.get("result") if isinstance(result, dict) else result
+        return self._answer_if_stopped(tool, tool_context) if text in ("", _STOP_TEXT) else None
 
     @hook
     async def on_tool_error_callback(
         self, *, tool: BaseTool, tool_args: dict[str, Any], tool_context: ToolContext, error: BaseException
     ) -> dict[str, Any] | None:
-        return self._cut_short(tool, tool_context) if isinstance(error, ValueError) else None
+        return self._answer_if_stopped(tool, tool_context) if isinstance(error, ValueError) else None
 
-    def _cut_short(self, tool: BaseTool, tool_context: ToolContext) -> dict[str, Any] | None:
-        """An agent called as a tool was stopped: its silence, or what a schema makes of that, must not pass for its
+    def _answer_if_stopped(self, tool: BaseTool, tool_context: ToolContext) -> dict[str, Any] | None:
+        """An agent called as a tool was stopped: its empty answer, or the schema error from it, must not count as an
         answer.
         """
         try:
@@ -246,11 +255,11 @@ class BudgetPlugin(BasePlugin):
         except Exception as error:
             self._fault("before_model", error)
             return None
-        # A graph cycle or a custom agent would ask for ever. Siblings that are paid for come first.
+        # A graph cycle or a custom agent would ask for ever. Paid siblings come first.
         await self._until_answered(run)
         if run.invocation_id == ic.invocation_id:
             self._end(run.invocation_id)
-        raise runners.halt(ic.invocation_id, trip, _STOP_TEXT)
+        raise halt(ic.invocation_id, trip, _STOP_TEXT)
 
     def _admit(self, run: _Run, ic: InvocationContext | None, llm_request: LlmRequest) -> None:
         run.trip = None
@@ -270,14 +279,9 @@ class BudgetPlugin(BasePlugin):
         return run.refusals[who] > _REFUSALS or sum(run.refusals.values()) > _REFUSALS_IN_ALL
 
     async def _until_answered(self, run: _Run) -> None:
-        mine, waited = asyncio.current_task(), False
-        for _ in range(_LOOKS):
-            if all(task is mine or task.done() for task in run.asked):
-                break
-            waited = True
-            await asyncio.sleep(_LOOK_S)
-        if waited:
-            await asyncio.sleep(_DELIVERY_S)
+        mine = asyncio.current_task()
+        if await until_done(lambda: all(task is mine or task.done() for task in run.asked)):
+            await asyncio.sleep(DELIVERY_S)  # for the events of their answers
 
     @hook
     async def after_model_callback(
@@ -323,7 +327,7 @@ class BudgetPlugin(BasePlugin):
             self._fault("on_event", error)
         return None
 
-    # ---- saying so --------------------------------------------------------------------------------------------------
+    # ---- reporting --------------------------------------------------------------------------------------------------
 
     def _trip(self, run: _Run, ic: InvocationContext | None, llm_request: LlmRequest) -> Trip:
         monitor, (app, user, session) = run.monitor, run.key
@@ -351,7 +355,7 @@ class BudgetPlugin(BasePlugin):
                 "user_id=..., session_id=...)"
             ),
             policy_digest=_digest(monitor),
-            at=time.time(),  # noqa: TID251 - an adapter, for the operator's eyes; nothing is decided by it
+            at=time.time(),  # noqa: TID251 - for display only; nothing is decided by it
             observed=tokens,
             limit=limit,
             agent_path=(agent,) if agent else (),
@@ -364,7 +368,7 @@ class BudgetPlugin(BasePlugin):
         return trip
 
     def instead_of(self, hook: str, error: Exception, *given: Any) -> None:
-        """What ADK gets from a hook that failed: nothing, the run goes on."""
+        """A hook failed. ADK gets no answer, and the run goes on."""
         self._fault(hook, error)
 
     def _fault(self, hook: str, error: Exception) -> None:
@@ -380,6 +384,6 @@ def _tokens_of(asked: "Callable[[], LlmRequest | None]") -> int:
 
 
 def _digest(monitor: BudgetMonitor) -> str:
-    """Names the budget in trips: equal limits give equal digests, functions aside."""
+    """Identifies the budget in trips. Equal limits give equal digests; functions do not count."""
     limits = [monitor.max_tokens, *((t.percent, t.recurring, t.action) for t in monitor.thresholds)]
     return blake2b(repr(limits).encode(), digest_size=6).hexdigest()

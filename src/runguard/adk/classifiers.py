@@ -1,7 +1,7 @@
 """The app's own verdict on a tool's answer.
 
 ADK's logging plugins take a ``tool_result_classifier`` (from ADK 2.13 on) that knows which answers of the app's tools
-are failures. Where a plugin of the same app has one, it is asked before RunGuard's own rules.
+are failures. Where a plugin of the same app has one, its verdict comes before RunGuard's own rules.
 """
 
 import logging
@@ -19,7 +19,7 @@ _FAILED_KEPT: Final = 256
 
 
 def app_verdict(tool: BaseTool, tool_args: dict[str, Any], tool_context: ToolContext, result: Any) -> Outcome | None:
-    """What the first classifier with an opinion says; None when nobody has one."""
+    """The verdict of the first classifier that has one, or None."""
     for plugin in tool_context._invocation_context.plugin_manager.plugins:
         classify = getattr(plugin, "_tool_result_classifier", None) or getattr(
             getattr(plugin, "config", None), "tool_result_classifier", None

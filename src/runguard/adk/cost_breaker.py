@@ -18,13 +18,15 @@ from google.adk.tools.base_tool import BaseTool
 from google.adk.tools.tool_context import ToolContext
 from google.genai import types
 
-from runguard.adk import runners
+from runguard.adk import patching
+from runguard.adk.context import HERE
 from runguard.adk.event_reader import TRANSFER
 from runguard.adk.hooks import hook
-from runguard.adk.invocations import FRAME, Invocation
+from runguard.adk.invocation_state import Invocation
 from runguard.adk.lanes import lane_of
-from runguard.adk.plugin import RunGuardPlugin, words_of
+from runguard.adk.plugin import RunGuardPlugin
 from runguard.adk.resubmissions import REFUSED, Resubmissions
+from runguard.adk.tool_hooks import error_text
 from runguard.conductor.runs import Run
 from runguard.core.breaker import BreakerState
 from runguard.core.decision import Action, Finding, Trip
@@ -79,7 +81,7 @@ class ADKCostBreaker:
             **policy,
         )
         self._plugin.name = name
-        runners.watch_agents(self._plugin)
+        patching.watch_agents(self._plugin.invocations)
         self._responses = count(1)
         self._forgiven = ""  # the last trip that reset() took back
         self._event_token_counts: list[int] = []  # the first ones and the latest ones, bounded
@@ -89,7 +91,7 @@ class ADKCostBreaker:
         self._last_trips: Sequence[Trip] = ()  # and its trips
         self._last_info: RunInfo | None = None  # and whose it was
 
-    # ---- looking in -------------------------------------------------------------------------------------------------
+    # ---- reading ----------------------------------------------------------------------------------------------------
 
     @property
     def trips(self) -> list[Any]:
@@ -139,7 +141,7 @@ class ADKCostBreaker:
         return None if ended_clean else trip
 
     def _current_run(self) -> Run | None:
-        frame = FRAME.get()
+        frame = HERE.get().tool
         if frame is not None and frame.guard is self._plugin.guard:
             return frame.invocation.run
         return next(reversed(list(self._plugin.guard.runs.values())), None)
@@ -205,7 +207,10 @@ class ADKCostBreaker:
         agent = callback_context._invocation_context.agent
         if not isinstance(agent, BaseAgent):
             return None
-        invocation, guard = await self._plugin.invocation_of(callback_context._invocation_context), self._plugin.guard
+        invocation, guard = (
+            await self._plugin.starter.invocation_of(callback_context._invocation_context),
+            self._plugin.guard,
+        )
         run = invocation.run
         if run.trips is not self._last_trips and run.stopped is None:
             now = guard.clock()
@@ -221,7 +226,7 @@ class ADKCostBreaker:
 
     @hook
     async def after_agent_callback(self, callback_context: CallbackContext) -> types.Content | None:
-        return None  # nothing is counted by enters and leaves: ADK does not tell every leave
+        return None  # nothing counts enters and leaves: ADK does not report every leave
 
     @hook
     async def before_model_callback(
@@ -236,7 +241,7 @@ class ADKCostBreaker:
         await self._plugin.after_model_callback(callback_context=callback_context, llm_response=llm_response)
         if not llm_response.partial:
             ic = callback_context._invocation_context
-            invocation = await self._plugin.invocation_of(ic)
+            invocation = await self._plugin.starter.invocation_of(ic)
             invocation.batches[lane_of(self._plugin.guard, invocation, ic.branch, ic.isolation_scope)] = str(
                 next(self._responses)
             )
@@ -265,7 +270,7 @@ class ADKCostBreaker:
         )
         # ADK answers a tool that does not exist by itself, past every after-hook
         if answer is None and type(tool) is BaseTool:
-            await self.after_tool_callback(tool, args, tool_context, {"error": words_of(error)})
+            await self.after_tool_callback(tool, args, tool_context, {"error": error_text(error)})
         return answer
 
     @hook
@@ -275,10 +280,10 @@ class ADKCostBreaker:
         """Judge what the model will see of this call; a nudge comes back as a changed answer."""
         ic = tool_context._invocation_context
         try:
-            self._plugin.judge_time()
+            self._plugin.tool_hooks.judge_time()
             if tool.is_long_running and not tool_response:
                 return None  # the answer comes later, from outside
-            return self._judge(await self._plugin.invocation_of(ic), tool, tool_context, tool_response)
+            return self._judge(await self._plugin.starter.invocation_of(ic), tool, tool_context, tool_response)
         except Exception as error:
             self._plugin.stopper.fault("after_tool", error, ic)
             return None

@@ -22,8 +22,8 @@ from runguard.core.money import shown
 from runguard.providers.sizes import IMAGE_TOKENS, LIKELY, UPPER, media_tokens, text_size
 
 _log: Final = logging.getLogger("runguard")
-_COUNT_S: Final = 5.0  # a counter that takes longer holds up the call it is to protect
-_PART: Final = 12  # bytes that every part costs beside its text
+_COUNT_S: Final = 5.0  # a slower counter would delay the call that it protects
+_PART: Final = 12  # bytes of every part beside its text
 _ENOUGH: Final = 64_000_000
 
 
@@ -51,9 +51,9 @@ class Projection:
 
 
 async def count_tokens(counter: Callable[..., Any], request: LlmRequest) -> int | None:
-    """The user's own counter, plain or awaited. When it fails, the request is estimated; the log says so once.
+    """Call the user's own counter, sync or async. When it fails, the request is estimated and a warning logged once.
 
-    0 is a failure too: no request has no tokens, and a call that holds nothing for its prompt overspends.
+    0 is a failure too: every request has tokens, and a call that reserves nothing for its prompt overspends.
     """
     try:
         counted = counter(request)
@@ -65,32 +65,32 @@ async def count_tokens(counter: Callable[..., Any], request: LlmRequest) -> int 
         problem = f"gave {shown(counted)}, not a number of tokens"
     except Exception as error:
         problem = f"raised {type(error).__name__}"
-    if counter not in _told:
-        _told.append(counter)
+    if counter not in _warned:
+        _warned.append(counter)
         _log.warning("runguard.counter_failed: tokens= %s; requests are estimated instead", problem)
     return None
 
 
-_told: Final[deque[Any]] = deque(maxlen=64)
+_warned: Final[deque[Any]] = deque(maxlen=64)
 
 
 def project(request: LlmRequest, known: Prompt | None) -> Projection:
-    """The size of a request, from what is known of the one before."""
+    """The size of a request, based on the request before it."""
     contents = request.contents
     count = len(contents)
     if known is not None and 0 < known.contents <= count and _measure(contents[known.contents - 1])[0] == known.tail:
         added = audio = 0
         for content in contents[known.contents :]:
-            size, heard = _measure(content)
-            added, audio = added + size, audio + heard
+            size, sound = _measure(content)
+            added, audio = added + size, audio + sound
         tail = _measure(contents[-1])[0] if count > known.contents else known.tail
         return Projection(
             known.tokens - (-added // UPPER), known.tokens + added // LIKELY, audio, known.size + added, count, tail
         )
     size, audio, tail = _overhead(request), 0, 0
     for content in contents:
-        tail, heard = _measure(content)
-        size, audio = size + tail, audio + heard
+        tail, sound = _measure(content)
+        size, audio = size + tail, audio + sound
     if known is not None and known.size:
         likely = size * known.tokens // known.size
         return Projection(likely + likely // 8, likely, audio, size, count, tail)
@@ -109,8 +109,8 @@ def _measure(content: types.Content) -> tuple[int, int]:
         elif part.function_response is not None:
             size += len(part.function_response.name or "") + size_of(part.function_response.response, _ENOUGH)
         elif part.inline_data is not None:
-            tokens, heard = media_tokens(part.inline_data.mime_type or "", len(part.inline_data.data or b""))
-            size, audio = size + tokens * UPPER, audio + heard
+            tokens, sound = media_tokens(part.inline_data.mime_type or "", len(part.inline_data.data or b""))
+            size, audio = size + tokens * UPPER, audio + sound
         elif part.file_data is not None:
             size += IMAGE_TOKENS * UPPER  # its length is unknown
     return size, audio

@@ -1,42 +1,40 @@
-"""EventReader ADK's events: answers of tools, hand-offs, usage of live models,
-and model calls that somebody else answered.
+"""Reads ADK's events: answers of tools, hand-offs, usage of live models, and model calls that a callback or another
+plugin answered.
 """
 
 import asyncio
 import time
 from collections.abc import Collection
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from google.adk.agents.invocation_context import InvocationContext
 from google.adk.events import Event
 from google.genai import types
 
-from runguard.adk import runners
-from runguard.adk.invocations import Call, Invocation, ModelInFlight, stop_in_force
+from runguard.adk.invocation_state import Invocation, ModelInFlight, OpenToolCall
+from runguard.adk.invocations import Invocations
 from runguard.adk.lanes import lane_of
 from runguard.adk.stop_events import left_out, refusal, with_notice
+from runguard.adk.stop_owners import announce
 from runguard.adk.stops import Stopper
 from runguard.conductor.guard import Guard
 from runguard.core.decision import NOTICE_KEY, PART_STOPPED, Action
 from runguard.core.events import Answer, HandOff, ModelCall, ModelResult, Outcome, ToolResults
 from runguard.providers.call_usage import CallUsage
 
-if TYPE_CHECKING:
-    from runguard.adk.plugin import RunGuardPlugin
-
 _NUDGE, _BLOCK = Action.NUDGE, Action.BLOCK
 _REFUSED: Final = Outcome.REFUSED
 _USER: Final = "user"
 TRANSFER: Final = "transfer_to_agent"
-# Tools by which ADK itself steers: no work, so neither progress nor repetition.
+# ADK's own control tools: their calls are neither progress nor repetition.
 FRAMEWORK_TOOLS: Final = frozenset({TRANSFER, "finish_task", "set_model_response", "exit_loop"})
 
 
 class EventReader:
-    """What the events of one plugin's runs tell the guard."""
+    """Passes the events of a guard's runs on to the guard."""
 
-    def __init__(self, plugin: "RunGuardPlugin", guard: Guard, stopper: Stopper) -> None:
-        self._plugin, self._guard, self._stopper = plugin, guard, stopper
+    def __init__(self, guard: Guard, invocations: Invocations, stopper: Stopper) -> None:
+        self._guard, self._invocations, self._stopper = guard, invocations, stopper
 
     def on_event(self, invocation: Invocation, event: Event, ic: InvocationContext) -> None:
         calls: list[types.FunctionCall] = []
@@ -66,7 +64,9 @@ class EventReader:
                         asked_at = 0.0 if call.id in (event.long_running_tool_ids or ()) else time.monotonic()
                         invocation.remember(
                             call.id,
-                            Call(call.name or "", call.args, lane, event.id, asked_at=asked_at, agent=event.author),
+                            OpenToolCall(
+                                call.name or "", call.args, lane, event.id, asked_at=asked_at, agent=event.author
+                            ),
                         )
                 if event.long_running_tool_ids:
                     invocation.ask(event.long_running_tool_ids)
@@ -75,13 +75,13 @@ class EventReader:
                 self._on_live_event(invocation, event, ic)
         if target:
             self.judge_transfer(invocation, handed_in, event.author, target)
-        if self._stopper.skips:
-            self._stopper.mark(event, stop_in_force(invocation, self._event_lane(invocation, event)))
+        if self._stopper.is_skipping():
+            self._stopper.mark(event, invocation.stop_in(self._event_lane(invocation, event)))
 
     def _transfer_lane(self, invocation: Invocation, event: Event, answers: list[types.FunctionResponse]) -> str:
         """The lane of the call that asked for a transfer.
 
-        The branch alone may not tell: older ADK gives calls at once the same one.
+        The branch alone is not enough: older versions of ADK give simultaneous calls the same branch.
         """
         for answer in answers:
             asked = invocation.calls.get(answer.id or "")
@@ -96,7 +96,7 @@ class EventReader:
         return lane_of(self._guard, invocation, event.branch, event.isolation_scope)
 
     def _release_slot(self, invocation: Invocation, event: Event) -> None:
-        """An event of an agent: its model's answer has arrived. Without one, a later plugin or callback answered the
+        """An agent's event shows that its model's answer has arrived, or that a callback or a later plugin answered the
         call.
         """
         unanswered: tuple[asyncio.Task[Any] | None, ModelInFlight] | None = None
@@ -112,33 +112,33 @@ class EventReader:
             task, flight = unanswered
             flight.answered = flight.delivered = True
             self._guard.unspent(invocation.run.info.run)
-            self._plugin.close_flight(flight)
+            self._invocations.close_flight(flight)
             if task is not None:
                 invocation.run.slots.give_back(task)
 
     def _on_live_event(self, invocation: Invocation, event: Event, ic: InvocationContext) -> None:
-        """A live model reports its usage as it goes: booked as it comes; a budget that is spent shows at the next user
-        content.
+        """A live model reports its usage in events. Each report is booked at once; a spent budget stops the run at the
+        next user content.
         """
         if event.author == _USER:
             return
         run, lane, guard = invocation.run, self._event_lane(invocation, event), self._guard
-        heard, prompt = invocation.heard.get(lane) or (CallUsage(), 0)
-        heard.add(event)
+        usage, prompt = invocation.live_usage.get(lane) or (CallUsage(), 0)
+        usage.add(event)
         if event.usage_metadata is None:
-            invocation.heard[lane] = heard, prompt
+            invocation.live_usage[lane] = usage, prompt
             return
-        prompt = heard.prompt or prompt
-        invocation.heard[lane] = CallUsage(), prompt  # as many as there are lanes
-        if heard.reported is None and not heard.heard:
-            return  # zeros, and nothing was said since the last report
-        usage, estimated = heard.bill(prompt)
+        prompt = usage.prompt or prompt
+        invocation.live_usage[lane] = CallUsage(), prompt  # one entry per lane
+        if usage.reported is None and not usage.heard:
+            return  # zeros, and no answer since the last report
+        billed, estimated = usage.bill(prompt)
         call = ModelCall(
             run.info.run, lane, event.author, guard.clock(), event.model_version or _live_model(ic, event.author)
         )
         run.spend.model_calls += 1
-        guard.settle(guard.accounts.open_settled(run.purse, call), usage, estimated=estimated)
-        guard.after(ModelResult(run.info.run, lane, event.author, guard.clock(), heard.prompt, usage.output))
+        guard.settle(guard.accounts.open_settled(run.purse, call), billed, estimated=estimated)
+        guard.after(ModelResult(run.info.run, lane, event.author, guard.clock(), usage.prompt, billed.output))
 
     def judge_answers(
         self,
@@ -150,10 +150,9 @@ class EventReader:
         waiting: Collection[str] = (),
         hands_over: bool = False,
     ) -> None:
-        """The answers to one model response: learn from them, and let a nudge or a refusal ride in them.
+        """Judge the answers to one model response. A nudge or a refusal is added to them.
 
-        ``hands_over``: one of them is of a tool that set ``transfer_to_agent``. Beside other answers ADK does
-        not show which one.
+        ``hands_over``: one of the tools set ``transfer_to_agent``. With several answers ADK does not show which one.
         """
         guard, run = self._guard, invocation.run
         answers: list[Answer] = []
@@ -169,8 +168,8 @@ class EventReader:
             lane, batch = call.lane, call.batch
             by_call[call_id] = response
             given = response.response
-            if self._was_cut(invocation, f"{lane}/{name}@{call_id}", given) or (
-                call.cut and self._is_stop_text(invocation, lane, given)
+            if self._was_interrupted(invocation, f"{lane}/{name}@{call_id}", given) or (
+                call.interrupted and self._is_stop_text(invocation, lane, given)
             ):
                 response.response = refusal(PART_STOPPED)
                 call.refused = True
@@ -192,39 +191,39 @@ class EventReader:
             return
         finding = decision.finding
         if decision.action is _NUDGE and finding is not None:
-            said = next((by_call[a.id] for a in answers if a.tool == finding.tool and a.id in by_call), None)
-            if said is not None:
-                said.response = with_notice(said.response, decision.for_model)
+            nudged = next((by_call[a.id] for a in answers if a.tool == finding.tool and a.id in by_call), None)
+            if nudged is not None:
+                nudged.response = with_notice(nudged.response, decision.for_model)
         elif decision.action is _BLOCK:
             for a in answers:
                 if a.too_large and a.id in by_call:
                     by_call[a.id].response = left_out(decision.for_model)
         elif decision.trip is not None:
-            runners.announce(decision.trip, self._plugin)
+            announce(decision.trip, self._invocations)
 
-    def hear_answers(self, invocation: Invocation, responses: list[types.FunctionResponse]) -> None:
-        """Somebody outside has answered open calls: learn from that as from any answer. What the user sent is left as
-        it is.
+    def read_outside_answers(self, invocation: Invocation, responses: list[types.FunctionResponse]) -> None:
+        """The user or another system has answered open calls. Judge copies, so that the user's message stays as it
+        is.
         """
         copies = [response.model_copy() for response in responses]
         lanes = {call.lane for response in responses if (call := invocation.calls.get(response.id or "")) is not None}
         self.judge_answers(invocation, copies, author=invocation.root_agent)
         notices = [(copy.response or {}).get(NOTICE_KEY) for copy in copies]
         for lane in lanes:
-            strand = invocation.run.lanes.get(lane)
-            if strand is not None:
-                strand.notice = next((notice for notice in notices if notice), strand.notice)
+            own = invocation.run.lanes.get(lane)
+            if own is not None:
+                own.notice = next((notice for notice in notices if notice), own.notice)
 
-    def _was_cut(self, invocation: Invocation, key: str, answer: dict[str, Any] | None) -> bool:
+    def _was_interrupted(self, invocation: Invocation, key: str, answer: dict[str, Any] | None) -> bool:
         """Whether an agent called as a tool was stopped before it answered.
 
-        What a branch of it said in words stays: it is paid.
+        Text from one of its branches is kept: it is paid.
         """
         lanes = invocation.run.lanes
-        strand = lanes.get(key)
-        if strand is None:
+        own = lanes.get(key)
+        if own is None:
             return False
-        if strand.cut:
+        if own.cut:
             return True
         below = next((lane for lane in lanes.values() if lane.cut and lane.key.startswith(f"{key}/")), None)
         trip = invocation.run.stopped or (below.stop_in_force() if below is not None else None)
@@ -233,10 +232,10 @@ class EventReader:
         )
 
     def _is_stop_text(self, invocation: Invocation, lane: str, answer: dict[str, Any] | None) -> bool:
-        """Whether a tool answers with our own words: it ran an agent whose model call was refused."""
-        trip = stop_in_force(invocation, lane)
-        said = (answer or {}).get("result")
-        return trip is not None and said in ("", self._guard.stop_text(trip))
+        """Whether a tool answers with our stop text: it ran an agent whose model call was refused."""
+        trip = invocation.stop_in(lane)
+        result = (answer or {}).get("result")
+        return trip is not None and result in ("", self._guard.stop_text(trip))
 
     def judge_transfer(self, invocation: Invocation, lane: str, author: str, target: str) -> None:
         decision = self._guard.check(HandOff(invocation.run.info.run, lane, author, target, self._guard.clock()))
@@ -245,7 +244,7 @@ class EventReader:
         if decision.action is _NUDGE:
             invocation.run.lanes[lane].notice = decision.for_model
         elif decision.trip is not None:
-            runners.announce(decision.trip, self._plugin)
+            announce(decision.trip, self._invocations)
 
 
 def _live_model(ic: InvocationContext, author: str) -> str:

@@ -1,12 +1,12 @@
-"""An installed guard whose policy is replaced while the process runs: one plugin per policy, one of them in charge.
+"""An installed guard whose policy is replaced while the process runs: one plugin per policy.
 
-Runners keep the plugin that was put into them, and runs in flight finish on the plugin they began with. So every hook
-asks which plugin a call belongs to. Without a replacement nothing is asked.
+Runners keep the plugin that they got, and runs in flight finish on the plugin that they started with. So every hook
+looks up the plugin of its run. Without a replacement there is no lookup.
 """
 
 from typing import TYPE_CHECKING, Any
 
-from runguard.adk.invocations import STREAM, enclosing_frame
+from runguard.adk.context import HERE, enclosing_tool
 
 if TYPE_CHECKING:
     from runguard.adk.plugin import RunGuardPlugin
@@ -20,39 +20,42 @@ class Generations:
     def __init__(self, first: "RunGuardPlugin") -> None:
         # newest first; replaced as a whole, so that other threads see all of it
         self._plugins: tuple[RunGuardPlugin, ...] = (first,)
+        first.invocations.owner = first
 
     @property
     def newest(self) -> "RunGuardPlugin":
         return self._plugins[0]
 
     def add(self, plugin: "RunGuardPlugin") -> None:
-        """``plugin`` is in charge from now on. Older ones without runs are forgotten."""
+        """``plugin`` gets new runs from now on. Older plugins without runs are dropped."""
         plugin.generations = self
-        self._plugins = (plugin, *(older for older in self._plugins if older.has_runs()))
+        plugin.invocations.owner = plugin
+        self._plugins = (plugin, *(older for older in self._plugins if older.invocations.known))
 
     def of(self, invocation_id: str) -> "RunGuardPlugin":
         """The plugin of a known invocation, else that of the tool call or the runner around it, else the newest."""
         plugins = self._plugins
         for plugin in plugins:
-            if plugin.find_invocation(invocation_id) is not None:
+            if plugin.invocations.find(invocation_id) is not None:
                 return plugin
-        stream = STREAM.get()
-        if stream is not None and stream.plugin is not None and stream.plugin.generations is self:
-            return stream.plugin
+        stream = HERE.get().stream
+        owner: RunGuardPlugin | None = (
+            stream.registry.owner if stream is not None and stream.registry is not None else None
+        )
+        if owner is not None and owner.generations is self:
+            return owner
         return self.here()
 
     def here(self) -> "RunGuardPlugin":
-        """The plugin of a run that begins here: that of the tool call around it, else the newest."""
+        """The plugin of a run that starts here: that of the tool call around it, else the newest."""
         for plugin in self._plugins:
-            if enclosing_frame(plugin.guard) is not None:
+            if enclosing_tool(plugin.guard) is not None:
                 return plugin
         return self.newest
 
     def put_in(self, plugins: list[Any], listed: "RunGuardPlugin") -> None:
-        """Replace an older plugin in a Runner's list, unless it still has runs: their hooks are called through the
-        list.
-        """
-        if listed is not self.newest and not listed.has_runs():
+        """Replace an older plugin in a Runner's list, unless it has runs: ADK calls their hooks through the list."""
+        if listed is not self.newest and not listed.invocations.known:
             plugins[plugins.index(listed)] = self.newest
 
 

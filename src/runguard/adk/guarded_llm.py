@@ -1,9 +1,9 @@
 """``GuardedLlm``: any model of ADK with a guard around it, so that an agent can be guarded by its ``model=`` alone.
 
-It is no model itself. It says that its guard has a say; the model inside is then judged where all models are, at the
-border, and a fallback that tries three models is three calls. Which run a call belongs to is known from the Runner;
-loops are seen in the tool answers that each request carries. Where the plugin guards the same run, it sees the tools
-better, and only money and context are looked at here.
+It passes calls on to the model inside and adds its guard to the layers around the call (``context``). ``model_calls``
+then asks the guard for each call that reaches a model, so a fallback that tries three models is three calls. The Runner
+says which run a call belongs to. Loops show in the tool answers that each request carries. Where the plugin guards the
+same run, it sees the tools better, and this guard checks only money and context.
 """
 
 import itertools
@@ -21,9 +21,10 @@ from google.adk.models.registry import LLMRegistry
 from google.genai import types
 from pydantic import PrivateAttr
 
-from runguard.adk import runners
+from runguard.adk import patching
+from runguard.adk.context import HERE, ModelLayer, RunnerStream
 from runguard.adk.event_reader import TRANSFER
-from runguard.adk.invocations import LAYERS, STREAM, Invocation, Layer, Stream
+from runguard.adk.invocation_state import Invocation
 from runguard.adk.resuming import history_of, run_of
 from runguard.adk.stop_events import stop_response
 from runguard.conductor.controls import Controls
@@ -40,8 +41,8 @@ _AGENT_LABEL: Final = "adk_agent_name"
 
 
 @dataclass(slots=True)
-class _Strand:
-    """What is known of one agent in one runner: its last request, and whether it has ended with words since."""
+class _AgentState:
+    """What is known of one agent in one Runner: its last request, and whether it has given a final text since."""
 
     seen: tuple[int, bytes] = (0, b"")
     ended: bool = False
@@ -53,16 +54,15 @@ class _Guarded:
     """One run as this model knows it."""
 
     invocation: Invocation
-    strands: dict[str, _Strand] = field(default_factory=dict)
+    agents: dict[str, _AgentState] = field(default_factory=dict)
 
 
 class GuardedLlm(Controls, BaseLlm):
     """``LlmAgent(model=GuardedLlm("gemini-2.5-flash", max_usd=1.50))``.
 
-    ``model``: a model of ADK, or the name of one. The keywords are those of ``RunGuardPlugin``; a stop raises its
-    typed error, unless
-    ``on_stop="stop"`` asks for a final answer with ``error_code="RUNGUARD_STOP"``. Limits hold for each run of the
-    Runner, however many agents share the model.
+    ``model``: a model of ADK, or the name of one. The keywords are those of ``RunGuardPlugin``. A stop raises its typed
+    error; with ``on_stop="stop"`` it is a final answer with ``error_code="RUNGUARD_STOP"``. Limits apply to each run of
+    the Runner, however many agents share the model.
     """
 
     _inner: BaseLlm = PrivateAttr()
@@ -81,7 +81,7 @@ class GuardedLlm(Controls, BaseLlm):
         self._inner = inner
         self._guard = Guard(Policy.build(**{"on_stop": "raise", **policy}))
         self._guard.check_store()
-        runners.watch_guard(self._guard)
+        patching.watch_guard(self._guard)
 
     def __deepcopy__(self, memo: dict[int, Any] | None = None) -> "GuardedLlm":
         return self  # copies of an agent share their model, and with it one account
@@ -99,9 +99,7 @@ class GuardedLlm(Controls, BaseLlm):
         return self._inner.capabilities  # newer versions of ADK ask a model what it can do
 
     def connect(self, llm_request: LlmRequest) -> Any:
-        """A live connection is the inner model's: nothing of it is guarded here. The plugin books what a live run
-        tells.
-        """
+        """A live connection goes to the inner model without a guard. The plugin books the usage of live runs."""
         return self._inner.connect(llm_request)
 
     async def generate_content_async(
@@ -112,34 +110,38 @@ class GuardedLlm(Controls, BaseLlm):
                 async for response in answers:
                     yield response
             return
-        run, mine, strand = "", tuple[Layer, ...](), _Strand()
+        run, mine, state = "", tuple[ModelLayer, ...](), _AgentState()
         stop: Trip | None = None
         try:
             guarded, lane, agent, sees_tools = await self._place(llm_request)
-            run, mine = guarded.invocation.run.info.run, (Layer(self._guard, guarded.invocation, lane, agent),)
-            strand = guarded.strands.setdefault(lane, strand)
-            strand.sees_tools = sees_tools
-            stop = self._learn(guarded.invocation, strand, lane, agent, llm_request) if sees_tools else None
+            run, mine = guarded.invocation.run.info.run, (ModelLayer(self._guard, guarded.invocation, lane, agent),)
+            state = guarded.agents.setdefault(lane, state)
+            state.sees_tools = sees_tools
+            stop = self._learn(guarded.invocation, state, lane, agent, llm_request) if sees_tools else None
         except Exception as fault:
             stop = self._guard.give_up("guarded model", fault, run)
         if stop is None:
-            token = LAYERS.set((*LAYERS.get(), *mine))
+            token = HERE.set(HERE.get()._replace(layers=(*HERE.get().layers, *mine)))
             try:
                 asked = self._inner.generate_content_async(llm_request, stream)
             finally:
-                LAYERS.reset(token)
+                now = HERE.get()
+                HERE.reset(token)
+                HERE.set(now._replace(layers=HERE.get().layers))
             async with aclosing(asked) as answers:
                 while True:
-                    # for each piece: between two of them, others use this context
-                    token = LAYERS.set((*LAYERS.get(), *mine))
+                    # for each chunk: between two of them, other code uses this context
+                    token = HERE.set(HERE.get()._replace(layers=(*HERE.get().layers, *mine)))
                     try:
                         response = await anext(answers)
                     except StopAsyncIteration:
                         return
                     finally:
-                        LAYERS.reset(token)
+                        now = HERE.get()
+                        HERE.reset(token)
+                        HERE.set(now._replace(layers=HERE.get().layers))
                     try:
-                        stop = self._read(response, strand, mine)
+                        stop = self._read(response, state, mine)
                     except Exception as fault:
                         self._guard.fault("guarded model", fault, run)
                     if stop is not None:
@@ -154,16 +156,16 @@ class GuardedLlm(Controls, BaseLlm):
             last = LlmResponse(error_code=STOP_CODE, error_message=stop.rule)
         yield last
 
-    def _read(self, response: LlmResponse, strand: _Strand, mine: tuple[Layer, ...]) -> Trip | None:
-        """A stop of ours that was made further in, or that follows from this answer; else whether the agent is done."""
+    def _read(self, response: LlmResponse, state: _AgentState, mine: tuple[ModelLayer, ...]) -> Trip | None:
+        """Returns our own stop, decided further in or because of this answer. Notes whether the agent is done."""
         if response.error_code == STOP_CODE and (stop := trip(response)) is not None and self._is_mine(stop):
             return stop
         if response.partial:
             return None
         calls = _calls_of(response.content)
-        strand.ended = not calls
+        state.ended = not calls
         target = next((str((call.args or {}).get("agent_name") or "") for call in calls if call.name == TRANSFER), "")
-        if not target or not strand.sees_tools or not mine:
+        if not target or not state.sees_tools or not mine:
             return None
         run, agent = mine[0].invocation.run, mine[0].agent
         return _enforced(
@@ -171,8 +173,8 @@ class GuardedLlm(Controls, BaseLlm):
         )
 
     def _handoff_lane(self, run: Run) -> str:
-        """Agents have a lane each. What they pass to each other is counted in one lane of their Runner."""
-        stream = STREAM.get()
+        """Each agent has a lane. Their hand-offs are counted in one lane of their Runner."""
+        stream = HERE.get().stream
         if stream is None or stream.outer is None:
             return ROOT_LANE
         lane = str(stream.number)
@@ -180,12 +182,12 @@ class GuardedLlm(Controls, BaseLlm):
             self._guard.open_lane(run, lane, ROOT_LANE, concurrent=False)
         return lane
 
-    # ---- whose call it is -------------------------------------------------------------------------------------------
+    # ---- the run of a call ------------------------------------------------------------------------------------------
 
     async def _place(self, request: LlmRequest) -> tuple[_Guarded, str, str, bool]:
-        """The run, the strand of it and the agent that ask; and whether the tools' answers are ours to judge."""
+        """The run, the lane and the agent of a call; and whether this guard judges the tools' answers."""
         agent = (request.config.labels or {}).get(_AGENT_LABEL) or _UNNAMED
-        stream = STREAM.get()
+        stream = HERE.get().stream
         if stream is None:
             if self._alone is None:
                 self._alone = _guarded(self._guard.start(self._info(secrets.token_hex(8))))
@@ -193,10 +195,10 @@ class GuardedLlm(Controls, BaseLlm):
         *_, root = chain = _chain(stream)
         guarded = root.guarded.get(self._guard) or await self._begin(root)
         lane = agent if stream is root else f"{stream.number}/{agent}"
-        return guarded, lane, agent, all(one.plugin is None for one in chain)
+        return guarded, lane, agent, all(one.registry is None for one in chain)
 
-    async def _begin(self, root: Stream) -> _Guarded:
-        """A run begins with its first call, or goes on after a pause."""
+    async def _begin(self, root: RunnerStream) -> _Guarded:
+        """Start a run at its first call, or resume a paused one."""
         guard, context = self._guard, root.context
         if context is None:
             info = self._info(secrets.token_hex(8), root)
@@ -212,7 +214,7 @@ class GuardedLlm(Controls, BaseLlm):
                 guard.stop_after("runner", root.fault, run.info.run)
         return root.guarded[guard]  # type: ignore[no-any-return]
 
-    def _info(self, name: str, root: Stream | None = None) -> RunInfo:
+    def _info(self, name: str, root: RunnerStream | None = None) -> RunInfo:
         app, user, session = (root.app, root.user, root.session) if root is not None else ("", "", "")
         return RunInfo(name, app, user, session, at=self._guard.clock())
 
@@ -224,25 +226,25 @@ class GuardedLlm(Controls, BaseLlm):
             raise RunStoppedError.of(stop)
         return stop_response(stop, self._guard.stop_text(stop))
 
-    # ---- what the tools answered ------------------------------------------------------------------------------------
+    # ---- answers of tools ------------------------------------------------------------------------------------------
 
     def _learn(
-        self, invocation: Invocation, strand: _Strand, lane: str, agent: str, request: LlmRequest
+        self, invocation: Invocation, state: _AgentState, lane: str, agent: str, request: LlmRequest
     ) -> Trip | None:
-        """The answers at the end of a request are what happened since the last one."""
+        """Judge the answers at the end of a request: they came since the last request."""
         guard, run = self._guard, invocation.run
         if lane not in run.lanes:
             guard.open_lane(run, lane, ROOT_LANE, concurrent=False)
-        if strand.ended:
-            strand.ended = False
+        if state.ended:
+            state.ended = False
             stop = _enforced(guard.check(AgentEntered(run.info.run, lane, agent, guard.clock())))
             if stop is not None:
                 return stop
         answers = _answers(guard, request.contents)
         mark = (len(request.contents), b"".join(answer.call for answer in answers))
-        if not answers or mark == strand.seen:  # the same request again: a retry
+        if not answers or mark == state.seen:  # the same request again: a retry
             return None
-        strand.seen = mark
+        state.seen = mark
         event = ToolResults(run.info.run, lane, agent, guard.clock(), "", answers)
         decision = guard.after(event)
         for detector in run.lanes[self._handoff_lane(run)].by_event.get(HandOff, ()):
@@ -256,7 +258,7 @@ def _guarded(run: Run) -> _Guarded:
 
 
 def _end(guard: Guard, run: Run, context: InvocationContext | None) -> None:
-    """The stream of a run is over. One that can be resumed is kept."""
+    """The stream of a run is over. Keep a run that can be resumed."""
     history = history_of(context) if context is not None else None
     asked = history is not None and bool(history.questions)
     if run.unsure or not (asked or run.stopped is not None or (context is not None and context.is_resumable)):
@@ -270,7 +272,7 @@ def _enforced(decision: Decision) -> Trip | None:
     return decision.trip if decision.action is Action.STOP and decision.enforced else None
 
 
-def _chain(stream: Stream) -> list[Stream]:
+def _chain(stream: RunnerStream) -> list[RunnerStream]:
     chain = [stream]
     while chain[-1].outer is not None:
         chain.append(chain[-1].outer)
@@ -286,18 +288,18 @@ def _calls_of(content: types.Content | None) -> list[types.FunctionCall]:
 
 
 def _answers(guard: Guard, contents: list[types.Content]) -> list[Answer]:
-    """The answers after the model's last words, each with the call it answers: by id where there are ids, else in
+    """The answers after the model's last content, each with the call it answers: by id where there are ids, else in
     order.
     """
-    told: list[types.FunctionResponse] = []
+    responses: list[types.FunctionResponse] = []
     calls: list[types.FunctionCall] = []
     for content in reversed(contents):
         if content.role == "model":
             calls = _calls_of(content)
             break
-        told[:0] = [part.function_response for part in content.parts or [] if part.function_response is not None]
+        responses[:0] = [part.function_response for part in content.parts or [] if part.function_response is not None]
     answers = []
-    for response in told:
+    for response in responses:
         call = next(
             (c for c in calls if c.name == response.name and (c.id == response.id or not c.id or not response.id)), None
         )

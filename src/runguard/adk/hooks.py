@@ -1,8 +1,8 @@
 """The outermost line of every hook of ADK.
 
-ADK ends a run when a hook of a plugin raises. So nothing but a deliberate end of the run (``Halt``, no ``Exception``)
-leaves a hook: a fault of RunGuard is counted and logged, and ``on_guard_error`` says what ADK gets instead of an
-answer. Where ``install()`` has replaced a policy, the hook is answered by the plugin whose run it is called for.
+ADK ends a run when a hook of a plugin raises. So only a deliberate end of the run leaves a hook (``Halt``, which is not
+an ``Exception``). A failure of RunGuard is counted and logged, and ``on_guard_error`` decides the answer of the hook.
+Where ``install()`` has replaced a policy, the plugin of the run answers the hook.
 """
 
 from collections.abc import Callable, Coroutine
@@ -15,7 +15,7 @@ _Hook = TypeVar("_Hook", bound=Callable[..., Coroutine[Any, Any, Any]])
 
 
 def hook(function: _Hook) -> _Hook:
-    """For a method of an object whose ``instead_of`` says what ADK gets."""
+    """Wrap a hook. The object's ``instead_of`` gives the answer when the hook fails."""
     name = function.__name__.removesuffix("_callback")
 
     @wraps(function)

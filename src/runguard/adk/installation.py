@@ -1,13 +1,16 @@
-"""``runguard.install()``: one line that guards every Runner of the process, built before or after it."""
+"""``runguard.install()``: one line that guards every Runner of the process, whenever it was built."""
 
 import logging
 import os
 import sys
 from typing import Any, Final, Unpack
 
-from runguard.adk import runners
+from runguard.adk import patching
 from runguard.adk.generations import Generations
+from runguard.adk.patching import IN_USE
 from runguard.adk.plugin import RunGuardPlugin
+from runguard.adk.runner_wrappers import guards_in, is_installed
+from runguard.adk.termination import LOOP_TERMINATION
 from runguard.conductor.guard import Guard
 from runguard.conductor.succession import retire
 from runguard.core.exceptions import InstallError
@@ -29,7 +32,7 @@ def install(**policy: Unpack[PolicySettings]) -> RunGuardPlugin:
     global _place
     caller = sys._getframe(1)
     place = caller.f_code.co_filename, caller.f_lineno
-    installed = runners.installed()
+    installed = IN_USE.installed
     if installed is None:
         plugin = RunGuardPlugin(**policy)
     elif _same(installed.guard.policy, Policy.build(**policy)):
@@ -50,13 +53,31 @@ def install(**policy: Unpack[PolicySettings]) -> RunGuardPlugin:
             "first unguarded."
         )
     _place = place
-    runners.set_installed(plugin)
+    _set_installed(plugin)
     return plugin
 
 
 def uninstall() -> None:
-    """Take the installed guard out of every Runner; without one, nothing happens."""
-    runners.set_installed(None)
+    """Take the installed guard out of every Runner. Does nothing without one."""
+    _set_installed(None)
+
+
+def _set_installed(plugin: RunGuardPlugin | None) -> None:
+    """Make ``plugin`` the guard of every Runner. None takes the installed guard out of the Runners that got it."""
+    before = IN_USE.installed
+    injected = (
+        [(runner, each) for runner in list(IN_USE.injected) for each in guards_in(runner) if is_installed(each)]
+        if plugin is None
+        else []
+    )
+    IN_USE.installed = plugin
+    LOOP_TERMINATION.put_on() if plugin is not None else LOOP_TERMINATION.take_off()
+    if plugin is None and before is not None:
+        for runner, each in injected:
+            runner.plugin_manager.plugins.remove(each)
+        IN_USE.injected.clear()
+        IN_USE.plugins.discard(before)
+        patching.unpatch_if_unused()
 
 
 class _Successor(RunGuardPlugin):
@@ -72,7 +93,7 @@ class _Successor(RunGuardPlugin):
 
 
 def _replace(installed: RunGuardPlugin, policy: PolicySettings) -> RunGuardPlugin:
-    """A plugin under the new policy, in charge of what begins from now on.
+    """A plugin with the new policy, for runs that start from now on.
 
     An invalid policy raises and changes nothing.
     """
@@ -80,12 +101,12 @@ def _replace(installed: RunGuardPlugin, policy: PolicySettings) -> RunGuardPlugi
     retire(installed.guard, plugin.guard)
     generations = installed.generations = installed.generations or Generations(installed)
     generations.add(plugin)
-    runners.unwatch(installed)
+    patching.unwatch(installed)
     return plugin
 
 
 def _is_same_file(one: str, other: str) -> bool:
-    """Code without a file, such as a cell of a notebook, is never the same."""
+    """False for code without a file, such as a cell of a notebook."""
     return not one.startswith("<") and os.path.realpath(one) == os.path.realpath(other)
 
 

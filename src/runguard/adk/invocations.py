@@ -1,266 +1,142 @@
-"""Who called whom: what the hooks of one invocation have to know of each other, on every path ADK takes.
-
-Three facts of ADK 2.x shape this file. A transfer is not nested and the transferring agent's after-hook never fires, so
-nothing here counts enters and leaves. Each tool call runs in a task of its own, so a context variable set before it
-cannot leak, and is how an AgentTool's nested run or a single-turn agent finds its caller. Events arrive in the runner's
-task where that variable is not visible, so calls are also kept by their id. ``lanes`` finds the lane of a hook.
-"""
+"""The invocations that one guard knows, from their start to their end, and why the guard gave up on some of them."""
 
 import asyncio
-import itertools
-import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterable
-from contextvars import ContextVar
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Iterable
+from concurrent.futures import Future
+from typing import Any, Final
 
-from runguard.accounting.charges import Charge
-from runguard.adk.estimate import Projection, Prompt
+from google.adk.agents.invocation_context import InvocationContext
+
+from runguard.adk.context import HERE
+from runguard.adk.invocation_state import Invocation, ModelInFlight
 from runguard.conductor.guard import Guard
 from runguard.conductor.runs import Run
 from runguard.core.decision import Trip
-from runguard.core.events import ROOT_LANE, Outcome
-from runguard.providers.call_usage import CallUsage
 
-if TYPE_CHECKING:
-    from runguard.adk.lanes import Task
-    from runguard.adk.plugin import RunGuardPlugin
+_INVOCATIONS_KEPT: Final = 10_000
+_GAVE_UP_KEPT: Final = 1_000
+_WRITE_S: Final = 1.0
 
-_CALLS_KEPT: Final = 4_096
-_FLIGHTS_KEPT: Final = 64
-_PROMPTS_KEPT: Final = 1_024
-_START_S: Final = 1.0  # from a function call's event to its start; a paused task's delegation never starts
-# from a model's answer to its event; an agent that keeps the event to itself must not hold us for ever
-_DELIVERY_S: Final = 0.25
+# agent and branch -> times skipped since the last model call, and how many model calls had been made then
+Skips = dict[tuple[str, str | None], tuple[int, int]]
 
 
-@dataclass(slots=True)
-class Call:
-    """A function call from the model's response until its answer."""
+class Invocations:
+    """The registry of one guard: invocations by ADK's id.
 
-    tool: str
-    args: Any
-    lane: str
-    batch: str
-    fingerprint: bytes = b""
-    once: bytes = b""
-    refused: bool = False
-    cut: bool = False  # a model call inside of it was refused
-    outcome: Outcome | None = None
-    verdict: Outcome | None = None  # what the app's own classifier says about its answer
-    error: str = ""
-    running: bool = False
-    task: "asyncio.Task[Any] | None" = None  # the task that runs it: each call has its own
-    deadline: float = 0.0  # by the guard's clock; 0 without one
-    asked_at: float = 0.0  # when the model asked, by the monotonic clock; 0 where nothing has to follow soon
-    agent: str = ""  # whose model asked
-
-
-def _no_request() -> None:
-    return None
-
-
-@dataclass(slots=True)
-class ModelInFlight:
-    """A model call between its before-hook and its answer."""
-
-    agent: str
-    branch: str | None
-    lane: str
-    answered: bool = False  # by the model or by somebody else
-    done_at: float = 0.0  # when its last chunk came, by the monotonic clock
-    delivered: bool = False  # its event has passed the runner
-    charge: Charge | None = None
-    left: bool = False  # it reached the model's border
-    request: Callable[[], Any] = _no_request  # the request that was let go, while it lives
-    projection: Projection | None = None
-    usage: CallUsage = field(default_factory=CallUsage)  # what the model reported
-    judged: bool = False  # its result was told to the detectors
-    said: int = 0
-    is_cut: bool = False  # it hit its output limit
-    streamed: bool = False  # pieces of it came before
-
-    def is_over(self, task: "asyncio.Task[Any] | None", now: float) -> bool:
-        if self.done_at and not self.delivered:
-            return now - self.done_at > _DELIVERY_S
-        return self.delivered or (task is not None and task.done())
-
-
-@dataclass(slots=True)
-class Invocation:
-    """One Runner invocation: the root of a run, or nested in a tool call of one."""
-
-    id: str
-    run: Run
-    manager: Any  # the runner's plugin manager: tells runners apart
-    session: str
-    root_agent: str
-    lane: str = ROOT_LANE
-    depth: int = 0
-    live: bool = False
-    nested: bool = False
-    batches: dict[str, str] = field(default_factory=dict)  # lane -> the model response whose calls run now
-    calls: OrderedDict[str, Call] = field(default_factory=OrderedDict)
-    flights: dict[asyncio.Task[Any] | None, ModelInFlight] = field(default_factory=dict)
-    # by call, branch and isolation scope
-    lanes: dict[tuple[str, str | None, str | None], str] = field(default_factory=dict)
-    tasks: "dict[str, Task]" = field(default_factory=dict)  # by the id of the delegating call
-    # lane -> depth of the delegated agent, and models above it in the tree
-    delegates: dict[str, tuple[int, int]] = field(default_factory=dict)
-    depths: dict[str, int] = field(default_factory=dict)  # lane -> depth of the agent at work in it
-    prompts: dict[tuple[str, str], Prompt] = field(default_factory=dict)  # by lane and agent
-    # live: by lane, what came since the last report, and that report's prompt
-    heard: dict[str, tuple[CallUsage, int]] = field(default_factory=dict)
-    streamed: bool = False  # the runner's wrapper sees its end
-    finished: bool = False  # its agents are done; a compaction may follow
-    resumable: bool = False  # its app lets callers resume it, whatever ended it
-    asked: bool = False  # it has asked somebody outside something, so that an answer may resume it at any time
-    questions: set[str] = field(default_factory=set)  # those without an answer
-    entered: int = 1  # streams that run it: the same invocation may be resumed twice at once
-    stop_stored: str = ""  # live: the trip whose stop event is in the session
-
-    def learn_prompt(self, flight: ModelInFlight, tokens: int) -> None:
-        """The model has counted the prompt."""
-        if flight.projection is not None and tokens > 0:
-            if len(self.prompts) >= _PROMPTS_KEPT:
-                self.prompts.clear()
-            self.prompts[flight.lane, flight.agent] = flight.projection.learned(tokens)
-
-    def remember(self, call_id: str, call: Call) -> None:
-        self.calls[call_id] = call
-        if len(self.calls) > _CALLS_KEPT:  # long-running calls that ADK never answers
-            self.calls.popitem(last=False)
-
-    def ask(self, call_ids: Iterable[str]) -> None:
-        """Somebody outside has to answer these calls: the invocation pauses for them."""
-        self.questions.update(call_ids)
-        self.asked = self.asked or bool(self.questions)
-
-    def rest(self) -> None:
-        """The run pauses. What the next stream of this invocation needs stays with the run, without what belongs to
-        this stream.
-        """
-        for call in self.calls.values():
-            call.running, call.task = False, None
-        self.run.memo = (self.calls, self.prompts)
-
-    def go_on(self) -> None:
-        """The run was resumed."""
-        if self.run.memo is not None:
-            self.calls, self.prompts = self.run.memo
-            self.run.memo = None
-
-    def is_quiet(self) -> bool:
-        """Nothing paid is in flight and no call is waiting for its answer: ending now throws nothing away."""
-        now = time.monotonic()
-        busy = any(call.running or (call.asked_at and now - call.asked_at < _START_S) for call in self.calls.values())
-        return not busy and not self.in_flight() and not self.run.slots.has_waiting()
-
-    def is_idle(self, beside: str) -> bool:
-        """No call runs and no model is asked, the calls aside that lane ``beside`` stands in: they wait for it."""
-        running = (
-            call_id
-            for call_id, call in self.calls.items()
-            if call.running and call.task is not None and not call.task.done()
-        )
-        return all(f"@{call_id}" in beside for call_id in running) and not self.in_flight()
-
-    def in_flight(self) -> int:
-        """Model calls whose answer has not passed the runner yet."""
-        now = time.monotonic()
-        return sum(1 for task, flight in self.flights.items() if not flight.is_over(task, now))
-
-    def begin_flight(self, task: "asyncio.Task[Any] | None", flight: ModelInFlight) -> list[ModelInFlight]:
-        """Returns flights that are over and forgotten now: a long run of many agents has a task for each."""
-        self.flights[task] = flight
-        if len(self.flights) <= _FLIGHTS_KEPT:
-            return []
-        now = time.monotonic()
-        return [self.flights.pop(done) for done in [t for t, f in self.flights.items() if f.is_over(t, now)]]
-
-
-@dataclass(slots=True)
-class Frame:
-    """The tool call we are inside of. Never changed once made."""
-
-    guard: Guard
-    invocation: Invocation
-    call_id: str
-    tool: str
-    lane: str
-    depth: int
-    path: tuple[str, ...]
-    outer: "Frame | None" = None  # the frame around it: another guard's, or that of the caller
-    stream: "Stream | None" = None  # the runner whose tool call it is
-
-
-FRAME: Final[ContextVar[Frame | None]] = ContextVar("runguard_frame", default=None)
-
-
-@dataclass(slots=True)
-class Stream:
-    """A runner at work: whose guard it has, and the invocations it began."""
-
-    plugin: "RunGuardPlugin | None"
-    outer: "Stream | None" = None  # the runner inside of which this one works
-    app: str = ""
-    user: str = ""
-    session: str = ""
-    guarded: dict[Any, Any] = field(default_factory=dict)  # what guarded models know of this run
-    ends: list[tuple[Guard, str, Callable[[], None]]] = field(default_factory=list)  # runs that end with it, and how
-    fault: Exception | None = None  # of ours, before the run began
-    invocations: list[str] = field(default_factory=list)
-    halted: tuple[str, Trip, str] | None = None  # the invocation that a Halt ends, why, and the words for the user
-    number: int = field(default_factory=itertools.count(1).__next__)
-    context: Any = None  # ADK's context of the invocation, where this ADK tells it
-    agent: str = ""  # the runner's root agent
-
-
-STREAM: Final[ContextVar[Stream | None]] = ContextVar("runguard_stream", default=None)
-
-
-@dataclass(slots=True)
-class Layer:
-    """A guarded model around the one that is called."""
-
-    guard: Guard
-    invocation: Invocation
-    lane: str
-    agent: str
-
-
-LAYERS: Final[ContextVar[tuple[Layer, ...]]] = ContextVar("runguard_layers", default=())
-# Conditions that may end what is at work here, from the outermost to the innermost.
-TERMINATIONS: Final[ContextVar[tuple[Any, ...]]] = ContextVar("runguard_terminations", default=())
-# Model calls that were given leave in this task and have not reached the model yet, one per guard.
-FLIGHTS: Final[ContextVar[tuple[tuple[Guard, Invocation, ModelInFlight], ...]]] = ContextVar(
-    "runguard_flights", default=()
-)
-
-
-def enclosing_frame(guard: Guard) -> Frame | None:
-    """The frame of a guarded tool call that is still open, or None: a frame of an ended run says nothing."""
-    frame = FRAME.get()
-    while frame is not None and frame.guard is not guard:
-        frame = frame.outer
-    if frame is None or guard.runs.get(frame.invocation.run.info.run) is not frame.invocation.run:
-        return None
-    return frame
-
-
-def runners_inside(frame: Frame) -> int:
-    """How many Runners without a guard are at work inside a tool call, one inside the other.
-
-    The tool started the outermost of them.
+    ``gave_up``, ``skips`` and ``failed_stops`` belong to ``stops``. They are kept here, by invocation, because they end
+    with it.
     """
-    inside, stream = 0, STREAM.get()
-    while stream is not None and stream is not frame.stream:
-        inside, stream = inside + 1, stream.outer
-    return inside if stream is frame.stream else 0
 
+    def __init__(self, guard: Guard) -> None:
+        self.guard = guard
+        self.owner: Any = None  # its plugin, where ``generations`` must find it again
+        self.known: dict[str, Invocation] = {}
+        self.gave_up: OrderedDict[str, Trip] = OrderedDict()  # the guard itself failed, and its policy says stop
+        self.skips: dict[str, Skips] = {}
+        self.failed_stops: dict[str, int] = {}  # stops that could not be carried out as they should be
+        self.writing: dict[str, Future[None]] = {}  # records of paused runs on their way to the store
 
-def stop_in_force(invocation: Invocation, lane: str) -> Trip | None:
-    """Why a strand of an invocation is stopped, by itself, by one around it, or with the whole run."""
-    strand = invocation.run.lanes.get(lane)
-    return invocation.run.stopped or (strand.stop_in_force() if strand is not None else None)
+    def find(self, invocation_id: str) -> Invocation | None:
+        return self.known.get(invocation_id)
+
+    def find_current(self, invocation_id: str) -> Invocation | None:
+        """As ``find``, but None where the run that it was nested in has ended: it is a run of its own from now on."""
+        found = self.known.get(invocation_id)
+        if found is not None and found.nested and self.guard.runs.get(found.run.info.run) is not found.run:
+            return None
+        return found
+
+    def stop_of(self, invocation_id: str) -> Trip | None:
+        """Why the whole run of an invocation is stopped, or None."""
+        invocation = self.known.get(invocation_id)
+        return self.gave_up.get(invocation_id) or (invocation.run.stopped if invocation is not None else None)
+
+    def is_idle(self, run: Run, beside: str) -> bool:
+        """No call of a run is in progress, except the calls around lane ``beside``."""
+        return all(invocation.is_idle(beside) for invocation in list(self.known.values()) if invocation.run is run)
+
+    def give_up(self, invocation_id: str, trip: Trip) -> None:
+        """The guard failed in this invocation and its policy says stop. Hooks do not ask the guard again."""
+        self.gave_up[invocation_id] = trip
+        if len(self.gave_up) > _GAVE_UP_KEPT:
+            self.gave_up.popitem(last=False)
+
+    def register(self, ic: InvocationContext, invocation: Invocation) -> Invocation:
+        invocation.live = ic.live_request_queue is not None
+        self.known[ic.invocation_id] = invocation
+        stream = HERE.get().stream
+        if stream is not None:
+            stream.invocation_ids.append(ic.invocation_id)
+            invocation.streamed = True
+        if len(self.known) > _INVOCATIONS_KEPT:
+            self.forget(next(iter(self.known)))
+        if stream is not None and stream.fault is not None and not invocation.nested:
+            fault, stream.fault = stream.fault, None
+            self.guard.stop_after("runner", fault, invocation.run.info.run)
+        return invocation
+
+    def forget(self, invocation_id: str) -> Trip | None:
+        """A stream of an invocation is over, however it ended.
+
+        The first to notice calls this. Returns the last trip, if there was one.
+        """
+        invocation = self.known.get(invocation_id)
+        if invocation is not None and invocation.entered > 1:
+            invocation.entered -= 1
+            return invocation.run.trips[-1] if invocation.run.trips else None
+        self.known.pop(invocation_id, None)
+        trip = self.gave_up.pop(invocation_id, None)
+        self.skips.pop(invocation_id, None)
+        self.failed_stops.pop(invocation_id, None)
+        if invocation is None:
+            return trip
+        attempt = self.guard.faults.attempt  # a fault in one step does not prevent the others
+        for task, flight in invocation.flights.items():
+            attempt("end of run", self.close_flight, flight)
+            if task is not None:
+                attempt("end of run", invocation.run.slots.give_back, task)
+        if not invocation.nested:
+            attempt("end of run", self._end_run, invocation)
+        return invocation.run.trips[-1] if invocation.run.trips else trip
+
+    def _end_run(self, invocation: Invocation) -> None:
+        """The run is over or paused. A run that can be resumed is kept with its counts."""
+        run = invocation.run
+        may_resume = invocation.asked or invocation.resumable or run.stopped is not None
+        if not may_resume or invocation.live or run.unsure:
+            self.guard.end(run.info.run)
+            return
+        try:
+            invocation.rest()
+            written = self.guard.pauses.keep(run.info.run, waits=bool(invocation.questions) and run.stopped is None)
+            if written is not None:
+                writing, name = self.writing, invocation.id
+                writing[name] = written
+                written.add_done_callback(lambda _: writing.pop(name, None))
+        except Exception as error:
+            self.guard.faults.note("pause", error)
+            self.guard.end(run.info.run)
+
+    async def written(self, invocation_ids: Iterable[str]) -> None:
+        """Wait, bounded, until the store has the records of paused runs: another worker may resume them as soon as
+        their streams have ended.
+
+        It does not wait while the store is away: every refused run would end a second later.
+        """
+        futures = [
+            asyncio.wrap_future(future) for one in invocation_ids if (future := self.writing.get(one)) is not None
+        ]
+        if futures and not self.guard.accounts.ledger.is_away:
+            await asyncio.wait(futures, timeout=_WRITE_S)
+
+    def close_flight(self, flight: ModelInFlight) -> None:
+        """Close the charge of a call that is over: release it if the call never left, book an estimate if it did."""
+        charge = flight.charge
+        if charge is None or charge.over:
+            return
+        if flight.left:
+            self.guard.abandon(charge)
+        else:
+            self.guard.release(charge)

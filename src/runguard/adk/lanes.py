@@ -1,7 +1,7 @@
 """Which lane of a run a hook or an event belongs to, and how many delegations are above its agent.
 
 A model delegates in three ways. A transfer stays in its lane. An agent called as a tool (``AgentTool``,
-``mode="single_turn"``) gets a lane of its own: its hooks see the frame of the call. So does a task (``mode="task"``):
+``mode="single_turn"``) gets a lane of its own: its hooks see the tool call around it. So does a task (``mode="task"``):
 its hooks see the id of the delegating call as isolation scope. ADK gives a task a new branch at each transfer inside of
 it, and may start it again inside of itself; all of that is the task's one lane. Elsewhere a branch is parallel work.
 """
@@ -11,7 +11,8 @@ from typing import Final
 
 from google.adk.agents import BaseAgent, LlmAgent
 
-from runguard.adk.invocations import FRAME, Frame, Invocation
+from runguard.adk.context import HERE, EnclosingTool
+from runguard.adk.invocation_state import Invocation
 from runguard.conductor.guard import Guard
 from runguard.conductor.runs import parallel_part
 
@@ -30,7 +31,7 @@ class Task:
     lane: str
     caller_lane: str
     caller_path: tuple[str, ...]
-    # of its agent; -1 where the delegation was made in an earlier turn: as deep as the agent stands in the tree
+    # of its agent; -1 where the delegation was made in an earlier turn: then the depth of the agent in the tree
     depth: int
     starts: list[str] = field(default_factory=list)
 
@@ -38,7 +39,7 @@ class Task:
         """An agent begins to work in this branch of the task. Returns the depth of the start that it belongs to."""
         if branch:
             while self.starts and self.starts[-1].startswith(f"{branch}."):
-                self.starts.pop()  # that start is over: the agent that made it goes on
+                self.starts.pop()  # that start is over: the agent that made it continues
             if branch.endswith(f"@{self.id}") and branch not in self.starts:
                 self.starts.append(branch)
         return self.depth + max(len(self.starts) - 1, 0)
@@ -47,35 +48,35 @@ class Task:
 # ---- lanes ----------------------------------------------------------------------------------------------------------
 
 
-def child_lane(frame: Frame) -> str:
-    return f"{frame.lane}/{frame.tool}@{frame.call_id}"
+def child_lane(tool: EnclosingTool) -> str:
+    return f"{tool.lane}/{tool.name}@{tool.call_id}"
 
 
-def open_child(guard: Guard, frame: Frame) -> str:
+def open_child(guard: Guard, tool: EnclosingTool) -> str:
     """The lane of an agent called as a tool. Other running calls of the same response make it a parallel one."""
-    key = child_lane(frame)
-    run = frame.invocation.run
+    key = child_lane(tool)
+    run = tool.invocation.run
     if key not in run.lanes:
-        calls = frame.invocation.calls
-        mine = calls.get(frame.call_id)
+        calls = tool.invocation.calls
+        mine = calls.get(tool.call_id)
         batch = mine.batch if mine is not None else ""
-        beside = sum(1 for c in calls.values() if (c.batch == batch if batch else c.running and c.lane == frame.lane))
-        guard.open_lane(run, key, frame.lane, concurrent=beside > 1, path=frame.path, delegate=frame.tool)
+        beside = sum(1 for c in calls.values() if (c.batch == batch if batch else c.running and c.lane == tool.lane))
+        guard.open_lane(run, key, tool.lane, concurrent=beside > 1, path=tool.path, delegate=tool.name)
     return key
 
 
 def lane_of(guard: Guard, invocation: Invocation, branch: str | None, scope: str | None) -> str:
     """The lane that a hook or an event of this invocation belongs to. ``scope``: its isolation scope."""
-    frame = _frame_in(guard, invocation)
-    place = (frame.call_id if frame is not None else "", branch, scope)
+    tool = _tool_in(guard, invocation)
+    place = (tool.call_id if tool is not None else "", branch, scope)
     cached = invocation.lanes.get(place)
     if cached is not None and cached in invocation.run.lanes:
         return cached
     task = _task_of(invocation, branch, scope) if scope else None
-    if task is not None and (frame is None or task.lane.startswith(f"{child_lane(frame)}/")):
+    if task is not None and (tool is None or task.lane.startswith(f"{child_lane(tool)}/")):
         key = _task_lane(guard, invocation, task, branch)
-    elif frame is not None:
-        key = open_child(guard, frame)
+    elif tool is not None:
+        key = open_child(guard, tool)
     elif branch:
         key = _branch_lane(guard, invocation, branch, invocation.lane)
     else:
@@ -85,12 +86,12 @@ def lane_of(guard: Guard, invocation: Invocation, branch: str | None, scope: str
     return key
 
 
-def _frame_in(guard: Guard, invocation: Invocation) -> Frame | None:
-    """The tool call of this invocation that we are inside of."""
-    frame = FRAME.get()
-    while frame is not None and frame.guard is not guard:
-        frame = frame.outer
-    return frame if frame is not None and frame.invocation is invocation else None
+def _tool_in(guard: Guard, invocation: Invocation) -> EnclosingTool | None:
+    """The tool call of this invocation that the running code is inside of."""
+    tool = HERE.get().tool
+    while tool is not None and tool.guard is not guard:
+        tool = tool.outer
+    return tool if tool is not None and tool.invocation is invocation else None
 
 
 def _task_of(invocation: Invocation, branch: str | None, scope: str) -> Task | None:
@@ -101,8 +102,8 @@ def _task_of(invocation: Invocation, branch: str | None, scope: str) -> Task | N
     call = invocation.calls.get(scope)
     if call is not None:
         depth = invocation.depths.get(call.lane, invocation.depth)
-        strand = invocation.run.lanes.get(call.lane)
-        path = (*strand.path, call.agent) if strand is not None else (call.agent,)
+        lane = invocation.run.lanes.get(call.lane)
+        path = (*lane.path, call.agent) if lane is not None else (call.agent,)
         task = Task(scope, call.tool, f"{call.lane}/{call.tool}@{scope}", call.lane, path, depth + 1)
     elif branch and f"@{scope}" in branch:  # delegated in an earlier turn, and resumed by this one
         agent = branch.partition(f"@{scope}")[0].rpartition(".")[2]
@@ -142,9 +143,9 @@ def _branch_lane(guard: Guard, invocation: Invocation, branch: str, base: str) -
             parent = f"{base}/{above}"
             break
     opened_by = branch.rpartition("@")[2] if "@" in branch else ""
-    strand = run.lanes.get(parent)
+    lane = run.lanes.get(parent)
     guard.open_lane(
-        run, key, parent, concurrent=opened_by not in invocation.calls, path=strand.path if strand is not None else ()
+        run, key, parent, concurrent=opened_by not in invocation.calls, path=lane.path if lane is not None else ()
     )
     return key
 
@@ -165,8 +166,8 @@ def enter(
             task.follow(branch),
             known[1] if known is not None else _levels(agent, invocation),
         )
-    elif known is None and (frame := _frame_in(guard, invocation)) is not None and child_lane(frame) == lane:
-        invocation.delegates[lane] = (frame.depth + 1, _levels(agent, invocation))
+    elif known is None and (tool := _tool_in(guard, invocation)) is not None and child_lane(tool) == lane:
+        invocation.delegates[lane] = (tool.depth + 1, _levels(agent, invocation))
     if len(invocation.delegates) > _KEPT:
         del invocation.delegates[next(iter(invocation.delegates))]
     depth = invocation.depths[lane] = depth_of(agent, invocation, lane)

@@ -1,17 +1,17 @@
-"""A name for what a model is asked, so that equal answers to new questions are not taken for repetition."""
+"""A hash of what a model is asked, so that equal answers to new questions do not count as repetition."""
 
 from typing import Any, Final
 
 from google.adk.models.llm_request import LlmRequest
 
-_LATEST: Final = 4  # contents: a question is the end of a history, the rest has been asked before
+_LATEST: Final = 4  # contents: a question is the end of a history
 _READ: Final = 16_384
 
 
 def prompt_hash(request: LlmRequest) -> int:
-    """Within this process; 0 where it cannot be told.
+    """Valid within this process. 0 where the instruction is not a text.
 
-    Calls of tools and their answers are left out: those are judged by themselves.
+    Tool calls and their answers do not count: other rules judge them.
     """
     instruction = request.config.system_instruction
     if instruction is not None and type(instruction) is not str:

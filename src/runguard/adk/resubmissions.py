@@ -1,6 +1,4 @@
-"""Refuse an input that tripped a breaker a moment ago: the same document, submitted again in a new session, would trip
-it again.
-"""
+"""Refuses an input that tripped a breaker a moment ago: the same document in a new session would trip it again."""
 
 import hashlib
 from collections import OrderedDict
@@ -9,7 +7,7 @@ from typing import Final
 
 from google.adk.agents.invocation_context import InvocationContext
 
-from runguard.adk.invocations import Invocation
+from runguard.adk.invocation_state import Invocation
 from runguard.core.decision import Action, Finding, Trip
 
 REFUSED: Final = "breaker"  # the rule of a refusal

@@ -1,8 +1,8 @@
-"""Which run an invocation belongs to, and going on with one that has paused.
+"""Finds the run of an invocation, and resumes one that has paused.
 
 ADK resumes an invocation under its id: when a function response answers an open question, or when the caller names the
-id. Both leave the user's message as it was. A further message of the user begins a new run, also where ADK takes the id
-of a paused task for it.
+id. Neither adds a message of the user. A further message of the user starts a new run, also where ADK uses the id of a
+paused task for it.
 """
 
 import logging
@@ -59,7 +59,7 @@ def history_of(ic: InvocationContext) -> History:
 
 
 def _is_message(event: Event) -> bool:
-    """What the user said. Tasks report their results under the user's name too, and compaction its summary."""
+    """Whether it is a message of the user. Results of tasks and summaries of compactions have the author "user" too."""
     parts: list[Any] = (event.content.parts if event.content is not None else None) or []
     return (
         bool(parts) and not any(part.function_response is not None for part in parts) and not event.actions.compaction
@@ -89,9 +89,7 @@ async def run_of(guard: Guard, info: RunInfo, history: History) -> Run:
 
 
 def _unsure(guard: Guard, info: RunInfo, error: Exception) -> Run:
-    """The store cannot tell what the run has used so far:
-    as in an outage, it is stopped or goes on without its past.
-    """
+    """The store cannot say what the run has used so far. As in an outage, the run stops or starts from zero."""
     run = guard.start(info)
     run.unsure = True
     guard.accounts.outages[guard.policy.on_outage] += 1
@@ -100,8 +98,8 @@ def _unsure(guard: Guard, info: RunInfo, error: Exception) -> Run:
         guard.stop(run, event, finding_of(Denied(outage=str(error)), event, guard.accounts.ledger.name))
     else:
         _log.warning(
-            "runguard.resumed_unsure: the store cannot tell what a resumed run has used so far; on_outage=open "
-            "lets it begin anew: %s",
+            "runguard.resumed_unsure: the usage of a resumed run is unavailable; with on_outage=open it "
+            "starts from zero: %s",
             error,
         )
     return run

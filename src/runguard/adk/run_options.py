@@ -1,4 +1,4 @@
-"""What one call of a Runner may say for itself:
+"""Options for one call of a Runner:
 
 ``RunConfig(custom_metadata={"runguard": {"labels": {"team": "search"}, "max_usd": 1}})``.
 """
@@ -15,7 +15,7 @@ _LABELS_KEPT: Final = 64
 
 
 def run_options(given: Any) -> tuple[dict[str, str], int | None, int | None, str]:
-    """Labels, nano-USD, tokens; and what is wrong with them, for a stop that says so before anything is paid."""
+    """Labels, nano-USD, tokens; and an error text when they are invalid, which stops the run before it pays."""
     if given is None:
         return {}, None, None, ""
     try:
@@ -29,7 +29,7 @@ def _read(given: Any) -> tuple[dict[str, str], int | None, int | None]:
         raise PolicyError(f"must be a mapping with {', '.join(_KNOWN)}, not a {type(given).__name__}")
     unknown = [str(name) for name in given if name not in _KNOWN]
     if unknown:
-        raise PolicyError(f"{', '.join(unknown)}: no such option; known: {', '.join(_KNOWN)}")
+        raise PolicyError(f"{', '.join(unknown)}: unknown option; known: {', '.join(_KNOWN)}")
     labels = given.get("labels") or {}
     if not isinstance(labels, Mapping) or len(labels) > _LABELS_KEPT:
         raise PolicyError(f"labels must be a mapping of at most {_LABELS_KEPT} names to values")

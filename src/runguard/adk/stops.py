@@ -1,11 +1,10 @@
-"""Carrying out a stop: at a model call, at an agent, after a fault of the guard itself, and for loops that ADK cannot
+"""Carries out a stop: at a model call, at an agent, after a failure of the guard itself, and in loops that ADK cannot
 end.
 """
 
 import asyncio
 import logging
-from collections import OrderedDict
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from google.adk.agents import BaseAgent, ParallelAgent
 from google.adk.agents.callback_context import CallbackContext
@@ -14,48 +13,42 @@ from google.adk.events import Event
 from google.adk.models.llm_response import LlmResponse
 from google.genai import types
 
-from runguard.adk import runners
-from runguard.adk.invocations import Invocation
+from runguard.adk.invocation_state import Invocation
+from runguard.adk.invocations import Invocations, Skips
 from runguard.adk.live import stored_once
+from runguard.adk.paid_work import until_done
 from runguard.adk.stop_events import Halt, mark_stop, may_escalate, refusal, stop_content, stop_response
+from runguard.adk.stop_owners import announce
 from runguard.conductor.guard import Guard
 from runguard.conductor.trips import guard_error_trip
 from runguard.core.decision import STOP_CODE, STOPPED, Trip
-
-if TYPE_CHECKING:
-    from runguard.adk.plugin import RunGuardPlugin
 
 _log: Final = logging.getLogger("runguard")
 _SPINS: Final = 2  # how often one agent may be skipped after a stop before the run is ended from outside
 _SPINS_IN_ALL: Final = 300  # how often anything may be skipped without one model call between
 _IDLE_LOOKS: Final = 10  # half a second
-_FAULTED_KEPT: Final = 1_000
 
 
-# agent and branch -> times skipped since the last model call, and which call that was
-_Skips = dict[tuple[str, str | None], tuple[int, int]]
-
-
-def _one_more(skips: _Skips, key: tuple[str, str | None], made: int) -> int:
-    """Others that work in between start the count anew: a loop goes on beside its stopped branch."""
+def _one_more(skips: Skips, key: tuple[str, str | None], made: int) -> int:
+    """Count a skip. A model call in between starts the count anew: a loop may continue beside its stopped branch."""
     times, before = skips.get(key, (0, made))
     skips[key] = times, _ = (times + 1 if made == before else 1, made)
     return times
 
 
 class Stopper:
-    """How runs of one plugin end. Knows faults of the guard, so that it never has to ask a broken guard again."""
+    """Ends the runs of one guard. It remembers failures of the guard, and does not ask a broken guard again."""
 
-    def __init__(self, plugin: "RunGuardPlugin", guard: Guard) -> None:
-        self._plugin, self._guard = plugin, guard
-        self.faulted: OrderedDict[str, Trip] = OrderedDict()  # invocation -> why the guard gave up on it
-        self.skips: dict[str, _Skips] = {}  # by invocation
-        self._failed: dict[str, int] = {}  # by invocation: stops that could not be carried out as they should be
+    def __init__(self, guard: Guard, invocations: Invocations) -> None:
+        self._guard, self._invocations = guard, invocations
 
-    def forget(self, invocation_id: str) -> None:
-        self.faulted.pop(invocation_id, None)
-        self.skips.pop(invocation_id, None)
-        self._failed.pop(invocation_id, None)
+    def gave_up(self, invocation_id: str) -> Trip | None:
+        """The stop of an invocation in which the guard itself failed, where its policy says stop."""
+        return self._invocations.gave_up.get(invocation_id) if self._invocations.gave_up else None
+
+    def is_skipping(self) -> bool:
+        """Whether any agent was skipped, so that its event needs a mark."""
+        return bool(self._invocations.skips)
 
     async def at_model(
         self, context: CallbackContext, trip: Trip, invocation: Invocation | None, lane: str
@@ -75,7 +68,7 @@ class Stopper:
     async def at_agent(
         self, context: CallbackContext, agent: BaseAgent, trip: Trip, invocation: Invocation | None, lane: str
     ) -> types.Content:
-        """Skip an agent. ADK takes content only: ``mark`` gives the event the rest."""
+        """Skip an agent. ADK's hook can return content only; ``mark`` adds the rest to the event."""
         try:
             await self._skip(context._invocation_context, agent.name, trip, invocation, lane)
             if may_escalate(agent):
@@ -86,12 +79,11 @@ class Stopper:
             return _thought(trip.rule)
 
     def _stop_anyway(self, context: CallbackContext, trip: Trip, error: Exception) -> None:
-        """A stop was decided and a fault of ours is in its way: it stays a stop, and a run that asks again and again is
-        ended.
-        """
+        """A failure of RunGuard prevents the normal stop: stop all the same, and end a run that keeps asking."""
         ic = context._invocation_context
         self._guard.faults.note("stopping", error)
-        self._failed[ic.invocation_id] = times = self._failed.get(ic.invocation_id, 0) + 1
+        failed = self._invocations.failed_stops
+        failed[ic.invocation_id] = times = failed.get(ic.invocation_id, 0) + 1
         if times > _SPINS:
             raise Halt(trip)
         context.actions.escalate = not isinstance(getattr(ic.agent, "parent_agent", None), ParallelAgent)
@@ -99,17 +91,17 @@ class Stopper:
     async def at_tool_node(
         self, ic: InvocationContext, tool: str, trip: Trip, invocation: Invocation, lane: str
     ) -> None:
-        """A node that is a tool was refused: a graph that goes round through such nodes is ended from outside."""
+        """A tool node of a Workflow was refused. End a graph that keeps running through such nodes."""
         await self._skip(ic, tool, trip, invocation, lane)
 
     async def _skip(
         self, ic: InvocationContext, agent: str, trip: Trip, invocation: Invocation | None, lane: str
     ) -> None:
-        runners.announce(trip, self._plugin)
-        strand = invocation.run.lanes.get(lane) if invocation is not None else None
-        if strand is not None:
-            strand.cut = True  # if it was called as a tool, its caller must not take the stop for an answer
-        skips = self.skips.setdefault(ic.invocation_id, {})
+        announce(trip, self._invocations)
+        own = invocation.run.lanes.get(lane) if invocation is not None else None
+        if own is not None:
+            own.cut = True  # if it was called as a tool, its caller must not take the stop for an answer
+        skips = self._invocations.skips.setdefault(ic.invocation_id, {})
         made = invocation.run.spend.model_calls if invocation is not None else 0
         times = _one_more(skips, (agent, ic.branch), made)
         in_all = _one_more(skips, ("", None), made)  # a Workflow that goes round gives its branches new names
@@ -118,32 +110,29 @@ class Stopper:
         if invocation is not None and not self._is_whole(ic, invocation):
             await self._until_idle(invocation, lane)
             if invocation.run.stopped is None:
-                invocation.run.stop(trip)  # nothing but stopped branches ask any more: the stop is the run's
+                invocation.run.stop(trip)  # only stopped branches are left: stop the run
                 skips.clear()
             return
-        # A loop that ADK cannot end (a graph cycle, a custom agent) would ask for ever. Paid siblings first: at most
-        # half a minute.
-        for _ in range(600):
-            if invocation is None or invocation.is_quiet():
-                break
-            await asyncio.sleep(0.05)
+        # A loop that ADK cannot end (a graph cycle, a custom agent) would ask for ever. Paid siblings come first.
+        if invocation is not None:
+            await until_done(invocation.is_quiet)
         raise Halt(trip)
 
     def _is_whole(self, ic: InvocationContext, invocation: Invocation) -> bool:
         """The stop covers all of this invocation: the run, or the branch in which it was called as a tool."""
-        if ic.invocation_id in self.faulted or invocation.run.stopped is not None:
+        if ic.invocation_id in self._invocations.gave_up or invocation.run.stopped is not None:
             return True
-        strand = invocation.run.lanes.get(invocation.lane)
-        return strand is not None and strand.stop_in_force() is not None
+        own = invocation.run.lanes.get(invocation.lane)
+        return own is not None and own.stop_in_force() is not None
 
     async def _until_idle(self, invocation: Invocation, lane: str) -> None:
-        """Hold a branch that spins after its stop until no other one of the run has moved for a while."""
+        """Hold a branch that keeps asking after its stop until no other branch of the run has moved for a while."""
         run, still = invocation.run, 0
         seen = (run.spend.model_calls, run.spend.tool_calls)
         while still < _IDLE_LOOKS and run.stopped is None:
             await asyncio.sleep(0.05)
             now = (run.spend.model_calls, run.spend.tool_calls)
-            still = still + 1 if now == seen and self._plugin.is_idle(run, lane) else 0
+            still = still + 1 if now == seen and self._invocations.is_idle(run, lane) else 0
             seen = now
 
     def mark(self, event: Event, trip: Trip | None) -> None:
@@ -161,16 +150,16 @@ class Stopper:
         if content.parts[0].text == text:
             mark_stop(event, trip, text)
 
-    # ---- faults of the guard itself ---------------------------------------------------------------------------------
+    # ---- failures of the guard itself --------------------------------------------------------------------------------
 
     def instead_of(self, hook: str, error: Exception, *given: Any) -> Any:
-        """What ADK gets from a hook that failed as a whole: nothing, or a stop where the policy says so."""
+        """The answer of a hook that failed: None, or a stop where the policy says stop."""
         try:
             ic = next(context for context in map(_context_in, given) if context is not None)
             trip = self.fault(hook, error, ic)
             if trip is None or not hook.startswith("before_") or hook == "before_run":
                 return None
-            runners.announce(trip, self._plugin)
+            announce(trip, self._invocations)
             if hook == "before_tool":
                 return refusal(STOPPED)
             text = self._guard.stop_text(trip)
@@ -182,24 +171,24 @@ class Stopper:
     def fault(self, hook: str, error: Exception, ic: InvocationContext) -> Trip | None:
         """Record a failure of the guard itself.
 
-        The trip to stop with, when the policy says so; None lets the run go on.
+        Returns the trip to stop with where the policy says stop. None lets the run go on.
         """
         self._guard.faults.note(hook, error)
         if self._guard.goes_on_after(error):
             return None
-        return self.faulted.get(ic.invocation_id) or self._give_up(f"{hook}: {type(error).__name__}", ic)
+        return self._invocations.gave_up.get(ic.invocation_id) or self._give_up(f"{hook}: {type(error).__name__}", ic)
 
     def _give_up(self, reason: str, ic: InvocationContext) -> Trip:
         guard = self._guard
-        invocation = self._plugin.find_invocation(ic.invocation_id)
+        invocation = self._invocations.find(ic.invocation_id)
         agent = getattr(ic.agent, "name", "")
         trip: Trip | None = None
         try:
             if invocation is not None:
                 trip = guard.fail(invocation.run.info.run, "guard_error", reason, agent)
         except Exception:
-            _log.exception("runguard.guard_error: the guard cannot even stop the run; it is stopped without it")
-        if trip is None:  # made of what the context says: the guard could not begin
+            _log.exception("runguard.guard_error: the guard failed to stop the run; the adapter stops it")
+        if trip is None:  # the guard could not start the run: use what ADK's context says
             facts: dict[str, Any] = {
                 "app": ic.app_name,
                 "user_id": ic.user_id,
@@ -210,9 +199,7 @@ class Stopper:
                 reason, ic.invocation_id, guard.policy, guard.clock(), invocation_id=ic.invocation_id, **facts
             )
             guard.trips.append(trip)
-        self.faulted[ic.invocation_id] = trip
-        if len(self.faulted) > _FAULTED_KEPT:
-            self.faulted.popitem(last=False)
+        self._invocations.give_up(ic.invocation_id, trip)
         return trip
 
 

@@ -27,7 +27,7 @@ class Application:
 def load_application(target: str, load: Callable[[], Any]) -> Application:
     """Import the app. Its code runs; its output goes to stderr."""
     try:
-        from runguard.adk import runners
+        from runguard.adk.patching import IN_USE
         from runguard.adk.plugin import RunGuardPlugin
     except ImportError as error:
         return Application(
@@ -59,7 +59,7 @@ def load_application(target: str, load: Callable[[], Any]) -> Application:
         )
     models = list(_models(loaded, set()))
     own = next((plugin for plugin in plugins if isinstance(plugin, RunGuardPlugin)), None)
-    guard = own or runners.installed()
+    guard = own or IN_USE.installed
     policy = (
         guard.guard.policy
         if guard is not None

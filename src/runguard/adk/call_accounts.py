@@ -1,0 +1,196 @@
+"""The accounts of one model call: one per guard, closed however the call ends."""
+
+import asyncio
+from typing import Any
+
+from google.adk.models.llm_request import LlmRequest
+from google.adk.models.llm_response import LlmResponse
+
+from runguard.accounting.charges import Charge
+from runguard.adk.invocation_state import Invocation, ModelInFlight
+from runguard.conductor.guard import Guard
+from runguard.conductor.runs import Run
+from runguard.core.decision import Trip
+from runguard.core.events import ModelResult
+from runguard.core.exceptions import RunStoppedError
+from runguard.providers.call_usage import Bill, CallUsage
+from runguard.providers.failures import was_unbilled
+
+# Why a call is not made: a stop; or the text to answer with where only this call is refused; or None beside a run that
+# has given its answer.
+Stop = tuple[Trip | str | None, Guard]
+
+
+class CallAccount:
+    """One guard's account of one model call."""
+
+    __slots__ = (
+        "_flight",
+        "_invocation",
+        "_model",
+        "_settled",
+        "_usage",
+        "charge",
+        "delegated",
+        "guard",
+        "holder",
+        "is_layer",
+    )
+
+    def __init__(
+        self,
+        guard: Guard,
+        charge: Charge,
+        invocation: Invocation | None = None,
+        flight: ModelInFlight | None = None,
+        *,
+        is_layer: bool = False,
+    ) -> None:
+        """``is_layer``: of a guarded model. No hook sees its answer, so the detectors see it here."""
+        self.guard, self.charge, self.is_layer = guard, charge, is_layer
+        self._invocation, self._flight = invocation, flight
+        self._usage = CallUsage()
+        self._settled: tuple[Bill, str] | None = None
+        self._model = ""
+        self.holder: asyncio.Task[Any] | None = None  # the task that holds a slot for the call
+        self.delegated = False  # other models do the work: they are billed instead
+
+    @property
+    def run(self) -> Run | None:
+        return self.guard.runs.get(self.charge.purse.info.run)
+
+    @property
+    def place(self) -> tuple[Invocation | None, ModelInFlight | None]:
+        return self._invocation, self._flight
+
+    def saw(self, response: LlmResponse) -> None:
+        """Read a chunk or the whole answer.
+
+        Settles the charge when the answer is complete, and again when a later report changes the usage.
+        """
+        is_new = self._usage.add(response)
+        self._model = response.model_version or self._model
+        if is_new and self._flight is not None and self._invocation is not None:
+            self._flight.usage = self._usage
+            self._invocation.learn_prompt(self._flight, self._usage.prompt or 0)
+        if response.partial and not self.charge.over:
+            return
+        self._settle(self._usage.bill(self.charge.input, self.charge.audio))
+
+    def _settle(self, bill: Bill) -> None:
+        if self._settled != (bill, self._model):
+            self.guard.settle(self.charge, bill.usage, self._model, estimated=bill.estimated)
+            self._settled = bill, self._model
+
+    def called_off(self) -> None:
+        """The call is not made after all."""
+        self._give_back()
+        if not self.charge.over:
+            self.guard.release(self.charge)
+            self.guard.unspent(self.charge.purse.info.run)
+
+    def _give_back(self) -> None:
+        run, holder, self.holder = self.run, self.holder, None
+        if run is not None and holder is not None:
+            run.slots.give_back(holder)
+
+    def ended(self, error: BaseException | None, streaming: bool) -> None:
+        self._give_back()
+        if self.is_layer and error is None and not self.delegated:
+            charge, usage = self.charge, self._usage
+            output = usage.reported.output if usage.reported is not None else None
+            self.guard.after(
+                ModelResult(charge.purse.info.run, charge.lane, charge.agent, self.guard.clock(), usage.prompt, output)
+            )
+        if self.delegated or self.charge.over:
+            return
+        if self._usage.reported is not None:
+            self._settle(self._usage.bill(self.charge.input, self.charge.audio))
+            return
+        received = self._usage.heard
+        if isinstance(error, RunStoppedError) and not received:  # a guard further in refused it: it never left
+            self.called_off()
+            return
+        self.guard.abandon(self.charge, received, streaming=streaming, refused=was_unbilled(error))
+
+
+class Cancellation:
+    """How the kill switch ends a call in flight: it cancels the task, and the cancellation becomes a stop."""
+
+    __slots__ = ("_accounts", "_loop", "_task", "_thrown")
+
+    def __init__(self, accounts: list[CallAccount]) -> None:
+        self._accounts, self._thrown = accounts, False
+        self._task: asyncio.Task[Any] | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    def listen(self) -> None:
+        self._task, self._loop = asyncio.current_task(), asyncio.get_running_loop()
+        for account in self._accounts:
+            run = account.run
+            if run is not None:
+                run.in_flight.add(self._throw)
+                if run.stopped is not None and run.stopped.rule == "kill_switch":
+                    self._throw()
+
+    def stop_listening(self) -> None:
+        self._task = None
+        for account in self._accounts:
+            if account.run is not None:
+                account.run.in_flight.discard(self._throw)
+
+    def _throw(self) -> None:
+        if self._loop is not None and not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self._cancel)
+
+    def _cancel(self) -> None:
+        if self._task is not None and not self._thrown:
+            self._thrown = True
+            self._task.cancel()
+
+    def by_switch(self) -> tuple[Trip, Guard] | None:
+        """The stop that ended the call. None when other code cancelled it."""
+        task = asyncio.current_task()
+        if not self._thrown or task is None or task.uncancel() > 0:
+            return None
+        return next(
+            (
+                (account.run.stopped, account.guard)
+                for account in self._accounts
+                if account.run is not None and account.run.stopped is not None
+            ),
+            None,
+        )
+
+
+def give_up(account: CallAccount, fault: Exception) -> None:
+    """Book an estimate at once where the usage cannot be booked, so that no other call waits for the reservation."""
+    guard, charge = account.guard, account.charge
+    guard.fault("border", fault, charge.purse.info.run)
+    if account.delegated:
+        return
+    try:
+        guard.abandon(charge)
+    except Exception as second:
+        guard.close(charge, second)
+
+
+def call_off(accounts: list[CallAccount]) -> None:
+    """The call is not made after all: another guard refused it, or its caller was cancelled."""
+    for account in accounts:
+        try:
+            account.called_off()
+        except Exception as fault:
+            give_up(account, fault)
+
+
+def keep_cap(request: LlmRequest, charge: Charge) -> None:
+    """A callback after ours may have asked for more output than was reserved."""
+    asked = request.config.max_output_tokens
+    if charge.is_capped and charge.max_output > 0 and (charge.limited if asked is None else asked > charge.max_output):
+        cap_output(request, charge.max_output)
+
+
+def cap_output(request: LlmRequest, tokens: int) -> None:
+    """Cap the output in a copy of the configuration, which may be shared with every later call."""
+    request.config = request.config.model_copy(update={"max_output_tokens": tokens})

@@ -1,0 +1,224 @@
+"""What the plugin does before and after a model call: check it, reserve its worst case, and judge its result."""
+
+import asyncio
+import time
+import weakref
+from typing import Any, Final
+
+from google.adk.agents.callback_context import CallbackContext
+from google.adk.models.llm_request import LlmRequest
+from google.adk.models.llm_response import LlmResponse
+from google.genai import types
+
+from runguard.adk.call_accounts import cap_output
+from runguard.adk.context import ANNOUNCED, HERE
+from runguard.adk.estimate import count_tokens, project
+from runguard.adk.invocation_state import Invocation, ModelInFlight
+from runguard.adk.invocations import Invocations
+from runguard.adk.lanes import lane_of
+from runguard.adk.prompt_hash import prompt_hash
+from runguard.adk.run_start import RunStarter
+from runguard.adk.stops import Stopper
+from runguard.conductor.guard import Guard
+from runguard.conductor.runs import Lane
+from runguard.core.decision import Action
+from runguard.core.events import ROOT_LANE, AgentEntered, ModelCall, ModelResult
+from runguard.core.fingerprint import words_name
+
+_STOP: Final = Action.STOP  # bound once: a lookup on the enum costs as much as the rest of a line
+
+
+class ModelHooks:
+    """Model calls of one plugin."""
+
+    def __init__(self, guard: Guard, invocations: Invocations, starter: RunStarter, stopper: Stopper) -> None:
+        self._guard, self._invocations, self._starter, self._stopper = guard, invocations, starter, stopper
+        self._watches_context = guard.policy.rungs("context") is not None
+
+    async def before(self, callback_context: CallbackContext, llm_request: LlmRequest) -> LlmResponse | None:
+        ic = callback_context._invocation_context
+        trip, lane = self._stopper.gave_up(ic.invocation_id), ROOT_LANE
+        event: ModelCall | None = None
+        if trip is None:
+            try:
+                guard = self._guard
+                invocation = await self._starter.invocation_of(ic)
+                run, branch, agent, task = invocation.run, ic.branch, ic.agent, asyncio.current_task()
+                lane = lane_of(guard, invocation, branch, ic.isolation_scope)
+                self._settle_unanswered(invocation, task)
+                event = ModelCall(
+                    run.info.run, lane, agent.name if agent is not None else "", guard.clock(), llm_request.model or ""
+                )
+                flight = ModelInFlight(event.agent, branch, lane)
+                await self._measure(invocation, event, flight, llm_request)
+                state = run.lanes[lane]
+                if (
+                    state.fresh
+                    and state.parent is not None
+                    and branch is not None
+                    and "@" in branch
+                    and branch.rpartition("@")[2] not in invocation.calls
+                ):
+                    await self._count_siblings(state, state.parent, event)
+                decision = guard.check(event)
+                if decision.action is not _STOP or not decision.enforced:
+                    decision = await guard.reserve(event) or decision
+                if decision.action is not _STOP or not decision.enforced:
+                    self._admit(invocation, event, flight, llm_request, task)
+                    if state.notice:
+                        llm_request.contents.append(types.Content(role="user", parts=[types.Part(text=state.notice)]))
+                        state.notice = ""
+                    return None
+                trip = decision.trip
+            except Exception as error:
+                trip = self._stopper.fault("before_model", error, ic)
+                self._take_back(event)
+        if trip is None:
+            return None
+        return await self._stopper.at_model(callback_context, trip, self._invocations.find(ic.invocation_id), lane)
+
+    async def _measure(
+        self, invocation: Invocation, event: ModelCall, flight: ModelInFlight, request: LlmRequest
+    ) -> None:
+        """What the call may take: the size of its prompt, and the largest answer."""
+        sizes = flight.projection = project(request, invocation.prompts.get((event.lane, event.agent)))
+        event.input_tokens, event.audio_tokens = sizes.upper, sizes.audio
+        event.projected_tokens, event.request_bytes = sizes.likely, sizes.size
+        counter = self._guard.policy.tokens
+        if counter is not None and (counted := await count_tokens(counter, request)) is not None:
+            event.input_tokens = event.projected_tokens = counted
+        event.max_output_tokens = request.config.max_output_tokens
+        event.candidates = request.config.candidate_count or 1
+        event.asked = prompt_hash(request)
+        if invocation.live:
+            # its usage comes in events: this call reserves almost nothing, it only needs permission
+            event.input_tokens = event.max_output_tokens = 1
+        if self._watches_context:
+            event.context_limit = self._guard.accounts.context_limit(event.model)
+        tool = HERE.get().tool
+        event.tool = tool.name if tool is not None and tool.guard is self._guard else ""
+
+    def _admit(
+        self,
+        invocation: Invocation,
+        event: ModelCall,
+        flight: ModelInFlight,
+        request: LlmRequest,
+        task: "asyncio.Task[Any] | None",
+    ) -> None:
+        """The call may be made. From here on ``model_calls`` reports how it ended, or the event of another answer."""
+        guard = self._guard
+        charge = flight.charge = event.charge
+        flight.request = weakref.ref(request)
+        if charge is not None and charge.lowered:
+            cap_output(request, charge.max_output)
+        if charge is not None and invocation.live:
+            guard.release(charge)
+        for over in invocation.begin_flight(task, flight):
+            self._invocations.close_flight(over)
+        others = (entry for entry in ANNOUNCED.get() if entry[0] is not guard and not entry[2].left)
+        ANNOUNCED.set((*others, (guard, invocation, flight)))
+
+    def _take_back(self, event: ModelCall | None) -> None:
+        """The guard failed after it had reserved: release the charge. If the call is made, ``model_calls`` reserves
+        for it anew.
+        """
+        if event is None:
+            return
+        charge, event.charge = event.charge, None
+        if charge is not None and not charge.over:
+            self._guard.release(charge)
+            self._guard.faults.attempt("before_model", self._guard.unspent, event.run, event)
+        run, task = self._guard.runs.get(event.run), asyncio.current_task()
+        if run is not None and task is not None:
+            run.slots.give_back(task)
+
+    async def _count_siblings(self, state: Lane, above: Lane, event: ModelCall) -> None:
+        """A Workflow's branch begins. Its siblings begin in the same turn of the event loop: wait for that turn, then
+        judge them together.
+
+        No hook of ADK says how many branches a node starts. Without this, the first ones would be paid before there
+        are too many.
+        """
+        state.fresh = False
+        if not state.concurrent:
+            return
+        above.starting += 1
+        try:
+            await asyncio.sleep(0)
+            # a stop shows at the next check
+            self._guard.check(AgentEntered(event.run, above.key, event.agent, event.at, 0, above.starting))
+        finally:
+            above.starting -= 1
+
+    def _settle_unanswered(self, invocation: Invocation, task: "asyncio.Task[Any] | None") -> None:
+        """Close the last call of this task. Without an answer from a model, a callback or a cache answered it."""
+        flight = invocation.flights.get(task)
+        if flight is None:
+            return
+        if not flight.answered and not flight.left:
+            flight.answered = flight.delivered = True
+            self._guard.unspent(invocation.run.info.run)
+        self._invocations.close_flight(flight)
+
+    def after(self, callback_context: CallbackContext, llm_response: LlmResponse) -> None:
+        ic = callback_context._invocation_context
+        try:
+            invocation = self._invocations.find(ic.invocation_id)
+            if invocation is None:
+                return
+            task = asyncio.current_task()
+            flight = invocation.flights.get(task)
+            if flight is None:
+                return
+            if not flight.left:
+                flight.usage.add(llm_response)
+            flight.answered = True
+            if ANNOUNCED.get():
+                # the call reached its model or never will: a context that outlives the run must not keep the run
+                ANNOUNCED.set(())
+            if llm_response.partial:
+                flight.streamed = True
+            else:
+                flight.text_hash = _final_text_hash(llm_response, flight.streamed)
+                flight.is_cut = llm_response.finish_reason is types.FinishReason.MAX_TOKENS
+                flight.done_at, flight.delivered = time.monotonic(), False
+                self._judge_result(invocation, flight)
+                if task is not None:
+                    invocation.run.slots.give_back(task)
+        except Exception as error:
+            self._stopper.fault("after_model", error, ic)
+
+    def _judge_result(self, invocation: Invocation, flight: ModelInFlight) -> None:
+        """An answer has arrived. The detectors see it once, however many responses it came in."""
+        charge, usage = flight.charge, flight.usage.reported
+        # a model that is not one of ADK's classes: ``model_calls`` does not see it
+        if charge is not None and not flight.left and not charge.over:
+            bill = flight.usage.bill(charge.input, charge.audio)
+            self._guard.settle(charge, bill.usage, estimated=bill.estimated)
+        if flight.judged:
+            return
+        flight.judged = True
+        prompt, output = flight.usage.prompt, usage.output if usage is not None else None
+        run, now = invocation.run.info.run, self._guard.clock()
+        result = ModelResult(run, flight.lane, flight.agent, now, prompt, output, said=flight.text_hash)
+        result.is_cut = flight.is_cut
+        self._guard.after(result)
+
+    def failed(self, invocation_id: str) -> None:
+        """The model raised an error."""
+        invocation = self._invocations.find(invocation_id)
+        task = asyncio.current_task()
+        if invocation is not None and (flight := invocation.flights.get(task)) is not None:
+            flight.answered = flight.delivered = True
+            if task is not None:
+                invocation.run.slots.give_back(task)
+
+
+def _final_text_hash(response: LlmResponse, streamed: bool) -> int:
+    """A hash of the text that ends an agent's work. 0 when it calls tools, sends media or has sent chunks before."""
+    parts = (response.content.parts if response.content is not None else None) or []
+    if any(part.text is None for part in parts):
+        return 0
+    text = "".join(part.text for part in parts if part.text and not part.thought) or str(response.error_code or "")
+    return words_name(text) if text or not streamed else 0

@@ -1,0 +1,214 @@
+"""The wrappers on ADK's ``Runner``.
+
+They put an installed guard first in the plugin order, end from outside a stopped run that ADK would let spin (a
+Workflow, or a loop that ignores escalation), raise the typed error of ``on_stop="raise"`` in place of the stop event,
+which stays in the session, and record which run is at work, so that calls without a hook find their account.
+"""
+
+import logging
+from collections.abc import AsyncGenerator, Callable, Generator
+from copy import copy
+from functools import wraps
+from typing import Any, Final
+
+from google.adk.events import Event
+from google.adk.runners import Runner
+
+from runguard.adk.context import HERE
+from runguard.adk.invocations import Invocations
+from runguard.adk.live import Turn
+from runguard.adk.patching import IN_USE
+from runguard.adk.plugin import RunGuardPlugin
+from runguard.adk.run_conditions import until_terminated
+from runguard.adk.stop_owners import Stop, error_of, is_raised, stop_in
+from runguard.adk.stream import guarded_stream, report_fault
+from runguard.adk.termination_events import checked
+from runguard.core.exceptions import PolicyError, RunStoppedError
+
+_log: Final = logging.getLogger("runguard")
+_blind_spots: Final[set[tuple[str, str, str]]] = set()
+
+
+# ---- the guard of a Runner ------------------------------------------------------------------------------------------
+
+
+def guards_in(runner: Runner) -> list[RunGuardPlugin]:
+    return [plugin for plugin in runner.plugin_manager.plugins if isinstance(plugin, RunGuardPlugin)]
+
+
+def is_installed(plugin: RunGuardPlugin) -> bool:
+    """The installed guard, or one whose policy it has replaced."""
+    installed = IN_USE.installed
+    return installed is not None and (
+        plugin is installed or (plugin.generations is not None and plugin.generations is installed.generations)
+    )
+
+
+def _guard_of(runner: Runner) -> Invocations | None:
+    """The registry of a Runner's guard. An installed guard is put first; an App's own guard has precedence over it."""
+    plugins = runner.plugin_manager.plugins
+    own = next(iter(guards_in(runner)), None)
+    if own is None and IN_USE.installed is not None:
+        own = IN_USE.installed
+        plugins.insert(0, own)
+        IN_USE.injected.add(runner)
+    if own is None:
+        return None
+    if plugins[0] is not own:
+        if own.from_file_only or is_installed(own):
+            plugins.remove(own)
+            plugins.insert(0, own)
+        elif not own.warned_order:
+            own.warned_order = True
+            _log.warning(
+                "runguard.order: RunGuardPlugin is not first in the plugins; a plugin before it that answers a "
+                "call hides that call from it"
+            )
+    if own.generations is not None:
+        own.generations.put_in(plugins, own)
+        own = own.generations.here()
+    return own.invocations
+
+
+def _guard_in_spite_of(error: Exception, runner: Runner) -> Invocations | None:
+    """The guard of a Runner after ``_guard_of`` failed: the one in its plugins, or the installed one."""
+    plugins = runner.plugin_manager.plugins
+    plugin = next((one for one in plugins if isinstance(one, RunGuardPlugin)), None)
+    if plugin is None and IN_USE.installed is not None:
+        plugin = IN_USE.installed
+        plugins.insert(0, plugin)
+        IN_USE.injected.add(runner)
+    registry = plugin.invocations if plugin is not None else None
+    report_fault(error, registry)
+    return registry
+
+
+def _warn_of_blind_spot(runner: Runner) -> None:
+    """A Runner without a guard inside a guarded run: its model calls are billed and limited, its loops are not seen."""
+    tool, stream = HERE.get().tool, HERE.get().stream
+    if tool is not None:
+        key = ("tool", tool.name)
+    elif stream is not None and stream.registry is not None:
+        key = ("agent", stream.agent)
+    else:
+        return
+    name = getattr(runner.agent, "name", "?")
+    if (*key, name) not in _blind_spots:
+        _blind_spots.add((*key, name))
+        _log.warning(
+            "runguard.blind_spot: agent '%s' runs without the plugin inside %s '%s' "
+            "(AgentTool(include_plugins=False)?); its model calls are billed and "
+            "limited, its loops are not seen; runguard.install() guards it too",
+            name,
+            *key,
+        )
+
+
+# ---- the wrapped methods --------------------------------------------------------------------------------------------
+
+
+def _wrap_run_async(original: Any) -> Any:
+    @wraps(original)
+    def run_async(self: Runner, *args: Any, **kwargs: Any) -> AsyncGenerator[Event, None]:
+        message = id(kwargs.get("new_message"))
+        condition = kwargs.pop("termination_condition", None) or IN_USE.in_sync_run.get(message)
+        fault: Exception | None = None
+        try:
+            registry = _guard_of(self)
+            if registry is None and condition is None and not IN_USE.is_anything():
+                return original(self, *args, **kwargs)  # type: ignore[no-any-return]
+            if registry is None:
+                _warn_of_blind_spot(self)
+        except Exception as error:
+            registry, fault = _guard_in_spite_of(error, self), error
+        user, session = str(kwargs.get("user_id", "")), str(kwargs.get("session_id", ""))
+        plain = events = original(self, *args, **kwargs)
+        try:
+            events = until_terminated(self, plain, condition, user, session)
+        except PolicyError:
+            raise
+        except Exception as error:
+            fault = error
+            report_fault(error, registry)
+        raises = HERE.get().tool is None and message not in IN_USE.in_sync_run
+        return guarded_stream(self, registry, events, user, session, raises, fault)
+
+    return run_async
+
+
+def _wrap_run(original: Any) -> Any:
+    @wraps(original)
+    def run(self: Runner, *args: Any, **kwargs: Any) -> Generator[Event, None, None]:
+        # Some versions of ADK lose exceptions of the thread that Runner.run starts: this raises the error, the stream
+        # in that thread does not.
+        stop: Stop | None = None
+        condition = kwargs.pop("termination_condition", None)
+        if condition is not None:
+            checked(condition)  # here: an exception in the thread may be lost
+        if kwargs.get("new_message") is not None:
+            kwargs["new_message"] = copy(kwargs["new_message"])  # its id distinguishes runs with the same message
+        message = id(kwargs.get("new_message"))
+        IN_USE.in_sync_run[message] = condition
+        try:
+            for event in original(self, *args, **kwargs):
+                is_hidden = False
+                try:
+                    stop = stop_in(event) or stop
+                    is_hidden = is_raised(event)
+                except Exception as error:
+                    plugin = next(iter(guards_in(self)), None)
+                    report_fault(error, plugin.invocations if plugin is not None else None)
+                if not is_hidden:
+                    yield event
+        finally:
+            IN_USE.in_sync_run.pop(message, None)
+        failure: RunStoppedError | None = None
+        try:
+            failure = error_of(stop) if stop is not None else None
+        except Exception as error:
+            report_fault(error, stop[1] if stop is not None else None)
+        if failure is not None:
+            raise failure
+
+    return run
+
+
+def _wrap_run_live(original: Any) -> Any:
+    @wraps(original)
+    def run_live(self: Runner, *args: Any, **kwargs: Any) -> AsyncGenerator[Event, None]:
+        fault: Exception | None = None
+        try:
+            registry = _guard_of(self)
+        except Exception as error:
+            registry, fault = _guard_in_spite_of(error, self), error
+        events: AsyncGenerator[Event, None] = original(self, *args, **kwargs)
+        if registry is None:
+            return events
+        user, session = str(kwargs.get("user_id", "")), kwargs.get("session")
+        session_id = str(kwargs.get("session_id") or getattr(session, "id", ""))
+        return guarded_stream(self, registry, events, user, session_id, HERE.get().tool is None, fault, Turn())
+
+    return run_live
+
+
+def _wrap_new_context(original: Any) -> Any:
+    """A guarded model gets a request and no context: the stream remembers which invocation it runs."""
+
+    @wraps(original)
+    def new_context(self: Runner, *args: Any, **kwargs: Any) -> Any:
+        context = original(self, *args, **kwargs)
+        stream = HERE.get().stream
+        if stream is not None and stream.context is None:
+            stream.context = context
+        return context
+
+    return new_context
+
+
+WRAPPERS: Final[dict[str, Callable[[Any], Any]]] = {
+    "run_async": _wrap_run_async,
+    "run": _wrap_run,
+    "run_live": _wrap_run_live,
+    # private, and the same in every supported version; without it a guarded model counts each stream as a run
+    "_new_invocation_context": _wrap_new_context,
+}

@@ -1,0 +1,29 @@
+"""Context variables carry state sideways, so there are few of them, and one page lists them."""
+
+import ast
+from pathlib import Path
+
+import runguard
+
+SOURCE = Path(runguard.__file__).parent
+PAGE = SOURCE.parents[1] / "docs" / "architecture.md"
+
+
+def variables() -> list[tuple[str, str]]:
+    """The files that create a context variable, and the names of the variables."""
+    return [
+        (str(path.relative_to(SOURCE)), ast.literal_eval(node.args[0]))
+        for path in sorted(SOURCE.rglob("*.py"))
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Call) and ast.unparse(node.func).rpartition(".")[2] == "ContextVar"
+    ]
+
+
+def test_there_are_at_most_five() -> None:
+    assert len(variables()) <= 5, variables()
+
+
+def test_the_architecture_page_lists_them() -> None:
+    page = PAGE.read_text(encoding="utf-8")
+    assert variables()
+    assert [name for _, name in variables() if f"`{name}`" not in page] == []
