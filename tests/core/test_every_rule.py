@@ -11,10 +11,13 @@ import pytest
 
 from runguard.core import detectors
 from runguard.core.decision import Rungs
+from runguard.core.detectors.cycles import Cycle
 from runguard.core.detectors.failures import EmptyAnswers, Stall
 from runguard.core.detectors.growth import Growth
 from runguard.core.detectors.handoffs import HandOffCycle, HandOffRounds, ReEntry
-from runguard.core.detectors.repetition import Cycle, NoNews, Polling, Repetition, SameCall
+from runguard.core.detectors.no_news import NoNews
+from runguard.core.detectors.polling import Polling
+from runguard.core.detectors.repetition import Repetition, SameCall
 from runguard.core.events import (
     HandOff,
     ModelResult,

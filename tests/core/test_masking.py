@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
-from runguard.core import fingerprint
-from runguard.core.fingerprint import AnswerBook, mask
+from runguard.core import answer_book
+from runguard.core.answer_book import AnswerBook
+from runguard.core.masking import mask
 from tests.kit.fingerprints import GENEROUS_S
 
 # ---- masking --------------------------------------------------------------------------------------------------------
@@ -194,7 +195,7 @@ def test_two_answers_with_volatile_parts_that_alternate_are_soon_no_news():
 
 def test_nothing_is_masked_until_a_call_repeats_with_another_text(monkeypatch):
     masked: list[str] = []
-    monkeypatch.setattr(fingerprint, "mask", lambda text: masked.append(text) or mask(text))
+    monkeypatch.setattr(answer_book, "mask", lambda text: masked.append(text) or mask(text))
     book = AnswerBook()
     for n in range(100):
         book.name(b"%d" % n, f"answer {n}")

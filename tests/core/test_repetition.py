@@ -5,7 +5,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from runguard.core.decision import Action, Rungs
-from runguard.core.detectors.repetition import Cycle, NoNews, SameCall
+from runguard.core.detectors.cycles import Cycle
+from runguard.core.detectors.no_news import NoNews
+from runguard.core.detectors.repetition import SameCall
 from runguard.core.events import (
     ModelCall,
     ModelResult,

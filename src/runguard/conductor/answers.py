@@ -9,7 +9,8 @@ from runguard.conductor.runs import Lane, Run
 from runguard.core.absence import says_missing
 from runguard.core.detectors.cut_off import lacks_arguments
 from runguard.core.events import FAILURES, Answer, Outcome, ToolResults
-from runguard.core.fingerprint import answer_text, digest, mask, size_of
+from runguard.core.fingerprint import answer_text, digest, size_of
+from runguard.core.masking import mask
 from runguard.core.named_items import named_items
 from runguard.core.outcomes import MISSING, classify, failure_class, was_done
 from runguard.core.unfinished import is_unfinished

@@ -5,13 +5,16 @@ from collections.abc import Callable, Mapping
 from runguard.core.decision import Rungs
 from runguard.core.detectors.context import Context
 from runguard.core.detectors.cut_off import CutOff
+from runguard.core.detectors.cycles import Cycle
 from runguard.core.detectors.detector import Detector
 from runguard.core.detectors.failures import EmptyAnswers, EqualAnswers, Stall, ToolFailures
 from runguard.core.detectors.growth import Growth, Sizes
 from runguard.core.detectors.handoffs import HandOffCycle, HandOffRounds, ReEntry
 from runguard.core.detectors.limits import ResultSize
+from runguard.core.detectors.no_news import NoNews
 from runguard.core.detectors.noise import OnlyNotes, SameAnswers, SamePair
-from runguard.core.detectors.repetition import Cycle, NoNews, Polling, Repetition, SameCall
+from runguard.core.detectors.polling import Polling
+from runguard.core.detectors.repetition import Repetition, SameCall
 from runguard.core.detectors.rereading import Rereading
 from runguard.policy.rule_defaults import FREE_RETRIES, LONG_ANSWERS, RULES
 from runguard.policy.settings import Policy

@@ -10,20 +10,23 @@ from runguard.accounting.charges import Purse
 from runguard.conductor.session_growth import SessionGrowth
 from runguard.conductor.slots import Slots
 from runguard.conductor.stopping import Stoppable
+from runguard.core.answer_book import AnswerBook
 from runguard.core.breaker import Permit
 from runguard.core.decision import HANDOFF_ROUNDS, Action, Finding, Spend, Trip
 from runguard.core.detectors.context import Context
 from runguard.core.detectors.cut_off import CutOff
+from runguard.core.detectors.cycles import Cycle
 from runguard.core.detectors.detector import Detector
 from runguard.core.detectors.failures import EmptyAnswers, Stall, ToolFailures
 from runguard.core.detectors.growth import Growth
 from runguard.core.detectors.handoffs import Depth, HandOffCycle, HandOffRounds
 from runguard.core.detectors.limits import CallsPerTool, Deadline, FanOut, ModelCalls, ToolCalls
+from runguard.core.detectors.no_news import NoNews
 from runguard.core.detectors.noise import SameAnswers, SamePair
-from runguard.core.detectors.repetition import Cycle, NoNews, Polling, Repetition, SameCall
+from runguard.core.detectors.polling import Polling
+from runguard.core.detectors.repetition import Repetition, SameCall
 from runguard.core.detectors.rereading import Rereading
 from runguard.core.events import ROOT_LANE, RunInfo
-from runguard.core.fingerprint import AnswerBook
 from runguard.core.money import to_usd, usd_text
 from runguard.outlets.journal import Journal
 from runguard.policy.settings import Policy

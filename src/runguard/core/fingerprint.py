@@ -1,18 +1,14 @@
 """The identity of a call or an answer: canonical, bounded, the same in every process.
 
-Two digests exist. ``call_fingerprint`` is what a call *means*: key order, ``1.0`` against ``1``, absent against
-``None`` and white space do not matter. ``answer_text`` + ``digest`` is what an answer *is*; ``mask`` additionally hides
-the parts that differ between two tellings of the same answer (times, ids, durations), and is asked for only when a call
-repeats.
+``call_fingerprint`` is what a call *means*: key order, ``1.0`` against ``1``, absent against ``None`` and white space
+do not matter. ``answer_text`` is what an answer *is*. ``masking`` hides what differs between two versions of the same
+answer, and ``answer_book`` compares answers.
 
 No foreign ``__str__``, ``__repr__`` or ``__eq__`` is ever called, and no input costs more than a bounded walk: a value
-that is large, deep, cyclic or of an unknown type goes through ``_bounded`` instead of the C encoder.
+that is large, deep, cyclic or of an unknown type goes through ``bounded_text`` instead of the C encoder.
 """
 
 import json
-import marshal
-import re
-from collections import OrderedDict, deque
 from collections.abc import Iterable
 from datetime import date, datetime, timedelta
 from datetime import time as dt_time
@@ -32,7 +28,7 @@ MAX_DEPTH: Final = 32
 _EDGE: Final = MAX_CHARS // 4
 
 _SCALARS: Final = frozenset({int, float, bool, type(None)})
-_BIG: Final = 10**40  # printing a longer integer is neither bounded nor always allowed
+BIG: Final = 10**40  # printing a longer integer is neither bounded nor always allowed
 
 
 _encoder: Final = json.JSONEncoder(sort_keys=True, separators=(",", ":"), ensure_ascii=False, check_circular=False)
@@ -89,7 +85,7 @@ def call_fingerprint(
     plain = _plain_args(args)
     if plain is not None:
         return digest(f"{tool}\0{_encode(plain)}")
-    text = _encode(_canonical(args)) if _is_small(args) else _bounded(args)
+    text = _encode(_canonical(args)) if _is_small(args) else bounded_text(args)
     return digest(f"{tool}\0{text}")
 
 
@@ -107,7 +103,7 @@ def _plain_args(args: Any) -> dict[str, object] | None:
                 return None
             plain[key] = " ".join(value.split())
         elif kind is int:
-            if not -_BIG < value < _BIG:
+            if not -BIG < value < BIG:
                 return None
             plain[key] = value
         elif kind is float:
@@ -123,7 +119,7 @@ def answer_text(value: Any) -> str:
     """The bounded canonical text of any value; equal data gives equal text in every process."""
     if type(value) is str:
         return value if len(value) <= MAX_CHARS else _edges(value, _EDGE)
-    return _encode(value) if _is_small(value) else _bounded(value)
+    return _encode(value) if _is_small(value) else bounded_text(value)
 
 
 def _is_small(value: Any) -> bool:
@@ -150,7 +146,7 @@ def _is_small(value: Any) -> bool:
                 if nodes > MAX_NODES:
                     return False
                 below += item
-            elif kind not in _SCALARS or (kind is int and not -_BIG < item < _BIG):
+            elif kind not in _SCALARS or (kind is int and not -BIG < item < BIG):
                 return False
             if size > MAX_CHARS:
                 return False
@@ -181,6 +177,36 @@ def _edges(text: str, edge: int) -> str:
     return f"{text[:edge]}\0{len(text)}\0{text[-edge:]}"
 
 
+CHARS_PER_TOKEN: Final = 4  # of ordinary text whose tokens were not counted
+
+
+def size_of(value: Any, enough: int) -> int:
+    """Characters of text inside ``value``, counted until ``enough`` is passed."""
+    size = 0
+    pending: list[Any] = [value]
+    for nodes, item in enumerate(pending):
+        kind = type(item)
+        if issubclass(kind, dict):
+            pending += islice(dict.keys(item), _SIZED)
+            pending += islice(dict.values(item), _SIZED)
+        elif (texts := next((b for b in _TEXTS if issubclass(kind, b)), None)) is not None:
+            size += texts.__len__(item)
+        elif (parts := next((b for b in _PARTS if issubclass(kind, b)), None)) is not None:
+            pending += islice(parts.__iter__(item), _SIZED)
+        else:
+            size += 4
+        if size > enough:
+            return size
+        if nodes > _SIZED:
+            return max(size, enough + 1)  # so many parts are too large whatever they hold
+    return size
+
+
+_SIZED: Final = 100_000
+_TEXTS: Final[tuple[Any, ...]] = (str, bytes, bytearray)
+_PARTS: Final[tuple[Any, ...]] = (list, tuple, set, frozenset)
+
+
 # ---- any value at all: a walk with a budget, shallow things first ---------------------------------------------------
 
 # Values of the standard library whose text is theirs: exact types only, a subclass may bring code of its own.
@@ -206,7 +232,7 @@ class _Budget:
         return told
 
 
-def _bounded(value: Any) -> str:
+def bounded_text(value: Any) -> str:
     """Canonical text of anything. Breadth first: what stands beside a long list still counts."""
     out: list[str] = []
     budget = _Budget()
@@ -325,234 +351,3 @@ def _fields(item: Any) -> Iterable[tuple[str, Any]]:
                     yield name, found.__get__(item)
                 except AttributeError:
                     continue
-
-
-# ---- masking: what differs between two tellings of the same answer --------------------------------------------------
-
-# Where a word begins, its first letter says which of these it may be: trying them all at every letter would take three
-# times as long.
-_VOLATILE: Final = re.compile(
-    r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d(?::\d\d(?:[.,]\d+)?)?(?:Z|[+-]\d\d:?\d\d)?"  # 2026-11-15T09:30:00Z
-    r"|\b(?:(?=[0-9a-fA-F])(?:"
-    r"\d\d:\d\d:\d\d(?:[.,]\d+)?\b"  # 09:30:00
-    r"|[0-9a-fA-F]{8}-(?:[0-9a-fA-F]{4}-){3}[0-9a-fA-F]{12}\b"  # UUID
-    r"|0x[0-9a-fA-F]{4,}\b"  # addresses
-    r"|(?=[0-9a-fA-F]{0,63}[0-9])(?=[0-9a-fA-F]{0,63}[a-fA-F])[0-9a-fA-F]{12,64}\b"  # hashes, object ids
-    r"|1[4-9]\d{8}(?:\d{3}|\d{6}|\d{9})?(?:\.\d+)?\b"  # seconds, ms, us, ns since 1970
-    r"|\d+(?:\.\d+)?\s?(?:ns|us|µs|ms|secs?|seconds?|mins?|minutes?|hours?|s)\b)"  # durations
-    r"|(?=[rtscmejRTSCMEJ])(?i:(?:request|req|trace|span|correlation|session|call|message|msg|event|job_run)[ _-]?id\b"
-    r"[\"']?\s{0,2}[:=]?\s{0,2}[\"']?<?[\w.@-]{1,80})"
-    r"|(?=[etdlupqrETDLUPQR])(?i:(?:elapsed\w{0,8}|took\w{0,4}|duration\w{0,8}|latency\w{0,8}|uptime|timestamp|pid"
-    r"|(?:execution|exec|query|response|processing|run)_?time\w{0,8})[\"']?\s{0,2}[:=]\s{0,2}[\"']?[\w.:+-]{1,40})"
-    r"|(?i:\w{1,24}_at[\"']?\s{0,2}[:=]\s{0,2}[\"']?[\w.:+-]{1,40}))"
-)
-
-
-def mask(text: str) -> str:
-    """``text`` with volatile parts replaced; counts, percentages, exit codes and line numbers stay."""
-    if "\\" in text:  # an escaped line break of JSON would glue its letter to the next word
-        text = text.replace("\\n", "\n").replace("\\t", "\t").replace("\\r", "\r")
-    if len(text) <= _ONLY and _MEASUREMENT.match(text) is not None:
-        return text
-    masked, count = _VOLATILE.subn("~", text)
-    return _VOLATILE.sub(_hidden, text) if count and _LEFT.search(text) is not None else masked
-
-
-def _hidden(found: re.Match[str]) -> str:
-    """What is left to do, and how far something has come, is told in times too: those stay. A date to wait for moves by
-    itself when it is told anew.
-    """
-    whole, (start, end) = found.string, found.span()
-    before = _LEFT_BEFORE.search(whole, max(start - 40, 0), start)
-    if (before is not None and (before[1] is None or found[0][4:5] != "-")) or _LEFT_AFTER.match(
-        whole, end
-    ) is not None:
-        return found[0]
-    return "~"
-
-
-_LEFT_WORDS: Final = "eta|remaining|left|lag|until|up ?to|through|watermark|progress|position"
-_LEFT: Final = re.compile(rf"{_LEFT_WORDS}|to go", re.IGNORECASE)
-_LEFT_BEFORE: Final = re.compile(
-    rf"(?:\b|_)(?:(eta|until|remaining|left)|{_LEFT_WORDS})(?:_\w{{1,12}})?" + r"[\"']?\s{0,2}[:=]?\s{0,2}[\"']?$",
-    re.IGNORECASE,
-)
-_LEFT_AFTER: Final = re.compile(r"\s(?:remaining|left|to go)\b", re.IGNORECASE)
-# Nothing but ids or durations, with or without the name of their field: they are the answer. A clock is none, it moves
-# by itself.
-_ONLY: Final = 1_024
-_MEASUREMENT: Final = re.compile(
-    r"\W*(?:(?:\"(?:result|output|value|uuid)\"\W{1,4})?(?:(?:[0-9a-f]{8}-(?:[0-9a-f]{4}-){3}[0-9a-f]{12}|(?=\d{0,63}[a-f])[0-9a-f]{12,64})\b\W*)+"
-    r"|(?:\"(?!\w{0,24}(?:elapsed|took|duration|latency|uptime|time|_at)|pid)\w{1,40}\"\W{1,4})?(?:\d+(?:\.\d+)?\s?(?:ns|us|µs|ms|s)\b\W*)+)$",
-    re.IGNORECASE,
-)
-
-
-class AnswerBook:
-    """Names the answers of one lane so that two tellings of the same answer get the same name.
-
-    Nothing is said about a call's first answer but a snapshot's hash. Only when the call repeats with another snapshot
-    are both masked and compared. Snapshots are kept for the most recent calls alone: an older call that repeats
-    differently is compared from its second repetition on. Names are numbers of this process, for comparing; ``digest``
-    is for telling.
-    """
-
-    __slots__ = ("_calls", "_recent", "size")
-    CALLS: Final = 512
-    SNAPSHOTS: Final = 16
-    SNAPSHOT_BYTES: Final = 16_384
-    ANSWERS: Final = 64  # different answers remembered of one call
-
-    def __init__(self) -> None:
-        self._calls: OrderedDict[bytes, _Known] = OrderedDict()
-        self._recent: deque[_Known] = deque(maxlen=self.SNAPSHOTS)
-        self.size = 0  # of the last answer, about; -1 when it is too large to be copied
-
-    def name(self, call: bytes, value: Any, by: str = "") -> tuple[int, bool]:
-        """The answer's name, and whether this (call, answer) pair is new to whom it was told: a reviewer may read what
-        a writer has read.
-        """
-        shot = snapshot(value)
-        self.size = len(shot) if type(shot) is bytes else -1
-        exact = hash(shot)
-        known = self._calls.get(call)
-        if known is None:
-            known = self._calls[call] = _Known(exact, by)
-            if len(self._calls) > self.CALLS:
-                self._calls.popitem(last=False)
-            self._keep(known, shot)
-            return exact, True
-        self._calls.move_to_end(call)
-        name, new = known.again(exact, value, by)
-        self._keep(known, shot)
-        return name, new
-
-    def _keep(self, known: "_Known", shot: bytes | str) -> None:
-        if known.shot is None:
-            if len(self._recent) == self.SNAPSHOTS:
-                self._recent[0].shot = None
-            self._recent.append(known)
-        known.shot = shot if len(shot) <= self.SNAPSHOT_BYTES else ""  # "" holds its place and says nothing
-
-    def forget_pairs(self) -> None:
-        """Something changed the world: what was known may be asked again."""
-        for known in self._calls.values():
-            known.told = set()
-
-
-class _Known:
-    """The answers of one call: their names by snapshot and by masked text, and to whom they were told."""
-
-    __slots__ = ("by", "exact", "names", "shot", "told")
-
-    def __init__(self, exact: int, by: str) -> None:
-        self.exact, self.by = exact, by
-        self.names: dict[int, int] | None = None  # made when the call repeats: most never do
-        self.told: set[tuple[str, int]] | None = None
-        self.shot: bytes | str | None = None
-
-    def again(self, exact: int, value: Any, by: str) -> tuple[int, bool]:
-        """The name of one more answer, and whether it is news to ``by``."""
-        if self.names is None:
-            self.names = {self.exact: self.exact}
-        if self.told is None:
-            self.told = {(self.by, self.exact)}
-        name = self.names.get(exact)
-        if name is None:
-            name = self._identify(exact, value, self.names)
-        if (by, name) in self.told:
-            return name, False
-        if len(self.told) >= AnswerBook.ANSWERS:
-            self.told.clear()  # a call with so many answers moves on; its oldest may be told again
-        self.told.add((by, name))
-        return name, True
-
-    def _identify(self, exact: int, value: Any, names: dict[int, int]) -> int:
-        """A name for a snapshot not seen before:
-        that of an answer which differs in volatile parts alone, or its own.
-        """
-        if len(names) > 2 * AnswerBook.ANSWERS:
-            names.clear()
-        if self.shot:
-            before = hash(self.shot)
-            names.setdefault(_masked(_from_snapshot(self.shot)), names.get(before, before))
-        name = names.setdefault(_masked(value), exact)
-        names[exact] = name
-        return name
-
-
-def snapshot(value: Any) -> bytes | str:
-    """A copy for comparing, as cheap as copying gets; larger or stranger values by their bounded text."""
-    if _fits(value):
-        try:
-            return marshal.dumps(value, 2)
-        except ValueError:  # a type of its own, or too deep
-            pass
-    return _bounded(value)
-
-
-def _from_snapshot(shot: bytes | str) -> Any:
-    return marshal.loads(shot) if type(shot) is bytes else shot  # our own bytes, which never left this process
-
-
-def _masked(value: Any) -> int:
-    return hash(mask(answer_text(value)))
-
-
-def _fits(value: Any) -> bool:
-    """Whether copying ``value`` is cheap: the one look that every answer pays for, so it looks at sizes only."""
-    size = nodes = 0
-    pending: list[Any] = [value]
-    for item in pending:
-        kind = type(item)
-        if kind is str:
-            size += len(item)
-            if size > MAX_CHARS:
-                return False
-        elif kind is dict:
-            nodes += len(item)
-            if nodes > MAX_NODES:
-                return False
-            pending += item  # keys have a size too
-            pending += item.values()
-        elif kind is list or kind is tuple:
-            nodes += len(item)
-            if nodes > MAX_NODES:
-                return False
-            pending += item
-        elif kind is int:
-            if not -_BIG < item < _BIG:
-                return False
-        elif kind not in _SCALARS:
-            return False
-    return True
-
-
-CHARS_PER_TOKEN: Final = 4  # of ordinary text whose tokens were not counted
-
-
-def size_of(value: Any, enough: int) -> int:
-    """Characters of text inside ``value``, counted until ``enough`` is passed."""
-    size = 0
-    pending: list[Any] = [value]
-    for nodes, item in enumerate(pending):
-        kind = type(item)
-        if issubclass(kind, dict):
-            pending += islice(dict.keys(item), _SIZED)
-            pending += islice(dict.values(item), _SIZED)
-        elif (texts := next((b for b in _TEXTS if issubclass(kind, b)), None)) is not None:
-            size += texts.__len__(item)
-        elif (parts := next((b for b in _PARTS if issubclass(kind, b)), None)) is not None:
-            pending += islice(parts.__iter__(item), _SIZED)
-        else:
-            size += 4
-        if size > enough:
-            return size
-        if nodes > _SIZED:
-            return max(size, enough + 1)  # so many parts are too large whatever they hold
-    return size
-
-
-_SIZED: Final = 100_000
-_TEXTS: Final[tuple[Any, ...]] = (str, bytes, bytearray)
-_PARTS: Final[tuple[Any, ...]] = (list, tuple, set, frozenset)

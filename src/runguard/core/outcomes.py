@@ -12,7 +12,8 @@ from runguard.core.absence import is_nothing, says_missing
 from runguard.core.embedded import embedded_json, exit_code, has_output
 from runguard.core.error_texts import HEAD, SAYS_ERROR, reports_failure
 from runguard.core.events import Outcome
-from runguard.core.fingerprint import MAX_CHARS, mask
+from runguard.core.fingerprint import MAX_CHARS
+from runguard.core.masking import mask
 
 # Members bound once: looking one up on its enum costs as much as the rest of a line.
 _OK, _EMPTY, _FAILED, _UNKNOWN_TOOL = Outcome.OK, Outcome.EMPTY, Outcome.FAILED, Outcome.UNKNOWN_TOOL

@@ -10,9 +10,10 @@ from itertools import count
 from typing import Any, Final
 
 from runguard.core.decision import Finding, Rungs
-from runguard.core.detectors.repetition import Cycle
+from runguard.core.detectors.cycles import Cycle
 from runguard.core.events import FAILURES, Answer, Outcome, ToolResults
-from runguard.core.fingerprint import answer_text, digest, mask
+from runguard.core.fingerprint import answer_text, digest
+from runguard.core.masking import mask
 from runguard.core.named_items import named_items
 from runguard.core.outcomes import classify, failure_class
 from runguard.core.unfinished import is_unfinished

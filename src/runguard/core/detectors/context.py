@@ -5,7 +5,7 @@ the history.
 from typing import ClassVar
 
 from runguard.core.decision import Action, Finding
-from runguard.core.detectors.repetition import evidence_of
+from runguard.core.detectors.evidence import evidence_of
 from runguard.core.events import ModelCall, ToolResults
 from runguard.core.fingerprint import CHARS_PER_TOKEN
 

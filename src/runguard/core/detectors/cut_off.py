@@ -8,7 +8,7 @@ from collections import OrderedDict
 from typing import ClassVar, Final
 
 from runguard.core.decision import CUT_OFF, Action, Finding
-from runguard.core.detectors.repetition import evidence_of
+from runguard.core.detectors.evidence import evidence_of
 from runguard.core.events import FAILURES, ModelResult, ToolResults
 
 _NUDGE_AT: Final = 2

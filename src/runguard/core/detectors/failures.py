@@ -4,7 +4,7 @@ from collections import OrderedDict
 from typing import ClassVar
 
 from runguard.core.decision import Action, Finding, Rungs
-from runguard.core.detectors.repetition import evidence_of
+from runguard.core.detectors.evidence import evidence_of
 from runguard.core.events import FAILURES, Outcome, ToolCall, ToolResults
 
 # Members bound once: looking one up on its enum costs as much as the rest of a line.

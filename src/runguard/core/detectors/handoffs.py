@@ -5,7 +5,7 @@ from collections import Counter, deque
 from typing import ClassVar
 
 from runguard.core.decision import HANDOFF_ROUNDS, Action, Finding, Rungs
-from runguard.core.detectors.repetition import Rounds
+from runguard.core.detectors.cycles import Rounds
 from runguard.core.events import AgentEntered, HandOff, ModelCall, ToolCall, ToolResults
 
 _PATH_SHOWN = 12

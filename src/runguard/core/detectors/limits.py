@@ -5,7 +5,7 @@ from collections.abc import Callable
 from typing import Any, ClassVar
 
 from runguard.core.decision import Action, Finding
-from runguard.core.detectors.repetition import evidence_of
+from runguard.core.detectors.evidence import evidence_of
 from runguard.core.events import AgentEntered, HandOff, ModelCall, ToolCall, ToolResults
 
 

@@ -6,7 +6,7 @@ from collections import OrderedDict
 from typing import ClassVar, Final
 
 from runguard.core.decision import ONLY_NOTES, SAME_ANSWER, SAME_PAIR, Action, Finding
-from runguard.core.detectors.repetition import Pair, evidence_of
+from runguard.core.detectors.evidence import Pair, evidence_of
 from runguard.core.events import Answer, Outcome, ToolResults
 
 _KEPT: Final = 256

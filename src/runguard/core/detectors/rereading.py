@@ -7,7 +7,7 @@ exception is an agent whose history was compacted: it has lost what it read, so 
 from typing import ClassVar, Final
 
 from runguard.core.decision import Finding, Rungs
-from runguard.core.detectors.repetition import Pair, evidence_of
+from runguard.core.detectors.evidence import Pair, evidence_of
 from runguard.core.events import ModelCall, ToolResults
 
 _NEWS_WORTH: Final = 3  # known answers that one new answer makes up for: edit-test-edit never adds up

@@ -1,0 +1,134 @@
+"""Answers and final words that were given before: cycles of any length."""
+
+from collections import OrderedDict
+from typing import ClassVar, Final
+
+from runguard.core.decision import Action, Finding, Rungs
+from runguard.core.detectors.evidence import Pair, evidence_of, swap
+from runguard.core.events import ModelCall, ModelResult, ToolResults
+
+_TEXTS_KEPT: Final = 256
+_TOLD_KEPT: Final = 256
+_WAITED: Final = 6  # times given again: five unchanged repeats, and the one that might have found the change
+_LONG_CIRCLE: Final = 48
+
+
+class NoNews:
+    """Answers in a row that tell nothing but what was told at least twice before: sees circles of every period.
+
+    A second time is free: whoever lost its history to a compaction reads everything again, whoever waits asks again.
+    Words at the end of an activation count too: new ones are news, the same ones again to the same question are none. A
+    ``patient`` one does not stop before every answer was told seven times, so that several jobs polled in turn hold as
+    long as one; a long circle ends all the same.
+    """
+
+    sees: ClassVar[tuple[type, ...]] = (ModelCall, ModelResult, ToolResults)
+    __slots__ = (
+        "_asked",
+        "_batch",
+        "_by_words",
+        "_count",
+        "_is_asked_again",
+        "_is_report",
+        "_patient",
+        "_said",
+        "_told",
+        "rungs",
+    )
+
+    def __init__(self, rungs: Rungs, *, patient: bool = False) -> None:
+        self.rungs = rungs
+        self._patient = patient
+        self._count = 0
+        self._batch = ""
+        self._by_words = False  # what was counted last were words: nothing has been said about it yet
+        self._said: OrderedDict[int, None] = OrderedDict()
+        self._asked: OrderedDict[int, None] = OrderedDict()
+        self._is_asked_again = False
+        self._is_report = False  # a tool has answered since the last words: the next ones tell of that
+        self._told: dict[Pair, int] = {}  # since the last news, how often again
+
+    def observe(self, event: ModelCall | ModelResult | ToolResults) -> Finding | None:
+        if type(event) is ModelCall:
+            if event.asked:
+                self._is_asked_again = _is_known(self._asked, event.asked)
+            return self._before_the_next(event) if self._by_words else None
+        if isinstance(event, ModelResult):
+            if event.said:
+                self._hear(event.said)
+            return None
+        assert isinstance(event, ToolResults)
+        if event.news:
+            self._start_anew()
+            return None
+        if not event.calls or (event.batch and event.batch == self._batch):
+            return None
+        self._batch = event.batch
+        self._is_report = True
+        if not self._is_known_well(event.pairs):
+            return None
+        self._count += 1
+        self._by_words = False
+        reached = self.rungs.at(self._count)
+        if reached is None or (self._patient and reached[0] is Action.STOP and self._may_be_waiting(event.pairs)):
+            return None
+        return Finding(
+            "no_news",
+            *swap(reached, self._count),
+            unit="answers without news",
+            tool=event.answers[0].tool,
+            evidence=evidence_of(event),
+        )
+
+    def _may_be_waiting(self, told: frozenset[Pair]) -> bool:
+        """Refusals alone are no waiting."""
+        return bool(told) and self._count < _LONG_CIRCLE and min(self._told.values(), default=0) < _WAITED
+
+    def _hear(self, words: int) -> None:
+        if not _is_known(self._said, words):
+            self._start_anew()
+        elif self._is_asked_again and not self._is_report:
+            self._count += 1
+            self._by_words = True
+        self._is_report = False
+
+    def _before_the_next(self, event: ModelCall) -> Finding | None:
+        """Words stop the call that would follow them: a run whose last words are there is not stopped any more."""
+        reached = self.rungs.at(self._count)
+        if (
+            reached is None
+            or reached[0] is not Action.STOP
+            or (self._patient and self._told and self._may_be_waiting(frozenset(self._told)))
+        ):
+            return None
+        return Finding(
+            "no_news",
+            *swap(reached, self._count),
+            unit="answers without news",
+            key=event.agent,
+            detail=f"agent {event.agent}",
+        )
+
+    def _is_known_well(self, told: frozenset[Pair]) -> bool:
+        """Whether all of it was told again before; what was not has been now. Refusals alone tell nothing."""
+        known = told <= self._told.keys()
+        if not known and len(self._told) >= _TOLD_KEPT:
+            self._told.clear()  # so many different things are a reading, no circle
+        for pair in told:
+            self._told[pair] = self._told.get(pair, 0) + 1
+        return known
+
+    def _start_anew(self) -> None:
+        self._count, self._by_words = 0, False
+        if self._told:
+            self._told.clear()
+
+
+def _is_known(names: OrderedDict[int, None], name: int) -> bool:
+    """Whether it was there before; now it is."""
+    if name in names:
+        return True
+    names[name] = None
+    if len(names) > _TEXTS_KEPT:
+        names.popitem(last=False)
+    return False
