@@ -258,7 +258,7 @@ async def _ask(
     event.aside, event.candidates = invocation.finished, request.config.candidate_count or 1
     if is_layer:  # no hook has measured this request
         event.projected_tokens, event.request_bytes = sizes.likely, sizes.size
-        event.context_limit = guard.accounts.context_limit(event.model)
+        event.context_limit = guard.context_limit(event.model)
         flight = ModelInFlight(agent, None, lane, projection=sizes)
     counter = guard.policy.tokens
     if counter is not None and (counted := await count_tokens(counter, request)) is not None:

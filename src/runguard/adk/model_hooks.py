@@ -94,7 +94,7 @@ class ModelHooks:
             # its usage comes in events: this call reserves almost nothing, it only needs permission
             event.input_tokens = event.max_output_tokens = 1
         if self._watches_context:
-            event.context_limit = self._guard.accounts.context_limit(event.model)
+            event.context_limit = self._guard.context_limit(event.model)
         tool = HERE.get().tool
         event.tool = tool.name if tool is not None and tool.guard is self._guard else ""
 

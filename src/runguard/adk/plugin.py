@@ -136,7 +136,7 @@ class RunGuardPlugin(Controls, BasePlugin):
         if policy.budgets:
             shown += f", budgets={len(policy.budgets)}"
         return (
-            f"mode={policy.mode}, on_stop={policy.on_stop}, {shown}, store={self.guard.accounts.ledger.name}, "
+            f"mode={policy.mode}, on_stop={policy.on_stop}, {shown}, store={self.guard.store_name}, "
             f"policy={policy.digest}, google-adk {adk_version}"
         )
 

@@ -77,7 +77,7 @@ async def run_of(guard: Guard, info: RunInfo, history: History) -> Run:
         await guard.growth.recall(info)
         record = None
         try:
-            if guard.accounts.ledger.is_shared and (history.begun or guard.pauses.find(info.run) is not None):
+            if guard.shares_store and (history.begun or guard.pauses.find(info.run) is not None):
                 record = await guard.pauses.latest(info)
             run = guard.runs.get(info.run) or guard.pauses.resume(info, record)  # the first: resumed twice at once
         except (StoreOutage, StoreError) as error:
@@ -95,7 +95,7 @@ def _unsure(guard: Guard, info: RunInfo, error: Exception) -> Run:
     guard.accounts.outages[guard.policy.on_outage] += 1
     if guard.policy.on_outage == "closed":
         event = ModelCall(info.run, ROOT_LANE, "", guard.clock())
-        guard.stop(run, event, finding_of(Denied(outage=str(error)), event, guard.accounts.ledger.name))
+        guard.stop(run, event, finding_of(Denied(outage=str(error)), event, guard.store_name))
     else:
         _log.warning(
             "runguard.resumed_unsure: the usage of a resumed run is unavailable; with on_outage=open it "

@@ -12,6 +12,7 @@ guard, and carries out the answer. It decides nothing itself. The order of the c
         decision = await guard.reserve(call)       right before it is sent; then ``call.charge`` is set
             ...send the request...
         guard.settle(call.charge, usage)           or release, or abandon: exactly one of them, see below
+        guard.free_slot(run.info.run)              the call is over: the next one in the queue may go
         decision = guard.after(ModelResult(...))   what the model answered
 
         await guard.prepare_tool(...)              before a tool call, where ``check`` must know what other workers did
@@ -44,8 +45,9 @@ loop. The root lane is ``ROOT_LANE``; a lane that is not open counts as the root
 as if the guard had said "allow", unless ``fault`` returns a trip.
 """
 
+import asyncio
 from collections.abc import Callable, Mapping
-from typing import Protocol
+from typing import Any, Protocol
 
 from runguard.accounting.charges import Charge
 from runguard.conductor.runs import Lane, Run
@@ -62,6 +64,7 @@ from runguard.core.events import (
     ToolResults,
 )
 from runguard.policy.settings import Policy
+from runguard.policy.tool_rules import ToolRule
 from runguard.pricing.rates import Usage
 
 Question = AgentEntered | HandOff | ModelCall | ToolCall
@@ -119,6 +122,9 @@ class Conductor(Protocol):
     async def reserve(self, event: ModelCall, *, slot: bool = True) -> Decision:
         """Wait for permission to send a model call. With permission, ``event.charge`` is set: close it."""
 
+    def context_limit(self, model: str) -> int | None:
+        """How many input tokens a request to a model may have, for ``ModelCall.context_limit``; None: not known."""
+
     def reserve_now(self, event: ModelCall) -> bool:
         """Permission without waiting, for callers without an event loop. False: use ``reserve``."""
 
@@ -133,6 +139,9 @@ class Conductor(Protocol):
         free: bool = False,
     ) -> None:
         """Book what a call took."""
+
+    def free_slot(self, run_id: str, task: "asyncio.Task[Any] | None" = None) -> None:
+        """Give back the slot that ``reserve`` took for the current task, or for ``task``."""
 
     def release(self, charge: Charge) -> None:
         """Give back the reservation of a call that was never sent."""
@@ -149,6 +158,9 @@ class Conductor(Protocol):
 
     def fingerprint(self, tool: str, args: object) -> bytes:
         """The identity of a call, for ``ToolCall.call`` and ``Answer.call``."""
+
+    def tool_rule(self, tool: str) -> ToolRule | None:
+        """What is declared about a tool."""
 
     async def prepare_tool(self, run: Run, tool: str, effect: bytes, call_id: str) -> None:
         """Ask a shared store what other workers did, before ``check`` judges a tool call."""

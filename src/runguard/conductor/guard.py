@@ -126,7 +126,8 @@ class Guard:
 
         # The interface of ``runguard.conductor.adapter``: each method is that of the part that does the work.
         self.open_lane, self.close_lane = lanes.open_lane, lanes.close_lane
-        self.reserve, self.reserve_now, self.unspent = reserving.reserve, reserving.reserve_now, reserving.unspent
+        self.reserve, self.reserve_now, self.free_slot = reserving.reserve, reserving.reserve_now, reserving.free_slot
+        self.unspent, self.context_limit = reserving.unspent, accounts.context_limit
         self.settle, self.release, self.abandon = settling.settle, settling.release, settling.abandon
         self.close = settling.close
         self.declare, self.tool_rule, self.fingerprint = self.tools.declare, self.tools.rule, self.tools.fingerprint
@@ -288,6 +289,16 @@ class Guard:
             self.accounts.ledger.check()
         except StoreError as error:
             raise PolicyError(f"the store cannot be used: {error}") from None
+
+    @property
+    def store_name(self) -> str:
+        """The store as shown to people, without secrets."""
+        return self.accounts.ledger.name
+
+    @property
+    def shares_store(self) -> bool:
+        """Whether accounts are in a store that other workers may use too, not in the memory of this process."""
+        return self.accounts.ledger.is_shared
 
     @property
     def guard_errors(self) -> int:

@@ -76,6 +76,14 @@ class Reserving:
                 run.slots.give_back(task)
             raise
 
+    def free_slot(self, run_id: str, task: _Task | None = None) -> None:
+        """Give back the slot that ``reserve`` took. ``task``: the one that awaited ``reserve``, by default the current
+        one. Without a slot nothing happens.
+        """
+        run, holder = self._runs.get(run_id), task or asyncio.current_task()
+        if run is not None and holder is not None:
+            run.slots.give_back(holder)
+
     def unspent(self, run_id: str, event: ModelCall | None = None, *, denied: bool = False) -> None:
         """Do not count a model call that was allowed and then not made: it was refused, or a cache answered it.
 

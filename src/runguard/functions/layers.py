@@ -108,7 +108,7 @@ def _open(layer: Caller, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Guard
                 layer.give_back(ticket)
                 admission, ticket = Admission.ALONGSIDE if on_loop else Admission.NOW, None
         job = open_call(layer, request, admission, ticket, True, on_loop)
-        return drive(job, layer.guard.accounts.ledger.is_shared, never_left)
+        return drive(job, layer.guard.shares_store, never_left)
     except BaseException:
         layer.give_back(ticket)
         raise

@@ -25,7 +25,7 @@ def open_now(caller: Caller, request: Request) -> GuardedCall | None:
     ``open_call``.
     """
     guard = caller.guard
-    if caller.settings.breaker or guard.accounts.ledger.is_shared:
+    if caller.settings.breaker or guard.shares_store:
         return None
     counted = ""
     run: Run | None = None
@@ -64,7 +64,7 @@ def _event(caller: Caller, run: Run, request: Request) -> ModelCall:
     event.max_output_tokens = request.max_output_tokens
     if caller.settings.context:
         event.projected_tokens = request.input_tokens
-        event.context_limit = caller.guard.accounts.context_limit(request.model)
+        event.context_limit = caller.guard.context_limit(request.model)
     return event
 
 

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from typing import Any, Final
 
 from runguard.alerts.settings import AlertSettings
-from runguard.conductor.adapter import Question, Result
+from runguard.conductor.adapter import Conductor, Question, Result
 from runguard.conductor.event_lanes import Call, EventLanes
 from runguard.conductor.guard import Guard
 from runguard.conductor.runs import Run
@@ -95,7 +95,7 @@ class Judge:
         self.watches_context = self.policy.rungs("context") is not None
         self._limits: dict[str, int | None] = {}
 
-    def context_limit(self, guard: Guard, model: str, answered: int) -> int | None:
+    def context_limit(self, guard: Conductor, model: str, answered: int) -> int | None:
         """``answered``: a prompt that the model took.
 
         Where it is larger than the window in the lists, the lists are wrong.
@@ -103,7 +103,7 @@ class Judge:
         if model not in self._limits:
             if len(self._limits) > 1_000:
                 self._limits.clear()
-            self._limits[model] = guard.accounts.context_limit(model)
+            self._limits[model] = guard.context_limit(model)
         limit, policy = self._limits[model], self.policy
         if (
             limit is not None
