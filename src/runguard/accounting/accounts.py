@@ -49,7 +49,7 @@ class Accounts(Settlement):
             ledger = before.ledger
         super().__init__(
             ledger or open_ledger(policy.store, policy.store_timeout, policy.retention_days * 86_400),
-            pricing or Pricing(policy.prices, policy.models, policy.unknown_price),
+            pricing or Pricing(policy.prices, policy.models, policy.unknown_price, policy.prices_source),
             before.spending if before is not None else Spending(),
             Expectations(policy),
         )

@@ -101,14 +101,13 @@ class RunGuardPlugin(Controls, BasePlugin):
         """The guard under the policy in force."""
         return self.guard if self.generations is None else self.generations.newest.guard
 
-    @staticmethod
-    def _load_prices() -> None:
-        """A fifth of a second that no run should wait for.
+    def _load_prices(self) -> None:
+        """Load the price list now, so that no run waits for it.
 
         Not in a thread: a process that forks meanwhile could never import again.
         """
         try:
-            preload()
+            preload(self.guard.policy.prices_source)
         except Exception:
             _log.warning(
                 "runguard.prices_failed: the price list could not be loaded; models without prices= of your "

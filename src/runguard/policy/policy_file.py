@@ -12,6 +12,7 @@ from runguard.policy.rule_defaults import check_rule
 from runguard.policy.tool_rules import ToolRule
 from runguard.policy.values import Count, Duration, OneBudget, Ratio, Receivers, RungNumber, Seconds, Usd
 from runguard.pricing.given import ModelLimits, Price
+from runguard.pricing.price_list import PricesSource, missing_source
 from runguard.validation import SettingsModel
 
 # Names that other functions and libraries use, and what a policy calls them.
@@ -116,6 +117,10 @@ class PolicyFile(SettingsModel):
             "A dollar limit and a model without a price: refuse the call, count tokens only, or take this price."
         ),
     )
+    prices_source: PricesSource = Field(
+        default="table",
+        description="The price list: the table of this release, or the installed genai-prices package.",
+    )
     min_output_tokens: Count = Field(
         default=1024,
         description="When the rest of a budget cannot pay for a full answer, the answer is capped, down to this.",
@@ -205,6 +210,13 @@ class PolicyFile(SettingsModel):
         for rule, rungs in rules.items():
             check_rule(rule, rungs)
         return rules
+
+    @field_validator("prices_source")
+    @classmethod
+    def _price_list_is_installed(cls, source: PricesSource) -> PricesSource:
+        if missing := missing_source(source):
+            raise ValueError(missing)
+        return source
 
     @field_validator("store")
     @classmethod

@@ -50,6 +50,8 @@ class CommonSettings(TypedDict, total=False):
     """Context window and output limit, by model id or glob, where they are not known or differ."""
     on_unpriced: Literal["refuse", "tokens"] | PriceOf
     """A dollar limit and a model without a price: refuse the call, count tokens only, or take this price."""
+    prices_source: Literal["table", "genai-prices"]
+    """The price list: the table of this release, or the installed genai-prices package."""
     min_output_tokens: int
     """When the rest of a budget cannot pay for a full answer, the answer is capped, down to this."""
     store: str

@@ -99,17 +99,16 @@ class PriceTable:
     def provider(self, provider_id: str | None) -> Provider | None:
         return next((provider for provider in self.providers if provider.id == provider_id), None)
 
-    @property
-    def age_key(self) -> tuple[tuple[int, ...], date]:
-        """The larger, the newer."""
-        return release_number(self.release), self.date
+    def is_newer_than(self, other: "PriceTable") -> bool:
+        """By the release of genai-prices. The dates do not count: an old release may be installed today."""
+        return _number(self.release) > _number(other.release)
 
 
 def digest_of(body: str) -> str:
     return blake2b(body.encode(), digest_size=8).hexdigest()
 
 
-def release_number(release: str) -> tuple[int, ...]:
+def _number(release: str) -> tuple[int, ...]:
     return tuple(int("".join(sign for sign in part if sign.isdigit()) or 0) for part in release.split("."))
 
 
@@ -150,7 +149,7 @@ def current_table() -> PriceTable:
             packaged.source,
         )
         return packaged
-    return updated if updated is not None and updated.age_key > packaged.age_key else packaged
+    return updated if updated is not None and updated.is_newer_than(packaged) else packaged
 
 
 def _entry(line: dict[str, Any]) -> Entry:

@@ -91,7 +91,8 @@ class Judge:
             "on_decision": None,
         }
         self.policy = policy.model_copy(update={**quietly, "clock": self.clock})
-        self.pricing = Pricing(policy.prices, policy.models, policy.unknown_price)  # one for all runs
+        # one for all runs
+        self.pricing = Pricing(policy.prices, policy.models, policy.unknown_price, policy.prices_source)
         self.watches_context = self.policy.rungs("context") is not None
         self._limits: dict[str, int | None] = {}
 

@@ -6,6 +6,7 @@ from decimal import Decimal
 from fnmatch import fnmatchcase
 from typing import Any, Final
 
+from runguard.cli.commands.price_tables import REFRESH
 from runguard.console.screen import console, print_table, table
 from runguard.core.exceptions import RunGuardError
 from runguard.core.mistakes import nearest
@@ -70,12 +71,12 @@ def limits_usd(policy: Policy) -> bool:
 
 def _known_models(policy: Policy) -> list[str]:
     """Return the known ids: of the table of limits, the price list and the policy."""
-    return sorted({*LIMITS, *listed_models(), *policy.prices, *policy.models})
+    return sorted({*LIMITS, *listed_models(policy.prices_source), *policy.prices, *policy.models})
 
 
 def price_of(policy: Policy, model: str) -> dict[str, Any]:
     """Return a model's price with its source and its limits, or the reason why it has no price."""
-    pricing = Pricing(policy.prices, policy.models, policy.unknown_price)
+    pricing = Pricing(policy.prices, policy.models, policy.unknown_price, policy.prices_source)
     found = pricing.rates(model, time.time())  # noqa: TID251 - prices of now
     window, output = pricing.limits(model)
     line: dict[str, Any] = {
@@ -154,6 +155,15 @@ def print_prices(result: dict[str, Any]) -> None:
         out.print("  add to runguard.toml:", soft_wrap=True)
         for row in line["add"]:
             out.print(f"    {row}", soft_wrap=True)
+    if result["updated"] is not None:
+        wrote = (
+            f"wrote {result['updated']['file']}"
+            if result["updated"]["written"]
+            else "the installed genai-prices is not newer than the table in use: pip install -U genai-prices"
+        )
+        out.print(f"{wrote}\nprice list: {result['list']['source']}", soft_wrap=True)
+    elif result["list"]["old"]:
+        out.print(f"note: the price list is old ({result['list']['source']}); {REFRESH}", soft_wrap=True)
     for note in result["notes"]:
         out.print(f"note: {note}", soft_wrap=True)
 

@@ -13,6 +13,7 @@ from runguard.cli.doctor.installation import (
     python_line,
     store_line,
 )
+from runguard.cli.doctor.price_list import list_line
 from runguard.core.exceptions import PolicyError
 from runguard.demo import AdkMissingError, load
 from runguard.ledger.urls import check_store
@@ -39,6 +40,7 @@ def examine(target: str | None, models: tuple[str, ...], store: str | None) -> l
         lines += [
             policy_line(policy, of_app=app.policy is not None),
             store_line(policy),
+            list_line(policy),
             *price_lines(policy, (*models, *app.models)),
         ]
     return [*lines, live] if live is not None else lines
