@@ -56,7 +56,7 @@ def states(*arguments: Any, code: int = 0) -> dict[str, str]:
 def test_all_is_well_here() -> None:
     found = lines()
     assert {check: line["state"] for check, line in found.items()} == dict.fromkeys(
-        ("python", "runguard", "google-adk", "policy", "store", "prices", "self-test"), "ok"
+        ("python", "runguard", "google-adk", "policy", "store", "price list", "prices", "self-test"), "ok"
     )
     assert "a limit of 3 model calls stopped after 3" in found["self-test"]["found"]
     assert "the kill switch before the first; all calls answered" in found["self-test"]["found"]
