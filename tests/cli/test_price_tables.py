@@ -9,8 +9,7 @@ import pytest
 
 from runguard.pricing import genai_source
 from runguard.pricing.price_table import PACKAGED, PriceTable, current_table, packaged_table
-
-from .conftest import runguard, told
+from tests.kit.commands import runguard, told
 
 
 @pytest.fixture(autouse=True)
