@@ -15,6 +15,8 @@ import pytest
 from genai_prices.data_snapshot import DataSnapshot, get_snapshot, set_custom_snapshot
 from genai_prices.types import ModelInfo, ModelPrice, Provider, TieredPrices
 
+from runguard.conductor.guard import Guard
+from runguard.policy import Policy
 from runguard.pricing import price_table
 from runguard.pricing.book import Pricing
 from runguard.pricing.genai_source import snapshot, table_text
@@ -275,3 +277,14 @@ def test_the_installed_package_and_its_table_agree() -> None:
         ours, theirs = table.rates(model, 1.79e9), live.rates(model, 1.79e9)
         assert getattr(ours, "bands", None) == getattr(theirs, "bands", None), model
         assert table.limits(model) == live.limits(model)
+
+
+def test_a_guard_takes_its_prices_from_the_source_of_its_policy() -> None:
+    guard = Guard(Policy.validated({"prices_source": "genai-prices"}, ""))
+    try:
+        set_custom_snapshot(one_model("5"))
+        rates = guard.accounts.pricing.rates("gemini-2.5-flash", 1.7e9)
+    finally:
+        set_custom_snapshot(None)
+    assert isinstance(rates, Rates)
+    assert rates.cost(Usage(input=1_000_000)) == 5 * NANO
