@@ -27,7 +27,8 @@ RANKS = (
     {"outlets"},
     {"conductor"},
     {"functions", "termination"},
-    {"adk"},
+    {"adapters"},
+    {"adk", "langchain", "openai_agents", "pydantic_ai"},
     {"replay"},
     {"calibrate", "view", "testing"},
     {"dashboard", "demo"},
@@ -36,8 +37,16 @@ RANKS = (
     {""},  # the root package: names the public surface for type checkers
 )
 RANK = {package: number for number, packages in enumerate(RANKS) for package in packages}
-FRAMEWORKS = {"google"}
-KNOW_A_FRAMEWORK = {"adk", "testing", "demo", "cli"}
+# Top-level packages of frameworks, and who may import them.
+FRAMEWORKS = {
+    "google": {"adk", "testing", "demo", "cli"},
+    "langchain": {"langchain"},
+    "langchain_core": {"langchain"},
+    "langgraph": {"langchain"},
+    "agents": {"openai_agents"},
+    "openai": {"openai_agents"},
+    "pydantic_ai": {"pydantic_ai"},
+}
 FORBIDDEN_IN_CORE = {
     "time",
     "asyncio",
@@ -107,8 +116,8 @@ def test_packages_load_nothing_eagerly(module):
 
 @pytest.mark.parametrize("module", sorted(MODULES))
 def test_only_adapters_and_programs_know_a_framework(module):
-    if package_of(module) not in KNOW_A_FRAMEWORK:
-        assert not outside(module) & FRAMEWORKS
+    for framework in outside(module) & FRAMEWORKS.keys():
+        assert package_of(module) in FRAMEWORKS[framework]
 
 
 @pytest.mark.parametrize("module", sorted(name for name in MODULES if package_of(name) == "core"))

@@ -1,0 +1,312 @@
+"""One agent at work in a framework that shows its model calls, its tool calls and their answers.
+
+An adapter creates an ``AgentRun`` when an agent starts, and then calls, in this order:
+
+1. ``ask`` (``ask_now`` without an event loop) before each model call. It returns a ``Permission``, or the ``Trip`` that
+   stops the run. A permission may carry a notice for the model and a lower output limit.
+2. Exactly one of ``Permission.settle`` (the model answered), ``Permission.fail`` (the call raised, or its stream was
+   cut) and ``Permission.release`` (the call was not made).
+3. ``check_tool`` (``check_tool_now``) before each tool call that the answer asks for. It returns the text that the
+   model gets instead of an answer, or None to execute the tool. The tool runs inside ``with run.tool(use)``, so that
+   agents that it starts join this run.
+4. ``answered`` or ``raised`` for each tool call. The rules see all answers to one model response together, at the next
+   ``ask``.
+5. ``end`` once, when the agent has finished or failed.
+
+A fault of the guard raises nothing here: ``on_guard_error`` decides whether the call is made.
+"""
+
+import asyncio
+import itertools
+import secrets
+import threading
+import weakref
+from collections.abc import Callable, Coroutine, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, Final, TypeVar
+
+from runguard.adapters.layers import Layer, Place, current_place, inside
+from runguard.adapters.model_calls import ModelRequest, Permission
+from runguard.adapters.tool_calls import NOT_EXECUTED, OpenCall, ToolUse
+from runguard.conductor.guard import Guard
+from runguard.core.decision import ALLOW, Action, Decision, Trip
+from runguard.core.events import ROOT_LANE, AgentEntered, HandOff, ModelCall, Outcome, RunInfo, ToolCall, ToolResults
+from runguard.functions.sync import drive
+
+_T = TypeVar("_T")
+_batches: Final = itertools.count(1)
+
+
+class AgentRun:
+    """One agent in one run. Its layers are the outer runs that it belongs to, and then its own."""
+
+    def __init__(self, layers: tuple[Layer, ...], agent: str, depth: int, *, owns: bool) -> None:
+        self.layers, self.agent, self.depth = layers, agent, depth
+        self._owns = owns  # the run of the last layer began with this agent
+        self._lock = threading.RLock()
+        self._open: dict[str, OpenCall] = {}
+        self._batch = ""
+        self._ended = False
+        # Where a framework calls no hook after an error, the run ends with the last reference to it.
+        weakref.finalize(self, _end, layers, owns).atexit = False
+
+    @classmethod
+    def start(
+        cls, guard: Guard, agent: str, *, app: str = "", user: str = "", session: str = "", labels: Any = None
+    ) -> "AgentRun":
+        """Begin a run, or join the run in whose tool call this code is executed."""
+        place = current_place()
+        layers = [_child(layer, place, agent) for layer in place.layers]
+        owns = all(layer.guard is not guard for layer in layers)
+        if owns:
+            info = RunInfo(secrets.token_hex(8), app, user, session, "", guard.clock(), labels=labels)
+            layers.append(Layer(guard, guard.start(info), ROOT_LANE))
+        return cls(tuple(layers), agent, place.depth, owns=owns)
+
+    @property
+    def guard(self) -> Guard:
+        return self.layers[-1].guard
+
+    @property
+    def stopped(self) -> Trip | None:
+        """The trip that has stopped this run, or a run around it."""
+        for guard, run, lane in self.layers:
+            trip = run.stopped or (run.lanes[lane].stop_in_force() if lane in run.lanes else None)
+            if trip is not None and guard.policy.mode == "enforce":
+                return trip
+        return None
+
+    def enter(self) -> Trip | None:
+        """The agent begins to work. A trip: it is nested too deep or was started too often."""
+        for layer in self.layers:
+            guard, run, lane = layer
+            event = AgentEntered(run.info.run, lane, self.agent, guard.clock(), self.depth)
+            if (trip := self.stop_of(self._decide(layer, guard.check, event))) is not None:
+                return trip
+        return None
+
+    def hand_off(self, target: str) -> Trip | None:
+        """The agent passes the conversation to another one, which goes on in the same lane."""
+        trip = None
+        for layer in self.layers:
+            guard, run, lane = layer
+            event = HandOff(run.info.run, lane, self.agent, target, guard.clock())
+            trip = trip or self.stop_of(self._decide(layer, guard.check, event))
+        self.agent = target
+        return trip
+
+    # ---- model calls ------------------------------------------------------------------------------------------------
+
+    async def ask(self, request: ModelRequest) -> Permission | Trip:
+        """Ask for one model call. Waits while calls in flight hold the rest of a budget."""
+        return await self._ask(request, asyncio.current_task())
+
+    def ask_now(self, request: ModelRequest) -> Permission | Trip:
+        """``ask`` for callers without an event loop."""
+        return self._drive(self._ask(request, None), _give_back)
+
+    async def _ask(self, request: ModelRequest, task: "asyncio.Task[Any] | None") -> Permission | Trip:
+        permission = Permission(self, task)
+        try:
+            notices = self._report_answers()
+            if (trip := self.stopped) is not None:
+                return trip
+            for layer in self.layers:
+                event = self._model_call(layer, request, no_loop=task is None)
+                try:
+                    decision = await self._reserve(layer, event, permission)
+                except Exception as error:
+                    trip = layer.guard.give_up("adapter", error, layer.run.info.run, self.agent)
+                    decision = ALLOW if trip is None else Decision(Action.STOP, None, trip)
+                if (trip := self.stop_of(decision)) is not None:
+                    permission.release()
+                    return trip
+                if decision.action is Action.NUDGE and decision.enforced:
+                    notices.append(decision.for_model)
+                notices.append(_notice_kept(layer))
+        except BaseException:
+            permission.release()
+            raise
+        permission.notice = next((notice for notice in notices if notice), "")
+        return permission
+
+    async def _reserve(self, layer: Layer, event: ModelCall, permission: Permission) -> Decision:
+        guard = layer.guard
+        with self._lock:
+            decision = guard.check(event)
+        if self.stop_of(decision) is not None:
+            return decision
+        reserved = await guard.reserve(event, slot=not event.no_loop)
+        permission.add(layer, event)
+        return max(decision, reserved, key=lambda one: one.action)
+
+    def _model_call(self, layer: Layer, request: ModelRequest, *, no_loop: bool) -> ModelCall:
+        guard, run, lane = layer
+        event = ModelCall(run.info.run, lane, self.agent, guard.clock(), request.model, request.input_tokens)
+        event.audio_tokens, event.max_output_tokens = request.audio_tokens, request.max_output_tokens
+        event.no_loop = no_loop
+        event.no_wait = no_loop and _in_event_loop()
+        event.projected_tokens = request.likely_tokens or None
+        event.context_limit = guard.accounts.context_limit(request.model)
+        return event
+
+    def asked_for(self, calls: Sequence[ToolUse]) -> None:
+        """The tool calls of the newest model response: one batch, however many there are."""
+        with self._lock:
+            self._batch = str(next(_batches))
+            self._open = {use.id: OpenCall(use, self._batch) for use in calls}
+
+    # ---- tool calls -------------------------------------------------------------------------------------------------
+
+    async def check_tool(self, use: ToolUse) -> str | None:
+        """May this tool be executed? None, or what the model gets instead of an answer."""
+        call = self._call(use)
+        for layer in self.layers:
+            guard, run, lane = layer
+            try:
+                once = guard.tools.once_identity(use.tool, use.args)
+                if once or guard.breakers.get(use.tool) is not None:
+                    await guard.prepare_tool(run, use.tool, once, call.key)
+                fingerprint = guard.fingerprint(use.tool, use.args)
+                call.seen.append((layer, fingerprint, once))
+                event = ToolCall(
+                    run.info.run,
+                    lane,
+                    self.agent,
+                    guard.clock(),
+                    use.tool,
+                    fingerprint,
+                    call.batch,
+                    call.key,
+                    once=once,
+                )
+                with self._lock:
+                    decision = guard.check(event)
+            except Exception as error:
+                trip = guard.give_up("adapter", error, run.info.run, self.agent)
+                decision = ALLOW if trip is None else Decision(Action.STOP, None, trip, NOT_EXECUTED)
+            if decision.action >= Action.BLOCK and decision.enforced:
+                call.refuse()
+                return decision.for_model or NOT_EXECUTED
+        return None
+
+    def check_tool_now(self, use: ToolUse) -> str | None:
+        """``check_tool`` for callers without an event loop."""
+        return self._drive(self.check_tool(use), lambda _: None)
+
+    @contextmanager
+    def tool(self, use: ToolUse) -> Iterator[None]:
+        """The tool runs in this block. An agent that it starts joins this run."""
+        with inside(Place(self.layers, f"{use.tool}@{use.id}", self.depth + 1)):
+            yield
+
+    def answered(self, use: ToolUse, value: object) -> None:
+        """The tool returned ``value``: data, or text that may be JSON."""
+        self._call(use).answer(value)
+
+    def saw(self, use: ToolUse, value: object) -> None:
+        """The answer to a call that was never checked: the adapter sees tools only in the next request."""
+        call = self._call(use)
+        for layer in self.layers:
+            call.seen.append((layer, layer.guard.fingerprint(use.tool, use.args), b""))
+        call.answer(value)
+
+    def raised(self, use: ToolUse, error: BaseException) -> None:
+        """The tool raised. A failure opens its breaker for all runs; a cancelled call proves nothing."""
+        call = self._call(use)
+        if not isinstance(error, Exception):
+            call.refuse()
+            return
+        call.answer(f"{type(error).__name__}: {error}"[:2_000], Outcome.ERROR)
+        for guard, run, _ in self.layers:
+            guard.faults.attempt("adapter", guard.report_failure, run, use.tool, call.key)
+
+    def _call(self, use: ToolUse) -> OpenCall:
+        with self._lock:
+            call = self._open.get(use.id)
+            if call is None:
+                call = self._open[use.id] = OpenCall(use, self._batch or str(next(_batches)))
+            return call
+
+    def _report_answers(self) -> list[str]:
+        """Show the rules the answers since the last model call. Returns notices for the model."""
+        with self._lock:
+            calls, self._open = [call for call in self._open.values() if call.is_over], {}
+            if not calls:
+                return []
+            notices = []
+            for layer in self.layers:
+                guard, run, lane = layer
+                answers = [answer for call in calls if (answer := call.answer_in(layer)) is not None]
+                event = ToolResults(run.info.run, lane, self.agent, guard.clock(), calls[0].batch, answers)
+                decision = self._decide(layer, guard.after, event)
+                if decision.action is Action.NUDGE and decision.enforced:
+                    notices.append(decision.for_model)
+            return notices
+
+    # ---- the end ----------------------------------------------------------------------------------------------------
+
+    def end(self) -> None:
+        """The agent has finished. Safe to call twice."""
+        with self._lock:
+            if self._ended:
+                return
+            self._ended = True
+            self.guard.faults.attempt("adapter", self._report_answers)
+        _end(self.layers, self._owns)
+
+    # ---- helpers ----------------------------------------------------------------------------------------------------
+
+    def stop_of(self, decision: Decision) -> Trip | None:
+        return decision.trip if decision.action is Action.STOP and decision.enforced else None
+
+    def _decide(self, layer: Layer, question: Callable[[Any], Decision], event: Any) -> Decision:
+        try:
+            with self._lock:
+                return question(event)
+        except Exception as error:
+            trip = layer.guard.give_up("adapter", error, layer.run.info.run, self.agent)
+            return ALLOW if trip is None else Decision(Action.STOP, None, trip)
+
+    def _drive(self, job: Coroutine[Any, Any, _T], lost: Callable[[_T], None]) -> _T:
+        return drive(job, any(layer.guard.accounts.ledger.is_shared for layer in self.layers), lost)
+
+
+def _end(layers: tuple[Layer, ...], owns: bool) -> None:
+    """End the last layer's run if it began with this agent, and close the agent's lanes in the runs around."""
+    for guard, run, lane in layers[:-1] if owns else layers:
+        guard.faults.attempt("adapter", guard.close_lane, run, lane)
+    guard, run, _ = layers[-1]
+    if owns and guard.runs.get(run.info.run) is run:
+        guard.faults.attempt("adapter", guard.end, run.info.run)
+
+
+def _child(layer: Layer, place: Place, agent: str) -> Layer:
+    """A lane for an agent that a tool call of this layer has started."""
+    guard, run, lane = layer
+    key = f"{lane}/{place.call}"
+    if key not in run.lanes:
+        guard.open_lane(run, key, lane, concurrent=False, delegate=agent)
+    return Layer(guard, run, key)
+
+
+def _notice_kept(layer: Layer) -> str:
+    """A nudge of a threshold, kept for the next request."""
+    lane = layer.run.lanes.get(layer.lane)
+    if lane is None or not lane.notice:
+        return ""
+    notice, lane.notice = lane.notice, ""
+    return notice
+
+
+def _give_back(result: Permission | Trip) -> None:
+    if isinstance(result, Permission):
+        result.release()
+
+
+def _in_event_loop() -> bool:
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return False
+    return True
