@@ -1,0 +1,83 @@
+"""What a framework's adapter provides so that the conformance scenarios can play on it.
+
+A scenario describes agents without any framework: a script in place of the model, plain functions as tools. A
+``Harness`` builds them with the real framework and a scripted model of the framework's own base class.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+from runguard.conductor.controls import Controls
+
+MODEL = "scripted-1"  # the name that scripted models report
+
+
+@dataclass(slots=True)
+class Reply:
+    """One answer of a scripted model. Either a text, tool calls, an error to raise, or a hand-off."""
+
+    text: str = ""
+    calls: Sequence[tuple[str, Mapping[str, Any]]] = ()
+    error: Exception | None = None
+    hand_off: str = ""  # the agent that goes on
+    waits: bool = False  # the call does not come back before it is cancelled
+    cut: bool = False  # a streamed answer breaks off with an error after its first piece
+    input_tokens: int = 1_000
+    output_tokens: int = 100
+
+
+# (number of this model's call, from 1; the newest text that the model sees: a notice, an answer or the user's message)
+Script = Callable[[int, str], Reply]
+
+
+@dataclass(slots=True)
+class AgentSpec:
+    """An agent, as a scenario describes it."""
+
+    script: Script
+    name: str = "agent"
+    tools: Mapping[str, Callable[..., Any]] = field(default_factory=dict)  # their arguments are keywords
+    agents: Sequence["AgentSpec"] = ()  # agents that it can call as tools named after them, with an argument "request"
+    hand_offs: Sequence["AgentSpec"] = ()  # agents that it can hand off to; each can hand back
+    structured: bool = False  # its result is the object {"answer": int}
+
+
+@dataclass(slots=True)
+class TurnResult:
+    """What one user turn left behind."""
+
+    text: str = ""  # the final answer, "" if there is none
+    error: BaseException | None = None  # what the framework raised
+    events: list[tuple[str, str, str]] = field(default_factory=list)  # ("call" or "answer" or "text", tool, content)
+    open_calls: list[str] = field(default_factory=list)  # ids of tool calls without an answer in the stored history
+
+
+class Session(ABC):
+    """A conversation with one agent. Its history is stored as the framework stores it."""
+
+    @property
+    @abstractmethod
+    def model_calls(self) -> int:
+        """Calls that reached any scripted model of this session's harness, in all turns."""
+
+    @abstractmethod
+    async def turn(self, message: str, *, stream: bool = False) -> TurnResult:
+        """One user turn. An exception of the framework is kept in the result; cancellation is raised."""
+
+
+class Harness(ABC):
+    """Builds sessions of one framework."""
+
+    name: ClassVar[str]
+    # Scenarios that the framework makes impossible, each with the reason that the documentation shows.
+    impossible: ClassVar[Mapping[str, str]] = {}
+
+    @abstractmethod
+    def guard(self, **settings: Any) -> Controls:
+        """A guard of this adapter: a plugin, a middleware, a capability. ``app``, ``user`` as in ``RunInfo``."""
+
+    @abstractmethod
+    def session(self, agent: AgentSpec, guard: Controls | None) -> Session:
+        """A new conversation, guarded by ``guard`` or by nothing."""
