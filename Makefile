@@ -2,6 +2,7 @@
 PYTHON ?= python3
 NEW := .venv
 OLD := .venv-oldest-adk
+FRAMEWORKS := .venv-frameworks
 WORKERS ?= 4  # more than two cores can use: many tests wait for a clock or a server
 
 TOUCH_ADK := tests/adk tests/faults tests/replay/test_same_as_live.py tests/wire tests/install tests/demo tests/test_docs.py
@@ -11,11 +12,13 @@ TOUCH_ADK := tests/adk tests/faults tests/replay/test_same_as_live.py tests/wire
 demo: $(NEW)/.ready
 	@$(NEW)/bin/runguard demo
 
-test: $(NEW)/.ready $(OLD)/.ready browser lint types
+test: $(NEW)/.ready $(OLD)/.ready $(FRAMEWORKS)/.ready browser lint types
 	@echo "== tests on the newest google-adk"; \
 	$(NEW)/bin/python -m pytest -n $(WORKERS); newest=$$?; \
 	echo "== tests on the oldest supported google-adk: all that touch it"; \
-	$(OLD)/bin/python -m pytest -n $(WORKERS) $(TOUCH_ADK) && exit $$newest
+	$(OLD)/bin/python -m pytest -n $(WORKERS) $(TOUCH_ADK); oldest=$$?; \
+	echo "== tests on LangChain, the OpenAI Agents SDK and Pydantic AI"; \
+	$(FRAMEWORKS)/bin/python -m pytest -n $(WORKERS) tests/frameworks && test $$newest = 0 && test $$oldest = 0
 
 # Every fault that the tests can make; `make test` takes a sample of them.
 faults: $(NEW)/.ready $(OLD)/.ready
@@ -25,8 +28,9 @@ faults: $(NEW)/.ready $(OLD)/.ready
 lint: $(NEW)/.ready
 	@$(NEW)/bin/ruff check . && $(NEW)/bin/ruff format --check .
 
-types: $(NEW)/.ready
+types: $(NEW)/.ready $(FRAMEWORKS)/.ready
 	@$(NEW)/bin/mypy
+	@$(FRAMEWORKS)/bin/mypy --config-file mypy-frameworks.ini
 
 docs: $(NEW)/.ready
 	@$(NEW)/bin/sphinx-build -q -W --keep-going -n docs build/site && echo "build/site/index.html"
@@ -52,5 +56,11 @@ $(OLD)/.ready: pyproject.toml $(NEW)/.ready
 	@$(NEW)/bin/uv pip install --quiet --python $(OLD)/bin/python --editable . --group oldest
 	@touch $@
 
+$(FRAMEWORKS)/.ready: pyproject.toml $(NEW)/.ready
+	@echo "setting up $(FRAMEWORKS) (once)"
+	@$(PYTHON) -m venv $(FRAMEWORKS)
+	@$(NEW)/bin/uv pip install --quiet --python $(FRAMEWORKS)/bin/python --editable . --group frameworks
+	@touch $@
+
 clean:
-	@rm -rf $(NEW) $(OLD) .mypy_cache .pytest_cache .ruff_cache build
+	@rm -rf $(NEW) $(OLD) $(FRAMEWORKS) .mypy_cache .pytest_cache .ruff_cache build

@@ -1,0 +1,30 @@
+"""Writes ``matrix.md`` from the conformance harnesses. Run it with ``.venv-frameworks/bin/python``."""  # noqa: INP001
+
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+sys.path.insert(0, str(ROOT))
+
+from runguard.testing.conformance import matrix  # noqa: E402
+from tests.frameworks.adk_harness import AdkHarness  # noqa: E402
+from tests.frameworks.langchain_harness import LangChainHarness  # noqa: E402
+from tests.frameworks.openai_harness import OpenAIAgentsHarness  # noqa: E402
+from tests.frameworks.pydantic_harness import PydanticAIHarness  # noqa: E402
+
+PAGE = Path(__file__).with_name("matrix.md")
+HEAD = """# What each framework supports
+
+The same scenarios run on the real package of every framework, with a scripted model.
+`runguard.testing.conformance` has them, so that you can write an adapter of your own and prove it.
+A script writes this table from the tests.
+
+"""
+
+
+def text() -> str:
+    return HEAD + matrix([AdkHarness(), LangChainHarness(), OpenAIAgentsHarness(), PydanticAIHarness()]) + "\n"
+
+
+if __name__ == "__main__":
+    PAGE.write_text(text(), encoding="utf-8")

@@ -1,0 +1,81 @@
+"""LangChain's messages in RunGuard's terms, and the other way round."""
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+from langchain_core.messages import AIMessage, BaseMessage, HumanMessage
+
+from runguard.adapters.model_calls import ModelRequest
+from runguard.adapters.tool_calls import ToolUse
+from runguard.core.decision import METADATA_KEY, Trip
+from runguard.pricing.rates import Usage
+from runguard.providers.sizes import size_of
+
+# What chat models call their output limit, in the order in which it is looked for.
+_LIMITS: Final = ("max_tokens", "max_output_tokens", "max_completion_tokens", "num_predict", "max_new_tokens")
+_MODELS: Final = ("model_name", "model", "model_id")
+
+
+def model_name(model: Any) -> str:
+    """The name under which the provider prices the model."""
+    return next((name for key in _MODELS if isinstance(name := getattr(model, key, None), str) and name), "")
+
+
+def limit_key(model: Any) -> str:
+    """The keyword by which this chat model takes an output limit."""
+    fields = getattr(type(model), "model_fields", {})
+    return next((key for key in _LIMITS if key in fields), _LIMITS[0])
+
+
+def output_limit(model: Any, settings: dict[str, Any]) -> int | None:
+    given = [settings.get(key) for key in _LIMITS] + [getattr(model, key, None) for key in _LIMITS]
+    return next((limit for limit in given if type(limit) is int and limit > 0), None)
+
+
+def request_of(model: Any, messages: Sequence[BaseMessage], others: Any, settings: dict[str, Any]) -> ModelRequest:
+    """``others``: what the request holds besides messages, such as the system message and the tools."""
+    prompt = [[message.content, getattr(message, "tool_calls", None)] for message in messages]
+    return ModelRequest.of(model_name(model), [prompt, others], output_limit(model, settings))
+
+
+def usage_of(message: AIMessage) -> Usage | None:
+    """The usage that a message reports, or None."""
+    report = message.usage_metadata
+    if not report:
+        return None
+    inputs, outputs = report.get("input_token_details") or {}, report.get("output_token_details") or {}
+    return Usage(
+        input=report["input_tokens"],
+        output=report["output_tokens"],
+        cached=inputs.get("cache_read") or 0,
+        cache_write=inputs.get("cache_creation") or 0,
+        audio=inputs.get("audio") or 0,
+        audio_output=outputs.get("audio") or 0,
+        thinking=outputs.get("reasoning") or 0,
+    )
+
+
+def answered_by(message: AIMessage) -> str:
+    """The model that answered, as the provider names it."""
+    metadata = message.response_metadata
+    return next((name for key in _MODELS if isinstance(name := metadata.get(key), str)), "")
+
+
+def calls_of(message: AIMessage) -> list[ToolUse]:
+    """The tool calls that a message asks for, those with broken arguments included."""
+    calls = [ToolUse(call["id"] or str(n), call["name"], call["args"]) for n, call in enumerate(message.tool_calls)]
+    broken = message.invalid_tool_calls
+    return calls + [ToolUse(call["id"] or f"invalid{n}", call["name"] or "", {}) for n, call in enumerate(broken)]
+
+
+def answer_size(message: BaseMessage) -> int:
+    return size_of([message.content, getattr(message, "tool_calls", None)])
+
+
+def stop_message(trip: Trip, text: str) -> AIMessage:
+    """What an agent ends with after a stop: text for the user, and the trip for programs."""
+    return AIMessage(content=text, response_metadata={METADATA_KEY: trip.to_dict()})
+
+
+def notice_message(notice: str) -> HumanMessage:
+    return HumanMessage(content=notice, additional_kwargs={METADATA_KEY: "notice"})

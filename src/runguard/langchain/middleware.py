@@ -1,0 +1,241 @@
+"""``RunGuardMiddleware``: guards every agent that takes middleware (``create_agent``, deepagents)."""
+
+import threading
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable
+from typing import Annotated, Any, Final, NotRequired, Unpack
+
+from langchain.agents.middleware import AgentMiddleware, AgentState, ModelRequest, ModelResponse
+from langchain.agents.middleware.types import ExtendedModelResponse, PrivateStateAttr, ToolCallRequest
+from langchain_core.messages import AIMessage, ToolMessage
+from langgraph.channels.untracked_value import UntrackedValue
+from langgraph.config import get_config
+from langgraph.errors import GraphBubbleUp
+from langgraph.types import Command
+
+from runguard.adapters.agent_run import AgentRun
+from runguard.adapters.model_calls import Permission
+from runguard.adapters.tool_calls import ToolUse
+from runguard.conductor.controls import Controls
+from runguard.conductor.guard import Guard
+from runguard.core.decision import Trip
+from runguard.core.exceptions import RunStoppedError
+from runguard.langchain.messages import (
+    answer_size,
+    answered_by,
+    calls_of,
+    limit_key,
+    notice_message,
+    request_of,
+    stop_message,
+    usage_of,
+)
+from runguard.policy.settings import Policy
+from runguard.policy.typed_settings import PolicySettings
+
+_RUN: Final = "runguard_run"
+_RESUMED_KEPT: Final = 1_024
+
+
+class _State(AgentState[Any]):
+    # Never stored in a checkpoint: it ends with the execution of the graph.
+    runguard_run: NotRequired[Annotated[Any, UntrackedValue, PrivateStateAttr]]
+
+
+class RunGuardMiddleware(Controls, AgentMiddleware[Any, Any, Any]):
+    """``create_agent(model, tools, middleware=[RunGuardMiddleware(max_usd=1.50)])``.
+
+    The keywords are those of ``RunGuardPlugin``. A stop ends the agent with a message that carries the trip in
+    ``response_metadata["runguard"]``; ``on_stop="raise"`` raises the typed error instead. Give the same instance to
+    sub-agents: a sub-agent that a tool calls joins the run of its caller.
+    """
+
+    state_schema = _State
+
+    def __init__(self, *, app: str = "", user: str = "", **policy: Unpack[PolicySettings]) -> None:
+        """``app`` and ``user``: whom budgets per app and per user are for. The session is the thread's id."""
+        super().__init__()
+        self.tools = []
+        self.guard = Guard(Policy.build(**policy))
+        self.guard.check_store()
+        self._app, self._user = app, user
+        self._is_off = self.guard.policy.mode == "off"
+        self._resumed: OrderedDict[str, AgentRun] = OrderedDict()
+        self._lock = threading.Lock()
+
+    # ---- the agent's run --------------------------------------------------------------------------------------------
+
+    def before_agent(self, state: Any, runtime: Any) -> dict[str, Any] | None:
+        if self._is_off:
+            return None
+        run = self._start()
+        if (trip := run.enter()) is not None:
+            self._raise_if_asked(trip)
+        return {_RUN: run}
+
+    async def abefore_agent(self, state: Any, runtime: Any) -> dict[str, Any] | None:
+        return self.before_agent(state, runtime)
+
+    def after_agent(self, state: Any, runtime: Any) -> dict[str, Any] | None:
+        if not self._is_off:
+            self._run_of(state).end()
+        return None
+
+    async def aafter_agent(self, state: Any, runtime: Any) -> dict[str, Any] | None:
+        return self.after_agent(state, runtime)
+
+    def _start(self) -> AgentRun:
+        config = get_config()
+        session = str(config.get("configurable", {}).get("thread_id") or "")
+        name = str((config.get("metadata") or {}).get("lc_agent_name") or "agent")
+        return AgentRun.start(self.guard, name, app=self._app, user=self._user, session=session)
+
+    def _run_of(self, state: Any) -> AgentRun:
+        """The run that ``before_agent`` began. After an interrupt the graph goes on without it: a new run begins."""
+        run = state.get(_RUN)
+        if isinstance(run, AgentRun):
+            return run
+        config = get_config().get("configurable", {})
+        key = f"{config.get('thread_id')}/{config.get('checkpoint_ns', '').split('|')[0]}"
+        with self._lock:
+            run = self._resumed.get(key)
+            if run is None:
+                run = self._resumed[key] = self._start()
+                if len(self._resumed) > _RESUMED_KEPT:
+                    self._resumed.popitem(last=False)[1].end()
+        return run
+
+    # ---- model calls ------------------------------------------------------------------------------------------------
+
+    def wrap_model_call(self, request: ModelRequest[Any], handler: Callable[[ModelRequest[Any]], Any]) -> Any:
+        if self._is_off:
+            return handler(request)
+        run = self._run_of(request.state)
+        permission = run.ask_now(_asked(request))
+        if isinstance(permission, Trip):
+            return self._stop(permission, request)
+        try:
+            response = handler(_changed(request, permission))
+        except BaseException as error:
+            permission.fail(error)
+            raise
+        _settle(permission, response)
+        return response
+
+    async def awrap_model_call(
+        self, request: ModelRequest[Any], handler: Callable[[ModelRequest[Any]], Awaitable[Any]]
+    ) -> Any:
+        if self._is_off:
+            return await handler(request)
+        run = self._run_of(request.state)
+        permission = await run.ask(_asked(request))
+        if isinstance(permission, Trip):
+            return self._stop(permission, request)
+        try:
+            response = await permission.during(handler(_changed(request, permission)))
+        except BaseException as error:
+            permission.fail(error)
+            if (trip := permission.interrupted) is not None:
+                return self._stop(trip, request)
+            raise
+        _settle(permission, response)
+        return response
+
+    def _stop(self, trip: Trip, request: ModelRequest[Any]) -> AIMessage:
+        """End the agent. Structured output leaves no way but the exception."""
+        if request.response_format is not None:
+            raise RunStoppedError.of(trip)
+        self._raise_if_asked(trip)
+        return stop_message(trip, self.guard.stop_text(trip))
+
+    def _raise_if_asked(self, trip: Trip) -> None:
+        if self.guard.policy.on_stop == "raise":
+            raise RunStoppedError.of(trip)
+
+    # ---- tool calls -------------------------------------------------------------------------------------------------
+
+    def wrap_tool_call(
+        self, request: ToolCallRequest, handler: Callable[[ToolCallRequest], ToolMessage | Command[Any]]
+    ) -> ToolMessage | Command[Any]:
+        if self._is_off:
+            return handler(request)
+        run, use = self._run_of(request.state), _use_of(request)
+        refusal = run.check_tool_now(use)
+        if refusal is not None:
+            return _refused(use, refusal)
+        try:
+            with run.tool(use):
+                result = handler(request)
+        except BaseException as error:
+            _raised(run, use, error)
+            raise
+        _answered(run, use, result)
+        return result
+
+    async def awrap_tool_call(
+        self, request: ToolCallRequest, handler: Callable[[ToolCallRequest], Awaitable[ToolMessage | Command[Any]]]
+    ) -> ToolMessage | Command[Any]:
+        if self._is_off:
+            return await handler(request)
+        run, use = self._run_of(request.state), _use_of(request)
+        refusal = await run.check_tool(use)
+        if refusal is not None:
+            return _refused(use, refusal)
+        try:
+            with run.tool(use):
+                result = await handler(request)
+        except BaseException as error:
+            _raised(run, use, error)
+            raise
+        _answered(run, use, result)
+        return result
+
+
+def _asked(request: ModelRequest[Any]) -> Any:
+    tools = [tool if isinstance(tool, dict) else [tool.name, tool.description, tool.args] for tool in request.tools]
+    system = request.system_message.content if request.system_message is not None else ""
+    return request_of(request.model, request.messages, [system, tools], request.model_settings)
+
+
+def _changed(request: ModelRequest[Any], permission: Permission) -> ModelRequest[Any]:
+    """The request with a notice for the model, and with the output limit that the budget can pay."""
+    if permission.notice:
+        request = request.override(messages=[*request.messages, notice_message(permission.notice)])
+    if (limit := permission.max_output_tokens) is not None:
+        request = request.override(model_settings={**request.model_settings, limit_key(request.model): limit})
+    return request
+
+
+def _settle(permission: Permission, response: Any) -> None:
+    inner = response.model_response if isinstance(response, ExtendedModelResponse) else response
+    messages = inner.result if isinstance(inner, ModelResponse) else [inner]
+    message = next((m for m in messages if isinstance(m, AIMessage)), None)
+    if message is None:
+        permission.fail(None)
+        return
+    permission.settle(
+        usage_of(message),
+        model=answered_by(message),
+        calls=calls_of(message),
+        text=str(message.text),
+        size=answer_size(message),
+    )
+
+
+def _use_of(request: ToolCallRequest) -> ToolUse:
+    call = request.tool_call
+    return ToolUse(call["id"] or "", call["name"], call["args"])
+
+
+def _refused(use: ToolUse, text: str) -> ToolMessage:
+    return ToolMessage(content=text, tool_call_id=use.id, name=use.tool, status="error")
+
+
+def _answered(run: AgentRun, use: ToolUse, result: ToolMessage | Command[Any]) -> None:
+    run.answered(use, result.content if isinstance(result, ToolMessage) else getattr(result, "update", None))
+
+
+def _raised(run: AgentRun, use: ToolUse, error: BaseException) -> None:
+    if isinstance(error, GraphBubbleUp):  # an interrupt: the tool will be called again
+        return
+    run.raised(use, error)

@@ -1,0 +1,197 @@
+"""``guarded``: a copy of an agent, and of all agents that it can reach, with a guard around models and tools."""
+
+import copy
+import logging
+from types import CellType, FunctionType
+from typing import Any, Final, Unpack
+
+from agents import Agent, AgentHooks, FunctionTool, Handoff
+from agents.models.interface import Model
+from agents.models.multi_provider import MultiProvider
+
+from runguard.adapters.tool_calls import ToolUse
+from runguard.conductor.controls import Controls
+from runguard.conductor.guard import Guard
+from runguard.core.exceptions import PolicyError
+from runguard.openai_agents.model import GuardedModel
+from runguard.openai_agents.runs import Runs
+from runguard.policy.settings import Policy
+from runguard.policy.typed_settings import PolicySettings
+from runguard.providers.answers import arguments
+
+_log: Final = logging.getLogger("runguard")
+
+
+class AgentGuard(Controls):
+    """The guard behind a guarded agent: ``guard_of(agent)`` returns it. Trips, spend, the kill switch."""
+
+    def __init__(self, *, app: str = "", user: str = "", session: str = "", **policy: Unpack[PolicySettings]) -> None:
+        self.guard = Guard(Policy.build(**policy))
+        self.guard.check_store()
+        self._runs = Runs(self.guard, {"app": app, "user": user, "session": session})
+        self._copies: dict[int, tuple[Agent[Any], Agent[Any]]] = {}  # by identity of the original, which is kept alive
+        self._provider = MultiProvider()
+
+    def guarded(self, agent: Agent[Any]) -> Agent[Any]:
+        """A guarded copy of ``agent``. Agents that hand off to each other are copied once."""
+        known = self._copies.get(id(agent))
+        if known is not None:
+            return known[1]
+        if isinstance(agent, _Guarded):
+            return agent
+        kind: Any = type(f"Guarded{type(agent).__name__}", (_Guarded, type(agent)), {})
+        made: Any = kind.__new__(kind)
+        vars(made).update(vars(agent))
+        made.runguard = self
+        self._copies[id(agent)] = (agent, made)
+        made.model = self._model(agent.model)
+        made.hooks = _Hooks(self._runs, agent.hooks)
+        made.tools = [self.tool(tool) for tool in agent.tools]
+        made.handoffs = [self._handoff(one) for one in agent.handoffs]
+        return made  # type: ignore[no-any-return]
+
+    def _model(self, model: str | Model | None) -> Model:
+        if isinstance(model, GuardedModel):
+            return model
+        inner = model if isinstance(model, Model) else self._provider.get_model(model)
+        name = model if isinstance(model, str) else getattr(inner, "model", "")
+        return GuardedModel(inner, name if isinstance(name, str) else str(name), self.guard, self._runs)
+
+    def _handoff(self, target: Agent[Any] | Handoff[Any, Any]) -> Agent[Any] | Handoff[Any, Any]:
+        if isinstance(target, Agent):
+            return self.guarded(target)
+        made, invoke = copy.copy(target), target.on_invoke_handoff
+
+        async def guarded_target(context: Any, args: str) -> Any:
+            return self.guarded(await invoke(context, args))
+
+        made.on_invoke_handoff = guarded_target
+        return made
+
+    def tool(self, tool: Any) -> Any:
+        """A tool with a guard around it. Tools that OpenAI hosts are executed elsewhere and stay as they are."""
+        if not isinstance(tool, FunctionTool) or getattr(tool, "runguard", None) is self:
+            return tool
+        made: Any = copy.copy(tool)
+        inner = tool.on_invoke_tool
+        if (agent := getattr(tool, "_agent_instance", None)) is not None:
+            inner = self._with_agent(tool.name, inner, agent)
+        made.on_invoke_tool = _GuardedInvoker(tool.name, inner, self._runs)
+        made.runguard = self
+        return made
+
+    def _with_agent(self, name: str, invoker: Any, agent: Agent[Any]) -> Any:
+        """The invoker of an agent used as a tool, with the guarded copy of that agent. It is held by a closure."""
+        made = copy.copy(invoker)
+        for key, value in vars(invoker).items():
+            if isinstance(value, FunctionType) and (bound := _rebound(value, agent, self.guarded(agent))) is not None:
+                setattr(made, key, bound)
+                return made
+        _log.warning(
+            "runguard.unguarded: the agent behind the tool '%s' cannot be guarded in this version of openai-agents; "
+            "use guarded(agent).as_tool(...) for it",
+            name,
+        )
+        return invoker
+
+
+class _Guarded:
+    """Mixed into the class of a guarded agent: guards the tools of MCP servers, which exist only during a run."""
+
+    runguard: AgentGuard
+
+    async def get_mcp_tools(self, run_context: Any) -> list[Any]:
+        tools = await super().get_mcp_tools(run_context)  # type: ignore[misc]
+        return [self.runguard.tool(tool) for tool in tools]
+
+
+class _GuardedInvoker:
+    """Calls a tool if the guard allows it. Otherwise the model gets the reason as the answer."""
+
+    def __init__(self, name: str, inner: Any, runs: Runs) -> None:
+        self._name, self._inner, self._runs = name, inner, runs
+
+    async def __call__(self, context: Any, args: str) -> Any:
+        agent = getattr(context.agent, "name", "") or "agent"
+        run = self._runs.of(context, agent)
+        use = ToolUse(context.tool_call_id, self._name, arguments(args))
+        refusal = await run.check_tool(use)
+        if refusal is not None:
+            return refusal
+        try:
+            with run.tool(use):
+                result = await self._inner(context, args)
+        except BaseException as error:
+            run.raised(use, error)
+            raise
+        run.answered(use, result)
+        return result
+
+
+class _Hooks(AgentHooks[Any]):
+    """Follows the run, and passes every call on to the hooks of the original agent."""
+
+    def __init__(self, runs: Runs, inner: AgentHooks[Any] | None) -> None:
+        self._runs, self._inner = runs, inner
+
+    async def on_start(self, context: Any, agent: Any) -> None:
+        self._runs.of(context, agent.name).enter()
+        if self._inner is not None:
+            await self._inner.on_start(context, agent)
+
+    async def on_end(self, context: Any, agent: Any, output: Any) -> None:
+        self._runs.end(context)
+        if self._inner is not None:
+            await self._inner.on_end(context, agent, output)
+
+    async def on_handoff(self, context: Any, agent: Any, source: Any) -> None:
+        self._runs.of(context, source.name).hand_off(agent.name)
+        if self._inner is not None:
+            await self._inner.on_handoff(context, agent, source)
+
+    async def on_llm_start(self, context: Any, agent: Any, system_prompt: Any, input_items: Any) -> None:
+        self._runs.connect(input_items, self._runs.of(context, agent.name))
+        if self._inner is not None:
+            await self._inner.on_llm_start(context, agent, system_prompt, input_items)
+
+    async def on_llm_end(self, context: Any, agent: Any, response: Any) -> None:
+        self._runs.disconnect(self._runs.of(context, agent.name))
+        if self._inner is not None:
+            await self._inner.on_llm_end(context, agent, response)
+
+    async def on_tool_start(self, context: Any, agent: Any, tool: Any) -> None:
+        if self._inner is not None:
+            await self._inner.on_tool_start(context, agent, tool)
+
+    async def on_tool_end(self, context: Any, agent: Any, tool: Any, result: Any) -> None:
+        if self._inner is not None:
+            await self._inner.on_tool_end(context, agent, tool, result)
+
+
+def guarded(agent: Agent[Any], **settings: Any) -> Agent[Any]:
+    """``Runner.run(guarded(agent, max_usd=1.50), "…")``: a guarded copy of the agent and of all it can reach.
+
+    The keywords are those of ``RunGuardPlugin``, and ``app``, ``user`` and ``session`` for budgets per app, user or
+    session. A stop ends the run with a text as its output; with structured output, or with ``on_stop="raise"``, the
+    typed error is raised. ``guarded_agent.runguard`` has the trips, the spend and the kill switch.
+    """
+    if not isinstance(agent, Agent):
+        raise PolicyError(f"guarded({agent!r}): give an agents.Agent")
+    return AgentGuard(**settings).guarded(agent)
+
+
+def _rebound(function: FunctionType, old: object, new: object) -> FunctionType | None:
+    """The function with ``new`` where its closure holds ``old``, also in functions that it holds; None: nowhere."""
+    cells, found = [], False
+    for cell in function.__closure__ or ():
+        value = cell.cell_contents
+        inner = _rebound(value, old, new) if isinstance(value, FunctionType) else None
+        if value is old or inner is not None:
+            found = True
+            cell = CellType(new if value is old else inner)
+        cells.append(cell)
+    if not found:
+        return None
+    made = FunctionType(function.__code__, function.__globals__, function.__name__, function.__defaults__, tuple(cells))
+    made.__kwdefaults__ = function.__kwdefaults__
+    return made

@@ -1,0 +1,200 @@
+"""A model of the OpenAI Agents SDK with a guard around it."""
+
+from collections.abc import AsyncIterator
+from contextlib import aclosing
+from dataclasses import replace
+from typing import Any
+
+from agents.agent_output import AgentOutputSchemaBase
+from agents.items import ModelResponse
+from agents.model_settings import ModelSettings
+from agents.models.interface import Model
+from agents.usage import Usage as ReportedUsage
+from openai.types.responses import Response, ResponseCompletedEvent, ResponseOutputMessage, ResponseOutputText
+
+from runguard.adapters.agent_run import AgentRun
+from runguard.adapters.model_calls import ModelRequest, Permission
+from runguard.adapters.tool_calls import ToolUse
+from runguard.conductor.guard import Guard
+from runguard.core.decision import Trip
+from runguard.core.exceptions import RunStoppedError
+from runguard.openai_agents.runs import Runs
+from runguard.pricing.rates import Usage
+from runguard.providers.answers import arguments
+from runguard.providers.sizes import size_of
+
+
+class GuardedModel(Model):
+    """Asks the guard before each call of the inner model, and reports what it used."""
+
+    def __init__(self, inner: Model, name: str, guard: Guard, runs: Runs) -> None:
+        self._inner, self._name, self._guard, self._runs = inner, name, guard, runs
+
+    async def close(self) -> None:
+        await self._inner.close()
+
+    def get_retry_advice(self, request: Any) -> Any:
+        return self._inner.get_retry_advice(request)
+
+    async def _cleanup_on_run_end(self, owner: object) -> None:
+        await self._inner._cleanup_on_run_end(owner)
+
+    async def get_response(
+        self,
+        system_instructions: str | None,
+        input: Any,  # noqa: A002 - the SDK's name
+        model_settings: ModelSettings,
+        tools: Any,
+        output_schema: AgentOutputSchemaBase | None,
+        handoffs: Any,
+        tracing: Any,
+        **kwargs: Any,
+    ) -> ModelResponse:
+        run, is_alone = self._run(input)
+        try:
+            permission = await run.ask(self._asked(system_instructions, input, model_settings, tools, handoffs))
+            if isinstance(permission, Trip):
+                return ModelResponse([self._last_words(permission, output_schema)], ReportedUsage(), None)
+            items, settings = _changed(input, model_settings, permission)
+            try:
+                response = await permission.during(
+                    self._inner.get_response(
+                        system_instructions, items, settings, tools, output_schema, handoffs, tracing, **kwargs
+                    )
+                )
+            except BaseException as error:
+                permission.fail(error)
+                if (trip := permission.interrupted) is not None:
+                    return ModelResponse([self._last_words(trip, output_schema)], ReportedUsage(), None)
+                raise
+            self._settle(permission, response.output, response.usage, handoffs)
+            return response
+        finally:
+            if is_alone:
+                run.end()
+
+    async def stream_response(
+        self,
+        system_instructions: str | None,
+        input: Any,  # noqa: A002 - the SDK's name
+        model_settings: ModelSettings,
+        tools: Any,
+        output_schema: AgentOutputSchemaBase | None,
+        handoffs: Any,
+        tracing: Any,
+        **kwargs: Any,
+    ) -> AsyncIterator[Any]:
+        run, is_alone = self._run(input)
+        try:
+            permission = await run.ask(self._asked(system_instructions, input, model_settings, tools, handoffs))
+            if isinstance(permission, Trip):
+                yield _completed(self._last_words(permission, output_schema), self._name)
+                return
+            items, settings = _changed(input, model_settings, permission)
+            streamed, final = 0, None
+            try:
+                stream: Any = self._inner.stream_response(
+                    system_instructions, items, settings, tools, output_schema, handoffs, tracing, **kwargs
+                )
+                async with aclosing(stream) as events:
+                    async for event in events:
+                        if isinstance(event, ResponseCompletedEvent):
+                            final = event.response
+                        elif isinstance(delta := getattr(event, "delta", None), str):
+                            streamed += len(delta.encode())
+                        if final is not None:
+                            self._settle(permission, final.output, final.usage, handoffs)
+                        elif (trip := permission.stopped) is not None:
+                            permission.fail(None, streamed, streaming=True)
+                            yield _completed(self._last_words(trip, output_schema), self._name)
+                            return
+                        yield event
+            except BaseException as error:
+                permission.fail(error, streamed, streaming=True)
+                raise
+            permission.fail(None, streamed, streaming=True)  # the stream ended without its last event
+        finally:
+            if is_alone:
+                run.end()
+
+    # ---- helpers ----------------------------------------------------------------------------------------------------
+
+    def _run(self, items: Any) -> tuple[AgentRun, bool]:
+        """The run that asks, and whether it consists of this call alone."""
+        run = self._runs.asking(items)
+        return (run, False) if run is not None else (self._runs.alone(), True)
+
+    def _asked(self, instructions: Any, items: Any, settings: ModelSettings, tools: Any, handoffs: Any) -> ModelRequest:
+        declared = [[getattr(tool, "name", ""), getattr(tool, "description", ""), _schema(tool)] for tool in tools]
+        declared += [[one.tool_name, one.tool_description, one.input_json_schema] for one in handoffs]
+        return ModelRequest.of(self._name, [instructions, items, declared], settings.max_tokens)
+
+    def _settle(self, permission: Permission, output: list[Any], usage: Any, handoffs: Any) -> None:
+        names = {one.tool_name for one in handoffs}
+        calls = [item for item in output if getattr(item, "type", "") == "function_call" and item.name not in names]
+        permission.settle(
+            _usage_of(usage),
+            calls=[ToolUse(call.call_id, call.name, arguments(call.arguments)) for call in calls],
+            text="" if len(calls) < len(output) - len(_texts(output)) else "".join(_texts(output)),
+            size=size_of(output),
+        )
+
+    def _last_words(self, trip: Trip, schema: AgentOutputSchemaBase | None) -> ResponseOutputMessage:
+        """The message that ends the run. With structured output no text can end it, so the typed error is raised."""
+        if self._guard.policy.on_stop == "raise" or (schema is not None and not schema.is_plain_text()):
+            raise RunStoppedError.of(trip)
+        text = ResponseOutputText(type="output_text", text=self._guard.stop_text(trip), annotations=[])
+        return ResponseOutputMessage(
+            id=f"runguard_{trip.id}", type="message", role="assistant", status="completed", content=[text]
+        )
+
+
+def _schema(tool: Any) -> Any:
+    return getattr(tool, "params_json_schema", None)
+
+
+def _texts(output: list[Any]) -> list[str]:
+    return [
+        part.text
+        for item in output
+        if isinstance(item, ResponseOutputMessage)
+        for part in item.content
+        if isinstance(part, ResponseOutputText)
+    ]
+
+
+def _changed(items: Any, settings: ModelSettings, permission: Permission) -> tuple[Any, ModelSettings]:
+    """The request with a notice for the model, and with the output limit that the budget can pay."""
+    if permission.notice:
+        items = [*([{"role": "user", "content": items}] if isinstance(items, str) else items)]
+        items.append({"role": "user", "content": permission.notice})
+    if (limit := permission.max_output_tokens) is not None:
+        settings = replace(settings, max_tokens=limit)
+    return items, settings
+
+
+def _usage_of(usage: Any) -> Usage | None:
+    if usage is None or not (usage.input_tokens or usage.output_tokens):
+        return None
+    inputs, outputs = usage.input_tokens_details, usage.output_tokens_details
+    return Usage(
+        input=usage.input_tokens,
+        output=usage.output_tokens,
+        cached=getattr(inputs, "cached_tokens", 0) or 0,
+        cache_write=getattr(inputs, "cache_write_tokens", 0) or 0,
+        thinking=getattr(outputs, "reasoning_tokens", 0) or 0,
+    )
+
+
+def _completed(message: ResponseOutputMessage, model: str) -> ResponseCompletedEvent:
+    response = Response(
+        id=message.id,
+        created_at=0.0,
+        model=model or "runguard",
+        object="response",
+        output=[message],
+        parallel_tool_calls=False,
+        tool_choice="none",
+        tools=[],
+    )
+    return ResponseCompletedEvent(response=response, sequence_number=0, type="response.completed")

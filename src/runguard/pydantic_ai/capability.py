@@ -1,0 +1,177 @@
+"""``RunGuard``: a capability that guards the runs of a Pydantic AI agent."""
+
+from copy import copy
+from dataclasses import replace
+from typing import Any, Final, Unpack
+
+from pydantic_ai.capabilities import AbstractCapability
+from pydantic_ai.exceptions import (
+    ApprovalRequired,
+    CallDeferred,
+    ModelRetry,
+    SkipModelRequest,
+    SkipToolExecution,
+    ToolRetryError,
+)
+from pydantic_ai.messages import ModelRequest, ModelResponse, TextPart, ToolCallPart, UserPromptPart
+from pydantic_ai.models import ModelRequestContext
+from pydantic_ai.tools import RunContext, ToolDefinition
+
+from runguard.adapters.agent_run import AgentRun
+from runguard.adapters.model_calls import ModelRequest as Asked
+from runguard.adapters.tool_calls import ToolUse
+from runguard.conductor.controls import Controls
+from runguard.conductor.guard import Guard
+from runguard.core.decision import METADATA_KEY, Trip
+from runguard.core.exceptions import RunStoppedError
+from runguard.policy.settings import Policy
+from runguard.policy.typed_settings import PolicySettings
+from runguard.pricing.rates import Usage
+from runguard.providers.sizes import size_of
+
+# The tool was not executed, or it will be called again: neither is an answer.
+_NOT_ANSWERED: Final = (ApprovalRequired, CallDeferred, SkipToolExecution)
+
+
+class RunGuard(Controls, AbstractCapability[Any]):
+    """``Agent(model, capabilities=[RunGuard(max_usd=1.50)])``.
+
+    The keywords are those of ``RunGuardPlugin``. A stop ends the run with a text; the response carries the trip in
+    ``metadata["runguard"]``. A run with structured output cannot end with a text: there a stop raises
+    ``RunStoppedError``, as ``on_stop="raise"`` does everywhere. Give the same instance to sub-agents: a sub-agent that
+    a tool calls joins the run of its caller.
+    """
+
+    def __init__(self, *, app: str = "", user: str = "", session: str = "", **policy: Unpack[PolicySettings]) -> None:
+        """``app``, ``user`` and ``session``: whom budgets per app, per user and per session are for."""
+        self.id, self.description, self.defer_loading = None, None, False
+        self.guard = Guard(Policy.build(**policy))
+        self.guard.check_store()
+        self._whom = {"app": app, "user": user, "session": session}
+        self._is_off = self.guard.policy.mode == "off"
+        self._run: AgentRun | None = None
+
+    async def for_run(self, ctx: RunContext[Any]) -> "RunGuard":
+        return copy(self)
+
+    async def wrap_run(self, ctx: RunContext[Any], *, handler: Any) -> Any:
+        if self._is_off:
+            return await handler()
+        name = (ctx.agent.name if ctx.agent is not None else None) or "agent"
+        self._run = run = AgentRun.start(self.guard, name, **self._whom)
+        try:
+            if (trip := run.enter()) is not None:
+                raise RunStoppedError.of(trip)
+            return await handler()
+        finally:
+            run.end()
+
+    # ---- model calls ------------------------------------------------------------------------------------------------
+
+    async def wrap_model_request(
+        self, ctx: RunContext[Any], *, request_context: ModelRequestContext, handler: Any
+    ) -> ModelResponse:
+        run = self._run
+        if run is None:
+            return await handler(request_context)  # type: ignore[no-any-return]
+        permission = await run.ask(_asked(request_context))
+        if isinstance(permission, Trip):
+            raise self._stop(permission, request_context)
+        if permission.notice:
+            notice = ModelRequest(parts=[UserPromptPart(permission.notice)])
+            request_context = replace(request_context, messages=[*request_context.messages, notice])
+        if (limit := permission.max_output_tokens) is not None:
+            settings: Any = {**(request_context.model_settings or {}), "max_tokens": limit}
+            request_context = replace(request_context, model_settings=settings)
+        try:
+            response: ModelResponse = await permission.during(handler(request_context))
+        except BaseException as error:
+            if isinstance(error, SkipModelRequest):  # another capability answered
+                permission.release()
+            else:
+                permission.fail(error, streaming=request_context.streaming)
+            if (trip := permission.interrupted) is not None:
+                raise self._stop(trip, request_context) from None
+            raise
+        permission.settle(
+            _usage_of(response),
+            model=response.model_name or "",
+            calls=[_use_of(part) for part in response.parts if isinstance(part, ToolCallPart)],
+            text="".join(part.content for part in response.parts if isinstance(part, TextPart)),
+            size=size_of(response.parts),
+        )
+        return response
+
+    def _stop(self, trip: Trip, request: ModelRequestContext) -> Exception:
+        if self.guard.policy.on_stop == "raise" or not _takes_text(request):
+            return RunStoppedError.of(trip)
+        text = TextPart(self.guard.stop_text(trip))
+        return SkipModelRequest(ModelResponse([text], metadata={METADATA_KEY: trip.to_dict()}))
+
+    # ---- tool calls -------------------------------------------------------------------------------------------------
+
+    async def wrap_tool_execute(
+        self, ctx: RunContext[Any], *, call: ToolCallPart, tool_def: ToolDefinition, args: Any, handler: Any
+    ) -> Any:
+        run = self._run
+        if run is None:
+            return await handler(args)
+        use = _use_of(call)
+        refusal = await run.check_tool(use)
+        if refusal is not None:
+            raise SkipToolExecution(refusal)
+        try:
+            with run.tool(use):
+                result = await handler(args)
+        except _NOT_ANSWERED:
+            raise
+        except ToolRetryError as error:
+            run.answered(use, error.tool_retry.content)
+            raise
+        except ModelRetry as error:
+            run.answered(use, error.message)
+            raise
+        except BaseException as error:
+            run.raised(use, error)
+            raise
+        run.answered(use, result)
+        return result
+
+
+def _asked(request: ModelRequestContext) -> Asked:
+    prompt = [[_content(part) for part in message.parts] for message in request.messages]
+    parameters = request.model_request_parameters
+    tools = [[tool.name, tool.description, tool.parameters_json_schema] for tool in parameters.function_tools]
+    limit = (request.model_settings or {}).get("max_tokens")
+    return Asked.of(request.model.model_name, [prompt, tools], limit if isinstance(limit, int) else None)
+
+
+def _content(part: Any) -> Any:
+    if isinstance(part, ToolCallPart):
+        return [part.tool_name, part.args]
+    return getattr(part, "content", None)
+
+
+def _use_of(call: ToolCallPart) -> ToolUse:
+    return ToolUse(call.tool_call_id, call.tool_name, call.args_as_dict(raise_if_invalid=False))
+
+
+def _usage_of(response: ModelResponse) -> Usage | None:
+    usage = response.usage
+    if not usage.input_tokens and not usage.output_tokens:
+        return None
+    return Usage(
+        input=usage.input_tokens,
+        output=usage.output_tokens,
+        cached=usage.cache_read_tokens,
+        cache_write=usage.cache_write_tokens,
+        audio=usage.input_audio_tokens,
+        cached_audio=usage.cache_audio_read_tokens,
+        thinking=usage.details.get("reasoning_tokens", 0),
+    )
+
+
+def _takes_text(request: ModelRequestContext) -> bool:
+    """Whether a text can be the result of the run. With structured output alone it cannot."""
+    parameters = request.model_request_parameters
+    return parameters.allow_text_output and parameters.output_mode in ("text", "tool")

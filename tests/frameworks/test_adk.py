@@ -1,0 +1,11 @@
+"""The ADK adapter plays every conformance scenario."""
+
+import pytest
+
+from runguard.testing import conformance
+from tests.frameworks.adk_harness import AdkHarness
+
+
+@pytest.mark.parametrize("name", conformance.SCENARIOS)
+async def test_scenario(name: str) -> None:
+    await conformance.check(AdkHarness(), name)

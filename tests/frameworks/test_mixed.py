@@ -1,0 +1,91 @@
+"""Agents of different frameworks in one tree: one run, one account, one trip."""
+
+import asyncio
+from typing import Any
+
+import pytest
+from agents import Runner
+from langchain_core.messages import HumanMessage
+from pydantic_ai import Agent as PydanticAgent
+from pydantic_ai.messages import ModelResponse, TextPart, ToolCallPart
+from pydantic_ai.models.function import FunctionModel
+
+from runguard.core.budget import Budget
+from runguard.langchain import RunGuardMiddleware
+from runguard.openai_agents import AgentGuard
+from runguard.pydantic_ai import RunGuard
+from runguard.testing.harness import MODEL, AgentSpec, Reply
+from tests.frameworks.langchain_harness import LangChainSession
+from tests.frameworks.openai_harness import OpenAIAgentsSession
+
+_PRICES: Any = {MODEL: {"input": 0.0, "output": 1.0}}
+_LIMITS: Any = {MODEL: {"max_output_tokens": 100_000}}
+
+
+def _outer(guard: RunGuard, tool: Any, calls: int) -> PydanticAgent[Any, Any]:
+    made = 0
+
+    def script(messages: Any, info: Any) -> ModelResponse:
+        nonlocal made
+        made += 1
+        return ModelResponse([ToolCallPart("ask", {"n": made}) if made <= calls else TextPart("done")])
+
+    agent = PydanticAgent(FunctionModel(script, model_name=MODEL), capabilities=[guard], name="outer")
+    agent.tool_plain(name="ask")(tool)
+    return agent
+
+
+@pytest.mark.parametrize("inner_has_settings", [False, True])
+async def test_an_openai_agent_as_a_tool_of_a_pydantic_agent_is_one_run(inner_has_settings: bool) -> None:
+    spec = AgentSpec(lambda n, _: Reply(calls=[("look", {"n": n})]), "inner", {"look": lambda n: f"page {n}"})
+    settings: Any = {"max_model_calls": 50} if inner_has_settings else {}
+    outer, inner = RunGuard(max_model_calls=10), AgentGuard(**settings)
+    session = OpenAIAgentsSession(spec, inner)
+
+    async def ask(n: int) -> str:
+        return str((await Runner.run(session._agent, "go", max_turns=100)).final_output)
+
+    result = await _outer(outer, ask, 3).run("go")
+    [trip] = outer.trips
+    assert (trip.rule, trip.agent_path[-1]) == ("model_calls", "inner")
+    assert session.model_calls == 9, "the outer agent made the first of ten calls"
+    assert result.output == outer.guard.stop_text(trip)
+    assert inner.trips == [], "the run around the inner agent has stopped it: one trip"
+    assert outer.spend()["calls"] == 10
+    assert inner.spend()["calls"] == 9
+    assert not outer.guard.runs
+
+
+async def test_a_stop_of_the_inner_settings_ends_the_inner_agent_alone() -> None:
+    spec = AgentSpec(lambda n, _: Reply(calls=[("look", {"n": n})]), "inner", {"look": lambda n: f"page {n}"})
+    outer, inner = RunGuard(max_model_calls=100), RunGuardMiddleware(max_model_calls=3)
+    session = LangChainSession(spec, inner)
+
+    async def ask(n: int) -> str:
+        result = await session._agent.ainvoke({"messages": [HumanMessage("go")]}, session._config)
+        return str(result["messages"][-1].content)
+
+    result = await _outer(outer, ask, 1).run("go")
+    assert result.output == "done"
+    assert outer.trips == []
+    assert [trip.rule for trip in inner.trips] == ["model_calls"]
+    assert outer.spend()["calls"] == 2 + 3, "the outer run pays for the calls of the inner one"
+
+
+async def test_fifty_mixed_calls_of_ten_cents_on_one_dollar_make_ten(tmp_path: Any) -> None:
+    settings: Any = {
+        "store": f"sqlite:///{tmp_path}/guard.db",
+        "budgets": [Budget(usd=1, per="app")],
+        "prices": _PRICES,
+        "models": _LIMITS,
+    }
+    chain, openai = RunGuardMiddleware(app="race", **settings), AgentGuard(app="race", **settings)
+    spec = AgentSpec(lambda n, _: Reply("done", input_tokens=10, output_tokens=100_000))
+    sessions: list[Any] = [LangChainSession(spec, chain) for _ in range(25)]
+    sessions += [OpenAIAgentsSession(spec, openai) for _ in range(25)]
+    await asyncio.gather(*(session.turn("go") for session in sessions))
+    assert sum(session.model_calls for session in sessions) == 10
+    chain.flush(10)
+    openai.flush(10)
+    [status] = [status for status in chain.budgets("app:race") if status.unit == "usd"]
+    assert (status.spent, status.reserved) == (1, 0)

@@ -1,0 +1,11 @@
+"""The OpenAI Agents adapter plays every conformance scenario."""
+
+import pytest
+
+from runguard.testing import conformance
+from tests.frameworks.openai_harness import OpenAIAgentsHarness
+
+
+@pytest.mark.parametrize("name", conformance.SCENARIOS)
+async def test_scenario(name: str) -> None:
+    await conformance.check(OpenAIAgentsHarness(), name)

@@ -1,0 +1,46 @@
+"""The pages about frameworks: every Python block runs, and the table of scenarios is up to date."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PAGES = sorted((ROOT / "docs" / "frameworks").glob("*.md"))
+BLOCKS = [
+    pytest.param(block, id=f"{page.stem}-{number}")
+    for page in PAGES
+    for number, block in enumerate(re.findall(r"```python\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL), 1)
+]
+
+
+@pytest.mark.parametrize("code", BLOCKS)
+def test_snippet_runs(code: str, tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", code],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "[]" in done.stdout, "the snippet shows that nothing was stopped"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_have_targets(page: Path) -> None:
+    for target in re.findall(r"\]\((?!https?://|#)([^)#]+)", page.read_text(encoding="utf-8")):
+        assert (page.parent / target).exists(), f"{page.name} links to {target}"
+
+
+def test_the_table_is_up_to_date() -> None:
+    script = ROOT / "docs" / "frameworks" / "write_matrix.py"
+    names: dict[str, object] = {"__file__": str(script), "__name__": "write_matrix"}
+    exec(compile(script.read_text(encoding="utf-8"), str(script), "exec"), names)
+    text, page = names["text"], names["PAGE"]
+    assert callable(text)
+    assert isinstance(page, Path)
+    assert page.read_text(encoding="utf-8") == text(), "run docs/frameworks/write_matrix.py"
