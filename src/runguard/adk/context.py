@@ -27,7 +27,7 @@ Nothing of this calls a function of RunGuard: where such a function could fail, 
 
 import itertools
 from collections.abc import Callable
-from contextvars import ContextVar
+from contextvars import Context, ContextVar
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -98,6 +98,13 @@ HERE: Final[ContextVar[Here]] = ContextVar("runguard_here", default=Here())  # n
 ANNOUNCED: Final[ContextVar[tuple[tuple[Guard, Invocation, ModelInFlight], ...]]] = ContextVar(
     "runguard_announced", default=()
 )
+
+
+def adopt(context: Context) -> None:
+    """Take RunGuard's variables from another context: a thread does not inherit them from the code that starts it."""
+    for variable, value in context.items():
+        if variable.name.startswith("runguard_"):
+            variable.set(value)
 
 
 def enclosing_tool(guard: Guard) -> EnclosingTool | None:

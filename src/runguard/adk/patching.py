@@ -9,7 +9,8 @@ import logging
 import threading
 import weakref
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Final
+from contextvars import Context
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from google.adk.models.base_llm import BaseLlm
 from google.adk.plugins.base_plugin import BasePlugin
@@ -67,6 +68,13 @@ class ModelClasses:
             delattr(BaseLlm, _ON_SUBCLASS)
 
 
+class SyncRun(NamedTuple):
+    """A call of ``Runner.run``, for the thread in which ADK carries it out."""
+
+    condition: Any  # the termination condition given with the call
+    context: Context  # of the caller: older versions of ADK do not copy it to the thread
+
+
 class InUse:
     """The guards, budgets and conditions of this process that need the wrappers."""
 
@@ -79,8 +87,7 @@ class InUse:
         self.of_models: weakref.WeakSet[Guard] = weakref.WeakSet()  # guards of guarded models
         self.has_agent_conditions = False  # an agent has a condition of its own: the wrappers stay
         self.has_run_conditions = False  # and the condition of an agent can end the whole run
-        # messages that Runner.run passes to its thread, and the condition given with them
-        self.in_sync_run: dict[int, Any] = {}
+        self.in_sync_run: dict[int, SyncRun] = {}  # by the id of the message that Runner.run passes to its thread
 
     def is_anything(self) -> bool:
         """Whether anything but an installed guard needs the wrappers."""

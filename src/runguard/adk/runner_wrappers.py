@@ -7,6 +7,7 @@ which stays in the session, and record which run is at work, so that calls witho
 
 import logging
 from collections.abc import AsyncGenerator, Callable, Generator
+from contextvars import copy_context
 from copy import copy
 from functools import wraps
 from typing import Any, Final
@@ -14,10 +15,10 @@ from typing import Any, Final
 from google.adk.events import Event
 from google.adk.runners import Runner
 
-from runguard.adk.context import HERE
+from runguard.adk.context import HERE, adopt
 from runguard.adk.invocations import Invocations
 from runguard.adk.live import Turn
-from runguard.adk.patching import IN_USE
+from runguard.adk.patching import IN_USE, SyncRun
 from runguard.adk.plugin import RunGuardPlugin
 from runguard.adk.run_conditions import until_terminated
 from runguard.adk.stop_owners import Stop, error_of, is_raised, stop_in
@@ -111,9 +112,12 @@ def _wrap_run_async(original: Any) -> Any:
     @wraps(original)
     def run_async(self: Runner, *args: Any, **kwargs: Any) -> AsyncGenerator[Event, None]:
         message = id(kwargs.get("new_message"))
-        condition = kwargs.pop("termination_condition", None) or IN_USE.in_sync_run.get(message)
+        sync = IN_USE.in_sync_run.get(message)
+        condition = kwargs.pop("termination_condition", None) or (sync.condition if sync is not None else None)
         fault: Exception | None = None
         try:
+            if sync is not None and kwargs.get("new_message") is not None:
+                adopt(sync.context)
             registry = _guard_of(self)
             if registry is None and condition is None and not IN_USE.is_anything():
                 return original(self, *args, **kwargs)  # type: ignore[no-any-return]
@@ -130,7 +134,7 @@ def _wrap_run_async(original: Any) -> Any:
         except Exception as error:
             fault = error
             report_fault(error, registry)
-        raises = HERE.get().tool is None and message not in IN_USE.in_sync_run
+        raises = HERE.get().tool is None and sync is None
         return guarded_stream(self, registry, events, user, session, raises, fault)
 
     return run_async
@@ -148,13 +152,14 @@ def _wrap_run(original: Any) -> Any:
         if kwargs.get("new_message") is not None:
             kwargs["new_message"] = copy(kwargs["new_message"])  # its id distinguishes runs with the same message
         message = id(kwargs.get("new_message"))
-        IN_USE.in_sync_run[message] = condition
+        IN_USE.in_sync_run[message] = SyncRun(condition, copy_context())
+        is_nested = HERE.get().tool is not None  # the Runner around the tool raises the error
         try:
             for event in original(self, *args, **kwargs):
                 is_hidden = False
                 try:
                     stop = stop_in(event) or stop
-                    is_hidden = is_raised(event)
+                    is_hidden = not is_nested and is_raised(event)
                 except Exception as error:
                     plugin = next(iter(guards_in(self)), None)
                     report_fault(error, plugin.invocations if plugin is not None else None)
@@ -164,7 +169,7 @@ def _wrap_run(original: Any) -> Any:
             IN_USE.in_sync_run.pop(message, None)
         failure: RunStoppedError | None = None
         try:
-            failure = error_of(stop) if stop is not None else None
+            failure = error_of(stop) if stop is not None and not is_nested else None
         except Exception as error:
             report_fault(error, stop[1] if stop is not None else None)
         if failure is not None:
