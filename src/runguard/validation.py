@@ -1,16 +1,21 @@
 """Settings as pydantic models whose mistakes read alike: path, value, and what would be right."""
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from runguard.core.exceptions import PolicyError
-from runguard.core.mistakes import nearest
+from runguard.core.mistakes import nearest, too_many
 from runguard.core.money import shown as shown_value
 
 _OTHER_SHAPES: Final = frozenset({"list_type", "tuple_type", "model_type", "dict_type", "literal_error"})
+_UNKNOWN: Final = frozenset({"extra_forbidden", "unexpected_keyword_argument"})
 _UNION_TAGS: Final = frozenset({"bool", "int", "callable", "Price", "function-after[_coherent(), ToolRule]"})
+
+
+_NAMED: Final = re.compile(r"[a-z_]+(?:: no such setting| = |: [A-Z]\w+\.)")
 
 
 if TYPE_CHECKING:  # type checkers read the fields
@@ -24,8 +29,10 @@ else:
         """
 
         def __call__(cls, *args: Any, **values: Any) -> Any:
+            if args:
+                raise PolicyError(too_many(cls, 0, list(cls.model_fields)))
             try:
-                return super().__call__(*args, **values)
+                return super().__call__(**values)
             except ValidationError as error:
                 lines = (
                     f"{cls.__name__}{'.' if _names_a_setting(line, cls) else ': '}{line}"
@@ -34,7 +41,7 @@ else:
                 raise PolicyError("\n".join(lines)) from None
 
     def _names_a_setting(line: str, model: type[BaseModel]) -> bool:
-        return line.split(":")[0].split(" = ")[0].split(".")[0] in {*model.model_fields} or ": no such setting" in line
+        return re.split(r"[:.\[]| = ", line, maxsplit=1)[0] in {*model.model_fields} or ": no such setting" in line
 
     class _Base(BaseModel, metaclass=_Explained): ...
 
@@ -51,15 +58,22 @@ class SettingsModel(_Base):
 
 def faults_of(error: ValidationError, model: type[SettingsModel]) -> list[str]:
     """One line per fault: where it is, what was given, what would be right."""
-    lines: list[str] = []
+    lines: dict[str, str] = {}  # what was given where -> what would be right
     faults = [(_path(fault), fault) for fault in error.errors(include_url=False)]
+    unknown = {path.rpartition(".")[0] for path, fault in faults if fault["type"] in _UNKNOWN}
     for path, fault in faults:
         if fault["type"] in _OTHER_SHAPES and any(other != path and other.startswith(path) for other, _ in faults):
-            continue  # the shape that was meant has a fault of its own
+            continue  # the intended shape has a fault of its own
+        if fault["type"] == "missing" and path.rpartition(".")[0] in unknown:
+            continue  # probably the unknown name, misspelled
         line = _line(path, fault, model)
-        if line is not None:
-            lines.append(line)
-    return list(dict.fromkeys(lines))
+        if line is None:
+            continue
+        given, separator, right = line.partition(": ")
+        if given in lines and right != lines[given]:  # none of several allowed types
+            right = f"{lines[given]} or {right.removeprefix('input should be ')}"
+        lines[given] = right if separator else ""
+    return [f"{given}: {right}" if right else given for given, right in lines.items()]
 
 
 def _line(path: str, fault: Any, model: type[SettingsModel]) -> str | None:
@@ -70,7 +84,7 @@ def _line(path: str, fault: Any, model: type[SettingsModel]) -> str | None:
         if (given is None or isinstance(given, str | int | float | bool)) and not is_secret
         else f"a {type(given).__name__}"
     )
-    if fault["type"] in ("extra_forbidden", "unexpected_keyword_argument"):
+    if fault["type"] in _UNKNOWN:
         fields = model.parts.get(str(place[0]), model).model_fields if len(place) > 1 else model.model_fields
         meant = model.meant.get(path) if fields is model.model_fields else None
         return f"{path}: no such setting; {f'use {meant}' if meant is not None else nearest(str(place[-1]), fields)}"
@@ -81,6 +95,8 @@ def _line(path: str, fault: Any, model: type[SettingsModel]) -> str | None:
             if isinstance(given, str | int | float | bool) and not is_secret and not message.startswith(shown)
             else path
         )
+        if _NAMED.match(message) and not message.startswith(path):  # about one setting inside
+            return f"{path}.{message}"
         return f"{named}: {message}" if path and not message.startswith(path) else message
     if fault["type"] == "missing":
         return f"{path}: missing"

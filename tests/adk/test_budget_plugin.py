@@ -29,6 +29,7 @@ from runguard.adk import RunGuardPlugin, budget_plugin
 from runguard.adk.budget_plugin import BudgetPlugin
 from runguard.core.decision import STOP_CODE
 from runguard.core.threshold import Threshold
+from runguard.errors import PolicyError
 from runguard.testing import ScriptedModel, assert_calls_answered, assert_stopped, call, text
 from tests.kit.adk_runs import play, prompts, told
 from tests.kit.agents import stepping as worker
@@ -61,8 +62,8 @@ def of(plugin: BudgetPlugin, user: str = "u1", session: str = "s1") -> BudgetMon
 
 
 @pytest.mark.parametrize("wrong", [None, 200_000, "policy", BudgetPolicy, Threshold(0.5)])
-def test_anything_else_is_a_type_error(wrong: Any) -> None:
-    with pytest.raises(TypeError, match="BudgetPolicy or a BudgetMonitor"):
+def test_anything_else_is_a_policy_error(wrong: Any) -> None:
+    with pytest.raises(PolicyError, match="give a BudgetPolicy or a BudgetMonitor"):
         BudgetPlugin(wrong)
 
 

@@ -182,10 +182,10 @@ def test_parts_of_a_policy(make: Callable[[], Any], line: str) -> None:
         ({"rules": {"stal": {"stop": 3}}}, "rules.stal: no such rule; did you mean 'stall'?"),
         ({"rules": {"stall": {"stp": 3}}}, "rules.stall.stp: no such rung; did you mean 'stop'?"),
         ({"tools": {"look": {"poling": True}}}, "tools.look.poling: no such setting; did you mean 'polling'?"),
-        ({"budgets": [{"usdd": 3}]}, "budgets.0: usdd: no such setting of a budget; did you mean 'usd'?"),
+        ({"budgets": [{"usdd": 3}]}, "budgets.0.usdd: no such setting of a budget; did you mean 'usd'?"),
         (
             {"budgets": [{"usd": 3, "thresholds": [{"percnt": 0.5}]}]},
-            "budgets.0: thresholds: Threshold.percnt: no such setting; did you mean 'percent'?",
+            "budgets.0.thresholds: Threshold.percnt: no such setting; did you mean 'percent'?",
         ),
         (
             {"alerts": [{"weebhook": "https://example.org"}]},

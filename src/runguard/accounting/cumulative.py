@@ -15,6 +15,7 @@ from typing import Any, Final, Self
 
 from runguard import log_lines  # noqa: F401 - its filter keeps every log line on one line
 from runguard.accounting.cumulative_calls import Checkpoint, CountedCall, CountedCalls
+from runguard.core.exceptions import InvalidValueError
 from runguard.core.mistakes import Checked
 from runguard.core.threshold import Threshold, ThresholdAction
 
@@ -349,5 +350,5 @@ class BudgetMonitor(metaclass=Checked):
 
 def whole_number(value: object, name: str, *, least: int = 0) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise ValueError(f"{name} must be a whole number from {least} on, not {value!r}")
+        raise InvalidValueError(f"{name} must be a whole number from {least} on, not {value!r}")
     return value

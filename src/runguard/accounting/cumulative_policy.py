@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Self
 
 from runguard.accounting.cumulative import BudgetMonitor, whole_number
+from runguard.core.exceptions import InvalidValueError
 from runguard.core.mistakes import Checked
 from runguard.core.threshold import Threshold, ThresholdAction
 
@@ -25,7 +26,7 @@ class BudgetPolicy(metaclass=Checked):
         object.__setattr__(self, "thresholds", tuple(self.thresholds))  # a list would make it unhashable
         for threshold in self.thresholds:
             if not isinstance(threshold, Threshold):
-                raise ValueError(f"thresholds must be Threshold objects, not {threshold!r}")
+                raise InvalidValueError(f"thresholds must be Threshold objects, not {threshold!r}")
 
     def build_monitor(self) -> BudgetMonitor:
         """A fresh count under this policy."""
@@ -53,16 +54,16 @@ class BudgetPolicy(metaclass=Checked):
     def from_dict(cls, data: Mapping[str, Any]) -> Self:
         """The way back. It imports the modules that callbacks name: read only data that you trust."""
         if not isinstance(data, Mapping):
-            raise ValueError(f"a budget policy must be a mapping, not {data!r}")
+            raise InvalidValueError(f"a budget policy must be a mapping, not {data!r}")
         if unknown := sorted(str(key) for key in data if key not in ("max_tokens", "thresholds")):
-            raise ValueError(f"unknown in a budget policy: {', '.join(unknown)}")
+            raise InvalidValueError(f"unknown in a budget policy: {', '.join(unknown)}")
         listed = data.get("thresholds") or ()
         if not isinstance(listed, list | tuple):
-            raise ValueError(f"thresholds must be a list, not {listed!r}")
+            raise InvalidValueError(f"thresholds must be a list, not {listed!r}")
         thresholds = []
         for number, entry in enumerate(listed):
             try:
                 thresholds.append(Threshold.from_dict(entry))
             except ValueError as error:
-                raise ValueError(f"thresholds[{number}]: {error}") from error
+                raise InvalidValueError(f"thresholds[{number}]: {error}") from error
         return cls(data.get("max_tokens", 200_000), tuple(thresholds))

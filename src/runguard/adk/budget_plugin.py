@@ -42,6 +42,8 @@ from runguard.adk.paid_work import until_done
 from runguard.adk.stop_events import may_escalate, refusal, stop_response
 from runguard.adk.stream import halt
 from runguard.core.decision import PART_STOPPED, Trip, text_for_user
+from runguard.core.exceptions import PolicyError
+from runguard.core.mistakes import CheckedABC
 
 _log: Final = logging.getLogger("runguard")
 _SESSIONS_KEPT: Final = 10_000
@@ -93,7 +95,7 @@ def _put(run: _Run, *, as_caller: bool = False) -> None:
         _PLACES.set((*(other for other in _PLACES.get() if other is not before), place))
 
 
-class BudgetPlugin(BasePlugin):
+class BudgetPlugin(BasePlugin, metaclass=CheckedABC):
     """Counts every model call of the App or Runner it is registered with, and carries out its thresholds' nudges
     and stops.
 
@@ -104,7 +106,7 @@ class BudgetPlugin(BasePlugin):
 
     def __init__(self, policy_or_monitor: BudgetPolicy | BudgetMonitor, *, name: str = "runguard_budget") -> None:
         if not isinstance(policy_or_monitor, BudgetPolicy | BudgetMonitor):
-            raise TypeError(f"a BudgetPolicy or a BudgetMonitor is needed, not {policy_or_monitor!r}")
+            raise PolicyError(f"policy_or_monitor = {policy_or_monitor!r}: give a BudgetPolicy or a BudgetMonitor")
         super().__init__(name=name)
         self._policy = policy_or_monitor if isinstance(policy_or_monitor, BudgetPolicy) else None
         self._own = (

@@ -30,6 +30,10 @@ class PolicyError(RunGuardError):
     """The policy is wrong; the message names the path, the value and what would be right."""
 
 
+class InvalidValueError(PolicyError, ValueError):
+    """A ``PolicyError`` that is also a ``ValueError``: of ``Threshold``, ``BudgetPolicy`` and ``BudgetMonitor``."""
+
+
 class InstallError(RunGuardError):
     """``install()`` was called twice with different policies; the message names both places."""
 

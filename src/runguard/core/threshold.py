@@ -5,6 +5,7 @@ from dataclasses import dataclass, fields
 from importlib import import_module
 from typing import Any, Final, Literal, Self, get_args
 
+from runguard.core.exceptions import InvalidValueError
 from runguard.core.mistakes import Checked, nearest
 
 ThresholdAction = Literal["warn", "nudge", "stop"]
@@ -27,14 +28,14 @@ class Threshold(metaclass=Checked):
 
     def __post_init__(self) -> None:
         if isinstance(self.percent, bool) or not isinstance(self.percent, int | float) or not 0 < self.percent <= 1:
-            raise ValueError(f"percent must be a fraction above 0 and up to 1, not {self.percent!r}")
+            raise InvalidValueError(f"percent must be a fraction above 0 and up to 1, not {self.percent!r}")
         if self.callback is not None and not callable(self.callback):
-            raise ValueError(f"callback must be callable or None, not {self.callback!r}")
+            raise InvalidValueError(f"callback must be callable or None, not {self.callback!r}")
         if not isinstance(self.recurring, bool):
             # the text "false" would count as true
-            raise ValueError(f"recurring must be True or False, not {self.recurring!r}")
+            raise InvalidValueError(f"recurring must be True or False, not {self.recurring!r}")
         if self.action not in _ACTIONS:
-            raise ValueError(f"action must be one of {', '.join(_ACTIONS)}, not {self.action!r}")
+            raise InvalidValueError(f"action must be one of {', '.join(_ACTIONS)}, not {self.action!r}")
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data for YAML, TOML or JSON; the callback becomes ``"package.module:function"``."""
@@ -45,12 +46,14 @@ class Threshold(metaclass=Checked):
     def from_dict(cls, data: Mapping[str, Any]) -> Self:
         """The way back. It imports the module that the callback names: read only data that you trust."""
         if not isinstance(data, Mapping):
-            raise ValueError(f"a threshold must be a mapping, not {data!r}")
+            raise InvalidValueError(f"a threshold must be a mapping, not {data!r}")
         known = {field.name for field in fields(cls)}
         if unknown := sorted(str(key) for key in data if key not in known):
-            raise ValueError(f"{unknown[0]}: no such setting of a threshold; {nearest(unknown[0], sorted(known))}")
+            raise InvalidValueError(
+                f"{unknown[0]}: no such setting of a threshold; {nearest(unknown[0], sorted(known))}"
+            )
         if "percent" not in data:
-            raise ValueError("a threshold needs 'percent'")
+            raise InvalidValueError("a threshold needs 'percent'")
         values = dict(data)
         if values.get("callback") is not None:
             values["callback"] = _load(values["callback"])
@@ -60,30 +63,32 @@ class Threshold(metaclass=Checked):
 def _path_of(callback: Callable[[Any], Any]) -> str:
     module, name = getattr(callback, "__module__", None), getattr(callback, "__qualname__", None)
     if not isinstance(module, str) or not isinstance(name, str) or "<" in name:
-        raise ValueError(
+        raise InvalidValueError(
             f"{callback!r} has no import path: only a function at the top of a module can be written as data, "
             "no lambda, closure or partial"
         )
     if module == "__main__":
-        raise ValueError(
+        raise InvalidValueError(
             f"{name} is defined in the script itself, where nobody else can import it: move it to a module"
         )
     path = f"{module}:{name}"
     if _load(path) != callback:
-        raise ValueError(f"{callback!r} is not what {path} names: a method of an object cannot be written as data")
+        raise InvalidValueError(
+            f"{callback!r} is not what {path} names: a method of an object cannot be written as data"
+        )
     return path
 
 
 def _load(path: object) -> Callable[[Any], Any]:
     module, colon, name = path.partition(":") if isinstance(path, str) else ("", "", "")
     if not module or not colon or not name:
-        raise ValueError(f"a callback is written 'package.module:function', not {path!r}")
+        raise InvalidValueError(f"a callback is written 'package.module:function', not {path!r}")
     try:
         found: Any = import_module(module)
         for part in name.split("."):
             found = getattr(found, part)
     except Exception as error:  # importing runs the module, which can fail in any way
-        raise ValueError(f"the callback {path!r} cannot be imported: {type(error).__name__}: {error}") from error
+        raise InvalidValueError(f"the callback {path!r} cannot be imported: {type(error).__name__}: {error}") from error
     if not callable(found):
-        raise ValueError(f"{path!r} is not callable")
+        raise InvalidValueError(f"{path!r} is not callable")
     return found  # type: ignore[no-any-return]

@@ -94,7 +94,10 @@ def _wrapped(
 
 
 def _caller(name: str, keywords: dict[str, Any]) -> Caller:
-    return Caller(str(keywords.get("name") or name), _settings(keywords))
+    settings, given = _settings(keywords), keywords.get("name")
+    if given is not None and not isinstance(given, str):
+        raise PolicyError(f"name = {given!r}: give a text")
+    return Caller(given or name, settings)
 
 
 def _check_names(keywords: dict[str, Any], also: tuple[str, ...] = ()) -> None:

@@ -7,12 +7,13 @@ A condition that has fired is latched: it keeps its reason and is not asked agai
 
 import copy
 import time
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Final, Self
 
 from runguard.core.exceptions import PolicyError, RunGuardError
+from runguard.core.mistakes import CheckedABC
 from runguard.pricing.rates import Usage
 from runguard.termination.loop_keyword import LOOP_KEYWORD
 
@@ -39,7 +40,7 @@ NOT_YET: Final = TerminationResult(False)
 _Asked = dict[int, TerminationResult]  # what each condition has said about one delta
 
 
-class TerminationCondition(ABC):
+class TerminationCondition(metaclass=CheckedABC):
     """Base of all conditions. A condition of your own says ``judge``, and where it counts something ``clear``;
     ``settings`` if it is to be saved. ``clear`` makes new containers instead of emptying old ones: copies for other
     runs may hold them."""
@@ -63,7 +64,7 @@ class TerminationCondition(ABC):
     async def judge_async(self, events: Sequence[Event], now: float) -> str | None:
         return self.judge(events, now)
 
-    def clear(self, now: float) -> None:  # noqa: B027 - most conditions keep nothing
+    def clear(self, now: float) -> None:
         """Forget what was counted; a clock starts at ``now``."""
 
     def settings(self) -> dict[str, Any]:
@@ -167,7 +168,7 @@ class TerminationCondition(ABC):
         for leaf in self.leaves():
             leaf._count(usage or Usage(max(prompt, 0), max(completion, 0)), model)
 
-    def _count(self, usage: Usage, model: str) -> None:  # noqa: B027 - most conditions do not count tokens
+    def _count(self, usage: Usage, model: str) -> None:
         pass
 
     def on_set(self, callback: Callable[[], object]) -> Unsubscribe:
