@@ -3,11 +3,12 @@ PYTHON ?= python3
 NEW := .venv
 OLD := .venv-oldest-adk
 FRAMEWORKS := .venv-frameworks
+OLDEST_FRAMEWORKS := .venv-oldest-frameworks
 WORKERS ?= 4  # more than two cores can use: many tests wait for a clock or a server
 
 TOUCH_ADK := tests/adk tests/faults tests/replay/test_same_as_live.py tests/wire tests/install tests/demo tests/test_docs.py
 
-.PHONY: demo test faults lint types bench docs browser clean
+.PHONY: demo test test-frameworks faults lint types bench docs browser clean
 
 demo: $(NEW)/.ready
 	@$(NEW)/bin/runguard demo
@@ -19,6 +20,11 @@ test: $(NEW)/.ready $(OLD)/.ready $(FRAMEWORKS)/.ready browser lint types
 	$(OLD)/bin/python -m pytest -n $(WORKERS) $(TOUCH_ADK); oldest=$$?; \
 	echo "== tests on LangChain, the OpenAI Agents SDK and Pydantic AI"; \
 	$(FRAMEWORKS)/bin/python -m pytest -n $(WORKERS) tests/frameworks && test $$newest = 0 && test $$oldest = 0
+
+# The oldest supported versions of the other frameworks; `make test` runs the newest.
+test-frameworks: $(FRAMEWORKS)/.ready $(OLDEST_FRAMEWORKS)/.ready
+	@$(FRAMEWORKS)/bin/python -m pytest -n $(WORKERS) tests/frameworks
+	@$(OLDEST_FRAMEWORKS)/bin/python -m pytest -n $(WORKERS) tests/frameworks
 
 # Every fault that the tests can make; `make test` takes a sample of them.
 faults: $(NEW)/.ready $(OLD)/.ready
@@ -62,5 +68,11 @@ $(FRAMEWORKS)/.ready: pyproject.toml $(NEW)/.ready
 	@$(NEW)/bin/uv pip install --quiet --python $(FRAMEWORKS)/bin/python --editable . --group frameworks
 	@touch $@
 
+$(OLDEST_FRAMEWORKS)/.ready: pyproject.toml $(NEW)/.ready
+	@echo "setting up $(OLDEST_FRAMEWORKS) (once)"
+	@$(PYTHON) -m venv $(OLDEST_FRAMEWORKS)
+	@$(NEW)/bin/uv pip install --quiet --python $(OLDEST_FRAMEWORKS)/bin/python --editable . --group oldest-frameworks
+	@touch $@
+
 clean:
-	@rm -rf $(NEW) $(OLD) $(FRAMEWORKS) .mypy_cache .pytest_cache .ruff_cache build
+	@rm -rf $(NEW) $(OLD) $(FRAMEWORKS) $(OLDEST_FRAMEWORKS) .mypy_cache .pytest_cache .ruff_cache build

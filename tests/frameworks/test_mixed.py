@@ -5,15 +5,18 @@ from typing import Any
 
 import pytest
 from agents import Runner
+from google.adk.agents import LlmAgent
 from langchain_core.messages import HumanMessage
 from pydantic_ai import Agent as PydanticAgent
 from pydantic_ai.messages import ModelResponse, TextPart, ToolCallPart
 from pydantic_ai.models.function import FunctionModel
 
+from runguard.adk import RunGuardPlugin
 from runguard.core.budget import Budget
 from runguard.langchain import RunGuardMiddleware
 from runguard.openai_agents import AgentGuard
 from runguard.pydantic_ai import RunGuard
+from runguard.testing import ScriptedModel, call, run, text
 from runguard.testing.harness import MODEL, AgentSpec, Reply
 from tests.frameworks.langchain_harness import LangChainSession
 from tests.frameworks.openai_harness import OpenAIAgentsSession
@@ -70,6 +73,24 @@ async def test_a_stop_of_the_inner_settings_ends_the_inner_agent_alone() -> None
     assert outer.trips == []
     assert [trip.rule for trip in inner.trips] == ["model_calls"]
     assert outer.spend()["calls"] == 2 + 3, "the outer run pays for the calls of the inner one"
+
+
+async def test_a_langchain_agent_in_a_tool_of_an_adk_agent_is_one_run() -> None:
+    inner = AgentSpec(lambda n, _: Reply(calls=[("look", {"n": n})]), "inner", {"look": lambda n: f"page {n}"})
+    plugin, middleware = RunGuardPlugin(max_model_calls=10), RunGuardMiddleware()
+    graph = LangChainSession(inner, middleware)
+
+    async def ask(request: str) -> str:
+        result = await graph._agent.ainvoke({"messages": [HumanMessage(request)]}, graph._config)
+        return str(result["messages"][-1].content)
+
+    model = ScriptedModel([call("ask", request="go"), text("done")])
+    done = await run(LlmAgent(name="outer", model=model, tools=[ask]), plugins=[plugin])
+    [trip] = plugin.trips
+    assert (trip.rule, model.calls, graph.model_calls) == ("model_calls", 1, 9)
+    assert [found.id for found in done.trips] == [trip.id]
+    assert middleware.trips == []
+    assert plugin.spend()["calls"] == 10
 
 
 async def test_fifty_mixed_calls_of_ten_cents_on_one_dollar_make_ten(tmp_path: Any) -> None:

@@ -7,11 +7,11 @@ guard.
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from contextvars import ContextVar
 from typing import Final, NamedTuple
 
 from runguard.conductor.guard import Guard
 from runguard.conductor.runs import Run
+from runguard.functions.run_context import SURROUNDINGS
 
 
 class Layer(NamedTuple):
@@ -31,33 +31,35 @@ class Place(NamedTuple):
 
 
 OUTERMOST: Final = Place((), "", 0)
-_PLACE: Final[ContextVar[Place]] = ContextVar("runguard_place", default=OUTERMOST)
-# Frameworks that keep their own record of the current call, such as ADK, register a function that reads it.
-_OTHERS: Final[list[Callable[[], Place | None]]] = []
+# Frameworks that keep their own record of the current tool call, such as ADK, register a function that reads it.
+_readers: Final[list[Callable[[], Place | None]]] = []
 
 
 def register(reader: Callable[[], Place | None]) -> None:
-    """Add a function that tells in which tool call of another framework the current code runs."""
-    _OTHERS.append(reader)
+    """Add a function that says in which tool call of another framework the current code runs."""
+    _readers.append(reader)
 
 
 def current_place() -> Place:
-    """The innermost tool call around this code, or ``OUTERMOST``. A run that has ended is around nothing."""
-    place = _PLACE.get()
-    layers = tuple(layer for layer in place.layers if layer.guard.runs.get(layer.run.info.run) is layer.run)
-    if layers:
-        return place._replace(layers=layers)
-    for reader in _OTHERS:
-        if (found := reader()) is not None:
-            return found
-    return OUTERMOST
+    """The tool calls around this code, or ``OUTERMOST``. A run that has ended is around nothing."""
+    own = SURROUNDINGS.get().place
+    places = [own] if isinstance(own, Place) else []
+    places += [place for reader in _readers if (place := reader()) is not None]
+    layers: dict[Guard, Layer] = {}
+    call, depth = "", 0
+    for place in places:
+        alive = [one for one in place.layers if one.guard.runs.get(one.run.info.run) is one.run]
+        if alive:
+            layers |= {one.guard: one for one in alive}
+            call, depth = place.call, max(depth, place.depth)
+    return Place(tuple(layers.values()), call, depth) if layers else OUTERMOST
 
 
 @contextmanager
 def inside(place: Place) -> Iterator[None]:
     """Code in this block runs inside a tool call."""
-    token = _PLACE.set(place)
+    token = SURROUNDINGS.set(SURROUNDINGS.get()._replace(place=place))
     try:
         yield
     finally:
-        _PLACE.reset(token)
+        SURROUNDINGS.reset(token)

@@ -19,7 +19,10 @@ from google.adk.tools.base_tool import BaseTool
 from google.adk.tools.tool_context import ToolContext
 from google.genai import types
 
-from runguard.adk import patching
+from runguard.adk import (
+    nesting,  # noqa: F401 - tells other adapters about ADK's tool calls
+    patching,
+)
 from runguard.adk.event_reader import EventReader
 from runguard.adk.generations import Generations
 from runguard.adk.hooks import hook

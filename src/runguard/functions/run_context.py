@@ -55,6 +55,7 @@ class Surroundings(NamedTuple):
     # The guard directly inside the one that calls now. It is removed when it is called: the runs around both have
     # already admitted that call, but not a second attempt of a retry between the two.
     inner: "list[Caller] | None" = None
+    place: object = None  # the tool call of a guarded agent around it: a ``runguard.adapters.layers.Place``
 
 
 _NONE: Final = Surroundings()

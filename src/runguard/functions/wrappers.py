@@ -20,7 +20,7 @@ from runguard.functions.booking import done, drop, drop_all, failed
 from runguard.functions.caller import Caller, GuardedCall
 from runguard.functions.keywords import GuardSettings, settings_of
 from runguard.functions.layers import is_inner_call, open_layers, open_layers_async, take_back
-from runguard.functions.run_context import SURROUNDINGS, RunContext, Surroundings
+from runguard.functions.run_context import SURROUNDINGS, RunContext
 from runguard.functions.stream_managers import Pending, is_manager, manage
 from runguard.functions.streams import AsyncGuardedStream, GuardedStream
 from runguard.functions.sync import awaited
@@ -143,7 +143,7 @@ def run(
     here.outer = around.run
     if here.caller is not None:
         here.caller.context = here
-    token = SURROUNDINGS.set(Surroundings(here, around.inner))
+    token = SURROUNDINGS.set(around._replace(run=here))
     try:
         yield here
     finally:
@@ -208,7 +208,7 @@ def _guard(fn: Callable[..., Any], caller: Caller, inner: Caller | None) -> Call
             caller.fault(fault)
         token, around, mark = OWNERS.set(owners), SURROUNDINGS.get(), None
         if inner is not None or around.inner:  # what is guarded itself need not ask the runs again
-            mark = SURROUNDINGS.set(Surroundings(around.run, None if inner is None else [inner]))
+            mark = SURROUNDINGS.set(around._replace(inner=None if inner is None else [inner]))
         try:
             result = fn(*args, **kwargs)
         except BaseException as error:
@@ -256,7 +256,7 @@ def _guard_async(fn: Callable[..., Any], caller: Caller, inner: Caller | None) -
         except Exception as fault:
             caller.fault(fault)
         token, around = OWNERS.set(owners), SURROUNDINGS.get()
-        mark = SURROUNDINGS.set(Surroundings(around.run, None if inner is None else [inner]))
+        mark = SURROUNDINGS.set(around._replace(inner=None if inner is None else [inner]))
         try:
             result = fn(*args, **kwargs)
             if inspect.isawaitable(result):
@@ -297,7 +297,7 @@ def _guard_generator(fn: Callable[..., Any], caller: Caller, inner: Caller | Non
         except Exception as fault:
             caller.fault(fault)
         around = SURROUNDINGS.get()
-        mark = SURROUNDINGS.set(Surroundings(around.run, [inner])) if inner is not None else None
+        mark = SURROUNDINGS.set(around._replace(inner=[inner])) if inner is not None else None
         try:
             pieces: AsyncIterator[Any] = fn(*args, **kwargs)
         finally:
