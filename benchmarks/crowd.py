@@ -62,7 +62,7 @@ def running(setting: Setting, workers: int) -> Iterator[str]:
         with tempfile.TemporaryDirectory(prefix="runguard-crowd-") as folder:
             yield f"sqlite:///{folder}/accounts.db{setting.query}"
     elif setting.kind == "redis":
-        import valkey_server
+        from tests.kit import valkey_server
 
         with valkey_server.valkey_process(*setting.options) as server:
             yield server.url

@@ -327,7 +327,7 @@ def running(setting: Setting, folder: Path) -> Iterator[tuple[str, Any]]:
     if setting.kind == "sqlite":
         yield f"sqlite:///{folder}/accounts.db{setting.query}", None
     elif setting.kind == "redis":
-        import valkey_server
+        from tests.kit import valkey_server
 
         with valkey_server.valkey_process(*setting.options) as server:
             yield server.url, server

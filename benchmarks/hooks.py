@@ -14,7 +14,7 @@ import json
 import logging
 import time
 import tracemalloc
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from statistics import median
 from typing import Any
 
@@ -36,11 +36,12 @@ from google.genai import types
 
 from runguard import testing
 from runguard.adk import RunGuardPlugin
+from runguard.policy.typed_settings import PolicySettings
 
 TARGETS = {"model": 5.0, "tool": 15.0}
 BLOCK = 200  # steps measured in one go
 # the counters stay on, only the default ends are moved away
-UNLIMITED = {"max_model_calls": 10**9, "max_tool_calls": 10**9}
+UNLIMITED: PolicySettings = {"max_model_calls": 10**9, "max_tool_calls": 10**9}
 logging.getLogger("runguard").setLevel(logging.ERROR)
 
 
@@ -113,7 +114,8 @@ class Drive:
         self.answered = LlmResponse(content=content, usage_metadata=usage, partial=False)
         self.asked_event = Event(invocation_id=invocation_id, author="worker", content=content, usage_metadata=usage)
         self.answer_event = Event(invocation_id=invocation_id, author="worker", content=reply)
-        said = types.Content(role="model", parts=[types.Part(text="hm")])
+        self.words = types.Part(text="hm")
+        said = types.Content(role="model", parts=[self.words])
         self.said = LlmResponse(content=said, usage_metadata=usage, partial=False)
         self.said_event = Event(invocation_id=invocation_id, author="worker", content=said, usage_metadata=usage)
         self.model_context, self.tool_context = (
@@ -121,8 +123,10 @@ class Drive:
             ToolContext(self.context, function_call_id="call-0"),
         )
         # pydantic copies neither: what the events hold is what is changed below
-        self.call = self.asked_event.content.parts[0].function_call
-        self.response = self.answer_event.content.parts[0].function_response
+        (self.call,), (self.response,) = (
+            self.asked_event.get_function_calls(),
+            self.answer_event.get_function_responses(),
+        )
 
     async def begin(self) -> "Drive":
         await self.plugin.before_run_callback(invocation_context=self.context)
@@ -164,7 +168,7 @@ class Drive:
 
     def _next(self) -> None:
         self.step += 1
-        self.said.content.parts[0].text = f"hm {self.step}"  # the same words again would be a loop
+        self.words.text = f"hm {self.step}"  # the same words again would be a loop
         n = self.step
         self.call.id = self.response.id = self.tool_context.function_call_id = f"call-{n}"
         self.call.args = {"query": f"records about topic {n}", "page": n}
@@ -173,9 +177,9 @@ class Drive:
 
     async def _tool_hooks(self) -> None:
         plugin, call, context = self.plugin, self.call, self.tool_context
-        await plugin.before_tool_callback(tool=self.tool, tool_args=call.args, tool_context=context)
+        await plugin.before_tool_callback(tool=self.tool, tool_args=call.args or {}, tool_context=context)
         await plugin.after_tool_callback(
-            tool=self.tool, tool_args=call.args, tool_context=context, result=self.response.response
+            tool=self.tool, tool_args=call.args or {}, tool_context=context, result=self.response.response or {}
         )
 
 
@@ -270,7 +274,7 @@ async def one_run(plugins: list[BasePlugin], steps: int) -> float:
 
 async def end_to_end(rounds: int, steps: int = 50) -> dict[str, float]:
     """Median CPU microseconds per model and tool step, and the median of the ratios within a round."""
-    kinds = {
+    kinds: dict[str, Callable[[], list[BasePlugin]]] = {
         "no plugin": list,
         "no-op plugin": lambda: [NoOpPlugin(name="noop")],
         "RunGuard": lambda: [RunGuardPlugin()],

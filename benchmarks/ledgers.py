@@ -34,7 +34,7 @@ from runguard.ledger.remote import StoreLedger
 from runguard.ledger.store import Line, Store
 from runguard.ledger.urls import store_of
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "ledger"))
+sys.path.insert(0, str(Path(__file__).parents[1]))
 
 PATIENCE_S = 30.0
 STARVED_S = 1.0
@@ -81,7 +81,7 @@ QUICK = ("SQLite, synchronous=full", "Valkey, no AOF", "Postgres, synchronous_co
 @contextlib.contextmanager
 def postgres_cluster(connections: int = 200) -> Iterator[Any]:
     """The tests' Postgres, with room for more connections."""
-    import postgres_server
+    from tests.kit import postgres_server
 
     folder = Path(tempfile.mkdtemp(prefix="runguard-pg-"))
     try:
@@ -102,7 +102,7 @@ def running(variant: Variant) -> Iterator[str]:
         with tempfile.TemporaryDirectory(prefix="runguard-bench-") as folder:
             yield f"sqlite:///{folder}/accounts.db{variant.query}"
     elif variant.kind == "redis":
-        import valkey_server
+        from tests.kit import valkey_server
 
         with valkey_server.valkey_process(*variant.options) as server:
             yield server.url
@@ -146,11 +146,11 @@ def raw_redis(url: str, bare: bool = False) -> Callable[[], object]:
         protocol=2,
     )
     if not bare:
-        return lambda: client.execute_command("PING")
+        return lambda: client.execute_command("PING")  # type: ignore[no-untyped-call]
     link = client.connection_pool.get_connection()
 
     def once() -> None:
-        link.send_command("PING")
+        link.send_command("PING")  # type: ignore[no-untyped-call]
         link.read_response()
 
     return once
@@ -176,7 +176,7 @@ def raw_operation(kind: str, url: str, store: Store, make: bool = False) -> Call
 
 # ---- a worker -------------------------------------------------------------------------------------------------------
 
-Times = tuple[float, array, array]  # seconds it took, seconds of each first and each second operation
+Times = tuple[float, array[float], array[float]]  # seconds it took, seconds of each first and each second operation
 
 
 class Worker:
@@ -200,17 +200,17 @@ class Worker:
             step(first, second)
         return time.perf_counter() - began, first, second
 
-    def _raw(self, first: array, _: array) -> None:
+    def _raw(self, first: array[float], _: array[float]) -> None:
         began = time.perf_counter()
         self.raw()
         first.append(time.perf_counter() - began)
 
-    def _bare(self, first: array, _: array) -> None:
+    def _bare(self, first: array[float], _: array[float]) -> None:
         began = time.perf_counter()
         self.bare()
         first.append(time.perf_counter() - began)
 
-    def _session(self, first: array, second: array) -> None:
+    def _session(self, first: array[float], second: array[float]) -> None:
         self.count += 1
         hold = f"{self.prefix}{self.count}"
         began = time.perf_counter()
@@ -220,10 +220,10 @@ class Worker:
         second.append(time.perf_counter() - between)
         assert reply.ok
 
-    def _ledger(self, first: array, second: array) -> None:
+    def _ledger(self, first: array[float], second: array[float]) -> None:
         self.loop.run_until_complete(self._cycles(first, second, 20))
 
-    async def _cycles(self, first: array, second: array, count: int) -> None:
+    async def _cycles(self, first: array[float], second: array[float], count: int) -> None:
         ledger = self.ledger
         assert ledger is not None
         accounts = (ledger.account(LINE.key, LINE.scope, None, None, LINE.caps),)
@@ -233,7 +233,11 @@ class Worker:
             assert isinstance(hold, Hold)
             first.append((between := time.perf_counter()) - began)
             booked = self.loop.create_future()
-            ledger.settle(hold, ACTUAL, lambda: self.loop.call_soon_threadsafe(booked.set_result, None))  # noqa: B023 - awaited at once
+
+            def done(booked: asyncio.Future[None] = booked) -> None:
+                self.loop.call_soon_threadsafe(booked.set_result, None)
+
+            ledger.settle(hold, ACTUAL, done)
             await booked
             second.append(time.perf_counter() - between)
 

@@ -1,5 +1,7 @@
 """Made-up runs about long answers: files, reports, pages. Reading one twice is rarely a wait for something."""
 
+from typing import Any
+
 from shapes import Shapes, Steps, page, turn, work
 
 LOOPS = Shapes()
@@ -7,7 +9,7 @@ HEALTHY = Shapes()
 UNCHANGED = 6  # a call and five unchanged repeats
 
 
-def _read(name: object, version: object = "") -> tuple[str, dict[str, object], str]:
+def _read(name: object, version: object = "") -> tuple[str, dict[str, Any], Any]:
     return "read_file", {"path": f"src/{name}.py"}, page(f"{name}{version}")
 
 
@@ -41,7 +43,12 @@ def long_files_in_a_circle_with_a_new_one_now_and_then() -> Steps:
 @LOOPS.of("cycles of long answers")
 def listing_and_file_in_turn_with_short_looks_between() -> Steps:
     for n in range(30):
-        yield from turn([("pwd", {}, "/srv/app"), ("ls", {"path": "src"}, page("list")), _read("main")][n % 3])
+        looks: list[tuple[str, dict[str, Any], Any]] = [
+            ("pwd", {}, "/srv/app"),
+            ("ls", {"path": "src"}, page("list")),
+            _read("main"),
+        ]
+        yield from turn(looks[n % 3])
 
 
 @LOOPS.of("cycles of long answers")

@@ -12,7 +12,8 @@ from runguard.adk import RunGuardPlugin
 from runguard.ledger import remote
 from runguard.ledger.store import Balance, Session
 from runguard.testing import ScriptedModel, run, text
-from tests.kit.shared_worker import PRICES, agent
+from tests.kit.money import PRICES
+from tests.kit.shared_worker import agent
 
 CALL_NANO = 20_000_000  # of one call: 1,000 prompt and 250 output tokens
 HELD_NANO = 30_000_000  # what is held for one: an estimate of 2,000 prompt tokens

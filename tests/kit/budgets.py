@@ -37,7 +37,7 @@ ABSURD_USD = [
 ]
 
 
-NO_USD = [True, False, None, [], {}, "", "five", "1,50", b"1", 1j]
+NO_USD: list[object] = [True, False, None, [], {}, "", "five", "1,50", b"1", 1j]
 
 
 def window(text: str, tz: str) -> Window:

@@ -53,7 +53,7 @@ def at_once(
 
 
 def runaway(plugin: RunGuardPlugin, tool: Callable[..., Any] = parse_document, **options: Any) -> Recording:
-    name = getattr(tool, "name", None) or getattr(tool, "__name__", "")
+    name = str(getattr(tool, "name", None) or getattr(tool, "__name__", ""))
     return at_once(
         plugin,
         ScriptedModel(lambda n, _: call(name, path="report.pdf") if n < 60 else text("done")),

@@ -51,7 +51,9 @@ def consulting(model: BaseLlm, times: int = 1) -> Callable[..., Any]:
         answers = [await ask(model) for _ in range(times)]
         return {
             "q": q,
-            "advice": [response.content.parts[0].text for got in answers for response in got if response.content],
+            "advice": [
+                (response.content.parts or [])[0].text for got in answers for response in got if response.content
+            ],
         }
 
     return consult

@@ -12,6 +12,7 @@ import subprocess
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 PASSWORD = "s3cret-Pa55"  # asked for over TCP, so that every test has one that must not leak
 
@@ -28,7 +29,7 @@ class Server:
         self.data = folder / "data"
         self.log = folder / "log"
         self.port = 0
-        self._who: dict[str, object] = {}
+        self._who: dict[str, Any] = {}
         if os.geteuid() == 0:
             import pwd
 
@@ -100,7 +101,13 @@ class Server:
             try:
                 command = [str(self.bin / program), "-D", str(self.data), *args]
                 env = {**os.environ, "LC_ALL": "C"}
-                options = {"stdin": subprocess.DEVNULL, "stdout": out, "stderr": out, "timeout": 60, "cwd": "/"}
+                options: dict[str, Any] = {
+                    "stdin": subprocess.DEVNULL,
+                    "stdout": out,
+                    "stderr": out,
+                    "timeout": 60,
+                    "cwd": "/",
+                }
                 subprocess.run(command, check=True, env=env, **options, **self._who)
             except subprocess.CalledProcessError as error:
                 out.seek(0)

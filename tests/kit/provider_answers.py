@@ -55,7 +55,7 @@ CHAT = {
 CHAT_USAGE = Usage(input=100, output=20, cached=40, cache_write=5, audio=6, audio_output=2, thinking=8)
 
 
-CHAT_CALLS = (("search", {"q": "x", "n": 3}), ("broken", '{"q": '), ("bare", {}))
+CHAT_CALLS: tuple[tuple[str, Any], ...] = (("search", {"q": "x", "n": 3}), ("broken", '{"q": '), ("bare", {}))
 
 
 def chat_chunk(delta: dict[str, Any] | None, *, index: int = 0, usage: dict[str, Any] | None = None) -> dict[str, Any]:

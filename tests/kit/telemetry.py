@@ -40,7 +40,7 @@ class Sdk:
             [m for r in data.resource_metrics for s in r.scope_metrics for m in s.metrics] if data is not None else []
         )
         return [
-            (dict(point.attributes), point)
+            (dict(point.attributes or {}), point)
             for metric in metrics
             if metric.name == name
             for point in metric.data.data_points
@@ -57,7 +57,7 @@ class Sdk:
 
     def events(self) -> list[dict[str, Any]]:
         self.wires.outbox.flush()
-        return [dict(record.log_record.attributes) for record in self.records.get_finished_logs()]
+        return [dict(record.log_record.attributes or {}) for record in self.records.get_finished_logs()]
 
 
 def report(told: Telemetry | None, *decisions: Decision, agent: str = "writer", model: str | None = None) -> None:

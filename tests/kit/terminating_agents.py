@@ -44,8 +44,9 @@ def assert_ended(result: Recording, reason: str, author: str | None = None) -> E
     """It ended by this condition, said so once and last, and left a history that a provider takes."""
     last = result.events[-1]
     assert reason in (termination_reason(last) or "nothing")
-    assert last.actions.termination_reason == termination_reason(last)
-    assert last.actions.escalate is True
+    actions: Any = last.actions  # the reason is an extra field
+    assert actions.termination_reason == termination_reason(last)
+    assert actions.escalate is True
     assert last.content is None, "the reason is no agent's answer"
     assert not last.is_final_response(), "a reader of final responses would read its content"
     assert last.invocation_id == result.events[0].invocation_id

@@ -18,7 +18,8 @@ from runguard.alerts import Alert
 from runguard.cli.main import main
 from runguard.ledger import remote
 from runguard.testing import Recording, ScriptedModel, run
-from tests.kit.shared_worker import PRICES, agent, steps
+from tests.kit.money import PRICES
+from tests.kit.shared_worker import agent, steps
 from tests.kit.stores import Place
 from tests.kit.tools import step
 
@@ -97,7 +98,7 @@ class Ground:
                 # a worker may be writing at this moment, and the server ends one of two that wait for each other
                 for _ in range(10):
                     with contextlib.suppress(psycopg.errors.DeadlockDetected):
-                        answer = db.execute(statement.replace("runguard", self.apart["schema"]))  # type: ignore[arg-type]
+                        answer = db.execute(statement.replace("runguard", self.apart["schema"]))
                         break
             return answer.fetchall() if answer.description else []
 

@@ -24,7 +24,8 @@ from runguard.errors import GuardFailedError
 from runguard.ledger import remote
 from runguard.ledger.store import Session, Store, StoreError, StoreOutage
 from runguard.testing import Recording, ScriptedModel, call, run, text
-from tests.kit.shared_worker import PRICES, agent, steps
+from tests.kit.money import PRICES
+from tests.kit.shared_worker import agent, steps
 from tests.kit.stores import Place
 from tests.kit.tools import step
 

@@ -19,7 +19,8 @@ from runguard.ledger import fact_writer, remote, store_jobs
 from runguard.ledger.base import Hold
 from runguard.ledger.store import Session, Store, StoreError, StoreOutage
 from runguard.testing import ScriptedModel, call, run, text
-from tests.kit.shared_worker import PRICES, agent
+from tests.kit.money import PRICES
+from tests.kit.shared_worker import agent
 from tests.kit.stores import Place
 from tests.kit.tools import step
 from tests.kit.waiting import eventually

@@ -10,8 +10,8 @@ from runguard import Budget, Threshold
 from runguard.adk import RunGuardPlugin
 from runguard.ledger import remote
 from runguard.ledger.store import Store
+from tests.kit.money import PRICES
 from tests.kit.shared_stores import Make, ledger, thousand
-from tests.kit.shared_worker import PRICES
 from tests.kit.stores import Place
 
 

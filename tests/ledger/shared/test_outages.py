@@ -19,6 +19,7 @@ from runguard.adk import RunGuardPlugin
 from runguard.ledger import remote
 from runguard.ledger.store import Session, Store, StoreOutage
 from runguard.testing import ScriptedModel, assert_calls_answered, assert_stopped, call, run, text
+from tests.kit.money import PRICES
 from tests.kit.proxy import Proxy
 from tests.kit.shared_stores import (
     ALICE,
@@ -36,7 +37,7 @@ from tests.kit.shared_stores import (
     play,
     thousand,
 )
-from tests.kit.shared_worker import PRICES, agent, steps
+from tests.kit.shared_worker import agent, steps
 from tests.kit.stores import Place
 from tests.kit.waiting import eventually
 

@@ -20,9 +20,10 @@ from runguard import Budget
 from runguard.adk import RunGuardPlugin
 from runguard.ledger import remote
 from runguard.testing import ScriptedModel, assert_calls_answered, call, run, text
+from tests.kit.money import PRICES
 from tests.kit.processes import Process
 from tests.kit.shared_stores import ALICE, CALL, Make, _in_flight, balance, ledger, play, thousand
-from tests.kit.shared_worker import PRICES, agent, steps
+from tests.kit.shared_worker import agent, steps
 from tests.kit.stores import Place
 from tests.kit.tools import step
 from tests.kit.waiting import eventually

@@ -15,6 +15,7 @@ from runguard import Budget, PolicyError
 from runguard.adk import RunGuardPlugin
 from runguard.ledger import remote
 from runguard.testing import Recording, ScriptedModel, assert_calls_answered, assert_stopped, run, text
+from tests.kit.money import PRICES
 from tests.kit.processes import Process
 from tests.kit.shared_stores import (
     ALICE,
@@ -27,7 +28,7 @@ from tests.kit.shared_stores import (
     play,
     thousand,
 )
-from tests.kit.shared_worker import PRICES, agent, steps
+from tests.kit.shared_worker import agent, steps
 from tests.kit.stores import Place
 from tests.kit.waiting import eventually
 

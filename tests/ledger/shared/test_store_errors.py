@@ -17,6 +17,7 @@ from runguard import PolicyError
 from runguard.adk import RunGuardPlugin
 from runguard.ledger import remote
 from runguard.testing import assert_stopped
+from tests.kit.money import PRICES
 from tests.kit.shared_stores import (
     DEADLINE,
     SOON,
@@ -29,7 +30,7 @@ from tests.kit.shared_stores import (
     play,
     thousand,
 )
-from tests.kit.shared_worker import PRICES, steps
+from tests.kit.shared_worker import steps
 from tests.kit.stores import Place
 
 
