@@ -10,8 +10,7 @@ from google.genai import types
 from runguard import ToolRule
 from runguard.core.decision import NOTICE_KEY
 from runguard.testing import ScriptedModel, assert_calls_answered, assert_stopped, call, text
-
-from .helpers import observe
+from tests.kit.adk_runs import observe
 
 WRITTEN: list[str] = []
 

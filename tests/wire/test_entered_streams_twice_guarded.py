@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 
 import runguard
-
-from .anthropic_server import AnthropicServer
+from tests.kit.anthropic_server import AnthropicServer
 
 anthropic = pytest.importorskip("anthropic")
 
