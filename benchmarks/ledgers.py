@@ -26,7 +26,7 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from runguard.core.money import UNLIMITED
 from runguard.ledger.base import Hold
@@ -176,7 +176,12 @@ def raw_operation(kind: str, url: str, store: Store, make: bool = False) -> Call
 
 # ---- a worker -------------------------------------------------------------------------------------------------------
 
-Times = tuple[float, array[float], array[float]]  # seconds it took, seconds of each first and each second operation
+if TYPE_CHECKING:
+    Floats = array[float]
+else:
+    Floats = array  # cannot be subscripted before Python 3.12
+
+Times = tuple[float, Floats, Floats]  # seconds it took, seconds of each first and each second operation
 
 
 class Worker:
@@ -200,17 +205,17 @@ class Worker:
             step(first, second)
         return time.perf_counter() - began, first, second
 
-    def _raw(self, first: array[float], _: array[float]) -> None:
+    def _raw(self, first: Floats, _: Floats) -> None:
         began = time.perf_counter()
         self.raw()
         first.append(time.perf_counter() - began)
 
-    def _bare(self, first: array[float], _: array[float]) -> None:
+    def _bare(self, first: Floats, _: Floats) -> None:
         began = time.perf_counter()
         self.bare()
         first.append(time.perf_counter() - began)
 
-    def _session(self, first: array[float], second: array[float]) -> None:
+    def _session(self, first: Floats, second: Floats) -> None:
         self.count += 1
         hold = f"{self.prefix}{self.count}"
         began = time.perf_counter()
@@ -220,10 +225,10 @@ class Worker:
         second.append(time.perf_counter() - between)
         assert reply.ok
 
-    def _ledger(self, first: array[float], second: array[float]) -> None:
+    def _ledger(self, first: Floats, second: Floats) -> None:
         self.loop.run_until_complete(self._cycles(first, second, 20))
 
-    async def _cycles(self, first: array[float], second: array[float], count: int) -> None:
+    async def _cycles(self, first: Floats, second: Floats, count: int) -> None:
         ledger = self.ledger
         assert ledger is not None
         accounts = (ledger.account(LINE.key, LINE.scope, None, None, LINE.caps),)
