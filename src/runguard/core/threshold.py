@@ -17,8 +17,11 @@ class Threshold(metaclass=Checked):
     """What to do when a budget's ``utilization`` reaches ``percent``, a fraction above 0 and up to 1.
 
     ``callback`` gets the live budget. A threshold fires once until it is re-armed; a ``recurring`` one fires on every
-    record at or above it. ``action`` is what follows beside the callback: nothing (``"warn"``), a word to the model
+    record at or above it. ``action`` is what happens beside the callback: nothing (``"warn"``), a notice to the model
     (``"nudge"``), or a stop.
+
+    Use it in ``Budget(thresholds=...)`` to react before calls are refused, or in a ``BudgetPolicy`` that only counts
+    tokens. A threshold alone limits nothing: that is what ``Budget`` is for.
     """
 
     percent: float

@@ -1,0 +1,88 @@
+"""Every name in docs/reference/aliases.md exists, and both forms of a setting or an expression do the same."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import runguard
+import runguard.adk
+from runguard import Budget
+from runguard.functions.keywords import GuardSettings
+from runguard.functions.wrappers import _settings
+from runguard.policy import RULES, Policy
+from runguard.termination import AndTerminationCondition, MaxMessageTermination, OrTerminationCondition
+
+DOCS = Path(runguard.__file__).parents[2] / "docs"
+PAGE = DOCS / "reference" / "aliases.md"
+
+
+def rows(heading: str) -> list[tuple[str, str]]:
+    section = PAGE.read_text(encoding="utf-8").partition(f"## {heading}\n")[2].partition("\n## ")[0]
+    found = re.findall(r"^\| `(.+?)` \| (.+?) \|$", section, re.MULTILINE)
+    assert found, heading
+    return [(name, modern.replace("\\|", "|")) for name, modern in found]
+
+
+def keywords(text: str) -> dict[str, Any]:
+    made: dict[str, Any] = eval(f"dict({text.strip('`')})", {"Budget": Budget})
+    return made
+
+
+def effect(policy: Policy) -> Any:
+    """What a policy does: the rungs of every rule, and the settings that are not just another way to write them."""
+    rungs = {rule: (policy.rungs(rule), policy.is_explicit(rule)) for rule in RULES}
+    return rungs, policy.model_dump(exclude={"rules", "max_identical_tool_results", "max_event_cost_ratio"})
+
+
+@pytest.mark.parametrize(("seed", "modern"), rows("Settings of `install`, `RunGuardPlugin` and `ADKCostBreaker`"))
+def test_settings_of_a_policy_do_the_same(seed: str, modern: str) -> None:
+    assert effect(Policy.build(**keywords(seed))) == effect(Policy.build(**keywords(modern)))
+
+
+def of_guard(text: str) -> tuple[GuardSettings, Any]:
+    settings = _settings(keywords(text))
+    return settings, effect(settings.policy)
+
+
+@pytest.mark.parametrize(("seed", "modern"), rows("Settings of `guard` and `guard_async`"))
+def test_settings_of_a_guarded_function_do_the_same(seed: str, modern: str) -> None:
+    assert of_guard(seed) == of_guard(modern)
+
+
+@pytest.mark.parametrize(("seed", "modern"), rows("Conditions"))
+def test_conditions_do_the_same(seed: str, modern: str) -> None:
+    names = {
+        "a": MaxMessageTermination(3),
+        "b": MaxMessageTermination(5),
+        "OrTerminationCondition": OrTerminationCondition,
+        "AndTerminationCondition": AndTerminationCondition,
+    }
+    first, second = eval(seed, names), eval(modern.strip("`"), names)
+    assert type(first) is type(second)
+    assert first.conditions == second.conditions
+
+
+@pytest.mark.parametrize("name", [name for name, _ in rows("Classes, functions and members")])
+def test_every_name_exists(name: str) -> None:
+    found: Any = runguard
+    for part in name.split(".")[1:]:
+        if isinstance(found, type) and part in getattr(found, "__annotations__", {}):
+            return
+        found = getattr(found, part)
+
+
+def test_the_same_names_are_the_same_objects() -> None:
+    for name, modern in rows("Classes, functions and members"):
+        for path in re.findall(r"`(runguard\.[\w.]+)`", modern):
+            found: Any = runguard
+            for part in path.split(".")[1:]:
+                found = getattr(found, part)
+            if path.rpartition(".")[2] == name.rpartition(".")[2]:
+                assert found is getattr(runguard, name.rpartition(".")[2])
+
+
+def test_the_page_is_linked() -> None:
+    assert "reference/aliases.md" in (DOCS / "coming-from.md").read_text(encoding="utf-8")
+    assert "aliases" in (DOCS / "reference" / "index.md").read_text(encoding="utf-8")
