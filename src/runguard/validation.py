@@ -49,7 +49,8 @@ else:
 class SettingsModel(_Base):
     """A frozen group of settings. Unknown names are rejected."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, arbitrary_types_allowed=True)
+    # defer_build: pydantic builds a validator when the model is first used, so that starting a program does not wait
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, arbitrary_types_allowed=True, defer_build=True)
 
     parts: ClassVar[Mapping[str, type[BaseModel]]] = {}  # setting -> the model of its values
     meant: ClassVar[Mapping[str, str]] = {}  # a name that other libraries use -> what to write here

@@ -2,13 +2,12 @@
 
 from collections.abc import AsyncGenerator
 from functools import wraps
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
-from google.adk.agents import BaseAgent, LlmAgent, LoopAgent
+from google.adk.agents import BaseAgent, LlmAgent
 from google.adk.agents.invocation_context import InvocationContext
 from google.adk.events import Event
 from google.adk.plugins.base_plugin import BasePlugin
-from google.adk.workflow import Workflow
 
 from runguard.adk import patching
 from runguard.adk.context import HERE
@@ -18,6 +17,9 @@ from runguard.adk.termination_watch import Watched, until
 from runguard.core.exceptions import PolicyError
 from runguard.termination.condition import TerminationCondition
 from runguard.termination.loop_keyword import KEYWORD, LOOP_KEYWORD
+
+if TYPE_CHECKING:
+    from google.adk.agents import LoopAgent
 
 _OWN: Final = "__runguard_termination__"
 _RUN: Final = "_run_async_impl"
@@ -43,6 +45,8 @@ def terminate(agent: Any, condition: TerminationCondition, *, scope: str = "loop
 
     ``scope="run"`` ends the whole run with it.
     """
+    from google.adk.workflow import Workflow  # loads ADK's web server, which most programs do not need
+
     checked(condition)
     if scope not in SCOPES:
         raise PolicyError(f"scope = {scope!r}: 'loop' ends the agent alone, 'run' the whole run")
@@ -96,11 +100,11 @@ def _run_until(original: Any, condition: TerminationCondition, scope: str) -> An
 # ---- under install(): a keyword of ADK ------------------------------------------------------------------------------
 
 
-def _get_condition(loop: LoopAgent) -> TerminationCondition | None:
+def _get_condition(loop: "LoopAgent") -> TerminationCondition | None:
     return getattr(loop.__dict__.get(_RUN), _CONDITION, None)
 
 
-def _set_condition(loop: LoopAgent, condition: TerminationCondition | None) -> None:
+def _set_condition(loop: "LoopAgent", condition: TerminationCondition | None) -> None:
     if condition is not None:
         terminate(loop, condition)
     elif _get_condition(loop) is not None:
@@ -116,6 +120,8 @@ class LoopTermination:
     """``LoopAgent.termination_condition`` as a keyword and an attribute, for as long as a guard is installed."""
 
     def put_on(self) -> None:
+        from google.adk.agents import LoopAgent
+
         if KEYWORD in LoopAgent.model_fields:
             return  # this ADK has it
         LOOP_KEYWORD.put_on()
@@ -123,6 +129,8 @@ class LoopTermination:
         setattr(LoopAgent, KEYWORD, _PROPERTY)
 
     def take_off(self) -> None:
+        from google.adk.agents import LoopAgent
+
         LOOP_KEYWORD.take_off()
         if LoopAgent.__dict__.get(KEYWORD) is _PROPERTY:
             delattr(LoopAgent, KEYWORD)

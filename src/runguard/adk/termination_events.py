@@ -1,30 +1,12 @@
-"""The event by which a termination condition ends the work, and how its reason is read."""
+"""How the reason is read from the event by which a termination condition ends the work."""
 
 from typing import Any, Final
-
-from google.adk.events import Event, EventActions
 
 from runguard.core.decision import METADATA_KEY
 from runguard.core.exceptions import PolicyError
 from runguard.termination.condition import TerminationCondition
 
 KEY: Final = "termination"
-
-
-class TerminationActions(EventActions):
-    """ADK's actions with the reason; stored as ADK's own."""
-
-    termination_reason: str | None = None
-
-
-class TerminationEvent(Event):
-    """Says why the work ended.
-
-    It has no content and is not a response: code that reads ``event.content.parts[0]`` must not take it for one.
-    """
-
-    def is_final_response(self) -> bool:
-        return False
 
 
 def termination_reason(event: Any) -> str | None:

@@ -21,7 +21,7 @@ from runguard.adk.context import HERE
 from runguard.adk.invocation_state import DELIVERY_S
 from runguard.adk.stop_events import answer_to
 from runguard.adk.stream import note_fault
-from runguard.adk.termination_events import KEY, TerminationActions, TerminationEvent, termination_reason
+from runguard.adk.termination_events import KEY, termination_reason
 from runguard.core.decision import METADATA_KEY, TERMINATED
 from runguard.pricing.rates import Usage
 from runguard.providers.call_usage import Bill
@@ -129,6 +129,8 @@ class Watched:
     ) -> list[Event]:
         """An answer to every open call, and the event that says why it ends."""
         reason = self.reason or ""
+        from runguard.adk.termination_event_types import TerminationActions, TerminationEvent
+
         actions = TerminationActions(escalate=True if escalate else None, termination_reason=reason)
         metadata = {METADATA_KEY: {KEY: {"reason": reason, "condition": self._by[:_REPR_CHARS]}}}
         last = TerminationEvent(
