@@ -15,7 +15,8 @@ from runguard.core.fingerprint import size_of
 from runguard.policy.rule_defaults import RULES
 from runguard.policy.settings import Policy
 from runguard.pricing.rates import Usage
-from runguard.replay.engine import Judge, Player
+from runguard.replay.engine import Judge
+from runguard.replay.player import Player
 from runguard.replay.results import RunResult
 from runguard.replay.steps import Turn
 

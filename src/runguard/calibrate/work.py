@@ -7,7 +7,8 @@ from runguard.calibrate.grid import OF_REPETITION, Variant, lowest_rungs, with_r
 from runguard.calibrate.meter import Meter, Took, looking_on
 from runguard.calibrate.sample import half_of
 from runguard.policy.settings import Policy
-from runguard.replay.engine import Judge, Player, play
+from runguard.replay.engine import Judge, play
+from runguard.replay.player import Player
 from runguard.replay.results import RunResult
 from runguard.replay.steps import RecordedRun
 

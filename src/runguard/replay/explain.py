@@ -8,7 +8,8 @@ from runguard.conductor.lane_rules import lane_rungs_of
 from runguard.core.decision import Finding, Rungs
 from runguard.core.events import AgentEntered, Event, ToolCall
 from runguard.policy.rule_defaults import RULES
-from runguard.replay.engine import ADK_MODEL_CALLS, Judge, Player
+from runguard.replay.engine import Judge
+from runguard.replay.player import ADK_MODEL_CALLS, Player
 from runguard.replay.results import RunResult
 from runguard.replay.steps import RecordedRun, Wrote
 
@@ -96,7 +97,7 @@ def _from_the_first(rungs: Rungs) -> Rungs:
 
 def explain(run: RecordedRun, judge: Judge) -> Explanation:
     """Walk a run twice at once: as it is judged, and with every count reported."""
-    plain, watching = Player(judge, run), _Watcher(Judge(judge.told, to_the_end=True), run)
+    plain, watching = Player(judge, run), _Watcher(Judge(judge.original, to_the_end=True), run)
     is_journal = False
     for step in run.steps:
         is_journal = is_journal or type(step) is Wrote

@@ -1,5 +1,5 @@
 """The journal of a run, played to another policy:
-the guard sees the very events that it saw live, strand for strand.
+the guard sees the very events that it saw live, lane for lane.
 """
 
 from dataclasses import replace
@@ -21,7 +21,7 @@ from runguard.core.events import (
 from runguard.outlets.journal import Entry, read_event, read_usage
 
 if TYPE_CHECKING:
-    from runguard.replay.engine import Player
+    from runguard.replay.player import Player
 
 
 class Noted:
@@ -78,7 +78,7 @@ class Noted:
         player = self._player
         if type(event) is ModelCall:
             self._asked[event.number] = event
-            if player.judge.told.mode == "enforce":
+            if player.judge.original.mode == "enforce":
                 # A guard that enforces lowers the answer's limit before it refuses; one in the shadow looks at the
                 # request as it is.
                 least = player.judge.policy.min_output_tokens

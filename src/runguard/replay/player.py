@@ -1,0 +1,400 @@
+"""Recorded steps -> the events that a live run makes -> the same ``Guard``, in shadow mode.
+
+Open loop: the decisions of the guard change nothing of what follows in the recording. Each recorded run meets a guard
+of its own, so budgets of a run and of its session are replayed. What runs share with others (budgets of users and
+apps, breakers) is not.
+"""
+
+from collections.abc import Coroutine, Mapping
+from typing import TYPE_CHECKING, Any, Final
+
+from runguard.conductor.adapter import Question, Result
+from runguard.conductor.event_lanes import Call, EventLanes
+from runguard.conductor.guard import Guard
+from runguard.conductor.runs import Run
+from runguard.conductor.sink import Decided
+from runguard.core.decision import Decision, Rungs
+from runguard.core.events import (
+    ROOT_LANE,
+    AgentEntered,
+    Answer,
+    HandOff,
+    ModelCall,
+    ModelResult,
+    RunInfo,
+    ToolCall,
+    ToolResults,
+)
+from runguard.pricing.rates import Unpriced, Usage
+from runguard.replay.noted import Noted
+from runguard.replay.results import RunResult
+from runguard.replay.steps import (
+    FRAMEWORK_TOOLS,
+    Answered,
+    Asked,
+    Called,
+    Delegated,
+    Passed,
+    RecordedRun,
+    Resumed,
+    Step,
+    Turn,
+    Wrote,
+)
+from runguard.replay.verdicts import Stops, Verdicts
+
+if TYPE_CHECKING:
+    from runguard.replay.engine import Judge
+
+ADK_MODEL_CALLS: Final = 500  # RunConfig.max_llm_calls, which the guard holds for the whole tree
+_PAUSED_KEPT: Final = 100
+_SIGN_IN: Final = "adk_request_"
+
+
+class Player:
+    """Plays one recorded run to one judge, step by step."""
+
+    def __init__(self, judge: "Judge", run: RecordedRun, lane_rungs: Mapping[str, Rungs] | None = None) -> None:
+        """``lane_rungs``: other rungs than those of the policy."""
+        self.judge, self.clock, self.recorded = judge, judge.clock, run
+        self.guard = Guard(judge.policy, pricing=judge.pricing, lane_rungs=lane_rungs, reports=False)
+        self.guard.sink.on_decided("replay", self._decided)
+        policy = judge.policy
+        self._budgets = policy.max_usd is not None or policy.max_tokens is not None or bool(policy.budgets)
+        self.result = RunResult(run.id, run.app, run.user, run.session, run.source, run.success, run.capped)
+        self._verdicts = Verdicts(self.result, to_the_end=judge.to_the_end)
+        self.clock.now = 0.0
+        self._takes = {Turn: self._turn, Asked: self._asked, Called: self._called, Answered: self._answered}
+        self._takes |= {Passed: self._passed, Delegated: self._delegated, Wrote: self._wrote, Resumed: self._resumed}
+        self._noted: Noted | None = None
+        self._run = ""
+        self._live: Run = None  # type: ignore[assignment]  # the guard's run, once one has begun
+        self._begun = False
+        self._lanes: EventLanes = None  # type: ignore[assignment]  # as above
+        self._active: dict[str, str] = {}  # lane -> the agent at work in it
+        self._agents: set[str] = set()  # tools that are agents: work of theirs was seen in a branch
+        self._waiting: list[Called] = []  # calls of the last response, until it is known that tools answer them
+        self._answers: list[Answer] = []
+        self._answered_as = ("", "", "", "")  # lane, batch, agent, event of self._answers
+        # runs with open calls, after which other runs have begun
+        self._paused: dict[str, tuple[Run, EventLanes, dict[str, str], Stops]] = {}
+
+    # ---- steps ------------------------------------------------------------------------------------------------------
+
+    def feed(self, step: Step) -> None:
+        self.result.steps += 1
+        self._takes[type(step)](step)  # type: ignore[operator]
+
+    def finish(self) -> RunResult:
+        if self._waiting:
+            self._settle_calls()
+        if self._answers:
+            self._flush()
+        self._close()
+        return self.result
+
+    def _turn(self, step: Turn) -> None:
+        if self._waiting:
+            self._settle_calls()
+        if self._answers:
+            self._flush()
+        self.tick(step.at)
+        if not (step.resumes and self._resume(step.run)):
+            self._begin(step.run)
+
+    def _resumed(self, step: Resumed) -> None:
+        """The time since the last step was a pause of the run."""
+        self.result.steps -= 1
+        if self._waiting:
+            self._settle_calls()
+        if self._answers:
+            self._flush()
+        if self._begun:
+            self._live.paused_at = self.clock.now
+            self.tick(step.at)
+            self._live.go_on(self.clock.now)
+
+    def _wrote(self, step: Wrote) -> None:
+        if self._noted is None:
+            self._noted, self._run = Noted(self), self.recorded.id
+        self._noted.feed(step.entry)
+
+    def _begin(self, name: str) -> None:
+        recorded = self.recorded
+        name = name or f"{recorded.id}#{self.result.runs + 1}"
+        app, user, session = recorded.app, recorded.user, recorded.session
+        self.begin(RunInfo(name, app, user, session, name, self.clock.now, ADK_MODEL_CALLS, recorded.labels))
+
+    def begin(self, info: RunInfo) -> None:
+        self._close()
+        self.result.runs += 1
+        self._run = info.run
+        self._live = self.guard.start(info)
+        self._begun = True
+        self._lanes, self._active = EventLanes(self.guard, self._live), {}
+        self._verdicts.begin(self._live)
+
+    def _resume(self, name: str) -> bool:
+        """A run that had paused goes on, after others."""
+        known = self._paused.pop(name, None)
+        if known is None:
+            return False
+        self._close()
+        self._live, self._lanes, self._active, stops = known
+        run = self.guard.pauses.resume(self._live.info)
+        if run is not self._live:
+            return False
+        self._run, self._begun = name, True
+        self._verdicts.begin(self._live, stops)
+        return True
+
+    def _close(self) -> None:
+        """The run is over: what came after each of its verdicts is known now."""
+        if not self._begun:
+            return
+        stops = self._verdicts.end()
+        if self._lanes.calls and len(self._paused) < _PAUSED_KEPT:
+            self._paused[self._run] = (self._live, self._lanes, self._active, stops)
+            self.guard.pauses.keep(self._run, waits=True)
+        else:
+            self.guard.end(self._run)
+        self._begun = False
+
+    def _asked(self, step: Asked) -> None:
+        if self._waiting and step.branch:
+            path, _, opened_by = step.branch.rpartition("@")
+            # older ADK numbers the branches of agents called as tools
+            name = path.rpartition(".")[2] if opened_by.isdigit() else ""
+            self._agents.update(call.tool for call in self._waiting if call.id == opened_by or call.tool == name)
+        if self._waiting:
+            self._settle_calls()
+        if self._answers:
+            self._flush()
+        if not self._begun:
+            self.tick(step.at)
+            self._begin("")
+        if self._verdicts.is_over:
+            self.tick(step.at)
+            if not step.refused:
+                event = ModelCall(self._run, ROOT_LANE, step.agent, self.clock.now, step.model)
+                estimated = step.usage is None or step.estimated
+                self.book(event, step.usage or Usage(), step.model, estimated=estimated, nano=step.nano)
+            return
+        lane = self._lanes.of(step.branch, step.scope)
+        began = self.clock.now  # it was asked when the last thing before it had happened
+        if not step.aside:
+            self._enter(lane, step.agent)
+        guard, judge = self.guard, self.judge
+        usage = step.usage or Usage()
+        event = ModelCall(
+            self._run, lane, step.agent, began, step.model, usage.input, usage.audio, judge.policy.min_output_tokens
+        )
+        event.aside = step.aside
+        if step.nano is not None or step.is_share:  # what it took is known without a price, or not known at all
+            event.bound = (step.nano or 0, usage.input + usage.output)
+        knows_prompt = step.usage is not None and not step.estimated and not step.is_share
+        if judge.watches_context and knows_prompt:
+            event.projected_tokens = usage.input
+            event.context_limit = judge.context_limit(guard, step.model, 0 if step.refused else usage.input)
+        self.check(event)
+        self.reserve(event)
+        self.tick(step.at)
+        if step.refused:
+            if event.charge is not None:
+                guard.release(event.charge)
+            return
+        self.book(event, usage, step.model, estimated=step.usage is None or step.estimated, nano=step.nano)
+        if not step.aside:
+            prompt, output = (usage.input, usage.output) if knows_prompt else (None, None)
+            self.after(
+                ModelResult(
+                    self._run, lane, step.agent, self.clock.now, prompt, output, said=step.said, is_cut=step.is_cut
+                )
+            )
+            if not step.goes_on:
+                self._active.pop(lane, None)
+
+    def reserve(self, event: ModelCall) -> None:
+        if self._budgets and not self.guard.reserve_now(event):
+            _drive(self.guard.reserve(event, slot=False))
+
+    def book(
+        self,
+        event: ModelCall,
+        usage: Usage,
+        model: str,
+        *,
+        estimated: bool,
+        nano: int | None = None,
+        free: bool = False,
+    ) -> None:
+        """A call was paid. ``nano``: what it cost, where the recording says so."""
+        cost = self._cost(event, usage, model, estimated=estimated, nano=nano, free=free)
+        self._verdicts.paid(event.lane, usage, cost, estimated=estimated)
+
+    def _cost(
+        self, event: ModelCall, usage: Usage, model: str, *, estimated: bool, nano: int | None, free: bool
+    ) -> int:
+        if event.charge is not None:
+            purse = self._live.purse
+            before, unpriced = purse.nano, purse.unpriced
+            self.guard.settle(event.charge, usage, model, nano=nano, estimated=estimated, free=free)
+            self.result.unpriced += purse.unpriced - unpriced
+            return int(purse.nano - before)
+        if nano is not None or free:
+            return nano or 0
+        rates = self.judge.pricing.rates(model, event.at)  # no budget looks at it: the price alone
+        if isinstance(rates, Unpriced):
+            self.result.unpriced += 1
+            return 0
+        return rates.cost(usage)
+
+    def _called(self, step: Called) -> None:
+        if self._answers:
+            self._flush()
+        if not self._begun:
+            self.tick(step.at)
+            self._begin("")
+        self._waiting.append(step)
+
+    def _delegated(self, step: Delegated) -> None:
+        self.result.steps -= 1
+        if self._begun:
+            self._lanes.delegations.add(step.id)
+
+    def _settle_calls(self) -> None:
+        """Judge the calls of the last response when something follows: only then it is known which of them delegate a
+        task and are not calls of tools.
+        """
+        waiting, self._waiting = self._waiting, []
+        guard = self.guard
+        for step in waiting:
+            if self._verdicts.is_over:
+                if step.tool not in FRAMEWORK_TOOLS and step.id not in self._lanes.delegations:
+                    self.count_tool_call(ROOT_LANE)
+                continue
+            lane = self._lanes.of(step.branch, step.scope)
+            self.tick(step.at)
+            # a recording holds no declarations: all arguments count, as they were given
+            once = guard.tools.once_identity(step.tool, step.args)
+            call = Call(
+                step.tool, step.args, guard.fingerprint(step.tool, step.args), lane, step.batch, step.agent, once
+            )
+            self._lanes.add(step.id, call)
+            if step.id in self._lanes.delegations:
+                self._agents.add(step.tool)
+                continue
+            if step.tool in FRAMEWORK_TOOLS:
+                continue
+            self.count_tool_call(lane)
+            below = int(step.tool in self._agents)
+            if below:
+                beside = sum(other.batch == step.batch and other.tool == step.tool for other in waiting)
+                self.check(AgentEntered(self._run, lane, step.agent, self.clock.now, 0, beside))
+            facts = (step.tool, call.fingerprint, step.batch, step.id, below, call.once)
+            self.check(ToolCall(self._run, lane, step.agent, self.clock.now, *facts))
+
+    def _answered(self, step: Answered) -> None:
+        if self._waiting:
+            self._settle_calls()
+        call = self._lanes.calls.pop(step.id, None) if self._begun else None
+        if call is None:
+            return  # the record holds no call for it, or it was made in another run
+        if step.ends:
+            self._active.pop(call.lane, None)
+        if step.pending or step.tool in FRAMEWORK_TOOLS or step.tool.startswith(_SIGN_IN):
+            return
+        known_as = (call.lane, call.batch, step.agent or call.agent, step.event)
+        if known_as != self._answered_as:
+            if self._answers:
+                self._flush()
+            self._answered_as = known_as
+        self.tick(step.at)
+        self._answers.append(
+            Answer(
+                step.tool,
+                call.fingerprint,
+                step.value,
+                step.id,
+                step.outcome,
+                step.event,
+                args=call.args,
+                once=call.once,
+            )
+        )
+        if self._live is not None and len(self._live.lanes) > 1:
+            self.guard.close_lane(self._live, f"{call.lane}/{step.tool}@{step.id}")
+
+    def _flush(self) -> None:
+        """The answers to one model response are one observation."""
+        answers, self._answers = self._answers, []
+        if self._verdicts.is_over:
+            return
+        lane, batch, agent, _ = self._answered_as
+        self.after(ToolResults(self._run, lane, agent, self.clock.now, batch, answers))
+
+    def _passed(self, step: Passed) -> None:
+        if self._waiting:
+            self._settle_calls()
+        if self._answers:
+            is_router = len(self._answers) == 1 and self._answered_as[0] == self._lanes.of(step.branch, step.scope)
+            self._answers[0].hands_over = is_router  # the answer of the tool that set the action
+            self._flush()
+        self.tick(step.at)
+        if not self._begun:
+            self._begin("")
+        if self._verdicts.is_over:
+            return
+        lane = self._lanes.of(step.branch, step.scope)
+        self.check(HandOff(self._run, lane, step.agent, step.target, self.clock.now))
+        self._active.pop(lane, None)
+
+    def tick(self, at: float | None) -> None:
+        if at is not None and at > self.clock.now:
+            self.clock.now = at
+
+    def count_tool_call(self, lane: str) -> None:
+        self._verdicts.called(lane)
+
+    def _decided(self, decided: Decided) -> None:
+        self._verdicts.add(decided, self.clock.now)
+
+    def check(self, event: Question) -> None:
+        self.guard.check(event)
+
+    def after(self, event: Result) -> None:
+        self.guard.after(event)
+
+    # ---- what a journal needs to know -------------------------------------------------------------------------------
+
+    @property
+    def run(self) -> str:
+        return self._run
+
+    @property
+    def live(self) -> Run:
+        return self._live
+
+    @property
+    def is_over(self) -> bool:
+        return self._verdicts.is_over
+
+    # ---- agents -----------------------------------------------------------------------------------------------------
+
+    def _enter(self, lane: str, agent: str) -> None:
+        """An agent begins to work: another one than before, or once more after it had finished."""
+        if self._active.get(lane) == agent:
+            return
+        self._active[lane] = agent
+        self.check(AgentEntered(self._run, lane, agent, self.clock.now))
+
+
+def _drive(waiting: Coroutine[Any, Any, Decision]) -> Decision:
+    """Run a coroutine that has nothing to wait for: accounts in memory, shadow mode."""
+    try:
+        waiting.send(None)
+    except StopIteration as done:
+        decision: Decision = done.value
+        return decision
+    waiting.close()
+    raise RuntimeError("a reservation in memory had to wait")
