@@ -148,6 +148,7 @@ class Call:
         self.runner = Runner(app=app, session_service=self.service)
         self.queue = LiveRequestQueue()
         self.events: list[Any] = []
+        self.max_llm_calls = 500
 
     def say(self, times: int = 1) -> None:
         for _ in range(times):
@@ -156,7 +157,9 @@ class Call:
     async def listen(self) -> AsyncGenerator[Any, None]:
         """Events until the connection is closed."""
         await self.service.create_session(app_name="app", user_id="u", session_id="s")
-        config = RunConfig(streaming_mode=StreamingMode.BIDI, response_modalities=["TEXT"])
+        config = RunConfig(
+            streaming_mode=StreamingMode.BIDI, response_modalities=["TEXT"], max_llm_calls=self.max_llm_calls
+        )
         async with asyncio.timeout(20):
             async for event in self.runner.run_live(
                 user_id="u", session_id="s", live_request_queue=self.queue, run_config=config
@@ -189,6 +192,26 @@ async def test_a_live_stop_is_stored_once_and_closes_the_connection(limit: dict[
     assert await call.stored_stops() == [trip.id]
     assert [event.error_code for event in call.events if event.error_code] == [STOP_CODE]
     assert call.plugin.snapshot()["runs"] == []
+
+
+@asks_about_contents
+async def test_a_live_session_stops_at_its_limit_of_model_calls() -> None:
+    call = Call(LiveModel([text("unused")]), max_model_calls=2)
+    call.say()
+    await call.talk_on()
+    (trip,) = call.plugin.trips
+    assert (trip.rule, trip.observed, trip.limit) == ("model_calls", 3, 2)
+    assert sum(event.turn_complete is True and not event.error_code for event in call.events) == 2
+    assert await call.stored_stops() == [trip.id]
+
+
+@asks_about_contents
+async def test_the_limit_of_adk_does_not_count_live_calls() -> None:
+    call = Call(LiveModel([text("unused")]), max_tokens=3_500)
+    call.max_llm_calls = 1
+    call.say()
+    await call.talk_on()
+    assert [trip.rule for trip in call.plugin.trips] == ["budget"]
 
 
 @asks_about_contents

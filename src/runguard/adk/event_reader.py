@@ -137,6 +137,10 @@ class EventReader:
             run.info.run, lane, event.author, guard.clock(), event.model_version or _live_model(ic, event.author)
         )
         run.spend.model_calls += 1
+        if (
+            run.model_calls is not None and guard.policy.max_model_calls is not None
+        ):  # ADK's own limit excludes live calls
+            run.model_calls.count += 1  # the count of the hook was taken back: a live model answers without it
         guard.settle(guard.accounts.open_settled(run.purse, call), billed, estimated=estimated)
         guard.after(ModelResult(run.info.run, lane, event.author, guard.clock(), usage.prompt, billed.output))
 
