@@ -1,6 +1,7 @@
 """All made-up runs: loops that should be ended, and healthy work that looks like them."""
 
 import cut_off
+import growing
 import long_answers
 import lookalikes
 import loops
@@ -8,7 +9,7 @@ import noise
 import unseen_failures
 from shapes import Shapes
 
-_FAMILIES = (long_answers, unseen_failures, cut_off, noise)
+_FAMILIES = (long_answers, unseen_failures, cut_off, noise, growing)
 
 
 def _all(first: Shapes, *more: Shapes) -> Shapes:

@@ -11,6 +11,7 @@ from runguard.core.detectors.failures import EmptyAnswers, EqualAnswers, Stall, 
 from runguard.core.detectors.growth import Growth, Sizes
 from runguard.core.detectors.handoffs import HandOffCycle, HandOffRounds, ReEntry
 from runguard.core.detectors.limits import ResultSize
+from runguard.core.detectors.near_equal import NearEqualCalls
 from runguard.core.detectors.no_news import NoNews
 from runguard.core.detectors.noise import OnlyNotes, SameAnswers, SamePair
 from runguard.core.detectors.polling import Polling
@@ -63,7 +64,7 @@ def lane_detectors(
     if "no_news" in rungs:
         made.append(NoNews(rungs["no_news"], patient=not policy.is_explicit("no_news")))
         if rungs["no_news"] == RULES["no_news"][0]:  # limits that the user sets hold for answers of any length
-            made += [Rereading(LONG_ANSWERS), SameAnswers(), SamePair(), OnlyNotes()]
+            made += [Rereading(LONG_ANSWERS), SameAnswers(), SamePair(), OnlyNotes(), NearEqualCalls()]
     if "same_call" in rungs:
         made.append(SameCall(rungs["same_call"], look_from=2 if policy.store != "memory" else None))
     if "empty" in rungs:

@@ -61,6 +61,7 @@ class Rungs:
 SAME_ANSWER: Final = "equal long answers"
 SAME_PAIR: Final = "equal answers to one call"
 ONLY_NOTES: Final = "notes in a row"
+NEAR_EQUAL: Final = "nearly equal long calls"
 CUT_OFF: Final = "calls without their arguments"  # unit of a finding of the rule stall about rejected calls
 HANDOFF_ROUNDS: Final = "rounds of hand-offs"  # unit of a finding of the rule cycle about agents instead of calls
 
@@ -239,6 +240,10 @@ _NUDGES_BY_UNIT: Final[dict[str, str]] = {
     SAME_PAIR: (
         "You have made this same call {n} times and it gave the same answer each time. What you did in between has not "
         "changed it: try another way, or say what is missing."
+    ),
+    NEAR_EQUAL: (
+        "You have sent nearly the same long call to '{tool}' {n} times in a row. If the last version is good enough, "
+        "go on; otherwise say what is missing."
     ),
     ONLY_NOTES: (
         "You have written plans or notes {n} times in a row and done nothing else. Do the next step now, or finish."

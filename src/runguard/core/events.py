@@ -130,6 +130,7 @@ class Answer:
     hands_over: bool = False
     lacks_arguments: bool = False  # it failed because required arguments did not arrive
     is_long: bool = False  # more than a status: a page, a file, a report
+    is_near: bool = False  # its call nearly repeats the one before
     is_note: bool = False  # an acknowledged plan or thought
 
 

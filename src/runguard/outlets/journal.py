@@ -221,6 +221,7 @@ def _answer(a: Answer) -> Entry:
             "long": a.is_long,
             "lacks": a.lacks_arguments,
             "note": a.is_note,
+            "near": a.is_near,
         }
     )
 
@@ -339,6 +340,7 @@ def _read_answers(where: _Where, entry: Entry) -> ToolResults:
             is_long=bool(told.get("long")),
             lacks_arguments=bool(told.get("lacks")),
             is_note=bool(told.get("note")),
+            is_near=bool(told.get("near")),
         )
         for told in entry["of"]
     ]

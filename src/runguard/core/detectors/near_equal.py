@@ -1,0 +1,76 @@
+"""Long calls that nearly repeat the one before: a file that is written again and again with another line.
+
+The detector nudges and never stops: one query over thirty countries looks the same.
+"""
+
+from typing import ClassVar, Final
+
+from runguard.core.decision import NEAR_EQUAL, Action, Finding
+from runguard.core.detectors.evidence import evidence_of
+from runguard.core.events import Answer, Outcome, ToolResults
+
+_NUDGE_AT: Final = 6
+_LONG: Final = 200  # characters: fewer cannot hold forty words
+_READ: Final = 16_384
+_WORDS: Final = 40
+_SAME: Final = 0.9  # share of the words of both calls
+
+
+class NearEqualCalls:
+    """Counts calls of one tool in a row whose long argument has nearly the same words, and whose other arguments are
+    equal. A call of another tool ends the row.
+    """
+
+    sees: ClassVar[tuple[type, ...]] = (ToolResults,)
+    __slots__ = ("_count", "_others", "_tool", "_words")
+
+    def __init__(self) -> None:
+        self._tool = ""
+        self._count = 0
+        self._others: frozenset[tuple[str, object]] = frozenset()  # the short arguments of the last call
+        self._words: frozenset[str] = frozenset()  # of the long argument of the last call
+
+    def observe(self, event: ToolResults) -> Finding | None:
+        given = [a for a in event.answers if a.counted and a.outcome is not Outcome.REFUSED]
+        if len(given) != 1:
+            self._count = 0
+            return None
+        answer = given[0]
+        if not event.is_understood:
+            answer.is_near = self._is_near(answer)
+        self._count = self._count + 1 if answer.is_near else 1
+        if self._count < _NUDGE_AT:
+            return None
+        return Finding(
+            "no_news",
+            Action.NUDGE,
+            self._count,
+            _NUDGE_AT,
+            NEAR_EQUAL,
+            tool=answer.tool,
+            key=f"{NEAR_EQUAL}: {answer.tool}",
+            evidence=evidence_of(event),
+        )
+
+    def _is_near(self, answer: Answer) -> bool:
+        """Whether the call resembles the last one; from now on it is the last one. An equal call is a repetition."""
+        args = answer.args
+        long = "" if type(args) is not dict else max((v for v in args.values() if type(v) is str), key=len, default="")
+        if type(args) is not dict or len(long) < _LONG:
+            return False
+        listed = long[:_READ].split()
+        words = frozenset(listed)
+        others = frozenset(
+            (key, value)
+            for key, value in args.items()
+            if type(key) is str and value is not long and type(value) in (str, int, bool)
+        )
+        near = (
+            answer.tool == self._tool
+            and others == self._others
+            and len(listed) >= _WORDS
+            and words != self._words
+            and len(words & self._words) >= _SAME * len(words | self._words)
+        )
+        self._tool, self._words, self._others = answer.tool, words, others
+        return near
