@@ -1,11 +1,11 @@
 """Which runs are stopped: made-up ones and recorded ones, by RunGuard's defaults and by the loop detectors of other
 agents.
 
-    python benchmarks/detection.py                       # the made-up runs only
-    python benchmarks/detection.py RUNS                  # and a folder of recorded runs (*.jsonl or *.jsonl.gz, as
-    `runguard replay` reads them) python benchmarks/detection.py RUNS --without stall  # what is lost when one rule is
-    dropped; 'each' for all in turn
-    python benchmarks/detection.py RUNS --curve          # other rungs; with the name of an SVG file, drawn into it too
+    python benchmarks/detection.py                            # the made-up runs only
+    python benchmarks/detection.py RUNS                       # and a folder of recorded runs (*.jsonl or *.jsonl.gz)
+    python benchmarks/detection.py RUNS --without stall       # what is lost without one rule; 'each' for all in turn
+    python benchmarks/detection.py RUNS --curve FILE.svg      # other limits, drawn into a file
+    python benchmarks/detection.py RUNS --page                # the figures written into docs/detection.md
 
 "hard" is a refused call or a stop; "ok" and "failed" are the recorded outcomes; "saved" is the share of all tokens of
 failed runs that come after the first hard action / after the stop. In brackets: 95 % intervals, Wilson's for rates, a
@@ -25,6 +25,7 @@ from typing import Any
 
 from detection_curve import SETTINGS, draw
 from detection_figures import GROUPS, OWN, Judged, hand_labelled, lines
+from detection_page import write
 from detection_report import Report
 from made_up import HEALTHY, LOOPS
 from replays import Run, Verdict, by_rival, by_runguard, turn_tokens
@@ -116,6 +117,7 @@ def main() -> None:
         const="",
         help="other rungs of repetition and stall, beside the defaults; drawn into this file",
     )
+    parser.add_argument("--page", action="store_true", help="write the figures into docs/detection.md")
     parser.add_argument("--workers", type=int, default=os.cpu_count() or 1, help="processes")
     told = parser.add_mutually_exclusive_group()
     told.add_argument("--json", action="store_true", help="machine-readable")
@@ -137,6 +139,8 @@ def main() -> None:
         result |= report_recorded(report, runs, options.runs)
         if options.curve:
             Path(options.curve).write_text(draw(lines(runs, 1)), encoding="utf-8")
+        if options.page:
+            write(result)
     print(json.dumps(result, indent=1) if options.json else report.text())
 
 
