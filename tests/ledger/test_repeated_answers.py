@@ -96,3 +96,76 @@ def test_a_settlement_that_never_arrived_is_not_taken_for_booked(session: Sessio
     again(lambda: session.settle("two", [LINE], CALL))
     (found,) = again(lambda: session.read("app:a"))
     assert (found.spent, found.held) == ((0, 0, 3), (0, 0, 0))
+
+
+def texts(rows: Any) -> list[str]:
+    return [row[-1] for row in rows]
+
+
+# Two questions to which the answers differ, and the right answer to the second one.
+QUESTIONS: dict[str, tuple[Callable[[Session], Any], Callable[[Session], Any], Any]] = {
+    "another document": (lambda s: s.get("a"), lambda s: s.get("b"), (1, "text of b")),
+    "a document after none": (lambda s: s.get("none"), lambda s: s.get("a"), (1, "text of a")),
+    "no document after one": (lambda s: s.get("a"), lambda s: s.get("none"), (0, "")),
+    "marks after none": (lambda s: s.marks("none"), lambda s: s.marks(LINE.key), {"half": (0.5, CALL)}),
+    "no marks after some": (lambda s: s.marks(LINE.key), lambda s: s.marks("none"), {}),
+    "records after none": (lambda s: s.tail("none", 9), lambda s: texts(s.tail("call", 9)), ["one", "two"]),
+    "fewer records": (lambda s: s.tail("call", 9), lambda s: texts(s.tail("call", 1)), ["two"]),
+    "no records after some": (lambda s: s.tail("call", 9), lambda s: s.tail("none", 9), []),
+    "records about another": (lambda s: s.about("call", "a"), lambda s: texts(s.about("call", "b")), ["two"]),
+    "records about nothing": (lambda s: s.about("call", "a"), lambda s: s.about("call", "none"), []),
+    "runs after none": (lambda s: s.running(0.0), lambda s: [run[0] for run in s.running(60.0)], ["run"]),
+    "a document after a removal": (lambda s: s.drop("none"), lambda s: s.get("a"), (1, "text of a")),
+    "a document after records": (lambda s: s.tail("call", 1), lambda s: s.get("a"), (1, "text of a")),
+    "a document after an unmarking": (lambda s: s.unmark("none", ["half"]), lambda s: s.get("a"), (1, "text of a")),
+    "a mark after another": (lambda s: s.first(LINE.key, "x", 0.5, CALL), lambda s: s.first(LINE.key, "x", 1, CALL), 0),
+}
+
+
+@on_servers
+@pytest.mark.parametrize("name", QUESTIONS)
+def test_no_answer_is_taken_for_another(session: Session, repeating: Repeating, name: str) -> None:
+    for text in ("a", "b"):
+        session.put(text, 0, f"text of {text}")
+    session.first(LINE.key, "half", 0.5, CALL)
+    session.append("call", "a", "one")
+    session.append("call", "b", "two")
+    session.beat("run", "worker", "facts")
+    first, second, expected = QUESTIONS[name]
+    for ask in (lambda: session.running(0.0), lambda: session.get("none"), lambda: session.about("call", "a")):
+        ask()  # a script that the server does not know yet would take two requests
+    with repeating.once_more():
+        again(lambda: first(session))
+    assert again(lambda: second(session)) == expected
+
+
+@on_servers
+def test_a_clock_that_answers_twice_is_not_believed_twice(session: Session, repeating: Repeating) -> None:
+    session.now()
+    with repeating.once_more():
+        before = again(session.now)
+    assert again(session.now) > before
+
+
+WRITES: dict[str, tuple[Callable[[Session], Any], Callable[[Session], Any], Any]] = {
+    "append": (lambda s: s.append("call", "r", "text"), lambda s: set(texts(s.tail("call", 9))), {"text"}),
+    "unmark": (lambda s: s.unmark(LINE.key, ["half"]), lambda s: s.marks(LINE.key), {}),
+    "drop": (lambda s: s.drop("a"), lambda s: s.get("a"), (0, "")),
+}
+
+
+@on_servers
+@pytest.mark.parametrize("name", WRITES)
+def test_a_write_that_never_arrived_is_not_taken_for_done(session: Session, repeating: Repeating, name: str) -> None:
+    write, read, expected = WRITES[name]
+    write(session)
+    session.put("a", 0, "text")
+    session.first(LINE.key, "half", 0.5, CALL)
+    with repeating.once_more():
+        again(lambda: write(session))
+    repeating.deaf = True
+    with pytest.raises(StoreOutage):
+        write(session)
+    repeating.deaf = False
+    again(lambda: write(session))
+    assert again(lambda: read(session)) == expected

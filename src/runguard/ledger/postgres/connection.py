@@ -4,7 +4,7 @@ import contextlib
 import os
 import time
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from runguard.ledger.identity import IDENTITY, Seen
 from runguard.ledger.postgres.dialing import dial, discard, server_settings, socket_limits
@@ -75,11 +75,30 @@ class PostgresConnection:
         number = str(self._asked)
         return self._checked(self._call(sql, {**params, "number": number}, end), number)
 
+    def _some(self, sql: str, params: dict[str, str | None], end: float | None = None) -> list[Any]:
+        """``_own`` for a statement whose answer always has a row. One without rows answers another request."""
+        rows = self._own(sql, params, end if end is not None else self._end())
+        return rows or self._other_answer()
+
+    def _rows(self, columns: str, query: str, params: dict[str, str | None], order: str = "1") -> list[Any]:
+        """The rows of a query, as ``columns``, of which the first is never NULL.
+
+        A query without rows is answered by one row of NULLs, because an answer must carry the number of its request.
+        """
+        sql = (
+            f"SELECT {columns}, %(number)s::text FROM (SELECT) AS one LEFT JOIN ({query}) AS found ON true "
+            f"ORDER BY {order}"
+        )
+        return [row for row in self._some(sql, params) if row[0] is not None]
+
     def _checked(self, rows: list[Any], number: str) -> list[Any]:
         if any(row[-1] != number for row in rows):
-            self._drop()
-            raise StoreOutage(f"{self._name}: the server sent the answer to another request")
+            self._other_answer()
         return [row[:-1] for row in rows]
+
+    def _other_answer(self) -> NoReturn:
+        self._drop()
+        raise StoreOutage(f"{self._name}: the server sent the answer to another request")
 
     def _here_only(self, sql: str, *params: str | None, end: float | None = None) -> Any:
         """The answer of a function that is called in the store this process has seen, and in no other store."""
@@ -107,7 +126,7 @@ class PostgresConnection:
         """Find out which store this is; raises when it is another one than before."""
         expected = self._seen.text
         sql = f'SELECT (SELECT text FROM "{self._schema}".documents WHERE name = %(name)s::text), %(number)s::text'
-        self._seen.meet(expected, self._own(sql, {"name": IDENTITY}, end)[0][0] or "")
+        self._seen.meet(expected, self._some(sql, {"name": IDENTITY}, end)[0][0] or "")
 
     def _open(self, end: float) -> "psycopg.Cursor[tuple[Any, ...]]":
         if self._closed:
@@ -145,8 +164,9 @@ class PostgresConnection:
         except psycopg.errors.UniqueViolation as error:
             raise DuplicateError(f"{self._name}: {error.diag.message_primary}") from None
         except psycopg.Error as error:
+            # without a code the error is not the server's: what arrives next may belong to another request
             if self._db is not None and (
-                self._db.connection.closed or self._db.connection.info.transaction_status != 0
+                error.sqlstate is None or self._db.connection.closed or self._db.connection.info.transaction_status != 0
             ):
                 self._drop()
             self._check_whether_gone(error)

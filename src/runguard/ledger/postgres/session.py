@@ -19,40 +19,37 @@ class PostgresSession(PostgresHolds):
     # ---- marks and documents ----------------------------------------------------------------------------------------
 
     def first(self, key: str, mark: str, percent: float, limit: Amount) -> bool:
-        values = f"SELECT %s::text, %s::text, %s::float8, %s::text, %s::text{self._here}"
-        sql = f'INSERT INTO "{self._schema}".marks {values} ON CONFLICT (key, mark) DO NOTHING RETURNING 1'
-        end = self._end()
-        made = self._call(
-            sql,
-            (
-                short_name(key),
-                short_name(mark),
-                repr(float(percent)),
-                json.dumps(limit),
-                long_name(mark),
-                self._seen.text,
-            ),
-            end,
+        here = self._here.replace("%s", "%(identity)s")
+        values = f"SELECT %(key)s::text, %(mark)s::text, %(percent)s::float8, %(limit)s::text, %(long)s::text{here}"
+        sql = (
+            f'INSERT INTO "{self._schema}".marks {values} ON CONFLICT (key, mark) DO NOTHING RETURNING %(number)s::text'
         )
+        facts = {
+            "key": short_name(key), "mark": short_name(mark), "percent": repr(float(percent)),
+            "limit": json.dumps(limit), "long": long_name(mark), "identity": self._seen.text,
+        }  # fmt: skip
+        end = self._end()
+        made = self._own(sql, facts, end)
         if not made:
             self._meet(end)  # it was marked before, or is another store
         return bool(made)
 
     def marks(self, key: str) -> dict[str, tuple[float, Amount]]:
-        sql = f'SELECT coalesce(long_mark, mark), percent, amounts FROM "{self._schema}".marks WHERE key = %s::text'
-        return {
-            mark: (percent, tuple(json.loads(amounts)))
-            for mark, percent, amounts in self._call(sql, (short_name(key),))
-        }
+        query = f'SELECT * FROM "{self._schema}".marks WHERE key = %(key)s::text'
+        rows = self._rows("coalesce(long_mark, mark), percent, amounts", query, {"key": short_name(key)})
+        return {mark: (percent, tuple(json.loads(amounts))) for mark, percent, amounts in rows}
 
     def unmark(self, key: str, marks: Sequence[str]) -> None:
-        sql = f'DELETE FROM "{self._schema}".marks WHERE key = %s::text AND mark = ANY (%s::text[]) RETURNING 1'
-        self._call(sql, (short_name(key), texts([short_name(mark) for mark in marks])))
+        names = texts([short_name(mark) for mark in marks])
+        self._delete(
+            "marks WHERE key = %(key)s::text AND mark = ANY (%(marks)s::text[])", key=short_name(key), marks=names
+        )
 
     def get(self, name: str) -> tuple[int, str]:
         expected = self._seen.text
-        sql = f'SELECT name, version, text FROM "{self._schema}".documents WHERE name IN (%s::text, %s::text)'
-        found = {key: (version, text) for key, version, text in self._call(sql, (IDENTITY, short_name(name)))}
+        query = f'SELECT * FROM "{self._schema}".documents WHERE name IN (%(identity)s::text, %(name)s::text)'
+        rows = self._rows("name, version, text", query, {"identity": IDENTITY, "name": short_name(name)})
+        found = {key: (version, text) for key, version, text in rows}
         self._seen.meet(expected, found.get(IDENTITY, (0, ""))[1])
         return found.get(short_name(name), (0, ""))
 
@@ -64,50 +61,52 @@ class PostgresSession(PostgresHolds):
         )
 
     def drop(self, name: str) -> None:
-        self._call(f'DELETE FROM "{self._schema}".documents WHERE name = %s::text RETURNING 1', (short_name(name),))
+        self._delete("documents WHERE name = %(name)s::text", name=short_name(name))
+
+    def _delete(self, what: str, **params: str) -> None:
+        sql = f'WITH gone AS (DELETE FROM "{self._schema}".{what}) SELECT %(number)s::text'
+        self._some(sql, dict(params))
 
     def now(self) -> float:
         return self._clock(None)
 
     def _clock(self, end: float | None) -> float:
-        return float(self._call(f'SELECT "{self._schema}".clock()', (), end)[0][0])
+        return float(self._some(f'SELECT "{self._schema}".clock(), %(number)s::text', {}, end)[0][0])
 
     # ---- records ----------------------------------------------------------------------------------------------------
 
     def append(self, kind: str, ref: str, text: str) -> None:
-        values = f'SELECT "{self._schema}".clock(), %s::text, %s::text, %s::text{self._here}'
-        sql = f'INSERT INTO "{self._schema}".records (at, kind, ref, text) {values} RETURNING 1'
+        here = self._here.replace("%s", "%(identity)s")
+        values = f'SELECT "{self._schema}".clock(), %(kind)s::text, %(ref)s::text, %(text)s::text{here}'
+        sql = f'INSERT INTO "{self._schema}".records (at, kind, ref, text) {values} RETURNING %(number)s::text'
+        facts = {"kind": short_name(kind), "ref": ref, "text": text}
         end = self._end()
-        self._there(lambda: self._call(sql, (short_name(kind), ref, text, self._seen.text), end), end)
+        self._there(lambda: self._own(sql, {**facts, "identity": self._seen.text}, end), end)
 
     def tail(self, kind: str, count: int) -> list[tuple[float, str, str]]:
-        sql = (
-            f'SELECT at, ref, text FROM "{self._schema}".records WHERE kind = %s::text ORDER BY seq DESC LIMIT '
-            "%s::bigint"
+        query = (
+            f'SELECT * FROM "{self._schema}".records WHERE kind = %(kind)s::text '
+            "ORDER BY seq DESC LIMIT %(count)s::bigint"
         )
-        return self._call(sql, (short_name(kind), str(count)))[::-1]
+        return self._rows("at, ref, text", query, {"kind": short_name(kind), "count": str(count)}, "seq")
 
     def about(self, kind: str, ref: str, *, last: int | None = None) -> list[tuple[float, str]]:
         same = "hashtextextended(ref, 0) = hashtextextended(%(ref)s::text, 0) AND ref = %(ref)s::text"
-        sql = (
-            f'SELECT at, text FROM "{self._schema}".records WHERE kind = %(kind)s::text AND {same} ORDER BY seq '
-            "DESC LIMIT %(last)s::int"
+        query = (
+            f'SELECT * FROM "{self._schema}".records WHERE kind = %(kind)s::text AND {same} '
+            "ORDER BY seq DESC LIMIT %(last)s::int"
         )
-        return self._call(sql, {"kind": short_name(kind), "ref": ref, "last": None if last is None else str(last)})[
-            ::-1
-        ]
+        facts = {"kind": short_name(kind), "ref": ref, "last": None if last is None else str(last)}
+        return self._rows("at, text", query, facts, "seq")
 
     def beat(self, run: str, worker: str, text: str, *, ended: bool = False) -> int:
         sql = f'SELECT "{self._schema}".beat(%s::text, %s::text, %s::text, %s::boolean, %s::text)'
         return int(self._here_only(sql, short_name(run), worker, text, "t" if ended else "f", long_name(run)))
 
     def running(self, within: float) -> list[tuple[str, str, float, str]]:
-        since = f'(SELECT "{self._schema}".clock() - %s::float8)'
-        sql = (
-            f'SELECT coalesce(long_id, id), worker, beat, text FROM "{self._schema}".runs WHERE NOT ended AND beat '
-            f">= {since} ORDER BY beat"
-        )
-        return self._call(sql, (repr(float(within)),))
+        since = f'(SELECT "{self._schema}".clock() - %(within)s::float8)'
+        query = f'SELECT * FROM "{self._schema}".runs WHERE NOT ended AND beat >= {since}'
+        return self._rows("coalesce(long_id, id), worker, beat, text", query, {"within": repr(float(within))}, "beat")
 
     def claim(self, key: str, ttl: float) -> str:
         return str(

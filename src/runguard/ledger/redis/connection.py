@@ -18,7 +18,7 @@ from runguard.ledger.store import SCHEMA_VERSION, StoreError, StoreOutage
 _IDLE_S: Final = 1.0
 _PEEKED: Final = 65_536
 # scripts that may run twice: the second run changes nothing
-_REPEATABLE: Final = frozenset({"reserve", "settle", "release", "read", "running", "list", "about"})
+_REPEATABLE: Final = frozenset({"reserve", "settle", "release", "read", "running", "list", "about", "command"})
 _log: Final = logging.getLogger("runguard")
 _warned: Final[set[str]] = set()  # stores of this process whose settings could not be read
 
@@ -216,16 +216,14 @@ class RedisConnection:
             raise self._lost("the server sent the answer to another request")
         return found[0]
 
-    def _do(self, *command: Any) -> Any:
-        try:
-            return self._send(*command)
-        except self._errors as error:
-            raise self._error_of(error) from error
+    def _do(self, *command: str) -> Any:
+        """Run one command. As a script, because an answer without the number of its request could be that to another
+        one.
+        """
+        return self._run_here("command", command)
 
     def _values(self, *keys: str) -> list[str | None]:
-        found = self._do("MGET", *(self._prefix + key for key in keys))
-        if type(found) is not list or len(found) != len(keys):
-            raise StoreOutage(f"{self._name}: the server sent the answer to another request")
+        found: list[str | None] = self._do("MGET", *(self._prefix + key for key in keys))
         return found
 
     def _error_of(self, error: Exception) -> RunGuardError:

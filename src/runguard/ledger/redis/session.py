@@ -23,7 +23,8 @@ class RedisSession(RedisHolds):
 
     def marks(self, key: str) -> dict[str, tuple[float, Amount]]:
         found: dict[str, tuple[float, Amount]] = {}
-        for mark, text in self._do("HGETALL", f"{self._prefix}m:{key}").items():
+        names_and_texts = self._do("HGETALL", f"{self._prefix}m:{key}")
+        for mark, text in zip(names_and_texts[::2], names_and_texts[1::2], strict=True):
             percent, usd, tokens, calls = json.loads(text)
             found[mark] = percent, (usd, tokens, calls)
         return found
@@ -52,7 +53,7 @@ class RedisSession(RedisHolds):
 
     def now(self) -> float:
         seconds, micros = self._do("TIME")
-        return float(f"{seconds}.{micros:06d}")
+        return float(f"{seconds}.{int(micros):06d}")
 
     # ---- records ----------------------------------------------------------------------------------------------------
 
@@ -62,11 +63,13 @@ class RedisSession(RedisHolds):
     def tail(self, kind: str, count: int) -> list[tuple[float, str, str]]:
         if count <= 0:
             return []
-        found = self._do("XREVRANGE", f"{self._prefix}r:{kind}", "+", "-", "COUNT", count)
-        return [(float(fields["at"]), fields["ref"], fields["text"]) for _, fields in reversed(found)]
+        found = self._do("XREVRANGE", f"{self._prefix}r:{kind}", "+", "-", "COUNT", str(count))
+        records = [dict(zip(fields[::2], fields[1::2], strict=True)) for _, fields in reversed(found)]
+        return [(float(record["at"]), record["ref"], record["text"]) for record in records]
 
     def about(self, kind: str, ref: str, *, last: int | None = None) -> list[tuple[float, str]]:
-        ids = self._do("LRANGE", f"{self._prefix}i:{len(kind.encode())}:{kind}:{ref}", 0 if last is None else -last, -1)
+        since = "0" if last is None else str(-last)
+        ids = self._do("LRANGE", f"{self._prefix}i:{len(kind.encode())}:{kind}:{ref}", since, "-1")
         found: list[str] = []
         for start in range(0, len(ids), AT_ONCE):
             found += self._run("about", kind, *ids[start : start + AT_ONCE])
