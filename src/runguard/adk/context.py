@@ -9,7 +9,8 @@ task sets reaches the work inside it and nothing else. RunGuard has five, and a 
 - ``ANNOUNCED`` (this file): model calls that a hook admitted and that have not reached their model yet.
 - ``adk/budget_plugin.py``: the run whose token budget pays.
 - ``accounting/charges.py`` ``OWNERS``: the charges around a call, so that nested guards do not hold money twice.
-- ``functions/``: the run of ``runguard.run`` and the guarded function around a call.
+- ``functions/run_context.py``: the run of ``runguard.run``, the guarded function around a call, and the tool call of
+  another framework.
 
 An async generator runs in the context of the code that iterates over it. So a generator that sets a field does it for
 each step, and undoes it before it yields. To undo is to restore that one field, because the step may have changed
