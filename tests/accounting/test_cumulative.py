@@ -240,8 +240,8 @@ def test_only_so_many_calls_are_kept():
     monitor, names = BudgetMonitor(), [SimpleNamespace() for _ in range(1_000)]
     for name in names:
         monitor.record_response(response(1, 1), name)
-    assert len(monitor._ended) <= 64
-    assert not monitor._streams
+    assert len(monitor._calls._ended) <= 64
+    assert not monitor._calls._streams
 
 
 def test_a_name_that_cannot_be_referred_to_weakly_will_do():

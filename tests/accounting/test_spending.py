@@ -7,7 +7,7 @@ from decimal import Decimal
 
 import pytest
 
-from runguard.accounting import charges, spending
+from runguard.accounting import figures, spending
 from runguard.accounting import lookup as finder
 from runguard.core.budget import Budget
 from runguard.core.decision import Action
@@ -245,7 +245,7 @@ async def test_an_answer_by_a_model_without_a_price_is_an_estimate():
 async def test_the_lines_of_a_run_and_the_history_of_runs_are_bounded(monkeypatch):
     monkeypatch.setattr(finder, "LINES_KEPT", 5)
     monkeypatch.setattr(spending, "LINES_KEPT", 5)
-    monkeypatch.setattr(charges, "LINES_KEPT", 5)
+    monkeypatch.setattr(figures, "LINES_KEPT", 5)
     monkeypatch.setattr(spending, "_HISTORY_KEPT", 6)
     shop = Shop(max_model_calls=1_000)
     for number in range(20):
