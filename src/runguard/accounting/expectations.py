@@ -1,4 +1,4 @@
-"""What is expected of a model that nobody told: its context window, its longest answer, what its answers are like."""
+"""What to expect of a model: its context window, its longest answer, its typical answer."""
 
 import logging
 from typing import Final
@@ -9,7 +9,7 @@ from runguard.pricing.book import Pricing
 from runguard.pricing.rates import Usage
 
 _log: Final = logging.getLogger("runguard")
-ASSUMED_OUTPUT: Final = 65_536  # of a model whose limit nobody knows
+ASSUMED_OUTPUT: Final = 65_536  # of a model whose limit is unknown
 _TYPICAL_OUTPUT: Final = 1_024  # of a call that was cut off, before any of its kind was seen to end
 _MODELS_KEPT: Final = 1_024
 
@@ -20,23 +20,20 @@ class Expectations:
     def __init__(self, policy: Policy) -> None:
         self._policy = policy
         self._typical: dict[str, int] = {}
-        self._told: set[str] = set()
+        self._logged: set[str] = set()
 
     def context_limit(self, model: str, pricing: Pricing) -> int | None:
-        """How many input tokens a request may have: the policy's word, or the model's window;
-        None when nobody knows.
-        """
+        """How many input tokens a request may have: the policy's limit, or the model's window; None if unknown."""
         headroom = self._policy.context_headroom
         if self._policy.max_context_tokens is not None:
             return self._policy.max_context_tokens - headroom
         window = pricing.limits(model)[0]
         if window is None:
-            self._tell_once(
+            self._log_once(
                 logging.INFO,
                 f"window:{model}",
-                "runguard.unknown_window: the context window of '%s' is not known; "
-                "models={'%s': {'context_window': …}} "
-                "tells it",
+                "runguard.unknown_window: the context window of '%s' is unknown; "
+                "set models={'%s': {'context_window': …}}",
                 model,
             )
             return None
@@ -46,20 +43,18 @@ class Expectations:
         """How many tokens a model can answer with at most."""
         limit = pricing.limits(model)[1]
         if limit is None:
-            self._tell_once(
+            self._log_once(
                 logging.WARNING,
                 f"output:{model}",
-                "runguard.unknown_output_limit: '%s' is taken to answer with at most 65,536 tokens; "
-                "models={'%s': {'max_output_tokens': …}} tells better",
+                "runguard.unknown_output_limit: the output limit of '%s' is unknown, assuming 65,536 tokens; "
+                "set models={'%s': {'max_output_tokens': …}}",
                 model,
             )
             return ASSUMED_OUTPUT
         return limit
 
     def guess(self, charge: Charge, streamed_tokens: int, streaming: bool) -> Usage:
-        """What a call that left and never told its usage may have taken: its prompt, and what answers of that model are
-        like.
-        """
+        """An estimate for a call that was sent and never reported its usage: its prompt, and a typical answer."""
         output = streamed_tokens
         if not streaming:
             output = max(output, self._typical.get(charge.model, _TYPICAL_OUTPUT))
@@ -68,13 +63,13 @@ class Expectations:
         return Usage(input=charge.input, output=output, audio=charge.audio)
 
     def learn(self, model: str, output: int) -> None:
-        """What answers of a model are like: the mean of late ones."""
+        """Remember the size of a model's answers: the mean of recent ones."""
         typical = self._typical.get(model)
         if typical is None and len(self._typical) >= _MODELS_KEPT:
             return
         self._typical[model] = output if typical is None else (typical * 7 + output) // 8
 
-    def _tell_once(self, level: int, mark: str, message: str, model: str) -> None:
-        if mark not in self._told and len(self._told) < _MODELS_KEPT:
-            self._told.add(mark)
+    def _log_once(self, level: int, mark: str, message: str, model: str) -> None:
+        if mark not in self._logged and len(self._logged) < _MODELS_KEPT:
+            self._logged.add(mark)
             _log.log(level, message, model, model)
