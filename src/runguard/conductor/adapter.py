@@ -42,7 +42,7 @@ kept. Carry a decision out only if ``enforced`` is true. In shadow mode it is no
 loop. The root lane is ``ROOT_LANE``; a lane that is not open counts as the root lane.
 
 **Faults.** An exception of the guard must not reach the run. Wrap each hook, pass the exception to ``fault``, and go on
-as if the guard had said "allow", unless ``fault`` returns a trip.
+as if the guard had answered "allow", unless ``fault`` returns a trip.
 """
 
 import asyncio

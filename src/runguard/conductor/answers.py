@@ -21,8 +21,8 @@ from runguard.policy.tools import Tools
 _log: Final = logging.getLogger("runguard")
 # Members bound once: looking one up on its enum costs as much as the rest of a line.
 _OK, _EMPTY, _FAILED, _ERROR, _REFUSED = Outcome.OK, Outcome.EMPTY, Outcome.FAILED, Outcome.ERROR, Outcome.REFUSED
-# What an agent writes to itself, told by a short "noted": without this a thought between two failures would pass for
-# work.
+# Tools by which an agent writes to itself, answered by a short "noted". They are not work: a thought between two
+# failures is not progress.
 _NOTES: Final = re.compile(
     r"(?:sequential_?)?think(?:ing)?|(?:log_|record_)?thoughts?|scratchpad|todo_?write|update_?todos?"
     r"|(?:update|write|set|save)_?plan",
@@ -35,7 +35,8 @@ _STATUS_BYTES: Final = 200  # a longer answer is more than a status
 class Answers:
     """Reads answers by a policy.
 
-    ``report``: that a call which a breaker waits for has an answer; ``settle_once``: whether a side effect was done.
+    ``report`` is called when a call that holds a permit of a breaker has an answer, ``settle_once`` when a call of a
+    ``once`` tool has ended.
     """
 
     def __init__(
@@ -80,7 +81,7 @@ class Answers:
                 outcome, a.failure = classify(raw)
                 a.outcome = outcome
             elif outcome is _ERROR and type(raw) is str and says_missing(raw):
-                outcome, a.failure = _EMPTY, MISSING  # raised or told: a thing that was looked up and is not there
+                outcome, a.failure = _EMPTY, MISSING  # raised or answered: an item that was looked up is missing
                 a.outcome = outcome
             missing = outcome is _EMPTY and a.failure == MISSING
             if missing:

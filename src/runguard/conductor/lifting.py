@@ -1,7 +1,7 @@
 """Whether a stopped run that is resumed may go on.
 
-It stays stopped until its budget is extended. A stop of the kill switch is lifted when somebody has taken it back, and
-one for a store that was away when the store answers again. Every other stop holds for the whole run: the user's next
+It stays stopped until its budget is extended. A stop of the kill switch is lifted when an operator has taken it back,
+and a stop because of an outage when the store answers again. Every other stop holds for the whole run: the user's next
 message begins a new one.
 """
 
@@ -61,14 +61,14 @@ async def _caps_now(guard: "Guard", run: Run, trip: Trip) -> list[Amount]:
     allowed = {account.key: account.caps for account in lines if account.key in granted}
     if not ledger.is_shared:
         return list(allowed.values())
-    told: dict[str, Amount] = {}
+    stored: dict[str, Amount] = {}
     await ledger.ask(
-        lambda session: told.update({balance.key: balance.granted for balance in session.read(trip.scope_id)}),
+        lambda session: stored.update({balance.key: balance.granted for balance in session.read(trip.scope_id)}),
         again=True,
     )
-    return [_plus(caps, granted[key], told.get(key, granted[key])) for key, caps in allowed.items()]
+    return [_plus(caps, granted[key], stored.get(key, granted[key])) for key, caps in allowed.items()]
 
 
-def _plus(caps: Amount, known: Amount, told: Amount) -> Amount:
-    usd, tokens, calls = (cap - before + now for cap, before, now in zip(caps, known, told, strict=True))
+def _plus(caps: Amount, known: Amount, stored: Amount) -> Amount:
+    usd, tokens, calls = (cap - before + now for cap, before, now in zip(caps, known, stored, strict=True))
     return usd, tokens, calls

@@ -196,7 +196,7 @@ class Run(Stoppable):
         self.pauses = 0  # so many times
         self.written: Future[None] | None = None  # the record of its last pause
         self.memo: Any = None  # what the adapter needs to go on after a pause
-        self.unsure = False  # it was resumed and the store could not tell what it had used before
+        self.unsure = False  # it was resumed, and what it had used before could not be read
         self.spend = Spend()
         self.in_flight: set[Callable[[], None]] = set()  # how to end each call that is at a model now
         self.refusing = False  # a refusal at the border is on its way: others beside it are the same round

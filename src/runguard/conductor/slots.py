@@ -1,7 +1,7 @@
 """Model calls in flight in one run: a bounded number at once, the surplus waits in order.
 
-A slot belongs to a task, because a task makes one model call at a time; a finished task gives its slot back even when
-nobody said so. Works across event loops: tools in a thread pool may run nested agents on loops of their own.
+A slot belongs to a task, because a task makes one model call at a time. The slot of a finished task is free, also when
+it was not given back. Works across event loops: tools in a thread pool may run nested agents on loops of their own.
 """
 
 import asyncio
@@ -9,7 +9,7 @@ import threading
 from collections import OrderedDict
 from typing import Any
 
-_SWEEP_S = 0.5  # how often a waiting call looks for slots whose tasks ended without a word
+_SWEEP_S = 0.5  # how often a waiting call looks for slots of finished tasks
 _Task = asyncio.Task[Any]
 
 
@@ -28,7 +28,7 @@ class Slots:
         return len(self._holders)
 
     def take(self, task: _Task) -> bool:
-        """A slot now, or False. A task that already holds one goes on with it; nobody overtakes those who wait."""
+        """A slot now, or False. A task that already holds one keeps it. Waiting tasks come first."""
         with self._lock:
             if task in self._holders:
                 return True
@@ -40,7 +40,7 @@ class Slots:
             return True
 
     async def wait(self, task: _Task) -> None:
-        """A slot, in the order of asking. Whoever gives one back hands it to the first who waits."""
+        """Wait for a slot, in the order of asking. A slot that is given back goes to the first waiting task."""
         loop = asyncio.get_running_loop()
         turn: asyncio.Future[None] = loop.create_future()
         with self._lock:

@@ -4,7 +4,7 @@ from runguard.core.decision import Trip
 
 
 class Stoppable:
-    """``stopped`` is the trip in force, or None. A stop stays until somebody lifts it."""
+    """``stopped`` is the trip in force, or None. A stop stays until ``lift``."""
 
     __slots__ = ("stopped",)
 

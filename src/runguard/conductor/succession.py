@@ -1,8 +1,7 @@
 """A guard that takes over from another one: its policy was edited and loaded again while the process goes on.
 
 What was counted stays: spend and holds in flight, trips, stops, paused runs, side effects that were done, breakers.
-Runs in flight stay with the guard they began with. Both guards work on the same objects, so neither has to tell the
-other.
+Runs in flight stay with the guard they began with. Both guards work on the same objects.
 """
 
 import weakref

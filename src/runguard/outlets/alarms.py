@@ -1,8 +1,8 @@
 """What a person should know of a guard's work, as alerts: stops, thresholds, growth, a store that is away, breakers,
 the kill switch.
 
-Each is told once: per rule, scope and period, over all workers that share a store. What is over is told too, so that an
-incident closes by itself. Names and numbers only: what a tool was asked and what it answered is in no alert.
+Each is sent once per rule, scope and period, over all workers that share a store. An alert is also sent when the cause
+is over, so that an incident closes by itself. Alerts hold names and numbers only, never arguments or answers of tools.
 """
 
 from collections.abc import Callable
@@ -49,7 +49,7 @@ class Alarms:
         Of anything else: once an hour for the same rule in the same place.
         """
         if trip.rule == "kill_switch":
-            return  # told where it was thrown
+            return  # alerted where it was thrown
         verb = "stopped" if trip.enforced else "would have stopped"
         where = "→".join(trip.agent_path) or trip.app or trip.run_id
         money = finding.money
@@ -83,7 +83,7 @@ class Alarms:
             "trip": trip.id,
             "resume": trip.resume,
         }
-        self._tell(Alert("trip", key, "critical" if trip.enforced else "info", text, facts, trip.at), period)
+        self._send_once(Alert("trip", key, "critical" if trip.enforced else "info", text, facts, trip.at), period)
 
     def compaction(self, info: RunInfo, finding: Finding, *, enforced: bool) -> None:
         """The summary of a session's history was refused.
@@ -107,7 +107,7 @@ class Alarms:
             "enforced": enforced,
         }
         key = f"compaction {info.app} {finding.rule} {finding.unit} {int(now // _DAY)}"
-        self._tell(Alert("compaction", key, "warning" if enforced else "info", text, facts, now), _DAY)
+        self._send_once(Alert("compaction", key, "warning" if enforced else "info", text, facts, now), _DAY)
 
     def threshold(self, reached: Fired) -> None:
         """A share of a budget is spent. The ledger says so once per period, to one worker."""
@@ -145,15 +145,17 @@ class Alarms:
             "agent": agent,
             "run": info.run,
         }
-        self._tell(
+        self._send_once(
             Alert("growth", f"growth {session if info.session else info.run}", "warning", text, facts, at), _LONGEST
         )
 
     def extended(self, statuses: list[BudgetStatus], keys: list[str]) -> None:
-        """More was granted: whatever was told of these budgets is over, and may be told again."""
-        for status, key in zip(statuses, keys, strict=True):
+        """More was granted: alerts about these budgets are over, and may be sent again."""
+        for status, account in zip(statuses, keys, strict=True):
             text = f"the budget of {status.scope} is now {_amount(status.unit, status.limit)}"
-            self._over(Alert("trip", _budget_key(key), "info", text, _facts_of(status), self._clock(), resolved=True))
+            self._resolve(
+                Alert("trip", _budget_key(account), "info", text, _facts_of(status), self._clock(), resolved=True)
+            )
 
     def store(self, error: Exception | None) -> None:
         """The store is away, was replaced, or is back (no error).
@@ -195,14 +197,14 @@ class Alarms:
             self._clock(),
             resolved=not wrong,
         )
-        self._tell(alert, _HOUR) if wrong else self._over(alert)
+        self._send_once(alert, _HOUR) if wrong else self._resolve(alert)
 
     def breaker(self, tool: str, is_open: bool) -> None:
         text = f"the breaker of '{tool}' {'is open: it failed too often' if is_open else 'is closed again'}"
         alert = Alert(
             "breaker", f"breaker {tool}", "warning", text, {"tool": tool}, self._clock(), resolved=not is_open
         )
-        self._tell(alert, _DAY) if is_open else self._over(alert)
+        self._send_once(alert, _DAY) if is_open else self._resolve(alert)
 
     def switched(self, scope: str, stop: Stop | None) -> None:
         """The kill switch was thrown, or taken back."""
@@ -216,7 +218,7 @@ class Alarms:
 
     # ---- once over all workers --------------------------------------------------------------------------------------
 
-    def _tell(self, alert: Alert, period: float) -> None:
+    def _send_once(self, alert: Alert, period: float) -> None:
         if not self._ledger.is_shared:
             self._alerts.send(alert)
             return
@@ -225,15 +227,15 @@ class Alarms:
             try:
                 mine = session.claim(_claim(alert), period) == "yes"
             except StoreOutage:
-                raise  # asked again
+                raise  # the ledger tries again
             except Exception:
-                mine = True  # the store cannot tell who sends it: an alert sent twice is better than none
+                mine = True  # the store cannot say which worker sends it: an alert sent twice is better than none
             if mine:
                 self._alerts.send(alert)
 
         self._ledger.tell(claim)
 
-    def _over(self, alert: Alert) -> None:
+    def _resolve(self, alert: Alert) -> None:
         def free(session: Session) -> None:
             session.finish(_claim(alert), False)
             self._alerts.send(alert)  # in order: what it ends may still be on its way

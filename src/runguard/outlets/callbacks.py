@@ -1,7 +1,7 @@
-"""The way out for decisions: callbacks run on one thread of their own, never on the path of a call.
+"""Callbacks run on one thread of their own, never on the path of a call.
 
-Whatever a callback does (raise, hang, take a minute) changes nothing for the run. The queue is bounded: what does not
-fit is dropped and counted.
+A callback that raises, hangs or takes a minute does not affect the run. The queue is bounded: what does not fit is
+dropped and counted.
 """
 
 import asyncio

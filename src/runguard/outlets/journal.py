@@ -1,8 +1,8 @@
-"""The journal of a run in a durable store: every event that the guard saw, as numbers, names and digests; no text of
-anybody.
+"""The journal of a run in a durable store: every event that the guard saw, as numbers, names and digests. It holds no
+text of users, models or tools.
 
-It is what a dashboard tells a trip's story from, and what ``runguard replay`` plays to another policy: the guard
-decides on nothing but these events, so every rule of a run can be judged again.
+The dashboard shows from it what led to a trip, and ``runguard replay`` plays it to another policy: the guard decides
+on these events alone, so every rule of a run can be judged again.
 """
 
 import json
@@ -84,16 +84,16 @@ class Journal:
         if finding is None:
             return
         numbers = {"observed": float(finding.observed), "limit": float(finding.limit), "unit": finding.unit}
-        told = {
+        facts = {
             "do": decision.action.word,
             "rule": finding.rule,
             "tool": finding.tool,
             **numbers,
             "enforced": decision.enforced,
         }
-        self.add({"k": "decision", "t": at, "l": lane, "a": agent, **told})
+        self.add({"k": "decision", "t": at, "l": lane, "a": agent, **facts})
         if decision.action is Action.STOP:
-            self.flush()  # whoever looks at the trip finds its story
+            self.flush()  # a reader of the trip finds everything that led to it
 
     def paid(
         self,
@@ -108,15 +108,15 @@ class Journal:
         free: bool,
     ) -> None:
         """What an asked call took. A later one with the same number replaces it."""
-        told = {name: getattr(usage, name) for name in _USAGE}
-        told |= {"in": told.pop("input"), "out": told.pop("output")}
+        tokens = {name: getattr(usage, name) for name in _USAGE}
+        tokens |= {"in": tokens.pop("input"), "out": tokens.pop("output")}
         cost = {} if nano is None else {"nano": nano}
         self.add(
             {
                 "k": "paid",
                 "n": number,
                 **cost,
-                **_sparse({"t": at, **told, "model": model, "usd": usd, "estimated": estimated, "free": free}),
+                **_sparse({"t": at, **tokens, "model": model, "usd": usd, "estimated": estimated, "free": free}),
             }
         )
 
@@ -130,7 +130,7 @@ class Journal:
     def flush(self) -> None:
         with self._lock:
             entries, self._entries = self._entries, []
-            # after a fork, what the parent has collected is the parent's to tell
+            # after a fork, the parent sends what it has collected
             if entries and os.getpid() == self._pid:
                 self._pieces += 1
                 entries[0]["p"] = self._pieces
@@ -201,7 +201,7 @@ def _answered(event: ToolResults) -> Entry:
 
 
 def _answer(a: Answer) -> Entry:
-    told = {
+    facts = {
         "tool": a.tool,
         "call": a.call.hex(),
         "id": a.id,
@@ -210,7 +210,7 @@ def _answer(a: Answer) -> Entry:
         "chars": a.chars,
     }
     failure = digest(a.failure)[:_FAILURE_NAME].hex() if a.failure else ""
-    return told | _sparse(
+    return facts | _sparse(
         {
             "failure": failure,
             "too_large": a.too_large,
@@ -266,12 +266,12 @@ def check_entry(entry: Entry) -> None:
 
 def read_usage(entry: Entry) -> Usage:
     """The usage of a "paid" entry."""
-    told = {**entry, "input": entry.get("in"), "output": entry.get("out")}
-    return Usage(**{name: count for name in _USAGE if isinstance(count := told.get(name), int) and count > 0})
+    tokens = {**entry, "input": entry.get("in"), "output": entry.get("out")}
+    return Usage(**{name: count for name in _USAGE if isinstance(count := tokens.get(name), int) and count > 0})
 
 
 def read_event(run: str, entry: Entry) -> Event | None:
-    """The event of an entry; None for what was no event: a decision, a payment, a strand."""
+    """The event of an entry; None for an entry that is not an event: a decision, a payment, a lane."""
     reader = _READERS.get(entry["k"])
     if reader is None:
         return None
@@ -325,24 +325,24 @@ def _read_call(where: _Where, entry: Entry) -> ToolCall:
 def _read_answers(where: _Where, entry: Entry) -> ToolResults:
     answers = [
         Answer(
-            told["tool"],
-            bytes.fromhex(told["call"]),
-            id=str(told.get("id") or ""),
-            outcome=Outcome(told["as"]),
-            event_id=str(told.get("event") or ""),
-            answer=int(told.get("answer") or 0),
-            failure=str(told.get("failure") or ""),
-            chars=int(told.get("chars") or 0),
-            too_large=bool(told.get("too_large")),
-            counted=not told.get("uncounted"),
-            once=bytes.fromhex(told.get("once") or ""),
-            unfinished=str(told.get("unfinished") or ""),
-            is_long=bool(told.get("long")),
-            lacks_arguments=bool(told.get("lacks")),
-            is_note=bool(told.get("note")),
-            is_near=bool(told.get("near")),
+            answer["tool"],
+            bytes.fromhex(answer["call"]),
+            id=str(answer.get("id") or ""),
+            outcome=Outcome(answer["as"]),
+            event_id=str(answer.get("event") or ""),
+            answer=int(answer.get("answer") or 0),
+            failure=str(answer.get("failure") or ""),
+            chars=int(answer.get("chars") or 0),
+            too_large=bool(answer.get("too_large")),
+            counted=not answer.get("uncounted"),
+            once=bytes.fromhex(answer.get("once") or ""),
+            unfinished=str(answer.get("unfinished") or ""),
+            is_long=bool(answer.get("long")),
+            lacks_arguments=bool(answer.get("lacks")),
+            is_note=bool(answer.get("note")),
+            is_near=bool(answer.get("near")),
         )
-        for told in entry["of"]
+        for answer in entry["of"]
     ]
     news, progress, page = (bool(entry.get(name)) for name in ("news", "progress", "another_page"))
     return ToolResults(

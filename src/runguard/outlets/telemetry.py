@@ -74,7 +74,7 @@ OTHERS: Final = "(others)"
 _log: Final = logging.getLogger("runguard")
 _BUCKETS: Final = (1e-6, 2e-6, 5e-6, 1e-5, 2e-5, 5e-5, 1e-4, 2e-4, 5e-4, 1e-3, 1e-2, 1e-1)  # seconds
 _DURATIONS_KEPT: Final = 1_024  # between two collections: recording one costs an SDK as much as the guard's own work
-SAMPLE: Final = 256  # questions that a guard times after each collection: where nobody collects, it costs nothing
+SAMPLE: Final = 256  # calls that a guard times after each collection; without collections it costs nothing
 _NAMES_KEPT: Final = 200  # a model can make up names of tools, and programs can make up agents
 _NAME_LENGTH: Final = 128
 _FLUSH_S: Final = 2.0
@@ -123,10 +123,7 @@ class Telemetry:
         self._wires.drop(guard)
 
     def decided(self, decision: Decision, info: RunInfo, agent: str, model: str | None) -> None:
-        """Report a decision, from the context of whoever asked for it:
-
-        his span gets the event. Nothing happens for "allow".
-        """
+        """Report a decision in the context of the caller: the current span gets the event. "allow" is not reported."""
         if decision.action is Action.ALLOW:
             return
         try:
@@ -180,7 +177,7 @@ class Wires:
             self._guards.discard(guard)
 
     def fail(self) -> None:
-        """Something of OpenTelemetry raised: said once, for it will go on raising."""
+        """OpenTelemetry raised. Logged once, because it will go on raising."""
         self.failures += 1
         if self.failures == 1:
             _complain("reporting raised")
@@ -231,7 +228,7 @@ class Wires:
         for _ in range(len(self.durations)):
             try:
                 seconds = self.durations.popleft()
-            except IndexError:  # somebody else records too
+            except IndexError:  # another thread records too
                 return
             self._histogram.record(seconds)
         with self._lock:
