@@ -2,7 +2,6 @@
 
 import os
 import re
-import tomllib
 from pathlib import Path
 from stat import S_ISDIR, S_ISLNK, S_ISREG
 from typing import Any, Final
@@ -69,6 +68,8 @@ _RELATIVE_FILE: Final = re.compile(r"sqlite:///(?!/|:memory:)([^?]+)(.*)$")
 
 def load_policy_file(path: Path) -> dict[str, Any]:
     """The raw values of a policy file; PolicyError when it cannot be read."""
+    import tomllib  # most programs have no policy file
+
     try:
         data = tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
