@@ -16,7 +16,7 @@ from runguard.pricing.rates import Usage
 from runguard.providers import fields as asking
 from runguard.providers.answers import MAX_ARGUMENTS, MAX_CALLS, TEXT_CHARS, Reading, read
 from runguard.providers.prompts import read_request
-from runguard.providers.streams import StreamReading
+from runguard.providers.stream_reading import StreamReading
 from tests.kit.provider_answers import chat_chunk, kinds, names, streamed
 
 os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")  # its import would ask the network for prices

@@ -14,7 +14,7 @@ from runguard.core.exceptions import PolicyError, RunStoppedError
 from runguard.functions.booking import done, drop_all, failed, never_left
 from runguard.functions.caller import Caller, GuardedCall, owners_of
 from runguard.functions.dropped import DROPPED
-from runguard.providers.streams import StreamReading
+from runguard.providers.stream_reading import StreamReading
 
 # What the streams of Anthropic's and OpenAI's libraries have put together so far. Both fail before the first piece.
 _SNAPSHOTS: Final = ("current_message_snapshot", "current_completion_snapshot")

@@ -12,7 +12,7 @@ from runguard._lazy import lazy
 if TYPE_CHECKING:
     from runguard.providers.answers import Reading, earlier_in, read
     from runguard.providers.prompts import Request, read_request
-    from runguard.providers.streams import StreamReading
+    from runguard.providers.stream_reading import StreamReading
 
 _HOMES = {
     "Reading": "runguard.providers.answers",
@@ -20,7 +20,7 @@ _HOMES = {
     "read": "runguard.providers.answers",
     "Request": "runguard.providers.prompts",
     "read_request": "runguard.providers.prompts",
-    "StreamReading": "runguard.providers.streams",
+    "StreamReading": "runguard.providers.stream_reading",
 }
 
 __all__ = ["Reading", "Request", "StreamReading", "earlier_in", "read", "read_request"]

@@ -91,7 +91,7 @@ def _read(response: Any, depth: int) -> Reading:
     get = told.get
     problems: list[str] = []
     counts, usd = _usage(response, get, problems)
-    said = Said(measures=counts is None)
+    said = AnswerParts(measures=counts is None)
     try:
         _content(response, get, said)
     except Exception as error:
@@ -171,7 +171,7 @@ def rounds_of(contents: Any) -> list[int]:
 # ---- what was said and asked for ------------------------------------------------------------------------------------
 
 
-class Said:
+class AnswerParts:
     """Collects texts and calls, each up to its bound; and the size of all of it, where ``measures`` asks for that."""
 
     __slots__ = ("_measures", "calls", "size", "text")
@@ -203,7 +203,7 @@ class Said:
             self.size += size_of(value)
 
 
-def _content(response: Any, get: Any, said: Said) -> None:
+def _content(response: Any, get: Any, said: AnswerParts) -> None:
     if (found := get("choices")) and (choices := items(found)):
         _choice(fields(choices[0]).get, said)
         said.beside(choices[1:])
@@ -225,7 +225,7 @@ def _content(response: Any, get: Any, said: Said) -> None:
         said.say(response)
 
 
-def _choice(get: Any, said: Said) -> None:
+def _choice(get: Any, said: AnswerParts) -> None:
     """One choice of a chat completion; of a chunk, what it adds; of the older completions, its text."""
     message = get("message")
     of = fields(get("delta") if message is None else message).get
@@ -247,7 +247,7 @@ def _choice(get: Any, said: Said) -> None:
         said.call(of("name"), of("arguments"))
 
 
-def chat_call(get: Any, said: Said) -> None:
+def chat_call(get: Any, said: AnswerParts) -> None:
     function = get("function")
     if function is not None:
         of = fields(function).get
@@ -257,7 +257,7 @@ def chat_call(get: Any, said: Said) -> None:
         said.call(of("name"), of("input"))
 
 
-def gemini_parts(content: Any, said: Said) -> None:
+def gemini_parts(content: Any, said: AnswerParts) -> None:
     for part in items(fields(content).get("parts"))[:MAX_PARTS]:
         of = fields(part).get
         if (text := of("text")) is not None:
@@ -267,7 +267,7 @@ def gemini_parts(content: Any, said: Said) -> None:
             said.call(of("name"), of("args"))
 
 
-def responses_item(get: Any, said: Said) -> None:
+def responses_item(get: Any, said: AnswerParts) -> None:
     kind = get("type")
     if type(kind) is not str:
         return
@@ -283,7 +283,7 @@ def responses_item(get: Any, said: Said) -> None:
         said.beside([get("summary"), get("content")])
 
 
-def anthropic_block(get: Any, said: Said) -> None:
+def anthropic_block(get: Any, said: AnswerParts) -> None:
     kind = get("type")
     if type(kind) is not str:
         return

@@ -1,7 +1,7 @@
-"""Any object as something that is asked for a field by its name: dicts, pydantic models, anything else.
+"""Reads a field of any object by its name: of dicts, pydantic models, anything else.
 
-Objects of pydantic keep what they were given in two plain dicts. Reading those costs a tenth of asking the object,
-above all for a field that it does not have.
+Pydantic models keep their values in two plain dicts. Reading those takes a tenth of the time of ``getattr``, above all
+for a missing field.
 """
 
 from collections.abc import Callable, Mapping
@@ -29,7 +29,7 @@ _ATOMS: Final = (
     type(None),
 )
 _ways: dict[type, Callable[[Any], Any]] = {}
-_open_hearted: set[type] = set()  # classes known to keep nothing private
+_without_private: set[type] = set()  # classes known to keep nothing private
 
 
 def fields(value: Any) -> Any:
@@ -63,13 +63,13 @@ def _learn(kind: type) -> Callable[[Any], Any]:
     elif _is_model(kind):
         way = _model
     else:
-        way = Asked
+        way = AttributeReader
     if len(_ways) >= _KINDS:  # so many classes are made on the fly, and none of them is worth keeping
         _ways.clear()
-        _open_hearted.clear()
+        _without_private.clear()
     _ways[kind] = way
     if way is _empty or (way is _model and not getattr(kind, "__private_attributes__", None)):
-        _open_hearted.add(kind)
+        _without_private.add(kind)
     return way
 
 
@@ -85,7 +85,7 @@ def _model(value: Any) -> Any:
     return fields(value)  # whose class is known by now
 
 
-class Asked:
+class AttributeReader:
     """An object whose class may answer with code of its own, which may fail."""
 
     __slots__ = ("_value",)
@@ -103,7 +103,7 @@ class Asked:
 def private(value: Any, name: str) -> Any:
     """A field that pydantic's objects keep apart from the told ones."""
     kind = type(value)
-    if kind in _open_hearted:  # asking in vain is slow
+    if kind in _without_private:  # asking in vain is slow
         return None
     if _ways.get(kind) is not _model:
         return fields(value).get(name)

@@ -1,22 +1,17 @@
-"""An answer that comes in pieces.
+"""Reads an answer that comes in pieces: which kind of piece each provider sends, and what it says.
 
 Usage in a stream is cumulative with every provider: figures only grow, and they are not added up.
 """
 
-from dataclasses import replace
-from decimal import Decimal
 from typing import Any, Final
 
 from runguard.pricing.rates import Usage
 from runguard.providers.answers import (
-    MAX_ARGUMENTS,
     MAX_CALLS,
     MAX_PARTS,
     TEXT_CHARS,
-    Call,
+    AnswerParts,
     Reading,
-    Result,
-    Said,
     anthropic_block,
     arguments,
     model_of,
@@ -24,9 +19,9 @@ from runguard.providers.answers import (
     responses_item,
 )
 from runguard.providers.fields import fields, items
-from runguard.providers.sizes import UPPER, size_of, text_size, tokens_in
+from runguard.providers.sizes import UPPER
 from runguard.providers.stated_cost import stated_cost
-from runguard.providers.usage import NO_INPUT, Counts, read_usage
+from runguard.providers.stream_collector import StreamCollector
 
 _MAX_PROBLEMS: Final = 16
 _CHOICES: Final = 128
@@ -40,68 +35,12 @@ def _ends(get: Any) -> bool:
     return (get("finish_reason") or get("finishReason")) is not None
 
 
-class _Growing:
-    """A tool call whose arguments are still coming."""
-
-    __slots__ = ("id", "name", "pieces", "room")
-
-    def __init__(self, name: str, id_: str, start: object = None) -> None:
-        self.name, self.id = name, id_
-        self.pieces: list[str] | object = [] if start is None or start == {} else start
-        self.room = MAX_ARGUMENTS
-
-    def add(self, piece: str) -> None:
-        if self.room > 0 and type(self.pieces) is list:
-            self.pieces.append(piece[: self.room])
-            self.room -= len(piece)
-
-    def whole(self) -> Call:
-        return self.name, arguments("".join(self.pieces)) if type(self.pieces) is list else self.pieces
-
-
-class StreamReading:
+class StreamReading(StreamCollector):
     """``feed`` it every chunk; ``reading()`` is what they say together so far, also when the stream was left in the
     middle.
     """
 
-    __slots__ = (
-        *(
-            "_asked",
-            "_begun",
-            "_calls",
-            "_closed",
-            "_counts",
-            "_earlier",
-            "_full",
-            "_history",
-            "_model",
-            "_own",
-            "_partial",
-            "_problems",
-            "_room",
-        ),
-        *("_reported_at", "_spoken", "_texts", "_usd", "chars", "is_final"),
-    )
-
-    def __init__(self) -> None:
-        self.chars = 0  # bytes of everything streamed, thinking and arguments included: as estimates count text
-        self._texts: list[str] = []
-        self._room = TEXT_CHARS
-        self._calls: list[_Growing | Call] = []
-        self._begun: dict[tuple[object, ...], _Growing] = {}
-        self._counts: Counts | None = None  # Anthropic's come in two halves: input first, output last
-        self._reported_at = -1  # ``chars`` when the last report came
-        self._model = ""
-        self._usd: Decimal | None = None
-        self._own: tuple[object, object, tuple[Result, ...]] = (None, None, ())
-        self._problems: list[str] = []
-        self._partial = False
-        self._full = (0, TEXT_CHARS, 0, 0)  # texts, room, calls, chars before the first partial response
-        self.is_final = False  # the usage so far is the provider's last word
-        self._earlier: list[Usage] = []  # of requests that were made before, where a client makes several
-        # how much was known, said and asked for when the one under way began
-        self._history = self._spoken = self._asked = 0
-        self._closed = False  # it said why it ends
+    __slots__ = ()
 
     def feed(self, chunk: object) -> None:
         """One more piece. Never raises."""
@@ -118,41 +57,6 @@ class StreamReading:
         get = fields(snapshot).get
         ends = [get("stop_reason"), *(fields(choice).get("finish_reason") for choice in items(get("choices"))[:1])]
         self.is_final = self._counts is not None and any(end is not None for end in ends)
-
-    def reading(self) -> Reading:
-        """What has been said so far; asking changes nothing."""
-        counts, problems = self._counts, self._problems
-        if counts is not None and counts.lacks_input:
-            problems = [*problems, NO_INPUT]
-        calls: tuple[Call, ...] = tuple(call.whole() if isinstance(call, _Growing) else call for call in self._calls)
-        sig, result, results = self._own
-        return Reading(
-            None if counts is None else counts.usage(),
-            self._model,
-            calls,
-            "".join(self._texts),
-            self._usd,
-            sig,
-            result,
-            results,
-            tuple(problems[:_MAX_PROBLEMS]),
-            tuple(reversed(self._earlier)),
-            None if counts is None else replace(counts),
-            self.received,
-        )
-
-    @property
-    def received(self) -> int:
-        """``chars`` of the request under way."""
-        return self.chars - self._spoken
-
-    @property
-    def ends_unreported(self) -> bool:
-        """Whether more was said since the last report than that one can have counted."""
-        counts = self._counts
-        if counts is None or self.chars <= self._reported_at:
-            return False
-        return tokens_in(self.received) > counts.usage().output
 
     # ---- which kind of piece ----------------------------------------------------------------------------------------
 
@@ -209,61 +113,12 @@ class StreamReading:
         if not told.text and not told.calls and told.usage is None:
             self._model = self._model or model_of(fields(chunk).get)
 
-    # ---- collecting -------------------------------------------------------------------------------------------------
-
-    def _say(self, text: Any, *, aloud: bool = True) -> None:
-        if type(text) is not str or not text:
-            return
-        self.chars += text_size(text)
-        if aloud and self._room > 0:
-            self._texts.append(text[: self._room])
-            self._room -= len(text)
-
-    def _call(self, call: Call) -> None:
-        self.chars += len(call[0]) + size_of(call[1])
-        if len(self._calls) < MAX_CALLS:
-            self._calls.append(call)
-
-    def _begin(self, key: tuple[object, ...], name: Any, id_: Any, start: object = None) -> None:
-        if type(name) is not str or not name or len(self._calls) >= MAX_CALLS:
-            return
-        self.chars += len(name)
-        self._begun[key] = growing = _Growing(name, id_ if type(id_) is str else "", start)
-        self._calls.append(growing)
-
-    def _grow(self, key: tuple[object, ...], piece: Any) -> None:
-        if type(piece) is str and piece:
-            self.chars += text_size(piece)
-            if (growing := self._begun.get(key)) is not None:
-                growing.add(piece)
-
-    def _told(self, told: Any) -> bool:
-        """Whether a usage report says anything."""
-        problems: list[str] = []
-        counts = None if told is None else read_usage(told, problems)
-        for problem in problems:
-            self._problem(problem)
-        if counts is not None:
-            self._take(counts)
-        return counts is not None
-
-    def _take(self, counts: Counts) -> None:
-        self._reported_at = self.chars
-        if self._counts is None:
-            self._counts = replace(counts)
-        else:
-            self._counts.add(counts)
-
-    def _problem(self, problem: str) -> None:
-        if len(self._problems) < _MAX_PROBLEMS and problem not in self._problems:
-            self._problems.append(problem)
-
     # ---- OpenAI's chat completions, LiteLLM -------------------------------------------------------------------------
 
     def _chat_chunk(self, chunk: Any, get: Any, choices: list[Any]) -> None:
         self._model = model_of(get) or self._model
         told = get("usage")
-        reported = self._told(told)
+        reported = self._report(told)
         usd = stated_cost(chunk, told, self._problems)
         self._usd = self._usd if usd is None else usd
         for choice in choices[:_CHOICES]:
@@ -311,7 +166,7 @@ class StreamReading:
         self._closed = self._closed or _ends(get)
         told = get("usage_metadata")
         told = get("usageMetadata") if told is None else told
-        self.is_final = self._told(told) and self._closed
+        self.is_final = self._report(told) and self._closed
         if not parts:
             return
         partial = get("partial")
@@ -351,7 +206,7 @@ class StreamReading:
         if kind.endswith(".delta"):
             self._say(get("delta"), aloud=kind in ("response.output_text.delta", "response.refusal.delta"))
         elif kind == "response.output_item.done":
-            said = Said()
+            said = AnswerParts()
             responses_item(fields(get("item")).get, said)
             self._calls += said.calls[: MAX_CALLS - len(self._calls)]  # their characters came as deltas
         elif (response := get("response")) is not None:
@@ -372,17 +227,17 @@ class StreamReading:
     def _message_start(self, get: Any) -> None:
         of = fields(get("message")).get
         self._model = model_of(of) or self._model
-        self._told(of("usage"))
+        self._report(of("usage"))
 
     def _message_delta(self, get: Any) -> None:
-        self.is_final = self._told(get("usage")) and fields(get("delta")).get("stop_reason") is not None
+        self.is_final = self._report(get("usage")) and fields(get("delta")).get("stop_reason") is not None
 
     def _block_start(self, get: Any) -> None:
         of = fields(get("content_block")).get
         if of("type") == "tool_use":
             self._begin(("block", get("index")), of("name"), of("id"), of("input"))
             return
-        said = Said()
+        said = AnswerParts()
         anthropic_block(of, said)
         self._say(said.text)
 
