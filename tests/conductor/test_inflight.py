@@ -189,14 +189,14 @@ async def test_a_waiter_cancelled_before_its_turn_passes_the_turn_on():
 
 
 @pytest.mark.usefixtures("no_second_look")
-@pytest.mark.parametrize("turns", [0, 1, 2, 3])
-async def test_a_waiter_cancelled_in_the_moment_of_its_turn_passes_the_turn_on(turns):
+@pytest.mark.parametrize("later", [0, 1, 2, 3])
+async def test_a_waiter_cancelled_in_the_moment_of_its_turn_passes_the_turn_on(later):
     slots, holder = Slots(1), asyncio.create_task(forever())
     slots.take(holder)
     first, second = (asyncio.create_task(served(slots, [], n)) for n in range(2))
     await turns(3)
     slots.give_back(holder)
-    await turns(turns)
+    await turns(later)
     first.cancel()
     await asyncio.wait((second,), timeout=1)
     got_it = second.done()
