@@ -136,7 +136,7 @@ def test_a_name_that_leads_inside_is_never_connected_to(monkeypatch, no_connecti
     told.send(alert())
     assert sent(told) == {"failed": 1}
     assert no_connection == []
-    assert "set allow_private = true if that is meant" in caplog.text
+    assert "set allow_private = true to allow it" in caplog.text
     assert CANARY not in caplog.text
 
 
@@ -218,7 +218,7 @@ def test_a_name_that_cannot_be_looked_up_is_tried_again(monkeypatch, caplog):
     told.send(alert())
     assert sent(told) == {"failed": 1}
     assert len(asked) >= 2
-    assert "the name could not be looked up" in caplog.text
+    assert "the name could not be resolved" in caplog.text
 
 
 BAD_URLS = {
@@ -246,7 +246,7 @@ BAD_URLS = {
     "https://0177.0.0.1/": "write the address in its usual form",
     "https://127.1/": "write the address in its usual form",
     "http://2130706433/": "write the address in its usual form",
-    "https://169.254.169.254/latest/meta-data": "the address is link-local; set allow_private = true if that is meant",
+    "https://169.254.169.254/latest/meta-data": "the address is link-local; set allow_private = true to allow it",
     "https://10.0.0.1/": "the address is private",
     "https://0.0.0.0/": "the address is unspecified",
     "https://[::]/": "the address is unspecified",

@@ -31,12 +31,12 @@ BAD_SETTINGS: list[tuple[Any, str]] = [
     (
         HOOK,
         (
-            "alerts: give a table such as {'slack_webhook': 'env:SLACK_WEBHOOK'}, a function, or a list of these, "
+            "alerts: must be a table such as {'slack_webhook': 'env:SLACK_WEBHOOK'}, a function, or a list of these, "
             "not a str"
         ),
     ),
-    (7, "alerts: give a table"),
-    ([{"log": True}, [print]], "alerts[1]: give a table"),
+    (7, "alerts: must be a table"),
+    ([{"log": True}, [print]], "alerts[1]: must be a table"),
     (
         [{"log": True}, {"webhook": {"url": HOOK, "secrets": CANARY}}],
         "alerts[1].webhook.secrets: no such setting; did you mean 'secret'?",
@@ -49,7 +49,7 @@ BAD_SETTINGS: list[tuple[Any, str]] = [
     ({"webhook": {"url": HOOK, "secret": "canary0"}}, "alerts.webhook.secret: shorter than 16 characters"),
     (
         {"webhook": {"url": HOOK, "headers": [CANARY]}},
-        "alerts.webhook.headers: give a table of names and values, not a list",
+        "alerts.webhook.headers: must be a table of names and values, not a list",
     ),
     ({"webhook": {"url": HOOK, "headers": {"Host": CANARY}}}, "alerts.webhook.headers.Host: is set by RunGuard itself"),
     ({"webhook": {"url": HOOK, "headers": {"X-RunGuard-Signature": CANARY}}}, "is set by RunGuard itself"),
@@ -59,21 +59,21 @@ BAD_SETTINGS: list[tuple[Any, str]] = [
     ),
     (
         {"webhook": {"url": HOOK, "headers": {f"X {CANARY}": "1"}}},
-        "alerts.webhook.headers: has a name that no header can have",
+        "alerts.webhook.headers: is not a valid header name",
     ),
     ({"pagerduty_key": f"{CANARY} "}, "alerts.pagerduty_key: must be the integration's routing key"),
-    ({"pagerduty_url": HOOK}, "alerts.pagerduty_url: does nothing without pagerduty_key"),
-    ({"pagerduty_url": HOOK, "log": True}, "alerts.pagerduty_url: does nothing without pagerduty_key"),
-    ({"timeout_seconds": 1}, "alerts: names no receiver; add one of slack_webhook,"),
+    ({"pagerduty_url": HOOK}, "alerts.pagerduty_url: has no effect without pagerduty_key"),
+    ({"pagerduty_url": HOOK, "log": True}, "alerts.pagerduty_url: has no effect without pagerduty_key"),
+    ({"timeout_seconds": 1}, "alerts: has no receiver; add one of slack_webhook,"),
     ({"log": "loud"}, "alerts.log: must be true, false or one of debug, info, warning, error, critical"),
     ({"log": 1}, "alerts.log: must be true"),
     ({"call": "package.module:function"}, "alerts.call: must be a function of one alert, not a str"),
     ({"log": True, "allow_private": "yes"}, "alerts.allow_private: must be true or false, not a str"),
     ({"log": True, "timeout_seconds": "2"}, "alerts.timeout_seconds: must be a number of seconds, not a str"),
     ({"log": True, "timeout_seconds": True}, "alerts.timeout_seconds: must be a number of seconds, not a bool"),
-    ({"log": True, "timeout_seconds": 0}, "alerts.timeout_seconds = 0: must be more than 0 and at most 60 seconds"),
-    ({"log": True, "deadline_seconds": float("nan")}, "alerts.deadline_seconds = nan: must be more than 0"),
-    ({"log": True, "deadline_seconds": float("inf")}, "alerts.deadline_seconds = inf: must be more than 0"),
+    ({"log": True, "timeout_seconds": 0}, "alerts.timeout_seconds = 0: must be greater than 0 and at most 60 seconds"),
+    ({"log": True, "deadline_seconds": float("nan")}, "alerts.deadline_seconds = nan: must be greater than 0"),
+    ({"log": True, "deadline_seconds": float("inf")}, "alerts.deadline_seconds = inf: must be greater than 0"),
     (
         {"log": True, "timeout_seconds": 5, "deadline_seconds": 3},
         "alerts.timeout_seconds = 5: one attempt cannot take longer than deadline_seconds = 3",

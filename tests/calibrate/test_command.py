@@ -39,7 +39,7 @@ def test_the_table_and_the_file_are_printed(recorded):
     assert done.exit_code == 0, done.output
     told = " ".join(done.output.split())
     assert (
-        "89 recordings: 81 labelled a success, 7 labelled a failure, 1 without a label. Limits rest on the 81 "
+        "89 recordings: 81 labelled a success, 7 labelled a failure, 1 without a label. Limits are based on the 81 "
         "successful ones" in told
     )
     assert "max_usd" in told
@@ -118,10 +118,10 @@ def test_a_file_is_replaced_only_when_forced(tmp_path):
 
 
 def test_a_place_that_cannot_be_written_is_told_before_the_work(recorded, monkeypatch):
-    monkeypatch.setattr("runguard.calibrate.program.calibrate", lambda *_, **__: pytest.fail("it has begun"))
+    monkeypatch.setattr("runguard.calibrate.printing.calibrate", lambda *_, **__: pytest.fail("it has begun"))
     missing = command("calibrate", recorded, "--write", "absent/x.toml")
     assert (missing.exit_code, missing.stdout) == (2, "")
-    assert missing.stderr == "absent/x.toml: cannot be written: there is no folder absent; make it first\n"
+    assert missing.stderr == "absent/x.toml: cannot be written: the folder absent does not exist; create it first\n"
 
 
 def test_what_the_policy_said_before_is_kept_and_secrets_are_not_printed(tmp_path):
@@ -142,7 +142,7 @@ def test_what_the_policy_said_before_is_kept_and_secrets_are_not_printed(tmp_pat
     assert (after.rungs("handoff"), after.rungs("empty")) == (before.rungs("handoff"), None)
     assert after.max_tokens is not None
     assert "s3cret" not in target.read_text() + done.output
-    assert "store and alerts are not carried over" in target.read_text()
+    assert "store and alerts are not copied" in target.read_text()
 
 
 def test_names_in_the_recordings_cannot_become_settings(tmp_path):
@@ -163,7 +163,7 @@ def test_nothing_to_advise_is_exit_code_1_and_no_file(tmp_path):
     target = tmp_path / "out.toml"
     done = command("calibrate", write(tmp_path / "runs.jsonl", *good(20)), "--write", target)
     assert done.exit_code == 1
-    assert "nothing could be advised" in done.output
+    assert "nothing to propose" in done.output
     assert "20 successful recordings, 72 are needed" in " ".join(done.output.split())
     assert not target.exists()
     told = json.loads(command("calibrate", tmp_path / "runs.jsonl", "--json").stdout)

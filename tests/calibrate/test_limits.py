@@ -7,8 +7,8 @@ import pytest
 
 from runguard.calibrate import Limit, Proposal, calibrate
 from runguard.calibrate.limits import rounded_up
-from runguard.calibrate.meter import Took
-from runguard.calibrate.sample import Sample
+from runguard.calibrate.meter import Usages
+from runguard.calibrate.samples import Sample
 from runguard.policy import Policy
 from tests.kit.recordings import sized, working, write
 
@@ -53,7 +53,7 @@ def test_too_few_runs_are_refused_with_their_number(tmp_path):
     for limit in made.settings.limits:
         assert limit.value is None
         assert limit.why_not.startswith(
-            "71 successful recordings, 72 are needed: of fewer, even the largest lies below the true P95 in "
+            "71 successful recordings, 72 are needed: with fewer, even the largest lies below the true P95 in "
             "more than 2.5%"
         )
     assert limits(calibrate(write(tmp_path / "more.jsonl", *hundred()[:72])))["max_tokens"].value is not None
@@ -170,7 +170,7 @@ def test_a_limit_that_ends_all_work_of_one_source_is_withheld(tmp_path):
     calls = limits(made)["max_model_calls"]
     assert calls.value is None
     assert calls.why_not == (
-        "2.5 x P95 is 3, but that cuts most of what went well in coder: work of another size; calibrate each "
+        "2.5 x P95 is 3, but that stops most successful recordings of coder: another kind of work; calibrate each "
         "source alone"
     )
     assert made.cuts["max_model_calls"].by_label["success"] == 3
@@ -217,7 +217,7 @@ def test_a_proposed_number_has_three_digits_and_is_never_rounded_down(value, is_
 def test_beyond_its_room_a_sample_stays_uniform_and_small():
     sample = Sample(most=500)
     for n in range(50_000):
-        sample.add(Took(tokens=n))
+        sample.add(Usages(tokens=n))
     kept = sample.column("tokens")
     assert (len(kept), sample.seen) == (500, 50_000)
     assert sample.column("usd") == []

@@ -10,16 +10,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from runguard.calibrate import Limit, Proposal, calibrate
-from runguard.calibrate.changes import changed
-from runguard.calibrate.grid import variants
-from runguard.calibrate.toml import value_of
-from runguard.calibrate.work import Measuring
+from runguard.calibrate.measuring import Measuring, variants
+from runguard.calibrate.policy_values import changed
+from runguard.calibrate.toml_file import value_of
 from runguard.core.budget import Budget
 from runguard.core.threshold import Threshold
 from runguard.policy import Policy, ToolRule
 from runguard.replay import open_sources, replay
+from runguard.replay.batches import harmless, workers_for
 from runguard.replay.steps import RecordedRun, Wrote
-from runguard.replay.work import harmless, workers_for
 from tests.kit.recordings import sized, write
 
 HEADS = {"look": lambda value: value}
@@ -133,7 +132,7 @@ def test_budgets_are_carried_into_the_file_and_what_only_code_can_say_is_named(t
     }
     made = calibrate(recorded, Policy.validated(code, ""))
     assert (
-        "# Not carried over, only code can say it: tools.l*.failed, max_delegation_depth = None, "
+        "# Not copied, because only code can express it: tools.l*.failed, max_delegation_depth = None, "
         "budgets[0].usd, budgets[1].tokens." in made.to_toml()
     )
     kept = reloaded(made)
@@ -170,7 +169,7 @@ def test_a_limit_beyond_what_a_policy_takes_is_refused_with_the_reason(tmp_path,
         refused = limit(made, setting)
         assert refused.value is None
         assert refused.why_not.startswith("2.5 x P95 is ")
-        assert refused.why_not.endswith(f"more than a policy takes: are the recorded {told} right?")
+        assert refused.why_not.endswith(f"more than a policy allows: are the recorded {told} right?")
     assert set(made.changes) == {"max_model_calls", "max_tool_calls"}
     assert reloaded(made).max_model_calls == 3
 
@@ -203,8 +202,8 @@ def largest_in_journal(*chars: int) -> float:
         entries.append({"k": "answers", "t": 2.0, "l": "", "a": "a", "b": str(n), "of": [answer]})
     steps = iter([Wrote(entry["t"], entry) for entry in entries])
     measured = Measuring(Policy.validated({}, ""), [])(RecordedRun("r", steps))
-    assert measured.took.tool_calls == len(chars)
-    return measured.took.largest_answer
+    assert measured.usages.tool_calls == len(chars)
+    return measured.usages.largest_answer
 
 
 def test_of_a_journal_only_sizes_that_were_measured_count():

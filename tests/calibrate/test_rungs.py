@@ -6,9 +6,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from runguard.calibrate import Choice, calibrate
-from runguard.calibrate.grid import TRIED, scaled, variants, with_rule
+from runguard.calibrate.measuring import TRIED, Measuring, outcome_of, scaled, variants, with_rule
 from runguard.calibrate.rungs import ENOUGH
-from runguard.calibrate.work import Measuring, outcome_of
 from runguard.core.decision import Rungs
 from runguard.policy import Policy
 from runguard.replay import replay_run

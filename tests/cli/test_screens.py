@@ -81,7 +81,7 @@ def test_calibrate_and_an_explanation_in_a_pipe_are_not_folded(recorded: Path) -
     assert re.search(r"^max_usd .*1 successful recording.*$", ran.stdout, re.MULTILINE), ran.stdout
     explained = runguard("replay", recorded, "--explain", LONG).stdout
     assert re.search(
-        r"^context .* no prompt came near the model's window, or it is not known *$", explained, re.MULTILINE
+        r"^context .* no prompt came near the model's window, or the window is unknown *$", explained, re.MULTILINE
     )
     assert explained.startswith(f"{LONG}: ")
 

@@ -288,7 +288,7 @@ def test_a_file_that_was_replaced_is_looked_at_anew(tmp_path: Path) -> None:
     assert [trip["id"] for trip in view.trips()] == ["two"]
     view.close()
     (tmp_path / "empty.db").touch()
-    with pytest.raises(StoreError, match="nothing is in it yet"):
+    with pytest.raises(StoreError, match="the store is empty"):
         StoreView(f"sqlite:///{tmp_path}/empty.db").trips()
 
 

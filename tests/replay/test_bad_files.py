@@ -15,7 +15,7 @@ from click.testing import CliRunner, Result
 from runguard.cli.main import main
 from runguard.policy import Policy
 from runguard.replay import open_sources, replay
-from runguard.replay.json_stream import CutOffError, JsonStream
+from runguard.replay.json_stream import JsonStream, TruncatedError
 from tests.kit.recordings import FIXTURES, looping, working
 
 from .test_sources import adk_database, session
@@ -214,9 +214,7 @@ def test_a_count_that_no_call_can_have_is_told_and_left_out(tmp_path: Path) -> N
     (batch,) = replay(open_sources(str(tmp_path / "runs.jsonl")), [Policy.validated({}, "")])
     ((result,),) = batch.results
     assert (result.model_calls, result.prompt_tokens, result.estimated) == (2, 1_100, 1)
-    assert batch.faults.first == [
-        "loop: a model call that reports an impossible number of tokens: it counts without them"
-    ]
+    assert batch.faults.first == ["loop: a model call reports an impossible number of tokens: ignoring them"]
 
 
 # ---- some of it can be read -----------------------------------------------------------------------------------------
@@ -289,7 +287,7 @@ def test_a_compressed_file_is_read_up_to_a_size(tmp_path: Path, name: str, begin
     assert 0 < part["totals"]["model_calls"] < whole["totals"]["model_calls"]
     assert "read up to" in part["skipped"]["first"][0]
     assert part["skipped"]["first"][0].endswith(
-        "it unpacks to more than 500 KB; allow more with --max-unpacked, or unpack it first"
+        "it unpacks to more than 500 KB; raise --max-unpacked, or unpack it first"
     )
     assert command(path, "calibrate", "--max-unpacked", "500KB").exit_code in (0, 1)
 
@@ -354,5 +352,5 @@ def test_spaces_are_skipped_in_one_go() -> None:
 
     stream = JsonStream(Spaces())  # type: ignore[arg-type]
     assert stream.peek() == ""
-    with pytest.raises(CutOffError):
+    with pytest.raises(TruncatedError):
         stream.value()

@@ -43,7 +43,7 @@ def test_the_table_shows_who_would_have_been_touched_and_the_totals(recorded):
     assert done.exit_code == 0, done.output
     told = " ".join(done.output.split())
     assert "stop at call 5: repetition of look, 5 identical calls and answers" in told
-    assert "fine" not in told.partition("in all")[0]
+    assert "fine" not in told.partition("in total")[0]
     assert "stopped although labelled a success: 1 false-stop" in told
     assert "1 records could not be read and were skipped" in told
 
@@ -92,8 +92,8 @@ def test_two_policies_side_by_side(recorded, tmp_path):
 def test_explain_says_why_it_did_not_stop(recorded):
     told = " ".join(replay(recorded, "--explain", "short").output.split())
     assert "would have been nudged by repetition of look: 3 identical calls and answers, limit 3" in told
-    assert "3 of the 5 that stop; reached its nudge" in told
-    assert "fan_out: not judged here" in told
+    assert "3 of 5 needed to stop; reached its nudge" in told
+    assert "fan_out: not evaluated" in told
     data = json.loads(replay(recorded, "--explain", "short", "--json").stdout)
     assert {near["rule"] for near in data["rules"]} >= {"repetition", "stall", "growth", "max_usd"}
 
@@ -101,11 +101,11 @@ def test_explain_says_why_it_did_not_stop(recorded):
 def test_the_run_to_explain_may_be_named_by_its_beginning(recorded):
     assert json.loads(replay(recorded, "--explain", "sho", "--json").stdout)["run"]["id"] == "short"
     several = replay(recorded, "--explain", "f")
-    assert (several.exit_code, several.stderr) == (2, "'f' matches several trips: fine, false-stop\n")
+    assert (several.exit_code, several.stderr) == (2, "'f' matches several runs: fine, false-stop\n")
     missing = replay(recorded, "--explain", "nobody")
     assert missing.exit_code == 2
     assert missing.stderr == (
-        "'nobody': no run of that id. The first ones are stuck, fine, false-stop, short, no-label; --json lists all\n"
+        "'nobody': no run with this id. The first ones are stuck, fine, false-stop, short, no-label; --json lists all\n"
     )
 
 
@@ -177,8 +177,8 @@ def test_the_page_is_whole_self_contained_and_escaped(tmp_path):
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ("\n", "runs.db: there is no run in it"),
-        ("", "runs.db: there is no run in it"),
+        ("\n", "runs.db: contains no run"),
+        ("", "runs.db: contains no run"),
         ("{broken\n", "runs.db: no run could be read, 1 record skipped; the first: "),
     ],
 )
@@ -196,7 +196,7 @@ def test_a_source_in_which_nothing_can_be_read_is_an_error(tmp_path, content, me
 def test_a_page_that_cannot_be_written_is_told_before_the_replay(recorded):
     done = replay(recorded, "--html", "absent/page.html")
     assert (done.exit_code, done.stdout) == (2, "")
-    assert done.stderr == "absent/page.html: cannot be written: there is no folder absent; make it first\n"
+    assert done.stderr == "absent/page.html: cannot be written: the folder absent does not exist; create it first\n"
 
 
 @pytest.mark.parametrize("options", [[], ["--explain", "id\x1b[2J\nforged"]], ids=["table", "explain"])

@@ -192,8 +192,8 @@ def test_an_explanation_says_how_near_each_rule_came():
     near = {each.rule: each for each in told.rules}
     assert near["repetition"].peak is not None
     assert near["repetition"].peak.observed == 4
-    assert near["repetition"].why == "4 of the 5 that stop; reached its block"
-    assert near["stall"].why == "nothing to count was seen"
+    assert near["repetition"].why == "4 of 5 needed to stop; reached its block"
+    assert near["stall"].why == "no event to count"
     assert near["cycle"].why == "off in this policy"
     assert near["max_model_calls"].rungs == {"stop": 500}
     assert "depth" in told.not_recorded

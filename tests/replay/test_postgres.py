@@ -46,7 +46,7 @@ def test_a_connection_that_is_refused_says_why_without_the_password(url: str) ->
 
 
 async def test_a_session_database_and_a_store_on_postgres(url: str) -> None:
-    with pytest.raises(UnreadableError, match="neither a session database") as refused:
+    with pytest.raises(UnreadableError, match="neither an ADK session database") as refused:
         open_sources(url)
     assert "s3cret" not in str(refused.value)
 

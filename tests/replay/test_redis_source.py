@@ -102,7 +102,7 @@ def test_records_of_many_runs_at_once_come_out_run_by_run(server, monkeypatch):
 
 def test_a_namespace_that_is_no_store_is_refused_and_not_made_one(server):
     before = contents(server)
-    with pytest.raises(UnreadableError, match="no store of RunGuard's in this namespace") as refused:
+    with pytest.raises(UnreadableError, match="no RunGuard store in this namespace") as refused:
         open_sources(url_of(server, "nobody"))
     assert PASSWORD not in str(refused.value)
     assert contents(server) == before

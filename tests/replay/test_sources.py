@@ -11,7 +11,7 @@ import pytest
 
 from runguard.policy import Policy
 from runguard.replay import RunResult, UnreadableError, open_sources, replay
-from runguard.replay.json_stream import CutOffError, JsonStream
+from runguard.replay.json_stream import JsonStream, TruncatedError
 from runguard.replay.lines import lines_of, ranges
 from runguard.replay.steps import Faults
 from tests.kit.recordings import FIXTURES, early, looping, working
@@ -253,7 +253,7 @@ def test_a_json_document_is_walked_in_small_pieces(tmp_path):
         else:
             found.append(stream.value())
     assert found == [1, 22, {"b": "x"}, -1500.0, "end"]
-    with pytest.raises(CutOffError):
+    with pytest.raises(TruncatedError):
         for _ in JsonStream(io.StringIO('{"a" 1}')).members():
             pass
 
@@ -277,7 +277,7 @@ def test_other_databases_are_refused(tmp_path):
     path = tmp_path / "other.db"
     with sqlite3.connect(path) as db:
         db.execute("CREATE TABLE things (id)")
-    with pytest.raises(UnreadableError, match="neither a session database"):
+    with pytest.raises(UnreadableError, match="neither an ADK session database"):
         open_sources(str(path))
     broken = tmp_path / "broken.db"
     broken.write_bytes(b"SQLite format 3\x00" + b"\xff" * 5_000)

@@ -167,8 +167,8 @@ def _or(*conditions: Any) -> dict[str, Any]:
             "conditions.1.type = 'Timeout': no such condition; did you mean 'TimeoutTermination'",
         ),
         (_or({"version": 3, "type": "ExternalTermination"}), "conditions.0.version = 3"),
-        (_or(), r"conditions = \[\]: give a list"),
-        (_or("x"), "conditions.0 = 'x': give a mapping"),
+        (_or(), r"conditions = \[\]: must be a list"),
+        (_or("x"), "conditions.0 = 'x': must be a mapping"),
         ({"version": 1, "type": "OrTerminationCondition", "conditions": {}}, "conditions = {}"),
         ({"version": 1, "type": "OrTerminationCondition"}, "conditions: missing"),
         (
@@ -181,11 +181,11 @@ def _or(*conditions: Any) -> dict[str, Any]:
         ),
         (
             {"version": 1, "type": "FunctionalTermination", "func": "json:nothing"},
-            "func = 'json:nothing': there is no such name",
+            "func = 'json:nothing': the module has no such name",
         ),
         (_or({"type": "FunctionalTermination", "func": "json"}), "conditions.0.func = 'json': give 'module:name'"),
-        ({"version": 1, "type": "json:JSONDecoder"}, "type = 'json:JSONDecoder': is no termination condition"),
-        ([], "condition = \\[\\]: give a mapping"),
+        ({"version": 1, "type": "json:JSONDecoder"}, "type = 'json:JSONDecoder': is not a termination condition"),
+        ([], "condition = \\[\\]: must be a mapping"),
     ],
 )
 def test_faults_in_saved_conditions_are_told_with_their_path_and_the_nearest_name(data, message):

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from runguard.view.records import Call
-from runguard.view.story import tell
+from runguard.view.story import build_story
 
 TRIP = {
     "id": "t",
@@ -57,7 +57,7 @@ def loop() -> list[dict[str, Any]]:
 
 
 def test_a_loop_reads_as_one() -> None:
-    story = tell(TRIP, calls(250_000_000, 250_000_000, 250_000_000), loop())
+    story = build_story(TRIP, calls(250_000_000, 250_000_000, 250_000_000), loop())
     assert story.source == "steps"
     assert [row.kind for row in story.rows] == ["begin", *("model", "tool") * 3, "decision"]
     model, tool, decision = story.rows[-3], story.rows[-2], story.rows[-1]
@@ -92,7 +92,7 @@ def test_parallel_strands_keep_their_own_answers() -> None:
         {"k": "paid", "t": 1.4, "n": 2, "usd": "2"},
         {"k": "paid", "t": 1.5, "n": 1},
     ]
-    story = tell(TRIP, [], steps)
+    story = build_story(TRIP, [], steps)
     assert [(row.lane, row.tokens_in, row.tokens_out, row.usd) for row in story.rows] == [
         ("one", 11, 1, None),
         ("two", 22, 2, Decimal(2)),
@@ -100,7 +100,7 @@ def test_parallel_strands_keep_their_own_answers() -> None:
 
 
 def test_a_call_that_was_given_back_was_not_made() -> None:
-    story = tell(TRIP, [], [step("ask", 1.0, n=1, model="m"), {"k": "back", "n": 1}])
+    story = build_story(TRIP, [], [step("ask", 1.0, n=1, model="m"), {"k": "back", "n": 1}])
     assert [(row.kind, row.outcome, row.usd) for row in story.rows] == [("model", "not made", 0)]
 
 
@@ -116,7 +116,7 @@ def test_a_call_that_was_given_back_was_not_made() -> None:
 )
 def test_a_call_that_was_refused_costs_nothing(steps: list[dict[str, Any]]) -> None:
     paid = [step("ask", 1.0, n=1, model="m", **{"in": 70}), {"k": "paid", "n": 1, "usd": "2", "in": 70, "out": 7}]
-    story = tell(TRIP, [], [*paid, step("ask", 2.0, n=2, model="m", **{"in": 80}), *steps])
+    story = build_story(TRIP, [], [*paid, step("ask", 2.0, n=2, model="m", **{"in": 80}), *steps])
     made, refused = (row for row in story.rows if row.kind == "model")
     assert (made.outcome, made.usd) == ("", 2)
     assert (refused.outcome, refused.usd, refused.tokens_in, refused.tokens_out) == ("refused", 0, 0, 0)
@@ -131,13 +131,13 @@ def test_a_call_that_was_refused_costs_nothing(steps: list[dict[str, Any]]) -> N
     ],
 )
 def test_a_call_that_a_decision_does_not_keep_back_is_not_refused(steps: list[dict[str, Any]]) -> None:
-    story = tell(TRIP, [], [step("ask", 1.0, n=1, model="m"), *steps])
+    story = build_story(TRIP, [], [step("ask", 1.0, n=1, model="m"), *steps])
     assert (story.rows[0].outcome, story.rows[0].usd) == ("", None)
 
 
 def test_why_is_said_in_words() -> None:
     def why(**facts: Any) -> tuple[str, ...]:
-        return tell({**TRIP, **facts}, [], []).why
+        return build_story({**TRIP, **facts}, [], []).why
 
     assert why() == ()
     switched = {
@@ -156,7 +156,7 @@ def test_why_is_said_in_words() -> None:
         evidence=[{"unit": "tokens", "spent": "1", "reserved": "0", "wanted": "2500", "limit": "2000"}],
     ) == (
         "app:x had spent 1 token and reserved 0 tokens of its 2,000 tokens.",
-        "This call could have taken 2,500 tokens: more than was left.",
+        "This call could have cost 2,500 tokens, more than was left.",
     )
     assert why(rule="budget", message="stopped by budget", evidence=[{"unit": ["usd"]}]) == ("stopped by budget",)
     assert why(rule="deadline", observed=61.25, limit=60, unit="seconds") == (
@@ -172,20 +172,26 @@ MESSAGE = (
 
 def test_a_command_to_go_on_is_one_word_to_a_shell() -> None:
     hostile = "user:app/x; touch PWNED #"
-    story = tell({**TRIP, "rule": "kill_switch", "scope_id": hostile}, [], [], "sqlite:////a b.db")
+    story = build_story({**TRIP, "rule": "kill_switch", "scope_id": hostile}, [], [], "sqlite:////a b.db")
     assert shlex.split(story.command, comments=True) == ["runguard", "resume", hostile, "--store", "sqlite:////a b.db"]
     money = {**TRIP, "rule": "budget", "scope": "user", "scope_id": hostile, "unit": "usd", "limit": "0.03"}
-    assert tell(money, [], [], "redis://:hunter2@cache/0").command.endswith(" --store URL --usd 0.03"), (
+    assert build_story(money, [], [], "redis://:hunter2@cache/0").command.endswith(" --store URL --usd 0.03"), (
         "no password, and no store of somebody else"
     )
-    assert shlex.split(tell(money, [], []).command, comments=True) == ["runguard", "extend", hostile, "--usd", "0.03"]
-    assert tell({**money, "scope": "run"}, [], []).command == tell(TRIP, [], []).command == "", (
+    assert shlex.split(build_story(money, [], []).command, comments=True) == [
+        "runguard",
+        "extend",
+        hostile,
+        "--usd",
+        "0.03",
+    ]
+    assert build_story({**money, "scope": "run"}, [], []).command == build_story(TRIP, [], []).command == "", (
         "a run that was stopped is not extended"
     )
 
 
 def test_a_run_that_made_no_call_cost_nothing() -> None:
-    assert tell({**TRIP, "model_calls": 0}, [], []).usd == 0
+    assert build_story({**TRIP, "model_calls": 0}, [], []).usd == 0
 
 
 def test_hand_offs_that_repeat_are_named() -> None:
@@ -193,7 +199,7 @@ def test_hand_offs_that_repeat_are_named() -> None:
         step("hand", float(n), to="clerk") if n % 2 == 0 else {**step("hand", float(n), to="boss"), "a": "clerk"}
         for n in range(6)
     ]
-    story = tell({**TRIP, "rule": "handoff", "tool": None}, [], steps)
+    story = build_story({**TRIP, "rule": "handoff", "tool": None}, [], steps)
     assert {(repeat.what, repeat.name, repeat.times) for repeat in story.repeats} == {
         ("hand-off", "boss → clerk", 3),
         ("hand-off", "clerk → boss", 3),
@@ -202,7 +208,7 @@ def test_hand_offs_that_repeat_are_named() -> None:
 
 
 def test_an_older_store_has_model_calls_only() -> None:
-    story = tell(TRIP, calls(10, 20, 30), [])
+    story = build_story(TRIP, calls(10, 20, 30), [])
     assert (story.source, [row.usd for row in story.rows]) == (
         "calls",
         [Decimal("1E-8"), Decimal("2E-8"), Decimal("3E-8")],
@@ -211,33 +217,33 @@ def test_an_older_store_has_model_calls_only() -> None:
 
 
 def test_nothing_but_the_trip_is_left() -> None:
-    story = tell(TRIP, [], [])
+    story = build_story(TRIP, [], [])
     assert (story.source, story.rows, story.usd, story.projection) == ("trip", (), None, None)
 
 
 def test_unknown_prices_are_not_zero() -> None:
-    story = tell(TRIP, calls(None, None), [])
+    story = build_story(TRIP, calls(None, None), [])
     assert (story.usd, story.unpriced, story.projection) == (None, 2, None)
-    story = tell(TRIP, calls(5, None), [])
+    story = build_story(TRIP, calls(5, None), [])
     assert (story.usd, story.unpriced, story.projection) == (Decimal("5E-9"), 1, None)
 
 
 def test_a_branch_that_was_stopped_leaves_what_others_spent_apart() -> None:
-    story = tell({**TRIP, "branch": "b"}, calls(*[1_000_000_000] * 8), [])
+    story = build_story({**TRIP, "branch": "b"}, calls(*[1_000_000_000] * 8), [])
     assert (story.usd, story.later_usd) == (6, 2)
-    story = tell(TRIP, calls(*[1_000_000_000] * 8), [])
+    story = build_story(TRIP, calls(*[1_000_000_000] * 8), [])
     assert (story.usd, story.later_usd) == (8, 0), "what was in flight belongs to a stopped run"
 
 
 def test_a_run_at_adks_own_cap_has_no_projection() -> None:
-    assert tell({**TRIP, "model_calls": 500}, calls(5), []).projection is None
+    assert build_story({**TRIP, "model_calls": 500}, calls(5), []).projection is None
 
 
 def test_the_projection_goes_to_the_cap_that_the_run_had() -> None:
-    story = tell(TRIP, calls(1_000_000_000), [{"k": "start", "t": 1.0, "model_call_limit": 10}])
+    story = build_story(TRIP, calls(1_000_000_000), [{"k": "start", "t": 1.0, "model_call_limit": 10}])
     assert story.projection is not None
     assert (story.projection.cap, story.projection.more_usd) == (10, 7)
-    assert tell(TRIP, calls(1_000_000_000), [{"k": "start", "t": 1.0}]).projection is None, (
+    assert build_story(TRIP, calls(1_000_000_000), [{"k": "start", "t": 1.0}]).projection is None, (
         "a run without a cap has no end to project to"
     )
 
@@ -249,12 +255,12 @@ def test_steps_that_make_no_sense_are_shown_as_far_as_they_go() -> None:
         {"k": "call", "tool": 5}, {"k": "paid", "usd": "lots", "n": "x"}, {"k": "decision"}, {"k": "hand"},
         {"k": ["ask"]},
     ]  # fmt: skip
-    story = tell({}, [], nonsense)
+    story = build_story({}, [], nonsense)
     assert [row.kind for row in story.rows] == ["model", "tool", "tool", "decision", "hand"]
     assert story.projection is None
 
 
 def test_a_very_long_story_is_cut_at_its_beginning() -> None:
     steps = [step("ask", float(n), model=f"m{n}") for n in range(700)]
-    story = tell(TRIP, [], steps)
+    story = build_story(TRIP, [], steps)
     assert (len(story.rows), story.left_out, story.rows[-1].name) == (500, 200, "m699")

@@ -1,7 +1,6 @@
-"""Alerts: what a person should know leaves for Slack, PagerDuty, a signed webhook, the log or a function, off the path
-of every call.
+"""Alerts to Slack, PagerDuty, a signed webhook, the log or a function, sent from background threads.
 
-Nothing that leaves holds content or secrets; URLs are checked when they are read, and addresses when they are used.
+No alert contains prompts, answers or secrets. URLs are checked when they are read, and addresses when they are used.
 """
 
 from typing import TYPE_CHECKING

@@ -1,7 +1,7 @@
-"""Which places an alert may go to: the check of a URL when it is read, and of every address when it is used.
+"""Check where an alert may go: the URL when it is read, and every address when it is used.
 
-A name is looked up once for each attempt, every address that it has is checked, and the connection goes to one of
-exactly these: a name that means something else a moment later gains nothing.
+A name is resolved once per attempt, all its addresses are checked, and the connection goes to one of exactly these, so
+that a changed DNS answer has no effect.
 """
 
 import re
@@ -19,7 +19,7 @@ Sockaddr = tuple[socket.AddressFamily, tuple[Any, ...]]
 _MAX_URL: Final = 2_048
 _MAX_ADDRESSES: Final = 8
 _PORTS: Final = {"https": 443, "http": 80}
-_NOT_IN_A_URL: Final = re.compile(r"[^!-~]|[\\\"<>^`{|}]")  # urlsplit drops some of these in silence
+_NOT_IN_A_URL: Final = re.compile(r"[^!-~]|[\\\"<>^`{|}]")  # urlsplit silently drops some of these
 _LABEL: Final = re.compile(r"[a-z0-9_](?:[a-z0-9_-]{0,61}[a-z0-9_])?")
 _NUMERIC: Final = re.compile(r"\d+|0x[0-9a-f]*")
 
@@ -30,7 +30,7 @@ _REFUSED_V4: Final = tuple(
         ("10.0.0.0/8", "private"),
         ("100.64.0.0/10", "private"),
         ("127.0.0.0/8", "loopback"),
-        ("168.63.129.16/32", "cloud-internal"),  # looks public, and answers from inside every Azure machine
+        ("168.63.129.16/32", "cloud-internal"),  # looks public, but is Azure's internal metadata address
         ("169.254.0.0/16", "link-local"),
         ("172.16.0.0/12", "private"),
         ("192.0.0.0/24", "reserved"),
@@ -64,12 +64,12 @@ _NAT64: Final = IPv6Network("64:ff9b::/96")
 
 
 class RefusedAddressError(Exception):
-    """The name leads to a place that alerts do not go to."""
+    """The name resolves to a forbidden address."""
 
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """A URL that was checked. Its path is as secret as a password: ``str`` shows scheme and host alone."""
+    """A checked URL. Its path is as secret as a password: ``str`` shows only scheme and host."""
 
     url: Secret
     scheme: str
@@ -93,7 +93,7 @@ class Endpoint:
         try:
             parts = urlsplit(text)
             port = parts.port
-        except ValueError:  # its message would show the value
+        except ValueError:  # its message would contain the value
             raise PolicyError(f"{where}: not a valid URL") from None
         if parts.username is not None or parts.password is not None:
             raise PolicyError(f"{where}: user and password in a URL are refused; use a header of 'webhook'")
@@ -104,7 +104,7 @@ class Endpoint:
         loopback = _check_host(parts.hostname, where, allow_private)
         if parts.scheme == "http" and not loopback:
             raise PolicyError(
-                f"{where}: must begin with https://; plain http is for 127.0.0.1, [::1] and localhost alone"
+                f"{where}: must begin with https://; plain http is allowed only for 127.0.0.1, [::1] and localhost"
             )
         path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
         return cls(
@@ -121,19 +121,19 @@ class Endpoint:
         return f"{self.scheme}://{self.authority}/***"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # checked again: the variable may say something else there
+        # checked again: the variable may have another value there
         return type(self).of, (self.url, "alerts", self.allow_private)
 
 
 def _check_host(host: str, where: str, allow_private: bool) -> bool:
-    """Whether the host is loopback as it is written."""
+    """Return whether the host is written as a loopback address or name."""
     try:
         address = ip_address(host)
     except ValueError:
         labels = host.removesuffix(".").split(".")
         if len(host) > 253 or not all(_LABEL.fullmatch(label) for label in labels):
             raise PolicyError(f"{where}: the host is not a valid name") from None
-        # 2130706433, 0x7f.1 and 0177.0.0.1 are 127.0.0.1 to some, and something else to others
+        # some programs read 2130706433, 0x7f.1 and 0177.0.0.1 as 127.0.0.1, others do not
         if _NUMERIC.fullmatch(labels[-1]):
             raise PolicyError(f"{where}: write the address in its usual form, such as 192.0.2.1") from None
         return host == "localhost"
@@ -141,7 +141,7 @@ def _check_host(host: str, where: str, allow_private: bool) -> bool:
         return True
     word = refusal(address)
     if word and not allow_private:
-        raise PolicyError(f"{where}: the address is {word}; set allow_private = true if that is meant")
+        raise PolicyError(f"{where}: the address is {word}; set allow_private = true to allow it")
     return False
 
 
@@ -150,9 +150,7 @@ _LOOPBACK_V6: Final = IPv6Address("::1")
 
 
 def refusal(address: IPv4Address | IPv6Address) -> str:
-    """Why alerts do not go to this address, in one word; empty when they may. An IPv4 address inside an IPv6 one is
-    judged as itself.
-    """
+    """Return why this address is forbidden, in one word; empty if it is allowed. Checks an embedded IPv4 address."""
     if isinstance(address, IPv4Address):
         return next((word for network, word in _REFUSED_V4 if address in network), "")
     if address.ipv4_mapped is not None:
@@ -164,10 +162,9 @@ def refusal(address: IPv4Address | IPv6Address) -> str:
 
 
 def resolve(endpoint: Endpoint) -> list[Sockaddr]:
-    """The addresses to connect to, all of them checked. One bad address refuses the name: its owner does not decide
-    which one is used.
+    """Return the checked addresses of a name. One forbidden address refuses the name: its owner must not choose.
 
-    The system's resolver has a time limit of its own and none of ours; it is waited for on the receiver's own thread.
+    The system's resolver has its own time limit; the receiver's own thread waits for it.
     """
     found = getaddrinfo(endpoint.host, endpoint.port, type=socket.SOCK_STREAM)
     places: list[Sockaddr] = [
@@ -182,6 +179,6 @@ def resolve(endpoint: Endpoint) -> list[Sockaddr]:
                 raise RefusedAddressError("the name is not loopback on this machine")
         elif not endpoint.allow_private and (word := refusal(address)):
             raise RefusedAddressError(
-                f"the name leads to an address that is {word}; set allow_private = true if that is meant"
+                f"the name resolves to an address that is {word}; set allow_private = true to allow it"
             )
     return places[:_MAX_ADDRESSES]

@@ -1,4 +1,4 @@
-"""What is told: one ``Alert``, and the form in which it leaves."""
+"""``Alert``, and the masked form in which it is sent."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -17,15 +17,14 @@ _MAX_NAME: Final = 64
 _MAX_VALUE: Final = 200
 _MAX_KEY: Final = 200
 _MOST: Final = 1 << 63
-_LAST: Final = 10**11  # seconds; no date beyond it can be written
+_LAST: Final = 10**11  # seconds; later dates cannot be formatted
 
 
 @dataclass(frozen=True, slots=True)
 class Alert:
-    """Something that a person should know.
+    """A message for people.
 
-    ``key`` names what it is about (rule, scope, period): the same key is told once, until ``resolved=True`` says
-    that it is over.
+    ``key`` names its subject (rule, scope, period): the same key is sent once until an alert with ``resolved=True``.
     ``text`` is one line for people; ``facts`` are digests, numbers and names, never content. ``at`` is in epoch
     seconds.
     """
@@ -44,17 +43,17 @@ class Alert:
         if self.severity not in get_args(Severity):
             raise ValueError(f"severity must be one of {', '.join(get_args(Severity))}, not {self.severity!r}")
         if not isinstance(self.key, str) or not self.key or not isinstance(self.text, str):
-            raise ValueError("key and text must be texts, and key not an empty one")
-        object.__setattr__(self, "facts", dict(self.facts))  # the sender may go on using its own
+            raise ValueError("key and text must be strings, and key must not be empty")
+        object.__setattr__(self, "facts", dict(self.facts))  # a copy, because the sender may change its own
 
 
 @dataclass(frozen=True, slots=True)
 class Parcel:
-    """An alert ready to leave: masked, bounded, and named so that a receiver can tell a retry from news."""
+    """An alert ready to send: masked, bounded, and with an id by which a receiver recognizes a retry."""
 
     alert: Alert
-    topic: str  # the key as a digest: short, and the same for every telling of it
-    event_id: str  # equal over the retries of one telling
+    topic: str  # a digest of the key, the same for every alert with this key
+    event_id: str  # the same for all retries of one alert
     accepted: float  # monotonic seconds
 
 
@@ -63,7 +62,7 @@ def topic_of(alert: Alert) -> str:
 
 
 def parcel_of(alert: Alert, topic: str, secrets: tuple[str, ...], now: float) -> Parcel:
-    """``secrets`` are the receivers' own: whatever they look like, they are in no message."""
+    """Prepare an alert; ``secrets`` of the receivers never appear in a message."""
     event = sha256(f"{alert.kind} {topic} {alert.resolved} {alert.at!r}".encode()).hexdigest()[:32]
     clean = Alert(
         kind=alert.kind,
@@ -89,10 +88,7 @@ def _clean_facts(facts: Mapping[str, Fact], secrets: tuple[str, ...]) -> dict[st
 
 
 def _clean_value(value: Any, secrets: tuple[str, ...]) -> Fact:
-    """A value that every JSON reader takes.
-
-    Of a foreign object only the type is told: its text could hold anything, or never come.
-    """
+    """Return a value that every JSON reader accepts; for a foreign object only the name of its type."""
     if value is None or isinstance(value, bool):
         return value
     if isinstance(value, str):
@@ -101,7 +97,7 @@ def _clean_value(value: Any, secrets: tuple[str, ...]) -> Fact:
         return int(value) if abs(value) < _MOST else f"a number of {value.bit_length()} bits"
     if isinstance(value, float):
         return float(value) if isfinite(value) else str(float(value))
-    # written out, a longer one has no end
+    # longer numbers are too slow to format
     if type(value) is Decimal and value.is_finite() and abs(value.adjusted()) < _MAX_NAME:
         return format(value, "f")[:_MAX_VALUE]
     return type(value).__name__

@@ -1,7 +1,7 @@
-"""What must not leave: keys, tokens, passwords and the paths of URLs are masked in every text of an alert.
+"""Mask keys, tokens, passwords and the paths of URLs in every text of an alert.
 
-The time is linear in the length looked at, and that length is bounded: each pattern begins with fixed letters and goes
-on with one class of characters, so there is nothing to try again.
+Masking takes linear time on a bounded length: each pattern begins with fixed letters and continues with one class of
+characters, so it does not backtrack.
 """
 
 import re
@@ -9,14 +9,14 @@ from typing import Final
 
 HIDDEN: Final = "***"
 MAX_CHARS: Final = 1_000
-_BEYOND: Final = 512  # looked at beyond the cut, so that a key that crosses it is seen whole and masked
+_BEYOND: Final = 512  # read beyond the limit, so that a key across it is recognized and masked
 _WORD: Final = 64
 _SECRET_NAME: Final = (
     r"(?:(?:api|access|private|routing)[_-]?key|token|secret|passwd|password|authorization|credential|cookie)"
 )
 
 _GAPS: Final = re.compile(r"[\x00-\x20\x7f-\x9f\u2028\u2029]+")
-# Zero width and direction: they could hide a key, or turn a name round.
+# Zero-width and direction characters could hide a key or reverse a name.
 _INVISIBLE: Final = re.compile(r"[\u00ad\u200b-\u200f\u202a-\u202e\u2060-\u2069\ufeff]+")
 _URL: Final = re.compile(
     r"(?i)([a-z][a-z0-9+.-]{1,20}://)(?:[^\s/@]{0,256}@)?([^\s/?#@\"'<>]{0,255})([/?#][^\s\"'<>]*)?"
@@ -45,12 +45,12 @@ _IS_SECRET_NAME: Final = re.compile(rf"(?i){_SECRET_NAME}$")
 
 
 def mask(text: str, limit: int = MAX_CHARS) -> str:
-    """One line of at most ``limit`` characters in which secrets read ``***``; of a URL only scheme and host stay."""
+    """Return one line of at most ``limit`` characters with secrets as ``***`` and URLs reduced to scheme and host."""
     return mask_also(text, (), limit)
 
 
 def mask_also(text: str, secrets: tuple[str, ...], limit: int = MAX_CHARS) -> str:
-    """``mask``, and the given secrets, whatever they look like."""
+    """Mask a text, including the given secrets."""
     seen = text[: limit + _BEYOND]
     is_whole = len(seen) == len(text)
     line = _one_line(seen if is_whole else _without_last_word(seen))
@@ -61,12 +61,12 @@ def mask_also(text: str, secrets: tuple[str, ...], limit: int = MAX_CHARS) -> st
 
 
 def names_a_secret(name: str) -> bool:
-    """Whether a fact of this name is better not told: ``api_key``, ``db_password``; ``tokens`` is a count."""
+    """Return whether a fact of this name is secret: ``api_key``, ``db_password``; ``tokens`` is a count."""
     return _IS_SECRET_NAME.search(name[-64:]) is not None
 
 
 def _one_line(text: str) -> str:
-    """Neither a line break for the log nor a control character for a terminal."""
+    """Remove line breaks and control characters."""
     return _INVISIBLE.sub("", _GAPS.sub(" ", text)).strip()
 
 
@@ -92,6 +92,6 @@ def _keep_name(found: re.Match[str]) -> str:
 
 
 def _without_last_word(text: str) -> str:
-    """The last word may be the first half of a key, too short to look like one."""
+    """Mask the last word, which may be the first half of a key."""
     head, gap, _ = text[-_WORD:].rpartition(" ")
     return text[:-_WORD] + head if gap else text

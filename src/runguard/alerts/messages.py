@@ -1,4 +1,4 @@
-"""An alert in the words of each receiver: Slack, PagerDuty's Events API v2, and a signed JSON of our own."""
+"""Format an alert for each receiver: Slack, PagerDuty's Events API v2, and our own signed JSON."""
 
 import hmac
 import json
@@ -36,12 +36,12 @@ def slack(parcel: Parcel) -> dict[str, Any]:
 
 
 def _slack_text(text: str) -> dict[str, Any]:
-    # verbatim: Slack makes no links or mentions of its own from names
+    # verbatim: Slack must not turn names into links or mentions
     return {"type": "mrkdwn", "verbatim": True, "text": _fit(text)}
 
 
 def _slack_escape(text: str) -> str:
-    """``<!channel>`` and the like become plain text, and a name such as ``@here`` calls nobody."""
+    """Escape ``<!channel>`` and the like, and defuse names such as ``@here``."""
     escaped = text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
     return _MENTION.sub("@\u200b", escaped)
 
@@ -62,7 +62,7 @@ def pagerduty(parcel: Parcel, routing_key: str) -> dict[str, Any]:
         "dedup_key": f"runguard-{parcel.topic}",
     }
     if alert.resolved:
-        return event  # PagerDuty closes what the key names, and reads nothing else
+        return event  # PagerDuty only reads the key
     return event | {
         "client": "RunGuard",
         "payload": {
@@ -105,7 +105,7 @@ def to_bytes(message: Mapping[str, Any]) -> bytes:
 
 
 def signature(secret: str, timestamp: str, body: bytes) -> str:
-    """``v1=`` and the HMAC-SHA256 of timestamp, dot and body, in hex."""
+    """Return ``v1=`` and the hex HMAC-SHA256 of timestamp, dot and body."""
     return _SCHEME + hmac.new(secret.encode(), timestamp.encode() + b"." + body, sha256).hexdigest()
 
 
@@ -118,12 +118,10 @@ def verify_signature(
     *,
     now: float | None = None,
 ) -> bool:
-    """For receivers: whether the body was signed with ``secret``, at most ``tolerance_seconds`` ago (or ahead, by
-    another clock).
+    """Return whether the body was signed with ``secret`` within ``tolerance_seconds``; for receivers of webhooks.
 
     ``timestamp`` and ``signature`` are the headers ``X-RunGuard-Timestamp`` and ``X-RunGuard-Signature``, ``body`` the
-    bytes as they came. Whatever they are, the answer is True or False; only an empty secret, which would protect
-    nothing, raises ValueError.
+    received bytes. Invalid values return False; only an empty secret raises ValueError.
     """
     if not secret:
         raise ValueError("the secret is empty")
@@ -134,7 +132,7 @@ def verify_signature(
         or not isinstance(body, bytes)
     ):
         return False
-    clock = time.time() if now is None else now  # noqa: TID251 - the receiver's clock, unless it brings its own
+    clock = time.time() if now is None else now  # noqa: TID251 - the receiver's clock by default
     if abs(clock - int(stamp)) > tolerance_seconds:
         return False
     return hmac.compare_digest(_expected(secret, stamp, body), signature.strip().encode("utf-8", "surrogatepass"))

@@ -1,4 +1,4 @@
-"""A text that is shown only to whoever asks for it by name."""
+"""A string that only ``reveal()`` shows."""
 
 import os
 from typing import Any, Final, Self
@@ -9,10 +9,9 @@ _FROM_ENVIRONMENT: Final = "env:"
 
 
 class Secret:
-    """``reveal()`` is the only way to the text. One read from the environment is pickled as the variable's name,
-    any other is not pickled.
+    """Only ``reveal()`` returns the text. A secret from the environment is pickled as the name of its variable.
 
-    A text that everybody knows is ``public``: treated alike, but pickled.
+    Other secrets cannot be pickled, unless they are ``public``.
     """
 
     __slots__ = ("_public", "_text", "_variable")
@@ -24,7 +23,7 @@ class Secret:
 
     @classmethod
     def of(cls, value: object, where: str) -> Self:
-        """From a setting: the text itself, or ``env:NAME``.
+        """Create a secret from a setting: the text itself, or ``env:NAME``.
 
         PolicyError names the setting and the variable, never the text.
         """
@@ -32,7 +31,7 @@ class Secret:
             raise PolicyError(f"{where}: must be a text, not a {type(value).__name__}")
         if not value.startswith(_FROM_ENVIRONMENT):
             if not value:
-                raise PolicyError(f"{where}: is empty; leave it out, or write env:NAME to read a variable")
+                raise PolicyError(f"{where}: is empty; remove it, or write env:NAME to read a variable")
             return cls(value)
         variable = value.removeprefix(_FROM_ENVIRONMENT).strip()
         if not variable.replace("_", "").isalnum() or not variable.isascii():
@@ -66,7 +65,5 @@ class Secret:
         if self._public:
             return type(self), (self._text, "", True)
         if not self._variable:
-            raise TypeError(
-                "a secret that is written out is not pickled; write env:NAME, and set the variable wherever it is read"
-            )
+            raise TypeError("a literal secret cannot be pickled; write env:NAME, and set the variable where it is read")
         return type(self).of, (_FROM_ENVIRONMENT + self._variable, "alerts")

@@ -1,7 +1,7 @@
-"""The way out for alerts: each receiver has a bounded queue and a thread of its own.
+"""Send alerts: each receiver has a bounded queue and its own thread.
 
-So a receiver that is slow or away delays neither the run, nor a callback, nor another receiver. A thread starts with
-the first alert, ends when there is nothing to do, and is started anew after a fork.
+A slow or unavailable receiver delays neither the run, nor a callback, nor another receiver. A thread starts with the
+first alert, ends when idle, and is restarted after a fork.
 """
 
 import asyncio
@@ -33,16 +33,16 @@ _IDLE_S: Final = 5.0
 _GOODBYE_S: Final = 2.0
 _FIRST_PAUSE_S: Final = 0.5
 _LONGEST_PAUSE_S: Final = 15.0
-_LEAST_SECRET: Final = 8  # shorter ones would be found in ordinary words
+_LEAST_SECRET: Final = 8  # shorter ones occur in ordinary words
 _EXCERPT: Final = 160
 _LEVELS: Final = {"info": logging.INFO, "warning": logging.WARNING, "critical": logging.CRITICAL}
 _COUNTS: Final = ("sent", "failed", "dropped", "suppressed")
 
 
 class Alerts:
-    """Sends alerts to every receiver of the settings, and tells each of them the same thing once.
+    """Sends alerts to every receiver of the settings, each key once per process and receiver.
 
-    What is told once is remembered per process; workers that share a store agree elsewhere on who tells.
+    Workers that share a store agree elsewhere on which of them sends.
     """
 
     def __init__(self, settings: AlertSettings) -> None:
@@ -52,7 +52,7 @@ class Alerts:
         self._lines = tuple(_Line(receiver, self._secrets) for receiver in settings.receivers)
 
     def send(self, alert: Alert) -> None:
-        """Hand the alert over and return at once; whatever goes wrong is counted and logged, never raised."""
+        """Queue the alert and return at once; errors are counted and logged, never raised."""
         try:
             topic = topic_of(alert)
             lines = [line for line in self._lines if line.is_news(topic, alert.resolved)]
@@ -65,13 +65,13 @@ class Alerts:
             _log.error("runguard.alert_failed: the alert could not be prepared: %s", type(error).__name__)
 
     def flush(self, seconds: float = _GOODBYE_S) -> bool:
-        """Wait, bounded, until everything sent so far was delivered or given up; False when time ran out first."""
+        """Wait until all alerts so far were delivered or given up; return False if the time ran out."""
         end = time.monotonic() + seconds
         return all(line.wait(end) for line in self._lines)
 
     @property
     def counts(self) -> dict[str, dict[str, int]]:
-        """Per receiver: sent, failed, dropped (its queue was full), suppressed (told before)."""
+        """Per receiver: sent, failed, dropped (its queue was full), suppressed (already sent)."""
         return {line.receiver.name: dict(line.counts) for line in self._lines}
 
 
@@ -81,12 +81,12 @@ class _Line:
     def __init__(self, receiver: Receiver, secrets: tuple[str, ...]) -> None:
         self.receiver = receiver
         self._secrets = secrets
-        self._told: OrderedDict[str, bool] = OrderedDict()  # topic -> whether its end was the last thing told
+        self._sent_keys: OrderedDict[str, bool] = OrderedDict()  # topic -> whether the last alert resolved it
         self.restart()
         _lines.add(self)
 
     def restart(self) -> None:
-        """Also in a forked child: the thread stays with the parent, and so does what the parent is about to send."""
+        """Reset the queue, also in a forked child: the thread and the queued alerts belong to the parent."""
         self._changed = threading.Condition()
         self._waiting: deque[Parcel] = deque()
         self._thread: threading.Thread | None = None
@@ -94,16 +94,16 @@ class _Line:
         self.counts = dict.fromkeys(_COUNTS, 0)
 
     def is_news(self, topic: str, resolved: bool) -> bool:
-        """Remember what is told, so that it is told once."""
+        """Return whether this key is new, and remember it."""
         with self._changed:
-            if self._told.get(topic) is resolved:
-                self._told.move_to_end(topic)
+            if self._sent_keys.get(topic) is resolved:
+                self._sent_keys.move_to_end(topic)
                 self.counts["suppressed"] += 1
                 return False
-            self._told[topic] = resolved
-            self._told.move_to_end(topic)
-            if len(self._told) > _KEYS:
-                self._told.popitem(last=False)
+            self._sent_keys[topic] = resolved
+            self._sent_keys.move_to_end(topic)
+            if len(self._sent_keys) > _KEYS:
+                self._sent_keys.popitem(last=False)
             return True
 
     def put(self, parcel: Parcel) -> None:
@@ -118,14 +118,14 @@ class _Line:
                 self._changed.notify_all()
                 self._start_locked()
                 return
-        if dropped & (dropped - 1) == 0:  # at 1, 2, 4, 8: a flood of alerts is no reason for a flood of lines
+        if dropped & (dropped - 1) == 0:  # at 1, 2, 4, 8: a flood of alerts must not flood the log
             _log.warning(
                 "runguard.alert_dropped: %s has %d alerts waiting; %d dropped so far", self._place, _CAPACITY, dropped
             )
 
     def wait(self, end: float) -> bool:
         if threading.current_thread() is self._thread:
-            return True  # a function that is told something cannot wait for itself
+            return True  # a receiving function cannot wait for itself
         with self._changed:
             goal = self._taken
             if self._waiting:
@@ -150,7 +150,7 @@ class _Line:
             try:
                 self._deliver(parcel)
                 outcome = "sent"
-            except BaseException as error:  # also of a function that calls sys.exit: it ends nothing here
+            except BaseException as error:  # also SystemExit of a receiving function
                 with suppress(BaseException):
                     self._report(error)
             finally:
@@ -162,9 +162,9 @@ class _Line:
                     self._changed.notify_all()
 
     def _forget_locked(self, parcel: Parcel) -> None:
-        """What did not arrive was not told: the next time it is sent again."""
-        if self._told.get(parcel.topic) is parcel.alert.resolved:
-            del self._told[parcel.topic]
+        """Forget a key that was not delivered, so that it is sent again."""
+        if self._sent_keys.get(parcel.topic) is parcel.alert.resolved:
+            del self._sent_keys[parcel.topic]
 
     # ---- delivery -----------------------------------------------------------------------------------------------
 
@@ -188,9 +188,7 @@ class _Line:
             self._post(parcel)
 
     def _post(self, parcel: Parcel) -> None:
-        """Attempts until the deadline, which began when the alert was sent; the first one is made however long it has
-        waited.
-        """
+        """Try until the deadline, counted from when the alert was queued; the first attempt is always made."""
         body = messages.to_bytes(self._message(parcel))
         end, attempt = parcel.accepted + self.receiver.deadline_s, 0
         timeout_s = self.receiver.timeout_s
@@ -215,7 +213,7 @@ class _Line:
         return messages.webhook(parcel)
 
     def _headers(self, parcel: Parcel, body: bytes) -> dict[str, str]:
-        """Signed anew for each attempt, so that a retry is as fresh as the first; the event's name stays the same."""
+        """Sign each attempt with a new timestamp; the id stays the same."""
         headers = {"Content-Type": "application/json", "User-Agent": "runguard"}
         if self.receiver.kind == "webhook":
             headers |= {name: value.reveal() for name, value in self.receiver.headers}
@@ -255,9 +253,7 @@ class _Line:
 
 
 def _pause(attempt: int, asked_s: float | None) -> float:
-    """Twice as long each time, with jitter, so that many workers do not come back at once; never earlier than the
-    server asked for.
-    """
+    """Return the pause before the next attempt: doubled each time, with jitter, at least what the server requested."""
     pause: float = min(_FIRST_PAUSE_S * 2 ** min(attempt, 10), _LONGEST_PAUSE_S) * random.uniform(0.5, 1.0)
     return max(pause, asked_s or 0.0)
 
@@ -278,7 +274,7 @@ _lines: Final["weakref.WeakSet[_Line]"] = weakref.WeakSet()
 
 @atexit.register
 def _say_goodbye() -> None:
-    """At the end of the process, one deadline for all of them."""
+    """Flush all senders at the end of the process, with one deadline."""
     end = time.monotonic() + _GOODBYE_S
     for line in list(_lines):
         line.wait(end)

@@ -1,6 +1,6 @@
 """``alerts=...`` or ``[alerts]`` -> frozen ``AlertSettings``.
 
-Whatever cannot be meant fails here, and no message shows a secret.
+Invalid settings are rejected here, and no message shows a secret.
 """
 
 import logging
@@ -41,7 +41,7 @@ _OUR_HEADERS: Final = frozenset(
         "user-agent",
     }
 )
-_SHAPE: Final = "give a table such as {'slack_webhook': 'env:SLACK_WEBHOOK'}, a function, or a list of these"
+_SHAPE: Final = "must be a table such as {'slack_webhook': 'env:SLACK_WEBHOOK'}, a function, or a list of these"
 
 _SECRET_SCHEMA: Final = {
     "type": "string",
@@ -86,7 +86,7 @@ SCHEMA: Final[dict[str, Any]] = {"anyOf": [_TABLE_SCHEMA, {"type": "array", "ite
 
 @dataclass(frozen=True, slots=True)
 class Receiver:
-    """One place that alerts go to, with its own limits. ``name`` is what counts and logs call it."""
+    """One receiver of alerts, with its own limits. Counts and logs use its ``name``."""
 
     kind: Literal["slack", "pagerduty", "webhook", "log", "call"]
     name: str
@@ -99,7 +99,7 @@ class Receiver:
     deadline_s: float = DEADLINE_S
 
     def secrets(self) -> Iterable[str]:
-        """Every text of this receiver that must be in no message and no log."""
+        """Every text of this receiver that no message or log may contain."""
         if self.endpoint is not None:
             yield self.endpoint.url.reveal()
             yield self.endpoint.path.reveal()
@@ -130,15 +130,13 @@ class Receiver:
 
 @dataclass(frozen=True, slots=True)
 class AlertSettings:
-    """Where alerts go. ``AlertSettings.parse`` is the way to make one; without receivers nothing is sent."""
+    """The receivers of alerts. Create it with ``AlertSettings.parse``; without receivers nothing is sent."""
 
     receivers: tuple[Receiver, ...] = ()
 
     @classmethod
     def parse(cls, value: object, where: str = "alerts") -> Self:
-        """A table, a function, a list of these, or settings as they are; PolicyError names the path and what would be
-        right.
-        """
+        """Parse a table, a function, a list of these or settings; PolicyError names the path and what is expected."""
         if isinstance(value, cls):
             return value
         if value is None:
@@ -158,7 +156,7 @@ class AlertSettings:
 
 
 def _with_names(receivers: Iterable[Receiver]) -> tuple[Receiver, ...]:
-    """The second webhook is ``webhook-2``."""
+    """Return a unique name: the second webhook is ``webhook-2``."""
     named: list[Receiver] = []
     for receiver in receivers:
         number = 1 + sum(other.kind == receiver.kind for other in named)
@@ -180,9 +178,9 @@ def _table(table: Mapping[Any, Any], where: str) -> Iterable[Receiver]:
     timeout_s, deadline_s = _limits(given, where)
     private = _flag(given.get("allow_private", False), f"{where}.allow_private")
     if "pagerduty_url" in given and "pagerduty_key" not in given:
-        raise PolicyError(f"{where}.pagerduty_url: does nothing without pagerduty_key")
+        raise PolicyError(f"{where}.pagerduty_url: has no effect without pagerduty_key")
     if given and not any(key in given for key in _RECEIVERS):
-        raise PolicyError(f"{where}: names no receiver; add one of {', '.join(_RECEIVERS)}")
+        raise PolicyError(f"{where}: has no receiver; add one of {', '.join(_RECEIVERS)}")
     found = []
     if "slack_webhook" in given:
         found.append(Receiver("slack", "", _endpoint(given["slack_webhook"], f"{where}.slack_webhook", private)))
@@ -225,11 +223,11 @@ def _headers(value: object, where: str) -> tuple[tuple[str, Secret], ...]:
     if value is None:
         return ()
     if not isinstance(value, Mapping):
-        raise PolicyError(f"{where}: give a table of names and values, not a {type(value).__name__}")
+        raise PolicyError(f"{where}: must be a table of names and values, not a {type(value).__name__}")
     headers = []
     for name, text in value.items():
         if not isinstance(name, str) or not _HEADER_NAME.fullmatch(name):
-            raise PolicyError(f"{where}: has a name that no header can have")
+            raise PolicyError(f"{where}: is not a valid header name")
         if name.lower() in _OUR_HEADERS or name.lower().startswith("x-runguard-"):
             raise PolicyError(f"{where}.{name}: is set by RunGuard itself")
         secret = Secret.of(text, f"{where}.{name}")
@@ -260,7 +258,7 @@ def _seconds(value: object, where: str, most: float) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise PolicyError(f"{where}: must be a number of seconds, not a {type(value).__name__}")
     if not 0 < value <= most or not isfinite(value):
-        raise PolicyError(f"{where} = {float(value):g}: must be more than 0 and at most {most:g} seconds")
+        raise PolicyError(f"{where} = {float(value):g}: must be greater than 0 and at most {most:g} seconds")
     return float(value)
 
 

@@ -1,6 +1,4 @@
-"""One POST by the standard library: to an address that was checked, within one time limit, with no redirect and no
-proxy.
-"""
+"""One POST with the standard library: to a checked address, within one time limit, without redirects or proxies."""
 
 import http.client
 import io
@@ -16,15 +14,13 @@ from typing import Any, Final
 
 from runguard.alerts.addresses import Endpoint, RefusedAddressError, resolve
 
-_MAX_ANSWER: Final = 64 * 1024  # of status line, headers and what is read of the body
+_MAX_ANSWER: Final = 64 * 1024  # for status line, headers and the read part of the body
 _EXCERPT: Final = 2_048
 _TOO_MANY: Final = 429
 
 
 class UndeliveredError(Exception):
-    """An attempt failed. ``again`` says whether another one may help, ``wait_s`` what the server asked for, ``excerpt``
-    what it said.
-    """
+    """An attempt failed. ``again``: a retry may help. ``wait_s``: the requested pause. ``excerpt``: the answer."""
 
     def __init__(self, reason: str, *, again: bool, wait_s: float | None = None, excerpt: str = "") -> None:
         super().__init__(reason)
@@ -32,7 +28,7 @@ class UndeliveredError(Exception):
 
 
 def post(endpoint: Endpoint, headers: Mapping[str, str], body: bytes, timeout_s: float) -> None:
-    """Return when the server said yes; raise UndeliveredError otherwise, whose reason shows neither path nor header."""
+    """Return when the server accepted the message; otherwise raise UndeliveredError without path or headers."""
     connection = _Pinned(endpoint, time.monotonic() + timeout_s)
     try:
         connection.request(
@@ -46,7 +42,7 @@ def post(endpoint: Endpoint, headers: Mapping[str, str], body: bytes, timeout_s:
     except TimeoutError:
         raise UndeliveredError(f"no answer within {timeout_s:g} s", again=True) from None
     except socket.gaierror:
-        raise UndeliveredError("the name could not be looked up", again=True) from None
+        raise UndeliveredError("the name could not be resolved", again=True) from None
     except OSError as error:
         said = os.strerror(error.errno) if error.errno and not isinstance(error, ssl.SSLError) else type(error).__name__
         raise UndeliveredError(f"the connection failed ({said})", again=True) from None
@@ -59,8 +55,8 @@ def post(endpoint: Endpoint, headers: Mapping[str, str], body: bytes, timeout_s:
 def _judge(answer: http.client.HTTPResponse) -> None:
     status = answer.status
     if 200 <= status < 300:
-        return  # the body says nothing more, and waiting for it could only undo a success
-    said = f"{status} {http.client.responses.get(status, '')}".rstrip()  # the server's own phrase could be anything
+        return  # the body adds nothing; waiting for it could only turn a success into a failure
+    said = f"{status} {http.client.responses.get(status, '')}".rstrip()  # the server's own phrase is not trusted
     if 300 <= status < 400:
         raise UndeliveredError(f"{said}: a redirect, and redirects are not followed", again=False)
     if status == _TOO_MANY or status >= 500:
@@ -69,28 +65,26 @@ def _judge(answer: http.client.HTTPResponse) -> None:
             said if wait_s is None else f"{said}, to be tried in {wait_s:g} s", again=True, wait_s=wait_s
         )
     excerpt = b""
-    with suppress(OSError, http.client.HTTPException):  # the status alone decides
+    with suppress(OSError, http.client.HTTPException):  # only the status decides
         excerpt = answer.read1(_EXCERPT)
     raise UndeliveredError(said, again=False, excerpt=excerpt.decode("utf-8", "replace"))
 
 
 def _retry_after(value: str | None) -> float | None:
-    """Seconds to wait, from a number or a date; None for what cannot be read."""
+    """Return the seconds to wait from a number or a date; None if it cannot be parsed."""
     if value is None:
         return None
     value = value.strip()
     if value.isascii() and value.isdigit():
         return float(value[:9])
     try:
-        return max(parsedate_to_datetime(value).timestamp() - time.time(), 0.0)  # noqa: TID251 - a date is on the wall's clock
+        return max(parsedate_to_datetime(value).timestamp() - time.time(), 0.0)  # noqa: TID251 - a date refers to the wall clock
     except (ValueError, OverflowError):
         return None
 
 
 class _Pinned(http.client.HTTPConnection):
-    """Connects to an address that was checked, not to whatever the name means by then; the name stays in Host and in
-    TLS.
-    """
+    """Connects to a checked address instead of resolving the name again; the name stays in Host and in TLS."""
 
     def __init__(self, endpoint: Endpoint, end: float) -> None:
         super().__init__(endpoint.host, endpoint.port)
@@ -100,7 +94,7 @@ class _Pinned(http.client.HTTPConnection):
     def connect(self) -> None:
         places = resolve(self._endpoint)
         for number, (family, sockaddr) in enumerate(places, 1):
-            # one that never answers leaves time for the next
+            # an address that never answers leaves time for the next
             share = (self._end - time.monotonic()) / (len(places) - number + 1)
             sock = socket.socket(family, socket.SOCK_STREAM)
             try:
@@ -131,9 +125,7 @@ def _trust() -> ssl.SSLContext:
 
 
 class _Timed:
-    """A socket with one time limit for everything: a server that sends a byte now and then does not get a new one with
-    each.
-    """
+    """A socket with one time limit for the whole exchange, also for a server that sends single bytes."""
 
     def __init__(self, sock: socket.socket, end: float) -> None:
         self._sock, self._end = sock, end
@@ -152,11 +144,11 @@ class _Timed:
         return io.BufferedReader(_Answer(self))
 
     def close(self) -> None:
-        """Called while the answer is still being read: the connection is hung up by whoever made it."""
+        """Do nothing: the owner of the connection closes it, also while the answer is being read."""
 
 
 class _Answer(io.RawIOBase):
-    """What the server says, up to a limit of its length."""
+    """Reads the server's answer up to a limit."""
 
     def __init__(self, sock: _Timed) -> None:
         self._sock, self._read = sock, 0

@@ -1,6 +1,4 @@
-"""Limits from the user's own recorded runs: ``runguard calibrate SOURCE`` on the command line,
-``calibrate`` from code.
-"""
+"""Limits from recorded runs: ``runguard calibrate SOURCE`` on the command line, ``calibrate`` in code."""
 
 from typing import TYPE_CHECKING
 
@@ -9,16 +7,16 @@ from runguard._lazy import lazy
 if TYPE_CHECKING:
     from runguard.calibrate.limits import Limit
     from runguard.calibrate.proposal import Proposal, calibrate
-    from runguard.calibrate.quantiles import Quantile, quantile, runs_needed
     from runguard.calibrate.rungs import Choice
+    from runguard.calibrate.samples import Quantile, quantile, runs_needed
 
 _HOMES = {
     "Limit": "runguard.calibrate.limits",
     "Proposal": "runguard.calibrate.proposal",
     "calibrate": "runguard.calibrate.proposal",
-    "Quantile": "runguard.calibrate.quantiles",
-    "quantile": "runguard.calibrate.quantiles",
-    "runs_needed": "runguard.calibrate.quantiles",
+    "Quantile": "runguard.calibrate.samples",
+    "quantile": "runguard.calibrate.samples",
+    "runs_needed": "runguard.calibrate.samples",
     "Choice": "runguard.calibrate.rungs",
 }
 

@@ -1,11 +1,11 @@
-"""What policies would have done to the recordings: by label, by limit, and to the half that they were not fitted on."""
+"""The effects of policies on the recordings: by label, by limit, and on the half that they were not fitted to."""
 
 from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from runguard.calibrate.sample import LABELS
-from runguard.calibrate.work import Outcome
+from runguard.calibrate.measuring import Outcome
+from runguard.calibrate.samples import LABELS
 from runguard.replay.totals import wilson
 
 _SHOWN: Final = 5
@@ -32,8 +32,8 @@ class Share:
         self.nano += outcome.nano
 
     def to_dict(self) -> dict[str, Any]:
-        told = {name: getattr(self, name) for name in ("recordings", "nudged", "refused", "stopped")}
-        return told | {
+        counts = {name: getattr(self, name) for name in ("recordings", "nudged", "refused", "stopped")}
+        return counts | {
             "stopped_interval": [round(end, 4) for end in wilson(self.stopped, self.recordings)],
             "tokens_after": self.tokens,
             "usd_after": self.nano / 1e9,
@@ -42,7 +42,7 @@ class Share:
 
 @dataclass(slots=True)
 class Effect:
-    """A whole policy, by label."""
+    """The effect of a whole policy, by label."""
 
     by_label: dict[str, Share] = field(default_factory=lambda: {label: Share() for label in LABELS.values()})
 
@@ -54,17 +54,15 @@ class Effect:
 
 
 @dataclass(slots=True)
-class Cut:
-    """What one limit alone, beside the rules that are there, would have cut: recordings that it stops (or whose answers
-    it cuts).
-    """
+class LimitEffect:
+    """The effect of one limit added to the current rules: recordings that it stops, or whose answers it shortens."""
 
     by_label: dict[str, int] = field(default_factory=lambda: dict.fromkeys(LABELS.values(), 0))
     tokens: int = 0  # after its stops
     nano: int = 0
     successes: list[str] = field(default_factory=list)  # the first ones
     stopped_by_source: Counter[str] = field(default_factory=Counter)  # successful ones
-    by_source: Counter[str] = field(default_factory=Counter)  # all successful ones, whether it cut them or not
+    by_source: Counter[str] = field(default_factory=Counter)  # all successful ones, affected or not
 
     def add(self, name: str, source: str, success: bool | None, outcome: Outcome) -> None:
         if success and (source in self.by_source or len(self.by_source) < _SOURCES):
@@ -84,7 +82,7 @@ class Cut:
 
     @property
     def apart(self) -> list[str]:
-        """Sources whose successful recordings it cuts for the most part: another kind of work than the rest."""
+        """Sources in which it affects most successful recordings: another kind of work than the rest."""
         hit = self.stopped_by_source
         return [
             source
@@ -104,9 +102,9 @@ class Cut:
 
 @dataclass(slots=True)
 class HeldOut:
-    """Fitted on one half of the recordings, counted on the other, both ways.
+    """Stops on the half of the recordings that a setting was not fitted to, both ways.
 
-    Only runs that should not be stopped: successful, or else unlabelled.
+    Counts only runs that should not be stopped: successful, or else unlabelled.
     """
 
     fitted: list[dict[str, Any]] = field(default_factory=list)
@@ -129,17 +127,17 @@ class HeldOut:
         runs, stopped, before = self.by_label[label]
         low, high = wilson(stopped, runs)
         named = "successful" if label == "success" else "unlabelled"
-        told = (
+        text = (
             f"of {runs} held-out {named} recordings {stopped} would have been stopped ({low:.1%} to {high:.1%}); "
             f"{before} with the present settings"
         )
         if self.missing:
-            told += f". Not checked, half of the runs are too few: {', '.join(self.missing)}"
-        return told
+            text += f". Not checked, half of the runs are too few: {', '.join(self.missing)}"
+        return text
 
     def to_dict(self) -> dict[str, Any]:
-        told = {
+        by_label = {
             label: {"recordings": counts[0], "stopped": counts[1], "stopped_now": counts[2]}
             for label, counts in self.by_label.items()
         }
-        return {**told, "fitted_on_halves": self.fitted, "not_checked": self.missing}
+        return {**by_label, "fitted_on_halves": self.fitted, "not_checked": self.missing}

@@ -1,28 +1,27 @@
-"""Limits from what runs took: 2.5 times the 95th percentile, or a refusal that says how many recordings are missing."""
+"""Limits from the usage of runs: 2.5 times the 95th percentile, or the reason why there is no proposal."""
 
 from dataclasses import dataclass, field
 from math import ceil, floor, log10
 from typing import Any, Final, NamedTuple
 
-from runguard.calibrate.changes import is_allowed
-from runguard.calibrate.quantiles import LEVEL, Quantile, quantile, runs_needed
-from runguard.calibrate.sample import Basis
+from runguard.calibrate.policy_values import is_allowed
+from runguard.calibrate.samples import LEVEL, Basis, Quantile, quantile, runs_needed
 
 SHARE: Final = 0.95
 FACTOR: Final = 2.5
-_NAMES: Final = 50  # of models that are kept
+_NAMES: Final = 50  # names of models in memory
 _DIGITS: Final = 3  # of a proposed number, rounded up
-# characters: smaller ones harm no prompt, and an error is often longer than what goes well
+# characters: smaller answers fit every prompt, and an error is often longer than a success
 _LARGE_ANSWER: Final = 10_000
 
 
 class Kind(NamedTuple):
-    """A limit: its setting, where its numbers are, and how a verdict of it is known."""
+    """A limit: its setting, the column of its figures, and the rule and unit of its verdicts."""
 
     setting: str
     column: str
     rule: str
-    unit: str  # of its verdicts, where others have the same rule
+    unit: str  # of its verdicts, if other limits have the same rule
     of: str
     is_whole: bool = True
 
@@ -42,10 +41,10 @@ class Limit:
     """A proposed limit, or why there is none."""
 
     kind: Kind
-    recordings: int  # whose number is known
+    recordings: int  # with a known figure
     value: float | None = None
     quantile: Quantile | None = None
-    largest: float = 0.0  # that was seen
+    largest: float = 0.0  # the largest figure
     why_not: str = ""
 
     @property
@@ -53,19 +52,19 @@ class Limit:
         return self.kind.setting
 
     def withhold(self, apart: list[str]) -> None:
-        """``apart``: sources whose successful recordings it cuts for the most part."""
+        """Withdraw the limit. ``apart``: sources in which it would stop most successful recordings."""
         shown = ", ".join(apart[:3]) + (" and others" if len(apart) > 3 else "")
         self.why_not = (
-            f"2.5 x P95 is {self.value:,g}, but that cuts most of what went well in {shown}: work of another size; "
-            "calibrate each source alone"
+            f"2.5 x P95 is {self.value:,g}, but that stops most successful recordings of {shown}: another kind "
+            "of work; calibrate each source separately"
         )
         self.value = None
 
     def to_dict(self) -> dict[str, Any]:
-        told: dict[str, Any] = {"value": self.value, "recordings": self.recordings, "why_not": self.why_not or None}
+        data: dict[str, Any] = {"value": self.value, "recordings": self.recordings, "why_not": self.why_not or None}
         found = self.quantile
         if found is not None:
-            told |= {
+            data |= {
                 "share": found.share,
                 "factor": FACTOR,
                 "quantile": found.value,
@@ -73,16 +72,16 @@ class Limit:
                 "level": found.level,
                 "largest": self.largest,
             }
-        return told
+        return data
 
 
 @dataclass(slots=True)
 class Missing:
-    """What recordings do not tell, without which a limit would stop them for no good reason."""
+    """Facts that recordings lack; without them a limit would stop healthy runs."""
 
     unpriced: int = 0  # recordings with calls of models that have no price
     models: dict[str, int] = field(default_factory=dict)  # the first such models, with their calls
-    begins: int = 0  # recordings with times, but not of when their first run began
+    begins: int = 0  # recordings with times, but not for the beginning of their first run
 
     def add(self, models: dict[str, int], begins_untimed: bool) -> None:
         self.unpriced += bool(models)
@@ -92,14 +91,14 @@ class Missing:
                 self.models[model] = self.models.get(model, 0) + calls
 
     def against(self, kind: Kind) -> str:
-        """Why no limit of this kind can be given."""
+        """Return why there can be no limit of this kind, or an empty string."""
         if kind.setting == "max_usd" and self.unpriced:
             names = sorted(self.models, key=lambda model: -self.models[model])
-            shown = ", ".join(name or "(no name: give it with --model)" for name in names[:5]) + (
+            shown = ", ".join(name or "(no name: pass --model)" for name in names[:5]) + (
                 " and others" if len(names) > 5 else ""
             )
             return (
-                f"no price for {shown} ({self.unpriced} recordings): a dollar limit would refuse such calls; give "
+                f"no price for {shown} ({self.unpriced} recordings): a dollar limit would refuse such calls; set "
                 "prices in the policy"
             )
         if kind.setting == "max_seconds" and self.begins:
@@ -129,35 +128,34 @@ def _limit(kind: Kind, basis: Basis, missing: Missing) -> Limit:
             kind,
             len(values),
             quantile=found,
-            why_not=f"{SHARE:.0%} of the recordings have none: nothing to take a multiple of",
+            why_not=f"{SHARE:.0%} of the recordings have none: there is no limit to derive",
         )
     if not is_allowed({kind.setting: value}):
         return Limit(
             kind,
             len(values),
             quantile=found,
-            why_not=f"2.5 x P95 is {value:,g}, more than a policy takes: are the recorded {kind.of} right?",
+            why_not=f"2.5 x P95 is {value:,g}, more than a policy allows: are the recorded {kind.of} right?",
         )
     if kind.setting == "max_tool_result_chars" and value < _LARGE_ANSWER:
         why_not = (
-            f"2.5 x P95 is {value:,g}: answers are small, and so low a limit would hide longer ones, errors first "
-            "of all"
+            f"2.5 x P95 is {value:,g}: answers are small, and such a low limit would hide longer ones, above all errors"
         )
         return Limit(kind, len(values), quantile=found, why_not=why_not)
     return Limit(kind, len(values), value, found, max(values))
 
 
 def too_few(known: int, needed: int, basis: Basis, kind: Kind) -> str:
-    missing = "" if known == basis.recordings else f" tell the {kind.of}"
+    missing = "" if known == basis.recordings else f" contain the {kind.of}"
     why = (
-        f"of fewer, even the largest lies below the true P{SHARE * 100:.0f} in more than {(1 - LEVEL) / 2:.1%} of "
+        f"with fewer, even the largest lies below the true P{SHARE * 100:.0f} in more than {(1 - LEVEL) / 2:.1%} of "
         "all samples"
     )
     return f"{known} {basis.kind} recordings{missing}, {needed} are needed: {why}"
 
 
 def rounded_up(value: float, is_whole: bool) -> float:
-    """To three digits, never down."""
+    """Round up to three digits."""
     if value <= 0:
         return 0
     step = 10.0 ** (floor(log10(value)) - _DIGITS + 1)

@@ -1,14 +1,13 @@
-"""What the runs of a recording took, by the engine's own account. Limits hold for a run, from one message of the user
-to the next.
+"""Measure the usage of the runs of a recording with the replay engine. A run lasts from one user message to the next.
 
-Of a recording with several runs the largest counts: runs of one conversation are alike, so only recordings are
-independent of each other, and a recording is left alone when its largest run is.
+The largest run of a recording counts. Runs of one conversation resemble each other, so only recordings are independent,
+and a limit that allows the largest run allows the recording.
 """
 
 from math import isnan, nan
 from typing import Any, Final, NamedTuple
 
-from runguard.calibrate.changes import changed
+from runguard.calibrate.policy_values import changed
 from runguard.conductor.adapter import Question, Result
 from runguard.core.events import Answer, ModelCall, ModelResult, Outcome, RunInfo, ToolCall
 from runguard.core.fingerprint import size_of
@@ -20,7 +19,7 @@ from runguard.replay.player import Player
 from runguard.replay.results import RunResult
 from runguard.replay.steps import Turn
 
-# A guard that looks on: what a run took does not depend on where somebody would have stopped it.
+# A guard without limits: the usage of a run must not depend on where a policy would have stopped it.
 UNLIMITED: Final[dict[str, Any]] = {
     "max_model_calls": 10**9,
     "max_tool_calls": None,
@@ -35,10 +34,10 @@ UNLIMITED: Final[dict[str, Any]] = {
 _ENOUGH: Final = 1_000_000_000
 
 
-class Took(NamedTuple):
-    """The largest of each among the runs of a recording.
+class Usages(NamedTuple):
+    """The highest of each figure among the runs of a recording.
 
-    NaN where the recording does not say: no price, no times, no answers.
+    NaN if the recording does not contain it: no price, no times, no answers.
     """
 
     usd: float = nan
@@ -49,31 +48,31 @@ class Took(NamedTuple):
     largest_answer: float = nan
 
 
-def looking_on(policy: Policy) -> Judge:
-    """``policy``: whose prices and tools count."""
+def unlimited(policy: Policy) -> Judge:
+    """Return a judge without limits, with the prices and tools of ``policy``."""
     return Judge(changed(policy, UNLIMITED), to_the_end=True)
 
 
 def _size(answer: Answer, is_understood: bool) -> float:
-    """A journal has no values, only what was measured live; other recordings may have left out what was answered."""
+    """Return the size of an answer, or NaN. A journal has only live measurements; other recordings may omit answers."""
     if answer.chars:
         return float(answer.chars)
-    is_told = not is_understood and answer.value is not None and answer.value != {"result": None}
-    return float(size_of(answer.value, _ENOUGH)) if is_told else nan
+    is_recorded = not is_understood and answer.value is not None and answer.value != {"result": None}
+    return float(size_of(answer.value, _ENOUGH)) if is_recorded else nan
 
 
 class Meter(Player):
-    """Plays a recording and notes what its runs took, what was done before, and what led to nothing."""
+    """Plays a recording and notes what its runs usages, what was done before, and what led to nothing."""
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
-        self.repeated = 0  # calls made and words said before
+        self.repeated = 0  # repeated calls and final texts
         self.fruitless = 0  # answers that were failures, refusals or empty
         self.largest = nan  # answer of the run, in characters
         self._done: set[bytes | int] = set()
-        self.took = Took()
+        self.usages = Usages()
         self.unpriced: dict[str, int] = {}  # model -> calls
-        self.begins_untimed = False  # there are times, but not of when a run began
+        self.begins_untimed = False  # the recording has times, but not for the beginning of a run
         self._before = (0, 0, 0, 0)
         self._since: float | None = None  # when the run began
         self._is_timed = False
@@ -81,7 +80,7 @@ class Meter(Player):
     def finish(self) -> RunResult:
         result = super().finish()
         if self.unpriced:
-            self.took = self.took._replace(usd=nan)
+            self.usages = self.usages._replace(usd=nan)
         return result
 
     def feed(self, step: Any) -> None:
@@ -130,16 +129,16 @@ class Meter(Player):
             model_calls, tool_calls, tokens, nano = (
                 now - before for now, before in zip(self._counts(), self._before, strict=True)
             )
-            if model_calls or tool_calls:  # a message that nobody has answered is no run
-                # pauses aside
+            if model_calls or tool_calls:  # an unanswered message is not a run
+                # without pauses
                 seconds = self.clock.now - self._live.started if self._is_timed and self._since is not None else nan
-                took = Took(nano / 1e9, float(tokens), model_calls, tool_calls, seconds, self.largest)
+                usages = Usages(nano / 1e9, float(tokens), model_calls, tool_calls, seconds, self.largest)
                 if unknown := self.recorded.unknown:
-                    took = Took(
-                        *(nan if name in unknown else value for name, value in zip(Took._fields, took, strict=True))
+                    usages = Usages(
+                        *(nan if name in unknown else value for name, value in zip(Usages._fields, usages, strict=True))
                     )
-                self.took = Took(
-                    *(new if isnan(old) or new > old else old for old, new in zip(self.took, took, strict=True))
+                self.usages = Usages(
+                    *(new if isnan(old) or new > old else old for old, new in zip(self.usages, usages, strict=True))
                 )
         super()._close()
 

@@ -1,30 +1,28 @@
-"""Two walks through the recordings: the first measures and tries, the second shows what the proposal would have cut."""
+"""Make a proposal in two passes over the recordings: measure and try settings, then compare the proposal with now."""
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from runguard.calibrate.changes import changed
-from runguard.calibrate.effects import Cut, Effect, HeldOut
-from runguard.calibrate.grid import Variant, scaled, variants
+from runguard.calibrate.effects import Effect, HeldOut, LimitEffect
 from runguard.calibrate.limits import SHARE, Limit, Missing, propose
-from runguard.calibrate.quantiles import runs_needed
+from runguard.calibrate.measuring import Compared, Comparing, Comparison, Measured, Measuring, Variant, scaled, variants
+from runguard.calibrate.policy_values import changed
 from runguard.calibrate.rungs import Choice, Curve, choose
-from runguard.calibrate.sample import HALVES, LABELS, Basis, Samples, half_of
-from runguard.calibrate.work import Asked, Compared, Comparing, Measured, Measuring
+from runguard.calibrate.samples import HALVES, LABELS, Basis, Samples, half_of, runs_needed
 from runguard.policy.settings import Policy
-from runguard.replay.processes import Worked, each_run
+from runguard.replay.batches import harmless, workers_for
+from runguard.replay.processes import PieceResult, each_run
 from runguard.replay.sources import Source, open_sources
 from runguard.replay.steps import Faults
-from runguard.replay.work import harmless, workers_for
 
-Watch = Callable[[str, Iterator[Worked]], Iterable[Worked]]
+Watch = Callable[[str, Iterator[PieceResult]], Iterable[PieceResult]]
 
 
 @dataclass(slots=True)
 class Settings:
-    """What was fitted: limits and rungs, over the policy that was there."""
+    """Fitted limits and rungs that change a policy."""
 
     basis: Basis
     limits: list[Limit]
@@ -46,10 +44,10 @@ class Settings:
 
 @dataclass(slots=True)
 class Proposal:
-    """Limits and rungs drawn from recorded runs, with what they rest on and what they would have cut."""
+    """Limits and rungs from recorded runs, with their basis and their effects."""
 
     sources: list[str]
-    policy: Policy  # that the runs were judged by, and that the proposal changes
+    policy: Policy  # the current policy, which the proposal changes
     samples: Samples
     settings: Settings
     model_calls: int = 0
@@ -58,7 +56,7 @@ class Proposal:
     faults: Faults = field(default_factory=Faults)
     now: Effect = field(default_factory=Effect)
     proposed: Effect = field(default_factory=Effect)
-    cuts: dict[str, Cut] = field(default_factory=dict)  # by setting
+    cuts: dict[str, LimitEffect] = field(default_factory=dict)  # by setting
     held_out: HeldOut = field(default_factory=HeldOut)
 
     @property
@@ -67,7 +65,7 @@ class Proposal:
         return self.settings.changes
 
     def to_toml(self) -> str:
-        from runguard.calibrate.toml import toml_of
+        from runguard.calibrate.toml_file import toml_of
 
         return toml_of(self)
 
@@ -110,11 +108,11 @@ def calibrate(
     model: str = "",
     watch: Watch | None = None,
 ) -> Proposal:
-    """Propose limits from recorded runs; raises UnreadableError for what cannot be read.
+    """Propose limits from recorded runs; raise UnreadableError if the source cannot be read.
 
-    ``policy``: whose prices, tools and rules count, and what the proposal changes; the defaults without it.
-    ``max_false_stops``: of runs labelled a success, per rule: a number, or below 1 a share of them. ``model``: its name
-    where a recording names none.
+    ``policy``: the current policy with prices, tools and rules, which the proposal changes; the defaults without it.
+    ``max_false_stops``: how many successful runs a rule may stop: a number, or below 1 a share. ``model``: the model of
+    recordings that do not name one.
     """
     sources = open_sources(str(source)) if isinstance(source, str | Path) else source
     policy = policy if policy is not None else Policy.validated({}, "")
@@ -124,9 +122,9 @@ def calibrate(
     tried = variants(policy)
     curves = _curves(policy, tried)
     made = Proposal([each.name for each in sources], policy, Samples(), Settings(Basis("", [], HALVES), [], []))
-    for worked in watch("measuring", each_run(sources, Measuring, (now, tried), workers, model)):
-        made.faults.merge(worked.faults)
-        for measured in worked.found:
+    for done in watch("measuring", each_run(sources, Measuring, (now, tried), workers, model)):
+        made.faults.merge(done.faults)
+        for measured in done.found:
             _count(made, curves, tried, measured)
 
     def fitted(halves: tuple[int, ...]) -> Settings:
@@ -144,31 +142,29 @@ def calibrate(
             Effect(),
             HeldOut.of([part.changes for part in parts], made.changes),
         )
-        asked = _asked(made, parts, now)
-        for worked in watch("comparing", each_run(sources, Comparing, (asked,), workers, model)):
-            for compared in worked.found:
+        comparisons = _comparisons(made, parts, now)
+        for done in watch("comparing", each_run(sources, Comparing, (comparisons,), workers, model)):
+            for compared in done.found:
                 _compare(made, compared)
         if not _withhold(made, parts):
             return made
-    made.now, made.proposed, made.held_out = Effect(), Effect(), HeldOut()  # nothing was left to compare
+    made.now, made.proposed, made.held_out = Effect(), Effect(), HeldOut()  # no proposal is left to compare
     return made
 
 
-def _asked(made: Proposal, parts: list[Settings], now: Policy) -> list[Asked]:
-    """The present policy, the proposed one, each limit alone, and what either half says for the other."""
-    made.cuts |= {limit.setting: Cut() for limit in made.settings.proposed}
+def _comparisons(made: Proposal, parts: list[Settings], now: Policy) -> list[Comparison]:
+    """Return the current policy, the proposal, each limit alone, and the fit of each half for the other half."""
+    made.cuts |= {limit.setting: LimitEffect() for limit in made.settings.proposed}
     alone = [
-        Asked(changed(now, {limit.setting: limit.value}), limit.kind.rule, limit.kind.unit)
+        Comparison(changed(now, {limit.setting: limit.value}), limit.kind.rule, limit.kind.unit)
         for limit in made.settings.proposed
     ]
-    halves = [Asked(part.over(now), half=1 - half) for half, part in zip(HALVES, parts, strict=True)]
-    return [Asked(now), Asked(made.settings.over(now)), *alone, *halves]
+    halves = [Comparison(part.over(now), half=1 - half) for half, part in zip(HALVES, parts, strict=True)]
+    return [Comparison(now), Comparison(made.settings.over(now)), *alone, *halves]
 
 
 def _withhold(made: Proposal, parts: list[Settings]) -> bool:
-    """Take limits back that would end the work of some source: together with others it makes no one distribution, and
-    P95 means nothing.
-    """
+    """Withdraw limits that would stop most work of one source: different distributions have no common P95."""
     found = [limit for limit in made.settings.proposed if made.cuts[limit.setting].apart]
     for limit in found:
         limit.withhold(made.cuts[limit.setting].apart)
@@ -196,7 +192,7 @@ def _curves(policy: Policy, tried: list[Variant]) -> list[Curve]:
 
 def _count(made: Proposal, curves: list[Curve], tried: list[Variant], measured: Measured) -> None:
     half = half_of(measured.id)
-    made.samples.add(measured.success, half, measured.took, measured.runs)
+    made.samples.add(measured.success, half, measured.usages, measured.runs)
     made.model_calls += measured.model_calls
     made.estimated += measured.estimated
     made.missing.add(measured.unpriced, measured.begins_untimed)

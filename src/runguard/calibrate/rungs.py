@@ -1,25 +1,22 @@
-"""The curve of one rule: what each of its settings would have saved, and which successful runs it would have touched.
-And a choice, or none.
-"""
+"""Compare the settings of one rule by saved tokens and affected successful runs, and choose one or none."""
 
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from runguard.calibrate.grid import Variant
-from runguard.calibrate.work import Outcome
+from runguard.calibrate.measuring import Outcome, Variant
 from runguard.replay.totals import wilson
 
-ENOUGH: Final = 5  # recordings that must come out otherwise before a setting is changed
-WORTH: Final = 0.01  # of the tokens of failed and unlabelled recordings, to be saved by a change
+ENOUGH: Final = 5  # recordings that must end differently before a setting changes
+WORTH: Final = 0.01  # share of the tokens of failed and unlabelled recordings that a change must save
 MOST_FALSE: Final = 0.05  # a rate of false stops that the successful runs must rule out
-MOST_NUDGED: Final = 0.02  # of the successful runs, by a setting that nudges more of them than the present one
+MOST_NUDGED: Final = 0.02  # share of the successful runs that a new setting may nudge
 
 
 @dataclass(slots=True)
 class Point:
     """One setting of a rule over many recordings.
 
-    What other rules do anyway is left out: it is compared with the rule switched off.
+    Compared with the rule switched off, so the effects of other rules do not count.
     """
 
     successes: int = 0
@@ -31,9 +28,9 @@ class Point:
     caught: int = 0  # others that it stopped
     tokens: int = 0  # after its stops, of the others
     nano: int = 0
-    saves_more: int = 0  # others in which more comes after the stop than with the present setting
+    saves_more: int = 0  # others in which it saves more than the current setting
     saves_less: int = 0
-    spared: int = 0  # successful ones that the present setting stops and this one does not
+    spared: int = 0  # successful ones that the current setting stops and this one does not
 
     def add(self, success: bool | None, spent: int, mine: Outcome, off: Outcome, now: Outcome) -> None:
         if success:
@@ -60,8 +57,8 @@ class Point:
         return wilson(self.stopped, self.successes)
 
     def to_dict(self) -> dict[str, Any]:
-        told = {name: getattr(self, name) for name in ("stopped", "refused", "nudged", "caught", "tokens")}
-        return told | {"usd": self.nano / 1e9, "false_stop_interval": [round(end, 4) for end in self.false_stops]}
+        counts = {name: getattr(self, name) for name in ("stopped", "refused", "nudged", "caught", "tokens")}
+        return counts | {"usd": self.nano / 1e9, "false_stop_interval": [round(end, 4) for end in self.false_stops]}
 
 
 @dataclass(slots=True)
@@ -136,7 +133,7 @@ def choose(curve: Curve, halves: tuple[int, ...], most: float) -> Choice:
     if must_loosen:
         choice.why = _loosened(choice, best, allowed)
     elif not now.others:
-        choice.why = "everything is labelled a success: there is nothing to save"
+        choice.why = "all recordings are labelled a success: there is nothing to save"
     elif best is None or best[1].tokens <= now.tokens:
         choice.why = "no other setting saves more without touching more successful recordings"
     else:
@@ -154,12 +151,12 @@ def _tightened(choice: Choice, best: tuple[Variant, Point]) -> str:
     now = choice.before
     more = f"{point.tokens - now.tokens:,} more tokens in {point.saves_more} recording{'s' * (point.saves_more != 1)}"
     if point.saves_more < ENOUGH:
-        return f"{_words(variant)} would save {more}: too few to tell from chance ({ENOUGH} needed)"
+        return f"{_rungs_text(variant)} would save {more}: too few to tell from chance ({ENOUGH} needed)"
     if point.tokens - now.tokens < WORTH * point.spent:
-        return f"{_words(variant)} would save {more}: less than {WORTH:.0%} of what they spent, not worth a change"
+        return f"{_rungs_text(variant)} would save {more}: less than {WORTH:.0%} of what they spent, not worth a change"
     if point.false_stops[1] > MOST_FALSE:
         return (
-            f"{_words(variant)} would save {more}, but {point.successes} successful recordings cannot rule out "
+            f"{_rungs_text(variant)} would save {more}, but {point.successes} successful recordings cannot rule out "
             "that it stops "
             f"{MOST_FALSE:.0%} of them (at most {point.false_stops[1]:.1%})"
         )
@@ -178,7 +175,7 @@ def _loosened(choice: Choice, best: tuple[Variant, Point] | None, allowed: int) 
     variant, point = best
     if point.spared < ENOUGH:
         return (
-            f"{stops}; {_words(variant)} would spare {point.spared}: too few to tell from chance ({ENOUGH} "
+            f"{stops}; {_rungs_text(variant)} would spare {point.spared}: too few to tell from chance ({ENOUGH} "
             "needed); read them first"
         )
     choice.rungs, choice.after = dict(variant.rungs or ()), point
@@ -187,5 +184,5 @@ def _loosened(choice: Choice, best: tuple[Variant, Point] | None, allowed: int) 
     )
 
 
-def _words(variant: Variant) -> str:
+def _rungs_text(variant: Variant) -> str:
     return " ".join(f"{name} {number}" for name, number in variant.rungs or ())

@@ -1,1 +1,1 @@
-"""What commands print: tables, screens and hints."""
+"""Output of commands: tables, screens and hints."""

@@ -1,4 +1,4 @@
-"""Commands to be copied: names in them come from users, so a shell must read them as one word and nothing more."""
+"""Commands for users to copy. Names in them are quoted, so that a shell reads each as one word."""
 
 import shlex
 from urllib.parse import urlsplit
@@ -7,7 +7,7 @@ from runguard.core.printable import printable
 
 
 def hint(name: str, scope: str, store: str | None, more: str = "") -> str:
-    """``runguard resume SCOPE``, with the store that was named; for a URL that holds a password stands the word URL."""
+    """Return ``runguard resume SCOPE`` with the named store; a URL with a password becomes the word URL."""
     at = "" if store is None else f" --store {'URL' if _holds_password(store) else _quoted(store)}"
     return f"runguard {name} {_quoted(scope)}{at}{more}"
 
@@ -15,7 +15,7 @@ def hint(name: str, scope: str, store: str | None, more: str = "") -> str:
 def _quoted(word: str) -> str:
     if printable(word) == word:
         return shlex.quote(word)
-    # what a terminal would obey is written out, and read back by bash and zsh
+    # escape control characters in the form that bash and zsh read back
     return "$'" + "".join(_escaped(sign) for sign in word) + "'"
 
 

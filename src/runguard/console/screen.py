@@ -1,4 +1,4 @@
-"""Output for people: colour and folding on a terminal, whole lines where it is piped."""
+"""Output for people: colour and wrapping on a terminal, whole lines in a pipe."""
 
 import sys
 import time
@@ -13,17 +13,17 @@ from rich.console import Console
 from rich.table import Column, Table
 from rich.text import Text
 
-_PIPED_WIDTH: Final = 10_000  # nothing is folded or cut for a reader that has no width
+_PIPED_WIDTH: Final = 10_000  # a pipe has no width: do not wrap or shorten
 _NARROW: Final = 60
-_FOLDED: Final = 8  # columns that a folded cell needs to be read
+_FOLDED: Final = 8  # width that a wrapped cell needs to be readable
 _SENTENCE: Final = 30
 _UNITS: Final = (("d", 86_400), ("h", 3_600), ("m", 60), ("s", 1))
 
 
 def console() -> Console:
-    """Where results go. Names of agents and tools are text: no markup is read from them."""
+    """Return the console for results. Names of agents and tools are text, never markup."""
     if isinstance(sys.stdout, TextIOWrapper):
-        sys.stdout.reconfigure(errors="replace")  # an arrow that the terminal cannot write is no reason to fail
+        sys.stdout.reconfigure(errors="replace")  # do not fail if the terminal cannot encode an arrow
     made = Console(highlight=False, markup=False, emoji=False)
     if not made.is_terminal:
         made.width = _PIPED_WIDTH
@@ -31,9 +31,7 @@ def console() -> Console:
 
 
 def table(*columns: str, right: Sequence[str] = (), whole: Sequence[str] = (), sentences: Sequence[str] = ()) -> Table:
-    """A plain table; columns named in ``whole`` are never folded,
-    those in ``sentences`` not narrower than words need.
-    """
+    """Return a plain table; columns in ``whole`` are never wrapped, columns in ``sentences`` only between words."""
     made = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0), header_style="bold")
     for name in columns:
         least = _SENTENCE if name in sentences else None
@@ -44,7 +42,7 @@ def table(*columns: str, right: Sequence[str] = (), whole: Sequence[str] = (), s
 
 
 def print_table(out: Console, shown: Table) -> None:
-    """A table; on a terminal too narrow for what must stay whole in it, a line for each of its cells."""
+    """Print a table; on a terminal too narrow for its whole columns, print one line per cell."""
     if out.width >= max(_NARROW, _least(shown)):
         out.print(shown)
         return
@@ -60,7 +58,7 @@ def print_table(out: Console, shown: Table) -> None:
 
 
 def _least(shown: Table) -> int:
-    """The columns that it takes: whole ones as they are, folded ones as far as they can be read."""
+    """Return the width that the table needs: whole columns in full, wrapped ones at their narrowest."""
     return sum(_width(column) + 1 for column in shown.columns)
 
 
@@ -76,7 +74,7 @@ def heading(words: str) -> Text:
 
 
 def usd(value: Decimal | str | float | None) -> str:
-    """Dollars with the digits that matter; small sums are not rounded to nothing."""
+    """Format dollars with their significant digits; small amounts do not become zero."""
     if value is None:
         return "unknown"
     amount = Decimal(str(value))
@@ -92,12 +90,12 @@ def amount(unit: str, value: Any) -> str:
 
 
 def moment(at: float | None) -> str:
-    """A moment in local time, to the second."""
+    """Format a time in local time, to the second."""
     return "" if at is None else time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(at))
 
 
 def span(seconds: float) -> str:
-    """A length of time by its two largest parts: 2h 5m."""
+    """Format a duration by its two largest units: 2h 5m."""
     left, parts = max(int(seconds), 0), []
     for name, size in _UNITS:
         if left >= size:

@@ -1,1 +1,1 @@
-"""A page over a durable store, on loopback, for looking only. Starlette and uvicorn are loaded by ``serve`` alone."""
+"""A read-only web page for a durable store, on loopback. Only ``serve`` loads Starlette and uvicorn."""

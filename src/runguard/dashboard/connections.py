@@ -1,7 +1,7 @@
-"""Connections of the dashboard's server: a request has to arrive within seconds, and only so many connections are open.
+"""Limits for connections of the dashboard: a deadline for each request, and a highest number of open connections.
 
-Another program on this machine could open connections, send half a request on each and leave it there. uvicorn waits
-for such a request without a limit.
+Another program on this machine could open connections and send only half a request on each. uvicorn would wait for it
+without a limit.
 """
 
 import asyncio
@@ -10,9 +10,9 @@ from typing import Final
 import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-REQUEST_SECONDS: Final = 5.0  # for a whole request, however slowly its bytes come
-MOST_WAITING: Final = 32  # connections without a whole request; one more closes the oldest of them
-MOST_OPEN: Final = 128  # connections in all; one more is closed at once
+REQUEST_SECONDS: Final = 5.0  # for a complete request
+MOST_WAITING: Final = 32  # connections without a complete request; one more closes the oldest
+MOST_OPEN: Final = 128  # all connections; one more is closed at once
 
 
 class BoundedProtocol(H11Protocol):
@@ -22,8 +22,7 @@ class BoundedProtocol(H11Protocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        # Of many that arrive at once, those closed just now are still listed: they are lost in the next turn of the
-        # event loop.
+        # Connections closed just now are still listed until the next turn of the event loop.
         still_open = [
             one for one in self.connections if isinstance(one, BoundedProtocol) and not one.transport.is_closing()
         ]

@@ -1,6 +1,6 @@
-"""What the page shows, from a view of the store.
+"""The data of the page, from a view of the store.
 
-Blocking: it is asked on threads. However many browsers look, the store is asked once.
+Blocking: call it on threads. It reads the store once for all open browsers.
 """
 
 import threading
@@ -16,14 +16,14 @@ from runguard.view.store_view import StoreView
 
 RANGES: Final = {"15m": 900.0, "1h": 3_600.0, "1d": 86_400.0, "7d": 604_800.0, "30d": 2_592_000.0}
 _FRESH_S: Final = 1.0
-_RESTS: Final = 5  # a look that takes long is made less often: the store is there for the runs
+_RESTS: Final = 5  # slow reads are made less often, because runs need the store more
 _LONGEST_REST_S: Final = 20.0
 _ANSWERS_KEPT: Final = 64
 _ROWS: Final = 50
 
 
 class Looks:
-    """Answers kept for a moment."""
+    """Caches results for a moment."""
 
     def __init__(self, view: StoreView) -> None:
         self._view = view
@@ -75,7 +75,7 @@ class Looks:
                 begin = time.monotonic()
                 try:
                     answer = ask()
-                except RunGuardError as error:  # whoever waits behind this one need not find out for himself
+                except RunGuardError as error:  # waiting callers get the same error without another read
                     answer = error
                 end = time.monotonic()
                 kept = self._kept[key] = end + max(_FRESH_S, min(_RESTS * (end - begin), _LONGEST_REST_S)), answer
@@ -88,7 +88,7 @@ class Looks:
 
 
 def _line(trip: dict[str, Any]) -> dict[str, Any]:
-    """A trip as one line of the list."""
+    """Return a trip as one line of the list."""
     names = (
         "id",
         "rule",

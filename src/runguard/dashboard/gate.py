@@ -1,4 +1,4 @@
-"""Who may ask, and what a browser may do with the answer. In front of everything else.
+"""Access control of the dashboard, before everything else.
 
 The page shows what agents do, so that it is for whoever started it and nobody else: no other page in the same browser
 (Origin and
@@ -28,12 +28,12 @@ _HEADERS: Final = {
     "Cross-Origin-Opener-Policy": "same-origin",
     "Cross-Origin-Resource-Policy": "same-origin",
 }
-_OPEN: Final = frozenset({"/static/page.css", "/static/icon.svg"})  # what a refusal looks like
+_OPEN: Final = frozenset({"/static/page.css", "/static/icon.svg"})  # the page of a refusal
 _REFUSAL: Final = """<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
-<title>RunGuard: not open</title>
+<title>RunGuard: no access</title>
 <link rel="icon" href="/static/icon.svg"><link rel="stylesheet" href="/static/page.css"></head>
-<body><main class="refusal"><h1>Not open here</h1><p>{reason}</p></main></body></html>
+<body><main class="refusal"><h1>No access</h1><p>{reason}</p></main></body></html>
 """
 USED: Final = (
     "The link in the terminal works once, in one browser, and this one does not hold its cookie. Look at the "
@@ -47,7 +47,7 @@ WRONG_NAME: Final = "This page answers at 127.0.0.1 and localhost only, with the
 
 
 class Gate:
-    """Lets through what comes from the page itself, in the browser that exchanged the token."""
+    """Allows only requests of the page itself, in the browser that exchanged the token."""
 
     def __init__(self, app: ASGIApp, token: str, port: int) -> None:
         self._app, self._token, self._used = app, token, False
@@ -77,7 +77,7 @@ class Gate:
         if host not in self._hosts:
             return _page(WRONG_NAME, 421)
         if scope["method"] != "GET":
-            return PlainTextResponse("This page is for looking only.", 405, {"Allow": "GET"})
+            return PlainTextResponse("This page is read-only.", 405, {"Allow": "GET"})
         if headers.get("upgrade", "").lower() == "websocket":
             return PlainTextResponse("This page has no websocket.", 400, {"Connection": "close"})
         if (

@@ -1,4 +1,4 @@
-"""The application: two pages, two questions, a few files."""
+"""The web application: two pages, two data endpoints, static files."""
 
 import socket
 from importlib.resources import files
@@ -41,7 +41,7 @@ def make_app(view: StoreView, token: str, port: int) -> Starlette:
     async def story(request: Request) -> Response:
         found = await anyio.to_thread.run_sync(looks.story, request.path_params["trip"])
         if found is None:
-            return JSONResponse({"error": "no such stop in this store; it may have been purged"}, 404)
+            return JSONResponse({"error": "no such trip in this store; it may have been purged"}, 404)
         return JSONResponse(found)
 
     async def away(_: Request, error: Exception) -> Response:
@@ -66,7 +66,7 @@ def serve(view: StoreView, token: str, listening: socket.socket) -> None:
         make_app(view, token, listening.getsockname()[1]),
         http=BoundedProtocol,
         ws="none",
-        log_level="error",  # a request that is refused or broken is no news for the terminal
+        log_level="error",  # do not log refused or broken requests to the terminal
         access_log=False,
         lifespan="off",
         server_header=False,

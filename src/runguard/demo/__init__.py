@@ -11,13 +11,13 @@ from types import ModuleType
 
 
 class AdkMissingError(Exception):
-    """google-adk is not there, or too old; the message says what to do."""
+    """google-adk is missing or too old; the message says what to do."""
 
 
 def run(*, as_json: bool = False, seed_table: bool = False) -> int:
-    """Play everything, or the seed's table, and show it.
+    """Run the demo, or the seed's table, and print it.
 
-    Returns the exit code: 0 when everything ended as it should, else 1.
+    Returns the exit code: 0 if everything ended as expected, otherwise 1.
     """
     from runguard.demo import seed_screen, show
 
@@ -27,7 +27,7 @@ def run(*, as_json: bool = False, seed_table: bool = False) -> int:
 
 
 def load(name: str = "play") -> ModuleType:
-    """Import the module of this package that plays; it imports ADK."""
+    """Import the module that runs the demo; it imports ADK."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")

@@ -1,4 +1,4 @@
-"""Runs each story twice at the same time, without and with the guard, and keeps what was measured."""
+"""Run each story twice in parallel, without and with the guard, and measure both."""
 
 import asyncio
 import json
@@ -39,13 +39,13 @@ class Side:
     error: str = ""
     trip: Trip | None = None
     decisions: list[Decision] = field(default_factory=list)
-    told: list[str] = field(default_factory=list)
+    comparable_events: list[str] = field(default_factory=list)
     answered: bool = True
-    billed: Decimal | None = None  # by the guard's own account
+    billed: Decimal | None = None  # according to the guard
 
     @property
     def interventions(self) -> list[Decision]:
-        """Everything that touched the run; a warning only tells the operator."""
+        """All interventions in the run; a warning only informs the operator."""
         return [decision for decision in self.decisions if decision.action >= Action.NUDGE]
 
     @property
@@ -101,7 +101,7 @@ class Pair:
             not self.guarded.interventions
             and not self.guarded.error
             and not self.without.error
-            and self.guarded.told == self.without.told
+            and self.guarded.comparable_events == self.without.comparable_events
         )
 
     def to_dict(self) -> dict[str, Any]:
@@ -115,7 +115,7 @@ class Pair:
             "interventions": len(self.guarded.interventions),
             "warnings": len(self.guarded.warnings),
             "decisions": [_decision(decision) for decision in self.guarded.decisions],
-            "same_events": self.guarded.told == self.without.told,
+            "same_events": self.guarded.comparable_events == self.without.comparable_events,
             "calls_answered": self.guarded.answered,
             "stopped_by": trip.rule if trip is not None else None,
             "message": trip.message if trip is not None else None,
@@ -136,7 +136,7 @@ def _decision(decision: Decision) -> dict[str, Any]:
 
 @dataclass(slots=True)
 class Report:
-    """Everything that was played. Its parts fill up while they run, so that a display can follow."""
+    """All results of the demo. They fill up while the stories run, so that a display can follow."""
 
     runaways: list[Pair]
     healthy: list[Pair]
@@ -164,7 +164,7 @@ def new_report(stories: Sequence[Story] = STORIES, look_alikes: Sequence[Story] 
 
 
 def play(report: Report, on_change: Callable[[Pair], None] = lambda pair: None) -> Report:
-    """Run every pair of the report; ``on_change`` hears of each beginning and end."""
+    """Run every pair of the report; call ``on_change`` at each beginning and end."""
 
     async def all_of_them() -> None:
         for pair in (*report.runaways, *report.healthy):
@@ -181,7 +181,7 @@ def play(report: Report, on_change: Callable[[Pair], None] = lambda pair: None) 
 
 
 async def play_pair(pair: Pair) -> Pair:
-    """Both runs of one story, side by side in one event loop."""
+    """Run both runs of one story in parallel in one event loop."""
     await asyncio.gather(play_without(pair), play_with(pair))
     return pair
 
@@ -214,16 +214,14 @@ async def _run(story: Story, side: Side, plugins: list[RunGuardPlugin]) -> Recor
         events += recording.events
     side.seconds = time.perf_counter() - began
     side.events = len(events)
-    side.told = _told(events)
+    side.comparable_events = _comparable(events)
     side.error = type(recording.error).__name__ if recording.error is not None else ""
     side.done = True
     return recording
 
 
-def _told(events: list[Event]) -> list[str]:
-    """What the events say, without what differs between two runs of the same thing: ids, times, and the order of
-    parallel branches.
-    """
+def _comparable(events: list[Event]) -> list[str]:
+    """Return the events without ids, times and the order of parallel branches, which differ between equal runs."""
     lines = []
     for event in events:
         parts = event.content.parts or [] if event.content is not None else []
@@ -236,7 +234,7 @@ def _told(events: list[Event]) -> list[str]:
 
 
 class RecentHistory(InMemorySessionService):
-    """A session that shows agents the user's message and the latest events only, as applications with long runs do.
+    """A session that shows agents only the user's message and the latest events, as applications with long runs do.
 
     It keeps the hand-off story short: from the whole history ADK needs most of a minute to build 500 prompts.
     """
@@ -247,17 +245,17 @@ class RecentHistory(InMemorySessionService):
 
     async def append_event(self, session: Session, event: Event) -> Event:
         appended = await super().append_event(session, event)
-        if event.get_function_responses():  # cut between a call's answer and the next call
+        if event.get_function_responses():  # split between a call's answer and the next call
             del session.events[1 : -self.window]
         return appended
 
 
-# ---- surroundings ---------------------------------------------------------------------------------------------------
+# ---- environment ----------------------------------------------------------------------------------------------------
 
 
 @contextmanager
 def defaults() -> Iterator[None]:
-    """No policy file and no environment variable of the place where the demo happens to run."""
+    """Run without the local policy file and environment variables."""
     kept = {name: os.environ.pop(name) for name in list(os.environ) if name.startswith("RUNGUARD_")}
     os.environ["RUNGUARD_POLICY"] = os.devnull
     try:
@@ -269,9 +267,9 @@ def defaults() -> Iterator[None]:
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Logs and warnings are kept off the screen, and absent model clients are looked for once.
+    """Hide logs and warnings, and look for missing model clients only once.
 
-    Some versions of ADK try to import them before every single request.
+    Some versions of ADK try to import them before every request.
     """
     before = logging.root.manager.disable
     logging.disable(logging.CRITICAL)

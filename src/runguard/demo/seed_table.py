@@ -38,7 +38,7 @@ def _words(tokens: int, about: str) -> str:
 
 
 def non_progress(meter: Meter) -> BaseAgent:
-    """Eight iterations; the parser reports the same partial failure in each, whatever the hint."""
+    """Eight iterations; the parser reports the same partial failure in each, with any hint."""
     fragment = _words(600, "the invoice")
 
     def parse_document_fragment(fragment: str, hint: str = "") -> dict[str, Any]:
@@ -126,7 +126,7 @@ CLAIMS: Final = (
         "$4.20, 8 iterations",
         "$0.90, 3 iterations",
         79,
-        "The default tells the model at the third equal failure and stops at the sixth: three equal failures "
+        "The default nudges the model at the third equal failure and stops at the sixth: three equal failures "
         "also happen in runs that succeed.",
     ),
     Claim(
@@ -140,8 +140,8 @@ CLAIMS: Final = (
         "$5.80, 6 levels",
         "$0.95, 2 levels",
         84,
-        "By default A to B to A is no cycle, because that is how ADK returns to a parent; the sixth equal "
-        "hand-off without news stops.",
+        "By default A to B to A is not a cycle, because ADK returns to a parent this way; the sixth equal "
+        "hand-off without new results stops.",
     ),
     Claim(
         Story(
@@ -176,7 +176,7 @@ CLAIMS: Final = (
 
 @dataclass(slots=True)
 class Row:
-    """One failure mode, measured: the same run without a guard stands beside both guarded ones."""
+    """One failure mode, measured without a guard and with both guards."""
 
     claim: Claim
     seed_values: Pair
@@ -198,10 +198,10 @@ class Row:
 
 
 def _guarded(pair: Pair) -> dict[str, Any]:
-    told = pair.to_dict()
+    data = pair.to_dict()
     return {
-        **told["with"],
-        **{key: told[key] for key in ("saved_percent", "stopped_by", "message", "warnings", "calls_answered")},
+        **data["with"],
+        **{key: data[key] for key in ("saved_percent", "stopped_by", "message", "warnings", "calls_answered")},
         "settings": pair.settings,
     }
 

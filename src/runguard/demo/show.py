@@ -1,4 +1,4 @@
-"""The demo on a screen: tables that fill up while the stories run, plain lines where there is no terminal, or JSON."""
+"""Print the demo: tables that fill up while the stories run, plain lines without a terminal, or JSON."""
 
 import json
 import sys
@@ -22,7 +22,7 @@ from runguard.demo import load
 if TYPE_CHECKING:
     from runguard.demo.play import Pair, Report
 
-_WIDTH = 80  # what both tables take
+_WIDTH = 80  # for both tables
 _FRAMES = "⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏"
 
 
@@ -41,7 +41,7 @@ def show() -> int:
     out.print(_head(play.adk_version))
     report: Report = play.new_report()
     if live:
-        # Drawn again and again from the numbers as they are at that moment; the last drawing stays.
+        # Redrawn from the current numbers; the last drawing stays.
         with Live(get_renderable=lambda: tables(report), console=out, refresh_per_second=10):
             play.play(report)
     else:
@@ -82,13 +82,13 @@ def _line_by_line(out: Console) -> "Callable[[Pair], None]":
 
 
 def tables(report: "Report") -> RenderableType:
-    """Both tables, at any moment of the play."""
+    """Return both tables in their current state."""
     return Group(Text(), _runaways(report), Text(), _healthy(report), Text())
 
 
 def _runaways(report: "Report") -> Table:
     table = _table("runaway", "model calls", "tokens", "cost, list price", width=15)
-    table.columns[2].min_width = 18  # what the numbers will need: the table does not move while they grow
+    table.columns[2].min_width = 18  # reserve the final width, so that the table does not move while numbers grow
     table.columns[3].min_width = 17
     table.add_column("\nsaved", justify="right", min_width=5)
     for pair in report.runaways:
@@ -158,11 +158,11 @@ def _last(pair: "Pair", words: str, *, good: bool) -> Text:
     return Text(_FRAMES[int(time.monotonic() * 10) % len(_FRAMES)], "cyan") if pair.started else Text("…", "dim")
 
 
-# ---- words ----------------------------------------------------------------------------------------------------------
+# ---- text -----------------------------------------------------------------------------------------------------------
 
 
 def messages(report: "Report", width: int) -> Text:
-    """How each runaway ended, in the operator's words."""
+    """Return how each runaway ended, in the operator's text."""
     words = Text()
     for pair in report.runaways:
         words.append(fill_lines(f"{pair.story.title}: {pair.story.about}", width), "bold")
@@ -179,12 +179,14 @@ def messages(report: "Report", width: int) -> Text:
         "dim",
     )
     words.append(
-        fill_lines("The scripted models ignore every nudge; a real one may heed it and never meet the stop.", width),
+        fill_lines(
+            "The scripted models ignore every nudge; a real model may follow it and never reach the stop.", width
+        ),
         "dim",
     )
     if any(pair.guarded.warnings for pair in report.healthy):
         words.append(
-            fill_lines("Long healthy runs may be warned of growth: a line in the log, which touches nothing.", width),
+            fill_lines("Long healthy runs may cause a growth warning: a line in the log without any effect.", width),
             "dim",
         )
     return words
@@ -226,7 +228,7 @@ def _endings(pair: "Pair") -> list[tuple[str, str]]:
     if pair.guarded.error:
         lines.append((f"the guarded run raised {pair.guarded.error}", "red"))
     if not pair.guarded.answered:
-        lines.append(("function calls were left without an answer", "red"))
+        lines.append(("function calls were not answered", "red"))
     if pair.story.note:
         lines.append((f"Note: {pair.story.note}", "dim"))
     return lines

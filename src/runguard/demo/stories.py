@@ -1,7 +1,6 @@
 """The agents of the demo. A story is a function of a ``Meter``, which counts where the work is really done.
 
-The scripted models are stubborn: they ignore every hint, as a model in a rut does. Only the guard can end a runaway
-early.
+The scripted models ignore every notice, like a model that is stuck. Only the guard can end a runaway early.
 """
 
 import json
@@ -37,7 +36,7 @@ def list_price() -> Rates:
 
 @dataclass(slots=True)
 class Meter:
-    """What one run really took, counted at the models and inside the tools; the guard has no hand in it."""
+    """The usage of one run, counted at the models and inside the tools, independently of the guard."""
 
     tool_calls: int = 0
     prompt_tokens: int = 0
@@ -80,7 +79,7 @@ class Meter:
 
 
 def _characters(request: LlmRequest) -> int:
-    """Everything that a provider would bill: instruction, tool declarations, history."""
+    """Return everything that a provider would bill: instruction, tool declarations, history."""
     config = request.config
     total = len(str(config.system_instruction or ""))
     for tool in config.tools or []:
@@ -106,7 +105,7 @@ def _weight(content: types.Content) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Story:
-    """One agent to run, with the words that tell about it."""
+    """One agent to run, with its description."""
 
     key: str
     title: str
@@ -114,7 +113,7 @@ class Story:
     build: Callable[[Meter], BaseAgent]
     message: str
     note: str = ""
-    window: int | None = None  # how many of the latest events the agents are shown; None: all of them
+    window: int | None = None  # number of latest events that the agents see; None: all
     turns: int = 1  # how often the user sends the message in one session
 
 
@@ -165,7 +164,7 @@ def stalled_loop(meter: Meter) -> BaseAgent:
 
 
 def handoff_cycle(meter: Meter) -> BaseAgent:
-    """Each agent is sure that the other one is in charge."""
+    """Each agent thinks that the other one is responsible."""
     refunds = LlmAgent(
         name="refunds",
         description="Refunds.",
@@ -212,7 +211,7 @@ def growing_history(meter: Meter) -> BaseAgent:
 
 
 def over_spawn(meter: Meter) -> BaseAgent:
-    """The index should have listed 8 items; a broken filter lists 400, and every item gets an agent of its own."""
+    """The index should have listed 8 items; a broken filter lists 400, and every item gets its own agent."""
 
     def list_items(query: str, tool_context: ToolContext) -> dict[str, int]:
         """Look up the items to work on."""
@@ -229,7 +228,7 @@ def over_spawn(meter: Meter) -> BaseAgent:
 
 
 class OneAgentPerItem(BaseAgent):
-    """Builds a ParallelAgent whose size is whatever the index said, as dynamic pipelines do."""
+    """Builds a ParallelAgent of the size that the index reports, as dynamic pipelines do."""
 
     worker: Any
 
@@ -254,7 +253,7 @@ STORIES = (
     Story(
         "handoff_cycle",
         "hand-off cycle",
-        "two agents transfer to each other for ever",
+        "two agents transfer to each other without end",
         handoff_cycle,
         "Where is my money?",
         "The agents see the latest 24 events only; with the whole history, what is spent without the guard "

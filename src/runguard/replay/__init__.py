@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 from runguard._lazy import lazy
 
 if TYPE_CHECKING:
+    from runguard.replay.batches import Batch, replay, replay_run
     from runguard.replay.results import RunResult, Verdict
     from runguard.replay.sources import open_sources
     from runguard.replay.steps import RecordedRun, UnreadableError
-    from runguard.replay.work import Batch, replay, replay_run
 
 _HOMES = {
     "RunResult": "runguard.replay.results",
@@ -19,9 +19,9 @@ _HOMES = {
     "open_sources": "runguard.replay.sources",
     "RecordedRun": "runguard.replay.steps",
     "UnreadableError": "runguard.replay.steps",
-    "Batch": "runguard.replay.work",
-    "replay": "runguard.replay.work",
-    "replay_run": "runguard.replay.work",
+    "Batch": "runguard.replay.batches",
+    "replay": "runguard.replay.batches",
+    "replay_run": "runguard.replay.batches",
 }
 
 __all__ = ["Batch", "RecordedRun", "RunResult", "UnreadableError", "Verdict", "open_sources", "replay", "replay_run"]

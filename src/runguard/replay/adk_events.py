@@ -112,12 +112,12 @@ class Events:
                 yield Asked(at, author, branch, self._named(event), Usage(), refused=True, scope=scope)
             return
         raw = either(event, "usage_metadata", "usageMetadata")
-        told = (
+        has_content = (
             raw is not None
             or bool(calls)
             or any(event.get(name) for name in ("model_version", "modelVersion", "finish_reason", "finishReason"))
         )
-        if not told or (not parts and (author, branch, raw) == self._last):
+        if not has_content or (not parts and (author, branch, raw) == self._last):
             self._usage.pass_by(event)
             return  # an agent's or a node's own event; or the empty end of a stream that tells its usage again
         self._last = (author, branch, raw)

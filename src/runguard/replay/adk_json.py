@@ -11,8 +11,8 @@ from typing import Any, Final, TextIO
 from runguard.core.fingerprint import CHARS_PER_TOKEN, size_of, words_name
 from runguard.pricing.rates import Usage
 from runguard.replay.adk_events import Events, either
-from runguard.replay.bounded import DAMAGED, MAX_UNPACKED, UnpackedError, load_json, open_bytes
-from runguard.replay.json_stream import CutOffError, JsonStream
+from runguard.replay.json_stream import JsonStream, TruncatedError
+from runguard.replay.size_limits import DAMAGED, MAX_UNPACKED, UnpackedError, load_json, open_bytes
 from runguard.replay.steps import ODD, Answered, Asked, Called, Faults, RecordedRun, Step, Turn, time_of, word
 
 _HEAD: Final = 64 * 1024
@@ -80,7 +80,7 @@ class Document:
                 yield from self._list()
             else:
                 yield from self._object()
-        except (CutOffError, *DAMAGED) as error:
+        except (TruncatedError, *DAMAGED) as error:
             self._cut_off(self._name, error)
 
     def _cut_off(self, where: str, error: Exception) -> None:
@@ -112,13 +112,13 @@ class Document:
         events = Events(self._model)
         try:
             for number, _ in enumerate(self._stream.elements(), 1):
-                yield from self._told(events, self._stream.value(), number)
+                yield from self._steps_of(events, self._stream.value(), number)
                 if self._faults.give_up(f"{self._name} event {number}"):
-                    raise CutOffError("not a session")
-        except (CutOffError, *DAMAGED) as error:
+                    raise TruncatedError("not a session")
+        except (TruncatedError, *DAMAGED) as error:
             self._cut_off(f"{self._name} ({word(self._facts.get('id'))})", error)
 
-    def _told(self, events: Events, event: Any, number: int) -> list[Step]:
+    def _steps_of(self, events: Events, event: Any, number: int) -> list[Step]:
         try:
             if not isinstance(event, dict):
                 raise TypeError("no object")
@@ -137,12 +137,14 @@ class Document:
             entry = self._stream.value()
             if isinstance(entry, dict) and isinstance(entry.get("events"), list):
                 self._facts = {key: value for key, value in entry.items() if key != "events"}
-                told, stored = Events(self._model), entry["events"]
-                yield self._session(step for at, event in enumerate(stored, 1) for step in self._told(told, event, at))
+                session_events, stored = Events(self._model), entry["events"]
+                yield self._session(
+                    step for at, event in enumerate(stored, 1) for step in self._steps_of(session_events, event, at)
+                )
             elif isinstance(entry, dict) and isinstance(entry.get("conversation"), list):
                 yield from self._case(entry, number)
             elif isinstance(entry, dict) and "author" in entry:
-                events.append(self._told(loose, entry, number))
+                events.append(self._steps_of(loose, entry, number))
             else:
                 self._faults.add(f"{self._name} entry {number}", "neither a session nor an event nor an eval case")
                 if self._faults.give_up(f"{self._name} entry {number}"):

@@ -1,4 +1,4 @@
-"""Why did it not stop? How near each rule came, where, and what was missing."""
+"""Explain why a run stopped or not: the highest count of each rule, where, and what was missing."""
 
 from dataclasses import dataclass, replace
 from typing import Any, Final
@@ -14,11 +14,11 @@ from runguard.replay.results import RunResult
 from runguard.replay.steps import RecordedRun, Wrote
 
 _IN_JOURNALS: Final = {
-    "depth": "how agents are nested is recorded in the journals of a store of RunGuard's alone",
-    "fan_out": "how many branches begin at once is recorded in the journals of a store of RunGuard's alone",
+    "depth": "only the journal of a RunGuard store records how agents are nested",
+    "fan_out": "only the journal of a RunGuard store records how many branches begin at once",
 }
 _NOT_RECORDED: Final = {
-    "breaker": "breakers stand between runs: each recorded run is replayed alone",
+    "breaker": "breakers work across runs, but each recorded run is replayed alone",
     "kill_switch": "operators' stops are not replayed",
 }
 
@@ -37,7 +37,7 @@ class Peak:
 
 @dataclass(slots=True)
 class Near:
-    """One rule: how near it came to each of its rungs."""
+    """One rule with its rungs and its highest count."""
 
     rule: str
     rungs: dict[str, float]
@@ -121,33 +121,35 @@ def _near(rule: str, judge: Judge, peak: Peak | None) -> Near:
     rungs = judge.policy.rungs(rule)
     if rungs is None or rungs == Rungs():
         return Near(rule, {}, None, "off in this policy")
-    told = {name: number for name in ("warn", "nudge", "block", "stop") if (number := getattr(rungs, name)) is not None}
+    set_rungs = {
+        name: number for name in ("warn", "nudge", "block", "stop") if (number := getattr(rungs, name)) is not None
+    }
     if rule == "context":
         return Near(
             rule,
-            told,
+            set_rungs,
             peak,
             "the prompt came near the window"
             if peak is not None
-            else "no prompt came near the model's window, or it is not known",
+            else "no prompt came near the model's window, or the window is unknown",
         )
     if peak is None:
-        return Near(rule, told, None, "nothing to count was seen")
-    reached = [name for name, number in told.items() if peak.observed >= number]
+        return Near(rule, set_rungs, None, "no event to count")
+    reached = [name for name, number in set_rungs.items() if peak.observed >= number]
     stop = rungs.stop
     if stop is None:
         why = "has no stop in this policy"
     elif peak.observed >= stop:
         why = "reached its stop"
     else:
-        why = f"{peak.observed:g} of the {stop:g} that stop"
+        why = f"{peak.observed:g} of {stop:g} needed to stop"
     if reached and reached[-1] != "stop":
         why += f"; reached its {reached[-1]}"
-    return Near(rule, told, peak, why)
+    return Near(rule, set_rungs, peak, why)
 
 
 def _branching(rule: str, rung: str, limit: int | None, peaks: dict[str, Peak]) -> Near:
-    """A limit that allows exactly its number."""
+    """Describe a limit that allows exactly its number."""
     if limit is None:
         return Near(rule, {}, peaks.get(rule), "no limit in this policy")
     seen = peaks[rule].observed if rule in peaks else 0
@@ -171,9 +173,11 @@ def _limits(judge: Judge, result: RunResult) -> list[Near]:
     found = []
     for name, (limit, seen, unit) in spent.items():
         peak = None if seen is None else Peak(float(seen), unit, result.steps, result.model_calls, "", "")
-        told = f"{seen:g} {unit}" if seen is not None else "unknown"
+        spent_text = f"{seen:g} {unit}" if seen is not None else "unknown"
         why = (
-            "no limit in this policy" if limit is None else f"{told} in {turns}; the limit is {float(limit):g} for each"
+            "no limit in this policy"
+            if limit is None
+            else f"{spent_text} in {turns}; the limit is {float(limit):g} for each"
         )
         if unit == "USD" and result.unpriced:
             why += f"; {result.unpriced} of {result.model_calls} model calls have no price"

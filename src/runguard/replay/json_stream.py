@@ -1,23 +1,23 @@
-"""A JSON document of any size, walked with one small value at a time in memory."""
+"""Read a JSON document of any size with one small value at a time in memory."""
 
 import json
 import re
 from collections.abc import Iterator
 from typing import Any, Final, TextIO
 
-from runguard.replay.bounded import MAX_RECORD, check_size
+from runguard.replay.size_limits import MAX_RECORD, check_size
 
 _PIECE: Final = 256 * 1024
 _LONGEST_NUMBER: Final = 400
 _NO_SPACE: Final = re.compile(r"[^ \t\r\n]")
 
 
-class CutOffError(ValueError):
+class TruncatedError(ValueError):
     """The document ends, or stops being JSON, in the middle."""
 
 
 class JsonStream:
-    """``members`` and ``elements`` walk into an object or an array; ``value`` takes whatever comes next as a whole."""
+    """``members`` and ``elements`` iterate an object or an array; ``value`` reads the whole next value."""
 
     def __init__(self, file: TextIO) -> None:
         self._file = file
@@ -25,7 +25,7 @@ class JsonStream:
         self._decode = json.JSONDecoder().raw_decode
 
     def peek(self) -> str:
-        """The next character that is no space, "" at the end."""
+        """Return the next character that is not white space, "" at the end."""
         while True:
             if (found := _NO_SPACE.search(self._text, self._at)) is not None:
                 self._at = found.start()
@@ -36,7 +36,7 @@ class JsonStream:
 
     def take(self, wanted: str) -> None:
         if self.peek() != wanted:
-            raise CutOffError(
+            raise TruncatedError(
                 f"'{wanted}' expected, {self.peek()!r} found" if self.peek() else "the document ends in the middle"
             )
         self._at += 1
@@ -47,28 +47,28 @@ class JsonStream:
             try:
                 check_size(self._text, self._at)
             except ValueError as error:
-                raise CutOffError(str(error)) from None
+                raise TruncatedError(str(error)) from None
             try:
                 value, end = self._decode(self._text, self._at)
             except ValueError as error:
                 if not self._more(len(self._text) - self._at):
-                    raise CutOffError(str(error)) from None
+                    raise TruncatedError(str(error)) from None
                 continue
             except RecursionError:
-                raise CutOffError("nested too deeply") from None
+                raise TruncatedError("nested too deeply") from None
             if len(self._text) - end < _LONGEST_NUMBER and not isinstance(value, str | list | dict) and self._more():
-                continue  # a number may go on
+                continue  # a number may continue in the next piece
             self._at = end
             return value
 
     def members(self) -> Iterator[str]:
-        """The keys of an object; the caller takes the value of each before asking for the next."""
+        """Yield the keys of an object; the caller reads the value of each before the next."""
         self.take("{")
         while self.peek() != "}":
             key = self.value()
             self.take(":")
             if not isinstance(key, str):
-                raise CutOffError("a key that is not a text")
+                raise TruncatedError("a key that is not a string")
             yield key
             if self.peek() == ",":
                 self._at += 1
@@ -77,7 +77,7 @@ class JsonStream:
         self._at += 1
 
     def elements(self) -> Iterator[None]:
-        """One step per element of an array; the caller takes it before asking for the next."""
+        """Yield once per element of an array; the caller reads the element before the next."""
         self.take("[")
         while self.peek() != "]":
             yield None
@@ -88,7 +88,7 @@ class JsonStream:
         self._at += 1
 
     def _more(self, at_least: int = 0) -> bool:
-        """Read on; a value that did not fit is tried again only after its text has doubled."""
+        """Read more text; a value that did not fit is parsed again only after its text has doubled."""
         if self._done:
             return False
         piece = self._file.read(min(max(_PIECE, at_least), MAX_RECORD))

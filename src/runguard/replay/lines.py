@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO, Final
 
-from runguard.replay.bounded import DAMAGED, MAX_RECORD, MAX_UNPACKED, UnpackedError, open_bytes, size_text
+from runguard.replay.size_limits import DAMAGED, MAX_RECORD, MAX_UNPACKED, UnpackedError, open_bytes, size_text
 from runguard.replay.steps import Faults
 
 _PIECE: Final = 1024 * 1024

@@ -17,7 +17,7 @@ from runguard.core.fingerprint import CHARS_PER_TOKEN, size_of, words_name
 from runguard.core.outcomes import classify
 from runguard.pricing.rates import Usage
 from runguard.replay import plain_log
-from runguard.replay.bounded import load_json
+from runguard.replay.size_limits import load_json
 from runguard.replay.steps import (
     TRANSFER,
     Answered,
@@ -66,7 +66,7 @@ def run_of(run: dict[str, Any], where: str, faults: Faults) -> RecordedRun:
 
 
 class Translation:
-    """The steps of one run, told one by one."""
+    """The steps of one run, one at a time."""
 
     def __init__(self, run: dict[str, Any], where: str, faults: Faults) -> None:
         self._run, self._where, self._faults = run, where, faults
@@ -81,7 +81,7 @@ class Translation:
     def steps(self) -> Iterator[Step]:
         given = self._run["steps"]
         opened = any(isinstance(s, dict) and s.get("kind") == "message" and s.get("agent") == "user" for s in given[:3])
-        # A message without a time: the run has begun by the first time that is told.
+        # A message without a time: the run began no later than the first recorded time.
         began = next(
             (at for step in given if step.__class__ is dict and (at := time_of(step.get("ts"))) is not None), None
         )

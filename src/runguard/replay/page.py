@@ -3,12 +3,12 @@
 from html import escape
 from typing import Final
 
+from runguard.replay.formatting import cost, count, money, share
 from runguard.replay.results import After, RunResult
 from runguard.replay.steps import Faults
 from runguard.replay.svg import Plot, key_of
 from runguard.replay.table import Rows
 from runguard.replay.totals import BINS, TURNS, Group, Totals
-from runguard.replay.words import cost, count, money, share
 
 _NANO: Final = 1e9
 _STYLES: Final = ("first", "second")
@@ -199,9 +199,9 @@ def _runs(rows: Rows) -> str:
 
 
 def _story(run: RunResult) -> str:
-    told = [verdict for action in ("nudge", "block", "stop") if (verdict := run.first(action)) is not None]
+    verdicts = [verdict for action in ("nudge", "block", "stop") if (verdict := run.first(action)) is not None]
     is_priced = run.usd is not None
-    lines = "<br>".join(escape(f"after call {v.turn}: {v}; then {_spent(v.after, is_priced)}") for v in told)
+    lines = "<br>".join(escape(f"after call {v.turn}: {v}; then {_spent(v.after, is_priced)}") for v in verdicts)
     return f'<td class="story">{lines or "left alone"}</td>'
 
 

@@ -26,7 +26,7 @@ from runguard.core.events import (
     ToolResults,
 )
 from runguard.pricing.rates import Unpriced, Usage
-from runguard.replay.noted import Noted
+from runguard.replay.journal_player import Noted
 from runguard.replay.results import RunResult
 from runguard.replay.steps import (
     FRAMEWORK_TOOLS,

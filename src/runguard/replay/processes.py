@@ -1,4 +1,4 @@
-"""A task for every recorded run, over as many processes as asked for, with a bounded number of pieces on the way."""
+"""Run a task for every recorded run in several processes, with a bounded number of pieces in progress."""
 
 import gc
 import multiprocessing
@@ -9,20 +9,20 @@ from dataclasses import dataclass
 from itertools import chain, islice
 from typing import Any, Final
 
-from runguard.replay.checked import checked
 from runguard.replay.engine import quiet
 from runguard.replay.sources import Piece, Source
 from runguard.replay.steps import Faults, RecordedRun, UnreadableError
+from runguard.replay.valid_steps import checked
 
-_AHEAD: Final = 3  # pieces per process that wait or are worked on
-_FEW: Final = 2  # so few pieces are not worth a process
+_AHEAD: Final = 3  # pieces per process that wait or are done on
+_FEW: Final = 2  # for this number of pieces a process does not pay
 Task = Callable[[RecordedRun], Any]
 _task: list[Task] = []
 
 
 @dataclass(slots=True)
-class Worked:
-    """What came of one piece of a source: one thing per run."""
+class PieceResult:
+    """The results of one piece of a source, one per run."""
 
     found: list[Any]
     faults: Faults
@@ -31,10 +31,8 @@ class Worked:
 
 def each_run(
     sources: Iterable[Source], task: Callable[..., Task], given: tuple[Any, ...], workers: int, model: str
-) -> Iterator[Worked]:
-    """``task(*given)`` is made once per process and called with every recorded run; in order, whatever the number of
-    processes.
-    """
+) -> Iterator[PieceResult]:
+    """Create ``task(*given)`` once per process and call it with every recorded run; yield the results in order."""
     pieces: Iterator[Piece] = (piece for source in sources for piece in source.pieces())
     first = list(islice(pieces, _FEW + 1))
     pieces = chain(first, pieces)
@@ -43,10 +41,10 @@ def each_run(
         for piece in pieces:
             yield _work(piece, call, model)
         return
-    # A new process each: a progress bar has a thread, and a fork would take its locks along.
+    # Spawn instead of fork: the thread of a progress bar may hold locks that a fork would copy.
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(workers, mp_context=context, initializer=_prepare, initargs=(task, given)) as pool:
-        waiting: deque[Future[Worked]] = deque()
+        waiting: deque[Future[PieceResult]] = deque()
         try:
             for piece in pieces:
                 waiting.append(pool.submit(_in_process, piece, model))
@@ -59,27 +57,27 @@ def each_run(
                 future.cancel()
 
 
-def _work(piece: Piece, call: Task, model: str) -> Worked:
-    worked = Worked([], Faults(), piece.size)
+def _work(piece: Piece, call: Task, model: str) -> PieceResult:
+    done = PieceResult([], Faults(), piece.size)
     with quiet():
         try:
-            for run in piece.runs(worked.faults, model):
+            for run in piece.runs(done.faults, model):
                 try:
-                    worked.found.append(call(checked(run, worked.faults)))
+                    done.found.append(call(checked(run, done.faults)))
                 except UnreadableError as error:
-                    worked.faults.add(run.id, str(error))
-                except Exception as error:  # one record that nobody foresaw must not end the replay of the others
-                    worked.faults.add(run.id, f"cannot be replayed: {type(error).__name__}: {error}")
+                    done.faults.add(run.id, str(error))
+                except Exception as error:  # one unforeseen record must not end the replay of the others
+                    done.faults.add(run.id, f"cannot be replayed: {type(error).__name__}: {error}")
         except Exception as error:  # a damaged file, a connection that broke
-            worked.faults.add("a part of the source", f"cannot be read to its end: {type(error).__name__}: {error}")
-    return worked
+            done.faults.add("a part of the source", f"cannot be read to its end: {type(error).__name__}: {error}")
+    return done
 
 
 def _prepare(task: Callable[..., Task], given: tuple[Any, ...]) -> None:
     _task[:] = [task(*given)]
     gc.freeze()
-    gc.set_threshold(50_000, 20, 100)  # a parsed run is many objects and soon gone
+    gc.set_threshold(50_000, 20, 100)  # a parsed run consists of many short-lived objects
 
 
-def _in_process(piece: Piece, model: str) -> Worked:
+def _in_process(piece: Piece, model: str) -> PieceResult:
     return _work(piece, _task[0], model)

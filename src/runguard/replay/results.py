@@ -1,4 +1,4 @@
-"""What one recorded run came to under one policy: small, plain, and the same from every process."""
+"""The result of one recorded run under one policy, as plain data that any process can return."""
 
 from dataclasses import asdict, dataclass, field
 from decimal import Decimal
@@ -12,7 +12,7 @@ VERDICTS_KEPT: Final = 200
 
 @dataclass(slots=True)
 class After:
-    """What the recording spent after a point."""
+    """What the recording spent after a decision."""
 
     model_calls: int = 0
     tool_calls: int = 0
@@ -22,7 +22,7 @@ class After:
 
 @dataclass(slots=True)
 class Verdict:
-    """Something that the guard would have said or done."""
+    """A decision that the guard would have made."""
 
     action: str
     rule: str
@@ -38,7 +38,7 @@ class Verdict:
     detail: str
     at: float
     evidence: tuple[dict[str, str], ...] = ()
-    moot: bool = False  # would not have come to it: stopped before
+    moot: bool = False  # not reached: the run was already stopped
     after: After = field(default_factory=After)
 
     def __str__(self) -> str:
@@ -70,7 +70,7 @@ class RunResult:
     unpriced: int = 0  # model calls without a price
     estimated: int = 0  # model calls whose tokens are estimated
     verdicts: list[Verdict] = field(default_factory=list)
-    more: int = 0  # verdicts beyond those kept
+    more: int = 0  # verdicts beyond the limit, counted only
     saved: After = field(default_factory=After)  # after the stops
     curve: list[tuple[int, int]] = field(default_factory=list)  # per model call: prompt tokens, nano-USD
 
@@ -80,11 +80,11 @@ class RunResult:
 
     @property
     def usd(self) -> Decimal | None:
-        """None where no call had a price."""
+        """None if no call had a price."""
         return None if self.unpriced and not self.nano else to_usd(self.nano)
 
     def first(self, action: str) -> Verdict | None:
-        """The first verdict of that action that would have come to pass."""
+        """Return the first verdict of that action before any stop."""
         return next((v for v in self.verdicts if v.action == action and not v.moot), None)
 
     @property
@@ -95,10 +95,10 @@ class RunResult:
     def to_dict(self) -> dict[str, Any]:
         verdicts = []
         for verdict in self.verdicts:
-            told = asdict(verdict)
-            told["evidence"] = list(verdict.evidence)
-            told["after"] = after_dict(verdict.after)
-            verdicts.append(told)
+            entry = asdict(verdict)
+            entry["evidence"] = list(verdict.evidence)
+            entry["after"] = after_dict(verdict.after)
+            verdicts.append(entry)
         names = (
             "id",
             "app",
@@ -114,9 +114,9 @@ class RunResult:
             "prompt_tokens",
             "output_tokens",
         )
-        told = {name: getattr(self, name) for name in names}
-        told |= {"usd": _text(self.usd), "unpriced_calls": self.unpriced, "estimated_calls": self.estimated}
-        return told | {"verdicts": verdicts, "more_verdicts": self.more, "after_stop": after_dict(self.saved)}
+        data = {name: getattr(self, name) for name in names}
+        data |= {"usd": _text(self.usd), "unpriced_calls": self.unpriced, "estimated_calls": self.estimated}
+        return data | {"verdicts": verdicts, "more_verdicts": self.more, "after_stop": after_dict(self.saved)}
 
 
 def after_dict(after: After) -> dict[str, Any]:

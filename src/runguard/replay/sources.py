@@ -1,6 +1,4 @@
-"""What a user names as SOURCE -> pieces of work, each small enough to be held, each readable by itself in another
-process.
-"""
+"""Split a SOURCE into pieces that fit into memory and can be read in another process."""
 
 import sqlite3
 from collections.abc import Iterator
@@ -12,9 +10,9 @@ from typing import Final, Protocol, TypeVar
 from runguard.replay import adk_database as database
 from runguard.replay import adk_json, own_records
 from runguard.replay.adk_database import Session
-from runguard.replay.bounded import DAMAGED, MAX_UNPACKED, is_gzip
 from runguard.replay.lines import lines_of, ranges
 from runguard.replay.neutral import read_line
+from runguard.replay.size_limits import DAMAGED, MAX_UNPACKED, is_gzip
 from runguard.replay.steps import Faults, RecordedRun, UnreadableError, word
 
 _T = TypeVar("_T")
@@ -49,7 +47,7 @@ class Part:
 
 @dataclass(slots=True)
 class Lines:
-    """Lines of a compressed file, unpacked by whoever cut it."""
+    """Decompressed lines of a compressed file."""
 
     name: str
     lines: list[tuple[int, bytes]]
@@ -63,7 +61,7 @@ class Lines:
 
 @dataclass(slots=True)
 class Document:
-    """A JSON file of ADK's."""
+    """A JSON file from ADK."""
 
     path: Path
     size: int
@@ -75,7 +73,7 @@ class Document:
 
 @dataclass(slots=True)
 class Sessions:
-    """Sessions of one of ADK's databases: a SQLite file, or a URL of Postgres."""
+    """Sessions of an ADK database: a SQLite file or a Postgres URL."""
 
     where: Path | str
     sessions: list[Session]
@@ -89,7 +87,7 @@ class Sessions:
 
 @dataclass(slots=True)
 class Records:
-    """A store of RunGuard's: a SQLite file, or a URL of Postgres, Redis or Valkey."""
+    """A RunGuard store: a SQLite file, or a URL of Postgres, Redis or Valkey."""
 
     where: Path | str
     size: int
@@ -127,13 +125,11 @@ class Source:
     max_unpacked: int = MAX_UNPACKED
 
     def pieces(self) -> Iterator[Piece]:
-        """Parts of the source. What raises on the way ends them,
-        and is reported like every record that cannot be read.
-        """
+        """Yield the pieces of the source. An exception ends them and is reported like an unreadable record."""
         try:
             yield from self._pieces()
-        except Exception as error:  # a damaged file, a connection that broke: each reader has its own exceptions
-            yield Broken(self.name, said_by(error))
+        except Exception as error:  # a damaged file or a broken connection; each reader has its own exceptions
+            yield Broken(self.name, error_text(error))
 
     def _pieces(self) -> Iterator[Piece]:
         if self.kind == "jsonl":
@@ -155,24 +151,24 @@ class Source:
 
 
 def open_sources(given: str, max_unpacked: int = MAX_UNPACKED) -> list[Source]:
-    """The sources behind a path, a folder or a URL; UnreadableError when there is nothing to replay.
+    """Return the sources of a path, a folder or a URL; raise UnreadableError if there is nothing to replay.
 
-    ``max_unpacked``: bytes that are read of a compressed file.
+    ``max_unpacked``: bytes to read of each compressed file.
     """
     try:
         found = _sources(given)
     except UnreadableError:
         raise
     except Exception as error:
-        raise UnreadableError(f"{given}: cannot be read: {said_by(error)}") from None
+        raise UnreadableError(f"{given}: cannot be read: {error_text(error)}") from None
     for source in found:
         source.max_unpacked = max_unpacked
     return found
 
 
-def said_by(error: Exception) -> str:
-    """An exception in one line: the words of one that speaks of files, and the name of any other."""
-    # without the path, which the caller names
+def error_text(error: Exception) -> str:
+    """Return an exception as one line: its message, with its type unless it is an error about files."""
+    # without the path, which the caller adds
     words = " ".join((getattr(error, "strerror", None) or str(error)).split())
     return words if words and isinstance(error, (UnreadableError, *DAMAGED)) else f"{type(error).__name__}: {words}"
 
@@ -194,7 +190,7 @@ def _sources(given: str) -> list[Source]:
 
 
 def _of_file_in_folder(path: Path) -> Source | None:
-    """What merely lies beside the recordings is passed over; what is one and cannot be read is told."""
+    """Return the source, or None for a file that is not a recording; report an unreadable recording."""
     try:
         return _of_file(path)
     except UnreadableError:
@@ -209,13 +205,13 @@ def _of_file(path: Path) -> Source:
             head = file.read(16)
         size = path.stat().st_size
     except OSError as error:
-        raise UnreadableError(f"{path}: cannot be read: {said_by(error)}") from None
+        raise UnreadableError(f"{path}: cannot be read: {error_text(error)}") from None
     if head == _SQLITE:
         return _of_sqlite(path)
     if adk_json.is_document(path):
         return Source(word(path.name), "json", size, "bytes", path)
     if adk_json.is_one_object(path):
-        raise UnreadableError(f"{path}: JSON, but neither a session of ADK's nor an eval set nor lines of runs")
+        raise UnreadableError(f"{path}: JSON, but neither an ADK session nor an eval set nor lines of runs")
     return Source(word(path.name), "jsonl", size, "bytes", path)
 
 
@@ -230,7 +226,7 @@ def _of_sqlite(path: Path) -> Source:
         raise UnreadableError(f"{path}: {error}") from None
     if {"records", "accounts"} <= tables.keys():
         return Source(word(path.name), "records", 1, "stores", path)
-    raise UnreadableError(f"{path}: neither a session database of ADK's nor a store of RunGuard's")
+    raise UnreadableError(f"{path}: neither an ADK session database nor a RunGuard store")
 
 
 def _of_url(given: str, scheme: str, rest: str) -> Source:
@@ -247,21 +243,19 @@ def _of_url(given: str, scheme: str, rest: str) -> Source:
                 return Source(name, "records", 1, "stores", given)
         except UnreadableError as error:
             raise UnreadableError(f"{name}: {error}") from None
-        raise UnreadableError(f"{name}: neither a session database of ADK's nor a store of RunGuard's")
+        raise UnreadableError(f"{name}: neither an ADK session database nor a RunGuard store")
     if scheme in _REDIS:
         name = _without_password(scheme, rest)
         if not own_records.is_redis_store(given):
-            raise UnreadableError(
-                f"{name}: no store of RunGuard's in this namespace; another is named with ?namespace=name"
-            )
+            raise UnreadableError(f"{name}: no RunGuard store in this namespace; add ?namespace=name to use another")
         return Source(name, "records", 1, "stores", given)
     raise UnreadableError(
-        f"{scheme}://…: cannot be replayed; give a file, a folder, sqlite:///path, postgresql://… or redis://…"
+        f"{scheme}://…: cannot be replayed; use a file, a folder, sqlite:///path, postgresql://… or redis://…"
     )
 
 
 def _without_password(scheme: str, rest: str) -> str:
-    """It may stand before the host, and among the options."""
+    """Return the URL without the password, which may be before the host or in the options."""
     return f"{scheme}://{rest.rpartition('@')[2].partition('?')[0]}"
 
 
@@ -284,7 +278,7 @@ def _jsonl_pieces(path: Path, max_unpacked: int) -> Iterator[Piece]:
         if size >= _PART:
             yield Lines(path.name, held, 0, faults.taken())
             held, size = [], 0
-    yield Lines(path.name, held, packed, faults)  # how much of a compressed file is read is not known before its end
+    yield Lines(path.name, held, packed, faults)  # the progress within a compressed file is unknown until its end
 
 
 def _of_lines(lines: Iterator[tuple[int, bytes]], name: str, faults: Faults) -> Iterator[RecordedRun]:

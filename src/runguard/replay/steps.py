@@ -1,4 +1,4 @@
-"""A recorded run as every reader tells it: who, and a stream of steps, whatever it was recorded by."""
+"""The form into which every reader converts a recorded run: its names and a stream of steps."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -9,9 +9,9 @@ from runguard.core.events import Outcome
 from runguard.pricing.rates import Usage
 
 TRANSFER: Final = "transfer_to_agent"
-# Tools by which ADK itself steers: no work, so neither progress nor repetition. The same list as the live adapter's.
+# Tools of ADK itself: neither progress nor repetition. The same list as in the live adapter.
 FRAMEWORK_TOOLS: Final = frozenset({TRANSFER, "finish_task", "set_model_response", "exit_loop"})
-# what a value of a wrong kind leads to
+# exceptions caused by a value of the wrong type
 ODD: Final = (ValueError, TypeError, AttributeError, LookupError, ArithmeticError, RecursionError)
 _FAULTS_SHOWN: Final = 20
 _FAULT_CHARS: Final = 300
@@ -22,7 +22,7 @@ _LAST_TIME: Final = 1e12  # seconds
 
 @dataclass(slots=True)
 class Turn:
-    """A message of the user: a run begins. Or a run that had paused goes on after others."""
+    """A user message that begins a run, or the resume of a paused run after other runs."""
 
     at: float | None
     run: str = ""  # the recording's own name of that run
@@ -31,35 +31,35 @@ class Turn:
 
 @dataclass(slots=True)
 class Resumed:
-    """Somebody outside has answered a question: the time since the last step was a pause."""
+    """An answer from outside: the time since the last step was a pause."""
 
     at: float | None
 
 
 @dataclass(slots=True)
 class Asked:
-    """A model was asked and has answered."""
+    """A model call with its answer."""
 
     at: float | None
     agent: str
     branch: str = ""
     model: str = ""
-    usage: Usage | None = None  # None: not told
+    usage: Usage | None = None  # None: not reported
     estimated: bool = False
     batch: str = ""  # names this response
-    said: int = 0  # name of the words that ended an activation
-    goes_on: bool = False  # it called tools: the agent goes on with their answers
-    aside: bool = False  # made for the framework, after the run has given its answer
+    said: int = 0  # identity of the final text of an activation
+    goes_on: bool = False  # it called tools: the agent continues with their answers
+    aside: bool = False  # a call of the framework after the run's final answer
     refused: bool = False  # RunGuard answered instead of the model
-    scope: str = ""  # id of the call by which a task was delegated, for what is done inside of that task
-    nano: int | None = None  # nano-USD that it cost, where the recording says so
+    scope: str = ""  # id of the call that delegated the task in which this happened
+    nano: int | None = None  # cost in nano-USD, if recorded
     is_cut: bool = False  # it hit its output limit
-    is_share: bool = False  # of the totals of a run: the size of this one prompt is not known
+    is_share: bool = False  # a share of the totals of a run: the size of this prompt is unknown
 
 
 @dataclass(slots=True)
 class Called:
-    """A tool call that the last response of that agent has asked for."""
+    """A tool call requested by the last response of that agent."""
 
     at: float | None
     agent: str
@@ -80,15 +80,15 @@ class Answered:
     id: str
     tool: str
     value: object = None
-    outcome: Outcome | None = None  # where the value cannot tell
+    outcome: Outcome | None = None  # if the value does not show it
     event: str = ""
-    ends: bool = False  # the agent does not go on after it
+    ends: bool = False  # the agent ends after it
     pending: bool = False  # waits for a confirmation or a sign-in: neither failure nor repetition
 
 
 @dataclass(slots=True)
 class Passed:
-    """The work was handed to another agent."""
+    """A hand-off to another agent."""
 
     at: float | None
     agent: str
@@ -99,14 +99,14 @@ class Passed:
 
 @dataclass(slots=True)
 class Delegated:
-    """An agent works on a call of another one as a task of its own: no tool was called."""
+    """An agent runs the call of another agent as its own task: no tool was called."""
 
     id: str
 
 
 @dataclass(slots=True)
 class Wrote:
-    """An entry of the journal that the guard itself kept."""
+    """An entry of the journal that the guard wrote."""
 
     at: float | None
     entry: dict[str, Any]
@@ -116,35 +116,35 @@ Step = Turn | Resumed | Asked | Called | Answered | Passed | Delegated | Wrote
 
 
 class UnreadableError(Exception):
-    """A source that cannot be replayed, and why."""
+    """A source cannot be replayed; the message says why."""
 
 
 @dataclass(slots=True)
 class Faults:
-    """Records that could not be read: counted, the first ones kept."""
+    """Counts records that could not be read and keeps the first messages."""
 
     count: int = 0
     first: list[str] = field(default_factory=list)
     in_a_row: int = 0  # since the last record that could be read
 
     def add(self, where: str, what: str) -> None:
-        """``where`` and ``what`` may quote the file: both are cut to a readable length, on one line."""
+        """Add a message. ``where`` and ``what`` may quote the file: both are shortened and put on one line."""
         self.count += 1
         self.in_a_row += 1
         if len(self.first) < _FAULTS_SHOWN:
             self.first.append(f"{_short(where)}: {_short(what)}")
 
     def taken(self) -> "Faults":
-        """What was found so far, to be handed over; this one begins anew."""
+        """Return the faults found so far and reset this object."""
         found = Faults(self.count, self.first)
         self.count, self.first = 0, []
         return found
 
     def give_up(self, where: str) -> bool:
-        """Whether so many records in a row cannot be read that the rest is not worth a try."""
+        """Return whether too many records in a row were unreadable to continue."""
         if self.in_a_row < _IN_A_ROW:
             return False
-        self.add(where, f"{_IN_A_ROW:,} records in a row cannot be read: the rest is left out")
+        self.add(where, f"{_IN_A_ROW:,} records in a row cannot be read: ignoring the rest")
         return True
 
     def merge(self, other: "Faults") -> None:
@@ -154,7 +154,7 @@ class Faults:
 
 @dataclass(slots=True)
 class RecordedRun:
-    """One conversation of one session. ``steps`` can be walked once."""
+    """One conversation of one session. ``steps`` can be iterated once."""
 
     id: str
     steps: Iterator[Step]
@@ -165,23 +165,23 @@ class RecordedRun:
     success: bool | None = None
     capped: bool | None = None
     labels: Mapping[str, str] | None = None
-    unknown: frozenset[str] = frozenset()  # of a run without steps: the figures that its line does not tell
+    unknown: frozenset[str] = frozenset()  # for a run without steps: the figures that its line does not contain
 
 
 # ---- values of a file -----------------------------------------------------------------------------------------------
 
 
 def word(value: Any) -> str:
-    """A name or an id. A number is written out; what is neither text nor number names nothing."""
+    """Return a name or an id as a string; "" if the value is neither a string nor a number."""
     if value.__class__ is str:
         text: str = value[:_WORD_CHARS]
-        # half a character cannot be written anywhere
+        # half a surrogate pair cannot be encoded
         return text if text.isascii() else text.encode("utf-8", "replace").decode()
     return str(value) if isinstance(value, int | float) and not isinstance(value, bool) else ""
 
 
 def time_of(value: Any) -> float | None:
-    """Seconds, or an ISO date; None for anything else."""
+    """Return a time in seconds from a number or an ISO date; None for anything else."""
     if isinstance(value, int | float) and not isinstance(value, bool):
         return float(value) if -_LAST_TIME < value < _LAST_TIME else None
     if not isinstance(value, str):

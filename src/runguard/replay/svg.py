@@ -1,6 +1,4 @@
-"""Plots as inline SVG, drawn by hand: lines, bars and points. Colours are CSS variables of the page, so light and dark
-are the page's business.
-"""
+"""Plots as inline SVG: lines, bars and points. Colours are CSS variables of the page, which defines light and dark."""
 
 from collections.abc import Sequence
 from html import escape
@@ -15,7 +13,7 @@ _INSET: Final = 14  # keeps points at zero off the labels of the axis
 
 
 def number(value: float) -> str:
-    """A short label."""
+    """Format a number as a short label."""
     for limit, letter in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
         if abs(value) >= limit:
             return f"{value / limit:.3g}{letter}"
@@ -23,7 +21,7 @@ def number(value: float) -> str:
 
 
 def step_of(largest: float, *, whole: bool = False) -> float:
-    """The distance of ticks: 1, 2 or 5 times a power of ten, and whole where things are counted."""
+    """Return the distance of ticks: 1, 2 or 5 times a power of ten; ``whole`` for counts."""
     rough = largest / _TICKS
     power = 10.0 ** floor(log10(rough))
     step = next(factor * power for factor in (1, 2, 5, 10) if factor * power >= rough * (1 - 1e-9))
@@ -119,9 +117,9 @@ class Plot:
 
 
 def key_of(*entries: tuple[str, str]) -> str:
-    """What the colours of a plot mean: (style, words)."""
-    told = "".join(f'<span class="{style}"></span>{escape(words)} ' for style, words in entries)
-    return f'<p class="key">{told}</p>'
+    """Return the legend of a plot from pairs of style and text."""
+    entries_html = "".join(f'<span class="{style}"></span>{escape(words)} ' for style, words in entries)
+    return f'<p class="key">{entries_html}</p>'
 
 
 def _hint(text: str) -> str:

@@ -1,4 +1,4 @@
-"""The result on a screen: the runs that would have been touched, and the totals."""
+"""Print the result of a replay: the affected runs, and the totals."""
 
 from typing import TYPE_CHECKING, Final
 
@@ -7,9 +7,9 @@ from rich.text import Text
 
 from runguard.console import screen
 from runguard.core.printable import printable
+from runguard.replay.formatting import cost, count, money, share
 from runguard.replay.results import After, RunResult, Verdict
 from runguard.replay.totals import Group, Totals
-from runguard.replay.words import cost, count, money, share
 
 if TYPE_CHECKING:
     from runguard.replay.steps import Faults
@@ -31,7 +31,7 @@ _LABELS: Final = {True: "success", False: "failure", None: ""}
 
 
 class Rows:
-    """The runs worth showing, as they come: the first that were touched; without any, the first of all."""
+    """The runs to show: the first affected ones, or the first of all if none is affected."""
 
     def __init__(self, every: bool = False) -> None:
         self._every = every
@@ -55,7 +55,7 @@ class Rows:
 def print_result(out: Console, rows: Rows, totals: list[Totals], faults: "Faults") -> None:
     several = len(totals) > 1
     numbers = ("calls", "tokens", "cost", "after the stop")
-    stories = [f"under {printable(each.name)}" if several else "what it would have done" for each in totals]
+    stories = [f"under {printable(each.name)}" if several else "what the policy would have done" for each in totals]
     columns = [column for story in stories for column in (story, "after the stop")]
     shown = screen.table(
         "run", "label", *numbers[:3], *columns, right=numbers, whole=("run", "label", *numbers), sentences=stories
@@ -77,11 +77,9 @@ def print_result(out: Console, rows: Rows, totals: list[Totals], faults: "Faults
             ]
         shown.add_row(*cells)
     screen.print_table(out, shown)
-    out.print(
-        "calls: model + tool; after the stop: tokens and money that the recording spent from there on", style="dim"
-    )
+    out.print("calls: model + tool; after the stop: what the recording spent from there on", style="dim")
     if rows.hidden:
-        out.print(f"and {rows.hidden} more runs that would have been touched; --json lists all", style="dim")
+        out.print(f"and {rows.hidden} more affected runs; --json lists all", style="dim")
     for each in totals:
         _print_totals(out, each, several)
     print_faults(out, faults)
@@ -95,9 +93,11 @@ def print_faults(out: Console, faults: "Faults") -> None:
 
 
 def _story(run: RunResult, out: Console) -> Text:
-    """In a pipe a run is one line."""
-    told = [_verdict(verdict) for action in ("nudge", "block", "stop") if (verdict := run.first(action)) is not None]
-    return Text("\n" if out.is_terminal else "; ").join(told) if told else Text("nothing", "dim")
+    """Return the verdicts of a run; on one line in a pipe."""
+    verdicts = [
+        _verdict(verdict) for action in ("nudge", "block", "stop") if (verdict := run.first(action)) is not None
+    ]
+    return Text("\n" if out.is_terminal else "; ").join(verdicts) if verdicts else Text("nothing", "dim")
 
 
 def _verdict(verdict: Verdict) -> Text:
@@ -112,29 +112,29 @@ def _print_totals(out: Console, totals: Totals, several: bool) -> None:
         "all": every,
         **{name: group for name, group in totals.by_label.items() if group.runs and group.runs != every.runs},
     }
-    out.print(Text.assemble("\n", screen.heading(f"under {printable(totals.name)}" if several else "in all")))
+    out.print(Text.assemble("\n", screen.heading(f"under {printable(totals.name)}" if several else "in total")))
     shown = screen.table("", *groups, right=tuple(groups))
     columns = [_group(group, totals.unpriced) for group in groups.values()]
     for position, name in enumerate(_MEASURES):
         shown.add_row(name, *(column[position] for column in columns))
     screen.print_table(out, shown)
     if totals.rules:
-        told = ", ".join(
+        by_rule = ", ".join(
             f"{name} {rule.stop} ({sum_of(rule.saved, totals.unpriced)} after, {rule.false_stops} of them in "
             "successful runs)"
             if rule.stop
             else f"{name} 0"
             for name, rule in sorted(totals.rules.items(), key=lambda item: -item[1].stop)
         )
-        out.print(f"stops by rule: {told}")
+        out.print(f"stops by rule: {by_rule}")
     if totals.false_stop_count:
         out.print(f"stopped although labelled a success: {totals.false_stop_count}", style="red")
         for name in totals.false_stops[:20]:
             out.print(f"  {printable(name)}", soft_wrap=True)
     if totals.unpriced:
         out.print(
-            f"{totals.unpriced} of {every.model_calls} model calls have no price: give one under prices in the "
-            "policy, or --model",
+            f"{totals.unpriced} of {every.model_calls} model calls have no price: set prices in the "
+            "policy, or pass --model",
             style="yellow",
         )
     if totals.estimated:
@@ -146,7 +146,7 @@ def _print_totals(out: Console, totals: Totals, several: bool) -> None:
 
 
 def sum_of(spent: After | Group, unpriced: int) -> str:
-    """Dollars, where so many calls of the whole have no price."""
+    """Format dollars; ``unpriced`` is the number of calls without a price."""
     if unpriced and spent.model_calls:
         return f"at least {money(spent.nano)}" if spent.nano else "unknown"
     return money(spent.nano)
@@ -161,5 +161,5 @@ def _group(group: Group, unpriced: int) -> list[str]:
 
 
 def _part(saved: After, group: Group, unpriced: int) -> str:
-    told = sum_of(saved, unpriced)
-    return told if unpriced else f"{told} ({share(saved.nano, group.nano)})"
+    text = sum_of(saved, unpriced)
+    return text if unpriced else f"{text} ({share(saved.nano, group.nano)})"

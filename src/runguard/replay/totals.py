@@ -1,4 +1,4 @@
-"""What all runs came to under one policy: sums of fixed size, however many runs there are."""
+"""Totals of all runs under one policy, in constant memory."""
 
 from collections import Counter
 from dataclasses import dataclass, field
@@ -39,14 +39,14 @@ class Group:
 
     def to_dict(self) -> dict[str, Any]:
         low, high = wilson(self.stopped, self.runs)
-        told = {
+        counts = {
             "runs": self.runs,
             "nudged": self.nudged,
             "blocked": self.blocked,
             "stopped": self.stopped,
             "stopped_interval": [round(low, 4), round(high, 4)],
         }
-        return told | {
+        return counts | {
             "model_calls": self.model_calls,
             "tokens": self.tokens,
             "usd": f"{to_usd(self.nano):f}",
@@ -56,7 +56,7 @@ class Group:
 
 @dataclass(slots=True)
 class RuleTotals:
-    """One rule: how often it acted first, and what came after its stops."""
+    """One rule: how often it acted first, and what the recordings spent after its stops."""
 
     nudge: int = 0
     block: int = 0
@@ -66,7 +66,7 @@ class RuleTotals:
 
 
 class Totals:
-    """Sums over runs, with what the plots need."""
+    """Sums over runs, and the data for the plots."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -81,7 +81,9 @@ class Totals:
         self.stop_turns: Counter[int] = Counter()  # bins of twenty-five model calls
         self.stop_shares = [0] * BINS  # where in its run a stop falls
         self.prompt_sums, self.cost_sums, self.turn_counts = [0] * TURNS, [0] * TURNS, [0] * TURNS
-        self.lines: list[tuple[int, str, list[tuple[int, int]], int | None]] = []  # the dearest runs, drawn one by one
+        self.lines: list[
+            tuple[int, str, list[tuple[int, int]], int | None]
+        ] = []  # the most expensive runs, one line each
 
     def add(self, run: RunResult) -> None:
         self.all.add(run)
@@ -158,7 +160,7 @@ def _add(total: After, more: After) -> None:
 
 
 def wilson(hits: int, total: int, z: float = 1.96) -> tuple[float, float]:
-    """A 95 % interval for a share."""
+    """Return Wilson's 95 % interval for a share."""
     if not total:
         return 0.0, 1.0
     share, spread = hits / total, z * z / total

@@ -1,11 +1,11 @@
-"""When a run, or a loop in it, is to end: conditions that are told of events and say whether it is time, and why.
+"""Conditions that end a run, or a loop in it: they receive events and say whether to end, and why.
 
 ```python
 condition = TextMentionTermination("APPROVED", sources="critic") | MaxMessageTermination(20) | TimeoutTermination(300)
 ```
 
-A condition is given only what is new since it was last asked. One instance may serve any number of runs: ``for_run``
-makes the copy that one run uses. Nothing here knows a framework: events are whatever has the fields of an ADK event.
+A condition receives only the events since the last call. One instance may serve any number of runs: ``for_run``
+creates the copy for one run. Nothing here knows a framework: events are whatever has the fields of an ADK event.
 """
 
 from typing import TYPE_CHECKING

@@ -1,4 +1,4 @@
-"""What constructors check: whatever cannot be meant fails at once, with the name of the argument."""
+"""Checks of constructor arguments: an invalid value is rejected at once, with the name of the argument."""
 
 import math
 from collections.abc import Iterable
@@ -10,7 +10,7 @@ from runguard.core.exceptions import PolicyError
 
 def text_of(value: object, name: str) -> str:
     if not isinstance(value, str) or not value:
-        raise PolicyError(f"{name} = {value!r}: give a text that is not empty")
+        raise PolicyError(f"{name} = {value!r}: must be a non-empty string")
     return value
 
 
@@ -22,29 +22,29 @@ def flag_of(value: object, name: str) -> bool:
 
 def seconds_of(value: object, name: str) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float):
-        raise PolicyError(f"{name} = {value!r}: give a number of seconds")
+        raise PolicyError(f"{name} = {value!r}: must be a number of seconds")
     if not math.isfinite(value) or not 0 < value <= 10**9:
-        raise PolicyError(f"{name} = {value!r}: must be more than 0 and at most a billion seconds")
+        raise PolicyError(f"{name} = {value!r}: must be greater than 0 and at most a billion seconds")
     return value
 
 
 def names_of(value: object, name: str) -> tuple[str, ...] | None:
-    """An author, several, or None for all."""
+    """Return the authors as a tuple; None means all."""
     if value is None:
         return None
     if isinstance(value, str):
         value = [value]
     if not isinstance(value, list | tuple | set | frozenset) or not value:
-        raise PolicyError(f"{name} = {value!r}: give the name of an author or a list of names; leave it out for all")
+        raise PolicyError(f"{name} = {value!r}: must be the name of an author or a list of names; omit it for all")
     ordered: Iterable[Any] = sorted(value, key=str) if isinstance(value, set | frozenset) else value
     return tuple(dict.fromkeys(text_of(one, f"{name}.{position}") for position, one in enumerate(ordered)))
 
 
-# ---- things that are named by where they are imported from ----------------------------------------------------------
+# ---- objects named by their import path -----------------------------------------------------------------------------
 
 
 def import_path(thing: Any, name: str) -> str:
-    """``module:qualname``, for what can be found there again."""
+    """Return ``module:qualname`` of an importable object."""
     module, qualname = getattr(thing, "__module__", None), getattr(thing, "__qualname__", None)
     path = f"{module}:{qualname}"
     if not isinstance(module, str) or not isinstance(qualname, str) or "<" in qualname or _found(path) is not thing:
@@ -66,7 +66,7 @@ def imported(path: object, name: str) -> Any:
             f"{name} = {path!r}: its module cannot be imported: {type(error).__name__}: {error}"
         ) from None
     if found is None:
-        raise PolicyError(f"{name} = {path!r}: there is no such name in that module")
+        raise PolicyError(f"{name} = {path!r}: the module has no such name")
     return found
 
 

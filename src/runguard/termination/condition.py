@@ -1,8 +1,8 @@
-"""What every condition is, and the two that are made of others.
+"""The base of every condition, and the two that combine others.
 
-Asking a composite asks each condition in it once for a delta, also one that stands in several places: what it counts is
-counted once.
-A condition that has fired is latched: it keeps its reason and is not asked again until it is reset.
+A composite checks each of its conditions once per delta, also a condition that occurs in several places, so that it
+counts once.
+A condition that has fired is latched: it keeps its reason and is not checked again until it is reset.
 """
 
 import copy
@@ -17,17 +17,17 @@ from runguard.core.mistakes import CheckedABC
 from runguard.pricing.rates import Usage
 from runguard.termination.loop_keyword import LOOP_KEYWORD
 
-Event = Any  # an ADK event, or whatever has its fields
+Event = Any  # an ADK event, or an object with its fields
 Unsubscribe = Callable[[], None]
 
 
 class TerminatedError(RunGuardError):
-    """A condition that has fired was asked again. ``reset()`` it, or give every run its own copy with ``for_run()``."""
+    """A condition that has fired was checked again. Call ``reset()``, or use ``for_run()`` to give every run a copy."""
 
 
 @dataclass(frozen=True, slots=True)
 class TerminationResult:
-    """Whether it is time to end, and why. Falsy while it is not."""
+    """The result of a check: whether to end, and why. Falsy while the condition has not fired."""
 
     terminated: bool
     reason: str = ""
@@ -37,41 +37,41 @@ class TerminationResult:
 
 
 NOT_YET: Final = TerminationResult(False)
-_Asked = dict[int, TerminationResult]  # what each condition has said about one delta
+_Asked = dict[int, TerminationResult]  # the result of each condition for one delta
 
 
 class TerminationCondition(metaclass=CheckedABC):
-    """Base of all conditions. A condition of your own says ``judge``, and where it counts something ``clear``;
-    ``settings`` if it is to be saved. ``clear`` makes new containers instead of emptying old ones: copies for other
-    runs may hold them."""
+    """Base of all conditions. Your own condition implements ``judge``, ``clear`` if it counts something, and
+    ``settings`` if it should be saved. ``clear`` must create new containers instead of emptying old ones: copies for
+    other runs may use them."""
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Self:
         if (args or kwargs) and cls.__init__ is object.__init__:
             raise TypeError(f"{cls.__name__}() takes no arguments")
-        LOOP_KEYWORD.put_on()  # from now on, the keyword that takes conditions can be used by mistake
+        LOOP_KEYWORD.put_on()  # from now on, the keyword for conditions may be used without install()
         return super().__new__(cls)
 
     knows_early: bool = False  # whether it may fire without a new event: time, signals, tokens that were counted
-    needs_await: bool = False  # whether only ``await condition(events)`` can ask it
+    needs_await: bool = False  # whether only ``await condition(events)`` can check it
     _reason: str | None = None
 
-    # ---- what a condition is made of --------------------------------------------------------------------------------
+    # ---- to be implemented ------------------------------------------------------------------------------------------
 
     @abstractmethod
     def judge(self, events: Sequence[Event], now: float) -> str | None:
-        """The reason to end, or None. ``events`` are new since the last call and may be none."""
+        """Return the reason to end, or None. ``events`` are new since the last call and may be empty."""
 
     async def judge_async(self, events: Sequence[Event], now: float) -> str | None:
         return self.judge(events, now)
 
     def clear(self, now: float) -> None:
-        """Forget what was counted; a clock starts at ``now``."""
+        """Reset the counts; a clock starts at ``now``."""
 
     def settings(self) -> dict[str, Any]:
-        """The constructor's arguments as plain data, defaults left out."""
+        """Return the constructor's arguments as plain data, without defaults."""
         return {}
 
-    # ---- asking -----------------------------------------------------------------------------------------------------
+    # ---- checking ---------------------------------------------------------------------------------------------------
 
     @property
     def terminated(self) -> bool:
@@ -79,13 +79,13 @@ class TerminationCondition(metaclass=CheckedABC):
 
     @property
     def reason(self) -> str | None:
-        """Why it fired; None while it has not."""
+        """The reason why it fired; None while it has not."""
         return self._reason
 
     def check(self, events: Sequence[Event] = (), *, now: float | None = None) -> TerminationResult:
-        """Tell what happened since the last call, and ask.
+        """Process the events since the last call and return the result.
 
-        Without events: what can be known now. ``now`` is monotonic seconds.
+        Without events, check time, signals and counted tokens. ``now`` is monotonic seconds.
         """
         self._refuse_finished()
         if self.needs_await:
@@ -95,7 +95,7 @@ class TerminationCondition(metaclass=CheckedABC):
         return self._ask(_listed(events), _moment(now), {})
 
     async def __call__(self, events: Sequence[Event] = (), *, now: float | None = None) -> TerminationResult | None:
-        """``check`` in AutoGen's way: awaited, None while it has not fired.
+        """``check`` as in AutoGen: awaited, None while it has not fired.
 
         Awaits conditions that are async functions.
         """
@@ -103,14 +103,14 @@ class TerminationCondition(metaclass=CheckedABC):
         return await self._ask_async(_listed(events), _moment(now), {}) or None
 
     def reset(self, now: float | None = None) -> None:
-        """As new; clocks start at ``now``."""
+        """Reset the condition; clocks start at ``now``."""
         self._reason = None
         self.clear(_moment(now))
 
     def for_run(self, now: float | None = None) -> Self:
-        """A copy for one run, with empty counters and clocks that start at ``now``.
+        """Return a copy for one run, with empty counters and clocks that start at ``now``.
 
-        Copies share nothing but an external signal.
+        Copies share only an external signal.
         """
         return self._copy(_moment(now), {})  # type: ignore[return-value]
 
@@ -153,17 +153,17 @@ class TerminationCondition(metaclass=CheckedABC):
     # ---- for integrations -------------------------------------------------------------------------------------------
 
     def leaves(self) -> "list[TerminationCondition]":
-        """The conditions that are not made of others, each once."""
+        """Yield the conditions that do not combine others, each once."""
         return [self]
 
     def wake_at(self) -> float | None:
-        """The next moment at which time alone may make it fire; None: no clock runs."""
+        """Return the next time at which it may fire without an event; None if it has no clock."""
         return None
 
     def count(self, prompt: int, completion: int, *, model: str = "", usage: Usage | None = None) -> None:
-        """Tell of a model call that no event shows.
+        """Count a model call that no event shows.
 
-        ``usage`` has the details that prices need, where they are known.
+        ``usage`` has the details that prices need, if known.
         """
         for leaf in self.leaves():
             leaf._count(usage or Usage(max(prompt, 0), max(completion, 0)), model)
@@ -172,9 +172,9 @@ class TerminationCondition(metaclass=CheckedABC):
         pass
 
     def on_set(self, callback: Callable[[], object]) -> Unsubscribe:
-        """Be called when an ``ExternalTermination`` in it is set, on the thread that sets it.
+        """Call the listener when an ``ExternalTermination`` in it is set, on the thread that sets it.
 
-        Ask once after subscribing: it may be set already.
+        Check once after subscribing: it may already be set.
         """
         undo = [leaf._subscribe(callback) for leaf in self.leaves()]
 
@@ -196,14 +196,14 @@ class TerminationCondition(metaclass=CheckedABC):
         return AndTerminationCondition(self, other) if isinstance(other, TerminationCondition) else NotImplemented
 
     def to_dict(self) -> dict[str, Any]:
-        """Its type and settings as plain data for JSON, nothing that it has counted."""
+        """Return its type and settings as plain data for JSON, without counts."""
         from runguard.termination.saved import save
 
         return save(self)
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Self:
-        """What ``to_dict`` gave. It may name functions and classes to import: load only what you trust."""
+        """Create a condition from ``to_dict`` data. It may import functions: load only data that you trust."""
         from runguard.termination.saved import load
 
         loaded = load(data)
@@ -216,16 +216,16 @@ class TerminationCondition(metaclass=CheckedABC):
 
 
 class _Composite(TerminationCondition):
-    """Several conditions as one. Has fired when they say so, whoever asked them."""
+    """Combines several conditions into one."""
 
     _sign: ClassVar[str]
 
     def __init__(self, *conditions: TerminationCondition) -> None:
         if not conditions:
-            raise PolicyError(f"{type(self).__name__}() of nothing: give at least one condition")
+            raise PolicyError(f"{type(self).__name__}(): pass at least one condition")
         for position, condition in enumerate(conditions):
             if not isinstance(condition, TerminationCondition):
-                raise PolicyError(f"conditions.{position} = {condition!r}: is no termination condition")
+                raise PolicyError(f"conditions.{position} = {condition!r}: is not a termination condition")
         # a|b|c is one Or of three; the same instance twice is one condition
         flat = [inner for c in conditions for inner in (c.conditions if isinstance(c, type(self)) else (c,))]
         self._conditions = tuple({id(condition): condition for condition in flat}.values())
@@ -247,9 +247,7 @@ class _Composite(TerminationCondition):
         return self._reason if self._reason is not None else self._joined()
 
     def _latched(self) -> TerminationResult:
-        """Only what it has concluded itself: a condition that stands in several places may have fired in another, and
-        the rest is to be told too.
-        """
+        """Return only its own result: a condition that occurs in several places may have fired in another composite."""
         return TerminationResult(True, self._reason) if self._reason is not None else NOT_YET
 
     @abstractmethod
@@ -260,7 +258,7 @@ class _Composite(TerminationCondition):
         return self._reason is not None or self._has_enough()
 
     def _joined(self) -> str | None:
-        """The reasons of those that have fired, once they are enough."""
+        """Return the joined reasons if enough conditions have fired."""
         if not self._has_enough():
             return None
         return ", ".join(condition.reason or "" for condition in self._conditions if condition.terminated)
@@ -286,7 +284,7 @@ class _Composite(TerminationCondition):
         return known
 
     async def _judge_async(self, events: Sequence[Event], now: float, asked: _Asked) -> str | None:
-        for condition in self._conditions:  # one after another, so that what they do has an order
+        for condition in self._conditions:  # one after another, so that their order is fixed
             await condition._ask_async(events, now, asked)
         return self._joined()
 
@@ -319,7 +317,7 @@ class _Composite(TerminationCondition):
 
 
 class OrTerminationCondition(_Composite):
-    """Fires as soon as one does. All are told of every delta; the reason is those of all that fired with it."""
+    """Fires as soon as one does. All receive every delta; the reason names all that fired together."""
 
     _sign = "|"
 
@@ -328,7 +326,7 @@ class OrTerminationCondition(_Composite):
 
 
 class AndTerminationCondition(_Composite):
-    """Fires when all have, each in its own time: one that has fired waits for the others."""
+    """Fires when all have fired, not necessarily together: one that has fired waits for the others."""
 
     _sign = "&"
 
@@ -343,8 +341,8 @@ def _moment(now: float | None) -> float:
 def _listed(events: Iterable[Event]) -> Sequence[Event]:
     if isinstance(events, list | tuple):
         return events
-    if hasattr(events, "author"):  # an event is iterable, over its fields
-        raise TypeError("give a list of events, not an event")
+    if hasattr(events, "author"):  # an event is iterable (over its fields)
+        raise TypeError("pass a list of events, not an event")
     return tuple(events)
 
 

@@ -1,4 +1,4 @@
-"""Conditions on what a run may take: time, tokens, money."""
+"""Conditions on the usage of a run: time, tokens, money."""
 
 import time
 from collections.abc import Mapping, Sequence
@@ -19,7 +19,7 @@ _UNITS = ("total", "prompt", "completion")
 
 
 class TimeoutTermination(TerminationCondition):
-    """So many seconds. The clock starts with the run, or else when it is first asked."""
+    """Fires after a number of seconds. The clock starts with the run, or with the first check."""
 
     knows_early = True
 
@@ -43,8 +43,8 @@ class TimeoutTermination(TerminationCondition):
 
 
 class TokenUsageTermination(TerminationCondition):
-    """So many tokens of all model calls: in total, of prompts (those of tools included), or of completions (thinking
-    included).
+    """Fires at a number of tokens of all model calls: in total, of prompts (tool prompts included), or of completions
+    (thinking included).
     """
 
     knows_early = True
@@ -55,10 +55,10 @@ class TokenUsageTermination(TerminationCondition):
         max_prompt: int | None = None,
         max_completion: int | None = None,
         *,
-        max_total_tokens: int | None = None,  # as the proposal to ADK names them
+        max_total_tokens: int | None = None,  # the names of the proposal to ADK
         max_prompt_tokens: int | None = None,
         max_completion_tokens: int | None = None,
-        max_total_token: int | None = None,  # as AutoGen names them
+        max_total_token: int | None = None,  # the names of AutoGen
         max_prompt_token: int | None = None,
         max_completion_token: int | None = None,
     ) -> None:
@@ -77,14 +77,14 @@ class TokenUsageTermination(TerminationCondition):
         }
         self._limits: dict[str, int] = {}
         for unit, given in names.items():
-            told = [(name, limit) for name, limit in given.items() if limit is not None]
-            if len(told) > 1:
-                raise PolicyError(f"{told[1][0]} = {told[1][1]!r}: the same as {told[0][0]}; give one of them")
-            for name, limit in told:
+            named = [(name, limit) for name, limit in given.items() if limit is not None]
+            if len(named) > 1:
+                raise PolicyError(f"{named[1][0]} = {named[1][1]!r}: the same as {named[0][0]}; give one of them")
+            for name, limit in named:
                 self._limits[unit] = to_count(limit, name)
         if not self._limits:
             raise PolicyError(
-                "a TokenUsageTermination without a limit never fires; give max_total=, max_prompt= or max_completion="
+                "a TokenUsageTermination without a limit never fires; pass max_total=, max_prompt= or max_completion="
             )
         self._forget()
 
@@ -115,10 +115,9 @@ class TokenUsageTermination(TerminationCondition):
 
 
 class CostTermination(TerminationCondition):
-    """So many dollars of all model calls, at the prices given here or else at list prices.
+    """Fires at a number of dollars of all model calls, at the prices given here or at list prices.
 
-    ``model`` is what calls count as whose events name no model. A call that has no price ends the run: unknown is
-    never zero.
+    ``model`` is the model of calls whose events name none. A call without a price ends the run: unknown is never zero.
     """
 
     knows_early = True
@@ -133,7 +132,7 @@ class CostTermination(TerminationCondition):
         self._model = None if model is None else text_of(model, "model")
         self._prices = {} if prices is None else Policy.validated({"prices": prices}, "CostTermination").prices
         self._unpriced = ""
-        self._pricing = Pricing(self._prices)  # what it looked up is the same for every run, so copies share it
+        self._pricing = Pricing(self._prices)  # prices are the same for every run, so copies share them
         self._forget()
 
     def judge(self, events: Sequence[Event], now: float) -> str | None:
@@ -153,7 +152,7 @@ class CostTermination(TerminationCondition):
     def _book(self, taken: Taken) -> None:
         model = taken.model or self._model
         if model is None:
-            self._unpriced = self._unpriced or "a model call does not say which model it was; say it with model="
+            self._unpriced = self._unpriced or "a model call does not name its model; pass model="
             return
         rates = self._pricing.rates(model, taken.at if taken.at is not None else time.time())  # noqa: TID251 - prices change by date
         if isinstance(rates, Unpriced):
@@ -170,15 +169,15 @@ class CostTermination(TerminationCondition):
         self._calls = ModelCalls()
 
     def settings(self) -> dict[str, Any]:
-        told: dict[str, Any] = {"max_usd": f"{to_usd(self._max):f}"}
+        data: dict[str, Any] = {"max_usd": f"{to_usd(self._max):f}"}
         if self._prices:
-            told["prices"] = {
+            data["prices"] = {
                 model: [_plain(p) for p in given] if isinstance(given, list) else _plain(given)
                 for model, given in self._prices.items()
             }
         if self._model is not None:
-            told["model"] = self._model
-        return told
+            data["model"] = self._model
+        return data
 
 
 def _plain(price: Price) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""The keyword ``termination_condition`` of ADK's LoopAgent: ``runguard.install()`` adds it, and without that its error
+"""The keyword ``termination_condition`` of ADK's LoopAgent: ``runguard.install()`` adds it; without that, its error
 says what to do.
 
 LoopAgent forbids unknown keywords, and pydantic builds its error without asking the value. So the only place for a hint
@@ -21,12 +21,12 @@ _INIT: Final = "__init__"
 class NotInstalledError(PolicyError, ValueError):
     """The keyword was used without ``runguard.install()``.
 
-    A ValueError, as ADK's own error about unknown keywords is.
+    A ValueError, like ADK's own error for unknown keywords.
     """
 
 
 class LoopKeyword:
-    """``accept`` takes the agent and its condition; None while no guard is installed."""
+    """``accept`` receives the agent and its condition; None while no guard is installed."""
 
     def __init__(self) -> None:
         self.accept: Callable[[Any, Any], object] | None = None
@@ -34,7 +34,7 @@ class LoopKeyword:
         self._original: Any = None
 
     def put_on(self) -> None:
-        """Wrap LoopAgent's constructor, if ADK is loaded and has no such keyword of its own."""
+        """Wrap LoopAgent's constructor, if ADK is loaded and does not have this keyword."""
         if self._kind is not None:
             return
         kind = getattr(sys.modules.get(_MODULE), "LoopAgent", None)
@@ -62,9 +62,9 @@ class LoopKeyword:
         setattr(kind, _INIT, begin)
 
     def take_off(self) -> None:
-        """Unwrap it, unless somebody else has wrapped it since.
+        """Unwrap the constructor, unless other code has wrapped it since.
 
-        The next condition that is made puts the hint on again.
+        The next condition adds the hint again.
         """
         self.accept = None
         if self._kind is not None and getattr(getattr(self._kind, _INIT), "__wrapped__", None) is self._original:

@@ -1,4 +1,4 @@
-"""What events say. Asked by name and never trusted: an event of another version or of a test may lack any field."""
+"""Read fields of events by name; an event of another version or of a test may lack any field."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ _MODELS_KEPT: Final = 1_024
 
 
 def whole(events: Sequence[Any]) -> Iterator[Any]:
-    """The events that are no chunk of a stream: what a chunk says comes again in the event that closes it."""
+    """Yield events that are not chunks of a stream; the closing event repeats the text of the chunks."""
     return (event for event in events if not getattr(event, "partial", None))
 
 
@@ -24,7 +24,7 @@ def branch_of(event: Any) -> str:
 
 
 def scope_of(event: Any) -> str:
-    """The id of the call by which a task was delegated, for what happens inside of that task."""
+    """Return the id of the call that delegated the task to which the event belongs."""
     return getattr(event, "isolation_scope", None) or ""
 
 
@@ -33,7 +33,7 @@ def parts_of(event: Any) -> Sequence[Any]:
 
 
 def visible_text(event: Any) -> str:
-    """What a reader sees of an event: its text without thoughts, the parts joined as they would be read."""
+    """Return the visible text of an event without thoughts, with its parts joined."""
     texts = (getattr(part, "text", None) for part in parts_of(event) if not getattr(part, "thought", None))
     return "".join(text for text in texts if isinstance(text, str))
 
@@ -43,7 +43,7 @@ def calls_of(event: Any) -> list[Any]:
 
 
 def answers_of(event: Any) -> list[Any]:
-    """The function responses, but for those that only say that somebody is asked for leave or for a sign-in."""
+    """Return the function responses, without requests for a confirmation or a sign-in."""
     actions = getattr(event, "actions", None)
     waiting = {
         *(getattr(actions, "requested_tool_confirmations", None) or ()),
@@ -66,7 +66,7 @@ def state_delta_of(event: Any) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class Taken:
-    """What one model call took. ``before``: what was already counted for the same call, which this replaces."""
+    """The usage of one model call. ``before``: the amount already counted for the same call, which this replaces."""
 
     usage: Usage
     model: str
@@ -75,13 +75,13 @@ class Taken:
 
 
 class ModelCalls:
-    """Usage and model, once for each model call."""
+    """Yield usage and model once per model call."""
 
     __slots__ = ("_models", "_usage")
 
     def __init__(self) -> None:
         self._usage = EventUsage()
-        self._models: dict[tuple[str, str], str] = {}  # as the chunks of a stream name them
+        self._models: dict[tuple[str, str], str] = {}  # by the ids of the chunks of a stream
 
     def read(self, events: Sequence[Any]) -> list[Taken]:
         return [taken for event in events if (taken := self._read(event)) is not None]

@@ -1,4 +1,4 @@
-"""Conditions as plain data and back: ``{"version": 1, "type": "TextMentionTermination", "text": "DONE"}``."""
+"""Convert conditions to plain data and back: ``{"version": 1, "type": "TextMentionTermination", "text": "DONE"}``."""
 
 import inspect
 from collections.abc import Iterator, Mapping
@@ -11,7 +11,7 @@ from runguard.termination.arguments import import_path, imported
 from runguard.termination.condition import AndTerminationCondition, OrTerminationCondition, TerminationCondition
 
 VERSION: Final = 1
-_DEEPEST: Final = 100  # composites in composites: more is no condition that anybody wrote
+_DEEPEST: Final = 100  # nesting of composites; real conditions are flatter
 _HEAD: Final = ("version", "type")
 
 
@@ -35,7 +35,7 @@ def load(data: Mapping[str, Any]) -> TerminationCondition:
 
 def _load(data: Any, path: str, depth: int) -> TerminationCondition:
     if not isinstance(data, Mapping):
-        raise PolicyError(f"{path.rstrip('.') or 'condition'} = {data!r}: give a mapping with a type")
+        raise PolicyError(f"{path.rstrip('.') or 'condition'} = {data!r}: must be a mapping with a type")
     if depth > _DEEPEST:
         raise PolicyError(f"{path.rstrip('.')}: nested too deeply")
     if (version := data.get("version", VERSION)) != VERSION or isinstance(version, bool):
@@ -54,13 +54,13 @@ def _load(data: Any, path: str, depth: int) -> TerminationCondition:
     make = getattr(kind, "from_settings", kind)
     try:
         return make(**given)
-    except PolicyError as error:  # with the way to it
+    except PolicyError as error:  # with its path
         raise PolicyError(f"{path}{error}") from None
 
 
 def _load_all(conditions: Any, path: str, depth: int) -> Iterator[TerminationCondition]:
     if not isinstance(conditions, list | tuple) or not conditions:
-        raise PolicyError(f"{path}conditions = {conditions!r}: give a list of conditions")
+        raise PolicyError(f"{path}conditions = {conditions!r}: must be a list of conditions")
     for position, inner in enumerate(conditions):
         yield _load(inner, f"{path}conditions.{position}.", depth + 1)
 
@@ -73,7 +73,7 @@ def _class_of(name: Any, path: str) -> type[TerminationCondition]:
         kind = imported(name, f"{path}type")
         if isinstance(kind, type) and issubclass(kind, TerminationCondition) and not inspect.isabstract(kind):
             return kind
-        raise PolicyError(f"{path}type = {name!r}: is no termination condition")
+        raise PolicyError(f"{path}type = {name!r}: is not a termination condition")
     if not isinstance(name, str) or name not in known:
         raise PolicyError(f"{path}type = {name!r}: no such condition; {nearest(str(name), known)}")
     return known[name]
@@ -89,7 +89,7 @@ def _built_in() -> dict[str, type[TerminationCondition]]:
 
 
 def _keys_of(kind: type[TerminationCondition]) -> tuple[list[str], list[str]]:
-    """The keys that must be there, and all that may."""
+    """Return the required keys, and all allowed keys."""
     if issubclass(kind, OrTerminationCondition | AndTerminationCondition):
         return ["conditions"], ["conditions"]
     named = [

@@ -1,4 +1,4 @@
-"""Conditions on what was seen: counts of events, words, answers of tools, hand-offs, state."""
+"""Conditions on events: counts, texts, tool answers, hand-offs, state."""
 
 import json
 from collections.abc import Sequence
@@ -18,7 +18,7 @@ _short = _repr.repr
 
 
 class MaxIterationsTermination(TerminationCondition):
-    """So many events, chunks of streams aside."""
+    """Fires after a number of events, without chunks of streams."""
 
     def __init__(self, max_iterations: int) -> None:
         self._max = to_count(max_iterations, "max_iterations")
@@ -40,9 +40,7 @@ class MaxIterationsTermination(TerminationCondition):
 
 
 class MaxMessageTermination(TerminationCondition):
-    """So many events that say something in words; with ``include_agent_event`` calls,
-    answers and thoughts count too.
-    """
+    """Fires after a number of events with text; with ``include_agent_event`` calls, answers and thoughts count too."""
 
     def __init__(self, max_messages: int, include_agent_event: bool = False) -> None:
         self._max = to_count(max_messages, "max_messages")
@@ -63,7 +61,7 @@ class MaxMessageTermination(TerminationCondition):
 
 
 class _FromSources(TerminationCondition):
-    """Looks only at some authors' events."""
+    """Base of conditions that read only events of some authors."""
 
     _sources: tuple[str, ...] | None
 
@@ -75,9 +73,9 @@ class _FromSources(TerminationCondition):
 
 
 class TextMentionTermination(_FromSources):
-    """A text occurs in what is said, upper and lower case as given.
+    """Fires when a text occurs in an event; the case must match.
 
-    ``sources``: the author, or authors, whose words count.
+    ``sources``: the author, or authors, whose texts count.
     """
 
     def __init__(self, text: str, sources: str | Sequence[str] | None = None) -> None:
@@ -96,7 +94,7 @@ class TextMentionTermination(_FromSources):
 
 
 class FinalAnswerTermination(_FromSources):
-    """An agent has given its answer: a final response with words in it."""
+    """Fires when an agent has given its answer: a final response with text."""
 
     def __init__(self, sources: str | Sequence[str] | None = None) -> None:
         self._sources = names_of(sources, "sources")
@@ -114,7 +112,7 @@ def _is_answer(event: Event) -> bool:
 
 
 class FunctionCallTermination(TerminationCondition):
-    """A function has answered: after it was executed, not when it was asked for."""
+    """Fires when a function has answered, not when it was requested."""
 
     def __init__(self, function_name: str) -> None:
         self._name = text_of(function_name, "function_name")
@@ -130,7 +128,7 @@ class FunctionCallTermination(TerminationCondition):
 
 
 class HandoffTermination(TerminationCondition):
-    """The work was handed to an agent of this name."""
+    """Fires when the work was handed to an agent of this name."""
 
     def __init__(self, target: str) -> None:
         self._target = text_of(target, "target")
@@ -144,7 +142,7 @@ class HandoffTermination(TerminationCondition):
 
 
 class StateTermination(TerminationCondition):
-    """An event sets a key of the session's state to a value; without one, to anything that is true."""
+    """Fires when an event sets a key of the session's state to a value; without a value, to anything true."""
 
     def __init__(self, key: str, value: Any = _ANY) -> None:
         self._key, self._value = text_of(key, "key"), value
@@ -161,9 +159,7 @@ class StateTermination(TerminationCondition):
             if self._value is _ANY:
                 return bool(actual)
             return isinstance(actual, bool) == isinstance(self._value, bool) and bool(actual == self._value)
-        except (
-            Exception
-        ):  # arrays and the like cannot say yes or no: whatever that means, it is not the value asked for
+        except Exception:  # the truth value of an array is ambiguous: it is not the expected value
             return False
 
     def settings(self) -> dict[str, Any]:
@@ -172,7 +168,7 @@ class StateTermination(TerminationCondition):
     def to_dict(self) -> dict[str, Any]:
         if self._value is not _ANY and not _survives_json(self._value):
             raise PolicyError(
-                f"value = {_short(self._value)}: cannot be saved, because it does not come back from JSON as it is"
+                f"value = {_short(self._value)}: cannot be saved, because it does not survive a JSON round trip"
             )
         return super().to_dict()
 

@@ -1,4 +1,4 @@
-"""Conditions that others decide: a signal from outside, a function of the user's."""
+"""Conditions that other code decides: an external signal, or a user's function."""
 
 import inspect
 import logging
@@ -14,7 +14,7 @@ _log: Final = logging.getLogger("runguard")
 
 
 class _Signal:
-    """How often it was given, and who wants to know. Shared by all copies of one condition."""
+    """Counts how often the signal was set, and its listeners. Shared by all copies of one condition."""
 
     def __init__(self) -> None:
         self.given = 0
@@ -28,10 +28,10 @@ class _Signal:
         with self._lock:
             self.given += 1
             listeners = list(self._listeners.values())
-        for listener in listeners:  # outside of the lock: a listener may unsubscribe, or give the signal itself
+        for listener in listeners:  # outside the lock: a listener may unsubscribe or set the signal
             try:
                 listener()
-            except Exception:  # one that fails must not keep the others from ending their calls
+            except Exception:  # a failing listener must not block the others
                 _log.exception("runguard.on_set_failed: a callback of ExternalTermination raised")
 
     def subscribe(self, listener: Callable[[], object]) -> Unsubscribe:
@@ -47,7 +47,7 @@ class _Signal:
 
 
 class ExternalTermination(TerminationCondition):
-    """Fires once somebody calls ``set()``, from any thread: it ends every run under way, and none that begins later."""
+    """Fires when ``set()`` is called, from any thread: it ends every current run, and none that begins later."""
 
     knows_early = True
 
@@ -69,15 +69,14 @@ class ExternalTermination(TerminationCondition):
 
 
 class FunctionalTermination(TerminationCondition):
-    """A function of the new events, plain or async, that answers True and nothing else. It is asked when there are
-    events.
+    """Fires when a function of the new events, sync or async, returns exactly True. It is called when there are events.
 
-    When it raises, that is logged once and means no: a fault in it is to be seen, and is no reason to end a run.
+    An exception is logged once and counts as "not met"; a fault in the function does not end a run.
     """
 
     def __init__(self, func: Callable[[Sequence[Event]], bool | Awaitable[bool]]) -> None:
         if not callable(func) or isinstance(func, type):
-            raise PolicyError(f"func = {func!r}: give a function of the events")
+            raise PolicyError(f"func = {func!r}: must be a function of the events")
         self._func = func
         self.needs_await = inspect.iscoroutinefunction(func) or inspect.iscoroutinefunction(
             getattr(func, "__call__", None)  # noqa: B004 - is it async?
@@ -88,11 +87,10 @@ class FunctionalTermination(TerminationCondition):
         answer = self._answer(events)
         if inspect.isawaitable(answer):
             if inspect.iscoroutine(answer):
-                answer.close()  # nobody will await it
+                answer.close()  # it will never be awaited
             self.needs_await = True
             raise RunGuardError(
-                f"{self!r} gives something to await: write `await condition(events)` instead of "
-                "`condition.check(events)`"
+                f"{self!r} returns an awaitable: write `await condition(events)` instead of `condition.check(events)`"
             )
         return self._read(answer)
 
@@ -121,7 +119,7 @@ class FunctionalTermination(TerminationCondition):
     def _complain(self) -> None:
         if not self._complained:
             self._complained = True
-            _log.exception("runguard.termination_failed: %r raised, which counts as no; said once", self)
+            _log.exception("runguard.termination_failed: %r raised; it counts as not met. Logged once", self)
 
     def clear(self, now: float) -> None:
         self._complained = False

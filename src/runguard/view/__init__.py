@@ -1,6 +1,4 @@
-"""A durable store for people: budgets, running runs, spend, trips and their stories. Looks only, and shows what can be
-read.
-"""
+"""Read a durable store: budgets, running runs, spending, trips and their stories. Changes nothing."""
 
 from typing import TYPE_CHECKING
 

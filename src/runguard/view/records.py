@@ -1,4 +1,4 @@
-"""Records of a store as they are found: anything may stand there, and what cannot be read is counted."""
+"""Read records of a store; count records that cannot be read."""
 
 import json
 import math
@@ -10,7 +10,7 @@ from runguard.core.money import NANO
 
 
 class Unreadable:
-    """How many records of each kind could not be read in the last look at them."""
+    """The number of unreadable records of each kind in the last read."""
 
     def __init__(self) -> None:
         self.counts: dict[str, int] = {}
@@ -21,7 +21,7 @@ class Unreadable:
 
 
 def table(text: str) -> dict[str, Any] | None:
-    """A JSON object, or None."""
+    """Parse a JSON object; None if the text is not one."""
     try:
         found = json.loads(text)
     except (ValueError, RecursionError):
@@ -30,7 +30,7 @@ def table(text: str) -> dict[str, Any] | None:
 
 
 def entries(text: str) -> list[dict[str, Any]] | None:
-    """A JSON list of objects, or None; what is no object in it is left out."""
+    """Parse a JSON list and return its objects; None if the text is not a list."""
     try:
         found = json.loads(text)
     except (ValueError, RecursionError):
@@ -69,14 +69,14 @@ def dollars(value: Any) -> Decimal | None:
 
 
 def to_nanos(amount: Decimal) -> int:
-    # by integers: Decimal arithmetic obeys a context that the host program may have changed
+    # with integers: the host program may have changed the context of Decimal arithmetic
     numerator, denominator = amount.as_integer_ratio()
     return numerator * NANO // denominator
 
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """What one model call took."""
+    """One model call with its usage and cost."""
 
     at: float  # when it was recorded, by the store's clock
     run: str
@@ -114,10 +114,10 @@ def read_call(at: float, run: str, text: str) -> Call | None:
 
 
 def latest(calls: list[Call]) -> list[Call]:
-    """Each call once: a later record with the same id replaces the earlier one, in its place."""
-    kept: dict[tuple[str, str] | int, Call] = {}
+    """Return each call once: a later record with the same id replaces the earlier one."""
+    calls_by_id: dict[tuple[str, str] | int, Call] = {}
     for position, call in enumerate(calls):
         key: tuple[str, str] | int = (call.run, call.id) if call.id else position
-        before = kept.get(key)
-        kept[key] = call if before is None else replace(call, at=before.at)
-    return list(kept.values())
+        before = calls_by_id.get(key)
+        calls_by_id[key] = call if before is None else replace(call, at=before.at)
+    return list(calls_by_id.values())

@@ -1,4 +1,4 @@
-"""What a look at a store answers: plain values. ``plain`` turns them into JSON, money as decimal strings."""
+"""The results of reading a store, as plain values. ``plain`` converts them to JSON data, money as decimal strings."""
 
 from dataclasses import dataclass, fields, is_dataclass
 from decimal import Decimal
@@ -7,7 +7,7 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class BudgetRow:
-    """One unit of one budget on one scope in its current period. What may be spent is ``limit`` plus ``granted``."""
+    """One unit of one budget on one scope in its current period. The cap is ``limit`` plus ``granted``."""
 
     scope: str
     window: str | None
@@ -17,18 +17,18 @@ class BudgetRow:
     spent: Decimal | int
     reserved: Decimal | int
     overrun: Decimal | int
-    share: float  # of what may be spent, spent and reserved together
+    share: float  # spent plus reserved, divided by the cap
     closed: bool
     ends: float | None
 
 
 @dataclass(frozen=True, slots=True)
 class RunningRow:
-    """A run that gave a sign of life lately. Facts that its worker did not tell are None."""
+    """A recently active run. Facts that its worker did not report are None."""
 
     run: str
     worker: str
-    silent_s: float  # since its last sign of life
+    silent_s: float  # since its last heartbeat
     seconds: float | None
     app: str
     user: str
@@ -48,15 +48,15 @@ class RunningRow:
 @dataclass(frozen=True, slots=True)
 class BreakerRow:
     tool: str
-    state: str  # as stored: an open one whose time is up lets one probe through
+    state: str  # as stored; an open breaker allows one probe after its time is up
     failures: int
-    runs: int  # that saw them
+    runs: int  # runs with failures
     opened_at: float | None
 
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """What calls took. Calls without a price are counted and not part of ``usd``."""
+    """Usage of calls. Calls without a price are counted, but ``usd`` does not contain them."""
 
     name: str
     usd: Decimal
@@ -68,24 +68,24 @@ class Figures:
 
 @dataclass(frozen=True, slots=True)
 class Spend:
-    """What was spent over time, by one property of the calls."""
+    """Spending over time, grouped by one property of the calls."""
 
     by: str
     since: float
     until: float
     step: float  # seconds of one bucket
     begins: tuple[float, ...]  # of each bucket
-    names: tuple[str, ...]  # the dearest ones; the last may be "others"
+    names: tuple[str, ...]  # the most expensive ones; the last may be "others"
     usd: tuple[tuple[float, ...], ...]  # for each name, for each bucket
     tokens: tuple[tuple[int, ...], ...]
     totals: tuple[Figures, ...]
     total: Figures
-    capped_at: int | None  # only the last so many records were read, and they do not reach back to ``since``
+    capped_at: int | None  # number of records read, if they do not reach back to ``since``
 
 
 @dataclass(frozen=True, slots=True)
 class Projection:
-    """What the run might have cost, up to ADK's own cap on model calls. A projection, not a measurement."""
+    """The projected cost of the run up to ADK's own cap on model calls."""
 
     cap: int
     made: int
@@ -96,24 +96,24 @@ class Projection:
 
 @dataclass(frozen=True, slots=True)
 class Repeat:
-    what: str  # "call" (the very same one), "hand-off", or the unit in which a rule counts
+    what: str  # "call" (identical), "hand-off", or the unit in which a rule counts
     name: str
     times: int
-    same_answer: int  # how often the most frequent answer came; 0: not known
+    same_answer: int  # how often the most frequent answer came; 0: unknown
 
 
 @dataclass(slots=True)
 class StoryRow:
-    """One thing that happened in a run."""
+    """One event of a run."""
 
     after_s: float
     agent: str
     lane: str
     kind: str  # begin, hand, model, tool, decision
     what: str
-    name: str = ""  # of the model, the tool, or whom it was handed to
-    nth_call: int = 0  # how often this very call was made so far
-    nth_answer: int = 0  # how often this very answer came for it so far
+    name: str = ""  # of the model, the tool, or the agent it was handed to
+    nth_call: int = 0  # how often this identical call was made so far
+    nth_answer: int = 0  # how often this identical answer came for it so far
     outcome: str = ""
     tokens_in: int | None = None
     tokens_out: int | None = None
@@ -124,24 +124,24 @@ class StoryRow:
 
 @dataclass(frozen=True, slots=True)
 class Story:
-    """How a run came to its stop."""
+    """The course of a run up to its stop."""
 
     trip: dict[str, Any]
     rows: tuple[StoryRow, ...]
-    left_out: int  # rows before the first one shown
-    source: str  # "steps", "calls" (an older store: model calls only) or "trip" (nothing else is left)
+    left_out: int  # rows before the first one in ``rows``
+    source: str  # "steps", "calls" (an older store: only model calls) or "trip" (nothing else is stored)
     repeats: tuple[Repeat, ...]
-    why: tuple[str, ...]  # in words; empty when the reason is what repeated
-    command: str  # for a shell, to go on; empty where there is none
-    usd: Decimal | None  # up to the stop; None: not known
-    later_usd: Decimal  # in flight at the stop, in other branches, or after a stop that was only watched
+    why: tuple[str, ...]  # as text; empty if the reason is a repetition
+    command: str  # shell command to continue; empty if there is none
+    usd: Decimal | None  # up to the stop; None: unknown
+    later_usd: Decimal  # in flight at the stop, in other branches, or after a stop in shadow mode
     unpriced: int
     estimated: int
     projection: Projection | None
 
 
 def plain(value: Any) -> Any:
-    """JSON-ready."""
+    """Convert a value to JSON data."""
     if isinstance(value, Decimal):
         return f"{value:f}"
     if is_dataclass(value) and not isinstance(value, type):

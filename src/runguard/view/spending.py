@@ -1,4 +1,4 @@
-"""The model calls of a store over time. Each look reads what is new; what was read before is kept."""
+"""The model calls of a store over time. Each refresh reads only new records."""
 
 from collections import defaultdict
 from collections.abc import Callable, Sequence
@@ -17,7 +17,7 @@ _RUNS_ASKED: Final = 2_000
 _ALIVE_S: Final = 60.0
 _STEPS: Final = (1.0, 5.0, 15.0, 60.0, 300.0, 900.0, 3_600.0, 21_600.0, 86_400.0, 604_800.0)
 _BUCKETS: Final = 60
-_NAMES: Final = 7  # with a colour of their own
+_NAMES: Final = 7  # names with their own colour
 
 
 class CallLog:
@@ -25,13 +25,13 @@ class CallLog:
 
     def __init__(self) -> None:
         self.calls: list[Call] = []
-        self.is_cut = False  # the store has older ones
+        self.is_truncated = False  # the store has older calls
         self._last: list[tuple[float, str, str]] = []
-        self._owners: dict[str, tuple[str, str]] = {}  # run -> app and user, where its calls do not name them
+        self._owners: dict[str, tuple[str, str]] = {}  # run -> app and user, if its calls do not name them
         self._nameless = 0
 
     def refresh(self, session: Session, unreadable: Unreadable) -> None:
-        """Read on from the last record known: more and more of the end, until it is among them."""
+        """Read new records: request a longer and longer tail until it contains the last known record."""
         size = _FIRST_LOOK
         while True:
             rows = session.tail("call", size)
@@ -39,19 +39,19 @@ class CallLog:
             if known is not None or len(rows) < size or size >= CALLS_KEPT:
                 break
             size = min(size * 8, CALLS_KEPT)
-        if known is None:  # the first look, or too much is new: from here on
+        if known is None:  # the first refresh, or too many new records: start over
             self.calls, known, unreadable.counts["call"] = [], 0, 0
-            self.is_cut = len(rows) >= CALLS_KEPT
-        fresh = [read_call(*row) for row in rows[known:]]
-        unreadable.counts["call"] = unreadable.counts.get("call", 0) + fresh.count(None)
-        self.calls += [call for call in fresh if call is not None]
+            self.is_truncated = len(rows) >= CALLS_KEPT
+        new_calls = [read_call(*row) for row in rows[known:]]
+        unreadable.counts["call"] = unreadable.counts.get("call", 0) + new_calls.count(None)
+        self.calls += [call for call in new_calls if call is not None]
         if len(self.calls) > CALLS_KEPT:
-            self.calls, self.is_cut = self.calls[-CALLS_KEPT:], True
+            self.calls, self.is_truncated = self.calls[-CALLS_KEPT:], True
         self._last = rows[-8:] or self._last
         self._name_owners(session)
 
     def _name_owners(self, session: Session) -> None:
-        """Older records do not say whose call it was; the run's own record does, or its sign of life."""
+        """Find the owners of older records, which do not name them, in the run's own record or its heartbeat."""
         nameless = {call.run for call in self.calls if call.app is None} - self._owners.keys()
         if not nameless or len(nameless) == self._nameless:
             return
@@ -69,14 +69,14 @@ class CallLog:
         which = BY.index(by) and 1  # app, or user
 
         def owner(call: Call) -> str:
-            told = call.user if which else call.app
-            return told if told is not None else self._owners.get(call.run, ("", ""))[which]
+            name = call.user if which else call.app
+            return name if name is not None else self._owners.get(call.run, ("", ""))[which]
 
         return owner
 
 
 def _end_of(rows: Sequence[tuple[float, str, str]], last: Sequence[tuple[float, str, str]]) -> int | None:
-    """Behind the last known records among these, or None when they are not there."""
+    """Return the position after the last known records, or None if they are not in ``rows``."""
     if not last:
         return None
     for end in range(len(rows), len(last) - 1, -1):
@@ -86,7 +86,7 @@ def _end_of(rows: Sequence[tuple[float, str, str]], last: Sequence[tuple[float, 
 
 
 def spend_of(log: CallLog, since: float, until: float, by: str) -> Spend:
-    """Sum up the calls of a time in buckets that begin at whole steps."""
+    """Sum up the calls of a period in buckets that begin at multiples of the step."""
     until = max(until, since + 1.0)
     step = next((step for step in _STEPS if (until - since) / step <= _BUCKETS), (until - since) / _BUCKETS)
     first = since // step * step
@@ -111,7 +111,7 @@ def spend_of(log: CallLog, since: float, until: float, by: str) -> Spend:
             bucket = min(int((call.at - first) // step), len(begins) - 1)
             nanos[position][bucket] += call.nano or 0
             tokens[position][bucket] += call.tokens_in + call.tokens_out
-    reaches_back = not log.is_cut or (bool(log.calls) and log.calls[0].at <= since)
+    reaches_back = not log.is_truncated or (bool(log.calls) and log.calls[0].at <= since)
     return Spend(
         by,
         since,

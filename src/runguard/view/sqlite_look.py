@@ -1,4 +1,4 @@
-"""A SQLite store for looking only: nothing is made, queued for or charged, and leave to read is enough."""
+"""A read-only SQLite store: it creates, queues and charges nothing, and read permission is enough."""
 
 import sqlite3
 from collections.abc import Iterator
@@ -12,13 +12,13 @@ from runguard.ledger.sqlite.session import SqliteSession
 from runguard.ledger.store import StoreError
 
 _BESIDE: Final = (
-    "SQLite makes a file beside it to read it while no run has it open: look with leave to write to its folder, or "
-    "at a copy elsewhere"
+    "while no run has the file open, SQLite must create another file next to it to read it: get write permission for "
+    "its folder, or read a copy"
 )
 
 
 def _text(raw: bytes) -> str:
-    """Nothing for a damaged text: SQLite's own message would repeat all of it."""
+    """Decode a text; "" if it is damaged, because SQLite's own message would repeat all of it."""
     try:
         return raw.decode()
     except UnicodeDecodeError:
@@ -26,9 +26,9 @@ def _text(raw: bytes) -> str:
 
 
 class SqliteLook(SqliteSession):
-    """One connection that cannot write.
+    """One read-only connection.
 
-    Holds whose time is up stand as reserved: the next guarded call charges them.
+    Expired reservations are shown as reserved; the next guarded call charges them.
     """
 
     def __init__(self, path: Path, timeout: float) -> None:
@@ -45,7 +45,7 @@ class SqliteLook(SqliteSession):
             self._db.text_factory = _text
             try:
                 if not self._is_ours():
-                    raise StoreError(f"{path}: nothing is in it yet; it is filled by the first guarded run")
+                    raise StoreError(f"{path}: the store is empty; the first guarded run fills it")
             except sqlite3.OperationalError as error:
                 self.close()
                 if getattr(error, "sqlite_errorname", "").startswith(("SQLITE_CANTOPEN", "SQLITE_READONLY")):
@@ -56,7 +56,7 @@ class SqliteLook(SqliteSession):
                 raise
 
     def is_of(self, path: Path) -> bool:
-        """Whether the file is still the one that was opened."""
+        """Return whether the file is still the one that was opened."""
         return path.stat().st_ino == self._inode
 
     @contextmanager
@@ -64,7 +64,7 @@ class SqliteLook(SqliteSession):
         yield self.now()
 
     def _meet(self) -> None:
-        """Any store may be looked at."""
+        """Skip the check of the store's id: any store may be read."""
 
     def _expire(self, now: float, *, everything: bool = False) -> None:
         pass

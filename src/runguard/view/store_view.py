@@ -1,4 +1,4 @@
-"""``StoreView``: one connection to a durable store, for looking.
+"""``StoreView``: one read-only connection to a durable store.
 
 Its methods block; any thread may call them, one at a time is served.
 """
@@ -35,17 +35,17 @@ from runguard.view.records import (
 from runguard.view.rows import BreakerRow, BudgetRow, RunningRow, Spend, Story
 from runguard.view.spending import BY, CallLog, spend_of
 from runguard.view.sqlite_look import SqliteLook
-from runguard.view.story import cost_of, tell
+from runguard.view.story import build_story, cost_of
 
 _T = TypeVar("_T")
-_ALIVE_S: Final = 10.0  # workers give a sign of life every second
+_ALIVE_S: Final = 10.0  # workers send a heartbeat every second
 _TIMEOUT_S: Final = 5.0
-_TOLD_S: Final = 60.0  # after a stop: calls that were in flight have been booked by then
+_SETTLED_S: Final = 60.0  # after a stop: calls that were in flight have been booked by then
 _COSTS_KEPT: Final = 1_000
 
 
 class StoreView:
-    """Opened with the first question, and again after the store was away.
+    """Connects on first use, and again after an outage.
 
     Raises ``StoreOutage`` and ``StoreError`` as the store does.
     """
@@ -58,12 +58,12 @@ class StoreView:
             )
         self._store, self._timeout = store_of(url), timeout
         self.name = self._store.name
-        self._address = self.name if isinstance(self._store, SqliteStore) else url  # from any folder
+        self._address = self.name if isinstance(self._store, SqliteStore) else url  # works from any folder
         self.unreadable = Unreadable()
         self._lock = threading.Lock()
         self._session: Session | None = None
         self._log = CallLog()
-        self._costs: dict[str, Decimal | None] = {}  # of trips, by id; those whose run has told everything
+        self._costs: dict[str, Decimal | None] = {}  # of trips, by id; only of runs whose calls are all booked
 
     def close(self) -> None:
         with self._lock:
@@ -84,7 +84,7 @@ class StoreView:
                 if fresh:
                     raise
                 try:
-                    return question(self._open())  # a connection that was cut while nobody used it is no outage
+                    return question(self._open())  # a connection that broke while idle is not an outage
                 except (StoreOutage, StoreError):
                     self._drop()
                     raise
@@ -100,7 +100,7 @@ class StoreView:
         return self._session
 
     def _open_file(self, path: Path) -> Session:
-        """A file may go and come back between two looks."""
+        """Reconnect if the file was replaced since the last read."""
         if not path.is_file():
             self._drop()
             raise StoreError(
@@ -112,15 +112,15 @@ class StoreView:
         return self._session
 
     def now(self) -> float:
-        """The store's clock, by which every time in it is."""
+        """Return the time of the store's clock, which all its times use."""
         return self._ask(lambda session: session.now())
 
     def identity(self) -> list[str]:
-        """The id of the store, then those that it replaces; [""] for a store that has none yet."""
+        """Return the id of the store, then the ids that it replaces; [""] for a store without an id."""
         return self._ask(lambda session: identity_of(session, self.name))
 
     def damage(self) -> str:
-        """What is wrong with the control document; "" when nothing is."""
+        """Return what is wrong with the control document; "" if nothing is."""
         try:
             self._ask(lambda session: read_control(session, self.name))
         except StoreError as error:
@@ -130,7 +130,7 @@ class StoreView:
     # ---- money ------------------------------------------------------------------------------------------------------
 
     def budgets(self, *, ended_runs: bool = False, limit: int | None = None) -> list[BudgetRow]:
-        """Every budget in its current period, the fullest first; those of runs only while they run."""
+        """Return every budget in its current period, the fullest first; budgets of runs only while they run."""
 
         def read(session: Session) -> list[tuple[float, str, int, Balance]]:
             now, shown = session.now(), {None, *(run for run, *_ in session.running(_ALIVE_S))}
@@ -150,10 +150,7 @@ class StoreView:
         return [_budget(balance, unit) for _, _, unit, balance in found[:limit]]
 
     def spend(self, since: float, until: float | None = None, by: str = "app") -> Spend:
-        """What was spent between two moments of the store's clock (until now), over time and in all, by app, agent,
-        model or user.
-        """
-
+        """Return the spending between two times of the store's clock (until now), by app, agent, model or user."""
         if by not in BY:
             raise ValueError(f"by = {by!r}: one of {', '.join(BY)}")
 
@@ -165,20 +162,20 @@ class StoreView:
 
     @property
     def calls_known(self) -> int:
-        """How many calls the last look at the spend knew, of any time."""
+        """Return how many calls the last read of the spending knew, of any time."""
         return len(self._log.calls)
 
     # ---- runs and trips ---------------------------------------------------------------------------------------------
 
     def running(self, within: float = _ALIVE_S) -> list[RunningRow]:
-        """Runs that gave a sign of life lately, those that have run for longest first."""
+        """Return recently active runs, the longest running first."""
         now, found = self._ask(lambda session: (session.now(), session.running(within)))
         self.unreadable.counts["running"] = sum(table(text) is None for *_, text in found)
         rows = [_running(run, worker, max(now - at, 0.0), table(text) or {}) for run, worker, at, text in found]
         return sorted(rows, key=lambda row: -(row.seconds or 0.0))
 
     def trips(self, limit: int = 50) -> list[dict[str, Any]]:
-        """The last stops that were decided, newest first, as ``Trip.to_dict`` tells them;
+        """Return the last trips, newest first, in the form of ``Trip.to_dict``;
 
         "shadow": decided and not carried out.
         """
@@ -192,13 +189,13 @@ class StoreView:
         return next((trip for at, text in reversed(rows) if (trip := _trip(at, trip_id, text)) is not None), None)
 
     def costs(self, trips: Sequence[dict[str, Any]]) -> dict[str, Decimal | None]:
-        """What each trip's own run cost up to it, by the trip's id, as its story tells it.
+        """Return the cost of each trip's run up to the trip, by the trip's id, as in its story.
 
-        A budget's trip itself knows the budget's spend.
+        The trip of a budget contains only the spending of the budget.
         """
 
         def read(session: Session) -> dict[str, Decimal | None]:
-            settled, found = session.now() - _TOLD_S, {}
+            settled, found = session.now() - _SETTLED_S, {}
             for trip in trips:
                 key = trip["id"]
                 found[key] = (
@@ -215,9 +212,7 @@ class StoreView:
         return self._ask(read)
 
     def story(self, trip_id: str) -> Story | None:
-        """How a run came to its stop, from its steps where they were kept, else from its model calls; None without such
-        a trip.
-        """
+        """Return the story of a trip, from its steps or else from its model calls; None if there is no such trip."""
         trip = self.trip(trip_id)
         if trip is None:
             return None
@@ -225,7 +220,7 @@ class StoreView:
         (calls, lost), stepped = self._ask(lambda session: (_calls(session, run), session.about("steps", run)))
         steps = [entries(text) for _, text in stepped]
         self.unreadable.counts["story"] = lost + steps.count(None)
-        return tell(trip, calls, [entry for part in steps for entry in part or ()], self._address)
+        return build_story(trip, calls, [entry for part in steps for entry in part or ()], self._address)
 
     # ---- what is in force -------------------------------------------------------------------------------------------
 
@@ -236,11 +231,11 @@ class StoreView:
         return found or {}
 
     def breakers(self) -> list[BreakerRow]:
-        """Breakers with failures to tell of, open ones first."""
-        told = self._control().get("breakers")
+        """Return breakers with failures, open ones first."""
+        stored = self._control().get("breakers")
         rows = [
             _breaker(tool, state)
-            for tool, state in (told.items() if isinstance(told, dict) else ())
+            for tool, state in (stored.items() if isinstance(stored, dict) else ())
             if isinstance(state, dict)
         ]
         return sorted(
@@ -249,7 +244,7 @@ class StoreView:
         )
 
     def stops(self) -> list[Stop]:
-        """Stops of the kill switch that are in force, the newest first."""
+        """Return the stops of the kill switch in force, newest first."""
         _, text = self._ask(lambda session: session.get("control"))
         try:
             stops = read_stops(text)
@@ -260,13 +255,13 @@ class StoreView:
 
 
 def _calls(session: Session, run: str) -> tuple[list[Call], int]:
-    """The model calls of a run, and how many records could not be read."""
+    """Return the model calls of a run, and the number of unreadable records."""
     found = [read_call(at, run, text) for at, text in session.about("call", run)]
     return latest([call for call in found if call is not None]), found.count(None)
 
 
 def run_of(scope: str) -> str | None:
-    """The run that a scope is about, or None."""
+    """Return the run of a scope, or None."""
     kinds, _, names = scope.partition(":")
     if "run" not in kinds:
         return None

@@ -1,4 +1,4 @@
-"""The story of a stop: what happened in the run, what repeated, what it cost, what it might have cost. Pure."""
+"""The story of a stop: the events of the run, what repeated, its cost and its projected cost. Pure."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -10,23 +10,23 @@ from runguard.view.records import Call, count, dollars, number, to_nanos, whole,
 from runguard.view.rows import Projection, Repeat, Story, StoryRow
 from runguard.view.why import WITHOUT_A_COUNT, command_of, counted, why_of
 
-ADK_MODEL_CALLS: Final = 500  # RunConfig.max_llm_calls where nobody set it
+ADK_MODEL_CALLS: Final = 500  # the default of RunConfig.max_llm_calls
 NOT_MADE: Final = "not made"
 REFUSED: Final = "refused"
-_LAST_CALLS: Final = 5  # whose mean the projection takes
+_LAST_CALLS: Final = 5  # the projection uses their mean
 _ROWS_KEPT: Final = 500
 _REPEATS_KEPT: Final = 3
 
 
-def tell(
+def build_story(
     trip: dict[str, Any], calls: Sequence[Call], steps: Sequence[dict[str, Any]], store: str | None = None
 ) -> Story:
     """``calls``: what each model call of the run took; ``steps``: what happened, where the store has it; ``store``: its
     address, for commands.
     """
     if steps:
-        told = _Timeline(steps)
-        rows, repeats, source = told.rows, told.repeats(), "steps"
+        timeline = _Timeline(steps)
+        rows, repeats, source = timeline.rows, timeline.repeats(), "steps"
     else:
         rows, repeats, source = _model_calls(calls), [], "calls" if calls else "trip"
     until, later = _parted(trip, calls)
@@ -47,7 +47,7 @@ def tell(
 
 
 def cost_of(trip: dict[str, Any], calls: Sequence[Call]) -> Decimal | None:
-    """What the run cost up to the stop, by its calls; None: not known."""
+    """Return the cost of the run up to the stop, from its calls; None: unknown."""
     known = [call.nano for call in _parted(trip, calls)[0] if call.nano is not None]
     made_none = not calls and whole(trip.get("model_calls")) == 0
     return to_usd(sum(known)) if known or made_none else None
@@ -65,7 +65,7 @@ def _parted(trip: dict[str, Any], calls: Sequence[Call]) -> tuple[list[Call], li
 
 
 def _cap(steps: Sequence[dict[str, Any]]) -> int | None:
-    """The framework's own limit on model calls, as the run had it; ADK's usual one where that is not known."""
+    """Return the framework's limit on model calls for this run; ADK's default if unknown."""
     begin = next((step for step in steps if step.get("k") == "start"), None)
     return ADK_MODEL_CALLS if begin is None else whole(begin.get("model_call_limit"))
 
@@ -83,7 +83,7 @@ def _projection(trip: dict[str, Any], calls: Sequence[Call], cap: int | None) ->
 
 
 def _repeat_of(trip: dict[str, Any]) -> list[Repeat]:
-    """What the rule itself counted, where nothing else is known."""
+    """Return the count of the rule itself, if nothing else is known."""
     tool, times, unit = word(trip.get("tool")), number(trip.get("observed")), word(trip.get("unit"))
     return [Repeat(unit, tool, int(times), 0)] if tool and unit and times is not None and 2 <= times < 10**6 else []
 
@@ -104,13 +104,13 @@ def _usd(call: Call) -> Decimal | None:
 
 
 class _Timeline:
-    """Steps as rows: a model call with its answer and its price, a tool call with its answer, each one row."""
+    """Converts steps to rows: one row per model call with its answer and price, one per tool call with its answer."""
 
     def __init__(self, steps: Sequence[dict[str, Any]]) -> None:
         self.rows: list[StoryRow] = []
         self._begin = next((at for step in steps if (at := number(step.get("t"))) is not None), 0.0)
-        self._asked: list[StoryRow] = []  # model calls without an answer
-        self._fresh: StoryRow | None = None  # the model call that the step before asked for, or took back
+        self._open_calls: list[StoryRow] = []  # model calls without an answer
+        self._last_call: StoryRow | None = None  # the model call that the previous step started or withdrew
         self._has_stopped = False  # the step before
         self._numbered: dict[int, StoryRow] = {}  # model calls
         self._called: dict[str, StoryRow] = {}  # tool calls without an answer, by id
@@ -118,8 +118,8 @@ class _Timeline:
         self._answers: Counter[tuple[str, str, str]] = Counter()
         self._hands: Counter[tuple[str, str]] = Counter()
         for step in steps:
-            fresh, stopped = self._fresh, self._has_stopped
-            self._fresh, self._has_stopped = None, False
+            fresh, stopped = self._last_call, self._has_stopped
+            self._last_call, self._has_stopped = None, False
             match step.get("k"):
                 case "enter":
                     self._row(step, "begin", "begins")
@@ -158,18 +158,18 @@ class _Timeline:
     def _ask(self, step: dict[str, Any]) -> None:
         row = self._row(step, "model", "model call", word(step.get("model")))
         row.tokens_in = whole(step.get("in"))
-        self._asked.append(row)
-        self._fresh = row
+        self._open_calls.append(row)
+        self._last_call = row
         self._numbered[count(step.get("n"))] = row
 
     def _got(self, step: dict[str, Any]) -> None:
-        """An answer does not say of which call; in one strand they come in order."""
+        """Match an answer to its call; an answer does not name its call, but in one lane they come in order."""
         lane, agent = word(step.get("l")), word(step.get("a"))
-        row = next((row for row in self._asked if (row.lane, row.agent) == (lane, agent)), None)
+        row = next((row for row in self._open_calls if (row.lane, row.agent) == (lane, agent)), None)
         if row is None:
             row = self._row(step, "model", "model call")
         else:
-            self._asked.remove(row)
+            self._open_calls.remove(row)
         row.tokens_in, row.tokens_out = whole(step.get("in")) or row.tokens_in, whole(step.get("out"))
 
     def _model_call(self, step: dict[str, Any]) -> StoryRow:
@@ -180,15 +180,15 @@ class _Timeline:
         """The call with this number was not made; in older records the last one that was asked. A refusal is decided
         just before or just after.
         """
-        row = self._numbered.get(count(step.get("n"))) or (self._asked[-1] if self._asked else None)
+        row = self._numbered.get(count(step.get("n"))) or (self._open_calls[-1] if self._open_calls else None)
         if row is not None and row.usd is None:
             self._take_back(row, REFUSED if refused else NOT_MADE)
-            self._fresh = row
+            self._last_call = row
 
     def _take_back(self, row: StoryRow, outcome: str) -> None:
         row.outcome, row.tokens_in, row.tokens_out, row.usd = outcome, 0, 0, Decimal(0)
-        if row in self._asked:
-            self._asked.remove(row)
+        if row in self._open_calls:
+            self._open_calls.remove(row)
 
     def _paid(self, step: dict[str, Any]) -> None:
         row = self._model_call(step)
@@ -209,14 +209,14 @@ class _Timeline:
         for answer in given if isinstance(given, list) else ():
             if not isinstance(answer, dict):
                 continue
-            tool, digest, said = word(answer.get("tool")), word(answer.get("call")), str(answer.get("answer") or "")
+            tool, digest, text = word(answer.get("tool")), word(answer.get("call")), str(answer.get("answer") or "")
             row = self._called.pop(word(answer.get("id")), None)
-            if row is None:  # its call was before what is kept
+            if row is None:  # its call is older than the stored steps
                 row = self._row(step, "tool", "tool call", tool)
             row.outcome = word(answer.get("as"))
-            if said and row.outcome != "refused":
-                self._answers[tool, digest, said] += 1
-                row.nth_answer = self._answers[tool, digest, said]
+            if text and row.outcome != "refused":
+                self._answers[tool, digest, text] += 1
+                row.nth_answer = self._answers[tool, digest, text]
 
     def _decided(self, step: dict[str, Any], fresh: StoryRow | None) -> None:
         row = self._row(step, "decision", word(step.get("rule")), word(step.get("tool")))
@@ -233,7 +233,7 @@ class _Timeline:
             row.outcome = f"{observed}{ahead}, limit {limit}"
 
     def repeats(self) -> list[Repeat]:
-        """What came more than twice, the most frequent first."""
+        """Return what occurred more than twice, the most frequent first."""
         found = [
             Repeat(
                 "call",

@@ -1,4 +1,4 @@
-"""Why a stop was decided, in words, and the command that lets things go on. Pure."""
+"""The reason of a stop as text, and the command that lets the run continue. Pure."""
 
 from decimal import Decimal
 from typing import Any, Final
@@ -7,25 +7,25 @@ from runguard.console.hints import hint
 from runguard.core.money import UNITS, amount_text
 from runguard.view.records import dollars, to_nanos, whole, word
 
-# Rules that count how often something came again; every other one has a reason of its own.
+# Rules that count repetitions; every other rule has its own reason.
 OF_REPETITION: Final = frozenset(
     {"repetition", "no_news", "same_call", "cycle", "stall", "tool_failures", "handoff", "reentry", "polling", "empty"}
 )
-# what they observed is that it is so
+# rules without a count
 WITHOUT_A_COUNT: Final = frozenset({"kill_switch", "guard_error", "policy_error", "unpriced"})
 
 
 def why_of(trip: dict[str, Any]) -> tuple[str, ...]:
-    """Nothing for a stop whose reason is what repeated."""
+    """Return the reason of a stop; empty if the reason is a repetition."""
     rule = word(trip.get("rule"))
     if rule in OF_REPETITION:
         return ()
     if rule == "kill_switch":
         scope = word(trip.get("scope_id"))
-        said = _detail(trip)
-        return (f"{'everything' if scope == 'all' else scope} was {said}" if said else word(trip.get("message")),)
-    if rule == "budget" and (told := _of_budget(trip)):
-        return told
+        detail = _detail(trip)
+        return (f"{'everything' if scope == 'all' else scope} was {detail}" if detail else word(trip.get("message")),)
+    if rule == "budget" and (reason := _of_budget(trip)):
+        return reason
     if rule in WITHOUT_A_COUNT or rule == "budget":
         return (_detail(trip) or word(trip.get("message")),)
     observed, limit = counted(trip.get("unit"), trip.get("observed")), counted(trip.get("unit"), trip.get("limit"))
@@ -46,12 +46,12 @@ def _of_budget(trip: dict[str, Any]) -> tuple[str, ...]:
         return ()
     return (
         f"{word(trip.get('scope_id'))} had spent {spent} and reserved {reserved} of its {limit}.",
-        f"This call could have taken {wanted}: more than was left.",
+        f"This call could have cost {wanted}, more than was left.",
     )
 
 
 def counted(unit: Any, value: Any) -> str:
-    """``$0.028``, ``1,200 tokens``, ``3 equal failures``; nothing where it cannot be read."""
+    """Format ``$0.028``, ``1,200 tokens``, ``3 equal failures``; "" if the value is not a number."""
     amount = dollars(value)
     if amount is None:
         return ""
@@ -66,7 +66,7 @@ def _plain(amount: Decimal) -> str:
 
 
 def _detail(trip: dict[str, Any]) -> str:
-    """What stands in the message between the scope and where it was: words of the one who decided."""
+    """Return the part of the message between the scope and the agents: the text of the deciding rule or operator."""
     message, scope, made = word(trip.get("message")), word(trip.get("scope_id")), whole(trip.get("model_calls"))
     begin, end = message.find(f": {scope}, "), message.rfind(f"; {made} model call")
     if not scope or begin < 0 or end < 0:
@@ -77,7 +77,7 @@ def _detail(trip: dict[str, Any]) -> str:
 
 
 def command_of(trip: dict[str, Any], store: str | None) -> str:
-    """For a shell: takes the stop back, or grants as much again as the limit was. Nothing where no command does."""
+    """Return the shell command that lifts the stop or doubles the limit; "" if there is none."""
     scope, unit, limit = word(trip.get("scope_id")), word(trip.get("unit")), dollars(trip.get("limit"))
     if trip.get("rule") == "kill_switch" and scope:
         return hint("resume", scope, store)

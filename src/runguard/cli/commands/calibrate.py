@@ -76,7 +76,7 @@ def command(
     Rungs change only if the recordings show that this saves tokens and stops no more successful runs. Exit code 0 with
     a proposal, 1 if there is nothing to propose, 2 if the source or a file cannot be used.
     """
-    from runguard.calibrate.program import run
+    from runguard.calibrate.printing import run
     from runguard.cli.commands.policies import load_policy
     from runguard.core.printable import printable
     from runguard.policy.files import find_policy_file

@@ -52,11 +52,11 @@ class Noted:
             return
         event = read_event(self._player.run, entry)
         if event is not None:
-            self._tell(event)
+            self._replay(event)
 
     def _start(self, entry: Entry) -> None:
         get = entry.get
-        self._asked.clear()  # a run that goes on begins its journal anew
+        self._asked.clear()  # a run that continues starts a new journal
         self._paid.clear()
         info = RunInfo(
             self._player.run,
@@ -74,13 +74,13 @@ class Noted:
         )
         self._player.begin(info)
 
-    def _tell(self, event: Event) -> None:
+    def _replay(self, event: Event) -> None:
         player = self._player
         if type(event) is ModelCall:
             self._asked[event.number] = event
             if player.judge.original.mode == "enforce":
-                # A guard that enforces lowers the answer's limit before it refuses; one in the shadow looks at the
-                # request as it is.
+                # An enforcing guard lowers the limit of the answer before it refuses; in shadow mode it checks the
+                # original request.
                 least = player.judge.policy.min_output_tokens
                 event.max_output_tokens = min(event.max_output_tokens or least, least)
         elif type(event) is ToolCall:
@@ -97,20 +97,22 @@ class Noted:
                 player.reserve(event)
 
     def _by_this_policy(self, event: ToolResults) -> ToolResults:
-        """What was declared about a tool may differ from what was declared then."""
-        kept: list[Answer] = []
+        """Apply the tool rules of this policy; they may differ from the recorded ones."""
+        answers: list[Answer] = []
         for answer in event.answers:
             rule = self._player.guard.tool_rule(answer.tool)
             if rule is not None and rule.exempt:
                 continue
             if rule is not None and (rule.polling or rule.paging):
                 answer.counted = False
-            kept.append(answer)
-        event.answers = kept
-        event.failures = any(answer.failure for answer in kept)
-        event.calls = frozenset(answer.call for answer in kept if answer.counted)
+            answers.append(answer)
+        event.answers = answers
+        event.failures = any(answer.failure for answer in answers)
+        event.calls = frozenset(answer.call for answer in answers if answer.counted)
         event.pairs = frozenset(
-            (answer.call, answer.answer) for answer in kept if answer.counted and answer.outcome is not Outcome.REFUSED
+            (answer.call, answer.answer)
+            for answer in answers
+            if answer.counted and answer.outcome is not Outcome.REFUSED
         )
         return event
 
@@ -121,10 +123,10 @@ class Noted:
         self._player.live.go_on(entry["t"])
 
     def _growth(self, entry: Entry) -> None:
-        """What the session's earlier runs had measured when this one began."""
+        """Restore the measurements of earlier runs of the session."""
         self._player.live.growth.learn(entry["of"], self._player.judge.policy.cost_baseline_events)
 
-    # ---- what stands between events ---------------------------------------------------------------------------------
+    # ---- entries that are not events ---------------------------------------------------------------------------------
 
     def _lane(self, entry: Entry) -> None:
         live = self._player.live
@@ -152,7 +154,7 @@ class Noted:
         player.guard.release(charge)
         if not entry.get("denied"):
             return
-        # It waited in vain: does it fit now? A store may have served others first.
+        # It waited and was denied. Check whether it fits now: a store may have served others first.
         again = replace(event, charge=None)
         player.reserve(again)
         if again.charge is not None:
@@ -169,7 +171,7 @@ class Noted:
     def _pay(self, entry: Entry) -> None:
         number: Any = entry.get("n")
         event, usage = self._asked.get(number), read_usage(entry)
-        if event is None:  # known only when it was paid
+        if event is None:  # the journal mentions this call only when it was paid
             event = self._asked[number] = ModelCall(
                 self._player.run, ROOT_LANE, "", self._player.clock.now, str(entry.get("model") or "")
             )
@@ -179,7 +181,7 @@ class Noted:
             self._player.book(
                 event, usage, model, estimated=estimated, nano=entry.get("nano"), free=bool(entry.get("free"))
             )
-        elif event.charge is not None:  # told again: the later figure replaces the earlier
+        elif event.charge is not None:  # reported again: the later figure replaces the earlier one
             self._player.guard.settle(
                 event.charge, usage, model, nano=entry.get("nano"), estimated=estimated, free=bool(entry.get("free"))
             )

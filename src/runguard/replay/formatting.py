@@ -1,4 +1,4 @@
-"""Numbers as people read them."""
+"""Numbers formatted for people."""
 
 from runguard.core.money import to_usd
 from runguard.replay.results import RunResult
@@ -18,7 +18,7 @@ def money(nano: int) -> str:
 
 
 def cost(run: RunResult) -> str:
-    """A run's cost; "?" where no call of it has a price."""
+    """Format the cost of a run; "?" if none of its calls has a price."""
     if run.unpriced and not run.nano:
         return "?"
     return ("≥" if run.unpriced else "≈" if run.estimated else "") + money(run.nano)

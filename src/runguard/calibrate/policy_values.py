@@ -1,12 +1,15 @@
-"""What a policy says, as a file can say it: functions, and limits that were switched off by ``None``, only code can
-give.
+"""Change settings of a policy, and express a policy as values of a file.
+
+A file cannot express functions, and limits that were switched off with ``None``.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from decimal import Decimal
 from typing import Any, Final
 
 from runguard.core.budget import DEFAULT_THRESHOLDS, Budget
+from runguard.core.exceptions import PolicyError
 from runguard.core.money import UNITS
 from runguard.policy.policy_file import PolicyFile
 from runguard.policy.settings import Policy
@@ -15,14 +18,14 @@ SECRET: Final = ("store", "alerts")  # their addresses may hold passwords and to
 
 
 @dataclass(slots=True)
-class Kept:
-    """Plain values for a file, and the names of what is missing in them. Rules are not among them."""
+class FileValues:
+    """Plain values for a file without the rules, and the names of settings that a file cannot express."""
 
     values: dict[str, Any] = field(default_factory=dict)
     missing: list[str] = field(default_factory=list)
 
 
-def kept_of(policy: Policy) -> Kept:
+def file_values(policy: Policy) -> FileValues:
     judged_by_code = [name for name, rule in policy.tools.items() if callable(rule.failed)]
     exclude: dict[str, Any] = dict.fromkeys((*SECRET, "rules", "budgets"), True)
     if judged_by_code:
@@ -30,34 +33,34 @@ def kept_of(policy: Policy) -> Kept:
     values = policy.model_dump(
         mode="json", exclude_unset=True, include=set(PolicyFile.model_fields), exclude=exclude, exclude_none=True
     )
-    kept = Kept(values, [f"tools.{name}.failed" for name in judged_by_code])
+    file = FileValues(values, [f"tools.{name}.failed" for name in judged_by_code])
     fields = PolicyFile.model_fields
-    kept.missing += [
+    file.missing += [
         f"{name} = None" for name in fields if getattr(policy, name) is None and fields[name].default is not None
     ]
     if budgets := [
-        told
+        values_of_budget
         for number, budget in enumerate(policy.budgets)
-        if (told := _budget(budget, f"budgets[{number}]", kept.missing))
+        if (values_of_budget := _budget(budget, f"budgets[{number}]", file.missing))
     ]:
-        kept.values["budgets"] = budgets
-    return kept
+        file.values["budgets"] = budgets
+    return file
 
 
 def _budget(budget: Budget, name: str, missing: list[str]) -> dict[str, Any] | None:
-    """None where no amount is left. ``missing``: is told what is left out."""
+    """Return the budget as plain data, or None if no amount is left; add what is left out to ``missing``."""
     amounts = {unit: amount for unit in UNITS if (amount := getattr(budget, unit)) is not None}
     missing += [f"{name}.{unit}" for unit, amount in amounts.items() if callable(amount)]
-    told: dict[str, Any] = {
+    values_of_budget: dict[str, Any] = {
         unit: str(amount) if isinstance(amount, Decimal) else amount
         for unit, amount in amounts.items()
         if not callable(amount)
     }
-    if not told:
+    if not values_of_budget:
         return None
-    told |= {"per": budget.per, "window": budget.window, "tz": budget.tz}
+    values_of_budget |= {"per": budget.per, "window": budget.window, "tz": budget.tz}
     if tuple(budget.thresholds) != DEFAULT_THRESHOLDS:
-        told["thresholds"] = [
+        values_of_budget["thresholds"] = [
             {"percent": each.percent, "action": each.action, "recurring": each.recurring} for each in budget.thresholds
         ]
         missing += [
@@ -65,4 +68,22 @@ def _budget(budget: Budget, name: str, missing: list[str]) -> dict[str, Any] | N
             for number, each in enumerate(budget.thresholds)
             if each.callback is not None
         ]
-    return told
+    return values_of_budget
+
+
+def changed(policy: Policy, settings: Mapping[str, Any]) -> Policy:
+    """Return the policy with ``settings`` as in a file; other rules keep their rungs."""
+    read = Policy.validated(settings, "")
+    values = {name: getattr(read, name) for name in settings}
+    if "rules" in values:
+        values["rules"] = {**policy.rules, **read.rules}
+    return policy.model_copy(update=values)
+
+
+def is_allowed(settings: Mapping[str, Any]) -> bool:
+    """Return whether the settings are valid; their numbers have bounds."""
+    try:
+        Policy.validated(settings, "")
+    except PolicyError:
+        return False
+    return True

@@ -1,4 +1,4 @@
-"""Every run of the sources past every policy."""
+"""Replay every run of the sources under every policy."""
 
 import pickle
 from collections.abc import Iterable, Iterator
@@ -13,7 +13,7 @@ from runguard.replay.results import RunResult
 from runguard.replay.sources import Source
 from runguard.replay.steps import Faults, RecordedRun, UnreadableError
 
-# What a judge replaces anyway, and what may be fit for this process alone. The mode stays: a journal is read by it.
+# Settings that a replay replaces, or that may work only in this process. The mode stays: reading a journal needs it.
 _HARMLESS: Final[dict[str, Any]] = {
     "store": "memory",
     "alerts": AlertSettings(),
@@ -26,7 +26,7 @@ _HARMLESS: Final[dict[str, Any]] = {
 
 @dataclass(slots=True)
 class Batch:
-    """The results of one piece: per run, one per policy."""
+    """The results of one piece of a source: for each run, one result per policy."""
 
     results: list[list[RunResult]]
     faults: Faults
@@ -36,9 +36,9 @@ class Batch:
 def replay(
     sources: Iterable[Source], policies: list[Policy], *, workers: int = 1, model: str = "", to_the_end: bool = False
 ) -> Iterator[Batch]:
-    """In order, whatever the number of processes. ``model``: its name where a recording names none.
+    """Yield results in order, for any number of processes. ``model``: the model of recordings that do not name one.
 
-    ``to_the_end``: judge also what a stopped run would not have come to, as a live guard in the shadow does.
+    ``to_the_end``: continue after a stop, as a live guard in shadow mode does.
     """
     policies = [harmless(policy) for policy in policies]
     for worked in each_run(sources, _Playing, (policies, to_the_end), workers_for(policies, workers), model):
@@ -46,26 +46,26 @@ def replay(
 
 
 def replay_run(run: RecordedRun, policy: Policy) -> RunResult:
-    """One run, here and now."""
+    """Replay one run in this process."""
     with quiet():
         return Judge(policy).play(run)
 
 
 def harmless(policy: Policy) -> Policy:
-    """What of a policy matters to recorded runs."""
+    """Return the policy without store, alerts, telemetry, callbacks and clock."""
     return policy.model_copy(update=_HARMLESS)
 
 
 def workers_for(policies: list[Policy], workers: int) -> int:
-    """As many processes as asked for, or this one alone where a policy has functions that no other process can find."""
+    """Return the number of processes: 1 if a policy has functions that another process cannot import."""
     if workers == 1:
         return 1
     try:
         given = pickle.dumps(policies)
         pickle.loads(given)
-    except Exception:  # a lambda, an object with a lock: each with its own exception
+    except Exception:  # a lambda or an object with a lock; each raises its own exception
         return 1
-    return 1 if b"__main__" in given else workers  # what a prompt or a notebook defines is there by name only
+    return 1 if b"__main__" in given else workers  # another process cannot import what a prompt or a notebook defines
 
 
 class _Playing:

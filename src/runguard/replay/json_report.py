@@ -1,4 +1,4 @@
-"""The result as JSON, written as it comes, and an explanation on a terminal."""
+"""The result of a replay as JSON, written run by run."""
 
 import json
 from typing import IO, Any
@@ -9,30 +9,30 @@ from rich.text import Text
 from runguard.console.screen import heading, print_table, table
 from runguard.core.printable import printable
 from runguard.replay.explain import Explanation
+from runguard.replay.formatting import cost, count
 from runguard.replay.results import RunResult
 from runguard.replay.steps import Faults
 from runguard.replay.table import sum_of
 from runguard.replay.totals import Totals
-from runguard.replay.words import cost, count
 
 
 class JsonReport:
-    """One document, its runs written one by one: the memory it takes does not depend on their number."""
+    """Writes one JSON document, run by run, so that memory does not depend on the number of runs."""
 
     def __init__(self, out: IO[str], head: dict[str, Any]) -> None:
         self._out, self._first = out, True
-        # written with the first run: without any there is an error to tell instead
+        # written with the first run; without any run there is an error to print instead
         self._head = json.dumps(head, indent=2)[:-2] + ',\n  "runs": ['
 
     def add(self, results: list[RunResult]) -> None:
         self._out.write(f"{self._head}\n    " if self._first else ",\n    ")
         self._first = False
-        told, *others = (unknown_as_null(each.to_dict(), each.unpriced) for each in results)
+        first, *others = (unknown_as_null(each.to_dict(), each.unpriced) for each in results)
         for other in others:
-            told["against"] = {
+            first["against"] = {
                 key: value for key, value in other.items() if key in ("verdicts", "more_verdicts", "after_stop", "usd")
             }
-        self._out.write(json.dumps(told))
+        self._out.write(json.dumps(first))
 
     def end(self, totals: list[Totals], faults: Faults) -> None:
         self._out.write("\n  ],\n")
@@ -43,21 +43,21 @@ class JsonReport:
         self._out.write(json.dumps(rest, indent=2)[2:] + "\n")
 
 
-def unknown_as_null(told: Any, unpriced: int) -> Any:
-    """Where calls have no price, a sum of nothing is not zero but unknown: ``usd`` is null there."""
+def unknown_as_null(data: Any, unpriced: int) -> Any:
+    """Replace a ``usd`` of zero by null if calls have no price: the sum is unknown, not zero."""
     if not unpriced:
-        return told
-    if isinstance(told, list):
-        return [unknown_as_null(entry, unpriced) for entry in told]
-    if not isinstance(told, dict):
-        return told
-    known = {key: unknown_as_null(value, unpriced) for key, value in told.items()}
+        return data
+    if isinstance(data, list):
+        return [unknown_as_null(entry, unpriced) for entry in data]
+    if not isinstance(data, dict):
+        return data
+    known = {key: unknown_as_null(value, unpriced) for key, value in data.items()}
     return known | {"usd": None} if known.get("usd") == "0" and known.get("model_calls") else known
 
 
-def print_explanation(out: Console, told: Explanation) -> None:
-    told = printable(told)
-    run = told.result
+def print_explanation(out: Console, explanation: Explanation) -> None:
+    explanation = printable(explanation)
+    run = explanation.result
     spent = f"{run.model_calls} model calls, {run.tool_calls} tool calls, {count(run.tokens)} tokens, {cost(run)}"
     out.print(
         Text.assemble((run.id, "bold"), f": {spent}, in {run.runs} user turn{'s' * (run.runs != 1)}"), soft_wrap=True
@@ -69,7 +69,7 @@ def print_explanation(out: Console, told: Explanation) -> None:
         after = (
             f"; then {count(verdict.after.tokens)} tokens, {sum_of(verdict.after, run.unpriced)}"
             if not verdict.moot
-            else " (would not have come to it)"
+            else " (not reached: the run was already stopped)"
         )
         out.print(f"  {where}: would have been {verdict}{after}", soft_wrap=True)
         for piece in verdict.evidence:
@@ -79,14 +79,14 @@ def print_explanation(out: Console, told: Explanation) -> None:
                 soft_wrap=True,
             )
     if not run.verdicts:
-        out.print("  no rule would have said anything")
-    out.print(Text.assemble("\n", heading("how near each rule came")))
+        out.print("  no rule would have acted")
+    out.print(Text.assemble("\n", heading("the highest count of each rule")))
     shown = table("rule", "highest", "where", "rungs", "why", whole=("rule",), sentences=("why",))
-    for near in told.rules:
+    for near in explanation.rules:
         peak = near.peak
         where = "" if peak is None or not (peak.tool or peak.agent) else f"step {peak.step}, {peak.tool or peak.agent}"
         rungs = " ".join(f"{name} {number:g}" for name, number in near.rungs.items())
         shown.add_row(near.rule, f"{peak.observed:g} {peak.unit}" if peak is not None else "", where, rungs, near.why)
     print_table(out, shown)
-    for rule, why in told.not_recorded.items():
-        out.print(f"{rule}: not judged here, {why}", style="dim", soft_wrap=True)
+    for rule, why in explanation.not_recorded.items():
+        out.print(f"{rule}: not evaluated: {why}", style="dim", soft_wrap=True)

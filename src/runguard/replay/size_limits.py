@@ -1,4 +1,4 @@
-"""What a file may take: bytes of a compressed file when unpacked, bytes and values of one record.
+"""Size limits of sources: bytes of an unpacked file, bytes and values of one record.
 
 A file of 13 MB can unpack to more than a gigabyte, and a line of 60 MB can hold twenty million lists. Readers stop at
 these limits and report it as they report any other damage.
@@ -11,20 +11,20 @@ import zlib
 from pathlib import Path
 from typing import Any, BinaryIO, Final
 
-MAX_UNPACKED: Final = 1024**3  # bytes of one compressed file, unless the caller says otherwise
+MAX_UNPACKED: Final = 1024**3  # bytes of one compressed file, by default
 MAX_RECORD: Final = 64 * 1024**2  # bytes of one line, one event or one element of a document
 _MAX_VALUES: Final = 4_000_000  # of one record; each takes fifty bytes or more in memory
-_SMALL: Final = 4 * 1024**2  # a record of this size cannot hold too many
+_SMALL: Final = 4 * 1024**2  # a record of this size cannot hold too many values
 
-DAMAGED: Final = (OSError, EOFError, zlib.error)  # what reading a damaged or truncated file raises
+DAMAGED: Final = (OSError, EOFError, zlib.error)  # exceptions from reading a damaged or truncated file
 
 
 class UnpackedError(OSError):
-    """A compressed file holds more than may be unpacked."""
+    """A compressed file is larger than the limit."""
 
 
 class _Limited(io.RawIOBase):
-    """The content of a compressed file, up to a limit."""
+    """Reads a compressed file up to a limit."""
 
     def __init__(self, path: Path, limit: int) -> None:
         self._file = gzip.open(path, "rb")  # noqa: SIM115 - closed with this
@@ -38,7 +38,7 @@ class _Limited(io.RawIOBase):
         self._read += count
         if self._read > self._limit:
             raise UnpackedError(
-                f"it unpacks to more than {size_text(self._limit)}; allow more with --max-unpacked, or unpack it first"
+                f"it unpacks to more than {size_text(self._limit)}; raise --max-unpacked, or unpack it first"
             )
         return count
 
@@ -48,7 +48,7 @@ class _Limited(io.RawIOBase):
 
 
 def open_bytes(path: Path, max_unpacked: int = MAX_UNPACKED) -> BinaryIO:
-    """A file to read, unpacked if it is compressed."""
+    """Open a file for reading; decompress it if necessary."""
     if not is_gzip(path):
         return path.open("rb")
     return io.BufferedReader(_Limited(path, max_unpacked), 256 * 1024)
@@ -60,7 +60,7 @@ def is_gzip(path: Path) -> bool:
 
 
 def load_json(text: str | bytes) -> Any:
-    """The value of one record. ValueError for what is not JSON, too large or nested too deeply."""
+    """Parse one record; raise ValueError if it is not JSON, too large or nested too deeply."""
     check_size(text)
     try:
         return json.loads(text)
@@ -69,7 +69,7 @@ def load_json(text: str | bytes) -> Any:
 
 
 def check_size(text: str | bytes, start: int = 0) -> None:
-    """ValueError for a record that would take too much memory.
+    """Raise ValueError for a record that would take too much memory.
 
     Every value but the first follows a comma, a bracket or a colon.
     """
@@ -83,7 +83,7 @@ def check_size(text: str | bytes, start: int = 0) -> None:
 
 
 def size_text(size: int) -> str:
-    """A number of bytes as people write it."""
+    """Format a number of bytes."""
     for unit, name in ((1024**3, "GB"), (1024**2, "MB"), (1024, "KB")):
         if size >= unit:
             return f"{size / unit:g} {name}" if size % unit == 0 else f"{size / unit:.1f} {name}"

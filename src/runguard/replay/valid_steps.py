@@ -1,4 +1,4 @@
-"""Steps as the guard may see them, whatever stood in the file: ids are texts, times are finite, counts are possible."""
+"""Sanitize recorded steps for the guard: ids are strings, times are finite, counts are possible."""
 
 from collections.abc import Iterator
 from dataclasses import fields
@@ -19,7 +19,7 @@ from runguard.replay.steps import (
     word,
 )
 
-_MOST: Final = 10**30  # tokens of one model call: sums and costs of these can still be printed
+_MOST: Final = 10**30  # tokens of one model call; sums and costs below this can still be printed
 _COUNTS: Final = tuple(field.name for field in fields(Usage))
 _WORDS: Final[dict[type, tuple[str, ...]]] = {
     Turn: ("run",),
@@ -32,7 +32,7 @@ _WORDS: Final[dict[type, tuple[str, ...]]] = {
 
 
 def checked(run: RecordedRun, faults: Faults) -> RecordedRun:
-    """The same run with values that every rule and every table can handle."""
+    """Return the run with values that every rule and every table can handle."""
     run.id, run.app, run.user, run.session, run.source = (
         word(run.id),
         word(run.app),
@@ -46,7 +46,7 @@ def checked(run: RecordedRun, faults: Faults) -> RecordedRun:
 
 def _steps(steps: Iterator[Step], name: str, faults: Faults) -> Iterator[Step]:
     for step in steps:
-        if type(step) is not Wrote:  # its reader checks an entry of a journal
+        if type(step) is not Wrote:  # the reader of a journal has checked its entries
             for field in _WORDS.get(type(step), ()):
                 if getattr(step, field).__class__ is not str:
                     setattr(step, field, word(getattr(step, field)))
@@ -55,6 +55,6 @@ def _steps(steps: Iterator[Step], name: str, faults: Faults) -> Iterator[Step]:
             and step.usage is not None
             and not all(0 <= getattr(step.usage, count) < _MOST for count in _COUNTS)
         ):
-            faults.add(name, "a model call that reports an impossible number of tokens: it counts without them")
+            faults.add(name, "a model call reports an impossible number of tokens: ignoring them")
             step.usage = None
         yield step

@@ -1,4 +1,4 @@
-"""``runguard replay``: sources in, a table, JSON or a page out."""
+"""``runguard replay``: read sources, print a table or JSON, write a page."""
 
 import os
 import sys
@@ -12,21 +12,21 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from runguard.console.screen import console
 from runguard.policy.settings import Policy
-from runguard.replay.checked import checked
+from runguard.replay.batches import Batch, replay
 from runguard.replay.engine import Judge, quiet
 from runguard.replay.explain import explain
-from runguard.replay.processes import Worked
-from runguard.replay.sources import Source, said_by
+from runguard.replay.json_report import JsonReport, print_explanation, unknown_as_null
+from runguard.replay.processes import PieceResult
+from runguard.replay.sources import Source, error_text
 from runguard.replay.steps import Faults, RecordedRun, Step, Turn, UnreadableError
 from runguard.replay.table import Rows, print_result
-from runguard.replay.told import JsonReport, print_explanation, unknown_as_null
 from runguard.replay.totals import Totals
-from runguard.replay.work import Batch, replay
+from runguard.replay.valid_steps import checked
 
 if TYPE_CHECKING:
     from runguard.replay.results import RunResult
 
-_Piece = TypeVar("_Piece", Batch, Worked)
+_Piece = TypeVar("_Piece", Batch, PieceResult)
 _NAMED: Final = 10
 
 
@@ -40,9 +40,7 @@ def run(
     workers: int | None = None,
     model: str = "",
 ) -> None:
-    """Replay everything and print what it came to; UnreadableError where there is nothing to print, or no place for the
-    page.
-    """
+    """Replay all sources and print the result; raise UnreadableError if there is no run or the page is not writable."""
     if page is not None:
         check_place(page)
     totals = [Totals(name) for name, _ in policies]
@@ -66,10 +64,10 @@ def run(
 
 
 def _nothing_read(sources: list[Source], faults: Faults) -> str:
-    """Why there is no run, in one line."""
+    """Return one line that says why there is no run."""
     names = ", ".join(source.name for source in sources[:5]) + (" and others" if len(sources) > 5 else "")
     if not faults.count:
-        return f"{names}: there is no run in it"
+        return f"{names}: contains no run"
     return (
         f"{names}: no run could be read, {faults.count} record{'s' * (faults.count != 1)} skipped; the first: "
         f"{faults.first[0]}"
@@ -77,18 +75,18 @@ def _nothing_read(sources: list[Source], faults: Faults) -> str:
 
 
 def check_place(file: Path) -> None:
-    """Before long work rather than after it."""
+    """Check that the file can be written, before the long work starts."""
     if not file.parent.is_dir():
-        raise UnreadableError(f"{file}: cannot be written: there is no folder {file.parent}; make it first")
+        raise UnreadableError(f"{file}: cannot be written: the folder {file.parent} does not exist; create it first")
     if not os.access(file if file.exists() else file.parent, os.W_OK):
         raise UnreadableError(f"{file}: cannot be written: permission denied")
 
 
 def write_file(file: Path, text: str) -> None:
     try:
-        file.write_text(text, encoding="utf-8", errors="replace")  # a name may hold half a character
+        file.write_text(text, encoding="utf-8", errors="replace")  # a name may contain half a surrogate pair
     except OSError as error:
-        sys.stderr.write(f"{file}: cannot be written: {error.strerror or error}\n")  # the result is on stdout already
+        sys.stderr.write(f"{file}: cannot be written: {error.strerror or error}\n")  # the result is already on stdout
         sys.exit(2)
     sys.stderr.write(f"{file} written\n")
 
@@ -102,9 +100,9 @@ def _add(results: "list[RunResult]", totals: list[Totals], rows: Rows, report: J
 
 
 def _head(sources: list[Source], policies: list[tuple[str, Policy]]) -> dict[str, Any]:
-    told = [{"name": name, "digest": policy.digest} for name, policy in policies]
-    return {"sources": [source.name for source in sources], "policy": told[0]} | (
-        {"against_policy": told[1]} if len(told) > 1 else {}
+    used = [{"name": name, "digest": policy.digest} for name, policy in policies]
+    return {"sources": [source.name for source in sources], "policy": used[0]} | (
+        {"against_policy": used[1]} if len(used) > 1 else {}
     )
 
 
@@ -131,7 +129,7 @@ def _bar(sources: list[Source]) -> Iterator[Progress | None]:
 def with_progress(
     sources: list[Source], pieces: Iterator[_Piece], runs_of: Callable[[_Piece], int]
 ) -> Iterator[_Piece]:
-    """A bar on a terminal while pieces of the sources are worked through."""
+    """Show a progress bar on a terminal while the pieces are processed."""
     runs = 0
     with _bar(sources) as progress:
         for piece in pieces:
@@ -144,26 +142,26 @@ def with_progress(
 def run_explanation(
     sources: list[Source], name: str, policy: Policy, *, as_json: bool = False, model: str = ""
 ) -> None:
-    """Explain one run; UnreadableError when there is none of that name."""
+    """Explain one run; raise UnreadableError if there is no run of that name."""
     with quiet():
         recorded = _find(sources, name, model)
         try:
-            told = explain(recorded, Judge(policy, to_the_end=True))
-        except Exception as error:  # a record that no reader foresaw
-            raise UnreadableError(f"{recorded.id}: cannot be replayed: {said_by(error)}") from None
+            explanation = explain(recorded, Judge(policy, to_the_end=True))
+        except Exception as error:  # an unforeseen record
+            raise UnreadableError(f"{recorded.id}: cannot be replayed: {error_text(error)}") from None
     if as_json:
         import json
 
-        sys.stdout.write(json.dumps(unknown_as_null(told.to_dict(), told.result.unpriced), indent=2) + "\n")
+        sys.stdout.write(
+            json.dumps(unknown_as_null(explanation.to_dict(), explanation.result.unpriced), indent=2) + "\n"
+        )
     else:
-        print_explanation(console(), told)
+        print_explanation(console(), explanation)
 
 
 def _find(sources: list[Source], name: str, model: str) -> RecordedRun:
-    """By its own id, its session's, or that of a run within it; or by the beginning of one of the first two where that
-    is enough.
-    """
-    beginning: dict[str, None] = {}
+    """Find a run by its id, its session's id or a run within it, or by a unique prefix of one of the first two."""
+    prefixed: dict[str, None] = {}
     known: list[str] = []
     faults = Faults()
     for recorded in _runs(sources, model, faults):
@@ -171,20 +169,20 @@ def _find(sources: list[Source], name: str, model: str) -> RecordedRun:
             return _held(recorded)
         if len(known) < _NAMED:
             known.append(recorded.id)
-        if len(beginning) < _NAMED and (recorded.id.startswith(name) or recorded.session.startswith(name)):
-            beginning[recorded.id] = None
+        if len(prefixed) < _NAMED and (recorded.id.startswith(name) or recorded.session.startswith(name)):
+            prefixed[recorded.id] = None
     for recorded in _runs(sources, model, Faults()):  # a trip names the run within its session
         steps = list(_held(recorded).steps)
         if any(type(step) is Turn and step.run == name for step in steps):
             recorded.steps = iter(steps)
             return recorded
-    if len(beginning) == 1:
-        return next(_held(recorded) for recorded in _runs(sources, model, Faults()) if recorded.id in beginning)
-    if beginning:
-        raise UnreadableError(f"{name!r} is the beginning of several: {', '.join(beginning)}")
+    if len(prefixed) == 1:
+        return next(_held(recorded) for recorded in _runs(sources, model, Faults()) if recorded.id in prefixed)
+    if prefixed:
+        raise UnreadableError(f"{name!r} matches several runs: {', '.join(prefixed)}")
     if not known:
         raise UnreadableError(_nothing_read(sources, faults))
-    raise UnreadableError(f"{name!r}: no run of that id. The first ones are {', '.join(known)}; --json lists all")
+    raise UnreadableError(f"{name!r}: no run with this id. The first ones are {', '.join(known)}; --json lists all")
 
 
 def _runs(sources: list[Source], model: str, faults: Faults) -> Iterator[RecordedRun]:
@@ -194,13 +192,11 @@ def _runs(sources: list[Source], model: str, faults: Faults) -> Iterator[Recorde
                 for recorded in piece.runs(faults, model):
                     yield checked(recorded, faults)
             except Exception as error:  # the rest of a damaged source
-                faults.add(source.name, f"cannot be read to its end: {said_by(error)}")
+                faults.add(source.name, f"cannot be read to its end: {error_text(error)}")
 
 
 def _held(recorded: RecordedRun) -> RecordedRun:
-    """The same run with all its steps read: its file is closed when the next run is not asked for. Steps up to where it
-    is damaged.
-    """
+    """Return the run with all its steps in memory, up to the first damaged one; its file closes when reading ends."""
     steps: list[Step] = []
     with suppress(Exception):
         steps.extend(recorded.steps)

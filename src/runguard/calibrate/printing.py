@@ -1,25 +1,37 @@
-"""The proposal on a screen: what is proposed, on what ground, and what it would have cut."""
+"""``runguard calibrate``: make a proposal and print it with its reasons and effects, or as JSON."""
 
+import json
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from runguard.calibrate.effects import Cut
+from runguard.calibrate.effects import LimitEffect
 from runguard.calibrate.limits import Limit
+from runguard.calibrate.proposal import calibrate
 from runguard.calibrate.rungs import Choice, Point
-from runguard.calibrate.words import about_successes, basis_words, number, rungs_words
+from runguard.calibrate.toml_file import about_successes, basis_text, number, rungs_text
 from runguard.console import screen
+from runguard.console.screen import console
+from runguard.core.printable import printable
+from runguard.policy.settings import Policy
+from runguard.replay.formatting import count, money, share
+from runguard.replay.processes import PieceResult
+from runguard.replay.reporting import check_place, with_progress, write_file
+from runguard.replay.sources import Source
 from runguard.replay.table import print_faults
-from runguard.replay.words import count, money, share
 
 if TYPE_CHECKING:
     from runguard.calibrate.proposal import Proposal
 
 
 def print_proposal(out: Console, made: "Proposal") -> None:
-    out.print(basis_words(made))
+    out.print(basis_text(made))
     if made.estimated:
         out.print(
             f"tokens of {count(made.estimated)} of {count(made.model_calls)} model calls are estimated from "
@@ -32,7 +44,7 @@ def print_proposal(out: Console, made: "Proposal") -> None:
         _print_effect(out, made)
         out.print(f"fitted on one half, counted on the other: {made.held_out.words()}")
     else:
-        out.print("nothing could be advised from these recordings", style="yellow")
+        out.print("nothing to propose from these recordings", style="yellow")
     print_faults(out, made.faults)
 
 
@@ -46,10 +58,10 @@ def _print_limits(out: Console, made: "Proposal") -> None:
     shown = screen.table(
         "setting",
         *figures,
-        "would have cut",
+        "would have stopped",
         right=figures,
         whole=("setting", "proposed", "P95"),
-        sentences=("would have cut",),
+        sentences=("would have stopped",),
     )
     for limit in made.settings.limits:
         found = limit.quantile
@@ -70,15 +82,15 @@ def _print_limits(out: Console, made: "Proposal") -> None:
     _print(out, "limits: 2.5 x P95", shown)
 
 
-def _cut(out: Console, limit: Limit, cut: Cut) -> Text:
-    told = Text(", ".join(f"{many:,} {label}" for label, many in cut.by_label.items() if many)) or Text(
+def _cut(out: Console, limit: Limit, cut: LimitEffect) -> Text:
+    text = Text(", ".join(f"{many:,} {label}" for label, many in cut.by_label.items() if many)) or Text(
         "nothing", "dim"
     )
     if cut.tokens:
-        told.append(f"; {count(cut.tokens)} tokens, {money(cut.nano)} after the stops")
+        text.append(f"; {count(cut.tokens)} tokens, {money(cut.nano)} after the stops")
     if cut.successes:
-        told.append("\n" if out.is_terminal else ". ").append(about_successes(limit, cut), "red")
-    return told
+        text.append("\n" if out.is_terminal else ". ").append(about_successes(limit, cut), "red")
+    return text
 
 
 def _print_rules(out: Console, made: "Proposal") -> None:
@@ -86,20 +98,20 @@ def _print_rules(out: Console, made: "Proposal") -> None:
     shown = screen.table("rule", "rungs", *counts, "", right=counts, whole=("rule",), sentences=("",))
     for choice in made.settings.choices:
         stays = Text.assemble(("now", "dim"), "" if choice.rungs else f". Stays: {choice.why}")
-        shown.add_row(choice.rule, rungs_words(choice.now), *_point(choice.before), stays)
+        shown.add_row(choice.rule, rungs_text(choice.now), *_point(choice.before), stays)
         for rungs, point in _worth_showing(choice):
             chosen = Text.assemble(("proposed", "bold green"), f": {choice.why}") if rungs == choice.rungs else ""
-            shown.add_row("", rungs_words(rungs), *_point(point), chosen)
+            shown.add_row("", rungs_text(rungs), *_point(point), chosen)
     _print(out, "rungs: saved tokens against false stops", shown)
     out.print(
         "false stops, refused, nudged: successful recordings; tokens saved: after the stops of the others; "
-        "both because of that rule alone",
+        "both counted for that rule only",
         style="dim",
     )
 
 
 def _worth_showing(choice: Choice) -> list[tuple[dict[str, int], Point]]:
-    """Settings that change something."""
+    """Return the settings that change the result."""
     now = choice.before
     return [
         (rungs, point)
@@ -130,4 +142,41 @@ def _print_effect(out: Console, made: "Proposal") -> None:
             shown.add_row(
                 label, f"{before.recordings:,}", *stopped, count(before.tokens), count(then.tokens), money(then.nano)
             )
-    _print(out, "all of it together", shown)
+    _print(out, "the whole proposal", shown)
+
+
+def run(
+    sources: list[Source],
+    policy: Policy,
+    *,
+    target: Path | None = None,
+    as_json: bool = False,
+    max_false_stops: float = 0,
+    workers: int | None = None,
+    model: str = "",
+) -> bool:
+    """Return whether there is a proposal; only then the file is written."""
+    if target is not None:
+        check_place(target)
+
+    def watch(_: str, found: Iterator[PieceResult]) -> Iterator[PieceResult]:
+        return with_progress(sources, found, lambda worked: len(worked.found))
+
+    made = calibrate(
+        sources,
+        policy,
+        max_false_stops=max_false_stops,
+        workers=workers or os.cpu_count() or 1,
+        model=model,
+        watch=watch,
+    )
+    has_advice = bool(made.changes)
+    if as_json:
+        sys.stdout.write(json.dumps(made.to_dict(), indent=2) + "\n")
+    else:
+        print_proposal(console(), printable(made))
+    if has_advice and target is not None:
+        write_file(target, made.to_toml())
+    elif has_advice and not as_json:
+        sys.stdout.write("\n" + made.to_toml())
+    return has_advice
