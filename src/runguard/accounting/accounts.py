@@ -100,7 +100,7 @@ class Accounts(Settlement):
     # ---- before a call ----------------------------------------------------------------------------------------------
 
     def context_limit(self, model: str) -> int | None:
-        """How many input tokens a request may have; None when nobody knows."""
+        """Return how many input tokens a request may have; None if unknown."""
         return self._expectations.context_limit(model, self.pricing)
 
     def open_now(self, purse: Purse, event: ModelCall) -> Charge | None:
@@ -132,8 +132,8 @@ class Accounts(Settlement):
     ) -> tuple[Charge | None, Denied | None]:
         """Reserve the worst case of a call. When only other calls' holds stand in the way, wait for them, bounded.
 
-        A charge, or why not; both where nothing is enforced: the call is made and billed, and what would have
-        happened is told.
+        Return a charge, or the reason of a refusal; both in shadow mode, where the call is made and billed and the
+        refusal is only reported.
         """
         lines, within = self._finder.own_of_call(purse, event, self)
         output = event.max_output_tokens
@@ -210,13 +210,13 @@ class Accounts(Settlement):
             self.on_store(error)
 
     def uncounted(self, charge: Charge) -> Charge:
-        """A call that is made although nobody could hold anything for it: what it takes is booked all the same."""
+        """Open a charge for a call without a reservation; its usage is still booked."""
         charge.hold = self.ledger.book(charge.lines.accounts) if charge.lines.accounts else None
         self.spending.opened(charge)
         return charge
 
     def open_settled(self, purse: Purse, event: ModelCall) -> Charge:
-        """The account of a call that nobody could be asked about before: nothing held, to be settled at once."""
+        """Open a charge for a call that could not be checked before: no reservation, settled at once."""
         lines = self._finder.of_call(purse, event)
         charge = Charge(
             purse,

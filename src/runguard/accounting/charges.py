@@ -119,11 +119,13 @@ class Charge:
     home: Any = None  # the Accounts that opened it
     # a layer around this one has the same ledger and owns the call: what it holds is not held again
     within: bool = False
-    # what the caller says it may take: nano-USD and tokens, None where nobody knows
+    # the highest usage according to the caller: nano-USD and tokens, None if unknown
     bound: tuple[int | None, int | None] | None = None
     number: int = 0  # of the call, in the run's journal
-    journal: Any = None  # of its run, where one is kept: what a call took may be told after the run's end
-    doubt: "Denied | None" = None  # in the shadow: enforcing would have waited or asked for less before it refused
+    journal: Any = None  # of its run, where one is kept: the usage of a call may be reported after the run's end
+    doubt: "Denied | None" = (
+        None  # in shadow mode: an enforcing guard would have waited or requested less before it refused
+    )
 
     @property
     def is_capped(self) -> bool:
@@ -169,7 +171,7 @@ def worst_of(charge: Charge) -> Amount:
 
 
 def _least_cap(charge: Charge, unit: int) -> int:
-    """Where nobody knows what a call may take, it asks for everything: nothing else is let in beside it."""
+    """If the cost of a call is unknown, it reserves everything and runs exclusively."""
     least = min((account.caps[unit] for account in charge.lines.accounts), default=UNLIMITED)
     return max(least, 1) if least < UNLIMITED else 0  # never 0: an unknown cost does not fit into a cap of 0
 

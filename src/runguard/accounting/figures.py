@@ -19,7 +19,7 @@ class Entry:
     cached: int = 0
     thinking: int = 0
     nano: int = 0
-    unpriced: int = 0  # calls whose price nobody knows: their cost is not in ``nano``
+    unpriced: int = 0  # calls without a known price: ``nano`` does not contain their cost
     estimated: int = 0  # calls whose usage or rate was estimated
 
     def count(self, one: "Entry") -> None:

@@ -74,7 +74,7 @@ class AccountFinder:
         found = [a for a in found if a.ends is None or a.ends > now]
         kind, _, rest = scope.partition(":")
         parts = rest.split("/")
-        if kind == "session" and len(parts) == 2 and not found:  # without the user, where only one can be meant
+        if kind == "session" and len(parts) == 2 and not found:  # without the user, if only one matches
             scopes = {
                 a.scope
                 for a in self._ledger.accounts()

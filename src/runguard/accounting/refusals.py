@@ -68,7 +68,7 @@ def finding_of(denied: Denied, event: ModelCall, ledger: str) -> Finding:
             f"extend({account.scope!r}, {unit}=…)"
         )
     if account.ends is not None:
-        resume += f"; its window begins anew at {datetime.fromtimestamp(account.ends, UTC):%Y-%m-%d %H:%M:%S} UTC"
+        resume += f"; its window resets at {datetime.fromtimestamp(account.ends, UTC):%Y-%m-%d %H:%M:%S} UTC"
     in_usd = account.cap_usd < UNLIMITED
     money = Money(
         denied.meter.per.kind,

@@ -33,7 +33,7 @@ class Settlement:
         on_fired: OnFired | None = None,
         on_booked: Callable[[], None] | None = None,
     ) -> list[Fired]:
-        """Book what a call took; told again, the later figure replaces the earlier.
+        """Book the usage of a call; a later report replaces the earlier one.
 
         The model that answered wins over the one that was asked. ``nano``: what it cost, where somebody knows
         better than the price list.
@@ -75,7 +75,7 @@ class Settlement:
             if isinstance(answering, Rates):
                 rates = answering
             else:
-                estimated = estimated or isinstance(rates, Rates)  # the price of the model that was asked stands for it
+                estimated = estimated or isinstance(rates, Rates)  # use the price of the requested model
         entry = Entry(1, usage.input, usage.output, usage.cached, usage.thinking)
         if nano is not None:
             entry.nano, entry.estimated = nano, int(estimated)
@@ -147,7 +147,7 @@ class Settlement:
             fired.append(reached) if on_fired is None else on_fired(charge, reached)
 
     def rates_of(self, charge: Charge, model: str) -> Rates | Unpriced:
-        """The model that answered wins over the one that was asked, whose price stands for it where it has none."""
+        """Return the model that answered; if it has no price, use the price of the requested one."""
         if not model or model == charge.model:
             return charge.rates
         rates = self.pricing.rates(model, charge.at)

@@ -69,7 +69,7 @@ class Spending:
                 charge.purse.reserved -= charge.held
 
     def book(self, charge: Charge, entry: Entry, model: str) -> None:
-        """What a call took; told again, it replaces what was told before."""
+        """Count the usage of a call; a later report of the same call replaces the earlier one."""
         purse, before = charge.purse, charge.booked
         key = (charge.agent, model, charge.tool)
         with self._lock:

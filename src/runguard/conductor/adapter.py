@@ -93,7 +93,7 @@ class Conductor(Protocol):
     # ---- runs and lanes ---------------------------------------------------------------------------------------------
 
     def start(self, info: RunInfo) -> Run:
-        """Begin a root run. A run of the same name begins anew."""
+        """Begin a root run. A run of the same name is reset."""
 
     def end(self, run_id: str, /) -> None:
         """Forget a run. What it still holds is given back."""

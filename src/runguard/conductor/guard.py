@@ -148,7 +148,7 @@ class Guard:
     # ---- runs -------------------------------------------------------------------------------------------------------
 
     def start(self, info: RunInfo) -> Run:
-        """Begin a root run. A run of the same name begins anew."""
+        """Begin a root run. A run of the same name is reset."""
         if (before := self.runs.get(info.run)) is not None:
             self.accounts.end(before.purse)
             if before.journal is not None:

@@ -104,7 +104,7 @@ class Pauses:
                 "runguard.paused_dropped: more than %d paused runs are in memory; the oldest, %s, was dropped; %s",
                 WAITING_KEPT,
                 on_one_line(run.info.run),
-                "the store keeps what it has used" if shared else "if it is resumed, its limits begin anew",
+                "the store keeps what it has used" if shared else "if it is resumed, its limits start again",
             )
         guard.accounts.end(run.purse)
         for call in run.pending_once:

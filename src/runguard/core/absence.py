@@ -1,4 +1,4 @@
-"""Whether words say that a thing which was looked up is not there or not to be had: an answer about that thing, and no
+"""Whether words say that a thing which was looked up is missing or unavailable: an answer about that thing, and no
 failure of the tool.
 
 A sweep over a hundred customers meets many of them. What is needed to work at all (a file, a command, a key) is no such

@@ -31,8 +31,8 @@ class AnswerBook:
         self.size = 0  # of the last answer, about; -1 when it is too large to be copied
 
     def name(self, call: bytes, value: Any, by: str = "") -> tuple[int, bool]:
-        """The answer's name, and whether this (call, answer) pair is new to whom it was told: a reviewer may read what
-        a writer has read.
+        """Return the answer's identity, and whether this (call, answer) pair is new to the agent: a reviewer may read
+        what a writer has read.
         """
         shot = snapshot(value)
         self.size = len(shot) if type(shot) is bytes else -1
@@ -85,7 +85,7 @@ class _Known:
         if (by, name) in self.told:
             return name, False
         if len(self.told) >= AnswerBook.ANSWERS:
-            self.told.clear()  # a call with so many answers moves on; its oldest may be told again
+            self.told.clear()  # a call with this many answers makes progress; its oldest answer may come again
         self.told.add((by, name))
         return name, True
 

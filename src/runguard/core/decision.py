@@ -91,7 +91,7 @@ class Money:
     scope: str
     spent_usd: Decimal | None
     reserved_usd: Decimal | None
-    ends: float | None = None  # when its window begins anew
+    ends: float | None = None  # when its window resets
     resume: str = ""
     key: str = ""  # the account: its scope, window and period
 

@@ -61,7 +61,7 @@ class ModelCall:
     audio_tokens: int = 0  # of the prompt
     max_output_tokens: int | None = None  # of each candidate, as the request says; None: whatever the model can
     projected_tokens: int | None = None  # the likely size of the prompt
-    context_limit: int | None = None  # how large it may be; None: nobody knows
+    context_limit: int | None = None  # its highest size; None: unknown
     tool: str = ""  # the tool call it is made in
     charge: Any = None  # its account, once leave was given
     aside: bool = False  # the run has given its answer: this call may be refused, and stops nobody
@@ -69,10 +69,10 @@ class ModelCall:
     bound: tuple[int | None, int | None] | None = None
     least: tuple[int, int] = (0, 0)  # nano-USD and tokens that must be left for it where ``bound`` is None
     candidates: int = 1  # answers asked for, all of them paid
-    no_loop: bool = False  # asked for without an event loop: whoever has to wait steps out first
+    no_loop: bool = False  # requested without an event loop: a caller that must wait leaves first
     no_wait: bool = False  # waiting for other calls would keep them from coming back
     number: int = 0  # within its run, where a journal is kept
-    asked: int = 0  # name of the question, 0 where nobody can tell
+    asked: int = 0  # identity of the question, 0 if unknown
     request_bytes: int = 0  # size of the request, 0 where unknown
 
 

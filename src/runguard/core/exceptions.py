@@ -1,7 +1,7 @@
 """The exception tree. All are ``RuntimeError``, so code written for a hand-made breaker keeps working.
 
 RunGuardError
-├── PolicyError              a policy that cannot be meant: path, value, nearest right name
+├── PolicyError              an invalid policy: path, value, nearest valid name
 ├── InstallError             a second, different ``install()``
 └── RunStoppedError          a run was stopped; ``.trip`` tells everything (on ADK only with ``on_stop="raise"``)
     ├── LoopDetectedError        repetition, cycles, stalls, hand-off circles: ``.pattern``, ``.repeats``
@@ -9,7 +9,7 @@ RunGuardError
     │   └── CostGrowthError          prompts or responses have grown too far
     ├── DeadlineExceededError    wall clock
     ├── BudgetExceededError      money, tokens or calls of a scope: ``.spent``, ``.reserved``, ``.limit``, ``.scope``
-    │   └── UnpricedModelError       a dollar limit and a model whose price nobody knows
+    │   └── UnpricedModelError       a dollar limit and a model without a known price
     ├── ContextOverflowError     the next prompt would not fit: ``.projected_tokens``, ``.limit``
     ├── CircuitOpenError         what was called has failed too often and is left alone for a while: ``.retry_after``
     └── GuardFailedError         the guard itself could not decide, or its policy is broken
@@ -137,7 +137,7 @@ class CircuitOpenError(RunStoppedError):
 
 
 class GuardFailedError(RunStoppedError):
-    """The guard could not do its work and was told to stop in that case."""
+    """The guard failed and is configured to stop in that case."""
 
 
 _BY_RULE: dict[str, type[RunStoppedError]] = {

@@ -213,11 +213,11 @@ _PARTS: Final[tuple[Any, ...]] = (list, tuple, set, frozenset)
 _SPOKEN: Final = frozenset({Decimal, UUID, complex, date, timedelta})
 _TIMES: Final = frozenset({datetime, dt_time})  # without their zone, whose code may be anybody's
 _WIDTH: Final = 2_048  # of a longer sequence or mapping, the first and last entries count
-_LONG: Final = 512  # a longer text is told by its edges
+_LONG: Final = 512  # a longer text is identified by its edges
 
 
 class _Budget:
-    """What is left of a walk. When characters run out, texts are told by their length and a few of their characters."""
+    """The rest of a bounded walk. Without characters left, texts are identified by length and a few characters."""
 
     __slots__ = ("chars", "nodes")
 

@@ -36,8 +36,8 @@ def mask(text: str) -> str:
 
 
 def _hidden(found: re.Match[str]) -> str:
-    """What is left to do, and how far something has come, is told in times too: those stay. A date to wait for moves by
-    itself when it is told anew.
+    """Mask a time, but keep durations that show progress or remaining work. A date to wait for changes with each
+    report anyway.
     """
     whole, (start, end) = found.string, found.span()
     before = _LEFT_BEFORE.search(whole, max(start - 40, 0), start)

@@ -112,7 +112,7 @@ def was_done(answer: Any) -> bool:
 def classify(answer: Any) -> tuple[Outcome, str]:
     """The outcome of an answer and, for a failure, its class: equal for the same failure told about other particulars.
 
-    Beside EMPTY stands MISSING where "nothing there" was told as an error.
+    MISSING is like EMPTY, but the tool reported "nothing there" as an error.
     """
     kind = type(answer)
     if kind is dict:

@@ -15,7 +15,7 @@ _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """A period that begins anew: seconds, minutes and hours by UTC, days,
+    """A recurring period: seconds, minutes and hours by UTC, days,
     weeks and months by the calendar of ``tz``.
     """
 

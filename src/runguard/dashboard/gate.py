@@ -1,9 +1,8 @@
 """Access control of the dashboard, before everything else.
 
-The page shows what agents do, so that it is for whoever started it and nobody else: no other page in the same browser
-(Origin and
-Sec-Fetch-Site), no name that was pointed at this machine (Host), no other user of this machine (the token, which works
-once, and then a cookie). Nothing here changes anything, and no method but GET is answered.
+Only the user who started the dashboard may see it: no other page in the same browser
+(Origin and Sec-Fetch-Site), no foreign name that resolves to this machine (Host), no other user of this machine (the
+token, which works once, then a cookie). The page changes nothing and answers only GET.
 """
 
 import hmac

@@ -25,7 +25,7 @@ class Dropped:
         if self._pid != os.getpid():  # a fork takes no threads along
             self._pid, self._jobs, self._thread = os.getpid(), queue.SimpleQueue(), None
         if self._thread is None or not self._thread.is_alive():
-            # no thread to be had: the next stream or flush tries again
+            # no thread available: the next stream or flush tries again
             with contextlib.suppress(RuntimeError, MemoryError):
                 self._thread = start_thread("runguard-dropped", partial(self._work, self._jobs))
 

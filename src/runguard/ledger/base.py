@@ -224,7 +224,7 @@ class Ledger(Protocol):
         """Move the cap; what was spent stays spent."""
 
     def first(self, account: Account, mark: str, percent: float, limit: Amount) -> bool | None:
-        """True for the first who asks about this mark in this account and period; None when nobody could be asked."""
+        """Return True for the first caller with this mark in this account and period; None without an answer."""
 
     async def changed(self, since: Refusal, seconds: float) -> bool:
         """Wait until something was settled, released or extended since a refusal; False when the time is over."""
@@ -263,7 +263,7 @@ class Ledger(Protocol):
         """Something for the records of a ledger that has some."""
 
     def change_control(self, change: Callable[[str], str]) -> str:
-        """Change the control document, whoever else does so at the same time; returns the new text."""
+        """Change the control document safely against concurrent changes; return the new text."""
 
     async def refresh(self) -> None:
         """See whether the control document has changed."""

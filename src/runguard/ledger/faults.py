@@ -39,7 +39,7 @@ def store_faults(name: str, kinds: type[BaseException] = Exception) -> Iterator[
 
 
 def fault_of(name: str, error: BaseException) -> StoreError | StoreOutage:
-    """The error itself when it is a store fault, else the store fault that stands for it."""
+    """Return the error itself if it is a store fault, otherwise a store fault in its place."""
     if isinstance(error, StoreError | StoreOutage):
         return error
     if isinstance(error, PolicyError):  # settings that only connecting could prove wrong; it names the store

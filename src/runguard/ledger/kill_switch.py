@@ -77,7 +77,7 @@ _PARTS: Final = {"app": 1, "run": 1, "user": 2, "session": 3}
 
 
 def check_scope(scope: Any) -> str:
-    """A scope that can be stopped, in full: one that names nobody would stop nobody."""
+    """Check that a scope can be stopped; an incomplete one would stop nothing."""
     kind, _, names = scope.partition(":") if isinstance(scope, str) else ("", "", "")
     if scope == ALL or (kind in _PARTS and len(names.split("/")) == _PARTS[kind] and all(names.split("/"))):
         return str(scope)

@@ -12,7 +12,7 @@ _KINDS: Final = "memory, sqlite:///path, redis://host:6379/0, postgresql://user@
 
 
 def check_store(url: str) -> None:
-    """Whether a URL can be meant at all; nothing is connected."""
+    """Check a store URL without connecting."""
     if url != "memory":
         store_of(url)
 

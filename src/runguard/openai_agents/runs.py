@@ -27,7 +27,7 @@ class Runs:
 
     def of(self, context: Any, agent: str) -> AgentRun:
         """The run of a context, begun with its first agent. An agent used as a tool shares the usage of its caller's
-        context, and is told apart by the tool call that it runs in.
+        context, and is identified by the tool call that it runs in.
         """
         usage = context.usage
         key = (id(usage), current_place().call)

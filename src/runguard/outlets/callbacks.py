@@ -53,7 +53,7 @@ class Outbox:
 
     def _ensure_thread_locked(self) -> None:
         if self._thread is None or not self._thread.is_alive():
-            # no thread to be had: the next callback or flush tries again
+            # no thread available: the next callback or flush tries again
             with contextlib.suppress(RuntimeError, MemoryError):
                 self._thread = start_thread("runguard-outbox", self._work)
 

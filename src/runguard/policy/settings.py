@@ -130,7 +130,7 @@ class Policy(PolicyFile):
 
     @property
     def unknown_price(self) -> Price | None:
-        """What a model costs whose price nobody knows, where the policy says it."""
+        """The price for models without a known price, if the policy sets one."""
         return None if isinstance(self.on_unpriced, str) else self.on_unpriced
 
     @property

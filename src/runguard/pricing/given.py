@@ -25,11 +25,9 @@ def _usd(value: Any) -> Decimal:
     if usd < 0:
         raise ValueError(f"{value} is negative; a price in USD per million tokens is 0 or more")
     if 0 < usd < _LEAST_USD:
-        raise ValueError(f"{value} USD per million tokens cannot be meant; give 0 for a model that is free")
+        raise ValueError(f"{value} USD per million tokens is not valid; use 0 for a free model")
     if usd >= 1_000_000:
-        raise ValueError(
-            f"{value} USD per million tokens cannot be meant; prices are per million tokens, not per token"
-        )
+        raise ValueError(f"{value} USD per million tokens is not valid; prices are per million tokens, not per token")
     return usd
 
 
@@ -37,7 +35,7 @@ USD = Annotated[Decimal, BeforeValidator(_usd)]
 
 
 class _TokenPrices(SettingsModel):
-    """USD per million tokens. What is left out falls back to the dearest rate it can have meant."""
+    """USD per million tokens. An omitted rate falls back to the most expensive rate that may apply."""
 
     input: USD = Field(description="Input tokens.")
     output: USD = Field(description="Output tokens, thinking included.")

@@ -54,7 +54,7 @@ def split_id(model: str) -> tuple[str | None, str, str]:
     name = model.strip().lower()
     provider: str | None = None
     named = ""
-    if (path := _RESOURCE.match(name)) is not None:  # publishers are sold by Vertex, whoever made the model
+    if (path := _RESOURCE.match(name)) is not None:  # Vertex sells the models of all publishers
         provider, name = "google", name[path.end() :]
         named = name
     while (

@@ -74,7 +74,7 @@ class Rates:
         self._long = tuple(reversed(ascending[1:]))
         self._first = ascending[1].above if self._long else UNLIMITED
         # (above, text, audio, output), longest first. "At most" so many tokens may also mean fewer, so a cheaper long
-        # tier must not lower the bound: each level is at least as dear as the one before.
+        # tier must not lower the bound: each level costs at least as much as the one before.
         worst: list[tuple[int, int, int, int]] = []
         text = audio = out = 0
         for band in ascending:
@@ -102,7 +102,7 @@ class Rates:
         )
 
     def cost(self, usage: Usage) -> int:
-        """Nano-USD, rounded up. Counts that contradict each other are cut to fit, the dear ones kept."""
+        """Nano-USD, rounded up. Contradicting counts are reduced to fit; the expensive ones are kept."""
         tokens, cached, write, audio, cached_audio = (
             usage.input,
             usage.cached,

@@ -1,4 +1,4 @@
-"""One whole answer of a model, whoever's: its usage, the tools it asks for, its text."""
+"""Read a complete answer of any provider: its usage, the tools it requests, its text."""
 
 import json
 from dataclasses import dataclass, field
@@ -63,7 +63,7 @@ class Reading:
     results: tuple[Result, ...] = ()  # and of its tools: name, arguments, what came back
     problems: tuple[str, ...] = ()  # what was there and cannot be true
     # Requests that the client made by itself before the one that ``usage`` is of, the newest first; an input of 0 is
-    # not told.
+    # not reported.
     earlier: tuple[Usage, ...] = ()
     counts: Counts | None = field(default=None, compare=False, repr=False)  # what ``usage`` was made of
     size: int = field(default=0, compare=False)  # bytes of all that was said; only where no usage was reported
@@ -75,7 +75,7 @@ class Reading:
 
 
 def read(response: object) -> Reading:
-    """Whatever a function gave back. Never raises: what cannot be read is not told."""
+    """Read the result of a function. Never raises: unreadable parts count as not reported."""
     if type(response) is dict and response and response.keys() <= _PLAIN:  # nothing else to look for
         problems: list[str] = []
         usd = dollars(response.get("usd"), "usd", problems)

@@ -153,7 +153,7 @@ class EventUsage:
     """The model calls among the events of a session, each billed once.
 
     A stream may report its usage in every chunk, in the last one, in the event that closes it, or behind that. Streams
-    are told apart by author and branch, because parallel branches come interleaved. The prompt of a call that reports
+    are distinguished by author and branch, because parallel branches are interleaved. The prompt of a call that reports
     none is estimated from the events before it; instructions and tool declarations are in no event.
     """
 

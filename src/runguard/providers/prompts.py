@@ -16,7 +16,7 @@ _MOST_TOKENS: Final = 10**12
 _MOST_CANDIDATES: Final = 1_024
 _NESTED: Final = 3  # a request in a body in an argument
 _TOOLS: Final = 1_024  # that are looked at
-_ROUNDS: Final = 10  # requests that google-genai makes of one call, unless it is told otherwise
+_ROUNDS: Final = 10  # requests that google-genai makes for one call by default
 
 
 class _Is(Enum):
@@ -91,7 +91,7 @@ _MODEL: Final = re.compile(
 class Request:
     """What is known of a call before it is made."""
 
-    model: str = ""  # "": not told
+    model: str = ""  # "": not reported
     input_tokens: int | None = None  # reckoned high; None: nothing was recognised as a prompt
     max_output_tokens: int | None = None  # of all candidates together; None: no limit was given
     audio_tokens: int = 0  # of input_tokens
@@ -172,7 +172,7 @@ class _Found:
 
 
 def read_request(args: tuple[object, ...], kwargs: Mapping[str, object]) -> Request:
-    """Never raises: what cannot be read is not told."""
+    """Never raises: unreadable parts count as not reported."""
     found = _Found()
     try:
         found.take(kwargs.items(), 0)

@@ -182,8 +182,8 @@ class StreamReading(StreamCollector):
             self._full = (len(self._texts), self._room, len(self._calls), self.chars)
 
     def _next_request(self, history: int) -> None:
-        """google-genai has called functions by itself and asks again: what was told so far is of a request that is
-        over.
+        """google-genai has called functions and requests again: the usage so far belongs to a finished
+        request.
         """
         if history > self._history or len(self._calls) > self._asked:  # else a provider that goes on after its end
             self._earlier.append(

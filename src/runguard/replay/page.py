@@ -273,7 +273,7 @@ def _curves(
         if any(stop is not None and 0 < stop <= len(points) for _, points, stop in lines)
         else []
     )
-    key = key_of(("first", "mean of all runs"), ("many", "the dearest runs"), *stops)
+    key = key_of(("first", "mean of all runs"), ("many", "the most expensive runs"), *stops)
     plot = Plot(title, x, y, turns, top, y_prefix=prefix, whole="x", key=key)
     for name, points, stop in lines:
         plot.line(points, "many", name)

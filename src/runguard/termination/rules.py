@@ -121,7 +121,7 @@ def _reason(found: Finding) -> str:
 
 
 def _policy_of(rules: dict[str, dict[str, float]], source: str) -> Policy:
-    """Only these rules, watched in the shadow; not from a policy file, which is about the guard that enforces."""
+    """Only these rules, in shadow mode; not from a policy file, which configures the enforcing guard."""
     off = {rule: False for rule in RULES if rule not in rules}
     given = {rule: rungs for rule, rungs in rules.items() if rungs}
     quiet = {

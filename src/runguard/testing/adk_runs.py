@@ -89,8 +89,8 @@ class ScriptedModel(BaseLlm):
     latency_s: float = 0.0
     prompt_tokens: Any = 1_000  # a number, or a function of the call number
     output_tokens: int = 250
-    chunks: int = 1  # pieces of a streamed answer; usage is told cumulatively on each
-    usage_on: str = "all"  # "all", "last", "final" or "none": where streamed usage is told
+    chunks: int = 1  # pieces of a streamed answer; usage is reported cumulatively on each
+    usage_on: str = "all"  # "all", "last", "final" or "none": where streamed usage is reported
 
     _script: Any = PrivateAttr()
     _calls: int = PrivateAttr(default=0)
@@ -143,7 +143,7 @@ class ScriptedModel(BaseLlm):
                 parts = [step] if isinstance(step, types.Part) else list(step)
                 responses = list(self._responses(parts, number, stream))
         finally:
-            self._in_flight -= 1  # answered: whoever reads the chunks may take its time
+            self._in_flight -= 1  # answered: the reader of the chunks may take its time
         for response in responses:
             yield response
 

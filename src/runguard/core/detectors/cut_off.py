@@ -1,6 +1,6 @@
 """Calls whose arguments did not arrive: the response hit its output limit, so the call came empty or cut off.
 
-The tool's validation rejects such a call, and a model that is not told why makes it again and again.
+The tool's validation rejects such a call, and a model that does not know why repeats it.
 """
 
 import re

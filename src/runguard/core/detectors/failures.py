@@ -30,9 +30,7 @@ class _Streak:
 
 
 class _Streaks:
-    """Per tool. The first ``free`` retries of calls that were made already do not count: whoever waits for something
-    tries again.
-    """
+    """Counts per tool. The first ``free`` retries of earlier calls do not count: an agent that waits tries again."""
 
     __slots__ = ("_by_tool", "_free")
 

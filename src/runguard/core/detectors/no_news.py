@@ -14,12 +14,12 @@ _LONG_CIRCLE: Final = 48
 
 
 class NoNews:
-    """Answers in a row that tell nothing but what was told at least twice before: sees circles of every period.
+    """Counts answers in a row that were already given at least twice, and so detects cycles of every length.
 
-    A second time is free: whoever lost its history to a compaction reads everything again, whoever waits asks again.
-    Words at the end of an activation count too: new ones are news, the same ones again to the same question are none. A
-    ``patient`` one does not stop before every answer was told seven times, so that several jobs polled in turn hold as
-    long as one; a long circle ends all the same.
+    A second time is free: an agent that lost its history to a compaction reads everything again, and a waiting agent
+    asks again. Final texts count too: a new text is progress, the same text for the same question is not. A
+    ``patient`` detector does not stop before every answer was given seven times, so that polling several jobs in turn
+    is allowed as long as polling one; a long cycle is stopped all the same.
     """
 
     sees: ClassVar[tuple[type, ...]] = (ModelCall, ModelResult, ToolResults)
@@ -110,7 +110,7 @@ class NoNews:
         )
 
     def _is_known_well(self, told: frozenset[Pair]) -> bool:
-        """Whether all of it was told again before; what was not has been now. Refusals alone tell nothing."""
+        """Return whether all answers were already repeated, and remember them. Refusals alone are not answers."""
         known = told <= self._told.keys()
         if not known and len(self._told) >= _TOLD_KEPT:
             self._told.clear()  # so many different things are a reading, no circle

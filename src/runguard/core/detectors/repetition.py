@@ -44,7 +44,7 @@ class Repetition:
             return self._attempt(event) or self._ask_again(event)
         if type(event) is AgentEntered:
             if event.branches:
-                return None  # branches begin: of whoever starts them nothing is new
+                return None  # branches begin: the agent that starts them has nothing new
             # a new activation may ask once more what the last one asked; circles of them are NoNews' business
             self._count = 0
             self._pairs, self._calls = frozenset(), frozenset()
