@@ -137,7 +137,7 @@ def test_without_times_there_is_no_limit_in_seconds(tmp_path):
             del step["ts"]
     untimed = limits(calibrate(write(tmp_path / "runs.jsonl", *runs)))["max_seconds"]
     assert untimed.value is None
-    assert untimed.why_not.startswith("0 successful recordings tell the seconds, 72 are needed")
+    assert untimed.why_not.startswith("0 successful recordings contain the seconds, 72 are needed")
 
 
 def test_runs_of_which_nobody_called_a_tool_get_no_limit_on_tools(tmp_path):
@@ -171,7 +171,7 @@ def test_a_limit_that_ends_all_work_of_one_source_is_withheld(tmp_path):
     assert calls.value is None
     assert calls.why_not == (
         "2.5 x P95 is 3, but that stops most successful recordings of coder: another kind of work; calibrate each "
-        "source alone"
+        "source separately"
     )
     assert made.cuts["max_model_calls"].by_label["success"] == 3
     assert "max_model_calls" not in made.changes

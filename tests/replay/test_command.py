@@ -113,7 +113,7 @@ def test_the_run_to_explain_may_be_named_by_its_beginning(recorded):
 def test_what_an_explanation_cannot_do_is_not_passed_over(recorded, option, file):
     done = replay(recorded, "--explain", "short", option, file)
     assert (done.exit_code, done.stdout) == (2, "")
-    assert f"{option} is for all runs: give one of the two" in " ".join(done.stderr.split())
+    assert f"{option} is for all runs: use only one of them" in " ".join(done.stderr.split())
     assert not Path("page.html").exists()
 
 
