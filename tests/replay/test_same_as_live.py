@@ -14,10 +14,9 @@ from google.adk.sessions.database_session_service import DatabaseSessionService
 from google.adk.sessions.sqlite_session_service import SqliteSessionService
 
 from runguard.adk import RunGuardPlugin
-from runguard.adk.event_reader import FRAMEWORK_TOOLS
 from runguard.core.decision import Decision
 from runguard.policy import Policy
-from runguard.replay import open_sources, replay, steps
+from runguard.replay import open_sources, replay
 from runguard.testing import ScriptedModel, run, text, transfer
 from tests.kit import topologies
 from tests.kit.topologies import NESTED, OLDER_TASKS, TOPOLOGIES, Team
@@ -150,10 +149,6 @@ def heard_by(plugin: Listening) -> Counter[tuple[Any, ...]]:
         for lane, d in found
         if (f := d.finding) is not None
     )
-
-
-def test_the_tools_that_steer_are_the_same_list():
-    assert steps.FRAMEWORK_TOOLS == FRAMEWORK_TOOLS
 
 
 @pytest.mark.parametrize("version", ["healthy", "endless", "failing", "stuck"])

@@ -20,7 +20,6 @@ from google.genai import types
 
 from runguard.adk import patching
 from runguard.adk.context import HERE
-from runguard.adk.event_reader import TRANSFER
 from runguard.adk.hooks import hook
 from runguard.adk.invocation_state import Invocation
 from runguard.adk.lanes import lane_of
@@ -33,6 +32,7 @@ from runguard.core.decision import Action, Finding, Trip
 from runguard.core.detectors.growth import Growth
 from runguard.core.events import ModelCall, RunInfo
 from runguard.core.exceptions import RunStoppedError
+from runguard.providers.framework_tools import TRANSFER
 
 _COUNTS_KEPT: Final = 10_000
 

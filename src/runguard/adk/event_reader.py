@@ -21,13 +21,11 @@ from runguard.conductor.guard import Guard
 from runguard.core.decision import NOTICE_KEY, PART_STOPPED, Action
 from runguard.core.events import Answer, HandOff, ModelCall, ModelResult, Outcome, ToolResults
 from runguard.providers.call_usage import CallUsage
+from runguard.providers.framework_tools import is_framework_tool
 
 _NUDGE, _BLOCK = Action.NUDGE, Action.BLOCK
 _REFUSED: Final = Outcome.REFUSED
 _USER: Final = "user"
-TRANSFER: Final = "transfer_to_agent"
-# ADK's own control tools: their calls are neither progress nor repetition.
-FRAMEWORK_TOOLS: Final = frozenset({TRANSFER, "finish_task", "set_model_response", "exit_loop"})
 
 
 class EventReader:
@@ -167,7 +165,7 @@ class EventReader:
             call_id = response.id or ""
             call = invocation.calls.pop(call_id, None)
             name = response.name or ""
-            if call is None or call_id in waiting or name in FRAMEWORK_TOOLS or name.startswith("adk_request_"):
+            if call is None or call_id in waiting or is_framework_tool(name):
                 continue  # pending confirmation or sign-in is neither failure nor repetition
             lane, batch = call.lane, call.batch
             by_call[call_id] = response

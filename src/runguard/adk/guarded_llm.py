@@ -23,7 +23,6 @@ from pydantic import PrivateAttr
 
 from runguard.adk import patching
 from runguard.adk.context import HERE, ModelLayer, RunnerStream
-from runguard.adk.event_reader import TRANSFER
 from runguard.adk.invocation_state import Invocation
 from runguard.adk.resuming import history_of, run_of
 from runguard.adk.stop_events import stop_response
@@ -35,6 +34,7 @@ from runguard.core.events import ROOT_LANE, AgentEntered, Answer, HandOff, RunIn
 from runguard.core.exceptions import PolicyError, RunStoppedError
 from runguard.policy.settings import Policy
 from runguard.policy.typed_settings import PolicySettings
+from runguard.providers.framework_tools import TRANSFER
 
 _UNNAMED: Final = "(model)"
 _AGENT_LABEL: Final = "adk_agent_name"

@@ -12,7 +12,6 @@ from google.adk.tools.tool_context import ToolContext
 from runguard.adk.classifiers import app_verdict
 from runguard.adk.context import HERE, EnclosingTool
 from runguard.adk.declared_arguments import declared_by
-from runguard.adk.event_reader import FRAMEWORK_TOOLS, TRANSFER
 from runguard.adk.invocation_state import Invocation, OpenToolCall
 from runguard.adk.invocations import Invocations
 from runguard.adk.lanes import depth_of, lane_of
@@ -27,6 +26,7 @@ from runguard.core.decision import PART_STOPPED, STOPPED, Action
 from runguard.core.events import AgentEntered, Outcome, ToolCall
 from runguard.core.exceptions import RunStoppedError
 from runguard.core.outcomes import was_done
+from runguard.providers.framework_tools import FRAMEWORK_TOOLS, TRANSFER
 
 _BLOCK: Final = Action.BLOCK
 _ERROR, _TIMEOUT, _UNKNOWN_TOOL = Outcome.ERROR, Outcome.TIMEOUT, Outcome.UNKNOWN_TOOL

@@ -16,10 +16,10 @@ from runguard.core.events import Outcome
 from runguard.core.fingerprint import CHARS_PER_TOKEN, size_of, words_name
 from runguard.core.outcomes import classify
 from runguard.pricing.rates import Usage
+from runguard.providers.framework_tools import TRANSFER
 from runguard.replay import plain_log
 from runguard.replay.size_limits import load_json
 from runguard.replay.steps import (
-    TRANSFER,
     Answered,
     Asked,
     Called,

@@ -26,10 +26,10 @@ from runguard.core.events import (
     ToolResults,
 )
 from runguard.pricing.rates import Unpriced, Usage
+from runguard.providers.framework_tools import FRAMEWORK_TOOLS, is_framework_tool
 from runguard.replay.journal_player import Noted
 from runguard.replay.results import RunResult
 from runguard.replay.steps import (
-    FRAMEWORK_TOOLS,
     Answered,
     Asked,
     Called,
@@ -48,7 +48,6 @@ if TYPE_CHECKING:
 
 ADK_MODEL_CALLS: Final = 500  # RunConfig.max_llm_calls, which the guard holds for the whole tree
 _PAUSED_KEPT: Final = 100
-_SIGN_IN: Final = "adk_request_"
 
 
 class Player:
@@ -302,7 +301,7 @@ class Player:
             return  # the record holds no call for it, or it was made in another run
         if step.ends:
             self._active.pop(call.lane, None)
-        if step.pending or step.tool in FRAMEWORK_TOOLS or step.tool.startswith(_SIGN_IN):
+        if step.pending or is_framework_tool(step.tool):
             return
         known_as = (call.lane, call.batch, step.agent or call.agent, step.event)
         if known_as != self._answered_as:

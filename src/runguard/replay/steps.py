@@ -8,9 +8,6 @@ from typing import Any, Final
 from runguard.core.events import Outcome
 from runguard.pricing.rates import Usage
 
-TRANSFER: Final = "transfer_to_agent"
-# Tools of ADK itself: neither progress nor repetition. The same list as in the live adapter.
-FRAMEWORK_TOOLS: Final = frozenset({TRANSFER, "finish_task", "set_model_response", "exit_loop"})
 # exceptions caused by a value of the wrong type
 ODD: Final = (ValueError, TypeError, AttributeError, LookupError, ArithmeticError, RecursionError)
 _FAULTS_SHOWN: Final = 20

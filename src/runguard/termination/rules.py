@@ -15,6 +15,7 @@ from runguard.core.fingerprint import words_name
 from runguard.core.mistakes import nearest
 from runguard.policy.rule_defaults import RULES
 from runguard.policy.settings import Policy
+from runguard.providers.framework_tools import is_framework_tool
 from runguard.termination.condition import Event, TerminationCondition
 from runguard.termination.reading import (
     answers_of,
@@ -29,8 +30,6 @@ from runguard.termination.reading import (
 
 # What events can show. The others look at prompts, at tools declared as polling, or at the context window.
 _SEEN_IN_EVENTS: Final = ("repetition", "no_news", "same_call", "cycle", "stall", "tool_failures", "empty", "handoff")
-# Tools by which ADK itself steers: no work, so neither progress nor repetition.
-_FRAMEWORK_TOOLS: Final = frozenset({"transfer_to_agent", "finish_task", "set_model_response", "exit_loop"})
 _RUN: Final = "run"
 _CALLS_KEPT: Final = 4_096
 
@@ -79,7 +78,7 @@ class _Watch:
         lane = batch = ""
         for response in responses:
             call = self._calls.pop(_key(response, branch_of(event)), None)
-            if call is None or call[0] in _FRAMEWORK_TOOLS or call[0].startswith("adk_request_"):
+            if call is None or is_framework_tool(call[0]):
                 continue
             tool, args, lane, batch = call
             value, name = getattr(response, "response", None), getattr(response, "id", None) or ""
