@@ -144,7 +144,7 @@ def test_a_label_of_a_runner_call_is_a_text(value: Any) -> None:
     from runguard.adk.run_options import run_options
 
     _, _, _, wrong = run_options({"labels": {"te\nam": value}})
-    assert wrong.startswith("RunConfig.custom_metadata['runguard']: labels.te\\x0aam = ")
+    assert wrong.startswith("RunConfig.custom_metadata['runguard']: labels.te\\nam = ")
     assert wrong.endswith(": give a text for each label")
     assert run_options({"labels": {"team": "a", "size": 5}})[0] == {"team": "a", "size": "5"}
 

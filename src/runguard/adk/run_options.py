@@ -6,9 +6,9 @@
 from collections.abc import Mapping
 from typing import Any, Final
 
-from runguard.core.decision import on_one_line
 from runguard.core.exceptions import PolicyError
 from runguard.core.money import shown, to_count, to_nano
+from runguard.core.printable import printable
 
 _KNOWN: Final = ("labels", "max_usd", "max_tokens")
 _LABELS_KEPT: Final = 64
@@ -35,7 +35,7 @@ def _read(given: Any) -> tuple[dict[str, str], int | None, int | None]:
         raise PolicyError(f"labels must be a mapping of at most {_LABELS_KEPT} names to values")
     for name, value in labels.items():
         if not isinstance(name, str) or not isinstance(value, str | int | float):
-            raise PolicyError(f"labels.{on_one_line(str(name))} = {shown(value)}: give a text for each label")
+            raise PolicyError(f"labels.{printable(str(name))} = {shown(value)}: give a text for each label")
     max_usd, max_tokens = given.get("max_usd"), given.get("max_tokens")
     return (
         {str(name): str(value) for name, value in labels.items()},

@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any, Final
 from runguard.accounting.budget_groups import flat_limits
 from runguard.conductor import carried
 from runguard.conductor.runs import Run
-from runguard.core.decision import on_one_line
 from runguard.core.events import RunInfo
+from runguard.core.printable import printable
 from runguard.ledger.store import Session, StoreError
 
 if TYPE_CHECKING:
@@ -103,7 +103,7 @@ class Pauses:
                 logging.INFO if shared else logging.WARNING,
                 "runguard.paused_dropped: more than %d paused runs are in memory; the oldest, %s, was dropped; %s",
                 WAITING_KEPT,
-                on_one_line(run.info.run),
+                printable(run.info.run),
                 "the store keeps what it has used" if shared else "if it is resumed, its limits start again",
             )
         guard.accounts.end(run.purse)
@@ -202,7 +202,7 @@ def _records(session: Session, run_id: str) -> list[dict[str, Any]]:
         try:
             record = json.loads(text)
         except (ValueError, RecursionError):
-            raise StoreError(f"the record of the run {on_one_line(run_id)} cannot be read") from None
+            raise StoreError(f"the record of the run {printable(run_id)} cannot be read") from None
         if isinstance(record, dict):
             found.append(record)
     return found

@@ -10,8 +10,9 @@ from runguard.accounting.accounts import Accounts
 from runguard.conductor.breakers import Breakers
 from runguard.conductor.sink import Decided, Sink
 from runguard.conductor.summaries import RefusedSummaries
-from runguard.core.decision import Action, Finding, Trip, on_one_line
+from runguard.core.decision import Action, Finding, Trip
 from runguard.core.events import ModelCall, ModelResult
+from runguard.core.printable import printable
 from runguard.ledger.base import Ledger
 from runguard.outlets.alarms import Alarms
 from runguard.outlets.callbacks import Outbox
@@ -112,5 +113,5 @@ def _log_decision(decided: Decided) -> None:
     if finding.money is not None:
         _log.log(level, "runguard.%s: %s", action.word, finding.detail)
         return
-    about = on_one_line(finding.tool or finding.detail)
+    about = printable(finding.tool or finding.detail)
     _log.log(level, "runguard.%s: %s, %s %s of %s", action.word, finding.rule, finding.observed, finding.unit, about)

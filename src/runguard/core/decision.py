@@ -6,6 +6,8 @@ from decimal import Decimal
 from enum import IntEnum
 from typing import Any, Final, Self
 
+from runguard.core.printable import printable
+
 STOP_CODE: Final = "RUNGUARD_STOP"
 METADATA_KEY: Final = "runguard"
 NOTICE_KEY: Final = "runguard_notice"
@@ -352,23 +354,27 @@ def text_for_operator(
     detail = f" ({finding.detail})" if finding.detail and finding.rule not in ("handoff", "reentry") else ""
     where = f" in {'→'.join(path)}" if path else ""
     verb = "stopped" if enforced else "would have stopped"
-    found = f"{_number(finding.observed)} {finding.unit}, limit {_number(finding.limit)}{detail}"
+    found = f"{_counted(finding.observed, finding.unit)}, limit {_number(finding.limit)}{detail}"
     if finding.money is not None:
         found = f"{finding.money.scope}, {finding.detail}"
     so_far = (
         f"{_count(model_calls, 'model call')}, {_count(tool_calls, 'tool call')}, {_count(tokens, 'token')}{spent} "
         "so far"
     )
-    return on_one_line(f"{verb} by {finding.rule}{about}: {found}{where}; {so_far}")
-
-
-def on_one_line(text: str) -> str:
-    """Names come from models and users: nothing in them may end a line of a log or move a terminal's cursor."""
-    return text if text.isprintable() else "".join(c if c.isprintable() else f"\\x{ord(c):02x}" for c in text)
+    return printable(f"{verb} by {finding.rule}{about}: {found}{where}; {so_far}")
 
 
 def _count(number: int, thing: str) -> str:
     return f"{number} {thing}" if number == 1 else f"{number} {thing}s"
+
+
+def _counted(number: Decimal | float, unit: str) -> str:
+    """Format a number with its unit: 2 re-entries, 1 re-entry."""
+    if number == 1 and unit.endswith("ies"):
+        unit = f"{unit[:-3]}y"
+    elif number == 1 and unit.endswith(" calls"):
+        unit = unit[:-1]
+    return f"{_number(number)} {unit}"
 
 
 def _number(value: Decimal | float) -> str:
