@@ -17,7 +17,7 @@ from runguard import (
     guard_async,
     run,
 )
-from runguard.functions import layers, opening
+from runguard.functions import call_layers, opening
 from runguard.functions.caller import Caller
 from tests.kit.functions import DIME, Model, caught, held, in_threads, in_time, refused, swallowing
 from tests.kit.waiting import PATIENCE_S, until
@@ -311,7 +311,7 @@ def test_a_call_whose_run_is_reset_meanwhile_belongs_to_the_next(monkeypatch: py
             resets.append(call.caller.reset())
         await opened(call, *how)
 
-    monkeypatch.setattr(layers, "open_now", lambda caller, request: None)  # the long way
+    monkeypatch.setattr(call_layers, "open_now", lambda caller, request: None)  # the long way
     call = guard(model, budget={"max_calls": 1}, on_guard_error="allow")
     call()
     call.reset()

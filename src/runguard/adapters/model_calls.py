@@ -11,8 +11,8 @@ from runguard.core.decision import Trip
 from runguard.core.events import ModelCall, ModelResult
 from runguard.core.fingerprint import words_name
 from runguard.pricing.rates import Usage
-from runguard.providers.failures import was_unbilled
 from runguard.providers.sizes import LIKELY, UPPER, measure, tokens_in
+from runguard.providers.unbilled import was_unbilled
 
 if TYPE_CHECKING:
     from runguard.adapters.agent_run import AgentRun

@@ -14,7 +14,7 @@ from runguard.core.decision import Trip
 from runguard.core.events import ModelResult
 from runguard.core.exceptions import RunStoppedError
 from runguard.providers.call_usage import Bill, CallUsage
-from runguard.providers.failures import was_unbilled
+from runguard.providers.unbilled import was_unbilled
 
 # Why a call is not made: a stop; or the text to answer with where only this call is refused; or None beside a run that
 # has given its answer.

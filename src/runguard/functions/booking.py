@@ -16,9 +16,9 @@ from runguard.functions.caller import Caller, GuardedCall
 from runguard.functions.loop_watch import watch_loops
 from runguard.pricing.rates import Rates, Usage
 from runguard.providers.answers import Reading, read
-from runguard.providers.failures import was_unbilled
 from runguard.providers.prompts import Request
 from runguard.providers.sizes import tokens_in
+from runguard.providers.unbilled import was_unbilled
 
 _log: Final = logging.getLogger("runguard")
 _PROBLEMS_KEPT: Final = 32

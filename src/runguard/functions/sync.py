@@ -11,7 +11,7 @@ from runguard.background import start_thread
 _T = TypeVar("_T")
 
 
-class _Waiting:
+class _WaitingLoop:
     """One event loop in a thread of its own, for calls that have to wait and have no loop to do it on."""
 
     def __init__(self) -> None:
@@ -35,7 +35,7 @@ class _Waiting:
             raise
 
 
-_waiting: Final = _Waiting()
+_waiting: Final = _WaitingLoop()
 
 
 def drive(job: Coroutine[Any, Any, _T], is_shared: bool, lost: Callable[[_T], None]) -> _T:

@@ -17,9 +17,9 @@ from runguard.accounting.charges import OWNERS
 from runguard.core.exceptions import PolicyError, RunStoppedError
 from runguard.core.mistakes import nearest
 from runguard.functions.booking import done, drop, drop_all, failed
+from runguard.functions.call_layers import is_inner_call, open_layers, open_layers_async, take_back
 from runguard.functions.caller import Caller, GuardedCall
 from runguard.functions.keywords import GuardSettings, settings_of
-from runguard.functions.layers import is_inner_call, open_layers, open_layers_async, take_back
 from runguard.functions.run_context import SURROUNDINGS, RunContext
 from runguard.functions.stream_managers import Pending, is_manager, manage
 from runguard.functions.streams import AsyncGuardedStream, GuardedStream

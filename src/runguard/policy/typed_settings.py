@@ -12,7 +12,7 @@ from runguard.core.budget import Budget
 from runguard.policy.tool_rules import ToolRule
 from runguard.pricing.given import ModelLimits, Price
 
-Usd = int | float | str | Decimal
+Dollars = int | float | str | Decimal
 PriceOf = Price | Mapping[str, Any]
 Alerts = str | Callable[..., Any] | Mapping[str, Any] | Sequence[str | Callable[..., Any] | Mapping[str, Any]]
 
@@ -38,7 +38,7 @@ class CommonSettings(TypedDict, total=False):
     """Model calls of the run tree. None: the framework's own limit (ADK: 500), held for the tree."""
     max_seconds: float | None
     """Wall clock of the run."""
-    max_usd: Usd | None
+    max_usd: Dollars | None
     """Dollars of the run tree."""
     max_tokens: int | None
     """Tokens of the run tree, input and output."""
@@ -126,21 +126,21 @@ class PolicySettings(CommonSettings, total=False):
 class BudgetSettings(TypedDict, total=False):
     """``budget=`` of a guarded function."""
 
-    max_usd: Usd
+    max_usd: Dollars
     """Dollars of one run."""
     max_tokens: int
     """Tokens of one run, input and output."""
     max_calls: int
     """Calls of one run."""
-    per_minute: Usd | Mapping[str, Usd]
+    per_minute: Dollars | Mapping[str, Dollars]
     """Dollars in any minute over all runs, or a mapping of ``max_usd``, ``max_tokens`` and ``max_calls``."""
-    per_hour: Usd | Mapping[str, Usd]
+    per_hour: Dollars | Mapping[str, Dollars]
     """The same for an hour."""
-    per_day: Usd | Mapping[str, Usd]
+    per_day: Dollars | Mapping[str, Dollars]
     """The same for a day."""
-    per_week: Usd | Mapping[str, Usd]
+    per_week: Dollars | Mapping[str, Dollars]
     """The same for a week."""
-    per_month: Usd | Mapping[str, Usd]
+    per_month: Dollars | Mapping[str, Dollars]
     """The same for a calendar month."""
 
 
@@ -192,5 +192,5 @@ class FunctionSettings(CommonSettings, total=False):
     """Counts the prompt's tokens, given the call's arguments. Default: estimated."""
     signature: Callable[[Any], Any]
     """What a result did, for ``loop``; None leaves it out."""
-    cost: Usd | Callable[..., Any]
+    cost: Dollars | Callable[..., Any]
     """Dollars of every call, or a function of the result, or one of input and output tokens."""
