@@ -63,4 +63,4 @@ async def test_limits_of_real_runs(tmp_path):
     assert limit(sessions, "max_tool_result_chars") == (8, None)  # small ones need no limit
     assert "max_tool_result_chars" not in store.changes  # a journal keeps no answers: nothing was measured
     untold = next(limit for limit in store.settings.limits if limit.setting == "max_tool_result_chars")
-    assert untold.why_not.startswith("0 unlabelled recordings tell the characters of a tool answer, 72 are needed")
+    assert untold.why_not.startswith("0 unlabelled recordings contain the characters of a tool answer, 72 are needed")

@@ -219,7 +219,7 @@ def test_answers_that_were_not_recorded_have_no_size(tmp_path):
     made = calibrate(write(tmp_path / "runs.jsonl", *silent))
     assert "max_tool_result_chars" not in made.changes
     assert limit(made, "max_tool_result_chars").why_not.startswith(
-        "0 successful recordings tell the characters of a tool answer, 72 are needed"
+        "0 successful recordings contain the characters of a tool answer, 72 are needed"
     )
 
 
