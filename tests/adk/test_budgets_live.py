@@ -155,7 +155,7 @@ async def test_dollars_per_minute_stop_a_burst_and_let_the_next_minute_go_on() -
     plugin = guard(budgets=[Budget(usd="0.06", per="app", window="1m")], clock=clock)
     first = await play(worker(model=model), plugins=[plugin], session_service=service)
     assert model.calls == 3
-    assert "begins anew" in assert_stopped(first, "budget").resume
+    assert "window resets at" in assert_stopped(first, "budget").resume
     clock.advance(39)
     await play(worker(model=model), plugins=[plugin], session_service=service)
     assert model.calls == 3
