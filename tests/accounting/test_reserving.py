@@ -281,7 +281,7 @@ async def test_a_refusal_names_the_tightest_scope_and_holds_nothing_anywhere():
     assert (trip.spent_usd, trip.reserved_usd, trip.limit, trip.observed) == (CALL * 3, 0, CALL * 3, CALL * 4)
     assert "$0.003 spent and $0.00 reserved of $0.003, this call could take $0.001" in trip.message
     assert "extend('user:app/ann', usd=…)" in trip.resume
-    assert "begins anew" in trip.resume
+    assert "window resets at" in trip.resume
     assert shop.nothing_is_held
     assert shop.guard.runs["run"].spend.model_calls == 3
 
