@@ -51,7 +51,7 @@ docs: $(NEW)/.ready
 
 # The dashboard is tested in a real Chromium: one that is there, or the system's package, or the one that Playwright brings.
 browser: $(NEW)/.ready
-	@$(NEW)/bin/python tests/dashboard/find_browser.py
+	@$(NEW)/bin/python -m tests.dashboard.find_browser
 
 bench: $(NEW)/.ready
 	@$(NEW)/bin/python benchmarks/hooks.py

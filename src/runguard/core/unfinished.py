@@ -24,16 +24,31 @@ _MESSAGE: Final = re.compile(
 )
 
 
+# One of these is in every text that _MESSAGE matches. Looking for them first spares most answers the search.
+_IN_MESSAGE: Final = ("try", "come back", "not ", "still ", "partial ", "incomplete ")
+
+
 def is_unfinished(answer: Any) -> bool:
     """Only plain values are looked at: others may run their own code."""
     if type(answer) is str:
-        return _STATUS.fullmatch(answer[:_HEAD]) is not None or _MESSAGE.search(answer[:_HEAD]) is not None
+        return _STATUS.fullmatch(answer[:_HEAD]) is not None or _asks_to_wait(answer)
     if type(answer) is not dict:
         return False
     for key in _STATUS_KEYS:
         value = answer.get(key)
         if type(value) is str and len(value) <= _HEAD and _STATUS.fullmatch(value):
             return True
-    return any(
-        type(value := answer.get(key)) is str and _MESSAGE.search(value[:_HEAD]) is not None for key in _MESSAGE_KEYS
-    )
+    for key in _MESSAGE_KEYS:
+        value = answer.get(key)
+        if type(value) is str and _asks_to_wait(value):
+            return True
+    return False
+
+
+def _asks_to_wait(text: str) -> bool:
+    head = text[:_HEAD]
+    lower = head.lower()
+    for words in _IN_MESSAGE:
+        if words in lower:
+            return _MESSAGE.search(head) is not None
+    return False
