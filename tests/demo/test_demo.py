@@ -89,7 +89,7 @@ def the_growing_history_is_warned_of_and_stopped_for_bringing_no_news(result: di
     assert (story["without"]["model_calls"], story["without"]["tool_calls"]) == (60, 59)
     assert story["without"]["largest_prompt_tokens"] > 100 * story["without"]["first_prompt_tokens"]
     assert story["stopped_by"] == "no_news"
-    assert story["with"]["model_calls"] == 21
+    assert story["with"]["model_calls"] == 13
     assert "growth" in [d["rule"] for d in story["decisions"] if d["action"] == "warn"]
 
 
@@ -170,9 +170,9 @@ def test_plain_lines_where_there_is_no_terminal(monkeypatch: pytest.MonkeyPatch)
         "in a pipe no sentence is folded"
     )
     assert re.search(r"^Calls are counted at the models .* at list price\.$", ran.stdout, re.MULTILINE)
-    assert "growing history: 60 model calls without, 21 with; stopped by no_news" in ran.stdout
+    assert "growing history: 60 model calls without, 13 with; stopped by no_news" in ran.stdout
     assert re.search(
-        r"^growing history +60 → +21 +[\d,]+ → +[\d,]+ +\$0\.\d{4} → \$0\.\d{4} +\d\d\.\d%$", ran.stdout, re.MULTILINE
+        r"^growing history +60 → +13 +[\d,]+ → +[\d,]+ +\$0\.\d{4} → \$0\.\d{4} +\d\d\.\d%$", ran.stdout, re.MULTILINE
     )
     assert re.search(r"^polling that moves +13 → +13 +12 → +12 +25 → +25 +0$", ran.stdout, re.MULTILINE)
     assert "stopped by no_news of tool 'read_source': 15 answers without news" in ran.stdout
@@ -224,7 +224,7 @@ def test_a_narrow_terminal_gets_a_line_for_each_value(monkeypatch: pytest.Monkey
     monkeypatch.setattr(play, "new_report", lambda: report)
     shown = CliRunner().invoke(main, ["demo"], env={"COLUMNS": "40", "NO_COLOR": "1"}).stdout
     told = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", shown)
-    assert "runaway: growing history\n  model calls without → with: 60 →  21\n" in told
+    assert "runaway: growing history\n  model calls without → with: 60 →  13\n" in told
     assert re.search(r"^  saved: \d\d\.\d%$", told, re.MULTILINE)
 
 
