@@ -175,7 +175,7 @@ def test_plain_lines_where_there_is_no_terminal(monkeypatch: pytest.MonkeyPatch)
         r"^growing history +60 → +13 +[\d,]+ → +[\d,]+ +\$0\.\d{4} → \$0\.\d{4} +\d\d\.\d%$", ran.stdout, re.MULTILINE
     )
     assert re.search(r"^polling that moves +13 → +13 +12 → +12 +25 → +25 +0$", ran.stdout, re.MULTILINE)
-    assert "stopped by no_news of tool 'read_source': 15 answers without news" in ran.stdout
+    assert "stopped by no_news of tool 'read_source': 10 answers without news" in ran.stdout
     assert "By default growth alone only warns" in ran.stdout
     assert "1 of 1 runaways stopped, 1 of 1 healthy runs untouched" in ran.stdout
 

@@ -25,7 +25,7 @@ import runguard
 
 PACKAGE: Final = str(Path(runguard.__file__).parent)
 # what users write tests with, and what shows things off
-_NOT_THE_GUARD: Final = (f"{PACKAGE}/testing.py", f"{PACKAGE}/demo/")
+_NOT_THE_GUARD: Final = (f"{PACKAGE}/testing/", f"{PACKAGE}/demo/")
 _TRANSPARENT: Final = ("contextlib.py", "functools.py", "<string>")  # who calls through these is the caller
 _NOT_FUNCTIONS: Final = ("<module>", "<listcomp>", "<setcomp>", "<dictcomp>", "<genexpr>")
 _STARTS: Final = 0  # the argument of RESUME where a function begins; others continue after a yield or an await

@@ -12,7 +12,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import runguard
 
@@ -28,7 +27,7 @@ class Held:
     threads: int
     tasks: int
     descriptors: int
-    variables: dict[str, Any]  # RunGuard's context variables that have a value
+    variables: dict[str, str]  # RunGuard's context variables that have a value
 
     def more_than(self, before: "Held") -> dict[str, int]:
         """The classes of which there are more instances than before."""
@@ -41,7 +40,7 @@ def look() -> Held:
     kinds = (type(one) for one in gc.get_objects())
     objects = Counter(kind.__qualname__ for kind in kinds if str(kind.__module__).startswith("runguard"))
     variables = {
-        variable.name: value
+        variable.name: repr(value)  # not the value itself, which would then be left behind here
         for variable, value in contextvars.copy_context().items()
         if variable.name.startswith("runguard_")
     }

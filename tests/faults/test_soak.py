@@ -138,7 +138,8 @@ async def _settled(plugin: RunGuardPlugin) -> Held:
 
 def assert_nothing_left(plugin: RunGuardPlugin, before: Held, after: Held) -> None:
     more = after.more_than(before)
-    assert more.pop("Fact", 0) <= 1, "the thread that writes to a store holds its last fact until the next one comes"
+    for kind in ("Fact", "Line", "StoredAccount"):
+        assert more.pop(kind, 0) <= 1, "the thread that writes to a store holds its last fact until the next one comes"
     assert more == {}
     assert after.threads <= before.threads
     assert after.tasks <= before.tasks
