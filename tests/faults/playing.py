@@ -37,7 +37,7 @@ _CODES: Final = (
 )
 # a condition that raises may be the user's own
 _COUNTED_ELSEWHERE: Final = ("runguard.store_error", "runguard.termination_failed")
-TURN_S: Final = 15.0  # a turn takes some milliseconds; one that waits for a leaked reservation takes a minute
+TURN_S: Final = 30.0  # a turn takes some milliseconds; one that waits for a leaked reservation takes a minute
 
 
 @dataclass(slots=True)
