@@ -97,16 +97,26 @@ class AgentRun:
 
     # ---- model calls ------------------------------------------------------------------------------------------------
 
-    async def ask(self, request: ModelRequest) -> Permission | Trip:
-        """Ask for one model call. Waits while calls in flight hold the rest of a budget."""
-        return await self._ask(request, asyncio.current_task())
+    async def ask(self, read: Callable[[], ModelRequest]) -> Permission | Trip:
+        """Ask for one model call. Waits while calls in flight hold the rest of a budget.
 
-    def ask_now(self, request: ModelRequest) -> Permission | Trip:
+        ``read`` describes the request. ``on_guard_error`` decides about a request that it cannot read.
+        """
+        return await self._ask(read, asyncio.current_task())
+
+    def ask_now(self, read: Callable[[], ModelRequest]) -> Permission | Trip:
         """``ask`` for callers without an event loop."""
-        return self._drive(self._ask(request, None), _give_back)
+        return self._drive(self._ask(read, None), _give_back)
 
-    async def _ask(self, request: ModelRequest, task: "asyncio.Task[Any] | None") -> Permission | Trip:
+    async def _ask(self, read: Callable[[], ModelRequest], task: "asyncio.Task[Any] | None") -> Permission | Trip:
         permission = Permission(self, task)
+        try:
+            request = read()
+        except Exception as error:
+            trip = self.guard.give_up("adapter", error, self.layers[-1].run.info.run, self.agent)
+            if trip is not None:
+                return trip
+            request = ModelRequest()
         try:
             notices = self._report_answers()
             if (trip := self.stopped) is not None:

@@ -1,7 +1,7 @@
 """A model call from its permission to its bill, on every guard around it."""
 
 import asyncio
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -86,6 +86,15 @@ class Permission:
                 layer.run.in_flight.discard(end)
             if not task.done():
                 task.cancel()
+
+    def read(self, settle: Callable[["Permission", Any], None], response: Any) -> None:
+        """Let the adapter read the answer and settle. A fault there books an estimate, and the answer is kept."""
+        try:
+            settle(self, response)
+        except Exception as error:
+            layer = self._run.layers[-1]
+            layer.guard.fault("adapter", error, layer.run.info.run, self._run.agent)
+            self.fail(None)
 
     def settle(
         self, usage: Usage | None, *, model: str = "", calls: Sequence[ToolUse] = (), text: str = "", size: int = 0

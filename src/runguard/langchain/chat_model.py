@@ -85,7 +85,7 @@ class GuardedChatModel(Controls, BaseChatModel):
         self, messages: list[BaseMessage], stop: list[str] | None = None, run_manager: Any = None, **kwargs: Any
     ) -> ChatResult:
         run, key = self._turn(messages)
-        permission = run.ask_now(request_of(self._model, messages, kwargs, kwargs))
+        permission = run.ask_now(lambda: request_of(self._model, messages, kwargs, kwargs))
         if isinstance(permission, Trip):
             return _result(self._stopped(permission, key))
         asked, options = self._changed(messages, permission, kwargs)
@@ -94,14 +94,14 @@ class GuardedChatModel(Controls, BaseChatModel):
         except BaseException as error:
             permission.fail(error)
             raise
-        self._settle(permission, message, key)
+        permission.read(lambda one, answer: self._settle(one, answer, key), message)
         return _result(message)
 
     async def _agenerate(
         self, messages: list[BaseMessage], stop: list[str] | None = None, run_manager: Any = None, **kwargs: Any
     ) -> ChatResult:
         run, key = self._turn(messages)
-        permission = await run.ask(request_of(self._model, messages, kwargs, kwargs))
+        permission = await run.ask(lambda: request_of(self._model, messages, kwargs, kwargs))
         if isinstance(permission, Trip):
             return _result(self._stopped(permission, key))
         asked, options = self._changed(messages, permission, kwargs)
@@ -112,14 +112,14 @@ class GuardedChatModel(Controls, BaseChatModel):
             if (trip := permission.interrupted) is not None:
                 return _result(self._stopped(trip, key))
             raise
-        self._settle(permission, message, key)
+        permission.read(lambda one, answer: self._settle(one, answer, key), message)
         return _result(message)
 
     def _stream(
         self, messages: list[BaseMessage], stop: list[str] | None = None, run_manager: Any = None, **kwargs: Any
     ) -> Iterator[ChatGenerationChunk]:
         run, key = self._turn(messages)
-        permission = run.ask_now(request_of(self._model, messages, kwargs, kwargs))
+        permission = run.ask_now(lambda: request_of(self._model, messages, kwargs, kwargs))
         if isinstance(permission, Trip):
             yield _chunk(self._stopped(permission, key))
             return
@@ -132,13 +132,13 @@ class GuardedChatModel(Controls, BaseChatModel):
         except BaseException as error:
             permission.fail(error, answer_size(whole) if whole is not None else 0, streaming=True)
             raise
-        self._settle(permission, whole, key)
+        permission.read(lambda one, answer: self._settle(one, answer, key), whole)
 
     async def _astream(
         self, messages: list[BaseMessage], stop: list[str] | None = None, run_manager: Any = None, **kwargs: Any
     ) -> AsyncIterator[ChatGenerationChunk]:
         run, key = self._turn(messages)
-        permission = await run.ask(request_of(self._model, messages, kwargs, kwargs))
+        permission = await run.ask(lambda: request_of(self._model, messages, kwargs, kwargs))
         if isinstance(permission, Trip):
             yield _chunk(self._stopped(permission, key))
             return
@@ -155,7 +155,7 @@ class GuardedChatModel(Controls, BaseChatModel):
         except BaseException as error:
             permission.fail(error, answer_size(whole) if whole is not None else 0, streaming=True)
             raise
-        self._settle(permission, whole, key)
+        permission.read(lambda one, answer: self._settle(one, answer, key), whole)
 
     # ---- the run of a turn ------------------------------------------------------------------------------------------
 

@@ -111,7 +111,7 @@ class RunGuardMiddleware(Controls, AgentMiddleware[Any, Any, Any]):
         if self._is_off:
             return handler(request)
         run = self._run_of(request.state)
-        permission = run.ask_now(_asked(request))
+        permission = run.ask_now(lambda: _asked(request))
         if isinstance(permission, Trip):
             return self._stop(permission, request)
         try:
@@ -119,7 +119,7 @@ class RunGuardMiddleware(Controls, AgentMiddleware[Any, Any, Any]):
         except BaseException as error:
             permission.fail(error)
             raise
-        _settle(permission, response)
+        permission.read(_settle, response)
         return response
 
     async def awrap_model_call(
@@ -128,7 +128,7 @@ class RunGuardMiddleware(Controls, AgentMiddleware[Any, Any, Any]):
         if self._is_off:
             return await handler(request)
         run = self._run_of(request.state)
-        permission = await run.ask(_asked(request))
+        permission = await run.ask(lambda: _asked(request))
         if isinstance(permission, Trip):
             return self._stop(permission, request)
         try:
@@ -138,7 +138,7 @@ class RunGuardMiddleware(Controls, AgentMiddleware[Any, Any, Any]):
             if (trip := permission.interrupted) is not None:
                 return self._stop(trip, request)
             raise
-        _settle(permission, response)
+        permission.read(_settle, response)
         return response
 
     def _stop(self, trip: Trip, request: ModelRequest[Any]) -> AIMessage:

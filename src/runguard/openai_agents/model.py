@@ -52,7 +52,7 @@ class GuardedModel(Model):
     ) -> ModelResponse:
         run, is_alone = self._run(input)
         try:
-            permission = await run.ask(self._asked(system_instructions, input, model_settings, tools, handoffs))
+            permission = await run.ask(lambda: self._asked(system_instructions, input, model_settings, tools, handoffs))
             if isinstance(permission, Trip):
                 return ModelResponse([self._last_words(permission, output_schema)], ReportedUsage(), None)
             items, settings = _changed(input, model_settings, permission)
@@ -67,7 +67,7 @@ class GuardedModel(Model):
                 if (trip := permission.interrupted) is not None:
                     return ModelResponse([self._last_words(trip, output_schema)], ReportedUsage(), None)
                 raise
-            self._settle(permission, response.output, response.usage, handoffs)
+            permission.read(lambda one, answer: self._settle(one, answer, handoffs), response)
             return response
         finally:
             if is_alone:
@@ -86,7 +86,7 @@ class GuardedModel(Model):
     ) -> AsyncIterator[Any]:
         run, is_alone = self._run(input)
         try:
-            permission = await run.ask(self._asked(system_instructions, input, model_settings, tools, handoffs))
+            permission = await run.ask(lambda: self._asked(system_instructions, input, model_settings, tools, handoffs))
             if isinstance(permission, Trip):
                 yield _completed(self._last_words(permission, output_schema), self._name)
                 return
@@ -103,7 +103,7 @@ class GuardedModel(Model):
                         elif isinstance(delta := getattr(event, "delta", None), str):
                             streamed += len(delta.encode())
                         if final is not None:
-                            self._settle(permission, final.output, final.usage, handoffs)
+                            permission.read(lambda one, answer: self._settle(one, answer, handoffs), final)
                         elif (trip := permission.stopped) is not None:
                             permission.fail(None, streamed, streaming=True)
                             yield _completed(self._last_words(trip, output_schema), self._name)
@@ -129,11 +129,12 @@ class GuardedModel(Model):
         declared += [[one.tool_name, one.tool_description, one.input_json_schema] for one in handoffs]
         return ModelRequest.of(self._name, [instructions, items, declared], settings.max_tokens)
 
-    def _settle(self, permission: Permission, output: list[Any], usage: Any, handoffs: Any) -> None:
+    def _settle(self, permission: Permission, response: Any, handoffs: Any) -> None:
+        output = response.output
         names = {one.tool_name for one in handoffs}
         calls = [item for item in output if getattr(item, "type", "") == "function_call" and item.name not in names]
         permission.settle(
-            _usage_of(usage),
+            _usage_of(response.usage),
             calls=[ToolUse(call.call_id, call.name, arguments(call.arguments)) for call in calls],
             text="" if len(calls) < len(output) - len(_texts(output)) else "".join(_texts(output)),
             size=size_of(output),

@@ -2,6 +2,7 @@
 
 from copy import copy
 from dataclasses import replace
+from functools import partial
 from typing import Any, Final, Unpack
 
 from pydantic_ai.capabilities import AbstractCapability
@@ -19,6 +20,7 @@ from pydantic_ai.tools import RunContext, ToolDefinition
 
 from runguard.adapters.agent_run import AgentRun
 from runguard.adapters.model_calls import ModelRequest as Asked
+from runguard.adapters.model_calls import Permission
 from runguard.adapters.tool_calls import ToolUse
 from runguard.conductor.controls import Controls
 from runguard.conductor.guard import Guard
@@ -74,7 +76,7 @@ class RunGuard(Controls, AbstractCapability[Any]):
         run = self._run
         if run is None:
             return await handler(request_context)  # type: ignore[no-any-return]
-        permission = await run.ask(_asked(request_context))
+        permission = await run.ask(partial(_asked, request_context))
         if isinstance(permission, Trip):
             raise self._stop(permission, request_context)
         if permission.notice:
@@ -93,13 +95,7 @@ class RunGuard(Controls, AbstractCapability[Any]):
             if (trip := permission.interrupted) is not None:
                 raise self._stop(trip, request_context) from None
             raise
-        permission.settle(
-            _usage_of(response),
-            model=response.model_name or "",
-            calls=[_use_of(part) for part in response.parts if isinstance(part, ToolCallPart)],
-            text="".join(part.content for part in response.parts if isinstance(part, TextPart)),
-            size=size_of(response.parts),
-        )
+        permission.read(_settle, response)
         return response
 
     def _stop(self, trip: Trip, request: ModelRequestContext) -> Exception:
@@ -136,6 +132,16 @@ class RunGuard(Controls, AbstractCapability[Any]):
             raise
         run.answered(use, result)
         return result
+
+
+def _settle(permission: Permission, response: ModelResponse) -> None:
+    permission.settle(
+        _usage_of(response),
+        model=response.model_name or "",
+        calls=[_use_of(part) for part in response.parts if isinstance(part, ToolCallPart)],
+        text="".join(part.content for part in response.parts if isinstance(part, TextPart)),
+        size=size_of(response.parts),
+    )
 
 
 def _asked(request: ModelRequestContext) -> Asked:
