@@ -104,7 +104,7 @@ class Accounts(Settlement):
         return self._expectations.context_limit(model, self.pricing)
 
     def open_now(self, purse: Purse, event: ModelCall) -> Charge | None:
-        """``open`` of the common case: a ledger in memory, nobody to wait for, no stop, and it fits. None: ask."""
+        """``open`` of the common case: a ledger in memory, no call to wait for, no stop, and it fits. None: ask."""
         if self.switch.stops or self.ledger.is_shared:
             return None
         lines, within = self._finder.own_of_call(purse, event, self)

@@ -59,34 +59,34 @@ class AnswerBook:
     def forget_pairs(self) -> None:
         """Something changed the world: what was known may be asked again."""
         for known in self._calls.values():
-            known.told = set()
+            known.received = set()
 
 
 class _Known:
-    """The answers of one call: their names by snapshot and by masked text, and to whom they were told."""
+    """The answers of one call: their names by snapshot and by masked text, and which agent received which."""
 
-    __slots__ = ("by", "exact", "names", "shot", "told")
+    __slots__ = ("by", "exact", "names", "received", "shot")
 
     def __init__(self, exact: int, by: str) -> None:
         self.exact, self.by = exact, by
         self.names: dict[int, int] | None = None  # made when the call repeats: most never do
-        self.told: set[tuple[str, int]] | None = None
+        self.received: set[tuple[str, int]] | None = None
         self.shot: bytes | str | None = None
 
     def again(self, exact: int, value: Any, by: str) -> tuple[int, bool]:
         """The name of one more answer, and whether it is news to ``by``."""
         if self.names is None:
             self.names = {self.exact: self.exact}
-        if self.told is None:
-            self.told = {(self.by, self.exact)}
+        if self.received is None:
+            self.received = {(self.by, self.exact)}
         name = self.names.get(exact)
         if name is None:
             name = self._identify(exact, value, self.names)
-        if (by, name) in self.told:
+        if (by, name) in self.received:
             return name, False
-        if len(self.told) >= AnswerBook.ANSWERS:
-            self.told.clear()  # a call with this many answers makes progress; its oldest answer may come again
-        self.told.add((by, name))
+        if len(self.received) >= AnswerBook.ANSWERS:
+            self.received.clear()  # a call with this many answers makes progress; its oldest answer may come again
+        self.received.add((by, name))
         return name, True
 
     def _identify(self, exact: int, value: Any, names: dict[int, int]) -> int:

@@ -64,8 +64,8 @@ class ModelCall:
     context_limit: int | None = None  # its highest size; None: unknown
     tool: str = ""  # the tool call it is made in
     charge: Any = None  # its account, once leave was given
-    aside: bool = False  # the run has given its answer: this call may be refused, and stops nobody
-    # nano-USD and tokens it may take, as its caller knows; None where nobody does
+    aside: bool = False  # the run has given its answer: a refusal of this call does not stop the run
+    # nano-USD and tokens that it may take; None: unknown
     bound: tuple[int | None, int | None] | None = None
     least: tuple[int, int] = (0, 0)  # nano-USD and tokens that must be left for it where ``bound`` is None
     candidates: int = 1  # answers asked for, all of them paid

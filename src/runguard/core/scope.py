@@ -69,7 +69,7 @@ class Per:
 
     @property
     def stops_run(self) -> bool:
-        """Whether nobody in the run may go on once it is spent; else only the agent, model or tool that spent it."""
+        """Whether a spent budget stops the whole run; otherwise it stops the agent, model or tool that spent it."""
         return all(kind in _SHARED for kind, _ in self.parts)
 
     def key(self, scope: Scope) -> str | None:

@@ -46,7 +46,7 @@ def _is_there(path: Path) -> bool:
             f"{path}: cannot be looked for: {error.strerror}; start from another folder, or name the policy "
             "file in RUNGUARD_POLICY"
         ) from None
-    return S_ISREG(mode) or S_ISDIR(mode) or S_ISLNK(mode)  # nobody waits for what a pipe may say
+    return S_ISREG(mode) or S_ISDIR(mode) or S_ISLNK(mode)  # reading a pipe could block
 
 
 def _mentions_us(project: Path) -> bool:

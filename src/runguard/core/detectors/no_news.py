@@ -8,7 +8,7 @@ from runguard.core.detectors.evidence import Pair, evidence_of, swap
 from runguard.core.events import ModelCall, ModelResult, ToolResults
 
 _TEXTS_KEPT: Final = 256
-_TOLD_KEPT: Final = 256
+_PAIRS_KEPT: Final = 256
 _WAITED: Final = 6  # times given again: five unchanged repeats, and the one that might have found the change
 _LONG_CIRCLE: Final = 48
 
@@ -32,7 +32,7 @@ class NoNews:
         "_is_report",
         "_patient",
         "_said",
-        "_told",
+        "_times",
         "rungs",
     )
 
@@ -46,7 +46,7 @@ class NoNews:
         self._asked: OrderedDict[int, None] = OrderedDict()
         self._is_asked_again = False
         self._is_report = False  # a tool has answered since the last words: the next ones tell of that
-        self._told: dict[Pair, int] = {}  # since the last news, how often again
+        self._times: dict[Pair, int] = {}  # since the last news, how often again
 
     def observe(self, event: ModelCall | ModelResult | ToolResults) -> Finding | None:
         if type(event) is ModelCall:
@@ -80,9 +80,9 @@ class NoNews:
             evidence=evidence_of(event),
         )
 
-    def _may_be_waiting(self, told: frozenset[Pair]) -> bool:
+    def _may_be_waiting(self, pairs: frozenset[Pair]) -> bool:
         """Refusals alone are no waiting."""
-        return bool(told) and self._count < _LONG_CIRCLE and min(self._told.values(), default=0) < _WAITED
+        return bool(pairs) and self._count < _LONG_CIRCLE and min(self._times.values(), default=0) < _WAITED
 
     def _hear(self, words: int) -> None:
         if not _is_known(self._said, words):
@@ -98,7 +98,7 @@ class NoNews:
         if (
             reached is None
             or reached[0] is not Action.STOP
-            or (self._patient and self._told and self._may_be_waiting(frozenset(self._told)))
+            or (self._patient and self._times and self._may_be_waiting(frozenset(self._times)))
         ):
             return None
         return Finding(
@@ -109,19 +109,19 @@ class NoNews:
             detail=f"agent {event.agent}",
         )
 
-    def _is_known_well(self, told: frozenset[Pair]) -> bool:
+    def _is_known_well(self, pairs: frozenset[Pair]) -> bool:
         """Return whether all answers were already repeated, and remember them. Refusals alone are not answers."""
-        known = told <= self._told.keys()
-        if not known and len(self._told) >= _TOLD_KEPT:
-            self._told.clear()  # so many different things are a reading, no circle
-        for pair in told:
-            self._told[pair] = self._told.get(pair, 0) + 1
+        known = pairs <= self._times.keys()
+        if not known and len(self._times) >= _PAIRS_KEPT:
+            self._times.clear()  # an agent that reads this many different things is not in a cycle
+        for pair in pairs:
+            self._times[pair] = self._times.get(pair, 0) + 1
         return known
 
     def _start_anew(self) -> None:
         self._count, self._by_words = 0, False
-        if self._told:
-            self._told.clear()
+        if self._times:
+            self._times.clear()
 
 
 def _is_known(names: OrderedDict[int, None], name: int) -> bool:
