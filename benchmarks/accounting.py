@@ -84,10 +84,12 @@ def ledger(scopes: int) -> Callable[[], Awaitable[None]]:
 def accounts(**policy: Any) -> Callable[[], Awaitable[None]]:
     """With prices, thresholds and the figures per agent, model and tool."""
     book = Accounts(Policy.validated({"prices": PRICES, **policy}, ""), time.time)  # noqa: TID251
-    purse = book.begin(RunInfo("run", "app", "user", "session"))
+    run_costs = book.begin(RunInfo("run", "app", "user", "session"))
 
     async def once() -> None:
-        charge, _ = await book.open(purse, ModelCall("run", "", "agent", 1e9, "scripted-1", 1_000, 0, 250), True, bool)
+        charge, _ = await book.open(
+            run_costs, ModelCall("run", "", "agent", 1e9, "scripted-1", 1_000, 0, 250), True, bool
+        )
         assert charge is not None
         book.settle(charge, Usage(1_000, 250))
 

@@ -87,7 +87,7 @@ def kept(guard: Guard) -> dict[str, int]:
     return {
         "runs": len(guard.runs),
         "accounts": len(known),
-        "purses": len(spending.purses),
+        "costs_by_run": len(spending.costs_by_run),
         "scopes with figures": len(spending.history),
     }
 

@@ -327,6 +327,6 @@ async def test_an_overrun_closes_the_scope_for_all_its_runs_until_it_is_extended
 async def test_usage_that_nobody_was_asked_about_counts_too():
     shop = Shop(user_budget(2))
     call = ModelCall("run", ROOT_LANE, "agent", shop.now, "m")
-    shop.guard.settle(shop.accounts.open_settled(shop.guard.runs["run"].purse, call), Usage(500, 1_000))
+    shop.guard.settle(shop.accounts.open_settled(shop.guard.runs["run"].run_costs, call), Usage(500, 1_000))
     assert shop.stand() == (Decimal("0.0015"), 0)
     assert (await shop.ask(1_000)).output == 500

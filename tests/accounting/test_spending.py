@@ -89,7 +89,7 @@ async def test_without_a_dollar_limit_a_price_is_not_needed(budget):
     await shop.buy(model="never-heard-of")
     spend = shop.accounts.spend()
     assert (spend["usd"], spend["tokens"], spend["unpriced_calls"]) == (0, 1_000, 1)
-    assert shop.guard.runs["run"].purse.spent_usd is None  # not zero: not known
+    assert shop.guard.runs["run"].run_costs.spent_usd is None  # not zero: not known
 
 
 async def test_a_rate_for_unknown_models_is_an_estimate():

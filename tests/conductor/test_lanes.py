@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runguard.conductor.event_lanes import Call, EventLanes
+from runguard.conductor.event_lanes import EventLanes, UnansweredCall
 from runguard.conductor.guard import Guard
 from runguard.core.detectors.handoffs import Depth
 from runguard.core.events import AgentEntered, RunInfo, ToolCall
@@ -179,7 +179,7 @@ class Seen:
         self.lanes = EventLanes(self.guard, self.run)
 
     def asks(self, call_id: str, tool: str, *, branch: str = "", scope: str = "", batch: str = "") -> None:
-        self.lanes.add(call_id, Call(tool, {}, b"", self.lanes.of(branch, scope), batch or call_id, "agent"))
+        self.lanes.add(call_id, UnansweredCall(tool, {}, b"", self.lanes.of(branch, scope), batch or call_id, "agent"))
 
 
 def test_every_branch_of_a_task_is_its_one_lane():

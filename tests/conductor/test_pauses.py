@@ -144,7 +144,7 @@ def test_the_number_kept_is_bounded(orders: list[tuple[str, int]]) -> None:
             kept = {shelf: [run for run in runs if run != info.run] for shelf, runs in kept.items()}
         everyone = [*kept["keep"], *kept["end"]]
         assert guard.pauses.waiting == len(kept["keep"])
-        assert set(guard.accounts.spending.purses) == set(everyone), "nothing is left of the others"
+        assert set(guard.accounts.spending.costs_by_run) == set(everyone), "nothing is left of the others"
         assert [name for name in (f"run {number}" for number in range(7)) if guard.pauses.find(name)] == sorted(
             everyone
         )

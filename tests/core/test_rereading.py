@@ -16,8 +16,8 @@ def answers(*names: str, news: bool = False, long: bool = True, batch: str = "")
     return ToolResults("r", "", "a", 0.0, batch, given, news=news, calls=frozenset(a.call for a in given), pairs=pairs)
 
 
-def asked(size: int, agent: str = "a", *, aside: bool = False) -> ModelCall:
-    return ModelCall("r", "", agent, 0.0, request_bytes=size, aside=aside)
+def asked(size: int, agent: str = "a", *, after_answer: bool = False) -> ModelCall:
+    return ModelCall("r", "", agent, 0.0, request_bytes=size, after_answer=after_answer)
 
 
 def actions(rule: Rereading, *events: ToolResults | ModelCall) -> list[Action | None]:
@@ -60,7 +60,9 @@ def test_after_a_smaller_request_everything_may_be_read_once_more() -> None:
 def test_a_summary_resets_the_count() -> None:
     rule = Rereading(RUNGS)
     actions(rule, asked(9_000), *(answers(str(n)) for n in range(9)))
-    assert actions(rule, asked(100, "(direct)", aside=True), *(answers(str(n)) for n in range(30))) == [None] * 31
+    assert (
+        actions(rule, asked(100, "(direct)", after_answer=True), *(answers(str(n)) for n in range(30))) == [None] * 31
+    )
 
 
 def test_requests_of_other_agents_are_not_compared() -> None:

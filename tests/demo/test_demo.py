@@ -17,7 +17,7 @@ import runguard.demo
 from runguard.cli.main import main
 from runguard.core.money import to_usd
 from runguard.demo import play, show
-from runguard.demo.stories import LOOK_ALIKES, STORIES, Story
+from runguard.demo.stories import LOOK_ALIKES, STORIES, DemoStory
 
 BY_KEY = {story.key: story for story in (*STORIES, *LOOK_ALIKES)}
 
@@ -128,22 +128,22 @@ async def test_the_policy_of_the_place_does_not_matter(tmp_path: Path, monkeypat
 async def test_tokens_are_what_the_requests_weigh() -> None:
     """Four sources more in the history, four answers more in the prompt."""
     pair = await play.play_pair(play.Pair(BY_KEY["growing_history"]))
-    (model,) = pair.guarded.meter.models
+    (model,) = pair.guarded.counter.models
     weights = [
         len("".join(content.model_dump_json(exclude_none=True) for content in request.contents))
         for request in model.requests
     ]
     assert weights == sorted(weights)
-    assert pair.guarded.meter.largest_prompt == pytest.approx(weights[-1] / 4, rel=0.1)
+    assert pair.guarded.counter.largest_prompt == pytest.approx(weights[-1] / 4, rel=0.1)
     assert pair.guarded.trip is not None
-    assert pair.guarded.trip.tokens == pair.guarded.meter.tokens
-    assert pair.guarded.trip.model_calls == pair.guarded.meter.model_calls
+    assert pair.guarded.trip.tokens == pair.guarded.counter.tokens
+    assert pair.guarded.trip.model_calls == pair.guarded.counter.model_calls
 
 
 async def test_the_cost_is_the_list_price_and_the_guards_own_bill_agrees() -> None:
     pair = await play.play_pair(play.Pair(BY_KEY["growing_history"]))
-    assert 0 < pair.guarded.meter.nano_usd < pair.without.meter.nano_usd
-    assert pair.guarded.billed == to_usd(pair.guarded.meter.nano_usd)
+    assert 0 < pair.guarded.counter.nano_usd < pair.without.counter.nano_usd
+    assert pair.guarded.billed == to_usd(pair.guarded.counter.nano_usd)
     assert pair.guarded.trip is not None
     assert pair.guarded.trip.spent_usd == pair.guarded.billed
     assert not pair.guarded.trip.estimated
@@ -153,7 +153,7 @@ async def test_the_cost_is_the_list_price_and_the_guards_own_bill_agrees() -> No
 
 
 def shown(monkeypatch: pytest.MonkeyPatch, runaways: list[str], healthy: list[str], *options: str) -> Result:
-    def some(stories: list[str]) -> list[Story]:
+    def some(stories: list[str]) -> list[DemoStory]:
         return [BY_KEY[key] for key in stories]
 
     report = play.new_report(some(runaways), some(healthy))
@@ -206,8 +206,8 @@ def test_the_tables_fit_a_terminal_at_every_moment() -> None:
 
     waiting = lines()
     report.runaways[0].started = True
-    report.runaways[0].without.meter.prompt_tokens = 1_234_567
-    report.runaways[0].guarded.meter.prompt_tokens = 123_456
+    report.runaways[0].without.counter.prompt_tokens = 1_234_567
+    report.runaways[0].guarded.counter.prompt_tokens = 123_456
     running = lines()
     report.runaways[0].without.done = report.runaways[0].guarded.done = True
     done = lines()

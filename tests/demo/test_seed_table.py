@@ -40,7 +40,7 @@ def test_every_mode_makes_the_expected_calls(rows: dict[str, Row]) -> None:
 
 def _calls(row: Row) -> tuple[int, int, int]:
     sides = row.defaults.without, row.seed_values.guarded, row.defaults.guarded
-    return sides[0].meter.model_calls, sides[1].meter.model_calls, sides[2].meter.model_calls
+    return sides[0].counter.model_calls, sides[1].counter.model_calls, sides[2].counter.model_calls
 
 
 @pytest.mark.parametrize(
@@ -112,7 +112,7 @@ def test_the_page_shows_a_real_run(table: SeedTable) -> None:
 
 def _line(row: Row, guard: str) -> str:
     pair = row.pairs()[guard]
-    before, after = pair.without.meter, pair.guarded.meter
+    before, after = pair.without.counter, pair.guarded.counter
     calls, tokens = f"{before.model_calls} → {after.model_calls}", f"{before.tokens:,} → {after.tokens:,}"
     name = "the seed's values" if guard == "seed_values" else "defaults"
     return f"| {row.claim.story.title} | {name} | {calls} | {tokens} | {pair.saved:.1f} % | {row.claim.saved} % |"

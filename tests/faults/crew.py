@@ -10,7 +10,7 @@ from unittest import mock
 from runguard import Budget
 from runguard.adk import RunGuardPlugin
 from runguard.ledger import remote
-from runguard.ledger.store import Balance, Session
+from runguard.ledger.store import Balance, StoreSession
 from runguard.testing import ScriptedModel, run, text
 from tests.kit.money import PRICES
 from tests.kit.shared_worker import agent
@@ -90,7 +90,7 @@ class Crew:
             assert member.plugin.guard.guard_errors == 0, "a fault of the store is not one of the guard's"
 
 
-def account(session: Session) -> Balance:
+def account(session: StoreSession) -> Balance:
     """The account as somebody sees it who only knows the store."""
     try:
         (found,) = session.read(ALICE)

@@ -149,7 +149,7 @@ def assert_nothing_left(plugin: RunGuardPlugin, before: Held, after: Held) -> No
     assert after.variables == before.variables
     guard = plugin.guard
     registry = plugin.invocations
-    assert (guard.runs, registry.known, registry.writing, guard.accounts.spending.purses) == ({}, {}, {}, {})
+    assert (guard.runs, registry.known, registry.writing, guard.accounts.spending.costs_by_run) == ({}, {}, {}, {})
     assert (plugin.trips, plugin.snapshot()["guard_errors"]) == ([], 0)
     assert all(status.reserved == 0 for status in plugin.budgets())
 

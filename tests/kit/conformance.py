@@ -10,7 +10,7 @@ from typing import Any, Self
 
 from runguard.core.money import UNLIMITED, Amount
 from runguard.ledger.sqlite import SqliteStore
-from runguard.ledger.store import Balance, Line, Reply, Session
+from runguard.ledger.store import Balance, Line, StoreReply, StoreSession
 from tests.kit.waiting import PATIENCE_S
 
 LONG_S = 300.0  # a hold that no test outlives
@@ -31,7 +31,7 @@ SCOPE = "user:app/ann"
 THREADS = 16
 
 
-Connect = Callable[..., Session]
+Connect = Callable[..., StoreSession]
 
 
 numbers = count()
@@ -57,7 +57,7 @@ def an_id() -> str:
     return f"hold-{os.getpid()}-{next(numbers)}"
 
 
-def past(session: Session, line: Line, want: Amount, hold: str | None = None) -> str:
+def past(session: StoreSession, line: Line, want: Amount, hold: str | None = None) -> str:
     """A hold whose time is over."""
     hold = hold or an_id()
     assert session.reserve(hold, SHORT_S, [line], want).ok
@@ -65,13 +65,13 @@ def past(session: Session, line: Line, want: Amount, hold: str | None = None) ->
     return hold
 
 
-def the(session: Session, key: str = "k#") -> Balance:
+def the(session: StoreSession, key: str = "k#") -> Balance:
     """One account, as a reader sees it."""
     (found,) = [balance for balance in session.read() if balance.key == key]
     return found
 
 
-def of(reply: Reply, key: str = "k#") -> Balance:
+def of(reply: StoreReply, key: str = "k#") -> Balance:
     """One account, as an answer tells it."""
     (found,) = [balance for balance in reply.balances if balance.key == key]
     return found
@@ -130,5 +130,5 @@ class Worker:
         self.kill()
 
 
-def opened(path: Path, timeout: float = PATIENCE_S) -> Session:
+def opened(path: Path, timeout: float = PATIENCE_S) -> StoreSession:
     return SqliteStore(f"sqlite:///{path}").connect(timeout)

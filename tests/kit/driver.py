@@ -61,7 +61,7 @@ class Driver:
     def bill(self, prompt: int, output: int, *, run: str = "run", model: str = "", agent: str = "agent") -> None:
         """What a model call took, told without having been asked for."""
         call = ModelCall(run, ROOT_LANE, agent, self.now, model)
-        self.guard.settle(self.guard.accounts.open_settled(self.guard.runs[run].purse, call), Usage(prompt, output))
+        self.guard.settle(self.guard.accounts.open_settled(self.guard.runs[run].run_costs, call), Usage(prompt, output))
 
     def lane(
         self, key: str, *, parent: str = ROOT_LANE, concurrent: bool = True, run: str = "run", delegate: str = ""

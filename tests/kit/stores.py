@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from runguard.ledger.store import MOST, Session, Store
+from runguard.ledger.store import MOST, Store, StoreSession
 from tests.kit.waiting import PATIENCE_S
 
 
@@ -29,7 +29,7 @@ class Place:
         made: Store = getattr(import_module(self.module), self.name)(self.url)
         return made
 
-    def connect(self, timeout: float = PATIENCE_S) -> Session:
+    def connect(self, timeout: float = PATIENCE_S) -> StoreSession:
         return self.store().connect(timeout)
 
 

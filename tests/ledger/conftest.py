@@ -14,7 +14,7 @@ import pytest
 from runguard.ledger.base import Ledger
 from runguard.ledger.memory import MemoryLedger
 from runguard.ledger.remote import _ASKERS, StoreLedger
-from runguard.ledger.store import Session, Store, StoreOutage
+from runguard.ledger.store import Store, StoreOutage, StoreSession
 from tests.kit.ledgers import Desk
 from tests.kit.stores import KINDS, Place, Servers, empty_store, missing
 from tests.kit.waiting import PATIENCE_S
@@ -26,11 +26,11 @@ def store(place: Place) -> Store:
 
 
 @pytest.fixture
-def connect(place: Place) -> Iterator[Callable[..., Session]]:
+def connect(place: Place) -> Iterator[Callable[..., StoreSession]]:
     """Makes sessions on the test's store, and closes them at its end."""
-    made: list[Session] = []
+    made: list[StoreSession] = []
 
-    def connected(timeout: float = PATIENCE_S) -> Session:
+    def connected(timeout: float = PATIENCE_S) -> StoreSession:
         made.append(place.connect(timeout))
         return made[-1]
 
@@ -40,7 +40,7 @@ def connect(place: Place) -> Iterator[Callable[..., Session]]:
 
 
 @pytest.fixture
-def session(connect: Callable[..., Session]) -> Session:
+def session(connect: Callable[..., StoreSession]) -> StoreSession:
     return connect()
 
 
@@ -74,7 +74,7 @@ def _greet(ledger: StoreLedger) -> None:
     """Every thread of the ledger has a connection that works: a test before this one may have cut them all."""
     together = threading.Barrier(_ASKERS)
 
-    def meet(session: Session) -> None:
+    def meet(session: StoreSession) -> None:
         session.now()
         with contextlib.suppress(threading.BrokenBarrierError):
             together.wait(PATIENCE_S)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from runguard.core.money import NOTHING, UNLIMITED
-from runguard.ledger.store import Session
+from runguard.ledger.store import StoreSession
 from tests.kit.conformance import (
     CALL,
     LONG_S,
@@ -35,11 +35,11 @@ pytestmark = pytest.mark.retries(
 
 
 @pytest.fixture
-def sessions(connect: Connect) -> list[Session]:
+def sessions(connect: Connect) -> list[StoreSession]:
     return [connect() for _ in range(THREADS)]
 
 
-def test_sixteen_threads_on_a_budget_of_five_never_make_a_sixth_call(sessions: list[Session]) -> None:
+def test_sixteen_threads_on_a_budget_of_five_never_make_a_sixth_call(sessions: list[StoreSession]) -> None:
     """Who checks first and adds later overspends a small budget by three quarters."""
     for turn in range(10):
         line = a_line(f"{turn}#", calls(5))
@@ -48,7 +48,7 @@ def test_sixteen_threads_on_a_budget_of_five_never_make_a_sixth_call(sessions: l
         assert the(sessions[0], line.key).held == (0, 0, 5)
 
 
-def test_holds_that_are_settled_and_released_at_once_add_up_exactly(sessions: list[Session]) -> None:
+def test_holds_that_are_settled_and_released_at_once_add_up_exactly(sessions: list[StoreSession]) -> None:
     line = a_line(caps=(400, UNLIMITED, UNLIMITED))
 
     def work(number: int) -> tuple[int, int]:
@@ -70,7 +70,7 @@ def test_holds_that_are_settled_and_released_at_once_add_up_exactly(sessions: li
     assert not balance.closed
 
 
-def test_opposite_orders_of_lines_do_not_lock_each_other_out(sessions: list[Session]) -> None:
+def test_opposite_orders_of_lines_do_not_lock_each_other_out(sessions: list[StoreSession]) -> None:
     lines = [a_line("a#"), a_line("b#"), a_line("c#")]
 
     def work(number: int) -> None:
@@ -85,19 +85,19 @@ def test_opposite_orders_of_lines_do_not_lock_each_other_out(sessions: list[Sess
     assert [balance.spent for balance in sessions[0].read()] == [(0, 0, THREADS * 20)] * 3
 
 
-def test_one_hold_settled_by_many_at_once_is_booked_once(sessions: list[Session]) -> None:
+def test_one_hold_settled_by_many_at_once_is_booked_once(sessions: list[StoreSession]) -> None:
     sessions[0].reserve("h", LONG_S, [a_line()], CALL)
     at_once(lambda number: sessions[number].settle("h", [a_line()], (7, 7, 1)))
     at_once(lambda number: sessions[number].settle("unknown", [a_line()], (7, 7, 1)))
     assert (the(sessions[0]).spent, the(sessions[0]).held) == ((14, 14, 2), NOTHING)
 
 
-def test_one_id_reserved_by_many_at_once_holds_once(sessions: list[Session]) -> None:
+def test_one_id_reserved_by_many_at_once_holds_once(sessions: list[StoreSession]) -> None:
     assert all(at_once(lambda number: sessions[number].reserve("h", LONG_S, [a_line()], CALL).ok))
     assert the(sessions[0]).held == CALL
 
 
-def test_an_expired_hold_that_many_find_at_once_is_charged_once(sessions: list[Session]) -> None:
+def test_an_expired_hold_that_many_find_at_once_is_charged_once(sessions: list[StoreSession]) -> None:
     for _ in range(5):
         past(sessions[0], a_line(), CALL)
     at_once(
@@ -108,12 +108,12 @@ def test_an_expired_hold_that_many_find_at_once_is_charged_once(sessions: list[S
     assert (the(sessions[0]).spent, the(sessions[0]).expired, the(sessions[0]).held) == ((0, 0, 5), (0, 0, 5), NOTHING)
 
 
-def test_first_is_true_for_one_of_sixteen(sessions: list[Session]) -> None:
+def test_first_is_true_for_one_of_sixteen(sessions: list[StoreSession]) -> None:
     for turn in range(5):
         assert sum(at_once(lambda number, turn=turn: sessions[number].first("k#", f"m{turn}", 0.5, NOTHING))) == 1
 
 
-def test_put_loses_no_update(sessions: list[Session]) -> None:
+def test_put_loses_no_update(sessions: list[StoreSession]) -> None:
     def add(number: int) -> None:
         for _ in range(5):
             while True:
@@ -125,7 +125,7 @@ def test_put_loses_no_update(sessions: list[Session]) -> None:
     assert sessions[0].get("sum") == (THREADS * 5, f"{THREADS * 5}")
 
 
-def test_a_claim_has_one_winner_also_when_the_last_ones_time_is_over(sessions: list[Session]) -> None:
+def test_a_claim_has_one_winner_also_when_the_last_ones_time_is_over(sessions: list[StoreSession]) -> None:
     for turn in range(5):
         if turn % 2:
             sessions[0].claim(f"c{turn}", SHORT_S)
@@ -135,7 +135,7 @@ def test_a_claim_has_one_winner_also_when_the_last_ones_time_is_over(sessions: l
         ) + ["yes"]
 
 
-def test_no_record_is_lost_when_many_write(sessions: list[Session]) -> None:
+def test_no_record_is_lost_when_many_write(sessions: list[StoreSession]) -> None:
     at_once(lambda number: [sessions[number].append("alert", f"{number}", f"{turn}") for turn in range(5)])
     told = sessions[0].tail("alert", 1000)
     assert sorted((ref, text) for _, ref, text in told) == sorted(
@@ -167,7 +167,7 @@ say(won)
 """
 
 
-def test_four_processes_on_a_budget_of_five_never_make_a_sixth_call(place: Any, session: Session) -> None:
+def test_four_processes_on_a_budget_of_five_never_make_a_sixth_call(place: Any, session: StoreSession) -> None:
     with contextlib.ExitStack() as at_the_end:
         racers = [at_the_end.enter_context(Worker(place, RACER)) for _ in range(4)]
         assert [racer.told() for racer in racers] == ["ready"] * 4
@@ -188,7 +188,7 @@ time.sleep(60)
 
 
 def test_the_hold_of_a_killed_worker_is_charged_at_its_time_and_a_late_bill_corrects_it(
-    place: Any, session: Session
+    place: Any, session: StoreSession
 ) -> None:
     """kill -9 between reserve and settle: one call too many is counted, never one too few."""
     with Worker(place, HOLDER) as doomed:
@@ -219,7 +219,7 @@ while True:
 
 
 def test_workers_killed_at_random_overspend_nothing_and_lose_nothing(
-    place: Any, session: Session, tmp_path: Path
+    place: Any, session: StoreSession, tmp_path: Path
 ) -> None:
     cap, ttl, kills, dice, bills = 4_000, 0.8, 0, random.Random(3), tmp_path / "bills"
     facts = {"cap": cap, "ttl": ttl, "bills": str(bills)}

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from runguard.core.money import NOTHING, UNLIMITED
-from runguard.ledger.store import Session, Store, StoreOutage
+from runguard.ledger.store import Store, StoreOutage, StoreSession
 from tests.kit.conformance import CALL, LONG_S, SHORT_S, WORKERS, Connect, a_line, an_id, calls, past, the
 from tests.kit.waiting import PATIENCE_S, at_once
 
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.retries(
 # ---- marks ----------------------------------------------------------------------------------------------------------
 
 
-def test_first_is_true_once_per_account_and_mark(session: Session, connect: Connect) -> None:
+def test_first_is_true_once_per_account_and_mark(session: StoreSession, connect: Connect) -> None:
     assert session.first("a#", "0.8:warn", 0.8, (10, UNLIMITED, 0))
     assert not session.first("a#", "0.8:warn", 0.8, (10, UNLIMITED, 0))
     assert not connect().first("a#", "0.8:warn", 0.9, NOTHING)
@@ -32,7 +32,7 @@ def test_first_is_true_once_per_account_and_mark(session: Session, connect: Conn
     assert all(isinstance(limit, tuple) for _, limit in session.marks("a#").values())
 
 
-def test_unmark_arms_what_it_names_and_nothing_else(session: Session) -> None:
+def test_unmark_arms_what_it_names_and_nothing_else(session: StoreSession) -> None:
     for key in ("a#", "b#"):
         for mark in ("x", "y", "z"):
             session.first(key, mark, 0.5, NOTHING)
@@ -48,7 +48,7 @@ def test_unmark_arms_what_it_names_and_nothing_else(session: Session) -> None:
 # ---- documents ------------------------------------------------------------------------------------------------------
 
 
-def test_a_document_is_replaced_only_by_who_has_seen_its_version(session: Session, connect: Connect) -> None:
+def test_a_document_is_replaced_only_by_who_has_seen_its_version(session: StoreSession, connect: Connect) -> None:
     assert session.get("control") == (0, "")
     assert not session.put("control", 1, "no such version yet")
     assert session.put("control", 0, "one")
@@ -62,13 +62,13 @@ def test_a_document_is_replaced_only_by_who_has_seen_its_version(session: Sessio
     assert session.get("control") == (3, "")
 
 
-def test_a_long_document_comes_back_as_it_was(session: Session) -> None:
+def test_a_long_document_comes_back_as_it_was(session: StoreSession) -> None:
     text = "".join(random.Random(1).choices("añ日🦊\n\"'\\{}", k=200_000))
     assert session.put("d", 0, text)
     assert session.get("d") == (1, text)
 
 
-def test_every_answer_carries_the_version_of_the_control_document(session: Session) -> None:
+def test_every_answer_carries_the_version_of_the_control_document(session: StoreSession) -> None:
     line = a_line(caps=calls(1))
     stale = a_line(ends=session.now() - 1)
     session.put("another", 0, "x")
@@ -87,7 +87,7 @@ def test_every_answer_carries_the_version_of_the_control_document(session: Sessi
 # ---- records, runs, claims ------------------------------------------------------------------------------------------
 
 
-def test_the_last_records_of_a_kind_come_oldest_first(session: Session) -> None:
+def test_the_last_records_of_a_kind_come_oldest_first(session: StoreSession) -> None:
     before = session.now()
     for number in range(12):
         session.append("alert", f"run:{number}", f"text {number}")
@@ -103,7 +103,7 @@ def test_the_last_records_of_a_kind_come_oldest_first(session: Session) -> None:
     assert len(session.tail("alert", 100)) == 13
 
 
-def test_all_records_about_one_thing_come_oldest_first(session: Session, connect: Connect) -> None:
+def test_all_records_about_one_thing_come_oldest_first(session: StoreSession, connect: Connect) -> None:
     before = session.now()
     for number in range(700):
         session.append("call", "run:1", f"text {number}")
@@ -148,7 +148,7 @@ def test_a_store_from_before_there_was_an_index_is_opened_and_gets_one(place: An
     assert new.tail("call", 9) == new.about("call", "run:1") == []
 
 
-def test_what_is_purged_is_not_told_about_any_more(session: Session) -> None:
+def test_what_is_purged_is_not_told_about_any_more(session: StoreSession) -> None:
     session.append("call", "run:1", "old")
     session.append("call", "run:2", "old")
     time.sleep(0.6)
@@ -158,7 +158,7 @@ def test_what_is_purged_is_not_told_about_any_more(session: Session) -> None:
     assert session.about("call", "run:2") == []
 
 
-def test_a_run_gives_signs_of_life_until_it_ends(session: Session, connect: Connect) -> None:
+def test_a_run_gives_signs_of_life_until_it_ends(session: StoreSession, connect: Connect) -> None:
     before = session.now()
     session.beat("a", "w1", "one")
     session.beat("b", "w2", "two")
@@ -175,7 +175,7 @@ def test_a_run_gives_signs_of_life_until_it_ends(session: Session, connect: Conn
     assert sorted(run for run, *_ in session.running(60)) == ["a", "b"]
 
 
-def test_a_run_that_gave_no_sign_for_too_long_is_not_running(session: Session) -> None:
+def test_a_run_that_gave_no_sign_for_too_long_is_not_running(session: StoreSession) -> None:
     session.beat("quiet", "w", "")
     session.beat("busy", "w", "")
     time.sleep(0.6)
@@ -184,7 +184,7 @@ def test_a_run_that_gave_no_sign_for_too_long_is_not_running(session: Session) -
     assert sorted(run for run, *_ in session.running(60)) == ["busy", "quiet"]
 
 
-def test_a_side_effect_is_claimed_by_one_and_done_once(session: Session, connect: Connect) -> None:
+def test_a_side_effect_is_claimed_by_one_and_done_once(session: StoreSession, connect: Connect) -> None:
     other = connect()
     assert session.claim("mail", LONG_S) == "yes"
     assert other.claim("mail", LONG_S) == "pending"
@@ -196,7 +196,7 @@ def test_a_side_effect_is_claimed_by_one_and_done_once(session: Session, connect
     assert other.claim("mail", LONG_S) == "done"
 
 
-def test_a_claim_that_failed_or_whose_worker_is_gone_is_free_again(session: Session, connect: Connect) -> None:
+def test_a_claim_that_failed_or_whose_worker_is_gone_is_free_again(session: StoreSession, connect: Connect) -> None:
     other = connect()
     session.claim("failed", LONG_S)
     session.finish("failed", done=False)
@@ -208,7 +208,7 @@ def test_a_claim_that_failed_or_whose_worker_is_gone_is_free_again(session: Sess
     assert session.claim("gone", LONG_S) == "pending"
 
 
-def test_what_was_done_stays_done_when_the_claims_time_is_over(session: Session) -> None:
+def test_what_was_done_stays_done_when_the_claims_time_is_over(session: StoreSession) -> None:
     session.claim("mail", SHORT_S)
     session.finish("mail", done=True)
     session.finish("never claimed", done=True)
@@ -219,7 +219,7 @@ def test_what_was_done_stays_done_when_the_claims_time_is_over(session: Session)
 # ---- purge ----------------------------------------------------------------------------------------------------------
 
 
-def test_purge_drops_what_is_over_and_old_and_nothing_else(session: Session) -> None:
+def test_purge_drops_what_is_over_and_old_and_nothing_else(session: StoreSession) -> None:
     now = session.now()
     gone, busy = a_line("gone#1", window="1s", ends=now + 0.2), a_line("busy#1", calls(9), window="1s", ends=now + 0.2)
     current, endless = a_line("current#1", window="1d", ends=now + 900), a_line("endless#")
@@ -266,7 +266,7 @@ def test_purge_drops_what_is_over_and_old_and_nothing_else(session: Session) -> 
     assert (the(session, "busy#1").spent, the(session, "busy#1").held) == (CALL, NOTHING)
 
 
-def test_purge_drops_nothing_that_is_young(session: Session) -> None:
+def test_purge_drops_nothing_that_is_young(session: StoreSession) -> None:
     line = a_line("past#1", window="1s", ends=session.now() + 0.2)
     session.settle("h", [line], CALL)
     session.first("past#1", "m", 0.5, NOTHING)
@@ -279,7 +279,7 @@ def test_purge_drops_nothing_that_is_young(session: Session) -> None:
     assert not session.reserve("h", LONG_S, [a_line()], CALL).ok
 
 
-def test_purge_charges_an_expired_hold_before_it_forgets_anything(session: Session) -> None:
+def test_purge_charges_an_expired_hold_before_it_forgets_anything(session: StoreSession) -> None:
     past(session, a_line(), CALL)
     session.purge(3600)
     assert (the(session).spent, the(session).expired) == (CALL, CALL)

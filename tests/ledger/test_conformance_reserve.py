@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from runguard.core.money import NOTHING, UNLIMITED, Amount
-from runguard.ledger.store import Balance, Session, StoreError
+from runguard.ledger.store import Balance, StoreError, StoreSession
 from tests.kit.conformance import (
     CALL,
     FREE,
@@ -49,7 +49,7 @@ BAD_AMOUNTS = (
 # ---- reserve --------------------------------------------------------------------------------------------------------
 
 
-def test_a_hold_stands_beside_the_spend_and_never_on_it(session: Session) -> None:
+def test_a_hold_stands_beside_the_spend_and_never_on_it(session: StoreSession) -> None:
     line = a_line(caps=(100, 200, 3))
     reply = session.reserve("h", LONG_S, [line], (10, 20, 1))
     assert reply.ok
@@ -57,7 +57,7 @@ def test_a_hold_stands_beside_the_spend_and_never_on_it(session: Session) -> Non
     assert of(reply) == the(session) == Balance("k#", SCOPE, None, None, (100, 200, 3), held=(10, 20, 1))
 
 
-def test_an_account_is_told_as_its_line_names_it(session: Session) -> None:
+def test_an_account_is_told_as_its_line_names_it(session: StoreSession) -> None:
     now = session.now()
     line = a_line("user:app/ann@1d#7", (1, 2, 3), window="1d", begins=now - 100, ends=now + 1000.5)
     balance = of(session.reserve("h", LONG_S, [line], NOTHING), line.key)
@@ -66,7 +66,7 @@ def test_an_account_is_told_as_its_line_names_it(session: Session) -> None:
 
 
 @pytest.mark.parametrize("unit", range(3))
-def test_the_cap_itself_fits_and_one_more_does_not(session: Session, unit: int) -> None:
+def test_the_cap_itself_fits_and_one_more_does_not(session: StoreSession, unit: int) -> None:
     """Where the boundary is said twice, it is soon said differently: `<` here and `>=` there."""
     caps, three, one = [UNLIMITED] * 3, [0, 0, 0], [0, 0, 0]
     caps[unit], three[unit], one[unit] = 300_000_000, 100_000_000, 1
@@ -80,7 +80,7 @@ def test_the_cap_itself_fits_and_one_more_does_not(session: Session, unit: int) 
 
 
 @pytest.mark.parametrize("unit", range(3))
-def test_a_cap_of_0_holds_nothing_but_nothing(session: Session, unit: int) -> None:
+def test_a_cap_of_0_holds_nothing_but_nothing(session: StoreSession, unit: int) -> None:
     caps, one = [UNLIMITED] * 3, [0, 0, 0]
     caps[unit], one[unit] = 0, 1
     line = a_line(caps=tuple(caps))
@@ -92,7 +92,7 @@ def test_a_cap_of_0_holds_nothing_but_nothing(session: Session, unit: int) -> No
     assert session.reserve("granted", LONG_S, [line], tuple(one)).ok
 
 
-def test_spend_and_holds_count_together_against_the_cap(session: Session) -> None:
+def test_spend_and_holds_count_together_against_the_cap(session: StoreSession) -> None:
     line = a_line(caps=calls(3))
     session.reserve("a", LONG_S, [line], CALL)
     session.settle("a", [line], CALL)
@@ -102,7 +102,7 @@ def test_spend_and_holds_count_together_against_the_cap(session: Session) -> Non
     assert not session.reserve("e", LONG_S, [line], CALL).ok
 
 
-def test_a_refusal_holds_nothing_not_even_the_part_that_would_fit(session: Session) -> None:
+def test_a_refusal_holds_nothing_not_even_the_part_that_would_fit(session: StoreSession) -> None:
     line = a_line(caps=(100, UNLIMITED, UNLIMITED))
     session.reserve("a", LONG_S, [line], (60, 0, 1))
     refused = session.reserve("b", LONG_S, [line], (41, 0, 1))
@@ -111,7 +111,7 @@ def test_a_refusal_holds_nothing_not_even_the_part_that_would_fit(session: Sessi
     assert session.reserve("c", LONG_S, [line], (40, 0, 1)).ok
 
 
-def test_a_refused_id_may_ask_again_when_there_is_room(session: Session) -> None:
+def test_a_refused_id_may_ask_again_when_there_is_room(session: StoreSession) -> None:
     line = a_line(caps=calls(1))
     session.reserve("a", LONG_S, [line], CALL)
     assert not session.reserve("b", LONG_S, [line], CALL).ok
@@ -121,7 +121,7 @@ def test_a_refused_id_may_ask_again_when_there_is_room(session: Session) -> None
 
 
 @pytest.mark.parametrize("tight", range(3))
-def test_when_one_of_several_lines_refuses_none_holds(session: Session, tight: int) -> None:
+def test_when_one_of_several_lines_refuses_none_holds(session: StoreSession, tight: int) -> None:
     lines = [a_line(f"{i}#", calls(0 if i == tight else 9)) for i in range(3)]
     refused = session.reserve("h", LONG_S, lines, CALL)
     assert not refused.ok
@@ -132,7 +132,7 @@ def test_when_one_of_several_lines_refuses_none_holds(session: Session, tight: i
         assert session.reserve(an_id(), LONG_S, [lines[i]], CALL).ok is (i != tight)
 
 
-def test_several_lines_hold_and_settle_together(session: Session) -> None:
+def test_several_lines_hold_and_settle_together(session: StoreSession) -> None:
     lines = [a_line(f"{i}#", (100, 100, 9)) for i in range(5)]
     reply = session.reserve("h", LONG_S, lines, (7, 8, 1))
     assert [balance.held for balance in reply.balances] == [(7, 8, 1)] * 5
@@ -141,7 +141,7 @@ def test_several_lines_hold_and_settle_together(session: Session) -> None:
     assert [(balance.spent, balance.held) for balance in session.read()] == [((5, 6, 1), NOTHING)] * 5
 
 
-def test_without_lines_everything_is_fine_and_nothing_is_kept(session: Session) -> None:
+def test_without_lines_everything_is_fine_and_nothing_is_kept(session: StoreSession) -> None:
     assert session.reserve("h", LONG_S, [], (5, 5, 5)).ok
     assert session.settle("h", [], (5, 5, 5)).ok
     assert session.settle("other", [], (5, 5, 5)).ok
@@ -150,7 +150,7 @@ def test_without_lines_everything_is_fine_and_nothing_is_kept(session: Session) 
     assert session.read() == []
 
 
-def test_a_known_id_changes_nothing_and_answers_as_before(session: Session, connect: Connect) -> None:
+def test_a_known_id_changes_nothing_and_answers_as_before(session: StoreSession, connect: Connect) -> None:
     """The reply was lost and the call is told again, perhaps through another connection."""
     line = a_line(caps=calls(1))
     first = session.reserve("h", LONG_S, [line], CALL)
@@ -161,7 +161,7 @@ def test_a_known_id_changes_nothing_and_answers_as_before(session: Session, conn
     assert the(session).held == CALL
 
 
-def test_a_known_id_is_not_asked_a_second_time_even_when_its_account_is_full_or_closed(session: Session) -> None:
+def test_a_known_id_is_not_asked_a_second_time_even_when_its_account_is_full_or_closed(session: StoreSession) -> None:
     line = a_line(caps=calls(2))
     session.reserve("h", LONG_S, [line], CALL)
     session.settle("other", [line], (0, 0, 5))
@@ -170,7 +170,7 @@ def test_a_known_id_is_not_asked_a_second_time_even_when_its_account_is_full_or_
     assert the(session).held == CALL
 
 
-def test_a_known_id_with_other_amounts_or_lines_changes_nothing(session: Session) -> None:
+def test_a_known_id_with_other_amounts_or_lines_changes_nothing(session: StoreSession) -> None:
     session.reserve("h", LONG_S, [a_line(caps=calls(5))], CALL)
     session.reserve("h", LONG_S, [a_line(caps=calls(7))], (0, 0, 3))
     session.reserve("h", LONG_S, [a_line("z#", calls(7))], (0, 0, 3))
@@ -181,7 +181,7 @@ def test_a_known_id_with_other_amounts_or_lines_changes_nothing(session: Session
 
 
 @pytest.mark.parametrize("end", ["settled", "released", "expired"])
-def test_an_id_whose_hold_is_over_is_never_admitted_again(session: Session, end: str) -> None:
+def test_an_id_whose_hold_is_over_is_never_admitted_again(session: StoreSession, end: str) -> None:
     """A worker that counts its ids from one again would otherwise spend without holding."""
     line = a_line(caps=calls(9))
     session.reserve("h", SHORT_S if end == "expired" else LONG_S, [line], CALL)
@@ -197,7 +197,7 @@ def test_an_id_whose_hold_is_over_is_never_admitted_again(session: Session, end:
     assert the(session) == before
 
 
-def test_the_caps_are_those_of_the_latest_reservation(session: Session) -> None:
+def test_the_caps_are_those_of_the_latest_reservation(session: StoreSession) -> None:
     assert session.reserve("a", LONG_S, [a_line(caps=calls(1))], CALL).ok
     assert not session.reserve("b", LONG_S, [a_line(caps=calls(1))], CALL).ok
     raised = session.reserve("c", LONG_S, [a_line(caps=calls(2))], CALL)
@@ -210,7 +210,7 @@ def test_the_caps_are_those_of_the_latest_reservation(session: Session) -> None:
     assert not of(lowered).closed  # nobody billed beyond a hold: waiting helps
 
 
-def test_force_holds_whatever_the_caps_say(session: Session) -> None:
+def test_force_holds_whatever_the_caps_say(session: StoreSession) -> None:
     """A shadow looks on: it counts, and refuses nothing."""
     line = a_line(caps=calls(1))
     for number in range(1, 4):
@@ -223,14 +223,14 @@ def test_force_holds_whatever_the_caps_say(session: Session) -> None:
     assert session.reserve(an_id(), LONG_S, [line], CALL, force=True).ok  # a closed account too
 
 
-def test_force_does_not_hold_on_a_stale_line(session: Session) -> None:
+def test_force_does_not_hold_on_a_stale_line(session: StoreSession) -> None:
     reply = session.reserve("h", LONG_S, [a_line(ends=session.now() - 1)], CALL, force=True)
     assert (reply.ok, reply.stale) == (False, True)
     assert session.read() == []
 
 
 @pytest.mark.parametrize("mark", ["over", "not begun", "second line over"])
-def test_a_line_of_another_period_is_stale_and_nothing_is_held(session: Session, mark: str) -> None:
+def test_a_line_of_another_period_is_stale_and_nothing_is_held(session: StoreSession, mark: str) -> None:
     now = session.now()
     over, early = a_line("old#", ends=now - 0.5, begins=now - 60), a_line("new#", begins=now + 60, ends=now + 120)
     lines = {"over": [over], "not begun": [early], "second line over": [a_line(), over]}[mark]
@@ -241,14 +241,14 @@ def test_a_line_of_another_period_is_stale_and_nothing_is_held(session: Session,
     assert session.reserve("h", LONG_S, [a_line(begins=now - 60, ends=now + 60)], CALL).ok
 
 
-def test_a_line_inside_its_period_is_not_stale(session: Session) -> None:
+def test_a_line_inside_its_period_is_not_stale(session: StoreSession) -> None:
     now = session.now()
     for begins, ends in [(None, None), (now - 60, None), (None, now + 60), (now - 60, now + 60)]:
         reply = session.reserve(an_id(), LONG_S, [a_line(begins=begins, ends=ends)], CALL)
         assert (reply.ok, reply.stale) == (True, False)
 
 
-def test_a_known_id_asked_again_after_its_periods_end_still_answers_as_before(session: Session) -> None:
+def test_a_known_id_asked_again_after_its_periods_end_still_answers_as_before(session: StoreSession) -> None:
     """A retry across midnight: "stale, nothing is held" would be a lie, and the caller would hold twice."""
     line = a_line(ends=session.now() + 0.3)
     assert session.reserve("h", LONG_S, [line], CALL).ok
@@ -258,7 +258,7 @@ def test_a_known_id_asked_again_after_its_periods_end_still_answers_as_before(se
     assert the(session).held == CALL
 
 
-def test_a_hold_outlives_its_period_and_settles_there(session: Session) -> None:
+def test_a_hold_outlives_its_period_and_settles_there(session: StoreSession) -> None:
     line = a_line(caps=calls(5), ends=session.now() + 0.3)
     assert session.reserve("h", LONG_S, [line], CALL).ok
     time.sleep(0.4)
@@ -273,7 +273,7 @@ def test_a_hold_outlives_its_period_and_settles_there(session: Session) -> None:
 
 
 @pytest.mark.parametrize("bad", BAD_AMOUNTS, ids=lambda value: f"{value!r:.12}")
-def test_what_is_no_amount_is_refused_before_anything_is_written(session: Session, bad: Any) -> None:
+def test_what_is_no_amount_is_refused_before_anything_is_written(session: StoreSession, bad: Any) -> None:
     """NaN fits under every limit and then switches the budget off for good; a negative amount is a gift."""
     line, kept = a_line("new#"), a_line("kept#", (9, 9, 9))
     session.reserve("open", LONG_S, [kept], CALL)
@@ -300,7 +300,7 @@ def test_what_is_no_amount_is_refused_before_anything_is_written(session: Sessio
 @pytest.mark.parametrize(
     "bad", [*(value for value in BAD_AMOUNTS if value != UNLIMITED), UNLIMITED + 1], ids=lambda value: f"{value!r:.12}"
 )
-def test_a_cap_that_is_no_amount_is_refused_before_anything_is_written(session: Session, bad: Any) -> None:
+def test_a_cap_that_is_no_amount_is_refused_before_anything_is_written(session: StoreSession, bad: Any) -> None:
     """A float cap decides like a float, and a NaN refuses nothing or everything."""
     line = a_line("new#", (UNLIMITED, bad, 5))
     for deed in (
@@ -314,7 +314,7 @@ def test_a_cap_that_is_no_amount_is_refused_before_anything_is_written(session: 
 
 
 @pytest.mark.parametrize("amount", [(), (1,), (1, 1), (1, 1, 1, 1)])
-def test_an_amount_has_three_parts(session: Session, amount: Any) -> None:
+def test_an_amount_has_three_parts(session: StoreSession, amount: Any) -> None:
     for lines in ([], [a_line()]):
         with pytest.raises(ValueError):  # noqa: PT011 - the subject is that nothing is written
             session.reserve("h", LONG_S, lines, amount)
@@ -325,7 +325,7 @@ def test_an_amount_has_three_parts(session: Session, amount: Any) -> None:
     assert session.read() == []
 
 
-def test_unlimited_units_never_refuse_and_are_told_as_they_are(place: Any, session: Session) -> None:
+def test_unlimited_units_never_refuse_and_are_told_as_they_are(place: Any, session: StoreSession) -> None:
     third = place.most // 3
     for _ in range(2):
         reply = session.reserve(an_id(), LONG_S, [a_line()], (third, third, third))
@@ -337,7 +337,7 @@ def test_unlimited_units_never_refuse_and_are_told_as_they_are(place: Any, sessi
 
 
 @pytest.mark.parametrize("unit", range(3))
-def test_large_amounts_are_exact_to_the_last_nano(place: Any, session: Session, unit: int) -> None:
+def test_large_amounts_are_exact_to_the_last_nano(place: Any, session: StoreSession, unit: int) -> None:
     """A double forgets single units from 2**53 on: nine million dollars in nano-USD."""
 
     def many(number: int) -> Amount:
@@ -362,7 +362,7 @@ def test_large_amounts_are_exact_to_the_last_nano(place: Any, session: Session, 
     assert (closing.spent, closing.overrun, closing.closed) == (many(2 * large + 1), many(1), True)
 
 
-def test_the_largest_amount_there_is_can_be_held_and_settled(place: Any, session: Session) -> None:
+def test_the_largest_amount_there_is_can_be_held_and_settled(place: Any, session: StoreSession) -> None:
     most = (place.most,) * 3
     assert session.reserve("h", LONG_S, [a_line(caps=most)], most).ok
     settled = of(session.settle("h", [a_line(caps=most)], most))
@@ -370,7 +370,7 @@ def test_the_largest_amount_there_is_can_be_held_and_settled(place: Any, session
     assert not session.reserve("g", LONG_S, [a_line(caps=most)], CALL).ok
 
 
-def test_an_amount_that_a_store_cannot_count_is_refused_and_never_rounded(place: Any, session: Session) -> None:
+def test_an_amount_that_a_store_cannot_count_is_refused_and_never_rounded(place: Any, session: StoreSession) -> None:
     for much in ((place.most + 1, 0, 0), (0, place.most + 1, 0), (0, 0, place.most + 1)):
         for deed in (
             lambda a=much: session.reserve("h", LONG_S, [a_line()], a),
@@ -382,7 +382,7 @@ def test_an_amount_that_a_store_cannot_count_is_refused_and_never_rounded(place:
     assert session.read() == []
 
 
-def test_an_expired_hold_of_nothing_poisons_no_later_call(session: Session) -> None:
+def test_an_expired_hold_of_nothing_poisons_no_later_call(session: StoreSession) -> None:
     """Where zero is written as "-0", the charge fails, and every later reservation with it."""
     line = a_line(caps=calls(2))
     past(session, line, NOTHING)
@@ -407,7 +407,7 @@ ODD_NAMES = (
 
 
 @pytest.mark.parametrize("odd", ODD_NAMES, ids=lambda name: f"{name[:12]!r}")
-def test_names_with_odd_characters_are_names_like_any_other(session: Session, odd: str) -> None:
+def test_names_with_odd_characters_are_names_like_any_other(session: StoreSession, odd: str) -> None:
     key, scope = f"{odd}@1h#5", f"user:{odd}"
     lines = [a_line(key, calls(2), scope=scope, window=odd or None), a_line(key + "'", calls(9), scope=scope + "'")]
     hold, other = f"{odd}1", f"{odd}2"
@@ -442,7 +442,7 @@ def test_names_with_odd_characters_are_names_like_any_other(session: Session, od
     assert session.claim(odd, LONG_S) == "pending"
 
 
-def test_names_that_only_begin_alike_are_different_accounts(session: Session) -> None:
+def test_names_that_only_begin_alike_are_different_accounts(session: StoreSession) -> None:
     keys = ["k", "k#", "K#", "k# ", "k#1", "k%", "k_", "k*"]
     for number, key in enumerate(keys, 1):
         session.settle(an_id(), [a_line(key, scope=f"s:{key}")], (number, 0, 0))

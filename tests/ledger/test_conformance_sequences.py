@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 
 from runguard.core.money import NOTHING, UNLIMITED, Amount
-from runguard.ledger.store import Balance, Line, Reply, Session
+from runguard.ledger.store import Balance, Line, StoreReply, StoreSession
 from tests.kit.conformance import LONG_S, SHORT_S, WORKERS, a_line, an_id
 
 
@@ -123,7 +123,7 @@ _examples = count()
 
 
 class AgainstPaper(RuleBasedStateMachine):
-    def __init__(self, session: Session) -> None:
+    def __init__(self, session: StoreSession) -> None:
         super().__init__()
         self.session, self.paper, self.example = session, Paper(), next(_examples)
         self.scope = f"user:a/{self.example}"
@@ -135,7 +135,7 @@ class AgainstPaper(RuleBasedStateMachine):
     def hold(self, number: int) -> str:
         return f"{self.example}.{number}"
 
-    def check(self, reply: Reply) -> None:
+    def check(self, reply: StoreReply) -> None:
         assert not reply.stale
         for balance in reply.balances:
             told = self.paper.balance(balance.key, self.scope)
@@ -201,7 +201,7 @@ class AgainstPaper(RuleBasedStateMachine):
         assert told == {key: self.paper.balance(key, self.scope) for key in self.paper.accounts}
 
 
-def test_whatever_happens_in_whatever_order_the_store_has_what_is_on_paper(session: Session) -> None:
+def test_whatever_happens_in_whatever_order_the_store_has_what_is_on_paper(session: StoreSession) -> None:
     run_state_machine_as_test(
         lambda: AgainstPaper(session),
         settings=settings(

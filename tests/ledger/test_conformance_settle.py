@@ -8,14 +8,14 @@ from typing import Any
 import pytest
 
 from runguard.core.money import NOTHING, UNLIMITED, Amount
-from runguard.ledger.store import Balance, Line, Session, Store
+from runguard.ledger.store import Balance, Line, Store, StoreSession
 from tests.kit.conformance import CALL, LONG_S, SCOPE, SHORT_S, WORKERS, Connect, a_line, an_id, calls, of, past, the
 from tests.kit.waiting import PATIENCE_S
 
 # ---- settle ---------------------------------------------------------------------------------------------------------
 
 
-def test_a_settle_takes_the_hold_away_and_books_what_it_took(session: Session) -> None:
+def test_a_settle_takes_the_hold_away_and_books_what_it_took(session: StoreSession) -> None:
     line = a_line(caps=(100, 100, 5))
     session.reserve("a", LONG_S, [line], (10, 20, 1))
     session.reserve("b", LONG_S, [line], (1, 2, 1))
@@ -26,7 +26,7 @@ def test_a_settle_takes_the_hold_away_and_books_what_it_took(session: Session) -
     )
 
 
-def test_a_settle_told_twice_is_booked_once(session: Session, connect: Connect) -> None:
+def test_a_settle_told_twice_is_booked_once(session: StoreSession, connect: Connect) -> None:
     line = a_line(caps=calls(5))
     session.reserve("h", LONG_S, [line], CALL)
     for again in (session, session, connect()):
@@ -35,7 +35,7 @@ def test_a_settle_told_twice_is_booked_once(session: Session, connect: Connect) 
 
 
 @pytest.mark.parametrize("second", [(3, 0, 1), (12, 50, 1), NOTHING])
-def test_a_settle_with_another_amount_replaces_the_earlier_one(session: Session, second: Amount) -> None:
+def test_a_settle_with_another_amount_replaces_the_earlier_one(session: StoreSession, second: Amount) -> None:
     session.reserve("h", LONG_S, [a_line()], (10, 10, 1))
     session.settle("h", [a_line()], (7, 20, 1))
     assert of(session.settle("h", [a_line()], second)).spent == second
@@ -43,7 +43,7 @@ def test_a_settle_with_another_amount_replaces_the_earlier_one(session: Session,
     assert the(session).held == NOTHING
 
 
-def test_a_settle_of_an_unknown_hold_is_booked_once_too(session: Session) -> None:
+def test_a_settle_of_an_unknown_hold_is_booked_once_too(session: StoreSession) -> None:
     """The store was away when the hold was made, or has forgotten it: the provider's bill has not."""
     lines = [a_line("a#", calls(5)), a_line("b#", calls(9))]
     reply = session.settle("h", lines, CALL)
@@ -59,7 +59,7 @@ def test_a_settle_of_an_unknown_hold_is_booked_once_too(session: Session) -> Non
     assert not session.reserve("h", LONG_S, lines, CALL).ok  # and its id is taken now
 
 
-def test_a_settle_after_a_release_is_booked(session: Session) -> None:
+def test_a_settle_after_a_release_is_booked(session: StoreSession) -> None:
     """The caller thought that the call had not left; the bill says otherwise."""
     session.reserve("h", LONG_S, [a_line()], CALL)
     session.release("h")
@@ -68,7 +68,7 @@ def test_a_settle_after_a_release_is_booked(session: Session) -> None:
     assert (the(session).spent, the(session).held) == ((5, 5, 1), NOTHING)
 
 
-def test_a_settle_is_never_refused_however_full_or_closed_the_account_is(session: Session) -> None:
+def test_a_settle_is_never_refused_however_full_or_closed_the_account_is(session: StoreSession) -> None:
     line = a_line(caps=calls(0))
     for number in range(1, 4):
         reply = session.settle(an_id(), [line], CALL)
@@ -78,7 +78,9 @@ def test_a_settle_is_never_refused_however_full_or_closed_the_account_is(session
 
 @pytest.mark.parametrize("looked", [True, False], ids=["charged", "not yet charged"])
 @pytest.mark.parametrize("actual", [(4, 5, 1), (10, 10, 1), (14, 10, 1), NOTHING])
-def test_a_late_settle_books_the_difference_to_what_was_charged(session: Session, actual: Amount, looked: bool) -> None:
+def test_a_late_settle_books_the_difference_to_what_was_charged(
+    session: StoreSession, actual: Amount, looked: bool
+) -> None:
     hold = past(session, a_line(), (10, 10, 1))
     if looked:
         assert the(session).expired == (10, 10, 1)
@@ -88,7 +90,7 @@ def test_a_late_settle_books_the_difference_to_what_was_charged(session: Session
     assert the(session) == settled
 
 
-def test_an_overrun_closes_the_account_until_it_is_extended(session: Session) -> None:
+def test_an_overrun_closes_the_account_until_it_is_extended(session: StoreSession) -> None:
     line = a_line(caps=(100, 1000, UNLIMITED))
     session.reserve("h", LONG_S, [line], (90, 10, 1))
     settled = of(session.settle("h", [line], (130, 10, 1)))
@@ -104,20 +106,20 @@ def test_an_overrun_closes_the_account_until_it_is_extended(session: Session) ->
     assert not session.reserve("f", LONG_S, [line], (1, 0, 0)).ok
 
 
-def test_a_wider_cap_alone_does_not_open_a_closed_account(session: Session) -> None:
+def test_a_wider_cap_alone_does_not_open_a_closed_account(session: StoreSession) -> None:
     session.settle("h", [a_line(caps=calls(1))], (0, 0, 2))
     assert not session.reserve("g", LONG_S, [a_line(caps=calls(9))], CALL).ok
     assert session.extend(a_line(caps=calls(9)), NOTHING).closed is False
 
 
-def test_billing_more_than_was_held_closes_nothing_while_the_cap_has_room(session: Session) -> None:
+def test_billing_more_than_was_held_closes_nothing_while_the_cap_has_room(session: StoreSession) -> None:
     line = a_line(caps=(100, UNLIMITED, UNLIMITED))
     session.reserve("h", LONG_S, [line], (10, 0, 1))
     settled = of(session.settle("h", [line], (100, 0, 1)))
     assert (settled.closed, settled.overrun) == (False, NOTHING)
 
 
-def test_other_calls_holds_count_when_an_excess_is_measured(session: Session) -> None:
+def test_other_calls_holds_count_when_an_excess_is_measured(session: StoreSession) -> None:
     line = a_line(caps=(100, UNLIMITED, UNLIMITED))
     session.reserve("a", LONG_S, [line], (50, 0, 1))
     session.reserve("b", LONG_S, [line], (50, 0, 1))
@@ -127,7 +129,7 @@ def test_other_calls_holds_count_when_an_excess_is_measured(session: Session) ->
     assert (settled.closed, settled.overrun, settled.spent) == (True, (2, 0, 0), (62, 0, 2))
 
 
-def test_only_the_account_whose_cap_broke_is_closed(session: Session) -> None:
+def test_only_the_account_whose_cap_broke_is_closed(session: StoreSession) -> None:
     lines = [a_line("narrow#", (10, UNLIMITED, UNLIMITED)), a_line("wide#", (1000, UNLIMITED, UNLIMITED))]
     session.reserve("h", LONG_S, lines, (10, 0, 1))
     session.settle("h", lines, (15, 0, 1))
@@ -137,7 +139,7 @@ def test_only_the_account_whose_cap_broke_is_closed(session: Session) -> None:
     }
 
 
-def test_a_lowered_cap_alone_closes_nothing(session: Session) -> None:
+def test_a_lowered_cap_alone_closes_nothing(session: StoreSession) -> None:
     session.reserve("h", LONG_S, [a_line(caps=calls(5))], (0, 0, 5))
     session.reserve("g", LONG_S, [a_line(caps=calls(1))], CALL)
     settled = of(session.settle("h", [a_line(caps=calls(1))], (0, 0, 5)))  # as much as it held: nobody's fault
@@ -147,7 +149,7 @@ def test_a_lowered_cap_alone_closes_nothing(session: Session) -> None:
 # ---- release --------------------------------------------------------------------------------------------------------
 
 
-def test_a_release_gives_everything_back(session: Session) -> None:
+def test_a_release_gives_everything_back(session: StoreSession) -> None:
     lines = [a_line("a#", calls(1)), a_line("b#", calls(1))]
     session.reserve("h", LONG_S, lines, CALL)
     assert session.release("h").ok
@@ -155,7 +157,7 @@ def test_a_release_gives_everything_back(session: Session) -> None:
     assert session.reserve("g", LONG_S, lines, CALL).ok
 
 
-def test_a_second_release_gives_nothing_more(session: Session) -> None:
+def test_a_second_release_gives_nothing_more(session: StoreSession) -> None:
     session.reserve("h", LONG_S, [a_line()], CALL)
     session.reserve("g", LONG_S, [a_line()], CALL)
     session.release("h")
@@ -163,7 +165,7 @@ def test_a_second_release_gives_nothing_more(session: Session) -> None:
     assert the(session).held == CALL
 
 
-def test_many_calls_that_never_left_leave_no_trace_in_the_budget(session: Session) -> None:
+def test_many_calls_that_never_left_leave_no_trace_in_the_budget(session: StoreSession) -> None:
     """Phantom spend comes in clean multiples of what was reserved."""
     line = a_line(caps=(100, 100, 2))
     for _ in range(20):
@@ -175,7 +177,7 @@ def test_many_calls_that_never_left_leave_no_trace_in_the_budget(session: Sessio
     assert session.reserve("h", LONG_S, [line], (100, 100, 2)).ok
 
 
-def test_of_a_settled_hold_a_release_takes_nothing_back(session: Session) -> None:
+def test_of_a_settled_hold_a_release_takes_nothing_back(session: StoreSession) -> None:
     session.reserve("h", LONG_S, [a_line()], CALL)
     session.settle("h", [a_line()], (5, 5, 1))
     assert session.release("h").ok
@@ -183,7 +185,7 @@ def test_of_a_settled_hold_a_release_takes_nothing_back(session: Session) -> Non
 
 
 @pytest.mark.parametrize("looked", [True, False], ids=["charged", "not yet charged"])
-def test_of_an_expired_hold_a_release_takes_nothing_back(session: Session, looked: bool) -> None:
+def test_of_an_expired_hold_a_release_takes_nothing_back(session: StoreSession, looked: bool) -> None:
     """Whether somebody looked in between must not decide what a call has cost."""
     hold = past(session, a_line(), CALL)
     if looked:
@@ -192,13 +194,13 @@ def test_of_an_expired_hold_a_release_takes_nothing_back(session: Session, looke
     assert (the(session).spent, the(session).held, the(session).expired) == (CALL, NOTHING, CALL)
 
 
-def test_a_release_of_an_unknown_hold_takes_nothing_from_others(session: Session) -> None:
+def test_a_release_of_an_unknown_hold_takes_nothing_from_others(session: StoreSession) -> None:
     session.reserve("h", LONG_S, [a_line()], CALL)
     assert session.release("another").ok
     assert the(session).held == CALL
 
 
-def test_a_reservation_that_arrives_after_its_release_holds_nothing(session: Session, connect: Connect) -> None:
+def test_a_reservation_that_arrives_after_its_release_holds_nothing(session: StoreSession, connect: Connect) -> None:
     """The caller gave up waiting and released; its reservation was only slow. Nobody would ever settle it."""
     session.release("h")
     late = connect().reserve("h", LONG_S, [a_line()], CALL)
@@ -211,7 +213,7 @@ def test_a_reservation_that_arrives_after_its_release_holds_nothing(session: Ses
 
 
 def test_a_release_that_meets_its_reservation_at_the_same_moment_takes_it_back(
-    session: Session, connect: Connect
+    session: StoreSession, connect: Connect
 ) -> None:
     """Whichever of the two the store sees first, nothing stays held."""
     other = connect()
@@ -236,7 +238,7 @@ def test_a_release_that_meets_its_reservation_at_the_same_moment_takes_it_back(
 # ---- expiry ---------------------------------------------------------------------------------------------------------
 
 
-def test_an_expired_hold_is_charged_and_shown_as_expired(session: Session) -> None:
+def test_an_expired_hold_is_charged_and_shown_as_expired(session: StoreSession) -> None:
     """Its worker is gone, and the provider may have billed: given back, it would be spent twice."""
     lines = [a_line("a#", calls(1)), a_line("b#", calls(9))]
     session.reserve("h", SHORT_S, lines, (3, 4, 1))
@@ -248,7 +250,7 @@ def test_an_expired_hold_is_charged_and_shown_as_expired(session: Session) -> No
     assert all(balance.overrun == NOTHING and not balance.closed for balance in session.read())
 
 
-def test_an_expired_hold_makes_no_room_even_when_nobody_looked(session: Session) -> None:
+def test_an_expired_hold_makes_no_room_even_when_nobody_looked(session: StoreSession) -> None:
     line = a_line(caps=calls(1))
     past(session, line, CALL)
     refused = session.reserve("g", LONG_S, [line], CALL)
@@ -256,13 +258,13 @@ def test_an_expired_hold_makes_no_room_even_when_nobody_looked(session: Session)
     assert (of(refused).spent, of(refused).held, of(refused).expired) == (CALL, NOTHING, CALL)
 
 
-def test_a_hold_is_not_charged_before_its_time(session: Session) -> None:
+def test_a_hold_is_not_charged_before_its_time(session: StoreSession) -> None:
     session.reserve("h", LONG_S, [a_line()], CALL)
     past(session, a_line(), CALL)
     assert (the(session).spent, the(session).held, the(session).expired) == (CALL, CALL, CALL)
 
 
-def test_a_settled_or_released_hold_does_not_expire(session: Session) -> None:
+def test_a_settled_or_released_hold_does_not_expire(session: StoreSession) -> None:
     session.reserve("h", 0.2, [a_line()], CALL)
     session.settle("h", [a_line()], CALL)
     session.reserve("g", 0.2, [a_line()], CALL)
@@ -271,14 +273,14 @@ def test_a_settled_or_released_hold_does_not_expire(session: Session) -> None:
     assert (the(session).spent, the(session).held, the(session).expired) == (CALL, NOTHING, NOTHING)
 
 
-def test_an_expired_hold_is_charged_once_however_often_one_looks(session: Session, connect: Connect) -> None:
+def test_an_expired_hold_is_charged_once_however_often_one_looks(session: StoreSession, connect: Connect) -> None:
     past(session, a_line(), CALL)
     for looking in (session, connect(), session):
         looking.reserve(an_id(), LONG_S, [a_line("other#")], CALL)
         assert (the(looking).spent, the(looking).expired) == (CALL, CALL)
 
 
-def test_however_many_holds_expired_a_reader_sees_all_of_them_charged(session: Session) -> None:
+def test_however_many_holds_expired_a_reader_sees_all_of_them_charged(session: StoreSession) -> None:
     """A fleet dies together: its holds are over together."""
     for _ in range(150):
         session.reserve(an_id(), 1.0, [a_line()], CALL)
@@ -290,7 +292,7 @@ def test_however_many_holds_expired_a_reader_sees_all_of_them_charged(session: S
 # ---- extend and read ------------------------------------------------------------------------------------------------
 
 
-def test_an_extension_moves_the_cap_and_stays_when_the_caps_are_told_again(session: Session) -> None:
+def test_an_extension_moves_the_cap_and_stays_when_the_caps_are_told_again(session: StoreSession) -> None:
     line = a_line(caps=calls(1))
     session.reserve("a", LONG_S, [line], CALL)
     assert not session.reserve("b", LONG_S, [line], CALL).ok
@@ -301,7 +303,7 @@ def test_an_extension_moves_the_cap_and_stays_when_the_caps_are_told_again(sessi
     assert session.extend(line, (5, 6, 7)).granted == (5, 6, 8)
 
 
-def test_an_extension_makes_the_account_if_it_is_new(session: Session) -> None:
+def test_an_extension_makes_the_account_if_it_is_new(session: StoreSession) -> None:
     ends = session.now() + 900
     made = session.extend(a_line(caps=calls(3), window="15m", ends=ends), (1, 2, 3))
     assert (made.caps, made.granted, made.window, made.spent, made.closed) == (
@@ -314,7 +316,7 @@ def test_an_extension_makes_the_account_if_it_is_new(session: Session) -> None:
     assert session.reserve("h", LONG_S, [a_line(caps=calls(3))], (0, 0, 6)).ok
 
 
-def test_an_extension_of_one_account_leaves_the_others(session: Session) -> None:
+def test_an_extension_of_one_account_leaves_the_others(session: StoreSession) -> None:
     session.settle("x", [a_line("a#", calls(1)), a_line("b#", calls(1))], (0, 0, 2))
     session.extend(a_line("a#", calls(1)), CALL)
     assert {balance.key: (balance.closed, balance.granted) for balance in session.read()} == {
@@ -323,13 +325,13 @@ def test_an_extension_of_one_account_leaves_the_others(session: Session) -> None
     }
 
 
-def test_an_extension_does_not_close_what_was_open(session: Session) -> None:
+def test_an_extension_does_not_close_what_was_open(session: StoreSession) -> None:
     line = a_line(caps=calls(1))
     session.reserve("a", LONG_S, [line], (0, 0, 5), force=True)
     assert session.extend(line, CALL).closed is False
 
 
-def test_a_reader_sees_one_scope_or_all(session: Session) -> None:
+def test_a_reader_sees_one_scope_or_all(session: StoreSession) -> None:
     for scope, key in [("user:a/x", "1"), ("user:a/x", "2"), ("user:a/xy", "3"), ("app:a", "4")]:
         session.reserve(an_id(), LONG_S, [a_line(key, scope=scope)], CALL)
     assert sorted(balance.key for balance in session.read("user:a/x")) == ["1", "2"]
@@ -338,7 +340,7 @@ def test_a_reader_sees_one_scope_or_all(session: Session) -> None:
     assert sorted(balance.key for balance in session.read()) == ["1", "2", "3", "4"]
 
 
-def test_an_empty_store_has_nothing_to_tell(session: Session) -> None:
+def test_an_empty_store_has_nothing_to_tell(session: StoreSession) -> None:
     assert session.read() == []
     assert session.marks("k#") == {}
     assert session.get("control") == (0, "")
@@ -347,7 +349,7 @@ def test_an_empty_store_has_nothing_to_tell(session: Session) -> None:
     assert session.release("h").control == 0
 
 
-def test_what_one_connection_did_the_next_one_sees_at_once(session: Session, connect: Connect) -> None:
+def test_what_one_connection_did_the_next_one_sees_at_once(session: StoreSession, connect: Connect) -> None:
     """Replicas that tell each other every minute overspend for a minute."""
     line, other = a_line(caps=calls(2)), connect()
     session.reserve("a", LONG_S, [line], CALL)
@@ -385,7 +387,7 @@ def test_everything_is_still_there_after_the_last_connection_was_closed(store: S
 # ---- the clock ------------------------------------------------------------------------------------------------------
 
 
-def test_answers_carry_the_stores_clock_and_it_goes_forward(session: Session) -> None:
+def test_answers_carry_the_stores_clock_and_it_goes_forward(session: StoreSession) -> None:
     times = [session.now()]
     times.append(session.reserve("h", LONG_S, [a_line()], CALL).now)
     times.append(session.settle("h", [a_line()], CALL).now)
@@ -398,7 +400,7 @@ def test_answers_carry_the_stores_clock_and_it_goes_forward(session: Session) ->
 
 @pytest.mark.parametrize("ahead", [-3600.0, 3600.0])
 def test_a_workers_clock_does_not_matter(
-    place: Any, session: Session, monkeypatch: pytest.MonkeyPatch, ahead: float
+    place: Any, session: StoreSession, monkeypatch: pytest.MonkeyPatch, ahead: float
 ) -> None:
     """A worker an hour ahead would otherwise charge everybody's open holds."""
     if place.kind == "sqlite":

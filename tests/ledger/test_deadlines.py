@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from runguard.ledger.remote import StoreLedger
-from runguard.ledger.store import Line, Session, Store, StoreOutage
+from runguard.ledger.store import Line, Store, StoreOutage, StoreSession
 
 pytest.importorskip("psycopg")
 pytest.importorskip("redis")
@@ -39,7 +39,7 @@ CAP, CALL = (10**12, 10**9, 10**6), (10**6, 1, 1)
 ONE = [Line("a", "user:a", None, None, None, CAP)]
 TWO = [*ONE, Line("b", "user:b", None, None, None, CAP)]
 
-OPERATIONS: dict[str, Callable[[Session], Any]] = {
+OPERATIONS: dict[str, Callable[[StoreSession], Any]] = {
     "reserve on one account": lambda session: session.reserve("h1", 60, ONE, CALL),
     "reserve on two accounts": lambda session: session.reserve("h2", 60, TWO, CALL),
     "settle": lambda session: session.settle("held", ONE, CALL),
@@ -66,7 +66,7 @@ def seconds(job: Callable[[], Any]) -> float:
     return time.monotonic() - began
 
 
-def prepared(store: Store) -> Session:
+def prepared(store: Store) -> StoreSession:
     session = store.connect(DEADLINE)
     session.reserve("held", 60, TWO, CALL)
     return session

@@ -96,7 +96,7 @@ async def test_finished_sessions_leave_memory_flat(kind: str, tmp_path: Path) ->
     guard = a_guard("memory" if kind == "memory" else f"sqlite:///{tmp_path}/guard.db?synchronous=normal", BUDGETS)
     await session(guard, -1)
     assert await growth_of_the_last_third(guard) < FLAT_BLOCKS
-    assert (len(guard.runs), len(guard.accounts.spending.purses)) == (0, 0)
+    assert (len(guard.runs), len(guard.accounts.spending.costs_by_run)) == (0, 0)
     known = guard.accounts.ledger.known()
     assert 20 <= len(known) <= FEW
     assert not [account.key for account in known if account.scope.startswith("run:")], (

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 import pytest
 
 from runguard.core.money import UNLIMITED
-from runguard.ledger.store import Line, Session, StoreOutage
+from runguard.ledger.store import Line, StoreOutage, StoreSession
 from tests.kit.proxy import Proxy, Send
 
 T = TypeVar("T")
@@ -59,12 +59,12 @@ def repeating() -> Repeating:
 
 
 @pytest.fixture
-def session(place: Any, repeating: Repeating) -> Iterator[Session]:
+def session(place: Any, repeating: Repeating) -> Iterator[StoreSession]:
     """The server knows the account and the scripts: each question is one request. One of three calls is booked, one is
     held.
     """
     proxy, url = Proxy.before(place.url, repeating)
-    made: Session = dataclasses.replace(place, url=url).connect(2.0)
+    made: StoreSession = dataclasses.replace(place, url=url).connect(2.0)
     for hold in ("zero", "one"):
         made.reserve(hold, 60, [LINE], CALL)
     made.settle("zero", [LINE], CALL)
@@ -77,7 +77,7 @@ on_servers = pytest.mark.parametrize("place", ["redis", "postgres"], indirect=Tr
 
 
 @on_servers
-def test_a_yes_that_arrives_twice_grants_one_call(session: Session, repeating: Repeating) -> None:
+def test_a_yes_that_arrives_twice_grants_one_call(session: StoreSession, repeating: Repeating) -> None:
     with repeating.once_more():
         assert again(lambda: session.reserve("two", 60, [LINE], CALL)).ok
     for number in range(3):
@@ -85,7 +85,7 @@ def test_a_yes_that_arrives_twice_grants_one_call(session: Session, repeating: R
 
 
 @on_servers
-def test_a_settlement_that_never_arrived_is_not_taken_for_booked(session: Session, repeating: Repeating) -> None:
+def test_a_settlement_that_never_arrived_is_not_taken_for_booked(session: StoreSession, repeating: Repeating) -> None:
     session.reserve("two", 60, [LINE], CALL)
     with repeating.once_more():
         again(lambda: session.settle("one", [LINE], CALL))  # a slow client finds both answers at once, and asks again
@@ -103,7 +103,7 @@ def texts(rows: Any) -> list[str]:
 
 
 # Two questions to which the answers differ, and the right answer to the second one.
-QUESTIONS: dict[str, tuple[Callable[[Session], Any], Callable[[Session], Any], Any]] = {
+QUESTIONS: dict[str, tuple[Callable[[StoreSession], Any], Callable[[StoreSession], Any], Any]] = {
     "another document": (lambda s: s.get("a"), lambda s: s.get("b"), (1, "text of b")),
     "a document after none": (lambda s: s.get("none"), lambda s: s.get("a"), (1, "text of a")),
     "no document after one": (lambda s: s.get("a"), lambda s: s.get("none"), (0, "")),
@@ -124,7 +124,7 @@ QUESTIONS: dict[str, tuple[Callable[[Session], Any], Callable[[Session], Any], A
 
 @on_servers
 @pytest.mark.parametrize("name", QUESTIONS)
-def test_no_answer_is_taken_for_another(session: Session, repeating: Repeating, name: str) -> None:
+def test_no_answer_is_taken_for_another(session: StoreSession, repeating: Repeating, name: str) -> None:
     for text in ("a", "b"):
         session.put(text, 0, f"text of {text}")
     session.first(LINE.key, "half", 0.5, CALL)
@@ -140,14 +140,14 @@ def test_no_answer_is_taken_for_another(session: Session, repeating: Repeating, 
 
 
 @on_servers
-def test_a_clock_that_answers_twice_is_not_believed_twice(session: Session, repeating: Repeating) -> None:
+def test_a_clock_that_answers_twice_is_not_believed_twice(session: StoreSession, repeating: Repeating) -> None:
     session.now()
     with repeating.once_more():
         before = again(session.now)
     assert again(session.now) > before
 
 
-WRITES: dict[str, tuple[Callable[[Session], Any], Callable[[Session], Any], Any]] = {
+WRITES: dict[str, tuple[Callable[[StoreSession], Any], Callable[[StoreSession], Any], Any]] = {
     "append": (lambda s: s.append("call", "r", "text"), lambda s: set(texts(s.tail("call", 9))), {"text"}),
     "unmark": (lambda s: s.unmark(LINE.key, ["half"]), lambda s: s.marks(LINE.key), {}),
     "drop": (lambda s: s.drop("a"), lambda s: s.get("a"), (0, "")),
@@ -156,7 +156,9 @@ WRITES: dict[str, tuple[Callable[[Session], Any], Callable[[Session], Any], Any]
 
 @on_servers
 @pytest.mark.parametrize("name", WRITES)
-def test_a_write_that_never_arrived_is_not_taken_for_done(session: Session, repeating: Repeating, name: str) -> None:
+def test_a_write_that_never_arrived_is_not_taken_for_done(
+    session: StoreSession, repeating: Repeating, name: str
+) -> None:
     write, read, expected = WRITES[name]
     write(session)
     session.put("a", 0, "text")

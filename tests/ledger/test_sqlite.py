@@ -17,7 +17,7 @@ import pytest
 from runguard.core.money import NOTHING
 from runguard.errors import PolicyError
 from runguard.ledger.sqlite import SqliteStore
-from runguard.ledger.store import SCHEMA_VERSION, Session, StoreError, StoreOutage
+from runguard.ledger.store import SCHEMA_VERSION, StoreError, StoreOutage, StoreSession
 from tests.kit.conformance import CALL, LONG_S, WORKERS, Worker, a_line, an_id, calls, of, opened, the
 from tests.kit.waiting import PATIENCE_S, at_once
 
@@ -27,7 +27,7 @@ WORKERS.set_forkserver_preload(
 
 
 @pytest.fixture
-def file(path: Path) -> Iterator[Session]:
+def file(path: Path) -> Iterator[StoreSession]:
     """A session on a SQLite file in which five calls of nine are spent."""
     session = SqliteStore(f"sqlite:///{path}").connect(PATIENCE_S)
     session.settle("first", [a_line(caps=calls(9))], (5, 5, 5))
@@ -106,7 +106,7 @@ def test_workers_that_make_a_file_at_the_same_moment_all_find_their_own_schema(t
 
 
 def test_a_period_begins_at_its_first_moment_and_is_over_at_its_last(
-    file: Session, monkeypatch: pytest.MonkeyPatch
+    file: StoreSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Two periods that touch have no moment in common and none between them."""
     clock = [1_700_000_000.0]
@@ -125,7 +125,7 @@ def test_a_period_begins_at_its_first_moment_and_is_over_at_its_last(
 
 
 def test_a_hold_is_charged_at_the_end_of_its_time_and_no_moment_before(
-    file: Session, monkeypatch: pytest.MonkeyPatch
+    file: StoreSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock = [1_700_000_000.0]
     monkeypatch.setattr(time, "time", lambda: clock[0])
@@ -136,7 +136,7 @@ def test_a_hold_is_charged_at_the_end_of_its_time_and_no_moment_before(
     assert the(file, "p#").expired == CALL
 
 
-def test_a_connection_that_has_read_may_write_after_another_wrote(path: Path, file: Session) -> None:
+def test_a_connection_that_has_read_may_write_after_another_wrote(path: Path, file: StoreSession) -> None:
     """A read that turns into a write is refused at once by SQLite, whatever the timeout."""
     with contextlib.closing(opened(path)) as other:
         for turn in range(5):
@@ -148,7 +148,7 @@ def test_a_connection_that_has_read_may_write_after_another_wrote(path: Path, fi
         assert the(file).spent == (5, 5, 15)
 
 
-def test_a_full_disk_is_an_outage_that_leaves_the_accounts_whole(file: Session, path: Path) -> None:
+def test_a_full_disk_is_an_outage_that_leaves_the_accounts_whole(file: StoreSession, path: Path) -> None:
     file.reserve("h", LONG_S, [a_line(caps=calls(9))], CALL)
     before, pages = the(file), file._db.execute("PRAGMA page_count").fetchone()[0]
     file._db.execute(f"PRAGMA max_page_count={pages}")  # SQLITE_FULL, as from a disk without room
@@ -182,7 +182,7 @@ say(session.read()[0].spent[2])
 """
 
 
-def test_a_write_that_the_system_cuts_short_is_an_outage_and_can_be_told_again(path: Path, file: Session) -> None:
+def test_a_write_that_the_system_cuts_short_is_an_outage_and_can_be_told_again(path: Path, file: StoreSession) -> None:
     with Worker(FileAt(f"sqlite:///{path}"), FILLER, path=str(path)) as filler:
         booked = filler.told()
         assert isinstance(booked, int)
@@ -267,7 +267,7 @@ def test_a_damaged_file_is_an_error_and_is_never_begun_anew(path: Path, how: str
 
 
 @pytest.mark.parametrize("how", ["unlinked", "replaced", "replaced by a copy"])
-def test_a_file_that_goes_away_under_a_live_session_is_an_outage(path: Path, file: Session, how: str) -> None:
+def test_a_file_that_goes_away_under_a_live_session_is_an_outage(path: Path, file: StoreSession, how: str) -> None:
     """Writes into a file without a name succeed, and are lost."""
     moved = path.with_name("moved.db")
     if how == "replaced by a copy":
@@ -294,7 +294,7 @@ def test_a_file_that_goes_away_under_a_live_session_is_an_outage(path: Path, fil
             deed()
 
 
-def test_a_file_locked_by_another_program_is_an_outage_after_the_timeout(path: Path, file: Session) -> None:
+def test_a_file_locked_by_another_program_is_an_outage_after_the_timeout(path: Path, file: StoreSession) -> None:
     with (
         contextlib.closing(opened(path, timeout=0.2)) as waiting,
         contextlib.closing(sqlite3.connect(path, isolation_level=None)) as other,
@@ -323,7 +323,7 @@ with session._write():
 
 
 def test_a_worker_stopped_in_the_middle_of_a_write_is_an_outage_for_the_others_and_killed_it_leaves_nothing(
-    path: Path, file: Session
+    path: Path, file: StoreSession
 ) -> None:
     """A lock that dies with its process never has to be broken."""
     with contextlib.closing(opened(path, timeout=0.2)) as waiting:
@@ -338,7 +338,7 @@ def test_a_worker_stopped_in_the_middle_of_a_write_is_an_outage_for_the_others_a
 
 
 def test_a_call_that_fails_half_way_leaves_nothing_and_the_session_goes_on(
-    file: Session, monkeypatch: pytest.MonkeyPatch
+    file: StoreSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before = file.read()
     with monkeypatch.context() as broken:
@@ -369,7 +369,7 @@ def test_another_programs_database_is_refused_and_stays_as_it_was(path: Path, ve
     assert digest(path) == before
 
 
-def test_a_schema_of_a_newer_version_is_refused_and_stays_as_it_was(path: Path, file: Session) -> None:
+def test_a_schema_of_a_newer_version_is_refused_and_stays_as_it_was(path: Path, file: StoreSession) -> None:
     file._db.execute(f"PRAGMA user_version={SCHEMA_VERSION + 1}")
     file.close()
     before = path.read_bytes()

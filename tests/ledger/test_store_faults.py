@@ -22,7 +22,7 @@ from runguard import Budget, PolicyError, Threshold
 from runguard.adk import RunGuardPlugin
 from runguard.errors import GuardFailedError
 from runguard.ledger import remote
-from runguard.ledger.store import Session, Store, StoreError, StoreOutage
+from runguard.ledger.store import Store, StoreError, StoreOutage, StoreSession
 from runguard.testing import Recording, ScriptedModel, call, run, text
 from tests.kit.money import PRICES
 from tests.kit.shared_worker import agent, steps
@@ -286,7 +286,7 @@ class Strange:
         self._store, self.name, self.durable = store, store.name, store.durable
         self._method, self._error, self._since, self.asked = method, error, since, 0
 
-    def connect(self, timeout: float) -> Session:
+    def connect(self, timeout: float) -> StoreSession:
         self.meet("connect")
         return _StrangeSession(self, self._store.connect(timeout))  # type: ignore[return-value]
 
@@ -298,7 +298,7 @@ class Strange:
 
 
 class _StrangeSession:
-    def __init__(self, strange: Strange, session: Session) -> None:
+    def __init__(self, strange: Strange, session: StoreSession) -> None:
         self._strange, self._session = strange, session
 
     def __getattr__(self, name: str) -> Any:

@@ -17,7 +17,7 @@ from runguard import Budget
 from runguard.adk import RunGuardPlugin
 from runguard.ledger import fact_writer, remote, store_jobs
 from runguard.ledger.base import Hold
-from runguard.ledger.store import Session, Store, StoreError, StoreOutage
+from runguard.ledger.store import Store, StoreError, StoreOutage, StoreSession
 from runguard.testing import ScriptedModel, call, run, text
 from tests.kit.money import PRICES
 from tests.kit.shared_worker import agent
@@ -46,7 +46,7 @@ class Faulty:
     def plan(self, method: str, error: BaseException, *, after: bool = False, times: int = 1) -> None:
         self._plan.setdefault(method, []).extend([(error, after)] * times)
 
-    def connect(self, timeout: float) -> Session:
+    def connect(self, timeout: float) -> StoreSession:
         return _FaultySession(self, self._store.connect(timeout))  # type: ignore[return-value]
 
     def meet(self, method: str, after: bool) -> None:
@@ -59,7 +59,7 @@ class Faulty:
 
 
 class _FaultySession:
-    def __init__(self, faulty: Faulty, session: Session) -> None:
+    def __init__(self, faulty: Faulty, session: StoreSession) -> None:
         self._faulty, self._session = faulty, session
 
     def __getattr__(self, name: str) -> Any:

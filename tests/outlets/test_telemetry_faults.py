@@ -180,7 +180,7 @@ def test_providers_may_be_set_after_the_guard_was_made():
         told.decided(stop, RunInfo("r"), "a", None)
         told.took(1e-6)
         run = guard.start(RunInfo("r", app="shop"))
-        guard.settle(guard.accounts.open_settled(run.purse, ModelCall("r", "", "a", 0.0)), Usage(10, 5))
+        guard.settle(guard.accounts.open_settled(run.run_costs, ModelCall("r", "", "a", 0.0)), Usage(10, 5))
         assert told.flush()
         (scope,) = reader.get_metrics_data().resource_metrics[0].scope_metrics
         print(scope.scope.name, len(scope.scope.version) > 0, *sorted(metric.name for metric in scope.metrics))

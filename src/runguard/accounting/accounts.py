@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from runguard.accounting.budget_groups import scopes_of
-from runguard.accounting.charges import Charge, Denied, Lines, Purse, UnknownCap, statuses_of, worst_of
+from runguard.accounting.charges import AccountLines, Charge, Denied, RunCosts, UnknownCap, statuses_of, worst_of
 from runguard.accounting.expectations import Expectations
 from runguard.accounting.lookup import AccountFinder
 from runguard.accounting.nesting import layers_around, stricter_than
@@ -72,8 +72,8 @@ class Accounts(Settlement):
         began with.
         """
         self._finder.adopt_shared(heir._finder)
-        for purse in list(self.spending.purses.values()):
-            purse.lines.clear()
+        for run_costs in list(self.spending.costs_by_run.values()):
+            run_costs.lines.clear()
 
     def on_cap(self, listener: Callable[[str, str, str], None]) -> None:
         """``listener`` is called with a scope, a unit and what is wrong when a cap function fails, and with "" when it
@@ -83,19 +83,19 @@ class Accounts(Settlement):
 
     # ---- runs -------------------------------------------------------------------------------------------------------
 
-    def begin(self, info: RunInfo) -> Purse:
+    def begin(self, info: RunInfo) -> RunCosts:
         return self.spending.begin(info)
 
-    def end(self, purse: Purse) -> None:
+    def end(self, run_costs: RunCosts) -> None:
         try:
-            self.spending.end(purse)
+            self.spending.end(run_costs)
         finally:
-            for own in purse.own:
+            for own in run_costs.own:
                 self.ledger.forget(own)
 
-    def lines_of(self, purse: Purse, event: ModelCall) -> tuple[Account, ...]:
+    def lines_of(self, run_costs: RunCosts, event: ModelCall) -> tuple[Account, ...]:
         """The accounts that a call would go on."""
-        return self._finder.of_call(purse, event).accounts
+        return self._finder.of_call(run_costs, event).accounts
 
     # ---- before a call ----------------------------------------------------------------------------------------------
 
@@ -103,17 +103,17 @@ class Accounts(Settlement):
         """Return how many input tokens a request may have; None if unknown."""
         return self._expectations.context_limit(model, self.pricing)
 
-    def open_now(self, purse: Purse, event: ModelCall) -> Charge | None:
+    def open_now(self, run_costs: RunCosts, event: ModelCall) -> Charge | None:
         """``open`` of the common case: a ledger in memory, no call to wait for, no stop, and it fits. None: ask."""
         if self.switch.stops or self.ledger.is_shared:
             return None
-        lines, within = self._finder.own_of_call(purse, event, self)
+        lines, within = self._finder.own_of_call(run_costs, event, self)
         # the most it may answer has to be found out, or its price is not known
         if event.bound is None and lines.accounts:
             return None
         if lines.unknown is not None or lines.may_stop or (event.bound is not None and None in event.bound):
             return None
-        charge = self._charge(purse, event, lines, within, event.max_output_tokens or 0)
+        charge = self._charge(run_costs, event, lines, within, event.max_output_tokens or 0)
         if lines.accounts:
             hold = self.ledger.hold_now(lines.accounts, worst_of(charge), self.policy.hold_seconds)
             if hold is None:
@@ -128,14 +128,14 @@ class Accounts(Settlement):
         return charge
 
     async def open(
-        self, purse: Purse, event: ModelCall, enforce: bool, stopped: Callable[[], bool]
+        self, run_costs: RunCosts, event: ModelCall, enforce: bool, stopped: Callable[[], bool]
     ) -> tuple[Charge | None, Denied | None]:
         """Reserve the worst case of a call. When only other calls' holds stand in the way, wait for them, bounded.
 
         Return a charge, or the reason of a refusal; both in shadow mode, where the call is made and billed and the
         refusal is only reported.
         """
-        lines, within = self._finder.own_of_call(purse, event, self)
+        lines, within = self._finder.own_of_call(run_costs, event, self)
         output = event.max_output_tokens
         if (
             output is None
@@ -143,21 +143,22 @@ class Accounts(Settlement):
             and any(a.cap_usd < UNLIMITED or a.cap_tokens < UNLIMITED for a in lines.accounts)
         ):
             output = self._expectations.max_output(event.model, self.pricing)
-        charge = self._charge(purse, event, lines, within, output or 0)
-        if self.switch.stops and self.switch.of(scopes_of(purse.info)) is not None:
+        charge = self._charge(run_costs, event, lines, within, output or 0)
+        if self.switch.stops and self.switch.of(scopes_of(run_costs.info)) is not None:
             await self.ledger.refresh()  # somebody may have taken it back
-            if (stop := self.switch.of(scopes_of(purse.info))) is not None:
+            if (stop := self.switch.of(scopes_of(run_costs.info))) is not None:
                 return (None if enforce else self.uncounted(charge)), Denied(stop=stop)
         if lines.unknown is not None:
             return self._without_cap(charge, lines.unknown, enforce)
         if (
             within
             and enforce
-            and (denied := stricter_than(layers_around(self), self._finder.of_call(purse, event), event)) is not None
+            and (denied := stricter_than(layers_around(self), self._finder.of_call(run_costs, event), event))
+            is not None
         ):
             return None, denied
         if not lines.accounts and not self.ledger.is_shared:
-            purse.calls += 1  # nothing is held, so there are no turns to take
+            run_costs.calls += 1  # nothing is held, so there are no turns to take
             return charge, None
         try:
             reserved = await self._reserver.reserve(charge, event, enforce, stopped)
@@ -174,10 +175,10 @@ class Accounts(Settlement):
                 raise
         return reserved
 
-    def _charge(self, purse: Purse, event: ModelCall, lines: Lines, within: bool, output: int) -> Charge:
+    def _charge(self, run_costs: RunCosts, event: ModelCall, lines: AccountLines, within: bool, output: int) -> Charge:
         rates = self.pricing.rates(event.model, event.at)
         charge = Charge(
-            purse,
+            run_costs,
             event.agent,
             event.model,
             event.tool,
@@ -215,11 +216,11 @@ class Accounts(Settlement):
         self.spending.opened(charge)
         return charge
 
-    def open_settled(self, purse: Purse, event: ModelCall) -> Charge:
+    def open_settled(self, run_costs: RunCosts, event: ModelCall) -> Charge:
         """Open a charge for a call that could not be checked before: no reservation, settled at once."""
-        lines = self._finder.of_call(purse, event)
+        lines = self._finder.of_call(run_costs, event)
         charge = Charge(
-            purse,
+            run_costs,
             event.agent,
             event.model,
             event.tool,
@@ -240,9 +241,9 @@ class Accounts(Settlement):
         return self._expectations.guess(charge, streamed_tokens, streaming)
 
     @staticmethod
-    def has_come_true(doubt: Denied) -> bool:
+    def has_come_true(possible_refusal: Denied) -> bool:
         """Whether more was spent in the end than the budget that had seemed too small allows."""
-        refusal = doubt.refusal
+        refusal = possible_refusal.refusal
         return refusal is not None and refusal.account.spent[refusal.unit] > refusal.account.caps[refusal.unit]
 
     # ---- extending and looking in -----------------------------------------------------------------------------------
@@ -260,11 +261,13 @@ class Accounts(Settlement):
             raise PolicyError(f"extend({scope!r}): by how much? Give usd=, tokens= or calls=")
         wanted = [unit for unit in range(3) if more[unit]]
         accounts = [
-            a for a in self._finder.of_scope(scope, self.spending.purses) if any(a.caps[u] < UNLIMITED for u in wanted)
+            a
+            for a in self._finder.of_scope(scope, self.spending.costs_by_run)
+            if any(a.caps[u] < UNLIMITED for u in wanted)
         ]
         if not accounts:
             units = " or ".join(UNITS[u] for u in wanted)
-            counted = ", ".join(sorted({m.per.kind for m in self._finder.meters})) or "nothing"
+            counted = ", ".join(sorted({m.per.kind for m in self._finder.groups})) or "nothing"
             raise PolicyError(
                 f"extend({scope!r}): no budget limits {units} there; this policy's budgets count by {counted}. "
                 "A trip's scope_id is a scope to extend"
@@ -282,7 +285,7 @@ class Accounts(Settlement):
         accounts = asked() if scope is None or as_known_here else self.ledger.find(scope)
         now = self.ledger.period_time(self.clock())  # as the store has just told it
         over = (
-            {own for purse in list(self.spending.purses.values()) if purse.over for own in purse.own}
+            {own for run_costs in list(self.spending.costs_by_run.values()) if run_costs.over for own in run_costs.own}
             if scope is None
             else ()
         )

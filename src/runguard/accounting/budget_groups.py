@@ -14,7 +14,7 @@ from runguard.pricing.model_ids import normalise
 NO_LIMIT: Final[Amount] = (UNLIMITED, UNLIMITED, UNLIMITED)
 
 
-class Meter:
+class BudgetGroup:
     """All budgets that count by the same thing over the same window: they share one account per scope."""
 
     def __init__(self, per: Per, window: Window | None, budgets: list[Budget]) -> None:
@@ -35,17 +35,17 @@ class Meter:
         ]
 
 
-def meters_of(policy: Policy) -> list[Meter]:
+def budget_groups_of(policy: Policy) -> list[BudgetGroup]:
     budgets = list(policy.budgets)
     if policy.max_usd is not None or policy.max_tokens is not None:
         budgets.insert(0, Budget(usd=policy.max_usd, tokens=policy.max_tokens, per="run"))
     elif not any(Per.parse(b.per).kind == "run" and b.window is None for b in budgets):
         # One that limits nothing, so that a single run can be given a limit through its RunConfig.
-        return [Meter(Per.parse("run"), None, []), *_grouped(budgets)]
+        return [BudgetGroup(Per.parse("run"), None, []), *_grouped(budgets)]
     return _grouped(budgets)
 
 
-def _grouped(budgets: list[Budget]) -> list[Meter]:
+def _grouped(budgets: list[Budget]) -> list[BudgetGroup]:
     groups: dict[tuple[Per, Window | None], list[Budget]] = {}
     for budget in budgets:
         window = Window.parse(budget.window, budget.tz) if budget.window is not None else None
@@ -55,7 +55,7 @@ def _grouped(budgets: list[Budget]) -> list[Meter]:
             tuple((kind, normalise(name) if kind == "model" and name != "*" else name) for kind, name in per.parts)
         )
         groups.setdefault((plain, window), []).append(budget)
-    return [Meter(per, window, group) for (per, window), group in groups.items()]
+    return [BudgetGroup(per, window, group) for (per, window), group in groups.items()]
 
 
 def flat_limits(info: RunInfo) -> Amount | None:

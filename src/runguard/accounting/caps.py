@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final
 
-from runguard.accounting.budget_groups import Meter
+from runguard.accounting.budget_groups import BudgetGroup
 from runguard.accounting.charges import UnknownCap
 from runguard.core.exceptions import PolicyError
 from runguard.core.money import MOST_COUNT, MOST_USD, UNITS, UNLIMITED, Amount, cap_from_function, shown
@@ -23,12 +23,12 @@ KEPT_S: Final = 600.0  # how long the last value of a function counts after it w
 _SCOPES_KEPT: Final = 10_000
 _REPORTS: Final = 10  # failures that are reported within ...
 _REPORTS_S: Final = 60.0  # ... so many seconds: a plan service that is down fails for every user
-_Key = tuple[Meter, int, int, str]  # meter, position of the budget, unit, scope
+_Key = tuple[BudgetGroup, int, int, str]  # group, position of the budget, unit, scope
 
 
 @dataclass(slots=True)
 class Caps:
-    """What a meter's budgets allow a scope."""
+    """What a group's budgets allow a scope."""
 
     limits: list[Amount]  # of each budget
     unknown: UnknownCap | None = None
@@ -49,15 +49,15 @@ class CapFunctions:
         # scope, unit, and what is wrong; "" when it works again
         self.on_change: Callable[[str, str, str], None] | None = None
 
-    def of(self, meter: Meter, scope: Scope, flat: Amount | None) -> Caps:
+    def of(self, group: BudgetGroup, scope: Scope, flat: Amount | None) -> Caps:
         """``flat``: the run's own limits. They replace those of the policy in the units that they give."""
-        if not meter.functions and flat is None:
-            return Caps(meter.fixed)
-        limits = [list(limit) for limit in meter.fixed]
+        if not group.functions and flat is None:
+            return Caps(group.fixed)
+        limits = [list(limit) for limit in group.fixed]
         found = Caps([])
-        for position, unit, function in meter.functions:
+        for position, unit, function in group.functions:
             if flat is None or unit > 1 or flat[unit] >= UNLIMITED:
-                limits[position][unit] = self._ask((meter, position, unit, scope.key), function, scope, found)
+                limits[position][unit] = self._ask((group, position, unit, scope.key), function, scope, found)
         for limit in limits:
             for unit, own in enumerate(flat[:2] if flat is not None else ()):
                 limit[unit] = own if own < UNLIMITED else limit[unit]

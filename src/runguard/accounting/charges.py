@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from decimal import Decimal
 from typing import Any, Final
 
-from runguard.accounting.budget_groups import Meter
+from runguard.accounting.budget_groups import BudgetGroup
 from runguard.accounting.figures import Entry, Tally, add_tally
 from runguard.core.budget import BudgetStatus
 from runguard.core.events import RunInfo
@@ -20,17 +20,17 @@ from runguard.pricing.rates import Rates, Unpriced
 class UnknownCap:
     """An unknown cap: the function that should return it failed, and its last value is too old."""
 
-    meter: Meter
+    group: BudgetGroup
     scope: str
     reason: str
 
 
 @dataclass(slots=True)
-class Lines:
+class AccountLines:
     """The accounts that a call of one agent, model and tool goes on."""
 
     accounts: tuple[Account, ...]
-    meters: tuple[Meter, ...]
+    groups: tuple[BudgetGroup, ...]
     limits: tuple[list[Amount], ...]  # of each account, what each of its budgets allows
     until: float
     # a cap that is not known: calls are denied, and what is spent all the same is booked
@@ -41,11 +41,11 @@ class Lines:
     def __post_init__(self) -> None:
         self.in_usd, self.may_stop = (
             any(a.cap_usd < UNLIMITED for a in self.accounts),
-            any(m.stops for m in self.meters),
+            any(m.stops for m in self.groups),
         )
 
 
-class Purse:
+class RunCosts:
     """The money of one run."""
 
     __slots__ = (
@@ -68,7 +68,7 @@ class Purse:
         self.info, self.flat = info, flat
         self.tally: Tally = {}
         self.inherited: Tally = {}  # spent by another worker before this one resumed the run
-        self.lines: dict[tuple[str, str, str], Lines] = {}
+        self.lines: dict[tuple[str, str, str], AccountLines] = {}
         self.nano = self.reserved = self.unpriced = self.estimated = self.calls = 0
         self.own: set[str] = set()  # scopes that end with the run
         self.over = False  # nothing runs and nothing is waited for; kept because it could be run again
@@ -97,7 +97,7 @@ class Purse:
 class Charge:
     """One model call on its way from reserve to settle."""
 
-    purse: Purse
+    run_costs: RunCosts
     agent: str
     model: str
     tool: str
@@ -107,7 +107,7 @@ class Charge:
     max_output: int  # what was reserved for
     at: float
     lane: str
-    lines: Lines
+    lines: AccountLines
     hold: Hold | None = None
     held: int = 0  # nano-USD
     lowered: bool = False  # the request must be capped to ``max_output``
@@ -123,7 +123,7 @@ class Charge:
     bound: tuple[int | None, int | None] | None = None
     number: int = 0  # of the call, in the run's journal
     journal: Any = None  # of its run, where one is kept: the usage of a call may be reported after the run's end
-    doubt: "Denied | None" = (
+    possible_refusal: "Denied | None" = (
         None  # in shadow mode: an enforcing guard would have waited or requested less before it refused
     )
 
@@ -138,7 +138,7 @@ class Fired:
     """A threshold that was reached, and its budget as it stands."""
 
     account: Account
-    meter: Meter
+    group: BudgetGroup
     threshold: Threshold
     status: BudgetStatus
 
@@ -148,7 +148,7 @@ class Denied:
     """Why a call may not be made."""
 
     refusal: Refusal | None = None
-    meter: Meter | None = None
+    group: BudgetGroup | None = None
     unpriced: Unpriced | None = None
     fraction: float = 0.0  # a stop threshold that was reached
     stop: Stop | None = None  # somebody threw the kill switch

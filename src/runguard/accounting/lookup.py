@@ -4,9 +4,9 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final
 from urllib.parse import unquote
 
-from runguard.accounting.budget_groups import NO_LIMIT, Meter, meters_of, parse_scope
+from runguard.accounting.budget_groups import NO_LIMIT, BudgetGroup, budget_groups_of, parse_scope
 from runguard.accounting.caps import CapFunctions, Caps
-from runguard.accounting.charges import OWNERS, Lines, Purse, UnknownCap
+from runguard.accounting.charges import OWNERS, AccountLines, RunCosts, UnknownCap
 from runguard.accounting.figures import LINES_KEPT
 from runguard.accounting.nesting import layers_around, not_held_by
 from runguard.core.events import ModelCall
@@ -25,49 +25,51 @@ class AccountFinder:
 
     def __init__(self, policy: Policy, ledger: Ledger, clock: Callable[[], float]) -> None:
         self._ledger, self._clock = ledger, clock
-        self.meters = meters_of(policy)
+        self.groups = budget_groups_of(policy)
         self.caps = CapFunctions(clock)
 
     def adopt_shared(self, heir: "AccountFinder") -> None:
         """Use the budgets of another policy for every scope but the run."""
-        self.meters = [
-            *(m for m in self.meters if m.per.kind == "run"),
-            *(m for m in heir.meters if m.per.kind != "run"),
+        self.groups = [
+            *(m for m in self.groups if m.per.kind == "run"),
+            *(m for m in heir.groups if m.per.kind != "run"),
         ]
 
-    def own_of_call(self, purse: Purse, event: ModelCall, home: Any, anew: bool = False) -> tuple[Lines, bool]:
+    def own_of_call(
+        self, run_costs: RunCosts, event: ModelCall, home: Any, anew: bool = False
+    ) -> tuple[AccountLines, bool]:
         """The accounts that a call goes on and that ``home`` has to hold, and whether another layer with this ledger is
         around it.
         """
-        lines = self.of_call(purse, event, anew)
+        lines = self.of_call(run_costs, event, anew)
         if not OWNERS.get():
             return lines, False
         around = layers_around(home)
         return not_held_by(around, lines), bool(around)
 
-    def of_call(self, purse: Purse, event: ModelCall, anew: bool = False) -> Lines:
+    def of_call(self, run_costs: RunCosts, event: ModelCall, anew: bool = False) -> AccountLines:
         """All accounts that a call goes on, kept until the first of their periods is over.
 
         ``anew``: those of now, not of the call's time.
         """
         key = (event.agent, event.model, event.tool)
         at = self._ledger.period_time(self._clock() if anew else event.at)
-        known = purse.lines.get(key)
+        known = run_costs.lines.get(key)
         if known is not None and at < known.until:
             return known
-        lines, is_current = self._find_lines(purse, event, at)
-        if len(purse.lines) >= LINES_KEPT:
-            purse.lines.clear()
+        lines, is_current = self._find_lines(run_costs, event, at)
+        if len(run_costs.lines) >= LINES_KEPT:
+            run_costs.lines.clear()
         if is_current:
-            purse.lines[key] = lines
+            run_costs.lines[key] = lines
         else:
-            purse.lines.pop(key, None)
+            run_costs.lines.pop(key, None)
         return lines
 
-    def of_scope(self, scope: str, purses: Mapping[str, Purse]) -> list[Account]:
+    def of_scope(self, scope: str, costs_by_run: Mapping[str, RunCosts]) -> list[Account]:
         """The accounts of a scope in their current periods, made where it has spent nothing yet.
 
-        ``purses``: of the runs under way.
+        ``costs_by_run``: of the runs under way.
         """
         found = self._ledger.find(scope)
         now = self._ledger.period_time(self._clock())  # as the store has just told it
@@ -83,13 +85,13 @@ class AccountFinder:
             if len(scopes) == 1:
                 return [a for a in self._ledger.find(scopes.pop()) if a.ends is None or a.ends > now]
         have = {a.key for a in found}
-        for meter in self.meters:  # a scope that has spent nothing yet
-            if meter.per.kind == kind and (named := _scope_named(kind, parts, purses)) is not None:
-                key = meter.per.key(named)
-                if key is None or _key(meter, key, now)[0] in have:
+        for group in self.groups:  # a scope that has spent nothing yet
+            if group.per.kind == kind and (named := _scope_named(kind, parts, costs_by_run)) is not None:
+                key = group.per.key(named)
+                if key is None or _key(group, key, now)[0] in have:
                     continue  # the caps in force were told with more than the scope's name: not to be asked again
-                purse = purses.get(named.run)
-                made = self._account(meter, named, now, purse.flat if purse is not None else None)
+                run_costs = costs_by_run.get(named.run)
+                made = self._account(group, named, now, run_costs.flat if run_costs is not None else None)
                 account, caps = made if made is not None else (None, None)
                 if caps is not None and caps.unknown is not None:
                     raise PolicyError(
@@ -97,23 +99,23 @@ class AccountFinder:
                     )
                 if account is None:
                     continue
-                if purse is not None:
-                    purse.own.add(account.scope)
+                if run_costs is not None:
+                    run_costs.own.add(account.scope)
                 found.append(account)
         return found
 
-    def _find_lines(self, purse: Purse, event: ModelCall, at: float) -> tuple[Lines, bool]:
+    def _find_lines(self, run_costs: RunCosts, event: ModelCall, at: float) -> tuple[AccountLines, bool]:
         """The accounts, and whether every cap function gave a value just now."""
-        info = purse.info
+        info = run_costs.info
         accounts: list[Account] = []
-        meters: list[Meter] = []
+        groups: list[BudgetGroup] = []
         allowed: list[list[Amount]] = []
         until = _FOREVER
         unknown: UnknownCap | None = None
         is_current = True
-        for meter in self.meters:
+        for group in self.groups:
             scope = Scope(
-                meter.per.kind,
+                group.per.kind,
                 "",
                 info.app,
                 info.user,
@@ -124,7 +126,7 @@ class AccountFinder:
                 event.tool,
                 info.labels,
             )
-            found = self._account(meter, scope, at, purse.flat)
+            found = self._account(group, scope, at, run_costs.flat)
             if found is None:
                 continue
             account, caps = found
@@ -133,21 +135,21 @@ class AccountFinder:
                 continue
             if account.ends is not None:
                 until = min(until, account.ends)
-            if any(kind == "run" for kind, _ in meter.per.parts):
-                purse.own.add(account.scope)
+            if any(kind == "run" for kind, _ in group.per.parts):
+                run_costs.own.add(account.scope)
             accounts.append(account)
-            meters.append(meter)
+            groups.append(group)
             allowed.append(caps.limits)
-        return Lines(tuple(accounts), tuple(meters), tuple(allowed), until, unknown), is_current
+        return AccountLines(tuple(accounts), tuple(groups), tuple(allowed), until, unknown), is_current
 
     def _account(
-        self, meter: Meter, scope: Scope, at: float, flat: Amount | None = None
+        self, group: BudgetGroup, scope: Scope, at: float, flat: Amount | None = None
     ) -> tuple[Account | None, Caps] | None:
         """The account of a scope, none where nothing is limited, and its caps.
 
-        None: the meter is not about this scope.
+        None: the group is not about this scope.
         """
-        key = meter.per.key(scope)
+        key = group.per.key(scope)
         if key is None:
             return None
         named = Scope(
@@ -162,17 +164,17 @@ class AccountFinder:
             scope.tool,
             scope.labels,
         )
-        caps = self.caps.of(meter, named, flat if meter.per.kind == "run" and meter.window is None else None)
+        caps = self.caps.of(group, named, flat if group.per.kind == "run" and group.window is None else None)
         usd, tokens, calls = (min(limit[unit] for limit in caps.limits) for unit in range(3))
         if (usd, tokens, calls) == NO_LIMIT and caps.unknown is None:
             return None, caps
-        name, begins, ends = _key(meter, key, at)
+        name, begins, ends = _key(group, key, at)
         account = self._in_memory(name, key) if caps.unknown is not None else None
         if account is None:
             account = self._ledger.account(
-                name, key, meter.window.text if meter.window else None, ends, (usd, tokens, calls), begins
+                name, key, group.window.text if group.window else None, ends, (usd, tokens, calls), begins
             )
-            account.alert = NOTHING if any(meter.thresholds) else NO_LIMIT  # found anew at the next settle
+            account.alert = NOTHING if any(group.thresholds) else NO_LIMIT  # found anew at the next settle
         return account, caps
 
     def _in_memory(self, name: str, key: str) -> Account | None:
@@ -184,19 +186,19 @@ class AccountFinder:
         )
 
 
-def _key(meter: Meter, key: str, at: float) -> tuple[str, float | None, float | None]:
+def _key(group: BudgetGroup, key: str, at: float) -> tuple[str, float | None, float | None]:
     """An account's key, and when its period begins and ends."""
-    if meter.window is None:
-        return f"{key}{meter.suffix}#", None, None
-    period, begins, ends = meter.window.bounds(at)
-    return f"{key}{meter.suffix}#{period}", begins, ends
+    if group.window is None:
+        return f"{key}{group.suffix}#", None, None
+    period, begins, ends = group.window.bounds(at)
+    return f"{key}{group.suffix}#{period}", begins, ends
 
 
-def _scope_named(kind: str, parts: list[str], purses: Mapping[str, Purse]) -> Scope | None:
+def _scope_named(kind: str, parts: list[str], costs_by_run: Mapping[str, RunCosts]) -> Scope | None:
     if kind != "run":
         return parse_scope(kind, parts)
-    purse = purses.get(unquote(parts[0])) if len(parts) == 1 else None
-    if purse is None:
+    run_costs = costs_by_run.get(unquote(parts[0])) if len(parts) == 1 else None
+    if run_costs is None:
         return None
-    info = purse.info
+    info = run_costs.info
     return Scope("run", "", info.app, info.user, info.session, info.run, labels=info.labels)

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from runguard.accounting.charges import OWNERS, Charge, Denied, Lines
+from runguard.accounting.charges import OWNERS, AccountLines, Charge, Denied
 from runguard.core.events import ModelCall
 from runguard.core.money import NOTHING
 from runguard.ledger.base import Ledger, Refusal
@@ -20,25 +20,25 @@ def layers_around(home: Any) -> list[Charge]:
     ]
 
 
-def not_held_by(around: list[Charge], lines: Lines) -> Lines:
+def not_held_by(around: list[Charge], lines: AccountLines) -> AccountLines:
     """The accounts that are left to hold."""
     held = {account.key for charge in around for account in charge.lines.accounts}
     if not any(account.key in held for account in lines.accounts):
         return lines
     kept = [
         (a, m, limit)
-        for a, m, limit in zip(lines.accounts, lines.meters, lines.limits, strict=True)
+        for a, m, limit in zip(lines.accounts, lines.groups, lines.limits, strict=True)
         if a.key not in held
     ]
-    accounts, meters, limits = zip(*kept, strict=True) if kept else ((), (), ())
-    return Lines(tuple(accounts), tuple(meters), tuple(limits), lines.until, lines.unknown)
+    accounts, groups, limits = zip(*kept, strict=True) if kept else ((), (), ())
+    return AccountLines(tuple(accounts), tuple(groups), tuple(limits), lines.until, lines.unknown)
 
 
-def stricter_than(around: list[Charge], lines: Lines, event: ModelCall) -> Denied | None:
+def stricter_than(around: list[Charge], lines: AccountLines, event: ModelCall) -> Denied | None:
     """What a layer around holds it holds under its own caps, or under none: ours may be lower."""
     held = {account.key: (account, charge.hold) for charge in around for account in charge.lines.accounts}
     usd, tokens = event.bound or (0, 0)
-    for account, meter in zip(lines.accounts, lines.meters, strict=True):
+    for account, group in zip(lines.accounts, lines.groups, strict=True):
         theirs, hold = held.get(account.key, (None, None))
         if theirs is None:
             continue
@@ -49,7 +49,7 @@ def stricter_than(around: list[Charge], lines: Lines, event: ModelCall) -> Denie
                 due[unit] += max(event.least[unit], 1) - hold.amount[unit]
         refusing = next((u for u in range(3) if due[u] > account.caps[u]), None)
         if refusing is not None:
-            return Denied(Refusal(account, refusing, NOTHING, account.room, False, 0), meter)
+            return Denied(Refusal(account, refusing, NOTHING, account.room, False, 0), group)
     return None
 
 

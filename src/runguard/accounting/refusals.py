@@ -57,12 +57,12 @@ def finding_of(denied: Denied, event: ModelCall, ledger: str) -> Finding:
             money=money,
         )
     assert denied.refusal is not None
-    assert denied.meter is not None
+    assert denied.group is not None
     unit, observed, limit = _describe(denied)
     account = denied.refusal.account
-    scope = "run" if denied.meter.per.stops_run else "lane"
+    scope = "run" if denied.group.per.stops_run else "lane"
     resume = f"extend({account.scope!r}, {unit}=…) moves the cap and the next run goes on"
-    if denied.meter.per.kind == "run":
+    if denied.group.per.kind == "run":
         resume = (
             f"the next run starts with a fresh budget; to allow more, raise max_{unit} or the run's budget, or "
             f"extend({account.scope!r}, {unit}=…)"
@@ -71,7 +71,7 @@ def finding_of(denied: Denied, event: ModelCall, ledger: str) -> Finding:
         resume += f"; its window resets at {datetime.fromtimestamp(account.ends, UTC):%Y-%m-%d %H:%M:%S} UTC"
     in_usd = account.cap_usd < UNLIMITED
     money = Money(
-        denied.meter.per.kind,
+        denied.group.per.kind,
         account.scope,
         to_usd(denied.refusal.spent[0]) if in_usd else None,
         to_usd(denied.refusal.held[0]) if in_usd else None,
@@ -100,7 +100,7 @@ def _finding_of_unknown_cap(unknown: UnknownCap) -> Finding:
         "limit; every new run asks it again"
     )
     detail = f"its cap is not known: {unknown.reason}"
-    kind, scope = unknown.meter.per.kind, "run" if unknown.meter.per.stops_run else "lane"
+    kind, scope = unknown.group.per.kind, "run" if unknown.group.per.stops_run else "lane"
     return Finding(
         "guard_error",
         _STOP,

@@ -5,7 +5,7 @@ from collections.abc import Callable, Generator
 from dataclasses import replace
 from typing import Final
 
-from runguard.accounting.budget_groups import Meter, scopes_of
+from runguard.accounting.budget_groups import BudgetGroup, scopes_of
 from runguard.accounting.charges import Charge, Denied, UnknownCap, worst_of
 from runguard.accounting.lookup import AccountFinder
 from runguard.accounting.nesting import held_around
@@ -76,13 +76,13 @@ class Reserver:
             if enforce:
                 result = await self._wait_or_lower(charge, event, denied, stopped)
                 if result is None:
-                    denied.meter = denied.meter or _meter_of(charge, denied)
+                    denied.group = denied.group or _meter_of(charge, denied)
                     return None, denied
                 denied = None
             else:
-                denied.meter = _meter_of(charge, denied)
+                denied.group = _meter_of(charge, denied)
                 if not would_refuse(charge, event, result, self._policy.min_output_tokens):
-                    charge.doubt, denied = denied, None
+                    charge.possible_refusal, denied = denied, None
                 result = await self._ask(charge, event, force=True)
         assert isinstance(result, Hold)
         try:
@@ -101,7 +101,7 @@ class Reserver:
         thrown.
         """
         late = over_threshold(charge.lines) if charge.lines.may_stop else None
-        stop = self._switch.of(scopes_of(charge.purse.info)) if self._switch.stops else None
+        stop = self._switch.of(scopes_of(charge.run_costs.info)) if self._switch.stops else None
         return late if stop is None else Denied(stop=stop)
 
     async def _ask(self, charge: Charge, event: ModelCall, *, force: bool = False) -> Hold | Refusal:
@@ -114,7 +114,7 @@ class Reserver:
                 if self._is_away:
                     self._is_back(result)
                 return result
-            charge.purse.lines.clear()
+            charge.run_costs.lines.clear()
             self._find_again(charge, event)
         raise StoreOutage(f"{self._ledger.name}: its clock moves faster than it answers")
 
@@ -141,9 +141,9 @@ class Reserver:
                 self._find_again(charge, event)
                 # what was waited for reached a threshold that stops
                 if (now_denied := over_threshold(charge.lines)) is not None:
-                    denied.refusal, denied.meter, denied.fraction = (
+                    denied.refusal, denied.group, denied.fraction = (
                         now_denied.refusal,
-                        now_denied.meter,
+                        now_denied.group,
                         now_denied.fraction,
                     )
                     return None
@@ -165,7 +165,7 @@ class Reserver:
         return None
 
     def _find_again(self, charge: Charge, event: ModelCall) -> None:
-        charge.lines = self._finder.own_of_call(charge.purse, event, charge.home, anew=True)[0]
+        charge.lines = self._finder.own_of_call(charge.run_costs, event, charge.home, anew=True)[0]
         if charge.lines.unknown is not None:
             raise UnknownCapError(charge.lines.unknown)
 
@@ -188,10 +188,10 @@ class Reserver:
             self._on_store(error)
 
 
-def _meter_of(charge: Charge, denied: Denied) -> Meter:
+def _meter_of(charge: Charge, denied: Denied) -> BudgetGroup:
     assert denied.refusal is not None
     lines = charge.lines
-    return next(m for a, m in zip(lines.accounts, lines.meters, strict=True) if a is denied.refusal.account)
+    return next(m for a, m in zip(lines.accounts, lines.groups, strict=True) if a is denied.refusal.account)
 
 
 # ---- a call that does not fit ---------------------------------------------------------------------------------------

@@ -7,7 +7,7 @@ import threading
 from typing import Any, Final
 
 from runguard.accounting.budget_groups import flat_limits, scopes_of
-from runguard.accounting.charges import Charge, Purse
+from runguard.accounting.charges import Charge, RunCosts
 from runguard.accounting.figures import LINES_KEPT, Entry, Tally, add_tally, split_by, totals
 from runguard.accounting.history import History
 from runguard.core.events import RunInfo
@@ -25,40 +25,40 @@ class Spending:
     """
 
     def __init__(self) -> None:
-        self.purses: dict[str, Purse] = {}  # of the runs under way
+        self.costs_by_run: dict[str, RunCosts] = {}  # of the runs under way
         self.history = History()  # of those that are over, by scope; "" is all of them
         self._lock = threading.Lock()
 
-    def begin(self, info: RunInfo) -> Purse:
-        purse = Purse(info, flat_limits(info))
-        self.purses[info.run] = purse
-        return purse
+    def begin(self, info: RunInfo) -> RunCosts:
+        run_costs = RunCosts(info, flat_limits(info))
+        self.costs_by_run[info.run] = run_costs
+        return run_costs
 
-    def end(self, purse: Purse) -> None:
+    def end(self, run_costs: RunCosts) -> None:
         """The run is over: its figures join those of its session, user and app."""
-        info = purse.info
-        self.purses.pop(info.run, None)
+        info = run_costs.info
+        self.costs_by_run.pop(info.run, None)
         with self._lock:
-            purse.ended = True
-            if not purse.tally:
+            run_costs.ended = True
+            if not run_costs.tally:
                 return
             for scope in (*scopes_of(info), ""):  # "" last: what was used last is never forgotten
-                add_tally(self.history.changing(scope), purse.tally)
+                add_tally(self.history.changing(scope), run_costs.tally)
             self.history.keep(_HISTORY_KEPT)
 
     def opened(self, charge: Charge) -> None:
         """A call leaves, with what is held for it."""
-        purse = charge.purse
+        run_costs = charge.run_costs
         with self._lock:
-            purse.calls += 1
-            purse.reserved += charge.held
+            run_costs.calls += 1
+            run_costs.reserved += charge.held
 
     def released(self, charge: Charge) -> None:
         """It never left."""
-        purse = charge.purse
+        run_costs = charge.run_costs
         with self._lock:
-            purse.reserved -= charge.held
-            purse.calls -= 1
+            run_costs.reserved -= charge.held
+            run_costs.calls -= 1
             charge.over = True
 
     def give_up(self, charge: Charge) -> None:
@@ -66,51 +66,51 @@ class Spending:
         with self._lock:
             if not charge.over:
                 charge.over = True
-                charge.purse.reserved -= charge.held
+                charge.run_costs.reserved -= charge.held
 
     def book(self, charge: Charge, entry: Entry, model: str) -> None:
         """Count the usage of a call; a later report of the same call replaces the earlier one."""
-        purse, before = charge.purse, charge.booked
+        run_costs, before = charge.run_costs, charge.booked
         key = (charge.agent, model, charge.tool)
         with self._lock:
             if before is not None:
-                old = purse.tally[charge.entry]
+                old = run_costs.tally[charge.entry]
                 old.add(before, -1)
                 if not old.calls:
-                    del purse.tally[charge.entry]
-                purse.nano -= before.nano
-                purse.unpriced -= before.unpriced
-                purse.estimated -= before.estimated
+                    del run_costs.tally[charge.entry]
+                run_costs.nano -= before.nano
+                run_costs.unpriced -= before.unpriced
+                run_costs.estimated -= before.estimated
             elif not charge.over:
                 charge.over = True
-                purse.reserved -= charge.held
+                run_costs.reserved -= charge.held
             else:  # released, and left after all
-                purse.calls += 1
-            kept = purse.tally.get(key)
+                run_costs.calls += 1
+            kept = run_costs.tally.get(key)
             if kept is None:
                 # names beyond that share one line: a run must not grow without bound
-                if len(purse.tally) >= LINES_KEPT:
+                if len(run_costs.tally) >= LINES_KEPT:
                     key = ("(others)", "(others)", "(others)")
-                kept = purse.tally.setdefault(key, Entry())
+                kept = run_costs.tally.setdefault(key, Entry())
             kept.count(entry)
-            purse.nano += entry.nano
+            run_costs.nano += entry.nano
             if entry.unpriced or entry.estimated:
-                purse.unpriced += entry.unpriced
-                purse.estimated += entry.estimated
-            if purse.ended:  # told after the end of its run, whose figures have moved on
-                for scope in (*scopes_of(purse.info), ""):
+                run_costs.unpriced += entry.unpriced
+                run_costs.estimated += entry.estimated
+            if run_costs.ended:  # told after the end of its run, whose figures have moved on
+                for scope in (*scopes_of(run_costs.info), ""):
                     kept_there = self.history.changing(scope)
                     if before is not None and charge.entry in kept_there:
                         kept_there[charge.entry].add(before, -1)
                     add_tally(kept_there, {key: entry})
             charge.booked, charge.entry, charge.over = entry, key, True
 
-    def of_run(self, purse: Purse) -> dict[str, Any]:
+    def of_run(self, run_costs: RunCosts) -> dict[str, Any]:
         """One run's figures, JSON-ready but for its dollars."""
         with self._lock:
             tally: Tally = {}
-            add_tally(tally, purse.inherited)
-            add_tally(tally, purse.tally)
+            add_tally(tally, run_costs.inherited)
+            add_tally(tally, run_costs.tally)
         return {
             **totals(tally.values()),
             "by_agent": split_by(tally, 0),
@@ -128,10 +128,10 @@ class Spending:
         reserved = 0
         with self._lock:
             add_tally(total, self.history.of(scope or ""))
-            for purse in list(self.purses.values()):
-                if scope is None or scope in scopes_of(purse.info):
-                    add_tally(total, purse.tally)
-                    reserved += purse.reserved
+            for run_costs in list(self.costs_by_run.values()):
+                if scope is None or scope in scopes_of(run_costs.info):
+                    add_tally(total, run_costs.tally)
+                    reserved += run_costs.reserved
         return {
             **totals(total.values()),
             "reserved_usd": to_usd(reserved),
@@ -151,9 +151,9 @@ def record_of(charge: Charge) -> dict[str, Any]:
         "agent": agent,
         "model": model,
         "tool": tool,
-        "app": charge.purse.info.app,
-        "user": charge.purse.info.user,
-        "session": charge.purse.info.session,
+        "app": charge.run_costs.info.app,
+        "user": charge.run_costs.info.user,
+        "session": charge.run_costs.info.session,
         "input": entry.input,
         "output": entry.output,
         "cached": entry.cached,

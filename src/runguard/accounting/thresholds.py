@@ -2,41 +2,41 @@
 
 from collections.abc import Iterator
 
-from runguard.accounting.budget_groups import NO_LIMIT, Meter
-from runguard.accounting.charges import Denied, Fired, Lines, status_of
+from runguard.accounting.budget_groups import NO_LIMIT, BudgetGroup
+from runguard.accounting.charges import AccountLines, Denied, Fired, status_of
 from runguard.core.money import NOTHING, Amount, share_of, unit_reached
 from runguard.ledger.base import Account, Ledger, Refusal
 
 
-def over_threshold(lines: Lines) -> Denied | None:
+def over_threshold(lines: AccountLines) -> Denied | None:
     """A budget that has reached a threshold which stops."""
-    for account, meter, limits in zip(lines.accounts, lines.meters, lines.limits, strict=True):
-        for thresholds, limit in zip(meter.thresholds, limits, strict=False) if meter.stops else ():
+    for account, group, limits in zip(lines.accounts, lines.groups, lines.limits, strict=True):
+        for thresholds, limit in zip(group.thresholds, limits, strict=False) if group.stops else ():
             for threshold in thresholds:
                 if threshold.action != "stop":
                     continue
                 unit = unit_reached(account.spent, share_of(limit, account.granted, threshold.percent))
                 if unit is not None:
                     return Denied(
-                        Refusal(account, unit, NOTHING, account.room, False, 0), meter, fraction=threshold.percent
+                        Refusal(account, unit, NOTHING, account.room, False, 0), group, fraction=threshold.percent
                     )
     return None
 
 
-def newly_reached(lines: Lines, ledger: Ledger) -> Iterator[Fired]:
+def newly_reached(lines: AccountLines, ledger: Ledger) -> Iterator[Fired]:
     """The thresholds that fire now."""
-    for account, meter, limits in zip(lines.accounts, lines.meters, lines.limits, strict=True):
+    for account, group, limits in zip(lines.accounts, lines.groups, lines.limits, strict=True):
         alert_usd, alert_tokens, alert_calls = account.alert
         if account.spent_usd >= alert_usd or account.spent_tokens >= alert_tokens or account.spent_calls >= alert_calls:
-            yield from _fire(ledger, account, meter, limits)
+            yield from _fire(ledger, account, group, limits)
 
 
-def _fire(ledger: Ledger, account: Account, meter: Meter, limits: list[Amount]) -> Iterator[Fired]:
+def _fire(ledger: Ledger, account: Account, group: BudgetGroup, limits: list[Amount]) -> Iterator[Fired]:
     """The thresholds that are reached, each against its own budget; and when to look again."""
     following, granted = list(NO_LIMIT), account.granted
     # read once: while the store is asked below, the late reply of an earlier call may set the account back
     spent = account.spent
-    for number, (thresholds, limit) in enumerate(zip(meter.thresholds, limits, strict=False)):
+    for number, (thresholds, limit) in enumerate(zip(group.thresholds, limits, strict=False)):
         for position, threshold in enumerate(thresholds):
             needed = share_of(limit, granted, threshold.percent)
             unit = unit_reached(spent, needed)
@@ -52,7 +52,7 @@ def _fire(ledger: Ledger, account: Account, meter: Meter, limits: list[Amount]) 
             elif is_first:
                 yield Fired(
                     account,
-                    meter,
+                    group,
                     threshold,
                     status_of(account, unit, limit[unit] + account.granted[unit], spent[unit]),
                 )

@@ -57,7 +57,7 @@ class CallAccount:
 
     @property
     def run(self) -> Run | None:
-        return self.guard.runs.get(self.charge.purse.info.run)
+        return self.guard.runs.get(self.charge.run_costs.info.run)
 
     @property
     def place(self) -> tuple[Invocation | None, ModelInFlight | None]:
@@ -87,7 +87,7 @@ class CallAccount:
         self._give_back()
         if not self.charge.over:
             self.guard.release(self.charge)
-            self.guard.unspent(self.charge.purse.info.run)
+            self.guard.unspent(self.charge.run_costs.info.run)
 
     def _give_back(self) -> None:
         run, holder, self.holder = self.run, self.holder, None
@@ -100,7 +100,9 @@ class CallAccount:
             charge, usage = self.charge, self._usage
             output = usage.reported.output if usage.reported is not None else None
             self.guard.after(
-                ModelResult(charge.purse.info.run, charge.lane, charge.agent, self.guard.clock(), usage.prompt, output)
+                ModelResult(
+                    charge.run_costs.info.run, charge.lane, charge.agent, self.guard.clock(), usage.prompt, output
+                )
             )
         if self.delegated or self.charge.over:
             return
@@ -166,7 +168,7 @@ class Cancellation:
 def give_up(account: CallAccount, fault: Exception) -> None:
     """Book an estimate at once where the usage cannot be booked, so that no other call waits for the reservation."""
     guard, charge = account.guard, account.charge
-    guard.fault("border", fault, charge.purse.info.run)
+    guard.fault("border", fault, charge.run_costs.info.run)
     if account.delegated:
         return
     try:

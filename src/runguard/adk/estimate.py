@@ -38,7 +38,7 @@ class Prompt:
 
 
 @dataclass(slots=True)
-class Projection:
+class PromptProjection:
     upper: int  # tokens, for reserving
     likely: int  # tokens, for the context window
     audio: int  # tokens of it
@@ -74,7 +74,7 @@ async def count_tokens(counter: Callable[..., Any], request: LlmRequest) -> int 
 _warned: Final[deque[Any]] = deque(maxlen=64)
 
 
-def project(request: LlmRequest, known: Prompt | None) -> Projection:
+def project(request: LlmRequest, known: Prompt | None) -> PromptProjection:
     """The size of a request, based on the request before it."""
     contents = request.contents
     count = len(contents)
@@ -84,7 +84,7 @@ def project(request: LlmRequest, known: Prompt | None) -> Projection:
             size, sound = _measure(content)
             added, audio = added + size, audio + sound
         tail = _measure(contents[-1])[0] if count > known.contents else known.tail
-        return Projection(
+        return PromptProjection(
             known.tokens - (-added // UPPER), known.tokens + added // LIKELY, audio, known.size + added, count, tail
         )
     size, audio, tail = _overhead(request), 0, 0
@@ -93,8 +93,8 @@ def project(request: LlmRequest, known: Prompt | None) -> Projection:
         size, audio = size + tail, audio + sound
     if known is not None and known.size:
         likely = size * known.tokens // known.size
-        return Projection(likely + likely // 8, likely, audio, size, count, tail)
-    return Projection(-(-size // UPPER), size // LIKELY, audio, size, count, tail)
+        return PromptProjection(likely + likely // 8, likely, audio, size, count, tail)
+    return PromptProjection(-(-size // UPPER), size // LIKELY, audio, size, count, tail)
 
 
 def _measure(content: types.Content) -> tuple[int, int]:

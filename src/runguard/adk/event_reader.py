@@ -139,7 +139,7 @@ class EventReader:
             run.model_calls is not None and guard.policy.max_model_calls is not None
         ):  # ADK's own limit excludes live calls
             run.model_calls.count += 1  # the count of the hook was taken back: a live model answers without it
-        guard.settle(guard.accounts.open_settled(run.purse, call), billed, estimated=estimated)
+        guard.settle(guard.accounts.open_settled(run.run_costs, call), billed, estimated=estimated)
         guard.after(ModelResult(run.info.run, lane, event.author, guard.clock(), usage.prompt, billed.output))
 
     def judge_answers(
@@ -225,9 +225,9 @@ class EventReader:
         own = lanes.get(key)
         if own is None:
             return False
-        if own.cut:
+        if own.was_stopped:
             return True
-        below = next((lane for lane in lanes.values() if lane.cut and lane.key.startswith(f"{key}/")), None)
+        below = next((lane for lane in lanes.values() if lane.was_stopped and lane.key.startswith(f"{key}/")), None)
         trip = invocation.run.stopped or (below.stop_in_force() if below is not None else None)
         return (
             below is not None and trip is not None and (answer or {}).get("result") in ("", self._guard.stop_text(trip))

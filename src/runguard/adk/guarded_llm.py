@@ -50,7 +50,7 @@ class _AgentState:
 
 
 @dataclass(slots=True)
-class _Guarded:
+class _GuardedRun:
     """One run as this model knows it."""
 
     invocation: Invocation
@@ -67,7 +67,7 @@ class GuardedLlm(Controls, BaseLlm):
 
     _inner: BaseLlm = PrivateAttr()
     _guard: Guard = PrivateAttr()
-    _alone: _Guarded | None = PrivateAttr(default=None)
+    _alone: _GuardedRun | None = PrivateAttr(default=None)
     # the same in every process of the same program
     _number: int = PrivateAttr(default_factory=itertools.count(1).__next__)
 
@@ -184,7 +184,7 @@ class GuardedLlm(Controls, BaseLlm):
 
     # ---- the run of a call ------------------------------------------------------------------------------------------
 
-    async def _place(self, request: LlmRequest) -> tuple[_Guarded, str, str, bool]:
+    async def _place(self, request: LlmRequest) -> tuple[_GuardedRun, str, str, bool]:
         """The run, the lane and the agent of a call; and whether this guard judges the tools' answers."""
         agent = (request.config.labels or {}).get(_AGENT_LABEL) or _UNNAMED
         stream = HERE.get().stream
@@ -197,7 +197,7 @@ class GuardedLlm(Controls, BaseLlm):
         lane = agent if stream is root else f"{stream.number}/{agent}"
         return guarded, lane, agent, all(one.registry is None for one in chain)
 
-    async def _begin(self, root: RunnerStream) -> _Guarded:
+    async def _begin(self, root: RunnerStream) -> _GuardedRun:
         """Start a run at its first call, or resume a paused one."""
         guard, context = self._guard, root.context
         if context is None:
@@ -253,8 +253,8 @@ class GuardedLlm(Controls, BaseLlm):
         return _enforced(decision)
 
 
-def _guarded(run: Run) -> _Guarded:
-    return _Guarded(Invocation(run.info.run, run, None, run.info.session, ""))
+def _guarded(run: Run) -> _GuardedRun:
+    return _GuardedRun(Invocation(run.info.run, run, None, run.info.session, ""))
 
 
 def _end(guard: Guard, run: Run, context: InvocationContext | None) -> None:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
 from runguard.accounting.charges import Charge
-from runguard.adk.estimate import Projection, Prompt
+from runguard.adk.estimate import Prompt, PromptProjection
 from runguard.conductor.runs import Run
 from runguard.core.decision import Trip
 from runguard.core.events import ROOT_LANE, Outcome
@@ -70,7 +70,7 @@ class ModelInFlight:
     charge: Charge | None = None
     left: bool = False  # it reached the model
     request: Callable[[], Any] = _no_request  # a weak reference to the admitted request
-    projection: Projection | None = None
+    projection: PromptProjection | None = None
     usage: CallUsage = field(default_factory=CallUsage)  # what the model reported
     judged: bool = False  # the detectors have seen its result
     text_hash: int = 0

@@ -11,7 +11,7 @@ from runguard.adk.invocation_state import Invocation
 from runguard.core.decision import STOP_CODE
 
 
-class Turn:
+class LiveTurn:
     """Whether the model of a live connection is in the middle of an answer."""
 
     __slots__ = ("is_open",)

@@ -166,7 +166,7 @@ def _fault(fault: Exception, accounts: list[CallAccount]) -> Stop | None:
         | {guard for guard, _, _ in ANNOUNCED.get()}
         | {layer.guard for layer in HERE.get().layers}
     )
-    runs = {charge.home: charge.purse.info.run for charge in (account.charge for account in accounts)}
+    runs = {charge.home: charge.run_costs.info.run for charge in (account.charge for account in accounts)}
     runs |= {layer.guard.accounts: layer.invocation.run.info.run for layer in HERE.get().layers}
     stream = HERE.get().stream
     if stream is not None and stream.registry is not None:
@@ -229,7 +229,7 @@ async def _attempt(account: CallAccount, request: LlmRequest, accounts: list[Cal
         return None
     if first:
         guard.release(charge)
-        guard.unspent(charge.purse.info.run)
+        guard.unspent(charge.run_costs.info.run)
     return await _ask(
         guard, invocation, charge.lane, charge.agent, charge.tool, request, accounts, flight, in_layer=account.is_layer
     )
@@ -255,7 +255,7 @@ async def _ask(
     event = ModelCall(invocation.run.info.run, lane, agent, guard.clock(), request.model or "", tool=tool)
     event.input_tokens, event.audio_tokens = sizes.upper, sizes.audio
     event.max_output_tokens = request.config.max_output_tokens
-    event.aside, event.candidates = invocation.finished, request.config.candidate_count or 1
+    event.after_answer, event.candidates = invocation.finished, request.config.candidate_count or 1
     if is_layer:  # no hook has measured this request
         event.projected_tokens, event.request_bytes = sizes.likely, sizes.size
         event.context_limit = guard.context_limit(event.model)

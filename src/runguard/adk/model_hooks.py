@@ -53,7 +53,7 @@ class ModelHooks:
                 await self._measure(invocation, event, flight, llm_request)
                 state = run.lanes[lane]
                 if (
-                    state.fresh
+                    state.is_new
                     and state.parent is not None
                     and branch is not None
                     and "@" in branch
@@ -140,7 +140,7 @@ class ModelHooks:
         No hook of ADK says how many branches a node starts. Without this, the first ones would be paid before there
         are too many.
         """
-        state.fresh = False
+        state.is_new = False
         if not state.concurrent:
             return
         above.starting += 1

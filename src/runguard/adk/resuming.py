@@ -27,7 +27,7 @@ _USER: Final = "user"
 
 
 @dataclass(slots=True)
-class History:
+class SessionHistory:
     """What the session has of an invocation's current run."""
 
     name: str  # of the run
@@ -38,10 +38,10 @@ class History:
     arrived: list[types.FunctionResponse] = field(default_factory=list)  # answers that no agent has worked with yet
 
 
-def history_of(ic: InvocationContext) -> History:
+def history_of(ic: InvocationContext) -> SessionHistory:
     """Read the events of this invocation in the session, which hold the new message already."""
     invocation_id, messages = ic.invocation_id, 0
-    found = History(invocation_id)
+    found = SessionHistory(invocation_id)
     for event in ic.session.events:
         if event.invocation_id != invocation_id:
             continue
@@ -51,7 +51,7 @@ def history_of(ic: InvocationContext) -> History:
             found.questions.update(event.long_running_tool_ids or ())
         elif _is_message(event):
             messages += 1
-            found = History(run_name(invocation_id, messages), found.name if messages > 1 else "")
+            found = SessionHistory(run_name(invocation_id, messages), found.name if messages > 1 else "")
         else:
             found.arrived += event.get_function_responses()
             found.answered.update(response.id or "" for response in event.get_function_responses())
@@ -66,7 +66,7 @@ def _is_message(event: Event) -> bool:
     )
 
 
-async def run_of(guard: Guard, info: RunInfo, history: History) -> Run:
+async def run_of(guard: Guard, info: RunInfo, history: SessionHistory) -> Run:
     """The run to go on with, or a new one."""
     if history.before:
         guard.pauses.discard(replace(info, run=history.before))

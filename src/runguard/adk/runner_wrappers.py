@@ -17,7 +17,7 @@ from google.adk.runners import Runner
 
 from runguard.adk.context import HERE, adopt
 from runguard.adk.invocations import Invocations
-from runguard.adk.live import Turn
+from runguard.adk.live import LiveTurn
 from runguard.adk.patching import IN_USE, SyncRun
 from runguard.adk.plugin import RunGuardPlugin
 from runguard.adk.run_conditions import until_terminated
@@ -191,7 +191,7 @@ def _wrap_run_live(original: Any) -> Any:
             return events
         user, session = str(kwargs.get("user_id", "")), kwargs.get("session")
         session_id = str(kwargs.get("session_id") or getattr(session, "id", ""))
-        return guarded_stream(self, registry, events, user, session_id, HERE.get().tool is None, fault, Turn())
+        return guarded_stream(self, registry, events, user, session_id, HERE.get().tool is None, fault, LiveTurn())
 
     return run_live
 

@@ -100,7 +100,7 @@ class Stopper:
         announce(trip, self._invocations)
         own = invocation.run.lanes.get(lane) if invocation is not None else None
         if own is not None:
-            own.cut = True  # if it was called as a tool, its caller must not take the stop for an answer
+            own.was_stopped = True  # if it was called as a tool, its caller must not take the stop for an answer
         skips = self._invocations.skips.setdefault(ic.invocation_id, {})
         made = invocation.run.spend.model_calls if invocation is not None else 0
         times = _one_more(skips, (agent, ic.branch), made)

@@ -11,7 +11,7 @@ from google.adk.runners import Runner
 
 from runguard.adk.context import HERE, RunnerStream
 from runguard.adk.invocations import Invocations
-from runguard.adk.live import Turn
+from runguard.adk.live import LiveTurn
 from runguard.adk.patching import IN_USE
 from runguard.adk.stop_events import Halt, stored_stop
 from runguard.adk.stop_owners import Stop, announce, error_of, is_raised, stop_in
@@ -76,7 +76,7 @@ async def guarded_stream(
     session: str,
     raises: bool,
     fault: Exception | None = None,
-    turn: Turn | None = None,
+    turn: LiveTurn | None = None,
 ) -> AsyncGenerator[Event, None]:
     """The events of a run. A failure of RunGuard removes none of them.
 

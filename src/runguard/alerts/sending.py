@@ -49,7 +49,7 @@ class Alerts:
         self.settings = settings
         found = {text for receiver in settings.receivers for text in receiver.secrets() if len(text) >= _LEAST_SECRET}
         self._secrets = tuple(sorted(found, key=len, reverse=True))  # a URL before its path
-        self._lines = tuple(_Line(receiver, self._secrets) for receiver in settings.receivers)
+        self._lines = tuple(_ReceiverQueue(receiver, self._secrets) for receiver in settings.receivers)
 
     def send(self, alert: Alert) -> None:
         """Queue the alert and return at once; errors are counted and logged, never raised."""
@@ -75,7 +75,7 @@ class Alerts:
         return {line.receiver.name: dict(line.counts) for line in self._lines}
 
 
-class _Line:
+class _ReceiverQueue:
     """The queue and the thread of one receiver."""
 
     def __init__(self, receiver: Receiver, secrets: tuple[str, ...]) -> None:
@@ -269,7 +269,7 @@ async def _finish(result: Any) -> None:
     await result
 
 
-_lines: Final["weakref.WeakSet[_Line]"] = weakref.WeakSet()
+_lines: Final["weakref.WeakSet[_ReceiverQueue]"] = weakref.WeakSet()
 
 
 @atexit.register

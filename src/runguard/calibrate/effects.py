@@ -4,7 +4,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from runguard.calibrate.measuring import Outcome
+from runguard.calibrate.measuring import RecordingOutcome
 from runguard.calibrate.samples import LABELS
 from runguard.replay.totals import wilson
 
@@ -23,7 +23,7 @@ class Share:
     tokens: int = 0
     nano: int = 0
 
-    def add(self, outcome: Outcome) -> None:
+    def add(self, outcome: RecordingOutcome) -> None:
         self.recordings += 1
         self.nudged += outcome.nudged
         self.refused += outcome.refused
@@ -46,7 +46,7 @@ class Effect:
 
     by_label: dict[str, Share] = field(default_factory=lambda: {label: Share() for label in LABELS.values()})
 
-    def add(self, success: bool | None, outcome: Outcome) -> None:
+    def add(self, success: bool | None, outcome: RecordingOutcome) -> None:
         self.by_label[LABELS[success]].add(outcome)
 
     def to_dict(self) -> dict[str, Any]:
@@ -64,7 +64,7 @@ class LimitEffect:
     stopped_by_source: Counter[str] = field(default_factory=Counter)  # successful ones
     by_source: Counter[str] = field(default_factory=Counter)  # all successful ones, affected or not
 
-    def add(self, name: str, source: str, success: bool | None, outcome: Outcome) -> None:
+    def add(self, name: str, source: str, success: bool | None, outcome: RecordingOutcome) -> None:
         if success and (source in self.by_source or len(self.by_source) < _SOURCES):
             self.by_source[source] += 1
             self.stopped_by_source[source] += outcome.acted
@@ -116,7 +116,7 @@ class HeldOut:
     def of(cls, halves: list[dict[str, Any]], whole: dict[str, Any]) -> "HeldOut":
         return cls(halves, [name for name in whole if name != "rules" and any(name not in half for half in halves)])
 
-    def add(self, success: bool | None, now: Outcome, outcome: Outcome) -> None:
+    def add(self, success: bool | None, now: RecordingOutcome, outcome: RecordingOutcome) -> None:
         counts = self.by_label[LABELS[success]]
         counts[0] += 1
         counts[1] += outcome.stopped

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
-from runguard.calibrate.meter import Meter, Usages, unlimited
+from runguard.calibrate.meter import MeasuringPlayer, Usages, unlimited
 from runguard.calibrate.policy_values import changed, is_allowed
 from runguard.calibrate.samples import half_of
 from runguard.core.decision import Rungs
@@ -85,7 +85,7 @@ def lowest_rungs(policy: Policy, tried: list[Variant]) -> dict[str, float]:
     return found
 
 
-class Outcome(NamedTuple):
+class RecordingOutcome(NamedTuple):
     """What a policy would have done to one recording, and what the recording spent after its stops.
 
     ``its_tokens`` and ``its_nano`` count only the stops of one chosen rule.
@@ -101,7 +101,7 @@ class Outcome(NamedTuple):
     its_nano: int = 0
 
 
-def outcome_of(result: RunResult, rule: str = "", unit: str = "") -> Outcome:
+def outcome_of(result: RunResult, rule: str = "", unit: str = "") -> RecordingOutcome:
     """Summarize a result; ``rule`` and ``unit`` choose the rule that is counted separately."""
     its = (
         [
@@ -116,7 +116,7 @@ def outcome_of(result: RunResult, rule: str = "", unit: str = "") -> Outcome:
     saved = result.saved
     nudged, refused, stopped = (result.first(action) is not None for action in ("nudge", "block", "stop"))
     after = (sum(verdict.after.tokens for verdict in stops), sum(verdict.after.nano for verdict in stops))
-    return Outcome(nudged, refused, stopped, saved.tokens, saved.nano, bool(its), *after)
+    return RecordingOutcome(nudged, refused, stopped, saved.tokens, saved.nano, bool(its), *after)
 
 
 @dataclass(slots=True)
@@ -132,8 +132,8 @@ class Measured:
     estimated: int
     unpriced: dict[str, int]
     begins_untimed: bool
-    now: Outcome
-    tried: dict[int, Outcome]  # by number; a missing one has the same outcome as now
+    now: RecordingOutcome
+    tried: dict[int, RecordingOutcome]  # by number; a missing one has the same outcome as now
 
 
 class Measuring:
@@ -146,7 +146,7 @@ class Measuring:
 
     def __call__(self, run: RecordedRun) -> Measured:
         steps = list(run.steps)
-        meter, now = Meter(self._meter, run), Player(self._now, run)
+        meter, now = MeasuringPlayer(self._meter, run), Player(self._now, run)
         for step in steps:
             meter.feed(step)
             now.feed(step)
@@ -186,7 +186,7 @@ class Compared:
     id: str
     source: str
     success: bool | None
-    outcomes: list[Outcome | None]
+    outcomes: list[RecordingOutcome | None]
 
 
 class Comparing:
@@ -199,7 +199,7 @@ class Comparing:
     def __call__(self, run: RecordedRun) -> Compared:
         half = half_of(run.id)
         mine = [number for number, each in enumerate(self._comparisons) if each.half in (None, half)]
-        outcomes: list[Outcome | None] = [None] * len(self._comparisons)
+        outcomes: list[RecordingOutcome | None] = [None] * len(self._comparisons)
         for number, result in zip(mine, play(run, [self._judges[number] for number in mine]), strict=True):
             outcomes[number] = outcome_of(result, self._comparisons[number].rule, self._comparisons[number].unit)
         return Compared(run.id, run.source, run.success, outcomes)

@@ -61,7 +61,7 @@ def _size(answer: Answer, is_understood: bool) -> float:
     return float(size_of(answer.value, _ENOUGH)) if is_recorded else nan
 
 
-class Meter(Player):
+class MeasuringPlayer(Player):
     """Plays a recording and notes what its runs usages, what was done before, and what led to nothing."""
 
     def __init__(self, *args: Any) -> None:

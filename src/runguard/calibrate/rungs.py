@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from runguard.calibrate.measuring import Outcome, Variant
+from runguard.calibrate.measuring import RecordingOutcome, Variant
 from runguard.replay.totals import wilson
 
 ENOUGH: Final = 5  # recordings that must end differently before a setting changes
@@ -32,7 +32,9 @@ class Point:
     saves_less: int = 0
     spared: int = 0  # successful ones that the current setting stops and this one does not
 
-    def add(self, success: bool | None, spent: int, mine: Outcome, off: Outcome, now: Outcome) -> None:
+    def add(
+        self, success: bool | None, spent: int, mine: RecordingOutcome, off: RecordingOutcome, now: RecordingOutcome
+    ) -> None:
         if success:
             self.successes += 1
             self.stopped += mine.stopped and not off.stopped
@@ -75,7 +77,13 @@ class Curve:
         self.points = [[Point(), Point()] for _ in self.tried]
 
     def add(
-        self, success: bool | None, half: int, spent: int, now: Outcome, off: Outcome, outcomes: list[Outcome]
+        self,
+        success: bool | None,
+        half: int,
+        spent: int,
+        now: RecordingOutcome,
+        off: RecordingOutcome,
+        outcomes: list[RecordingOutcome],
     ) -> None:
         """``spent``: tokens of the recording."""
         self.as_it_is[half].add(success, spent, now, off, now)

@@ -12,7 +12,7 @@ from typing import Any, Final
 from runguard.core.breaker import Breaker, BreakerState, Permit
 from runguard.ledger.base import Ledger
 from runguard.ledger.control import change_document
-from runguard.ledger.store import Session, StoreError, StoreOutage
+from runguard.ledger.store import StoreError, StoreOutage, StoreSession
 
 _TOOLS_KEPT: Final = 4_096
 
@@ -65,7 +65,7 @@ class Breakers:
         permit: list[Permit | None] = [None]
         state: dict[str, Any] = {}
 
-        def claim(session: Session) -> None:
+        def claim(session: StoreSession) -> None:
             def change(document: dict[str, Any]) -> None:
                 theirs = self._theirs(document, tool)
                 permit[0] = theirs.admit(session.now())
@@ -109,7 +109,7 @@ class Breakers:
             self._share(tool, lambda theirs, _: theirs.release(permit))
 
     def _share(self, tool: str, change: Callable[[Breaker, float], None]) -> None:
-        def send(session: Session) -> None:
+        def send(session: StoreSession) -> None:
             def both(document: dict[str, Any]) -> None:
                 theirs = self._theirs(document, tool)
                 change(theirs, session.now())

@@ -25,8 +25,8 @@ _FIGURES: Final = len(fields(Entry))
 def dump(run: Run) -> dict[str, Any]:
     """Everything that counts toward the limits of a run and is not in its snapshot. JSON-ready."""
     info, tally = run.info, dict[tuple[str, str, str], Entry]()
-    add_tally(tally, run.purse.inherited)
-    add_tally(tally, run.purse.tally)
+    add_tally(tally, run.run_costs.inherited)
+    add_tally(tally, run.run_costs.tally)
     return {
         "v": _VERSION,
         "pauses": run.pauses,
@@ -71,7 +71,7 @@ def load(run: Run, record: Mapping[str, Any], now: float) -> tuple[int, int] | N
         run.started = now - float(record["seconds"])
         if run.deadline is not None:
             run.deadline.started = run.started
-        run.purse.inherit(_read_tally(carried["tally"]))
+        run.run_costs.inherit(_read_tally(carried["tally"]))
         _load_limits(run, carried)
         run.lift()
         if carried["stop"] is not None:
@@ -116,7 +116,7 @@ def _load_limits(run: Run, carried: Mapping[str, Any]) -> None:
     info.max_usd = usd if info.max_usd is None else info.max_usd
     info.max_tokens = tokens if info.max_tokens is None else info.max_tokens
     info.labels = info.labels or carried["labels"]
-    run.purse.flat = flat_limits(info)
+    run.run_costs.flat = flat_limits(info)
     if run.model_calls is not None and run.model_calls.limit == info.model_call_limit and calls:
         info.model_call_limit = run.model_calls.limit = calls
 

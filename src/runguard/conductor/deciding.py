@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Mapping
 from typing import Final
 
-from runguard.conductor.faults import Faults
+from runguard.conductor.faults import GuardFaults
 from runguard.conductor.runs import Lane, Run
 from runguard.conductor.sink import Decided, Sink
 from runguard.conductor.trips import trip_of
@@ -26,7 +26,7 @@ class Deciding:
     __slots__ = ("_advice", "_faults", "_policy", "_sink", "_trips", "enforces")
 
     def __init__(
-        self, policy: Policy, advice: Mapping[str, str], sink: Sink, faults: Faults, trips: deque[Trip]
+        self, policy: Policy, advice: Mapping[str, str], sink: Sink, faults: GuardFaults, trips: deque[Trip]
     ) -> None:
         self._policy, self._advice, self._sink, self._faults, self._trips = policy, advice, sink, faults, trips
         self.enforces = policy.mode == "enforce"
@@ -46,7 +46,7 @@ class Deciding:
     def decide(self, run: Run, lane: Lane, event: Event, finding: Finding) -> Decision:
         """What follows from a finding. A stop takes effect here."""
         action = finding.action
-        if action is _STOP and type(event) is ModelCall and event.aside:
+        if action is _STOP and type(event) is ModelCall and event.after_answer:
             action = _BLOCK  # the run has given its answer: only this call is refused
         if self._is_old_news(run, lane, finding, action):
             return ALLOW

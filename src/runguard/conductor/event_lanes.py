@@ -15,7 +15,7 @@ _KEPT: Final = 4_096
 
 
 @dataclass(slots=True)
-class Call:
+class UnansweredCall:
     """A call that has no answer yet."""
 
     tool: str
@@ -32,18 +32,18 @@ class EventLanes:
 
     def __init__(self, guard: Conductor, run: Run) -> None:
         self._guard, self._run = guard, run
-        self.calls: dict[str, Call] = {}
+        self.calls: dict[str, UnansweredCall] = {}
         self.delegations: set[str] = set()  # calls by which a task was delegated
         self._known: dict[tuple[str, str], str] = {}
         # the id of the delegating call -> its lane, that of the caller, the agent
         self._tasks: dict[str, tuple[str, str, str]] = {}
 
-    def add(self, call_id: str, call: Call) -> None:
+    def add(self, call_id: str, call: UnansweredCall) -> None:
         if len(self.calls) >= _KEPT:
             del self.calls[next(iter(self.calls))]
         self.calls[call_id] = call
 
-    def close(self, call_id: str) -> Call | None:
+    def close(self, call_id: str) -> UnansweredCall | None:
         """A call was answered: so are the agents that worked on it."""
         call = self.calls.pop(call_id, None)
         if call is not None and len(self._run.lanes) > 1:

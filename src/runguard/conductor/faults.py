@@ -9,7 +9,7 @@ _log: Final = logging.getLogger("runguard")
 _LOGGED: Final = 10
 
 
-class Faults:
+class GuardFaults:
     """The faults of one guard. The first ones are logged as errors, later ones at DEBUG; all are counted."""
 
     __slots__ = ("_meaning", "count")

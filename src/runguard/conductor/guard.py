@@ -17,7 +17,7 @@ from runguard.conductor.adapter import Question, Result
 from runguard.conductor.answers import Answers
 from runguard.conductor.breakers import Breakers
 from runguard.conductor.deciding import Deciding, stop_in_force
-from runguard.conductor.faults import Faults
+from runguard.conductor.faults import GuardFaults
 from runguard.conductor.lanes import LaneKeeper
 from runguard.conductor.looking_in import snapshot_of
 from runguard.conductor.operator_stops import OperatorStops
@@ -82,7 +82,7 @@ class Guard:
         self.elders: tuple[weakref.ref[Guard], ...] = ()
 
         # what decides
-        self.faults = Faults(policy.on_guard_error)
+        self.faults = GuardFaults(policy.on_guard_error)
         self.sink = Sink(self.faults)
         self.deciding = Deciding(policy, advice or {}, self.sink, self.faults, self.trips)
         self.own_faults = OwnFaults(policy, clock, self.runs, self.trips, self.deciding, self.faults)
@@ -150,7 +150,7 @@ class Guard:
     def start(self, info: RunInfo) -> Run:
         """Begin a root run. A run of the same name is reset."""
         if (before := self.runs.get(info.run)) is not None:
-            self.accounts.end(before.purse)
+            self.accounts.end(before.run_costs)
             if before.journal is not None:
                 before.journal.flush()
         run = Run(info, self.policy, self.tool_rule, self.accounts.begin(info), self.growth.of(info))
@@ -171,7 +171,7 @@ class Guard:
         if run is None:
             return
         attempt = self.faults.attempt
-        attempt("end of run", self.accounts.end, run.purse)
+        attempt("end of run", self.accounts.end, run.run_costs)
         if run.journal is not None:
             attempt("end of run", run.journal.flush)
         attempt("end of run", self.records.write_end, run)

@@ -55,8 +55,8 @@ async def _caps_now(guard: "Guard", run: Run, trip: Trip) -> list[Amount]:
     """The caps in force on the scope that stopped a run: what the policy allows, and what was granted on top."""
     accounts, ledger = guard.accounts, guard.accounts.ledger
     agent = trip.agent_path[-1] if trip.agent_path else ""
-    run.purse.lines.clear()  # caps may be functions
-    lines = accounts.lines_of(run.purse, ModelCall(run.info.run, ROOT_LANE, agent, guard.clock(), trip.model or ""))
+    run.run_costs.lines.clear()  # caps may be functions
+    lines = accounts.lines_of(run.run_costs, ModelCall(run.info.run, ROOT_LANE, agent, guard.clock(), trip.model or ""))
     granted: dict[str, Amount] = {account.key: account.granted for account in lines if account.scope == trip.scope_id}
     allowed = {account.key: account.caps for account in lines if account.key in granted}
     if not ledger.is_shared:

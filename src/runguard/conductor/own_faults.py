@@ -4,7 +4,7 @@ from collections import deque
 from collections.abc import Callable
 
 from runguard.conductor.deciding import Deciding
-from runguard.conductor.faults import Faults
+from runguard.conductor.faults import GuardFaults
 from runguard.conductor.runs import Run
 from runguard.conductor.trips import guard_error_trip
 from runguard.core.decision import Action, Finding, Trip
@@ -23,7 +23,7 @@ class OwnFaults:
         runs: dict[str, Run],
         trips: deque[Trip],
         deciding: Deciding,
-        faults: Faults,
+        faults: GuardFaults,
     ) -> None:
         self._policy, self._clock, self._runs, self._trips = policy, clock, runs, trips
         self._deciding, self._faults, self.attempt = deciding, faults, faults.attempt

@@ -19,7 +19,7 @@ from runguard.conductor import carried
 from runguard.conductor.runs import Run
 from runguard.core.events import RunInfo
 from runguard.core.printable import printable
-from runguard.ledger.store import Session, StoreError
+from runguard.ledger.store import StoreError, StoreSession
 
 if TYPE_CHECKING:
     from runguard.conductor.guard import Guard
@@ -72,7 +72,7 @@ class Pauses:
         run = guard.runs.pop(run_id, None)
         if run is None:
             return None
-        run.paused_at, run.pauses, run.purse.over = guard.clock(), run.pauses + 1, not waits
+        run.paused_at, run.pauses, run.run_costs.over = guard.clock(), run.pauses + 1, not waits
         shelf, most = (self._waiting, WAITING_KEPT) if waits else (self._ended, ENDED_KEPT)
         with self._lock:
             shelf[run_id] = run
@@ -106,7 +106,7 @@ class Pauses:
                 printable(run.info.run),
                 "the store keeps what it has used" if shared else "if it is resumed, its limits start again",
             )
-        guard.accounts.end(run.purse)
+        guard.accounts.end(run.run_costs)
         for call in run.pending_once:
             guard.once.settle(run.info, call, False)
 
@@ -156,8 +156,8 @@ class Pauses:
 
     def _go_on(self, run: Run, record: Mapping[str, Any] | None) -> Run:
         now, written = self._guard.clock(), None
-        run.pid, run.purse.over = os.getpid(), False
-        run.purse.lines.clear()  # the policy may be another one by now
+        run.pid, run.run_costs.over = os.getpid(), False
+        run.run_costs.lines.clear()  # the policy may be another one by now
         run.go_on(now)
         if record is not None:
             try:
@@ -165,7 +165,7 @@ class Pauses:
                     written = carried.load(run, record, now)
             except StoreError:
                 self._guard.runs.pop(run.info.run, None)
-                self._guard.accounts.end(run.purse)
+                self._guard.accounts.end(run.run_costs)
                 raise
         if run.journal is not None:
             run.journal.resumed(now, written)
@@ -187,15 +187,15 @@ def _take_over(run: Run, info: RunInfo) -> None:
     """A run keeps the limits and labels it began with; those named anew with the resume win."""
     if info.max_usd is None and info.max_tokens is None and not info.labels:
         return
-    known, purse = run.info, run.purse
+    known, run_costs = run.info, run.run_costs
     known.max_usd = known.max_usd if info.max_usd is None else info.max_usd
     known.max_tokens = known.max_tokens if info.max_tokens is None else info.max_tokens
     known.labels = info.labels or known.labels
-    purse.flat = flat_limits(known)
-    purse.lines.clear()
+    run_costs.flat = flat_limits(known)
+    run_costs.lines.clear()
 
 
-def _records(session: Session, run_id: str) -> list[dict[str, Any]]:
+def _records(session: StoreSession, run_id: str) -> list[dict[str, Any]]:
     """What the store has recorded about a run, oldest first."""
     found = []
     for _, text in session.about("run", run_id):

@@ -70,7 +70,7 @@ class Reporting:
 
     def _report_summary(self, decided: Decided) -> None:
         event = decided.event
-        if decided.finding.action is Action.STOP and isinstance(event, ModelCall) and event.aside:
+        if decided.finding.action is Action.STOP and isinstance(event, ModelCall) and event.after_answer:
             self._summaries.refused(decided.run.info, decided.decision)
 
     def _alert_growth(self, decided: Decided) -> None:

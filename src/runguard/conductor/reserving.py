@@ -35,7 +35,7 @@ class Reserving:
     def reserve_now(self, event: ModelCall) -> bool:
         """Permission without a slot and without waiting, where that is possible. False: await ``reserve``."""
         run = self._runs[event.run]
-        event.charge = charge = self._accounts.open_now(run.purse, event)
+        event.charge = charge = self._accounts.open_now(run.run_costs, event)
         if charge is not None:
             charge.number, charge.journal = event.number, run.journal
         return charge is not None
@@ -57,7 +57,7 @@ class Reserving:
                 if decision.action is _STOP and decision.enforced:
                     return decision
             charge, denied = await self._accounts.open(
-                run.purse, event, self._enforces, lambda: _stop_meanwhile(run, lane) is not None
+                run.run_costs, event, self._enforces, lambda: _stop_meanwhile(run, lane) is not None
             )
         except BaseException:  # cancelled while it waited, or the ledger failed
             self._give_back(run, event, task)

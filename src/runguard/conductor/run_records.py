@@ -9,7 +9,7 @@ from typing import Any
 from runguard.accounting.accounts import Accounts
 from runguard.conductor.carried import KEY as CARRIED
 from runguard.conductor.runs import Run
-from runguard.ledger.store import Session, StoreOutage
+from runguard.ledger.store import StoreOutage, StoreSession
 
 
 class RunRecords:
@@ -27,13 +27,13 @@ class RunRecords:
         ledger = self._accounts.ledger
         if not ledger.is_shared or run.unsure:  # unsure: the record of what it used before is the better one
             return None
-        facts = {**run.snapshot(self._clock()), "in_flight": 0, "spend": self._accounts.spending.of_run(run.purse)}
+        facts = {**run.snapshot(self._clock()), "in_flight": 0, "spend": self._accounts.spending.of_run(run.run_costs)}
         figures = json.dumps(facts, default=str)
         record = figures if carried is None else json.dumps({**facts, CARRIED: carried}, default=str)
         written: Future[None] = Future()
         name = run.info.run  # the fact must not keep the run
 
-        def write(session: Session) -> None:
+        def write(session: StoreSession) -> None:
             try:
                 session.append("run", name, record)
                 session.beat(name, ledger.worker, figures, ended=True)

@@ -6,13 +6,13 @@ from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from typing import Any, Final
 
-from runguard.accounting.charges import Purse
+from runguard.accounting.charges import RunCosts
 from runguard.conductor.session_growth import SessionGrowth
 from runguard.conductor.slots import Slots
 from runguard.conductor.stopping import Stoppable
 from runguard.core.answer_book import AnswerBook
 from runguard.core.breaker import Permit
-from runguard.core.decision import HANDOFF_ROUNDS, Action, Finding, Spend, Trip
+from runguard.core.decision import HANDOFF_ROUNDS, Action, Finding, RunCounts, Trip
 from runguard.core.detectors.context import Context
 from runguard.core.detectors.cut_off import CutOff
 from runguard.core.detectors.cycles import Cycle
@@ -41,17 +41,17 @@ class Lane(Stoppable):
         "by_event",
         "concurrent",
         "context",
-        "cut",
         "cycle_of",
         "delegate",
         "detectors",
         "first_key",
-        "fresh",
+        "is_new",
         "key",
         "notice",
         "parent",
         "path",
         "starting",
+        "was_stopped",
     )
 
     def __init__(
@@ -73,8 +73,8 @@ class Lane(Stoppable):
         self.by_event = dispatch(detectors)
         self.book = AnswerBook()
         self.context = next((d for d in detectors if isinstance(d, Context)), None)
-        self.cut = False  # ended by a stop rather than by itself
-        self.fresh = True  # no model call yet
+        self.was_stopped = False  # ended by a stop rather than by itself
+        self.is_new = True  # no model call yet
         self.starting = 0  # branches below that have begun and not yet been judged: those that start at once
         self.notice = ""  # a nudge that found no tool result to ride on, for the next request
 
@@ -166,10 +166,10 @@ class Run(Stoppable):
         "pending_once",
         "permits",
         "pid",
-        "purse",
         "refused_at_border",
         "refusing",
         "retired",
+        "run_costs",
         "slots",
         "spend",
         "started",
@@ -185,11 +185,11 @@ class Run(Stoppable):
         info: RunInfo,
         policy: Policy,
         tool_rule: Callable[[str], ToolRule | None],
-        purse: Purse,
+        run_costs: RunCosts,
         growth: SessionGrowth,
     ) -> None:
         super().__init__()
-        self.info, self.purse, self.growth, self.pid = info, purse, growth, os.getpid()
+        self.info, self.run_costs, self.growth, self.pid = info, run_costs, growth, os.getpid()
         self.journal: Journal | None = None  # kept where a store is
         self.started = info.at
         self.paused_at = info.at
@@ -197,7 +197,7 @@ class Run(Stoppable):
         self.written: Future[None] | None = None  # the record of its last pause
         self.memo: Any = None  # what the adapter needs to go on after a pause
         self.unsure = False  # it was resumed, and what it had used before could not be read
-        self.spend = Spend()
+        self.spend = RunCounts()
         self.in_flight: set[Callable[[], None]] = set()  # how to end each call that is at a model now
         self.refusing = False  # a refusal at the border is on its way: others beside it are the same round
         self.refused_at_border = (0, 0)  # times since the last model call that was made, and which one that was
@@ -254,7 +254,7 @@ class Run(Stoppable):
         for lane in self.lanes.values():
             if lane.is_stopped_by(trip):
                 lane.lift()
-                lane.cut = False
+                lane.was_stopped = False
         for name in [name for name, stop in self.cut_off.items() if stop is not None and stop.id == trip.id]:
             self.cut_off[name] = None
 
@@ -276,10 +276,10 @@ class Run(Stoppable):
             "tool_calls": self.spend.tool_calls,
             "prompt_tokens": self.spend.prompt_tokens,
             "output_tokens": self.spend.output_tokens,
-            "spent_usd": self.purse.spent_usd,
-            "reserved_usd": to_usd(self.purse.reserved),
-            "unpriced_calls": self.purse.unpriced,
-            "estimated_calls": self.purse.estimated,
+            "spent_usd": self.run_costs.spent_usd,
+            "reserved_usd": to_usd(self.run_costs.reserved),
+            "unpriced_calls": self.run_costs.unpriced,
+            "estimated_calls": self.run_costs.estimated,
             "in_flight": self.slots.busy(),
             "growth": growth,
             "nudges": self.nudges,
@@ -289,11 +289,11 @@ class Run(Stoppable):
     @property
     def spent_text(self) -> str:
         """Dollars so far, for the operator; nothing where nothing is known."""
-        purse = self.purse
-        if purse.spent_usd is None:
+        run_costs = self.run_costs
+        if run_costs.spent_usd is None:
             return ""
-        unpriced = f" and {purse.unpriced} calls without a price" if purse.unpriced else ""
-        return f", {'about ' if purse.estimated else ''}{usd_text(purse.nano)}{unpriced}"
+        unpriced = f" and {run_costs.unpriced} calls without a price" if run_costs.unpriced else ""
+        return f", {'about ' if run_costs.estimated else ''}{usd_text(run_costs.nano)}{unpriced}"
 
 
 def retired_name(key: str) -> str:

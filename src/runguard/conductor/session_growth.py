@@ -15,7 +15,7 @@ from runguard.core.decision import Rungs
 from runguard.core.detectors.growth import PromptSizes, Sizes
 from runguard.core.events import RunInfo
 from runguard.ledger.base import Ledger
-from runguard.ledger.store import Session, StoreError, StoreOutage
+from runguard.ledger.store import StoreError, StoreOutage, StoreSession
 from runguard.policy.settings import Policy
 
 KIND: Final = "growth"  # of the records
@@ -102,7 +102,7 @@ class SessionGrowths:
             return
         session, name, events = self.of(info), _name(info), self._events
 
-        def read(store: Session) -> None:
+        def read(store: StoreSession) -> None:
             for _, text in store.about(KIND, name, last=1):
                 session.recorded = text
                 session.learn(_parsed(text), events)

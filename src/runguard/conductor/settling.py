@@ -61,7 +61,11 @@ class Settling:
             run.spend.output_tokens += usage.output - (before.output if before is not None else 0)
         facts: dict[str, Any] = {"nano": nano, "estimated": estimated, "free": free}
         try:
-            booked = (lambda: self._look_back(run, charge)) if charge.doubt is not None and run is not None else None
+            booked = (
+                (lambda: self._look_back(run, charge))
+                if charge.possible_refusal is not None and run is not None
+                else None
+            )
             self._accounts.settle(charge, usage, model, on_fired=self._threshold, on_booked=booked, **facts)
         except Exception as error:
             self.close(charge, error, usage)
@@ -69,20 +73,20 @@ class Settling:
             if self._accounts.ledger.is_shared and charge.booked is not None and not charge.within:
                 self._record(run, charge, usage, model, facts)
         except Exception as error:
-            self._faults.fault("settle", error, charge.purse.info.run)
+            self._faults.fault("settle", error, charge.run_costs.info.run)
 
     def release(self, charge: Charge) -> None:
         """Give back the reservation of a call that was never sent."""
         try:
             self._accounts.release(charge)
         except Exception as error:
-            self._faults.fault("release", error, charge.purse.info.run)
+            self._faults.fault("release", error, charge.run_costs.info.run)
         try:
             run = self._run_of(charge)
             if run is not None and run.journal is not None:
                 run.journal.add({"k": "back", "n": charge.number})
         except Exception as error:
-            self._faults.fault("release", error, charge.purse.info.run)
+            self._faults.fault("release", error, charge.run_costs.info.run)
 
     def abandon(
         self, charge: Charge, streamed_tokens: int = 0, *, streaming: bool = False, refused: bool = False
@@ -108,20 +112,20 @@ class Settling:
 
         An estimate is booked, so that later calls do not wait for what this one holds.
         """
-        self._faults.fault("settle", error, charge.purse.info.run)
+        self._faults.fault("settle", error, charge.run_costs.info.run)
         self._faults.attempt("settle", self._accounts.close, charge, usage)
 
     def _run_of(self, charge: Charge, *, paused: bool = True) -> Run | None:
         """The run that made a call, or None when it has ended. ``paused``: also when it is paused."""
-        name = charge.purse.info.run
+        name = charge.run_costs.info.run
         run = self._runs.get(name) or (self._find_paused(name) if paused else None)
-        return run if run is not None and run.purse is charge.purse else None
+        return run if run is not None and run.run_costs is charge.run_costs else None
 
     def _record(self, run: Run | None, charge: Charge, usage: Usage, model: str, facts: dict[str, Any]) -> None:
         """Write a call to the store, and to the journal of its run."""
         record = record_of(charge)
         text = json.dumps(record)
-        self._accounts.ledger.tell(lambda session: session.append("call", charge.purse.info.run, text))
+        self._accounts.ledger.tell(lambda session: session.append("call", charge.run_costs.info.run, text))
         journal = run.journal if run is not None else charge.journal
         if journal is not None:
             charge.number = charge.number or journal.number()  # not reserved before: it gets its number now
@@ -131,12 +135,12 @@ class Settling:
 
     def _look_back(self, run: Run, charge: Charge) -> None:
         """In shadow mode a call that seemed too expensive was made. Decide now whether it was."""
-        doubt = charge.doubt
-        if doubt is None or not self._accounts.has_come_true(doubt):
+        possible_refusal = charge.possible_refusal
+        if possible_refusal is None or not self._accounts.has_come_true(possible_refusal):
             return
-        charge.doubt = None
+        charge.possible_refusal = None
         event = ModelCall(run.info.run, charge.lane, charge.agent, self._clock(), charge.model)
-        finding = finding_of(doubt, event, self._accounts.ledger.name)
+        finding = finding_of(possible_refusal, event, self._accounts.ledger.name)
         self._deciding.decide(run, run.lane(charge.lane), event, finding)
 
     def _threshold(self, charge: Charge, reached: Fired) -> None:
@@ -158,7 +162,7 @@ class Settling:
             f"{status.unit}"
         )
         held = to_usd(account.due_usd - account.spent_usd)
-        money = Money(reached.meter.per.kind, account.scope, to_usd(account.spent_usd), held, account.ends)
+        money = Money(reached.group.per.kind, account.scope, to_usd(account.spent_usd), held, account.ends)
         finding = Finding(
             "budget", action, status.spent, status.limit, status.unit, "run", "", key, detail, money=money
         )

@@ -13,7 +13,7 @@ from typing import Final
 from runguard.core.events import RunInfo
 from runguard.core.scope import scope_part
 from runguard.ledger.base import Ledger
-from runguard.ledger.store import Session, StoreError, StoreOutage
+from runguard.ledger.store import StoreError, StoreOutage, StoreSession
 
 _log: Final = logging.getLogger("runguard")
 _SESSIONS_KEPT: Final = 10_000
@@ -66,7 +66,7 @@ class Once:
         key, written = _claim_key(info, call), Future[None]()
         self._finishing[key] = written
 
-        def write(session: Session) -> None:
+        def write(session: StoreSession) -> None:
             try:
                 session.finish(key, done)
             except StoreOutage:

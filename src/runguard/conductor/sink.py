@@ -14,7 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from runguard.conductor.faults import Faults
+from runguard.conductor.faults import GuardFaults
 from runguard.conductor.runs import Lane, Run
 from runguard.core.decision import Decision, Finding, Trip
 from runguard.core.events import Event
@@ -41,7 +41,7 @@ class Sink:
 
     __slots__ = ("_decided", "_faults", "_found", "_trips", "watches_findings")
 
-    def __init__(self, faults: Faults) -> None:
+    def __init__(self, faults: GuardFaults) -> None:
         self._faults = faults
         self._found: list[tuple[str, OnFound]] = []
         self._decided: list[tuple[str, OnDecided]] = []

@@ -48,7 +48,7 @@ def trip_of(finding: Finding, run: Run, lane: Lane, event: Event, policy: Policy
     if finding.rule in ("handoff", "reentry"):
         path = (*lane.path, *finding.detail.split("→"))
     scope, scope_id = ("branch", owner.key) if owner is not None else ("run", info.run)
-    purse, money, made = run.purse, finding.money, spend.model_calls - run.waiting
+    run_costs, money, made = run.run_costs, finding.money, spend.model_calls - run.waiting
     if money is not None:
         scope, scope_id = money.kind, money.scope
     setting = _SETTINGS.get(finding.rule, f"rules.{finding.rule}.stop")
@@ -89,12 +89,12 @@ def trip_of(finding: Finding, run: Run, lane: Lane, event: Event, policy: Policy
         model_calls=made,
         tool_calls=spend.tool_calls,
         tokens=spend.tokens,
-        spent_usd=money.spent_usd if money is not None and money.spent_usd is not None else purse.spent_usd,
+        spent_usd=money.spent_usd if money is not None and money.spent_usd is not None else run_costs.spent_usd,
         reserved_usd=money.reserved_usd
         if money is not None and money.reserved_usd is not None
-        else to_usd(purse.reserved),
+        else to_usd(run_costs.reserved),
         enforced=enforced,
-        estimated=bool(purse.estimated or purse.unpriced),
+        estimated=bool(run_costs.estimated or run_costs.unpriced),
     )
 
 

@@ -382,8 +382,8 @@ def _number(value: Decimal | float) -> str:
 
 
 @dataclass(slots=True)
-class Spend:
-    """What a run has used so far; its money is in its purse."""
+class RunCounts:
+    """What a run has used so far; its money is in its RunCosts."""
 
     model_calls: int = 0
     tool_calls: int = 0

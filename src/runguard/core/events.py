@@ -64,7 +64,7 @@ class ModelCall:
     context_limit: int | None = None  # its highest size; None: unknown
     tool: str = ""  # the tool call it is made in
     charge: Any = None  # its account, once leave was given
-    aside: bool = False  # the run has given its answer: a refusal of this call does not stop the run
+    after_answer: bool = False  # the run has given its answer: a refusal of this call does not stop the run
     # nano-USD and tokens that it may take; None: unknown
     bound: tuple[int | None, int | None] | None = None
     least: tuple[int, int] = (0, 0)  # nano-USD and tokens that must be left for it where ``bound`` is None

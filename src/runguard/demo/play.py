@@ -22,7 +22,7 @@ from runguard._version import __version__
 from runguard.adk.plugin import RunGuardPlugin
 from runguard.core.decision import Action, Decision, Trip
 from runguard.core.money import to_usd
-from runguard.demo.stories import LOOK_ALIKES, PRICED_AS, STORIES, Meter, Story
+from runguard.demo.stories import LOOK_ALIKES, PRICED_AS, STORIES, DemoStory, WorkCounter
 from runguard.testing import Recording, assert_calls_answered, run
 
 _CLIENTS = {"google.adk.models.anthropic_llm": "anthropic", "google.adk.models.lite_llm": "litellm"}
@@ -30,9 +30,9 @@ _CLIENTS = {"google.adk.models.anthropic_llm": "anthropic", "google.adk.models.l
 
 @dataclass(slots=True)
 class Side:
-    """One run of a story: its meter while it runs, and how it ended."""
+    """One run of a story: its counter while it runs, and how it ended."""
 
-    meter: Meter = field(default_factory=Meter)
+    counter: WorkCounter = field(default_factory=WorkCounter)
     done: bool = False
     events: int = 0
     seconds: float = 0.0
@@ -53,17 +53,17 @@ class Side:
         return [decision for decision in self.decisions if decision.action is Action.WARN]
 
     def to_dict(self) -> dict[str, Any]:
-        meter = self.meter
+        counter = self.counter
         return {
-            "model_calls": meter.model_calls,
-            "tool_calls": meter.tool_calls,
-            "prompt_tokens": meter.prompt_tokens,
-            "output_tokens": meter.output_tokens,
-            "tokens": meter.tokens,
-            "usd": str(to_usd(meter.nano_usd)),
-            "first_prompt_tokens": meter.first_prompt,
-            "largest_prompt_tokens": meter.largest_prompt,
-            "max_in_flight": max((model.max_in_flight for model in meter.models), default=0),
+            "model_calls": counter.model_calls,
+            "tool_calls": counter.tool_calls,
+            "prompt_tokens": counter.prompt_tokens,
+            "output_tokens": counter.output_tokens,
+            "tokens": counter.tokens,
+            "usd": str(to_usd(counter.nano_usd)),
+            "first_prompt_tokens": counter.first_prompt,
+            "largest_prompt_tokens": counter.largest_prompt,
+            "max_in_flight": max((model.max_in_flight for model in counter.models), default=0),
             "events": self.events,
             "seconds": round(self.seconds, 3),
             "error": self.error or None,
@@ -74,7 +74,7 @@ class Side:
 class Pair:
     """A story and its two runs."""
 
-    story: Story
+    story: DemoStory
     without: Side = field(default_factory=Side)
     guarded: Side = field(default_factory=Side)
     settings: dict[str, Any] = field(default_factory=dict)  # of the guard; empty: its defaults
@@ -91,8 +91,8 @@ class Pair:
     @property
     def saved(self) -> float:
         """Share of the tokens that were not spent, in percent."""
-        before = self.without.meter.tokens
-        return 100 * (before - self.guarded.meter.tokens) / before if before else 0.0
+        before = self.without.counter.tokens
+        return 100 * (before - self.guarded.counter.tokens) / before if before else 0.0
 
     @property
     def untouched(self) -> bool:
@@ -159,7 +159,7 @@ class Report:
         }
 
 
-def new_report(stories: Sequence[Story] = STORIES, look_alikes: Sequence[Story] = LOOK_ALIKES) -> Report:
+def new_report(stories: Sequence[DemoStory] = STORIES, look_alikes: Sequence[DemoStory] = LOOK_ALIKES) -> Report:
     return Report([Pair(story) for story in stories], [Pair(story) for story in look_alikes])
 
 
@@ -204,10 +204,10 @@ async def play_with(pair: Pair) -> None:
         side.answered = False
 
 
-async def _run(story: Story, side: Side, plugins: list[RunGuardPlugin]) -> Recording:
+async def _run(story: DemoStory, side: Side, plugins: list[RunGuardPlugin]) -> Recording:
     began = time.perf_counter()
     history = RecentHistory(story.window) if story.window else InMemorySessionService()
-    agent = story.build(side.meter)
+    agent = story.build(side.counter)
     events: list[Event] = []
     for _ in range(story.turns):
         recording = await run(agent, story.message, plugins=plugins, session_service=history, catch=True)

@@ -66,7 +66,7 @@ def _table(table: "SeedTable") -> Table:
 
 
 def _measured(pair: "Pair") -> tuple[str, str, str]:
-    before, after = pair.without.meter, pair.guarded.meter
+    before, after = pair.without.counter, pair.guarded.counter
     return (
         f"{before.model_calls} → {after.model_calls:>3}",
         f"{before.tokens:,} → {after.tokens:>7,}",

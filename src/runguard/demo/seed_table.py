@@ -16,7 +16,7 @@ from google.genai import types
 
 from runguard._version import __version__
 from runguard.demo.play import Pair, play_with, play_without, quiet
-from runguard.demo.stories import PRICED_AS, Meter, Story, over_spawn
+from runguard.demo.stories import PRICED_AS, DemoStory, WorkCounter, over_spawn
 from runguard.testing import call, text
 
 SEED_VALUES: Final = {
@@ -37,13 +37,13 @@ def _words(tokens: int, about: str) -> str:
     return sentence * (4 * tokens // len(sentence))
 
 
-def non_progress(meter: Meter) -> BaseAgent:
+def non_progress(counter: WorkCounter) -> BaseAgent:
     """Eight iterations; the parser reports the same partial failure in each, with any hint."""
     fragment = _words(600, "the invoice")
 
     def parse_document_fragment(fragment: str, hint: str = "") -> dict[str, Any]:
         """Parse one fragment of the document."""
-        meter.tool_calls += 1
+        counter.tool_calls += 1
         return {"status": "partial_parse_error", "data": None, "retry_hint": "E42"}
 
     def extract(n: int) -> types.Part:
@@ -54,18 +54,18 @@ def non_progress(meter: Meter) -> BaseAgent:
     agent = LlmAgent(
         name="extraction_agent",
         instruction="Extract the fields; retry.",
-        model=meter.model(extract),
+        model=counter.model(extract),
         tools=[parse_document_fragment],
     )
     return LoopAgent(name="document_loop", max_iterations=8, sub_agents=[agent])
 
 
-def back_delegation(meter: Meter) -> BaseAgent:
+def back_delegation(counter: WorkCounter) -> BaseAgent:
     """Six levels: each agent dispatches to the other one with a routing tool, and the sixth answers."""
 
     def route_to_specialist(agent: str, task: str, tool_context: ToolContext) -> dict[str, str]:
         """Dispatch the task to the agent in charge."""
-        meter.tool_calls += 1
+        counter.tool_calls += 1
         tool_context.actions.transfer_to_agent = agent
         return {"routed_to": agent}
 
@@ -78,7 +78,7 @@ def back_delegation(meter: Meter) -> BaseAgent:
             task=f"Level {n}: " + _words(500, "the task"),
         )
 
-    model = meter.model(route)  # one for both: its call number is the level
+    model = counter.model(route)  # one for both: its call number is the level
     specialist = LlmAgent(
         name="research_specialist",
         description="Researches.",
@@ -95,11 +95,11 @@ def back_delegation(meter: Meter) -> BaseAgent:
     )
 
 
-def inflation(meter: Meter) -> BaseAgent:
+def inflation(counter: WorkCounter) -> BaseAgent:
     """Each user turn adds 600 tokens to a prompt of 3,300: the five latest prompts pass three times the first five at
     turn 22.
     """
-    model = meter.model(lambda n: text(_words(500, f"answer {n:02}")))
+    model = counter.model(lambda n: text(_words(500, f"answer {n:02}")))
     return LlmAgent(name="researcher", instruction=_words(3_300, "the instruction"), model=model)
 
 
@@ -107,7 +107,7 @@ def inflation(meter: Meter) -> BaseAgent:
 class Claim:
     """One row of the seed's table, and why RunGuard differs on purpose."""
 
-    story: Story
+    story: DemoStory
     without: str
     guarded: str
     saved: int  # percent
@@ -116,7 +116,7 @@ class Claim:
 
 CLAIMS: Final = (
     Claim(
-        Story(
+        DemoStory(
             "non_progress",
             "non-progress",
             "LoopAgent, eight iterations of partial_parse_error",
@@ -130,7 +130,7 @@ CLAIMS: Final = (
         "also happen in runs that succeed.",
     ),
     Claim(
-        Story(
+        DemoStory(
             "back_delegation",
             "back-delegation",
             "two agents route to each other, six levels deep",
@@ -144,7 +144,7 @@ CLAIMS: Final = (
         "hand-off without new results stops.",
     ),
     Claim(
-        Story(
+        DemoStory(
             "inflation",
             "inflation",
             "one session of 40 user turns with a growing history",
@@ -158,7 +158,7 @@ CLAIMS: Final = (
         "By default growth warns and does not stop, because a long healthy conversation grows in the same way.",
     ),
     Claim(
-        Story(
+        DemoStory(
             "over_spawn",
             "over-spawn",
             "an index returns 400 items instead of 8, one parallel agent each",

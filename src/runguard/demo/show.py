@@ -71,7 +71,7 @@ def _line_by_line(out: Console) -> "Callable[[Pair], None]":
         end = (
             f"stopped by {trip.rule}" if trip is not None else "untouched" if pair.untouched else "touched, not stopped"
         )
-        calls = f"{pair.without.meter.model_calls} model calls without, {pair.guarded.meter.model_calls} with"
+        calls = f"{pair.without.counter.model_calls} model calls without, {pair.guarded.counter.model_calls} with"
         out.print(f"{pair.story.title}: {calls}; {end}", soft_wrap=True)
 
     out.print()
@@ -92,7 +92,7 @@ def _runaways(report: "Report") -> Table:
     table.columns[3].min_width = 17
     table.add_column("\nsaved", justify="right", min_width=5)
     for pair in report.runaways:
-        before, after = pair.without.meter, pair.guarded.meter
+        before, after = pair.without.counter, pair.guarded.counter
         table.add_row(
             _title(pair),
             _change(pair, before.model_calls, after.model_calls, 3),
@@ -111,8 +111,8 @@ def _healthy(report: "Report") -> Table:
         touched = len(after.interventions)
         table.add_row(
             _title(pair),
-            _change(pair, before.meter.model_calls, after.meter.model_calls, 3),
-            _change(pair, before.meter.tool_calls, after.meter.tool_calls, 3),
+            _change(pair, before.counter.model_calls, after.counter.model_calls, 3),
+            _change(pair, before.counter.tool_calls, after.counter.tool_calls, 3),
             _change(pair, before.events, after.events, 3),
             _last(pair, f"{touched}" if pair.untouched else f"{touched} ✗", good=pair.untouched),
         )
@@ -201,9 +201,12 @@ def _endings(pair: "Pair") -> list[tuple[str, str]]:
     lines: list[tuple[str, str]] = []
     if pair.without.error:
         lines.append(
-            (f"without: {pair.without.error}, ADK's own limit, after {pair.without.meter.model_calls} model calls", "")
+            (
+                f"without: {pair.without.error}, ADK's own limit, after {pair.without.counter.model_calls} model calls",
+                "",
+            )
         )
-    before, after = pair.without.meter, pair.guarded.meter
+    before, after = pair.without.counter, pair.guarded.counter
     if before.largest_prompt > 20 * before.first_prompt:
         lines.append(
             (

@@ -1,4 +1,4 @@
-"""The agents of the demo. A story is a function of a ``Meter``, which counts where the work is really done.
+"""The agents of the demo. A story is a function of a ``WorkCounter``, which counts where the work is really done.
 
 The scripted models ignore every notice, like a model that is stuck. Only the guard can end a runaway early.
 """
@@ -35,7 +35,7 @@ def list_price() -> Rates:
 
 
 @dataclass(slots=True)
-class Meter:
+class WorkCounter:
     """The usage of one run, counted at the models and inside the tools, independently of the guard."""
 
     tool_calls: int = 0
@@ -104,13 +104,13 @@ def _weight(content: types.Content) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class Story:
+class DemoStory:
     """One agent to run, with its description."""
 
     key: str
     title: str
     about: str
-    build: Callable[[Meter], BaseAgent]
+    build: Callable[[WorkCounter], BaseAgent]
     message: str
     note: str = ""
     window: int | None = None  # number of latest events that the agents see; None: all
@@ -120,12 +120,12 @@ class Story:
 # ---- runaways -------------------------------------------------------------------------------------------------------
 
 
-def stalled_loop(meter: Meter) -> BaseAgent:
+def stalled_loop(counter: WorkCounter) -> BaseAgent:
     """15 x 16 calls inside the loop and 16 around it: 256 model calls, 120 tool runs, nothing parsed."""
 
     def parse_document(fragment: str, hint: str) -> dict[str, Any]:
         """Parse one fragment of the document."""
-        meter.tool_calls += 1
+        counter.tool_calls += 1
         return {"status": "partial_parse_error", "data": None}
 
     def extract(n: int) -> types.Part:
@@ -146,7 +146,7 @@ def stalled_loop(meter: Meter) -> BaseAgent:
         name="extractor",
         description="Extracts fields.",
         instruction="Extract the fields; retry.",
-        model=meter.model(extract),
+        model=counter.model(extract),
         tools=[parse_document],
     )
     loop = LoopAgent(
@@ -158,35 +158,35 @@ def stalled_loop(meter: Meter) -> BaseAgent:
     return LlmAgent(
         name="classifier",
         instruction="Classify the document and have it extracted.",
-        model=meter.model(classify),
+        model=counter.model(classify),
         tools=[AgentTool(loop)],
     )
 
 
-def handoff_cycle(meter: Meter) -> BaseAgent:
+def handoff_cycle(counter: WorkCounter) -> BaseAgent:
     """Each agent thinks that the other one is responsible."""
     refunds = LlmAgent(
         name="refunds",
         description="Refunds.",
         instruction="Pay refunds; all else is for billing.",
-        model=meter.model(lambda n: transfer("billing")),
+        model=counter.model(lambda n: transfer("billing")),
     )
     return LlmAgent(
         name="billing",
         description="Bills.",
         instruction="Explain bills; all else is for refunds.",
-        model=meter.model(lambda n: transfer("refunds")),
+        model=counter.model(lambda n: transfer("refunds")),
         sub_agents=[refunds],
     )
 
 
-def growing_history(meter: Meter) -> BaseAgent:
+def growing_history(counter: WorkCounter) -> BaseAgent:
     """60 model calls. After the third source nothing is new, yet every prompt carries all that was read before."""
     sources = ("annual report", "press release", "analyst note")
 
     def read_source(source: str) -> dict[str, str]:
         """Read one source."""
-        meter.tool_calls += 1
+        counter.tool_calls += 1
         return {
             "source": source,
             "text": " ".join(
@@ -205,25 +205,25 @@ def growing_history(meter: Meter) -> BaseAgent:
     return LlmAgent(
         name="researcher",
         instruction="Find the figure in the sources.",
-        model=meter.model(research),
+        model=counter.model(research),
         tools=[read_source],
     )
 
 
-def over_spawn(meter: Meter) -> BaseAgent:
+def over_spawn(counter: WorkCounter) -> BaseAgent:
     """The index should have listed 8 items; a broken filter lists 400, and every item gets its own agent."""
 
     def list_items(query: str, tool_context: ToolContext) -> dict[str, int]:
         """Look up the items to work on."""
-        meter.tool_calls += 1
+        counter.tool_calls += 1
         tool_context.state["items"] = 400
         return {"items": 400}
 
     def look_up(n: int) -> types.Part:
         return call("list_items", query="open invoices") if n == 1 else text("400 items found.")
 
-    index = LlmAgent(name="index", instruction="List the items.", model=meter.model(look_up), tools=[list_items])
-    worker = meter.model(lambda n: text("This item is done."), latency_s=0.01)
+    index = LlmAgent(name="index", instruction="List the items.", model=counter.model(look_up), tools=[list_items])
+    worker = counter.model(lambda n: text("This item is done."), latency_s=0.01)
     return SequentialAgent(name="pipeline", sub_agents=[index, OneAgentPerItem(name="dispatch", worker=worker)])
 
 
@@ -242,7 +242,7 @@ class OneAgentPerItem(BaseAgent):
 
 
 STORIES = (
-    Story(
+    DemoStory(
         "stalled_loop",
         "stalled loop",
         "a LoopAgent retries a tool that never gets further; its caller re-submits the document 15 times",
@@ -250,7 +250,7 @@ STORIES = (
         "Extract this invoice.",
         "The guard counts the call of the inner agent as a tool call too; the table counts the tool alone.",
     ),
-    Story(
+    DemoStory(
         "handoff_cycle",
         "hand-off cycle",
         "two agents transfer to each other without end",
@@ -260,7 +260,7 @@ STORIES = (
         "would be far more.",
         window=24,
     ),
-    Story(
+    DemoStory(
         "growing_history",
         "growing history",
         "60 calls over the same three sources, each prompt larger than the one before",
@@ -268,7 +268,7 @@ STORIES = (
         "What was the figure?",
         "By default growth alone only warns; the stop came because nothing new was read.",
     ),
-    Story(
+    DemoStory(
         "over_spawn",
         "400-way fan-out",
         "an index returns 400 items instead of 8, and each gets a parallel agent",
@@ -281,98 +281,102 @@ STORIES = (
 # ---- healthy look-alikes --------------------------------------------------------------------------------------------
 
 
-def polling(meter: Meter) -> BaseAgent:
+def polling(counter: WorkCounter) -> BaseAgent:
     def check_job(job: str) -> dict[str, Any]:
         """Ask how far a job is."""
-        meter.tool_calls += 1
-        return {"status": "RUNNING", "progress": 8 * meter.tool_calls} if meter.tool_calls < 12 else {"status": "DONE"}
+        counter.tool_calls += 1
+        return (
+            {"status": "RUNNING", "progress": 8 * counter.tool_calls} if counter.tool_calls < 12 else {"status": "DONE"}
+        )
 
-    model = meter.model(lambda n: call("check_job", job="j-1") if n <= 12 else text("The job is done."))
+    model = counter.model(lambda n: call("check_job", job="j-1") if n <= 12 else text("The job is done."))
     return LlmAgent(name="operator", model=model, tools=[check_job])
 
 
-def paging(meter: Meter) -> BaseAgent:
+def paging(counter: WorkCounter) -> BaseAgent:
     def list_orders(cursor: int) -> dict[str, Any]:
         """One page of orders."""
-        meter.tool_calls += 1
+        counter.tool_calls += 1
         return {"orders": [f"order {cursor + k}" for k in range(1, 6)], "next": cursor + 5 if cursor < 70 else None}
 
-    model = meter.model(lambda n: call("list_orders", cursor=5 * (n - 1)) if n <= 15 else text("75 orders."))
+    model = counter.model(lambda n: call("list_orders", cursor=5 * (n - 1)) if n <= 15 else text("75 orders."))
     return LlmAgent(name="lister", model=model, tools=[list_orders])
 
 
-def batch(meter: Meter) -> BaseAgent:
+def batch(counter: WorkCounter) -> BaseAgent:
     def send_invoice(number: int) -> dict[str, str]:
         """Send one invoice."""
-        meter.tool_calls += 1
+        counter.tool_calls += 1
         return {"status": "ok"}
 
-    model = meter.model(lambda n: call("send_invoice", number=n) if n <= 30 else text("All 30 are sent."))
+    model = counter.model(lambda n: call("send_invoice", number=n) if n <= 30 else text("All 30 are sent."))
     return LlmAgent(name="sender", model=model, tools=[send_invoice])
 
 
-def edit_test_edit(meter: Meter) -> BaseAgent:
+def edit_test_edit(counter: WorkCounter) -> BaseAgent:
     """The test fails in the same way seven times: each time after another edit, which is work."""
 
     def edit_file(path: str, line: int) -> dict[str, Any]:
         """Change one line."""
-        meter.tool_calls += 1
+        counter.tool_calls += 1
         return {"status": "ok", "changed": line}
 
     def run_tests() -> dict[str, Any]:
         """Run the tests."""
-        meter.tool_calls += 1
-        return {"status": "failed", "error": "test_total: 3 != 4"} if meter.tool_calls < 16 else {"status": "passed"}
+        counter.tool_calls += 1
+        return {"status": "failed", "error": "test_total: 3 != 4"} if counter.tool_calls < 16 else {"status": "passed"}
 
     def work(n: int) -> types.Part:
         if n > 16:
             return text("The tests pass.")
         return call("edit_file", path="total.py", line=10 + n // 2) if n % 2 else call("run_tests")
 
-    return LlmAgent(name="coder", model=meter.model(work), tools=[edit_file, run_tests])
+    return LlmAgent(name="coder", model=counter.model(work), tools=[edit_file, run_tests])
 
 
-def return_to_parent(meter: Meter) -> BaseAgent:
+def return_to_parent(counter: WorkCounter) -> BaseAgent:
     def find_order(number: int) -> dict[str, Any]:
         """Look up an order."""
-        meter.tool_calls += 1
+        counter.tool_calls += 1
         return {"order": number, "state": "delivered"}
 
     orders = LlmAgent(
         name="orders",
         description="Knows the orders.",
-        model=meter.model(lambda n: call("find_order", number=7) if n == 1 else transfer("desk")),
+        model=counter.model(lambda n: call("find_order", number=7) if n == 1 else transfer("desk")),
         tools=[find_order],
     )
     return LlmAgent(
         name="desk",
-        model=meter.model(lambda n: transfer("orders") if n == 1 else text("Order 7 was delivered.")),
+        model=counter.model(lambda n: transfer("orders") if n == 1 else text("Order 7 was delivered.")),
         sub_agents=[orders],
     )
 
 
-def fan_out(meter: Meter) -> BaseAgent:
-    model = meter.model(lambda n: text("This part is done."), latency_s=0.01)
+def fan_out(counter: WorkCounter) -> BaseAgent:
+    model = counter.model(lambda n: text("This part is done."), latency_s=0.01)
     return ParallelAgent(name="crowd", sub_agents=[LlmAgent(name=f"part_{n}", model=model) for n in range(1, 31)])
 
 
 LOOK_ALIKES = (
-    Story("polling", "polling that moves", "12 polls of one job, each a little further", polling, "Wait for the job."),
-    Story("paging", "paging", "15 pages of one list", paging, "Count the orders."),
-    Story("batch", "a batch of 30", "30 different items, 30 times the answer ok", batch, "Send the invoices."),
-    Story(
+    DemoStory(
+        "polling", "polling that moves", "12 polls of one job, each a little further", polling, "Wait for the job."
+    ),
+    DemoStory("paging", "paging", "15 pages of one list", paging, "Count the orders."),
+    DemoStory("batch", "a batch of 30", "30 different items, 30 times the answer ok", batch, "Send the invoices."),
+    DemoStory(
         "edit_test_edit",
         "edit, test, edit",
         "the same test fails seven times, with an edit before each",
         edit_test_edit,
         "Fix the total.",
     ),
-    Story(
+    DemoStory(
         "return_to_parent",
         "return to the parent",
         "a sub-agent does its part and hands back",
         return_to_parent,
         "Where is order 7?",
     ),
-    Story("fan_out", "a fan-out of 30", "30 parallel branches, one call each", fan_out, "Do all parts."),
+    DemoStory("fan_out", "a fan-out of 30", "30 parallel branches, one call each", fan_out, "Do all parts."),
 )

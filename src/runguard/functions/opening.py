@@ -161,7 +161,7 @@ async def _make_room(caller: Caller) -> None:
     if charge.over:  # it has ended meanwhile
         ledger.release(hold)
     else:
-        charge.purse.reserved -= charge.held - ticket.known[0]
+        charge.run_costs.reserved -= charge.held - ticket.known[0]
         charge.held = ticket.known[0]
 
 

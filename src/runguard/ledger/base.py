@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final, Protocol
 
 from runguard.core.money import NOTHING, UNITS, UNLIMITED, Amount
-from runguard.ledger.store import Session
+from runguard.ledger.store import StoreSession
 
 
 class Account:
@@ -256,10 +256,10 @@ class Ledger(Protocol):
     def health(self) -> dict[str, Any]:
         """What is on its way to a store, and what went wrong on the way; empty without a store. Plain data."""
 
-    async def ask(self, job: Callable[[Session], None], *, again: bool = False) -> None:
+    async def ask(self, job: Callable[[StoreSession], None], *, again: bool = False) -> None:
         """Let a shared store do something now, within its deadline."""
 
-    def tell(self, fact: Callable[[Session], Any]) -> None:
+    def tell(self, fact: Callable[[StoreSession], Any]) -> None:
         """Something for the records of a ledger that has some."""
 
     def change_control(self, change: Callable[[str], str]) -> str:

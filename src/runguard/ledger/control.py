@@ -11,13 +11,13 @@ from typing import Any, Final
 from runguard.core.breaker import Breaker
 from runguard.ledger.faults import store_faults
 from runguard.ledger.kill_switch import read_stops
-from runguard.ledger.store import Session, StoreError, StoreOutage
+from runguard.ledger.store import StoreError, StoreOutage, StoreSession
 
 _CONTROL: Final = "control"
 _TRIES: Final = 20
 
 
-def read_control(session: Session, store: str) -> tuple[int, str]:
+def read_control(session: StoreSession, store: str) -> tuple[int, str]:
     """The version and the text of the document, checked. ``store`` is the store's name, for the message."""
     version, text = session.get(_CONTROL)
     if (version, text) == (0, ""):
@@ -38,7 +38,7 @@ def read_control(session: Session, store: str) -> tuple[int, str]:
     return version, text
 
 
-def repair_control(session: Session, store: str) -> str:
+def repair_control(session: StoreSession, store: str) -> str:
     """Remove the document if it is damaged; returns what was wrong, or "" when it is not."""
     try:
         with store_faults(store):
@@ -49,7 +49,7 @@ def repair_control(session: Session, store: str) -> str:
     return ""
 
 
-def change_control(session: Session, store: str, change: Callable[[str], str]) -> str:
+def change_control(session: StoreSession, store: str, change: Callable[[str], str]) -> str:
     """Change the document, also while others do so at the same time; returns the new text."""
     for _ in range(_TRIES):
         version, text = read_control(session, store)
@@ -59,7 +59,7 @@ def change_control(session: Session, store: str, change: Callable[[str], str]) -
     raise StoreOutage(f"{store}: too many workers change the control document at the same time")
 
 
-def change_document(session: Session, store: str, change: Callable[[dict[str, Any]], None]) -> None:
+def change_document(session: StoreSession, store: str, change: Callable[[dict[str, Any]], None]) -> None:
     """``change_control`` for callers that change the parsed document in place."""
 
     def changed(text: str) -> str:

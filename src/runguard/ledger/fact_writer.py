@@ -9,7 +9,7 @@ from typing import Final
 from runguard.background import log_fault
 from runguard.ledger.facts import FACTS_KEPT, Fact, Facts
 from runguard.ledger.faults import UnforeseenError
-from runguard.ledger.store import Reply, Session, StoreError, StoreOutage
+from runguard.ledger.store import StoreError, StoreOutage, StoreReply, StoreSession
 from runguard.ledger.store_guards import StoreGuards
 from runguard.ledger.store_link import StoreLink
 
@@ -24,7 +24,7 @@ class FactWriter:
     """One thread runs ``work``. Between facts it reports the running guards and purges the store."""
 
     def __init__(
-        self, link: StoreLink, guards: StoreGuards, retention_s: float, learn: Callable[[Reply, Fact], None]
+        self, link: StoreLink, guards: StoreGuards, retention_s: float, learn: Callable[[StoreReply, Fact], None]
     ) -> None:
         self._link, self._guards, self._learn = link, guards, learn  # learn: called with the store's reply to a fact
         self._retention_s = retention_s
@@ -46,7 +46,7 @@ class FactWriter:
                 FACTS_KEPT,
             )
 
-    def record(self, write: Callable[[Session], object]) -> None:
+    def record(self, write: Callable[[StoreSession], object]) -> None:
         """Write a record, in order with the settlements. It is dropped when too many facts are waiting."""
         if len(self.facts) < FACTS_KEPT // 2:
             self.put(Fact(lambda session: _nothing(write(session)), repeatable=False))

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from runguard.ledger.base import Account
-from runguard.ledger.store import Reply, Session
+from runguard.ledger.store import StoreReply, StoreSession
 
 FACTS_KEPT: Final = 100_000
 
@@ -23,7 +23,7 @@ class Fact:
 
     def __init__(
         self,
-        write: Callable[[Session], Reply | None],
+        write: Callable[[StoreSession], StoreReply | None],
         accounts: Sequence[Account] = (),
         then: Callable[[], None] | None = None,
         *,

@@ -19,7 +19,7 @@ import re
 import secrets
 from typing import Final
 
-from runguard.ledger.store import Session, StoreError, StoreOutage
+from runguard.ledger.store import StoreError, StoreOutage, StoreSession
 
 IDENTITY: Final = "identity"
 _TEXT: Final = re.compile(r"[0-9a-f]{16}( [0-9a-f]{16})*")
@@ -99,12 +99,12 @@ def is_id(text: str) -> bool:
     return re.fullmatch(r"[0-9a-f]{16}", text) is not None
 
 
-def identity_of(session: Session, name: str) -> list[str]:
+def identity_of(session: StoreSession, name: str) -> list[str]:
     """The id of a store, then those that it replaces."""
     return _ids(name, session.get(IDENTITY)[1])
 
 
-def adopt(session: Session, name: str, replaced: str) -> list[str]:
+def adopt(session: StoreSession, name: str, replaced: str) -> list[str]:
     """Let a store take the place of another one, for processes that have seen that one; returns what
     ``identity_of`` would.
 

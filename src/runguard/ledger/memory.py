@@ -17,7 +17,7 @@ from weakref import ref
 from runguard.core.money import NOTHING, UNLIMITED, Amount, share_of, unit_reached
 from runguard.ledger.base import Account, Hold, Refusal, Waiting, refusal_of, wake
 from runguard.ledger.packed import PackedAccounts, can_be_packed
-from runguard.ledger.store import Session
+from runguard.ledger.store import StoreSession
 
 _log: Final = logging.getLogger("runguard")
 _ACCOUNTS_KEPT: Final = 100_000
@@ -243,10 +243,10 @@ class MemoryLedger(Waiting):
     def health(self) -> dict[str, Any]:
         return {}
 
-    async def ask(self, job: Callable[[Session], None], *, again: bool = False) -> None:
+    async def ask(self, job: Callable[[StoreSession], None], *, again: bool = False) -> None:
         """There is no store to ask."""
 
-    def tell(self, fact: Callable[[Session], Any]) -> None:
+    def tell(self, fact: Callable[[StoreSession], Any]) -> None:
         """Nothing is kept beyond the process: there are no records."""
 
     def change_control(self, change: Callable[[str], str]) -> str:

@@ -16,7 +16,7 @@ from runguard.ledger.packing import Shared, read_numbers, write_numbers
 _NUMBERS: Final = 4  # per account: its kind and what was spent in each unit
 
 
-class Kind(NamedTuple):
+class AccountKind(NamedTuple):
     """What accounts of different scopes may have in common."""
 
     suffix: str  # of the key, after the scope
@@ -43,7 +43,7 @@ class PackedAccounts:
     def __init__(self, page_size: int) -> None:
         self._page_size = page_size  # scopes
         self._pages: list[dict[str, bytes]] = [{}]  # the oldest first
-        self._kinds: Shared[Kind] = Shared()
+        self._kinds: Shared[AccountKind] = Shared()
         self._count = 0
 
     def __len__(self) -> int:
@@ -127,9 +127,9 @@ class PackedAccounts:
             self._count -= 1
 
 
-def _kind_of(account: Account) -> Kind:
+def _kind_of(account: Account) -> AccountKind:
     suffix = account.key[len(account.scope) :]
-    return Kind(
+    return AccountKind(
         suffix,
         account.window,
         account.ends,

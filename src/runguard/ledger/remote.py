@@ -26,7 +26,7 @@ from runguard.core.money import NOTHING, Amount, share_of, unit_reached
 from runguard.ledger.base import STALE, Account, Hold, Refusal, Stale, Waiting, wake
 from runguard.ledger.fact_writer import FactWriter
 from runguard.ledger.facts import Fact
-from runguard.ledger.store import Balance, Line, Reply, Session, Store, StoreError, StoreOutage
+from runguard.ledger.store import Balance, Line, Store, StoreError, StoreOutage, StoreReply, StoreSession
 from runguard.ledger.store_guards import StoreGuards
 from runguard.ledger.store_jobs import StoreJobs
 from runguard.ledger.store_link import StoreLink
@@ -152,11 +152,11 @@ class StoreLedger(Waiting):
 
     # ---- asking -----------------------------------------------------------------------------------------------------
 
-    async def ask(self, job: Callable[[Session], _T], *, again: bool = False) -> _T:
+    async def ask(self, job: Callable[[StoreSession], _T], *, again: bool = False) -> _T:
         """Run a job on a thread and await it, within the deadline. ``again``: doing it twice counts once."""
         return await self._jobs.ask(job, again=again)
 
-    def call(self, job: Callable[[Session], _T], *, again: bool = False) -> _T:
+    def call(self, job: Callable[[StoreSession], _T], *, again: bool = False) -> _T:
         """For callers that are not on the path of a run: ask, and wait here."""
         return self._jobs.call(job, again=again)
 
@@ -180,7 +180,7 @@ class StoreLedger(Waiting):
         hold = Hold(accounts, want, f"{self._prefix}{next(self._ids)}")
         lines = lines_of(accounts)
 
-        def job(session: Session) -> Hold | Refusal | Stale:
+        def job(session: StoreSession) -> Hold | Refusal | Stale:
             seen = self._changes
             reply = session.reserve(hold.id, ttl, lines, want, force=force)
             answer: Hold | Refusal | Stale = STALE if reply.stale else hold
@@ -212,7 +212,7 @@ class StoreLedger(Waiting):
             self._put(Fact(lambda session: session.release(hold.id), hold.accounts, repeatable=True))
             hold.is_open = False
 
-    def tell(self, fact: Callable[[Session], Any]) -> None:
+    def tell(self, fact: Callable[[StoreSession], Any]) -> None:
         """Write a record, in order with the settlements. It is dropped when too many facts are waiting."""
         self._writer.record(fact)
         self._ensure_writer()
@@ -227,7 +227,7 @@ class StoreLedger(Waiting):
         ):  # no thread is available: the fact waits, and every later use tries again
             self._ensure_threads()
 
-    def _learn(self, reply: Reply, fact: Fact) -> None:
+    def _learn(self, reply: StoreReply, fact: Fact) -> None:
         """The fact is booked. If this fails, the next answer brings the same news."""
         try:
             with self.link.in_use():
@@ -237,7 +237,12 @@ class StoreLedger(Waiting):
             self.link.drop_session()
 
     def _learn_from(
-        self, reply: Reply, accounts: Sequence[Account], session: Session | None = None, *, makes_room: bool = True
+        self,
+        reply: StoreReply,
+        accounts: Sequence[Account],
+        session: StoreSession | None = None,
+        *,
+        makes_room: bool = True,
     ) -> None:
         """Take over what the store reported.
 
@@ -301,7 +306,7 @@ class StoreLedger(Waiting):
     def extend(self, account: Account, more: Amount) -> None:
         assert isinstance(account, StoredAccount)
 
-        def job(session: Session) -> Balance:
+        def job(session: StoreSession) -> Balance:
             balance = session.extend(account.line, more)
             reached = {
                 m: unit_reached(balance.spent, share_of(limit, balance.granted, p))

@@ -1,5 +1,6 @@
-"""What a durable store must be able to do. One ``Session`` is one connection, used by one thread at a time; all of it
-is synchronous.
+"""What a durable store must be able to do.
+
+One ``StoreSession`` is one connection, used by one thread at a time; all of it is synchronous.
 
 Rules that every store keeps:
 - ``reserve`` is one atomic step over all lines. Holds stand beside the spend, never on it.
@@ -65,7 +66,7 @@ class Balance:
 
 
 @dataclass(frozen=True, slots=True)
-class Reply:
+class StoreReply:
     """The answer to a reservation or a settlement, with what the caller should know of the world."""
 
     balances: Sequence[Balance]
@@ -75,18 +76,18 @@ class Reply:
     stale: bool = False  # a line's period is not the current one: nothing was held
 
 
-class Session(Protocol):
+class StoreSession(Protocol):
     """One connection. Every method raises ``StoreOutage`` when the store is away and ``StoreError`` when it is
     unusable.
     """
 
-    def reserve(self, hold: str, ttl: float, lines: Sequence[Line], want: Amount, *, force: bool = False) -> Reply:
+    def reserve(self, hold: str, ttl: float, lines: Sequence[Line], want: Amount, *, force: bool = False) -> StoreReply:
         """Hold ``want`` on all lines or on none (``ok`` False, with the balances that refused and the others)."""
 
-    def settle(self, hold: str, lines: Sequence[Line], actual: Amount) -> Reply:
+    def settle(self, hold: str, lines: Sequence[Line], actual: Amount) -> StoreReply:
         """Book what a call took."""
 
-    def release(self, hold: str) -> Reply:
+    def release(self, hold: str) -> StoreReply:
         """The call never left. Of an expired or settled hold nothing is taken back. A hold that is not known is
         remembered as released: a reservation of it that is still on its way holds nothing when it arrives."""
 
@@ -151,7 +152,7 @@ class Store(Protocol):
     name: str  # for people: no password
     durable: str  # what survives which failure, in one sentence
 
-    def connect(self, timeout: float) -> Session:
+    def connect(self, timeout: float) -> StoreSession:
         """A session whose every call ends within about ``timeout``. The first one creates or migrates the
         schema; ``StoreError`` for another one.
 

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from runguard.ledger.control import change_control, read_control
 from runguard.ledger.faults import UnforeseenError
-from runguard.ledger.store import Session, StoreError, StoreOutage
+from runguard.ledger.store import StoreError, StoreOutage, StoreSession
 from runguard.ledger.store_link import StoreLink
 
 _log: Final = logging.getLogger("runguard")
@@ -50,7 +50,7 @@ class StoreGuards:
             self._identity = self._link.seen.text
         return version != self.version
 
-    def read(self, session: Session) -> None:
+    def read(self, session: StoreSession) -> None:
         with self._reading:  # read, inform and remember as one step: no older document after a newer one
             version, self._text = self._checked(session)
             for reference, _ in self._guards:
@@ -58,12 +58,12 @@ class StoreGuards:
                     self._inform(listener)
             self.version = version  # last: once this version shows, all guards know the document
 
-    def change(self, session: Session, change: Callable[[str], str]) -> str:
+    def change(self, session: StoreSession, change: Callable[[str], str]) -> str:
         changed = change_control(session, self._link.name, change)
         self.read(session)
         return changed
 
-    def _checked(self, session: Session) -> tuple[int, str]:
+    def _checked(self, session: StoreSession) -> tuple[int, str]:
         try:
             return read_control(session, self._link.name)
         except StoreError as error:

@@ -10,7 +10,7 @@ from concurrent.futures import TimeoutError as FutureTimeout
 from typing import Any, Final, Generic, TypeVar
 
 from runguard.ledger.faults import fault_of
-from runguard.ledger.store import Session, StoreOutage
+from runguard.ledger.store import StoreOutage, StoreSession
 from runguard.ledger.store_link import StoreLink
 
 _T = TypeVar("_T")
@@ -22,7 +22,7 @@ class _Job(Generic[_T]):
 
     __slots__ = ("again", "asked", "begun", "do", "future")
 
-    def __init__(self, do: Callable[[Session], _T], again: bool) -> None:
+    def __init__(self, do: Callable[[StoreSession], _T], again: bool) -> None:
         self.do, self.again = do, again  # again: doing it twice counts once
         self.asked = time.monotonic()
         self.begun: float | None = None
@@ -43,7 +43,7 @@ class StoreJobs:
         self._served = 0.0  # when a job was last done
         return old
 
-    async def ask(self, job: Callable[[Session], _T], *, again: bool = False) -> _T:
+    async def ask(self, job: Callable[[StoreSession], _T], *, again: bool = False) -> _T:
         """Run a job on a thread and await it, within the deadline. ``again``: doing it twice counts once."""
         link = self._link
         link.check_rest()
@@ -63,7 +63,7 @@ class StoreJobs:
         link.outage(outage)
         raise outage
 
-    def call(self, job: Callable[[Session], _T], *, again: bool = False) -> _T:
+    def call(self, job: Callable[[StoreSession], _T], *, again: bool = False) -> _T:
         """For callers that are not on the path of a run: ask, and wait here."""
         asked = self._put(job, again)
         while (left := self._time_left(asked)) > 0:
@@ -77,7 +77,7 @@ class StoreJobs:
             "before you repeat it"
         )
 
-    def _put(self, job: Callable[[Session], _T], again: bool) -> "_Job[_T]":
+    def _put(self, job: Callable[[StoreSession], _T], again: bool) -> "_Job[_T]":
         self._ensure_threads()
         asked: _Job[_T] = _Job(job, again)
         self._queue.put(asked)

@@ -9,7 +9,7 @@ from typing import Final
 
 from runguard.ledger.faults import store_faults
 from runguard.ledger.identity import Seen, StoreReplacedError
-from runguard.ledger.store import Session, Store, StoreOutage
+from runguard.ledger.store import Store, StoreOutage, StoreSession
 
 _log: Final = logging.getLogger("runguard")
 _REST_S: Final = 1.0  # after an outage no call waits for the store for this long
@@ -35,9 +35,9 @@ class StoreLink:
 
     # ---- sessions ---------------------------------------------------------------------------------------------------
 
-    def session(self) -> Session:
+    def session(self) -> StoreSession:
         """This thread's connection; a new one when the store was away since it was made."""
-        session: Session | None = getattr(self.local, "session", None)
+        session: StoreSession | None = getattr(self.local, "session", None)
         if session is not None and self.local.era != self.era:
             self.drop_session()
             session = None

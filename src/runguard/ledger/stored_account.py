@@ -7,7 +7,7 @@ from typing import Final
 
 from runguard.core.money import UNLIMITED, Amount
 from runguard.ledger.base import Account, Refusal, refusal_of
-from runguard.ledger.store import Balance, Line, Reply
+from runguard.ledger.store import Balance, Line, StoreReply
 
 _ACCOUNTS_KEPT: Final = 10_000  # copies only: the store keeps all of them
 
@@ -105,7 +105,7 @@ def lines_of(accounts: Sequence[Account]) -> list[Line]:
     return [account.line for account in accounts if isinstance(account, StoredAccount)]
 
 
-def refusal_from(reply: Reply, accounts: Sequence[Account], want: Amount, seen: int) -> Refusal:
+def refusal_from(reply: StoreReply, accounts: Sequence[Account], want: Amount, seen: int) -> Refusal:
     """The refusal in a store's reply, by the figures of this reply: the accounts may know newer ones by now."""
     reported = {balance.key: balance for balance in reply.balances}
     copies: list[Account] = []

@@ -20,7 +20,7 @@ from runguard.core.money import NANO, usd_text
 from runguard.ledger.base import Ledger
 from runguard.ledger.identity import StoreReplacedError
 from runguard.ledger.kill_switch import Stop
-from runguard.ledger.store import Session, StoreOutage
+from runguard.ledger.store import StoreOutage, StoreSession
 
 _HOUR: Final = 3_600.0
 _DAY: Final = 86_400.0
@@ -223,7 +223,7 @@ class Alarms:
             self._alerts.send(alert)
             return
 
-        def claim(session: Session) -> None:
+        def claim(session: StoreSession) -> None:
             try:
                 mine = session.claim(_claim(alert), period) == "yes"
             except StoreOutage:
@@ -236,7 +236,7 @@ class Alarms:
         self._ledger.tell(claim)
 
     def _resolve(self, alert: Alert) -> None:
-        def free(session: Session) -> None:
+        def free(session: StoreSession) -> None:
             session.finish(_claim(alert), False)
             self._alerts.send(alert)  # in order: what it ends may still be on its way
 

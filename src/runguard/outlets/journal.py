@@ -173,7 +173,7 @@ def _asked(event: ModelCall) -> Entry:
     rest = {
         "fits": event.context_limit,
         "tool": event.tool,
-        "aside": event.aside,
+        "aside": event.after_answer,
         "bound": event.bound,
         "least": list(event.least) if any(event.least) else None,
         "candidates": event.candidates - 1,
@@ -304,7 +304,7 @@ def _read_ask(where: _Where, entry: Entry) -> ModelCall:
         projected_tokens=get("likely"),
         context_limit=get("fits"),
         tool=str(get("tool") or ""),
-        aside=bool(get("aside")),
+        after_answer=bool(get("aside")),
         bound=(bound[0], bound[1]) if bound else None,
         least=(least[0], least[1]) if least else (0, 0),
         candidates=1 + int(get("candidates") or 0),

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from opentelemetry.metrics import CallbackOptions, Meter, Observation
 
 
-class Guard(Protocol):
+class ReportingGuard(Protocol):
     """What telemetry uses of a guard."""
 
     accounts: Any
@@ -104,7 +104,7 @@ class Telemetry:
         self.took: Callable[[float], None] = wires.durations.append
 
     @classmethod
-    def of(cls, guard: Guard) -> Self | None:
+    def of(cls, guard: ReportingGuard) -> Self | None:
         """The guard's telemetry; None where the OpenTelemetry API is not installed. The guard can be collected all the
         same.
         """
@@ -118,7 +118,7 @@ class Telemetry:
             _complain("OpenTelemetry cannot be used")
             return None
 
-    def drop(self, guard: Guard) -> None:
+    def drop(self, guard: ReportingGuard) -> None:
         """Another guard reports the budgets of this one from now on."""
         self._wires.drop(guard)
 
@@ -152,7 +152,7 @@ class Wires:
         # Not a guard's: a callback of the user that hangs must not keep decisions from being seen.
         self.outbox = Outbox()
         self.failures = 0
-        self._guards: weakref.WeakSet[Guard] = weakref.WeakSet()
+        self._guards: weakref.WeakSet[ReportingGuard] = weakref.WeakSet()
         self._lock = threading.Lock()
         self._agents, self._tools, self._scopes = _Names(), _Names(), _Names()
         self._levels: dict[int, list[tuple[Facts, Level]]] = {}
@@ -168,11 +168,11 @@ class Wires:
         for position, (name, description) in enumerate(_GAUGES):
             meter.create_observable_gauge(name, [self._observer(position)], "", description)
 
-    def add(self, guard: Guard) -> None:
+    def add(self, guard: ReportingGuard) -> None:
         with self._lock:
             self._guards.add(guard)
 
-    def drop(self, guard: Guard) -> None:
+    def drop(self, guard: ReportingGuard) -> None:
         with self._lock:
             self._guards.discard(guard)
 

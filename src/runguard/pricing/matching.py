@@ -6,14 +6,14 @@ from typing import Final
 
 from runguard.pricing.model_ids import split_id
 from runguard.pricing.model_limits import is_release_of
-from runguard.pricing.price_table import Clause, Entry, PriceTable, Provider
+from runguard.pricing.price_table import Clause, PricedModel, PriceTable, Provider
 
 MAKERS: Final = frozenset({"anthropic", "google", "openai"})  # whose models go by their bare names
 _VERSION: Final = re.compile(r"-(?:\d{3}|\d{8}|\d{4}-\d{2}-\d{2})$")
 _COMPACT_DATE: Final = re.compile(r"-(20\d{2})(\d{2})(\d{2})$")
 
 
-def entry_of(table: PriceTable, model: str) -> tuple[Entry, bool] | None:
+def entry_of(table: PriceTable, model: str) -> tuple[PricedModel, bool] | None:
     """The entry for a model, and whether it belongs to the provider that the id names (or names none).
 
     Stricter than the lookup of genai-prices, which takes a name that merely begins like a model for that model.
@@ -44,7 +44,7 @@ def _spellings(name: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys((name, _COMPACT_DATE.sub(r"-\1-\2-\3", name), _VERSION.sub("", name))))
 
 
-def _find(provider: Provider, name: str, *, paths: bool = False) -> Entry | None:
+def _find(provider: Provider, name: str, *, paths: bool = False) -> PricedModel | None:
     return next((entry for entry in provider.entries if _names_it(entry.match, name, paths)), None)
 
 

@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from runguard.pricing.genai_source import MISSING, live_table
 from runguard.pricing.matching import MAKERS, entry_of
-from runguard.pricing.price_table import Entry, PriceTable, current_table
+from runguard.pricing.price_table import PricedModel, PriceTable, current_table
 from runguard.pricing.rates import PER_MILLION, Band, Rates, Unpriced, nano_rate
 
 PricesSource = Literal["table", "genai-prices"]
@@ -53,7 +53,7 @@ class ListedPrice:
         found = entry_of(table, model) if table is not None else None
         self._model = model
         self._source = table.source if table is not None else ""
-        self._entry: Entry | None = found[0] if found is not None else None
+        self._entry: PricedModel | None = found[0] if found is not None else None
         self._estimated = found is not None and not found[1]
         self._rates: dict[int, Rates | Unpriced] = {}
 

@@ -42,7 +42,7 @@ class DatedPrice(NamedTuple):
         return start <= second < end if start <= end else second >= start or second < end
 
 
-class Entry(NamedTuple):
+class PricedModel(NamedTuple):
     """One model of one provider."""
 
     id: str
@@ -65,10 +65,10 @@ class Provider:
         self.match: Clause | None = header.get("match")  # names that mean a model of this provider
         self.fallbacks: tuple[str, ...] = tuple(header.get("fallbacks", ()))  # providers whose models it sells, too
         self._lines = lines
-        self._entries: tuple[Entry, ...] | None = None
+        self._entries: tuple[PricedModel, ...] | None = None
 
     @property
-    def entries(self) -> tuple[Entry, ...]:
+    def entries(self) -> tuple[PricedModel, ...]:
         if self._entries is None:
             self._entries = tuple(map(_entry, json.loads(f"[{','.join(self._lines)}]")))
         return self._entries
@@ -152,8 +152,8 @@ def current_table() -> PriceTable:
     return updated if updated is not None and updated.is_newer_than(packaged) else packaged
 
 
-def _entry(line: dict[str, Any]) -> Entry:
-    return Entry(
+def _entry(line: dict[str, Any]) -> PricedModel:
+    return PricedModel(
         line["id"],
         line.get("match") or {"equals": line["id"].lower()},
         line.get("window"),

@@ -65,7 +65,7 @@ class Events:
         branch = word(event.get("branch"))
         scope = word(either(event, "isolation_scope", "isolationScope"))
         if compaction:
-            yield Asked(at, "", branch, self._named(event), *self._summary(event, compaction), aside=True)
+            yield Asked(at, "", branch, self._named(event), *self._summary(event, compaction), after_answer=True)
         elif answers:
             self._last = None
             self._usage.pass_by(event)

@@ -158,10 +158,10 @@ class Noted:
         again = replace(event, charge=None)
         player.reserve(again)
         if again.charge is not None:
-            doubt = again.charge.doubt
+            possible_refusal = again.charge.possible_refusal
             player.guard.release(again.charge)
-            if doubt is not None:
-                player.guard.found(event, finding_of(doubt, event, ""))
+            if possible_refusal is not None:
+                player.guard.found(event, finding_of(possible_refusal, event, ""))
 
     def _back(self, entry: Entry) -> None:
         event = self._asked.pop(entry["n"], None)

@@ -9,7 +9,7 @@ from collections.abc import Coroutine, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 from runguard.conductor.adapter import Question, Result
-from runguard.conductor.event_lanes import Call, EventLanes
+from runguard.conductor.event_lanes import EventLanes, UnansweredCall
 from runguard.conductor.guard import Guard
 from runguard.conductor.runs import Run
 from runguard.conductor.sink import Decided
@@ -181,14 +181,14 @@ class Player:
             return
         lane = self._lanes.of(step.branch, step.scope)
         began = self.clock.now  # it was asked when the last thing before it had happened
-        if not step.aside:
+        if not step.after_answer:
             self._enter(lane, step.agent)
         guard, judge = self.guard, self.judge
         usage = step.usage or Usage()
         event = ModelCall(
             self._run, lane, step.agent, began, step.model, usage.input, usage.audio, judge.policy.min_output_tokens
         )
-        event.aside = step.aside
+        event.after_answer = step.after_answer
         if step.nano is not None or step.is_share:  # what it took is known without a price, or not known at all
             event.bound = (step.nano or 0, usage.input + usage.output)
         knows_prompt = step.usage is not None and not step.estimated and not step.is_share
@@ -203,7 +203,7 @@ class Player:
                 guard.release(event.charge)
             return
         self.book(event, usage, step.model, estimated=step.usage is None or step.estimated, nano=step.nano)
-        if not step.aside:
+        if not step.after_answer:
             prompt, output = (usage.input, usage.output) if knows_prompt else (None, None)
             self.after(
                 ModelResult(
@@ -235,11 +235,11 @@ class Player:
         self, event: ModelCall, usage: Usage, model: str, *, estimated: bool, nano: int | None, free: bool
     ) -> int:
         if event.charge is not None:
-            purse = self._live.purse
-            before, unpriced = purse.nano, purse.unpriced
+            run_costs = self._live.run_costs
+            before, unpriced = run_costs.nano, run_costs.unpriced
             self.guard.settle(event.charge, usage, model, nano=nano, estimated=estimated, free=free)
-            self.result.unpriced += purse.unpriced - unpriced
-            return int(purse.nano - before)
+            self.result.unpriced += run_costs.unpriced - unpriced
+            return int(run_costs.nano - before)
         if nano is not None or free:
             return nano or 0
         rates = self.judge.pricing.rates(model, event.at)  # no budget looks at it: the price alone
@@ -276,7 +276,7 @@ class Player:
             self.tick(step.at)
             # a recording holds no declarations: all arguments count, as they were given
             once = guard.tools.once_identity(step.tool, step.args)
-            call = Call(
+            call = UnansweredCall(
                 step.tool, step.args, guard.fingerprint(step.tool, step.args), lane, step.batch, step.agent, once
             )
             self._lanes.add(step.id, call)

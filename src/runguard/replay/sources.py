@@ -46,7 +46,7 @@ class Part:
 
 
 @dataclass(slots=True)
-class Lines:
+class UnpackedLines:
     """Decompressed lines of a compressed file."""
 
     name: str
@@ -60,7 +60,7 @@ class Lines:
 
 
 @dataclass(slots=True)
-class Document:
+class JsonFile:
     """A JSON file from ADK."""
 
     path: Path
@@ -137,7 +137,7 @@ class Source:
             yield from _jsonl_pieces(self.where, self.max_unpacked)
         elif self.kind == "json":
             assert isinstance(self.where, Path)
-            yield Document(self.where, self.size or 0, self.max_unpacked)
+            yield JsonFile(self.where, self.size or 0, self.max_unpacked)
         elif self.kind == "records":
             yield Records(self.where, 1)
         else:
@@ -276,9 +276,11 @@ def _jsonl_pieces(path: Path, max_unpacked: int) -> Iterator[Piece]:
         held.append((begins, line))
         size += len(line)
         if size >= _PART:
-            yield Lines(path.name, held, 0, faults.taken())
+            yield UnpackedLines(path.name, held, 0, faults.taken())
             held, size = [], 0
-    yield Lines(path.name, held, packed, faults)  # the progress within a compressed file is unknown until its end
+    yield UnpackedLines(
+        path.name, held, packed, faults
+    )  # the progress within a compressed file is unknown until its end
 
 
 def _of_lines(lines: Iterator[tuple[int, bytes]], name: str, faults: Faults) -> Iterator[RecordedRun]:

@@ -46,7 +46,7 @@ class Asked:
     batch: str = ""  # names this response
     said: int = 0  # identity of the final text of an activation
     goes_on: bool = False  # it called tools: the agent continues with their answers
-    aside: bool = False  # a call of the framework after the run's final answer
+    after_answer: bool = False  # a call of the framework after the run's final answer
     refused: bool = False  # RunGuard answered instead of the model
     scope: str = ""  # id of the call that delegated the task in which this happened
     nano: int | None = None  # cost in nano-USD, if recorded

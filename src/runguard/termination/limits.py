@@ -13,7 +13,7 @@ from runguard.pricing.given import Price
 from runguard.pricing.rates import Unpriced, Usage
 from runguard.termination.arguments import seconds_of, text_of
 from runguard.termination.condition import Event, TerminationCondition
-from runguard.termination.reading import ModelCalls, Taken
+from runguard.termination.reading import CallTaken, ModelCallReader
 
 _UNITS = ("total", "prompt", "completion")
 
@@ -108,7 +108,7 @@ class TokenUsageTermination(TerminationCondition):
 
     def _forget(self) -> None:
         self._prompt = self._completion = 0
-        self._calls = ModelCalls()
+        self._calls = ModelCallReader()
 
     def settings(self) -> dict[str, Any]:
         return {f"max_{unit}": limit for unit, limit in self._limits.items()}
@@ -147,9 +147,9 @@ class CostTermination(TerminationCondition):
         )
 
     def _count(self, usage: Usage, model: str) -> None:
-        self._book(Taken(usage, model, None))
+        self._book(CallTaken(usage, model, None))
 
-    def _book(self, taken: Taken) -> None:
+    def _book(self, taken: CallTaken) -> None:
         model = taken.model or self._model
         if model is None:
             self._unpriced = self._unpriced or "a model call does not name its model; pass model="
@@ -166,7 +166,7 @@ class CostTermination(TerminationCondition):
     def _forget(self) -> None:
         self._nano = 0
         self._unpriced = ""
-        self._calls = ModelCalls()
+        self._calls = ModelCallReader()
 
     def settings(self) -> dict[str, Any]:
         data: dict[str, Any] = {"max_usd": f"{to_usd(self._max):f}"}

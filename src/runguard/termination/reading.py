@@ -65,7 +65,7 @@ def state_delta_of(event: Any) -> dict[str, Any]:
 
 
 @dataclass(frozen=True, slots=True)
-class Taken:
+class CallTaken:
     """The usage of one model call. ``before``: the amount already counted for the same call, which this replaces."""
 
     usage: Usage
@@ -74,7 +74,7 @@ class Taken:
     before: Usage | None = None
 
 
-class ModelCalls:
+class ModelCallReader:
     """Yield usage and model once per model call."""
 
     __slots__ = ("_models", "_usage")
@@ -83,10 +83,10 @@ class ModelCalls:
         self._usage = EventUsage()
         self._models: dict[tuple[str, str], str] = {}  # by the ids of the chunks of a stream
 
-    def read(self, events: Sequence[Any]) -> list[Taken]:
+    def read(self, events: Sequence[Any]) -> list[CallTaken]:
         return [taken for event in events if (taken := self._read(event)) is not None]
 
-    def _read(self, event: Any) -> Taken | None:
+    def _read(self, event: Any) -> CallTaken | None:
         key, model = (author_of(event), branch_of(event)), getattr(event, "model_version", None) or ""
         if getattr(event, "partial", None):
             if model and (len(self._models) < _MODELS_KEPT or key in self._models):
@@ -96,4 +96,4 @@ class ModelCalls:
         taken = self._usage.read(event)
         if taken is None:
             return None
-        return Taken(taken.usage, model, getattr(event, "timestamp", None), taken.before)
+        return CallTaken(taken.usage, model, getattr(event, "timestamp", None), taken.before)

@@ -6,7 +6,7 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from typing import Any, ClassVar, Final
 
-from runguard.conductor.event_lanes import Call, EventLanes
+from runguard.conductor.event_lanes import EventLanes, UnansweredCall
 from runguard.conductor.guard import Guard
 from runguard.core.decision import Action, Decision, Finding
 from runguard.core.events import Answer, HandOff, ModelResult, RunInfo, ToolResults
@@ -68,7 +68,7 @@ class _Watch:
             name, args = getattr(call, "name", None) or "", getattr(call, "args", None)
             self._calls[_key(call, branch_of(event))] = name, args, lane, batch
             if call_id := getattr(call, "id", None):
-                self._lanes.add(call_id, Call(name, args, b"", lane, batch, author_of(event)))
+                self._lanes.add(call_id, UnansweredCall(name, args, b"", lane, batch, author_of(event)))
             if len(self._calls) > _CALLS_KEPT:
                 self._calls.popitem(last=False)
 

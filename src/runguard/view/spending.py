@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from runguard.core.money import to_usd
-from runguard.ledger.store import Session
+from runguard.ledger.store import StoreSession
 from runguard.view.records import Call, Unreadable, latest, read_call, table, word
 from runguard.view.rows import Figures, Spend
 
@@ -30,7 +30,7 @@ class CallLog:
         self._owners: dict[str, tuple[str, str]] = {}  # run -> app and user, if its calls do not name them
         self._nameless = 0
 
-    def refresh(self, session: Session, unreadable: Unreadable) -> None:
+    def refresh(self, session: StoreSession, unreadable: Unreadable) -> None:
         """Read new records: request a longer and longer tail until it contains the last known record."""
         size = _FIRST_LOOK
         while True:
@@ -50,7 +50,7 @@ class CallLog:
         self._last = rows[-8:] or self._last
         self._name_owners(session)
 
-    def _name_owners(self, session: Session) -> None:
+    def _name_owners(self, session: StoreSession) -> None:
         """Find the owners of older records, which do not name them, in the run's own record or its heartbeat."""
         nameless = {call.run for call in self.calls if call.app is None} - self._owners.keys()
         if not nameless or len(nameless) == self._nameless:

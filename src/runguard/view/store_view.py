@@ -17,7 +17,7 @@ from runguard.ledger.faults import store_faults
 from runguard.ledger.identity import identity_of
 from runguard.ledger.kill_switch import Stop, read_stops
 from runguard.ledger.sqlite.backend import SqliteStore
-from runguard.ledger.store import Balance, Session, StoreError, StoreOutage
+from runguard.ledger.store import Balance, StoreError, StoreOutage, StoreSession
 from runguard.ledger.urls import store_of
 from runguard.view.records import (
     Call,
@@ -61,7 +61,7 @@ class StoreView:
         self._address = self.name if isinstance(self._store, SqliteStore) else url  # works from any folder
         self.unreadable = Unreadable()
         self._lock = threading.Lock()
-        self._session: Session | None = None
+        self._session: StoreSession | None = None
         self._log = CallLog()
         self._costs: dict[str, Decimal | None] = {}  # of trips, by id; only of runs whose calls are all booked
 
@@ -74,7 +74,7 @@ class StoreView:
         if session is not None:
             session.close()
 
-    def _ask(self, question: Callable[[Session], _T]) -> _T:
+    def _ask(self, question: Callable[[StoreSession], _T]) -> _T:
         with self._lock, store_faults(self.name):
             fresh = self._session is None
             try:
@@ -92,14 +92,14 @@ class StoreView:
                 self._drop()
                 raise
 
-    def _open(self) -> Session:
+    def _open(self) -> StoreSession:
         if isinstance(self._store, SqliteStore):
             return self._open_file(self._store.path)
         if self._session is None:
             self._session = self._store.connect(self._timeout)
         return self._session
 
-    def _open_file(self, path: Path) -> Session:
+    def _open_file(self, path: Path) -> StoreSession:
         """Reconnect if the file was replaced since the last read."""
         if not path.is_file():
             self._drop()
@@ -132,7 +132,7 @@ class StoreView:
     def budgets(self, *, ended_runs: bool = False, limit: int | None = None) -> list[BudgetRow]:
         """Return every budget in its current period, the fullest first; budgets of runs only while they run."""
 
-        def read(session: Session) -> list[tuple[float, str, int, Balance]]:
+        def read(session: StoreSession) -> list[tuple[float, str, int, Balance]]:
             now, shown = session.now(), {None, *(run for run, *_ in session.running(_ALIVE_S))}
             current = (
                 b
@@ -154,7 +154,7 @@ class StoreView:
         if by not in BY:
             raise ValueError(f"by = {by!r}: one of {', '.join(BY)}")
 
-        def read(session: Session) -> Spend:
+        def read(session: StoreSession) -> Spend:
             self._log.refresh(session, self.unreadable)
             return spend_of(self._log, since, session.now() if until is None else until, by)
 
@@ -194,7 +194,7 @@ class StoreView:
         The trip of a budget contains only the spending of the budget.
         """
 
-        def read(session: Session) -> dict[str, Decimal | None]:
+        def read(session: StoreSession) -> dict[str, Decimal | None]:
             settled, found = session.now() - _SETTLED_S, {}
             for trip in trips:
                 key = trip["id"]
@@ -254,7 +254,7 @@ class StoreView:
         return sorted(stops.values(), key=lambda stop: -stop.at)
 
 
-def _calls(session: Session, run: str) -> tuple[list[Call], int]:
+def _calls(session: StoreSession, run: str) -> tuple[list[Call], int]:
     """Return the model calls of a run, and the number of unreadable records."""
     found = [read_call(at, run, text) for at, text in session.about("call", run)]
     return latest([call for call in found if call is not None]), found.count(None)

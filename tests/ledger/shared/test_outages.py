@@ -17,7 +17,7 @@ import pytest
 from runguard import Budget, Threshold
 from runguard.adk import RunGuardPlugin
 from runguard.ledger import remote
-from runguard.ledger.store import Session, Store, StoreOutage
+from runguard.ledger.store import Store, StoreOutage, StoreSession
 from runguard.testing import ScriptedModel, assert_calls_answered, assert_stopped, call, run, text
 from tests.kit.money import PRICES
 from tests.kit.proxy import Proxy
@@ -50,7 +50,7 @@ def warm(plugin: RunGuardPlugin) -> None:
     """Every thread of a ledger has its connection: what follows measures calls and no greetings."""
     together = threading.Barrier(4)
 
-    def meet(session: Session) -> None:
+    def meet(session: StoreSession) -> None:
         session.now()
         with contextlib.suppress(threading.BrokenBarrierError):
             together.wait(5)
@@ -62,7 +62,7 @@ def warm(plugin: RunGuardPlugin) -> None:
         thread.join()
 
 
-def _quietly(of: Any, job: Callable[[Session], None]) -> None:
+def _quietly(of: Any, job: Callable[[StoreSession], None]) -> None:
     with contextlib.suppress(StoreOutage):
         of.call(job)
 
@@ -303,7 +303,7 @@ class Odd:
         self._store, self.name, self.durable = store, store.name, store.durable
         self._before, self.asked = before, dict.fromkeys(before, 0)
 
-    def connect(self, timeout: float) -> Session:
+    def connect(self, timeout: float) -> StoreSession:
         return _OddSession(self, self._store.connect(timeout))  # type: ignore[return-value]
 
     def meet(self, name: str) -> None:
@@ -313,7 +313,7 @@ class Odd:
 
 
 class _OddSession:
-    def __init__(self, odd: Odd, session: Session) -> None:
+    def __init__(self, odd: Odd, session: StoreSession) -> None:
         self._odd, self._session = odd, session
 
     def __getattr__(self, name: str) -> Any:

@@ -37,7 +37,7 @@ class Command(_WithExamples):
     """A command whose errors end with a message and exit code 2; with ``--json`` as ``{"ok": false, "error": ...}``."""
 
 
-class Group(_WithExamples, click.Group):
+class CommandGroup(_WithExamples, click.Group):
     """A command with subcommands."""
 
 

@@ -9,7 +9,7 @@ from runguard.cli.commands.command import Command, print_json
 from runguard.cli.commands.options import json_option, store_option
 
 if TYPE_CHECKING:
-    from runguard.cli.doctor.installation import Line
+    from runguard.cli.doctor.installation import CheckResult
 
 
 @click.command(
@@ -55,7 +55,7 @@ def command(target: str | None, models: tuple[str, ...], store: str | None, as_j
     sys.exit(0 if ok else 1)
 
 
-def _print(lines: "list[Line]") -> None:
+def _print(lines: "list[CheckResult]") -> None:
     from rich.text import Text
 
     from runguard.console.screen import console

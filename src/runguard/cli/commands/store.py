@@ -4,13 +4,13 @@ import sys
 
 import click
 
-from runguard.cli.commands.command import Command, CommandError, Group, print_json
+from runguard.cli.commands.command import Command, CommandError, CommandGroup, print_json
 from runguard.cli.commands.options import json_option, store_option
 
 
 @click.group(
     "store",
-    cls=Group,
+    cls=CommandGroup,
     invoke_without_command=True,
     examples="""
     runguard store

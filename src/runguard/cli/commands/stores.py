@@ -10,7 +10,7 @@ from runguard.cli.commands.policies import policy_here
 from runguard.conductor.guard import Guard
 from runguard.core.exceptions import PolicyError
 from runguard.ledger.sqlite.backend import SqliteStore
-from runguard.ledger.store import Session, StoreOutage
+from runguard.ledger.store import StoreOutage, StoreSession
 from runguard.ledger.urls import store_of
 from runguard.policy.settings import Policy
 from runguard.view.store_view import StoreView
@@ -39,7 +39,7 @@ def look_at(store: str | None) -> tuple[StoreView, Policy]:
     return view, policy
 
 
-def named_store(store: str | None) -> tuple[str, Session]:
+def named_store(store: str | None) -> tuple[str, StoreSession]:
     """Return the name of the store and a connection to it; initialize an empty store."""
     policy = _policy(store)
     if policy.store == "memory":

@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from runguard.cli.commands.command import Command, CommandError, Group, print_json
+from runguard.cli.commands.command import Command, CommandError, CommandGroup, print_json
 from runguard.cli.commands.options import Since, json_option, store_option
 
 if TYPE_CHECKING:
@@ -16,7 +16,7 @@ _NAMED: Final = 10
 
 @click.group(
     "trips",
-    cls=Group,
+    cls=CommandGroup,
     invoke_without_command=True,
     examples="""
     runguard trips

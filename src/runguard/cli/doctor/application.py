@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from runguard.cli.commands.command import CommandError
-from runguard.cli.doctor.installation import Line
+from runguard.cli.doctor.installation import CheckResult
 from runguard.policy.settings import Policy
 
 
@@ -19,7 +19,7 @@ from runguard.policy.settings import Policy
 class Application:
     """The checks, policy and models of an app."""
 
-    lines: list[Line]
+    lines: list[CheckResult]
     policy: Policy | None = None
     models: list[str] = field(default_factory=list)
 
@@ -31,7 +31,11 @@ def load_application(target: str, load: Callable[[], Any]) -> Application:
         from runguard.adk.plugin import RunGuardPlugin
     except ImportError as error:
         return Application(
-            [Line("app", "problem", f"{target} cannot be checked: {error}", "pip install -U 'runguard-agents[adk]'")]
+            [
+                CheckResult(
+                    "app", "problem", f"{target} cannot be checked: {error}", "pip install -U 'runguard-agents[adk]'"
+                )
+            ]
         )
     try:
         with contextlib.redirect_stdout(sys.stderr), _here_first():
@@ -43,13 +47,17 @@ def load_application(target: str, load: Callable[[], Any]) -> Application:
             else "fix the error, or name another module:attribute"
         )
         return Application(
-            [Line("app", "problem", f"{target} cannot be loaded: {type(error).__name__}: {error}{_place(error)}", do)]
+            [
+                CheckResult(
+                    "app", "problem", f"{target} cannot be loaded: {type(error).__name__}: {error}{_place(error)}", do
+                )
+            ]
         )
     plugins = _plugins(loaded)
     if plugins is None:
         return Application(
             [
-                Line(
+                CheckResult(
                     "app",
                     "problem",
                     f"{target} is a {type(loaded).__name__}; it must be an App, a Runner or an agent",
@@ -69,30 +77,30 @@ def load_application(target: str, load: Callable[[], Any]) -> Application:
     return Application([_order(target, plugins, own, guard, models)], policy, list(dict.fromkeys(names)))
 
 
-def _order(target: str, plugins: list[Any], own: Any, guard: Any, models: list[tuple[str, Any]]) -> Line:
+def _order(target: str, plugins: list[Any], own: Any, guard: Any, models: list[tuple[str, Any]]) -> CheckResult:
     if guard is None:
         if models and all(model is not None for _, model in models):
-            return Line("plugins", "ok", f"{target} is guarded by its models (GuardedLlm)")
+            return CheckResult("plugins", "ok", f"{target} is guarded by its models (GuardedLlm)")
         found = f"{target} is not guarded: it has no RunGuardPlugin and does not call runguard.install()"
         do = (
             "call runguard.install() in agent.py, use App(..., plugins=[RunGuardPlugin()]), or start it with "
             "--extra_plugins runguard.adk.RunGuardPlugin"
         )
-        return Line("plugins", "problem", found, do)
+        return CheckResult("plugins", "problem", found, do)
     if guard.policy_error is not None:
-        return Line(
+        return CheckResult(
             "plugins",
             "problem",
             f"every run of {target} is refused: {guard.policy_error}",
             "correct the policy, then run `runguard check`",
         )
     if own is None:
-        return Line("plugins", "ok", f"{target} is guarded by runguard.install(), which puts its plugin first")
+        return CheckResult("plugins", "ok", f"{target} is guarded by runguard.install(), which puts its plugin first")
     before = [type(plugin).__name__ for plugin in plugins[: plugins.index(own)]]
     if before:
         found = f"RunGuardPlugin comes after {', '.join(before)}: an earlier plugin that answers a call hides it"
-        return Line("plugins", "problem", found, "put RunGuardPlugin first in App(plugins=[...])")
-    return Line(
+        return CheckResult("plugins", "problem", found, "put RunGuardPlugin first in App(plugins=[...])")
+    return CheckResult(
         "plugins",
         "ok",
         f"RunGuardPlugin is the first of {len(plugins)} plugin{'' if len(plugins) == 1 else 's'} of {target}",

@@ -5,7 +5,7 @@ import asyncio
 from runguard.cli.commands.policies import policy_here
 from runguard.cli.doctor.application import Application, load_application, loader_of
 from runguard.cli.doctor.installation import (
-    Line,
+    CheckResult,
     adk_line,
     name_line,
     policy_line,
@@ -22,7 +22,7 @@ from runguard.policy.settings import Policy
 _UNSTOPPED = 30  # a model that was called this often was not stopped
 
 
-def examine(target: str | None, models: tuple[str, ...], store: str | None) -> list[Line]:
+def examine(target: str | None, models: tuple[str, ...], store: str | None) -> list[CheckResult]:
     """Run all checks; ``target`` is the app to load.
 
     The live test runs first, before code of the app can change anything, and is reported last.
@@ -35,7 +35,7 @@ def examine(target: str | None, models: tuple[str, ...], store: str | None) -> l
     try:
         policy = policy_here(store) if app.policy is None else _with_store(app.policy, store)
     except PolicyError as error:
-        lines.append(Line("policy", "problem", str(error), "correct it, then run `runguard check`"))
+        lines.append(CheckResult("policy", "problem", str(error), "correct it, then run `runguard check`"))
     else:
         lines += [
             policy_line(policy, of_app=app.policy is not None),
@@ -53,22 +53,22 @@ def _with_store(policy: Policy, store: str | None) -> Policy:
     return policy.model_copy(update={"store": store})
 
 
-def self_test() -> Line:
+def self_test() -> CheckResult:
     try:
         play = load()
     except AdkMissingError as error:
-        return Line("self-test", "problem", str(error), "pip install -U 'runguard-agents[adk]'")
+        return CheckResult("self-test", "problem", str(error), "pip install -U 'runguard-agents[adk]'")
     try:
         with play.defaults(), play.quiet():
             found = asyncio.run(_stops())
     except Exception as error:  # an error here would also break the first guarded run
-        return Line(
+        return CheckResult(
             "self-test",
             "problem",
             f"a stop does not work here: {type(error).__name__}: {error}",
             "report it with the versions above",
         )
-    return Line("self-test", "ok", found)
+    return CheckResult("self-test", "ok", found)
 
 
 async def _stops() -> str:

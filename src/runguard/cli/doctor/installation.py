@@ -32,7 +32,7 @@ _CLOCK_OFF_S: Final = 60.0
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class CheckResult:
     """The result of one check, and what to do if something is wrong."""
 
     check: str
@@ -41,19 +41,19 @@ class Line:
     do: str = ""
 
 
-def python_line() -> Line:
-    return Line("python", "ok", f"{platform.python_version()} at {sys.executable}")
+def python_line() -> CheckResult:
+    return CheckResult("python", "ok", f"{platform.python_version()} at {sys.executable}")
 
 
-def adk_line() -> Line:
+def adk_line() -> CheckResult:
     try:
         version = metadata.version("google-adk")
     except metadata.PackageNotFoundError:
         found = "google-adk is not installed: guarded functions work, the plugin and install() do not"
-        return Line("google-adk", "warning", found, "pip install 'runguard-agents[adk]'")
+        return CheckResult("google-adk", "warning", found, "pip install 'runguard-agents[adk]'")
     number = _number(version)
     if number < _OLDEST_ADK:
-        return Line(
+        return CheckResult(
             "google-adk",
             "problem",
             f"{version} is too old: RunGuard needs 2.3 or newer",
@@ -62,7 +62,7 @@ def adk_line() -> Line:
     present = [words for since, words in _SINCE.items() if number >= since]
     missing = [f"{words} (since {'.'.join(map(str, since))})" for since, words in _SINCE.items() if number < since]
     found = "; ".join([f"{version}: plugins, workflows, compaction", *present])
-    return Line("google-adk", "ok", found + (f". Not in this release: {'; '.join(missing)}" if missing else ""))
+    return CheckResult("google-adk", "ok", found + (f". Not in this release: {'; '.join(missing)}" if missing else ""))
 
 
 def _number(version: str) -> tuple[int, int]:
@@ -70,7 +70,7 @@ def _number(version: str) -> tuple[int, int]:
     return parts[0], parts[1] if len(parts) > 1 else 0
 
 
-def name_line() -> Line:
+def name_line() -> CheckResult:
     """Check that ``import runguard`` finds this package; other packages have the same name."""
     origin = Path(_version.__file__).resolve().with_name("__init__.py")
     others = _other_distributions()
@@ -78,7 +78,7 @@ def name_line() -> Line:
         found = (
             f"another distribution is installed under the name runguard: {', '.join(others)}; imports may mix the two"
         )
-        return Line(
+        return CheckResult(
             "runguard",
             "problem",
             found,
@@ -88,11 +88,11 @@ def name_line() -> Line:
         found = (
             f"{shadows[0]} has the name runguard, too: programs started here may import it instead of {origin.parent}"
         )
-        return Line("runguard", "problem", found, "rename or remove it, or start programs from another folder")
+        return CheckResult("runguard", "problem", found, "rename or remove it, or start programs from another folder")
     try:
         installed = metadata.version(_OURS)
     except metadata.PackageNotFoundError:
-        return Line(
+        return CheckResult(
             "runguard",
             "warning",
             f"{_version.__version__} at {origin.parent}, imported without being installed",
@@ -100,8 +100,10 @@ def name_line() -> Line:
         )
     if installed != _version.__version__:
         found = f"{_version.__version__} at {origin.parent} is imported, but {_OURS} {installed} is installed"
-        return Line("runguard", "warning", found, f"pip install --force-reinstall {_OURS}, or fix the import path")
-    return Line("runguard", "ok", f"{_version.__version__} at {origin.parent}")
+        return CheckResult(
+            "runguard", "warning", found, f"pip install --force-reinstall {_OURS}, or fix the import path"
+        )
+    return CheckResult("runguard", "ok", f"{_version.__version__} at {origin.parent}")
 
 
 def _other_distributions() -> list[str]:
@@ -118,7 +120,7 @@ def _shadows(origin: Path) -> list[Path]:
     return [path for path in candidates if os.path.isfile(path) and path.resolve() != origin]  # noqa: PTH113 - a file without read permission counts as missing
 
 
-def policy_line(policy: Policy, *, of_app: bool) -> Line:
+def policy_line(policy: Policy, *, of_app: bool) -> CheckResult:
     path = find_policy_file()
     source = (
         "of the app's plugin"
@@ -130,14 +132,14 @@ def policy_line(policy: Policy, *, of_app: bool) -> Line:
     overrides = [name for name in ("RUNGUARD_MODE", "RUNGUARD_STORE") if os.environ.get(name)]
     found = f"{source}; mode {policy.mode}" + (f"; overridden by {' and '.join(overrides)}" if overrides else "")
     if policy.mode == "enforce":
-        return Line("policy", "ok", found)
+        return CheckResult("policy", "ok", found)
     what = "decides and records but stops nothing" if policy.mode == "shadow" else "does nothing"
-    return Line("policy", "warning", f"{found}, which {what}", 'mode = "enforce" stops runs')
+    return CheckResult("policy", "warning", f"{found}, which {what}", 'mode = "enforce" stops runs')
 
 
-def store_line(policy: Policy) -> Line:
+def store_line(policy: Policy) -> CheckResult:
     if policy.store == "memory":
-        return Line(
+        return CheckResult(
             "store",
             "ok",
             "memory: accounts, stops and trips end with the process; a durable store keeps and shares them",
@@ -150,7 +152,7 @@ def store_line(policy: Policy) -> Line:
         off = view.now() - time.time()  # noqa: TID251 - compares the two clocks
         view.close()
     except CommandError as error:
-        return Line("store", "problem", str(error), "name a file")
+        return CheckResult("store", "problem", str(error), "name a file")
     except RunGuardError as error:
         until = {"open": "RunGuard allows calls and books them later", "closed": "RunGuard allows no paid call"}[
             policy.on_outage
@@ -160,21 +162,23 @@ def store_line(policy: Policy) -> Line:
             if policy.store.startswith("sqlite:")
             else "start it, or correct its address"
         )
-        return Line("store", "problem", str(error), f'{do}; until then {until} (on_outage = "{policy.on_outage}")')
+        return CheckResult(
+            "store", "problem", str(error), f'{do}; until then {until} (on_outage = "{policy.on_outage}")'
+        )
     if abs(off) > _CLOCK_OFF_S:
-        return Line(
+        return CheckResult(
             "store",
             "warning",
             f"{view.name}: its clock is {off:+.0f} s off this machine's; days and hours begin by the store's clock",
             "synchronize the clocks",
         )
-    return Line("store", "ok", f"{view.name} answers")
+    return CheckResult("store", "ok", f"{view.name} answers")
 
 
-def _missing_file(can_be_made: bool, path: str) -> Line:
+def _missing_file(can_be_made: bool, path: str) -> CheckResult:
     if can_be_made:
-        return Line("store", "ok", f"sqlite:///{path}: does not exist yet; the first run creates it")
-    return Line(
+        return CheckResult("store", "ok", f"sqlite:///{path}: does not exist yet; the first run creates it")
+    return CheckResult(
         "store",
         "problem",
         f"sqlite:///{path}: its folder is missing or not writable",
@@ -182,24 +186,26 @@ def _missing_file(can_be_made: bool, path: str) -> Line:
     )
 
 
-def price_lines(policy: Policy, named: tuple[str, ...]) -> list[Line]:
+def price_lines(policy: Policy, named: tuple[str, ...]) -> list[CheckResult]:
     names = dict.fromkeys(named)
     with contextlib.suppress(RunGuardError):  # the check of the store reports this
         names |= dict.fromkeys(seen_models(policy))
     if not names:
-        return [Line("prices", "ok", "no model to look up; name models with --model, or load the app with --app")]
+        return [
+            CheckResult("prices", "ok", "no model to look up; name models with --model, or load the app with --app")
+        ]
     found = [price_of(policy, name) for name in names]
     priced = [line["model"] for line in found if line["source"] is not None]
-    lines = [Line("prices", "ok", f"known for {', '.join(priced)}")] if priced else []
+    lines = [CheckResult("prices", "ok", f"known for {', '.join(priced)}")] if priced else []
     return lines + [_unpriced(policy, line["model"], line["unpriced"]) for line in found if line["source"] is None]
 
 
-def _unpriced(policy: Policy, model: str, reason: str) -> Line:
+def _unpriced(policy: Policy, model: str, reason: str) -> CheckResult:
     refused = limits_usd(policy) and policy.on_unpriced == "refuse"
     follows = (
         "RunGuard will refuse its calls, because the policy limits dollars" if refused else "its cost will be unknown"
     )
-    return Line(
+    return CheckResult(
         "prices",
         "problem" if refused else "warning",
         f"{model}: no price ({reason}); {follows}",

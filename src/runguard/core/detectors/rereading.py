@@ -77,4 +77,4 @@ class Rereading:
         self._sizes[event.agent] = size
         if len(self._sizes) > _AGENTS_KEPT:
             del self._sizes[next(iter(self._sizes))]
-        return event.aside or size < _SHRUNK * before
+        return event.after_answer or size < _SHRUNK * before

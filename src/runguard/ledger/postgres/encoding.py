@@ -5,7 +5,7 @@ import json
 from collections.abc import Sequence
 from typing import Any, Final
 
-from runguard.ledger.store import Balance, Line, Reply
+from runguard.ledger.store import Balance, Line, StoreReply
 
 _LONG: Final = 500  # characters: an index entry has room for 2,700 bytes, and two names may share one
 
@@ -57,9 +57,9 @@ def integers(values: Sequence[int]) -> str:
     return "{" + ",".join(map(str, values)) + "}"
 
 
-def reply_of(answer: str, lines: Sequence[Line]) -> Reply:
+def reply_of(answer: str, lines: Sequence[Line]) -> StoreReply:
     _, _, now, control, _, found = json.loads(answer)
-    return Reply(balances_of(found, lines), now, control)
+    return StoreReply(balances_of(found, lines), now, control)
 
 
 def balances_of(rows: Sequence[Sequence[Any]], lines: Sequence[Line]) -> list[Balance]:

@@ -20,7 +20,7 @@ from runguard.ledger.postgres.encoding import (
     texts,
 )
 from runguard.ledger.postgres.error_mapping import DuplicateError
-from runguard.ledger.store import Balance, Line, Reply, check_amounts, check_ttl
+from runguard.ledger.store import Balance, Line, StoreReply, check_amounts, check_ttl
 
 _EXPIRE_AT_ONCE: Final = 64  # as in the SQL
 
@@ -28,7 +28,7 @@ _EXPIRE_AT_ONCE: Final = 64  # as in the SQL
 class PostgresHolds(PostgresConnection):
     """The operations on accounts."""
 
-    def reserve(self, hold: str, ttl: float, lines: Sequence[Line], want: Amount, *, force: bool = False) -> Reply:
+    def reserve(self, hold: str, ttl: float, lines: Sequence[Line], want: Amount, *, force: bool = False) -> StoreReply:
         check_amounts(want, lines)
         check_ttl(ttl)
         hold, ordered, seconds = short_name(hold), in_lock_order(lines), repr(float(ttl))
@@ -49,7 +49,7 @@ class PostgresHolds(PostgresConnection):
                     end,
                 ):  # fmt: skip
                     if not late:
-                        return Reply([balance_of_line(line, numbers, closed=False)], now, control or 0)
+                        return StoreReply([balance_of_line(line, numbers, closed=False)], now, control or 0)
                     answer = f"[true,false,{now!r},{control or 0},true,[]]"
         if answer is None:
             names, times, caps = columns_of(ordered)
@@ -64,9 +64,9 @@ class PostgresHolds(PostgresConnection):
                 end=end,
             )
             found = json.loads(charged)
-        return Reply(balances_of(found, lines), now, control, ok, stale)
+        return StoreReply(balances_of(found, lines), now, control, ok, stale)
 
-    def settle(self, hold: str, lines: Sequence[Line], actual: Amount) -> Reply:
+    def settle(self, hold: str, lines: Sequence[Line], actual: Amount) -> StoreReply:
         check_amounts(actual, lines)
         hold = short_name(hold)
         names, times, caps = columns_of(in_lock_order(lines))
@@ -81,12 +81,12 @@ class PostgresHolds(PostgresConnection):
             lambda: self._own(self._settle_one, {**facts, "identity": self._seen.text}, end), end
         )
         return (
-            Reply([balance_of_line(lines[0], numbers, closed=closed)], now, control or 0)
+            StoreReply([balance_of_line(lines[0], numbers, closed=closed)], now, control or 0)
             if answer is None
             else reply_of(answer, lines)
         )
 
-    def release(self, hold: str) -> Reply:
+    def release(self, hold: str) -> StoreReply:
         return reply_of(self._here_only(self._settle, short_name(hold), "{}", "{}", "{}", None), ())
 
     def extend(self, line: Line, more: Amount) -> Balance:

@@ -7,7 +7,7 @@ from runguard.core.money import NOTHING, UNLIMITED, Amount
 from runguard.ledger.identity import Seen
 from runguard.ledger.redis.connection import RedisConnection
 from runguard.ledger.redis.encoding import balance_of, balances_of, moment_text, seconds_text
-from runguard.ledger.store import Balance, Line, Reply, StoreError, check_amounts, check_ttl
+from runguard.ledger.store import Balance, Line, StoreError, StoreReply, check_amounts, check_ttl
 
 MOST_EXACT: Final = (1 << 53) - 1
 AT_ONCE: Final = 500
@@ -57,10 +57,10 @@ class RedisHolds(RedisConnection):
         text = f"{moment_text(line.begins)} {moment_text(line.ends)} {usd} {tokens} {calls} {line.window or ''}"
         return line.key.encode(), line.scope.encode(), text.encode()
 
-    def _reply(self, lines: Sequence[Line], reply: str | list[str]) -> Reply:
+    def _reply(self, lines: Sequence[Line], reply: str | list[str]) -> StoreReply:
         if isinstance(reply, list):
             _, now, control = reply[0].split(" ")
-            return Reply(balances_of(reply, 1), float(now), int(control))
+            return StoreReply(balances_of(reply, 1), float(now), int(control))
         head, *rows = reply.split("\n")
         answer, now, control = head.split(" ")
         balances = [
@@ -68,11 +68,11 @@ class RedisHolds(RedisConnection):
             for line, row in zip(lines, rows, strict=False)
             if row
         ]
-        return Reply(balances, float(now), int(control), answer == "yes", answer == "stale")
+        return StoreReply(balances, float(now), int(control), answer == "yes", answer == "stale")
 
     # ---- operations -------------------------------------------------------------------------------------------------
 
-    def reserve(self, hold: str, ttl: float, lines: Sequence[Line], want: Amount, *, force: bool = False) -> Reply:
+    def reserve(self, hold: str, ttl: float, lines: Sequence[Line], want: Amount, *, force: bool = False) -> StoreReply:
         check_ttl(ttl)
         if len(lines) > 1:
             lines = list({line.key: line for line in lines}.values())
@@ -81,10 +81,10 @@ class RedisHolds(RedisConnection):
         )
         return self._reply(lines, reply)
 
-    def settle(self, hold: str, lines: Sequence[Line], actual: Amount) -> Reply:
+    def settle(self, hold: str, lines: Sequence[Line], actual: Amount) -> StoreReply:
         return self._reply(lines, self._run("settle", hold, self._amount(actual), *self._lines(lines)))
 
-    def release(self, hold: str) -> Reply:
+    def release(self, hold: str) -> StoreReply:
         return self._reply((), self._run("release", hold))
 
     def extend(self, line: Line, more: Amount) -> Balance:

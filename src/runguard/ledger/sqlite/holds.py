@@ -9,7 +9,7 @@ from runguard.core.money import NOTHING, UNITS, Amount
 from runguard.ledger.sqlite.connection import SqliteConnection
 from runguard.ledger.sqlite.error_mapping import mapped_errors
 from runguard.ledger.sqlite.statements import BALANCE, CONTROL, RESERVE_ONE, SETTLE_ONE, balance_of
-from runguard.ledger.store import Balance, Line, Reply, check_amounts, check_ttl, fits, overrun_of
+from runguard.ledger.store import Balance, Line, StoreReply, check_amounts, check_ttl, fits, overrun_of
 
 _EXPIRE_AT_ONCE: Final = 64
 
@@ -17,7 +17,7 @@ _EXPIRE_AT_ONCE: Final = 64
 class SqliteHolds(SqliteConnection):
     """The operations on accounts."""
 
-    def reserve(self, hold: str, ttl: float, lines: Sequence[Line], want: Amount, *, force: bool = False) -> Reply:
+    def reserve(self, hold: str, ttl: float, lines: Sequence[Line], want: Amount, *, force: bool = False) -> StoreReply:
         check_amounts(want, lines)
         check_ttl(ttl)
         lines = list({line.key: line for line in lines}.values())
@@ -30,19 +30,21 @@ class SqliteHolds(SqliteConnection):
                 return reply
             known = self._db.execute("SELECT state FROM holds WHERE id = ?", (hold,)).fetchone()
             if known is not None:
-                return Reply(self._balances([line.key for line in lines]), now, self._control(), ok=known[0] == "open")
+                return StoreReply(
+                    self._balances([line.key for line in lines]), now, self._control(), ok=known[0] == "open"
+                )
             if any(
                 (line.ends is not None and now >= line.ends) or (line.begins is not None and now < line.begins)
                 for line in lines
             ):
-                return Reply((), now, self._control(), ok=False, stale=True)
+                return StoreReply((), now, self._control(), ok=False, stale=True)
             self._expire(now)
             for line in lines:
                 self._touch(line, now)
             keys = [line.key for line in lines]
             balances = self._balances(keys)
             if not force and any(b.closed or not fits(b, want) for b in balances):
-                return Reply(balances, now, self._control(), ok=False)
+                return StoreReply(balances, now, self._control(), ok=False)
             for key in keys:
                 self._db.execute(
                     "UPDATE accounts SET held_usd = held_usd + ?, held_tokens = held_tokens + ?, held_calls = "
@@ -53,9 +55,9 @@ class SqliteHolds(SqliteConnection):
                 "INSERT INTO holds VALUES (?, ?, 'open', ?, ?, ?, ?, ?)",
                 (hold, json.dumps(keys), now + ttl, now, *want),
             )
-            return Reply(self._balances(keys), now, self._control())
+            return StoreReply(self._balances(keys), now, self._control())
 
-    def _reserve_one(self, hold: str, ttl: float, line: Line, want: Amount, now: float) -> Reply | None:
+    def _reserve_one(self, hold: str, ttl: float, line: Line, want: Amount, now: float) -> StoreReply | None:
         if (line.ends is not None and now >= line.ends) or (line.begins is not None and now < line.begins):
             return None
         facts = {
@@ -69,9 +71,9 @@ class SqliteHolds(SqliteConnection):
             "INSERT INTO holds VALUES (?, ?, 'open', ?, ?, ?, ?, ?)",
             (hold, json.dumps([line.key]), now + ttl, now, *want),
         )
-        return Reply([balance_of(rows[0])], now, rows[0][-1] or 0)
+        return StoreReply([balance_of(rows[0])], now, rows[0][-1] or 0)
 
-    def settle(self, hold: str, lines: Sequence[Line], actual: Amount) -> Reply:
+    def settle(self, hold: str, lines: Sequence[Line], actual: Amount) -> StoreReply:
         check_amounts(actual, lines)
         with self._write() as now:
             row = self._db.execute("SELECT keys, state, usd, tokens, calls FROM holds WHERE id = ?", (hold,)).fetchone()
@@ -89,7 +91,7 @@ class SqliteHolds(SqliteConnection):
                             "WHERE id = ?",
                             (now, *actual, hold),
                         )
-                        return Reply([balance_of(rows[0])], now, rows[0][-1] or 0)
+                        return StoreReply([balance_of(rows[0])], now, rows[0][-1] or 0)
                 if state == "released" and not keys:  # released before it was made: its accounts were not known
                     keys = [line.key for line in lines]
                 there = {balance.key for balance in self._balances(keys)}
@@ -106,9 +108,9 @@ class SqliteHolds(SqliteConnection):
                 "tokens = excluded.tokens, calls = excluded.calls",
                 (hold, json.dumps(keys), now, now, *actual),
             )
-            return Reply(self._balances(keys), now, self._control())
+            return StoreReply(self._balances(keys), now, self._control())
 
-    def release(self, hold: str) -> Reply:
+    def release(self, hold: str) -> StoreReply:
         with self._write() as now:
             row = self._db.execute(
                 "SELECT keys, usd, tokens, calls FROM holds WHERE id = ? AND state = 'open' AND expires > ?",
@@ -119,12 +121,12 @@ class SqliteHolds(SqliteConnection):
                 self._db.execute(
                     "INSERT OR IGNORE INTO holds VALUES (?, '[]', 'released', ?, ?, 0, 0, 0)", (hold, now, now)
                 )
-                return Reply((), now, self._control())
+                return StoreReply((), now, self._control())
             keys = json.loads(row[0])
             for key in keys:
                 self._book(key, (row[1], row[2], row[3]), NOTHING, NOTHING, expired=False, now=now)
             self._db.execute("UPDATE holds SET state = 'released', updated = ? WHERE id = ?", (now, hold))
-            return Reply(self._balances(keys), now, self._control())
+            return StoreReply(self._balances(keys), now, self._control())
 
     def extend(self, line: Line, more: Amount) -> Balance:
         check_amounts(more, [line])
