@@ -80,6 +80,15 @@ def failed(
         call.caller.give_back(call.ticket)
 
 
+def fail_all(calls: list[GuardedCall], error: BaseException) -> None:
+    """All of these calls were the one that raised."""
+    for call in calls:
+        try:
+            failed(call, error)
+        except Exception as fault:
+            drop(call, fault)
+
+
 def never_left(call: GuardedCall) -> None:
     """The call was admitted and then not made."""
     if call.over:

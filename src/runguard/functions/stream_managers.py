@@ -7,11 +7,10 @@ from collections.abc import Coroutine, Generator
 from functools import partial
 from typing import Any, Final
 
-from runguard.accounting.charges import OWNERS
-from runguard.functions.booking import drop_all, failed, never_left
-from runguard.functions.caller import GuardedCall, owners_of
+from runguard.functions.booking import drop_all, fail_all, never_left
+from runguard.functions.caller import GuardedCall
 from runguard.functions.dropped import DROPPED
-from runguard.functions.streams import AsyncGuardedStream, GuardedStream, fault_in
+from runguard.functions.streams import AsyncGuardedStream, GuardedObject, GuardedStream
 
 _ENTERED_ONCE: Final = "a stream can be entered only once; make another call"
 
@@ -28,105 +27,61 @@ def manage(inner: Any, calls: list[GuardedCall]) -> "_StreamManager":
     return AsyncStreamManager(inner, calls) if hasattr(type(inner), "__aenter__") else StreamManager(inner, calls)
 
 
-class _StreamManager:
-    """What both managers share. The methods that a user calls catch every error of the methods here."""
+class _StreamManager(GuardedObject):
+    """What both managers share."""
 
-    def __init__(self, inner: Any, calls: list[GuardedCall]) -> None:
-        self._inner, self._calls = inner, calls
-        self._stream: Any = None  # set when it is entered
-        DROPPED.ready()
+    _stream: Any = None  # set when it is entered
 
-    def __getattr__(self, name: str) -> Any:
-        if name == "_inner":  # not set yet
-            raise AttributeError(name)
-        return getattr(self._inner, name)
+    def _check_unused(self) -> None:
+        if any(call.over for call in self._calls) or self._stream is not None:
+            raise RuntimeError(_ENTERED_ONCE)
 
-    def _fail(self, error: BaseException) -> None:
-        for call in self._calls:
-            failed(call, error)
+    def _entered(self, entered: Any, kind: type[GuardedStream | AsyncGuardedStream]) -> Any:
+        try:
+            self._stream = kind(entered, self._calls)
+        except Exception as fault:
+            drop_all(self._calls, fault)
+            return entered
+        return self._stream
 
-    def _leave(self) -> None:
-        if self._stream is not None:
+    def _finish(self, error: BaseException | None) -> None:
+        if error is not None:
+            fail_all(self._calls, error)
+        elif self._stream is not None:
             self._stream._finish(None)
 
     def __del__(self) -> None:
-        if self.__dict__.get("_stream") is None:
+        if self._stream is None:
             for call in self.__dict__.get("_calls", ()):
                 DROPPED.take(partial(never_left, call))
 
 
 class StreamManager(_StreamManager):
     def __enter__(self) -> Any:
-        if any(call.over for call in self._calls) or self._stream is not None:
-            raise RuntimeError(_ENTERED_ONCE)
-        owners = OWNERS.get()
-        try:
-            owners = owners_of(owners, self._calls)
-        except Exception as fault:
-            fault_in(self._calls, fault)
-        token = OWNERS.set(owners)
-        try:
+        self._check_unused()
+        with self._asking():
             entered = self._inner.__enter__()
-        except BaseException as error:
-            try:
-                self._fail(error)
-            except Exception as fault:
-                drop_all(self._calls, fault)
-            raise
-        finally:
-            OWNERS.reset(token)
-        try:
-            self._stream = GuardedStream(entered, self._calls)
-        except Exception as fault:
-            drop_all(self._calls, fault)
-            return entered
-        return self._stream
+        return self._entered(entered, GuardedStream)
 
     def __exit__(self, *error: object) -> Any:
         try:
             return self._inner.__exit__(*error)
         finally:
-            try:
-                self._leave()
-            except Exception as fault:
-                drop_all(self._calls, fault)
+            self._end()
 
 
 class AsyncStreamManager(_StreamManager):
     async def __aenter__(self) -> Any:
-        if any(call.over for call in self._calls) or self._stream is not None:
-            raise RuntimeError(_ENTERED_ONCE)
-        owners = OWNERS.get()
-        try:
-            owners = owners_of(owners, self._calls)
-        except Exception as fault:
-            fault_in(self._calls, fault)
-        token = OWNERS.set(owners)
-        try:
+        self._check_unused()
+        with self._asking():
             entered = await self._inner.__aenter__()
-        except BaseException as error:
-            try:
-                self._fail(error)
-            except Exception as fault:
-                drop_all(self._calls, fault)
-            raise
-        finally:
-            OWNERS.reset(token)
-        try:
-            self._stream = AsyncGuardedStream(entered, self._calls)
-        except Exception as fault:
-            drop_all(self._calls, fault)
-            return entered
-        return self._stream
+        return self._entered(entered, AsyncGuardedStream)
 
     async def __aexit__(self, *error: object) -> Any:
         try:
             return await self._inner.__aexit__(*error)
         finally:
-            try:
-                self._leave()
-            except Exception as fault:
-                drop_all(self._calls, fault)
+            self._end()
 
 
 class Pending(Coroutine[Any, Any, Any]):

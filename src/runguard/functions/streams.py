@@ -5,6 +5,7 @@ Everything else that the provider's stream can do still works.
 """
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from types import TracebackType
 from typing import Any, Final, Self
@@ -31,26 +32,64 @@ def fault_in(calls: list[GuardedCall], error: Exception) -> None:
         call.caller.guard.fault("stream", error, call.state.run.info.run)
 
 
-class _Pieces:
-    """What sync and async streams share: reading the pieces and booking the call.
+class GuardedObject:
+    """Wraps an object of the provider's library: everything else that it can do still works.
 
-    The methods that a user calls catch every error of the methods here: a stream must not fail because of RunGuard.
+    No method here lets an error of RunGuard out: the provider's answer must not fail because of it.
     """
 
-    def __init__(self, inner: Any, calls: list[GuardedCall], lazy: bool) -> None:
-        self._inner, self._calls, self._reading = inner, calls, StreamReading()
-        self._last: Any = None  # the last piece
+    def __init__(self, inner: Any, calls: list[GuardedCall]) -> None:
+        self._inner, self._calls = inner, calls
         DROPPED.ready()
-        self._begun = not lazy  # a generator does nothing before its first piece
 
     def __getattr__(self, name: str) -> Any:
         if name == "_inner":  # not set yet
             raise AttributeError(name)
         return getattr(self._inner, name)
 
-    def _take(self, piece: Any) -> None:
-        self._last = piece
-        self._reading.feed(piece)
+    @contextmanager
+    def _asking(self) -> Iterator[None]:
+        """Run code of the provider's library. It belongs to these calls; an exception of it ends them."""
+        owners = OWNERS.get()
+        try:
+            owners = owners_of(owners, self._calls)
+        except Exception as fault:
+            fault_in(self._calls, fault)
+        token = OWNERS.set(owners)
+        try:
+            yield
+        except BaseException as error:
+            self._end(error)
+            raise
+        finally:
+            OWNERS.reset(token)
+
+    def _end(self, error: BaseException | None = None) -> None:
+        try:
+            self._finish(error)
+        except Exception as fault:
+            drop_all(self._calls, fault)
+
+    def _finish(self, error: BaseException | None) -> None:
+        raise NotImplementedError
+
+
+class _Pieces(GuardedObject):
+    """What sync and async streams share: reading the pieces and booking the call."""
+
+    def __init__(self, inner: Any, calls: list[GuardedCall], lazy: bool) -> None:
+        super().__init__(inner, calls)
+        self._reading = StreamReading()
+        self._last: Any = None  # the last piece
+        self._begun = not lazy  # a generator does nothing before its first piece
+
+    def _taken(self, piece: Any) -> Any:
+        try:
+            self._last = piece
+            self._reading.feed(piece)
+        except Exception as fault:
+            fault_in(self._calls, fault)
+        return piece
 
     def _finish(self, error: BaseException | None) -> None:
         """The stream ended, failed, or was left (None). Book the last reported usage, flagged as an estimate unless the
@@ -115,27 +154,10 @@ class GuardedStream(_Pieces, Iterator[Any]):
 
     def __next__(self, ask: Callable[..., Any] | None = None, *args: Any) -> Any:
         """The next piece. ``ask``: the method that gives it, where that is not ``next``."""
-        self._begun, owners = True, OWNERS.get()
-        try:
-            owners = owners_of(owners, self._calls)
-        except Exception as fault:
-            fault_in(self._calls, fault)
-        token = OWNERS.set(owners)
-        try:
+        self._begun = True
+        with self._asking():
             piece = next(self._inner) if ask is None else ask(*args)
-        except BaseException as error:
-            try:
-                self._finish(error)
-            except Exception as fault:
-                drop_all(self._calls, fault)
-            raise
-        finally:
-            OWNERS.reset(token)
-        try:
-            self._take(piece)
-        except Exception as fault:
-            fault_in(self._calls, fault)
-        return piece
+        return self._taken(piece)
 
     def close(self) -> None:
         try:
@@ -143,10 +165,7 @@ class GuardedStream(_Pieces, Iterator[Any]):
             if close is not None:
                 close()
         finally:
-            try:
-                self._finish(None)
-            except Exception as fault:
-                drop_all(self._calls, fault)
+            self._end()
 
     def __enter__(self) -> Self:
         enter = getattr(self._inner, "__enter__", None)
@@ -208,27 +227,10 @@ class AsyncGuardedStream(_Pieces, AsyncIterator[Any]):
             finally:
                 self._opening = False
             self._opener = None
-        self._begun, owners = True, OWNERS.get()
-        try:
-            owners = owners_of(owners, self._calls)
-        except Exception as fault:
-            fault_in(self._calls, fault)
-        token = OWNERS.set(owners)
-        try:
+        self._begun = True
+        with self._asking():
             piece = await anext(self._inner)
-        except BaseException as error:
-            try:
-                self._finish(error)
-            except Exception as fault:
-                drop_all(self._calls, fault)
-            raise
-        finally:
-            OWNERS.reset(token)
-        try:
-            self._take(piece)
-        except Exception as fault:
-            fault_in(self._calls, fault)
-        return piece
+        return self._taken(piece)
 
     async def aclose(self) -> None:
         self._opener = None
@@ -239,10 +241,7 @@ class AsyncGuardedStream(_Pieces, AsyncIterator[Any]):
                 if hasattr(result, "__await__"):
                     await result
         finally:
-            try:
-                self._finish(None)
-            except Exception as fault:
-                drop_all(self._calls, fault)
+            self._end()
 
     close = aclose  # the name in OpenAI's and Anthropic's libraries
 

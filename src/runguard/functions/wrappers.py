@@ -16,7 +16,7 @@ from typing import Any, Final, ParamSpec, TypeVar, Unpack, overload
 from runguard.accounting.charges import OWNERS
 from runguard.core.exceptions import PolicyError, RunStoppedError
 from runguard.core.mistakes import nearest
-from runguard.functions.booking import done, drop, drop_all, failed
+from runguard.functions.booking import done, drop_all, fail_all
 from runguard.functions.call_layers import is_inner_call, open_layers, open_layers_async, take_back
 from runguard.functions.caller import Caller, GuardedCall
 from runguard.functions.keywords import GuardSettings, settings_of
@@ -177,16 +177,19 @@ def _handed_over(
     result: Any, calls: list[GuardedCall], history: Callable[[], Any] | None, *, lazy: bool = False
 ) -> Any:
     """What the call returned, booked. A stream books it when it ends."""
-    if type(result) is not dict:  # most are
-        if isinstance(result, Iterator):
-            return GuardedStream(result, calls, lazy=lazy)
-        if isinstance(result, AsyncIterator):
-            return AsyncGuardedStream(result, calls)
-        if is_manager(result):
-            return manage(result, calls)
-    reading = None if history is None else _chat_reading(result, history)
-    for call in calls:
-        done(call, result, reading)
+    try:
+        if type(result) is not dict:  # most are
+            if isinstance(result, Iterator):
+                return GuardedStream(result, calls, lazy=lazy)
+            if isinstance(result, AsyncIterator):
+                return AsyncGuardedStream(result, calls)
+            if is_manager(result):
+                return manage(result, calls)
+        reading = None if history is None else _chat_reading(result, history)
+        for call in calls:
+            done(call, result, reading)
+    except Exception as fault:
+        drop_all(calls, fault)
     return result
 
 
@@ -212,11 +215,7 @@ def _guard(fn: Callable[..., Any], caller: Caller, inner: Caller | None) -> Call
         try:
             result = fn(*args, **kwargs)
         except BaseException as error:
-            for call in calls:
-                try:
-                    failed(call, error)
-                except Exception as fault:
-                    drop(call, fault)
+            fail_all(calls, error)
             raise
         finally:
             if mark is not None:
@@ -226,11 +225,7 @@ def _guard(fn: Callable[..., Any], caller: Caller, inner: Caller | None) -> Call
             result.close()
             take_back(calls)
             raise PolicyError(f"'{caller.name}' returned a coroutine: use guard_async")
-        try:
-            return _handed_over(result, calls, history, lazy=lazy)
-        except Exception as fault:
-            drop_all(calls, fault)
-            return result
+        return _handed_over(result, calls, history, lazy=lazy)
 
     return guarded
 
@@ -262,22 +257,14 @@ def _guard_async(fn: Callable[..., Any], caller: Caller, inner: Caller | None) -
             if inspect.isawaitable(result):
                 result = await result
         except BaseException as error:
-            for call in calls:
-                try:
-                    failed(call, error)
-                except Exception as fault:
-                    drop(call, fault)
+            fail_all(calls, error)
             raise
         finally:
             # a coroutine that is thrown away ends in another context: there is nothing to restore
             with suppress(ValueError):
                 SURROUNDINGS.reset(mark)
                 OWNERS.reset(token)
-        try:
-            return _handed_over(result, calls, history)
-        except Exception as fault:
-            drop_all(calls, fault)
-            return result
+        return _handed_over(result, calls, history)
 
     if getattr(fn, "__name__", "") == "stream" and not inspect.iscoroutinefunction(fn):
         return lambda *args, **kwargs: Pending(guarded(*args, **kwargs))
