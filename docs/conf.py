@@ -51,6 +51,7 @@ MODULES = (
     "runguard.adk",
     "runguard.alerts",
     "runguard.calibrate",
+    "runguard.gate",
     "runguard.replay",
     "runguard.testing",
     "runguard.view",

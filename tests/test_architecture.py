@@ -31,7 +31,7 @@ RANKS = (
     {"adk", "langchain", "openai_agents", "pydantic_ai"},
     {"replay"},
     {"calibrate", "view", "testing"},
-    {"dashboard", "demo"},
+    {"dashboard", "demo", "gate"},
     {"cli"},
     {"__main__"},
     {""},  # the root package: names the public surface for type checkers

@@ -23,7 +23,8 @@ if absent := [package for package in ("sphinx", "myst_parser", "furo") if find_s
 pytestmark = pytest.mark.timeout(180)
 
 PUBLIC = tuple(
-    f"runguard{part}" for part in ("", ".adk", ".alerts", ".calibrate", ".replay", ".termination", ".testing", ".view")
+    f"runguard{part}"
+    for part in ("", ".adk", ".alerts", ".calibrate", ".gate", ".replay", ".termination", ".testing", ".view")
 )
 LOADING = {("script", "src"), ("img", "src"), ("link", "href"), ("iframe", "src"), ("source", "src")}
 

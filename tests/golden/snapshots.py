@@ -33,6 +33,7 @@ PUBLIC = (
     "runguard.alerts",
     "runguard.replay",
     "runguard.calibrate",
+    "runguard.gate",
     "runguard.termination",
     "runguard.errors",
     "runguard.policy",

@@ -27,6 +27,7 @@ COMMANDS: Final[
     "Try a policy": {
         "replay": "Show what a policy would have done to recorded runs.",
         "calibrate": "Propose limits from recorded runs.",
+        "gate": "Fail a build that stops good runs, costs more or misses a loop.",
         "prices": "Show what models cost and where the price comes from.",
     },
     "Inspect": {

@@ -1,0 +1,244 @@
+"""``runguard gate``: planted regressions fail the build, noise does not."""
+
+import json
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+
+from runguard import Policy
+from runguard.gate import Baseline, gate
+from runguard.gate.baseline import BaselineError
+from runguard.replay import UnreadableError
+from tests.kit.commands import runguard, told
+from tests.kit.recordings import looping, sized, working, write
+
+EARLY = "[rules]\nrepetition = { nudge = 3, block = 4, stop = 5 }\n"
+
+
+def policy_file(text: str) -> None:
+    Path("runguard.toml").write_text(text)
+
+
+def noisy(path: Path, seed: int, times: float = 1.0, runs: int = 60) -> Path:
+    """Runs of different sizes, some of which fail."""
+    random = Random(seed)
+    return write(
+        path,
+        *(
+            sized(f"run-{seed}-{n}", int(2_000 * times * random.lognormvariate(0, 0.5)), success=random.random() < 0.8)
+            for n in range(runs)
+        ),
+    )
+
+
+def states(report: Any) -> dict[str, str]:
+    checks = report["checks"] if isinstance(report, dict) else [check.to_dict() for check in report.checks]
+    return {check["check"]: check["state"] for check in checks}
+
+
+# ---- successful runs and loops --------------------------------------------------------------------------------------
+
+
+def test_healthy_runs_and_caught_loops_pass(tmp_path: Path) -> None:
+    good = write(tmp_path / "good.jsonl", working("one"), working("two"), looping("failed", 3))
+    loops = write(tmp_path / "loops.jsonl", looping("stuck", 20), looping("stuck-2", 20))
+    ran = runguard("gate", good, "--loops", loops)
+    assert ran.exit_code == 0, ran.output
+    assert "passed  successful runs: the policy leaves all 2 successful runs alone" in ran.output
+    assert "passed  loops: all 2 loops are stopped" in ran.output
+
+
+def test_a_tightened_limit_that_stops_a_good_run_fails(tmp_path: Path) -> None:
+    good = write(tmp_path / "good.jsonl", working("short", 3), working("long", 8))
+    policy_file("max_model_calls = 5\n")
+    found = told("gate", good, code=1)
+    (check, _) = found["checks"]
+    assert (check["state"], [finding["run"] for finding in check["findings"]]) == ("failed", ["long"])
+    assert "would be stopped by model_calls" in check["findings"][0]["message"]
+
+
+def test_a_refused_call_of_a_good_run_fails_too(tmp_path: Path) -> None:
+    good = write(tmp_path / "good.jsonl", looping("repeats-a-little", 4, success=True))
+    assert told("gate", good)["ok"]
+    policy_file(EARLY)
+    found = told("gate", good, code=1)
+    assert "would be refused by repetition" in found["checks"][0]["findings"][0]["message"]
+
+
+def test_a_loosened_rule_that_misses_a_loop_fails(tmp_path: Path) -> None:
+    good, loops = write(tmp_path / "good.jsonl", working()), write(tmp_path / "loops.jsonl", looping("stuck", 20))
+    assert told("gate", good, "--loops", loops)["ok"]
+    policy_file("[rules]\nrepetition = false\nno_news = false\nsame_call = false\nstall = false\n")
+    found = told("gate", good, "--loops", loops, code=1)
+    assert states(found)["loops"] == "failed"
+    assert found["checks"][1]["findings"] == [
+        {"run": "stuck", "source": "test", "message": "not stopped in 20 model calls"}
+    ]
+
+
+def test_a_policy_in_shadow_mode_stops_no_loop(tmp_path: Path) -> None:
+    good, loops = write(tmp_path / "good.jsonl", working()), write(tmp_path / "loops.jsonl", looping("stuck", 20))
+    policy_file('mode = "shadow"\n')
+    found = told("gate", good, "--loops", loops, code=1)
+    assert "the policy's mode is 'shadow'" in found["checks"][1]["findings"][0]["message"]
+
+
+def test_unlabelled_recordings_need_the_flag(tmp_path: Path) -> None:
+    good = write(tmp_path / "good.jsonl", working("one", success=None))
+    ran = runguard("gate", good)
+    assert ran.exit_code == 2
+    assert "--assume-success" in ran.stderr
+    assert told("gate", good, "--assume-success")["ok"]
+
+
+@pytest.mark.parametrize("damaged", ["good", "loops"])
+def test_a_damaged_record_fails(tmp_path: Path, damaged: str) -> None:
+    parts = {"good": [working()], "loops": [looping("stuck", 20)]}
+    files = {
+        name: write(tmp_path / f"{name}.jsonl", *runs, *(["{broken"] if name == damaged else []))
+        for name, runs in parts.items()
+    }
+    found = told("gate", files["good"], "--loops", files["loops"], code=1)
+    assert states(found) == {"successful runs": "passed", "loops": "passed", "recordings": "failed"}
+
+
+def test_nothing_to_read_is_an_error(tmp_path: Path) -> None:
+    (tmp_path / "empty.jsonl").write_text("")
+    good = write(tmp_path / "good.jsonl", working())
+    for arguments in (
+        (tmp_path / "missing",),
+        (tmp_path / "empty.jsonl",),
+        (good, "--loops", tmp_path / "empty.jsonl"),
+    ):
+        assert runguard("gate", *arguments).exit_code == 2
+
+
+# ---- the cost per success -------------------------------------------------------------------------------------------
+
+
+def test_an_expensive_agent_fails_and_a_noisy_one_passes(tmp_path: Path) -> None:
+    base = tmp_path / "gate.json"
+    done = runguard("gate", noisy(tmp_path / "base.jsonl", 1), "--baseline", base, "--update-baseline")
+    assert done.exit_code == 0
+    assert "gate.json written" in done.stderr
+    for seed in range(2, 8):
+        assert told("gate", noisy(tmp_path / "same.jsonl", seed), "--baseline", base)["ok"], seed
+    for seed in range(2, 8):
+        found = told("gate", noisy(tmp_path / "twice.jsonl", seed, 2.0), "--baseline", base, code=1)
+        assert states(found)["cost per success"] == "failed"
+        assert found["cost"]["change"]["interval"][0] > 1
+        assert not found["cost"]["change"]["paired"]
+
+
+def test_a_higher_price_fails_on_the_same_recordings(tmp_path: Path) -> None:
+    """The runs are the same, so a rise of a tenth is no noise."""
+    base, runs = tmp_path / "gate.json", noisy(tmp_path / "base.jsonl", 1, runs=20)
+    policy_file('[prices."gpt-4o"]\ninput = 2.0\noutput = 10.0\n')
+    assert runguard("gate", runs, "--baseline", base, "--update-baseline").exit_code == 0
+    assert told("gate", runs, "--baseline", base)["ok"]
+    policy_file('[prices."gpt-4o"]\ninput = 2.2\noutput = 11.0\n')
+    found = told("gate", runs, "--baseline", base, code=1)
+    assert found["cost"]["change"] == {
+        "ratio": 1.1,
+        "interval": [pytest.approx(1.1), pytest.approx(1.1)],
+        "paired": True,
+    }
+    assert told("gate", runs, "--baseline", base, "--max-rise", "15")["ok"]
+
+
+def test_a_loosened_policy_that_lets_loops_run_raises_the_cost(tmp_path: Path) -> None:
+    """A failed run counts with what it spends until the policy stops it."""
+    runs = [working(f"good-{n}", 2) for n in range(10)] + [looping(f"stuck-{n}", 60) for n in range(10)]
+    recorded, base = write(tmp_path / "runs.jsonl", *runs), tmp_path / "gate.json"
+    policy_file(EARLY)
+    assert runguard("gate", recorded, "--baseline", base, "--update-baseline").exit_code == 0
+    policy_file("[rules]\nrepetition = false\nno_news = false\nsame_call = false\nstall = false\n")
+    assert states(told("gate", recorded, "--baseline", base, code=1))["cost per success"] == "failed"
+
+
+def test_an_unknown_price_is_not_zero(tmp_path: Path) -> None:
+    base = tmp_path / "gate.json"
+    assert runguard("gate", noisy(tmp_path / "a.jsonl", 1), "--baseline", base, "--update-baseline").exit_code == 0
+    unpriced = write(tmp_path / "b.jsonl", *(working(f"r{n}", 2, model="house-llm") for n in range(30)))
+    found = told("gate", unpriced, "--baseline", base, code=1)
+    assert "60 model calls have no price" in found["checks"][1]["summary"]
+
+
+def test_without_prices_tokens_are_compared(tmp_path: Path) -> None:
+    def runs(name: str, prompt: int) -> Path:
+        return write(tmp_path / name, *(sized(f"r{n}", prompt + n, model="house-llm", success=True) for n in range(10)))
+
+    base = tmp_path / "gate.json"
+    assert runguard("gate", runs("a.jsonl", 1_000), "--baseline", base, "--update-baseline").exit_code == 0
+    found = told("gate", runs("b.jsonl", 1_500), "--baseline", base, code=1)
+    assert found["cost"]["unit"] == "tokens"
+    assert found["cost"]["change"]["ratio"] == pytest.approx(1.49, abs=0.01)
+
+
+def test_too_few_runs_are_not_compared(tmp_path: Path) -> None:
+    base = tmp_path / "gate.json"
+    few, more = noisy(tmp_path / "a.jsonl", 1, runs=4), noisy(tmp_path / "b.jsonl", 2, 5.0, runs=4)
+    assert runguard("gate", few, "--baseline", base, "--update-baseline").exit_code == 0
+    found = told("gate", more, "--baseline", base)
+    assert found["checks"][1]["state"] == "skipped"
+    assert "20 are needed" in found["checks"][1]["summary"]
+
+
+def test_a_failed_gate_does_not_write_a_baseline(tmp_path: Path) -> None:
+    policy_file("max_model_calls = 2\n")
+    good, base = write(tmp_path / "good.jsonl", working()), tmp_path / "gate.json"
+    assert runguard("gate", good, "--baseline", base, "--update-baseline").exit_code == 1
+    assert not base.exists()
+
+
+# ---- the baseline's file --------------------------------------------------------------------------------------------
+
+
+def test_a_baseline_survives_its_file(tmp_path: Path) -> None:
+    report = gate(str(noisy(tmp_path / "a.jsonl", 3)), Policy.build())
+    report.figures.write(tmp_path / "gate.json")
+    assert Baseline.read(tmp_path / "gate.json") == report.figures
+
+
+@pytest.mark.parametrize(
+    "content",
+    ["", "[]", "{}", '{"runguard_gate": 99}', '{"runguard_gate": 1, "sums": {}, "listed": null}', "\x00", '"x"'],
+)
+def test_a_file_that_is_no_baseline_is_an_error(tmp_path: Path, content: str) -> None:
+    (tmp_path / "gate.json").write_text(content)
+    with pytest.raises(BaselineError, match=r"update-baseline|cannot be read"):
+        Baseline.read(tmp_path / "gate.json")
+    good = write(tmp_path / "good.jsonl", working())
+    assert runguard("gate", good, "--baseline", tmp_path / "gate.json").exit_code == 2
+
+
+def test_negative_figures_are_rejected(tmp_path: Path) -> None:
+    data = gate(str(noisy(tmp_path / "a.jsonl", 3)), Policy.build()).figures.to_dict()
+    data["sums"]["usd"]["cost"] = -1
+    (tmp_path / "gate.json").write_text(json.dumps(data))
+    with pytest.raises(BaselineError, match="not a baseline"):
+        Baseline.read(tmp_path / "gate.json")
+
+
+def test_ids_that_name_several_runs_are_compared_by_their_sums(tmp_path: Path) -> None:
+    runs = write(tmp_path / "a.jsonl", *(working("the-same", 2) for _ in range(25)))
+    report = gate(str(runs), Policy.build())
+    assert report.figures.listed is None
+    again = gate(str(runs), Policy.build(), baseline=report.figures)
+    assert again.ok
+    assert again.change is not None
+    assert not again.change.paired
+
+
+def test_the_baseline_must_be_there_or_be_made(tmp_path: Path) -> None:
+    good = write(tmp_path / "good.jsonl", working())
+    ran = runguard("gate", good, "--baseline", tmp_path / "missing.json")
+    assert (ran.exit_code, "--update-baseline" in ran.stderr) == (2, True)
+    assert runguard("gate", good, "--update-baseline").exit_code == 2
+
+
+def test_in_code_nothing_to_protect_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(UnreadableError, match="labelled a success"):
+        gate(str(write(tmp_path / "a.jsonl", looping())))
