@@ -6,23 +6,35 @@ FRAMEWORKS := .venv-frameworks
 OLDEST_FRAMEWORKS := .venv-oldest-frameworks
 WORKERS ?= 4  # more than two cores can use: many tests wait for a clock or a server
 
+# Python keeps what it compiles. Otherwise every test process and every process that a test starts compiles ADK again.
+unexport PYTHONDONTWRITEBYTECODE
+
 # What runs on the oldest google-adk. The two ignored files test ledgers only, without ADK.
 TOUCH_ADK := tests/adk tests/faults tests/replay/test_same_as_live.py tests/wire tests/install tests/demo tests/test_docs.py \
   --ignore tests/faults/test_reference_model.py --ignore tests/faults/test_cancellation.py
 COVERING := tests/core tests/conductor tests/accounting tests/ledger tests/functions tests/outlets tests/adk tests/test_background.py
 
-.PHONY: demo test test-frameworks coverage faults lint types bench docs browser clean
+.PHONY: demo test ready test-frameworks coverage faults lint types types-newest types-frameworks compiled bench docs browser clean
 
 demo: $(NEW)/.ready
 	@$(NEW)/bin/runguard demo
 
-test: $(NEW)/.ready $(OLD)/.ready $(FRAMEWORKS)/.ready browser lint types
+test:
+	@$(MAKE) --no-print-directory --output-sync=target -j4 ready
 	@echo "== tests on the newest google-adk"; \
 	$(NEW)/bin/python -m pytest -n $(WORKERS); newest=$$?; \
 	echo "== tests on the oldest supported google-adk: all that touch it"; \
 	$(OLD)/bin/python -m pytest -n $(WORKERS) $(TOUCH_ADK); oldest=$$?; \
 	echo "== tests on LangChain, the OpenAI Agents SDK and Pydantic AI"; \
 	$(FRAMEWORKS)/bin/python -m pytest -n $(WORKERS) tests/frameworks && test $$newest = 0 && test $$oldest = 0
+
+# What can run side by side before the tests.
+ready: lint types compiled browser
+
+# Compiles all that the tests import, once. The processes of a test run would all do it at the same time.
+compiled: $(NEW)/.ready $(OLD)/.ready
+	@$(NEW)/bin/python -m pytest --collect-only -q >/dev/null 2>&1 || true
+	@$(OLD)/bin/python -m pytest --collect-only -q $(TOUCH_ADK) >/dev/null 2>&1 || true
 
 # The oldest supported versions of the other frameworks; `make test` runs the newest.
 test-frameworks: $(FRAMEWORKS)/.ready $(OLDEST_FRAMEWORKS)/.ready
@@ -42,8 +54,12 @@ faults: $(NEW)/.ready $(OLD)/.ready
 lint: $(NEW)/.ready
 	@$(NEW)/bin/ruff check . && $(NEW)/bin/ruff format --check .
 
-types: $(NEW)/.ready $(FRAMEWORKS)/.ready
+types: types-newest types-frameworks
+
+types-newest: $(NEW)/.ready
 	@$(NEW)/bin/mypy
+
+types-frameworks: $(FRAMEWORKS)/.ready
 	@$(FRAMEWORKS)/bin/mypy --config-file mypy-frameworks.ini
 
 docs: $(NEW)/.ready
@@ -66,19 +82,19 @@ $(NEW)/.ready: pyproject.toml
 
 $(OLD)/.ready: pyproject.toml $(NEW)/.ready
 	@echo "setting up $(OLD) (once)"
-	@$(PYTHON) -m venv $(OLD)
+	@$(NEW)/bin/uv venv --quiet --allow-existing --python $(PYTHON) $(OLD)
 	@$(NEW)/bin/uv pip install --quiet --python $(OLD)/bin/python --editable . --group oldest
 	@touch $@
 
 $(FRAMEWORKS)/.ready: pyproject.toml $(NEW)/.ready
 	@echo "setting up $(FRAMEWORKS) (once)"
-	@$(PYTHON) -m venv $(FRAMEWORKS)
+	@$(NEW)/bin/uv venv --quiet --allow-existing --python $(PYTHON) $(FRAMEWORKS)
 	@$(NEW)/bin/uv pip install --quiet --python $(FRAMEWORKS)/bin/python --editable . --group frameworks
 	@touch $@
 
 $(OLDEST_FRAMEWORKS)/.ready: pyproject.toml $(NEW)/.ready
 	@echo "setting up $(OLDEST_FRAMEWORKS) (once)"
-	@$(PYTHON) -m venv $(OLDEST_FRAMEWORKS)
+	@$(NEW)/bin/uv venv --quiet --allow-existing --python $(PYTHON) $(OLDEST_FRAMEWORKS)
 	@$(NEW)/bin/uv pip install --quiet --python $(OLDEST_FRAMEWORKS)/bin/python --editable . --group oldest-frameworks
 	@touch $@
 
