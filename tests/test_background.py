@@ -141,7 +141,7 @@ def test_alerts_go_on_after_one_whose_failure_cannot_be_logged(broken_log):
 def test_a_flush_of_alerts_starts_a_thread_that_is_gone(monkeypatch):
     heard = []
     alerts = Alerts(AlertSettings.parse(lambda alert: heard.append(alert)))
-    line = alerts._lines[0]
+    line = alerts._queues[0]
     with monkeypatch.context() as patch:
         patch.setattr(type(line), "_work", lambda _: None)
         alerts.send(_alert("run:1"))

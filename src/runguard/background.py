@@ -5,17 +5,24 @@ pile up for ever. So the work is started again after every exception, of any typ
 before they rely on a thread, because nothing can save a thread that the system itself ends.
 """
 
+import atexit
 import contextlib
 import logging
+import os
 import threading
 import time
-from collections.abc import Callable
-from typing import Final
+import weakref
+from collections import deque
+from collections.abc import Awaitable, Callable
+from typing import Any, ClassVar, Final, Generic, TypeVar
 
 from runguard import log_lines  # noqa: F401 - its filter keeps every log line on one line
 
 _log: Final = logging.getLogger("runguard")
 _PAUSE_S: Final = 0.05
+_IDLE_S: Final = 5.0
+GOODBYE_S: Final = 2.0
+_T = TypeVar("_T")
 
 
 def start_thread(
@@ -49,3 +56,94 @@ def log_fault(text: str, count: int = 1) -> None:
     if count & (count - 1) == 0:
         with contextlib.suppress(BaseException):
             _log.exception("runguard.background_error: %s (%d so far)", text, count)
+
+
+class BackgroundQueue(Generic[_T]):
+    """A bounded queue, and the daemon thread that handles its items in order.
+
+    The thread starts with the first item and ends when idle. All queues are flushed at the end of the process, with one
+    deadline, and are empty in a forked child.
+    """
+
+    capacity: ClassVar[int]
+
+    def __init__(self, name: str) -> None:
+        self._name = name  # of the thread
+        self.restart()
+        QUEUES.add(self)
+
+    def restart(self) -> None:
+        """As new, also in a forked child: the thread and the items are the parent's, and a lock may have been held."""
+        self._changed = threading.Condition()
+        self._waiting: deque[_T] = deque()
+        self._thread: threading.Thread | None = None
+        self._taken = self._done = 0
+
+    def handle(self, item: _T) -> None:
+        raise NotImplementedError
+
+    def put(self, item: _T) -> bool:
+        """Return at once; False when the queue is full."""
+        with self._changed:
+            if len(self._waiting) >= self.capacity:
+                return False
+            self._waiting.append(item)
+            self._taken += 1
+            self._changed.notify_all()
+            self._start_locked()
+            return True
+
+    def flush(self, seconds: float = GOODBYE_S) -> bool:
+        """Wait until everything put in so far was handled; False when the time ran out."""
+        if threading.current_thread() is self._thread:
+            return True  # an item that flushes cannot wait for itself
+        with self._changed:
+            goal = self._taken
+            if self._waiting:
+                self._start_locked()
+            return self._changed.wait_for(lambda: self._done >= goal, max(seconds, 0.0))
+
+    def _start_locked(self) -> None:
+        if self._thread is None or not self._thread.is_alive():
+            # no more threads, or the interpreter is ending: the next item or flush tries again
+            with contextlib.suppress(RuntimeError, MemoryError):
+                self._thread = start_thread(self._name, self._work)
+
+    def _work(self) -> None:
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: bool(self._waiting), _IDLE_S)
+                if not self._waiting:
+                    self._thread = None
+                    return
+                item = self._waiting.popleft()
+            try:
+                self.handle(item)
+            finally:
+                with self._changed:
+                    self._done += 1
+                    self._changed.notify_all()
+
+
+QUEUES: Final[weakref.WeakSet[BackgroundQueue[Any]]] = weakref.WeakSet()
+
+
+@atexit.register
+def _flush_all() -> None:
+    end = time.monotonic() + GOODBYE_S
+    for queue in list(QUEUES):
+        queue.flush(end - time.monotonic())
+
+
+def _restart_all() -> None:
+    for queue in list(QUEUES):
+        queue.restart()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_restart_all)
+
+
+async def finish(result: Awaitable[Any]) -> None:
+    """Await what a callback returned: ``asyncio.run`` takes coroutines only."""
+    await result

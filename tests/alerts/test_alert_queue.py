@@ -8,6 +8,7 @@ import time
 
 import pytest
 
+from runguard import background
 from runguard.alerts import (
     Alert,
     Alerts,
@@ -40,7 +41,7 @@ def test_send_returns_while_the_receiver_hangs_and_a_slow_one_does_not_delay_a_f
 
 
 def test_a_full_queue_drops_counts_and_tells_again_later(caplog, monkeypatch):
-    monkeypatch.setattr(sending, "_CAPACITY", 3)
+    monkeypatch.setattr(sending._ReceiverQueue, "capacity", 3)
     go, heard, busy = threading.Event(), [], threading.Event()
 
     def slow(told: Alert) -> None:
@@ -74,10 +75,10 @@ def test_what_waited_beyond_its_deadline_is_still_tried_once(serve, monkeypatch)
 
 
 def test_a_thread_starts_with_the_first_alert_and_ends_when_idle(monkeypatch):
-    monkeypatch.setattr(sending, "_IDLE_S", 0.05)
+    monkeypatch.setattr(background, "_IDLE_S", 0.05)
     heard: list[threading.Thread] = []
     told = Alerts(AlertSettings.parse(lambda _: heard.append(threading.current_thread())))
-    assert told._lines[0]._thread is None
+    assert told._queues[0]._thread is None
     told.send(alert("one"))
     assert told.flush(PATIENT)
     assert heard[0].daemon
@@ -149,7 +150,7 @@ alerts.send(alert("waiting"))
 
 held, forked = threading.Event(), threading.Event()
 def hold():
-    with alerts._lines[0]._changed:
+    with alerts._queues[0]._changed:
         held.set()
         forked.wait(10)
 

@@ -269,8 +269,7 @@ async def test_an_invalid_edit_changes_nothing(file: File) -> None:
 
 
 async def test_many_edits_leave_nothing_behind(file: File, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("runguard.alerts.sending._IDLE_S", 0.05)  # threads that have nothing to do end by themselves
-    monkeypatch.setattr("runguard.outlets.callbacks._IDLE_S", 0.05)
+    monkeypatch.setattr("runguard.background._IDLE_S", 0.05)  # threads that have nothing to do end by themselves
     agent, _ = endless()
     runner = InMemoryRunner(agent=agent, app_name="app")
     file.load(max_model_calls=3, alerts={"log": True})

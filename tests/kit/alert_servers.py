@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from runguard import background
 from runguard.alerts import (
     Alert,
     Alerts,
@@ -99,7 +100,7 @@ def short_pauses_and_no_leftovers(monkeypatch: pytest.MonkeyPatch) -> Iterator[N
     monkeypatch.setattr(sending, "_FIRST_PAUSE_S", 0.02)
     monkeypatch.setattr(sending, "_LONGEST_PAUSE_S", 0.1)
     yield
-    assert all(line.wait(0) for line in list(sending._lines)), (
+    assert all(queue.flush(0) for queue in list(background.QUEUES)), (
         "an alert of this test would be tried again during the next one"
     )
 

@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from runguard.outlets import callbacks as outbox
+from runguard import background
 from runguard.outlets.callbacks import Outbox
 
 
@@ -35,11 +35,11 @@ def test_one_that_raises_or_is_awaited_keeps_nobody_from_the_rest():
 
 
 def test_what_does_not_fit_is_dropped_and_counted(monkeypatch):
-    monkeypatch.setattr(outbox, "_CAPACITY", 3)
+    monkeypatch.setattr(Outbox, "capacity", 3)
     out, go, heard = Outbox(), threading.Event(), []
     out.send(lambda _: go.wait(5), None)
     end = time.monotonic() + 5
-    while out._queue.qsize() and time.monotonic() < end:
+    while out._waiting and time.monotonic() < end:
         time.sleep(0.01)
     for number in range(5):
         out.send(heard.append, number)
@@ -49,7 +49,7 @@ def test_what_does_not_fit_is_dropped_and_counted(monkeypatch):
 
 
 def test_a_thread_without_work_ends_and_comes_back(monkeypatch):
-    monkeypatch.setattr(outbox, "_IDLE_S", 0.01)
+    monkeypatch.setattr(background, "_IDLE_S", 0.01)
     out, heard = Outbox(), []
     out.send(heard.append, 1)
     end = time.monotonic() + 5
@@ -68,7 +68,7 @@ def test_a_forked_child_sends_its_own_and_not_its_parents():
     out.send(lambda _: go.wait(10), None)
     reader, writer = os.pipe()
     out.send(lambda value: os.write(writer, value), b"parent ")
-    with out._lock:  # the worst moment
+    with out._changed:  # the worst moment
         child = os.fork()
         if child == 0:
             out.send(lambda value: os.write(writer, value), b"child ")

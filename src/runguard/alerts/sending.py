@@ -5,18 +5,14 @@ first alert, ends when idle, and is restarted after a fork.
 """
 
 import asyncio
-import atexit
 import inspect
 import logging
-import os
 import random
-import threading
 import time
 import traceback
-import weakref
-from collections import OrderedDict, deque
+from collections import OrderedDict
 from contextlib import suppress
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 from runguard import log_lines  # noqa: F401 - its filter keeps every log line on one line
 from runguard.alerts import messages
@@ -24,13 +20,10 @@ from runguard.alerts.alert import Alert, Parcel, parcel_of, topic_of
 from runguard.alerts.masking import mask_also
 from runguard.alerts.settings import AlertSettings, Receiver
 from runguard.alerts.transport import UndeliveredError, post
-from runguard.background import start_thread
+from runguard.background import GOODBYE_S, BackgroundQueue, finish
 
 _log: Final = logging.getLogger("runguard")
-_CAPACITY: Final = 100
 _KEYS: Final = 4_096
-_IDLE_S: Final = 5.0
-_GOODBYE_S: Final = 2.0
 _FIRST_PAUSE_S: Final = 0.5
 _LONGEST_PAUSE_S: Final = 15.0
 _LEAST_SECRET: Final = 8  # shorter ones occur in ordinary words
@@ -49,48 +42,45 @@ class Alerts:
         self.settings = settings
         found = {text for receiver in settings.receivers for text in receiver.secrets() if len(text) >= _LEAST_SECRET}
         self._secrets = tuple(sorted(found, key=len, reverse=True))  # a URL before its path
-        self._lines = tuple(_ReceiverQueue(receiver, self._secrets) for receiver in settings.receivers)
+        self._queues = tuple(_ReceiverQueue(receiver, self._secrets) for receiver in settings.receivers)
 
     def send(self, alert: Alert) -> None:
         """Queue the alert and return at once; errors are counted and logged, never raised."""
         try:
             topic = topic_of(alert)
-            lines = [line for line in self._lines if line.is_news(topic, alert.resolved)]
-            if not lines:
+            queues = [queue for queue in self._queues if queue.is_news(topic, alert.resolved)]
+            if not queues:
                 return
             parcel = parcel_of(alert, topic, self._secrets, time.monotonic())
-            for line in lines:
-                line.put(parcel)
+            for queue in queues:
+                queue.send(parcel)
         except Exception as error:  # an alert never changes what happens to a run
             _log.error("runguard.alert_failed: the alert could not be prepared: %s", type(error).__name__)
 
-    def flush(self, seconds: float = _GOODBYE_S) -> bool:
+    def flush(self, seconds: float = GOODBYE_S) -> bool:
         """Wait until all alerts so far were delivered or given up; return False if the time ran out."""
         end = time.monotonic() + seconds
-        return all(line.wait(end) for line in self._lines)
+        return all(queue.flush(end - time.monotonic()) for queue in self._queues)
 
     @property
     def counts(self) -> dict[str, dict[str, int]]:
         """Per receiver: sent, failed, dropped (its queue was full), suppressed (already sent)."""
-        return {line.receiver.name: dict(line.counts) for line in self._lines}
+        return {queue.receiver.name: dict(queue.counts) for queue in self._queues}
 
 
-class _ReceiverQueue:
+class _ReceiverQueue(BackgroundQueue[Parcel]):
     """The queue and the thread of one receiver."""
+
+    capacity: ClassVar[int] = 100
 
     def __init__(self, receiver: Receiver, secrets: tuple[str, ...]) -> None:
         self.receiver = receiver
         self._secrets = secrets
         self._sent_keys: OrderedDict[str, bool] = OrderedDict()  # topic -> whether the last alert resolved it
-        self.restart()
-        _lines.add(self)
+        super().__init__(f"runguard-alerts-{receiver.name}")
 
     def restart(self) -> None:
-        """Reset the queue, also in a forked child: the thread and the queued alerts belong to the parent."""
-        self._changed = threading.Condition()
-        self._waiting: deque[Parcel] = deque()
-        self._thread: threading.Thread | None = None
-        self._taken = self._done = 0
+        super().restart()
         self.counts = dict.fromkeys(_COUNTS, 0)
 
     def is_news(self, topic: str, resolved: bool) -> bool:
@@ -106,65 +96,36 @@ class _ReceiverQueue:
                 self._sent_keys.popitem(last=False)
             return True
 
-    def put(self, parcel: Parcel) -> None:
-        with self._changed:
-            if len(self._waiting) >= _CAPACITY:
-                self.counts["dropped"] += 1
-                self._forget_locked(parcel)
-                dropped = self.counts["dropped"]
-            else:
-                self._waiting.append(parcel)
-                self._taken += 1
-                self._changed.notify_all()
-                self._start_locked()
-                return
+    def send(self, parcel: Parcel) -> None:
+        if self.put(parcel):
+            return
+        dropped = self._count("dropped", parcel)
         if dropped & (dropped - 1) == 0:  # at 1, 2, 4, 8: a flood of alerts must not flood the log
             _log.warning(
-                "runguard.alert_dropped: %s has %d alerts waiting; %d dropped so far", self._place, _CAPACITY, dropped
+                "runguard.alert_dropped: %s has %d alerts waiting; %d dropped so far",
+                self._place,
+                self.capacity,
+                dropped,
             )
 
-    def wait(self, end: float) -> bool:
-        if threading.current_thread() is self._thread:
-            return True  # a receiving function cannot wait for itself
+    def handle(self, item: Parcel) -> None:
+        outcome = "failed"
+        try:
+            self._deliver(item)
+            outcome = "sent"
+        except BaseException as error:  # also SystemExit of a receiving function
+            with suppress(BaseException):
+                self._report(error)
+        finally:
+            self._count(outcome, item)
+
+    def _count(self, outcome: str, parcel: Parcel) -> int:
+        """Count an outcome. A key that was not delivered is forgotten, so that it is sent again."""
         with self._changed:
-            goal = self._taken
-            if self._waiting:
-                self._start_locked()
-            return self._changed.wait_for(lambda: self._done >= goal, max(end - time.monotonic(), 0.0))
-
-    def _start_locked(self) -> None:
-        if self._thread is None or not self._thread.is_alive():
-            # no more threads, or the interpreter is ending; the next alert or flush tries again
-            with suppress(RuntimeError, MemoryError):
-                self._thread = start_thread(f"runguard-alerts-{self.receiver.name}", self._work)
-
-    def _work(self) -> None:
-        while True:
-            with self._changed:
-                self._changed.wait_for(lambda: bool(self._waiting), _IDLE_S)
-                if not self._waiting:
-                    self._thread = None  # nothing to do: the next one starts a thread again
-                    return
-                parcel = self._waiting.popleft()
-            outcome = "failed"
-            try:
-                self._deliver(parcel)
-                outcome = "sent"
-            except BaseException as error:  # also SystemExit of a receiving function
-                with suppress(BaseException):
-                    self._report(error)
-            finally:
-                with self._changed:
-                    self.counts[outcome] += 1
-                    self._done += 1
-                    if outcome == "failed":
-                        self._forget_locked(parcel)
-                    self._changed.notify_all()
-
-    def _forget_locked(self, parcel: Parcel) -> None:
-        """Forget a key that was not delivered, so that it is sent again."""
-        if self._sent_keys.get(parcel.topic) is parcel.alert.resolved:
-            del self._sent_keys[parcel.topic]
+            self.counts[outcome] += 1
+            if outcome != "sent" and self._sent_keys.get(parcel.topic) is parcel.alert.resolved:
+                del self._sent_keys[parcel.topic]
+            return self.counts[outcome]
 
     # ---- delivery -----------------------------------------------------------------------------------------------
 
@@ -183,7 +144,7 @@ class _ReceiverQueue:
         elif receiver.call is not None:
             result = receiver.call(parcel.alert)
             if inspect.isawaitable(result):
-                asyncio.run(asyncio.wait_for(_finish(result), receiver.deadline_s))
+                asyncio.run(asyncio.wait_for(finish(result), receiver.deadline_s))
         else:
             self._post(parcel)
 
@@ -263,27 +224,3 @@ def _text_of(error: BaseException) -> str:
         return str(error)
     except Exception:
         return ""
-
-
-async def _finish(result: Any) -> None:
-    await result
-
-
-_lines: Final["weakref.WeakSet[_ReceiverQueue]"] = weakref.WeakSet()
-
-
-@atexit.register
-def _say_goodbye() -> None:
-    """Flush all senders at the end of the process, with one deadline."""
-    end = time.monotonic() + _GOODBYE_S
-    for line in list(_lines):
-        line.wait(end)
-
-
-def _restart_all() -> None:
-    for line in list(_lines):
-        line.restart()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_restart_all)
