@@ -18,7 +18,7 @@ _LISTED: Final = 200
 
 
 @dataclass(slots=True)
-class Finding:
+class GateFinding:
     """One reason why a check failed: a run and what happened to it."""
 
     run: str
@@ -36,10 +36,10 @@ class Check:
     name: str
     state: str
     summary: str
-    findings: list[Finding] = field(default_factory=list)
+    findings: list[GateFinding] = field(default_factory=list)
     more: int = 0  # findings beyond those kept
 
-    def add(self, finding: Finding) -> None:
+    def add(self, finding: GateFinding) -> None:
         self.state = FAILED
         if len(self.findings) < _LISTED:
             self.findings.append(finding)
@@ -130,7 +130,7 @@ def _healthy_runs(
         figures.add(result, success and stop is None)
         verdict = stop or refusal
         if success and verdict is not None:
-            check.add(Finding(result.id, f"would be {verdict} (model call {verdict.turn + 1})", result.source))
+            check.add(GateFinding(result.id, f"would be {verdict} (model call {verdict.turn + 1})", result.source))
     if not runs:
         detail = f"; {faults.first[0]}" if faults.first else ""
         raise UnreadableError(
@@ -191,9 +191,9 @@ def _loops(sources: list[Source], policy: Policy, faults: Faults, model: str, wo
     check, caught = Check("loops", PASSED, ""), 0
     for result in _results(sources, policy, faults, model, workers):
         if result.first("stop") is None:
-            check.add(Finding(result.id, f"not stopped in {result.model_calls} model calls", result.source))
+            check.add(GateFinding(result.id, f"not stopped in {result.model_calls} model calls", result.source))
         elif policy.mode != "enforce":
-            check.add(Finding(result.id, f"not stopped: the policy's mode is {policy.mode!r}", result.source))
+            check.add(GateFinding(result.id, f"not stopped: the policy's mode is {policy.mode!r}", result.source))
         else:
             caught += 1
     total = caught + check.count
@@ -208,7 +208,7 @@ def _readable(faults: Faults) -> Check:
     check = Check("recordings", PASSED, "every record can be read")
     if faults.count:
         check.state, check.summary = FAILED, f"{faults.count} records cannot be read"
-        check.findings = [Finding("", line) for line in faults.first]
+        check.findings = [GateFinding("", line) for line in faults.first]
         check.more = faults.count - len(faults.first)
     return check
 
