@@ -76,7 +76,10 @@ class StoreReply:
     stale: bool = False  # a line's period is not the current one: nothing was held
 
 
-class StoreSession(Protocol):
+Record = tuple[str, str, str]  # kind, what it is about, text
+
+
+class Session(Protocol):
     """One connection. Every method raises ``StoreOutage`` when the store is away and ``StoreError`` when it is
     unusable.
     """
@@ -84,8 +87,8 @@ class StoreSession(Protocol):
     def reserve(self, hold: str, ttl: float, lines: Sequence[Line], want: Amount, *, force: bool = False) -> StoreReply:
         """Hold ``want`` on all lines or on none (``ok`` False, with the balances that refused and the others)."""
 
-    def settle(self, hold: str, lines: Sequence[Line], actual: Amount) -> StoreReply:
-        """Book what a call took."""
+    def settle(self, hold: str, lines: Sequence[Line], actual: Amount, record: Record | None = None) -> StoreReply:
+        """Book what a call took, and append its record, in one step. Again with the same amount, it appends nothing."""
 
     def release(self, hold: str) -> StoreReply:
         """The call never left. Of an expired or settled hold nothing is taken back. A hold that is not known is
@@ -123,6 +126,10 @@ class StoreSession(Protocol):
 
     def tail(self, kind: str, count: int) -> list[tuple[float, str, str]]:
         """The last records of a kind, oldest first: when, about what, text."""
+
+    def page(self, kind: str, after: str, count: int) -> list[tuple[str, float, str, str]]:
+        """The next records of a kind after the one with this id ("" for the oldest), oldest first: id, when, about
+        what, text. Ids are whole numbers, or two of them with a dash between, and grow."""
 
     def about(self, kind: str, ref: str, *, last: int | None = None) -> list[tuple[float, str]]:
         """All records of a kind about one thing, or the ``last`` ones, oldest first: when, text."""

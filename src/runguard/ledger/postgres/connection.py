@@ -10,7 +10,13 @@ from runguard.ledger.identity import IDENTITY, Seen
 from runguard.ledger.postgres.dialing import dial, discard, server_settings, socket_limits
 from runguard.ledger.postgres.error_mapping import MISSING, DeadlineError, DuplicateError, store_error_of
 from runguard.ledger.postgres.schema import PostgresSchema
-from runguard.ledger.postgres.statements import RESERVE_ONE, SETTLE_ONE, in_schema
+from runguard.ledger.postgres.statements import (
+    RESERVE_ONE,
+    SETTLE_ONE,
+    SETTLE_ONE_RECORDED,
+    SETTLE_RECORDED,
+    in_schema,
+)
 from runguard.ledger.store import StoreError, StoreOutage
 
 if TYPE_CHECKING:
@@ -43,6 +49,8 @@ class PostgresConnection:
         )
         self._settle = f'SELECT "{schema}".settle(%s::text, %s::text[], %s::float8[], %s::bigint[], %s::bigint[])'
         self._reserve_one, self._settle_one = in_schema(RESERVE_ONE, schema), in_schema(SETTLE_ONE, schema)
+        self._settle_one_recorded = in_schema(SETTLE_ONE_RECORDED, schema)
+        self._settle_recorded = in_schema(SETTLE_RECORDED, schema)
         self._described = PostgresSchema(name, schema, seen)
         with self._mapped_errors():
             self._open(time.monotonic() + timeout)

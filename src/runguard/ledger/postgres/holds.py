@@ -4,7 +4,7 @@ import contextlib
 import json
 import time
 from collections.abc import Sequence
-from typing import Final
+from typing import Any, Final
 
 from runguard.core.money import Amount
 from runguard.ledger.postgres.connection import PostgresConnection
@@ -20,7 +20,7 @@ from runguard.ledger.postgres.encoding import (
     texts,
 )
 from runguard.ledger.postgres.error_mapping import DuplicateError
-from runguard.ledger.store import Balance, Line, StoreReply, check_amounts, check_ttl
+from runguard.ledger.store import Balance, Line, Record, StoreReply, check_amounts, check_ttl
 
 _EXPIRE_AT_ONCE: Final = 64  # as in the SQL
 
@@ -66,19 +66,28 @@ class PostgresHolds(PostgresConnection):
             found = json.loads(charged)
         return StoreReply(balances_of(found, lines), now, control, ok, stale)
 
-    def settle(self, hold: str, lines: Sequence[Line], actual: Amount) -> StoreReply:
+    def settle(self, hold: str, lines: Sequence[Line], actual: Amount, record: Record | None = None) -> StoreReply:
         check_amounts(actual, lines)
         hold = short_name(hold)
         names, times, caps = columns_of(in_lock_order(lines))
-        if len(lines) != 1:
+        if len(lines) != 1 and record is None:
             return reply_of(self._here_only(self._settle, hold, names, times, caps, integers(actual)), lines)
         facts: dict[str, str | None] = {
-            "hold": hold, "key": short_name(lines[0].key), "names": names, "times": times, "caps": caps,
+            "hold": hold, "names": names, "times": times, "caps": caps,
             "paid0": str(actual[0]), "paid1": str(actual[1]), "paid2": str(actual[2]),
         }  # fmt: skip
+        if record is not None:
+            facts |= {"kind": short_name(record[0]), "ref": record[1], "text": record[2]}
         end = self._end()
-        answer, numbers, closed, now, control = self._there(
-            lambda: self._own(self._settle_one, {**facts, "identity": self._seen.text}, end), end
+
+        def sent(sql: str) -> Any:
+            return self._there(lambda: self._own(sql, {**facts, "identity": self._seen.text}, end), end)
+
+        if len(lines) != 1:
+            return reply_of(sent(self._settle_recorded)[0], lines)
+        facts["key"] = short_name(lines[0].key)
+        answer, numbers, closed, now, control = sent(
+            self._settle_one if record is None else self._settle_one_recorded
         )
         return (
             StoreReply([balance_of_line(lines[0], numbers, closed=closed)], now, control or 0)

@@ -90,6 +90,14 @@ class PostgresSession(PostgresHolds):
         )
         return self._rows("at, ref, text", query, {"kind": short_name(kind), "count": str(count)}, "seq")
 
+    def page(self, kind: str, after: str, count: int) -> list[tuple[str, float, str, str]]:
+        query = (
+            f'SELECT * FROM "{self._schema}".records WHERE kind = %(kind)s::text AND seq > %(after)s::bigint '
+            "ORDER BY seq LIMIT %(count)s::bigint"
+        )
+        facts = {"kind": short_name(kind), "after": after or "0", "count": str(count)}
+        return self._rows("seq::text, at, ref, text", query, facts, "found.seq")
+
     def about(self, kind: str, ref: str, *, last: int | None = None) -> list[tuple[float, str]]:
         same = "hashtextextended(ref, 0) = hashtextextended(%(ref)s::text, 0) AND ref = %(ref)s::text"
         query = (

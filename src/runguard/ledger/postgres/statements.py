@@ -61,6 +61,29 @@ FROM (SELECT FROM runguard.documents WHERE name = 'identity'
   AND text = %(identity)s::text) AS here LEFT JOIN account ON true
 """
 
+# A settlement and its record in one statement. The row of the hold is locked before it is read, so a settlement that
+# is repeated while the first one is still under way appends no second record.
+_RECORD: Final = """
+WITH before AS (
+  SELECT state, paid_usd, paid_tokens, paid_calls FROM runguard.holds WHERE id = %(hold)s::text FOR UPDATE
+), record AS (
+  INSERT INTO runguard.records (at, kind, ref, text)
+  SELECT runguard.clock(), %(kind)s::text, %(ref)s::text, %(text)s::text
+  WHERE EXISTS (SELECT FROM runguard.documents WHERE name = 'identity' AND text = %(identity)s::text)
+    AND NOT EXISTS (SELECT FROM before WHERE state = 'settled'
+      AND paid_usd = %(paid0)s::bigint AND paid_tokens = %(paid1)s::bigint AND paid_calls = %(paid2)s::bigint)
+  RETURNING seq
+)"""
+_AFTER_RECORD: Final = "(SELECT count(*) FROM record) >= 0"  # the function changes the hold: the record reads it first
+SETTLE_ONE_RECORDED: Final = SETTLE_ONE.replace("WITH hold AS", f"{_RECORD}, hold AS", 1).replace(
+    "WHEN numbers IS NULL THEN", f"WHEN numbers IS NULL AND {_AFTER_RECORD} THEN", 1
+)
+SETTLE_RECORDED: Final = f"""{_RECORD}
+SELECT CASE WHEN {_AFTER_RECORD} THEN runguard.settle(%(hold)s::text, %(names)s::text[], %(times)s::float8[],
+  %(caps)s::bigint[], ARRAY[%(paid0)s::bigint, %(paid1)s::bigint, %(paid2)s::bigint]) END, %(number)s::text
+FROM runguard.documents WHERE name = 'identity' AND text = %(identity)s::text
+"""
+
 
 def in_schema(sql: str, schema: str) -> str:
     """A statement for another schema than ``runguard``."""

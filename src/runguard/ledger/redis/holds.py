@@ -7,11 +7,12 @@ from runguard.core.money import NOTHING, UNLIMITED, Amount
 from runguard.ledger.identity import Seen
 from runguard.ledger.redis.connection import RedisConnection
 from runguard.ledger.redis.encoding import balance_of, balances_of, moment_text, seconds_text
-from runguard.ledger.store import Balance, Line, StoreError, StoreReply, check_amounts, check_ttl
+from runguard.ledger.store import Balance, Line, Record, StoreReply, StoreError, check_amounts, check_ttl
 
 MOST_EXACT: Final = (1 << 53) - 1
 AT_ONCE: Final = 500
 MOST_BATCHES: Final = 20_000
+RECORDS_KEPT: Final = 100_000  # of each kind, about
 _LINES_KEPT: Final = 1_024
 
 
@@ -81,8 +82,9 @@ class RedisHolds(RedisConnection):
         )
         return self._reply(lines, reply)
 
-    def settle(self, hold: str, lines: Sequence[Line], actual: Amount) -> StoreReply:
-        return self._reply(lines, self._run("settle", hold, self._amount(actual), *self._lines(lines)))
+    def settle(self, hold: str, lines: Sequence[Line], actual: Amount, record: Record | None = None) -> StoreReply:
+        appended = (*record, str(RECORDS_KEPT)) if record is not None else ("", "", "", "")
+        return self._reply(lines, self._run("settle", hold, self._amount(actual), *appended, *self._lines(lines)))
 
     def release(self, hold: str) -> StoreReply:
         return self._reply((), self._run("release", hold))

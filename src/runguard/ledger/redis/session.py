@@ -2,15 +2,12 @@
 
 import json
 from collections.abc import Sequence
-from typing import Final
 
 from runguard.core.money import Amount
 from runguard.ledger.identity import IDENTITY
 from runguard.ledger.redis.encoding import moment_text, seconds_text
-from runguard.ledger.redis.holds import AT_ONCE, MOST_BATCHES, RedisHolds
+from runguard.ledger.redis.holds import AT_ONCE, MOST_BATCHES, RECORDS_KEPT, RedisHolds
 from runguard.ledger.store import StoreError
-
-RECORDS_KEPT: Final = 100_000  # of each kind, about
 
 
 class RedisSession(RedisHolds):
@@ -66,6 +63,15 @@ class RedisSession(RedisHolds):
         found = self._do("XREVRANGE", f"{self._prefix}r:{kind}", "+", "-", "COUNT", str(count))
         records = [dict(zip(fields[::2], fields[1::2], strict=True)) for _, fields in reversed(found)]
         return [(float(record["at"]), record["ref"], record["text"]) for record in records]
+
+    def page(self, kind: str, after: str, count: int) -> list[tuple[str, float, str, str]]:
+        if count <= 0:
+            return []
+        millis, _, number = after.partition("-")
+        first = f"{millis}-{int(number) + 1}" if after else "-"  # "(" for "after" needs Redis 6.2
+        found = self._do("XRANGE", f"{self._prefix}r:{kind}", first, "+", "COUNT", str(count))
+        records = [(name, dict(zip(fields[::2], fields[1::2], strict=True))) for name, fields in found]
+        return [(name, float(record["at"]), record["ref"], record["text"]) for name, record in records]
 
     def about(self, kind: str, ref: str, *, last: int | None = None) -> list[tuple[float, str]]:
         since = "0" if last is None else str(-last)

@@ -158,6 +158,24 @@ local function seldom()
     return P .. 'i:' .. #kind .. ':' .. kind .. ':' .. ref
   end
 
+  -- What is of another type fails here, before anything is written.
+  function it.check_index(kind, ref)
+    call('LLEN', it.index(kind, ref))
+    call('SISMEMBER', P .. 'kinds', kind)
+    call('XLEN', P .. 'r:' .. kind)
+  end
+
+  -- Add a record. Beyond the most, the oldest go, two for each new one: an index names what is there and nothing else.
+  function it.append(kind, ref, text, most, stamp)
+    local at = P .. 'r:' .. kind
+    call('SADD', P .. 'kinds', kind)
+    call('RPUSH', it.index(kind, ref), call('XADD', at, '*', 'at', stamp, 'ref', ref, 'text', text))
+    local surplus = call('XLEN', at) - most
+    if surplus > 0 then
+      it.drop_records(kind, call('XRANGE', at, '-', '+', 'COUNT', math.min(surplus, 2)))
+    end
+  end
+
   -- Drop the oldest records of a kind: each is the first of its index.
   function it.drop_records(kind, records)
     for _, record in ipairs(records) do

@@ -1,4 +1,4 @@
--- ARGV: hold, actual; then the lines.
+-- ARGV: hold, actual; kind, ref, text and most of its record (or four empty texts); then the lines.
 -- Reply: as of a reservation; or, when the hold has other accounts than the lines, the list "full clock control", then each in full.
 local hold, last = ARGV[1], #ARGV
 local a1, a2, a3 = amount(ARGV[2])
@@ -7,7 +7,7 @@ local now, stamp = time[1] + time[2] / 1000000, format('%s.%06d', time[1], time[
 local found = call('MGET', P .. 't:identity', P .. 'v:control', P .. 'h:' .. hold, P .. 'schema')
 same(found[1], found[4])
 local keys, at, given, n = {}, {}, '', 0
-for i = 3, last, 3 do
+for i = 7, last, 3 do
   local key = ARGV[i]
   n = n + 1
   keys[n], at[key], given = key, i, given .. #key .. ':' .. key
@@ -29,8 +29,14 @@ if found[3] then
   end
 end
 local same, rare = names == given, nil
-if not same then
+-- The record of a settlement that is repeated with the same amount is there already.
+local recorded = ARGV[3] ~= '' and not (state == 's' and b1 == a1 and b2 == a2 and b3 == a3)
+if recorded then
   rare = seldom()
+  rare.check_index(ARGV[3], ARGV[4])
+end
+if not same then
+  rare = rare or seldom()
   keys = rare.keys(names)
   n = #keys
 end
@@ -67,6 +73,9 @@ if new then
       rare.create(ARGV[i], ARGV[i + 1], ARGV[i + 2], now, stamp)
     end
   end
+end
+if recorded then
+  rare.append(ARGV[3], ARGV[4], ARGV[5], tonumber(ARGV[6]), stamp)
 end
 call('ZADD', P .. 'holds', format('%.6f', -now), hold)
 call('SET', P .. 'h:' .. hold, 's ' .. ARGV[2] .. ' ' .. names, 'EX', KEEP)

@@ -9,7 +9,7 @@ from runguard.core.money import NOTHING, UNITS, Amount
 from runguard.ledger.sqlite.connection import SqliteConnection
 from runguard.ledger.sqlite.error_mapping import mapped_errors
 from runguard.ledger.sqlite.statements import BALANCE, CONTROL, RESERVE_ONE, SETTLE_ONE, balance_of
-from runguard.ledger.store import Balance, Line, StoreReply, check_amounts, check_ttl, fits, overrun_of
+from runguard.ledger.store import Balance, Line, Record, StoreReply, check_amounts, check_ttl, fits, overrun_of
 
 _EXPIRE_AT_ONCE: Final = 64
 
@@ -73,7 +73,7 @@ class SqliteHolds(SqliteConnection):
         )
         return StoreReply([balance_of(rows[0])], now, rows[0][-1] or 0)
 
-    def settle(self, hold: str, lines: Sequence[Line], actual: Amount) -> StoreReply:
+    def settle(self, hold: str, lines: Sequence[Line], actual: Amount, record: Record | None = None) -> StoreReply:
         check_amounts(actual, lines)
         with self._write() as now:
             row = self._db.execute("SELECT keys, state, usd, tokens, calls FROM holds WHERE id = ?", (hold,)).fetchone()
@@ -83,6 +83,9 @@ class SqliteHolds(SqliteConnection):
                 keys, state, amount = [line.key for line in lines], "unknown", NOTHING
             else:
                 keys, state, amount = json.loads(row[0]), row[1], (row[2], row[3], row[4])
+            if record is not None and not (state == "settled" and amount == actual):
+                self._append(record, now)
+            if row is not None:
                 if state == "open" and len(keys) == 1 and all(map(operator.le, actual, amount)):
                     rows = self._db.execute(SETTLE_ONE, (*amount, *actual, now, keys[0])).fetchall()
                     if rows:
@@ -109,6 +112,9 @@ class SqliteHolds(SqliteConnection):
                 (hold, json.dumps(keys), now, now, *actual),
             )
             return StoreReply(self._balances(keys), now, self._control())
+
+    def _append(self, record: Record, now: float) -> None:
+        self._db.execute("INSERT INTO records (at, kind, ref, text) VALUES (?, ?, ?, ?)", (now, *record))
 
     def release(self, hold: str) -> StoreReply:
         with self._write() as now:

@@ -65,7 +65,12 @@ class SqliteSession(SqliteHolds):
 
     def append(self, kind: str, ref: str, text: str) -> None:
         with self._write(count=False) as now:
-            self._db.execute("INSERT INTO records (at, kind, ref, text) VALUES (?, ?, ?, ?)", (now, kind, ref, text))
+            self._append((kind, ref, text), now)
+
+    def page(self, kind: str, after: str, count: int) -> list[tuple[str, float, str, str]]:
+        with mapped_errors(self._path):
+            sql = "SELECT CAST(seq AS TEXT), at, ref, text FROM records WHERE kind = ? AND seq > ? ORDER BY seq LIMIT ?"
+            return self._db.execute(sql, (kind, int(after or 0), count)).fetchall()
 
     def tail(self, kind: str, count: int) -> list[tuple[float, str, str]]:
         with mapped_errors(self._path):
