@@ -6,7 +6,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from runguard.ledger.store import Session
+from runguard.ledger.store import StoreSession
 from tests.kit.conformance import CALL, LONG_S, SHORT_S, Connect, a_line, an_id, calls
 
 pytestmark = pytest.mark.retries("real servers are asked here; a busy machine can make them late")
@@ -14,12 +14,12 @@ pytestmark = pytest.mark.retries("real servers are asked here; a busy machine ca
 RECORD = ("call", "run-1", '{"usd": "0.1"}')
 
 
-def texts(session: Session, kind: str = "call") -> list[tuple[str, str]]:
+def texts(session: StoreSession, kind: str = "call") -> list[tuple[str, str]]:
     return [(ref, text) for _, ref, text in session.tail(kind, 100)]
 
 
 @pytest.mark.parametrize("accounts", [1, 2])
-def test_a_settlement_appends_its_record(session: Session, accounts: int) -> None:
+def test_a_settlement_appends_its_record(session: StoreSession, accounts: int) -> None:
     lines = [a_line(f"k{n}#") for n in range(accounts)]
     hold = an_id()
     session.reserve(hold, LONG_S, lines, (9, 9, 1))
@@ -30,7 +30,7 @@ def test_a_settlement_appends_its_record(session: Session, accounts: int) -> Non
 
 
 @pytest.mark.parametrize("accounts", [1, 2])
-def test_a_repeated_settlement_appends_nothing_and_a_correction_does(session: Session, accounts: int) -> None:
+def test_a_repeated_settlement_appends_nothing_and_a_correction_does(session: StoreSession, accounts: int) -> None:
     lines = [a_line(f"k{n}#") for n in range(accounts)]
     hold = an_id()
     session.reserve(hold, LONG_S, lines, (9, 9, 1))
@@ -42,7 +42,7 @@ def test_a_repeated_settlement_appends_nothing_and_a_correction_does(session: Se
 
 
 @pytest.mark.parametrize("accounts", [0, 1, 2])
-def test_the_record_is_written_whatever_state_the_hold_is_in(session: Session, accounts: int) -> None:
+def test_the_record_is_written_whatever_state_the_hold_is_in(session: StoreSession, accounts: int) -> None:
     lines = [a_line(f"k{n}#", caps=calls(1)) for n in range(accounts)]
     holds = {state: an_id() for state in ("unknown", "expired", "released", "overrun")}
     session.reserve(holds["expired"], SHORT_S, lines, CALL)
@@ -55,19 +55,19 @@ def test_the_record_is_written_whatever_state_the_hold_is_in(session: Session, a
     assert [text for _, text in texts(session)] == list(holds)
 
 
-def test_a_settlement_without_a_record_appends_nothing(session: Session) -> None:
+def test_a_settlement_without_a_record_appends_nothing(session: StoreSession) -> None:
     hold, line = an_id(), a_line()
     session.reserve(hold, LONG_S, [line], CALL)
     session.settle(hold, [line], CALL)
     assert texts(session) == []
 
 
-def test_many_connections_that_repeat_one_settlement_append_one_record(session: Session, connect: Connect) -> None:
+def test_many_connections_that_repeat_one_settlement_append_one_record(session: StoreSession, connect: Connect) -> None:
     hold, line, sessions = an_id(), a_line(), [connect() for _ in range(4)]
     session.reserve(hold, LONG_S, [line], (9, 9, 1))
     together = threading.Barrier(len(sessions))
 
-    def repeat(own: Session) -> None:
+    def repeat(own: StoreSession) -> None:
         together.wait(30)
         own.settle(hold, [line], (5, 5, 1), RECORD)
 
@@ -81,7 +81,7 @@ def test_many_connections_that_repeat_one_settlement_append_one_record(session: 
 
 @settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(sizes=st.lists(st.integers(1, 4), min_size=1, max_size=6))
-def test_pages_return_every_record_once_and_in_order(session: Session, sizes: list[int]) -> None:
+def test_pages_return_every_record_once_and_in_order(session: StoreSession, sizes: list[int]) -> None:
     kind = an_id()
     for n in range(sum(sizes)):
         session.append(kind, f"ref{n}", str(n))

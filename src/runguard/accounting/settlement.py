@@ -1,14 +1,16 @@
 """After a call: its price is booked, its hold is settled or released, and thresholds fire."""
 
+import json
 from collections.abc import Callable
 
 from runguard.accounting.charges import Charge, Fired
 from runguard.accounting.expectations import Expectations
 from runguard.accounting.figures import Entry
-from runguard.accounting.spending import Spending
+from runguard.accounting.spending import Earlier, Spending, record_of
 from runguard.accounting.thresholds import newly_reached
 from runguard.core.money import NOTHING, Amount
 from runguard.ledger.base import Hold, Ledger
+from runguard.ledger.store import Record
 from runguard.pricing.book import Pricing
 from runguard.pricing.rates import Rates, Unpriced, Usage
 
@@ -42,6 +44,7 @@ class Settlement:
 
         A fault of ours on the way is raised when nothing is held any more.
         """
+        before = _booked(charge)
         entry: Entry | None = None
         fault: Exception | None = None
         fired: list[Fired] = []
@@ -55,7 +58,7 @@ class Settlement:
         if hold is not None:
             amount = (entry.nano, entry.input + entry.output, 1) if entry is not None else _share(charge, usage)
             try:
-                self._settle_hold(charge, hold, amount, fired, on_fired, on_booked)
+                self._settle_hold(charge, hold, amount, fired, on_fired, on_booked, before)
             except Exception as error:
                 fault = fault or error
                 self._close_hold(hold, amount)
@@ -94,9 +97,11 @@ class Settlement:
         fired: list[Fired],
         on_fired: OnFired | None,
         on_booked: Callable[[], None] | None,
+        before: Earlier | None,
     ) -> None:
         if self.ledger.is_shared:
-            self.ledger.settle(hold, amount, lambda: self._look(charge, fired, on_fired, on_booked))
+            record = self._record(charge, before)
+            self.ledger.settle(hold, amount, lambda: self._look(charge, fired, on_fired, on_booked), record)
             return
         self.ledger.settle(hold, amount)
         if on_booked is not None:
@@ -111,14 +116,20 @@ class Settlement:
                 self._look(charge, fired, on_fired)
                 break
 
-    def _close_hold(self, hold: Hold, amount: Amount) -> None:
+    def _record(self, charge: Charge, before: Earlier | None) -> Record | None:
+        """The record of a settlement. A call that a layer around this one owns is recorded there."""
+        if charge.booked is None or charge.within:
+            return None
+        return "call", charge.run_costs.info.run, json.dumps(record_of(charge, before))
+
+    def _close_hold(self, hold: Hold, amount: Amount, record: Record | None = None) -> None:
         """After a fault: settle once more, or give it back when the ledger cannot settle.
 
         A hold that stays would keep every later call waiting.
         """
         if hold.is_open:
             try:
-                self.ledger.settle(hold, amount)
+                self.ledger.settle(hold, amount, None, record)
             except Exception:
                 self.ledger.release(hold)
 
@@ -126,7 +137,7 @@ class Settlement:
         """After a fault: book an estimate, which is what was held, or its share where the usage is known."""
         hold = charge.hold
         amount = NOTHING if hold is None else hold.amount if usage is None else _share(charge, usage)
-        taken = usage or Usage(input=charge.input)
+        taken, before = usage or Usage(input=charge.input), _booked(charge)
         try:
             if not charge.over:
                 self.spending.book(
@@ -135,7 +146,7 @@ class Settlement:
         finally:
             self.spending.give_up(charge)
             if hold is not None:
-                self._close_hold(hold, amount)
+                self._close_hold(hold, amount, self._record(charge, before) if self.ledger.is_shared else None)
 
     def _look(
         self, charge: Charge, fired: list[Fired], on_fired: OnFired | None, on_booked: Callable[[], None] | None = None
@@ -172,6 +183,11 @@ class Settlement:
         except Exception:
             self.ledger.settle(hold, NOTHING)
             raise
+
+
+def _booked(charge: Charge) -> Earlier | None:
+    """What was booked for a call before, if anything."""
+    return (charge.booked, charge.entry) if charge.booked is not None else None
 
 
 def _share(charge: Charge, usage: Usage) -> Amount:

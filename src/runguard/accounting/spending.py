@@ -15,6 +15,7 @@ from runguard.core.exceptions import PolicyError
 from runguard.core.money import to_usd
 
 _HISTORY_KEPT: Final = 10_000
+Earlier = tuple[Entry, tuple[str, str, str]]  # what was booked for a call before, and on which agent, model and tool
 _KEPT: Final = ("run", "session", "user", "app")
 
 
@@ -141,19 +142,33 @@ class Spending:
         }
 
 
-def record_of(charge: Charge) -> dict[str, Any]:
-    """What one call took, for the records: numbers and names, no text of anybody. A later record with the same id
-    replaces it.
+def record_of(charge: Charge, before: Earlier | None = None) -> dict[str, Any]:
+    """Return what one call took, for the store: numbers and names, no text of users, models or tools.
+
+    A later record with the same id replaces it. ``before``: what an earlier record of the same call contained; it is
+    repeated as "was", so that records can be summed up without looking for the earlier one.
     """
-    entry, (agent, model, tool) = charge.booked or Entry(), charge.entry
-    facts = {
+    info = charge.run_costs.info
+    record: dict[str, Any] = {
         "id": charge.hold.id if charge.hold is not None else "",
+        "app": info.app,
+        "user": info.user,
+        "session": info.session,
+        **_figures_of(charge.booked or Entry(), charge.entry),
+    }
+    if info.labels:
+        record["labels"] = dict(info.labels)
+    if before is not None:
+        record["was"] = _figures_of(*before)
+    return record
+
+
+def _figures_of(entry: Entry, key: tuple[str, str, str]) -> dict[str, Any]:
+    agent, model, tool = key
+    facts = {
         "agent": agent,
         "model": model,
         "tool": tool,
-        "app": charge.run_costs.info.app,
-        "user": charge.run_costs.info.user,
-        "session": charge.run_costs.info.session,
         "input": entry.input,
         "output": entry.output,
         "cached": entry.cached,

@@ -10,7 +10,7 @@ from typing import Any
 from runguard.accounting.accounts import Accounts
 from runguard.accounting.charges import Charge, Fired
 from runguard.accounting.refusals import finding_of
-from runguard.accounting.spending import record_of
+from runguard.accounting.spending import Earlier, record_of
 from runguard.conductor.deciding import Deciding
 from runguard.conductor.own_faults import OwnFaults
 from runguard.conductor.runs import Run
@@ -56,6 +56,7 @@ class Settling:
         knows it. ``estimated``: flag the figures as an estimate. ``free``: it cost nothing.
         """
         before, run = charge.booked, self._run_of(charge, paused=False)
+        earlier = (before, charge.entry) if before is not None else None
         if run is not None:
             run.spend.prompt_tokens += usage.input - (before.input if before is not None else 0)
             run.spend.output_tokens += usage.output - (before.output if before is not None else 0)
@@ -71,7 +72,7 @@ class Settling:
             self.close(charge, error, usage)
         try:
             if self._accounts.ledger.is_shared and charge.booked is not None and not charge.within:
-                self._record(run, charge, usage, model, facts)
+                self._record(run, charge, usage, model, facts, earlier)
         except Exception as error:
             self._faults.fault("settle", error, charge.run_costs.info.run)
 
@@ -121,11 +122,20 @@ class Settling:
         run = self._runs.get(name) or (self._find_paused(name) if paused else None)
         return run if run is not None and run.run_costs is charge.run_costs else None
 
-    def _record(self, run: Run | None, charge: Charge, usage: Usage, model: str, facts: dict[str, Any]) -> None:
+    def _record(
+        self,
+        run: Run | None,
+        charge: Charge,
+        usage: Usage,
+        model: str,
+        facts: dict[str, Any],
+        earlier: Earlier | None,
+    ) -> None:
         """Write a call to the store, and to the journal of its run."""
-        record = record_of(charge)
-        text = json.dumps(record)
-        self._accounts.ledger.tell(lambda session: session.append("call", charge.run_costs.info.run, text))
+        record = record_of(charge, earlier)
+        if charge.hold is None:  # on no budget: a settlement has written the record of every other call
+            text = json.dumps(record)
+            self._accounts.ledger.tell(lambda session: session.append("call", charge.run_costs.info.run, text))
         journal = run.journal if run is not None else charge.journal
         if journal is not None:
             charge.number = charge.number or journal.number()  # not reserved before: it gets its number now

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final, Protocol
 
 from runguard.core.money import NOTHING, UNITS, UNLIMITED, Amount
-from runguard.ledger.store import StoreSession
+from runguard.ledger.store import Record, StoreSession
 
 
 class Account:
@@ -211,10 +211,13 @@ class Ledger(Protocol):
     def book(self, accounts: Sequence[Account]) -> Hold:
         """A hold of nothing, for a call that could not be asked about: its settlement is booked all the same."""
 
-    def settle(self, hold: Hold, actual: Amount, then: Callable[[], None] | None = None) -> None:
+    def settle(
+        self, hold: Hold, actual: Amount, then: Callable[[], None] | None = None, record: Record | None = None
+    ) -> None:
         """Book what a call really took.
 
-        Again for the same hold: the later figure replaces the earlier. ``then``: once it is booked.
+        Again for the same hold: the later figure replaces the earlier. ``then``: once it is booked. ``record``: where
+        the ledger is durable, it is written in the same step.
         """
 
     def release(self, hold: Hold) -> None:

@@ -17,7 +17,7 @@ from weakref import ref
 from runguard.core.money import NOTHING, UNLIMITED, Amount, share_of, unit_reached
 from runguard.ledger.base import Account, Hold, Refusal, Waiting, refusal_of, wake
 from runguard.ledger.packed import PackedAccounts, can_be_packed
-from runguard.ledger.store import StoreSession
+from runguard.ledger.store import Record, StoreSession
 
 _log: Final = logging.getLogger("runguard")
 _ACCOUNTS_KEPT: Final = 100_000
@@ -137,7 +137,9 @@ class MemoryLedger(Waiting):
     def book(self, accounts: Sequence[Account]) -> Hold:
         return Hold(accounts, NOTHING)
 
-    def settle(self, hold: Hold, actual: Amount, then: Callable[[], None] | None = None) -> None:
+    def settle(
+        self, hold: Hold, actual: Amount, then: Callable[[], None] | None = None, record: Record | None = None
+    ) -> None:
         usd, tokens, calls = actual
         with self._lock:
             if hold.peers is not None:

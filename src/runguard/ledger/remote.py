@@ -26,7 +26,7 @@ from runguard.core.money import NOTHING, Amount, share_of, unit_reached
 from runguard.ledger.base import STALE, Account, Hold, Refusal, Stale, Waiting, wake
 from runguard.ledger.fact_writer import FactWriter
 from runguard.ledger.facts import Fact
-from runguard.ledger.store import Balance, Line, Store, StoreError, StoreOutage, StoreReply, StoreSession
+from runguard.ledger.store import Balance, Line, Record, Store, StoreError, StoreOutage, StoreReply, StoreSession
 from runguard.ledger.store_guards import StoreGuards
 from runguard.ledger.store_jobs import StoreJobs
 from runguard.ledger.store_link import StoreLink
@@ -202,9 +202,15 @@ class StoreLedger(Waiting):
     def book(self, accounts: Sequence[Account]) -> Hold:
         return Hold(accounts, NOTHING, f"{self._prefix}{next(self._ids)}")
 
-    def settle(self, hold: Hold, actual: Amount, then: Callable[[], None] | None = None) -> None:
+    def settle(
+        self, hold: Hold, actual: Amount, then: Callable[[], None] | None = None, record: Record | None = None
+    ) -> None:
         lines = lines_of(hold.accounts)
-        self._put(Fact(lambda session: session.settle(hold.id, lines, actual), hold.accounts, then, repeatable=True))
+
+        def write(session: StoreSession) -> StoreReply:
+            return session.settle(hold.id, lines, actual, record)
+
+        self._put(Fact(write, hold.accounts, then, repeatable=True))
         hold.booked, hold.is_open = actual, False
 
     def release(self, hold: Hold) -> None:

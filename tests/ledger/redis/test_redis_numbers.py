@@ -73,12 +73,15 @@ BAD = [
 
 
 @pytest.mark.parametrize("bad", BAD)
+NO_RECORD = ["", "", "", ""]  # kind, ref, text and most of the record that a settlement appends
+
+
 @pytest.mark.parametrize("script", ["reserve", "settle", "extend"])
 def test_a_script_takes_whole_numbers_and_nothing_else(session: RedisSession, raw: Any, script: str, bad: str) -> None:
     session.settle("before", [a_line()], CALL)
     before = sorted(raw.keys(key_of(session, "*")))
     line = ["user:ann", "user:ann", "- - 1000 - - "]
-    args = {"reserve": ["h", bad, "60", "1", *line], "settle": ["h", bad, *line], "extend": [bad, *line]}[script]
+    args = {"reserve": ["h", bad, "60", "1", *line], "settle": ["h", bad, *NO_RECORD, *line], "extend": [bad, *line]}[script]
     with pytest.raises(redis.ResponseError, match="RUNGUARD amount"):
         raw.eval(script_of(script)[1], 1, key_of(session, ""), *args, raw.get(key_of(session, "t:identity")), "1")
     assert sorted(raw.keys(key_of(session, "*"))) == before
@@ -91,7 +94,7 @@ def test_a_script_takes_whole_numbers_and_nothing_else(session: RedisSession, ra
 @pytest.mark.parametrize("script", ["reserve", "settle", "extend"])
 def test_a_script_takes_no_other_caps_either(session: RedisSession, raw: Any, script: str, caps: str) -> None:
     line = ["user:ann", "user:ann", f"- - {caps} "]
-    args = {"reserve": ["h", "1 1 1", "60", "1", *line], "settle": ["h", "1 1 1", *line], "extend": ["1 1 1", *line]}[
+    args = {"reserve": ["h", "1 1 1", "60", "1", *line], "settle": ["h", "1 1 1", *NO_RECORD, *line], "extend": ["1 1 1", *line]}[
         script
     ]
     with pytest.raises(redis.ResponseError, match="RUNGUARD"):

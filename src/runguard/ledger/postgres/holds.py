@@ -86,9 +86,7 @@ class PostgresHolds(PostgresConnection):
         if len(lines) != 1:
             return reply_of(sent(self._settle_recorded)[0], lines)
         facts["key"] = short_name(lines[0].key)
-        answer, numbers, closed, now, control = sent(
-            self._settle_one if record is None else self._settle_one_recorded
-        )
+        answer, numbers, closed, now, control = sent(self._settle_one if record is None else self._settle_one_recorded)
         return (
             StoreReply([balance_of_line(lines[0], numbers, closed=closed)], now, control or 0)
             if answer is None

@@ -95,7 +95,7 @@ class PostgresSession(PostgresHolds):
             f'SELECT * FROM "{self._schema}".records WHERE kind = %(kind)s::text AND seq > %(after)s::bigint '
             "ORDER BY seq LIMIT %(count)s::bigint"
         )
-        facts = {"kind": short_name(kind), "after": after or "0", "count": str(count)}
+        facts: dict[str, str | None] = {"kind": short_name(kind), "after": after or "0", "count": str(count)}
         return self._rows("seq::text, at, ref, text", query, facts, "found.seq")
 
     def about(self, kind: str, ref: str, *, last: int | None = None) -> list[tuple[float, str]]:

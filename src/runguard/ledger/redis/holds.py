@@ -7,7 +7,7 @@ from runguard.core.money import NOTHING, UNLIMITED, Amount
 from runguard.ledger.identity import Seen
 from runguard.ledger.redis.connection import RedisConnection
 from runguard.ledger.redis.encoding import balance_of, balances_of, moment_text, seconds_text
-from runguard.ledger.store import Balance, Line, Record, StoreReply, StoreError, check_amounts, check_ttl
+from runguard.ledger.store import Balance, Line, Record, StoreError, StoreReply, check_amounts, check_ttl
 
 MOST_EXACT: Final = (1 << 53) - 1
 AT_ONCE: Final = 500
