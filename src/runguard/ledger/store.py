@@ -79,7 +79,7 @@ class StoreReply:
 Record = tuple[str, str, str]  # kind, what it is about, text
 
 
-class Session(Protocol):
+class StoreSession(Protocol):
     """One connection. Every method raises ``StoreOutage`` when the store is away and ``StoreError`` when it is
     unusable.
     """

@@ -20,6 +20,7 @@ pytestmark = pytest.mark.retries(
 NO_CAP = (UNLIMITED, UNLIMITED, UNLIMITED)
 
 
+NO_RECORD = ["", "", "", ""]  # kind, ref, text and most of the record that a settlement appends
 EMPTY = ("schema", "t:identity", "v:identity")  # the keys of a store in which nothing is
 
 
@@ -73,15 +74,13 @@ BAD = [
 
 
 @pytest.mark.parametrize("bad", BAD)
-NO_RECORD = ["", "", "", ""]  # kind, ref, text and most of the record that a settlement appends
-
-
 @pytest.mark.parametrize("script", ["reserve", "settle", "extend"])
 def test_a_script_takes_whole_numbers_and_nothing_else(session: RedisSession, raw: Any, script: str, bad: str) -> None:
     session.settle("before", [a_line()], CALL)
     before = sorted(raw.keys(key_of(session, "*")))
     line = ["user:ann", "user:ann", "- - 1000 - - "]
-    args = {"reserve": ["h", bad, "60", "1", *line], "settle": ["h", bad, *NO_RECORD, *line], "extend": [bad, *line]}[script]
+    scripts = {"reserve": ["h", bad, "60", "1", *line], "settle": ["h", bad, *NO_RECORD, *line], "extend": [bad, *line]}
+    args = scripts[script]
     with pytest.raises(redis.ResponseError, match="RUNGUARD amount"):
         raw.eval(script_of(script)[1], 1, key_of(session, ""), *args, raw.get(key_of(session, "t:identity")), "1")
     assert sorted(raw.keys(key_of(session, "*"))) == before
@@ -94,9 +93,12 @@ def test_a_script_takes_whole_numbers_and_nothing_else(session: RedisSession, ra
 @pytest.mark.parametrize("script", ["reserve", "settle", "extend"])
 def test_a_script_takes_no_other_caps_either(session: RedisSession, raw: Any, script: str, caps: str) -> None:
     line = ["user:ann", "user:ann", f"- - {caps} "]
-    args = {"reserve": ["h", "1 1 1", "60", "1", *line], "settle": ["h", "1 1 1", *NO_RECORD, *line], "extend": ["1 1 1", *line]}[
-        script
-    ]
+    scripts = {
+        "reserve": ["h", "1 1 1", "60", "1", *line],
+        "settle": ["h", "1 1 1", *NO_RECORD, *line],
+        "extend": ["1 1 1", *line],
+    }
+    args = scripts[script]
     with pytest.raises(redis.ResponseError, match="RUNGUARD"):
         raw.eval(script_of(script)[1], 1, key_of(session, ""), *args, raw.get(key_of(session, "t:identity")), "1")
     assert sorted(raw.keys(key_of(session, "*"))) == [key_of(session, key) for key in EMPTY]
