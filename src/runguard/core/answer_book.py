@@ -5,29 +5,31 @@ from collections import OrderedDict, deque
 from typing import Any, Final
 
 from runguard.core.fingerprint import BIG, MAX_CHARS, MAX_NODES, answer_text, bounded_text
-from runguard.core.masking import mask
+from runguard.core.masking import are_alike, mask
 
 _SCALARS: Final = frozenset({float, bool, type(None)})
 
 
 class AnswerBook:
-    """Names the answers of one lane so that two tellings of the same answer get the same name.
+    """Names the answers of one lane so that two versions of the same answer get the same name.
 
-    Nothing is said about a call's first answer but a snapshot's hash. Only when the call repeats with another snapshot
-    are both masked and compared. Snapshots are kept for the most recent calls alone: an older call that repeats
-    differently is compared from its second repetition on. Names are numbers of this process, for comparing; ``digest``
-    is for telling.
+    The first answer of a call is named by the hash of its snapshot, and nothing is masked. When the call repeats with
+    another snapshot, the two are compared, and only what differs is masked. Snapshots are kept for the most recent
+    calls, and of one call for its latest different answers. Where the snapshots of a call were dropped, whole masks
+    are compared instead: such a call is recognised from its second repetition on. Names are numbers of this process.
     """
 
-    __slots__ = ("_calls", "_recent", "size")
+    __slots__ = ("_calls", "_held", "_recent", "size")
     CALLS: Final = 512
-    SNAPSHOTS: Final = 16
-    SNAPSHOT_BYTES: Final = 16_384
+    SNAPSHOTS: Final = 16  # calls with snapshots
+    SNAPSHOT_BYTES: Final = 262_144  # of all snapshots
+    VERSIONS: Final = 4  # different answers of one call whose snapshots are kept
     ANSWERS: Final = 64  # different answers remembered of one call
 
     def __init__(self) -> None:
         self._calls: OrderedDict[bytes, _Known] = OrderedDict()
-        self._recent: deque[_Known] = deque(maxlen=self.SNAPSHOTS)
+        self._recent: deque[_Known] = deque()  # calls with snapshots, the oldest first
+        self._held = 0  # bytes of their snapshots
         self.size = 0  # of the last answer, about; -1 when it is too large to be copied
 
     def name(self, call: bytes, value: Any, by: str = "") -> tuple[int, bool]:
@@ -42,19 +44,23 @@ class AnswerBook:
             known = self._calls[call] = _Known(exact, by)
             if len(self._calls) > self.CALLS:
                 self._calls.popitem(last=False)
-            self._keep(known, shot)
+            self._keep(known, exact, shot)
             return exact, True
         self._calls.move_to_end(call)
-        name, new = known.again(exact, value, by)
-        self._keep(known, shot)
+        name, new = known.again(exact, shot, by)
+        self._keep(known, name, shot)
         return name, new
 
-    def _keep(self, known: "_Known", shot: bytes | str) -> None:
-        if known.shot is None:
-            if len(self._recent) == self.SNAPSHOTS:
-                self._recent[0].shot = None
+    def _keep(self, known: "_Known", name: int, shot: bytes | str) -> None:
+        """Keep the latest snapshot of each answer, and drop those of the oldest calls where they become too many."""
+        if len(shot) > self.SNAPSHOT_BYTES // 2:
+            known.was_dropped = True
+            return
+        if not known.shots:
             self._recent.append(known)
-        known.shot = shot if len(shot) <= self.SNAPSHOT_BYTES else ""  # "" holds its place and says nothing
+        self._held += known.keep(name, shot)
+        while len(self._recent) > self.SNAPSHOTS or self._held > self.SNAPSHOT_BYTES:
+            self._held -= self._recent.popleft().drop()
 
     def forget_pairs(self) -> None:
         """Something changed the world: what was known may be asked again."""
@@ -65,15 +71,30 @@ class AnswerBook:
 class _Known:
     """The answers of one call: their names by snapshot and by masked text, and which agent received which."""
 
-    __slots__ = ("by", "exact", "names", "received", "shot")
+    __slots__ = ("by", "exact", "names", "received", "shots", "was_dropped")
 
     def __init__(self, exact: int, by: str) -> None:
         self.exact, self.by = exact, by
         self.names: dict[int, int] | None = None  # made when the call repeats: most never do
         self.received: set[tuple[str, int]] | None = None
-        self.shot: bytes | str | None = None
+        self.shots: tuple[tuple[int, bytes | str], ...] = ()  # names and their latest snapshots, the newest first
+        self.was_dropped = False  # an answer has no snapshot any more: masks are compared, too
 
-    def again(self, exact: int, value: Any, by: str) -> tuple[int, bool]:
+    def keep(self, name: int, shot: bytes | str) -> int:
+        """Returns how many bytes more it holds."""
+        before = self.shots
+        if not before:
+            self.shots = ((name, shot),)
+            return len(shot)
+        others = [entry for entry in before if entry[0] != name][: AnswerBook.VERSIONS - 1]
+        self.shots = ((name, shot), *others)
+        return _bytes_of(self.shots) - _bytes_of(before)
+
+    def drop(self) -> int:
+        held, self.shots, self.was_dropped = _bytes_of(self.shots), (), True
+        return held
+
+    def again(self, exact: int, shot: bytes | str, by: str) -> tuple[int, bool]:
         """The name of one more answer, and whether it is news to ``by``."""
         if self.names is None:
             self.names = {self.exact: self.exact}
@@ -81,7 +102,7 @@ class _Known:
             self.received = {(self.by, self.exact)}
         name = self.names.get(exact)
         if name is None:
-            name = self._identify(exact, value, self.names)
+            name = self._identify(exact, shot, self.names)
         if (by, name) in self.received:
             return name, False
         if len(self.received) >= AnswerBook.ANSWERS:
@@ -89,18 +110,22 @@ class _Known:
         self.received.add((by, name))
         return name, True
 
-    def _identify(self, exact: int, value: Any, names: dict[int, int]) -> int:
-        """A name for a snapshot not seen before:
-        that of an answer which differs in volatile parts alone, or its own.
+    def _identify(self, exact: int, shot: bytes | str, names: dict[int, int]) -> int:
+        """A name for a snapshot not seen before: that of an answer which differs in volatile parts alone, or its
+        own.
         """
         if len(names) > 2 * AnswerBook.ANSWERS:
             names.clear()
-        if self.shot:
-            before = hash(self.shot)
-            names.setdefault(_masked(_from_snapshot(self.shot)), names.get(before, before))
-        name = names.setdefault(_masked(value), exact)
+        text = _text_of(shot)
+        name = next((name for name, kept in self.shots if are_alike(_text_of(kept), text)), exact)
+        if name == exact and self.was_dropped and len(text) <= MAX_CHARS:
+            name = names.setdefault(hash(mask(text)), exact)
         names[exact] = name
         return name
+
+
+def _bytes_of(shots: "tuple[tuple[int, bytes | str], ...]") -> int:
+    return sum(len(shot) for _, shot in shots)
 
 
 def snapshot(value: Any) -> bytes | str:
@@ -113,12 +138,10 @@ def snapshot(value: Any) -> bytes | str:
     return bounded_text(value)
 
 
-def _from_snapshot(shot: bytes | str) -> Any:
-    return marshal.loads(shot) if type(shot) is bytes else shot  # our own bytes, which never left this process
-
-
-def _masked(value: Any) -> int:
-    return hash(mask(answer_text(value)))
+def _text_of(shot: bytes | str) -> str:
+    """The text of a snapshot, for masking."""
+    # our own bytes, which never left this process
+    return answer_text(marshal.loads(shot)) if isinstance(shot, bytes) else shot
 
 
 def _fits(value: Any) -> bool:
