@@ -187,7 +187,10 @@ def test_answers_that_take_turns_are_recognised() -> None:
     assert news == [True] * 4 + [False] * 8
 
 
-@given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 3), st.sampled_from(VOLATILE)), max_size=30))
+HIDDEN = [part for part in VOLATILE if mask(f"x {part} y") == "x ~ y"]
+
+
+@given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 3), st.sampled_from(HIDDEN)), max_size=30))
 def test_the_names_are_those_of_whole_masks(steps: list[tuple[int, int, str]]) -> None:
     """Up to as many different answers of a call as the book keeps."""
     book = AnswerBook()
