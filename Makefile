@@ -100,3 +100,31 @@ $(OLDEST_FRAMEWORKS)/.ready: pyproject.toml $(NEW)/.ready
 
 clean:
 	@rm -rf $(NEW) $(OLD) $(FRAMEWORKS) $(OLDEST_FRAMEWORKS) .mypy_cache .pytest_cache .ruff_cache build
+
+# ---- releases and operations ----
+
+.PHONY: release-check lock test-adk test-pythons simulate
+
+# Build, inspect, install into empty environments, run demo and doctor there, compare the public API with the last tag.
+release-check: $(NEW)/.ready
+	@$(NEW)/bin/python scripts/release_check.py
+
+# Exact versions with hashes of the development environment, for the workflows and the documentation's host.
+lock: $(NEW)/.ready
+	@$(NEW)/bin/uv pip compile --quiet --universal --upgrade --python-version 3.11 --generate-hashes --no-annotate --no-emit-index-url \
+	  --custom-compile-command "make lock" --group pyproject.toml:dev pyproject.toml --output-file locks/dev.txt
+
+# The ADK tests on 2.3, each minor release since, and the newest; ADK="2.7 pre" names others.
+test-adk: $(NEW)/.ready
+	@$(NEW)/bin/python scripts/test_adk.py $(ADK)
+
+# Everything that needs no browser and no documentation, on every supported Python that is installed.
+PYTHONS ?= 3.11 3.12 3.13 3.14
+test-pythons: $(NEW)/.ready
+	@for python in $(PYTHONS); do \
+	  $(NEW)/bin/uv python find --quiet --no-python-downloads $$python >/dev/null 2>&1 || { echo "== no Python $$python"; continue; }; \
+	  echo "== Python $$python"; \
+	  $(NEW)/bin/uv venv --quiet --allow-existing --python $$python .venv-python-$$python && \
+	  $(NEW)/bin/uv pip install --quiet --python .venv-python-$$python/bin/python --editable . --group dev && \
+	  .venv-python-$$python/bin/python -m pytest -n $(WORKERS) --ignore tests/dashboard --ignore tests/docs_site || exit 1; \
+	done

@@ -1,0 +1,59 @@
+"""The workflows pass a linter, pin what they use, and name the releases that are tested."""
+
+import re
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+import yaml
+
+from tests.kit.scripts import ROOT, script
+
+WORKFLOWS = [*sorted((ROOT / ".github" / "workflows").glob("*.yml")), ROOT / "examples" / "ci" / "runguard-gate.yml"]
+ZIZMOR = Path(sys.executable).with_name("zizmor")
+
+
+@pytest.mark.skipif(not ZIZMOR.exists(), reason="zizmor is installed in the newest environment alone")
+def test_the_linter_finds_nothing() -> None:
+    command = [str(ZIZMOR), "--offline", "--quiet", *map(str, WORKFLOWS)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=50, check=False)
+    assert done.returncode == 0, done.stdout
+
+
+@pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.name)
+def test_actions_are_pinned_and_permissions_are_few(path: Path) -> None:
+    text = path.read_text(encoding="utf-8")
+    used = re.findall(r"uses: (\S+)( # v[\d.]+)?", text)
+    assert used
+    assert [name for name, comment in used if not re.search(r"@[0-9a-f]{40}$", name) or not comment] == []
+    assert yaml.safe_load(text)["permissions"] == {}
+
+
+def test_only_the_publishing_job_publishes() -> None:
+    jobs = yaml.safe_load(WORKFLOWS[0].read_text(encoding="utf-8"))["jobs"]
+    assert jobs["publish"]["permissions"] == {"id-token": "write"}
+    assert "secrets." not in WORKFLOWS[0].read_text(encoding="utf-8")
+
+
+def test_the_matrix_names_every_python_of_the_metadata() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    named = {found[1] for line in project["classifiers"] if (found := re.search(r":: (3\.\d+)$", line))}
+    matrix = yaml.safe_load(WORKFLOWS[1].read_text(encoding="utf-8"))["jobs"]["matrix"]["strategy"]["matrix"]
+    assert set(matrix["python"]) == named
+
+
+def test_supported_releases_of_adk() -> None:
+    adk = script("test_adk")
+    versions = ["2.13.0", "2.10.0", "2.9.2", "2.9.1", "2.3.0", "2.2.0", "1.39.1", "2.14.0rc1"]
+    assert adk.supported(versions) == ["2.3", "2.9", "2.10", "2.13"]
+    assert [adk.requirement(each) for each in ("2.3", "newest")] == ["google-adk==2.3.*", "google-adk"]
+
+
+def test_the_lock_names_no_host() -> None:
+    lock = (ROOT / "locks" / "dev.txt").read_text(encoding="utf-8")
+    assert not re.search(r"https?://|file:|--index|--find-links", lock)
+    pinned = re.findall(r"^([\w.-]+)(?:\[[\w,]+\])?==", lock, re.MULTILINE)
+    assert {"google-adk", "pydantic", "pytest"} <= set(pinned)
+    assert lock.count("--hash=sha256:") >= len(pinned)
