@@ -20,7 +20,7 @@ from tests.kit.adk_runs import play, told
 from tests.kit.endless_agents import endless, worker
 from tests.kit.money import CALL_TOKENS, CALL_USD, agent, assert_nothing_reserved, guard
 from tests.kit.tools import step
-from tests.kit.topologies import TOPOLOGIES, Team
+from tests.kit.topologies import TOPOLOGIES, Team, spread
 
 # ---- capping and waiting --------------------------------------------------------------------------------------------
 
@@ -203,8 +203,7 @@ async def test_a_healthy_run_does_not_notice_its_budgets(topology: Callable[[Tea
     assert_nothing_reserved(plugin)
 
 
-@pytest.mark.parametrize("limit", [1, 5])
-@pytest.mark.parametrize("topology", TOPOLOGIES, ids=lambda topology: topology.__name__)
+@pytest.mark.parametrize(("topology", "limit"), spread(1, 5))
 async def test_one_cap_in_dollars_holds_for_the_whole_tree_exactly(topology: Callable[[Team], Any], limit: int) -> None:
     """Transfers, agents as tools, tasks, single turns, branches, workflow nodes: one account, whatever the shape."""
     team, plugin = (

@@ -26,6 +26,7 @@ from tests.kit.topologies import (
     Team,
     custom_loop,
     custom_quiet_loop,
+    spread,
     step,
     task,
     task_again,
@@ -41,8 +42,7 @@ everywhere = pytest.mark.parametrize("topology", TOPOLOGIES, ids=lambda topology
 # ---- stopping -------------------------------------------------------------------------------------------------------
 
 
-@everywhere
-@pytest.mark.parametrize("limit", [1, 4, 5])
+@pytest.mark.parametrize(("topology", "limit"), spread(1, 4, 5))
 async def test_a_used_up_budget_ends_every_topology(topology: Topology, limit: int) -> None:
     team, plugin = Team(endless=True), BudgetPlugin(stops_at(limit))
     result = await play(topology(team), plugins=[plugin])

@@ -161,7 +161,7 @@ def _recover(callback_context: Any, llm_request: Any, error: Exception) -> LlmRe
     return LlmResponse(content=types.Content(role="model", parts=[types.Part(text="no answer")]))
 
 
-@pytest.mark.parametrize(("seed", "size"), [*((seed, 24) for seed in range(24)), (24, 400)])
+@pytest.mark.parametrize(("seed", "size"), [*((seed, 24) for seed in range(6)), (24, 400)])
 async def test_many_branches_without_errors_get_exactly_the_calls_that_the_cap_pays(seed: int, size: int) -> None:
     provider = _Provider(seed)
     plugin = guard(max_usd="0.20", max_fan_out=400)
@@ -172,7 +172,7 @@ async def test_many_branches_without_errors_get_exactly_the_calls_that_the_cap_p
     assert_nothing_reserved(plugin)
 
 
-_SEEDS = [*((seed, 24) for seed in range(72)), *((seed, 400) for seed in range(72, 75))]
+_SEEDS = [*((seed, 24) for seed in range(30)), *((seed, 400) for seed in range(72, 75))]
 
 
 @pytest.mark.parametrize(("seed", "size"), _SEEDS)

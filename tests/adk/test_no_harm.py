@@ -22,7 +22,7 @@ import runguard
 from runguard.adk import RunGuardPlugin
 from runguard.testing import ScriptedModel, assert_calls_answered, assert_stopped, call, text
 from tests.kit.adk_runs import observe, play, prompts, told
-from tests.kit.topologies import TOPOLOGIES, Team, single, step, workflow_parallel_worker
+from tests.kit.topologies import TOPOLOGIES, Team, single, spread, step, workflow_parallel_worker
 
 Topology = Callable[[Team], Any]
 everywhere = pytest.mark.parametrize("topology", TOPOLOGIES, ids=lambda topology: topology.__name__)
@@ -63,8 +63,7 @@ class Witness(BasePlugin):
         self.seen.append(("on_event", event.author))
 
 
-@everywhere
-@pytest.mark.parametrize("first", [True, False], ids=["guard first", "guard last"])
+@pytest.mark.parametrize(("topology", "first"), spread(True, False))
 async def test_other_plugins_see_the_same_hooks_in_the_same_order(topology: Topology, first: bool) -> None:
     alone, beside = Witness(), Witness()
     await play(topology(Team(endless=False)), plugins=[alone])

@@ -20,6 +20,7 @@ from tests.kit.topologies import (
     loop,
     parallel,
     single,
+    spread,
     step,
     task,
     task_again,
@@ -61,8 +62,7 @@ def break_guard(
 # ---- faults inside the guard ----------------------------------------------------------------------------------------
 
 
-@everywhere
-@pytest.mark.parametrize("method", ["check", "after", "reserve", "fingerprint", "start"])
+@pytest.mark.parametrize(("topology", "method"), spread("check", "after", "reserve", "fingerprint", "start"))
 async def test_allow_leaves_the_run_as_it_was_and_counts_the_fault(
     topology: Topology, method: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -77,9 +77,8 @@ async def test_allow_leaves_the_run_as_it_was_and_counts_the_fault(
 
 
 @pytest.mark.timeout(15)  # a loop that nobody ends leaves no room for asyncio's own timeout
-@everywhere
-@pytest.mark.parametrize("event", [AgentEntered, ModelCall, ToolCall], ids=lambda event: event.__name__)
 @pytest.mark.parametrize("after", [0, 2])
+@pytest.mark.parametrize(("topology", "event"), spread(AgentEntered, ModelCall, ToolCall))
 async def test_block_stops_the_run_with_guard_error(
     topology: Topology, event: type, after: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -48,6 +48,7 @@ from tests.kit.topologies import (
     sequential_with_parallel,
     single,
     single_turn_two_at_once,
+    spread,
     step,
     workflow_cycle,
     workflow_dynamic_nodes_at_once,
@@ -152,8 +153,7 @@ async def test_a_healthy_run_is_the_same_with_and_without_a_condition(topology: 
     assert prompts(watched.requests) == prompts(bare.requests)
 
 
-@everywhere
-@pytest.mark.parametrize("guard_first", [True, False])
+@pytest.mark.parametrize(("topology", "guard_first"), spread(True, False))
 async def test_beside_the_guard_accounts_are_settled_at_what_was_really_called(
     topology: Topology, guard_first: bool
 ) -> None:

@@ -28,6 +28,7 @@ from tests.kit.topologies import (
     agent_tool_with_schema,
     single_turn,
     single_turn_two_at_once,
+    spread,
     task,
     task_again,
 )
@@ -44,8 +45,7 @@ def open_calls(topology: Topology, limit: int) -> int:
 # ---- firing ---------------------------------------------------------------------------------------------------------
 
 
-@everywhere
-@pytest.mark.parametrize("limit", range(1, 7))
+@pytest.mark.parametrize(("topology", "limit"), spread(*range(1, 7), each=3))
 async def test_a_limit_stops_exactly_there_and_harms_nothing(topology: Topology, limit: int) -> None:
     team, plugin = Team(endless=True), RunGuardPlugin(max_model_calls=limit)
     result = await play(topology(team), plugins=[plugin])
@@ -72,8 +72,7 @@ async def test_the_stop_is_stored_as_it_was_streamed(topology: Topology) -> None
     assert all(runguard.trip(event) == plugin.trips[0] for event in stored)
 
 
-@everywhere
-@pytest.mark.parametrize("limit", [5, 6])
+@pytest.mark.parametrize(("topology", "limit"), spread(5, 6))
 async def test_the_next_turn_works_and_does_not_hear_of_the_stop(topology: Topology, limit: int) -> None:
     team, plugin, service = Team(endless=True), RunGuardPlugin(max_model_calls=limit), InMemorySessionService()
     root = topology(team)

@@ -6,10 +6,12 @@ a model, and can be told to calm down, so that the user's next turn finds agents
 """
 
 import asyncio
+import itertools
 from collections.abc import AsyncGenerator, Callable, Sequence
 from importlib.metadata import version
 from typing import Any
 
+import pytest
 from google.adk.agents import BaseAgent, LlmAgent, LoopAgent, ParallelAgent, SequentialAgent
 from google.adk.agents.callback_context import CallbackContext
 from google.adk.agents.invocation_context import InvocationContext
@@ -578,3 +580,18 @@ TOPOLOGIES: list[Callable[[Team], Any]] = [
     custom_quiet_loop,
     parallel_of_custom_loops,
 ]
+
+# One of each kind of nesting, with the ones that ADK itself handles in a special way.
+REPRESENTATIVE = [single, transfer_to_child, task, single_turn, agent_tool, loop, parallel, workflow_cycle]
+
+
+def spread(*choices: Any, each: int = 1) -> list[Any]:
+    """Pairs of a topology and a choice: the representative topologies with all choices, every other with ``each`` of
+    them in turn, so that every topology and every choice is there without their whole product.
+    """
+    turn = itertools.cycle(choices)
+    return [
+        pytest.param(topology, choice, id=f"{topology.__name__}-{getattr(choice, '__name__', choice)}")
+        for topology in TOPOLOGIES
+        for choice in (choices if topology in REPRESENTATIVE else itertools.islice(turn, each))
+    ]
