@@ -1,10 +1,13 @@
 """How the suite is shared out between processes, which tests may run twice, and what every test leaves closed."""
 
+import functools
 import os
 import sys
+import tomllib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from unittest import mock
 
 import pytest
 from hypothesis import settings
@@ -21,13 +24,33 @@ settings.load_profile("untimed")
 TOGETHER = {
     "tests/dashboard/test_browser.py": "browser",
     "tests/docs_site/test_site.py": "site",
+    "tests/test_docs.py::test_snippet_runs": "docs",
     "tests/providers/test_usage_of_providers.py::test_litellm": "litellm",
     "tests/wire/test_seed_example.py": "litellm",
 }
 
 
 class Together(LoadScopeScheduling):
-    """Each test goes to the next free process, except those of ``TOGETHER``."""
+    """Each test goes to the next free process, except those of ``TOGETHER``.
+
+    Half of the processes begin with the first test and half with the last one. So the tests of stores, which wait much,
+    run beside those of agents, which compute much.
+    """
+
+    @functools.cached_property
+    def _indexes(self) -> dict[str, int]:
+        return {nodeid: index for index, nodeid in enumerate(self.collection)}
+
+    def _assign_work_unit(self, node: Any) -> None:
+        scope, unit = self.workqueue.popitem(last=self.nodes.index(node) % 2 == 1)
+        self.assigned_work[node][scope] = unit
+        node.send_runtest_some([self._indexes[nodeid] for nodeid, is_done in unit.items() if not is_done])
+
+    def _pending_of(self, workload: dict[str, dict[str, bool]]) -> int:
+        """Forgets what is done: xdist counts all that a process ever did, after every test."""
+        for scope in [scope for scope, unit in workload.items() if all(unit.values())]:
+            del workload[scope]
+        return sum(not is_done for unit in workload.values() for is_done in unit.values())
 
     def _split_scope(self, nodeid: str) -> str:
         return next((group for start, group in TOGETHER.items() if nodeid.startswith(start)), nodeid)
@@ -66,6 +89,18 @@ def _no_ledger_stays_open() -> Iterator[None]:
     for ledger in list(remote._ledgers) if remote is not None else ():
         if not getattr(ledger, "stays_open", False):
             ledger.close()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _project_file_is_parsed_once() -> Iterator[None]:
+    """Every guard looks for its policy in the pyproject.toml above the working directory: here, in that of RunGuard
+    itself. To parse it takes longer than most tests.
+    """
+    file, loads = Path(__file__).parents[1] / "pyproject.toml", tomllib.loads
+    text = file.read_text(encoding="utf-8") if file.exists() else ""
+    parsed = loads(text)
+    with mock.patch("tomllib.loads", lambda asked, **options: parsed if asked == text else loads(asked, **options)):
+        yield
 
 
 @pytest.fixture(autouse=True)

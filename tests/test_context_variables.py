@@ -1,6 +1,7 @@
 """Context variables carry state sideways, so there are few of them, and one page lists them."""
 
 import ast
+import functools
 from pathlib import Path
 
 import runguard
@@ -9,11 +10,13 @@ SOURCE = Path(runguard.__file__).parent
 PAGE = SOURCE.parents[1] / "docs" / "architecture.md"
 
 
+@functools.cache
 def variables() -> list[tuple[str, str]]:
     """The files that create a context variable, and the names of the variables."""
     return [
         (str(path.relative_to(SOURCE)), ast.literal_eval(node.args[0]))
         for path in sorted(SOURCE.rglob("*.py"))
+        if "ContextVar" in path.read_text(encoding="utf-8")
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
         if isinstance(node, ast.Call) and ast.unparse(node.func).rpartition(".")[2] == "ContextVar"
     ]

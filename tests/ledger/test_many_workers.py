@@ -1,7 +1,7 @@
 """Sixty-four workers on a budget of five calls, round after round, on every ledger: never a sixth call, and exactly
 five every time.
 
-A worker is a thread with an event loop of its own; on a store, sixteen processes have four of them each. All ask in the
+A worker is a thread with an event loop of its own; on a store, eight processes have eight of them each. All ask in the
 same moment. Whoever is refused waits as long as waiting can help, and some who got leave give it back: their place must
 find another.
 """
@@ -24,9 +24,9 @@ pytestmark = pytest.mark.retries(
 )
 
 WORKERS = 64
-PROCESSES = 16  # with a ledger of its own each
+PROCESSES = 8  # with a ledger of its own each
 BUDGET = 5
-ROUNDS = {"memory": 100, "redis": 60, "sqlite": 20, "postgres": 15}  # benchmarks/crowd.py makes 100 on each
+ROUNDS = {"memory": 40, "redis": 20, "sqlite": 6, "postgres": 5}  # benchmarks/crowd.py makes 100 on each
 PATIENCE_S = 50.0
 
 # Forked from a process that has imported everything: to start one costs milliseconds.

@@ -165,7 +165,7 @@ async def test_one_alert_names_the_command_and_another_says_when_it_is_over(
     assert await one.calls(1) == 1
     Ground(place).begun_anew()
     assert await one.calls(4) == 0
-    assert one.plugin.flush(10) is False
+    assert one.plugin.flush(0.2) is False
     (alert,) = [alert for alert in one.alerts if alert.kind in ("outage", "store_replaced")]
     assert (alert.kind, alert.severity, alert.facts["command"]) == (
         "store_replaced",
