@@ -85,18 +85,19 @@ class Player:
         self._takes[type(step)](step)  # type: ignore[operator]
 
     def finish(self) -> RunResult:
-        if self._waiting:
-            self._settle_calls()
-        if self._answers:
-            self._flush()
+        self._catch_up()
         self._close()
         return self.result
 
-    def _turn(self, step: Turn) -> None:
+    def _catch_up(self) -> None:
+        """Judge the calls and answers that waited for the next step."""
         if self._waiting:
             self._settle_calls()
         if self._answers:
             self._flush()
+
+    def _turn(self, step: Turn) -> None:
+        self._catch_up()
         self.tick(step.at)
         if not (step.resumes and self._resume(step.run)):
             self._begin(step.run)
@@ -104,10 +105,7 @@ class Player:
     def _resumed(self, step: Resumed) -> None:
         """The time since the last step was a pause of the run."""
         self.result.steps -= 1
-        if self._waiting:
-            self._settle_calls()
-        if self._answers:
-            self._flush()
+        self._catch_up()
         if self._begun:
             self._live.paused_at = self.clock.now
             self.tick(step.at)
@@ -165,10 +163,7 @@ class Player:
             # older ADK numbers the branches of agents called as tools
             name = path.rpartition(".")[2] if opened_by.isdigit() else ""
             self._agents.update(call.tool for call in self._waiting if call.id == opened_by or call.tool == name)
-        if self._waiting:
-            self._settle_calls()
-        if self._answers:
-            self._flush()
+        self._catch_up()
         if not self._begun:
             self.tick(step.at)
             self._begin("")

@@ -1,11 +1,12 @@
 """Split a SOURCE into pieces that fit into memory and can be read in another process."""
 
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import Final, Protocol, TypeVar
+from typing import Final, TypeVar
 
 from runguard.replay import adk_database as database
 from runguard.replay import adk_json, own_records
@@ -24,93 +25,12 @@ _POSTGRES: Final = ("postgres", "postgresql")
 _REDIS: Final = ("redis", "rediss", "valkey", "valkeys", "unix")
 
 
-class Piece(Protocol):
-    """Part of a source. ``size`` is its share of the progress."""
+@dataclass(slots=True)
+class Piece:
+    """Part of a source, which can be sent to another process. ``size`` is its share of the progress."""
 
     size: int
-
-    def runs(self, faults: Faults, model: str) -> Iterator[RecordedRun]: ...
-
-
-@dataclass(slots=True)
-class Part:
-    """Bytes of a plain JSONL file."""
-
-    path: Path
-    start: int
-    end: int
-    size: int
-
-    def runs(self, faults: Faults, model: str) -> Iterator[RecordedRun]:
-        return _of_lines(lines_of(self.path, faults, self.start, self.end), self.path.name, faults)
-
-
-@dataclass(slots=True)
-class UnpackedLines:
-    """Decompressed lines of a compressed file."""
-
-    name: str
-    lines: list[tuple[int, bytes]]
-    size: int
-    faults: Faults
-
-    def runs(self, faults: Faults, model: str) -> Iterator[RecordedRun]:
-        faults.merge(self.faults)
-        return _of_lines(iter(self.lines), self.name, faults)
-
-
-@dataclass(slots=True)
-class JsonFile:
-    """A JSON file from ADK."""
-
-    path: Path
-    size: int
-    max_unpacked: int
-
-    def runs(self, faults: Faults, model: str) -> Iterator[RecordedRun]:
-        return adk_json.runs_of(self.path, faults, model, self.max_unpacked)
-
-
-@dataclass(slots=True)
-class Sessions:
-    """Sessions of an ADK database: a SQLite file or a Postgres URL."""
-
-    where: Path | str
-    sessions: list[Session]
-    size: int
-
-    def runs(self, faults: Faults, model: str) -> Iterator[RecordedRun]:
-        if isinstance(self.where, Path):
-            return database.sqlite_runs(self.where, self.sessions, faults, model)
-        return database.postgres_runs(self.where, self.sessions, faults, model)
-
-
-@dataclass(slots=True)
-class Records:
-    """A RunGuard store: a SQLite file, or a URL of Postgres, Redis or Valkey."""
-
-    where: Path | str
-    size: int
-
-    def runs(self, faults: Faults, model: str) -> Iterator[RecordedRun]:
-        if isinstance(self.where, Path):
-            return own_records.sqlite_records(self.where, faults)
-        if self.where.partition("://")[0] in _REDIS:
-            return own_records.redis_records(self.where, faults)
-        return own_records.postgres_records(self.where, faults)
-
-
-@dataclass(slots=True)
-class Broken:
-    """The rest of a source that cannot be read, and why."""
-
-    name: str
-    why: str
-    size: int = 0
-
-    def runs(self, faults: Faults, model: str) -> Iterator[RecordedRun]:
-        faults.add(self.name, f"cannot be read to its end: {self.why}")
-        return iter(())
+    runs: Callable[[Faults, str], Iterator[RecordedRun]]  # given where to report faults, and the model of the runs
 
 
 @dataclass(slots=True)
@@ -129,7 +49,7 @@ class Source:
         try:
             yield from self._pieces()
         except Exception as error:  # a damaged file or a broken connection; each reader has its own exceptions
-            yield Broken(self.name, error_text(error))
+            yield Piece(0, partial(_broken, self.name, error_text(error)))
 
     def _pieces(self) -> Iterator[Piece]:
         if self.kind == "jsonl":
@@ -137,9 +57,9 @@ class Source:
             yield from _jsonl_pieces(self.where, self.max_unpacked)
         elif self.kind == "json":
             assert isinstance(self.where, Path)
-            yield JsonFile(self.where, self.size or 0, self.max_unpacked)
+            yield Piece(self.size or 0, partial(_json_runs, self.where, self.max_unpacked))
         elif self.kind == "records":
-            yield Records(self.where, 1)
+            yield Piece(1, partial(_record_runs, self.where))
         else:
             found = (
                 database.sqlite_sessions(self.where)
@@ -147,7 +67,7 @@ class Source:
                 else database.postgres_sessions(self.where)
             )
             for sessions in _batches(found, _SESSIONS):
-                yield Sessions(self.where, sessions, len(sessions))
+                yield Piece(len(sessions), partial(_session_runs, self.where, sessions))
 
 
 def open_sources(given: str, max_unpacked: int = MAX_UNPACKED) -> list[Source]:
@@ -266,7 +186,7 @@ def _nothing(given: str) -> Source:
 def _jsonl_pieces(path: Path, max_unpacked: int) -> Iterator[Piece]:
     if not is_gzip(path):
         for start, end in ranges(path, _PART):
-            yield Part(path, start, end, end - start)
+            yield Piece(end - start, partial(_part_runs, path, start, end))
         return
     faults = Faults()
     held: list[tuple[int, bytes]] = []
@@ -276,11 +196,53 @@ def _jsonl_pieces(path: Path, max_unpacked: int) -> Iterator[Piece]:
         held.append((begins, line))
         size += len(line)
         if size >= _PART:
-            yield UnpackedLines(path.name, held, 0, faults.taken())
+            yield Piece(0, partial(_unpacked_runs, path.name, held, faults.taken()))
             held, size = [], 0
-    yield UnpackedLines(
-        path.name, held, packed, faults
-    )  # the progress within a compressed file is unknown until its end
+    # the progress within a compressed file is unknown until its end
+    yield Piece(packed, partial(_unpacked_runs, path.name, held, faults))
+
+
+# ---- the runs of a piece; functions of a module, because those can be sent to another process -----------------------
+
+
+def _part_runs(path: Path, start: int, end: int, faults: Faults, model: str) -> Iterator[RecordedRun]:
+    """Bytes of a plain JSONL file."""
+    return _of_lines(lines_of(path, faults, start, end), path.name, faults)
+
+
+def _unpacked_runs(
+    name: str, lines: list[tuple[int, bytes]], found: Faults, faults: Faults, model: str
+) -> Iterator[RecordedRun]:
+    """Decompressed lines of a compressed file."""
+    faults.merge(found)
+    return _of_lines(iter(lines), name, faults)
+
+
+def _json_runs(path: Path, max_unpacked: int, faults: Faults, model: str) -> Iterator[RecordedRun]:
+    """A JSON file from ADK."""
+    return adk_json.runs_of(path, faults, model, max_unpacked)
+
+
+def _session_runs(where: Path | str, sessions: list[Session], faults: Faults, model: str) -> Iterator[RecordedRun]:
+    """Sessions of an ADK database: a SQLite file or a Postgres URL."""
+    if isinstance(where, Path):
+        return database.sqlite_runs(where, sessions, faults, model)
+    return database.postgres_runs(where, sessions, faults, model)
+
+
+def _record_runs(where: Path | str, faults: Faults, model: str) -> Iterator[RecordedRun]:
+    """A RunGuard store: a SQLite file, or a URL of Postgres, Redis or Valkey."""
+    if isinstance(where, Path):
+        return own_records.sqlite_records(where, faults)
+    if where.partition("://")[0] in _REDIS:
+        return own_records.redis_records(where, faults)
+    return own_records.postgres_records(where, faults)
+
+
+def _broken(name: str, why: str, faults: Faults, model: str) -> Iterator[RecordedRun]:
+    """The rest of a source that cannot be read, and why."""
+    faults.add(name, f"cannot be read to its end: {why}")
+    return iter(())
 
 
 def _of_lines(lines: Iterator[tuple[int, bytes]], name: str, faults: Faults) -> Iterator[RecordedRun]:

@@ -124,14 +124,20 @@ class TerminationCondition(metaclass=CheckedABC):
     def _ask(self, events: Sequence[Event], now: float, asked: _Asked) -> TerminationResult:
         known = asked.get(id(self))
         if known is None:
-            known = asked[id(self)] = self._latched() or self._conclude(self.judge(events, now))
+            known = asked[id(self)] = self._latched() or self._conclude(self._judge(events, now, asked))
         return known
 
     async def _ask_async(self, events: Sequence[Event], now: float, asked: _Asked) -> TerminationResult:
         known = asked.get(id(self))
         if known is None:
-            known = asked[id(self)] = self._latched() or self._conclude(await self.judge_async(events, now))
+            known = asked[id(self)] = self._latched() or self._conclude(await self._judge_async(events, now, asked))
         return known
+
+    def _judge(self, events: Sequence[Event], now: float, asked: _Asked) -> str | None:
+        return self.judge(events, now)
+
+    async def _judge_async(self, events: Sequence[Event], now: float, asked: _Asked) -> str | None:
+        return await self.judge_async(events, now)
 
     def _latched(self) -> TerminationResult:
         return TerminationResult(True, self.reason or "") if self.terminated else NOT_YET
@@ -145,10 +151,14 @@ class TerminationCondition(metaclass=CheckedABC):
     def _copy(self, now: float, made: "dict[int, TerminationCondition]") -> "TerminationCondition":
         known = made.get(id(self))
         if known is None:
-            known = made[id(self)] = copy.copy(self)
+            known = copy.copy(self)
             known._reason = None
-            known.clear(now)
+            known._start_copy(now, made)
+            made[id(self)] = known
         return known
+
+    def _start_copy(self, now: float, made: "dict[int, TerminationCondition]") -> None:
+        self.clear(now)
 
     # ---- for integrations -------------------------------------------------------------------------------------------
 
@@ -271,18 +281,6 @@ class _Composite(TerminationCondition):
             condition._ask(events, now, asked)
         return self._joined()
 
-    def _ask(self, events: Sequence[Event], now: float, asked: _Asked) -> TerminationResult:
-        known = asked.get(id(self))
-        if known is None:
-            known = asked[id(self)] = self._latched() or self._conclude(self._judge(events, now, asked))
-        return known
-
-    async def _ask_async(self, events: Sequence[Event], now: float, asked: _Asked) -> TerminationResult:
-        known = asked.get(id(self))
-        if known is None:
-            known = asked[id(self)] = self._latched() or self._conclude(await self._judge_async(events, now, asked))
-        return known
-
     async def _judge_async(self, events: Sequence[Event], now: float, asked: _Asked) -> str | None:
         for condition in self._conditions:  # one after another, so that their order is fixed
             await condition._ask_async(events, now, asked)
@@ -294,14 +292,8 @@ class _Composite(TerminationCondition):
         for condition in self._conditions:
             condition.reset(moment)
 
-    def _copy(self, now: float, made: dict[int, TerminationCondition]) -> TerminationCondition:
-        known = made.get(id(self))
-        if known is None:
-            twin = copy.copy(self)
-            twin._reason = None
-            twin._conditions = tuple(condition._copy(now, made) for condition in self._conditions)
-            known = made[id(self)] = twin
-        return known
+    def _start_copy(self, now: float, made: dict[int, TerminationCondition]) -> None:
+        self._conditions = tuple(condition._copy(now, made) for condition in self._conditions)
 
     def leaves(self) -> list[TerminationCondition]:
         return list({id(leaf): leaf for condition in self._conditions for leaf in condition.leaves()}.values())

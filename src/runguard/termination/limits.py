@@ -86,7 +86,7 @@ class TokenUsageTermination(TerminationCondition):
             raise PolicyError(
                 "a TokenUsageTermination without a limit never fires; pass max_total=, max_prompt= or max_completion="
             )
-        self._forget()
+        self.clear(0.0)
 
     def judge(self, events: Sequence[Event], now: float) -> str | None:
         for taken in self._calls.read(events):
@@ -104,9 +104,6 @@ class TokenUsageTermination(TerminationCondition):
         self._completion += usage.output
 
     def clear(self, now: float) -> None:
-        self._forget()
-
-    def _forget(self) -> None:
         self._prompt = self._completion = 0
         self._calls = ModelCallReader()
 
@@ -133,7 +130,7 @@ class CostTermination(TerminationCondition):
         self._prices = {} if prices is None else Policy.validated({"prices": prices}, "CostTermination").prices
         self._unpriced = ""
         self._pricing = Pricing(self._prices)  # prices are the same for every run, so copies share them
-        self._forget()
+        self.clear(0.0)
 
     def judge(self, events: Sequence[Event], now: float) -> str | None:
         for taken in self._calls.read(events):
@@ -161,9 +158,6 @@ class CostTermination(TerminationCondition):
         self._nano += rates.cost(taken.usage) - (rates.cost(taken.before) if taken.before is not None else 0)
 
     def clear(self, now: float) -> None:
-        self._forget()
-
-    def _forget(self) -> None:
         self._nano = 0
         self._unpriced = ""
         self._calls = ModelCallReader()
