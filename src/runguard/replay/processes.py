@@ -11,8 +11,7 @@ from typing import Any, Final
 
 from runguard.replay.engine import quiet
 from runguard.replay.sources import Piece, Source
-from runguard.replay.steps import Faults, RecordedRun, UnreadableError
-from runguard.replay.valid_steps import checked
+from runguard.replay.steps import Faults, RecordedRun, UnreadableError, checked
 
 _AHEAD: Final = 3  # pieces per process that wait or are done on
 _FEW: Final = 2  # for this number of pieces a process does not pay

@@ -18,10 +18,9 @@ from runguard.replay.explain import explain
 from runguard.replay.json_report import JsonReport, print_explanation, unknown_as_null
 from runguard.replay.processes import PieceResult
 from runguard.replay.sources import Source, error_text
-from runguard.replay.steps import Faults, RecordedRun, Step, Turn, UnreadableError
+from runguard.replay.steps import Faults, RecordedRun, Step, Turn, UnreadableError, checked
 from runguard.replay.table import Rows, print_result
 from runguard.replay.totals import Totals
-from runguard.replay.valid_steps import checked
 
 if TYPE_CHECKING:
     from runguard.replay.results import RunResult

@@ -1,7 +1,7 @@
 """The form into which every reader converts a recorded run: its names and a stream of steps."""
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from datetime import UTC, datetime
 from typing import Any, Final
 
@@ -193,3 +193,46 @@ def time_of(value: Any) -> float | None:
 def _short(text: str) -> str:
     line = " ".join(text[: 2 * _FAULT_CHARS].encode("utf-8", "replace").decode().split())
     return line if len(line) <= _FAULT_CHARS else f"{line[:_FAULT_CHARS]}…"
+
+
+# ---- values that the guard can handle -------------------------------------------------------------------------------
+
+_MOST_TOKENS: Final = 10**30  # tokens of one model call; sums and costs below this can still be printed
+_COUNTS: Final = tuple(field.name for field in fields(Usage))
+_WORDS: Final[dict[type, tuple[str, ...]]] = {
+    Turn: ("run",),
+    Asked: ("agent", "branch", "model", "batch"),
+    Called: ("agent", "branch", "batch", "id", "tool"),
+    Answered: ("agent", "id", "tool", "event"),
+    Passed: ("agent", "branch", "target"),
+    Delegated: ("id",),
+}
+
+
+def checked(run: RecordedRun, faults: Faults) -> RecordedRun:
+    """Return the run with values that every rule and every table can handle."""
+    run.id, run.app, run.user, run.session, run.source = (
+        word(run.id),
+        word(run.app),
+        word(run.user),
+        word(run.session),
+        word(run.source),
+    )
+    run.steps = _steps(run.steps, run.id, faults)
+    return run
+
+
+def _steps(steps: Iterator[Step], name: str, faults: Faults) -> Iterator[Step]:
+    for step in steps:
+        if type(step) is not Wrote:  # the reader of a journal has checked its entries
+            for field in _WORDS.get(type(step), ()):
+                if getattr(step, field).__class__ is not str:
+                    setattr(step, field, word(getattr(step, field)))
+        if (
+            type(step) is Asked
+            and step.usage is not None
+            and not all(0 <= getattr(step.usage, count) < _MOST_TOKENS for count in _COUNTS)
+        ):
+            faults.add(name, "a model call reports an impossible number of tokens: ignoring them")
+            step.usage = None
+        yield step

@@ -7,13 +7,13 @@ from runguard.cli.doctor.application import Application, load_application, loade
 from runguard.cli.doctor.installation import (
     CheckResult,
     adk_line,
+    list_line,
     name_line,
     policy_line,
     price_lines,
     python_line,
     store_line,
 )
-from runguard.cli.doctor.price_list import list_line
 from runguard.core.exceptions import PolicyError
 from runguard.demo import AdkMissingError, load
 from runguard.ledger.urls import check_store

@@ -13,11 +13,13 @@ from typing import Final, Literal
 from runguard import _version
 from runguard.cli.commands.command import CommandError
 from runguard.cli.commands.model_prices import limits_usd, price_of, seen_models
+from runguard.cli.commands.price_tables import OLD_DAYS, REFRESH, list_in_use
 from runguard.cli.commands.stores import check_file
 from runguard.core.exceptions import RunGuardError
 from runguard.ledger.sqlite.backend import SqliteStore
 from runguard.policy.files import find_policy_file
 from runguard.policy.settings import Policy
+from runguard.pricing.price_table import updated_table
 from runguard.view.store_view import StoreView
 
 _OURS: Final = "runguard-agents"
@@ -211,3 +213,18 @@ def _unpriced(policy: Policy, model: str, reason: str) -> CheckResult:
         f"{model}: no price ({reason}); {follows}",
         f"runguard prices {model} shows what to add",
     )
+
+
+def list_line(policy: Policy) -> CheckResult:
+    """Report the price list in use, and warn when it is old."""
+    if policy.prices_source == "table":
+        try:
+            updated_table()
+        except ValueError as error:
+            return CheckResult("price list", "warning", str(error), "runguard prices --update writes a new one")
+    used = list_in_use(policy.prices_source)
+    found = f"{used['source']}, {used['days_old']} days old"
+    if not used["old"]:
+        return CheckResult("price list", "ok", found)
+    do = REFRESH if policy.prices_source == "table" else "pip install -U genai-prices"
+    return CheckResult("price list", "warning", f"{found}: prices may have changed (the limit is {OLD_DAYS} days)", do)
