@@ -49,7 +49,6 @@ if TYPE_CHECKING:
         TerminationCondition,
         TerminationResult,
     )
-    from runguard.termination.limits import CostTermination, TimeoutTermination, TokenUsageTermination
     from runguard.termination.rules import NoProgressTermination, RuleTermination
     from runguard.termination.seen import (
         FinalAnswerTermination,
@@ -61,6 +60,7 @@ if TYPE_CHECKING:
         TextMentionTermination,
     )
     from runguard.termination.signals import ExternalTermination, FunctionalTermination
+    from runguard.termination.usage_limits import CostTermination, TimeoutTermination, TokenUsageTermination
 
 _HOMES = {
     "__version__": "runguard._version",

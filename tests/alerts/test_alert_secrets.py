@@ -15,7 +15,7 @@ from runguard.alerts import (
     Alerts,
     AlertSettings,
     mask,
-    messages,
+    message_formats,
     verify_signature,
 )
 from runguard.alerts.addresses import Endpoint
@@ -264,7 +264,7 @@ def test_a_variable_that_is_not_set_is_named(monkeypatch, setting):
 def test_a_signature_is_what_anybody_can_compute():
     """Fixed, because receivers in other languages rely on it; computed with ``openssl dgst -sha256 -hmac``."""
     expected = "v1=6cee4736a889a04e2d81c8397febddeb6db6f8b60d7eacee906bb482211159be"
-    assert messages.signature("a-secret-of-16-chars", "1700000000", b'{"v":1}') == expected
+    assert message_formats.signature("a-secret-of-16-chars", "1700000000", b'{"v":1}') == expected
 
 
 def verified(**over: Any) -> bool:
@@ -273,7 +273,7 @@ def verified(**over: Any) -> bool:
         "secret": SIGNING,
         "timestamp": "1700000000",
         "body": body,
-        "signature": messages.signature(SIGNING, "1700000000", body),
+        "signature": message_formats.signature(SIGNING, "1700000000", body),
         "now": 1_700_000_100.0,
     }
     return verify_signature(**{**good, **over})

@@ -6,8 +6,8 @@ from random import Random
 import pytest
 
 from runguard.calibrate import Limit, Proposal, calibrate
-from runguard.calibrate.limits import rounded_up
 from runguard.calibrate.meter import Usages
+from runguard.calibrate.proposed_limits import rounded_up
 from runguard.calibrate.samples import Sample
 from runguard.policy import Policy
 from tests.kit.recordings import sized, working, write

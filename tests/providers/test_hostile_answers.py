@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from runguard.pricing.rates import Usage
 from runguard.providers import fields as asking
-from runguard.providers.answers import MAX_ARGUMENTS, MAX_CALLS, TEXT_CHARS, Reading, read
 from runguard.providers.prompts import read_request
+from runguard.providers.responses import MAX_ARGUMENTS, MAX_CALLS, TEXT_CHARS, Reading, read
 from runguard.providers.stream_reading import StreamReading
 from tests.kit.provider_answers import chat_chunk, kinds, names, streamed
 

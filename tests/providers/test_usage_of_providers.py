@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from runguard.pricing.rates import Usage
-from runguard.providers.answers import Reading, read
+from runguard.providers.responses import Reading, read
 from runguard.providers.stream_reading import StreamReading
 from tests.kit.provider_answers import CHAT, CHAT_CALLS, CHAT_USAGE, chat_chunk, streamed
 

@@ -11,7 +11,7 @@ from runguard.accounting.budget_groups import scopes_of
 from runguard.accounting.charges import AccountLines, Charge, Denied, RunCosts, UnknownCap, statuses_of, worst_of
 from runguard.accounting.expectations import Expectations
 from runguard.accounting.lookup import AccountFinder
-from runguard.accounting.nesting import layers_around, stricter_than
+from runguard.accounting.nested_guards import layers_around, stricter_than
 from runguard.accounting.reservation import Reserver, UnknownCapError
 from runguard.accounting.settlement import Settlement
 from runguard.accounting.spending import Spending

@@ -8,7 +8,7 @@ from runguard.accounting.budget_groups import NO_LIMIT, BudgetGroup, budget_grou
 from runguard.accounting.caps import CapFunctions, Caps
 from runguard.accounting.charges import OWNERS, AccountLines, RunCosts, UnknownCap
 from runguard.accounting.figures import LINES_KEPT
-from runguard.accounting.nesting import layers_around, not_held_by
+from runguard.accounting.nested_guards import layers_around, not_held_by
 from runguard.core.events import ModelCall
 from runguard.core.exceptions import PolicyError
 from runguard.core.money import NOTHING, Amount

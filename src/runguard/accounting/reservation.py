@@ -8,7 +8,7 @@ from typing import Final
 from runguard.accounting.budget_groups import BudgetGroup, scopes_of
 from runguard.accounting.charges import Charge, Denied, UnknownCap, worst_of
 from runguard.accounting.lookup import AccountFinder
-from runguard.accounting.nesting import held_around
+from runguard.accounting.nested_guards import held_around
 from runguard.accounting.thresholds import over_threshold
 from runguard.core.events import ModelCall
 from runguard.ledger.base import Hold, Ledger, Refusal, Stale

@@ -5,7 +5,7 @@ from typing import Any, Final, NamedTuple
 
 from runguard.adapters.layers import Layer
 from runguard.core.events import Answer, Outcome
-from runguard.providers.answers import arguments
+from runguard.providers.responses import arguments
 
 NOT_EXECUTED: Final = "Not executed: this turn was stopped."
 

@@ -9,20 +9,20 @@ from runguard._lazy import lazy
 
 if TYPE_CHECKING:
     from runguard.alerts.alert import Alert, AlertKind, Severity
-    from runguard.alerts.masking import mask
-    from runguard.alerts.messages import verify_signature
+    from runguard.alerts.alert_settings import SCHEMA, AlertSettings
+    from runguard.alerts.message_formats import verify_signature
+    from runguard.alerts.secret_masking import mask
     from runguard.alerts.sending import Alerts
-    from runguard.alerts.settings import SCHEMA, AlertSettings
 
 _HOMES = {
     "Alert": "runguard.alerts.alert",
     "AlertKind": "runguard.alerts.alert",
     "Severity": "runguard.alerts.alert",
-    "mask": "runguard.alerts.masking",
-    "verify_signature": "runguard.alerts.messages",
+    "mask": "runguard.alerts.secret_masking",
+    "verify_signature": "runguard.alerts.message_formats",
     "Alerts": "runguard.alerts.sending",
-    "AlertSettings": "runguard.alerts.settings",
-    "SCHEMA": "runguard.alerts.settings",
+    "AlertSettings": "runguard.alerts.alert_settings",
+    "SCHEMA": "runguard.alerts.alert_settings",
 }
 
 __all__ = ["SCHEMA", "Alert", "AlertKind", "AlertSettings", "Alerts", "Severity", "mask", "verify_signature"]

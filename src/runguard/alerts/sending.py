@@ -15,10 +15,10 @@ from contextlib import suppress
 from typing import Any, ClassVar, Final
 
 from runguard import log_lines  # noqa: F401 - its filter keeps every log line on one line
-from runguard.alerts import messages
+from runguard.alerts import message_formats
 from runguard.alerts.alert import Alert, Parcel, parcel_of, topic_of
-from runguard.alerts.masking import mask_also
-from runguard.alerts.settings import AlertSettings, Receiver
+from runguard.alerts.alert_settings import AlertSettings, Receiver
+from runguard.alerts.secret_masking import mask_also
 from runguard.alerts.transport import UndeliveredError, post
 from runguard.background import GOODBYE_S, BackgroundQueue, finish
 
@@ -139,7 +139,7 @@ class _ReceiverQueue(BackgroundQueue[Parcel]):
                 "runguard.alert: %s%s",
                 state,
                 parcel.alert.text,
-                extra={"runguard_alert": messages.fields(parcel.alert)},
+                extra={"runguard_alert": message_formats.fields(parcel.alert)},
             )
         elif receiver.call is not None:
             result = receiver.call(parcel.alert)
@@ -150,7 +150,7 @@ class _ReceiverQueue(BackgroundQueue[Parcel]):
 
     def _post(self, parcel: Parcel) -> None:
         """Try until the deadline, counted from when the alert was queued; the first attempt is always made."""
-        body = messages.to_bytes(self._message(parcel))
+        body = message_formats.to_bytes(self._message(parcel))
         end, attempt = parcel.accepted + self.receiver.deadline_s, 0
         timeout_s = self.receiver.timeout_s
         while True:
@@ -168,10 +168,11 @@ class _ReceiverQueue(BackgroundQueue[Parcel]):
 
     def _message(self, parcel: Parcel) -> dict[str, Any]:
         if self.receiver.kind == "slack":
-            return messages.slack(parcel)
+            return message_formats.slack(parcel)
         if self.receiver.kind == "pagerduty":
-            return messages.pagerduty(parcel, self.receiver.secret.reveal() if self.receiver.secret else "")
-        return messages.webhook(parcel)
+            key = self.receiver.secret.reveal() if self.receiver.secret else ""
+            return message_formats.pagerduty(parcel, key)
+        return message_formats.webhook(parcel)
 
     def _headers(self, parcel: Parcel, body: bytes) -> dict[str, str]:
         """Sign each attempt with a new timestamp; the id stays the same."""
@@ -179,9 +180,11 @@ class _ReceiverQueue(BackgroundQueue[Parcel]):
         if self.receiver.kind == "webhook":
             headers |= {name: value.reveal() for name, value in self.receiver.headers}
             stamp = str(int(time.time()))  # noqa: TID251 - receivers compare it with their own clock
-            headers |= {messages.EVENT_HEADER: parcel.event_id, messages.TIMESTAMP_HEADER: stamp}
+            headers |= {message_formats.EVENT_HEADER: parcel.event_id, message_formats.TIMESTAMP_HEADER: stamp}
             if self.receiver.secret is not None:
-                headers[messages.SIGNATURE_HEADER] = messages.signature(self.receiver.secret.reveal(), stamp, body)
+                headers[message_formats.SIGNATURE_HEADER] = message_formats.signature(
+                    self.receiver.secret.reveal(), stamp, body
+                )
         return headers
 
     @property

@@ -5,13 +5,13 @@ from typing import TYPE_CHECKING
 from runguard._lazy import lazy
 
 if TYPE_CHECKING:
-    from runguard.calibrate.limits import Limit
     from runguard.calibrate.proposal import Proposal, calibrate
+    from runguard.calibrate.proposed_limits import Limit
     from runguard.calibrate.rungs import Choice
     from runguard.calibrate.samples import Quantile, quantile, runs_needed
 
 _HOMES = {
-    "Limit": "runguard.calibrate.limits",
+    "Limit": "runguard.calibrate.proposed_limits",
     "Proposal": "runguard.calibrate.proposal",
     "calibrate": "runguard.calibrate.proposal",
     "Quantile": "runguard.calibrate.samples",

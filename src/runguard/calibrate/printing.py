@@ -12,8 +12,8 @@ from rich.table import Table
 from rich.text import Text
 
 from runguard.calibrate.effects import LimitEffect
-from runguard.calibrate.limits import Limit
 from runguard.calibrate.proposal import calibrate
+from runguard.calibrate.proposed_limits import Limit
 from runguard.calibrate.rungs import Choice, Point
 from runguard.calibrate.toml_file import about_successes, basis_text, number, rungs_text
 from runguard.console import screen
@@ -21,8 +21,8 @@ from runguard.console.screen import console
 from runguard.core.printable import printable
 from runguard.policy.settings import Policy
 from runguard.replay.formatting import count, money, share
+from runguard.replay.output import check_place, with_progress, write_file
 from runguard.replay.processes import PieceResult
-from runguard.replay.reporting import check_place, with_progress, write_file
 from runguard.replay.sources import Source
 from runguard.replay.table import print_faults
 

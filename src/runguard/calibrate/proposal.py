@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any
 
 from runguard.calibrate.effects import Effect, HeldOut, LimitEffect
-from runguard.calibrate.limits import SHARE, Limit, Missing, propose
 from runguard.calibrate.measuring import Compared, Comparing, Comparison, Measured, Measuring, Variant, scaled, variants
 from runguard.calibrate.policy_values import changed
+from runguard.calibrate.proposed_limits import SHARE, Limit, Missing, propose
 from runguard.calibrate.rungs import Choice, Curve, choose
 from runguard.calibrate.samples import HALVES, LABELS, Basis, Samples, half_of, runs_needed
 from runguard.policy.settings import Policy

@@ -6,8 +6,8 @@ from textwrap import wrap
 from typing import TYPE_CHECKING, Any, Final
 
 from runguard.calibrate.effects import LimitEffect
-from runguard.calibrate.limits import FACTOR, Limit
 from runguard.calibrate.policy_values import SECRET, file_values
+from runguard.calibrate.proposed_limits import FACTOR, Limit
 from runguard.replay.formatting import count, money
 
 if TYPE_CHECKING:

@@ -14,10 +14,10 @@ from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 
 from runguard.core.exceptions import RunGuardError
+from runguard.dashboard.access import Gate
 from runguard.dashboard.connections import BoundedProtocol
 from runguard.dashboard.data import RANGES, Looks
-from runguard.dashboard.gate import Gate
-from runguard.view.spending import BY
+from runguard.view.spend_over_time import BY
 from runguard.view.store_view import StoreView
 
 

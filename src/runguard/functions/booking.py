@@ -15,8 +15,8 @@ from runguard.core.outcomes import provider_status
 from runguard.functions.caller import Caller, GuardedCall
 from runguard.functions.loop_watch import watch_loops
 from runguard.pricing.rates import Rates, Usage
-from runguard.providers.answers import Reading, read
 from runguard.providers.prompts import Request
+from runguard.providers.responses import Reading, read
 from runguard.providers.sizes import tokens_in
 from runguard.providers.unbilled import was_unbilled
 

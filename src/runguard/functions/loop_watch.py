@@ -7,7 +7,7 @@ from typing import Any, Final
 from runguard.core.events import ROOT_LANE, Answer, ToolResults
 from runguard.core.fingerprint import call_fingerprint
 from runguard.functions.caller import Caller, GuardedCall
-from runguard.providers.answers import Reading
+from runguard.providers.responses import Reading
 from runguard.providers.tool_results import ToolResult
 
 _log: Final = logging.getLogger("runguard")

@@ -9,9 +9,9 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from runguard.core.breaker import Breaker
-from runguard.ledger.faults import store_faults
 from runguard.ledger.kill_switch import read_stops
 from runguard.ledger.store import StoreError, StoreOutage, StoreSession
+from runguard.ledger.store_faults import store_faults
 
 _CONTROL: Final = "control"
 _TRIES: Final = 20

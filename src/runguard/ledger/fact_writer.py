@@ -8,8 +8,8 @@ from typing import Final
 
 from runguard.background import log_fault
 from runguard.ledger.facts import FACTS_KEPT, Fact, Facts
-from runguard.ledger.faults import UnforeseenError
 from runguard.ledger.store import StoreError, StoreOutage, StoreReply, StoreSession
+from runguard.ledger.store_faults import UnforeseenError
 from runguard.ledger.store_guards import StoreGuards
 from runguard.ledger.store_link import StoreLink
 

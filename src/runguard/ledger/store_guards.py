@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterable
 from typing import Any, Final
 
 from runguard.ledger.control import change_control, read_control
-from runguard.ledger.faults import UnforeseenError
 from runguard.ledger.store import StoreError, StoreOutage, StoreSession
+from runguard.ledger.store_faults import UnforeseenError
 from runguard.ledger.store_link import StoreLink
 
 _log: Final = logging.getLogger("runguard")

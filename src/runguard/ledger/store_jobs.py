@@ -9,8 +9,8 @@ from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout
 from typing import Any, Final, Generic, TypeVar
 
-from runguard.ledger.faults import fault_of
 from runguard.ledger.store import StoreOutage, StoreSession
+from runguard.ledger.store_faults import fault_of
 from runguard.ledger.store_link import StoreLink
 
 _T = TypeVar("_T")

@@ -7,9 +7,9 @@ import time
 from collections.abc import Iterator
 from typing import Final
 
-from runguard.ledger.faults import store_faults
 from runguard.ledger.identity import Seen, StoreReplacedError
 from runguard.ledger.store import Store, StoreOutage, StoreSession
+from runguard.ledger.store_faults import store_faults
 
 _log: Final = logging.getLogger("runguard")
 _REST_S: Final = 1.0  # after an outage no call waits for the store for this long

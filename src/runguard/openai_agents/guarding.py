@@ -17,7 +17,7 @@ from runguard.openai_agents.model import GuardedModel
 from runguard.openai_agents.runs import Runs
 from runguard.policy.settings import Policy
 from runguard.policy.typed_settings import PolicySettings
-from runguard.providers.answers import arguments
+from runguard.providers.responses import arguments
 
 _log: Final = logging.getLogger("runguard")
 

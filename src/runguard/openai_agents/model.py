@@ -20,7 +20,7 @@ from runguard.core.decision import Trip
 from runguard.core.exceptions import RunStoppedError
 from runguard.openai_agents.runs import Runs
 from runguard.pricing.rates import Usage
-from runguard.providers.answers import arguments
+from runguard.providers.responses import arguments
 from runguard.providers.sizes import size_of
 
 

@@ -11,8 +11,8 @@ from typing import Final
 
 from runguard.accounting.charges import Fired
 from runguard.alerts.alert import Alert, AlertKind, Fact
+from runguard.alerts.alert_settings import AlertSettings
 from runguard.alerts.sending import Alerts
-from runguard.alerts.settings import AlertSettings
 from runguard.core.budget import BudgetStatus
 from runguard.core.decision import Finding, Trip
 from runguard.core.events import RunInfo

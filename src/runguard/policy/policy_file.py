@@ -5,7 +5,7 @@ from typing import Annotated, Any, ClassVar, Final, Literal, Self
 
 from pydantic import BaseModel, Field, field_validator, model_validator
 
-from runguard.alerts.settings import AlertSettings
+from runguard.alerts.alert_settings import AlertSettings
 from runguard.core.exceptions import PolicyError
 from runguard.ledger.urls import check_store
 from runguard.policy.rule_defaults import check_rule

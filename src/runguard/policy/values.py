@@ -5,8 +5,8 @@ from typing import Annotated, Final
 
 from pydantic import BeforeValidator, Field, InstanceOf, PlainSerializer, WithJsonSchema
 
-from runguard.alerts.settings import SCHEMA as ALERTS_SCHEMA
-from runguard.alerts.settings import AlertSettings
+from runguard.alerts.alert_settings import SCHEMA as ALERTS_SCHEMA
+from runguard.alerts.alert_settings import AlertSettings
 from runguard.core.budget import Budget
 from runguard.core.exceptions import PolicyError
 from runguard.core.money import fault_of_dollars

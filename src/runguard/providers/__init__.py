@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING
 from runguard._lazy import lazy
 
 if TYPE_CHECKING:
-    from runguard.providers.answers import Reading, earlier_in, read
     from runguard.providers.prompts import Request, read_request
+    from runguard.providers.responses import Reading, earlier_in, read
     from runguard.providers.stream_reading import StreamReading
 
 _HOMES = {
-    "Reading": "runguard.providers.answers",
-    "earlier_in": "runguard.providers.answers",
-    "read": "runguard.providers.answers",
+    "Reading": "runguard.providers.responses",
+    "earlier_in": "runguard.providers.responses",
+    "read": "runguard.providers.responses",
     "Request": "runguard.providers.prompts",
     "read_request": "runguard.providers.prompts",
     "StreamReading": "runguard.providers.stream_reading",

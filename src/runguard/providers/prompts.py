@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Any, Final
 
-from runguard.providers.answers import LONGEST_ID, rounds_of
 from runguard.providers.fields import attributes
+from runguard.providers.responses import LONGEST_ID, rounds_of
 from runguard.providers.sizes import UPPER, measure
 
 _log: Final = logging.getLogger("runguard")

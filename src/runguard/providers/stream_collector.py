@@ -5,7 +5,7 @@ from decimal import Decimal
 from typing import Any, Final
 
 from runguard.pricing.rates import Usage
-from runguard.providers.answers import MAX_ARGUMENTS, MAX_CALLS, TEXT_CHARS, Call, Reading, Result, arguments
+from runguard.providers.responses import MAX_ARGUMENTS, MAX_CALLS, TEXT_CHARS, Call, Reading, Result, arguments
 from runguard.providers.sizes import size_of, text_size, tokens_in
 from runguard.providers.usage import NO_INPUT, Counts, read_usage
 

@@ -6,7 +6,8 @@ Usage in a stream is cumulative with every provider: figures only grow, and they
 from typing import Any, Final
 
 from runguard.pricing.rates import Usage
-from runguard.providers.answers import (
+from runguard.providers.fields import fields, items
+from runguard.providers.responses import (
     MAX_CALLS,
     MAX_PARTS,
     TEXT_CHARS,
@@ -18,7 +19,6 @@ from runguard.providers.answers import (
     read,
     responses_item,
 )
-from runguard.providers.fields import fields, items
 from runguard.providers.sizes import UPPER
 from runguard.providers.stated_cost import stated_cost
 from runguard.providers.stream_collector import StreamCollector

@@ -7,8 +7,8 @@ plain JSON.
 from collections.abc import Mapping
 from typing import Any, Final, NamedTuple
 
-from runguard.providers.answers import MAX_CALLS, MAX_PARTS, arguments
 from runguard.providers.fields import attributes, fields, items
+from runguard.providers.responses import MAX_CALLS, MAX_PARTS, arguments
 
 _MESSAGES: Final = ("messages", "contents", "input", "message", "content", "prompt")
 _BODIES: Final = ("request", "llm_request", "body", "json", "payload")

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, Final
 
-from runguard.alerts.settings import AlertSettings
+from runguard.alerts.alert_settings import AlertSettings
 from runguard.policy.settings import Policy
 from runguard.replay.engine import Judge, play, quiet
 from runguard.replay.processes import each_run

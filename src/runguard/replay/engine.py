@@ -4,7 +4,7 @@ import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from runguard.alerts.settings import AlertSettings
+from runguard.alerts.alert_settings import AlertSettings
 from runguard.conductor.adapter import Conductor
 from runguard.policy.settings import Policy
 from runguard.pricing.book import Pricing

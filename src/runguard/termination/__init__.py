@@ -20,7 +20,6 @@ if TYPE_CHECKING:
         TerminationCondition,
         TerminationResult,
     )
-    from runguard.termination.limits import CostTermination, TimeoutTermination, TokenUsageTermination
     from runguard.termination.rules import NoProgressTermination, RuleTermination
     from runguard.termination.seen import (
         FinalAnswerTermination,
@@ -32,6 +31,7 @@ if TYPE_CHECKING:
         TextMentionTermination,
     )
     from runguard.termination.signals import ExternalTermination, FunctionalTermination
+    from runguard.termination.usage_limits import CostTermination, TimeoutTermination, TokenUsageTermination
 
 _HOMES = {
     "AndTerminationCondition": "runguard.termination.condition",
@@ -39,9 +39,9 @@ _HOMES = {
     "TerminatedError": "runguard.termination.condition",
     "TerminationCondition": "runguard.termination.condition",
     "TerminationResult": "runguard.termination.condition",
-    "CostTermination": "runguard.termination.limits",
-    "TimeoutTermination": "runguard.termination.limits",
-    "TokenUsageTermination": "runguard.termination.limits",
+    "CostTermination": "runguard.termination.usage_limits",
+    "TimeoutTermination": "runguard.termination.usage_limits",
+    "TokenUsageTermination": "runguard.termination.usage_limits",
     "NoProgressTermination": "runguard.termination.rules",
     "RuleTermination": "runguard.termination.rules",
     "FinalAnswerTermination": "runguard.termination.seen",

@@ -13,11 +13,11 @@ from urllib.parse import unquote
 from runguard.core.exceptions import PolicyError
 from runguard.core.money import UNITS, UNLIMITED, edge
 from runguard.ledger.control import read_control
-from runguard.ledger.faults import store_faults
 from runguard.ledger.identity import identity_of
 from runguard.ledger.kill_switch import Stop, read_stops
 from runguard.ledger.sqlite.backend import SqliteStore
 from runguard.ledger.store import Balance, StoreError, StoreOutage, StoreSession
+from runguard.ledger.store_faults import store_faults
 from runguard.ledger.urls import store_of
 from runguard.view.records import (
     Call,
@@ -33,7 +33,7 @@ from runguard.view.records import (
     word,
 )
 from runguard.view.rows import BreakerRow, BudgetRow, RunningRow, Spend, Story
-from runguard.view.spending import BY, CallLog, spend_of
+from runguard.view.spend_over_time import BY, CallLog, spend_of
 from runguard.view.sqlite_look import SqliteLook
 from runguard.view.story import build_story, cost_of
 

@@ -9,7 +9,7 @@ from runguard.cli.commands.command import Command, print_json
 from runguard.cli.commands.options import json_option, store_option
 
 if TYPE_CHECKING:
-    from runguard.cli.doctor.installation import CheckResult
+    from runguard.cli.doctor.environment import CheckResult
 
 
 @click.command(

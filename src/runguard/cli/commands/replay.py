@@ -67,7 +67,7 @@ def command(
     from runguard.cli.commands.policies import load_policy
     from runguard.core.printable import printable
     from runguard.policy.files import find_policy_file
-    from runguard.replay import reporting
+    from runguard.replay import output
     from runguard.replay.sources import open_sources
     from runguard.replay.steps import UnreadableError
 
@@ -78,8 +78,8 @@ def command(
     try:
         sources = open_sources(source, max_unpacked)
         if explain is None:
-            reporting.run(sources, policies, as_json=as_json, page=page, every=every, workers=workers, model=model)
+            output.run(sources, policies, as_json=as_json, page=page, every=every, workers=workers, model=model)
         else:
-            reporting.run_explanation(sources, explain, policies[0][1], as_json=as_json, model=model)
+            output.run_explanation(sources, explain, policies[0][1], as_json=as_json, model=model)
     except UnreadableError as error:
         fail(ctx, printable(str(error)))

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from runguard.cli.commands.command import CommandError
-from runguard.cli.doctor.installation import CheckResult
+from runguard.cli.doctor.environment import CheckResult
 from runguard.policy.settings import Policy
 
 

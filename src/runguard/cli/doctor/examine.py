@@ -4,7 +4,7 @@ import asyncio
 
 from runguard.cli.commands.policies import policy_here
 from runguard.cli.doctor.application import Application, load_application, loader_of
-from runguard.cli.doctor.installation import (
+from runguard.cli.doctor.environment import (
     CheckResult,
     adk_line,
     list_line,
