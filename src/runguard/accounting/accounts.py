@@ -192,6 +192,7 @@ class Accounts(Settlement):
         )
         charge.limited, charge.candidates = event.max_output_tokens is not None, event.candidates
         charge.home, charge.within, charge.bound = self, within, event.bound
+        charge.is_tool = event.is_tool
         return charge
 
     def _without_store(self, charge: Charge, error: Exception, enforce: bool) -> tuple[Charge | None, Denied | None]:
@@ -232,6 +233,7 @@ class Accounts(Settlement):
             event.lane,
             lines,
         )
+        charge.is_tool = event.is_tool
         return self.uncounted(charge)
 
     # ---- after a call -----------------------------------------------------------------------------------------------

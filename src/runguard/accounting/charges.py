@@ -85,7 +85,20 @@ class RunCosts:
         total = Entry()
         for entry in whole.values():
             total.add(entry)
-        self.nano, self.unpriced, self.estimated, self.calls = total.nano, total.unpriced, total.estimated, total.calls
+        self.nano, self.unpriced, self.estimated, self.calls = (
+            total.nano,
+            total.unpriced,
+            total.estimated,
+            total.calls + total.tool_calls,
+        )
+
+    def tool_costs(self) -> dict[str, int]:
+        """What each tool with a price has cost, in nano-USD."""
+        costs: dict[str, int] = {}
+        for (_, _, tool), entry in [*self.inherited.items(), *self.tally.items()]:
+            if entry.tool_calls:
+                costs[tool] = costs.get(tool, 0) + entry.tool_nano
+        return costs
 
     @property
     def spent_usd(self) -> Decimal | None:
@@ -95,7 +108,7 @@ class RunCosts:
 
 @dataclass(slots=True)
 class Charge:
-    """One model call on its way from reserve to settle."""
+    """One model call, or one tool call with a price, on its way from reserve to settle."""
 
     run_costs: RunCosts
     agent: str
@@ -122,6 +135,7 @@ class Charge:
     # the highest usage according to the caller: nano-USD and tokens, None if unknown
     bound: tuple[int | None, int | None] | None = None
     number: int = 0  # of the call, in the run's journal
+    is_tool: bool = False  # the price of a tool call: not a model call
     journal: Any = None  # of its run, where one is kept: the usage of a call may be reported after the run's end
     possible_refusal: "Denied | None" = (
         None  # in shadow mode: an enforcing guard would have waited or requested less before it refused
@@ -164,7 +178,11 @@ OWNERS: Final[ContextVar[tuple[Charge, ...]]] = ContextVar("runguard_owners", de
 def worst_of(charge: Charge) -> Amount:
     if charge.bound is not None:
         usd, tokens = charge.bound
-        return (_least_cap(charge, 0) if usd is None else usd), (_least_cap(charge, 1) if tokens is None else tokens), 1
+        return (
+            _least_cap(charge, 0) if usd is None else usd,
+            _least_cap(charge, 1) if tokens is None else tokens,
+            0 if charge.is_tool else 1,
+        )
     output = charge.max_output * charge.candidates
     cost = charge.rates.worst(charge.input, output, charge.audio) if isinstance(charge.rates, Rates) else 0
     return cost, charge.input + output, 1

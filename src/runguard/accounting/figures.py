@@ -11,7 +11,7 @@ LINES_KEPT: Final = 256
 
 @dataclass(slots=True)
 class Entry:
-    """What one agent took from one model inside one tool."""
+    """What one agent took from one model inside one tool, and what the tool itself cost."""
 
     calls: int = 0
     input: int = 0
@@ -21,6 +21,8 @@ class Entry:
     nano: int = 0
     unpriced: int = 0  # calls without a known price: ``nano`` does not contain their cost
     estimated: int = 0  # calls whose usage or rate was estimated
+    tool_calls: int = 0  # calls of tools that have a price
+    tool_nano: int = 0  # of ``nano``, what those cost
 
     def count(self, one: "Entry") -> None:
         """Add the entry of one call, most of which is nothing."""
@@ -34,6 +36,9 @@ class Entry:
         if one.unpriced or one.estimated:
             self.unpriced += one.unpriced
             self.estimated += one.estimated
+        if one.tool_calls:
+            self.tool_calls += one.tool_calls
+            self.tool_nano += one.tool_nano
 
     def add(self, other: "Entry", sign: int = 1) -> None:
         self.calls += sign * other.calls
@@ -44,6 +49,8 @@ class Entry:
         self.nano += sign * other.nano
         self.unpriced += sign * other.unpriced
         self.estimated += sign * other.estimated
+        self.tool_calls += sign * other.tool_calls
+        self.tool_nano += sign * other.tool_nano
 
 
 Tally = dict[tuple[str, str, str], Entry]  # agent, model, tool
@@ -70,6 +77,8 @@ def totals(entries: Iterable[Entry]) -> dict[str, Any]:
         "thinking_tokens": total.thinking,
         "unpriced_calls": total.unpriced,
         "estimated_calls": total.estimated,
+        "paid_tool_calls": total.tool_calls,
+        "tools_usd": to_usd(total.tool_nano),
     }
 
 

@@ -10,7 +10,7 @@ from runguard.ledger.packing import Shared, read_numbers, write_numbers
 _UNPACKED_KEPT: Final = 512  # scopes; beyond that the older half is packed
 # a sixteenth of the packed scopes is forgotten together, as that costs more than to forget one
 _FORGOTTEN_AT_ONCE: Final = 16
-_NUMBERS: Final = 9  # per line: its names and the eight figures of an entry
+_NUMBERS: Final = 11  # per line: its names and the ten figures of an entry
 
 
 class History:
@@ -78,4 +78,6 @@ def _figures(entry: Entry) -> tuple[int, ...]:
         entry.nano,
         entry.unpriced,
         entry.estimated,
+        entry.tool_calls,
+        entry.tool_nano,
     )

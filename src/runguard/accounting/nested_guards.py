@@ -16,7 +16,7 @@ def layers_around(home: Any) -> list[Charge]:
     return [
         charge
         for charge in OWNERS.get()
-        if not charge.over and charge.home is not home and charge.home.ledger is home.ledger
+        if not charge.over and not charge.is_tool and charge.home is not home and charge.home.ledger is home.ledger
     ]
 
 

@@ -56,7 +56,9 @@ class Settlement:
             self.spending.give_up(charge)
         hold = charge.hold
         if hold is not None:
-            amount = (entry.nano, entry.input + entry.output, 1) if entry is not None else _share(charge, usage)
+            amount = (
+                (entry.nano, entry.input + entry.output, entry.calls) if entry is not None else _share(charge, usage)
+            )
             try:
                 self._settle_hold(charge, hold, amount, fired, on_fired, on_booked, before)
             except Exception as error:
@@ -72,6 +74,8 @@ class Settlement:
         self, charge: Charge, usage: Usage, model: str, *, nano: int | None, estimated: bool, free: bool
     ) -> Entry:
         """What a call took, in tokens and at its price."""
+        if charge.is_tool:
+            return Entry(nano=nano or 0, estimated=int(estimated), tool_calls=1, tool_nano=nano or 0)
         rates = charge.rates
         if model and model != charge.model:
             answering = self.pricing.rates(model, charge.at)
@@ -140,9 +144,10 @@ class Settlement:
         taken, before = usage or Usage(input=charge.input), _booked(charge)
         try:
             if not charge.over:
-                self.spending.book(
-                    charge, Entry(1, taken.input, taken.output, nano=amount[0], estimated=1), charge.model
-                )
+                entry = Entry(1, taken.input, taken.output, nano=amount[0], estimated=1)
+                if charge.is_tool:
+                    entry = Entry(nano=amount[0], estimated=1, tool_calls=1, tool_nano=amount[0])
+                self.spending.book(charge, entry, charge.model)
         finally:
             self.spending.give_up(charge)
             if hold is not None:
@@ -193,4 +198,4 @@ def _booked(charge: Charge) -> Earlier | None:
 def _share(charge: Charge, usage: Usage) -> Amount:
     """What a call took of what was held for it, by its tokens alone: for want of a price."""
     tokens, most = usage.input + usage.output, charge.input + charge.max_output * charge.candidates
-    return (charge.held * min(tokens, most) // most if most else charge.held), tokens, 1
+    return (charge.held * min(tokens, most) // most if most else charge.held), tokens, 0 if charge.is_tool else 1

@@ -77,7 +77,7 @@ class Spending:
             if before is not None:
                 old = run_costs.tally[charge.entry]
                 old.add(before, -1)
-                if not old.calls:
+                if not old.calls and not old.tool_calls:
                     del run_costs.tally[charge.entry]
                 run_costs.nano -= before.nano
                 run_costs.unpriced -= before.unpriced
@@ -174,4 +174,6 @@ def _figures_of(entry: Entry, key: tuple[str, str, str]) -> dict[str, Any]:
         "cached": entry.cached,
     }
     unknown = {"estimated": True} if entry.estimated else {}
+    if entry.tool_calls:
+        facts["kind"] = "tool"
     return {**facts, **unknown, "usd": None if entry.unpriced else str(to_usd(entry.nano))}

@@ -25,6 +25,7 @@ from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Final, TypeVar
 
+from runguard.accounting.charges import OWNERS
 from runguard.adapters.layers import Layer, Place, current_place, inside
 from runguard.adapters.model_calls import ModelRequest, Permission
 from runguard.adapters.tool_calls import NOT_EXECUTED, OpenCall, ToolUse
@@ -170,6 +171,9 @@ class AgentRun:
 
     async def check_tool(self, use: ToolUse) -> str | None:
         """May this tool be executed? None, or what the model gets instead of an answer."""
+        return await self._check_tool(use, no_loop=False)
+
+    async def _check_tool(self, use: ToolUse, *, no_loop: bool) -> str | None:
         call = self._call(use)
         for layer in self.layers:
             guard, run, lane = layer
@@ -192,27 +196,64 @@ class AgentRun:
                 )
                 with self._lock:
                     decision = guard.check(event)
+                if guard.tools.has_prices and (decision.action < Action.BLOCK or not decision.enforced):
+                    no_wait = no_loop and _in_event_loop()
+                    decision = await guard.reserve_tool(run, event, use.args, no_loop=no_loop, no_wait=no_wait)
             except Exception as error:
                 trip = guard.give_up("adapter", error, run.info.run, self.agent)
                 decision = ALLOW if trip is None else Decision(Action.STOP, None, trip, NOT_EXECUTED)
+            except BaseException:
+                self._not_executed(call)
+                raise
             if decision.action >= Action.BLOCK and decision.enforced:
-                call.refuse()
+                self._not_executed(call)
                 return decision.for_model or NOT_EXECUTED
         return None
 
     def check_tool_now(self, use: ToolUse) -> str | None:
         """``check_tool`` for callers without an event loop."""
-        return self._drive(self.check_tool(use), lambda _: None)
+        return self._drive(self._check_tool(use, no_loop=True), lambda _: self._not_executed(self._call(use)))
+
+    def _not_executed(self, call: OpenCall) -> None:
+        """A call was refused or given up: no layer pays for it."""
+        call.refuse()
+        for guard, run, _ in self.layers:
+            if run.bills is not None:
+                guard.faults.attempt("adapter", guard.release_tool, run, call.key)
 
     @contextmanager
     def tool(self, use: ToolUse) -> Iterator[None]:
         """The tool runs in this block. An agent that it starts joins this run."""
         with inside(Place(self.layers, f"{use.tool}@{use.id}", self.depth + 1)):
+            if any(layer.run.bills is not None for layer in self.layers):
+                with self._paid_around(use):
+                    yield
+            else:
+                yield
+
+    @contextmanager
+    def _paid_around(self, use: ToolUse) -> Iterator[None]:
+        """Calls inside of the tool do not wait for what is held for the tool itself."""
+        key = self._call(use).key
+        charges = [guard.tool_prices.charge_of(run, key) for guard, run, _ in self.layers]
+        held = tuple(charge for charge in charges if charge is not None)
+        token = OWNERS.set((*OWNERS.get(), *held)) if held else None
+        try:
             yield
+        finally:
+            if token is not None:
+                OWNERS.reset(token)
 
     def answered(self, use: ToolUse, value: object) -> None:
         """The tool returned ``value``: data, or text that may be JSON."""
-        self._call(use).answer(value)
+        call = self._call(use)
+        call.answer(value)
+        self._pay_tool(call, call.value)
+
+    def _pay_tool(self, call: OpenCall, answer: object) -> None:
+        for guard, run, _ in self.layers:
+            if run.bills is not None:
+                guard.faults.attempt("adapter", guard.settle_tool, run, call.key, call.use.args, answer)
 
     def saw(self, use: ToolUse, value: object) -> None:
         """The answer to a call that was never checked: the adapter sees tools only in the next request."""
@@ -220,13 +261,22 @@ class AgentRun:
         for layer in self.layers:
             call.seen.append((layer, layer.guard.fingerprint(use.tool, use.args), b""))
         call.answer(value)
+        for layer in self.layers:
+            guard, run, lane = layer
+            if guard.tools.has_prices and (answer := call.answer_in(layer)) is not None:
+                guard.faults.attempt("adapter", guard.tool_prices.book_unseen, run, lane, self.agent, answer)
 
     def raised(self, use: ToolUse, error: BaseException) -> None:
         """The tool raised. A failure opens its breaker for all runs; a cancelled call proves nothing."""
         call = self._call(use)
         if not isinstance(error, Exception):
             call.refuse()
+            for guard, run, _ in self.layers:  # it was executed, and its answer is not known
+                if run.bills is None:
+                    continue
+                guard.faults.attempt("adapter", guard.tool_prices.settle_unknown, run, call.key)
             return
+        self._pay_tool(call, error)
         call.answer(f"{type(error).__name__}: {error}"[:2_000], Outcome.ERROR)
         for guard, run, _ in self.layers:
             guard.faults.attempt("adapter", guard.report_failure, run, use.tool, call.key)

@@ -46,6 +46,7 @@ class OpenToolCall:
     outcome: Outcome | None = None
     verdict: Outcome | None = None  # of the app's own classifier on its answer
     error: str = ""
+    executed: bool = False  # of a tool with a price: it was called, and not answered by a callback
     running: bool = False
     task: "asyncio.Task[Any] | None" = None  # the task that runs it: each call has its own
     deadline: float = 0.0  # by the guard's clock; 0 without one

@@ -20,6 +20,7 @@ from runguard.adk.stop_events import refusal
 from runguard.adk.stop_owners import announce
 from runguard.adk.stops import Stopper
 from runguard.adk.tool_deadlines import limit_time, timed_out
+from runguard.adk.tool_prices import reserve_price, settle_price
 from runguard.conductor.guard import Guard
 from runguard.core.absence import says_missing
 from runguard.core.decision import PART_STOPPED, STOPPED, Action
@@ -90,9 +91,10 @@ class ToolHooks:
             call.once = guard.tools.once_identity(name, tool_args, declared_by(tool))
         await guard.prepare_tool(run, name, call.once, call_id)
         now, fingerprint = guard.clock(), call.fingerprint
-        decision = guard.check(
-            ToolCall(run.info.run, lane, agent_name, now, name, fingerprint, call.batch, call_id, below, call.once)
-        )
+        event = ToolCall(run.info.run, lane, agent_name, now, name, fingerprint, call.batch, call_id, below, call.once)
+        decision = guard.check(event)
+        if rule is not None and rule.price is not None and not (decision.action >= _BLOCK and decision.enforced):
+            decision = await reserve_price(guard, invocation, tool, event, tool_args)
         if decision.action >= _BLOCK and decision.enforced:
             call.refused = True
             if decision.trip is not None:
@@ -139,6 +141,8 @@ class ToolHooks:
     ) -> None:
         ic = tool_context._invocation_context
         try:
+            if self._guard.tool_prices.is_used and (paying := self._invocations.find(ic.invocation_id)) is not None:
+                settle_price(self._guard, paying, tool, tool_context, tool_args, result)
             self.judge_time()
             verdict = app_verdict(tool, tool_args, tool_context, result)
             if verdict is not None and (known := self._invocations.find(ic.invocation_id)) is not None:
@@ -177,6 +181,8 @@ class ToolHooks:
             call = invocation.calls.get(call_id) if invocation is not None else None
             if invocation is None or call is None:
                 return None
+            if invocation.run.bills is not None and type(tool) is not BaseTool:
+                settle_price(self._guard, invocation, tool, tool_context, call.args, error)
             if isinstance(error, asyncio.CancelledError):
                 call.running = False
                 return None

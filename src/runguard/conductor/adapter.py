@@ -17,7 +17,9 @@ guard, and carries out the answer. It decides nothing itself. The order of the c
 
         await guard.prepare_tool(...)              before a tool call, where ``check`` must know what other workers did
         decision = guard.check(ToolCall(...))      before each tool call of a model response
+        decision = await guard.reserve_tool(...)   then, for the price of the tool; at once where it has none
             ...run the tools...
+        guard.settle_tool(...)                     for each tool that was executed; release_tool for one that was not
         guard.report_failure(...)                  for each tool that raised or timed out
         decision = guard.after(ToolResults(...))   all answers to one model response together
 
@@ -164,6 +166,20 @@ class Conductor(Protocol):
 
     async def prepare_tool(self, run: Run, tool: str, effect: bytes, call_id: str) -> None:
         """Ask a shared store what other workers did, before ``check`` judges a tool call."""
+
+    async def reserve_tool(
+        self, run: Run, event: ToolCall, args: object, *, no_loop: bool = False, no_wait: bool = False
+    ) -> Decision:
+        """Reserve the price of a tool call that ``check`` has allowed. A refusal means: do not execute it."""
+
+    def settle_tool(self, run: Run, call_id: str, args: object, answer: object) -> None:
+        """The tool was executed: book its price. ``answer``: its result, or the exception that it raised.
+
+        Without this, ``after`` books it when the answer arrives.
+        """
+
+    def release_tool(self, run: Run, call_id: str) -> None:
+        """The tool was not executed: its price is not booked."""
 
     def report_failure(self, run: Run, tool: str, call_id: str) -> None:
         """A tool raised or timed out. Its answer goes to ``after`` all the same."""

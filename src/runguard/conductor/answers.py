@@ -36,7 +36,7 @@ class Answers:
     """Reads answers by a policy.
 
     ``report`` is called when a call that holds a permit of a breaker has an answer, ``settle_once`` when a call of a
-    ``once`` tool has ended.
+    ``once`` tool has ended, ``close_price`` when a call of a tool with a price has an answer.
     """
 
     def __init__(
@@ -45,9 +45,10 @@ class Answers:
         tools: Tools,
         report: Callable[[Run, Answer, float], None],
         settle_once: Callable[[Run, bytes, bool], None],
+        close_price: Callable[[Run, Answer], None],
     ) -> None:
         self._policy, self._tools = policy, tools
-        self._report_answer, self._settle_once = report, settle_once
+        self._report_answer, self._settle_once, self._close_price = report, settle_once, close_price
         self._max_chars = policy.max_tool_result_chars or 0
         self._normalizes = bool(policy.tool_result_normalizer)
         self._counts_unfinished = policy.max_identical_tool_results is not None
@@ -62,6 +63,8 @@ class Answers:
             rule = known[tool] if tool in known else self._tools.rule(tool)
             if run.permits:
                 self._report_answer(run, a, event.at)
+            if run.bills is not None:
+                self._close_price(run, a)
             if rule is not None and rule.exempt:
                 # a refused call claimed nothing: the claim belongs to another one
                 if rule.once and a.outcome is not _REFUSED:
@@ -121,6 +124,8 @@ class Answers:
     def settle_effects(self, run: Run, event: ToolResults) -> None:
         """Answers from a journal, whose outcome is known: which side effects were done."""
         for a in event.answers:
+            if run.bills is not None:
+                self._close_price(run, a)
             effect = self._tools.effect_of(a)
             if effect and a.outcome is not _REFUSED:
                 self._settle_once(run, effect, a.outcome is _OK or a.outcome is _EMPTY)

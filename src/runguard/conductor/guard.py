@@ -34,6 +34,7 @@ from runguard.conductor.sink import Sink
 from runguard.conductor.succession import alarms_of, take_over
 from runguard.conductor.summaries import RefusedSummaries
 from runguard.conductor.tool_calls import ToolGate
+from runguard.conductor.tool_prices import ToolPrices
 from runguard.core.decision import ALLOW, Action, Decision, Finding, Rungs, Trip, text_for_user
 from runguard.core.events import ROOT_LANE, Event, ModelCall, RunInfo, ToolCall, ToolResults
 from runguard.core.exceptions import PolicyError
@@ -118,7 +119,8 @@ class Guard:
         reserving = Reserving(policy, clock, self.runs, accounts, deciding, settling.release)
         gate = ToolGate(clock, ledger, self.tools, self.breakers, self.once, deciding, on_outage=policy.on_outage)
         self.lanes, self.settling, self.reserving, self.tool_gate = lanes, settling, reserving, gate
-        self._answers = Answers(policy, self.tools, gate.report_answer, gate.settle_once)
+        self.tool_prices = prices = ToolPrices(clock, accounts, self.tools, deciding, settling, gate.give_up)
+        self._answers = Answers(policy, self.tools, gate.report_answer, gate.settle_once, prices.close)
         stops_before = before.operator_stops if before is not None else None
         self.operator_stops: OperatorStops = OperatorStops(
             clock, self.runs, accounts, self.breakers, deciding, self.alarms, stops_before
@@ -133,6 +135,7 @@ class Guard:
         self.declare, self.tool_rule, self.fingerprint = self.tools.declare, self.tools.rule, self.tools.fingerprint
         self.prepare_tool, self.settle_once = gate.prepare_tool, gate.settle_once
         self.report_failure = gate.report_failure
+        self.reserve_tool, self.settle_tool, self.release_tool = prices.reserve, prices.settle, prices.release
         self.fault, self.stop_after, self.give_up = own_faults.fault, own_faults.stop_after, own_faults.give_up
         self.goes_on_after, self.fail = own_faults.goes_on_after, own_faults.fail
         # and of the operator's controls
@@ -171,6 +174,8 @@ class Guard:
         if run is None:
             return
         attempt = self.faults.attempt
+        if run.bills is not None:
+            attempt("end of run", self.tool_prices.end, run)
         attempt("end of run", self.accounts.end, run.run_costs)
         if run.journal is not None:
             attempt("end of run", run.journal.flush)

@@ -10,6 +10,7 @@ from runguard.accounting.charges import RunCosts
 from runguard.conductor.session_growth import SessionGrowth
 from runguard.conductor.slots import Slots
 from runguard.conductor.stopping import Stoppable
+from runguard.conductor.tool_bills import ToolBills
 from runguard.core.answer_book import AnswerBook
 from runguard.core.breaker import Permit
 from runguard.core.decision import HANDOFF_ROUNDS, Action, Finding, RunCounts, Trip
@@ -148,6 +149,7 @@ class Run(Stoppable):
     """Everything known about one running root run."""
 
     __slots__ = (
+        "bills",
         "claimed_elsewhere",
         "cut_off",
         "deadline",
@@ -202,6 +204,7 @@ class Run(Stoppable):
         self.refusing = False  # a refusal at the border is on its way: others beside it are the same round
         self.refused_at_border = (0, 0)  # times since the last model call that was made, and which one that was
         self.waiting = 0  # of the model calls counted, those that wait for a place or for money
+        self.bills: ToolBills | None = None  # of tools that have a price
         self.lanes: dict[str, Lane] = {}
         self.retired: OrderedDict[str, list[Detector]] = OrderedDict()  # failure streaks of ended child lanes, by name
         self.slots = Slots(policy.in_flight)
@@ -280,6 +283,7 @@ class Run(Stoppable):
             "reserved_usd": to_usd(self.run_costs.reserved),
             "unpriced_calls": self.run_costs.unpriced,
             "estimated_calls": self.run_costs.estimated,
+            "tools_usd": {tool: to_usd(nano) for tool, nano in self.run_costs.tool_costs().items()},
             "in_flight": self.slots.busy(),
             "growth": growth,
             "nudges": self.nudges,

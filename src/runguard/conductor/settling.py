@@ -5,6 +5,7 @@ Money comes first. A fault in anything else leaves no reservation behind and doe
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from runguard.accounting.accounts import Accounts
@@ -137,7 +138,7 @@ class Settling:
             text = json.dumps(record)
             self._accounts.ledger.tell(lambda session: session.append("call", charge.run_costs.info.run, text))
         journal = run.journal if run is not None else charge.journal
-        if journal is not None:
+        if journal is not None and not charge.is_tool:  # ``tool_prices`` writes those
             charge.number = charge.number or journal.number()  # not reserved before: it gets its number now
             journal.paid(charge.number, self._clock(), usage, model=model, usd=record["usd"], **facts)
             if run is None:
@@ -151,6 +152,8 @@ class Settling:
         charge.possible_refusal = None
         event = ModelCall(run.info.run, charge.lane, charge.agent, self._clock(), charge.model)
         finding = finding_of(possible_refusal, event, self._accounts.ledger.name)
+        if charge.is_tool:
+            finding = replace(finding, action=Action.BLOCK, scope="call", tool=charge.tool)
         self._deciding.decide(run, run.lane(charge.lane), event, finding)
 
     def _threshold(self, charge: Charge, reached: Fired) -> None:

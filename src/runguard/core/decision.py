@@ -276,6 +276,14 @@ _REFUSALS: Final[dict[str, str]] = {
         "Not executed: '{tool}' may be called {limit} times in one turn and has been. Do not call it again in this "
         "turn; use the answers you have."
     ),
+    "budget": (
+        "Not executed: what is left for this turn does not pay for '{tool}'. Do not call it again in this turn; use "
+        "the answers you have."
+    ),
+    "unpriced": (
+        "Not executed: it is not known what '{tool}' would cost. Do not call it again in this turn; use the answers "
+        "you have."
+    ),
     "once": "Not executed: '{tool}' with these arguments has been done, or is being done right now. Do not repeat it.",
     "once_unsure": "Not executed: it cannot be checked right now whether '{tool}' with these "
     "arguments has been done before. "

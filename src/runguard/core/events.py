@@ -10,7 +10,7 @@ much to build and these are built on every hook.
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any
+from typing import Any, ClassVar
 
 ROOT_LANE = ""
 
@@ -74,6 +74,14 @@ class ModelCall:
     number: int = 0  # within its run, where a journal is kept
     asked: int = 0  # identity of the question, 0 if unknown
     request_bytes: int = 0  # size of the request, 0 where unknown
+    is_tool: ClassVar[bool] = False
+
+
+@dataclass(slots=True)
+class ToolPayment(ModelCall):
+    """The price of one tool call. It is reserved and settled like the cost of a model call, and is not one."""
+
+    is_tool: ClassVar[bool] = True
 
 
 @dataclass(slots=True)

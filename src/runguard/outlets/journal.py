@@ -288,6 +288,9 @@ _MUST_HAVE: Final[dict[str, dict[str, Any]]] = {
     "pause": {"t": int | float},
     "resume": {"t": int | float},
     "growth": {"of": dict},
+    "tool_hold": {"id": str, "bound": int},
+    "tool_paid": {"id": str, "nano": int},
+    "tool_back": {"id": str},
 }
 _Where = tuple[str, str, str, float]
 

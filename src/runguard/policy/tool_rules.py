@@ -6,7 +6,7 @@ from typing import Any, Self
 from pydantic import Field, ValidationError, model_validator
 
 from runguard.core.exceptions import PolicyError
-from runguard.policy.values import Count, Duration
+from runguard.policy.values import Count, Duration, ToolPrice
 from runguard.validation import SettingsModel, faults_of, summary
 
 
@@ -49,6 +49,14 @@ class ToolRule(SettingsModel):
         default=None,
         description="What counts as failure: fields with the values that say so, or a function of the answer.",
     )
+    price: ToolPrice | None = Field(
+        default=None,
+        description="Dollars of one call, reserved before it runs; or a function of its arguments and its answer.",
+    )
+    price_bound: ToolPrice | None = Field(
+        default=None,
+        description="The most that one call may cost, or a function of its arguments; for a price that is a function.",
+    )
 
     @model_validator(mode="after")
     def _coherent(self) -> Self:
@@ -56,6 +64,12 @@ class ToolRule(SettingsModel):
             raise ValueError(
                 "exempt already takes the tool out of the rules that polling and paging tune; keep one of them"
             )
+        if callable(self.price) and self.price_bound is None:
+            raise ValueError(
+                "price is a function, known only after the call; add price_bound, the most that one call may cost"
+            )
+        if self.price_bound is not None and not callable(self.price):
+            raise ValueError("price_bound needs a price that is a function of the arguments and the answer")
         return self
 
 

@@ -1,7 +1,7 @@
 """The types of single settings: counts, durations, dollars, budgets and the receivers of alerts."""
 
 from decimal import Decimal
-from typing import Annotated, Final
+from typing import Annotated, Any, Final
 
 from pydantic import BeforeValidator, Field, InstanceOf, PlainSerializer, WithJsonSchema
 
@@ -67,6 +67,27 @@ Receivers = Annotated[
     BeforeValidator(_receivers),
     PlainSerializer(AlertSettings.to_dict),
     WithJsonSchema(ALERTS_SCHEMA),
+]
+
+
+def _tool_price(value: object) -> object:
+    """Dollars, 0 included, or a function."""
+    if callable(value):
+        return value
+    if fault := fault_of_dollars(value, 0):
+        raise ValueError(f"{fault}, or give a function")
+    return Decimal(str(value))
+
+
+def _price_text(price: object) -> str:
+    return "function" if callable(price) else str(price)
+
+
+ToolPrice = Annotated[
+    Any,
+    BeforeValidator(_tool_price),
+    PlainSerializer(_price_text),
+    WithJsonSchema({"anyOf": [{"type": "number", "minimum": 0}, {"type": "string"}]}),
 ]
 Usd = Annotated[Decimal, BeforeValidator(_dollars), WithJsonSchema(_AMOUNT)]
 OneBudget = Annotated[

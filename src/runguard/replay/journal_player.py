@@ -42,6 +42,9 @@ class Noted:
             "pause": self._pause,
             "resume": self._resume,
             "growth": self._growth,
+            "tool_hold": self._tool_hold,
+            "tool_paid": self._tool_paid,
+            "tool_back": self._tool_back,
         }
 
     def feed(self, entry: Entry) -> None:
@@ -85,6 +88,8 @@ class Noted:
                 event.max_output_tokens = min(event.max_output_tokens or least, least)
         elif type(event) is ToolCall:
             player.count_tool_call(event.lane)
+            if player.is_over:
+                player.tool_prices.noted(player.live, event, is_over=True)
         if player.is_over:
             return
         if isinstance(event, ToolResults):
@@ -95,6 +100,8 @@ class Noted:
             player.check(event)
             if isinstance(event, ModelCall):
                 player.reserve(event)
+            elif isinstance(event, ToolCall):
+                player.tool_prices.noted(player.live, event, is_over=False)
 
     def _by_this_policy(self, event: ToolResults) -> ToolResults:
         """Apply the tool rules of this policy; they may differ from the recorded ones."""
@@ -167,6 +174,16 @@ class Noted:
         event = self._asked.pop(entry["n"], None)
         if event is not None and event.charge is not None:
             self._player.guard.release(event.charge)
+
+    def _tool_hold(self, entry: Entry) -> None:
+        if not self._player.is_over:
+            self._player.tool_prices.held(self._player.live, entry)
+
+    def _tool_paid(self, entry: Entry) -> None:
+        self._player.tool_prices.paid(self._player.live, entry)
+
+    def _tool_back(self, entry: Entry) -> None:
+        self._player.tool_prices.not_made(self._player.live, entry)
 
     def _pay(self, entry: Entry) -> None:
         number: Any = entry.get("n")

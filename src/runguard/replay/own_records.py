@@ -11,6 +11,7 @@ from typing import Any, Final
 from urllib.parse import parse_qsl, urlsplit, urlunsplit
 
 from runguard.core.exceptions import PolicyError
+from runguard.core.money import fault_of_dollars, to_nano
 from runguard.outlets.journal import KIND, Entry, check_entry, read_entries
 from runguard.pricing.rates import Usage
 from runguard.replay.adk_database import connect, connect_postgres
@@ -163,6 +164,12 @@ def _entries(journal: list[Entry], where: str, faults: Faults) -> Iterator[Step]
 def _steps(name: str, calls: list[tuple[float, dict[str, Any]]]) -> Iterator[Step]:
     yield Turn(calls[0][0] if calls else None, name)
     for at, record in calls:
+        if record.get("kind") == "tool":
+            usd = record.get("usd")
+            nano = 0 if fault_of_dollars(usd, 0) else to_nano(usd, least=0)
+            entry = {"k": "tool_paid", "id": "", "tool": word(record.get("tool")), "nano": nano}
+            yield Wrote(at, {**entry, "estimated": bool(record.get("estimated"))})
+            continue
         usage = Usage(
             input=_count(record.get("input")), output=_count(record.get("output")), cached=_count(record.get("cached"))
         )

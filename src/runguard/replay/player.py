@@ -41,6 +41,7 @@ from runguard.replay.steps import (
     Turn,
     Wrote,
 )
+from runguard.replay.tool_prices import ReplayedPrices
 from runguard.replay.verdicts import Stops, Verdicts
 
 if TYPE_CHECKING:
@@ -62,6 +63,7 @@ class Player:
         self._budgets = policy.max_usd is not None or policy.max_tokens is not None or bool(policy.budgets)
         self.result = RunResult(run.id, run.app, run.user, run.session, run.source, run.success, run.capped)
         self._verdicts = Verdicts(self.result, to_the_end=judge.to_the_end)
+        self.tool_prices = ReplayedPrices(self.guard, _drive, self._verdicts.paid_tool)
         self.clock.now = 0.0
         self._takes = {Turn: self._turn, Asked: self._asked, Called: self._called, Answered: self._answered}
         self._takes |= {Passed: self._passed, Delegated: self._delegated, Wrote: self._wrote, Resumed: self._resumed}
@@ -266,6 +268,7 @@ class Player:
             if self._verdicts.is_over:
                 if step.tool not in FRAMEWORK_TOOLS and step.id not in self._lanes.delegations:
                     self.count_tool_call(ROOT_LANE)
+                    self.tool_prices.unjudged(step.tool, ROOT_LANE, step.args)
                 continue
             lane = self._lanes.of(step.branch, step.scope)
             self.tick(step.at)
@@ -286,7 +289,9 @@ class Player:
                 beside = sum(other.batch == step.batch and other.tool == step.tool for other in waiting)
                 self.check(AgentEntered(self._run, lane, step.agent, self.clock.now, 0, beside))
             facts = (step.tool, call.fingerprint, step.batch, step.id, below, call.once)
-            self.check(ToolCall(self._run, lane, step.agent, self.clock.now, *facts))
+            event = ToolCall(self._run, lane, step.agent, self.clock.now, *facts)
+            self.check(event)
+            self.tool_prices.called(self._live, event, step.args)
 
     def _answered(self, step: Answered) -> None:
         if self._waiting:
@@ -323,6 +328,8 @@ class Player:
         """The answers to one model response are one observation."""
         answers, self._answers = self._answers, []
         if self._verdicts.is_over:
+            for answer in answers:
+                self.guard.tool_prices.close(self._live, answer)
             return
         lane, batch, agent, _ = self._answered_as
         self.after(ToolResults(self._run, lane, agent, self.clock.now, batch, answers))

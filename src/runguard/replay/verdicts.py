@@ -84,6 +84,13 @@ class Verdicts:
             after.tokens += usage.input + usage.output
             after.nano += nano
 
+    def paid_tool(self, lane: str, nano: int, estimated: bool) -> None:
+        """A tool with a price was called."""
+        self._result.nano += nano
+        self._result.estimated += estimated
+        for after in self._spared(lane):
+            after.nano += nano
+
     def called(self, lane: str) -> None:
         """A tool was called."""
         self._result.tool_calls += 1

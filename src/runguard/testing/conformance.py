@@ -12,6 +12,7 @@ import asyncio
 import contextlib
 import gc
 from collections.abc import Awaitable, Callable, Iterable
+from decimal import Decimal
 from typing import Any, Final
 
 from runguard.core.budget import Budget
@@ -253,6 +254,27 @@ async def store_outage(harness: Harness) -> None:
         assert session.model_calls == expected, f"{session.model_calls} calls with on_outage={on_outage!r}"
 
 
+async def paid_tool(harness: Harness) -> None:
+    """The price of a tool is on the bill, and a budget refuses the tool before it runs."""
+    executed: list[int] = []
+
+    def search(n: int) -> dict[str, int]:
+        executed.append(n)
+        return {"hit": n}
+
+    guard = harness.guard(tools={"search": {"price": "0.4"}}, max_usd=1, prices=_PRICES, models=_LIMITS)
+    calls = [Reply(calls=[("search", {"n": n})]) for n in range(3)]
+    spec = AgentSpec(_script(lambda n: calls[n - 1] if n <= len(calls) else Reply("done")), tools={"search": search})
+    result = await harness.session(spec, guard).turn("find it")
+    assert result.error is None, f"the refusal raised {result.error!r}"
+    assert executed == [0, 1], f"the tool ran for {executed}: a third call does not fit into the budget"
+    spend = guard.spend()
+    assert spend["tools_usd"] == Decimal("0.8"), f"{spend['tools_usd']} dollars were booked for two calls of 0.4"
+    assert spend["by_tool"]["search"]["paid_tool_calls"] == 2, "the bill does not name the tool"
+    assert result.text == "done", f"the run ended with '{result.text}': the model could not finish"
+    await _nothing_left(guard)
+
+
 SCENARIOS: Final[dict[str, Callable[[Harness], Awaitable[None]]]] = {
     scenario.__name__: scenario
     for scenario in (
@@ -274,6 +296,7 @@ SCENARIOS: Final[dict[str, Callable[[Harness], Awaitable[None]]]] = {
         shadow_mode,
         kill_switch,
         store_outage,
+        paid_tool,
     )
 }
 

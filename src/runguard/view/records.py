@@ -76,7 +76,7 @@ def to_nanos(amount: Decimal) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """One model call with its usage and cost."""
+    """One model call, or one tool call with a price, with its usage and cost."""
 
     at: float  # when it was recorded, by the store's clock
     run: str
@@ -90,6 +90,7 @@ class Call:
     tokens_out: int
     nano: int | None  # None: no price
     estimated: bool
+    is_tool: bool = False  # the price of a tool call
 
 
 def read_call(at: float, run: str, text: str) -> Call | None:
@@ -110,6 +111,7 @@ def read_call(at: float, run: str, text: str) -> Call | None:
         count(found.get("output")),
         to_nanos(usd) if usd is not None else None,
         bool(found.get("estimated")),
+        found.get("kind") == "tool",
     )
 
 

@@ -61,9 +61,10 @@ class Figures:
     name: str
     usd: Decimal
     tokens: int
-    calls: int
+    calls: int  # of models
     unpriced: int
     estimated: int
+    tool_calls: int = 0  # of tools that have a price
 
 
 @dataclass(frozen=True, slots=True)

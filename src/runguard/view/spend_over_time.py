@@ -10,7 +10,8 @@ from runguard.view.records import Call, Unreadable, latest, read_call, table, wo
 from runguard.view.rows import Figures, Spend
 
 CALLS_KEPT: Final = 20_000
-BY: Final = ("app", "agent", "model", "user")
+BY: Final = ("app", "agent", "model", "user", "tool")
+TOOLS: Final = "(tools)"  # calls of tools that have a price, beside the models
 OTHERS: Final = "others"
 _FIRST_LOOK: Final = 256
 _RUNS_ASKED: Final = 2_000
@@ -65,7 +66,9 @@ class CallLog:
         if by == "agent":
             return lambda call: call.agent
         if by == "model":
-            return lambda call: call.model
+            return lambda call: TOOLS if call.is_tool else call.model
+        if by == "tool":
+            return lambda call: call.tool
         which = BY.index(by) and 1  # app, or user
 
         def owner(call: Call) -> str:
@@ -132,7 +135,8 @@ def _figures(name: str, calls: Sequence[Call]) -> Figures:
         name,
         to_usd(sum(call.nano or 0 for call in calls)),
         sum(call.tokens_in + call.tokens_out for call in calls),
-        len(calls),
+        sum(not call.is_tool for call in calls),
         sum(call.nano is None for call in calls),
         sum(call.estimated for call in calls),
+        sum(call.is_tool for call in calls),
     )

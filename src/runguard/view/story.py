@@ -71,9 +71,9 @@ def _cap(steps: Sequence[dict[str, Any]]) -> int | None:
 
 
 def _projection(trip: dict[str, Any], calls: Sequence[Call], cap: int | None) -> Projection | None:
-    last = [call.nano for call in calls[-_LAST_CALLS:]]
+    last = [call.nano for call in [call for call in calls if not call.is_tool][-_LAST_CALLS:]]
     priced = [nano for nano in last if nano is not None]
-    made = whole(trip.get("model_calls")) or len(calls)
+    made = whole(trip.get("model_calls")) or sum(not call.is_tool for call in calls)
     if cap is None or not last or len(priced) < len(last) or made >= cap:
         return None
     mean = sum(priced) // len(priced)
@@ -92,11 +92,16 @@ def _model_calls(calls: Sequence[Call]) -> list[StoryRow]:
     begin = calls[0].at if calls else 0.0
     return [
         StoryRow(
-            call.at - begin, call.agent, "", "model", "model call", call.model,
+            call.at - begin, call.agent, "", *_named(call),
             tokens_in=call.tokens_in, tokens_out=call.tokens_out, usd=_usd(call), estimated=call.estimated,
         )
         for call in calls
     ]  # fmt: skip
+
+
+def _named(call: Call) -> tuple[str, str, str]:
+    """Kind, words and name of a row."""
+    return ("tool", "tool call", call.tool) if call.is_tool else ("model", "model call", call.model)
 
 
 def _usd(call: Call) -> Decimal | None:
@@ -114,6 +119,7 @@ class _Timeline:
         self._has_stopped = False  # the step before
         self._numbered: dict[int, StoryRow] = {}  # model calls
         self._called: dict[str, StoryRow] = {}  # tool calls without an answer, by id
+        self._tool_rows: dict[str, StoryRow] = {}  # all of them
         self._calls: Counter[tuple[str, str]] = Counter()
         self._answers: Counter[tuple[str, str, str]] = Counter()
         self._hands: Counter[tuple[str, str]] = Counter()
@@ -131,6 +137,8 @@ class _Timeline:
                     self._got(step)
                 case "paid":
                     self._paid(step)
+                case "tool_paid":
+                    self._paid_tool(step)
                 case "back":
                     self._take_back(self._model_call(step), NOT_MADE)
                 case "unspent":
@@ -202,7 +210,11 @@ class _Timeline:
         self._calls[tool, digest] += 1
         row = self._row(step, "tool", "tool call", tool)
         row.nth_call = self._calls[tool, digest]
-        self._called[word(step.get("id"))] = row
+        self._called[word(step.get("id"))] = self._tool_rows[word(step.get("id"))] = row
+
+    def _paid_tool(self, step: dict[str, Any]) -> None:
+        row = self._tool_rows.get(word(step.get("id"))) or self._row(step, "tool", "tool call", word(step.get("tool")))
+        row.usd, row.estimated = to_usd(count(step.get("nano"))), bool(step.get("estimated"))
 
     def _answered(self, step: dict[str, Any]) -> None:
         given = step.get("of")

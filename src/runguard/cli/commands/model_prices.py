@@ -18,6 +18,7 @@ from runguard.pricing.model_ids import normalise
 from runguard.pricing.model_limits import LIMITS
 from runguard.pricing.price_list import listed_models
 from runguard.pricing.rates import Band, Rates
+from runguard.view.spending import TOOLS
 from runguard.view.store_view import StoreView
 
 _KINDS: Final = ("input", "output", "cached", "cache_write", "audio", "cached_audio", "audio_output")
@@ -61,7 +62,7 @@ def seen_models(policy: Policy) -> list[str]:
     view = StoreView(policy.store)
     now = view.now()
     spend = view.spend(now - 30 * 86_400, now, by="model")
-    return [figures.name for figures in spend.totals if figures.name and figures.name != "others"]
+    return [figures.name for figures in spend.totals if figures.name and figures.name not in ("others", TOOLS)]
 
 
 def limits_usd(policy: Policy) -> bool:

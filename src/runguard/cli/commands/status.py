@@ -30,7 +30,7 @@ _ROWS: Final = 25
 )
 @click.option(
     "--by",
-    type=click.Choice(["app", "agent", "model", "user"]),
+    type=click.Choice(["app", "agent", "model", "user", "tool"]),
     default="app",
     show_default=True,
     help="Group spending by this.",

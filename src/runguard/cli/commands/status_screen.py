@@ -93,7 +93,7 @@ def _budgets(out: Console, state: dict[str, Any], rows: int | None, scope: str) 
 def _spend(out: Console, spend: Spend) -> None:
     since = f"since {moment(spend.since)}"
     out.print(Text.assemble("\n", heading(f"spent {since}: {_figures(spend.total)}")))
-    if spend.total.calls:
+    if spend.total.calls or spend.total.tool_calls:
         shown = table(spend.by, "cost", "tokens", "model calls", "", right=("cost", "tokens", "model calls"))
         for row in spend.totals[:_NAMES]:
             shown.add_row(row.name or "(no name)", usd(row.usd), f"{row.tokens:,}", f"{row.calls:,}", _remarks(row))
@@ -111,6 +111,8 @@ def _spend(out: Console, spend: Spend) -> None:
 def _figures(row: Figures) -> str:
     remarks = _remarks(row)
     calls = f"{row.calls:,} model call{'' if row.calls == 1 else 's'}"
+    if row.tool_calls:
+        calls += f", {row.tool_calls:,} paid tool call{'' if row.tool_calls == 1 else 's'}"
     return f"{usd(row.usd)}, {row.tokens:,} tokens, {calls}" + (f" ({remarks})" if remarks else "")
 
 

@@ -5,7 +5,7 @@ import { Live } from "./live.js";
 import { ago, amount, briefly, counted, lasted, moment, ruleWords, tick, usd } from "./words.js";
 
 const CHOICES = {
-  by: { app: "app", agent: "agent", model: "model", user: "user" },
+  by: { app: "app", agent: "agent", model: "model", user: "user", tool: "tool" },
   range: { "15m": "15 min", "1h": "hour", "1d": "day", "7d": "7 days", "30d": "30 days" },
   unit: { usd: "dollars", tokens: "tokens" },
 };

@@ -110,7 +110,7 @@ function showTimeline({ rows, left_out, source }) {
     { title: "what", text: what, mark },
     { title: "again", text: again, wide: true },
     { title: "tokens", right: true, text: (row) => (isMade(row) ? `${row.tokens_in === null ? "?" : briefly(row.tokens_in)} → ${row.tokens_out === null ? "?" : briefly(row.tokens_out)}` : "") },
-    { title: "cost", right: true, text: (row) => (row.kind === "model" ? usd(row.usd, row.estimated) : "") },
+    { title: "cost", right: true, text: (row) => (row.kind === "model" || row.usd !== null ? usd(row.usd, row.estimated) : "") },
   ];
   table(find("timeline"), "What happened, in order", source === "steps" ? columns : columns.filter(({ title }) => title !== "again"), numbered, (row) => row.number);
   for (const line of find("timeline").querySelectorAll("tbody tr")) line.dataset.kind = numbered[line.rowIndex - 1]?.kind;

@@ -1,0 +1,210 @@
+"""Tools with a price on real ADK: refused before they run, on one bill with the model calls."""
+
+import asyncio
+from contextlib import suppress
+from decimal import Decimal
+from typing import Any
+
+import pytest
+from google.adk.agents import LlmAgent, ParallelAgent
+from google.adk.plugins.base_plugin import BasePlugin
+from google.adk.tools import FunctionTool, LongRunningFunctionTool
+from google.adk.tools.agent_tool import AgentTool
+
+import runguard
+from runguard import Budget, ToolRule
+from runguard.adk import RunGuardPlugin
+from runguard.testing import ScriptedModel, assert_calls_answered, call, text
+from tests.kit.adk_runs import observe, play
+from tests.kit.rule_agents import Tool, agent
+
+FREE = {"scripted-1": {"input": 0, "output": 0}}
+SEARCH = {"search": ToolRule(price="0.008")}
+
+
+def searches(times: int) -> list[Any]:
+    return [*[call("search", q=n) for n in range(times)], text("done")]
+
+
+async def test_the_price_is_on_the_bill_beside_the_models() -> None:
+    search = Tool("search", lambda n: {"hit": n})
+    model = ScriptedModel(searches(3), prompt_tokens=100, output_tokens=10)
+    plugin = RunGuardPlugin(tools=SEARCH, prices={"scripted-1": {"input": 10, "output": 100}})
+    await play(agent(model, search), plugins=[plugin])
+    spend = plugin.spend()
+    assert spend["usd"] == Decimal("0.024") + 4 * Decimal("0.002")
+    assert (spend["calls"], spend["paid_tool_calls"], spend["tools_usd"]) == (4, 3, Decimal("0.024"))
+    assert spend["by_tool"]["search"]["usd"] == Decimal("0.024")
+    assert spend["by_tool"]["search"]["calls"] == 0
+    assert spend["by_model"]["scripted-1"]["usd"] == Decimal("0.008")
+    assert spend["by_agent"]["worker"]["usd"] == Decimal("0.032")
+    assert spend["reserved_usd"] == 0
+
+
+async def test_a_budget_refuses_the_tool_before_it_runs() -> None:
+    search = Tool("search", lambda n: {"hit": n})
+    model = ScriptedModel(searches(3))
+    seen = await observe(agent(model, search), tools=SEARCH, prices=FREE, max_usd="0.016")
+    assert search.runs == 2
+    assert [rule for rule in seen.rules if rule[0] != "warn"] == [("block", "budget")]
+    assert seen.plugin.spend()["usd"] == Decimal("0.016")
+    assert seen.plugin.trips == []
+    assert model.calls == 4  # the model could finish
+    (refused,) = [
+        answer
+        for event in seen.result.events
+        for answer in event.get_function_responses()
+        if "does not pay for 'search'" in str(answer.response)
+    ]
+    assert refused.name == "search"
+    assert_calls_answered(seen.result)
+
+
+async def test_asking_again_in_a_later_response_stops() -> None:
+    search = Tool("search", lambda n: {"hit": n})
+    seen = await observe(agent(ScriptedModel(searches(9)), search), tools=SEARCH, prices=FREE, max_usd="0.008")
+    assert search.runs == 1
+    assert [rule for rule in seen.rules if rule[0] != "warn"] == [("block", "budget"), ("stop", "budget")]
+    (trip,) = seen.plugin.trips
+    assert (trip.rule, trip.tool, trip.limit, trip.spent_usd) == (
+        "budget",
+        "search",
+        Decimal("0.008"),
+        Decimal("0.008"),
+    )
+
+
+async def test_in_shadow_mode_the_call_is_made_and_reported() -> None:
+    search = Tool("search", lambda n: {"hit": n})
+    seen = await observe(
+        agent(ScriptedModel(searches(3)), search), tools=SEARCH, prices=FREE, max_usd="0.016", mode="shadow"
+    )
+    assert search.runs == 3
+    assert ("block", "budget") in seen.rules
+    assert seen.plugin.spend()["usd"] == Decimal("0.024")
+
+
+async def test_a_function_is_reserved_at_its_bound_and_settled_at_its_value() -> None:
+    search = Tool("search", lambda n: {"credits": n})
+    rule = ToolRule(price=lambda args, answer: answer["credits"] * 0.001, price_bound=lambda args: "0.01")
+    seen = await observe(
+        agent(ScriptedModel(searches(4)), search), tools={"search": rule}, prices=FREE, max_usd="0.0125"
+    )
+    assert search.runs == 2  # 0.003 is spent, and the bound of 0.01 does not fit beside it
+    assert seen.plugin.spend()["usd"] == Decimal("0.003")
+
+
+async def test_a_tool_that_raised_is_paid_unless_its_function_says_otherwise() -> None:
+    def failing() -> Tool:
+        return Tool("search", [ValueError("backend"), {"ok": True}])
+
+    paid = RunGuardPlugin(tools=SEARCH)
+    with pytest.raises(ValueError, match="backend"):
+        await play(agent(searches(1), failing()), plugins=[paid])
+    assert paid.spend()["usd"] == Decimal("0.008")
+    free = ToolRule(price=lambda args, answer: 0 if isinstance(answer, Exception) else 1, price_bound=1)
+    unpaid = RunGuardPlugin(tools={"search": free})
+    with pytest.raises(ValueError, match="backend"):
+        await play(agent(searches(1), failing()), plugins=[unpaid])
+    assert unpaid.spend()["usd"] == 0
+    assert unpaid.spend()["paid_tool_calls"] == 1
+
+
+async def test_refused_and_unexecuted_calls_cost_nothing() -> None:
+    class Cache(BasePlugin):
+        async def before_tool_callback(self, **_: Any) -> dict[str, Any]:
+            return {"cached": True}
+
+    search = Tool("search", lambda n: {"hit": n})
+    plugin = RunGuardPlugin(tools=SEARCH)
+    await play(agent(searches(2), search), plugins=[plugin, Cache("cache")])
+    assert (search.runs, plugin.spend()["usd"], plugin.spend()["reserved_usd"]) == (0, 0, 0)
+
+    mail = Tool("send", [{"sent": True}])
+    plugin = RunGuardPlugin(tools={"send": ToolRule(price=1, once=True)})
+    await play(agent([call("send", q=1), call("send", q=1), text("done")], mail), plugins=[plugin])
+    assert (mail.runs, plugin.spend()["usd"]) == (1, 1)
+
+    plugin = RunGuardPlugin(tools={"*": ToolRule(price=1)})  # the model invents a tool
+    with suppress(ValueError):  # older versions of ADK raise it
+        await play(agent([call("nothing_like_it"), text("done")], mail), plugins=[plugin])
+    assert plugin.spend()["usd"] == 0
+
+
+async def test_a_call_that_waits_for_confirmation_is_not_paid() -> None:
+    search = Tool("search", [{"hit": 1}])
+    plugin = RunGuardPlugin(tools=SEARCH)
+    await play(agent([call("search", q=1)], FunctionTool(search, require_confirmation=True)), plugins=[plugin])
+    assert (search.runs, plugin.spend()["usd"], plugin.spend()["reserved_usd"]) == (0, 0, 0)
+
+
+async def test_missing_arguments_are_not_paid() -> None:
+    def lookup(key: str) -> dict[str, Any]:
+        """Looks it up."""
+        return {"key": key}
+
+    plugin = RunGuardPlugin(tools={"lookup": ToolRule(price=1)})
+    await play(agent([call("lookup"), call("lookup", key="a"), text("done")], lookup), plugins=[plugin])
+    assert plugin.spend()["usd"] == 1
+
+
+async def test_a_long_running_tool_is_paid_when_it_has_started() -> None:
+    def rent() -> dict[str, Any]:
+        """Rents a machine."""
+        return {"status": "pending"}
+
+    plugin = RunGuardPlugin(tools={"rent": ToolRule(price=2)})
+    await play(agent([call("rent"), text("rented")], LongRunningFunctionTool(rent)), plugins=[plugin])
+    assert plugin.spend()["usd"] == 2
+
+
+async def test_an_agent_called_as_a_tool_does_not_wait_for_its_own_price() -> None:
+    inner = agent(ScriptedModel([text("found")], prompt_tokens=100, output_tokens=10), name="inner")
+    outer = agent(ScriptedModel([call("inner", request="x"), text("done")], model="free"), AgentTool(inner))
+    plugin = RunGuardPlugin(
+        tools={"inner": ToolRule(price="0.5")},
+        max_usd="0.5",
+        prices={"scripted-1": {"input": 10, "output": 10}, "free": {"input": 0, "output": 0}},
+        max_wait_seconds=3_600,
+    )
+    await play(outer, plugins=[plugin], seconds=20)
+    assert plugin.trips[0].rule == "budget"  # refused at once, without waiting for the hold around it
+
+
+async def test_parallel_branches_never_pass_the_cap() -> None:
+    done: list[int] = []
+
+    async def scrape(q: int) -> dict[str, Any]:
+        """Scrapes."""
+        done.append(q)
+        await asyncio.sleep(0.001)
+        return {"page": q}
+
+    def branch(n: int) -> LlmAgent:
+        return LlmAgent(name=f"w{n}", model=ScriptedModel([call("scrape", q=n), text("done")]), tools=[scrape])
+
+    team = ParallelAgent(name="team", sub_agents=[branch(n) for n in range(40)])
+    plugin = RunGuardPlugin(tools={"scrape": ToolRule(price="0.01")}, max_usd="0.10", prices=FREE, max_wait_seconds=2)
+    await play(team, plugins=[plugin])
+    assert len(done) == 10
+    assert plugin.spend()["usd"] == Decimal("0.1")
+
+
+async def test_a_price_beside_the_tool_and_a_budget_of_the_tool() -> None:
+    @runguard.tool(price=0.25)
+    def scan(q: int) -> dict[str, int]:
+        """Scans."""
+        return {"q": q}
+
+    plugin = RunGuardPlugin(budgets=[Budget(usd=0.5, per="tool:scan", window="1d")], prices=FREE)
+    root = agent([call("scan", q=1), call("scan", q=2), call("scan", q=3), text("done")], scan)
+    await play(root, plugins=[plugin])
+    assert plugin.spend()["by_tool"]["scan"]["usd"] == Decimal("0.5")
+    (status,) = plugin.budgets()
+    assert (status.spent, status.limit) == (Decimal("0.5"), Decimal("0.5"))
+
+
+async def test_a_budget_of_calls_counts_no_tools() -> None:
+    plugin = RunGuardPlugin(budgets=[Budget(calls=4, per="app")], tools=SEARCH)
+    await play(agent(searches(3), Tool("search", lambda n: {"hit": n})), plugins=[plugin])
+    assert plugin.trips == []
