@@ -15,12 +15,12 @@ from runguard.adk.declared_arguments import declared_by
 from runguard.adk.invocation_state import Invocation, OpenToolCall
 from runguard.adk.invocations import Invocations
 from runguard.adk.lanes import depth_of, lane_of
+from runguard.adk.paid_tools import reserve_price, settle_price
 from runguard.adk.run_start import RunStarter
 from runguard.adk.stop_events import refusal
 from runguard.adk.stop_owners import announce
 from runguard.adk.stops import Stopper
 from runguard.adk.tool_deadlines import limit_time, timed_out
-from runguard.adk.tool_prices import reserve_price, settle_price
 from runguard.conductor.guard import Guard
 from runguard.core.absence import says_missing
 from runguard.core.decision import PART_STOPPED, STOPPED, Action

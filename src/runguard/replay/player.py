@@ -28,6 +28,7 @@ from runguard.core.events import (
 from runguard.pricing.rates import Unpriced, Usage
 from runguard.providers.framework_tools import FRAMEWORK_TOOLS, is_framework_tool
 from runguard.replay.journal_player import Noted
+from runguard.replay.replayed_prices import ReplayedPrices
 from runguard.replay.results import RunResult
 from runguard.replay.steps import (
     Answered,
@@ -41,7 +42,6 @@ from runguard.replay.steps import (
     Turn,
     Wrote,
 )
-from runguard.replay.tool_prices import ReplayedPrices
 from runguard.replay.verdicts import Stops, Verdicts
 
 if TYPE_CHECKING:

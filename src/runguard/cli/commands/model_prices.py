@@ -18,7 +18,7 @@ from runguard.pricing.model_ids import normalise
 from runguard.pricing.model_limits import LIMITS
 from runguard.pricing.price_list import listed_models
 from runguard.pricing.rates import Band, Rates
-from runguard.view.spending import TOOLS
+from runguard.view.spend_over_time import TOOLS
 from runguard.view.store_view import StoreView
 
 _KINDS: Final = ("input", "output", "cached", "cache_write", "audio", "cached_audio", "audio_output")
