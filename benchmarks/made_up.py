@@ -6,10 +6,11 @@ import long_answers
 import lookalikes
 import loops
 import noise
+import orders
 import unseen_failures
 from shapes import Shapes
 
-_FAMILIES = (long_answers, unseen_failures, cut_off, noise, growing)
+_FAMILIES = (long_answers, unseen_failures, cut_off, noise, growing, orders)
 
 
 def _all(first: Shapes, *more: Shapes) -> Shapes:

@@ -74,7 +74,7 @@ class ModelInFlight:
     projection: PromptProjection | None = None
     usage: CallUsage = field(default_factory=CallUsage)  # what the model reported
     judged: bool = False  # the detectors have seen its result
-    text_hash: int = 0
+    text: str | None = None  # that ends the work of the agent
     is_cut: bool = False  # it hit its output limit
     streamed: bool = False  # chunks of it came before
 

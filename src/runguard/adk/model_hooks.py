@@ -180,7 +180,7 @@ class ModelHooks:
             if llm_response.partial:
                 flight.streamed = True
             else:
-                flight.text_hash = _final_text_hash(llm_response, flight.streamed)
+                flight.text = _final_text(llm_response, flight.streamed)
                 flight.is_cut = llm_response.finish_reason is types.FinishReason.MAX_TOKENS
                 flight.done_at, flight.delivered = time.monotonic(), False
                 self._judge_result(invocation, flight)
@@ -201,8 +201,10 @@ class ModelHooks:
         flight.judged = True
         prompt, output = flight.usage.prompt, usage.output if usage is not None else None
         run, now = invocation.run.info.run, self._guard.clock()
-        result = ModelResult(run, flight.lane, flight.agent, now, prompt, output, said=flight.text_hash)
-        result.is_cut = flight.is_cut
+        result = ModelResult(run, flight.lane, flight.agent, now, prompt, output, is_cut=flight.is_cut)
+        if flight.text is not None:
+            result.said, result.text = words_name(flight.text), flight.text
+            flight.text = None
         self._guard.after(result)
 
     def failed(self, invocation_id: str) -> None:
@@ -215,10 +217,10 @@ class ModelHooks:
                 invocation.run.slots.give_back(task)
 
 
-def _final_text_hash(response: LlmResponse, streamed: bool) -> int:
-    """A hash of the text that ends an agent's work. 0 when it calls tools, sends media or has sent chunks before."""
+def _final_text(response: LlmResponse, streamed: bool) -> str | None:
+    """The text that ends an agent's work. None when it calls tools, sends media or has sent chunks before."""
     parts = (response.content.parts if response.content is not None else None) or []
     if any(part.text is None for part in parts):
-        return 0
+        return None
     text = "".join(part.text for part in parts if part.text and not part.thought) or str(response.error_code or "")
-    return words_name(text) if text or not streamed else 0
+    return text if text or not streamed else None

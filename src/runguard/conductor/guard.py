@@ -47,7 +47,7 @@ from runguard.policy.tools import Tools
 from runguard.pricing.book import Pricing
 
 # Members bound once: looking one up on its enum costs as much as the rest of a line.
-_BLOCK, _STOP = Action.BLOCK, Action.STOP
+_NUDGE, _BLOCK, _STOP = Action.NUDGE, Action.BLOCK, Action.STOP
 _TRIPS_KEPT: Final = 1_000
 _BREAKER_FAILURES: Final = 5
 
@@ -213,6 +213,8 @@ class Guard:
         found = self.deciding.ask(lane, event)
         if found is not None:
             decision = self.deciding.decide(run, lane, event, found)
+            if decision.action is _NUDGE and decision.enforced and type(event) is ModelCall:
+                lane.notice = decision.for_model
             refused = decision.enforced and decision.action >= (_BLOCK if is_tool_call else _STOP)
             if refused:
                 if type(event) is ToolCall:

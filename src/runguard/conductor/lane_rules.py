@@ -73,7 +73,8 @@ def lane_detectors(
         made.append(Cycle(rungs["cycle"], policy.max_cycle_len or 4))
         made.append(HandOffRounds(rungs["cycle"], policy.max_cycle_len or 4))
     if "handoff" in rungs:
-        made.append(HandOffCycle(rungs["handoff"]))
+        patient = not policy.is_explicit("handoff") and rungs.get("no_news") == RULES["no_news"][0]
+        made.append(HandOffCycle(rungs["handoff"], patient=patient))
     if policy.max_reentries is not None:
         made.append(ReEntry(policy.max_reentries))
     if "growth" in rungs:

@@ -13,6 +13,7 @@ from runguard.policy.tools import Tools
 
 _LANES_KEPT: Final = 4_096  # open at once in one run
 _NAMES_KEPT: Final = 256  # of closed lanes
+_BOOKS_KEPT: Final = 16  # of closed lanes
 
 
 class LaneKeeper:
@@ -33,7 +34,7 @@ class LaneKeeper:
         """Begin a lane: a parallel branch, or the agent ``delegate`` that a model has called.
 
         ``concurrent``: it runs beside its siblings, so a stop ends it alone. The failures of the last lane of this
-        name carry on, and so does its stop.
+        name carry on, and so does its stop. Its answers keep their names, but all of them are news again.
         """
         above = run.lane(parent)
         lane = self._new(run, key, above, concurrent=concurrent, path=path, delegate=delegate)
@@ -42,6 +43,9 @@ class LaneKeeper:
             lane.stop(earlier)
         if (inherited := run.retired.get(name)) is not None:
             lane.use([*inherited, *(d for d in lane.detectors if type(d) not in {type(i) for i in inherited})])
+        if not concurrent and (book := run.books.pop(name, None)) is not None:
+            book.forget_pairs()
+            lane.book = book
         if delegate:
             lane.follow_agent()
         if len(run.lanes) >= _LANES_KEPT:  # a run that opens so many has ended most of them without closing them
@@ -68,6 +72,9 @@ class LaneKeeper:
             run.cut_off.popitem(last=False)
         if lane.concurrent:
             return
+        run.books[name] = lane.book
+        if len(run.books) > _BOOKS_KEPT:
+            run.books.popitem(last=False)
         run.retired[name] = [d for d in lane.detectors if isinstance(d, Stall)]
         if len(run.retired) > _NAMES_KEPT:
             run.retired.popitem(last=False)

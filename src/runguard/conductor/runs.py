@@ -24,12 +24,14 @@ from runguard.core.detectors.handoffs import Depth, HandOffCycle, HandOffRounds
 from runguard.core.detectors.limits import CallsPerTool, Deadline, FanOut, ModelCalls, ToolCalls
 from runguard.core.detectors.no_news import NoNews
 from runguard.core.detectors.noise import SameAnswers, SamePair
+from runguard.core.detectors.orders import Orders
 from runguard.core.detectors.polling import Polling
 from runguard.core.detectors.repetition import Repetition, SameCall
 from runguard.core.detectors.rereading import Rereading
 from runguard.core.events import ROOT_LANE, RunInfo
 from runguard.core.money import to_usd, usd_text
 from runguard.outlets.journal import Journal
+from runguard.policy.rule_defaults import ORDERS, RULES
 from runguard.policy.settings import Policy
 from runguard.policy.tool_rules import ToolRule
 
@@ -150,6 +152,7 @@ class Run(Stoppable):
 
     __slots__ = (
         "bills",
+        "books",
         "claimed_elsewhere",
         "cut_off",
         "deadline",
@@ -207,6 +210,7 @@ class Run(Stoppable):
         self.bills: ToolBills | None = None  # of tools that have a price
         self.lanes: dict[str, Lane] = {}
         self.retired: OrderedDict[str, list[Detector]] = OrderedDict()  # failure streaks of ended child lanes, by name
+        self.books: OrderedDict[str, AnswerBook] = OrderedDict()  # answers of ended child lanes, by name
         self.slots = Slots(policy.in_flight)
         self.trips: deque[Trip] = deque(maxlen=100)
         self.noted: OrderedDict[tuple[str, str, str, Action], None] = OrderedDict()
@@ -229,6 +233,7 @@ class Run(Stoppable):
             Depth(policy.max_delegation_depth) if policy.max_delegation_depth else None,
             FanOut(policy.fan_out) if policy.fan_out else None,
             self.deadline,
+            Orders(ORDERS) if policy.rungs("no_news") == RULES["no_news"][0] else None,
         ]
         self.detectors = [d for d in whole if d is not None]
 

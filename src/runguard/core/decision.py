@@ -64,6 +64,7 @@ SAME_ANSWER: Final = "equal long answers"
 SAME_PAIR: Final = "equal answers to one call"
 ONLY_NOTES: Final = "notes in a row"
 NEAR_EQUAL: Final = "nearly equal long calls"
+ORDERS: Final = "rounds of the same work"  # of an agent that is set to work again and again
 CUT_OFF: Final = "calls without their arguments"  # unit of a finding of the rule stall about rejected calls
 HANDOFF_ROUNDS: Final = "rounds of hand-offs"  # unit of a finding of the rule cycle about agents instead of calls
 
@@ -246,6 +247,10 @@ _NUDGES_BY_UNIT: Final[dict[str, str]] = {
     NEAR_EQUAL: (
         "You have sent nearly the same long call to '{tool}' {n} times in a row. If the last version is good enough, "
         "go on; otherwise say what is missing."
+    ),
+    ORDERS: (
+        "'{tool}' was set to work {n} times, made the same calls each time and got the same answers. The same order in "
+        "other words will not change that: go on with what is known, give another order, or say what is missing."
     ),
     ONLY_NOTES: (
         "You have written plans or notes {n} times in a row and done nothing else. Do the next step now, or finish."

@@ -95,6 +95,8 @@ class ModelResult:
     model: str = ""
     said: int = 0  # name of the words that ended an activation, 0 when the response called tools or said nothing
     is_cut: bool = False  # it hit its output limit
+    text: str = ""  # the words that ended an activation, for the detectors to look at; never kept
+    new_subject: bool = False  # its words, or those of a worker's report, are about something else than before
 
 
 @dataclass(slots=True)
@@ -158,6 +160,7 @@ class ToolResults:
     calls: frozenset[bytes] = frozenset()  # of the answers that count
     pairs: frozenset[tuple[bytes, int]] = frozenset()  # (call, answer) of those that were not refused
     another_page: bool = False  # in a long row of one call: it shares few words with the answer before
+    new_subject: bool = False  # an order, or the report on it, is about something else than those before
     is_understood: bool = False  # read from a journal: what the answers mean is known, their values are not
 
 

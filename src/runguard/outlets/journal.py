@@ -184,7 +184,7 @@ def _asked(event: ModelCall) -> Entry:
 
 
 def _got(event: ModelResult) -> Entry:
-    rest = _sparse({"said": event.said, "cut": event.is_cut})
+    rest = _sparse({"said": event.said, "cut": event.is_cut, "new": event.new_subject})
     return _base("got", event) | {"in": event.prompt_tokens, "out": event.output_tokens} | rest
 
 
@@ -197,6 +197,7 @@ def _called(event: ToolCall) -> Entry:
 
 def _answered(event: ToolResults) -> Entry:
     flags = _sparse({"news": event.news, "progress": event.progress, "another_page": event.another_page})
+    flags |= _sparse({"new": event.new_subject})
     return _base("answers", event) | {"b": event.batch, "of": [_answer(answer) for answer in event.answers]} | flags
 
 
@@ -349,7 +350,14 @@ def _read_answers(where: _Where, entry: Entry) -> ToolResults:
     ]
     news, progress, page = (bool(entry.get(name)) for name in ("news", "progress", "another_page"))
     return ToolResults(
-        *where, str(entry.get("b") or ""), answers, news, progress, another_page=page, is_understood=True
+        *where,
+        str(entry.get("b") or ""),
+        answers,
+        news,
+        progress,
+        another_page=page,
+        new_subject=bool(entry.get("new")),
+        is_understood=True,
     )
 
 
@@ -360,7 +368,12 @@ _READERS: Final[dict[str, Callable[[_Where, Entry], Event]]] = {
     "hand": lambda where, entry: HandOff(*where[:3], str(entry["to"]), where[3]),
     "ask": _read_ask,
     "got": lambda where, entry: ModelResult(
-        *where, entry.get("in"), entry.get("out"), said=int(entry.get("said") or 0), is_cut=bool(entry.get("cut"))
+        *where,
+        entry.get("in"),
+        entry.get("out"),
+        said=int(entry.get("said") or 0),
+        is_cut=bool(entry.get("cut")),
+        new_subject=bool(entry.get("new")),
     ),
     "call": _read_call,
     "answers": _read_answers,

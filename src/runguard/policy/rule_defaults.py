@@ -8,6 +8,8 @@ from runguard.core.mistakes import nearest
 
 FREE_RETRIES: Final = 3  # of a call that failed: with them a retry holds as long as a poll
 LONG_ANSWERS: Final = Rungs(nudge=5, stop=10)  # default limits of no_news for answers longer than a status
+# default limits of no_news for an agent that is set to work again and again; a state may be checked nine times
+ORDERS: Final = Rungs(nudge=4, stop=10)
 RULES: Final[dict[str, tuple[Rungs, frozenset[str]]]] = {
     # rule: default rungs, and the rungs it can have at all. The figures are measured: see benchmarks/detection.py. A
     # call, five unchanged repeats and the one that may find the change are made (a poll, a flaky test, a retry); the

@@ -127,7 +127,7 @@ class Events:
         if opened_by and not opened_by.isdigit():
             # a task: its node is named by the call; one of an agent called as a tool has a number
             yield Delegated(opened_by)
-        said = 0
+        said, words = 0, ""
         if all(isinstance(p.get("text"), str) for p in parts):
             words = "".join(p["text"] for p in parts if isinstance(p.get("text"), str) and not p.get("thought"))
             said = words_name(words or str(either(event, "error_code", "errorCode") or ""))
@@ -145,6 +145,7 @@ class Events:
                 bool(calls),
                 scope=scope,
                 is_cut=either(event, "finish_reason", "finishReason") == _CUT,
+                text=words,
             )
         for call in calls:
             yield Called(

@@ -121,7 +121,7 @@ class Translation:
         )
         text = step.get("text")
         # an empty one may not have been kept
-        said = words_name(text) if not goes_on and text.__class__ is str and text else 0
+        final = text if not goes_on and text.__class__ is str else ""
         # Zero is not reported, but for the output of a prompt that was.
         prompt, output = _count(step.get("input_tokens")) or None, _count(step.get("output_tokens"))
         output = None if prompt is None and not output else output
@@ -147,8 +147,9 @@ class Translation:
             usage,
             estimated,
             batch=str(self._turns),
-            said=said,
+            said=words_name(final) if final else 0,
             goes_on=goes_on,
+            text=final,
         )
         if "usd" in step:
             try:

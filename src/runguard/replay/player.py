@@ -202,11 +202,9 @@ class Player:
         self.book(event, usage, step.model, estimated=step.usage is None or step.estimated, nano=step.nano)
         if not step.after_answer:
             prompt, output = (usage.input, usage.output) if knows_prompt else (None, None)
-            self.after(
-                ModelResult(
-                    self._run, lane, step.agent, self.clock.now, prompt, output, said=step.said, is_cut=step.is_cut
-                )
-            )
+            result = ModelResult(self._run, lane, step.agent, self.clock.now, prompt, output, said=step.said)
+            result.is_cut, result.text = step.is_cut, step.text
+            self.after(result)
             if not step.goes_on:
                 self._active.pop(lane, None)
 
@@ -284,6 +282,8 @@ class Player:
             if step.tool in FRAMEWORK_TOOLS:
                 continue
             self.count_tool_call(lane)
+            if step.agent:
+                self._enter(lane, step.agent)  # its model calls may not be recorded
             below = int(step.tool in self._agents)
             if below:
                 beside = sum(other.batch == step.batch and other.tool == step.tool for other in waiting)

@@ -51,6 +51,7 @@ class Asked:
     scope: str = ""  # id of the call that delegated the task in which this happened
     nano: int | None = None  # cost in nano-USD, if recorded
     is_cut: bool = False  # it hit its output limit
+    text: str = ""  # the final text of an activation, where it is known
     is_share: bool = False  # a share of the totals of a run: the size of this prompt is unknown
 
 

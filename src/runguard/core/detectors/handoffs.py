@@ -15,14 +15,17 @@ _CHAIN_KEPT = 256
 class HandOffCycle:
     """The same hand-off edge again and again with nothing new between.
 
-    One return to the parent is normal and not seen.
+    One return to the parent is normal and not seen. A ``patient`` detector leaves out hand-offs between which a tool
+    was asked: ``Orders`` counts those.
     """
 
     sees: ClassVar[tuple[type, ...]] = (HandOff, ToolResults)
-    __slots__ = ("_edges", "_path", "rungs")
+    __slots__ = ("_answers", "_edges", "_path", "_patient", "_seen", "rungs")
 
-    def __init__(self, rungs: Rungs) -> None:
-        self.rungs = rungs
+    def __init__(self, rungs: Rungs, *, patient: bool = False) -> None:
+        self.rungs, self._patient = rungs, patient
+        self._answers = 0  # of tools, so far
+        self._seen: dict[tuple[str, str], int] = {}  # edge -> answers so far when it was last used
         self._edges: Counter[tuple[str, str]] = Counter()
         self._path: deque[str] = deque(maxlen=_PATH_SHOWN)
 
@@ -31,15 +34,20 @@ class HandOffCycle:
             if event.progress and self._edges:
                 self._edges.clear()
                 self._path.clear()
+                self._seen.clear()
+            self._answers += self._patient and bool(event.pairs)
             return None
         if not self._path or self._path[-1] != event.agent:
             self._path.append(event.agent)
-        self._edges[event.agent, event.target] += 1
-        count = self._edges[event.agent, event.target]
+        edge = (event.agent, event.target)
+        self._edges[edge] += self._seen.get(edge, self._answers) == self._answers
+        self._seen[edge] = self._answers
+        count = self._edges[edge]
         path = "→".join(self._path)
         self._path.append(event.target)
         if len(self._edges) > 256:  # so many different edges are no circle
             self._edges.clear()
+            self._seen.clear()
         reached = self.rungs.at(count)
         if reached is None:
             return None

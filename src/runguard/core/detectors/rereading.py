@@ -8,7 +8,7 @@ from typing import ClassVar, Final
 
 from runguard.core.decision import Finding, Rungs
 from runguard.core.detectors.evidence import Pair, evidence_of
-from runguard.core.events import ModelCall, ToolResults
+from runguard.core.events import ModelCall, ModelResult, ToolResults
 
 _NEWS_WORTH: Final = 3  # known answers that one new answer makes up for: edit-test-edit never adds up
 _SHRUNK: Final = 0.9  # a request below this share of the one before has lost a part of its history
@@ -22,7 +22,7 @@ class Rereading:
     Reports as ``no_news``, whose default limits for answers of any length are later.
     """
 
-    sees: ClassVar[tuple[type, ...]] = (ModelCall, ToolResults)
+    sees: ClassVar[tuple[type, ...]] = (ModelCall, ModelResult, ToolResults)
     __slots__ = ("_batch", "_count", "_read", "_sizes", "rungs")
 
     def __init__(self, rungs: Rungs) -> None:
@@ -32,10 +32,14 @@ class Rereading:
         self._sizes: dict[str, int] = {}  # agent -> size of its last request
         self._read: set[Pair] | None = None  # answers given since the last compaction; None: there was none
 
-    def observe(self, event: ModelCall | ToolResults) -> Finding | None:
+    def observe(self, event: ModelCall | ModelResult | ToolResults) -> Finding | None:
         if type(event) is ModelCall:
             if self._is_compacted(event):
                 self._count, self._read = 0, set()
+            return None
+        if type(event) is ModelResult:
+            if event.new_subject:
+                self._count = 0  # one agent writes something else while another reads what it always reads
             return None
         assert isinstance(event, ToolResults)
         if not event.pairs or (event.batch and event.batch == self._batch):
