@@ -128,3 +128,9 @@ test-pythons: $(NEW)/.ready
 	  $(NEW)/bin/uv pip install --quiet --python .venv-python-$$python/bin/python --editable . --group dev && \
 	  .venv-python-$$python/bin/python -m pytest -n $(WORKERS) --ignore tests/dashboard --ignore tests/docs_site || exit 1; \
 	done
+
+# Alert rules and dashboard on a real Prometheus; installs it from the system's packages when it is missing.
+.PHONY: test-operations
+test-operations: $(NEW)/.ready
+	@command -v prometheus >/dev/null || { apt-get update -qq && apt-get install -y -qq --no-install-recommends prometheus; } >/dev/null
+	@$(NEW)/bin/python -m pytest tests/monitoring

@@ -19,6 +19,11 @@ def test_front_matter_is_what_the_catalogue_reads() -> None:
     assert set(matter) == {"catalog_title", "catalog_description", "catalog_icon", "catalog_tags"}
     assert matter["catalog_tags"] == ["resilience"]
     assert (FOLDER / Path(matter["catalog_icon"]).name).read_bytes().startswith(b"\x89PNG")
+    # the catalogue's own rules: a short description that begins with a verb, one form of title, no em dash
+    assert 45 <= len(matter["catalog_description"]) <= 75
+    assert matter["catalog_description"].split()[0] in ("Stop", "Guard", "Limit")
+    assert re.findall(r"^# (.*)$", body, re.MULTILINE)[:1] == [f"{matter['catalog_title']} plugin for ADK"]
+    assert "—" not in PAGE
     headings = re.findall(r"^## (.*)$", body, re.MULTILINE)
     assert headings[:4] == ["Use cases", "Prerequisites", "Installation", "Use with agent"]
 
