@@ -25,6 +25,13 @@ _log: Final = logging.getLogger("runguard")
 _COUNT_S: Final = 5.0  # a slower counter would delay the call that it protects
 _PART: Final = 12  # bytes of every part beside its text
 _ENOUGH: Final = 64_000_000
+_LOOKED_AT: Final = 4_096
+_EMPTY: Final = (None, 0, 0)
+
+
+# A look at one content that costs little however large it is: its role, and how many parts and characters it has, up to
+# a few thousand.
+Look = tuple[str | None, int, int]
 
 
 @dataclass(slots=True)
@@ -34,7 +41,7 @@ class Prompt:
     tokens: int
     size: int
     contents: int
-    tail: int
+    tail: Look  # of its last content
 
 
 @dataclass(slots=True)
@@ -44,7 +51,7 @@ class PromptProjection:
     audio: int  # tokens of it
     size: int
     contents: int
-    tail: int
+    tail: Look
 
     def learned(self, tokens: int) -> Prompt:
         return Prompt(tokens, self.size, self.contents, self.tail)
@@ -75,39 +82,56 @@ _warned: Final[deque[Any]] = deque(maxlen=64)
 
 
 def project(request: LlmRequest, known: Prompt | None) -> PromptProjection:
-    """The size of a request, based on the request before it."""
+    """The size of a request, based on the request before it. Each content is measured once.
+
+    ADK copies all contents for every request, so an old content is recognised by its position. The last old one is
+    looked at again: where it has changed, the whole request is measured.
+    """
     contents = request.contents
     count = len(contents)
-    if known is not None and 0 < known.contents <= count and _measure(contents[known.contents - 1])[0] == known.tail:
-        added = audio = 0
-        for content in contents[known.contents :]:
-            size, sound = _measure(content)
-            added, audio = added + size, audio + sound
-        tail = _measure(contents[-1])[0] if count > known.contents else known.tail
-        return PromptProjection(
-            known.tokens - (-added // UPPER), known.tokens + added // LIKELY, audio, known.size + added, count, tail
-        )
-    size, audio, tail = _overhead(request), 0, 0
-    for content in contents:
-        tail, sound = _measure(content)
-        size, audio = size + tail, audio + sound
+    if known is not None and 0 < known.contents <= count:
+        last = contents[known.contents - 1]
+        if _look_at(last, _measure(last, _LOOKED_AT)[0]) == known.tail:
+            added, audio, tail = _measure_all(contents[known.contents :])
+            upper, likely = known.tokens - (-added // UPPER), known.tokens + added // LIKELY
+            return PromptProjection(upper, likely, audio, known.size + added, count, tail or known.tail)
+    added, audio, look = _measure_all(contents)
+    size, tail = _overhead(request) + added, look or _EMPTY
     if known is not None and known.size:
         likely = size * known.tokens // known.size
         return PromptProjection(likely + likely // 8, likely, audio, size, count, tail)
     return PromptProjection(-(-size // UPPER), size // LIKELY, audio, size, count, tail)
 
 
-def _measure(content: types.Content) -> tuple[int, int]:
-    """Bytes of a content, media counted by the text that would have as many tokens; and its audio tokens."""
+def _measure_all(contents: list[types.Content]) -> tuple[int, int, Look | None]:
+    """Bytes and audio tokens of contents, and a look at the last one."""
+    total = audio = size = 0
+    for content in contents:
+        size, sound = _measure(content, _ENOUGH)
+        total, audio = total + size, audio + sound
+    if not contents:
+        return 0, 0, None
+    last = contents[-1]
+    return total, audio, _look_at(last, size if size <= _LOOKED_AT else _measure(last, _LOOKED_AT)[0])
+
+
+def _look_at(content: types.Content, size: int) -> Look:
+    return content.role, len(content.parts or ()), size
+
+
+def _measure(content: types.Content, enough: int) -> tuple[int, int]:
+    """Bytes of a content, media counted by the text that would have as many tokens; and its audio tokens. Values are
+    measured until ``enough`` is passed.
+    """
     size = audio = 0
     for part in content.parts or ():
         size += _PART
         if part.text is not None:
             size += text_size(part.text)
         elif part.function_call is not None:
-            size += len(part.function_call.name or "") + size_of(part.function_call.args, _ENOUGH)
+            size += len(part.function_call.name or "") + size_of(part.function_call.args, enough)
         elif part.function_response is not None:
-            size += len(part.function_response.name or "") + size_of(part.function_response.response, _ENOUGH)
+            size += len(part.function_response.name or "") + size_of(part.function_response.response, enough)
         elif part.inline_data is not None:
             tokens, sound = media_tokens(part.inline_data.mime_type or "", len(part.inline_data.data or b""))
             size, audio = size + tokens * UPPER, audio + sound
@@ -130,7 +154,7 @@ def _instruction(value: Any) -> int:
     if isinstance(value, str):
         return text_size(value)
     if isinstance(value, types.Content):
-        return _measure(value)[0]
+        return _measure(value, _ENOUGH)[0]
     if isinstance(value, list):
         return sum(_instruction(item) for item in value)
     return len(value.text) if isinstance(value, types.Part) and value.text else 0

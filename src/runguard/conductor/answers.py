@@ -102,7 +102,7 @@ class Answers:
                 and (lane.book.size < 0 or lane.book.size > context.suspicious_chars > 0)
                 and not a.chars
             ):
-                a.chars = size_of(raw, 8 * context.limit)
+                a.chars = lane.book.chars if value is raw and lane.book.chars >= 0 else size_of(raw, 8 * context.limit)
             good = outcome is _OK or outcome is _EMPTY
             if self._counts_unfinished and good and (outcome is _EMPTY or is_unfinished(raw)):
                 a.unfinished = digest(mask(answer_text(value))).hex()

@@ -4,10 +4,8 @@ import marshal
 from collections import OrderedDict, deque
 from typing import Any, Final
 
-from runguard.core.fingerprint import BIG, MAX_CHARS, MAX_NODES, answer_text, bounded_text
+from runguard.core.fingerprint import BIG, MAX_CHARS, bounded_text, encode
 from runguard.core.masking import are_alike, mask
-
-_SCALARS: Final = frozenset({float, bool, type(None)})
 
 
 class AnswerBook:
@@ -19,7 +17,7 @@ class AnswerBook:
     are compared instead: such a call is recognised from its second repetition on. Names are numbers of this process.
     """
 
-    __slots__ = ("_calls", "_held", "_recent", "size")
+    __slots__ = ("_calls", "_held", "_recent", "chars", "size")
     CALLS: Final = 512
     SNAPSHOTS: Final = 16  # calls with snapshots
     SNAPSHOT_BYTES: Final = 262_144  # of all snapshots
@@ -30,13 +28,15 @@ class AnswerBook:
         self._calls: OrderedDict[bytes, _Known] = OrderedDict()
         self._recent: deque[_Known] = deque()  # calls with snapshots, the oldest first
         self._held = 0  # bytes of their snapshots
-        self.size = 0  # of the last answer, about; -1 when it is too large to be copied
+        # of the last answer: bytes of its snapshot, and characters; -1 when it is too large to be copied
+        self.size = self.chars = 0
 
     def name(self, call: bytes, value: Any, by: str = "") -> tuple[int, bool]:
         """Return the answer's identity, and whether this (call, answer) pair is new to the agent: a reviewer may read
         what a writer has read.
         """
-        shot = snapshot(value)
+        self.chars = plain_size(value)
+        shot = _snapshot(value, self.chars)
         self.size = len(shot) if type(shot) is bytes else -1
         exact = hash(shot)
         known = self._calls.get(call)
@@ -130,44 +130,69 @@ def _bytes_of(shots: "tuple[tuple[int, bytes | str], ...]") -> int:
 
 def snapshot(value: Any) -> bytes | str:
     """A copy for comparing, as cheap as copying gets; larger or stranger values by their bounded text."""
-    if _fits(value):
+    return _snapshot(value, plain_size(value))
+
+
+def _snapshot(value: Any, size: int) -> bytes | str:
+    if size >= 0:
         try:
             return marshal.dumps(value, 2)
-        except ValueError:  # a type of its own, or too deep
+        except ValueError:  # too deep
             pass
     return bounded_text(value)
 
 
 def _text_of(shot: bytes | str) -> str:
     """The text of a snapshot, for masking."""
-    # our own bytes, which never left this process
-    return answer_text(marshal.loads(shot)) if isinstance(shot, bytes) else shot
+    if not isinstance(shot, bytes):
+        return shot
+    value = marshal.loads(shot)  # our own bytes, which never left this process
+    if type(value) is str:
+        return value
+    try:
+        return encode(value)
+    except (TypeError, RecursionError):  # keys of several types, or too deep
+        return bounded_text(value)
 
 
-def _fits(value: Any) -> bool:
-    """Whether copying ``value`` is cheap: the one look that every answer pays for, so it looks at sizes only."""
+def plain_size(value: Any) -> int:
+    """Characters inside a value that can be copied at once, as ``size_of`` counts them. -1: it is of a type of its own,
+    or too large.
+
+    Every answer pays for this look, so it looks at sizes and types only.
+    """
     size = nodes = 0
-    pending: list[Any] = [value]
+    pending: list[Any] = [(value,)]
     for item in pending:
-        kind = type(item)
-        if kind is str:
-            size += len(item)
-            if size > MAX_CHARS:
-                return False
-        elif kind is dict:
-            nodes += len(item)
-            if nodes > MAX_NODES:
-                return False
-            pending += item  # keys have a size too
-            pending += item.values()
-        elif kind is list or kind is tuple:
-            nodes += len(item)
-            if nodes > MAX_NODES:
-                return False
-            pending += item
-        elif kind is int:
-            if not -BIG < item < BIG:
-                return False
-        elif kind not in _SCALARS:
-            return False
-    return True
+        nodes += len(item)
+        if nodes > _MOST_NODES or size > _MOST_CHARS:
+            return -1
+        if type(item) is dict:
+            for key in item:
+                if type(key) is str:
+                    size += len(key)
+                elif key is None or (type(key) in _KEYS and -BIG < key < BIG):
+                    size += 4
+                else:
+                    return -1
+            item = item.values()
+        for part in item:
+            kind = type(part)
+            if kind is str:
+                size += len(part)
+            elif kind is int:
+                if not -BIG < part < BIG:
+                    return -1
+                size += 4
+            elif kind is dict or kind is list or kind is tuple:
+                pending.append(part)
+            elif kind is float or kind is bool or part is None:
+                size += 4
+            else:
+                return -1
+    return size if size <= _MOST_CHARS else -1
+
+
+_MOST_NODES: Final = 32_768
+_MOST_CHARS: Final = 1_048_576
+_KEYS: Final = frozenset({int, float, bool})

@@ -37,7 +37,8 @@ _make: Final[Any] = getattr(json.encoder, "c_make_encoder", None)
 _c_encode: Final[Any] = _make and _make(None, None, json.encoder.encode_basestring, None, ":", ",", True, False, True)
 
 
-def _encode(value: object) -> str:
+def encode(value: object) -> str:
+    """JSON with sorted keys. Only for plain values of bounded size."""
     return "".join(_c_encode(value, 0)) if _c_encode is not None else _encoder.encode(value)
 
 
@@ -84,8 +85,8 @@ def call_fingerprint(
         args = {key: value for key, value in args.items() if type(key) is not str or key not in ASIDE} or args
     plain = _plain_args(args)
     if plain is not None:
-        return digest(f"{tool}\0{_encode(plain)}")
-    text = _encode(_canonical(args)) if _is_small(args) else bounded_text(args)
+        return digest(f"{tool}\0{encode(plain)}")
+    text = encode(_canonical(args)) if _is_small(args) else bounded_text(args)
     return digest(f"{tool}\0{text}")
 
 
@@ -119,7 +120,7 @@ def answer_text(value: Any) -> str:
     """The bounded canonical text of any value; equal data gives equal text in every process."""
     if type(value) is str:
         return value if len(value) <= MAX_CHARS else _edges(value, _EDGE)
-    return _encode(value) if _is_small(value) else bounded_text(value)
+    return encode(value) if _is_small(value) else bounded_text(value)
 
 
 def _is_small(value: Any) -> bool:
@@ -181,25 +182,62 @@ CHARS_PER_TOKEN: Final = 4  # of ordinary text whose tokens were not counted
 
 
 def size_of(value: Any, enough: int) -> int:
-    """Characters of text inside ``value``, counted until ``enough`` is passed."""
-    size = 0
+    """Characters of text inside ``value``, counted until ``enough`` is passed. A number or another scalar counts 4.
+
+    What a dict or a list holds itself is counted in one go: most of what tools answer consists of small dicts.
+    """
+    kind = type(value)
+    if kind is str:
+        return len(value)
+    size = nodes = 0
     pending: list[Any] = [value]
-    for nodes, item in enumerate(pending):
+    for item in pending:
         kind = type(item)
-        if issubclass(kind, dict):
-            pending += islice(dict.keys(item), _SIZED)
-            pending += islice(dict.values(item), _SIZED)
-        elif (texts := next((b for b in _TEXTS if issubclass(kind, b)), None)) is not None:
-            size += texts.__len__(item)
-        elif (parts := next((b for b in _PARTS if issubclass(kind, b)), None)) is not None:
-            pending += islice(parts.__iter__(item), _SIZED)
+        if kind is dict or kind is list or kind is tuple:
+            held: Any = item
         else:
-            size += 4
-        if size > enough:
-            return size
+            held, own = _size_of_other(item)
+            size += own
+        nodes += len(held)
         if nodes > _SIZED:
             return max(size, enough + 1)  # so many parts are too large whatever they hold
+        if kind is dict:
+            for key in item:
+                size += len(key) if type(key) is str else _size_of_key(key)
+            held = item.values()
+        for part in held:
+            kind = type(part)
+            if kind is str:
+                size += len(part)
+                if size > enough:
+                    return size
+            elif kind in _SCALARS:
+                size += 4
+            else:
+                pending.append(part)
+        if size > enough:
+            return size
     return size
+
+
+def _size_of_key(key: Any) -> int:
+    """A key that is not a plain text: its size, and that of what it holds directly."""
+    below, size = _size_of_other(key)
+    return size + sum(len(part) if type(part) is str else 4 for part in below)
+
+
+def _size_of_other(item: Any) -> tuple[list[Any], int]:
+    """What a value of another type holds, and its own size. Runs no code of the value."""
+    kind = type(item)
+    if issubclass(kind, dict):
+        return [*islice(dict.keys(item), _SIZED), *islice(dict.values(item), _SIZED)], 0
+    for texts in _TEXTS:
+        if issubclass(kind, texts):
+            return [], texts.__len__(item)
+    for parts in _PARTS:
+        if issubclass(kind, parts):
+            return list(islice(parts.__iter__(item), _SIZED)), 0
+    return [], 4
 
 
 _SIZED: Final = 100_000

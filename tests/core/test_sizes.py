@@ -1,0 +1,99 @@
+"""How large a value is, and how far answers are compared exactly."""
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from runguard.core.answer_book import AnswerBook, plain_size
+from runguard.core.fingerprint import size_of
+from tests.kit.fingerprints import keys, scalars
+
+LOTS = 10**9
+plain = st.recursive(scalars, lambda inner: st.lists(inner) | st.dictionaries(keys, inner), max_leaves=30)
+
+
+def counted(value: Any) -> int:
+    """The definition: characters of texts and keys, 4 for everything else that holds nothing."""
+    if isinstance(value, str):
+        return len(value)
+    if isinstance(value, dict):
+        return sum(counted(key) + counted(part) for key, part in value.items())
+    if isinstance(value, list):
+        return sum(counted(part) for part in value)
+    return 4
+
+
+@given(plain)
+def test_the_size_is_that_of_all_texts(value: Any) -> None:
+    assert size_of(value, LOTS) == counted(value)
+
+
+@given(plain)
+def test_the_look_at_an_answer_gives_the_same_size(value: Any) -> None:
+    assert plain_size(value) in (counted(value), -1)
+
+
+class Text(str):
+    __slots__ = ()
+
+
+class Fields(dict[Any, Any]):
+    pass
+
+
+@pytest.mark.parametrize(
+    ("value", "size"),
+    [
+        pytest.param(Text("four"), 4, id="subclass of str"),
+        pytest.param(Fields(ab=Text("four")), 6, id="subclass of dict"),
+        pytest.param({"s": {"abc", "de"}}, 6, id="set"),
+        pytest.param([b"abc", bytearray(2)], 5, id="bytes"),
+        pytest.param({("ab", 1): "x"}, 7, id="tuple as a key"),
+        pytest.param(object(), 4, id="object"),
+        pytest.param(None, 4, id="None"),
+    ],
+)
+def test_other_types_have_a_size(value: Any, size: int) -> None:
+    assert size_of(value, LOTS) == size
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        pytest.param(10**50, id="huge integer"),
+        pytest.param({10**50: 1}, id="huge integer as a key"),
+        pytest.param(Text("x"), id="subclass"),
+        pytest.param({"s": {1}}, id="set"),
+        pytest.param({Text("x"): 1}, id="subclass as a key"),
+        pytest.param([0] * 100_000, id="many items"),
+        pytest.param("x" * 2_000_000, id="long text"),
+    ],
+)
+def test_not_every_value_is_copied(value: Any) -> None:
+    assert plain_size(value) == -1
+
+
+def rows(count: int, middle: str) -> dict[str, Any]:
+    found = [{"id": n, "name": f"row {n}", "ok": True, "price": 1.5} for n in range(count)]
+    found[count // 2]["name"] = middle
+    return {"rows": found}
+
+
+@pytest.mark.parametrize("count", [10, 1_000, 1_100, 5_000])
+def test_a_change_in_the_middle_of_many_rows_is_news(count: int) -> None:
+    book = AnswerBook()
+    assert [book.name(b"call", rows(count, name))[1] for name in ("one", "two", "one", "two")] == [True, True] + [
+        False
+    ] * 2
+
+
+@pytest.mark.parametrize("length", [1_000, 60_000, 70_000, 900_000])
+def test_a_change_in_the_middle_of_a_long_text_is_news(length: int) -> None:
+    book, half = AnswerBook(), "lorem ipsum; " * (length // 26)
+    assert [book.name(b"call", {"result": f"{half}{name}{half}"})[1] for name in ("one", "two", "two")] == [
+        True,
+        True,
+        False,
+    ]
