@@ -19,7 +19,7 @@ from runguard.conductor import session_growth
 from runguard.conductor.guard import Guard
 from runguard.conductor.session_growth import SessionGrowths
 from runguard.core.events import RunInfo
-from runguard.ledger.sqlite import SqliteSession
+from runguard.ledger.sqlite.session import SqliteSession
 from runguard.ledger.store import StoreOutage
 from runguard.policy import Policy
 from runguard.testing import ScriptedModel, assert_stopped, call, text

@@ -14,7 +14,7 @@ from runguard import Budget
 from runguard.cli.main import main
 from runguard.core.breaker import Permit
 from runguard.errors import PolicyError
-from runguard.ledger.sqlite import SqliteStore
+from runguard.ledger.sqlite.backend import SqliteStore
 from runguard.ledger.store import Line, StoreError
 from runguard.view import StoreView
 from runguard.view.rows import plain

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from runguard.core.money import UNLIMITED, Amount
-from runguard.ledger.sqlite import SqliteStore
+from runguard.ledger.sqlite.backend import SqliteStore
 from runguard.ledger.store import Balance, Line, StoreReply, StoreSession
 from tests.kit.waiting import PATIENCE_S
 

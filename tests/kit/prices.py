@@ -3,8 +3,9 @@
 from datetime import UTC, datetime
 from decimal import Decimal
 
+from runguard.core.money import NANO
 from runguard.pricing.book import Pricing
-from runguard.pricing.rates import NANO, Rates, Unpriced, Usage
+from runguard.pricing.rates import Rates, Unpriced, Usage
 
 AT = datetime(2026, 11, 15, 12, tzinfo=UTC).timestamp()
 

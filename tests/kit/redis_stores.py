@@ -1,7 +1,7 @@
 """Sessions on a real Valkey server."""
 
 from runguard.core.money import UNLIMITED, Amount
-from runguard.ledger.redis import RedisSession
+from runguard.ledger.redis.session import RedisSession
 from runguard.ledger.store import Line
 
 CALL: Amount = (100, 10, 1)

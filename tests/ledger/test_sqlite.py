@@ -16,7 +16,7 @@ import pytest
 
 from runguard.core.money import NOTHING
 from runguard.errors import PolicyError
-from runguard.ledger.sqlite import SqliteStore
+from runguard.ledger.sqlite.backend import SqliteStore
 from runguard.ledger.store import SCHEMA_VERSION, StoreError, StoreOutage, StoreSession
 from tests.kit.conformance import CALL, LONG_S, WORKERS, Worker, a_line, an_id, calls, of, opened, the
 from tests.kit.waiting import PATIENCE_S, at_once

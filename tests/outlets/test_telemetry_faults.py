@@ -159,7 +159,7 @@ def test_providers_may_be_set_after_the_guard_was_made():
         from runguard.core.decision import Action, Decision, Finding
         from runguard.core.events import ModelCall, RunInfo
         from runguard.policy import Policy
-        from runguard.pricing import Usage
+        from runguard.pricing.rates import Usage
         from runguard.outlets.telemetry import Telemetry
         guard = Guard(Policy(budgets=(Budget(tokens=100, per="app"),)))
         told = Telemetry.of(guard)

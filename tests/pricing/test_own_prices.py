@@ -293,7 +293,10 @@ def test_rates_survive_pickling() -> None:
 def test_the_price_table_is_read_only_when_a_price_is_needed() -> None:
     script = (
         "import sys\n"
-        "from runguard.pricing import Price, Pricing, Usage, preload\n"
+        "from runguard.pricing.book import Pricing\n"
+        "from runguard.pricing.given import Price\n"
+        "from runguard.pricing.price_list import preload\n"
+        "from runguard.pricing.rates import Usage\n"
         "from runguard.pricing.price_table import current_table\n"
         "book = Pricing({'m': Price(input=1, output=1)})\n"
         "book.rates('m', 0.0), book.limits('gemini-2.5-flash')\n"

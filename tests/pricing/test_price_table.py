@@ -16,13 +16,14 @@ from genai_prices.data_snapshot import DataSnapshot, get_snapshot, set_custom_sn
 from genai_prices.types import ModelInfo, ModelPrice, Provider, TieredPrices
 
 from runguard.conductor.guard import Guard
+from runguard.core.money import NANO
 from runguard.policy import Policy
 from runguard.pricing import price_table
 from runguard.pricing.book import Pricing
 from runguard.pricing.genai_source import snapshot, table_text
 from runguard.pricing.matching import entry_of
 from runguard.pricing.price_table import PriceTable, current_table, packaged_table, updated_path
-from runguard.pricing.rates import NANO, Rates, Usage
+from runguard.pricing.rates import Rates, Usage
 
 ROOT = Path(__file__).parents[2]
 PREFIXES = {  # provider: how an id names it

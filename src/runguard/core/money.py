@@ -32,9 +32,14 @@ def to_nano(value: object, name: str = "usd", *, least: int = 1) -> int:
     dollars = Decimal(str(value))
     if dollars < _LEAST_USD:
         return 0
+    return nanos(dollars)
+
+
+def nanos(usd: Decimal | int, *, up: bool = False) -> int:
+    """Dollars as whole nano-USD. A fraction is dropped, or with ``up`` counted as one more."""
     # by integers: Decimal arithmetic obeys a context that the host program may have changed
-    numerator, denominator = dollars.as_integer_ratio()
-    return numerator * NANO // denominator
+    numerator, denominator = usd.as_integer_ratio()
+    return -(-numerator * NANO // denominator) if up else numerator * NANO // denominator
 
 
 def fault_of_dollars(value: object, least: int = 1) -> str:

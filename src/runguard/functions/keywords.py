@@ -13,7 +13,7 @@ from typing import Any, Final
 from runguard.core.budget import Budget
 from runguard.core.exceptions import PolicyError
 from runguard.core.mistakes import nearest
-from runguard.core.money import NANO
+from runguard.core.money import nanos
 from runguard.policy.rule_defaults import RULES
 from runguard.policy.settings import Policy
 
@@ -208,5 +208,4 @@ def nano_of(value: Any) -> int | None:
         return None
     if (isinstance(value, Decimal) and not value.is_finite()) or not 0 <= value <= _MOST_USD:
         return None
-    numerator, denominator = value.as_integer_ratio()
-    return -(-numerator * NANO // denominator)
+    return nanos(value, up=True)

@@ -16,7 +16,7 @@ from runguard.alerts.sending import Alerts
 from runguard.core.budget import BudgetStatus
 from runguard.core.decision import Finding, Trip
 from runguard.core.events import RunInfo
-from runguard.core.money import NANO, usd_text
+from runguard.core.money import nanos, usd_text
 from runguard.ledger.base import Ledger
 from runguard.ledger.identity import StoreReplacedError
 from runguard.ledger.kill_switch import Stop
@@ -248,10 +248,7 @@ class Alarms:
 
 def _figure(unit: str, value: object) -> str:
     """``$0.15``, ``1200``."""
-    if unit != "usd":
-        return str(value)
-    numerator, denominator = Decimal(str(value)).as_integer_ratio()
-    return usd_text(numerator * NANO // denominator)
+    return usd_text(nanos(Decimal(str(value)))) if unit == "usd" else str(value)
 
 
 def _amount(unit: str, value: object) -> str:

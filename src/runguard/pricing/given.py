@@ -6,7 +6,8 @@ from typing import Annotated, Any, Final, Self
 
 from pydantic import BeforeValidator, Field, field_validator, model_validator
 
-from runguard.pricing.rates import Band, Rates, nano_rate
+from runguard.core.money import nanos
+from runguard.pricing.rates import Band, Rates
 from runguard.validation import SettingsModel
 
 _LEAST_USD: Final = Decimal("1e-12")
@@ -97,9 +98,9 @@ def rates_of(price: Price, source: str, *, estimated: bool = False) -> Rates:
 
 
 def _band(above: int, price: _TokenPrices) -> Band:
-    plain, out = nano_rate(price.input), nano_rate(price.output)
-    cached = plain if price.cached is None else nano_rate(price.cached)
-    audio = plain if price.audio is None else nano_rate(price.audio)
+    plain, out = nanos(price.input, up=True), nanos(price.output, up=True)
+    cached = plain if price.cached is None else nanos(price.cached, up=True)
+    audio = plain if price.audio is None else nanos(price.audio, up=True)
     # a discount on cached text says nothing about audio once audio has its own price
     cached_audio = cached if price.audio is None else max(audio, cached)
     return Band(
@@ -107,8 +108,8 @@ def _band(above: int, price: _TokenPrices) -> Band:
         input=plain,
         output=out,
         cached=cached,
-        cache_write=plain if price.cache_write is None else nano_rate(price.cache_write),
+        cache_write=plain if price.cache_write is None else nanos(price.cache_write, up=True),
         audio=audio,
-        cached_audio=cached_audio if price.cached_audio is None else nano_rate(price.cached_audio),
-        audio_output=out if price.audio_output is None else nano_rate(price.audio_output),
+        cached_audio=cached_audio if price.cached_audio is None else nanos(price.cached_audio, up=True),
+        audio_output=out if price.audio_output is None else nanos(price.audio_output, up=True),
     )

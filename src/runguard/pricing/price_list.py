@@ -5,10 +5,11 @@ from decimal import Decimal
 from importlib.util import find_spec
 from typing import Any, Literal
 
+from runguard.core.money import nanos
 from runguard.pricing.genai_source import MISSING, live_table
 from runguard.pricing.matching import MAKERS, entry_of
 from runguard.pricing.price_table import PricedModel, PriceTable, current_table
-from runguard.pricing.rates import PER_MILLION, Band, Rates, Unpriced, nano_rate
+from runguard.pricing.rates import PER_MILLION, Band, Rates, Unpriced
 
 PricesSource = Literal["table", "genai-prices"]
 
@@ -101,11 +102,11 @@ def _rates_from(facts: Mapping[str, Any], model: str, source: str, *, estimated:
     starts = sorted({tier[0] for price in tokens.values() if isinstance(price, list) for tier in price[1:]})
     bands, folded = [], False
     for start in (-1, *starts):
-        band, unlike = _band(start, {name: nano_rate(_at(price, start)) for name, price in tokens.items()})
+        band, unlike = _band(start, {name: nanos(_at(price, start), up=True) for name, price in tokens.items()})
         bands.append(band)
         folded = folded or unlike
-    per_thousand_calls = facts.get("requests_kcount")
-    fee = nano_rate(Decimal(per_thousand_calls)) * (PER_MILLION // 1000) if isinstance(per_thousand_calls, str) else 0
+    per_1000_calls = facts.get("requests_kcount")
+    fee = nanos(Decimal(per_1000_calls), up=True) * (PER_MILLION // 1000) if isinstance(per_1000_calls, str) else 0
     return Rates(bands, source, estimated=estimated or folded, fee=fee)
 
 

@@ -5,7 +5,8 @@ from dataclasses import dataclass
 from decimal import Decimal
 from typing import Final, NamedTuple
 
-NANO: Final = 1_000_000_000
+from runguard.core.money import NANO
+
 UNLIMITED: Final = 2**63 - 1  # affordable_output() when output costs nothing
 PER_MILLION: Final = 1_000_000
 
@@ -46,15 +47,6 @@ class Band(NamedTuple):
     audio: int
     cached_audio: int
     audio_output: int
-
-
-def nano_rate(usd: Decimal) -> int:
-    """Nano-USD, rounded up.
-
-    By integers, because Decimal arithmetic obeys a context that the host program may have changed.
-    """
-    numerator, denominator = usd.as_integer_ratio()
-    return -(-numerator * NANO // denominator)
 
 
 class Rates:

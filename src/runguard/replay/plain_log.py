@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from decimal import Decimal
 from typing import Any, Final
 
-from runguard.core.money import NANO, shown
+from runguard.core.money import nanos, shown
 from runguard.pricing.rates import Usage
 from runguard.providers.stated_cost import dollars
 from runguard.replay.steps import Asked, Faults, RecordedRun, Step, Turn, word
@@ -59,8 +59,7 @@ def nano_of(value: object) -> int | None:
     usd: Decimal | None = dollars(value, "usd", [])
     if usd is None:
         raise ValueError(f"usd = {shown(value)}: expected dollars from 0 to 1,000,000")
-    numerator, denominator = usd.as_integer_ratio()
-    return -(-numerator * NANO // denominator)
+    return nanos(usd, up=True)
 
 
 def _count(run: dict[str, Any], name: str, most: int) -> int | None:

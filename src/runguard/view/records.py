@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from decimal import Decimal, InvalidOperation
 from typing import Any
 
-from runguard.core.money import NANO
+from runguard.core.money import nanos
 
 
 class Unreadable:
@@ -68,12 +68,6 @@ def dollars(value: Any) -> Decimal | None:
     return amount if amount.is_finite() and abs(amount) < 10**12 else None
 
 
-def to_nanos(amount: Decimal) -> int:
-    # with integers: the host program may have changed the context of Decimal arithmetic
-    numerator, denominator = amount.as_integer_ratio()
-    return numerator * NANO // denominator
-
-
 @dataclass(frozen=True, slots=True)
 class Call:
     """One model call, or one tool call with a price, with its usage and cost."""
@@ -109,7 +103,7 @@ def read_call(at: float, run: str, text: str) -> Call | None:
         word(found.get("tool")),
         count(found.get("input")),
         count(found.get("output")),
-        to_nanos(usd) if usd is not None else None,
+        nanos(usd) if usd is not None else None,
         bool(found.get("estimated")),
         found.get("kind") == "tool",
     )

@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from decimal import Decimal
 from typing import Any, Final
 
-from runguard.core.money import to_usd
-from runguard.view.records import Call, count, dollars, number, to_nanos, whole, word
+from runguard.core.money import nanos, to_usd
+from runguard.view.records import Call, count, dollars, number, whole, word
 from runguard.view.rows import Projection, Repeat, Story, StoryRow
 from runguard.view.why import WITHOUT_A_COUNT, command_of, counted, why_of
 
@@ -201,7 +201,7 @@ class _Timeline:
     def _paid(self, step: dict[str, Any]) -> None:
         row = self._model_call(step)
         usd = dollars(step.get("usd"))
-        row.usd, row.outcome = to_usd(to_nanos(usd)) if usd is not None else None, ""
+        row.usd, row.outcome = to_usd(nanos(usd)) if usd is not None else None, ""
         row.tokens_in, row.tokens_out = whole(step.get("in")) or row.tokens_in, whole(step.get("out")) or row.tokens_out
         row.estimated = bool(step.get("estimated"))
 

@@ -4,8 +4,8 @@ from decimal import Decimal
 from typing import Any, Final
 
 from runguard.console.hints import hint
-from runguard.core.money import UNITS, amount_text
-from runguard.view.records import dollars, to_nanos, whole, word
+from runguard.core.money import UNITS, amount_text, nanos
+from runguard.view.records import dollars, whole, word
 
 # Rules that count repetitions; every other rule has its own reason.
 OF_REPETITION: Final = frozenset(
@@ -56,7 +56,7 @@ def counted(unit: Any, value: Any) -> str:
     if amount is None:
         return ""
     if unit in UNITS:
-        number = to_nanos(amount) if unit == "usd" else whole(int(amount))
+        number = nanos(amount) if unit == "usd" else whole(int(amount))
         return amount_text(UNITS.index(unit), number) if number is not None else ""
     return f"{_plain(amount)} {word(unit)}".rstrip()
 

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from runguard.ledger.identity import IDENTITY, Seen, StoreReplacedError, adopt, identity_of, new_id
-from runguard.ledger.sqlite import SqliteStore
+from runguard.ledger.sqlite.backend import SqliteStore
 from runguard.ledger.store import Line, StoreError, StoreOutage
 from runguard.testing import ScriptedModel, text
 from tests.kit.stores import Place

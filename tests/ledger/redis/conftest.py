@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 import redis
 
-from runguard.ledger.redis import RedisSession, RedisStore
+from runguard.ledger.redis.backend import RedisStore
+from runguard.ledger.redis.session import RedisSession
 from tests.kit.valkey_server import valkey
 
 

@@ -10,7 +10,7 @@ from runguard.cli.commands.price_tables import REFRESH
 from runguard.console.screen import console, print_table, table
 from runguard.core.exceptions import RunGuardError
 from runguard.core.mistakes import nearest
-from runguard.core.money import to_usd
+from runguard.core.money import nanos, to_usd, usd_text
 from runguard.core.printable import printable
 from runguard.policy.settings import Policy
 from runguard.pricing.book import Pricing
@@ -169,18 +169,8 @@ def print_prices(result: dict[str, Any]) -> None:
         out.print(f"note: {note}", soft_wrap=True)
 
 
-def _cells(prices: dict[str, str]) -> tuple[str, str, str]:
-    return (
-        usd_rate(prices["input"]),
-        usd_rate(prices["output"]),
-        usd_rate(prices["cached"]) if "cached" in prices else "",
-    )
-
-
-def usd_rate(text: str) -> str:
-    """Format a rate with at least two decimals and no trailing zeros beyond them."""
-    whole, _, cents = f"{Decimal(text).normalize():f}".partition(".")
-    return f"${whole}.{cents.ljust(2, '0')}"
+def _cells(prices: dict[str, str]) -> list[str]:
+    return [usd_text(nanos(Decimal(prices[kind]))) if kind in prices else "" for kind in ("input", "output", "cached")]
 
 
 def _what_follows(result: dict[str, Any]) -> str:

@@ -14,20 +14,3 @@ of it is for reaching the server, half for each answer; only looking up a host n
 ``backend`` reads the URL, ``connection`` runs scripts, ``holds`` reserves and settles, ``session`` has the other
 operations.
 """
-
-from typing import TYPE_CHECKING
-
-from runguard._lazy import lazy
-
-if TYPE_CHECKING:
-    from runguard.ledger.redis.backend import RedisStore
-    from runguard.ledger.redis.session import RedisSession
-
-_HOMES = {
-    "RedisStore": "runguard.ledger.redis.backend",
-    "RedisSession": "runguard.ledger.redis.session",
-}
-
-__all__ = ["RedisSession", "RedisStore"]
-
-__getattr__, __dir__ = lazy(__name__, _HOMES)
