@@ -13,7 +13,7 @@ from runguard.conductor.runs import Run
 from runguard.core.decision import Trip
 from runguard.core.events import ModelResult
 from runguard.core.exceptions import RunStoppedError
-from runguard.providers.call_usage import Bill, CallUsage
+from runguard.providers.call_usage import CallBill, CallUsage
 from runguard.providers.unbilled import was_unbilled
 
 # Why a call is not made: a stop; or the text to answer with where only this call is refused; or None beside a run that
@@ -50,7 +50,7 @@ class CallAccount:
         self.guard, self.charge, self.is_layer = guard, charge, is_layer
         self._invocation, self._flight = invocation, flight
         self._usage = CallUsage()
-        self._settled: tuple[Bill, str] | None = None
+        self._settled: tuple[CallBill, str] | None = None
         self._model = ""
         self.holder: asyncio.Task[Any] | None = None  # the task that holds a slot for the call
         self.delegated = False  # other models do the work: they are billed instead
@@ -77,7 +77,7 @@ class CallAccount:
             return
         self._settle(self._usage.bill(self.charge.input, self.charge.audio))
 
-    def _settle(self, bill: Bill) -> None:
+    def _settle(self, bill: CallBill) -> None:
         if self._settled != (bill, self._model):
             self.guard.settle(self.charge, bill.usage, self._model, estimated=bill.estimated)
             self._settled = bill, self._model

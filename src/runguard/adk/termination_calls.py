@@ -14,7 +14,7 @@ from runguard.adk.stream import note_fault
 from runguard.adk.termination_events import KEY
 from runguard.adk.termination_watch import PaidAnswer, Watched
 from runguard.core.decision import METADATA_KEY
-from runguard.providers.call_usage import Bill, CallUsage
+from runguard.providers.call_usage import CallBill, CallUsage
 
 
 async def asked_first(
@@ -85,7 +85,7 @@ async def asked_first(
                 note_fault(error, stream)
 
 
-def _billed(usage: CallUsage, request: LlmRequest) -> Bill:
+def _billed(usage: CallUsage, request: LlmRequest) -> CallBill:
     """The usage of a call. The request is measured only where its size was not reported."""
     bill = usage.bill(0)
     if not bill.estimated:

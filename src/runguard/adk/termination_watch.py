@@ -24,7 +24,7 @@ from runguard.adk.stream import note_fault
 from runguard.adk.termination_events import KEY, termination_reason
 from runguard.core.decision import METADATA_KEY, TERMINATED
 from runguard.pricing.rates import Usage
-from runguard.providers.call_usage import Bill
+from runguard.providers.call_usage import CallBill
 from runguard.termination.condition import TerminationCondition
 
 _log: Final = logging.getLogger("runguard")
@@ -39,7 +39,7 @@ class PaidAnswer:
 
     task: asyncio.Task[Any] | None
     shown: Any  # its usage as the event will show it
-    bill: Bill
+    bill: CallBill
     model: str
     at: float
 

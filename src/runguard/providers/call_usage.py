@@ -26,7 +26,7 @@ _PROBLEMS_KEPT: Final = 16
 _Key = tuple[Any, Any]  # author and branch
 
 
-class Bill(NamedTuple):
+class CallBill(NamedTuple):
     """What a call took. ``estimated``: some of it was not reported."""
 
     usage: Usage
@@ -103,23 +103,23 @@ class CallUsage:
         """Tokens of the answer, estimated from its text."""
         return tokens_in(max(self._streamed, self._whole))
 
-    def bill(self, prompt: int, audio: int = 0) -> Bill:
+    def bill(self, prompt: int, audio: int = 0) -> CallBill:
         """What the call took. ``prompt``: the tokens of its request, estimated; ``audio``: those of them that are
         audio.
         """
         bill = self.bill_so_far(prompt, audio)
         if self._final or self.heard <= bill.usage.output:
             return bill
-        return Bill(replace(bill.usage, output=self.heard), True)
+        return CallBill(replace(bill.usage, output=self.heard), True)
 
-    def bill_so_far(self, prompt: int, audio: int = 0) -> Bill:
+    def bill_so_far(self, prompt: int, audio: int = 0) -> CallBill:
         """The same in the middle of a stream: its next chunk may report what has come by now."""
         usage, counts = self.reported, self._counts
         if usage is None or counts is None:
-            return Bill(Usage(input=prompt, output=self.heard, audio=audio), True)
+            return CallBill(Usage(input=prompt, output=self.heard, audio=audio), True)
         if counts.lacks_input:
-            return Bill(replace(usage, input=prompt, audio=audio), True)
-        return Bill(usage, counts.is_undivided)
+            return CallBill(replace(usage, input=prompt, audio=audio), True)
+        return CallBill(usage, counts.is_undivided)
 
 
 def usage_in(get: Any) -> Any:
