@@ -10,6 +10,7 @@ from typing import Any
 from pydantic.fields import FieldInfo
 
 from runguard.policy import RULES, Policy, PolicyFile, ToolRule
+from runguard.policy.remote_agents import RemoteAgent
 
 PAGE = Path(__file__).parent / "reference" / "settings.md"
 WORDS = """# Settings
@@ -36,13 +37,23 @@ Under `rules`: the count at which a rule warns, nudges, refuses the call, or sto
 Under `tools`, by name or glob, or beside the tool with `@runguard.tool(...)`.
 
 {tool}
+
+## Of a remote agent
+
+Under `remote_agents`, by name or glob. [Remote agents](../a2a.md).
+
+{remote}
 """
 
 
 def page() -> str:
     code = {name: field for name, field in Policy.model_fields.items() if name not in PolicyFile.model_fields}
     return WORDS.format(
-        policy=_table(PolicyFile.model_fields), code=_table(code), rules=_rules(), tool=_table(ToolRule.model_fields)
+        policy=_table(PolicyFile.model_fields),
+        code=_table(code),
+        rules=_rules(),
+        tool=_table(ToolRule.model_fields),
+        remote=_table(RemoteAgent.model_fields),
     )
 
 

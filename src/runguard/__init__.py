@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from runguard.core.scope import Scope
     from runguard.core.threshold import Threshold
     from runguard.functions.wrappers import guard, guard_async, run
+    from runguard.policy.remote_agents import RemoteAgent
     from runguard.policy.settings import Policy
     from runguard.policy.tool_rules import ToolRule, tool
     from runguard.pricing.given import ModelLimits, Price
@@ -101,6 +102,7 @@ _HOMES = {
     "BudgetPolicy": "runguard.accounting.cumulative_policy",
     "CompressionTriggered": "runguard.accounting.cumulative",
     "Policy": "runguard.policy.settings",
+    "RemoteAgent": "runguard.policy.remote_agents",
     "ToolRule": "runguard.policy.tool_rules",
     "tool": "runguard.policy.tool_rules",
     "ModelLimits": "runguard.pricing.given",
@@ -163,6 +165,7 @@ __all__ = [
     "Policy",
     "PolicyError",
     "Price",
+    "RemoteAgent",
     "RuleTermination",
     "RunGuardError",
     "RunGuardPlugin",

@@ -68,6 +68,15 @@ def flat_limits(info: RunInfo) -> Amount | None:
     )
 
 
+Ceiling = tuple[int | None, int | None]  # nano-USD and tokens
+
+
+def lower_ceiling(one: Ceiling, other: Ceiling) -> Ceiling:
+    """The lower of two amounts that a caller can pay for; None: not limited."""
+    usd, tokens = (min((n for n in pair if n is not None), default=None) for pair in zip(one, other, strict=True))
+    return usd, tokens
+
+
 def scopes_of(info: RunInfo) -> tuple[str, str, str, str]:
     app, user = scope_part(info.app), scope_part(info.user)
     return (

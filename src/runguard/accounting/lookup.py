@@ -18,6 +18,7 @@ from runguard.policy.settings import Policy
 from runguard.pricing.model_ids import normalise
 
 _FOREVER: Final = float("inf")
+_NO_CEILING: Final = (None, None)
 
 
 class AccountFinder:
@@ -91,7 +92,7 @@ class AccountFinder:
                 if key is None or _key(group, key, now)[0] in have:
                     continue  # the caps in force were told with more than the scope's name: not to be asked again
                 run_costs = costs_by_run.get(named.run)
-                made = self._account(group, named, now, run_costs.flat if run_costs is not None else None)
+                made = self._account(group, named, now, run_costs)
                 account, caps = made if made is not None else (None, None)
                 if caps is not None and caps.unknown is not None:
                     raise PolicyError(
@@ -126,7 +127,7 @@ class AccountFinder:
                 event.tool,
                 info.labels,
             )
-            found = self._account(group, scope, at, run_costs.flat)
+            found = self._account(group, scope, at, run_costs)
             if found is None:
                 continue
             account, caps = found
@@ -143,7 +144,7 @@ class AccountFinder:
         return AccountLines(tuple(accounts), tuple(groups), tuple(allowed), until, unknown), is_current
 
     def _account(
-        self, group: BudgetGroup, scope: Scope, at: float, flat: Amount | None = None
+        self, group: BudgetGroup, scope: Scope, at: float, run_costs: RunCosts | None
     ) -> tuple[Account | None, Caps] | None:
         """The account of a scope, none where nothing is limited, and its caps.
 
@@ -164,7 +165,10 @@ class AccountFinder:
             scope.tool,
             scope.labels,
         )
-        caps = self.caps.of(group, named, flat if group.per.kind == "run" and group.window is None else None)
+        own = run_costs if group.per.kind == "run" and group.window is None else None
+        caps = self.caps.of(group, named, own.flat if own is not None else None)
+        if own is not None and own.info.ceiling != _NO_CEILING:
+            caps.limits = [_lowered(limit, own.info.ceiling) for limit in caps.limits]
         usd, tokens, calls = (min(limit[unit] for limit in caps.limits) for unit in range(3))
         if (usd, tokens, calls) == NO_LIMIT and caps.unknown is None:
             return None, caps
@@ -184,6 +188,16 @@ class AccountFinder:
             if self._ledger.is_shared
             else next((account for account in self._ledger.find(key) if account.key == name), None)
         )
+
+
+def _lowered(limit: Amount, ceiling: tuple[int | None, int | None]) -> Amount:
+    """A limit of a run, lowered to what its caller can pay for."""
+    usd, tokens = ceiling
+    return (
+        limit[0] if usd is None else min(limit[0], usd),
+        limit[1] if tokens is None else min(limit[1], tokens),
+        limit[2],
+    )
 
 
 def _key(group: BudgetGroup, key: str, at: float) -> tuple[str, float | None, float | None]:

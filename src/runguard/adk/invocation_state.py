@@ -115,6 +115,7 @@ class Invocation:
     asked: bool = False  # it has asked for input from outside, so that an answer may resume it at any time
     questions: set[str] = field(default_factory=set)  # calls that wait for input from outside
     entered: int = 1  # streams that run it: the same invocation may be resumed twice at once
+    at_end: dict[object, Callable[[], None]] = field(default_factory=dict)  # what to close when it is over
     stop_stored: str = ""  # live: the trip whose stop event is in the session
 
     def learn_prompt(self, flight: ModelInFlight, tokens: int) -> None:

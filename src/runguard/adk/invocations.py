@@ -97,6 +97,8 @@ class Invocations:
             attempt("end of run", self.close_flight, flight)
             if task is not None:
                 attempt("end of run", invocation.run.slots.give_back, task)
+        for close in list(invocation.at_end.values()):
+            attempt("end of run", close)
         if not invocation.nested:
             attempt("end of run", self._end_run, invocation)
         return invocation.run.trips[-1] if invocation.run.trips else trip

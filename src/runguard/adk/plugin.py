@@ -29,6 +29,7 @@ from runguard.adk.hooks import hook
 from runguard.adk.invocations import Invocations
 from runguard.adk.lanes import enter, lane_of
 from runguard.adk.model_hooks import ModelHooks
+from runguard.adk.remote_agents import RemoteCalls, is_remote
 from runguard.adk.run_start import RunStarter
 from runguard.adk.stops import Stopper
 from runguard.adk.tool_hooks import ToolHooks
@@ -89,6 +90,7 @@ class RunGuardPlugin(Controls, BasePlugin):
         self.starter = RunStarter(self.guard, self.invocations, self.reader, self.policy_error)
         parts = self.guard, self.invocations, self.starter, self.stopper
         self.model_hooks, self.tool_hooks = ModelHooks(*parts), ToolHooks(*parts)
+        self.remote_calls = RemoteCalls(self.guard, self.invocations)
         self._off = built.mode == "off" and self.policy_error is None
         self.warned_order = False
         patching.watch(self)
@@ -188,15 +190,23 @@ class RunGuardPlugin(Controls, BasePlugin):
                 run = invocation.run.info.run
                 decision = guard.check(AgentEntered(run, lane, agent.name, guard.clock(), depth, branches, is_task))
                 if not decision.enforced or decision.action < _BLOCK:
-                    return None
-                if decision.action is _BLOCK:  # too deep: this agent is refused, its caller goes on
+                    if not is_remote(agent):
+                        return None
+                    trip = await self.remote_calls.before(agent, invocation, lane, ic)
+                elif decision.action is _BLOCK:  # too deep: this agent is refused, its caller goes on
                     return types.Content(role="model", parts=[types.Part(text=decision.for_model)])
-                trip = decision.trip
+                else:
+                    trip = decision.trip
             except Exception as error:
                 trip = self.stopper.fault("before_agent", error, ic)
         if trip is None:
             return None
         return await self.stopper.at_agent(callback_context, agent, trip, self.invocations.find(ic.invocation_id), lane)
+
+    @hook
+    async def after_agent_callback(self, *, agent: BaseAgent, callback_context: CallbackContext) -> None:
+        if is_remote(agent):
+            self.remote_calls.after(agent, callback_context._invocation_context)
 
     @hook
     async def before_model_callback(
@@ -252,6 +262,8 @@ class RunGuardPlugin(Controls, BasePlugin):
             invocation = self.invocations.find(invocation_context.invocation_id)
             if invocation is not None:
                 self.reader.on_event(invocation, event, invocation_context)
+                if event.custom_metadata or event.error_message:
+                    self.remote_calls.on_event(invocation, event)
         except Exception as error:
             self.stopper.fault("on_event", error, invocation_context)
         return None

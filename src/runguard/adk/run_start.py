@@ -7,6 +7,7 @@ from runguard.adk.event_reader import EventReader
 from runguard.adk.invocation_state import Invocation
 from runguard.adk.invocations import Invocations
 from runguard.adk.lanes import open_child
+from runguard.adk.remote_budgets import remote_budget
 from runguard.adk.resuming import history_of, run_of
 from runguard.adk.run_options import run_options
 from runguard.conductor.guard import Guard
@@ -59,6 +60,7 @@ class RunStarter:
         labels, max_usd, max_tokens, wrong = run_options(
             config.custom_metadata.get(METADATA_KEY) if config and config.custom_metadata else None
         )
+        ceiling, sent_wrong = remote_budget(self._guard.policy, config)
         info = RunInfo(
             run=name,
             app=ic.app_name,
@@ -70,8 +72,9 @@ class RunStarter:
             labels=labels,
             max_usd=max_usd,
             max_tokens=max_tokens,
+            ceiling=ceiling,
         )
-        return info, wrong
+        return info, wrong or sent_wrong
 
 
 def _root_of(ic: InvocationContext) -> str:

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import astuple, fields
 from typing import Any, Final
 
-from runguard.accounting.budget_groups import flat_limits
+from runguard.accounting.budget_groups import flat_limits, lower_ceiling
 from runguard.accounting.figures import Entry, Tally, add_tally
 from runguard.conductor.runs import Run
 from runguard.core.decision import Action, Trip
@@ -41,6 +41,7 @@ def dump(run: Run) -> dict[str, Any]:
         "journal": list(run.journal.written) if run.journal is not None else None,
         "limits": [info.model_call_limit, info.max_usd, info.max_tokens],
         "labels": dict(info.labels or {}),
+        **({"ceiling": list(info.ceiling)} if info.ceiling != (None, None) else {}),
     }
 
 
@@ -116,6 +117,8 @@ def _load_limits(run: Run, carried: Mapping[str, Any]) -> None:
     info.max_usd = usd if info.max_usd is None else info.max_usd
     info.max_tokens = tokens if info.max_tokens is None else info.max_tokens
     info.labels = info.labels or carried["labels"]
+    usd, tokens = carried.get("ceiling") or (None, None)
+    info.ceiling = lower_ceiling(info.ceiling, (usd, tokens))
     run.run_costs.flat = flat_limits(info)
     if run.model_calls is not None and run.model_calls.limit == info.model_call_limit and calls:
         info.model_call_limit = run.model_calls.limit = calls

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any, Final
 
-from runguard.accounting.budget_groups import flat_limits
+from runguard.accounting.budget_groups import flat_limits, lower_ceiling
 from runguard.conductor import carried
 from runguard.conductor.runs import Run
 from runguard.core.events import RunInfo
@@ -185,9 +185,10 @@ def _owner(info: RunInfo) -> tuple[str, str, str]:
 
 def _take_over(run: Run, info: RunInfo) -> None:
     """A run keeps the limits and labels it began with; those named anew with the resume win."""
-    if info.max_usd is None and info.max_tokens is None and not info.labels:
+    if info.max_usd is None and info.max_tokens is None and not info.labels and info.ceiling == (None, None):
         return
     known, run_costs = run.info, run.run_costs
+    known.ceiling = lower_ceiling(known.ceiling, info.ceiling)
     known.max_usd = known.max_usd if info.max_usd is None else info.max_usd
     known.max_tokens = known.max_tokens if info.max_tokens is None else info.max_tokens
     known.labels = info.labels or known.labels

@@ -324,6 +324,7 @@ _STOP_TEXTS: Final[dict[str, str]] = {
     "growth": "I stopped because the conversation has grown too large to go on like this.",
     "context": "I stopped because the conversation has grown too large to go on.",
     "polling": "I stopped waiting because nothing has changed for a long time.",
+    "remote_stop": "I stopped because a service that I work with stopped this request.",
     "kill_switch": "I stopped because an operator has stopped this.",
     "policy_error": "I did not start because the safety settings of this service are not valid.",
     "guard_error": "I stopped because a safety check could not be made.",

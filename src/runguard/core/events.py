@@ -181,3 +181,5 @@ class RunInfo:
     labels: Mapping[str, str] | None = None
     max_usd: int | None = None  # nano-USD; given for this run alone, it replaces the policy's
     max_tokens: int | None = None
+    # nano-USD and tokens that a caller on another server can pay for: they lower the limits of the run
+    ceiling: tuple[int | None, int | None] = (None, None)

@@ -148,7 +148,8 @@ def _sparse(entry: Entry) -> Entry:
 
 def _facts(info: RunInfo) -> Entry:
     limits = {"model_call_limit": info.model_call_limit, "max_usd": info.max_usd, "max_tokens": info.max_tokens}
-    return {"app": info.app, "user": info.user, "session": info.session, **limits, "labels": dict(info.labels or {})}
+    facts = {"app": info.app, "user": info.user, "session": info.session, **limits, "labels": dict(info.labels or {})}
+    return facts if info.ceiling == (None, None) else {**facts, "ceiling": list(info.ceiling)}
 
 
 def _base(kind: str, event: Event) -> Entry:

@@ -8,6 +8,7 @@ from pydantic import BaseModel, Field, field_validator, model_validator
 from runguard.alerts.alert_settings import AlertSettings
 from runguard.core.exceptions import PolicyError
 from runguard.ledger.urls import check_store
+from runguard.policy.remote_agents import RemoteAgent
 from runguard.policy.rule_defaults import check_rule
 from runguard.policy.tool_rules import ToolRule
 from runguard.policy.values import Count, Duration, OneBudget, Ratio, Receivers, RungNumber, Seconds, Usd
@@ -45,6 +46,7 @@ class PolicyFile(SettingsModel):
 
     parts: ClassVar[Mapping[str, type[BaseModel]]] = {
         "tools": ToolRule,
+        "remote_agents": RemoteAgent,
         "prices": Price,
         "models": ModelLimits,
         "on_unpriced": Price,
@@ -203,6 +205,13 @@ class PolicyFile(SettingsModel):
         default={}, description="Rungs per rule, or false to switch a rule off."
     )
     tools: dict[str, ToolRule] = Field(default={}, description="Rules per tool name or glob.")
+    remote_agents: dict[str, RemoteAgent] = Field(
+        default={}, description="Model and budget of remote A2A agents, by name or glob."
+    )
+    trust_remote_budget: bool = Field(
+        default=False,
+        description="Let the budget in an A2A request lower the limits of its run. It never raises them.",
+    )
 
     @field_validator("rules")
     @classmethod

@@ -20,6 +20,7 @@ from runguard.core.decision import Rungs
 from runguard.core.exceptions import PolicyError
 from runguard.policy.files import values_from_file
 from runguard.policy.policy_file import PolicyFile
+from runguard.policy.remote_agents import RemoteAgent
 from runguard.policy.rule_defaults import RULES, merge_rungs
 from runguard.policy.tool_rules import ToolRule
 from runguard.pricing.given import Price
@@ -85,6 +86,13 @@ class Policy(PolicyFile):
         if rule is not None:
             return rule
         return next((rule for pattern, rule in self.tools.items() if fnmatchcase(tool, pattern)), None)
+
+    def remote_agent(self, name: str) -> RemoteAgent:
+        """What is known of a remote agent: by its exact name, or else by the first glob that fits."""
+        known = self.remote_agents.get(name)
+        if known is None:
+            known = next((one for glob, one in self.remote_agents.items() if fnmatchcase(name, glob)), None)
+        return known or RemoteAgent()
 
     def rungs(self, rule: str) -> Rungs | None:
         """The rungs in force: explicit ones as they are,

@@ -9,6 +9,7 @@ from decimal import Decimal
 from typing import Any, Literal, TypedDict
 
 from runguard.core.budget import Budget
+from runguard.policy.remote_agents import RemoteAgent
 from runguard.policy.tool_rules import ToolRule
 from runguard.pricing.given import ModelLimits, Price
 
@@ -119,6 +120,10 @@ class PolicySettings(CommonSettings, total=False):
     """How long an open breaker waits before its one probe."""
     rules: Mapping[str, Mapping[str, float] | Literal[False]]
     """Rungs per rule, or false to switch a rule off."""
+    remote_agents: Mapping[str, RemoteAgent | Mapping[str, Any]]
+    """Model and budget of remote A2A agents, by name or glob."""
+    trust_remote_budget: bool
+    """Let the budget in an A2A request lower the limits of its run. It never raises them."""
     tokens: Callable[..., Any] | None
     """Counts the tokens of a request, now or awaited. None: estimated, exact after the first call."""
 

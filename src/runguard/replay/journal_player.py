@@ -75,6 +75,8 @@ class Noted:
             get("max_tokens"),
             get("labels"),
         )
+        usd, tokens = get("ceiling") or (None, None)
+        info.ceiling = usd, tokens
         self._player.begin(info)
 
     def _replay(self, event: Event) -> None:

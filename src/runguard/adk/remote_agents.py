@@ -1,0 +1,188 @@
+"""Calls of ``RemoteA2aAgent``: a reservation before, what the reply reports after, and a stop on the far side.
+
+A call of a remote agent is one call on the account, whatever it does over there. It keeps its reservation while
+it works. What its reply reports is added up and booked when it ends, however it ends.
+"""
+
+import logging
+from dataclasses import dataclass, fields
+from typing import Any, Final
+
+from google.adk.agents import BaseAgent
+from google.adk.agents.invocation_context import InvocationContext
+from google.adk.events import Event
+
+from runguard.accounting.budget_groups import Ceiling
+from runguard.adk import remote_budgets
+from runguard.adk.invocation_state import Invocation
+from runguard.adk.invocations import Invocations
+from runguard.adk.lanes import lane_of
+from runguard.adk.stop_events import mark_stop
+from runguard.adk.stop_owners import announce
+from runguard.conductor.guard import Guard
+from runguard.core.decision import Action, Decision, Finding, Trip
+from runguard.core.events import ModelCall, ModelResult
+from runguard.core.money import UNLIMITED, to_nano
+from runguard.core.printable import printable
+from runguard.policy.remote_agents import RemoteAgent
+from runguard.pricing.rates import Rates, Unpriced, Usage
+from runguard.providers.a2a_replies import RESPONSE_KEY, ReplyReader
+
+_log: Final = logging.getLogger("runguard")
+UNREPORTED: Final = "unreported"  # the model in the figures, where a reply does not say what it took
+_NO_USAGE: Final = Unpriced(UNREPORTED, "the remote agent did not report its usage")
+_AGENTS_KEPT: Final = 1_000
+_FIELDS: Final = tuple(one.name for one in fields(Usage))
+
+
+@dataclass(slots=True)
+class _RemoteCall:
+    """One call of a remote agent."""
+
+    invocation: Invocation
+    event: ModelCall
+    key: tuple[str, str, str | None]
+    usage: Usage
+    nano: int = 0
+    reports: int = 0
+    lacks_usage: bool = False  # a reply, or its end, reported nothing
+
+
+class RemoteCalls:
+    """The calls of remote agents of one guard's runs."""
+
+    def __init__(self, guard: Guard, invocations: Invocations) -> None:
+        self._guard, self._invocations = guard, invocations
+        self._reader = ReplyReader()
+        self._open: dict[tuple[str, str, str | None], _RemoteCall] = {}
+        self._reported: set[str] = set()  # agents whose missing usage is in the log
+
+    async def before(self, agent: BaseAgent, invocation: Invocation, lane: str, ic: InvocationContext) -> Trip | None:
+        """Reserve for a call of a remote agent. A trip: it may not be made."""
+        guard, rule = self._guard, self._guard.policy.remote_agent(agent.name)
+        event = ModelCall(invocation.run.info.run, lane, agent.name, guard.clock(), rule.model, bound=_bound(rule))
+        decision = guard.check(event)
+        if _stops(decision):
+            return decision.trip
+        decision = await guard.reserve(event, slot=False)
+        if _stops(decision) or event.charge is None:
+            return decision.trip
+        call = _RemoteCall(invocation, event, (invocation.id, agent.name, ic.branch), Usage())
+        self._open[call.key] = call
+        invocation.at_end[call.key] = lambda: self._close(call)
+        if rule.send_budget and guard.policy.mode == "enforce":
+            remote_budgets.prepare(agent, call.key, _held(event.charge, rule))
+        return None
+
+    def on_event(self, invocation: Invocation, event: Event) -> None:
+        """Read an event that may be part of a reply."""
+        response = (event.custom_metadata or {}).get(RESPONSE_KEY)
+        call = self._open.get((invocation.id, event.author, event.branch))
+        if response is None:
+            if call is not None and event.error_message:
+                call.lacks_usage = True  # the far side is gone, or never was there
+            return
+        reply = self._reader.read(response)
+        if call is not None:
+            for usage in reply.reports:
+                self._add(call, usage)
+            call.lacks_usage = call.lacks_usage or (reply.is_over and not call.reports)
+        if reply.trip is not None:
+            lane = lane_of(self._guard, invocation, event.branch, event.isolation_scope)
+            if invocation.stop_in(lane) is None:
+                self._stop(invocation, event, lane, reply.trip)
+
+    def after(self, agent: BaseAgent, ic: InvocationContext) -> None:
+        """The agent has finished."""
+        call = self._open.get((ic.invocation_id, agent.name, ic.branch))
+        if call is not None:
+            self._close(call)
+
+    def _add(self, call: _RemoteCall, usage: Usage) -> None:
+        call.reports += 1
+        call.usage = Usage(*(getattr(call.usage, name) + getattr(usage, name) for name in _FIELDS))
+        rates = call.event.charge.rates
+        if isinstance(rates, Rates):  # each model call at its own price: long prompts may cost more
+            call.nano += rates.cost(usage)
+
+    def _close(self, call: _RemoteCall) -> None:
+        if self._open.pop(call.key, None) is None:
+            return
+        call.invocation.at_end.pop(call.key, None)
+        remote_budgets.forget(call.key)
+        guard, event = self._guard, call.event
+        charge, lane = event.charge, event.lane
+        if not call.reports:
+            charge.model, charge.rates = UNREPORTED, _NO_USAGE
+            guard.settle(charge, Usage())
+        else:
+            priced = isinstance(charge.rates, Rates)
+            guard.settle(charge, call.usage, nano=call.nano if priced else None, estimated=_is_estimate(charge.rates))
+            if call.lacks_usage:
+                rest = ModelCall(event.run, lane, event.agent, guard.clock(), UNREPORTED)
+                missing = guard.accounts.open_settled(call.invocation.run.run_costs, rest)
+                missing.rates = _NO_USAGE
+                guard.settle(missing, Usage())
+        if call.lacks_usage or not call.reports:
+            self._log_unreported(event.agent)
+
+    def _stop(self, invocation: Invocation, event: Event, lane: str, far: Any) -> None:
+        """A guard on the far side has stopped the run there. This run stops, too."""
+        guard, agent = self._guard, event.author
+        rule, name = (printable(str(far.get(key, "an unknown rule")))[:64] for key in ("rule", "id"))
+        detail = f"remote agent {agent} was stopped by {rule}" + (f", trip {name}" if far else "")
+        finding = Finding("remote_stop", Action.STOP, 1, 1, "stops of a remote agent", "run", "", agent, detail)
+        decision = guard.found(ModelResult(invocation.run.info.run, lane, agent, guard.clock()), finding)
+        if _stops(decision) and decision.trip is not None:
+            mark_stop(event, decision.trip, guard.stop_text(decision.trip))
+            announce(decision.trip, self._invocations)
+
+    def _log_unreported(self, agent: str) -> None:
+        if agent in self._reported or len(self._reported) >= _AGENTS_KEPT:
+            return
+        self._reported.add(agent)
+        _log.warning(
+            "runguard.remote_unreported: remote agent %s did not report what it used; budgets do not contain it", agent
+        )
+
+
+_remote_types: Final[dict[type, bool]] = {}
+
+
+def is_remote(agent: BaseAgent) -> bool:
+    """Whether an agent works on another server. ADK's class is not imported: it needs the A2A packages."""
+    kind = type(agent)
+    known = _remote_types.get(kind)
+    if known is None:
+        known = any(one.__name__ == "RemoteA2aAgent" for one in kind.__mro__)
+        if len(_remote_types) < _AGENTS_KEPT:
+            _remote_types[kind] = known
+    return known
+
+
+def _bound(rule: RemoteAgent) -> tuple[int | None, int | None]:
+    """What to reserve. None: all that is left. Without a figure, as little as shows that something is left."""
+    least = None if rule.send_budget else 1
+    return (
+        least if rule.max_usd is None else to_nano(rule.max_usd),
+        least if rule.max_tokens is None else rule.max_tokens,
+    )
+
+
+def _held(charge: Any, rule: RemoteAgent) -> Ceiling:
+    """What was reserved, in the units that a budget limits; else what the rule says."""
+    usd = None if rule.max_usd is None else to_nano(rule.max_usd)
+    tokens = rule.max_tokens
+    if charge.hold is not None:
+        accounts, (held_usd, held_tokens, _) = charge.lines.accounts, charge.hold.amount
+        usd = held_usd if any(one.cap_usd < UNLIMITED for one in accounts) else usd
+        tokens = held_tokens if any(one.cap_tokens < UNLIMITED for one in accounts) else tokens
+    return usd, tokens
+
+
+def _is_estimate(rates: Rates | Unpriced) -> bool:
+    return isinstance(rates, Rates) and rates.estimated
+
+
+def _stops(decision: Decision) -> bool:
+    return decision.action >= Action.BLOCK and decision.enforced

@@ -1,0 +1,179 @@
+"""Reads what the reply of a remote A2A agent reports: the usage of its model calls, and a stop by a guard over there.
+
+ADK keeps a task of the remote agent in ``event.custom_metadata["a2a:response"]`` and updates it with every message. A
+new integration puts the figures of one model call beside its artifact or its message: there they are exact. The older
+one merges them into the metadata of the task, where they stay until other figures replace them. So several events
+carry the figures of one call, and ``_is_new`` says which of them report another call.
+
+A remote agent may call remote agents itself. Its own task then carries theirs in ``adk_custom_metadata``.
+"""
+
+import ast
+import json
+import re
+import threading
+from collections import OrderedDict
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from runguard.core.decision import METADATA_KEY, STOP_CODE
+from runguard.pricing.rates import Usage
+from runguard.providers.usage import read_usage
+
+RESPONSE_KEY: Final = "a2a:response"
+_TASKS_KEPT: Final = 10_000
+_IDS_KEPT: Final = 1_000  # reports of one task
+_HOPS: Final = 8  # remote agents behind remote agents
+_TEXT: Final = 1_000_000  # characters of metadata that are parsed
+_OVER: Final = ("completed", "failed", "canceled", "cancelled", "rejected")
+_ENUM: Final = re.compile(r"<[\w.]+: ('[^']*'|\d+)>")  # the text of a member of an enum
+_PAUSED: Final = ("required",)  # input or a sign-in is required: the reply has ended, the task has not
+
+
+@dataclass(slots=True)
+class Reply:
+    """What one event says that no earlier event has said."""
+
+    reports: list[Usage] = field(default_factory=list)  # one for each model call
+    trip: Mapping[str, Any] | None = None  # of a guard that stopped the remote run
+    is_over: bool = False  # the reply has ended
+
+
+@dataclass(slots=True)
+class _Task:
+    """What is known of one remote task."""
+
+    seen: "OrderedDict[str, None]" = field(default_factory=OrderedDict)  # ids of messages and artifacts
+    last: Usage | None = None
+    author: str = ""
+    answered: bool = False  # a tool has answered since the last report
+
+
+class ReplyReader:
+    """Reads the events of any number of replies, each once. Safe to use from many threads."""
+
+    def __init__(self) -> None:
+        self._tasks: OrderedDict[str, _Task] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def read(self, response: Any) -> Reply:
+        """``response``: the task or the message in an event's metadata."""
+        reply = Reply()
+        if isinstance(response, Mapping):
+            with self._lock:
+                self._read(response, reply, 0)
+            status = response.get("status")
+            state = str(status.get("state")).lower() if isinstance(status, Mapping) else ""
+            reply.is_over = not isinstance(status, Mapping) or state.endswith((*_OVER, *_PAUSED))
+            metadata = _mapping(response.get("metadata"))
+            if reply.trip is None and state.endswith("failed") and metadata.get("adk_error_code") == STOP_CODE:
+                reply.trip = {}  # which one cannot be read
+        return reply
+
+    def _read(self, response: Mapping[str, Any], reply: Reply, hops: int) -> None:
+        task = self._task(str(response.get("id") or response.get("messageId") or response.get("message_id") or ""))
+        status = response.get("status")
+        message = status.get("message") if isinstance(status, Mapping) else response
+        message = message if isinstance(message, Mapping) else {}
+        merged = _mapping(response.get("metadata"))
+        is_relay = self._look_inside(merged, reply, hops)
+        for part in (*_mappings(response.get("artifacts")), message):
+            metadata = _mapping(part.get("metadata"))
+            if part is response or not metadata:
+                continue
+            self._look_inside(metadata, reply, hops)
+            if (usage := _usage_of(metadata)) is not None and _is_first(task, str(metadata.get("adk_event_id"))):
+                reply.reports.append(usage)
+        usage = _usage_of(merged)
+        if usage is None:
+            return
+        name, author = str(merged.get("adk_event_id")), str(merged.get("adk_author"))
+        if not _is_first(task, name):
+            return
+        if _only_answers(message):
+            task.answered = True
+            return
+        if self._is_new(task, usage, author, is_relay or bool(merged.get("adk_error_code"))):
+            reply.reports.append(usage)
+            task.last, task.author, task.answered = usage, author, False
+
+    @staticmethod
+    def _is_new(task: _Task, usage: Usage, author: str, is_other: bool) -> bool:
+        """Whether figures in the metadata of the task are those of another model call.
+
+        Equal figures are, where the same agent speaks again after a tool has answered, or another one speaks.
+        ``is_other``: the message does not come from a model of this task, so equal figures were left there.
+        """
+        if usage != task.last:
+            return True
+        return not is_other and (task.answered or author != task.author)
+
+    def _look_inside(self, metadata: Mapping[str, Any], reply: Reply, hops: int) -> bool:
+        """Reads a trip, and the task of an agent that the remote agent called. Returns whether there is one."""
+        custom = _parsed(metadata.get("adk_custom_metadata"))
+        trip = custom.get(METADATA_KEY)
+        if isinstance(trip, Mapping) and trip.get("rule") and trip.get("enforced") and not trip.get("branch"):
+            reply.trip = trip
+        inner = custom.get(RESPONSE_KEY)
+        if not isinstance(inner, Mapping) or hops >= _HOPS:
+            return False
+        self._read(inner, reply, hops + 1)
+        return True
+
+    def _task(self, name: str) -> _Task:
+        task = self._tasks.pop(name, None) or _Task()
+        self._tasks[name] = task
+        if len(self._tasks) > _TASKS_KEPT:
+            self._tasks.popitem(last=False)
+        return task
+
+
+def _is_first(task: _Task, name: str) -> bool:
+    """Whether a message or an artifact is seen for the first time."""
+    if name in task.seen:
+        return False
+    task.seen[name] = None
+    if len(task.seen) > _IDS_KEPT:
+        task.seen.popitem(last=False)
+    return True
+
+
+def _usage_of(metadata: Mapping[str, Any]) -> Usage | None:
+    """Figures come as whole numbers, or as floats where the wire has no integers."""
+    report = _parsed(metadata.get("adk_usage_metadata"))
+    whole = {k: int(v) if isinstance(v, float) and v.is_integer() else v for k, v in report.items()}
+    counts = read_usage(whole, []) if whole else None
+    return counts.usage() if counts is not None else None
+
+
+def _only_answers(message: Mapping[str, Any]) -> bool:
+    """Whether a message has answers of tools and nothing that a model says."""
+    kinds = [_mapping(part.get("metadata")).get("adk_type") for part in _mappings(message.get("parts"))]
+    return bool(kinds) and all(kind == "function_response" for kind in kinds)
+
+
+def _parsed(value: Any) -> Mapping[str, Any]:
+    """Metadata that ADK has sent as data, as JSON, or (older versions) as the text of a Python object."""
+    if not isinstance(value, str):
+        return _mapping(value)
+    if not value.startswith("{") or len(value) > _TEXT:
+        return {}
+    for parse in (json.loads, _literal):
+        try:
+            return _mapping(parse(value))
+        except (ValueError, SyntaxError, MemoryError, RecursionError):
+            continue
+    return {}
+
+
+def _literal(text: str) -> Any:
+    return ast.literal_eval(_ENUM.sub(r"\1", text))
+
+
+def _mapping(value: Any) -> Mapping[str, Any]:
+    return value if isinstance(value, Mapping) else {}
+
+
+def _mappings(value: Any) -> Iterator[Mapping[str, Any]]:
+    return (one for one in (value if isinstance(value, list | tuple) else ()) if isinstance(one, Mapping))

@@ -1,0 +1,314 @@
+"""Remote A2A agents on real servers on loopback: what is booked, what is sent, what a stop over there means here."""
+
+import asyncio
+import subprocess
+import sys
+from decimal import Decimal
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("a2a.server")
+
+from google.adk.agents import LlmAgent, ParallelAgent, SequentialAgent
+from google.adk.models import LlmResponse
+from google.genai import types
+
+from runguard import Budget, RunStoppedError
+from runguard.adk import RunGuardPlugin
+from runguard.testing import Recording, ScriptedModel, assert_stopped, call, run, text
+from tests.kit.a2a_servers import a2a_server, remote
+from tests.kit.topologies import step
+
+# ADK 2.3 asks for the whole reply at once, and its servers report only the last model call of a task there.
+STREAMS = tuple(map(int, version("google-adk").split(".")[:2])) >= (2, 13)
+PRICES: dict[str, Any] = {"far-model": {"input": 100, "output": 0}}  # a call of 1,000 tokens costs ten cents
+CALL = 1_250  # tokens of one scripted model call
+
+
+def far_agent(script: Any, name: str = "far", **options: Any) -> LlmAgent:
+    model = script if isinstance(script, ScriptedModel) else ScriptedModel(script, **options)
+    return LlmAgent(name=name, description="answers", model=model, tools=[step])
+
+
+def steps(calls: int) -> Any:
+    """A script with so many model calls."""
+    return lambda n, _: call("step", n=n) if n < calls else text("done")
+
+
+async def play(root: Any, plugin: RunGuardPlugin, **options: Any) -> Recording:
+    return await asyncio.wait_for(run(root, plugins=[plugin], message="go", **options), 40)
+
+
+async def test_a_reply_is_booked_once() -> None:
+    with a2a_server(far_agent(steps(1))) as card:
+        plugin = RunGuardPlugin()
+        await play(remote(card), plugin)
+    spent = plugin.spend()
+    assert (spent["calls"], spent["tokens"], spent["unpriced_calls"]) == (1, CALL, 1)
+    assert spent["by_agent"]["remote"]["tokens"] == CALL
+
+
+@pytest.mark.skipif(not STREAMS, reason="ADK 2.3 receives only the figures of the last model call")
+async def test_every_model_call_of_the_reply_is_booked_though_all_report_the_same() -> None:
+    with a2a_server(far_agent(steps(4))) as card:
+        plugin = RunGuardPlugin()
+        await play(remote(card), plugin)
+    assert plugin.spend()["tokens"] == 4 * CALL
+
+
+async def test_every_model_call_is_booked_with_the_new_integration() -> None:
+    """It reports each model call beside its artifact."""
+    with a2a_server(far_agent(steps(4))) as card:
+        plugin = RunGuardPlugin()
+        await play(remote(card, use_legacy=False), plugin)
+    assert plugin.spend()["tokens"] == 4 * CALL
+
+
+async def test_a_configured_model_gives_the_price() -> None:
+    with a2a_server(far_agent(steps(1))) as card:
+        plugin = RunGuardPlugin(prices=PRICES, remote_agents={"rem*": {"model": "far-model"}})
+        await play(remote(card), plugin)
+    spent = plugin.spend()
+    assert (spent["usd"], spent["unpriced_calls"]) == (Decimal("0.1"), 0)
+    assert spent["by_model"]["far-model"]["calls"] == 1
+
+
+async def test_the_second_call_is_refused_when_the_first_used_up_the_budget() -> None:
+    model = ScriptedModel(steps(1))
+    with a2a_server(far_agent(model)) as card:
+        plugin = RunGuardPlugin(max_tokens=CALL)
+        twice = SequentialAgent(name="twice", sub_agents=[remote(card, "one"), remote(card, "two")])
+        recording = await play(twice, plugin)
+    assert model.calls == 1
+    assert assert_stopped(recording.events).rule == "budget"
+
+
+async def test_a_reply_without_usage_is_marked_and_not_estimated() -> None:
+    silent = LlmResponse(content=types.Content(role="model", parts=[types.Part(text="done")]))
+    with a2a_server(far_agent([silent])) as card:
+        plugin = RunGuardPlugin(prices=PRICES, max_usd=1, remote_agents={"remote": {"model": "far-model"}})
+        recording = await play(remote(card), plugin)
+    spent = plugin.spend()
+    assert (spent["tokens"], spent["usd"], spent["estimated_calls"]) == (0, 0, 0)
+    assert spent["by_model"]["unreported"]["unpriced_calls"] == 1
+    assert not plugin.trips
+    assert any(
+        part.text == "done" for event in recording.events for part in (event.content or types.Content()).parts or []
+    )
+
+
+async def test_a_server_that_is_not_there_is_marked_too() -> None:
+    plugin = RunGuardPlugin(max_tokens=10_000)
+    await play(remote("http://127.0.0.1:9/.well-known/agent-card.json"), plugin)
+    assert plugin.spend()["by_model"]["unreported"]["calls"] == 1
+    assert plugin.spend()["reserved_usd"] == 0
+
+
+# ---- the budget that is sent ----------------------------------------------------------------------------------------
+
+
+def near(**settings: Any) -> RunGuardPlugin:
+    rule = {"model": "far-model", "send_budget": True}
+    return RunGuardPlugin(prices=PRICES, remote_agents={"*": rule}, **settings)
+
+
+def far(**settings: Any) -> RunGuardPlugin:
+    return RunGuardPlugin(
+        prices={**PRICES, "scripted-1": PRICES["far-model"]},
+        models={"scripted-1": {"max_output_tokens": 10}},
+        **settings,
+    )
+
+
+async def test_a_guarded_server_lowers_its_limit_to_the_budget_that_was_sent() -> None:
+    model = ScriptedModel(lambda n, _: call("step", n=n), prompt_tokens=1_000)
+    with a2a_server(far_agent(model), far(max_usd=50, trust_remote_budget=True)) as card:
+        plugin = near(max_usd="0.35")
+        recording = await play(remote(card), plugin)
+    assert model.calls == 3
+    assert plugin.trips[-1].rule == "remote_stop"
+    assert assert_stopped(recording.events).id == plugin.trips[-1].id
+    if STREAMS:
+        assert plugin.spend()["usd"] == Decimal("0.3")
+
+
+async def test_a_sent_budget_never_raises_a_limit() -> None:
+    model = ScriptedModel(lambda n, _: call("step", n=n), prompt_tokens=1_000)
+    with a2a_server(far_agent(model), far(max_usd="0.25", trust_remote_budget=True)) as card:
+        await play(remote(card), near(max_usd=50))
+    assert model.calls == 2
+
+
+async def test_without_trust_the_server_uses_its_own_limit() -> None:
+    model = ScriptedModel(steps(6), prompt_tokens=1_000)
+    with a2a_server(far_agent(model), far(max_usd=50)) as card:
+        plugin = near(max_usd="0.35")
+        await play(remote(card), plugin)
+    assert model.calls == 6
+    assert not plugin.trips
+
+
+async def test_a_server_without_runguard_ignores_the_budget() -> None:
+    with a2a_server(far_agent(steps(2))) as card:
+        plugin = near(max_usd=1, max_tokens=100_000)
+        recording = await play(remote(card), plugin)
+    assert not plugin.trips
+    assert recording.events
+
+
+async def test_only_what_the_user_sends_is_sent_without_the_option() -> None:
+    sent: list[Any] = []
+    with a2a_server(far_agent(steps(1)), _Spy(sent)) as card:
+        provider = {"a2a_request_meta_provider": lambda _context, _message: {"tenant": "acme"}}
+        await play(remote(card, **provider), RunGuardPlugin(max_tokens=10_000))
+        await play(remote(card, **provider), near(max_tokens=10_000))
+        await play(remote(card), near(max_tokens=10_000))
+    budget = {"v": 1, "max_tokens": 10_000}
+    assert sent == [{"tenant": "acme"}, {"tenant": "acme", "runguard": budget}, {"runguard": budget}]
+
+
+async def test_an_agent_that_is_used_again_sends_what_is_left_then() -> None:
+    sent: list[Any] = []
+    with a2a_server(far_agent(steps(1)), _Spy(sent)) as card:
+        agent, plugin = remote(card), near(budgets=[Budget(tokens=10_000, per="app")])
+        await play(agent, plugin)
+        await play(agent, plugin)
+    assert [one["runguard"]["max_tokens"] for one in sent] == [10_000, 10_000 - CALL]
+
+
+async def test_remote_agents_in_parallel_do_not_get_the_same_money_twice() -> None:
+    model = ScriptedModel(lambda n, _: call("step", n=n), prompt_tokens=1_000)
+    with a2a_server(far_agent(model), far(max_usd=50, trust_remote_budget=True)) as card:
+        plugin = RunGuardPlugin(
+            max_usd="1.00",
+            prices=PRICES,
+            remote_agents={"*": {"model": "far-model", "send_budget": True, "max_usd": "0.20"}},
+        )
+        branches = [remote(card, f"remote_{n}") for n in range(8)]
+        await play(ParallelAgent(name="all", sub_agents=branches), plugin)
+    assert model.calls <= 10
+    assert plugin.spend()["usd"] <= Decimal(1)
+
+
+async def test_two_hops_hold_the_cap_in_total() -> None:
+    """This run calls a server that calls a second one. Both spend what was sent from here, and all of it is booked."""
+    last_model = ScriptedModel(lambda n, _: call("step", n=n), prompt_tokens=1_000)
+    limits: dict[str, Any] = {"max_usd": 50, "trust_remote_budget": True}
+    with a2a_server(far_agent(last_model, "last"), far(**limits)) as last_card:
+        middle_model = ScriptedModel([call("step", n=1), call("transfer_to_agent", agent_name="onward")])
+        onward = remote(last_card, "onward")
+        middle = LlmAgent(name="middle", model=middle_model, tools=[step], sub_agents=[onward])
+        guard = far(**limits, remote_agents={"onward": {"model": "far-model", "send_budget": True}})
+        with a2a_server(middle, guard) as card:
+            plugin = near(max_usd="1.05")
+            await play(remote(card), plugin)
+    assert (middle_model.calls, last_model.calls) == (2, 8)
+    assert plugin.trips[-1].rule == "remote_stop"
+    if STREAMS:
+        assert plugin.spend()["usd"] == Decimal(1)
+
+
+@pytest.mark.skipif(not STREAMS, reason="ADK 2.3 receives only the figures of the last model call")
+async def test_two_hops_without_guards_report_everything() -> None:
+    last_model = ScriptedModel(steps(3))
+    with a2a_server(far_agent(last_model, "last")) as last_card:
+        middle_model = ScriptedModel([call("step", n=1), call("transfer_to_agent", agent_name="onward")])
+        onward = remote(last_card, "onward")
+        middle = LlmAgent(name="middle", model=middle_model, tools=[step], sub_agents=[onward])
+        with a2a_server(middle) as card:
+            plugin = RunGuardPlugin()
+            await play(remote(card), plugin)
+    assert (middle_model.calls, last_model.calls) == (2, 3)
+    assert plugin.spend()["tokens"] == 5 * CALL
+
+
+# ---- a stop on the far side, and a far side that goes away ----------------------------------------------------------
+
+
+async def test_a_stop_on_the_far_side_is_a_trip_here() -> None:
+    with a2a_server(far_agent(lambda n, _: call("step", n=1)), RunGuardPlugin(max_model_calls=2)) as card:
+        plugin = RunGuardPlugin()
+        coordinator = ScriptedModel([text("never asked")])
+        both = SequentialAgent(name="both", sub_agents=[remote(card), LlmAgent(name="next", model=coordinator)])
+        recording = await play(both, plugin)
+    assert coordinator.calls == 0
+    trip = assert_stopped(recording.events)
+    assert (trip.rule, [one.rule for one in plugin.trips]) == ("remote_stop", ["remote_stop"])
+    assert "model_calls" in trip.message
+    assert recording.events
+
+
+async def test_a_stop_on_the_far_side_raises_where_that_was_asked_for() -> None:
+    with (
+        a2a_server(far_agent(lambda n, _: call("step", n=1)), RunGuardPlugin(max_model_calls=2)) as card,
+        pytest.raises(RunStoppedError),
+    ):
+        await play(remote(card), RunGuardPlugin(on_stop="raise"))
+
+
+async def test_in_shadow_mode_a_stop_on_the_far_side_is_only_recorded() -> None:
+    with a2a_server(far_agent(lambda n, _: call("step", n=1)), RunGuardPlugin(max_model_calls=2)) as card:
+        plugin = RunGuardPlugin(mode="shadow")
+        after = ScriptedModel([text("goes on")])
+        await play(SequentialAgent(name="both", sub_agents=[remote(card), LlmAgent(name="next", model=after)]), plugin)
+    assert after.calls == 1
+    assert [(one.rule, one.enforced) for one in plugin.trips] == [("remote_stop", False)]
+
+
+KILLED = """
+import os, sys
+from runguard.testing import ScriptedModel, call
+from tests.adk.test_remote_agents import far_agent
+from tests.kit.a2a_servers import a2a_server
+
+def script(n, request):
+    if n == 3:
+        os._exit(9)
+    return call("step", n=n)
+
+with a2a_server(far_agent(script)) as card:
+    print(card, flush=True)
+    sys.stdin.read()
+"""
+
+
+async def test_a_far_side_that_is_killed_midway_leaves_nothing_reserved() -> None:
+    root = Path(__file__).parents[2]
+    server = subprocess.Popen(  # noqa: ASYNC220 - it only starts here
+        [sys.executable, "-W", "ignore", "-c", KILLED],
+        cwd=root,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        assert server.stdout is not None
+        card = (await asyncio.to_thread(server.stdout.readline)).strip()
+        plugin = near(max_usd=1)
+        after = ScriptedModel([text("goes on")], model="far-model")
+        await play(SequentialAgent(name="both", sub_agents=[remote(card), LlmAgent(name="next", model=after)]), plugin)
+    finally:
+        server.kill()
+        server.communicate()
+    spent = plugin.spend()
+    assert after.calls == 1
+    assert spent["by_model"]["unreported"]["calls"] == 1
+    assert spent["reserved_usd"] == 0
+    assert spent["tokens"] == ((2 if STREAMS else 0) + 1) * CALL
+
+
+class _Spy:
+    """Not a guard: a plugin that keeps the metadata of each request."""
+
+    def __new__(cls, sent: list[Any]) -> Any:
+        from google.adk.plugins.base_plugin import BasePlugin
+
+        class Spy(BasePlugin):
+            async def before_run_callback(self, *, invocation_context: Any) -> None:
+                metadata = invocation_context.run_config.custom_metadata or {}
+                sent.append(metadata.get("a2a_metadata"))
+
+        return Spy(name="spy")
