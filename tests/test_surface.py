@@ -51,6 +51,7 @@ def test_the_public_names_are_these():
         "Policy",
         "PolicyError",
         "Price",
+        "RemoteAgent",
         "RuleTermination",
         "RunGuardError",
         "RunGuardPlugin",

@@ -29,7 +29,9 @@ _PLACES: Final = {
     "half_open_reset_seconds": "breaker.reset_seconds",
 }
 _CAMEL: Final = re.compile(r"(?<=[a-z])(?=[A-Z])")
-_NOT_HERE: Final = frozenset({"rules", "max_tool_calls", "max_reentries", "max_delegation_depth"})
+_NOT_HERE: Final = frozenset(
+    {"rules", "max_tool_calls", "max_reentries", "max_delegation_depth", "remote_agents", "trust_remote_budget"}
+)
 _MOST_USD: Final = 10**8  # of one call, in dollars
 LOOP_BY: Final = ("result", "call", "name")
 _REPEATS, _LENGTH, _FAILURES, _RESET_S = 3, 4, 5, 60.0
