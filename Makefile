@@ -134,3 +134,8 @@ test-pythons: $(NEW)/.ready
 test-operations: $(NEW)/.ready
 	@command -v prometheus >/dev/null || { apt-get update -qq && apt-get install -y -qq --no-install-recommends prometheus; } >/dev/null
 	@$(NEW)/bin/python -m pytest tests/monitoring
+
+# A million steps of the ledgers' simulation; SEED names another run. `make test` plays a few thousand.
+SEED ?= 0
+simulate: $(NEW)/.ready
+	@$(NEW)/bin/python -m tests.kit.simulation 1000000 $(SEED)
