@@ -90,7 +90,7 @@ def weigh(root: Any) -> tuple[int, int]:
         pytest.param(SameCall(Rungs(stop=9)), lambda n: results(answer(f"call {n}")), id="same call"),
         pytest.param(SameCall(Rungs(stop=9)), lambda n: results(answer("call", page(n))), id="pages"),
         pytest.param(NoNews(Rungs(stop=9)), lambda n: results(answer(f"call {n}"), batch=str(n)), id="no news"),
-        pytest.param(NoNews(Rungs(stop=9)), lambda n: ModelResult("run", "", "agent", 0.0, said=n + 1), id="words"),
+        pytest.param(NoNews(Rungs(stop=9)), lambda n: ModelResult("run", "", "agent", 0.0, text_id=n + 1), id="words"),
     ],
 )
 def test_the_state_of_a_detector_is_bounded(detector, event):

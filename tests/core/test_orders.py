@@ -24,7 +24,7 @@ def ask(detector: Orders, agent: str, lane: str = ""):
 
 
 def say(detector: Orders, text: str, agent: str = "lead") -> ModelResult:
-    event = ModelResult("run", "", agent, 0.0, said=1, text=text)
+    event = ModelResult("run", "", agent, 0.0, text_id=1, text=text)
     assert detector.observe(event) is None
     return event
 

@@ -220,7 +220,7 @@ def test_explicit_rungs_of_no_news_are_obeyed_exactly(drive):
 
 
 def say(words: int, agent: str = "agent") -> ModelResult:
-    return ModelResult("run", "", agent, 0.0, said=words)
+    return ModelResult("run", "", agent, 0.0, text_id=words)
 
 
 def ask(agent: str = "agent", question: int = 7) -> ModelCall:

@@ -111,7 +111,7 @@ class Permission:
             result = ModelResult(run.info.run, lane, event.agent, guard.clock(), model=model or event.model)
             if reported:
                 result.prompt_tokens, result.output_tokens = booked.input, booked.output
-            result.said = 0 if calls or not text else words_name(text)
+            result.text_id = 0 if calls or not text else words_name(text)
             guard.faults.attempt("adapter", guard.after, result)
         self._run.asked_for(calls)
 

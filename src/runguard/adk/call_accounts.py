@@ -109,7 +109,7 @@ class CallAccount:
         if self._usage.reported is not None:
             self._settle(self._usage.bill(self.charge.input, self.charge.audio))
             return
-        received = self._usage.heard
+        received = self._usage.text_tokens
         if isinstance(error, RunStoppedError) and not received:  # a guard further in refused it: it never left
             self.called_off()
             return

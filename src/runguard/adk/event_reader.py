@@ -128,7 +128,7 @@ class EventReader:
             return
         prompt = usage.prompt or prompt
         invocation.live_usage[lane] = CallUsage(), prompt  # one entry per lane
-        if usage.reported is None and not usage.heard:
+        if usage.reported is None and not usage.text_tokens:
             return  # zeros, and no answer since the last report
         billed, estimated = usage.bill(prompt)
         call = ModelCall(

@@ -203,7 +203,7 @@ class ModelHooks:
         run, now = invocation.run.info.run, self._guard.clock()
         result = ModelResult(run, flight.lane, flight.agent, now, prompt, output, is_cut=flight.is_cut)
         if flight.text is not None:
-            result.said, result.text = words_name(flight.text), flight.text
+            result.text_id, result.text = words_name(flight.text), flight.text
             flight.text = None
         self._guard.after(result)
 

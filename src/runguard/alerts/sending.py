@@ -201,8 +201,8 @@ class _ReceiverQueue(BackgroundQueue[Parcel]):
 
     def _report(self, error: BaseException) -> None:
         if isinstance(error, UndeliveredError):
-            said = f"; it said: {mask_also(error.excerpt, self._secrets, _EXCERPT)}" if error.excerpt else ""
-            _log.error("runguard.alert_failed: %s: %s%s", self._place, error.reason, said)
+            answer = f"; it said: {mask_also(error.excerpt, self._secrets, _EXCERPT)}" if error.excerpt else ""
+            _log.error("runguard.alert_failed: %s: %s%s", self._place, error.reason, answer)
             return
         frame = traceback.extract_tb(error.__traceback__)[-1]
         text = mask_also(_text_of(error), self._secrets, _EXCERPT)

@@ -44,8 +44,10 @@ def post(endpoint: Endpoint, headers: Mapping[str, str], body: bytes, timeout_s:
     except socket.gaierror:
         raise UndeliveredError("the name could not be resolved", again=True) from None
     except OSError as error:
-        said = os.strerror(error.errno) if error.errno and not isinstance(error, ssl.SSLError) else type(error).__name__
-        raise UndeliveredError(f"the connection failed ({said})", again=True) from None
+        reason = (
+            os.strerror(error.errno) if error.errno and not isinstance(error, ssl.SSLError) else type(error).__name__
+        )
+        raise UndeliveredError(f"the connection failed ({reason})", again=True) from None
     except http.client.HTTPException as error:
         raise UndeliveredError(f"the answer was not HTTP ({type(error).__name__})", again=True) from None
     finally:
@@ -56,18 +58,18 @@ def _judge(answer: http.client.HTTPResponse) -> None:
     status = answer.status
     if 200 <= status < 300:
         return  # the body adds nothing; waiting for it could only turn a success into a failure
-    said = f"{status} {http.client.responses.get(status, '')}".rstrip()  # the server's own phrase is not trusted
+    reason = f"{status} {http.client.responses.get(status, '')}".rstrip()  # the server's own phrase is not trusted
     if 300 <= status < 400:
-        raise UndeliveredError(f"{said}: a redirect, and redirects are not followed", again=False)
+        raise UndeliveredError(f"{reason}: a redirect, and redirects are not followed", again=False)
     if status == _TOO_MANY or status >= 500:
         wait_s = _retry_after(answer.getheader("Retry-After"))
         raise UndeliveredError(
-            said if wait_s is None else f"{said}, to be tried in {wait_s:g} s", again=True, wait_s=wait_s
+            reason if wait_s is None else f"{reason}, to be tried in {wait_s:g} s", again=True, wait_s=wait_s
         )
     excerpt = b""
     with suppress(OSError, http.client.HTTPException):  # only the status decides
         excerpt = answer.read1(_EXCERPT)
-    raise UndeliveredError(said, again=False, excerpt=excerpt.decode("utf-8", "replace"))
+    raise UndeliveredError(reason, again=False, excerpt=excerpt.decode("utf-8", "replace"))
 
 
 def _retry_after(value: str | None) -> float | None:

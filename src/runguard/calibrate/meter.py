@@ -96,8 +96,8 @@ class MeasuringPlayer(Player):
 
     def after(self, event: Result) -> None:
         if isinstance(event, ModelResult):
-            if event.said:
-                self._note(event.said)
+            if event.text_id:
+                self._note(event.text_id)
             super().after(event)
             return
         answers = event.answers

@@ -93,7 +93,7 @@ class ModelResult:
     prompt_tokens: int | None = None
     output_tokens: int | None = None
     model: str = ""
-    said: int = 0  # name of the words that ended an activation, 0 when the response called tools or said nothing
+    text_id: int = 0  # name of the words that ended an activation, 0 when the response called tools or said nothing
     is_cut: bool = False  # it hit its output limit
     text: str = ""  # the words that ended an activation, for the detectors to look at; never kept
     new_subject: bool = False  # its words, or those of a worker's report, are about something else than before

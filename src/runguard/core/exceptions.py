@@ -68,9 +68,9 @@ class LoopDetectedError(RunStoppedError):
     @property
     def pattern(self) -> tuple[str, ...]:
         """The calls or agents that repeat, in order."""
-        told = next((item["pattern"] for item in self.trip.evidence if "pattern" in item), None)
-        if told is not None:
-            return tuple(json.loads(told))
+        pattern = next((item["pattern"] for item in self.trip.evidence if "pattern" in item), None)
+        if pattern is not None:
+            return tuple(json.loads(pattern))
         tools = tuple(item["tool"] for item in self.trip.evidence if item.get("tool"))
         return tools or self.trip.agent_path
 

@@ -265,9 +265,9 @@ class _Budget:
     def text(self, text: str) -> str:
         if self.chars <= 0:
             return text if len(text) <= 16 else f"#{len(text)}"
-        told = text if len(text) <= _LONG else _edges(text, min(_EDGE, max(self.chars // 4, 16)))
-        self.chars -= len(told)
-        return told
+        kept = text if len(text) <= _LONG else _edges(text, min(_EDGE, max(self.chars // 4, 16)))
+        self.chars -= len(kept)
+        return kept
 
 
 def bounded_text(value: Any) -> str:

@@ -212,18 +212,21 @@ def _of_body(answer: dict[str, object]) -> tuple[Outcome, str]:
             return classify(value)
     elif _MCP_KEYS.issuperset(answer):
         content = answer.get("content")
-        said = (
+        content = (
             content[0].get("text")
             if type(content) is list and len(content) == 1 and type(content[0]) is dict
             else content
         )
-        if (type(said) is list and not said) or (
-            type(said) is str
+        if (type(content) is list and not content) or (
+            type(content) is str
             and (
-                not said.strip() or is_nothing(said[:HEAD]) or SAYS_ERROR.match(said) or said.lstrip()[:1] in ("{", "[")
+                not content.strip()
+                or is_nothing(content[:HEAD])
+                or SAYS_ERROR.match(content)
+                or content.lstrip()[:1] in ("{", "[")
             )
         ):
-            return classify(said)
+            return classify(content)
     elif _BODY_KEYS.issuperset(answer):
         bodies = [answer[key] for key in answer if key in _WRAPPERS]
         if bodies and all(body is None or (type(body) in (str, list, dict) and not body) for body in bodies):
@@ -259,8 +262,8 @@ def _message_of(value: object) -> object:
             value = value[0]
         if type(value) is not dict:
             break
-        told: dict[object, object] = value
-        value = next((told[key] for key in _MESSAGE_KEYS if type(told.get(key)) in (str, dict, list)), None)
+        fields: dict[object, object] = value
+        value = next((fields[key] for key in _MESSAGE_KEYS if type(fields.get(key)) in (str, dict, list)), None)
     return value
 
 
@@ -268,8 +271,8 @@ def _said(value: Any, depth: int = 3) -> str:
     """The texts inside a failure, in a fixed order: its message, or else its status fields."""
     kind = type(value)
     if kind is str:
-        said: str = value[:MAX_CHARS]
-        return said
+        content: str = value[:MAX_CHARS]
+        return content
     if kind in (int, float, bool):
         return f"{value}" if kind is not int or value.bit_length() < 256 else "#"
     if depth and kind is dict:

@@ -225,11 +225,11 @@ def _comparable(events: list[Event]) -> list[str]:
     lines = []
     for event in events:
         parts = event.content.parts or [] if event.content is not None else []
-        said: list[Any] = [event.author, event.error_code]
+        facts: list[Any] = [event.author, event.error_code]
         for part in parts:
             called, answered = part.function_call, part.function_response
-            said += [part.text, called and [called.name, called.args], answered and [answered.name, answered.response]]
-        lines.append(json.dumps(said, default=str))
+            facts += [part.text, called and [called.name, called.args], answered and [answered.name, answered.response]]
+        lines.append(json.dumps(facts, default=str))
     return sorted(lines)
 
 

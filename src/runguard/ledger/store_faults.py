@@ -44,10 +44,10 @@ def fault_of(name: str, error: BaseException) -> StoreError | StoreOutage:
         return error
     if isinstance(error, PolicyError):  # settings that only connecting could prove wrong; it names the store
         return StoreError(str(error))
-    said = " ".join(f"{type(error).__name__}: {error}".split())[:_LONGEST].removesuffix(": ")
+    found = " ".join(f"{type(error).__name__}: {error}".split())[:_LONGEST].removesuffix(": ")
     if isinstance(error, _TRANSIENT):
-        return StoreOutage(f"{name}: {said}")
+        return StoreOutage(f"{name}: {found}")
     return UnforeseenError(
-        f"{name}: the store gave an answer that cannot be used ({said}); its data may be damaged. Check it "
+        f"{name}: the store gave an answer that cannot be used ({found}); its data may be damaged. Check it "
         "with: runguard doctor"
     )

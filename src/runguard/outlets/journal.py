@@ -185,7 +185,7 @@ def _asked(event: ModelCall) -> Entry:
 
 
 def _got(event: ModelResult) -> Entry:
-    rest = _sparse({"said": event.said, "cut": event.is_cut, "new": event.new_subject})
+    rest = _sparse({"said": event.text_id, "cut": event.is_cut, "new": event.new_subject})
     return _base("got", event) | {"in": event.prompt_tokens, "out": event.output_tokens} | rest
 
 
@@ -372,7 +372,7 @@ _READERS: Final[dict[str, Callable[[_Where, Entry], Event]]] = {
         *where,
         entry.get("in"),
         entry.get("out"),
-        said=int(entry.get("said") or 0),
+        text_id=int(entry.get("said") or 0),
         is_cut=bool(entry.get("cut")),
         new_subject=bool(entry.get("new")),
     ),

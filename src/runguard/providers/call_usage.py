@@ -99,7 +99,7 @@ class CallUsage:
         )
 
     @property
-    def heard(self) -> int:
+    def text_tokens(self) -> int:
         """Tokens of the answer, estimated from its text."""
         return tokens_in(max(self._streamed, self._whole))
 
@@ -108,15 +108,15 @@ class CallUsage:
         audio.
         """
         bill = self.bill_so_far(prompt, audio)
-        if self._final or self.heard <= bill.usage.output:
+        if self._final or self.text_tokens <= bill.usage.output:
             return bill
-        return CallBill(replace(bill.usage, output=self.heard), True)
+        return CallBill(replace(bill.usage, output=self.text_tokens), True)
 
     def bill_so_far(self, prompt: int, audio: int = 0) -> CallBill:
         """The same in the middle of a stream: its next chunk may report what has come by now."""
         usage, counts = self.reported, self._counts
         if usage is None or counts is None:
-            return CallBill(Usage(input=prompt, output=self.heard, audio=audio), True)
+            return CallBill(Usage(input=prompt, output=self.text_tokens, audio=audio), True)
         if counts.lacks_input:
             return CallBill(replace(usage, input=prompt, audio=audio), True)
         return CallBill(usage, counts.is_undivided)

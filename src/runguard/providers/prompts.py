@@ -144,15 +144,15 @@ class _Found:
             for tool in (tools[:_TOOLS] if type(tools) is list else ())
         ):
             return
-        told = attributes(config.get("automatic_function_calling", config.get("automaticFunctionCalling")))
-        most = told.get("maximum_remote_calls", told.get("maximumRemoteCalls"))
-        if not told.get("disable"):
+        given = attributes(config.get("automatic_function_calling", config.get("automaticFunctionCalling")))
+        most = given.get("maximum_remote_calls", given.get("maximumRemoteCalls"))
+        if not given.get("disable"):
             self.rounds = max(_ROUNDS if type(most) is not int else most, 1)
-            self.hides_rounds = bool(told.get("ignore_call_history", told.get("ignoreCallHistory")))
+            self.hides_rounds = bool(given.get("ignore_call_history", given.get("ignoreCallHistory")))
 
     def prompt(self, value: Any) -> None:
-        size, heard = measure(value)
-        self.size, self.audio = self.size + size, self.audio + heard
+        size, audio = measure(value)
+        self.size, self.audio = self.size + size, self.audio + audio
 
     def positional(self, value: Any) -> None:
         kind = type(value)

@@ -87,23 +87,23 @@ def read(response: object) -> Reading:
 
 
 def _read(response: Any, depth: int) -> Reading:
-    told = fields(response)
-    get = told.get
+    given = fields(response)
+    get = given.get
     problems: list[str] = []
     counts, usd = _usage(response, get, problems)
-    said = AnswerParts(measures=counts is None)
+    parts = AnswerParts(measures=counts is None)
     try:
-        _content(response, get, said)
+        _content(response, get, parts)
     except Exception as error:
         problems.append(f"the content could not be read: {type(error).__name__}")
-    reading = Reading(None, model_of(get), said.calls, said.text, usd, size=said.size)
+    reading = Reading(None, model_of(get), parts.calls, parts.text, usd, size=parts.size)
     _report(reading, counts, problems)
     if type(response) is dict:
         if not _OWN.isdisjoint(response):
             try:
                 _own_word(response, reading, problems, depth)
             except Exception as error:
-                problems.append(f"what the caller told could not be read: {type(error).__name__}")
+                problems.append(f"what the caller reported could not be read: {type(error).__name__}")
     elif history := items(get("automatic_function_calling_history")):
         reading.earlier = earlier_in(history)
     if problems:
@@ -113,11 +113,11 @@ def _read(response: Any, depth: int) -> Reading:
 
 def _usage(response: Any, get: Any, problems: list[str]) -> tuple[Counts | None, Decimal | None]:
     try:
-        told = get("usage")
-        counts = None if told is None else read_usage(told, problems)
+        given = get("usage")
+        counts = None if given is None else read_usage(given, problems)
         if counts is None and (other := get("usage_metadata") or get("usageMetadata")) is not None:
             counts = read_usage(other, problems)
-        return counts, stated_cost(response, told, problems)
+        return counts, stated_cost(response, given, problems)
     except Exception as error:
         problems.append(f"the usage could not be read: {type(error).__name__}")
         return None, None
@@ -189,13 +189,13 @@ class AnswerParts:
         if aloud and len(self.text) < TEXT_CHARS:
             self.text += text[: TEXT_CHARS - len(self.text)]
 
-    def call(self, name: Any, told: Any) -> None:
+    def call(self, name: Any, given: Any) -> None:
         if type(name) is not str or not name:
             return
         if self._measures:
-            self.size += len(name) + size_of(told)
+            self.size += len(name) + size_of(given)
         if len(self.calls) < MAX_CALLS:
-            self.calls += ((name, arguments(told)),)
+            self.calls += ((name, arguments(given)),)
 
     def beside(self, value: Any) -> None:
         """What was paid for and is not the answer: other choices, for example."""
@@ -203,71 +203,71 @@ class AnswerParts:
             self.size += size_of(value)
 
 
-def _content(response: Any, get: Any, said: AnswerParts) -> None:
+def _content(response: Any, get: Any, parts: AnswerParts) -> None:
     if (found := get("choices")) and (choices := items(found)):
-        _choice(fields(choices[0]).get, said)
-        said.beside(choices[1:])
+        _choice(fields(choices[0]).get, parts)
+        parts.beside(choices[1:])
     elif (found := get("candidates")) and (candidates := items(found)):
-        gemini_parts(fields(candidates[0]).get("content"), said)
-        said.beside(candidates[1:])
+        gemini_parts(fields(candidates[0]).get("content"), parts)
+        parts.beside(candidates[1:])
     elif (found := get("output")) and (output := items(found)):
         for item in output[:MAX_PARTS]:
-            responses_item(fields(item).get, said)
+            responses_item(fields(item).get, parts)
     elif (content := get("content")) is not None:
         if blocks := items(content):
             for block in blocks[:MAX_PARTS]:
-                anthropic_block(fields(block).get, said)
+                anthropic_block(fields(block).get, parts)
         elif type(content) is str:
-            said.say(content)
+            parts.say(content)
         else:
-            gemini_parts(content, said)
+            gemini_parts(content, parts)
     elif type(response) is str:
-        said.say(response)
+        parts.say(response)
 
 
-def _choice(get: Any, said: AnswerParts) -> None:
+def _choice(get: Any, parts: AnswerParts) -> None:
     """One choice of a chat completion; of a chunk, what it adds; of the older completions, its text."""
     message = get("message")
     of = fields(get("delta") if message is None else message).get
     content = of("content")
-    said.say(of("reasoning_content"), aloud=False)
+    parts.say(of("reasoning_content"), aloud=False)
     if type(content) is str:
-        said.say(content)
+        parts.say(content)
     elif content is None:
-        said.say(of("refusal"))
-        said.say(get("text"))
+        parts.say(of("refusal"))
+        parts.say(get("text"))
     else:
         for part in items(content)[:MAX_PARTS]:
-            said.say(fields(part).get("text"))
+            parts.say(fields(part).get("text"))
     if asked := of("tool_calls"):
         for call in items(asked)[:MAX_CALLS]:
-            chat_call(fields(call).get, said)
+            chat_call(fields(call).get, parts)
     if (older := of("function_call")) is not None:
         of = fields(older).get
-        said.call(of("name"), of("arguments"))
+        parts.call(of("name"), of("arguments"))
 
 
-def chat_call(get: Any, said: AnswerParts) -> None:
+def chat_call(get: Any, parts: AnswerParts) -> None:
     function = get("function")
     if function is not None:
         of = fields(function).get
-        said.call(of("name"), of("arguments"))
+        parts.call(of("name"), of("arguments"))
     elif (custom := get("custom")) is not None:
         of = fields(custom).get
-        said.call(of("name"), of("input"))
+        parts.call(of("name"), of("input"))
 
 
-def gemini_parts(content: Any, said: AnswerParts) -> None:
+def gemini_parts(content: Any, parts: AnswerParts) -> None:
     for part in items(fields(content).get("parts"))[:MAX_PARTS]:
         of = fields(part).get
         if (text := of("text")) is not None:
-            said.say(text, aloud=of("thought") is not True)
+            parts.say(text, aloud=of("thought") is not True)
         elif (call := of("function_call") or of("functionCall")) is not None:
             of = fields(call).get
-            said.call(of("name"), of("args"))
+            parts.call(of("name"), of("args"))
 
 
-def responses_item(get: Any, said: AnswerParts) -> None:
+def responses_item(get: Any, parts: AnswerParts) -> None:
     kind = get("type")
     if type(kind) is not str:
         return
@@ -275,59 +275,59 @@ def responses_item(get: Any, said: AnswerParts) -> None:
         for part in items(get("content"))[:MAX_PARTS]:
             of = fields(part).get
             text = of("text")
-            said.say(of("refusal") if text is None else text)
+            parts.say(of("refusal") if text is None else text)
     elif (where := _ACTIONS.get(kind)) is not None:
         name = get("name")
-        said.call(kind.removesuffix("_call") if name is None else name, get(where))
+        parts.call(kind.removesuffix("_call") if name is None else name, get(where))
     elif kind == "reasoning":
-        said.beside([get("summary"), get("content")])
+        parts.beside([get("summary"), get("content")])
 
 
-def anthropic_block(get: Any, said: AnswerParts) -> None:
+def anthropic_block(get: Any, parts: AnswerParts) -> None:
     kind = get("type")
     if type(kind) is not str:
         return
     if kind == "text":
-        said.say(get("text"))
+        parts.say(get("text"))
     elif kind == "tool_use":
-        said.call(get("name"), get("input"))
+        parts.call(get("name"), get("input"))
     elif kind == "thinking":
-        said.say(get("thinking"), aloud=False)
+        parts.say(get("thinking"), aloud=False)
 
 
-def arguments(told: Any) -> object:
+def arguments(given: Any) -> object:
     """Parsed if they are JSON, and otherwise as they came: a model may break off in the middle."""
-    if told is None or told == "":
+    if given is None or given == "":
         return {}
-    if type(told) is not str or len(told) > MAX_ARGUMENTS:
-        return told
+    if type(given) is not str or len(given) > MAX_ARGUMENTS:
+        return given
     try:
-        return _parse(told)
+        return _parse(given)
     except (ValueError, RecursionError):
-        return told
+        return given
 
 
 # ---- what the caller tells of its own -------------------------------------------------------------------------------
 
 
-def _own_word(told: dict[Any, Any], reading: Reading, problems: list[str], depth: int) -> None:
+def _own_word(given: dict[Any, Any], reading: Reading, problems: list[str], depth: int) -> None:
     """``{"usd": 0.01, "sig":
 
     "search", "tokens": 900, "response": ...}``: what is said outside goes before what the response says.
     """
-    if (inner := told.get("response")) is not None and depth < _NESTED:
+    if (inner := given.get("response")) is not None and depth < _NESTED:
         _fill(reading, _read(inner, depth + 1))
-    counts = read_usage(told, problems)
-    if counts is None and (tokens := told.get("tokens")) is not None:
+    counts = read_usage(given, problems)
+    if counts is None and (tokens := given.get("tokens")) is not None:
         counts = _tokens(tokens, problems)
     _report(reading, counts, problems)
-    usd = dollars(told.get("usd"), "usd", problems)
+    usd = dollars(given.get("usd"), "usd", problems)
     reading.usd = reading.usd if usd is None else usd
-    sig = told.get("sig")
+    sig = given.get("sig")
     reading.sig = reading.sig if sig is None else sig
-    result = told.get("result")
+    result = given.get("result")
     reading.result = reading.result if result is None else result
-    if results := _results(told.get("results"), problems):
+    if results := _results(given.get("results"), problems):
         reading.results = results
 
 
@@ -347,16 +347,16 @@ def _fill(reading: Reading, inner: Reading) -> None:
     )
 
 
-def _tokens(told: Any, problems: list[str]) -> Counts | None:
-    if len(pair := items(told)) == 2:
+def _tokens(given: Any, problems: list[str]) -> Counts | None:
+    if len(pair := items(given)) == 2:
         return read_usage({"input_tokens": pair[0], "output_tokens": pair[1]}, problems)
-    return total_of(told, problems) if type(told) in (int, float) else read_usage(told, problems)
+    return total_of(given, problems) if type(given) in (int, float) else read_usage(given, problems)
 
 
-def _results(told: Any, problems: list[str]) -> tuple[Result, ...]:
+def _results(given: Any, problems: list[str]) -> tuple[Result, ...]:
     """Triples, or dicts with names of their own."""
     found: list[Result] = []
-    for entry in items(told)[:MAX_CALLS]:
+    for entry in items(given)[:MAX_CALLS]:
         if (result := _result(entry)) is not None:
             found.append(result)
         else:

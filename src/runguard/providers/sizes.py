@@ -75,15 +75,15 @@ def measure(value: Any) -> tuple[int, int]:
         kind = type(item)
         if kind is str:
             if len(item) > _DATA_URL and item.startswith("data:"):
-                tokens, heard = _data_url(item)
-                size, audio = size + tokens * UPPER, audio + heard
+                tokens, audio_tokens = _data_url(item)
+                size, audio = size + tokens * UPPER, audio + audio_tokens
             else:
                 size += len(item) if item.isascii() else len(item.encode("utf-8", "replace"))
         elif kind is dict:
             nodes += len(item)
             if not _MARKS.isdisjoint(item) and (media := _media_in(item)) is not None:
-                tokens, heard, deeper = media
-                size, audio = size + tokens * UPPER, audio + heard
+                tokens, audio_tokens, deeper = media
+                size, audio = size + tokens * UPPER, audio + audio_tokens
                 if not deeper:
                     continue
             for name, entry in item.items():
@@ -137,8 +137,8 @@ def _declaration(item: Any) -> int:
     there.
     """
     held: Any = getattr(item, "__annotations__", None)
-    told: Any = getattr(item, "__doc__", None)
-    return (len(told) if type(told) is str else 0) + _DECLARED * (1 + (len(held) if type(held) is dict else 0))
+    given: Any = getattr(item, "__doc__", None)
+    return (len(given) if type(given) is str else 0) + _DECLARED * (1 + (len(held) if type(held) is dict else 0))
 
 
 def _media_in(item: dict[Any, Any]) -> tuple[int, int, bool] | None:
@@ -151,7 +151,7 @@ def _media_in(item: dict[Any, Any]) -> tuple[int, int, bool] | None:
             return IMAGE_TOKENS, 0, True  # its length may be unknown
     if "file_uri" in item or "fileUri" in item:
         return IMAGE_TOKENS, 0, True
-    mime = next((told for name in _MIMES if type(told := item.get(name)) is str), None)
+    mime = next((given for name in _MIMES if type(given := item.get(name)) is str), None)
     if mime is None:
         return None
     data = item.get("data")

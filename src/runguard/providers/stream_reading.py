@@ -94,32 +94,32 @@ class StreamReading(StreamCollector):
         """A whole answer, or something of the caller's own."""
         self._add(read(chunk), chunk)
 
-    def _add(self, told: Reading, chunk: object) -> None:
-        if told.counts is not None:
-            self._take(told.counts)
-        self._usd = self._usd if told.usd is None else told.usd
-        self._model = told.model or self._model
+    def _add(self, given: Reading, chunk: object) -> None:
+        if given.counts is not None:
+            self._take(given.counts)
+        self._usd = self._usd if given.usd is None else given.usd
+        self._model = given.model or self._model
         sig, result, results = self._own
         self._own = (
-            sig if told.sig is None else told.sig,
-            result if told.result is None else told.result,
-            told.results or results,
+            sig if given.sig is None else given.sig,
+            result if given.result is None else given.result,
+            given.results or results,
         )
-        self._say(told.text)
-        for call in told.calls:
+        self._say(given.text)
+        for call in given.calls:
             self._call(call)
-        for problem in told.problems:
+        for problem in given.problems:
             self._problem(problem)
-        if not told.text and not told.calls and told.usage is None:
+        if not given.text and not given.calls and given.usage is None:
             self._model = self._model or model_of(fields(chunk).get)
 
     # ---- OpenAI's chat completions, LiteLLM -------------------------------------------------------------------------
 
     def _chat_chunk(self, chunk: Any, get: Any, choices: list[Any]) -> None:
         self._model = model_of(get) or self._model
-        told = get("usage")
-        reported = self._report(told)
-        usd = stated_cost(chunk, told, self._problems)
+        given = get("usage")
+        reported = self._report(given)
+        usd = stated_cost(chunk, given, self._problems)
         self._usd = self._usd if usd is None else usd
         for choice in choices[:_CHOICES]:
             of = fields(choice).get
@@ -164,9 +164,9 @@ class StreamReading(StreamCollector):
         ):
             self._next_request(history)
         self._closed = self._closed or _ends(get)
-        told = get("usage_metadata")
-        told = get("usageMetadata") if told is None else told
-        self.is_final = self._report(told) and self._closed
+        given = get("usage_metadata")
+        given = get("usageMetadata") if given is None else given
+        self.is_final = self._report(given) and self._closed
         if not parts:
             return
         partial = get("partial")
@@ -206,20 +206,20 @@ class StreamReading(StreamCollector):
         if kind.endswith(".delta"):
             self._say(get("delta"), aloud=kind in ("response.output_text.delta", "response.refusal.delta"))
         elif kind == "response.output_item.done":
-            said = AnswerParts()
-            responses_item(fields(get("item")).get, said)
-            self._calls += said.calls[: MAX_CALLS - len(self._calls)]  # their characters came as deltas
+            parts = AnswerParts()
+            responses_item(fields(get("item")).get, parts)
+            self._calls += parts.calls[: MAX_CALLS - len(self._calls)]  # their characters came as deltas
         elif (response := get("response")) is not None:
             self._response(response, whole=kind in _ENDS)
             self.is_final = kind in _ENDS and self._counts is not None
 
     def _response(self, response: Any, *, whole: bool) -> None:
-        told, streamed = read(response), self.chars
-        if whole and (told.text or told.calls):
+        given, streamed = read(response), self.chars
+        if whole and (given.text or given.calls):
             self._texts.clear()
             self._calls.clear()
             self._room, self.chars = TEXT_CHARS, 0
-        self._add(told, response)
+        self._add(given, response)
         self.chars = max(self.chars, streamed)
 
     # ---- Anthropic --------------------------------------------------------------------------------------------------
@@ -237,9 +237,9 @@ class StreamReading(StreamCollector):
         if of("type") == "tool_use":
             self._begin(("block", get("index")), of("name"), of("id"), of("input"))
             return
-        said = AnswerParts()
-        anthropic_block(of, said)
-        self._say(said.text)
+        parts = AnswerParts()
+        anthropic_block(of, parts)
+        self._say(parts.text)
 
     def _block_delta(self, get: Any) -> None:
         of = fields(get("delta")).get

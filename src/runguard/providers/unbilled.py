@@ -105,8 +105,8 @@ def _was_retried(error: BaseException) -> bool:
     if type(attempts) is int and attempts > 0:
         return True
     headers: Any = getattr(_request_of(error), "headers", None)
-    told = headers.get(_RETRY_HEADER) if headers is not None else None
-    return (told is not None and told != "0") or _in_later_attempt(error.__traceback__)
+    retries = headers.get(_RETRY_HEADER) if headers is not None else None
+    return (retries is not None and retries != "0") or _in_later_attempt(error.__traceback__)
 
 
 def _request_of(error: BaseException) -> Any:

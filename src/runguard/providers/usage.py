@@ -136,13 +136,13 @@ def read_usage(report: Any, problems: list[str]) -> Counts | None:
         return total_of(report, problems)
     get = fields(report).get
     before = len(problems)
-    if _is_told(get, _SNAKE):
+    if _has_counts(get, _SNAKE):
         counts = _gemini(get, _SNAKE, problems)
     elif type(get("prompt_tokens")) in _NUMBERS or type(get("completion_tokens")) in _NUMBERS:
         counts = _chat(get, problems)
     elif type(get("input_tokens")) in _NUMBERS or type(get("output_tokens")) in _NUMBERS:
         counts = _split(get, problems)
-    elif _is_told(get, _CAMEL):
+    elif _has_counts(get, _CAMEL):
         counts = _gemini(get, _CAMEL, problems)
     elif type(get("input")) in _NUMBERS or type(get("output")) in _NUMBERS:
         counts = _plain(get, problems)
@@ -255,16 +255,28 @@ def _rounds(rounds: Any, problems: list[str]) -> Counts | None:
     return whole
 
 
-def _is_told(get: Any, names: tuple[str, ...]) -> bool:
+def _has_counts(get: Any, names: tuple[str, ...]) -> bool:
     """Whether a report has one of Gemini's names."""
     return any(type(get(name)) in _COUNTS for name in names[:_TELLING])
 
 
 def _gemini(get: Any, names: tuple[str, ...], problems: list[str]) -> Counts | None:
     """Gemini, and ADK, which uses its names for every model."""
-    prompt, answer, total, tool, thoughts, live, cached, write, heard, tool_heard, cached_heard, spoken, live_spoken = (
-        names
-    )
+    (
+        prompt,
+        answer,
+        total,
+        tool,
+        thoughts,
+        live,
+        cached,
+        write,
+        audio,
+        tool_audio,
+        cached_audio,
+        audio_output,
+        live_audio_output,
+    ) = names
     before = len(problems)
     thinking = _count(get, thoughts, problems)
     counts = Counts(
@@ -277,25 +289,25 @@ def _gemini(get: Any, names: tuple[str, ...], problems: list[str]) -> Counts | N
     if len(problems) > before:
         return None
     counts.cached, counts.cache_write = _count(get, cached, problems), _count(get, write, problems)
-    if details := get(heard):
+    if details := get(audio):
         counts.audio = _audio(details, problems)
-    if details := get(tool_heard):
+    if details := get(tool_audio):
         counts.audio += _audio(details, problems)
-    if details := get(cached_heard):
+    if details := get(cached_audio):
         counts.cached_audio = _audio(details, problems)
-    if details := get(spoken) or get(live_spoken):
+    if details := get(audio_output) or get(live_audio_output):
         counts.audio_output = _audio(details, problems)
     return counts
 
 
 def _audio(details: Any, problems: list[str]) -> int:
-    heard = 0
+    audio = 0
     for detail in items(details)[:_ENTRIES]:
         of = fields(detail).get
         modality = of("modality")
         if isinstance(modality, str) and str.upper(modality) == "AUDIO":
-            heard += _count(of, "token_count", problems) or _count(of, "tokenCount", problems)
-    return heard
+            audio += _count(of, "token_count", problems) or _count(of, "tokenCount", problems)
+    return audio
 
 
 def _plain(get: Any, problems: list[str]) -> Counts | None:

@@ -99,12 +99,12 @@ def connect_postgres(url: str) -> Any:
     try:
         db = psycopg.connect(**{"connect_timeout": 10, **params})  # type: ignore[arg-type]
     except psycopg.Error as error:
-        raise UnreadableError(f"cannot connect: {_said(error, str(params.get('password') or ''))}") from None
+        raise UnreadableError(f"cannot connect: {_text_of(error, str(params.get('password') or ''))}") from None
     db.read_only = True
     return db
 
 
-def _said(error: Exception, password: str) -> str:
+def _text_of(error: Exception, password: str) -> str:
     text = " ".join(str(error).split()) or type(error).__name__
     return text.replace(password, "***") if password else text
 

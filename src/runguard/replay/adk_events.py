@@ -127,10 +127,10 @@ class Events:
         if opened_by and not opened_by.isdigit():
             # a task: its node is named by the call; one of an agent called as a tool has a number
             yield Delegated(opened_by)
-        said, words = 0, ""
+        text_id, words = 0, ""
         if all(isinstance(p.get("text"), str) for p in parts):
             words = "".join(p["text"] for p in parts if isinstance(p.get("text"), str) and not p.get("thought"))
-            said = words_name(words or str(either(event, "error_code", "errorCode") or ""))
+            text_id = words_name(words or str(either(event, "error_code", "errorCode") or ""))
         batch = word(event.get("id"))
         if taken is not None:  # else the function calls of an answer whose words came before
             yield Asked(
@@ -141,7 +141,7 @@ class Events:
                 taken.usage,
                 taken.estimated,
                 batch,
-                said,
+                text_id,
                 bool(calls),
                 scope=scope,
                 is_cut=either(event, "finish_reason", "finishReason") == _CUT,

@@ -243,8 +243,8 @@ class Document:
             )
         if not answers and parts:
             usage = Usage(input=history // CHARS_PER_TOKEN, output=size // CHARS_PER_TOKEN)
-            said = 0 if calls else words_name(json.dumps(parts, default=str))
-            steps.append(Asked(at, author, "", self._model, usage, True, batch, said, bool(calls)))
+            text_id = 0 if calls else words_name(json.dumps(parts, default=str))
+            steps.append(Asked(at, author, "", self._model, usage, True, batch, text_id, bool(calls)))
             for number, call in enumerate(calls):
                 steps.append(
                     Called(

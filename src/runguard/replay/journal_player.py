@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from runguard.replay.player import Player
 
 
-class Noted:
+class JournalPlayer:
     """One journal on its way to one player."""
 
     def __init__(self, player: "Player") -> None:

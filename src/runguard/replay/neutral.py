@@ -147,7 +147,7 @@ class Translation:
             usage,
             estimated,
             batch=str(self._turns),
-            said=words_name(final) if final else 0,
+            text_id=words_name(final) if final else 0,
             goes_on=goes_on,
             text=final,
         )

@@ -27,7 +27,7 @@ from runguard.core.events import (
 )
 from runguard.pricing.rates import Unpriced, Usage
 from runguard.providers.framework_tools import FRAMEWORK_TOOLS, is_framework_tool
-from runguard.replay.journal_player import Noted
+from runguard.replay.journal_player import JournalPlayer
 from runguard.replay.replayed_prices import ReplayedPrices
 from runguard.replay.results import RunResult
 from runguard.replay.steps import (
@@ -67,7 +67,7 @@ class Player:
         self.clock.now = 0.0
         self._takes = {Turn: self._turn, Asked: self._asked, Called: self._called, Answered: self._answered}
         self._takes |= {Passed: self._passed, Delegated: self._delegated, Wrote: self._wrote, Resumed: self._resumed}
-        self._noted: Noted | None = None
+        self._journal: JournalPlayer | None = None
         self._run = ""
         self._live: Run = None  # type: ignore[assignment]  # the guard's run, once one has begun
         self._begun = False
@@ -114,9 +114,9 @@ class Player:
             self._live.go_on(self.clock.now)
 
     def _wrote(self, step: Wrote) -> None:
-        if self._noted is None:
-            self._noted, self._run = Noted(self), self.recorded.id
-        self._noted.feed(step.entry)
+        if self._journal is None:
+            self._journal, self._run = JournalPlayer(self), self.recorded.id
+        self._journal.feed(step.entry)
 
     def _begin(self, name: str) -> None:
         recorded = self.recorded
@@ -202,7 +202,7 @@ class Player:
         self.book(event, usage, step.model, estimated=step.usage is None or step.estimated, nano=step.nano)
         if not step.after_answer:
             prompt, output = (usage.input, usage.output) if knows_prompt else (None, None)
-            result = ModelResult(self._run, lane, step.agent, self.clock.now, prompt, output, said=step.said)
+            result = ModelResult(self._run, lane, step.agent, self.clock.now, prompt, output, text_id=step.text_id)
             result.is_cut, result.text = step.is_cut, step.text
             self.after(result)
             if not step.goes_on:

@@ -44,7 +44,7 @@ class Asked:
     usage: Usage | None = None  # None: not reported
     estimated: bool = False
     batch: str = ""  # names this response
-    said: int = 0  # identity of the final text of an activation
+    text_id: int = 0  # identity of the final text of an activation
     goes_on: bool = False  # it called tools: the agent continues with their answers
     after_answer: bool = False  # a call of the framework after the run's final answer
     refused: bool = False  # RunGuard answered instead of the model

@@ -50,7 +50,7 @@ class _Watch:
         elif answers := answers_of(event):
             decisions.append(self._judge_answers(event, answers, now))
         elif text := visible_text(event):
-            result = ModelResult(_RUN, self._lane(event), author_of(event), now, said=words_name(text))
+            result = ModelResult(_RUN, self._lane(event), author_of(event), now, text_id=words_name(text))
             decisions.append(self._guard.after(result))
         if target := transfer_of(event):
             decisions.append(self._guard.check(HandOff(_RUN, self._lane(event), author_of(event), target, now)))

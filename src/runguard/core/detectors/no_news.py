@@ -54,8 +54,8 @@ class NoNews:
                 self._is_asked_again = _is_known(self._asked, event.asked)
             return self._before_the_next(event) if self._by_words else None
         if isinstance(event, ModelResult):
-            if event.said:
-                self._hear(event.said)
+            if event.text_id:
+                self._hear(event.text_id)
             return None
         assert isinstance(event, ToolResults)
         if event.news:
