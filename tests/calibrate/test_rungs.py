@@ -6,7 +6,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from runguard.calibrate import Choice, calibrate
-from runguard.calibrate.measuring import TRIED, Measuring, outcome_of, scaled, variants, with_rule
+from runguard.calibrate.measuring import TRIED, Measuring, outcome_of, scaled, variants
+from runguard.calibrate.policy_values import changed
 from runguard.calibrate.rungs import ENOUGH
 from runguard.core.decision import Rungs
 from runguard.policy import Policy
@@ -108,10 +109,10 @@ def test_rules_that_are_off_stay_off_and_settings_can_all_fire():
     tried = variants(policy)
     assert {variant.rule for variant in tried} == set(TRIED)
     for variant in tried:
-        changed = with_rule(policy, variant)  # raises for a rung that cannot fire
+        with_variant = changed(policy, variant.change)  # raises for a rung that cannot fire
         if variant.rungs is not None:
-            assert changed.rungs(variant.rule) == Rungs(**dict(variant.rungs))
-            assert changed.rungs(variant.rule) != policy.rungs(variant.rule)
+            assert with_variant.rungs(variant.rule) == Rungs(**dict(variant.rungs))
+            assert with_variant.rungs(variant.rule) != policy.rungs(variant.rule)
 
 
 CALLS = st.tuples(
@@ -150,5 +151,5 @@ def test_a_setting_that_is_not_played_would_have_changed_nothing(stretches, star
     tried = variants(policy)
     measured = Measuring(policy, tried)(run_of(run, "here", Faults()))
     for number, variant in enumerate(tried):
-        plain = outcome_of(replay_run(run_of(run, "here", Faults()), with_rule(policy, variant)))
+        plain = outcome_of(replay_run(run_of(run, "here", Faults()), changed(policy, variant.change)))
         assert measured.tried.get(number, measured.now) == plain, variant

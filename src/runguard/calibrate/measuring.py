@@ -29,12 +29,8 @@ class Variant:
     rungs: tuple[tuple[str, int], ...] | None
 
     @property
-    def setting(self) -> dict[str, int] | bool:
-        return False if self.rungs is None else dict(self.rungs)
-
-    @property
     def change(self) -> dict[str, dict[str, dict[str, int] | bool]]:
-        return {"rules": {self.rule: self.setting}}
+        return {"rules": {self.rule: False if self.rungs is None else dict(self.rungs)}}
 
 
 def variants(policy: Policy) -> list[Variant]:
@@ -66,11 +62,6 @@ def scaled(rungs: Rungs, factor: float) -> dict[str, int]:
             made[name] = least = max(round(number * factor), least)
             least += 1
     return made
-
-
-def with_rule(policy: Policy, variant: Variant) -> Policy:
-    """Return the policy with that rule changed."""
-    return changed(policy, variant.change)
 
 
 def lowest_rungs(policy: Policy, tried: list[Variant]) -> dict[str, float]:
@@ -141,7 +132,7 @@ class Measuring:
 
     def __init__(self, policy: Policy, tried: list[Variant]) -> None:
         self._meter, self._now = unlimited(policy), Judge(policy)
-        self._tried = [(variant.rule, Judge(with_rule(policy, variant))) for variant in tried]
+        self._tried = [(variant.rule, Judge(changed(policy, variant.change))) for variant in tried]
         self._lowest = lowest_rungs(policy, tried)
 
     def __call__(self, run: RecordedRun) -> Measured:

@@ -4,7 +4,6 @@ A file cannot express functions, and limits that were switched off with ``None``
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from decimal import Decimal
 from typing import Any, Final
 
@@ -17,34 +16,22 @@ from runguard.policy.settings import Policy
 SECRET: Final = ("store", "alerts")  # their addresses may hold passwords and tokens
 
 
-@dataclass(slots=True)
-class FileValues:
-    """Plain values for a file without the rules, and the names of settings that a file cannot express."""
-
-    values: dict[str, Any] = field(default_factory=dict)
-    missing: list[str] = field(default_factory=list)
-
-
-def file_values(policy: Policy) -> FileValues:
+def file_values(policy: Policy) -> tuple[dict[str, Any], list[str]]:
+    """Return plain values for a file without the rules, and the names of settings that a file cannot express."""
     judged_by_code = [name for name, rule in policy.tools.items() if callable(rule.failed)]
     exclude: dict[str, Any] = dict.fromkeys((*SECRET, "rules", "budgets"), True)
     if judged_by_code:
         exclude["tools"] = {name: {"failed": True} for name in judged_by_code}
-    values = policy.model_dump(
-        mode="json", exclude_unset=True, include=set(PolicyFile.model_fields), exclude=exclude, exclude_none=True
-    )
-    file = FileValues(values, [f"tools.{name}.failed" for name in judged_by_code])
     fields = PolicyFile.model_fields
-    file.missing += [
+    values = policy.model_dump(mode="json", exclude_unset=True, include=set(fields), exclude=exclude, exclude_none=True)
+    missing = [f"tools.{name}.failed" for name in judged_by_code]
+    missing += [
         f"{name} = None" for name in fields if getattr(policy, name) is None and fields[name].default is not None
     ]
-    if budgets := [
-        values_of_budget
-        for number, budget in enumerate(policy.budgets)
-        if (values_of_budget := _budget(budget, f"budgets[{number}]", file.missing))
-    ]:
-        file.values["budgets"] = budgets
-    return file
+    plain = [_budget(budget, f"budgets[{number}]", missing) for number, budget in enumerate(policy.budgets)]
+    if budgets := [budget for budget in plain if budget]:
+        values["budgets"] = budgets
+    return values, missing
 
 
 def _budget(budget: Budget, name: str, missing: list[str]) -> dict[str, Any] | None:

@@ -33,10 +33,10 @@ def toml_of(made: "Proposal") -> str:
     lines += ["# Try it on the recordings first: runguard replay SOURCE --policy THIS_FILE", ""]
     for limit in made.settings.limits:
         lines += [*_limit(limit, made), ""]
-    file = file_values(made.policy)
-    if values := {name: value for name, value in file.values.items() if name not in changes}:
+    values, missing = file_values(made.policy)
+    if values := {name: value for name, value in values.items() if name not in changes}:
         lines += ["# Unchanged:", *(f"{_key(name)} = {value_of(value)}" for name, value in values.items()), ""]
-    if missing := [name for name in file.missing if name.removesuffix(" = None") not in changes]:
+    if missing := [name for name in missing if name.removesuffix(" = None") not in changes]:
         lines += [*_comment(f"Not copied, because only code can express it: {', '.join(missing)}."), ""]
     if any(name in made.policy.model_fields_set for name in SECRET):
         lines += ["# store and alerts are not copied, because they may hold secrets: copy them here.", ""]
