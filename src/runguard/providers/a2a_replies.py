@@ -32,7 +32,7 @@ _PAUSED: Final = ("required",)  # input or a sign-in is required: the reply has 
 
 
 @dataclass(slots=True)
-class Reply:
+class RemoteReply:
     """What one event says that no earlier event has said."""
 
     reports: list[Usage] = field(default_factory=list)  # one for each model call
@@ -57,9 +57,9 @@ class ReplyReader:
         self._tasks: OrderedDict[str, _Task] = OrderedDict()
         self._lock = threading.Lock()
 
-    def read(self, response: Any) -> Reply:
+    def read(self, response: Any) -> RemoteReply:
         """``response``: the task or the message in an event's metadata."""
-        reply = Reply()
+        reply = RemoteReply()
         if isinstance(response, Mapping):
             with self._lock:
                 self._read(response, reply, 0)
@@ -71,7 +71,7 @@ class ReplyReader:
                 reply.trip = {}  # which one cannot be read
         return reply
 
-    def _read(self, response: Mapping[str, Any], reply: Reply, hops: int) -> None:
+    def _read(self, response: Mapping[str, Any], reply: RemoteReply, hops: int) -> None:
         task = self._task(str(response.get("id") or response.get("messageId") or response.get("message_id") or ""))
         status = response.get("status")
         message = status.get("message") if isinstance(status, Mapping) else response
@@ -109,7 +109,7 @@ class ReplyReader:
             return True
         return not is_other and (task.answered or author != task.author)
 
-    def _look_inside(self, metadata: Mapping[str, Any], reply: Reply, hops: int) -> bool:
+    def _look_inside(self, metadata: Mapping[str, Any], reply: RemoteReply, hops: int) -> bool:
         """Reads a trip, and the task of an agent that the remote agent called. Returns whether there is one."""
         custom = _parsed(metadata.get("adk_custom_metadata"))
         trip = custom.get(METADATA_KEY)
