@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from runguard.core.scope import Scope
     from runguard.core.threshold import Threshold
     from runguard.functions.wrappers import guard, guard_async, run
-    from runguard.policy.remote_agents import RemoteAgent
+    from runguard.policy.remote_agent_rules import RemoteAgent
     from runguard.policy.settings import Policy
     from runguard.policy.tool_rules import ToolRule, tool
     from runguard.pricing.given import ModelLimits, Price
@@ -102,7 +102,7 @@ _HOMES = {
     "BudgetPolicy": "runguard.accounting.cumulative_policy",
     "CompressionTriggered": "runguard.accounting.cumulative",
     "Policy": "runguard.policy.settings",
-    "RemoteAgent": "runguard.policy.remote_agents",
+    "RemoteAgent": "runguard.policy.remote_agent_rules",
     "ToolRule": "runguard.policy.tool_rules",
     "tool": "runguard.policy.tool_rules",
     "ModelLimits": "runguard.pricing.given",

@@ -24,7 +24,7 @@ from runguard.core.decision import Action, Decision, Finding, Trip
 from runguard.core.events import ModelCall, ModelResult
 from runguard.core.money import UNLIMITED, to_nano
 from runguard.core.printable import printable
-from runguard.policy.remote_agents import RemoteAgent
+from runguard.policy.remote_agent_rules import RemoteAgent
 from runguard.pricing.rates import Rates, Unpriced, Usage
 from runguard.providers.a2a_replies import RESPONSE_KEY, ReplyReader
 

@@ -8,7 +8,7 @@ from pydantic import BaseModel, Field, field_validator, model_validator
 from runguard.alerts.alert_settings import AlertSettings
 from runguard.core.exceptions import PolicyError
 from runguard.ledger.urls import check_store
-from runguard.policy.remote_agents import RemoteAgent
+from runguard.policy.remote_agent_rules import RemoteAgent
 from runguard.policy.rule_defaults import check_rule
 from runguard.policy.tool_rules import ToolRule
 from runguard.policy.values import Count, Duration, OneBudget, Ratio, Receivers, RungNumber, Seconds, Usd

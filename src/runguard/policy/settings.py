@@ -20,7 +20,7 @@ from runguard.core.decision import Rungs
 from runguard.core.exceptions import PolicyError
 from runguard.policy.files import values_from_file
 from runguard.policy.policy_file import PolicyFile
-from runguard.policy.remote_agents import RemoteAgent
+from runguard.policy.remote_agent_rules import RemoteAgent
 from runguard.policy.rule_defaults import RULES, merge_rungs
 from runguard.policy.tool_rules import ToolRule
 from runguard.pricing.given import Price

@@ -9,7 +9,7 @@ from decimal import Decimal
 from typing import Any, Literal, TypedDict
 
 from runguard.core.budget import Budget
-from runguard.policy.remote_agents import RemoteAgent
+from runguard.policy.remote_agent_rules import RemoteAgent
 from runguard.policy.tool_rules import ToolRule
 from runguard.pricing.given import ModelLimits, Price
 
