@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Final
 
 from runguard.background import log_fault
+from runguard.ledger.daily_sums import SETTLED_S, sum_up
 from runguard.ledger.facts import FACTS_KEPT, Fact, Facts
 from runguard.ledger.store import StoreError, StoreOutage, StoreReply, StoreSession
 from runguard.ledger.store_faults import UnforeseenError
@@ -18,6 +19,7 @@ _BACKOFF_S: Final = (0.05, 0.1, 0.2, 0.5, 1.0)
 TRIES: Final = 5  # of a settlement that meets an exception which no store should raise
 _BEAT_S: Final = 1.0
 _PURGE_S: Final = 3_600.0
+_SUMS_S: Final = 60.0
 
 
 class FactWriter:
@@ -54,11 +56,14 @@ class FactWriter:
     def work(self, worker: str) -> None:
         """Write every fact in order until the queue is closed."""
         facts = self.facts
-        next_beat, next_look, purged = 0.0, 0.0, time.monotonic()
+        next_beat, next_look, next_sums, purged = 0.0, 0.0, time.monotonic() + _SUMS_S, time.monotonic()
         while not facts.closed.is_set():
             if time.monotonic() - purged >= _PURGE_S:
                 purged = time.monotonic()
-                self.record(lambda session: session.purge(self._retention_s))
+                self.record(self._purge)
+            if time.monotonic() >= next_sums:
+                next_sums = time.monotonic() + _SUMS_S
+                self.record(_sum_up_once)
             if time.monotonic() >= next_beat:
                 began = time.monotonic()
                 self._safely("signs of life", lambda: self._guards.beat(worker))
@@ -73,6 +78,11 @@ class FactWriter:
             if fact is not None and not facts.closed.is_set() and self._write(fact, facts):
                 facts.done(fact)
         self._link.drop_session()
+
+    def _purge(self, session: StoreSession) -> None:
+        """Drop what is old. What calls cost stays, as sums of their days; without the sums nothing is dropped."""
+        if sum_up(session):
+            session.purge(max(self._retention_s, 2 * SETTLED_S))
 
     def _safely(self, what: str, job: Callable[[], None]) -> None:
         """Do something that is not a fact. Whatever it raises, the writer goes on with its facts."""
@@ -151,6 +161,12 @@ class FactWriter:
         then, fact.then = fact.then, None
         if then is not None:
             self._safely("what follows a settlement", then)
+
+
+def _sum_up_once(session: StoreSession) -> None:
+    """Sum up new records, unless another worker did so in this minute."""
+    if session.claim("spend sums", _SUMS_S) == "yes":
+        sum_up(session)
 
 
 def _nothing(_: object) -> None:

@@ -8,7 +8,7 @@ from typing import Final
 from runguard.core.money import NOTHING, UNITS, Amount
 from runguard.ledger.sqlite.connection import SqliteConnection
 from runguard.ledger.sqlite.error_mapping import mapped_errors
-from runguard.ledger.sqlite.statements import BALANCE, CONTROL, RESERVE_ONE, SETTLE_ONE, balance_of
+from runguard.ledger.sqlite.statements import APPEND, BALANCE, CONTROL, RESERVE_ONE, SETTLE_ONE, balance_of
 from runguard.ledger.store import Balance, Line, Record, StoreReply, check_amounts, check_ttl, fits, overrun_of
 
 _EXPIRE_AT_ONCE: Final = 64
@@ -114,7 +114,7 @@ class SqliteHolds(SqliteConnection):
             return StoreReply(self._balances(keys), now, self._control())
 
     def _append(self, record: Record, now: float) -> None:
-        self._db.execute("INSERT INTO records (at, kind, ref, text) VALUES (?, ?, ?, ?)", (now, *record))
+        self._db.execute(APPEND, (int(now * 1e6), now, *record))
 
     def release(self, hold: str) -> StoreReply:
         with self._write() as now:

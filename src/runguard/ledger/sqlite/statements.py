@@ -65,6 +65,11 @@ IS_CURRENT: Final = (
     "SELECT 1 FROM sqlite_master, documents AS d WHERE sqlite_master.name = 'records_about' AND d.name = ?"
 )
 COUNT_CHANGE: Final = "UPDATE documents SET version = version + 1 WHERE name = ? RETURNING version, text"
+# The number of a record grows for ever, also after a purge that left none: it is at least the time in microseconds.
+APPEND: Final = """
+INSERT INTO records (seq, at, kind, ref, text)
+VALUES (max(?, coalesce((SELECT max(seq) FROM records), 0) + 1), ?, ?, ?, ?)
+"""
 READ_DOCUMENT: Final = "SELECT version, text FROM documents WHERE name = ?"
 
 
