@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import multiprocessing
 from datetime import date
 from typing import Any
 
@@ -12,11 +13,13 @@ from hypothesis import strategies as st
 from runguard.core.money import NOTHING, Amount, to_usd
 from runguard.ledger import daily_sums
 from runguard.ledger.daily_sums import COUNTS, DaySums, read_sums, sum_up
-from runguard.ledger.store import StoreOutage, StoreSession
+from runguard.ledger.store import Line, StoreOutage, StoreSession
 from tests.kit.conformance import LONG_S, Connect, a_line, an_id
+from tests.kit.stores import Place
 
 pytestmark = pytest.mark.retries("real servers are asked here; a busy machine can make them late")
 
+SPAWN = multiprocessing.get_context("spawn")
 APPS, USERS, MODELS = ("shop", "docs"), ("ann", "bob"), ("small", "large")
 
 
@@ -156,6 +159,32 @@ def test_two_workers_that_sum_up_at_once_count_nothing_twice(session: StoreSessi
 
     assert not sum_up(Overtaken(session, 0))  # type: ignore[arg-type]
     assert books.sums()["shop"] == (10, 5, 5) == books.accounts()["shop"]
+
+
+def work(place: Place, lines: dict[str, Line], seed: int) -> None:
+    """In a process of its own: settle calls and sum up in between."""
+    daily_sums.SETTLED_S = -60.0  # type: ignore[misc]
+    session = place.connect()
+    books = Books(session)
+    books.lines = lines
+    for number in range(40):
+        books.settle(APPS[number % 2], "ann", "small", (seed * 1_000 + number, number, 1))
+        if number % 7 == seed:
+            sum_up(session)
+    session.close()
+
+
+def test_two_processes_that_settle_and_sum_up_agree_with_the_accounts(place: Place, session: StoreSession) -> None:
+    books = Books(session)
+    processes = [SPAWN.Process(target=work, args=(place, books.lines, seed)) for seed in (1, 2)]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join(60)
+        assert process.exitcode == 0
+    assert sum_up(session)
+    assert books.sums() == books.accounts()
+    assert sum(calls for _, _, calls in books.sums().values()) == 80
 
 
 def test_records_are_summed_up_when_they_have_been_there_for_a_while(

@@ -32,6 +32,7 @@ COMMANDS: Final[
     },
     "Inspect": {
         "status": "Show budgets, spend, running runs, stops and breakers.",
+        "spend": "Show what calls cost by app, user, model or label, for a bill.",
         "trips": "List the trips in a store, or show one with its evidence.",
         "dashboard": "Serve a web page for a store, on loopback.",
     },

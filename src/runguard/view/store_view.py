@@ -5,6 +5,7 @@ Its methods block; any thread may call them, one at a time is served.
 
 import threading
 from collections.abc import Callable, Sequence
+from datetime import date
 from decimal import Decimal
 from pathlib import Path
 from typing import Any, Final, TypeVar
@@ -13,6 +14,7 @@ from urllib.parse import unquote
 from runguard.core.exceptions import PolicyError
 from runguard.core.money import UNITS, UNLIMITED, edge
 from runguard.ledger.control import read_control
+from runguard.ledger.daily_sums import DaySums, read_sums
 from runguard.ledger.identity import identity_of
 from runguard.ledger.kill_switch import Stop, read_stops
 from runguard.ledger.sqlite.backend import SqliteStore
@@ -159,6 +161,10 @@ class StoreView:
             return spend_of(self._log, since, session.now() if until is None else until, by)
 
         return self._ask(read)
+
+    def daily_sums(self, first: date, last: date) -> dict[str, DaySums]:
+        """Return what calls took on each day (UTC) that has any, both ends included. ``view.bill`` groups it."""
+        return self._ask(lambda session: read_sums(session, first, last))
 
     @property
     def calls_known(self) -> int:
