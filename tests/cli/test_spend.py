@@ -10,11 +10,11 @@ import pytest
 from google.adk.agents import LlmAgent
 from google.adk.agents.run_config import RunConfig
 
-from runguard import Budget
+from runguard import Budget, ToolRule
 from runguard.adk import RunGuardPlugin
 from runguard.ledger import daily_sums
 from runguard.ledger.remote import StoreLedger
-from runguard.testing import ScriptedModel, run, text
+from runguard.testing import ScriptedModel, call, run, text
 from tests.kit.commands import runguard, told
 from tests.kit.stores import Place
 
@@ -69,13 +69,31 @@ def test_sums_equal_the_accounts_before_and_after_a_purge(place: Place, monkeypa
     assert by("app", store) == {"docs": 6 * one} == {"docs": accounts(store)["app:docs"]}
 
 
+def test_the_price_of_a_tool_is_on_the_bill_and_in_the_accounts(file_place: str) -> None:
+    def search(query: str) -> str:
+        """Search the web."""
+        return f"nothing about {query}"
+
+    model = ScriptedModel([call("search", query="a"), text("done")], prompt_tokens=100, output_tokens=10)
+    agent = LlmAgent(name="writer", model=model, tools=[search])
+    rules = {"search": ToolRule(price="0.008")}
+    plugin = RunGuardPlugin(budgets=[Budget(usd=50, per="app")], prices=PRICES, tools=rules, store=file_place)
+    asyncio.run(run(agent, plugins=[plugin], app_name="docs"))
+    assert plugin.flush(30)
+    rows = told("spend", "--store", file_place, "--by", "tool")["rows"]
+    assert [(row["tool"], row["calls"], row["tool_calls"]) for row in rows] == [("search", 0, 1), ("", 2, 0)]
+    assert Decimal(rows[0]["usd"]) == Decimal("0.008")
+    assert by("app", file_place)["docs"] == accounts(file_place)["app:docs"]
+
+
 def test_csv_quotes_names_that_a_spreadsheet_would_run(file_place: str) -> None:
     spent(file_place, "=bob", "a,b")
     ran = runguard("spend", "--store", file_place, "--by", "user,label:team", "--csv")
     assert ran.exit_code == 0
     head, row = csv.reader(io.StringIO(ran.stdout))
-    assert head == ["user", "label:team", "calls", "input_tokens", "output_tokens", "usd", "unpriced", "estimated"]
-    assert row[:4] == ["'=bob", "a,b", "2", "2006"]
+    figures = ["calls", "tool_calls", "input_tokens", "output_tokens", "usd", "unpriced", "estimated"]
+    assert head == ["user", "label:team", *figures]
+    assert row[:5] == ["'=bob", "a,b", "2", "0", "2006"]
 
 
 def test_for_people(file_place: str) -> None:

@@ -21,7 +21,7 @@ _TRIES: Final = 5
 # A store may number a record before it shows it: sum up what has been there for a while.
 SETTLED_S: Final = 30.0
 _NAMES: Final = ("app", "user", "agent", "model", "tool")
-COUNTS: Final = ("calls", "input", "output", "nano", "unpriced", "estimated")
+COUNTS: Final = ("calls", "input", "output", "nano", "unpriced", "estimated", "tool_calls")
 
 Key = tuple[str, ...]  # app, user, agent, model and tool of calls, then their labels as JSON
 
@@ -76,7 +76,8 @@ def _counts(facts: dict[str, Any], who: tuple[Any, Any, str]) -> tuple[Key, tupl
     names = (who[0], who[1], facts["agent"], facts["model"], facts["tool"])
     key = (*(name if isinstance(name, str) else "" for name in names), who[2])
     unpriced, estimated = int(usd is None), int(bool(facts.get("estimated")))
-    return key, (1, int(facts["input"]), int(facts["output"]), nano, unpriced, estimated)
+    of_tool = int(facts.get("kind") == "tool")  # the price of a tool, which is no model call
+    return key, (1 - of_tool, int(facts["input"]), int(facts["output"]), nano, unpriced, estimated, of_tool)
 
 
 def day_of(at: float) -> str:

@@ -20,7 +20,8 @@ class BillRow:
     """The calls of one group. ``names`` are in the order that was asked for."""
 
     names: tuple[str, ...]
-    calls: int
+    calls: int  # of models
+    tool_calls: int  # of tools that have a price
     input_tokens: int
     output_tokens: int
     usd: Decimal  # exact; without the calls that have no price
@@ -54,5 +55,5 @@ def bill_of(days: Mapping[str, DaySums], by: Sequence[str]) -> tuple[list[BillRo
 
 
 def _row(names: tuple[str, ...], counts: Sequence[int]) -> BillRow:
-    calls, tokens_in, tokens_out, nano, unpriced, estimated = counts
-    return BillRow(names, calls, tokens_in, tokens_out, to_usd(nano), unpriced, estimated)
+    calls, tokens_in, tokens_out, nano, unpriced, estimated, tool_calls = counts
+    return BillRow(names, calls, tool_calls, tokens_in, tokens_out, to_usd(nano), unpriced, estimated)

@@ -98,7 +98,7 @@ def _table(groups: tuple[str, ...], row: "BillRow") -> dict[str, Any]:
 
 def _print_csv(groups: tuple[str, ...], rows: list["BillRow"]) -> None:
     out = csv.writer(sys.stdout, lineterminator="\n")
-    out.writerow([*groups, "calls", "input_tokens", "output_tokens", "usd", "unpriced", "estimated"])
+    out.writerow([*groups, "calls", "tool_calls", "input_tokens", "output_tokens", "usd", "unpriced", "estimated"])
     for row in rows:
         names = [f"'{name}" if name.startswith(_FORMULA) else name for name in row.names]
         out.writerow([*names, *_figures(row).values()])
@@ -115,7 +115,7 @@ def _print_screen(
         out.print(f"{title}: no call is recorded", soft_wrap=True)
         return
     out.print(heading(title), soft_wrap=True)
-    right = ("calls", "input", "output", "cost")
+    right = ("calls", "tool calls", "input", "output", "cost")
     shown = table(*groups, *right, "", right=right, whole=(*right,))
     for row in [*rows, total] if len(rows) > 1 else rows:
         names = ["total", *[""] * (len(groups) - 1)] if row is total else [printable(name) or "–" for name in row.names]
@@ -123,7 +123,7 @@ def _print_screen(
             f"{row.unpriced:,} without a price" if row.unpriced else "",
             f"{row.estimated:,} estimated" if row.estimated else "",
         ]
-        counts = (row.calls, row.input_tokens, row.output_tokens)
+        counts = (row.calls, row.tool_calls, row.input_tokens, row.output_tokens)
         shown.add_row(*names, *[f"{count:,}" for count in counts], usd(row.usd), ", ".join(filter(None, remarks)))
     print_table(out, shown)
     if unreadable:
