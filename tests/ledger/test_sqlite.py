@@ -40,7 +40,7 @@ class FileAt:
     """A place, as workers need it."""
 
     url: str
-    module: str = "runguard.ledger.sqlite"
+    module: str = "runguard.ledger.sqlite.backend"
     name: str = "SqliteStore"
 
 
