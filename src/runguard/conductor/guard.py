@@ -41,6 +41,7 @@ from runguard.core.exceptions import PolicyError
 from runguard.ledger.store import StoreError
 from runguard.outlets.callbacks import Outbox
 from runguard.outlets.journal import KIND, Journal
+from runguard.outlets.span_cost import SpanCosts
 from runguard.outlets.telemetry import SAMPLE, Telemetry
 from runguard.policy.settings import Policy
 from runguard.policy.tools import Tools
@@ -113,8 +114,9 @@ class Guard:
         # the work on one call
         accounts, deciding, own_faults = self.accounts, self.deciding, self.own_faults
         lanes = LaneKeeper(policy, self.tools, lane_rungs)
+        spans = SpanCosts.opted_in() if self.telemetry is not None else None
         settling = Settling(
-            clock, accounts, self.runs, self.pauses.find, deciding, own_faults, self.outbox, self.alarms
+            clock, accounts, self.runs, self.pauses.find, deciding, own_faults, self.outbox, self.alarms, spans
         )
         reserving = Reserving(policy, clock, self.runs, accounts, deciding, settling.release)
         gate = ToolGate(clock, ledger, self.tools, self.breakers, self.once, deciding, on_outage=policy.on_outage)

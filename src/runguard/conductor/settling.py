@@ -20,6 +20,7 @@ from runguard.core.events import ModelCall, ModelResult
 from runguard.core.money import to_usd
 from runguard.outlets.alarms import Alarms
 from runguard.outlets.callbacks import Outbox
+from runguard.outlets.span_cost import SpanCosts
 from runguard.pricing.rates import Usage
 
 
@@ -36,10 +37,11 @@ class Settling:
         faults: OwnFaults,
         outbox: Outbox,
         alarms: Alarms | None,
+        spans: SpanCosts | None = None,
     ) -> None:
         self._clock, self._accounts, self._runs, self._find_paused = clock, accounts, runs, find_paused
         self._deciding, self._faults, self._outbox, self._alarms = deciding, faults, outbox, alarms
-        self._thresholds_reached = 0
+        self._spans, self._thresholds_reached = spans, 0
 
     def settle(
         self,
@@ -72,10 +74,18 @@ class Settling:
         except Exception as error:
             self.close(charge, error, usage)
         try:
+            if self._spans is not None and charge.booked is not None:
+                self._report_on_span(self._spans, charge, nano)
             if self._accounts.ledger.is_shared and charge.booked is not None and not charge.within:
                 self._record(run, charge, usage, model, facts, earlier)
         except Exception as error:
             self._faults.fault("settle", error, charge.run_costs.info.run)
+
+    @staticmethod
+    def _report_on_span(spans: SpanCosts, charge: Charge, stated: int | None) -> None:
+        booked = charge.booked
+        if booked is not None and not booked.unpriced and not charge.is_tool and not charge.within:
+            spans.settled(booked.nano, is_stated=stated is not None, is_estimated=bool(booked.estimated))
 
     def release(self, charge: Charge) -> None:
         """Give back the reservation of a call that was never sent."""
