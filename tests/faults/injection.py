@@ -28,6 +28,14 @@ PACKAGE: Final = str(Path(runguard.__file__).parent)
 _NOT_THE_GUARD: Final = (f"{PACKAGE}/testing/", f"{PACKAGE}/demo/")
 _TRANSPARENT: Final = ("contextlib.py", "functools.py", "<string>")  # who calls through these is the caller
 _NOT_FUNCTIONS: Final = ("<module>", "<listcomp>", "<setcomp>", "<dictcomp>", "<genexpr>")
+# The wrappers of functions and streams share these. Each is one ``try`` around everything that can fail.
+_SHIELDS: Final = (
+    "functions.stream_managers:_StreamManager._entered",
+    "functions.streams:GuardedObject._asking",
+    "functions.streams:GuardedObject._end",
+    "functions.streams:_Pieces._taken",
+    "functions.wrappers:_handed_over",
+)
 _STARTS: Final = 0  # the argument of RESUME where a function begins; others continue after a yield or an await
 
 
@@ -108,7 +116,7 @@ class Place:
 def places(calls: Counter[CodeType]) -> list[Place]:
     """The functions that a run has reached, by name.
 
-    Not those that a framework calls: nothing can protect their first line.
+    Not those that a framework calls, nor those that only hold a ``try``: nothing can protect their first line.
     """
     functions: dict[CodeType, list[FunctionType]] = {}
     for each in gc.get_objects():
@@ -120,7 +128,11 @@ def places(calls: Counter[CodeType]) -> list[Place]:
             makers.setdefault(inner, []).append(made_by)
     found = [Place(code, functions.get(code, []), makers.get(code, []), count) for code, count in calls.items()]
     return sorted(
-        (place for place in found if (place.functions or place.makers) and place.code not in _outermost),
+        (
+            place
+            for place in found
+            if (place.functions or place.makers) and place.code not in _outermost and place.name not in _SHIELDS
+        ),
         key=lambda place: (place.name, place.code.co_firstlineno),
     )
 

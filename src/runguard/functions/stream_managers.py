@@ -32,10 +32,6 @@ class _StreamManager(GuardedObject):
 
     _stream: Any = None  # set when it is entered
 
-    def _check_unused(self) -> None:
-        if any(call.over for call in self._calls) or self._stream is not None:
-            raise RuntimeError(_ENTERED_ONCE)
-
     def _entered(self, entered: Any, kind: type[GuardedStream | AsyncGuardedStream]) -> Any:
         try:
             self._stream = kind(entered, self._calls)
@@ -58,7 +54,8 @@ class _StreamManager(GuardedObject):
 
 class StreamManager(_StreamManager):
     def __enter__(self) -> Any:
-        self._check_unused()
+        if self._stream is not None or any(call.over for call in self._calls):
+            raise RuntimeError(_ENTERED_ONCE)
         with self._asking():
             entered = self._inner.__enter__()
         return self._entered(entered, GuardedStream)
@@ -72,7 +69,8 @@ class StreamManager(_StreamManager):
 
 class AsyncStreamManager(_StreamManager):
     async def __aenter__(self) -> Any:
-        self._check_unused()
+        if self._stream is not None or any(call.over for call in self._calls):
+            raise RuntimeError(_ENTERED_ONCE)
         with self._asking():
             entered = await self._inner.__aenter__()
         return self._entered(entered, AsyncGuardedStream)
