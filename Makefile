@@ -9,9 +9,10 @@ WORKERS ?= 4  # more than two cores can use: many tests wait for a clock or a se
 # Python keeps what it compiles. Otherwise every test process and every process that a test starts compiles ADK again.
 unexport PYTHONDONTWRITEBYTECODE
 
-# What runs on the oldest google-adk. The two ignored files test ledgers only, without ADK.
+# What runs on the oldest google-adk. The ignored files test ledgers, rules on made-up runs and tables, which do not depend on ADK.
 TOUCH_ADK := tests/adk tests/faults tests/replay/test_same_as_live.py tests/wire tests/install tests/demo tests/test_docs.py \
-  --ignore tests/faults/test_reference_model.py --ignore tests/faults/test_cancellation.py
+  $(addprefix --ignore tests/, faults/test_reference_model.py faults/test_cancellation.py adk/test_made_up_runs_live.py \
+  adk/test_repetition_live.py demo/test_seed_table.py demo/test_cli.py)
 COVERING := tests/core tests/conductor tests/accounting tests/ledger tests/functions tests/outlets tests/adk tests/test_background.py
 
 .PHONY: demo test ready test-frameworks coverage faults lint types types-newest types-frameworks compiled bench docs browser clean

@@ -24,6 +24,7 @@ settings.load_profile("untimed")
 TOGETHER = {
     "tests/dashboard/test_browser.py": "browser",
     "tests/docs_site/test_site.py": "site",
+    "tests/docs_site/test_catalogue.py": "catalogue",
     "tests/test_docs.py::test_snippet_runs": "docs",
     "tests/providers/test_usage_of_providers.py::test_litellm": "litellm",
     "tests/wire/test_seed_example.py": "litellm",

@@ -1,12 +1,13 @@
 """The page for ADK's catalogue: its front matter is complete, its icon is there, and what it shows runs."""
 
 import re
-import subprocess
-import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import yaml
+
+from tests.kit.snippets import Snippets
 
 FOLDER = Path(__file__).parents[2] / "docs" / "adk-docs-catalogue"
 PAGE = (FOLDER / "runguard.md").read_text(encoding="utf-8")
@@ -28,16 +29,16 @@ def test_front_matter_is_what_the_catalogue_reads() -> None:
     assert headings[:4] == ["Use cases", "Prerequisites", "Installation", "Use with agent"]
 
 
+@pytest.fixture(scope="module")
+def server() -> Iterator[Snippets]:
+    server = Snippets()
+    yield server
+    server.close()
+
+
 @pytest.mark.parametrize("code", SNIPPETS, ids=range(1, len(SNIPPETS) + 1))
-def test_snippet_runs(code: str, tmp_path: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", code],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=50,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
+def test_snippet_runs(code: str, tmp_path: Path, server: Snippets) -> None:
+    status, out, err = server.run(code, tmp_path)
+    assert status == 0, err
     if "RUNGUARD_STOP" in code:
-        assert "RUNGUARD_STOP" in done.stdout
+        assert "RUNGUARD_STOP" in out

@@ -1,10 +1,12 @@
 """Runs snippets one after another, each in a process of its own that has ADK imported already: importing it is most of
-what a snippet costs.
+what a snippet costs. What a snippet imports beside RunGuard is imported for the next ones, too.
 
 ``python snippets.py`` reads one JSON line per snippet, {"code", "folder", "seconds"}, and answers each with {"code",
 "out", "err"}.
 """
 
+import contextlib
+import importlib
 import json
 import os
 import signal
@@ -48,23 +50,27 @@ def _serve() -> None:
 
     for line in sys.stdin:
         asked = json.loads(line)
-        with tempfile.TemporaryFile("w+b") as out, tempfile.TemporaryFile("w+b") as err:
+        with contextlib.ExitStack() as files:
+            streams = [files.enter_context(tempfile.TemporaryFile("w+b")) for _ in range(3)]
             child = os.fork()
             if child == 0:
-                _run(asked["code"], asked["folder"], out.fileno(), err.fileno())
+                _run(asked["code"], asked["folder"], *(stream.fileno() for stream in streams))
             code = _wait(child, asked["seconds"])
-            texts = [(stream.seek(0), stream.read().decode(errors="replace"))[1] for stream in (out, err)]
+            texts = [(stream.seek(0), stream.read().decode(errors="replace"))[1] for stream in streams]
         sys.stdout.write(json.dumps({"code": code, "out": texts[0], "err": texts[1]}) + "\n")
         sys.stdout.flush()
+        for name in texts[2].split():
+            with contextlib.suppress(Exception):  # it was the snippet's own
+                importlib.import_module(name)
 
 
-def _run(code: str, folder: str, out: int, err: int) -> None:
+def _run(code: str, folder: str, out: int, err: int, imported: int) -> None:
     os.setpgid(0, 0)
     os.chdir(folder)
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     os.dup2(out, 1)
     os.dup2(err, 2)
-    status = 1
+    status, before = 1, set(sys.modules)
     try:
         exec(compile(code, "<snippet>", "exec"), {"__name__": "__main__"})
         status = 0
@@ -75,6 +81,10 @@ def _run(code: str, folder: str, out: int, err: int) -> None:
     finally:
         sys.stdout.flush()
         sys.stderr.flush()
+        names = [
+            name for name in sys.modules if name not in before and name.startswith(("google.", "pydantic", "opentel"))
+        ]
+        os.write(imported, "\n".join(names).encode())
         os._exit(status)
 
 

@@ -585,13 +585,13 @@ TOPOLOGIES: list[Callable[[Team], Any]] = [
 REPRESENTATIVE = [single, transfer_to_child, task, single_turn, agent_tool, loop, parallel, workflow_cycle]
 
 
-def spread(*choices: Any, each: int = 1) -> list[Any]:
+def spread(*choices: Any, each: int = 1, topologies: Sequence[Callable[[Team], Any]] = TOPOLOGIES) -> list[Any]:
     """Pairs of a topology and a choice: the representative topologies with all choices, every other with ``each`` of
     them in turn, so that every topology and every choice is there without their whole product.
     """
     turn = itertools.cycle(choices)
     return [
         pytest.param(topology, choice, id=f"{topology.__name__}-{getattr(choice, '__name__', choice)}")
-        for topology in TOPOLOGIES
+        for topology in topologies
         for choice in (choices if topology in REPRESENTATIVE else itertools.islice(turn, each))
     ]

@@ -37,10 +37,11 @@ Make = Callable[..., RunGuardPlugin]
 
 
 @pytest.fixture
-def worker(place: Place) -> Iterator[Make]:
+def worker(place: Place, monkeypatch: pytest.MonkeyPatch) -> Iterator[Make]:
     """Makes guards with a cap of two calls per user, each with a ledger of its own, as workers in different processes
     have.
     """
+    monkeypatch.setattr("runguard.adk.invocations._WRITE_S", 0.05)  # how long the end of a run waits for a broken store
     made: list[RunGuardPlugin] = []
 
     def make(store: Store | None = None, **policy: Any) -> RunGuardPlugin:
@@ -60,7 +61,7 @@ def worker(place: Place) -> Iterator[Make]:
         place.connect().close()  # the schema is made once, and not within the deadline of a call
     yield make
     for plugin in made:
-        plugin.flush(2)
+        plugin.flush(0.2)
 
 
 async def play(plugin: RunGuardPlugin, model: Any, *, session: str = "s", tools: Any = None) -> Recording:

@@ -19,7 +19,7 @@ from runguard.policy import Policy
 from runguard.replay import open_sources, replay
 from runguard.testing import ScriptedModel, run, text, transfer
 from tests.kit import topologies
-from tests.kit.topologies import NESTED, OLDER_TASKS, TOPOLOGIES, Team
+from tests.kit.topologies import NESTED, OLDER_TASKS, TOPOLOGIES, Team, spread
 
 # Low rungs, so that on every topology many rules have something to say; no limit on nudges, so that the order of
 # branches does not matter.
@@ -151,8 +151,10 @@ def heard_by(plugin: Listening) -> Counter[tuple[Any, ...]]:
     )
 
 
-@pytest.mark.parametrize("version", ["healthy", "endless", "failing", "stuck"])
-@pytest.mark.parametrize("topology", ALL, ids=lambda topology: topology.__name__)
+CASES = spread("healthy", "endless", "failing", "stuck", each=2, topologies=ALL)
+
+
+@pytest.mark.parametrize(("topology", "version"), CASES)
 async def test_replay_decides_as_live(
     topology: Any, version: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -221,6 +223,6 @@ async def test_what_an_enforcing_guard_did_is_found_in_the_recording(
 
 def test_every_rule_that_can_be_told_was():
     """Runs last: the comparison above is worth something only where rules fire."""
-    if len(RAN) < 4 * len(ALL):
+    if len(RAN) < len(CASES) - 1:  # one is skipped on old versions of ADK
         pytest.skip("not all of the comparison ran in this process")
     assert {"repetition", "no_news", "stall", "handoff", "growth", "model_calls", "tool_calls", "result_size"} <= SEEN

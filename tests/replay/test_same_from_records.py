@@ -22,7 +22,7 @@ from runguard.replay.explain import explain
 from runguard.replay.steps import Faults
 from runguard.testing import ScriptedModel, call, run, text
 from tests.kit import topologies
-from tests.kit.topologies import NESTED, OLDER_TASKS, TOPOLOGIES, task_back
+from tests.kit.topologies import NESTED, OLDER_TASKS, TOPOLOGIES, spread, task_back
 
 from .test_same_as_live import STEADY, STRICT, Listening, constant, failing, ping_pong, team_of
 
@@ -69,7 +69,7 @@ def heard(plugin: Listening) -> list[tuple[Any, ...]]:
     return [(lane, word, f.rule, float(f.observed), float(f.limit), f.tool) for lane, word, f in found]
 
 
-CASES = [(topology, version) for topology in [*TOPOLOGIES, ping_pong] for version in ("endless", "stuck")]
+CASES = [case.values for case in spread("endless", "stuck", topologies=[*TOPOLOGIES, ping_pong])]
 CASES += [(topology, "failing") for topology in TOPOLOGIES if topology.__name__ in ("single", "parallel")]
 # it fails there, with or without a guard
 CASES += [(topology, "endless") for topology in NESTED if not (topology is task_back and OLDER_TASKS)]
