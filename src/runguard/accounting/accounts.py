@@ -61,6 +61,7 @@ class Accounts(Settlement):
         self.on_store: Callable[[Exception | None], None] | None = None
         self._finder = AccountFinder(policy, self.ledger, clock)
         self._reserver = Reserver(policy, self.ledger, self._finder, self.switch, self._tell_store)
+        self.standing = self._reserver.standing
 
     @property
     def errors(self) -> int:

@@ -52,6 +52,8 @@ class Reserver:
         self._policy, self._ledger, self._finder, self._switch = policy, ledger, finder, switch
         self._on_store = on_store  # called when the store goes away or is replaced, and with None when it is back
         self._is_away = self._is_replaced = False
+        # charges that stay open for as long as their run, by their identity: no call waits for them
+        self.standing: dict[int, Charge] = {}
 
     async def reserve(
         self, charge: Charge, event: ModelCall, enforce: bool, stopped: Callable[[], bool]
@@ -133,7 +135,7 @@ class Reserver:
         assert refusal is not None
         while not stopped():
             left = give_up - loop.time()
-            if refusal.wait_helps and left > 0 and refusal.held[refusal.unit] > held_around(refusal, ledger):
+            if refusal.wait_helps and left > 0 and refusal.held[refusal.unit] > self._held_for_long(refusal):
                 await ledger.changed(refusal, min(left, _LOOKS_S))
                 charge.bound = event.bound
                 if stopped():
@@ -163,6 +165,15 @@ class Reserver:
                 return result
             denied.refusal = refusal = result
         return None
+
+    def _held_for_long(self, refusal: Refusal) -> int:
+        """What is held on the account that refuses and does not come back while a call waits."""
+        around = held_around(refusal, self._ledger)
+        if not self.standing:
+            return around
+        unit, key = refusal.unit, refusal.account.key
+        holds = [charge.hold for charge in list(self.standing.values()) if charge.hold is not None and not charge.over]
+        return around + sum(hold.amount[unit] for hold in holds if any(a.key == key for a in hold.accounts))
 
     def _find_again(self, charge: Charge, event: ModelCall) -> None:
         charge.lines = self._finder.own_of_call(charge.run_costs, event, charge.home, anew=True)[0]

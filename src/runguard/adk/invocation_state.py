@@ -77,6 +77,7 @@ class ModelInFlight:
     text: str | None = None  # that ends the work of the agent
     is_cut: bool = False  # it hit its output limit
     streamed: bool = False  # chunks of it came before
+    last_after: Trip | None = None  # the stop after which it gives the last answer
 
     def is_over(self, task: "asyncio.Task[Any] | None", now: float) -> bool:
         if self.done_at and not self.delivered:

@@ -11,6 +11,7 @@ from google.adk.models.llm_response import LlmResponse
 from google.genai import types
 
 from runguard.adk.call_accounts import cap_output
+from runguard.adk.closing_call import ask_for_last_answer, is_answer
 from runguard.adk.context import ANNOUNCED, HERE
 from runguard.adk.estimate import count_tokens, project
 from runguard.adk.invocation_state import Invocation, ModelInFlight
@@ -21,7 +22,7 @@ from runguard.adk.run_start import RunStarter
 from runguard.adk.stops import Stopper
 from runguard.conductor.guard import Guard
 from runguard.conductor.runs import Lane
-from runguard.core.decision import Action
+from runguard.core.decision import Action, Trip
 from runguard.core.events import ROOT_LANE, AgentEntered, ModelCall, ModelResult
 from runguard.core.fingerprint import words_name
 
@@ -70,6 +71,16 @@ class ModelHooks:
                         state.notice = ""
                     return None
                 trip = decision.trip
+                last = guard.last_answers
+                if (
+                    last is not None
+                    and last.may_answer(run, state, event, trip)
+                    and not invocation.live
+                    and await ask_for_last_answer(guard, run, event, agent, llm_request)
+                ):
+                    flight.last_after, flight.projection = trip, None
+                    self._admit(invocation, event, flight, llm_request, task)
+                    return None
             except Exception as error:
                 trip = self._stopper.fault("before_model", error, ic)
                 self._take_back(event)
@@ -161,16 +172,19 @@ class ModelHooks:
             self._guard.unspent(invocation.run.info.run)
         self._invocations.close_flight(flight)
 
-    def after(self, callback_context: CallbackContext, llm_response: LlmResponse) -> None:
+    def after(
+        self, callback_context: CallbackContext, llm_response: LlmResponse
+    ) -> tuple[Trip, Invocation, str] | None:
+        """Returns the stop, its invocation and lane where a last answer is none."""
         ic = callback_context._invocation_context
         try:
             invocation = self._invocations.find(ic.invocation_id)
             if invocation is None:
-                return
+                return None
             task = asyncio.current_task()
             flight = invocation.flights.get(task)
             if flight is None:
-                return
+                return None
             if not flight.left:
                 flight.usage.add(llm_response)
             flight.answered = True
@@ -186,8 +200,11 @@ class ModelHooks:
                 self._judge_result(invocation, flight)
                 if task is not None:
                     invocation.run.slots.give_back(task)
+                if flight.last_after is not None and not is_answer(llm_response, ic.agent):
+                    return flight.last_after, invocation, flight.lane
         except Exception as error:
             self._stopper.fault("after_model", error, ic)
+        return None
 
     def _judge_result(self, invocation: Invocation, flight: ModelInFlight) -> None:
         """An answer has arrived. The detectors see it once, however many responses it came in."""
@@ -207,14 +224,17 @@ class ModelHooks:
             flight.text = None
         self._guard.after(result)
 
-    def failed(self, invocation_id: str) -> None:
-        """The model raised an error."""
+    def failed(self, invocation_id: str) -> tuple[Trip, Invocation, str] | None:
+        """The model raised an error. Returns the stop, its invocation and lane where that was the last answer."""
         invocation = self._invocations.find(invocation_id)
         task = asyncio.current_task()
         if invocation is not None and (flight := invocation.flights.get(task)) is not None:
             flight.answered = flight.delivered = True
             if task is not None:
                 invocation.run.slots.give_back(task)
+            if flight.last_after is not None:
+                return flight.last_after, invocation, flight.lane
+        return None
 
 
 def _final_text(response: LlmResponse, streamed: bool) -> str | None:

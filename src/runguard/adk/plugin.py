@@ -218,17 +218,15 @@ class RunGuardPlugin(Controls, BasePlugin):
     async def after_model_callback(
         self, *, callback_context: CallbackContext, llm_response: LlmResponse
     ) -> LlmResponse | None:
-        if not self._off:
-            self.model_hooks.after(callback_context, llm_response)
-        return None
+        stop = None if self._off else self.model_hooks.after(callback_context, llm_response)
+        return None if stop is None else await self.stopper.at_model(callback_context, *stop)
 
     @hook
     async def on_model_error_callback(
         self, *, callback_context: CallbackContext, llm_request: LlmRequest, error: Exception
     ) -> LlmResponse | None:
-        if not self._off:
-            self.model_hooks.failed(callback_context.invocation_id)
-        return None
+        stop = None if self._off else self.model_hooks.failed(callback_context.invocation_id)
+        return None if stop is None else await self.stopper.at_model(callback_context, *stop)
 
     @hook
     async def before_tool_callback(

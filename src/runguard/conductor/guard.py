@@ -19,6 +19,7 @@ from runguard.conductor.breakers import Breakers
 from runguard.conductor.deciding import Deciding, stop_in_force
 from runguard.conductor.faults import GuardFaults
 from runguard.conductor.lanes import LaneKeeper
+from runguard.conductor.last_answer import INSTRUCTION, LastAnswers
 from runguard.conductor.looking_in import snapshot_of
 from runguard.conductor.operator_stops import OperatorStops
 from runguard.conductor.own_faults import OwnFaults
@@ -118,7 +119,12 @@ class Guard:
         settling = Settling(
             clock, accounts, self.runs, self.pauses.find, deciding, own_faults, self.outbox, self.alarms, spans
         )
-        reserving = Reserving(policy, clock, self.runs, accounts, deciding, settling.release)
+        self.last_answers: LastAnswers | None = None
+        if policy.final_answer and policy.mode == "enforce":
+            asked = policy.final_answer if isinstance(policy.final_answer, str) else INSTRUCTION
+            output = policy.min_output_tokens
+            self.last_answers = LastAnswers(asked, output, clock, accounts, deciding, settling.release)
+        reserving = Reserving(policy, clock, self.runs, accounts, deciding, settling.release, self.last_answers)
         gate = ToolGate(clock, ledger, self.tools, self.breakers, self.once, deciding, on_outage=policy.on_outage)
         self.lanes, self.settling, self.reserving, self.tool_gate = lanes, settling, reserving, gate
         self.tool_prices = prices = ToolPrices(clock, accounts, self.tools, deciding, settling, gate.give_up)
@@ -178,6 +184,8 @@ class Guard:
         attempt = self.faults.attempt
         if run.bills is not None:
             attempt("end of run", self.tool_prices.end, run)
+        if self.last_answers is not None:
+            attempt("end of run", self.last_answers.drop, run)
         attempt("end of run", self.accounts.end, run.run_costs)
         if run.journal is not None:
             attempt("end of run", run.journal.flush)

@@ -81,6 +81,10 @@ class Pauses:
         for tool, permit in run.permits.values():
             attempt("pause", guard.breakers.release, tool, permit)
         run.permits.clear()
+        if run.bills is not None:
+            attempt("pause", guard.tool_prices.end, run)
+        if guard.last_answers is not None:
+            attempt("pause", guard.last_answers.drop, run)
         if run.journal is not None:
             attempt("pause", run.journal.paused, run.paused_at)
         if dropped is not None:

@@ -8,6 +8,7 @@ from runguard.accounting.accounts import Accounts
 from runguard.accounting.charges import Charge, Denied
 from runguard.accounting.refusals import finding_of
 from runguard.conductor.deciding import Deciding, stop_in_force
+from runguard.conductor.last_answer import LastAnswers
 from runguard.conductor.runs import Lane, Run
 from runguard.core.decision import ALLOW, Action, Decision, Finding, Trip
 from runguard.core.events import ModelCall
@@ -28,12 +29,16 @@ class Reserving:
         accounts: Accounts,
         deciding: Deciding,
         release: Callable[[Charge], None],
+        last_answers: LastAnswers | None = None,
     ) -> None:
         self._policy, self._clock, self._runs, self._accounts = policy, clock, runs, accounts
         self._deciding, self._enforces, self._release = deciding, deciding.enforces, release
+        self._last_answers = last_answers
 
     def reserve_now(self, event: ModelCall) -> bool:
         """Permission without a slot and without waiting, where that is possible. False: await ``reserve``."""
+        if self._last_answers is not None:
+            return False
         run = self._runs[event.run]
         event.charge = charge = self._accounts.open_now(run.run_costs, event)
         if charge is not None:
@@ -56,9 +61,15 @@ class Reserving:
                 decision = await self._wait_for_slot(run, lane, event, task)
                 if decision.action is _STOP and decision.enforced:
                     return decision
-            charge, denied = await self._accounts.open(
-                run.run_costs, event, self._enforces, lambda: _stop_meanwhile(run, lane) is not None
-            )
+            denied = None
+            if self._last_answers is not None:
+                denied = await self._last_answers.hold(run, event, lambda: _stop_meanwhile(run, lane) is not None)
+            if denied is not None:
+                charge = None
+            else:
+                charge, denied = await self._accounts.open(
+                    run.run_costs, event, self._enforces, lambda: _stop_meanwhile(run, lane) is not None
+                )
         except BaseException:  # cancelled while it waited, or the ledger failed
             self._give_back(run, event, task)
             raise

@@ -154,6 +154,7 @@ class Run(Stoppable):
         "bills",
         "books",
         "claimed_elsewhere",
+        "closing",
         "cut_off",
         "deadline",
         "detectors",
@@ -208,6 +209,7 @@ class Run(Stoppable):
         self.refused_at_border = (0, 0)  # times since the last model call that was made, and which one that was
         self.waiting = 0  # of the model calls counted, those that wait for a place or for money
         self.bills: ToolBills | None = None  # of tools that have a price
+        self.closing: Any = None  # the ``Closing`` of a run that gives a last answer
         self.lanes: dict[str, Lane] = {}
         self.retired: OrderedDict[str, list[Detector]] = OrderedDict()  # failure streaks of ended child lanes, by name
         self.books: OrderedDict[str, AnswerBook] = OrderedDict()  # answers of ended child lanes, by name
@@ -217,7 +219,8 @@ class Run(Stoppable):
         self.nudges = 0
         self.permits: dict[str, tuple[str, Permit]] = {}
         limit = policy.max_model_calls or info.model_call_limit
-        self.model_calls = ModelCalls(limit) if limit else None
+        kept = 1 if policy.final_answer and policy.mode == "enforce" and limit and limit > 1 else 0
+        self.model_calls = ModelCalls(limit, kept) if limit else None
         # lanes that were stopped, by name: called again they stay stopped
         self.cut_off: OrderedDict[str, Trip | None] = OrderedDict()
         self.claimed_elsewhere: set[bytes] = set()  # side effects that another worker has done or is doing

@@ -200,6 +200,12 @@ class PolicyFile(SettingsModel):
     half_open_reset_seconds: Seconds = Field(
         default=60.0, description="How long an open breaker waits before its one probe."
     )
+    final_answer: bool | Annotated[str, Field(min_length=1)] = Field(
+        default=False,
+        description=(
+            "Let a stopped agent answer once, without tools; the price is held from the start. Or the instruction."
+        ),
+    )
     max_nudges: Annotated[int, Field(ge=0, le=1000)] = Field(default=2, description="Nudges in one run.")
     rules: dict[str, dict[str, RungNumber] | bool] = Field(
         default={}, description="Rungs per rule, or false to switch a rule off."

@@ -102,6 +102,8 @@ class PolicySettings(CommonSettings, total=False):
 
     max_tool_calls: int | None
     """Tool calls of the run tree."""
+    final_answer: bool | str
+    """Let a stopped agent answer once, without tools; the price is held from the start. Or the instruction."""
     max_context_tokens: int | None
     """Largest prompt of one model call. None: the model's context window, where it is known."""
     context_headroom: int | None

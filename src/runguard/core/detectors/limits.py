@@ -13,15 +13,17 @@ class ModelCalls:
     """Model calls of the run and everything nested in it."""
 
     sees: ClassVar[tuple[type, ...]] = (ModelCall,)
-    __slots__ = ("count", "limit")
+    __slots__ = ("count", "kept", "limit")
 
-    def __init__(self, limit: int) -> None:
-        self.limit = limit
+    def __init__(self, limit: int, kept: int = 0) -> None:
+        """``kept``: calls of the limit that are kept for a last answer."""
+        self.limit, self.kept = limit, kept
         self.count = 0
 
     def observe(self, event: ModelCall) -> Finding | None:
-        if self.count >= self.limit:
-            return Finding("model_calls", Action.STOP, self.count + 1, self.limit, "model calls", "run")
+        if self.count + self.kept >= self.limit:
+            wanted, detail = self.count + self.kept + 1, "one is kept for the last answer" if self.kept else ""
+            return Finding("model_calls", Action.STOP, wanted, self.limit, "model calls", "run", detail=detail)
         self.count += 1
         return None
 

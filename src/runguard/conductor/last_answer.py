@@ -1,0 +1,205 @@
+"""A last answer: one model call without tools whose price is held from the start, made when the run is stopped.
+
+The hold is opened with the first model call of a run, sized for a prompt twice as large as that call's, and replaced by
+a larger one when the prompts have grown past it. An ordinary call that leaves no room for the hold is refused: the run
+stops, and the held call lets the agent answer with what it has.
+"""
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Final
+
+from runguard.accounting.accounts import Accounts
+from runguard.accounting.charges import Charge, Denied, worst_of
+from runguard.conductor.deciding import Deciding
+from runguard.conductor.runs import Lane, Run
+from runguard.core.decision import Action, Finding, Trip
+from runguard.core.events import ROOT_LANE, ModelCall
+from runguard.pricing.rates import Rates
+
+_log: Final = logging.getLogger("runguard")
+INSTRUCTION: Final = (
+    "This is your last message in this turn, and no tools are available any more. Give your best final answer with "
+    "what you already have, and say briefly what is missing."
+)
+# After these nothing may be sent, or a request would not fit or not be priced.
+_NO_ANSWER_AFTER: Final = frozenset(
+    {"kill_switch", "deadline", "guard_error", "policy_error", "unpriced", "context", "fan_out", "depth"}
+)
+_LEAST_OUTPUT: Final = 64  # tokens; a shorter answer says nothing
+_MARGIN: Final = 1_024  # tokens of the prompt: the instruction, and tool answers
+
+
+@dataclass(slots=True)
+class Closing:
+    """The last call of one run: what is held for it."""
+
+    charge: Charge | None = None  # None: nothing limits it, or the hold did not fit
+    is_without: bool = False  # the hold did not fit when the run began
+    is_taken: bool = False  # the call was made, or is being made
+
+
+class LastAnswers:
+    """Holds and grants the last call of each run of one guard. Only made where ``final_answer`` is set."""
+
+    def __init__(
+        self,
+        instruction: str,
+        output: int,
+        clock: Callable[[], float],
+        accounts: Accounts,
+        deciding: Deciding,
+        release: Callable[[Charge], None],
+    ) -> None:
+        """``output``: the longest last answer, in tokens."""
+        self.instruction, self._output, self._clock = instruction, output, clock
+        self._accounts, self._deciding, self._give_back = accounts, deciding, release
+
+    async def hold(self, run: Run, event: ModelCall, stopped: Callable[[], bool]) -> Denied | None:
+        """Hold the price of the last call beside an ordinary call. Returns why the ordinary one has to be refused."""
+        closing = run.closing
+        if closing is None:
+            closing = run.closing = Closing()
+            return await self._begin(run, closing, event, stopped)
+        held = closing.charge
+        # agents inside of tools do not give the last answer
+        if held is None or held.over or closing.is_taken or event.tool:
+            return None
+        if _covers(held, self._need(run, event, event.input_tokens + _MARGIN)):
+            return None
+        larger, denied = await self._open(run, event, stopped)
+        if larger is None or closing.is_taken:
+            if larger is not None:
+                self._release(larger)
+            return denied
+        closing.charge, before = larger, closing.charge
+        if before is not None:
+            self._release(before)
+        return None
+
+    def _release(self, charge: Charge) -> None:
+        self._accounts.standing.pop(id(charge), None)
+        self._give_back(charge)
+
+    async def _begin(self, run: Run, closing: Closing, event: ModelCall, stopped: Callable[[], bool]) -> Denied | None:
+        if not self._accounts.lines_of(run.run_costs, event):
+            return None  # nothing limits it
+        charge, denied = await self._open(run, event, stopped)
+        if charge is not None:
+            closing.charge = charge
+        elif denied is not None and denied.refusal is not None and not stopped():
+            closing.is_without = True
+            self._say(run, event, "the budget has no room for the price of a last answer")
+        return None  # the ordinary call decides for itself
+
+    async def _open(
+        self, run: Run, event: ModelCall, stopped: Callable[[], bool]
+    ) -> tuple[Charge | None, Denied | None]:
+        wanted = self._request(event, 2 * event.input_tokens + _MARGIN)
+        charge, denied = self._accounts.open_now(run.run_costs, wanted), None
+        if charge is None:
+            charge, denied = await self._accounts.open(run.run_costs, wanted, True, stopped)
+        if charge is not None:
+            self._accounts.standing[id(charge)] = charge
+        return charge, denied
+
+    def _request(self, event: ModelCall, tokens: int) -> ModelCall:
+        request = ModelCall(event.run, ROOT_LANE, event.agent, self._clock(), event.model, tokens)
+        request.max_output_tokens, request.audio_tokens = self._output, event.audio_tokens
+        return request
+
+    def _need(self, run: Run, event: ModelCall, tokens: int) -> tuple[int, int]:
+        rates = self._accounts.pricing.rates(event.model, event.at)
+        cost = rates.worst(tokens, self._output, event.audio_tokens) if isinstance(rates, Rates) else 0
+        return cost, tokens + self._output
+
+    def _say(self, run: Run, event: ModelCall, why: str) -> None:
+        """The run goes on without a last answer. Reported once."""
+        found = Finding("budget", Action.WARN, 0, 1, "last answers", "run", "", "last answer", why)
+        self._deciding.decide(run, run.lanes[ROOT_LANE], event, found)
+        _log.warning("runguard.no_last_answer: run %s starts without a last answer: %s", run.info.run, why)
+
+    # ---- the call itself --------------------------------------------------------------------------------------------
+
+    def may_answer(self, run: Run, lane: Lane, event: ModelCall, trip: Trip | None) -> bool:
+        """Whether this stop of the run ends with an answer of the agent that is about to call its model."""
+        closing = run.closing
+        if closing is None or closing.is_taken or closing.is_without or trip is None or run.stopped is not trip:
+            return False
+        if trip.rule in _NO_ANSWER_AFTER or event.tool or _is_called(lane):
+            return False
+        return run.deadline is None or run.deadline.observe(replace(event, at=self._clock())) is None
+
+    async def take(self, run: Run, event: ModelCall) -> Charge | None:
+        """The charge of the last call, once per run; None where it cannot be paid. ``event``: the request as it is
+        sent, without tools and with the instruction.
+        """
+        closing = run.closing
+        if closing is None or closing.is_taken:
+            return None
+        closing.is_taken = True
+        held, closing.charge = closing.charge, None
+        event.charge = None
+        if held is not None and not held.over:
+            self._accounts.standing.pop(id(held), None)
+            lines = self._accounts.lines_of(run.run_costs, event)
+            if lines == held.lines.accounts and held.model == event.model and self._fit(held, event):
+                return self._begun(run, event, held)
+            self._release(held)
+        request = replace(event, max_output_tokens=min(self._output, event.max_output_tokens or self._output))
+        charge = self._accounts.open_now(run.run_costs, request)
+        if charge is None:
+            request.no_wait = True
+            charge, _ = await self._accounts.open(run.run_costs, request, True, lambda: False)
+        return None if charge is None else self._begun(run, event, charge)
+
+    def _fit(self, held: Charge, event: ModelCall) -> bool:
+        """Make the held charge that of the request: its answer is as long as the hold pays for."""
+        usd, tokens, _ = held.hold.amount if held.hold is not None else worst_of(held)
+        output = min(self._output, event.max_output_tokens or self._output)
+        output = min(output, (tokens - event.input_tokens) // event.candidates)
+        if isinstance(held.rates, Rates):
+            afford = held.rates.affordable_output(usd, event.input_tokens, event.audio_tokens)
+            output = min(output, afford // event.candidates)
+        if output < min(_LEAST_OUTPUT, self._output):
+            return False
+        held.input, held.audio, held.max_output = event.input_tokens, event.audio_tokens, output
+        held.agent, held.lane, held.candidates = event.agent, event.lane, event.candidates
+        return True
+
+    def _begun(self, run: Run, event: ModelCall, charge: Charge) -> Charge:
+        run.spend.model_calls += 1
+        if run.model_calls is not None:
+            run.model_calls.count += 1
+        if run.journal is not None:
+            run.journal.saw(event)
+        charge.number, charge.journal = event.number, run.journal
+        charge.lowered = charge.limited = True
+        event.charge = charge
+        return charge
+
+    def drop(self, run: Run) -> None:
+        """The run has ended or paused: nothing is held for it any more."""
+        closing = run.closing
+        if closing is None:
+            return
+        held, closing.charge = closing.charge, None
+        if held is not None:
+            self._release(held)
+        if not closing.is_taken:
+            run.closing = None  # if it is resumed, it is held anew
+
+
+def _covers(held: Charge, need: tuple[int, int]) -> bool:
+    amount = held.hold.amount if held.hold is not None else worst_of(held)
+    return amount[0] >= need[0] and amount[1] >= need[1]
+
+
+def _is_called(lane: Lane | None) -> bool:
+    """Whether a model has called the agent of this lane: its caller gives the answer."""
+    while lane is not None:
+        if lane.delegate:
+            return True
+        lane = lane.parent
+    return False
