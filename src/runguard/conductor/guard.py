@@ -67,6 +67,7 @@ class Guard:
         pricing: Pricing | None = None,
         lane_rungs: Mapping[str, Rungs] | None = None,
         reports: bool = True,
+        gives_last_answers: bool = False,
     ) -> None:
         """``breaker_runs``: how many runs must have seen failures before a breaker opens for all. One user's bad
         arguments are not an outage.
@@ -74,7 +75,8 @@ class Guard:
         ``advice``: how to go on after a stop, by rule, where the settings have other names than those of a policy.
         ``heir_of``: a guard whose policy this one replaces; see ``runguard.conductor.succession``. ``pricing`` and
         ``lane_rungs``: other prices and rungs than those of the policy. ``reports=False``: log, store and send no
-        decision; only those who subscribe to ``sink`` receive it.
+        decision; only those who subscribe to ``sink`` receive it. ``gives_last_answers``: the adapter can make the call
+        that ``final_answer`` asks for.
         """
         before = heir_of
         self.policy = policy
@@ -120,7 +122,7 @@ class Guard:
             clock, accounts, self.runs, self.pauses.find, deciding, own_faults, self.outbox, self.alarms, spans
         )
         self.last_answers: LastAnswers | None = None
-        if policy.final_answer and policy.mode == "enforce":
+        if policy.final_answer and gives_last_answers and policy.mode == "enforce":
             asked = policy.final_answer if isinstance(policy.final_answer, str) else INSTRUCTION
             output = policy.min_output_tokens
             self.last_answers = LastAnswers(asked, output, clock, accounts, deciding, settling.release)
@@ -166,6 +168,8 @@ class Guard:
                 before.journal.flush()
         run = Run(info, self.policy, self.tool_rule, self.accounts.begin(info), self.growth.of(info))
         self.lanes.open_root(run)
+        if self.last_answers is not None and run.model_calls is not None and run.model_calls.limit > 1:
+            run.model_calls.kept = 1
         if self.accounts.ledger.is_shared and self.policy.journal:
             send = self.accounts.ledger.tell  # not the guard: a run may be kept after another guard has taken over
             run.journal = Journal(info, lambda text: send(lambda session: session.append(KIND, info.run, text)))

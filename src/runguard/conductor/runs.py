@@ -219,8 +219,7 @@ class Run(Stoppable):
         self.nudges = 0
         self.permits: dict[str, tuple[str, Permit]] = {}
         limit = policy.max_model_calls or info.model_call_limit
-        kept = 1 if policy.final_answer and policy.mode == "enforce" and limit and limit > 1 else 0
-        self.model_calls = ModelCalls(limit, kept) if limit else None
+        self.model_calls = ModelCalls(limit) if limit else None
         # lanes that were stopped, by name: called again they stay stopped
         self.cut_off: OrderedDict[str, Trip | None] = OrderedDict()
         self.claimed_elsewhere: set[bytes] = set()  # side effects that another worker has done or is doing

@@ -30,7 +30,15 @@ _PLACES: Final = {
 }
 _CAMEL: Final = re.compile(r"(?<=[a-z])(?=[A-Z])")
 _NOT_HERE: Final = frozenset(
-    {"rules", "max_tool_calls", "max_reentries", "max_delegation_depth", "remote_agents", "trust_remote_budget"}
+    {
+        "rules",
+        "max_tool_calls",
+        "max_reentries",
+        "max_delegation_depth",
+        "remote_agents",
+        "trust_remote_budget",
+        "final_answer",
+    }
 )
 _MOST_USD: Final = 10**8  # of one call, in dollars
 LOOP_BY: Final = ("result", "call", "name")

@@ -15,9 +15,9 @@ class ModelCalls:
     sees: ClassVar[tuple[type, ...]] = (ModelCall,)
     __slots__ = ("count", "kept", "limit")
 
-    def __init__(self, limit: int, kept: int = 0) -> None:
-        """``kept``: calls of the limit that are kept for a last answer."""
-        self.limit, self.kept = limit, kept
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
+        self.kept = 0  # of the limit, for a last answer
         self.count = 0
 
     def observe(self, event: ModelCall) -> Finding | None:
