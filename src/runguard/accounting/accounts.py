@@ -25,7 +25,7 @@ from runguard.ledger.store import StoreError, StoreOutage
 from runguard.ledger.urls import open_ledger
 from runguard.policy.settings import Policy
 from runguard.pricing.book import Pricing
-from runguard.pricing.rates import Usage
+from runguard.pricing.rates import Rates, Usage
 
 
 class Accounts(Settlement):
@@ -112,14 +112,11 @@ class Accounts(Settlement):
         # the most it may answer has to be found out, or its price is not known
         if event.bound is None and lines.accounts:
             return None
-        if lines.unknown is not None or lines.may_stop or (event.bound is not None and None in event.bound):
+        if lines.unknown is not None or (event.bound is not None and None in event.bound):
             return None
         charge = self._charge(run_costs, event, lines, within, event.max_output_tokens or 0)
-        if lines.accounts:
-            hold = self.ledger.hold_now(lines.accounts, worst_of(charge), self.policy.hold_seconds)
-            if hold is None:
-                return None
-            charge.hold, charge.held = hold, hold.amount[0]
+        if lines.may_stop or (lines.accounts and not self._hold_now(charge)):
+            return None
         try:
             self.spending.opened(charge)
         except BaseException:
@@ -137,14 +134,7 @@ class Accounts(Settlement):
         refusal is only reported.
         """
         lines, within = self._finder.own_of_call(run_costs, event, self)
-        output = event.max_output_tokens
-        if (
-            output is None
-            and event.bound is None
-            and any(a.cap_usd < UNLIMITED or a.cap_tokens < UNLIMITED for a in lines.accounts)
-        ):
-            output = self._expectations.max_output(event.model, self.pricing)
-        charge = self._charge(run_costs, event, lines, within, output or 0)
+        charge = self._charge(run_costs, event, lines, within, self._output_of(event, lines))
         if self.switch.stops and self.switch.of(scopes_of(run_costs.info)) is not None:
             await self.ledger.refresh()  # somebody may have taken it back
             if (stop := self.switch.of(scopes_of(run_costs.info))) is not None:
@@ -162,7 +152,9 @@ class Accounts(Settlement):
             run_costs.calls += 1  # nothing is held, so there are no turns to take
             return charge, None
         try:
-            reserved = await self._reserver.reserve(charge, event, enforce, stopped)
+            reserved: tuple[Charge | None, Denied | None] = charge, None
+            if self.ledger.is_shared or self.switch.stops or lines.may_stop or not self._hold_now(charge):
+                reserved = await self._reserver.reserve(charge, event, enforce, stopped)
         except UnknownCapError as error:
             return self._without_cap(charge, error.unknown, enforce)
         except (StoreOutage, StoreError) as error:
@@ -175,6 +167,25 @@ class Accounts(Settlement):
                     self._free(charge.hold)
                 raise
         return reserved
+
+    def _hold_now(self, charge: Charge) -> bool:
+        """Hold the worst case of a call in memory, where it fits and its price is known."""
+        lines = charge.lines
+        if charge.bound is None and lines.in_usd and not isinstance(charge.rates, Rates):
+            return False
+        hold = self.ledger.hold_now(lines.accounts, worst_of(charge), self.policy.hold_seconds)
+        if hold is None:
+            return False
+        charge.hold, charge.held = hold, hold.amount[0]
+        return True
+
+    def _output_of(self, event: ModelCall, lines: AccountLines) -> int:
+        """The most tokens that a call may answer with, where a budget has to know."""
+        if event.max_output_tokens is None and event.bound is None:
+            for account in lines.accounts:
+                if account.cap_usd < UNLIMITED or account.cap_tokens < UNLIMITED:
+                    return self._expectations.max_output(event.model, self.pricing)
+        return event.max_output_tokens or 0
 
     def _charge(self, run_costs: RunCosts, event: ModelCall, lines: AccountLines, within: bool, output: int) -> Charge:
         rates = self.pricing.rates(event.model, event.at)

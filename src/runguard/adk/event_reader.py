@@ -160,7 +160,8 @@ class EventReader:
         answers: list[Answer] = []
         by_call: dict[str, types.FunctionResponse] = {}
         lane = batch = ""
-        invocation.ask(waiting)
+        if waiting:
+            invocation.ask(waiting)
         for response in responses:
             call_id = response.id or ""
             call = invocation.calls.pop(call_id, None)
@@ -170,7 +171,9 @@ class EventReader:
             lane, batch = call.lane, call.batch
             by_call[call_id] = response
             given = response.response
-            if self._was_interrupted(invocation, f"{lane}/{name}@{call_id}", given) or (
+            key = f"{lane}/{name}@{call_id}"
+            has_lane = key in run.lanes
+            if (has_lane and self._was_interrupted(invocation, key, given)) or (
                 call.interrupted and self._is_stop_text(invocation, lane, given)
             ):
                 response.response = refusal(PART_STOPPED)
@@ -183,7 +186,8 @@ class EventReader:
             fingerprint = call.fingerprint or guard.fingerprint(name, call.args)
             outcome = call.outcome or call.verdict
             answers.append(Answer(name, fingerprint, value, call_id, outcome, event_id, args=call.args, once=call.once))
-            guard.close_lane(run, f"{lane}/{name}@{call_id}")
+            if has_lane:
+                guard.close_lane(run, key)
         if not answers:
             return
         if hands_over and len(answers) == 1:

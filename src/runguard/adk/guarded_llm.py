@@ -247,8 +247,8 @@ class GuardedLlm(Controls, BaseLlm):
         state.seen = mark
         event = ToolResults(run.info.run, lane, agent, guard.clock(), "", answers)
         decision = guard.after(event)
-        for detector in run.lanes[self._handoff_lane(run)].by_event.get(HandOff, ()):
-            if ToolResults in detector.sees:
+        for detector in run.lanes[self._handoff_lane(run)].detectors:
+            if HandOff in detector.sees and ToolResults in detector.sees:
                 detector.observe(event)  # progress between two hand-offs
         return _enforced(decision)
 

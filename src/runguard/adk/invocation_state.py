@@ -108,6 +108,7 @@ class Invocation:
     delegates: dict[str, tuple[int, int]] = field(default_factory=dict)
     depths: dict[str, int] = field(default_factory=dict)  # lane -> depth of the agent at work in it
     prompts: dict[tuple[str, str], Prompt] = field(default_factory=dict)  # by lane and agent
+    context_limits: dict[str, int | None] = field(default_factory=dict)  # by model
     # live: by lane, usage since the last report, and that report's prompt
     live_usage: dict[str, tuple[CallUsage, int]] = field(default_factory=dict)
     streamed: bool = False  # the wrapper on the Runner sees its end

@@ -67,7 +67,7 @@ def open_child(guard: Guard, tool: EnclosingTool) -> str:
 
 def lane_of(guard: Guard, invocation: Invocation, branch: str | None, scope: str | None) -> str:
     """The lane that a hook or an event of this invocation belongs to. ``scope``: its isolation scope."""
-    tool = _tool_in(guard, invocation)
+    tool = _tool_in(guard, invocation) if HERE.get().tool is not None else None
     place = (tool.call_id if tool is not None else "", branch, scope)
     cached = invocation.lanes.get(place)
     if cached is not None and cached in invocation.run.lanes:

@@ -26,6 +26,7 @@ from runguard.core.decision import Action, Trip
 from runguard.core.events import ROOT_LANE, AgentEntered, ModelCall, ModelResult
 from runguard.core.fingerprint import words_name
 
+_LIMITS_KEPT: Final = 64
 _STOP: Final = Action.STOP  # bound once: a lookup on the enum costs as much as the rest of a line
 
 
@@ -35,6 +36,7 @@ class ModelHooks:
     def __init__(self, guard: Guard, invocations: Invocations, starter: RunStarter, stopper: Stopper) -> None:
         self._guard, self._invocations, self._starter, self._stopper = guard, invocations, starter, stopper
         self._watches_context = guard.policy.rungs("context") is not None
+        self._counter = guard.policy.tokens
 
     async def before(self, callback_context: CallbackContext, llm_request: LlmRequest) -> LlmResponse | None:
         ic = callback_context._invocation_context
@@ -43,7 +45,7 @@ class ModelHooks:
         if trip is None:
             try:
                 guard = self._guard
-                invocation = await self._starter.invocation_of(ic)
+                invocation = self._invocations.find_current(ic.invocation_id) or await self._starter.start(ic)
                 run, branch, agent, task = invocation.run, ic.branch, ic.agent, asyncio.current_task()
                 lane = lane_of(guard, invocation, branch, ic.isolation_scope)
                 self._settle_unanswered(invocation, task)
@@ -51,7 +53,9 @@ class ModelHooks:
                     run.info.run, lane, agent.name if agent is not None else "", guard.clock(), llm_request.model or ""
                 )
                 flight = ModelInFlight(event.agent, branch, lane)
-                await self._measure(invocation, event, flight, llm_request)
+                self._measure(invocation, event, flight, llm_request)
+                if self._counter is not None:
+                    await self._count(invocation, event, llm_request)
                 state = run.lanes[lane]
                 if (
                     state.is_new
@@ -88,16 +92,11 @@ class ModelHooks:
             return None
         return await self._stopper.at_model(callback_context, trip, self._invocations.find(ic.invocation_id), lane)
 
-    async def _measure(
-        self, invocation: Invocation, event: ModelCall, flight: ModelInFlight, request: LlmRequest
-    ) -> None:
+    def _measure(self, invocation: Invocation, event: ModelCall, flight: ModelInFlight, request: LlmRequest) -> None:
         """What the call may take: the size of its prompt, and the largest answer."""
         sizes = flight.projection = project(request, invocation.prompts.get((event.lane, event.agent)))
         event.input_tokens, event.audio_tokens = sizes.upper, sizes.audio
         event.projected_tokens, event.request_bytes = sizes.likely, sizes.size
-        counter = self._guard.policy.tokens
-        if counter is not None and (counted := await count_tokens(counter, request)) is not None:
-            event.input_tokens = event.projected_tokens = counted
         event.max_output_tokens = request.config.max_output_tokens
         event.candidates = request.config.candidate_count or 1
         event.asked = prompt_hash(request)
@@ -105,9 +104,26 @@ class ModelHooks:
             # its usage comes in events: this call reserves almost nothing, it only needs permission
             event.input_tokens = event.max_output_tokens = 1
         if self._watches_context:
-            event.context_limit = self._guard.context_limit(event.model)
+            event.context_limit = self._context_limit(invocation, event.model)
         tool = HERE.get().tool
         event.tool = tool.name if tool is not None and tool.guard is self._guard else ""
+
+    async def _count(self, invocation: Invocation, event: ModelCall, request: LlmRequest) -> None:
+        """Ask the user's own counter. What it returns replaces the estimate, but a live call reserves nothing."""
+        counted = await count_tokens(self._counter, request) if self._counter is not None else None
+        if counted is not None:
+            event.projected_tokens = counted
+            if not invocation.live:
+                event.input_tokens = counted
+
+    def _context_limit(self, invocation: Invocation, model: str) -> int | None:
+        """The window of a model, looked up once per run."""
+        limits = invocation.context_limits
+        if model not in limits:
+            if len(limits) >= _LIMITS_KEPT:
+                limits.clear()
+            limits[model] = self._guard.context_limit(model)
+        return limits[model]
 
     def _admit(
         self,
@@ -127,7 +143,8 @@ class ModelHooks:
             guard.release(charge)
         for over in invocation.begin_flight(task, flight):
             self._invocations.close_flight(over)
-        others = (entry for entry in ANNOUNCED.get() if entry[0] is not guard and not entry[2].left)
+        announced = ANNOUNCED.get()
+        others = [entry for entry in announced if entry[0] is not guard and not entry[2].left] if announced else ()
         ANNOUNCED.set((*others, (guard, invocation, flight)))
 
     def _take_back(self, event: ModelCall | None) -> None:
@@ -239,8 +256,11 @@ class ModelHooks:
 
 def _final_text(response: LlmResponse, streamed: bool) -> str | None:
     """The text that ends an agent's work. None when it calls tools, sends media or has sent chunks before."""
-    parts = (response.content.parts if response.content is not None else None) or []
-    if any(part.text is None for part in parts):
-        return None
-    text = "".join(part.text for part in parts if part.text and not part.thought) or str(response.error_code or "")
+    text = ""
+    for part in (response.content.parts if response.content is not None else None) or ():
+        if part.text is None:
+            return None
+        if not part.thought:
+            text += part.text
+    text = text or str(response.error_code or "")
     return text if text or not streamed else None

@@ -48,7 +48,8 @@ class ToolHooks:
         if self._stopper.gave_up(ic.invocation_id) is not None:
             return refusal(STOPPED)
         try:
-            return await self._check(tool, tool_args, tool_context, await self._starter.invocation_of(ic), ic)
+            invocation = self._invocations.find_current(ic.invocation_id) or await self._starter.start(ic)
+            return await self._check(tool, tool_args, tool_context, invocation, ic)
         except Exception as error:
             return refusal(STOPPED) if self._stopper.fault("before_tool", error, ic) is not None else None
 
@@ -89,7 +90,8 @@ class ToolHooks:
         rule = guard.tool_rule(name)
         if rule is not None and rule.once:
             call.once = guard.tools.once_identity(name, tool_args, declared_by(tool))
-        await guard.prepare_tool(run, name, call.once, call_id)
+        if guard.accounts.ledger.is_shared:
+            await guard.prepare_tool(run, name, call.once, call_id)
         now, fingerprint = guard.clock(), call.fingerprint
         event = ToolCall(run.info.run, lane, agent_name, now, name, fingerprint, call.batch, call_id, below, call.once)
         decision = guard.check(event)

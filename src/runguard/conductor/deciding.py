@@ -34,8 +34,8 @@ class Deciding:
     def ask(self, lane: Lane, event: Event) -> Finding | None:
         """The strongest finding of all detectors of a lane. Every one of them sees the event."""
         worst: Finding | None = None
-        for detector in lane.by_event.get(type(event), ()):
-            found = detector.observe(event)
+        for observe in lane.by_event.get(type(event), ()):
+            found = observe(event)
             if found is not None:
                 if self._sink.watches_findings:
                     self._sink.found(found, event)

@@ -35,6 +35,8 @@ from runguard.policy.rule_defaults import ORDERS, RULES
 from runguard.policy.settings import Policy
 from runguard.policy.tool_rules import ToolRule
 
+Observe = Callable[[Any], Finding | None]
+
 
 class Lane(Stoppable):
     """A part of a run in which things happen one after another, with its own detectors and memory."""
@@ -139,11 +141,11 @@ _LOOP_RULES: Final[tuple[type, ...]] = (
 )
 
 
-def dispatch(detectors: Iterable[Detector]) -> dict[type, list[Detector]]:
-    table: dict[type, list[Detector]] = {}
+def dispatch(detectors: Iterable[Detector]) -> dict[type, list[Observe]]:
+    table: dict[type, list[Observe]] = {}
     for detector in detectors:
         for kind in detector.sees:
-            table.setdefault(kind, []).append(detector)
+            table.setdefault(kind, []).append(detector.observe)
     return table
 
 

@@ -66,7 +66,8 @@ class Slots:
         with self._lock:
             if task in self._holders:
                 self._holders.discard(task)
-                self._hand_on_locked()
+                if self._waiting:
+                    self._hand_on_locked()
 
     def has_waiting(self) -> bool:
         return bool(self._waiting)

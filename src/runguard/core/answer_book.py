@@ -56,11 +56,16 @@ class AnswerBook:
         if len(shot) > self.SNAPSHOT_BYTES // 2:
             known.was_dropped = True
             return
-        if not known.shots:
+        if known.shots:
+            self._held += known.keep(name, shot)
+        else:
+            known.shots, known.held = ((name, shot),), len(shot)
             self._recent.append(known)
-        self._held += known.keep(name, shot)
+            self._held += known.held
         while len(self._recent) > self.SNAPSHOTS or self._held > self.SNAPSHOT_BYTES:
-            self._held -= self._recent.popleft().drop()
+            oldest = self._recent.popleft()
+            self._held -= oldest.held
+            oldest.shots, oldest.held, oldest.was_dropped = (), 0, True
 
     def forget_pairs(self) -> None:
         """Something changed the world: what was known may be asked again."""
@@ -71,28 +76,22 @@ class AnswerBook:
 class _Known:
     """The answers of one call: their names by snapshot and by masked text, and which agent received which."""
 
-    __slots__ = ("by", "exact", "names", "received", "shots", "was_dropped")
+    __slots__ = ("by", "exact", "held", "names", "received", "shots", "was_dropped")
 
     def __init__(self, exact: int, by: str) -> None:
         self.exact, self.by = exact, by
         self.names: dict[int, int] | None = None  # made when the call repeats: most never do
         self.received: set[tuple[str, int]] | None = None
         self.shots: tuple[tuple[int, bytes | str], ...] = ()  # names and their latest snapshots, the newest first
+        self.held = 0  # bytes of them
         self.was_dropped = False  # an answer has no snapshot any more: masks are compared, too
 
     def keep(self, name: int, shot: bytes | str) -> int:
         """Returns how many bytes more it holds."""
-        before = self.shots
-        if not before:
-            self.shots = ((name, shot),)
-            return len(shot)
-        others = [entry for entry in before if entry[0] != name][: AnswerBook.VERSIONS - 1]
-        self.shots = ((name, shot), *others)
-        return _bytes_of(self.shots) - _bytes_of(before)
-
-    def drop(self) -> int:
-        held, self.shots, self.was_dropped = _bytes_of(self.shots), (), True
-        return held
+        others = [entry for entry in self.shots if entry[0] != name][: AnswerBook.VERSIONS - 1]
+        self.shots, before = ((name, shot), *others), self.held
+        self.held = sum(len(kept) for _, kept in self.shots)
+        return self.held - before
 
     def again(self, exact: int, shot: bytes | str, by: str) -> tuple[int, bool]:
         """The name of one more answer, and whether it is news to ``by``."""
@@ -122,10 +121,6 @@ class _Known:
             name = names.setdefault(hash(mask(text)), exact)
         names[exact] = name
         return name
-
-
-def _bytes_of(shots: "tuple[tuple[int, bytes | str], ...]") -> int:
-    return sum(len(shot) for _, shot in shots)
 
 
 def snapshot(value: Any) -> bytes | str:

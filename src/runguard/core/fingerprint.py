@@ -76,14 +76,13 @@ def call_fingerprint(
             for key, value in args.items()
             if type(key) is not str or ((kept is None or key in kept) and key not in dropped)
         }
-    elif (
-        not exact
-        and type(args) is dict
-        and len(args) > 1
-        and not ASIDE.isdisjoint([key for key in args if type(key) is str])
-    ):
-        args = {key: value for key, value in args.items() if type(key) is not str or key not in ASIDE} or args
+        exact = True
     plain = _plain_args(args)
+    if not exact and type(args) is dict and len(args) > 1:
+        texts = args if plain is not None else [key for key in args if type(key) is str]  # runs no code of a key
+        if not ASIDE.isdisjoint(texts):
+            args = {key: value for key, value in args.items() if type(key) is not str or key not in ASIDE} or args
+            plain = _plain_args(args)
     if plain is not None:
         return digest(f"{tool}\0{encode(plain)}")
     text = encode(_canonical(args)) if _is_small(args) else bounded_text(args)

@@ -257,7 +257,7 @@ def _rounds(rounds: Any, problems: list[str]) -> Counts | None:
 
 def _has_counts(get: Any, names: tuple[str, ...]) -> bool:
     """Whether a report has one of Gemini's names."""
-    return any(type(get(name)) in _COUNTS for name in names[:_TELLING])
+    return type(get(names[0])) in _COUNTS or any(type(get(name)) in _COUNTS for name in names[1:_TELLING])
 
 
 def _gemini(get: Any, names: tuple[str, ...], problems: list[str]) -> Counts | None:
@@ -278,9 +278,11 @@ def _gemini(get: Any, names: tuple[str, ...], problems: list[str]) -> Counts | N
         live_audio_output,
     ) = names
     before = len(problems)
-    thinking = _count(get, thoughts, problems)
+    # most reports leave most figures out
+    thinking = _count(get, thoughts, problems) if get(thoughts) is not None else 0
+    tools = _count(get, tool, problems) if get(tool) is not None else 0
     counts = Counts(
-        _count(get, prompt, problems) + _count(get, tool, problems),
+        _count(get, prompt, problems) + tools,
         _count(get, answer, problems) or _count(get, live, problems),
         thinking,
         _count(get, total, problems),
@@ -288,7 +290,10 @@ def _gemini(get: Any, names: tuple[str, ...], problems: list[str]) -> Counts | N
     )
     if len(problems) > before:
         return None
-    counts.cached, counts.cache_write = _count(get, cached, problems), _count(get, write, problems)
+    if get(cached) is not None:
+        counts.cached = _count(get, cached, problems)
+    if get(write) is not None:
+        counts.cache_write = _count(get, write, problems)
     if details := get(audio):
         counts.audio = _audio(details, problems)
     if details := get(tool_audio):

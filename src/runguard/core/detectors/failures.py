@@ -32,17 +32,14 @@ class _Streak:
 class _Streaks:
     """Counts per tool. The first ``free`` retries of earlier calls do not count: an agent that waits tries again."""
 
-    __slots__ = ("_by_tool", "_free")
+    __slots__ = ("_free", "by_tool")
 
     def __init__(self, free: int = 0) -> None:
-        self._by_tool: OrderedDict[str, _Streak] = OrderedDict()
+        self.by_tool: OrderedDict[str, _Streak] = OrderedDict()
         self._free = free
 
-    def __len__(self) -> int:
-        return len(self._by_tool)
-
     def get(self, tool: str) -> _Streak | None:
-        return self._by_tool.get(tool)
+        return self.by_tool.get(tool)
 
     def next_count(self, streak: _Streak, call: bytes) -> int:
         """What the next failure of this call would be counted as."""
@@ -50,7 +47,7 @@ class _Streaks:
 
     def add(self, tool: str, kind: str, batch: str, call: bytes) -> int:
         """One more of ``kind``; calls of one batch count once, another kind starts at one."""
-        streak = self._by_tool.pop(tool, None)
+        streak = self.by_tool.pop(tool, None)
         if streak is None or streak.kind != kind:
             streak = _Streak(kind, batch)
         elif not batch or batch != streak.batch:
@@ -61,16 +58,16 @@ class _Streaks:
             streak.batch = batch
         if self._free and len(streak.calls) < _CALLS_KEPT:
             streak.calls.add(call)
-        self._by_tool[tool] = streak
-        if len(self._by_tool) > _TOOLS_KEPT:
-            self._by_tool.popitem(last=False)
+        self.by_tool[tool] = streak
+        if len(self.by_tool) > _TOOLS_KEPT:
+            self.by_tool.popitem(last=False)
         return streak.count
 
     def clear(self, tool: str | None = None) -> None:
         if tool is None:
-            self._by_tool.clear()
+            self.by_tool.clear()
         else:
-            self._by_tool.pop(tool, None)
+            self.by_tool.pop(tool, None)
 
 
 class Stall:
@@ -95,7 +92,7 @@ class Stall:
             return self._attempt(event)
         assert isinstance(event, ToolResults)
         if event.progress:
-            if self._streaks:
+            if self._streaks.by_tool:
                 self._streaks.clear()
             if not event.failures:
                 return None
@@ -115,7 +112,7 @@ class Stall:
 
     def _attempt(self, event: ToolCall) -> Finding | None:
         block = self.rungs.block
-        streak = self._streaks.get(event.tool) if block is not None and self._streaks else None
+        streak = self._streaks.get(event.tool) if block is not None and self._streaks.by_tool else None
         if block is None or streak is None or self._streaks.next_count(streak, event.call) < block:
             return None
         count = self._streaks.add(event.tool, streak.kind, event.batch, event.call)
@@ -192,7 +189,7 @@ class EmptyAnswers:
             if not a.counted:
                 continue
             if a.outcome is not _EMPTY:
-                if self._streaks:
+                if self._streaks.by_tool:
                     # whatever was found elsewhere: the work moves
                     self._streaks.clear(a.tool if a.outcome in FAILURES else None)
                 continue

@@ -90,6 +90,8 @@ class Growth:
             if known is None:
                 return None
             known.asked = event.request_bytes
+            if known.ratio is None:
+                return None
             found = self._finding(event.agent, known.ratio, stops=True)
             if found is not None and known.was_cut(event.request_bytes, float(found.limit)):
                 known.start_over()

@@ -100,8 +100,9 @@ class OnlyNotes:
     def observe(self, event: ToolResults) -> Finding | None:
         if not event.answers:
             return None
-        if not all(a.is_note for a in event.answers):
-            self._count = 0
-            return None
+        for answer in event.answers:
+            if not answer.is_note:
+                self._count = 0
+                return None
         self._count += 1
         return _nudge(event, event.answers[0], self._count, _NOTES, ONLY_NOTES) if self._count >= _NOTES else None
