@@ -2,15 +2,25 @@
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, Self
 
 from runguard.core.money import to_usd
 
 LINES_KEPT: Final = 256
 
 
+class Sums:
+    """A dataclass of counts that can be added up."""
+
+    __slots__: tuple[str, ...] = ()
+
+    def add(self, other: Self, sign: int = 1) -> None:
+        for name in self.__slots__:
+            setattr(self, name, getattr(self, name) + sign * getattr(other, name))
+
+
 @dataclass(slots=True)
-class Entry:
+class Entry(Sums):
     """What one agent took from one model inside one tool, and what the tool itself cost."""
 
     calls: int = 0
@@ -39,18 +49,6 @@ class Entry:
         if one.tool_calls:
             self.tool_calls += one.tool_calls
             self.tool_nano += one.tool_nano
-
-    def add(self, other: "Entry", sign: int = 1) -> None:
-        self.calls += sign * other.calls
-        self.input += sign * other.input
-        self.output += sign * other.output
-        self.cached += sign * other.cached
-        self.thinking += sign * other.thinking
-        self.nano += sign * other.nano
-        self.unpriced += sign * other.unpriced
-        self.estimated += sign * other.estimated
-        self.tool_calls += sign * other.tool_calls
-        self.tool_nano += sign * other.tool_nano
 
 
 Tally = dict[tuple[str, str, str], Entry]  # agent, model, tool

@@ -10,7 +10,7 @@ from runguard.ledger.packing import Shared, read_numbers, write_numbers
 _UNPACKED_KEPT: Final = 512  # scopes; beyond that the older half is packed
 # a sixteenth of the packed scopes is forgotten together, as that costs more than to forget one
 _FORGOTTEN_AT_ONCE: Final = 16
-_NUMBERS: Final = 11  # per line: its names and the ten figures of an entry
+_NUMBERS: Final = 1 + len(Entry.__slots__)  # per line: its names and the figures of an entry
 
 
 class History:
@@ -54,7 +54,10 @@ class History:
     def _pack(self) -> None:
         while len(self._recent) > _UNPACKED_KEPT // 2:
             scope, tally = self._recent.popitem(last=False)
-            lines = ((self._names.take(names), *_figures(entry)) for names, entry in tally.items())
+            lines = (
+                (self._names.take(names), *(getattr(entry, name) for name in Entry.__slots__))
+                for names, entry in tally.items()
+            )
             self._packed[scope] = write_numbers(number for line in lines for number in line)
 
     def _read(self, data: bytes) -> Tally:
@@ -66,18 +69,3 @@ class History:
     def _give_back(self, data: bytes) -> None:
         for number in read_numbers(data)[::_NUMBERS]:
             self._names.give_back(number)
-
-
-def _figures(entry: Entry) -> tuple[int, ...]:
-    return (
-        entry.calls,
-        entry.input,
-        entry.output,
-        entry.cached,
-        entry.thinking,
-        entry.nano,
-        entry.unpriced,
-        entry.estimated,
-        entry.tool_calls,
-        entry.tool_nano,
-    )

@@ -35,7 +35,7 @@ class Group:
         self.model_calls += run.model_calls
         self.tokens += run.tokens
         self.nano += run.nano
-        _add(self.saved, run.saved)
+        self.saved.add(run.saved)
 
     def to_dict(self) -> dict[str, Any]:
         low, high = wilson(self.stopped, self.runs)
@@ -115,7 +115,7 @@ class Totals:
             setattr(rule, action, getattr(rule, action) + 1)
             if action == "stop":
                 rule.false_stops += run.success is True
-                _add(rule.saved, run.saved)
+                rule.saved.add(run.saved)
 
     def _plot(self, run: RunResult, stop: int | None) -> None:
         for turn, (prompt, nano) in enumerate(run.curve[:TURNS]):
@@ -150,13 +150,6 @@ class Totals:
             "by_rule": rules,
             "false_stops": {"count": self.false_stop_count, "ids": self.false_stops},
         }
-
-
-def _add(total: After, more: After) -> None:
-    total.model_calls += more.model_calls
-    total.tool_calls += more.tool_calls
-    total.tokens += more.tokens
-    total.nano += more.nano
 
 
 def wilson(hits: int, total: int, z: float = 1.96) -> tuple[float, float]:
