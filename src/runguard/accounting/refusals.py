@@ -8,6 +8,7 @@ from runguard.accounting.charges import Denied, UnknownCap
 from runguard.core.decision import Action, Finding, Money
 from runguard.core.events import ModelCall
 from runguard.core.money import UNITS, UNLIMITED, amount_text, edge, to_usd
+from runguard.ledger.base import Refusal
 from runguard.ledger.kill_switch import Stop
 
 _STOP: Final = Action.STOP
@@ -58,7 +59,7 @@ def finding_of(denied: Denied, event: ModelCall, ledger: str) -> Finding:
         )
     assert denied.refusal is not None
     assert denied.group is not None
-    unit, observed, limit = _describe(denied)
+    unit, observed, limit = _describe(denied.refusal)
     account = denied.refusal.account
     scope = "run" if denied.group.per.stops_run else "lane"
     resume = f"extend({account.scope!r}, {unit}=…) moves the cap and the next run goes on"
@@ -88,8 +89,8 @@ def finding_of(denied: Denied, event: ModelCall, ledger: str) -> Finding:
         scope,
         "",
         account.scope,
-        _refusal_text(denied),
-        (_figures(denied),),
+        _refusal_text(denied.refusal, denied),
+        (_figures(denied.refusal),),
         money,
     )
 
@@ -132,27 +133,21 @@ def finding_of_stop(stop: Stop) -> Finding:
     )
 
 
-def _describe(denied: Denied) -> tuple[str, Decimal | int, Decimal | int]:
+def _describe(refusal: Refusal) -> tuple[str, Decimal | int, Decimal | int]:
     """Unit, what the call would have come to, and the limit."""
-    refusal = denied.refusal
-    assert refusal is not None
     unit = refusal.unit
     return UNITS[unit], edge(unit, refusal.spent[unit] + refusal.wanted[unit]), edge(unit, refusal.account.caps[unit])
 
 
-def _figures(denied: Denied) -> dict[str, str]:
+def _figures(refusal: Refusal) -> dict[str, str]:
     """The same as plain data, for the trip's evidence."""
-    refusal = denied.refusal
-    assert refusal is not None
     unit, account = refusal.unit, refusal.account
     amounts = {"spent": refusal.spent, "reserved": refusal.held, "wanted": refusal.wanted, "limit": account.caps}
     return {"unit": UNITS[unit], **{name: str(edge(unit, amount[unit])) for name, amount in amounts.items()}}
 
 
-def _refusal_text(denied: Denied) -> str:
+def _refusal_text(refusal: Refusal, denied: Denied) -> str:
     """For the operator: spent, held and asked, apart."""
-    refusal = denied.refusal
-    assert refusal is not None
     unit, account = refusal.unit, refusal.account
     spent, held, cap = (amount_text(unit, x[unit]) for x in (refusal.spent, refusal.held, account.caps))
     if denied.fraction:

@@ -12,7 +12,9 @@ class CommandError(RuntimeError):
     """Invalid input, or something cannot be reached: one message, exit code 2."""
 
 
-class _WithExamples(click.Command):
+class Command(click.Command):
+    """A command whose errors end with a message and exit code 2; with ``--json`` as ``{"ok": false, "error": ...}``."""
+
     def __init__(self, *args: Any, examples: str, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.examples = dedent(examples).strip()
@@ -33,11 +35,7 @@ class _WithExamples(click.Command):
             fail(ctx, str(error))
 
 
-class Command(_WithExamples):
-    """A command whose errors end with a message and exit code 2; with ``--json`` as ``{"ok": false, "error": ...}``."""
-
-
-class CommandGroup(_WithExamples, click.Group):
+class CommandGroup(Command, click.Group):
     """A command with subcommands."""
 
 

@@ -1,12 +1,14 @@
 """The price list in use: its date, its age, and its update."""
 
+import os
 import time
 from datetime import UTC, datetime
 from typing import Any, Final
 
 from runguard.cli.commands.command import CommandError
+from runguard.pricing import genai_source
 from runguard.pricing.price_list import PricesSource, price_list
-from runguard.pricing.update import NoUpdateError, write_update
+from runguard.pricing.price_table import PriceTable, current_table, updated_path
 
 OLD_DAYS: Final = 90  # providers change prices several times a year
 REFRESH: Final = "pip install -U 'runguard-agents[prices]' && runguard prices --update"
@@ -23,9 +25,26 @@ def list_in_use(source: PricesSource) -> dict[str, Any]:
 
 
 def update_table() -> dict[str, Any]:
-    """Write a table from the installed genai-prices; says where, or that the one in use is as new."""
+    """Write a table from the installed genai-prices; says where, or that the one in use is as new.
+
+    It reads only the installed package and never uses the network.
+    """
     try:
-        written = write_update()
-    except NoUpdateError as error:
-        raise CommandError(str(error)) from None
-    return {"written": written is not None, "file": str(written[0]) if written is not None else None}
+        prices = genai_source.snapshot()
+    except ImportError:
+        raise CommandError(genai_source.MISSING) from None
+    text = genai_source.table_text(prices, genai_source.installed_on())
+    if not PriceTable(text).is_newer_than(current_table()):
+        return {"written": False, "file": None}
+    try:
+        path = updated_path()
+        path.parent.mkdir(parents=True, exist_ok=True)
+        partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
+        partial.write_text(text, encoding="utf-8")
+        partial.replace(path)  # a program that reads meanwhile sees the old table or the new one
+    except (OSError, RuntimeError) as error:
+        raise CommandError(
+            f"the price table cannot be written: {error}; name a file with the variable RUNGUARD_PRICES"
+        ) from None
+    current_table.cache_clear()
+    return {"written": True, "file": str(path)}
