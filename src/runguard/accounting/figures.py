@@ -9,7 +9,7 @@ from runguard.core.money import to_usd
 LINES_KEPT: Final = 256
 
 
-class Sums:
+class Summable:
     """A dataclass of counts that can be added up."""
 
     __slots__: tuple[str, ...] = ()
@@ -20,7 +20,7 @@ class Sums:
 
 
 @dataclass(slots=True)
-class Entry(Sums):
+class Entry(Summable):
     """What one agent took from one model inside one tool, and what the tool itself cost."""
 
     calls: int = 0

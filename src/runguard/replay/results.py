@@ -4,7 +4,7 @@ from dataclasses import asdict, dataclass, field
 from decimal import Decimal
 from typing import Any, Final
 
-from runguard.accounting.figures import Sums
+from runguard.accounting.figures import Summable
 from runguard.core.money import to_usd
 
 CURVE_KEPT: Final = 400  # turns whose prompt and cost are kept for the plots
@@ -12,7 +12,7 @@ VERDICTS_KEPT: Final = 200
 
 
 @dataclass(slots=True)
-class After(Sums):
+class After(Summable):
     """What the recording spent after a decision."""
 
     model_calls: int = 0
