@@ -7,10 +7,11 @@ import lookalikes
 import loops
 import noise
 import orders
+import talk
 import unseen_failures
 from shapes import Shapes
 
-_FAMILIES = (long_answers, unseen_failures, cut_off, noise, growing, orders)
+_FAMILIES = (long_answers, unseen_failures, cut_off, noise, growing, orders, talk)
 
 
 def _all(first: Shapes, *more: Shapes) -> Shapes:

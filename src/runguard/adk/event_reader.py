@@ -19,7 +19,8 @@ from runguard.adk.stop_owners import announce
 from runguard.adk.stops import Stopper
 from runguard.conductor.guard import Guard
 from runguard.core.decision import NOTICE_KEY, PART_STOPPED, Action
-from runguard.core.events import Answer, HandOff, ModelCall, ModelResult, Outcome, ToolResults
+from runguard.core.events import Answer, HandOff, ModelCall, ModelResult, Outcome, StateChanged, ToolResults
+from runguard.core.fingerprint import answer_text, words_name
 from runguard.providers.call_usage import CallUsage
 from runguard.providers.framework_tools import is_framework_tool
 
@@ -69,6 +70,8 @@ class EventReader:
                 if event.long_running_tool_ids:
                     invocation.ask(event.long_running_tool_ids)
             self._release_slot(invocation, event)
+            if event.actions.state_delta or (content is None and event.output is not None):
+                self._on_change(invocation, event)
             if invocation.live:
                 self._on_live_event(invocation, event, ic)
         if target:
@@ -113,6 +116,17 @@ class EventReader:
             self._invocations.close_flight(flight)
             if task is not None:
                 invocation.run.slots.give_back(task)
+
+    def _on_change(self, invocation: Invocation, event: Event) -> None:
+        """Something was stored without a tool call. The text of an agent under its ``output_key`` is still talk."""
+        parts = (event.content.parts if event.content is not None else None) or []
+        words = "".join(part.text for part in parts if part.text and not part.thought)
+        changed: list[object] = [[key, value] for key, value in event.actions.state_delta.items() if value != words]
+        if not parts and event.output is not None:
+            changed.append(event.output)
+        if changed:
+            lane, name = self._event_lane(invocation, event), words_name(answer_text(changed))
+            self._guard.after(StateChanged(invocation.run.info.run, lane, event.author, self._guard.clock(), name))
 
     def _on_live_event(self, invocation: Invocation, event: Event, ic: InvocationContext) -> None:
         """A live model reports its usage in events. Each report is booked at once; a spent budget stops the run at the

@@ -9,7 +9,7 @@ it, and may start it again inside of itself; all of that is the task's one lane.
 from dataclasses import dataclass, field
 from typing import Final
 
-from google.adk.agents import BaseAgent, LlmAgent
+from google.adk.agents import BaseAgent, LlmAgent, LoopAgent
 
 from runguard.adk.context import HERE, EnclosingTool
 from runguard.adk.invocation_state import Invocation
@@ -148,6 +148,19 @@ def _branch_lane(guard: Guard, invocation: Invocation, branch: str, base: str) -
         run, key, parent, concurrent=opened_by not in invocation.calls, path=lane.path if lane is not None else ()
     )
     return key
+
+
+# ---- loops ---------------------------------------------------------------------------------------------------------
+
+
+def is_bounded(agent: BaseAgent) -> bool:
+    """Whether an agent works in a ``LoopAgent`` whose number of rounds is set."""
+    above = agent.parent_agent
+    while above is not None:
+        if isinstance(above, LoopAgent) and above.max_iterations is not None:
+            return True
+        above = above.parent_agent
+    return False
 
 
 # ---- depth ----------------------------------------------------------------------------------------------------------

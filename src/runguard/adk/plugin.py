@@ -27,7 +27,7 @@ from runguard.adk.event_reader import EventReader
 from runguard.adk.generations import Generations
 from runguard.adk.hooks import hook
 from runguard.adk.invocations import Invocations
-from runguard.adk.lanes import enter, lane_of
+from runguard.adk.lanes import enter, is_bounded, lane_of
 from runguard.adk.model_hooks import ModelHooks
 from runguard.adk.remote_agents import RemoteCalls, is_remote
 from runguard.adk.run_start import RunStarter
@@ -188,7 +188,9 @@ class RunGuardPlugin(Controls, BasePlugin):
                 branches = len(agent.sub_agents) if isinstance(agent, ParallelAgent) else 0
                 is_task = getattr(agent, "mode", None) == "task"
                 run = invocation.run.info.run
-                decision = guard.check(AgentEntered(run, lane, agent.name, guard.clock(), depth, branches, is_task))
+                entered = AgentEntered(run, lane, agent.name, guard.clock(), depth, branches, is_task)
+                entered.is_bounded = is_bounded(agent)
+                decision = guard.check(entered)
                 if not decision.enforced or decision.action < _BLOCK:
                     if not is_remote(agent):
                         return None

@@ -9,7 +9,7 @@ from typing import Any, Final, NamedTuple
 
 from runguard.calibrate.policy_values import changed
 from runguard.conductor.adapter import Question, Result
-from runguard.core.events import Answer, ModelCall, ModelResult, Outcome, RunInfo, ToolCall
+from runguard.core.events import Answer, ModelCall, ModelResult, Outcome, RunInfo, ToolCall, ToolResults
 from runguard.core.fingerprint import size_of
 from runguard.policy.rule_defaults import RULES
 from runguard.policy.settings import Policy
@@ -98,6 +98,9 @@ class MeasuringPlayer(Player):
         if isinstance(event, ModelResult):
             if event.text_id:
                 self._note(event.text_id)
+            super().after(event)
+            return
+        if not isinstance(event, ToolResults):
             super().after(event)
             return
         answers = event.answers

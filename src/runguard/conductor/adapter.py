@@ -62,6 +62,7 @@ from runguard.core.events import (
     ModelCall,
     ModelResult,
     RunInfo,
+    StateChanged,
     ToolCall,
     ToolResults,
 )
@@ -70,7 +71,7 @@ from runguard.policy.tool_rules import ToolRule
 from runguard.pricing.rates import Usage
 
 Question = AgentEntered | HandOff | ModelCall | ToolCall
-Result = ModelResult | ToolResults
+Result = ModelResult | StateChanged | ToolResults
 
 
 class Conductor(Protocol):

@@ -17,6 +17,7 @@ from runguard.core.detectors.noise import OnlyNotes, SameAnswers, SamePair
 from runguard.core.detectors.polling import Polling
 from runguard.core.detectors.repetition import Repetition, SameCall
 from runguard.core.detectors.rereading import Rereading
+from runguard.core.detectors.talk import Talk
 from runguard.policy.rule_defaults import FREE_RETRIES, LONG_ANSWERS, RULES
 from runguard.policy.settings import Policy
 
@@ -32,6 +33,7 @@ def lane_rungs_of(policy: Policy) -> dict[str, Rungs]:
         "tool_failures",
         "empty",
         "handoff",
+        "talk",
         "growth",
         "polling",
         "context",
@@ -75,6 +77,8 @@ def lane_detectors(
     if "handoff" in rungs:
         patient = not policy.is_explicit("handoff") and rungs.get("no_news") == RULES["no_news"][0]
         made.append(HandOffCycle(rungs["handoff"], patient=patient))
+    if "talk" in rungs:
+        made.append(Talk(rungs["talk"], patient=not policy.is_explicit("talk")))
     if policy.max_reentries is not None:
         made.append(ReEntry(policy.max_reentries))
     if "growth" in rungs:

@@ -223,6 +223,10 @@ _NUDGES: Final[dict[str, str]] = {
     "new. Do not pass it on again in "
     "this turn: answer with what is known, "
     "or say what is missing.",
+    "talk": (
+        "{n} texts have been written in a row and nothing was done. Do not write the same in other words: do the next "
+        "step, give the result, or say what is missing."
+    ),
     "budget": (
         "Little is left of what may be used in this turn. Finish now: give your best answer with what you already have."
     ),
@@ -318,6 +322,7 @@ _STOP_TEXTS: Final[dict[str, str]] = {
     "stall": "I stopped because a step kept failing in the same way.",
     "tool_failures": "I stopped because a step kept failing.",
     "handoff": "I stopped because the request was passed back and forth without getting any further.",
+    "talk": "I stopped because the discussion went on without getting any further.",
     "reentry": "I stopped because the request was passed back to a part that had already worked on it.",
     "fan_out": "This part was not started because too much was running at once. Please do not retry it.",
     "deadline": "I stopped because this was taking too long.",

@@ -39,6 +39,7 @@ class AgentEntered:
     depth: int = 0  # delegations made by a model above this agent
     branches: int = 0  # how many branches this agent is about to start at once
     is_task: bool = False  # a task ends by its own call alone: its caller never hears of a refusal
+    is_bounded: bool = False  # it works in a loop whose number of rounds the developer has set
 
 
 @dataclass(slots=True)
@@ -164,7 +165,18 @@ class ToolResults:
     is_understood: bool = False  # read from a journal: what the answers mean is known, their values are not
 
 
-Event = AgentEntered | HandOff | ModelCall | ModelResult | ToolCall | ToolResults
+@dataclass(slots=True)
+class StateChanged:
+    """The state of the session has changed, or a node of a graph has given its output, without a tool call."""
+
+    run: str
+    lane: str
+    agent: str
+    at: float
+    value: int = 0  # identity of the new values
+
+
+Event = AgentEntered | HandOff | ModelCall | ModelResult | StateChanged | ToolCall | ToolResults
 
 
 @dataclass(slots=True)

@@ -151,6 +151,7 @@ _BY_RULE: dict[str, type[RunStoppedError]] = {
             "tool_failures",
             "empty",
             "handoff",
+            "talk",
             "reentry",
             "polling",
         ),

@@ -23,6 +23,7 @@ from runguard.core.events import (
     ModelResult,
     Outcome,
     RunInfo,
+    StateChanged,
     ToolCall,
     ToolResults,
 )
@@ -157,7 +158,8 @@ def _base(kind: str, event: Event) -> Entry:
 
 
 def _entered(event: AgentEntered) -> Entry:
-    return _base("enter", event) | _sparse({"depth": event.depth, "branches": event.branches, "task": event.is_task})
+    flags = {"task": event.is_task, "bounded": event.is_bounded}
+    return _base("enter", event) | _sparse({"depth": event.depth, "branches": event.branches, **flags})
 
 
 def _handed(event: HandOff) -> Entry:
@@ -234,6 +236,7 @@ _WRITERS: Final[dict[type, Callable[[Any], Entry]]] = {
     ModelCall: _asked,
     ModelResult: _got,
     ToolCall: _called,
+    StateChanged: lambda event: {**_base("state", event), "of": event.value},
     ToolResults: _answered,
 }
 
@@ -364,7 +367,11 @@ def _read_answers(where: _Where, entry: Entry) -> ToolResults:
 
 _READERS: Final[dict[str, Callable[[_Where, Entry], Event]]] = {
     "enter": lambda where, entry: AgentEntered(
-        *where, int(entry.get("depth") or 0), int(entry.get("branches") or 0), bool(entry.get("task"))
+        *where,
+        int(entry.get("depth") or 0),
+        int(entry.get("branches") or 0),
+        bool(entry.get("task")),
+        bool(entry.get("bounded")),
     ),
     "hand": lambda where, entry: HandOff(*where[:3], str(entry["to"]), where[3]),
     "ask": _read_ask,
@@ -378,4 +385,5 @@ _READERS: Final[dict[str, Callable[[_Where, Entry], Event]]] = {
     ),
     "call": _read_call,
     "answers": _read_answers,
+    "state": lambda where, entry: StateChanged(*where, int(entry.get("of") or 0)),
 }

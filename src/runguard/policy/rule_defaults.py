@@ -22,6 +22,7 @@ RULES: Final[dict[str, tuple[Rungs, frozenset[str]]]] = {
     "tool_failures": (Rungs(nudge=6, block=10, stop=11), frozenset({"warn", "nudge", "block", "stop"})),
     "empty": (Rungs(nudge=6), frozenset({"warn", "nudge", "stop"})),
     "handoff": (Rungs(nudge=4, stop=6), frozenset({"warn", "nudge", "stop"})),
+    "talk": (Rungs(nudge=16, stop=40), frozenset({"warn", "nudge", "stop"})),
     "growth": (Rungs(warn=3), frozenset({"warn", "stop"})),
     "context": (Rungs(warn=0.8), frozenset({"warn"})),
     "polling": (Rungs(nudge=600, stop=1800), frozenset({"warn", "nudge", "stop"})),

@@ -15,6 +15,7 @@ from runguard.core.events import (
     ModelResult,
     Outcome,
     RunInfo,
+    StateChanged,
     ToolCall,
     ToolResults,
 )
@@ -96,7 +97,7 @@ class JournalPlayer:
             return
         if isinstance(event, ToolResults):
             player.after(self._by_this_policy(event))
-        elif isinstance(event, ModelResult):
+        elif isinstance(event, ModelResult | StateChanged):
             player.after(event)
         else:
             player.check(event)

@@ -9,7 +9,19 @@ from runguard.view.records import dollars, whole, word
 
 # Rules that count repetitions; every other rule has its own reason.
 OF_REPETITION: Final = frozenset(
-    {"repetition", "no_news", "same_call", "cycle", "stall", "tool_failures", "handoff", "reentry", "polling", "empty"}
+    {
+        "repetition",
+        "no_news",
+        "same_call",
+        "cycle",
+        "stall",
+        "tool_failures",
+        "handoff",
+        "talk",
+        "reentry",
+        "polling",
+        "empty",
+    }
 )
 # rules without a count
 WITHOUT_A_COUNT: Final = frozenset({"kill_switch", "guard_error", "policy_error", "unpriced"})

@@ -45,7 +45,7 @@ export function tick(at, span) {
 // What a rule is, in words.
 const rules = {
   repetition: "Repeating the same step", no_news: "Nothing new", same_call: "Calling the same over and over", cycle: "Going in circles",
-  stall: "Failing in the same way", tool_failures: "A tool keeps failing", handoff: "Passing back and forth", fan_out: "Too much at once",
+  stall: "Failing in the same way", tool_failures: "A tool keeps failing", handoff: "Passing back and forth", talk: "Talking without a step", fan_out: "Too much at once",
   deadline: "Out of time", growth: "The prompt grows", context: "The context is full", polling: "Waiting for nothing",
   budget: "Out of budget", model_calls: "Too many model calls", tool_calls: "Too many tool calls", tool_limit: "A tool's limit",
   depth: "Delegated too deep", result_size: "Answers too large", kill_switch: "Stopped by an operator", policy_error: "The policy is not valid",

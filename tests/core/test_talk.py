@@ -1,0 +1,73 @@
+"""Texts in a row without a step."""
+
+import pytest
+
+from runguard.core.decision import Action, Rungs
+from runguard.core.detectors.talk import Talk
+from runguard.core.events import AgentEntered, ModelCall, ModelResult, StateChanged
+from tests.core.test_every_rule import weigh
+from tests.kit.detectors import answer, results
+
+
+def say(detector: Talk, n: int, agent: str = "a", text: str = "") -> Action | None:
+    found = detector.observe(ModelCall("run", "", agent, 0.0))
+    assert detector.observe(ModelResult("run", "", agent, 0.0, said=n + 1, text=text)) is None
+    return found.action if found is not None else None
+
+
+def test_the_call_after_the_last_allowed_text_is_stopped():
+    detector = Talk(Rungs(nudge=2, stop=4))
+    assert [say(detector, n) for n in range(6)] == [None, None, None, Action.NUDGE, Action.NUDGE, Action.STOP]
+
+
+@pytest.mark.parametrize(
+    "step",
+    [
+        lambda n: results(answer(f"call {n}")),
+        lambda n: results(answer("call")),
+        lambda n: StateChanged("run", "", "a", 0.0, n + 1),
+    ],
+)
+def test_a_step_starts_anew(step):
+    detector = Talk(Rungs(stop=4))
+    for n in range(40):
+        assert say(detector, n) is None
+        if n % 3 == 2:
+            detector.observe(step(n))
+
+
+def test_a_value_that_was_stored_before_is_not_a_step():
+    detector = Talk(Rungs(stop=4))
+    for n in range(5):
+        detector.observe(StateChanged("run", "", "a", 0.0, 7))
+        say(detector, n)
+    assert say(detector, 5) is Action.STOP
+
+
+def test_the_rounds_that_the_developer_has_set_are_not_counted():
+    detector = Talk(Rungs(stop=4))
+    for n in range(40):
+        detector.observe(AgentEntered("run", "", "a", 0.0, is_bounded=True))
+        assert say(detector, n) is None
+
+
+def test_a_summary_after_the_answer_is_not_stopped():
+    detector = Talk(Rungs(stop=1))
+    say(detector, 0)
+    say(detector, 1)
+    assert detector.observe(ModelCall("run", "", "a", 0.0, after_answer=True)) is None
+
+
+def test_a_text_about_something_else_is_a_step_unless_the_user_has_set_the_limit():
+    texts = [f"w{n}a w{n}b w{n}c w{n}d and so on" for n in range(30)]
+    patient, exact = Talk(Rungs(stop=4), patient=True), Talk(Rungs(stop=4))
+    assert not any(say(patient, n, text=text) for n, text in enumerate(texts))
+    assert any(say(exact, n, text=text) for n, text in enumerate(texts))
+
+
+def test_its_state_is_bounded():
+    detector = Talk(Rungs(stop=10**9), patient=True)
+    for n in range(3_000):
+        say(detector, n, f"agent {n % 300}", f"w{n}a w{n}b w{n}c w{n}d")
+        detector.observe(StateChanged("run", "", "a", 0.0, n)) if n % 7 == 0 else None
+    assert weigh(detector)[0] < 2_000
