@@ -25,11 +25,11 @@ PROMISED = {
     "flaky-test re-runs",
     "retry with back-off",
 }
-# What a model was asked is in no recording, so equal words may answer new questions. Live they are stopped:
-# tests/adk/test_rules_live.py.
-SEEN_LIVE_ALONE = {"same sentence without a call", "two agents with the same phrases"}
 # The first cannot be told from a lookup sweep, the others not from a batch or from work between tests.
 ONLY_TOLD = {
+    # What a model was asked is in no recording, so equal words may answer new questions. Live they are stopped.
+    "same sentence without a call",
+    "two agents with the same phrases",
     "rephrased search finds nothing",
     "two calls in turn with a counter in their arguments",
     "one long answer whatever is asked",
@@ -54,7 +54,7 @@ def test_a_look_alike_is_neither_stopped_nor_refused_a_call(shape: Shape) -> Non
 @pytest.mark.parametrize("shape", LOOPS.values(), ids=list(LOOPS))
 def test_a_loop_is_ended(shape: Shape) -> None:
     found = verdict(shape)
-    expected = "n" if shape.name in ONLY_TOLD else "." if shape.name in SEEN_LIVE_ALONE else "S"
+    expected = "n" if shape.name in ONLY_TOLD else "S"
     assert found.letter == expected, found.story
 
 
