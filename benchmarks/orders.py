@@ -7,6 +7,7 @@ from shapes import Shapes, Steps, page, turn
 LOOPS = Shapes()
 HEALTHY = Shapes()
 _PHRASES = ["Please look at", "Would you check", "Have a look at", "Kindly verify", "Find out about", "I need to know"]
+_ASIDES = ["", " once more", " again", " please", " for me", " right now", " today"]
 _CALL = ("look_up", {"number": 7}, {"order": 7, "state": "lost"})
 _TICKETS = [
     "my printer shows a paper jam although the tray is empty",
@@ -29,7 +30,7 @@ _TICKETS = [
 
 
 def order_text(n: int) -> str:
-    return f"{_PHRASES[n % 6]} order 7 {'once more ' * (n % 3)}and tell me, attempt number {n}"
+    return f"{_PHRASES[n % 6]} order 7{_ASIDES[n % 7]} and tell me"
 
 
 def report_text(n: int) -> str:
@@ -103,6 +104,12 @@ def two_workers_ordered_in_turn() -> Steps:
         yield from as_tool(order_text(n), _CALL, report=report_text(n), worker="worker" if n % 2 else "clerk")
 
 
+@LOOPS.of("orders")
+def orders_that_differ_in_a_number_alone() -> Steps:
+    for n in range(40):
+        yield from as_tool(f"Look at order 7, attempt {n}", _CALL, report="it is lost")
+
+
 # ---- healthy --------------------------------------------------------------------------------------------------------
 
 
@@ -126,6 +133,12 @@ def worker_reads_the_categories_for_every_ticket() -> Steps:
     kinds = ["hardware", "billing", "account", "shipping"]
     for n, ticket in enumerate(_TICKETS):
         yield from as_tool(f"Classify this: {ticket}", ("categories", {}, {"all": kinds}), report=kinds[n % 4])
+
+
+@HEALTHY.of("orders")
+def worker_loads_the_same_document_for_each_part() -> Steps:
+    for n in range(24):
+        yield from as_tool(f"part {n}", ("load", {"n": 1}, {"document": "text"}), report=f"part {n} is done")
 
 
 @HEALTHY.of("orders")

@@ -18,8 +18,11 @@ _PHRASES = ["Please look at", "Would you check", "Have a look at", "Kindly verif
 ORDERS = 40
 
 
+_ASIDES = ["", " once more", " again", " please", " for me", " right now", " today"]
+
+
 def order(n: int) -> str:
-    return f"{_PHRASES[n % 6]} order 7 {'once more ' * (n % 3)}and tell me, attempt number {n}"
+    return f"{_PHRASES[n % 6]} order 7{_ASIDES[n % 7]} and tell me"
 
 
 class Desk:
@@ -122,7 +125,7 @@ async def test_an_answer_with_a_clock_is_still_the_same(way: Callable[[Desk], An
 
 @everywhere
 async def test_the_supervisor_reads_first_that_other_words_do_not_help(way: Callable[[Desk], Any]) -> None:
-    desk = Desk(lambda n: {"order": 7, "state": "lost"}, orders=8)
+    desk = Desk(lambda n: {"order": 7, "state": "lost"}, orders=11)
     seen = await seen_with(way, desk)
     assert seen.result.trips == []
     assert seen.rules == [("nudge", "no_news")]

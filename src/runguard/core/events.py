@@ -98,6 +98,7 @@ class ModelResult:
     is_cut: bool = False  # it hit its output limit
     text: str = ""  # the words that ended an activation, for the detectors to look at; never kept
     new_subject: bool = False  # its words, or those of a worker's report, are about something else than before
+    new_item: bool = False  # an earlier text with another number in it
 
 
 @dataclass(slots=True)
@@ -162,6 +163,7 @@ class ToolResults:
     pairs: frozenset[tuple[bytes, int]] = frozenset()  # (call, answer) of those that were not refused
     another_page: bool = False  # in a long row of one call: it shares few words with the answer before
     new_subject: bool = False  # an order, or the report on it, is about something else than those before
+    new_item: bool = False  # an earlier order with another number in it
     is_understood: bool = False  # read from a journal: what the answers mean is known, their values are not
 
 

@@ -187,7 +187,7 @@ def _asked(event: ModelCall) -> Entry:
 
 
 def _got(event: ModelResult) -> Entry:
-    rest = _sparse({"said": event.text_id, "cut": event.is_cut, "new": event.new_subject})
+    rest = _sparse({"said": event.text_id, "cut": event.is_cut, "new": event.new_subject, "item": event.new_item})
     return _base("got", event) | {"in": event.prompt_tokens, "out": event.output_tokens} | rest
 
 
@@ -200,7 +200,7 @@ def _called(event: ToolCall) -> Entry:
 
 def _answered(event: ToolResults) -> Entry:
     flags = _sparse({"news": event.news, "progress": event.progress, "another_page": event.another_page})
-    flags |= _sparse({"new": event.new_subject})
+    flags |= _sparse({"new": event.new_subject, "item": event.new_item})
     return _base("answers", event) | {"b": event.batch, "of": [_answer(answer) for answer in event.answers]} | flags
 
 
@@ -361,6 +361,7 @@ def _read_answers(where: _Where, entry: Entry) -> ToolResults:
         progress,
         another_page=page,
         new_subject=bool(entry.get("new")),
+        new_item=bool(entry.get("item")),
         is_understood=True,
     )
 
@@ -382,6 +383,7 @@ _READERS: Final[dict[str, Callable[[_Where, Entry], Event]]] = {
         text_id=int(entry.get("said") or 0),
         is_cut=bool(entry.get("cut")),
         new_subject=bool(entry.get("new")),
+        new_item=bool(entry.get("item")),
     ),
     "call": _read_call,
     "answers": _read_answers,

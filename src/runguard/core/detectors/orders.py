@@ -16,6 +16,8 @@ _PAIRS_KEPT: Final = 512
 _WORD: Final = re.compile(r"[^\W_]+")
 _READ: Final = 4_096  # characters of a text that are looked at
 _VOCABULARY: Final = 1_024
+_NUMBER: Final = re.compile(r"\d+")
+_ITEM: Final = 1 / 3  # of a round: an order for the next item of a list is probably healthy
 _NEW_WORDS: Final = 4  # fewer are another way to say the same
 _NEW_SHARE: Final = 3  # one word in so many is new where a text brings another subject
 
@@ -41,6 +43,22 @@ class Vocabulary:
         return not is_first and new >= _NEW_WORDS and _NEW_SHARE * new >= len(words)
 
 
+class Templates:
+    """Texts without their numbers. The same words with another number are an order for the next item of a list."""
+
+    __slots__ = ("_texts",)
+
+    def __init__(self) -> None:
+        self._texts: OrderedDict[int, int] = OrderedDict()  # hash without numbers -> hash of the last such text
+
+    def is_next_item(self, text: str) -> bool:
+        text = text[:_READ]
+        template, whole = hash(_NUMBER.sub("", text)), hash(text)
+        before = self._texts.get(template)
+        _put(self._texts, template, whole)
+        return before is not None and before != whole
+
+
 class _Worker:
     """How often an agent was set to work, and in how many of these rounds it did nothing new."""
 
@@ -48,7 +66,7 @@ class _Worker:
 
     def __init__(self) -> None:
         self.entered = 0
-        self.rounds = 0  # that repeated an earlier one, since the last news in the run
+        self.rounds: float = 0  # that repeated an earlier one, since the last news in the run
         self.counted = 0  # value of ``entered`` in the last round
         self.lane = ""  # of the last round
         self.supervisor_turn = -1  # in which the last round was ordered
@@ -56,7 +74,7 @@ class _Worker:
 
 class Orders:
     """Counts rounds in which a worker repeats itself, over all lanes of a run. A new answer anywhere in the run starts
-    anew.
+    anew. A round for the next item of a list counts a third.
 
     The nudge goes to the agent that gives the orders: with the worker's report, or with the next request of another
     agent. Workers that one response sets to work at once are one round. Nothing is kept until an agent is set to work
@@ -64,7 +82,18 @@ class Orders:
     """
 
     sees: ClassVar[tuple[type, ...]] = (AgentEntered, ModelCall, ModelResult, ToolResults)
-    __slots__ = ("_counting", "_delegates", "_due", "_known", "_turns", "_vocabulary", "_workers", "rungs")
+    __slots__ = (
+        "_counting",
+        "_delegates",
+        "_due",
+        "_is_next_item",
+        "_known",
+        "_templates",
+        "_turns",
+        "_vocabulary",
+        "_workers",
+        "rungs",
+    )
 
     def __init__(self, rungs: Rungs) -> None:
         self.rungs = rungs
@@ -75,6 +104,8 @@ class Orders:
         self._turns: OrderedDict[str, int] = OrderedDict()  # lane -> model calls in it
         self._counting = False  # some worker has a round without news
         self._vocabulary = Vocabulary()
+        self._templates = Templates()
+        self._is_next_item = False  # what was said last
         self._due: tuple[str, str, int] | None = None  # worker, lane, rounds: what the supervisor should read
 
     def observe(self, event: AgentEntered | ModelCall | ModelResult | ToolResults) -> Finding | None:
@@ -92,6 +123,8 @@ class Orders:
         if self._counting and isinstance(event, ModelResult):
             if event.text:
                 event.new_subject = self._vocabulary.learn(event.text)
+                event.new_item = self._is_order(event.agent) and self._templates.is_next_item(event.text)
+            self._is_next_item = event.new_item or (self._is_next_item and not self._is_order(event.agent))
             if event.new_subject:
                 self._start_anew()
         return None
@@ -118,8 +151,8 @@ class Orders:
             if a.outcome is Outcome.REFUSED:
                 continue
             if a.tool in self._delegates:
-                if self._counting and self._is_another_order(event, a):
-                    self._start_anew()
+                if self._counting:
+                    self._read_order(event, a)
             elif a.counted and not a.hands_over:
                 pair = (event.agent, a.call, a.answer)
                 before = known.get(pair)
@@ -133,11 +166,26 @@ class Orders:
             return found
         return None if repeated is None or worker is None else self._count(event, repeated, worker)
 
-    def _is_another_order(self, event: ToolResults, report: Answer) -> bool:
+    def _is_order(self, agent: str) -> bool:
+        """Whether the words of an agent are orders: those of a worker that repeats itself are reports."""
+        worker = self._workers.get(agent)
+        return worker is None or not worker.rounds
+
+    def _read_order(self, event: ToolResults, report: Answer) -> None:
         if not event.is_understood:
-            words = f"{answer_text(report.args)[: _READ // 2]} {answer_text(report.value)[: _READ // 2]}"
+            order = answer_text(report.args)[: _READ // 2]
+            words = f"{order} {answer_text(report.value)[: _READ // 2]}"
             event.new_subject = self._vocabulary.learn(words) or event.new_subject
-        return event.new_subject
+            event.new_item = self._templates.is_next_item(order) or event.new_item
+        if event.new_subject:
+            self._start_anew()
+        elif event.new_item:
+            below = f"{event.lane}/{report.tool}@{report.id}"
+            for worker in self._workers.values():
+                if worker.rounds and (worker.lane == below or worker.lane.startswith(f"{below}/")):
+                    worker.rounds -= 1 - _ITEM
+                    if self.rungs.at(worker.rounds) is None:
+                        self._due = None
 
     def _count(self, event: ToolResults, repeated: Answer, worker: _Worker) -> Finding | None:
         if worker.counted == worker.entered:
@@ -146,19 +194,19 @@ class Orders:
         if worker.lane != event.lane and worker.supervisor_turn == turn and worker.rounds:
             return None  # set to work at once with others
         worker.counted, worker.lane, worker.supervisor_turn = worker.entered, event.lane, turn
-        worker.rounds += 1
+        worker.rounds += _ITEM if self._is_next_item else 1
         self._counting = True
         reached = self.rungs.at(worker.rounds)
         if reached is None:
             return None
         action, limit = reached
         if action is not Action.STOP:
-            self._due = (event.agent, event.lane, worker.rounds)
+            self._due = (event.agent, event.lane, int(worker.rounds))
             return None
         about = f"agent {event.agent}"
         evidence = evidence_of(event)
         return Finding(
-            "no_news", action, worker.rounds, limit, ORDERS, tool=repeated.tool, detail=about, evidence=evidence
+            "no_news", action, int(worker.rounds), limit, ORDERS, tool=repeated.tool, detail=about, evidence=evidence
         )
 
     def _reported(self, event: ToolResults) -> Finding | None:
