@@ -125,7 +125,7 @@ async def test_an_answer_with_a_clock_is_still_the_same(way: Callable[[Desk], An
 
 @everywhere
 async def test_the_supervisor_reads_first_that_other_words_do_not_help(way: Callable[[Desk], Any]) -> None:
-    desk = Desk(lambda n: {"order": 7, "state": "lost"}, orders=11)
+    desk = Desk(lambda n: {"order": 7, "state": "lost"}, orders=10)
     seen = await seen_with(way, desk)
     assert seen.result.trips == []
     assert seen.rules == [("nudge", "no_news")]
