@@ -11,7 +11,7 @@ from tests.kit.detectors import answer, results
 
 def say(detector: Talk, n: int, agent: str = "a", text: str = "") -> Action | None:
     found = detector.observe(ModelCall("run", "", agent, 0.0))
-    assert detector.observe(ModelResult("run", "", agent, 0.0, said=n + 1, text=text)) is None
+    assert detector.observe(ModelResult("run", "", agent, 0.0, text_id=n + 1, text=text)) is None
     return found.action if found is not None else None
 
 

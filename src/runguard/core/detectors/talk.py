@@ -32,7 +32,7 @@ class Talk:
 
     def observe(self, event: AgentEntered | ModelCall | ModelResult | StateChanged | ToolResults) -> Finding | None:
         if type(event) is ModelResult:
-            if event.said and not self._is_bounded:
+            if event.text_id and not self._is_bounded:
                 self._hear(event)
         elif type(event) is ModelCall:
             return self._before_the_next(event) if self._count else None
