@@ -1,6 +1,7 @@
 """How the suite is shared out between processes, which tests may run twice, and what every test leaves closed."""
 
 import functools
+import gc
 import os
 import sys
 import tomllib
@@ -71,6 +72,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             if not (mark.args and isinstance(mark.args[0], str)):
                 raise pytest.UsageError(f'{item.nodeid}: say why: @pytest.mark.retries("…")')
             item.add_marker(pytest.mark.flaky(reruns=1, reruns_delay=1))
+
+
+def pytest_collection_finish() -> None:
+    """What is imported stays, so the garbage collector need not walk all of ADK in each of its rounds."""
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:

@@ -8,6 +8,7 @@ The exception is raised only where RunGuard's own code makes the call. Nothing c
 that a framework, an event loop or the user calls.
 """
 
+import functools
 import gc
 import sys
 import threading
@@ -113,15 +114,28 @@ class Place:
         return name_of(self.code)
 
 
+def _our_functions() -> list[FunctionType]:
+    return [each for each in gc.get_objects() if type(each) is FunctionType and is_ours(each.__code__)]
+
+
+@functools.cache
+def _imported_functions() -> list[FunctionType]:
+    """Those that tests/conftest.py keeps from the garbage collector, which does not list them then."""
+    gc.unfreeze()
+    gc.collect()
+    found = _our_functions()
+    gc.freeze()
+    return found
+
+
 def places(calls: Counter[CodeType]) -> list[Place]:
     """The functions that a run has reached, by name.
 
     Not those that a framework calls, nor those that only hold a ``try``: nothing can protect their first line.
     """
     functions: dict[CodeType, list[FunctionType]] = {}
-    for each in gc.get_objects():
-        if type(each) is FunctionType and is_ours(each.__code__):
-            functions.setdefault(each.__code__, []).append(each)
+    for each in [*_imported_functions(), *_our_functions()]:
+        functions.setdefault(each.__code__, []).append(each)
     makers: dict[CodeType, list[FunctionType]] = {}
     for made_by in (one for same in functions.values() for one in same):
         for inner in _codes_in(made_by.__code__):
