@@ -7,7 +7,7 @@ from runguard.replay.formatting import cost, count, money, share
 from runguard.replay.results import After, RunResult
 from runguard.replay.steps import Faults
 from runguard.replay.svg import Plot, key_of
-from runguard.replay.table import Rows
+from runguard.replay.table import MEASURES, Rows
 from runguard.replay.totals import BINS, TURNS, Group, Totals
 
 _NANO: Final = 1e9
@@ -95,24 +95,9 @@ def _cell(text: str, kind: str = "") -> str:
 
 
 def _summary(totals: Totals, several: bool) -> str:
-    groups = {
-        "all": totals.all,
-        **{name: group for name, group in totals.by_label.items() if group.runs and group.runs != totals.all.runs},
-    }
-    head = [
-        "",
-        "runs",
-        "nudged",
-        "blocked",
-        "stopped",
-        "model calls",
-        "tokens",
-        "cost",
-        "tokens after the stops",
-        "money after the stops",
-    ]
     title = f"<h2>{escape(totals.name)}</h2>" if several else ""
-    return title + _table(head, [[_cell(name), *_group(group)] for name, group in groups.items()])
+    rows = [[_cell(name), *_group(group)] for name, group in totals.groups.items()]
+    return title + _table(["", *MEASURES], rows)
 
 
 def _group(group: Group) -> list[str]:

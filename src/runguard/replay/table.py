@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 ROWS: Final = 40
 _COLOURS: Final = {"stop": "red", "block": "yellow", "nudge": "cyan", "warn": "dim"}
-_MEASURES: Final = (
+MEASURES: Final = (
     "runs",
     "nudged",
     "blocked",
@@ -107,15 +107,11 @@ def _verdict(verdict: Verdict) -> Text:
 
 
 def _print_totals(out: Console, totals: Totals, several: bool) -> None:
-    every = totals.all
-    groups = {
-        "all": every,
-        **{name: group for name, group in totals.by_label.items() if group.runs and group.runs != every.runs},
-    }
+    groups = totals.groups
     out.print(Text.assemble("\n", screen.heading(f"under {printable(totals.name)}" if several else "in total")))
     shown = screen.table("", *groups, right=tuple(groups))
     columns = [_group(group, totals.unpriced) for group in groups.values()]
-    for position, name in enumerate(_MEASURES):
+    for position, name in enumerate(MEASURES):
         shown.add_row(name, *(column[position] for column in columns))
     screen.print_table(out, shown)
     if totals.rules:
@@ -133,13 +129,13 @@ def _print_totals(out: Console, totals: Totals, several: bool) -> None:
             out.print(f"  {printable(name)}", soft_wrap=True)
     if totals.unpriced:
         out.print(
-            f"{totals.unpriced} of {every.model_calls} model calls have no price: set prices in the "
+            f"{totals.unpriced} of {totals.all.model_calls} model calls have no price: set prices in the "
             "policy, or pass --model",
             style="yellow",
         )
     if totals.estimated:
         out.print(
-            f"tokens of {totals.estimated} of {every.model_calls} model calls are estimated from the length of "
+            f"tokens of {totals.estimated} of {totals.all.model_calls} model calls are estimated from the length of "
             "the texts",
             style="dim",
         )

@@ -128,6 +128,12 @@ class Totals:
             self.lines.sort(key=lambda line: -line[0])
             del self.lines[_LINES:]
 
+    @property
+    def groups(self) -> dict[str, Group]:
+        """All runs, and those of each label where there are several."""
+        labelled = {name: group for name, group in self.by_label.items() if group.runs and group.runs != self.all.runs}
+        return {"all": self.all, **labelled}
+
     def to_dict(self) -> dict[str, Any]:
         names = ("steps", "tool_calls", "prompt_tokens", "output_tokens")
         rules = {
