@@ -23,10 +23,20 @@ import threading
 import weakref
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, Final, TypeVar
 
 from runguard.accounting.charges import OWNERS
-from runguard.adapters.layers import Layer, Place, current_place, inside
+from runguard.adapters.layers import (
+    OUTERMOST,
+    Layer,
+    Place,
+    child_layer,
+    current_place,
+    end_layers,
+    inside,
+    notice_kept,
+)
 from runguard.adapters.model_calls import ModelRequest, Permission
 from runguard.adapters.tool_calls import NOT_EXECUTED, OpenCall, ToolUse
 from runguard.conductor.guard import Guard
@@ -41,36 +51,60 @@ _batches: Final = itertools.count(1)
 class AgentRun:
     """One agent in one run. Its layers are the outer runs that it belongs to, and then its own."""
 
-    def __init__(self, layers: tuple[Layer, ...], agent: str, depth: int, *, owns: bool) -> None:
-        self.layers, self.agent, self.depth = layers, agent, depth
+    def __init__(
+        self,
+        guard: Guard,
+        layers: tuple[Layer, ...],
+        agent: str,
+        depth: int = 0,
+        *,
+        owns: bool = False,
+        refused: Trip | None = None,
+    ) -> None:
+        """``refused``: the guard could not begin the run, and its settings say that then no call is made."""
+        self.guard, self.layers, self.agent, self.depth = guard, layers, agent, depth
         self._owns = owns  # the run of the last layer began with this agent
+        self._refused = refused
         self._lock = threading.RLock()
         self._open: dict[str, OpenCall] = {}
         self._batch = ""
         self._ended = False
         # Where a framework calls no hook after an error, the run ends with the last reference to it.
-        weakref.finalize(self, _end, layers, owns).atexit = False
+        weakref.finalize(self, end_layers, layers, owns).atexit = False
 
     @classmethod
     def start(
         cls, guard: Guard, agent: str, *, app: str = "", user: str = "", session: str = "", labels: Any = None
     ) -> "AgentRun":
-        """Begin a run, or join the run in whose tool call this code is executed."""
-        place = current_place()
-        layers = [_child(layer, place, agent) for layer in place.layers]
-        owns = all(layer.guard is not guard for layer in layers)
-        if owns:
-            info = RunInfo(secrets.token_hex(8), app, user, session, "", guard.clock(), labels=labels)
-            layers.append(Layer(guard, guard.start(info), ROOT_LANE))
-        return cls(tuple(layers), agent, place.depth, owns=owns)
+        """Begin a run, or join the run in whose tool call this code is executed.
 
-    @property
-    def guard(self) -> Guard:
-        return self.layers[-1].guard
+        A layer that cannot begin is left out, or refuses every call: ``on_guard_error`` decides.
+        """
+        layers: list[Layer] = []
+        place, owns, refused = OUTERMOST, False, None
+        try:
+            place = current_place()
+        except Exception as error:
+            refused = guard.give_up("adapter", error, "", agent)
+        for outer in place.layers:
+            try:
+                layers.append(child_layer(outer, place, agent))
+            except Exception as error:
+                refused = refused or outer.guard.give_up("adapter", error, outer.run.info.run, agent)
+        if all(outer.guard is not guard for outer in place.layers):
+            try:
+                info = RunInfo(secrets.token_hex(8), app, user, session, "", guard.clock(), labels=labels)
+                layers.append(Layer(guard, guard.start(info), ROOT_LANE))
+                owns = True
+            except Exception as error:
+                refused = refused or guard.give_up("adapter", error, "", agent)
+        return cls(guard, tuple(layers), agent, place.depth, owns=owns, refused=refused)
 
     @property
     def stopped(self) -> Trip | None:
         """The trip that has stopped this run, or a run around it."""
+        if self._refused is not None:
+            return self._refused
         for guard, run, lane in self.layers:
             trip = run.stopped or (run.lanes[lane].stop_in_force() if lane in run.lanes else None)
             if trip is not None and guard.policy.mode == "enforce":
@@ -79,10 +113,11 @@ class AgentRun:
 
     def enter(self) -> Trip | None:
         """The agent begins to work. A trip: it is nested too deep or was started too often."""
+        if self._refused is not None:
+            return self._refused
         for layer in self.layers:
-            guard, run, lane = layer
-            event = AgentEntered(run.info.run, lane, self.agent, guard.clock(), self.depth)
-            if (trip := self.stop_of(self._decide(layer, guard.check, event))) is not None:
+            decision = self._decide(layer, layer.guard.check, partial(AgentEntered, depth=self.depth))
+            if (trip := self.stop_of(decision)) is not None:
                 return trip
         return None
 
@@ -90,9 +125,7 @@ class AgentRun:
         """The agent passes the conversation to another one, which goes on in the same lane."""
         trip = None
         for layer in self.layers:
-            guard, run, lane = layer
-            event = HandOff(run.info.run, lane, self.agent, target, guard.clock())
-            trip = trip or self.stop_of(self._decide(layer, guard.check, event))
+            trip = trip or self.stop_of(self._decide(layer, layer.guard.check, partial(_hand_off, target)))
         self.agent = target
         return trip
 
@@ -114,7 +147,7 @@ class AgentRun:
         try:
             request = read()
         except Exception as error:
-            trip = self.guard.give_up("adapter", error, self.layers[-1].run.info.run, self.agent)
+            trip = self.guard.give_up("adapter", error, self._name, self.agent)
             if trip is not None:
                 return trip
             request = ModelRequest()
@@ -123,8 +156,8 @@ class AgentRun:
             if (trip := self.stopped) is not None:
                 return trip
             for layer in self.layers:
-                event = self._model_call(layer, request, no_loop=task is None)
                 try:
+                    event = self._model_call(layer, request, no_loop=task is None)
                     decision = await self._reserve(layer, event, permission)
                 except Exception as error:
                     trip = layer.guard.give_up("adapter", error, layer.run.info.run, self.agent)
@@ -134,7 +167,7 @@ class AgentRun:
                     return trip
                 if decision.action is Action.NUDGE and decision.enforced:
                     notices.append(decision.for_model)
-                notices.append(_notice_kept(layer))
+                notices.append(notice_kept(layer))
         except BaseException:
             permission.release()
             raise
@@ -175,6 +208,10 @@ class AgentRun:
 
     async def _check_tool(self, use: ToolUse, *, no_loop: bool) -> str | None:
         call = self._call(use)
+        if self._refused is not None:
+            call.refuse()
+            return NOT_EXECUTED
+        passed: list[tuple[Layer, ToolCall]] = []  # layers that have allowed the call
         for layer in self.layers:
             guard, run, lane = layer
             try:
@@ -196,6 +233,7 @@ class AgentRun:
                 )
                 with self._lock:
                     decision = guard.check(event)
+                passed.append((layer, event))
                 if guard.tools.has_prices and (decision.action < Action.BLOCK or not decision.enforced):
                     no_wait = no_loop and _in_event_loop()
                     decision = await guard.reserve_tool(run, event, use.args, no_loop=no_loop, no_wait=no_wait)
@@ -207,6 +245,8 @@ class AgentRun:
                 raise
             if decision.action >= Action.BLOCK and decision.enforced:
                 self._not_executed(call)
+                for (outer, of_run, _), allowed in passed:
+                    outer.faults.attempt("adapter", outer.tool_gate.give_up, of_run, allowed)
                 return decision.for_model or NOT_EXECUTED
         return None
 
@@ -246,6 +286,9 @@ class AgentRun:
 
     def answered(self, use: ToolUse, value: object) -> None:
         """The tool returned ``value``: data, or text that may be JSON."""
+        self.guard.faults.attempt("adapter", self._answered, use, value)
+
+    def _answered(self, use: ToolUse, value: object) -> None:
         call = self._call(use)
         call.answer(value)
         self._pay_tool(call, call.value)
@@ -257,6 +300,9 @@ class AgentRun:
 
     def saw(self, use: ToolUse, value: object) -> None:
         """The answer to a call that was never checked: the adapter sees tools only in the next request."""
+        self.guard.faults.attempt("adapter", self._saw, use, value)
+
+    def _saw(self, use: ToolUse, value: object) -> None:
         call = self._call(use)
         for layer in self.layers:
             call.seen.append((layer, layer.guard.fingerprint(use.tool, use.args), b""))
@@ -268,6 +314,9 @@ class AgentRun:
 
     def raised(self, use: ToolUse, error: BaseException) -> None:
         """The tool raised. A failure opens its breaker for all runs; a cancelled call proves nothing."""
+        self.guard.faults.attempt("adapter", self._tool_raised, use, error)
+
+    def _tool_raised(self, use: ToolUse, error: BaseException) -> None:
         call = self._call(use)
         if not isinstance(error, Exception):
             call.refuse()
@@ -296,10 +345,9 @@ class AgentRun:
                 return []
             notices = []
             for layer in self.layers:
-                guard, run, lane = layer
                 answers = [answer for call in calls if (answer := call.answer_in(layer)) is not None]
-                event = ToolResults(run.info.run, lane, self.agent, guard.clock(), calls[0].batch, answers)
-                decision = self._decide(layer, guard.after, event)
+                results = partial(ToolResults, batch=calls[0].batch, answers=answers)
+                decision = self._decide(layer, layer.guard.after, results)
                 if decision.action is Action.NUDGE and decision.enforced:
                     notices.append(decision.for_model)
             return notices
@@ -313,50 +361,37 @@ class AgentRun:
                 return
             self._ended = True
             self.guard.faults.attempt("adapter", self._report_answers)
-        _end(self.layers, self._owns)
+        end_layers(self.layers, self._owns)
 
     # ---- helpers ----------------------------------------------------------------------------------------------------
+
+    def fault(self, error: Exception) -> None:
+        """A fault of the adapter. Where the settings say so, it stops the run."""
+        self.guard.fault("adapter", error, self._name, self.agent)
+
+    @property
+    def _name(self) -> str:
+        return self.layers[-1].run.info.run if self.layers else ""
 
     def stop_of(self, decision: Decision) -> Trip | None:
         return decision.trip if decision.action is Action.STOP and decision.enforced else None
 
-    def _decide(self, layer: Layer, question: Callable[[Any], Decision], event: Any) -> Decision:
+    def _decide(self, layer: Layer, question: Callable[[Any], Decision], make: Callable[..., Any]) -> Decision:
+        """Ask about the event that ``make`` builds from a run, a lane, an agent and a time."""
+        guard, run, lane = layer
         try:
             with self._lock:
-                return question(event)
+                return question(make(run.info.run, lane, self.agent, at=guard.clock()))
         except Exception as error:
-            trip = layer.guard.give_up("adapter", error, layer.run.info.run, self.agent)
+            trip = guard.give_up("adapter", error, run.info.run, self.agent)
             return ALLOW if trip is None else Decision(Action.STOP, None, trip)
 
     def _drive(self, job: Coroutine[Any, Any, _T], lost: Callable[[_T], None]) -> _T:
         return drive(job, any(layer.guard.accounts.ledger.is_shared for layer in self.layers), lost)
 
 
-def _end(layers: tuple[Layer, ...], owns: bool) -> None:
-    """End the last layer's run if it began with this agent, and close the agent's lanes in the runs around."""
-    for guard, run, lane in layers[:-1] if owns else layers:
-        guard.faults.attempt("adapter", guard.close_lane, run, lane)
-    guard, run, _ = layers[-1]
-    if owns and guard.runs.get(run.info.run) is run:
-        guard.faults.attempt("adapter", guard.end, run.info.run)
-
-
-def _child(layer: Layer, place: Place, agent: str) -> Layer:
-    """A lane for an agent that a tool call of this layer has started."""
-    guard, run, lane = layer
-    key = f"{lane}/{place.call}"
-    if key not in run.lanes:
-        guard.open_lane(run, key, lane, concurrent=False, delegate=agent)
-    return Layer(guard, run, key)
-
-
-def _notice_kept(layer: Layer) -> str:
-    """A nudge of a threshold, kept for the next request."""
-    lane = layer.run.lanes.get(layer.lane)
-    if lane is None or not lane.notice:
-        return ""
-    notice, lane.notice = lane.notice, ""
-    return notice
+def _hand_off(target: str, run: str, lane: str, agent: str, *, at: float) -> HandOff:
+    return HandOff(run, lane, agent, target, at)
 
 
 def _give_back(result: Permission | Trip) -> None:

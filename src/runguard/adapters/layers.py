@@ -63,3 +63,32 @@ def inside(place: Place) -> Iterator[None]:
         yield
     finally:
         SURROUNDINGS.reset(token)
+
+
+def end_layers(layers: tuple[Layer, ...], owns: bool) -> None:
+    """End the last layer's run if it began with this agent, and close the agent's lanes in the runs around."""
+    for guard, run, lane in layers[:-1] if owns else layers:
+        guard.faults.attempt("adapter", guard.close_lane, run, lane)
+    if not owns:
+        return
+    guard, run, _ = layers[-1]
+    if guard.runs.get(run.info.run) is run:
+        guard.faults.attempt("adapter", guard.end, run.info.run)
+
+
+def child_layer(layer: Layer, place: Place, agent: str) -> Layer:
+    """A lane for an agent that a tool call of this layer has started."""
+    guard, run, lane = layer
+    key = f"{lane}/{place.call}"
+    if key not in run.lanes:
+        guard.open_lane(run, key, lane, concurrent=False, delegate=agent)
+    return Layer(guard, run, key)
+
+
+def notice_kept(layer: Layer) -> str:
+    """A nudge of a threshold, kept for the next request."""
+    lane = layer.run.lanes.get(layer.lane)
+    if lane is None or not lane.notice:
+        return ""
+    notice, lane.notice = lane.notice, ""
+    return notice

@@ -1,7 +1,7 @@
 """A model call from its permission to its bill, on every guard around it."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterable, Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -87,14 +87,62 @@ class Permission:
             if not task.done():
                 task.cancel()
 
+    async def pieces(self, stream: AsyncIterable[_T]) -> AsyncGenerator[_T, None]:
+        """The pieces of a streamed answer. The kill switch ends the wait for a piece: then ``interrupted`` holds the
+        trip, and the stream is over.
+        """
+        loop, pieces = asyncio.get_running_loop(), aiter(stream)
+        waiting: asyncio.Task[Any] | None = None
+        is_cut = False
+
+        def cut() -> None:
+            nonlocal is_cut
+            if waiting is not None and not is_cut:
+                is_cut = waiting.cancel()
+
+        def end() -> None:
+            loop.call_soon_threadsafe(cut)
+
+        for layer, _ in self._charged:
+            layer.run.in_flight.add(end)
+        try:
+            while (trip := self._run.stopped) is None:
+                waiting = asyncio.current_task()
+                try:
+                    piece = await anext(pieces)
+                except StopAsyncIteration:
+                    return
+                except asyncio.CancelledError:
+                    if is_cut and waiting is not None and waiting.uncancel() == 0:
+                        break
+                    raise
+                finally:
+                    waiting = None
+                yield piece
+            self.interrupted = trip or self._run.stopped
+        finally:
+            for layer, _ in self._charged:
+                layer.run.in_flight.discard(end)
+            if (close := getattr(pieces, "aclose", None)) is not None:
+                await close()
+
     def read(self, settle: Callable[["Permission", Any], None], response: Any) -> None:
         """Let the adapter read the answer and settle. A fault there books an estimate, and the answer is kept."""
         try:
             settle(self, response)
         except Exception as error:
-            layer = self._run.layers[-1]
-            layer.guard.fault("adapter", error, layer.run.info.run, self._run.agent)
+            self._run.fault(error)
             self.fail(None)
+
+    def changed(self, change: Callable[["Permission", _T], _T], request: _T) -> _T:
+        """The request with this permission's notice and output limit. A fault there leaves the request as it is."""
+        if not self.notice and self.max_output_tokens is None:
+            return request
+        try:
+            return change(self, request)
+        except Exception as error:
+            self._run.fault(error)
+            return request
 
     def settle(
         self, usage: Usage | None, *, model: str = "", calls: Sequence[ToolUse] = (), text: str = "", size: int = 0
@@ -102,17 +150,10 @@ class Permission:
         """The model answered. ``usage`` None: not reported, so ``size`` bytes of answer are booked as an estimate."""
         if self._close():
             return
-        reported = usage is not None and bool(usage.input or usage.output)
-        for layer, event in self._charged:
-            guard, run, lane = layer
-            booked = usage if reported and usage is not None else Usage(event.input_tokens, tokens_in(size))
+        for layer, event in self._charged:  # a fault in one layer does not prevent the others
             if event.charge is not None:
-                guard.settle(event.charge, booked, model or event.model, estimated=not reported)
-            result = ModelResult(run.info.run, lane, event.agent, guard.clock(), model=model or event.model)
-            if reported:
-                result.prompt_tokens, result.output_tokens = booked.input, booked.output
-            result.text_id = 0 if calls or not text else words_name(text)
-            guard.faults.attempt("adapter", guard.after, result)
+                layer.guard.faults.attempt("adapter", _book, layer, event, usage, model, size)
+            layer.guard.faults.attempt("adapter", _learn, layer, event, usage, model, "" if calls else text)
         self._run.asked_for(calls)
 
     def fail(self, error: BaseException | None, streamed: int = 0, *, streaming: bool = False) -> None:
@@ -121,7 +162,7 @@ class Permission:
             return
         for layer, event in self._charged:
             if event.charge is not None:
-                layer.guard.abandon(event.charge, tokens_in(streamed), streaming=streaming, refused=was_unbilled(error))
+                layer.guard.faults.attempt("adapter", _abandon, layer, event, error, streamed, streaming)
 
     def release(self) -> None:
         """The call was not made."""
@@ -138,3 +179,26 @@ class Permission:
             for layer, _ in self._charged:
                 layer.guard.faults.attempt("adapter", layer.run.slots.give_back, self._task)
         return over
+
+
+def _is_reported(usage: Usage | None) -> bool:
+    return usage is not None and bool(usage.input or usage.output)
+
+
+def _book(layer: Layer, event: ModelCall, usage: Usage | None, model: str, size: int) -> None:
+    is_reported = _is_reported(usage)
+    booked = usage if is_reported and usage is not None else Usage(event.input_tokens, tokens_in(size))
+    layer.guard.settle(event.charge, booked, model or event.model, estimated=not is_reported)
+
+
+def _learn(layer: Layer, event: ModelCall, usage: Usage | None, model: str, text: str) -> None:
+    guard, run, lane = layer
+    result = ModelResult(run.info.run, lane, event.agent, guard.clock(), model=model or event.model)
+    if _is_reported(usage) and usage is not None:
+        result.prompt_tokens, result.output_tokens = usage.input, usage.output
+    result.text_id = words_name(text) if text else 0
+    guard.after(result)
+
+
+def _abandon(layer: Layer, event: ModelCall, error: BaseException | None, streamed: int, streaming: bool) -> None:
+    layer.guard.abandon(event.charge, tokens_in(streamed), streaming=streaming, refused=was_unbilled(error))

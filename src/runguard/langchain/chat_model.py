@@ -88,7 +88,7 @@ class GuardedChatModel(Controls, BaseChatModel):
         permission = run.ask_now(lambda: request_of(self._model, messages, kwargs, kwargs))
         if isinstance(permission, Trip):
             return _result(self._stopped(permission, key))
-        asked, options = self._changed(messages, permission, kwargs)
+        asked, options = permission.changed(self._changed, (messages, kwargs))
         try:
             message = self._inner.invoke(asked, _QUIET, stop=stop, **options)
         except BaseException as error:
@@ -104,7 +104,7 @@ class GuardedChatModel(Controls, BaseChatModel):
         permission = await run.ask(lambda: request_of(self._model, messages, kwargs, kwargs))
         if isinstance(permission, Trip):
             return _result(self._stopped(permission, key))
-        asked, options = self._changed(messages, permission, kwargs)
+        asked, options = permission.changed(self._changed, (messages, kwargs))
         try:
             message = await permission.during(self._inner.ainvoke(asked, _QUIET, stop=stop, **options))
         except BaseException as error:
@@ -123,7 +123,7 @@ class GuardedChatModel(Controls, BaseChatModel):
         if isinstance(permission, Trip):
             yield _chunk(self._stopped(permission, key))
             return
-        asked, options = self._changed(messages, permission, kwargs)
+        asked, options = permission.changed(self._changed, (messages, kwargs))
         whole: Any = None
         try:
             for piece in self._inner.stream(asked, _QUIET, stop=stop, **options):
@@ -142,16 +142,16 @@ class GuardedChatModel(Controls, BaseChatModel):
         if isinstance(permission, Trip):
             yield _chunk(self._stopped(permission, key))
             return
-        asked, options = self._changed(messages, permission, kwargs)
+        asked, options = permission.changed(self._changed, (messages, kwargs))
         whole: Any = None
         try:
-            async for piece in self._inner.astream(asked, _QUIET, stop=stop, **options):
+            async for piece in permission.pieces(self._inner.astream(asked, _QUIET, stop=stop, **options)):
                 whole = piece if whole is None else whole + piece
                 yield ChatGenerationChunk(message=piece)
-                if (trip := permission.stopped) is not None:
-                    permission.fail(None, answer_size(whole), streaming=True)
-                    yield _chunk(self._stopped(trip, key))
-                    return
+            if (trip := permission.interrupted) is not None:
+                permission.fail(None, answer_size(whole) if whole is not None else 0, streaming=True)
+                yield _chunk(self._stopped(trip, key))
+                return
         except BaseException as error:
             permission.fail(error, answer_size(whole) if whole is not None else 0, streaming=True)
             raise
@@ -177,8 +177,9 @@ class GuardedChatModel(Controls, BaseChatModel):
         return run, key
 
     def _changed(
-        self, messages: list[BaseMessage], permission: Permission, kwargs: dict[str, Any]
+        self, permission: Permission, request: tuple[list[BaseMessage], dict[str, Any]]
     ) -> tuple[list[BaseMessage], dict[str, Any]]:
+        messages, kwargs = request
         if permission.notice:
             messages = [*messages, notice_message(permission.notice)]
         if (limit := permission.max_output_tokens) is not None:

@@ -115,7 +115,7 @@ class RunGuardMiddleware(Controls, AgentMiddleware[Any, Any, Any]):
         if isinstance(permission, Trip):
             return self._stop(permission, request)
         try:
-            response = handler(_changed(request, permission))
+            response = handler(permission.changed(_changed, request))
         except BaseException as error:
             permission.fail(error)
             raise
@@ -132,7 +132,7 @@ class RunGuardMiddleware(Controls, AgentMiddleware[Any, Any, Any]):
         if isinstance(permission, Trip):
             return self._stop(permission, request)
         try:
-            response = await permission.during(handler(_changed(request, permission)))
+            response = await permission.during(handler(permission.changed(_changed, request)))
         except BaseException as error:
             permission.fail(error)
             if (trip := permission.interrupted) is not None:
@@ -197,7 +197,7 @@ def _asked(request: ModelRequest[Any]) -> Any:
     return request_of(request.model, request.messages, [system, tools], request.model_settings)
 
 
-def _changed(request: ModelRequest[Any], permission: Permission) -> ModelRequest[Any]:
+def _changed(permission: Permission, request: ModelRequest[Any]) -> ModelRequest[Any]:
     """The request with a notice for the model, and with the output limit that the budget can pay."""
     if permission.notice:
         request = request.override(messages=[*request.messages, notice_message(permission.notice)])

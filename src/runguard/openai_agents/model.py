@@ -55,7 +55,7 @@ class GuardedModel(Model):
             permission = await run.ask(lambda: self._asked(system_instructions, input, model_settings, tools, handoffs))
             if isinstance(permission, Trip):
                 return ModelResponse([self._last_words(permission, output_schema)], ReportedUsage(), None)
-            items, settings = _changed(input, model_settings, permission)
+            items, settings = permission.changed(_changed, (input, model_settings))
             try:
                 response = await permission.during(
                     self._inner.get_response(
@@ -90,13 +90,13 @@ class GuardedModel(Model):
             if isinstance(permission, Trip):
                 yield _completed(self._last_words(permission, output_schema), self._name)
                 return
-            items, settings = _changed(input, model_settings, permission)
+            items, settings = permission.changed(_changed, (input, model_settings))
             streamed, final = 0, None
             try:
                 stream: Any = self._inner.stream_response(
                     system_instructions, items, settings, tools, output_schema, handoffs, tracing, **kwargs
                 )
-                async with aclosing(stream) as events:
+                async with aclosing(permission.pieces(stream)) as events:
                     async for event in events:
                         if isinstance(event, ResponseCompletedEvent):
                             final = event.response
@@ -104,11 +104,11 @@ class GuardedModel(Model):
                             streamed += len(delta.encode())
                         if final is not None:
                             permission.read(lambda one, answer: self._settle(one, answer, handoffs), final)
-                        elif (trip := permission.stopped) is not None:
-                            permission.fail(None, streamed, streaming=True)
-                            yield _completed(self._last_words(trip, output_schema), self._name)
-                            return
                         yield event
+                if final is None and (trip := permission.interrupted) is not None:
+                    permission.fail(None, streamed, streaming=True)
+                    yield _completed(self._last_words(trip, output_schema), self._name)
+                    return
             except BaseException as error:
                 permission.fail(error, streamed, streaming=True)
                 raise
@@ -164,8 +164,9 @@ def _texts(output: list[Any]) -> list[str]:
     ]
 
 
-def _changed(items: Any, settings: ModelSettings, permission: Permission) -> tuple[Any, ModelSettings]:
+def _changed(permission: Permission, request: tuple[Any, ModelSettings]) -> tuple[Any, ModelSettings]:
     """The request with a notice for the model, and with the output limit that the budget can pay."""
+    items, settings = request
     if permission.notice:
         items = [*([{"role": "user", "content": items}] if isinstance(items, str) else items)]
         items.append({"role": "user", "content": permission.notice})

@@ -79,12 +79,7 @@ class RunGuard(Controls, AbstractCapability[Any]):
         permission = await run.ask(partial(_asked, request_context))
         if isinstance(permission, Trip):
             raise self._stop(permission, request_context)
-        if permission.notice:
-            notice = ModelRequest(parts=[UserPromptPart(permission.notice)])
-            request_context = replace(request_context, messages=[*request_context.messages, notice])
-        if (limit := permission.max_output_tokens) is not None:
-            settings: Any = {**(request_context.model_settings or {}), "max_tokens": limit}
-            request_context = replace(request_context, model_settings=settings)
+        request_context = permission.changed(_changed, request_context)
         try:
             response: ModelResponse = await permission.during(handler(request_context))
         except BaseException as error:
@@ -142,6 +137,17 @@ def _settle(permission: Permission, response: ModelResponse) -> None:
         text="".join(part.content for part in response.parts if isinstance(part, TextPart)),
         size=size_of(response.parts),
     )
+
+
+def _changed(permission: Permission, request: ModelRequestContext) -> ModelRequestContext:
+    """The request with a notice for the model, and with the output limit that the budget can pay."""
+    if permission.notice:
+        notice = ModelRequest(parts=[UserPromptPart(permission.notice)])
+        request = replace(request, messages=[*request.messages, notice])
+    if (limit := permission.max_output_tokens) is not None:
+        settings: Any = {**(request.model_settings or {}), "max_tokens": limit}
+        request = replace(request, model_settings=settings)
+    return request
 
 
 def _asked(request: ModelRequestContext) -> Asked:

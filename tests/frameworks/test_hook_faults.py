@@ -1,0 +1,150 @@
+"""A fault of the guard in any hook of any adapter: the run goes on as without a guard, or makes no call."""
+
+import asyncio
+from typing import Any
+
+import pytest
+from langchain_core.messages import HumanMessage
+
+from runguard import RunStoppedError, ToolRule
+from runguard.adapters.agent_run import AgentRun
+from runguard.adapters.tool_calls import ToolUse
+from runguard.conductor.guard import Guard
+from runguard.langchain import GuardedChatModel
+from runguard.policy import Policy
+from runguard.testing.harness import MODEL, AgentSpec, Harness, Reply
+from tests.frameworks.langchain_harness import LangChainHarness, ScriptedChat
+from tests.frameworks.openai_harness import OpenAIAgentsHarness
+from tests.frameworks.pydantic_harness import PydanticAIHarness
+
+HARNESSES = [
+    pytest.param(LangChainHarness(), id="langchain"),
+    pytest.param(OpenAIAgentsHarness(), id="openai"),
+    pytest.param(PydanticAIHarness(), id="pydantic"),
+]
+# What the adapters call on the guard: before a call is made, and after it.
+BEFORE = ["start", "check", "reserve", "fingerprint"]
+AFTER = ["settle", "after", "end", "close_lane", "report_failure", "clock", "release", "unspent"]
+PRICES: Any = {MODEL: {"input": 1.0, "output": 1.0}}
+
+
+def _broken(*_: Any, **__: Any) -> Any:
+    raise LookupError("the guard's own fault")
+
+
+def _script(n: int, _: str) -> Reply:
+    return Reply(calls=[("look", {"n": n})]) if n < 3 else Reply("done")
+
+
+@pytest.mark.parametrize("harness", HARNESSES)
+@pytest.mark.parametrize("method", [*BEFORE, *AFTER])
+async def test_a_broken_guard_does_not_change_the_run(harness: Harness, method: str) -> None:
+    spec = AgentSpec(_script, tools={"look": lambda n: f"page {n}"})
+    plain = await harness.session(spec, None).turn("go")
+    guard = harness.guard(max_usd=1, prices=PRICES)
+    setattr(guard.guard, method, _broken)
+    session = harness.session(spec, guard)
+    result = await session.turn("go")
+    assert (result.text, result.error, result.events) == ("done", None, plain.events)
+    assert session.model_calls == 3
+
+
+@pytest.mark.parametrize("harness", HARNESSES)
+@pytest.mark.parametrize("method", BEFORE)
+async def test_with_block_a_broken_guard_lets_no_call_through(harness: Harness, method: str) -> None:
+    executed: list[int] = []
+
+    def look(n: int) -> str:
+        executed.append(n)
+        return "x"
+
+    spec = AgentSpec(_script, tools={"look": look})
+    guard = harness.guard(on_guard_error="block", max_usd=1, prices=PRICES)
+    setattr(guard.guard, method, _broken)
+    session = harness.session(spec, guard)
+    result = await session.turn("go")
+    assert not executed
+    assert session.model_calls == (1 if method == "fingerprint" else 0)
+    assert result.error is None or isinstance(result.error, RunStoppedError)
+    assert [trip.rule for trip in guard.trips] == ["guard_error"]
+
+
+@pytest.mark.parametrize("harness", HARNESSES)
+async def test_a_nested_agent_works_when_its_lane_cannot_be_opened(harness: Harness) -> None:
+    inner = AgentSpec(lambda n, _: Reply("inner done"), "helper")
+    spec = AgentSpec(
+        lambda n, _: Reply(calls=[("helper", {"request": "x"})]) if n == 1 else Reply("done"), agents=[inner]
+    )
+    guard = harness.guard()
+    guard.guard.open_lane = _broken
+    result = await harness.session(spec, guard).turn("go")
+    assert (result.text, result.error) == ("done", None)
+
+
+@pytest.mark.parametrize("method", [*BEFORE, *AFTER])
+async def test_a_guarded_chat_model_with_a_broken_guard_answers(method: str) -> None:
+    model = GuardedChatModel(ScriptedChat(lambda n, _: Reply("done"), [0]), max_usd=1, prices=PRICES)
+    setattr(model.guard, method, _broken)
+    assert (await model.ainvoke([HumanMessage("go")])).content == "done"
+    assert model.invoke([HumanMessage("again")]).content == "done"
+
+
+async def test_what_an_inner_layer_refuses_is_free_for_others_at_once() -> None:
+    """The outer guard has noted the side effect as begun. The inner one refuses the call, so it never happens."""
+    tools: Any = {"pay": ToolRule(once=True)}
+    outer = Guard(Policy.validated({"tools": tools}, "test"))
+    inner = Guard(Policy.validated({"max_tool_calls": 1}, "test"))
+    run = AgentRun.start(outer, "outer", session="s")
+    with run.tool(ToolUse("0", "ask")):
+        child = AgentRun.start(inner, "inner")
+    assert await child.check_tool(ToolUse("1", "look", {})) is None
+    assert await child.check_tool(ToolUse("2", "pay", {"to": "ann"})) is not None
+    assert await run.check_tool(ToolUse("3", "pay", {"to": "ann"})) is None
+    child.end()
+    run.end()
+
+
+class _Hanging(ScriptedChat):
+    """Streams one piece and then nothing."""
+
+    async def _astream(self, *args: Any, **kwargs: Any) -> Any:
+        from langchain_core.messages import AIMessageChunk
+        from langchain_core.outputs import ChatGenerationChunk
+
+        yield ChatGenerationChunk(message=AIMessageChunk(content="one "))
+        await asyncio.Event().wait()
+
+
+def _hanging() -> Any:
+    kind: Any = _Hanging
+    return kind(lambda n, _: Reply("done"), [0])
+
+
+async def test_the_kill_switch_ends_a_stream_that_waits_for_its_next_piece() -> None:
+    model = GuardedChatModel(_hanging(), app="docs")
+    seen: list[str] = []
+
+    async def read() -> None:
+        async for piece in model.astream([HumanMessage("go")]):
+            seen.append(str(piece.content))
+            if len(seen) == 1:
+                asyncio.get_running_loop().call_later(0.05, lambda: model.stop("app:docs", actor="me", reason="test"))
+
+    await asyncio.wait_for(read(), 10)
+    assert seen[0] == "one "
+    assert "stopped" in "".join(seen[1:])
+    assert [trip.rule for trip in model.trips] == ["kill_switch"]
+    assert not model.guard.runs
+
+
+async def test_a_cancelled_stream_is_cancelled_and_nothing_stays_reserved() -> None:
+    model = GuardedChatModel(_hanging(), max_usd=1, prices=PRICES)
+
+    async def read() -> None:
+        async for _ in model.astream([HumanMessage("go")]):
+            pass
+
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(read(), 0.2)
+    spend = model.spend()
+    assert (spend["calls"], spend["estimated_calls"], spend["reserved_usd"]) == (1, 1, 0)
