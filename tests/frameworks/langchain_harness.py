@@ -95,8 +95,7 @@ class LangChainSession(Session):
         self._config: Any = {"configurable": {"thread_id": f"thread-{next(_ids)}"}, "recursion_limit": 1_000}
 
     def _build(self, spec: AgentSpec, saver: Any) -> Any:
-        tools = [StructuredTool.from_function(_named(f, name), name=name, description=name, args_schema=_schema(f))
-                 for name, f in spec.tools.items()]  # fmt: skip
+        tools = [_tool(f, name) for name, f in spec.tools.items()]
         tools += [self._as_tool(inner) for inner in spec.agents]
         return create_agent(
             ScriptedChat(spec.script, self._counter),
@@ -162,6 +161,12 @@ def _named(function: Any, name: str) -> Any:
 
     tool.__name__ = name
     return tool
+
+
+def _tool(function: Any, name: str) -> StructuredTool:
+    kind = "coroutine" if inspect.iscoroutinefunction(function) else "func"
+    given: dict[str, Any] = {kind: function if kind == "coroutine" else _named(function, name)}
+    return StructuredTool.from_function(**given, name=name, description=name, args_schema=_schema(function))
 
 
 def _schema(function: Any) -> dict[str, Any]:

@@ -179,6 +179,7 @@ def _tool(function: Any, name: str) -> FunctionTool:
 
     async def invoke(context: Any, args: str) -> Any:
         value = function(**json.loads(args or "{}"))
+        value = await value if inspect.isawaitable(value) else value
         return value if isinstance(value, str) else json.dumps(value)
 
     return FunctionTool(name, name, schema, invoke, strict_json_schema=False)

@@ -21,7 +21,7 @@ import itertools
 import secrets
 import threading
 import weakref
-from collections.abc import Callable, Coroutine, Iterator, Sequence
+from collections.abc import Callable, Collection, Coroutine, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any, Final, TypeVar
@@ -99,6 +99,18 @@ class AgentRun:
             except Exception as error:
                 refused = refused or guard.give_up("adapter", error, "", agent)
         return cls(guard, tuple(layers), agent, place.depth, owns=owns, refused=refused)
+
+    @classmethod
+    def join(cls, agent: str, handled: Collection[Guard]) -> "AgentRun | None":
+        """A part of the runs around this code, for calls of a framework whose own guards are ``handled`` elsewhere.
+        None: nothing is around.
+        """
+        place = current_place()
+        outer = [layer for layer in place.layers if layer.guard not in handled]
+        if not outer:
+            return None
+        place = place._replace(call=f"{place.call}#{next(_batches)}")  # calls at the same time have their own lanes
+        return cls(outer[-1].guard, tuple(child_layer(one, place, agent) for one in outer), agent, place.depth)
 
     @property
     def stopped(self) -> Trip | None:
@@ -180,7 +192,11 @@ class AgentRun:
             decision = guard.check(event)
         if self.stop_of(decision) is not None:
             return decision
-        reserved = await guard.reserve(event, slot=not event.no_loop)
+        token = OWNERS.set((*OWNERS.get(), *permission.charges))  # layers with one store hold its money once
+        try:
+            reserved = await guard.reserve(event, slot=not event.no_loop)
+        finally:
+            OWNERS.reset(token)
         permission.add(layer, event)
         return max(decision, reserved, key=lambda one: one.action)
 

@@ -55,6 +55,11 @@ def current_place() -> Place:
     return Place(tuple(layers.values()), call, depth) if layers else OUTERMOST
 
 
+def is_inside_tool() -> bool:
+    """Whether this code runs inside a tool call that an adapter of this package has opened."""
+    return isinstance(SURROUNDINGS.get().place, Place)
+
+
 @contextmanager
 def inside(place: Place) -> Iterator[None]:
     """Code in this block runs inside a tool call."""

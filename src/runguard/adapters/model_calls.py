@@ -5,6 +5,7 @@ from collections.abc import AsyncGenerator, AsyncIterable, Awaitable, Callable, 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from runguard.accounting.charges import OWNERS, Charge
 from runguard.adapters.layers import Layer
 from runguard.adapters.tool_calls import ToolUse
 from runguard.core.decision import Trip
@@ -52,6 +53,11 @@ class Permission:
     def add(self, layer: Layer, event: ModelCall) -> None:
         """The guard of ``layer`` lets the call through."""
         self._charged.append((layer, event))
+
+    @property
+    def charges(self) -> list[Charge]:
+        """What the layers have opened for the call."""
+        return [event.charge for _, event in self._charged if event.charge is not None]
 
     @property
     def max_output_tokens(self) -> int | None:
@@ -107,7 +113,7 @@ class Permission:
             layer.run.in_flight.add(end)
         try:
             while (trip := self._run.stopped) is None:
-                waiting = asyncio.current_task()
+                waiting, token = asyncio.current_task(), OWNERS.set((*OWNERS.get(), *self.charges))
                 try:
                     piece = await anext(pieces)
                 except StopAsyncIteration:
@@ -118,6 +124,7 @@ class Permission:
                     raise
                 finally:
                     waiting = None
+                    OWNERS.reset(token)
                 yield piece
             self.interrupted = trip or self._run.stopped
         finally:

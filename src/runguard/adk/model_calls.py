@@ -18,6 +18,7 @@ from google.adk.models.llm_request import LlmRequest
 from google.adk.models.llm_response import LlmResponse
 
 from runguard.accounting.charges import OWNERS
+from runguard.adapters.layers import is_inside_tool
 from runguard.adk.call_accounts import (
     CallAccount,
     Cancellation,
@@ -30,6 +31,7 @@ from runguard.adk.call_accounts import (
 from runguard.adk.context import ANNOUNCED, HERE, enclosing_tool, runners_inside
 from runguard.adk.estimate import count_tokens, project
 from runguard.adk.invocation_state import Invocation, ModelInFlight
+from runguard.adk.joining import joined
 from runguard.adk.model_refusals import refuse, refuse_barely
 from runguard.adk.stop_events import stop_response
 from runguard.adk.termination_calls import asked_first
@@ -316,6 +318,12 @@ def wrap_model(original: Any) -> Any:
                 return guarded
         elif here.tool is None and here.stream is None and not here.layers and not ANNOUNCED.get():
             return original(self, llm_request, stream, *args, **kwargs)
-        return _guarded(original, self, llm_request, stream, args, kwargs)
+        guarded = _guarded(original, self, llm_request, stream, args, kwargs)
+        if passing is None and is_inside_tool():
+            try:
+                return joined(guarded, self, llm_request, stream)
+            except Exception as fault:
+                _fault(fault, [])
+        return guarded
 
     return generate_content_async

@@ -1,0 +1,100 @@
+"""An ADK Runner inside a tool of another framework: one account, one trip, nothing counted twice."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+from google.adk.agents import LlmAgent, ParallelAgent
+from google.adk.apps import App
+from google.adk.runners import InMemoryRunner
+from google.genai import types
+
+from runguard.adk import RunGuardPlugin
+from runguard.core.budget import Budget
+from runguard.testing import ScriptedModel, call, text
+from runguard.testing.harness import MODEL, AgentSpec, Harness, Reply
+from tests.frameworks.langchain_harness import LangChainHarness
+from tests.frameworks.openai_harness import OpenAIAgentsHarness
+from tests.frameworks.pydantic_harness import PydanticAIHarness
+
+HARNESSES: Any = [
+    pytest.param(LangChainHarness(), id="langchain"),
+    pytest.param(OpenAIAgentsHarness(), id="openai"),
+    pytest.param(PydanticAIHarness(), id="pydantic"),
+]
+# A call of 100,000 output tokens costs ten cents.
+PRICES: Any = {MODEL: {"input": 0.0, "output": 1.0}}
+LIMITS: Any = {MODEL: {"max_output_tokens": 100_000}}
+
+
+def adk_tool(root: Any, plugin: RunGuardPlugin) -> Callable[..., Awaitable[str]]:
+    """A tool that runs an ADK agent."""
+    runner = InMemoryRunner(app=App(name="inner", root_agent=root, plugins=[plugin]))
+
+    async def ask(n: int = 0) -> str:
+        session = await runner.session_service.create_session(app_name="inner", user_id="u")
+        said = ""
+        message = types.UserContent("go")
+        async for event in runner.run_async(user_id="u", session_id=session.id, new_message=message):
+            said = "".join(part.text or "" for part in (event.content or types.Content()).parts or []) or said
+        return said
+
+    return ask
+
+
+def look(n: int) -> str:
+    return f"page {n}"
+
+
+@pytest.mark.parametrize("harness", HARNESSES)
+async def test_an_adk_runner_in_a_tool_belongs_to_the_run(harness: Harness) -> None:
+    model = ScriptedModel(lambda n, _: call("look", n=n))
+    plugin, guard = RunGuardPlugin(max_model_calls=50), harness.guard(max_model_calls=10)
+    tool = adk_tool(LlmAgent(name="inner", model=model, tools=[look]), plugin)
+    spec = AgentSpec(lambda n, _: Reply(calls=[("ask", {"n": n})]), tools={"ask": tool})
+    session = harness.session(spec, guard)
+    result = await session.turn("go")
+    [trip] = guard.trips
+    assert (trip.rule, session.model_calls, model.calls) == ("model_calls", 1, 9)
+    assert plugin.trips == []
+    assert guard.spend()["calls"] == 10
+    assert plugin.spend()["calls"] == 9
+    assert result.open_calls == []
+    assert not guard.guard.runs
+
+
+@pytest.mark.parametrize("harness", HARNESSES)
+async def test_a_shared_store_books_a_call_once(harness: Harness, tmp_path: Any) -> None:
+    settings: Any = {
+        "store": f"sqlite:///{tmp_path}/guard.db",
+        "budgets": [Budget(usd=5, per=f"model:{MODEL}")],
+        "prices": PRICES,
+        "models": LIMITS,
+    }
+    model = ScriptedModel([text("inner")], output_tokens=100_000)
+    plugin, guard = RunGuardPlugin(**settings), harness.guard(**settings)
+    tool = adk_tool(LlmAgent(name="inner", model=model), plugin)
+    replies = [Reply(calls=[("ask", {"n": 1})], output_tokens=100_000), Reply("done", output_tokens=100_000)]
+    session = harness.session(AgentSpec(lambda n, _: replies[n - 1], tools={"ask": tool}), guard)
+    assert (await session.turn("go")).text == "done"
+    guard.flush(10)
+    plugin.flush(10)
+    [status] = [one for one in guard.budgets(f"model:{MODEL}") if one.unit == "usd"]
+    assert (float(status.spent), float(status.reserved)) == (0.3, 0)
+
+
+@pytest.mark.parametrize("harness", HARNESSES)
+async def test_fifty_calls_inside_a_tool_make_ten_in_all(harness: Harness) -> None:
+    """The outer agent calls once, then fifty ADK agents at the same time: ten cents each, one dollar in all."""
+    models = [ScriptedModel([text("inner")], output_tokens=100_000, latency_s=0.01) for _ in range(50)]
+    branches: list[Any] = [LlmAgent(name=f"inner_{n}", model=model) for n, model in enumerate(models)]
+    guard = harness.guard(max_usd=1, prices=PRICES, models=LIMITS)
+    tool = adk_tool(ParallelAgent(name="all", sub_agents=branches), RunGuardPlugin(prices=PRICES, models=LIMITS))
+    first = Reply(calls=[("ask", {"n": 1})], output_tokens=100_000)
+    session = harness.session(AgentSpec(lambda n, _: first if n == 1 else Reply("done"), tools={"ask": tool}), guard)
+    await asyncio.wait_for(session.turn("go"), 50)
+    assert session.model_calls + sum(model.calls for model in models) == 10
+    spend = guard.spend()
+    assert (float(spend["usd"]), spend["reserved_usd"]) == (1.0, 0)
+    assert [trip.rule for trip in guard.trips] == ["budget"]
