@@ -36,8 +36,9 @@ from runguard.adapters.layers import (
     end_layers,
     inside,
     notice_kept,
+    paid_around,
 )
-from runguard.adapters.model_calls import ModelRequest, Permission
+from runguard.adapters.model_calls import ModelRequest, Permission, in_event_loop
 from runguard.adapters.tool_calls import NOT_EXECUTED, OpenCall, ToolUse
 from runguard.conductor.guard import Guard
 from runguard.core.decision import ALLOW, Action, Decision, Trip
@@ -205,7 +206,7 @@ class AgentRun:
         event = ModelCall(run.info.run, lane, self.agent, guard.clock(), request.model, request.input_tokens)
         event.audio_tokens, event.max_output_tokens = request.audio_tokens, request.max_output_tokens
         event.no_loop = no_loop
-        event.no_wait = no_loop and _in_event_loop()
+        event.no_wait = no_loop and in_event_loop()
         event.projected_tokens = request.likely_tokens or None
         event.context_limit = guard.accounts.context_limit(request.model)
         return event
@@ -251,7 +252,7 @@ class AgentRun:
                     decision = guard.check(event)
                 passed.append((layer, event))
                 if guard.tools.has_prices and (decision.action < Action.BLOCK or not decision.enforced):
-                    no_wait = no_loop and _in_event_loop()
+                    no_wait = no_loop and in_event_loop()
                     decision = await guard.reserve_tool(run, event, use.args, no_loop=no_loop, no_wait=no_wait)
             except Exception as error:
                 trip = guard.give_up("adapter", error, run.info.run, self.agent)
@@ -282,23 +283,10 @@ class AgentRun:
         """The tool runs in this block. An agent that it starts joins this run."""
         with inside(Place(self.layers, f"{use.tool}@{use.id}", self.depth + 1)):
             if any(layer.run.bills is not None for layer in self.layers):
-                with self._paid_around(use):
+                with paid_around(self.layers, self._call(use).key):
                     yield
             else:
                 yield
-
-    @contextmanager
-    def _paid_around(self, use: ToolUse) -> Iterator[None]:
-        """Calls inside of the tool do not wait for what is held for the tool itself."""
-        key = self._call(use).key
-        charges = [guard.tool_prices.charge_of(run, key) for guard, run, _ in self.layers]
-        held = tuple(charge for charge in charges if charge is not None)
-        token = OWNERS.set((*OWNERS.get(), *held)) if held else None
-        try:
-            yield
-        finally:
-            if token is not None:
-                OWNERS.reset(token)
 
     def answered(self, use: ToolUse, value: object) -> None:
         """The tool returned ``value``: data, or text that may be JSON."""
@@ -413,11 +401,3 @@ def _hand_off(target: str, run: str, lane: str, agent: str, *, at: float) -> Han
 def _give_back(result: Permission | Trip) -> None:
     if isinstance(result, Permission):
         result.release()
-
-
-def _in_event_loop() -> bool:
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
-        return False
-    return True

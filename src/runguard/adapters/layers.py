@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Final, NamedTuple
 
+from runguard.accounting.charges import OWNERS
 from runguard.conductor.guard import Guard
 from runguard.conductor.runs import Run
 from runguard.functions.run_context import SURROUNDINGS
@@ -97,3 +98,16 @@ def notice_kept(layer: Layer) -> str:
         return ""
     notice, lane.notice = lane.notice, ""
     return notice
+
+
+@contextmanager
+def paid_around(layers: tuple[Layer, ...], key: str) -> Iterator[None]:
+    """Calls inside of a tool do not wait for what is held for the tool call ``key`` itself."""
+    charges = [guard.tool_prices.charge_of(run, key) for guard, run, _ in layers]
+    held = tuple(charge for charge in charges if charge is not None)
+    token = OWNERS.set((*OWNERS.get(), *held)) if held else None
+    try:
+        yield
+    finally:
+        if token is not None:
+            OWNERS.reset(token)

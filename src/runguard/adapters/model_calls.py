@@ -209,3 +209,11 @@ def _learn(layer: Layer, event: ModelCall, usage: Usage | None, model: str, text
 
 def _abandon(layer: Layer, event: ModelCall, error: BaseException | None, streamed: int, streaming: bool) -> None:
     layer.guard.abandon(event.charge, tokens_in(streamed), streaming=streaming, refused=was_unbilled(error))
+
+
+def in_event_loop() -> bool:
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return False
+    return True
