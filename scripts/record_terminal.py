@@ -46,6 +46,7 @@ def picture(text: str) -> str:
     console = Console(record=True, width=COLUMNS, file=io.StringIO(), force_terminal=True, color_system="truecolor")
     console.print(Text.from_ansi(last_frame(text).strip()))
     svg = console.export_svg(title="runguard demo", unique_id="runguard-demo")
+    svg = re.sub(r"<!--.*?-->", "", svg, flags=re.DOTALL)
     return re.sub(r"@font-face \{.*?\}\s*", "", svg, flags=re.DOTALL)  # the reader's own fonts: nothing is loaded
 
 

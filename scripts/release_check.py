@@ -84,7 +84,9 @@ def check_install(package: Path, python: str, uv: str) -> None:
         folder = Path(place)
         binaries = folder / "venv" / ("Scripts" if os.name == "nt" else "bin")
         made = run(uv, "venv", "--quiet", "--python", python, folder / "venv")
-        installed = run(uv, "pip", "install", "--quiet", "--python", binaries / "python", f"{package}[adk]")
+        installed = run(
+            uv, "pip", "install", "--quiet", "--compile-bytecode", "--python", binaries / "python", f"{package}[adk]"
+        )
         kind = "wheel" if package.suffix == ".whl" else "source distribution"
         check(made.returncode == installed.returncode == 0, f"the {kind} can be installed on Python {python}")
         for command in ("demo", "doctor"):

@@ -52,6 +52,7 @@ def install(asked: str) -> Path:
         override.write(requirement(asked) + "\n")
         override.flush()
         command = [uv, "pip", "install", "--quiet", "--python", str(python), "--editable", str(ROOT), "--upgrade"]
+        command.append("--compile-bytecode")  # otherwise every process compiles ADK again
         command += ["--group", f"{ROOT / 'pyproject.toml'}:oldest", "--override", override.name]
         if asked == "pre":
             command += ["--prerelease", "allow"]
