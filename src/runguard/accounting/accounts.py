@@ -117,7 +117,12 @@ class Accounts(Settlement):
         charge = self._charge(run_costs, event, lines, within, event.max_output_tokens or 0)
         if lines.may_stop or (lines.accounts and not self._hold_now(charge)):
             return None
-        self._opened(charge)
+        try:
+            self.spending.opened(charge)
+        except BaseException:
+            if charge.hold is not None:
+                self._free(charge.hold)
+            raise
         return charge
 
     async def open(
@@ -155,7 +160,12 @@ class Accounts(Settlement):
         except (StoreOutage, StoreError) as error:
             return self._without_store(charge, error, enforce)
         if reserved[0] is not None:
-            self._opened(charge)
+            try:
+                self.spending.opened(charge)
+            except BaseException:
+                if charge.hold is not None:
+                    self._free(charge.hold)
+                raise
         return reserved
 
     def _hold_now(self, charge: Charge) -> bool:
@@ -176,14 +186,6 @@ class Accounts(Settlement):
                 if account.cap_usd < UNLIMITED or account.cap_tokens < UNLIMITED:
                     return self._expectations.max_output(event.model, self.pricing)
         return event.max_output_tokens or 0
-
-    def _opened(self, charge: Charge) -> None:
-        try:
-            self.spending.opened(charge)
-        except BaseException:
-            if charge.hold is not None:
-                self._free(charge.hold)
-            raise
 
     def _charge(self, run_costs: RunCosts, event: ModelCall, lines: AccountLines, within: bool, output: int) -> Charge:
         rates = self.pricing.rates(event.model, event.at)
