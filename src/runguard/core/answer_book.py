@@ -1,7 +1,7 @@
 """The answers that a lane has seen, and the names by which they are compared."""
 
 import marshal
-from collections import OrderedDict, deque
+from collections import deque
 from typing import Any, Final
 
 from runguard.core.fingerprint import BIG, MAX_CHARS, bounded_text, encode
@@ -25,7 +25,7 @@ class AnswerBook:
     ANSWERS: Final = 64  # different answers remembered of one call
 
     def __init__(self) -> None:
-        self._calls: OrderedDict[bytes, _Known] = OrderedDict()
+        self._calls: dict[bytes, _Known] = {}  # the one used last at the end
         self._recent: deque[_Known] = deque()  # calls with snapshots, the oldest first
         self._held = 0  # bytes of their snapshots
         # of the last answer: bytes of its snapshot, and characters; -1 when it is too large to be copied
@@ -43,10 +43,10 @@ class AnswerBook:
         if known is None:
             known = self._calls[call] = _Known(exact, by)
             if len(self._calls) > self.CALLS:
-                self._calls.popitem(last=False)
+                del self._calls[next(iter(self._calls))]
             self._keep(known, exact, shot)
             return exact, True
-        self._calls.move_to_end(call)
+        self._calls[call] = self._calls.pop(call)
         name, new = known.again(exact, shot, by)
         self._keep(known, name, shot)
         return name, new

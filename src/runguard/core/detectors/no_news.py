@@ -1,6 +1,5 @@
 """Answers and final words that were given before: cycles of any length."""
 
-from collections import OrderedDict
 from typing import ClassVar, Final
 
 from runguard.core.decision import Action, Finding, Rungs
@@ -42,8 +41,8 @@ class NoNews:
         self._count = 0
         self._batch = ""
         self._by_words = False  # what was counted last were words: nothing has been said about it yet
-        self._said: OrderedDict[int, None] = OrderedDict()
-        self._asked: OrderedDict[int, None] = OrderedDict()
+        self._said: dict[int, None] = {}
+        self._asked: dict[int, None] = {}
         self._is_asked_again = False
         self._is_report = False  # a tool has answered since the last words: the next ones tell of that
         self._times: dict[Pair, int] = {}  # since the last news, how often again
@@ -124,11 +123,11 @@ class NoNews:
             self._times.clear()
 
 
-def _is_known(names: OrderedDict[int, None], name: int) -> bool:
+def _is_known(names: dict[int, None], name: int) -> bool:
     """Whether it was there before; now it is."""
     if name in names:
         return True
     names[name] = None
     if len(names) > _TEXTS_KEPT:
-        names.popitem(last=False)
+        del names[next(iter(names))]
     return False

@@ -2,7 +2,6 @@
 healthy work can look the same.
 """
 
-from collections import OrderedDict
 from typing import ClassVar, Final
 
 from runguard.core.decision import ONLY_NOTES, SAME_ANSWER, SAME_PAIR, Action, Finding
@@ -39,7 +38,7 @@ class SameAnswers:
 
     def __init__(self) -> None:
         self._count = 0
-        self._known: OrderedDict[tuple[str, int], None] = OrderedDict()  # tools and their long answers
+        self._known: dict[tuple[str, int], None] = {}  # tools and their long answers
 
     def observe(self, event: ToolResults) -> Finding | None:
         known: Answer | None = None
@@ -55,7 +54,7 @@ class SameAnswers:
                 is_new = True
                 self._known[a.tool, a.answer] = None
                 if len(self._known) > _KEPT:
-                    self._known.popitem(last=False)
+                    del self._known[next(iter(self._known))]
         if is_new:
             self._count = max(self._count - _NEWS_WORTH, 0)
         elif known is not None:
@@ -72,7 +71,7 @@ class SamePair:
     __slots__ = ("_counts",)
 
     def __init__(self) -> None:
-        self._counts: OrderedDict[Pair, int] = OrderedDict()
+        self._counts: dict[Pair, int] = {}
 
     def observe(self, event: ToolResults) -> Finding | None:
         found: Finding | None = None
@@ -84,7 +83,7 @@ class SamePair:
             if count >= _SAME_PAIRS:
                 found = _nudge(event, a, count, _SAME_PAIRS, SAME_PAIR)
         while len(self._counts) > _KEPT:
-            self._counts.popitem(last=False)
+            del self._counts[next(iter(self._counts))]
         return found
 
 
