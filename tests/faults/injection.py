@@ -29,8 +29,11 @@ PACKAGE: Final = str(Path(runguard.__file__).parent)
 _NOT_THE_GUARD: Final = (f"{PACKAGE}/testing/", f"{PACKAGE}/demo/")
 _TRANSPARENT: Final = ("contextlib.py", "functools.py", "<string>")  # who calls through these is the caller
 _NOT_FUNCTIONS: Final = ("<module>", "<listcomp>", "<setcomp>", "<dictcomp>", "<genexpr>")
-# The wrappers of functions and streams share these. Each is one ``try`` around everything that can fail.
+# Several callers share these. In each, a ``try`` or a ``with`` is around everything that can fail.
 _SHIELDS: Final = (
+    "accounting.accounts:Accounts._opened",
+    "functions.call_layers:_Opening.__exit__",
+    "functions.call_layers:_Opening.add",
     "functions.stream_managers:_StreamManager._entered",
     "functions.streams:GuardedObject._asking",
     "functions.streams:GuardedObject._end",
