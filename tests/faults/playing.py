@@ -17,6 +17,7 @@ from .reference_runs import TURNS, Play, Reference, SpinningError, budget_for
 _SAID_ONCE: Final = (
     "outlets.telemetry:",
     "outlets.callbacks:",
+    "background:BackgroundQueue",  # which the callbacks use
     "core.decision:Action.word",
     "log_lines:",
     "core.printable:",
