@@ -14,6 +14,7 @@ from runguard.adk import RunGuardPlugin
 from runguard.core.budget import Budget
 from runguard.testing import ScriptedModel, call, text
 from runguard.testing.harness import MODEL, AgentSpec, Harness, Reply
+from tests.frameworks.adk_harness import AdkHarness
 from tests.frameworks.langchain_harness import LangChainHarness
 from tests.frameworks.openai_harness import OpenAIAgentsHarness
 from tests.frameworks.pydantic_harness import PydanticAIHarness
@@ -98,3 +99,22 @@ async def test_fifty_calls_inside_a_tool_make_ten_in_all(harness: Harness) -> No
     spend = guard.spend()
     assert (float(spend["usd"]), spend["reserved_usd"]) == (1.0, 0)
     assert [trip.rule for trip in guard.trips] == ["budget"]
+
+
+async def test_fifty_calls_of_all_frameworks_at_once_make_ten(tmp_path: Any) -> None:
+    settings: Any = {
+        "store": f"sqlite:///{tmp_path}/guard.db",
+        "budgets": [Budget(usd=1, per=f"model:{MODEL}")],
+        "prices": PRICES,
+        "models": LIMITS,
+    }
+    harnesses: list[Harness] = [AdkHarness(), LangChainHarness(), OpenAIAgentsHarness(), PydanticAIHarness()]
+    guards = [harness.guard(**settings) for harness in harnesses]
+    spec = AgentSpec(lambda n, _: Reply("done", input_tokens=10, output_tokens=100_000))
+    sessions = [harnesses[n % 4].session(spec, guards[n % 4]) for n in range(50)]
+    await asyncio.gather(*(session.turn("go") for session in sessions))
+    assert sum(session.model_calls for session in sessions) == 10
+    for guard in guards:
+        guard.flush(10)
+    [status] = [one for one in guards[0].budgets(f"model:{MODEL}") if one.unit == "usd"]
+    assert (float(status.spent), float(status.reserved)) == (1.0, 0)

@@ -103,9 +103,7 @@ class AgentRun:
 
     @classmethod
     def join(cls, agent: str, handled: Collection[Guard]) -> "AgentRun | None":
-        """A part of the runs around this code, for calls of a framework whose own guards are ``handled`` elsewhere.
-        None: nothing is around.
-        """
+        """A part of the runs around this code, without those of guards that are ``handled`` elsewhere; or None."""
         place = current_place()
         outer = [layer for layer in place.layers if layer.guard not in handled]
         if not outer:
@@ -126,13 +124,11 @@ class AgentRun:
 
     def enter(self) -> Trip | None:
         """The agent begins to work. A trip: it is nested too deep or was started too often."""
-        if self._refused is not None:
-            return self._refused
         for layer in self.layers:
             decision = self._decide(layer, layer.guard.check, partial(AgentEntered, depth=self.depth))
             if (trip := self.stop_of(decision)) is not None:
                 return trip
-        return None
+        return self._refused
 
     def hand_off(self, target: str) -> Trip | None:
         """The agent passes the conversation to another one, which goes on in the same lane."""
