@@ -1,0 +1,68 @@
+"""A wrong argument of a class of settings is a PolicyError that names it."""
+
+import inspect
+
+import pytest
+
+from runguard.core.exceptions import PolicyError
+from runguard.core.mistakes import Checked, CheckedABC, nearest
+
+
+class Plain(metaclass=Checked):
+    def __init__(self, limit: int, *, window: str = "1d") -> None:
+        self.limit, self.window = limit, window
+
+
+class Empty(metaclass=Checked):
+    def __init__(self) -> None:
+        pass
+
+
+class Open(metaclass=Checked):
+    def __init__(self, **anything: int) -> None:
+        self.total = sum(anything.values())
+
+
+class Many(metaclass=CheckedABC):
+    def __init__(self, *parts: int, scale: int) -> None:
+        self.total = sum(parts) * scale
+
+
+def test_right_arguments_make_the_object() -> None:
+    assert (Plain(3).limit, Plain(limit=4, window="1h").window) == (3, "1h")
+    assert Many(1, 2, scale=3).total == 9
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: Plain(1, windw="1h"), "Plain.windw: no such setting; did you mean 'window'?"),
+        (lambda: Plain(1, xyz=1), "Plain.xyz: no such setting; known: limit, window"),
+        (lambda: Plain(1, "1h"), "Plain takes 1 settings without a name; write Plain(limit=…)"),
+        (lambda: Plain(), "Plain.limit: missing"),
+        (lambda: Empty(1), "Empty takes no settings without a name; write Empty()"),
+        (lambda: Many(1, 2), "Many.scale: missing"),
+    ],
+)
+def test_a_wrong_argument_is_named(make, message: str) -> None:
+    with pytest.raises(PolicyError) as caught:
+        make()
+    assert str(caught.value) == message
+
+
+def test_an_error_inside_the_class_stays_what_it_is() -> None:
+    with pytest.raises(TypeError, match="unsupported operand"):
+        Open(a="text")  # type: ignore[arg-type]
+
+
+def test_help_shows_the_settings() -> None:
+    assert list(inspect.signature(Plain).parameters) == ["limit", "window"]
+
+
+@pytest.mark.parametrize(
+    ("shown", "hint"),
+    [(None, "known: aa, bb, cc"), (2, "known: aa, bb and 1 more"), (3, "known: aa, bb, cc"), (0, "")],
+)
+def test_without_a_near_name_the_known_ones_are_listed(shown: int | None, hint: str) -> None:
+    assert nearest("zzzz", ["aa", "bb", "cc"], shown=shown) == hint
+    assert nearest("zzzz", []) == "known: none"
