@@ -155,3 +155,19 @@ def one_unknown_column_in_ever_new_queries() -> Steps:
     for n in range(12):
         sql = f"SELECT o.id, o.total, revenue FROM orders o JOIN lines l ON l.order_id = o.id WHERE o.total > {n}"
         yield from turn(("sql", {"query": sql}, "Error: Unknown column 'revenue' in 'field list'"))
+
+
+@HEALTHY.of("commands")
+def four_equal_failures_of_a_shell_then_another_command() -> Steps:
+    """A fifth command that differs in what matters is not refused by the failures of the first four."""
+    for place in ("/etc/mtab", "/proc/mounts", "/proc/self/mounts", "/etc/fstab"):
+        yield from turn(
+            ("bash", {"command": f"df . | xargs grep -w {place}"}, "grep: overlay: No such file or directory")
+        )
+    yield from turn(("bash", {"command": "mount | grep overlay"}, "overlay on / type overlay"))
+
+
+@LOOPS.of("commands")
+def new_commands_that_fail_in_the_same_way() -> Steps:
+    for n in range(12):
+        yield from turn(("bash", {"command": f"deploy --region {n}"}, "/bin/bash: line 1: deploy: command not found"))

@@ -43,6 +43,17 @@ ENDED = [
     "exit code of a command",
     "one unknown column in ever new queries",
     "empty arguments again and again",
+    "new commands that fail in the same way",
+]
+NUDGED = [
+    "rephrased search finds nothing",
+    "two calls in turn with a counter in their arguments",
+    "one long answer whatever is asked",
+    "undeclared arguments around one question",
+    "same long test run with other reads between",
+    "plans rewritten without action",
+    "one file written again with another line",
+    "one query with another condition each time",
 ]
 LEFT_ALONE = [
     "polling with progress",
@@ -71,6 +82,7 @@ LEFT_ALONE = [
     "failing tests by exit code between edits",
     "eight columns tried in long queries",
     "four rejected calls then smaller ones",
+    "four equal failures of a shell then another command",
 ]
 
 
@@ -115,6 +127,15 @@ async def test_a_loop_is_ended(name: str) -> None:
     seen = await observe(agent_of(shape), tools=shape.tools)
     assert_stopped(seen.result)
     assert_calls_answered(seen.result.session)
+
+
+@pytest.mark.parametrize("name", NUDGED)
+async def test_a_loop_behind_noise_is_nudged(name: str) -> None:
+    shape = LOOPS[name]
+    seen = await observe(agent_of(shape), tools=shape.tools)
+    assert seen.result.trips == []
+    assert {action for action, _ in seen.rules} == {"nudge"}
+    assert any("runguard_notice" in answer for answer in seen.answers)
 
 
 @pytest.mark.parametrize("name", LEFT_ALONE)

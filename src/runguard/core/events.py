@@ -143,6 +143,7 @@ class Answer:
     lacks_arguments: bool = False  # it failed because required arguments did not arrive
     is_long: bool = False  # more than a status: a page, a file, a report
     is_near: bool = False  # its call nearly repeats the one before
+    is_command: bool = False  # its call has one argument, a text of several words; set where it failed
     is_note: bool = False  # an acknowledged plan or thought
 
 

@@ -226,6 +226,7 @@ def _answer(a: Answer) -> Entry:
             "lacks": a.lacks_arguments,
             "note": a.is_note,
             "near": a.is_near,
+            "command": a.is_command,
         }
     )
 
@@ -349,6 +350,7 @@ def _read_answers(where: _Where, entry: Entry) -> ToolResults:
             lacks_arguments=bool(answer.get("lacks")),
             is_note=bool(answer.get("note")),
             is_near=bool(answer.get("near")),
+            is_command=bool(answer.get("command")),
         )
         for answer in entry["of"]
     ]

@@ -18,11 +18,16 @@ class _Streak:
     and which calls met it.
     """
 
-    __slots__ = ("batch", "calls", "count", "kind", "retries")
+    __slots__ = ("batch", "calls", "count", "is_command", "kind", "retries")
 
     def __init__(self, kind: str, batch: str) -> None:
         self.kind, self.batch, self.count, self.retries = kind, batch, 1, 0
         self.calls: set[bytes] = set()
+        self.is_command = False  # the tool takes one free text: a shell, a query
+
+    def is_new_command(self, call: bytes) -> bool:
+        """Whether this is another text for a tool that takes any. It may differ in all that matters."""
+        return self.is_command and call not in self.calls
 
     def is_free(self, call: bytes, free: int) -> bool:
         """Whether this is one of the first retries of a call that has met it already."""
@@ -63,6 +68,9 @@ class _Streaks:
             self.by_tool.popitem(last=False)
         return streak.count
 
+    def mark(self, tool: str, *, is_command: bool) -> None:
+        self.by_tool[tool].is_command = is_command
+
     def clear(self, tool: str | None = None) -> None:
         if tool is None:
             self.by_tool.clear()
@@ -75,16 +83,16 @@ class Stall:
 
     Any tool's new answer that is no failure breaks the streak: edit, test, edit, test is work even while the test
     fails. Trying the very same call again is a wait for something rather than another attempt: ``free_retries`` of
-    those are not counted.
+    those are not counted. With free retries, a new command for a shell is not refused before it was tried.
     """
 
     sees: ClassVar[tuple[type, ...]] = (ToolCall, ToolResults)
     rule: ClassVar[str] = "stall"
     unit: ClassVar[str] = "equal failures"
-    __slots__ = ("_streaks", "rungs")
+    __slots__ = ("_patient", "_streaks", "rungs")
 
     def __init__(self, rungs: Rungs, free_retries: int = 0) -> None:
-        self.rungs = rungs
+        self.rungs, self._patient = rungs, free_retries > 0
         self._streaks = _Streaks(free_retries)
 
     def observe(self, event: ToolCall | ToolResults) -> Finding | None:
@@ -103,6 +111,9 @@ class Stall:
             if a.outcome not in FAILURES or (a.outcome is Outcome.FAILED and not a.counted):
                 continue
             count = self._streaks.add(a.tool, self._kind(a.failure), event.batch, a.call)
+            if self._patient:
+                a.is_command = a.is_command or _is_command(a.args)
+                self._streaks.mark(a.tool, is_command=a.is_command)
             reached = self.rungs.at(count)
             if reached is None or reached[0] is Action.BLOCK or (worst and worst.action >= reached[0]):
                 continue
@@ -115,6 +126,8 @@ class Stall:
         streak = self._streaks.get(event.tool) if block is not None and self._streaks.by_tool else None
         if block is None or streak is None or self._streaks.next_count(streak, event.call) < block:
             return None
+        if streak.is_new_command(event.call):
+            return None  # tried for the first time: if it fails in the same way, too, its answer counts
         count = self._streaks.add(event.tool, streak.kind, event.batch, event.call)
         action, limit = self.rungs.at(count) or (Action.BLOCK, block)
         evidence = ({"event": "", "tool": event.tool, "call": event.call.hex(), "answer": ""},)
@@ -209,3 +222,11 @@ class EmptyAnswers:
                     evidence_of(event),
                 )
         return worst
+
+
+def _is_command(args: object) -> bool:
+    """Whether a call has one argument, a text of several words."""
+    if type(args) is not dict or len(args) != 1:
+        return False
+    text = next(iter(args.values()))
+    return type(text) is str and " " in text.strip()
