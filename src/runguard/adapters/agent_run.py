@@ -3,7 +3,8 @@
 An adapter creates an ``AgentRun`` when an agent starts, and then calls, in this order:
 
 1. ``ask`` (``ask_now`` without an event loop) before each model call. It returns a ``Permission``, or the ``Trip`` that
-   stops the run. A permission may carry a notice for the model and a lower output limit.
+   stops the run. A permission may carry a notice for the model and a lower output limit. Where ``last_after`` is set,
+   the request must have no tools: its answer is the last one of a stopped run.
 2. Exactly one of ``Permission.settle`` (the model answered), ``Permission.fail`` (the call raised, or its stream was
    cut) and ``Permission.release`` (the call was not made).
 3. ``check_tool`` (``check_tool_now``) before each tool call that the answer asks for. It returns the text that the
@@ -27,6 +28,7 @@ from functools import partial
 from typing import Any, Final, TypeVar
 
 from runguard.accounting.charges import OWNERS
+from runguard.adapters.last_call import last_permission
 from runguard.adapters.layers import (
     OUTERMOST,
     Layer,
@@ -163,17 +165,17 @@ class AgentRun:
         try:
             notices = self._report_answers()
             if (trip := self.stopped) is not None:
-                return trip
+                return await last_permission(self, request, trip, task) or trip
             for layer in self.layers:
                 try:
-                    event = self._model_call(layer, request, no_loop=task is None)
+                    event = self.model_call(layer, request, no_loop=task is None)
                     decision = await self._reserve(layer, event, permission)
                 except Exception as error:
                     trip = layer.guard.give_up("adapter", error, layer.run.info.run, self.agent)
                     decision = ALLOW if trip is None else Decision(Action.STOP, None, trip)
                 if (trip := self.stop_of(decision)) is not None:
                     permission.release()
-                    return trip
+                    return await last_permission(self, request, trip, task) or trip
                 if decision.action is Action.NUDGE and decision.enforced:
                     notices.append(decision.for_model)
                 notices.append(notice_kept(layer))
@@ -197,7 +199,7 @@ class AgentRun:
         permission.add(layer, event)
         return max(decision, reserved, key=lambda one: one.action)
 
-    def _model_call(self, layer: Layer, request: ModelRequest, *, no_loop: bool) -> ModelCall:
+    def model_call(self, layer: Layer, request: ModelRequest, *, no_loop: bool) -> ModelCall:
         guard, run, lane = layer
         event = ModelCall(run.info.run, lane, self.agent, guard.clock(), request.model, request.input_tokens)
         event.audio_tokens, event.max_output_tokens = request.audio_tokens, request.max_output_tokens
@@ -233,17 +235,8 @@ class AgentRun:
                     await guard.prepare_tool(run, use.tool, once, call.key)
                 fingerprint = guard.fingerprint(use.tool, use.args)
                 call.seen.append((layer, fingerprint, once))
-                event = ToolCall(
-                    run.info.run,
-                    lane,
-                    self.agent,
-                    guard.clock(),
-                    use.tool,
-                    fingerprint,
-                    call.batch,
-                    call.key,
-                    once=once,
-                )
+                at = (run.info.run, lane, self.agent, guard.clock())
+                event = ToolCall(*at, use.tool, fingerprint, call.batch, call.key, once=once)
                 with self._lock:
                     decision = guard.check(event)
                 passed.append((layer, event))

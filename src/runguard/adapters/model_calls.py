@@ -41,7 +41,7 @@ class ModelRequest:
 class Permission:
     """Permission for one model call. One of ``settle``, ``fail`` and ``release`` ends it; a second one is ignored."""
 
-    __slots__ = ("_charged", "_is_over", "_run", "_task", "interrupted", "notice")
+    __slots__ = ("_charged", "_is_over", "_run", "_task", "interrupted", "last_after", "notice")
 
     def __init__(self, run: "AgentRun", task: "asyncio.Task[Any] | None") -> None:
         self._run, self._task = run, task
@@ -49,6 +49,7 @@ class Permission:
         self._is_over = False
         self.notice = ""  # for the model, to be added to this request
         self.interrupted: Trip | None = None  # the stop that has ended the call in flight
+        self.last_after: Trip | None = None  # the stop after which this is the last call: it must have no tools
 
     def add(self, layer: Layer, event: ModelCall) -> None:
         """The guard of ``layer`` lets the call through."""
@@ -68,7 +69,8 @@ class Permission:
     @property
     def stopped(self) -> Trip | None:
         """A stop since the call began, such as the kill switch: end the stream."""
-        return self._run.stopped
+        trip = self._run.stopped
+        return None if trip is self.last_after else trip
 
     async def during(self, call: Awaitable[_T]) -> _T:
         """Await the model call. The kill switch ends it: then ``interrupted`` holds the trip."""
@@ -112,7 +114,7 @@ class Permission:
         for layer, _ in self._charged:
             layer.run.in_flight.add(end)
         try:
-            while (trip := self._run.stopped) is None:
+            while (trip := self.stopped) is None:
                 waiting, token = asyncio.current_task(), OWNERS.set((*OWNERS.get(), *self.charges))
                 try:
                     piece = await anext(pieces)
@@ -167,6 +169,8 @@ class Permission:
         """The call raised, was cancelled, or its stream was cut after ``streamed`` bytes: booked as an estimate."""
         if self._close():
             return
+        if isinstance(error, Exception):
+            self.interrupted = self.interrupted or self.last_after  # the run ends with its stop
         for layer, event in self._charged:
             if event.charge is not None:
                 layer.guard.faults.attempt("adapter", _abandon, layer, event, error, streamed, streaming)

@@ -56,7 +56,7 @@ class RunGuardMiddleware(Controls, AgentMiddleware[Any, Any, Any]):
         """``app`` and ``user``: whom budgets per app and per user are for. The session is the thread's id."""
         super().__init__()
         self.tools = []
-        self.guard = Guard(Policy.build(**policy))
+        self.guard = Guard(Policy.build(**policy), gives_last_answers=True)
         self.guard.check_store()
         self._app, self._user = app, user
         self._is_off = self.guard.policy.mode == "off"
@@ -118,6 +118,8 @@ class RunGuardMiddleware(Controls, AgentMiddleware[Any, Any, Any]):
             response = handler(permission.changed(_changed, request))
         except BaseException as error:
             permission.fail(error)
+            if (trip := permission.interrupted) is not None:
+                return self._stop(trip, request)
             raise
         permission.read(_settle, response)
         return response
@@ -201,6 +203,8 @@ def _changed(permission: Permission, request: ModelRequest[Any]) -> ModelRequest
     """The request with a notice for the model, and with the output limit that the budget can pay."""
     if permission.notice:
         request = request.override(messages=[*request.messages, notice_message(permission.notice)])
+    if permission.last_after is not None:
+        request = request.override(tools=[], tool_choice=None)
     if (limit := permission.max_output_tokens) is not None:
         request = request.override(model_settings={**request.model_settings, limit_key(request.model): limit})
     return request

@@ -26,7 +26,7 @@ class AgentGuard(Controls):
     """The guard behind a guarded agent: ``guard_of(agent)`` returns it. Trips, spend, the kill switch."""
 
     def __init__(self, *, app: str = "", user: str = "", session: str = "", **policy: Unpack[PolicySettings]) -> None:
-        self.guard = Guard(Policy.build(**policy))
+        self.guard = Guard(Policy.build(**policy), gives_last_answers=True)
         self.guard.check_store()
         self._runs = Runs(self.guard, {"app": app, "user": user, "session": session})
         self._copies: dict[int, tuple[Agent[Any], Agent[Any]]] = {}  # by identity of the original, which is kept alive

@@ -56,6 +56,8 @@ class GuardedModel(Model):
             if isinstance(permission, Trip):
                 return ModelResponse([self._last_words(permission, output_schema)], ReportedUsage(), None)
             items, settings = permission.changed(_changed, (input, model_settings))
+            if permission.last_after is not None:
+                tools, handoffs = [], []
             try:
                 response = await permission.during(
                     self._inner.get_response(
@@ -91,6 +93,8 @@ class GuardedModel(Model):
                 yield _completed(self._last_words(permission, output_schema), self._name)
                 return
             items, settings = permission.changed(_changed, (input, model_settings))
+            if permission.last_after is not None:
+                tools, handoffs = [], []
             streamed, final = 0, None
             try:
                 stream: Any = self._inner.stream_response(
@@ -111,7 +115,10 @@ class GuardedModel(Model):
                     return
             except BaseException as error:
                 permission.fail(error, streamed, streaming=True)
-                raise
+                if (trip := permission.interrupted) is None:
+                    raise
+                yield _completed(self._last_words(trip, output_schema), self._name)
+                return
             permission.fail(None, streamed, streaming=True)  # the stream ended without its last event
         finally:
             if is_alone:
@@ -172,6 +179,8 @@ def _changed(permission: Permission, request: tuple[Any, ModelSettings]) -> tupl
         items.append({"role": "user", "content": permission.notice})
     if (limit := permission.max_output_tokens) is not None:
         settings = replace(settings, max_tokens=limit)
+    if permission.last_after is not None:
+        settings = replace(settings, tool_choice=None, parallel_tool_calls=None)
     return items, settings
 
 

@@ -47,7 +47,7 @@ class RunGuard(Controls, AbstractCapability[Any]):
     def __init__(self, *, app: str = "", user: str = "", session: str = "", **policy: Unpack[PolicySettings]) -> None:
         """``app``, ``user`` and ``session``: whom budgets per app, per user and per session are for."""
         self.id, self.description, self.defer_loading = None, None, False
-        self.guard = Guard(Policy.build(**policy))
+        self.guard = Guard(Policy.build(**policy), gives_last_answers=True)
         self.guard.check_store()
         self._whom = {"app": app, "user": user, "session": session}
         self._is_off = self.guard.policy.mode == "off"
@@ -144,6 +144,9 @@ def _changed(permission: Permission, request: ModelRequestContext) -> ModelReque
     if permission.notice:
         notice = ModelRequest(parts=[UserPromptPart(permission.notice)])
         request = replace(request, messages=[*request.messages, notice])
+    if permission.last_after is not None:
+        parameters = replace(request.model_request_parameters, function_tools=[])
+        request = replace(request, model_request_parameters=parameters)
     if (limit := permission.max_output_tokens) is not None:
         settings: Any = {**(request.model_settings or {}), "max_tokens": limit}
         request = replace(request, model_settings=settings)

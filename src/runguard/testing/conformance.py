@@ -275,6 +275,24 @@ async def paid_tool(harness: Harness) -> None:
     await _nothing_left(guard)
 
 
+async def last_answer(harness: Harness) -> None:
+    """A stop ends with the agent's own answer: one call without tools, within the limits."""
+    guard = harness.guard(final_answer=True, max_model_calls=4, max_usd=1, prices=_PRICES, models=_LIMITS)
+    spec = AgentSpec(
+        _script(lambda n: Reply("what I have") if n == 4 else Reply(calls=[("search", {"n": n})])),
+        tools={"search": lambda n: {"hit": n}},
+    )
+    session = harness.session(spec, guard)
+    result = await session.turn("find it")
+    assert result.error is None, f"the stop raised {result.error!r}"
+    assert session.model_calls == 4, f"{session.model_calls} model calls were made, 4 are allowed"
+    assert [trip.rule for trip in guard.trips] == ["model_calls"], "the run was not stopped by its limit"
+    texts = [content for kind, _, content in result.events if kind == "text"]
+    assert any("what I have" in content for content in texts), f"the agent's answer is missing: {result.events}"
+    assert not result.open_calls, f"tool calls without an answer in the history: {result.open_calls}"
+    await _nothing_left(guard)
+
+
 SCENARIOS: Final[dict[str, Callable[[Harness], Awaitable[None]]]] = {
     scenario.__name__: scenario
     for scenario in (
@@ -297,6 +315,7 @@ SCENARIOS: Final[dict[str, Callable[[Harness], Awaitable[None]]]] = {
         kill_switch,
         store_outage,
         paid_tool,
+        last_answer,
     )
 }
 
