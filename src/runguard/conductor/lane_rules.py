@@ -75,7 +75,9 @@ def lane_detectors(
         made.append(Cycle(rungs["cycle"], policy.max_cycle_len or 4))
         made.append(HandOffRounds(rungs["cycle"], policy.max_cycle_len or 4))
     if "handoff" in rungs:
-        patient = not policy.is_explicit("handoff") and rungs.get("no_news") == RULES["no_news"][0]
+        # a delegate that hands its work back is called inside of itself: that goes deeper each time
+        patient = "@" not in place and not policy.is_explicit("handoff")
+        patient = patient and rungs.get("no_news") == RULES["no_news"][0]
         made.append(HandOffCycle(rungs["handoff"], patient=patient))
     if "talk" in rungs:
         made.append(Talk(rungs["talk"], patient=not policy.is_explicit("talk")))
