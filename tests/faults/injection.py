@@ -31,14 +31,10 @@ _TRANSPARENT: Final = ("contextlib.py", "functools.py", "<string>")  # who calls
 _NOT_FUNCTIONS: Final = ("<module>", "<listcomp>", "<setcomp>", "<dictcomp>", "<genexpr>")
 # Several callers share these. In each, a ``try`` or a ``with`` is around everything that can fail.
 _SHIELDS: Final = (
-    "accounting.accounts:Accounts._opened",
-    "functions.call_layers:_Opening.__exit__",
-    "functions.call_layers:_Opening.add",
     "functions.stream_managers:_StreamManager._entered",
     "functions.streams:GuardedObject._asking",
     "functions.streams:GuardedObject._end",
     "functions.streams:_Pieces._taken",
-    "functions.wrappers:_handed_over",
 )
 _STARTS: Final = 0  # the argument of RESUME where a function begins; others continue after a yield or an await
 

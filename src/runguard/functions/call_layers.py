@@ -6,7 +6,7 @@ There are two ways to wait: ``open_layers`` blocks the thread, ``open_layers_asy
 import asyncio
 import inspect
 from contextlib import suppress
-from typing import Any, Self
+from typing import Any
 
 from runguard.accounting.charges import OWNERS, Charge
 from runguard.functions.booking import never_left
@@ -41,30 +41,7 @@ def _layers(caller: Caller, is_inner: bool) -> list[Caller]:
     return layers
 
 
-class _Opening:
-    """The calls that the layers have opened so far. Each belongs to those before it; an error takes all of them
-    back.
-    """
-
-    def __init__(self, stacked: bool) -> None:
-        self._stacked, self.calls, self.owners = stacked, list[GuardedCall](), OWNERS.get()
-        self._before = self.owners
-
-    def __enter__(self) -> Self:
-        self._token = OWNERS.set(self.owners)
-        return self
-
-    def add(self, call: GuardedCall) -> None:
-        call.stacked = self._stacked
-        self.calls.append(call)
-        self.owners = owners_of(self._before, self.calls)
-        OWNERS.set(self.owners)
-
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        if kind is not None:
-            take_back(self.calls)
-        with suppress(ValueError):  # a coroutine that is thrown away ends in another context
-            OWNERS.reset(self._token)
+# Both functions below keep each call in a list before anything else can fail, so that an error takes all of them back.
 
 
 def open_layers(
@@ -74,19 +51,42 @@ def open_layers(
 
     ``stacked``: the callable is itself guarded. ``is_inner``: the guard around has already asked the runs.
     """
-    with _Opening(stacked) as opening:
+    before = owners = OWNERS.get()
+    calls: list[GuardedCall] = []
+    token = OWNERS.set(owners)
+    try:
         for layer in _layers(caller, is_inner):
-            opening.add(_open(layer, args, kwargs))
-    return opening.calls, opening.owners
+            calls.append(_open(layer, args, kwargs))
+            calls[-1].stacked = stacked
+            owners = owners_of(before, calls)
+            OWNERS.set(owners)
+    except BaseException:
+        take_back(calls)
+        raise
+    finally:
+        OWNERS.reset(token)
+    return calls, owners
 
 
 async def open_layers_async(
     caller: Caller, stacked: bool, is_inner: bool, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[list[GuardedCall], tuple[Charge, ...]]:
-    with _Opening(stacked) as opening:
+    before = owners = OWNERS.get()
+    calls: list[GuardedCall] = []
+    token = OWNERS.set(owners)
+    try:
         for layer in _layers(caller, is_inner):
-            opening.add(await _open_async(layer, args, kwargs))
-    return opening.calls, opening.owners
+            calls.append(await _open_async(layer, args, kwargs))
+            calls[-1].stacked = stacked
+            owners = owners_of(before, calls)
+            OWNERS.set(owners)
+    except BaseException:
+        take_back(calls)
+        raise
+    finally:
+        with suppress(ValueError):  # a coroutine that is thrown away ends in another context
+            OWNERS.reset(token)
+    return calls, owners
 
 
 def take_back(calls: list[GuardedCall]) -> None:

@@ -177,19 +177,16 @@ def _handed_over(
     result: Any, calls: list[GuardedCall], history: Callable[[], Any] | None, *, lazy: bool = False
 ) -> Any:
     """What the call returned, booked. A stream books it when it ends."""
-    try:
-        if type(result) is not dict:  # most are
-            if isinstance(result, Iterator):
-                return GuardedStream(result, calls, lazy=lazy)
-            if isinstance(result, AsyncIterator):
-                return AsyncGuardedStream(result, calls)
-            if is_manager(result):
-                return manage(result, calls)
-        reading = None if history is None else _chat_reading(result, history)
-        for call in calls:
-            done(call, result, reading)
-    except Exception as fault:
-        drop_all(calls, fault)
+    if type(result) is not dict:  # most are
+        if isinstance(result, Iterator):
+            return GuardedStream(result, calls, lazy=lazy)
+        if isinstance(result, AsyncIterator):
+            return AsyncGuardedStream(result, calls)
+        if is_manager(result):
+            return manage(result, calls)
+    reading = None if history is None else _chat_reading(result, history)
+    for call in calls:
+        done(call, result, reading)
     return result
 
 
@@ -225,7 +222,11 @@ def _guard(fn: Callable[..., Any], caller: Caller, inner: Caller | None) -> Call
             result.close()
             take_back(calls)
             raise PolicyError(f"'{caller.name}' returned a coroutine: use guard_async")
-        return _handed_over(result, calls, history, lazy=lazy)
+        try:
+            return _handed_over(result, calls, history, lazy=lazy)
+        except Exception as fault:
+            drop_all(calls, fault)
+            return result
 
     return guarded
 
@@ -264,7 +265,11 @@ def _guard_async(fn: Callable[..., Any], caller: Caller, inner: Caller | None) -
             with suppress(ValueError):
                 SURROUNDINGS.reset(mark)
                 OWNERS.reset(token)
-        return _handed_over(result, calls, history)
+        try:
+            return _handed_over(result, calls, history)
+        except Exception as fault:
+            drop_all(calls, fault)
+            return result
 
     if getattr(fn, "__name__", "") == "stream" and not inspect.iscoroutinefunction(fn):
         return lambda *args, **kwargs: Pending(guarded(*args, **kwargs))
