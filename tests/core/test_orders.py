@@ -60,10 +60,20 @@ def test_a_new_failure_is_not_news():
 def test_several_calls_of_one_activation_are_one_round():
     detector = Orders(RUNGS)
     for _ in range(4):
+        ask(detector, "lead")
         enter(detector, "worker")
         for _ in range(10):
             do(detector, answer("call"))
     assert detector._workers["worker"].rounds == 2
+
+
+def test_rounds_that_no_other_agent_ordered_are_not_counted():
+    detector = Orders(RUNGS)
+    for _ in range(40):
+        enter(detector, "worker")
+        ask(detector, "worker")
+        assert do(detector, answer("call")) is None
+    assert detector._workers["worker"].rounds <= 1
 
 
 def test_workers_that_are_set_to_work_at_once_are_one_round():

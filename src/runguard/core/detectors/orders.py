@@ -62,11 +62,13 @@ class Templates:
 class _Worker:
     """How often an agent was set to work, and in how many of these rounds it did nothing new."""
 
-    __slots__ = ("counted", "entered", "lane", "rounds", "supervisor_turn")
+    __slots__ = ("calls", "calls_of_others", "counted", "entered", "lane", "rounds", "supervisor_turn")
 
     def __init__(self) -> None:
         self.entered = 0
         self.rounds: float = 0  # that repeated an earlier one, since the last news in the run
+        self.calls = 0  # model calls of its own
+        self.calls_of_others = -1  # model calls of other agents before the last round
         self.counted = 0  # value of ``entered`` in the last round
         self.lane = ""  # of the last round
         self.supervisor_turn = -1  # in which the last round was ordered
@@ -83,6 +85,7 @@ class Orders:
 
     sees: ClassVar[tuple[type, ...]] = (AgentEntered, ModelCall, ModelResult, ToolResults)
     __slots__ = (
+        "_calls",
         "_counting",
         "_delegates",
         "_due",
@@ -102,6 +105,7 @@ class Orders:
         self._known: _Known | None = None
         self._delegates: OrderedDict[str, None] = OrderedDict()  # tools that are agents
         self._turns: OrderedDict[str, int] = OrderedDict()  # lane -> model calls in it
+        self._calls = 0  # model calls of all agents
         self._counting = False  # some worker has a round without news
         self._vocabulary = Vocabulary()
         self._templates = Templates()
@@ -119,6 +123,9 @@ class Orders:
             return self._look_at(event, self._known)
         if type(event) is ModelCall:
             _put(self._turns, event.lane, self._turns.get(event.lane, 0) + 1)
+            self._calls += 1
+            if (speaker := self._workers.get(event.agent)) is not None:
+                speaker.calls += 1
             return self._tell(event) if self._due is not None else None
         if self._counting and isinstance(event, ModelResult):
             if event.text:
@@ -194,6 +201,10 @@ class Orders:
         if worker.lane != event.lane and worker.supervisor_turn == turn and worker.rounds:
             return None  # set to work at once with others
         worker.counted, worker.lane, worker.supervisor_turn = worker.entered, event.lane, turn
+        others, before = self._calls - worker.calls, worker.calls_of_others
+        worker.calls_of_others = others
+        if others == before:
+            return None  # a loop set it to work, and no agent gave an order: its own texts may be its work
         worker.rounds += _ITEM if self._is_next_item else 1
         self._counting = True
         reached = self.rungs.at(worker.rounds)
