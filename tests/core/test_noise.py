@@ -1,8 +1,9 @@
 """Loops behind noise are nudged and never stopped."""
 
-from runguard.core.decision import Action, text_for_model
+from runguard.core.decision import Action
 from runguard.core.detectors.noise import OnlyNotes, SameAnswers, SamePair
 from runguard.core.events import Answer, ToolResults
+from runguard.core.wording import text_for_model
 
 
 def event(call: int, answer: int, *, tool: str = "ask", long: bool = True, note: bool = False) -> ToolResults:

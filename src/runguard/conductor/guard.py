@@ -36,9 +36,10 @@ from runguard.conductor.succession import alarms_of, take_over
 from runguard.conductor.summaries import RefusedSummaries
 from runguard.conductor.tool_calls import ToolGate
 from runguard.conductor.tool_prices import ToolPrices
-from runguard.core.decision import ALLOW, Action, Decision, Finding, Rungs, Trip, text_for_user
+from runguard.core.decision import ALLOW, Action, Decision, Finding, Rungs, Trip
 from runguard.core.events import ROOT_LANE, Event, ModelCall, RunInfo, ToolCall, ToolResults
 from runguard.core.exceptions import PolicyError
+from runguard.core.wording import text_for_user
 from runguard.ledger.store import StoreError
 from runguard.outlets.callbacks import Outbox
 from runguard.outlets.journal import KIND, Journal

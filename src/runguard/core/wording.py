@@ -1,0 +1,217 @@
+"""What the model, the end user and the operator read about a decision."""
+
+from decimal import Decimal
+from typing import Final
+
+from runguard.core.decision import CUT_OFF, NEAR_EQUAL, ONLY_NOTES, ORDERS, SAME_ANSWER, SAME_PAIR, Action, Finding
+from runguard.core.printable import printable
+
+# For the model: what happened and what not to do again; never an invitation to vary arguments, no concept it lacks.
+# These texts stay in the history, so whatever they forbid they forbid for this turn only: the next one starts with
+# fresh counters.
+
+_NUDGES: Final[dict[str, str]] = {
+    "repetition": "You have made this same call {n} times and it gave the same answer "
+    "each time. Do not repeat it without "
+    "need: use what you already "
+    "have, or say what is missing or what you are waiting for.",
+    "no_news": (
+        "Your last {n} steps only repeated what you had already done, with the answers you already had. Use those "
+        "answers now, or say what is missing."
+    ),
+    "cycle": (
+        "You are going round the same calls with the same answers ({n} rounds). Leave the circle: use what you "
+        "have, or say what is missing."
+    ),
+    "same_call": (
+        "You have made this same call {n} times in a row. If you are waiting for something, say so and finish; "
+        "otherwise use the latest answer."
+    ),
+    "stall": (
+        "'{tool}' has failed in the same way {n} times. More attempts of this kind will fail too. Go on without "
+        "it, or report the failure."
+    ),
+    "empty": (
+        "'{tool}' has found nothing {n} times in a row. What you look for may not be there. Go on without it, or "
+        "say that it was not found."
+    ),
+    "tool_failures": "'{tool}' has failed {n} times in a row. Go on without it, or report the failure.",
+    "handoff": "This task has been passed between the same agents {n} times with nothing "
+    "new. Do not pass it on again in "
+    "this turn: answer with what is known, "
+    "or say what is missing.",
+    "talk": (
+        "{n} texts have been written in a row and nothing was done. Do not write the same in other words: do the next "
+        "step, give the result, or say what is missing."
+    ),
+    "budget": (
+        "Little is left of what may be used in this turn. Finish now: give your best answer with what you already have."
+    ),
+    "polling": (
+        "'{tool}' has shown no change for {n} seconds. Do not keep checking in this turn: report the current state "
+        "and finish."
+    ),
+}
+# Nudges of findings whose unit says more than their rule.
+_NUDGES_BY_UNIT: Final[dict[str, str]] = {
+    CUT_OFF: (
+        "'{tool}' was not executed: the arguments of the call were empty or cut off, {n} times in a row. A response "
+        "has a limited length. Send less per call: split the work into several smaller calls."
+    ),
+    SAME_ANSWER: (
+        "'{tool}' has given the same answer {n} times, whatever it was asked. Use that answer, or say what is missing."
+    ),
+    SAME_PAIR: (
+        "You have made this same call {n} times and it gave the same answer each time. What you did in between has not "
+        "changed it: try another way, or say what is missing."
+    ),
+    NEAR_EQUAL: (
+        "You have sent nearly the same long call to '{tool}' {n} times in a row. If the last version is good enough, "
+        "go on; otherwise say what is missing."
+    ),
+    ORDERS: (
+        "'{tool}' was set to work {n} times, made the same calls each time and got the same answers. The same order in "
+        "other words will not change that: go on with what is known, give another order, or say what is missing."
+    ),
+    ONLY_NOTES: (
+        "You have written plans or notes {n} times in a row and done nothing else. Do the next step now, or finish."
+    ),
+}
+_REFUSALS: Final[dict[str, str]] = {
+    "repetition": "Not executed: this exact call was already answered {before} times "
+    "with the same result, which stands "
+    "above. Do not make it again in this "
+    "turn; use that result or finish.",
+    "stall": (
+        "Not executed: '{tool}' has failed in the same way {before} times. Do not call it again in this turn; go "
+        "on without it or report the failure."
+    ),
+    "tool_failures": (
+        "Not executed: '{tool}' has failed {before} times in a row. Do not call it again in this turn; go on "
+        "without it or report the failure."
+    ),
+    "breaker": (
+        "Not executed: '{tool}' is out of service at the moment. Do not call it again in this turn; go on without "
+        "it or report the failure."
+    ),
+    "depth": (
+        "Not executed: the task has been delegated too many times already. Do not delegate it further in this "
+        "turn; answer with what is known."
+    ),
+    "tool_limit": (
+        "Not executed: '{tool}' may be called {limit} times in one turn and has been. Do not call it again in this "
+        "turn; use the answers you have."
+    ),
+    "budget": (
+        "Not executed: what is left for this turn does not pay for '{tool}'. Do not call it again in this turn; use "
+        "the answers you have."
+    ),
+    "unpriced": (
+        "Not executed: it is not known what '{tool}' would cost. Do not call it again in this turn; use the answers "
+        "you have."
+    ),
+    "once": "Not executed: '{tool}' with these arguments has been done, or is being done right now. Do not repeat it.",
+    "once_unsure": "Not executed: it cannot be checked right now whether '{tool}' with these "
+    "arguments has been done before. "
+    "Do not call it again in this "
+    "turn; report that it was not done now.",
+    "fan_out": (
+        "Not started: too many calls are running at once. Do not retry in this turn; go on with the results that "
+        "are there."
+    ),
+    "context": "'{tool}' was executed; its answer was too large for this conversation "
+    "and was left out. Do not make the "
+    "same call again; "
+    "ask for a smaller part, if the tool offers it.",
+    "result_size": "'{tool}' was executed; its answer was too large and was left out. Do not make the same call again; "
+    "ask for a smaller part, if the tool offers it.",
+}
+STOPPED: Final = "Not executed: this turn was stopped."
+PART_STOPPED: Final = "Not finished: this part was stopped. Do not call it again in this turn."
+TERMINATED: Final = "Not executed: this part had already ended."
+
+# For the end user: plain, no money, no internal names.
+_STOP_TEXTS: Final[dict[str, str]] = {
+    "repetition": "I stopped because I kept repeating the same step without getting any further.",
+    "no_news": "I stopped because I kept repeating the same steps without getting any further.",
+    "cycle": "I stopped because I kept repeating the same steps without getting any further.",
+    "same_call": "I stopped because I kept repeating the same step.",
+    "stall": "I stopped because a step kept failing in the same way.",
+    "tool_failures": "I stopped because a step kept failing.",
+    "handoff": "I stopped because the request was passed back and forth without getting any further.",
+    "talk": "I stopped because the discussion went on without getting any further.",
+    "reentry": "I stopped because the request was passed back to a part that had already worked on it.",
+    "fan_out": "This part was not started because too much was running at once. Please do not retry it.",
+    "deadline": "I stopped because this was taking too long.",
+    "growth": "I stopped because the conversation has grown too large to go on like this.",
+    "context": "I stopped because the conversation has grown too large to go on.",
+    "polling": "I stopped waiting because nothing has changed for a long time.",
+    "remote_stop": "I stopped because a service that I work with stopped this request.",
+    "kill_switch": "I stopped because an operator has stopped this.",
+    "policy_error": "I did not start because the safety settings of this service are not valid.",
+    "guard_error": "I stopped because a safety check could not be made.",
+}
+_STOP_TEXT: Final = "I stopped because this request reached a safety limit."
+
+
+def text_for_model(finding: Finding) -> str:
+    """The nudge or refusal that the model reads in place of, or beside, a tool's answer."""
+    if finding.action is Action.STOP:
+        return STOPPED
+    texts = _NUDGES if finding.action is Action.NUDGE else _REFUSALS
+    by_unit = _NUDGES_BY_UNIT.get(finding.unit) if finding.action is Action.NUDGE else None
+    template = by_unit or texts.get(finding.rule) or _REFUSALS["repetition"]
+    return template.format(
+        n=_number(finding.observed),
+        before=_number(max(finding.observed - 1, 1)),
+        limit=_number(finding.limit),
+        tool=finding.tool,
+    )
+
+
+def text_for_user(rule: str) -> str:
+    """The sentence an end user may see; it names neither money nor anything internal."""
+    return _STOP_TEXTS.get(rule, _STOP_TEXT)
+
+
+def text_for_operator(
+    finding: Finding,
+    *,
+    path: tuple[str, ...],
+    model_calls: int,
+    tool_calls: int,
+    tokens: int,
+    spent: str,
+    enforced: bool,
+) -> str:
+    """Rule, value, limit, where, what it took so far."""
+    about = f" of tool '{finding.tool}'" if finding.tool else ""
+    # the detail of a hand-off is its path
+    detail = f" ({finding.detail})" if finding.detail and finding.rule not in ("handoff", "reentry") else ""
+    where = f" in {'→'.join(path)}" if path else ""
+    verb = "stopped" if enforced else "would have stopped"
+    found = f"{_counted(finding.observed, finding.unit)}, limit {_number(finding.limit)}{detail}"
+    if finding.money is not None:
+        found = f"{finding.money.scope}, {finding.detail}"
+    so_far = (
+        f"{_count(model_calls, 'model call')}, {_count(tool_calls, 'tool call')}, {_count(tokens, 'token')}{spent} "
+        "so far"
+    )
+    return printable(f"{verb} by {finding.rule}{about}: {found}{where}; {so_far}")
+
+
+def _count(number: int, thing: str) -> str:
+    return f"{number} {thing}" if number == 1 else f"{number} {thing}s"
+
+
+def _counted(number: Decimal | float, unit: str) -> str:
+    """Format a number with its unit: 2 re-entries, 1 re-entry."""
+    if number == 1 and unit.endswith("ies"):
+        unit = f"{unit[:-3]}y"
+    elif number == 1 and unit.endswith(" calls"):
+        unit = unit[:-1]
+    return f"{_number(number)} {unit}"
+
+
+def _number(value: Decimal | float) -> str:
+    return str(int(value)) if value == int(value) else f"{value:.2f}"
