@@ -20,10 +20,12 @@ async def last_permission(
 
     Runs around this one have not allowed the call, and an error in place of the stop would hide the answer.
     """
-    layer = run.layers[-1]
+    if len(run.layers) != 1:  # none: the run could not be started
+        return None
+    layer = run.layers[0]
     guard, state, lane = layer
     last = guard.last_answers
-    if last is None or len(run.layers) > 1 or guard.policy.on_stop == "raise":
+    if last is None or guard.policy.on_stop == "raise":
         return None
     event = run.model_call(layer, request, no_loop=task is None)
     event.input_tokens += -(-len(last.instruction.encode()) // UPPER) + _INSTRUCTION_TOKENS
