@@ -126,8 +126,9 @@ def test_every_panel_of_the_dashboard_shows_data(prometheus: str) -> None:
             for name, value in values.items():
                 query = query.replace(name, value)
             assert not re.search(r"\$", query), query
-            found = eventually(partial(asked, prometheus, "query", query=query), lambda data: data["result"])["result"]
-            if panel["title"] == "Stopped runs":
-                assert [series["value"][1] for series in found] == ["2"]
+            ask = partial(asked, prometheus, "query", query=query)
+            if panel["title"] == "Stopped runs":  # it needs two scrapes to see an increase
+                eventually(ask, lambda data: [series["value"][1] for series in data["result"]] == ["2"])
+            found = eventually(ask, lambda data: data["result"])["result"]
             if panel["title"] == "Budgets":
                 assert [float(series["value"][1]) for series in found] == [pytest.approx(0.34 / 0.35)]
