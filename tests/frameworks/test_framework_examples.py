@@ -1,5 +1,6 @@
-"""The examples of other frameworks, started as ``examples/README.md`` says."""
+"""The examples and the benchmark of other frameworks, started as their pages say."""
 
+import json
 import os
 import subprocess
 import sys
@@ -23,3 +24,10 @@ def test_example_ends_with_a_stop(example: Path) -> None:
     text, figures = done.stdout.splitlines()
     assert text == "I stopped because a step kept failing in the same way."
     assert figures.startswith("6 model calls, $0.00258: stopped by stall of tool 'parse_document'")
+
+
+def test_benchmark_measures_every_framework() -> None:
+    command = [sys.executable, "benchmarks/frameworks.py", "--quick", "--json"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=55, check=False)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout).keys() == {"langchain", "openai-agents", "pydantic-ai"}
