@@ -41,7 +41,7 @@ from runguard.adapters.layers import (
     paid_around,
 )
 from runguard.adapters.model_calls import ModelRequest, Permission, in_event_loop
-from runguard.adapters.tool_calls import NOT_EXECUTED, OpenCall, ToolUse
+from runguard.adapters.tool_calls import NOT_EXECUTED, OpenCall, ToolUse, left_out
 from runguard.conductor.guard import Guard
 from runguard.core.decision import ALLOW, Action, Decision, Trip
 from runguard.core.events import ROOT_LANE, AgentEntered, HandOff, ModelCall, Outcome, RunInfo, ToolCall, ToolResults
@@ -277,9 +277,14 @@ class AgentRun:
             else:
                 yield
 
-    def answered(self, use: ToolUse, value: object) -> None:
-        """The tool returned ``value``: data, or text that may be JSON."""
+    def answered(self, use: ToolUse, value: object) -> str | None:
+        """The tool returned ``value``: data, or text that may be JSON.
+
+        Returns what the model must see instead of an answer that is too large.
+        """
         self.guard.faults.attempt("adapter", self._answered, use, value)
+        note: str | None = self.guard.faults.attempt("adapter", left_out, self.layers, use, value)
+        return note
 
     def _answered(self, use: ToolUse, value: object) -> None:
         call = self._call(use)

@@ -1,10 +1,14 @@
 """A tool call of a model response, from its check to the answer that the rules see."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
 from runguard.adapters.layers import Layer
+from runguard.core.decision import Action, Finding
 from runguard.core.events import Answer, Outcome
+from runguard.core.fingerprint import size_of
+from runguard.core.wording import text_for_model
 from runguard.providers.responses import arguments
 
 NOT_EXECUTED: Final = "Not executed: this turn was stopped."
@@ -48,6 +52,18 @@ class OpenCall:
                 use = self.use
                 return Answer(use.tool, fingerprint, self.value, self.key, self.outcome, args=use.args, once=once)
         return None
+
+
+def left_out(layers: Sequence[Layer], use: ToolUse, value: object) -> str | None:
+    """The note in place of an answer beyond ``max_tool_result_chars``. ``guard.after`` reports it with the others."""
+    for guard, _, _ in layers:
+        limit, rule = guard.policy.max_tool_result_chars, guard.tools.rule(use.tool)
+        if not limit or guard.policy.mode != "enforce" or (rule is not None and rule.exempt):
+            continue
+        chars = size_of(as_data(value), 2 * limit)
+        if chars > limit:
+            return text_for_model(Finding("result_size", Action.BLOCK, chars, limit, "characters", tool=use.tool))
+    return None
 
 
 def as_data(value: object) -> object:

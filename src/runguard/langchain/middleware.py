@@ -171,8 +171,7 @@ class RunGuardMiddleware(Controls, AgentMiddleware[Any, Any, Any]):
         except BaseException as error:
             _raised(run, use, error)
             raise
-        _answered(run, use, result)
-        return result
+        return _answered(run, use, result)
 
     async def awrap_tool_call(
         self, request: ToolCallRequest, handler: Callable[[ToolCallRequest], Awaitable[ToolMessage | Command[Any]]]
@@ -189,8 +188,7 @@ class RunGuardMiddleware(Controls, AgentMiddleware[Any, Any, Any]):
         except BaseException as error:
             _raised(run, use, error)
             raise
-        _answered(run, use, result)
-        return result
+        return _answered(run, use, result)
 
 
 def _asked(request: ModelRequest[Any]) -> Any:
@@ -235,8 +233,13 @@ def _refused(use: ToolUse, text: str) -> ToolMessage:
     return ToolMessage(content=text, tool_call_id=use.id, name=use.tool, status="error")
 
 
-def _answered(run: AgentRun, use: ToolUse, result: ToolMessage | Command[Any]) -> None:
-    run.answered(use, result.content if isinstance(result, ToolMessage) else getattr(result, "update", None))
+def _answered(run: AgentRun, use: ToolUse, result: ToolMessage | Command[Any]) -> ToolMessage | Command[Any]:
+    """What the model sees: the result, or a note where it is too large."""
+    if not isinstance(result, ToolMessage):
+        run.answered(use, getattr(result, "update", None))
+        return result
+    note = run.answered(use, result.content)
+    return result if note is None else result.model_copy(update={"content": note})
 
 
 def _raised(run: AgentRun, use: ToolUse, error: BaseException) -> None:

@@ -124,8 +124,8 @@ class _GuardedInvoker:
         except BaseException as error:
             run.raised(use, error)
             raise
-        run.answered(use, result)
-        return result
+        note = run.answered(use, result)
+        return result if note is None else note
 
 
 class _Hooks(AgentHooks[Any]):

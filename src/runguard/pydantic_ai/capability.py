@@ -125,8 +125,8 @@ class RunGuard(Controls, AbstractCapability[Any]):
         except BaseException as error:
             run.raised(use, error)
             raise
-        run.answered(use, result)
-        return result
+        note = run.answered(use, result)
+        return result if note is None else note
 
 
 def _settle(permission: Permission, response: ModelResponse) -> None:
