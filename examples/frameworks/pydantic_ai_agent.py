@@ -5,6 +5,8 @@
 The model is a script: no key, no network. Put the name of your own model in its place.
 """
 
+import itertools
+
 from pydantic_ai import Agent
 from pydantic_ai.messages import ModelMessage, ModelResponse, ToolCallPart
 from pydantic_ai.models.function import AgentInfo, FunctionModel
@@ -12,16 +14,14 @@ from pydantic_ai.usage import RequestUsage, UsageLimits
 
 from runguard.pydantic_ai import RunGuard
 
+attempts = itertools.count(1)
 
-class Script:
+
+def stubborn(messages: list[ModelMessage], info: AgentInfo) -> ModelResponse:
     """Answers every failure with one more attempt."""
-
-    calls = 0
-
-    def __call__(self, messages: list[ModelMessage], info: AgentInfo) -> ModelResponse:
-        self.calls += 1
-        call = ToolCallPart("parse_document", {"hint": f"attempt {self.calls}"}, f"call {self.calls}")
-        return ModelResponse([call], usage=RequestUsage(input_tokens=400 * self.calls, output_tokens=40))
+    n = next(attempts)
+    call = ToolCallPart("parse_document", {"hint": f"attempt {n}"}, f"call {n}")
+    return ModelResponse([call], usage=RequestUsage(input_tokens=400 * n, output_tokens=40))
 
 
 def parse_document(hint: str) -> str:
@@ -30,12 +30,11 @@ def parse_document(hint: str) -> str:
 
 
 def main() -> None:
-    script, guard = Script(), RunGuard(max_usd=0.50)
-    model = FunctionModel(script, model_name="gpt-5-mini")
-    agent = Agent(model, tools=[parse_document], capabilities=[guard])
+    guard = RunGuard(max_usd=0.50)
+    agent = Agent(FunctionModel(stubborn, model_name="gpt-5-mini"), tools=[parse_document], capabilities=[guard])
     result = agent.run_sync("Extract the invoice.", usage_limits=UsageLimits(request_limit=500))
     print(result.output)
-    print(f"{script.calls} model calls, ${guard.spend()['usd']}: {guard.trips[0]}")
+    print(f"{guard.spend()['calls']} model calls, ${guard.spend()['usd']}: {guard.trips[0]}")
 
 
 if __name__ == "__main__":

@@ -132,12 +132,16 @@ def _tool(function: Any, name: str) -> Any:
     names = [n for n, p in inspect.signature(function).parameters.items() if p.kind is not p.VAR_KEYWORD]
     takes_any = len(names) < len(inspect.signature(function).parameters)
 
-    def tool(**kwargs: Any) -> Any:
+    def call(**kwargs: Any) -> Any:
         return function(**kwargs)
 
+    async def wait(**kwargs: Any) -> Any:
+        return await function(**kwargs)
+
+    tool: Any = wait if inspect.iscoroutinefunction(function) else call
     keywords = names or (["doc"] if takes_any else [])
     tool.__name__ = name
-    tool.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
+    tool.__signature__ = inspect.Signature(
         [inspect.Parameter(n, inspect.Parameter.KEYWORD_ONLY, annotation=Any, default=None) for n in keywords]
     )
     tool.__annotations__ = dict.fromkeys(keywords, Any)
