@@ -11,11 +11,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from runguard.core.money import NOTHING, Amount, to_usd
-from runguard.ledger import daily_sums
+from runguard.ledger import daily_sums, fact_writer
 from runguard.ledger.daily_sums import COUNTS, DaySums, read_sums, sum_up
+from runguard.ledger.remote import StoreLedger
 from runguard.ledger.store import Line, StoreOutage, StoreSession
 from tests.kit.conformance import LONG_S, Connect, a_line, an_id
 from tests.kit.stores import Place
+from tests.kit.waiting import PATIENCE_S
 
 pytestmark = pytest.mark.retries("real servers are asked here; a busy machine can make them late")
 
@@ -185,6 +187,21 @@ def test_two_processes_that_settle_and_sum_up_agree_with_the_accounts(place: Pla
     assert sum_up(session)
     assert books.sums() == books.accounts()
     assert sum(calls for _, _, calls in books.sums().values()) == 80
+
+
+@pytest.mark.parametrize("is_summed_up", [True, False])
+def test_the_writer_purges_only_what_is_summed_up(
+    place: Place, session: StoreSession, monkeypatch: pytest.MonkeyPatch, is_summed_up: bool
+) -> None:
+    books = Books(session)
+    books.settle("shop", "ann", "small", (7, 1, 1))
+    monkeypatch.setattr(fact_writer, "SETTLED_S", -60.0)
+    if not is_summed_up:  # another worker is doing it at this moment
+        monkeypatch.setattr(fact_writer, "sum_up", lambda _: False)
+    ledger = StoreLedger(place.store(), PATIENCE_S, retention_s=-60.0)
+    ledger._writer._purge(session)
+    assert len(session.tail("call", 5)) == (0 if is_summed_up else 1)
+    assert books.sums()["shop"] == (7, 1, 1)
 
 
 def test_records_are_summed_up_when_they_have_been_there_for_a_while(

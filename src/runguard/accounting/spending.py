@@ -176,4 +176,9 @@ def _figures_of(entry: Entry, key: tuple[str, str, str]) -> dict[str, Any]:
     unknown = {"estimated": True} if entry.estimated else {}
     if entry.tool_calls:
         facts["kind"] = "tool"
-    return {**facts, **unknown, "usd": None if entry.unpriced else str(to_usd(entry.nano))}
+    return {**facts, **unknown, "usd": usd_of(entry)}
+
+
+def usd_of(entry: Entry) -> str | None:
+    """Dollars as records contain them; None without a price."""
+    return None if entry.unpriced else str(to_usd(entry.nano))

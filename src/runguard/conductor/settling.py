@@ -10,8 +10,9 @@ from typing import Any
 
 from runguard.accounting.accounts import Accounts
 from runguard.accounting.charges import Charge, Fired
+from runguard.accounting.figures import Entry
 from runguard.accounting.refusals import finding_of
-from runguard.accounting.spending import Earlier, record_of
+from runguard.accounting.spending import Earlier, record_of, usd_of
 from runguard.conductor.deciding import Deciding
 from runguard.conductor.own_faults import OwnFaults
 from runguard.conductor.runs import Run
@@ -143,14 +144,15 @@ class Settling:
         earlier: Earlier | None,
     ) -> None:
         """Write a call to the store, and to the journal of its run."""
-        record = record_of(charge, earlier)
         if charge.hold is None:  # on no budget: a settlement has written the record of every other call
-            text = json.dumps(record)
+            text = json.dumps(record_of(charge, earlier))
             self._accounts.ledger.tell(lambda session: session.append("call", charge.run_costs.info.run, text))
         journal = run.journal if run is not None else charge.journal
         if journal is not None and not charge.is_tool:  # ``tool_prices`` writes those
             charge.number = charge.number or journal.number()  # not reserved before: it gets its number now
-            journal.paid(charge.number, self._clock(), usage, model=model, usd=record["usd"], **facts)
+            journal.paid(
+                charge.number, self._clock(), usage, model=model, usd=usd_of(charge.booked or Entry()), **facts
+            )
             if run is None:
                 journal.flush()
 
