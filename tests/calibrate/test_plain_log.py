@@ -124,9 +124,9 @@ BAD = [
 
 @pytest.mark.parametrize(("line", "message"), BAD, ids=[message[:24] for _, message in BAD])
 def test_a_bad_line_is_named_and_skipped(tmp_path: Path, line: Any, message: str) -> None:
-    path = log(tmp_path / "costs.jsonl", 12, line)
+    path = log(tmp_path / "costs.jsonl", 100, line)
     done = command("calibrate", path)
-    assert done.exit_code in (0, 1), done.output  # so few runs give no limits
+    assert done.exit_code == 0, done.output
     told = " ".join(done.output.split())
     assert "1 records could not be read and were skipped" in told
     begins = path.read_bytes().rstrip().rfind(b"\n") + 1
