@@ -32,6 +32,16 @@ TOGETHER = {
 }
 
 
+# Why a failed test may run once more, by how its id begins. A busy machine can make a real server or process late.
+RETRIES = {
+    "tests/ledger/": "real stores, servers and processes answer here",
+    "tests/faults/": "real servers and processes are stopped here, and real time passes",
+    "tests/wire/": "a real server answers here",
+    "tests/dashboard/test_browser.py": "a real browser and a real server answer here",
+    "tests/monitoring/": "a real server and real time",
+}
+
+
 class Together(LoadScopeScheduling):
     """Each test goes to the next free process, except those of ``TOGETHER``.
 
@@ -64,8 +74,10 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Together:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """A failed test runs once more only if it is marked ``retries`` with the reason. Every other failure is final."""
+    """A failed test runs once more only if ``RETRIES`` or its mark ``retries`` says why; else the failure is final."""
     for item in items:
+        if (why := next((why for start, why in RETRIES.items() if item.nodeid.startswith(start)), None)) is not None:
+            item.add_marker(pytest.mark.retries(why))
         if item.get_closest_marker("flaky") is not None:
             raise pytest.UsageError(f"{item.nodeid}: use the marker retries(why) instead of flaky")
         if (mark := item.get_closest_marker("retries")) is not None:

@@ -41,6 +41,14 @@ def test_a_marked_test_runs_twice_and_the_run_names_it(suite: pytest.Pytester) -
     result.stdout.fnmatch_lines(["retried: 1", "  *::test_fails_the_first_time"])
 
 
+def test_a_directory_of_real_servers_may_run_twice(suite: pytest.Pytester) -> None:
+    (suite.mkdir("tests") / "ledger").mkdir()
+    (suite.path / "tests/ledger/test_store.py").write_text(TESTS.format(mark=""), encoding="utf-8")
+    result = suite.runpytest_inprocess()
+    assert result.ret == 0
+    result.stdout.fnmatch_lines(["retried: 1", "  tests/ledger/*::test_fails_the_first_time"])
+
+
 @pytest.mark.parametrize("mark", ["@pytest.mark.retries", "@pytest.mark.retries()", "@pytest.mark.flaky(reruns=3)"])
 def test_a_retry_without_a_reason_is_an_error(suite: pytest.Pytester, mark: str) -> None:
     suite.makepyfile(TESTS.format(mark=mark))

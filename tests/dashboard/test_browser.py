@@ -19,10 +19,6 @@ from tests.kit.dashboards import Seen, Served, serve, watched
 from tests.kit.guarded_runs import Alive, guard, healthy, parse_document, runaway
 from tests.kit.waiting import eventually
 
-pytestmark = pytest.mark.retries(
-    "real servers and processes are stopped and started here; a busy machine can make them late"
-)
-
 Look, Serve = Callable[..., Seen], Callable[..., Served]
 HOSTILE = (
     "<script>alert(1)</script>",

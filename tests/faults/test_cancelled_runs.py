@@ -17,8 +17,6 @@ from runguard.errors import RunGuardError
 from .playing import TURN_S, leaks
 from .reference_runs import CALL_USD, HELD_USD, REFERENCES, Play, Reference
 
-pytestmark = pytest.mark.retries("real time is the subject here, and a busy machine can take longer")
-
 CANCELLED = (
     "tool loop",
     "parallel",

@@ -13,8 +13,6 @@ from .injection import Place
 from .playing import Outcome, baseline, play_with_fault, table
 from .reference_runs import REFERENCES, Reference
 
-pytestmark = pytest.mark.retries("real time is the subject here, and a busy machine can take longer")
-
 SAMPLE = 6  # faults per reference run, of about 500
 SEED = os.environ.get("RUNGUARD_FAULTS_SEED", "1")
 # together they enter the package through every door

@@ -22,10 +22,6 @@ from tests.kit.processes import Process
 
 from .crew import CALL_NANO, account
 
-pytestmark = pytest.mark.retries(
-    "real servers and processes are stopped and started here; a busy machine can make them late"
-)
-
 SEED = os.environ.get("RUNGUARD_FAULTS_SEED", "1")
 HOLD_S = 0.6
 LATENCY_S = 0.1

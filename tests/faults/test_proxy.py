@@ -17,10 +17,6 @@ from tests.kit.proxy import FAULTS, Chaos, Proxy
 
 from .crew import CALL_NANO, Crew, account
 
-pytestmark = pytest.mark.retries(
-    "real servers and processes are stopped and started here; a busy machine can make them late"
-)
-
 SEED = os.environ.get("RUNGUARD_FAULTS_SEED", "1")
 TIMEOUT_S = 0.25
 on_servers = pytest.mark.parametrize("place", ["redis", "postgres"], indirect=True)

@@ -26,8 +26,6 @@ from runguard.testing import ScriptedModel, call, text
 
 from .leftovers import Held, descriptors, look, traced
 
-pytestmark = pytest.mark.retries("real time is the subject here, and a busy machine can take longer")
-
 LIMITS: dict[str, Any] = {
     "max_usd": 100_000,
     "max_model_calls": 1_000_000,

@@ -27,10 +27,6 @@ from tests.kit.conformance import (
 )
 from tests.kit.waiting import PATIENCE_S, at_once
 
-pytestmark = pytest.mark.retries(
-    "real servers and processes are stopped and started here; a busy machine can make them late"
-)
-
 # ---- many at once ---------------------------------------------------------------------------------------------------
 
 

@@ -13,10 +13,6 @@ from runguard.ledger.store import Store, StoreOutage, StoreSession
 from tests.kit.conformance import CALL, LONG_S, SHORT_S, WORKERS, Connect, a_line, an_id, calls, past, the
 from tests.kit.waiting import PATIENCE_S, at_once
 
-pytestmark = pytest.mark.retries(
-    "real servers and processes are stopped and started here; a busy machine can make them late"
-)
-
 # ---- marks ----------------------------------------------------------------------------------------------------------
 
 

@@ -19,8 +19,6 @@ from tests.kit.conformance import LONG_S, Connect, a_line, an_id
 from tests.kit.stores import Place
 from tests.kit.waiting import PATIENCE_S
 
-pytestmark = pytest.mark.retries("real servers are asked here; a busy machine can make them late")
-
 SPAWN = multiprocessing.get_context("spawn")
 APPS, USERS, MODELS = ("shop", "docs"), ("ann", "bob"), ("small", "large")
 

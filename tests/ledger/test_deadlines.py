@@ -31,8 +31,6 @@ from runguard.ledger.sqlite.backend import SqliteStore
 from tests.kit.postgres_server import Server, server
 from tests.kit.valkey_server import valkey_process
 
-pytestmark = pytest.mark.retries("real time is the subject here, and a busy machine can take longer")
-
 DEADLINE = 1.0
 LATE = 1.6  # of the deadline: generous for a busy machine, and far from twice the deadline
 CAP, CALL = (10**12, 10**9, 10**6), (10**6, 1, 1)

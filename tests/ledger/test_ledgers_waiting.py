@@ -16,8 +16,6 @@ from runguard.ledger.base import Account, Hold, Refusal, Stale
 from tests.kit.ledgers import CALL, FREE, Desk, usd
 from tests.kit.waiting import PATIENCE_S, loops_at_once
 
-pytestmark = pytest.mark.retries("real time is the subject here, and a busy machine can take longer")
-
 # ---- waiting --------------------------------------------------------------------------------------------------------
 
 

@@ -12,16 +12,10 @@ import threading
 from multiprocessing.connection import Connection
 from typing import Any
 
-import pytest
-
 from runguard.core.money import NOTHING, UNLIMITED
 from runguard.ledger.base import Account, Hold, Ledger, Refusal
 from runguard.ledger.memory import MemoryLedger
 from runguard.ledger.remote import StoreLedger
-
-pytestmark = pytest.mark.retries(
-    "real servers and processes are stopped and started here; a busy machine can make them late"
-)
 
 WORKERS = 64
 PROCESSES = 8  # with a ledger of its own each

@@ -25,10 +25,6 @@ from runguard.ledger.postgres.session import PostgresSession  # noqa: E402
 from runguard.ledger.store import MOST, SCHEMA_VERSION, Line, StoreError, StoreOutage  # noqa: E402
 from tests.kit.postgres_server import PASSWORD, Server, server  # noqa: E402
 
-pytestmark = pytest.mark.retries(
-    "real servers and processes are stopped and started here; a busy machine can make them late"
-)
-
 _schemas = count(1)
 NO_CAP: Amount = (UNLIMITED, UNLIMITED, UNLIMITED)
 

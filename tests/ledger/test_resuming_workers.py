@@ -19,10 +19,6 @@ from runguard.testing import FakeClock, ScriptedModel, assert_stopped, call, tex
 from tests.kit.desks import PRICES, Desk, asking
 from tests.kit.stores import Place
 
-pytestmark = pytest.mark.retries(
-    "real servers and processes are stopped and started here; a busy machine can make them late"
-)
-
 Make = Callable[..., RunGuardPlugin]
 
 

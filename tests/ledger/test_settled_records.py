@@ -9,8 +9,6 @@ from hypothesis import strategies as st
 from runguard.ledger.store import StoreSession
 from tests.kit.conformance import CALL, LONG_S, SHORT_S, Connect, a_line, an_id, calls
 
-pytestmark = pytest.mark.retries("real servers are asked here; a busy machine can make them late")
-
 RECORD = ("call", "run-1", '{"usd": "0.1"}')
 
 

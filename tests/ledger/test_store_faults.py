@@ -29,10 +29,6 @@ from tests.kit.shared_worker import agent, steps
 from tests.kit.stores import Place
 from tests.kit.tools import step
 
-pytestmark = pytest.mark.retries(
-    "real servers and processes are stopped and started here; a busy machine can make them late"
-)
-
 Make = Callable[..., RunGuardPlugin]
 
 

@@ -25,8 +25,6 @@ from tests.kit.stores import Place
 from tests.kit.tools import step
 from tests.kit.waiting import eventually
 
-pytestmark = pytest.mark.retries("real time is the subject here, and a busy machine can take longer")
-
 CALL = Decimal("0.02")
 CENT = (10_000_000, 0, 1)
 CAP = (10**12, 10**9, 10**6)

@@ -27,7 +27,7 @@ if PROMETHEUS is None:
     pytest.skip("Prometheus is not installed; `make test-operations` installs it", allow_module_level=True)
 if find_spec("opentelemetry.exporter.prometheus") is None:
     pytest.skip("the exporter is installed in the newest environment alone", allow_module_level=True)
-pytestmark = [pytest.mark.retries("a real server and real time"), pytest.mark.timeout(120)]
+pytestmark = pytest.mark.timeout(120)
 
 
 def free_port() -> int:

@@ -24,10 +24,6 @@ from tests.kit.vanishing_stores import (
     store_command,
 )
 
-pytestmark = pytest.mark.retries(
-    "real servers and processes are stopped and started here; a busy machine can make them late"
-)
-
 ALICE = "user:app/alice"
 
 

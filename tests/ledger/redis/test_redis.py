@@ -21,10 +21,6 @@ from runguard.ledger.store import StoreError, StoreOutage
 from tests.kit.redis_stores import CALL, a_line, key_of
 from tests.kit.valkey_server import Valkey, valkey_process
 
-pytestmark = pytest.mark.retries(
-    "real servers and processes are stopped and started here; a busy machine can make them late"
-)
-
 AOF = ("--appendonly", "yes", "--appendfsync", "always")
 
 

@@ -13,10 +13,6 @@ from runguard.ledger.redis.session import RedisSession
 from runguard.ledger.store import MOST, StoreError
 from tests.kit.redis_stores import CALL, a_line, key_of
 
-pytestmark = pytest.mark.retries(
-    "real servers and processes are stopped and started here; a busy machine can make them late"
-)
-
 NO_CAP = (UNLIMITED, UNLIMITED, UNLIMITED)
 
 

@@ -41,10 +41,6 @@ from tests.kit.shared_worker import agent, steps
 from tests.kit.stores import Place
 from tests.kit.waiting import eventually
 
-pytestmark = pytest.mark.retries(
-    "real servers and processes are stopped and started here; a busy machine can make them late"
-)
-
 
 def warm(plugin: RunGuardPlugin) -> None:
     """Every thread of a ledger has its connection: what follows measures calls and no greetings."""

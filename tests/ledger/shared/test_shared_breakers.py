@@ -9,7 +9,6 @@ from decimal import Decimal
 from typing import Any
 from unittest import mock
 
-import pytest
 from google.adk.apps import App
 from google.adk.models.llm_request import LlmRequest
 from google.adk.models.llm_response import LlmResponse
@@ -28,10 +27,6 @@ from tests.kit.shared_worker import agent, steps
 from tests.kit.stores import Place
 from tests.kit.tools import step
 from tests.kit.waiting import eventually
-
-pytestmark = pytest.mark.retries(
-    "real servers and processes are stopped and started here; a busy machine can make them late"
-)
 
 # ---- processes that fork, loops and threads -------------------------------------------------------------------------
 

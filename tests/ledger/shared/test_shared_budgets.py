@@ -19,10 +19,6 @@ from tests.kit.shared_worker import agent, steps
 from tests.kit.stores import Place
 from tests.kit.waiting import eventually
 
-pytestmark = pytest.mark.retries(
-    "real servers and processes are stopped and started here; a busy machine can make them late"
-)
-
 # ---- V12: one cap over processes ------------------------------------------------------------------------------------
 
 

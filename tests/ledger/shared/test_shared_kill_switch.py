@@ -32,10 +32,6 @@ from tests.kit.shared_worker import agent, steps
 from tests.kit.stores import Place
 from tests.kit.waiting import eventually
 
-pytestmark = pytest.mark.retries(
-    "real servers and processes are stopped and started here; a busy machine can make them late"
-)
-
 
 def test_a_stop_from_another_process_ends_a_call_in_flight_and_holds_until_it_is_taken_back(
     place: Place, process: Callable[[], Process]

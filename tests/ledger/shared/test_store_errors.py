@@ -33,10 +33,6 @@ from tests.kit.shared_stores import (
 from tests.kit.shared_worker import steps
 from tests.kit.stores import Place
 
-pytestmark = pytest.mark.retries(
-    "real servers and processes are stopped and started here; a busy machine can make them late"
-)
-
 
 @pytest.mark.parametrize(
     ("url", "words"),
