@@ -25,7 +25,8 @@ if TYPE_CHECKING:
     "--app",
     "target",
     metavar="APP",
-    help="Your app: an agent folder as for adk web, or module:attribute (App, Runner or agent). Its code runs.",
+    help="Your app: an agent folder as for adk web, or module:attribute (App, Runner, or an agent of any framework). "
+    "Its code runs.",
 )
 @click.option("--model", "models", multiple=True, help="A model in use, to look up its price. May be repeated.")
 @store_option
@@ -33,9 +34,10 @@ if TYPE_CHECKING:
 def command(target: str | None, models: tuple[str, ...], store: str | None, as_json: bool) -> None:
     """Check the installation and prove that a stop works.
 
-    Checks Python, google-adk and its features, other packages of the same name, the policy, the order of plugins, the
-    store and the prices of the models in use. A live test then stops agents on real ADK with a scripted model, without
-    network. Exit code 0 without a problem (warnings are allowed), 1 with one, 2 if APP does not exist.
+    Checks Python, google-adk and its features, other frameworks, other packages of the same name, the policy, the order
+    of plugins, agents without a guard, the store and the prices of the models in use. A live test then stops agents on
+    real ADK with a scripted model, without network. Exit code 0 without a problem (warnings are allowed), 1 with one, 2
+    if APP does not exist.
     """
     from runguard.cli.doctor.examine import examine
 

@@ -1,4 +1,4 @@
-"""Load the user's app as ADK does, and check that it is guarded, that the guard is the first plugin, and its models."""
+"""Load the user's app, and check that it and the agents it calls are guarded, the order of plugins, and its models."""
 
 import contextlib
 import os
@@ -12,6 +12,7 @@ from typing import Any
 
 from runguard.cli.commands.command import CommandError
 from runguard.cli.doctor.environment import CheckResult
+from runguard.cli.doctor.framework_agents import agent_lines, find_agents, kind_of, model_names, policy_of
 from runguard.policy.settings import Policy
 
 
@@ -26,17 +27,8 @@ class Application:
 
 def load_application(target: str, load: Callable[[], Any]) -> Application:
     """Import the app. Its code runs; its output goes to stderr."""
-    try:
-        from runguard.adk.patching import IN_USE
-        from runguard.adk.plugin import RunGuardPlugin
-    except ImportError as error:
-        return Application(
-            [
-                CheckResult(
-                    "app", "problem", f"{target} cannot be checked: {error}", "pip install -U 'runguard-agents[adk]'"
-                )
-            ]
-        )
+    if Path(target).exists() and (missing := _adk_missing(target)) is not None:  # ADK loads a folder
+        return missing
     try:
         with contextlib.redirect_stdout(sys.stderr), _here_first():
             loaded = load()
@@ -53,18 +45,34 @@ def load_application(target: str, load: Callable[[], Any]) -> Application:
                 )
             ]
         )
+    if kind_of(loaded):
+        root, others = find_agents(loaded, target)
+        agents = [root, *others] if root is not None else others
+        names = list(dict.fromkeys(model_names(agents)))
+        return Application(agent_lines(target, root, others), policy_of(agents), names)
+    return _adk_missing(target) or _adk_application(target, loaded)
+
+
+def _adk_missing(target: str) -> Application | None:
+    try:
+        import runguard.adk.plugin  # noqa: F401
+    except ImportError as error:
+        found = f"{target} cannot be checked: {error}"
+        return Application([CheckResult("app", "problem", found, "pip install -U 'runguard-agents[adk]'")])
+    return None
+
+
+def _adk_application(target: str, loaded: Any) -> Application:
+    from runguard.adk.patching import IN_USE
+    from runguard.adk.plugin import RunGuardPlugin
+
     plugins = _plugins(loaded)
     if plugins is None:
-        return Application(
-            [
-                CheckResult(
-                    "app",
-                    "problem",
-                    f"{target} is a {type(loaded).__name__}; it must be an App, a Runner or an agent",
-                    "name another attribute",
-                )
-            ]
+        found = (
+            f"{target} is a {type(loaded).__name__}; it must be an App, a Runner or an agent of ADK, or an agent of "
+            "LangChain, the OpenAI Agents SDK or Pydantic AI"
         )
+        return Application([CheckResult("app", "problem", found, "name another attribute")])
     models = list(_models(loaded, set()))
     own = next((plugin for plugin in plugins if isinstance(plugin, RunGuardPlugin)), None)
     guard = own or IN_USE.installed
@@ -73,8 +81,10 @@ def load_application(target: str, load: Callable[[], Any]) -> Application:
         if guard is not None
         else next((model.guard.policy for _, model in models if model is not None), None)
     )
-    names = [name for name, _ in models if name]
-    return Application([_order(target, plugins, own, guard, models)], policy, list(dict.fromkeys(names)))
+    _, called = find_agents(loaded, target)  # by tools: agents of other frameworks, other Runners
+    names = [name for name, _ in models if name] + model_names(called)
+    lines = [_order(target, plugins, own, guard, models), *agent_lines(target, None, called)]
+    return Application(lines, policy, list(dict.fromkeys(names)))
 
 
 def _order(target: str, plugins: list[Any], own: Any, guard: Any, models: list[tuple[str, Any]]) -> CheckResult:

@@ -24,6 +24,7 @@ from runguard.view.store_view import StoreView
 
 _OURS: Final = "runguard-agents"
 _OLDEST_ADK: Final = (2, 3)
+_OLDEST_FRAMEWORKS: Final = {"langchain": (1, 3), "openai-agents": (0, 20), "pydantic-ai-slim": (2, 20)}
 _SINCE: Final = {  # release of google-adk -> what the guard can do with it
     (2, 5): "plugins see runs that fail",
     (2, 8): "the synchronous Runner.run raises exceptions",
@@ -48,11 +49,12 @@ def python_line() -> CheckResult:
 
 
 def adk_line() -> CheckResult:
-    try:
-        version = metadata.version("google-adk")
-    except metadata.PackageNotFoundError:
+    if not has_adk():
+        if _installed_frameworks():
+            return CheckResult("google-adk", "ok", "not installed, and only needed for agents of ADK")
         found = "google-adk is not installed: guarded functions work, the plugin and install() do not"
         return CheckResult("google-adk", "warning", found, "pip install 'runguard-agents[adk]'")
+    version = metadata.version("google-adk")
     number = _number(version)
     if number < _OLDEST_ADK:
         return CheckResult(
@@ -70,6 +72,37 @@ def adk_line() -> CheckResult:
 def _number(version: str) -> tuple[int, int]:
     parts = [int("".join(sign for sign in part if sign.isdigit()) or 0) for part in version.split(".")[:2]]
     return parts[0], parts[1] if len(parts) > 1 else 0
+
+
+def has_adk() -> bool:
+    try:
+        metadata.version("google-adk")
+    except metadata.PackageNotFoundError:
+        return False
+    return True
+
+
+def framework_lines() -> list[CheckResult]:
+    """The other frameworks that are installed: one line, or one for each that is too old."""
+    installed, lines = _installed_frameworks(), []
+    for name, version in installed.items():
+        oldest = _OLDEST_FRAMEWORKS[name]
+        if _number(version) < oldest:
+            found = f"{name} {version} is too old: RunGuard needs {'.'.join(map(str, oldest))} or newer"
+            extra = name.removesuffix("-slim")
+            lines.append(CheckResult("frameworks", "problem", found, f"pip install -U 'runguard-agents[{extra}]'"))
+    if installed and not lines:
+        found = ", ".join(f"{name} {version}" for name, version in installed.items())
+        lines.append(CheckResult("frameworks", "ok", found))
+    return lines
+
+
+def _installed_frameworks() -> dict[str, str]:
+    found = {}
+    for name in _OLDEST_FRAMEWORKS:
+        with contextlib.suppress(metadata.PackageNotFoundError):
+            found[name] = metadata.version(name)
+    return found
 
 
 def name_line() -> CheckResult:

@@ -7,6 +7,8 @@ from runguard.cli.doctor.application import Application, load_application, loade
 from runguard.cli.doctor.environment import (
     CheckResult,
     adk_line,
+    framework_lines,
+    has_adk,
     list_line,
     name_line,
     policy_line,
@@ -29,9 +31,9 @@ def examine(target: str | None, models: tuple[str, ...], store: str | None) -> l
     """
     load = loader_of(target) if target is not None else None
     adk = adk_line()
-    live = self_test() if adk.state == "ok" else None
+    live = self_test() if adk.state == "ok" and has_adk() else None
     app = load_application(target, load) if target is not None and load is not None else Application([])
-    lines = [python_line(), name_line(), adk, *app.lines]
+    lines = [python_line(), name_line(), adk, *framework_lines(), *app.lines]
     try:
         policy = policy_here(store) if app.policy is None else _with_store(app.policy, store)
     except PolicyError as error:
