@@ -141,3 +141,11 @@ test-operations: $(NEW)/.ready
 SEED ?= 0
 simulate: $(NEW)/.ready
 	@$(NEW)/bin/python -m tests.kit.simulation 1000000 $(SEED)
+
+# Fuzzers over fingerprints, outcomes, readers and sources; `make test` runs a few seconds of each. SECONDS is for all of them together.
+# Coverage guides the search where atheris can be installed; elsewhere the inputs are random.
+.PHONY: fuzz
+SECONDS ?= 1200
+fuzz: $(NEW)/.ready
+	@$(NEW)/bin/uv pip install --quiet --python $(NEW)/bin/python "atheris>=3" || echo "no atheris for this Python: inputs are random"
+	@$(NEW)/bin/python -m tests.fuzz.play --seconds $(SECONDS) --seed $(SEED)

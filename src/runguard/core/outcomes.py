@@ -17,6 +17,7 @@ from runguard.core.masking import mask
 
 # Members bound once: looking one up on its enum costs as much as the rest of a line.
 _OK, _EMPTY, _FAILED, _UNKNOWN_TOOL = Outcome.OK, Outcome.EMPTY, Outcome.FAILED, Outcome.UNKNOWN_TOOL
+_WRAPPED: Final = 32  # levels of {"result": …} that are opened; real answers have one or two
 _TAIL: Final = 120  # and what a traceback says happened, at its end
 
 _BAD_WORDS: Final = (
@@ -109,20 +110,22 @@ def was_done(answer: Any) -> bool:
     return outcome is _OK or (outcome is _EMPTY and not why)
 
 
-def classify(answer: Any) -> tuple[Outcome, str]:
+def classify(answer: Any, depth: int = _WRAPPED) -> tuple[Outcome, str]:
     """The outcome of an answer and, for a failure, its class: equal for the same failure told about other particulars.
 
-    MISSING is like EMPTY, but the tool reported "nothing there" as an error.
+    MISSING is like EMPTY, but the tool reported "nothing there" as an error. ``depth``: levels of wrapping to open.
     """
+    if depth <= 0:
+        return _OK, ""
     kind = type(answer)
     if kind is dict:
-        return _of_dict(answer)
+        return _of_dict(answer, depth)
     if kind is str:
-        return _of_text(answer)
+        return _of_text(answer, depth)
     if answer is None or ((kind is list or kind is tuple) and not answer):
         return _EMPTY, ""
     if kind is list and len(answer) == 1 and type(answer[0]) is dict and answer[0].get("type") == "text":
-        return classify(answer[0].get("text"))  # the content of an MCP answer
+        return classify(answer[0].get("text"), depth - 1)  # the content of an MCP answer
     return _OK, ""
 
 
@@ -131,14 +134,14 @@ def failure_class(text: str) -> str:
     return _PARTICULARS.sub("#", mask(text if len(text) <= HEAD else f"{text[:HEAD]}\n{text[-_TAIL:]}"))
 
 
-def _of_text(text: str) -> tuple[Outcome, str]:
+def _of_text(text: str, depth: int) -> tuple[Outcome, str]:
     head = text[:HEAD]
     if not head.strip():
         return _EMPTY, ""
     if len(text) <= HEAD and is_nothing(head):
         return (_UNKNOWN_TOOL, failure_class(text)) if _NO_SUCH_TOOL.search(head) else (_EMPTY, "")
     if (inside := embedded_json(text)) is not None:
-        return classify(inside)
+        return classify(inside, depth - 1)
     code = exit_code(head)
     if code is not None and code != 1:
         return _failed(text)
@@ -147,7 +150,7 @@ def _of_text(text: str) -> tuple[Outcome, str]:
     return _failed(text) if reports_failure(text) else (_OK, "")
 
 
-def _of_dict(answer: dict[Any, object]) -> tuple[Outcome, str]:
+def _of_dict(answer: dict[Any, object], depth: int) -> tuple[Outcome, str]:
     if not answer:
         return _EMPTY, ""
     telling = False
@@ -156,10 +159,10 @@ def _of_dict(answer: dict[Any, object]) -> tuple[Outcome, str]:
             return _OK, ""
         if key in _TELLING:
             telling = True
-    return (_told(answer) if telling else None) or _of_body(answer)
+    return (_told(answer, depth) if telling else None) or _of_body(answer, depth)
 
 
-def _told(answer: dict[str, object]) -> tuple[Outcome, str] | None:
+def _told(answer: dict[str, object], depth: int) -> tuple[Outcome, str] | None:
     """What the fields that speak of success or failure say, or None."""
     get = answer.get
     if get("isError") is True or get("is_error") is True:
@@ -185,7 +188,7 @@ def _told(answer: dict[str, object]) -> tuple[Outcome, str] | None:
     for key in _EXIT_KEYS:
         code = get(key)
         if type(code) is int and code and (any(k in answer for k in _OUTPUT_KEYS) or not _is_record(answer)):
-            return _of_exit(code, answer)
+            return _of_exit(code, answer, depth)
     for key in _STATUS_KEYS:
         status = get(key)
         if type(status) is str and len(status) <= HEAD:
@@ -196,20 +199,20 @@ def _told(answer: dict[str, object]) -> tuple[Outcome, str] | None:
     return None
 
 
-def _of_exit(code: int, answer: dict[str, object]) -> tuple[Outcome, str]:
+def _of_exit(code: int, answer: dict[str, object], depth: int) -> tuple[Outcome, str]:
     """Exit code 1 without a message is how grep and diff say that something was or was not found."""
     errors, printed = answer.get("stderr"), answer.get("stdout", answer.get("output"))
     if code == 1 and (errors is None or (type(errors) is str and not errors.strip())):
-        return classify(printed) if printed is None or type(printed) is str else (_OK, "")
+        return classify(printed, depth - 1) if printed is None or type(printed) is str else (_OK, "")
     return _failed(_said(answer), answer)
 
 
-def _of_body(answer: dict[str, object]) -> tuple[Outcome, str]:
+def _of_body(answer: dict[str, object], depth: int) -> tuple[Outcome, str]:
     """One wrapping level: {"result": "..."} is how frameworks carry a bare string, None or list."""
     if len(answer) == 1:
         (key, value), *_ = answer.items()
         if key in _WRAPPERS and (value is None or type(value) in (str, list, dict)):
-            return classify(value)
+            return classify(value, depth - 1)
     elif _MCP_KEYS.issuperset(answer):
         content = answer.get("content")
         content = (
@@ -226,7 +229,7 @@ def _of_body(answer: dict[str, object]) -> tuple[Outcome, str]:
                 or content.lstrip()[:1] in ("{", "[")
             )
         ):
-            return classify(content)
+            return classify(content, depth - 1)
     elif _BODY_KEYS.issuperset(answer):
         bodies = [answer[key] for key in answer if key in _WRAPPERS]
         if bodies and all(body is None or (type(body) in (str, list, dict) and not body) for body in bodies):
