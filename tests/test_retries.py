@@ -23,7 +23,10 @@ def test_fails_the_first_time():
 def suite(pytester: pytest.Pytester) -> pytest.Pytester:
     """An empty project with the conftest of this one."""
     shutil.copy(Path(__file__).parent / "conftest.py", pytester.path / "conftest.py")
-    pytester.makeini("[pytest]\naddopts = --strict-markers\nmarkers =\n    retries(why): x\n    flaky: x\n")
+    pytester.makeini(
+        "[pytest]\nasyncio_default_fixture_loop_scope = function\naddopts = --strict-markers\n"
+        "markers =\n    retries(why): x\n    flaky: x\n"
+    )
     return pytester
 
 
