@@ -10,6 +10,7 @@ from typing import Any
 from runguard.accounting.budget_groups import scopes_of
 from runguard.accounting.charges import AccountLines, Charge, Denied, RunCosts, UnknownCap, statuses_of, worst_of
 from runguard.accounting.expectations import Expectations
+from runguard.accounting.forecast import forecasts_of
 from runguard.accounting.lookup import AccountFinder
 from runguard.accounting.nested_guards import layers_around, stricter_than
 from runguard.accounting.reservation import Reserver, UnknownCapError
@@ -100,9 +101,9 @@ class Accounts(Settlement):
 
     # ---- before a call ----------------------------------------------------------------------------------------------
 
-    def context_limit(self, model: str) -> int | None:
-        """Return how many input tokens a request may have; None if unknown."""
-        return self._expectations.context_limit(model, self.pricing)
+    def context_limit(self, model: str, *, quiet: bool = False) -> int | None:
+        """Return how many input tokens a request may have; None if unknown, which is logged unless ``quiet``."""
+        return self._expectations.context_limit(model, self.pricing, quiet=quiet)
 
     def open_now(self, run_costs: RunCosts, event: ModelCall) -> Charge | None:
         """``open`` of the common case: a ledger in memory, no call to wait for, no stop, and it fits. None: ask."""
@@ -309,6 +310,11 @@ class Accounts(Settlement):
             if (a.ends is None or a.ends > now) and a.scope not in over
             for status in statuses_of(a)
         ]
+
+    def forecasts(self) -> list[dict[str, Any]]:
+        """When budgets with a window will be used up, as far as this process knows their spending. Estimates."""
+        now = self.ledger.period_time(self.clock())
+        return [facts for account in self.ledger.known() for facts in forecasts_of(account, now)]
 
     def spend(self, scope: str | None = None) -> dict[str, Any]:
         """What was spent, in all and per agent, model and tool. A scope as budgets name it, or None for everything."""

@@ -1,5 +1,6 @@
 """One call's way from reserve to settle: its accounts, its charge, and why one is denied."""
 
+from collections import deque
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from decimal import Decimal
@@ -7,6 +8,7 @@ from typing import Any, Final
 
 from runguard.accounting.budget_groups import BudgetGroup
 from runguard.accounting.figures import Entry, Tally, add_tally
+from runguard.accounting.forecast import CALLS_KEPT
 from runguard.core.budget import BudgetStatus
 from runguard.core.events import RunInfo
 from runguard.core.money import UNITS, UNLIMITED, Amount, edge, to_usd
@@ -14,6 +16,8 @@ from runguard.core.threshold import Threshold
 from runguard.ledger.base import Account, Hold, Refusal
 from runguard.ledger.kill_switch import Stop
 from runguard.pricing.rates import Rates, Unpriced
+
+RecentCall = tuple[str, str, str, Entry]  # lane, agent and model of a call, and what it took
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +63,7 @@ class RunCosts:
         "nano",
         "over",
         "own",
+        "recent",
         "reserved",
         "tally",
         "unpriced",
@@ -71,6 +76,7 @@ class RunCosts:
         self.lines: dict[tuple[str, str, str], AccountLines] = {}
         self.nano = self.reserved = self.unpriced = self.estimated = self.calls = 0
         self.own: set[str] = set()  # scopes that end with the run
+        self.recent: deque[RecentCall] = deque(maxlen=CALLS_KEPT)  # its last calls, for a forecast
         self.over = False  # nothing runs and nothing is waited for; kept because it could be run again
         self.ended = False
 

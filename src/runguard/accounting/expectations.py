@@ -22,12 +22,17 @@ class Expectations:
         self._typical: dict[str, int] = {}
         self._logged: set[str] = set()
 
-    def context_limit(self, model: str, pricing: Pricing) -> int | None:
-        """How many input tokens a request may have: the policy's limit, or the model's window; None if unknown."""
+    def context_limit(self, model: str, pricing: Pricing, *, quiet: bool = False) -> int | None:
+        """How many input tokens a request may have: the policy's limit, or the model's window; None if unknown.
+
+        ``quiet``: do not log that it is unknown.
+        """
         headroom = self._policy.context_headroom
         if self._policy.max_context_tokens is not None:
             return self._policy.max_context_tokens - headroom
         window = pricing.limits(model)[0]
+        if window is None and quiet:
+            return None
         if window is None:
             self._log_once(
                 logging.INFO,

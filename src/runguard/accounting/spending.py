@@ -7,7 +7,7 @@ import threading
 from typing import Any, Final
 
 from runguard.accounting.budget_groups import flat_limits, scopes_of
-from runguard.accounting.charges import Charge, RunCosts
+from runguard.accounting.charges import Charge, RecentCall, RunCosts
 from runguard.accounting.figures import LINES_KEPT, Entry, Tally, add_tally, split_by, totals
 from runguard.accounting.history import History
 from runguard.core.events import RunInfo
@@ -79,6 +79,9 @@ class Spending:
                 old.add(before, -1)
                 if not old.calls and not old.tool_calls:
                     del run_costs.tally[charge.entry]
+                for position, (lane, agent, _, known) in enumerate(run_costs.recent):
+                    if known is before:
+                        run_costs.recent[position] = (lane, agent, model, entry)
                 run_costs.nano -= before.nano
                 run_costs.unpriced -= before.unpriced
                 run_costs.estimated -= before.estimated
@@ -87,6 +90,8 @@ class Spending:
                 run_costs.reserved -= charge.held
             else:  # released, and left after all
                 run_costs.calls += 1
+            if before is None:
+                run_costs.recent.append((charge.lane, charge.agent, model, entry))
             kept = run_costs.tally.get(key)
             if kept is None:
                 # names beyond that share one line: a run must not grow without bound
@@ -105,6 +110,11 @@ class Spending:
                         kept_there[charge.entry].add(before, -1)
                     add_tally(kept_there, {key: entry})
             charge.booked, charge.entry, charge.over = entry, key, True
+
+    def recent_of(self, run_costs: RunCosts) -> list[RecentCall]:
+        """The last calls of a run, the oldest first."""
+        with self._lock:
+            return list(run_costs.recent)
 
     def of_run(self, run_costs: RunCosts) -> dict[str, Any]:
         """One run's figures, JSON-ready but for its dollars."""

@@ -2,6 +2,8 @@
 
 from typing import TYPE_CHECKING, Any
 
+from runguard.conductor.run_forecasts import run_facts
+
 if TYPE_CHECKING:
     from runguard.conductor.guard import Guard
 
@@ -15,9 +17,10 @@ def snapshot_of(guard: "Guard") -> dict[str, Any]:
     return {
         "mode": guard.policy.mode,
         "policy": guard.policy.digest,
-        "runs": [run.snapshot(now) for each in guards for run in list(each.runs.values())],
+        "runs": [run_facts(run, each.accounts, now) for each in guards for run in list(each.runs.values())],
         "paused": guard.pauses.waiting,
         "budgets": guard.accounts.budgets(as_known_here=True),
+        "forecasts": guard.accounts.forecasts(),
         "outages": dict(guard.accounts.outages),
         "store": ledger.health(),
         "breakers": {tool: breaker.state(ledger.now(now)).value for tool, breaker in guard.breakers.items()},

@@ -8,6 +8,7 @@ from typing import Any
 
 from runguard.accounting.accounts import Accounts
 from runguard.conductor.carried import KEY as CARRIED
+from runguard.conductor.run_forecasts import run_facts
 from runguard.conductor.runs import Run
 from runguard.ledger.store import StoreOutage, StoreSession
 
@@ -51,4 +52,4 @@ class RunRecords:
         """The runs of this process and their figures. After a fork, the parent reports its own runs."""
         now, here = self._clock(), os.getpid()
         for run in [run for run in list(self._runs.values()) if run.pid == here]:
-            yield run.info.run, json.dumps(run.snapshot(now), default=str)
+            yield run.info.run, json.dumps(run_facts(run, self._accounts, now), default=str)

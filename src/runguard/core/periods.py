@@ -82,6 +82,15 @@ class Window:
         return name, begin.replace(tzinfo=zone).timestamp(), after.replace(tzinfo=zone).timestamp()
 
 
+def begin_of(window: str, ends: float) -> float:
+    """About when the period of a window began that ends at ``ends``. An hour of daylight saving time is ignored."""
+    if window == "month":
+        first = (_EPOCH + timedelta(seconds=ends - 15 * _DAY)).replace(day=1)  # of that month, whatever the time zone
+        after = first.replace(year=first.year + first.month // 12, month=first.month % 12 + 1)
+        return ends - (after - first).days * _DAY
+    return ends - int(window[:-1]) * {**_SECONDS, "d": _DAY, "w": 7 * _DAY}[window[-1]]
+
+
 def _zone(name: object) -> tzinfo:
     if name == "UTC":
         return UTC

@@ -7,6 +7,7 @@ from decimal import Decimal, InvalidOperation
 from typing import Any
 
 from runguard.core.money import nanos
+from runguard.view.rows import Ahead, RunForecast
 
 
 class Unreadable:
@@ -117,3 +118,18 @@ def latest(calls: list[Call]) -> list[Call]:
         before = calls_by_id.get(key)
         calls_by_id[key] = call if before is None else replace(call, at=before.at)
     return list(calls_by_id.values())
+
+
+def read_forecast(value: Any) -> RunForecast | None:
+    """The forecast of a run, as its worker reported it; None if there is none."""
+    if not isinstance(value, dict):
+        return None
+    return RunForecast(count(value.get("calls")), *(_ahead(value.get(name)) for name in ("cap", "window", "tier")))
+
+
+def _ahead(value: Any) -> Ahead | None:
+    if not isinstance(value, dict) or (left := whole(value.get("calls_left"))) is None:
+        return None
+    unit = word(value.get("unit"))
+    limit = dollars(value.get("limit")) if unit == "usd" else whole(value.get("limit"))
+    return Ahead(left, dollars(value.get("usd")), limit, unit, word(value.get("agent")))

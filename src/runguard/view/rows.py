@@ -4,6 +4,8 @@ from dataclasses import dataclass, fields, is_dataclass
 from decimal import Decimal
 from typing import Any
 
+from runguard.accounting.forecast import BudgetForecast
+
 
 @dataclass(frozen=True, slots=True)
 class BudgetRow:
@@ -20,6 +22,26 @@ class BudgetRow:
     share: float  # spent plus reserved, divided by the cap
     closed: bool
     ends: float | None
+    forecast: BudgetForecast | None = None  # None: no window, or too few calls
+
+
+@dataclass(frozen=True, slots=True)
+class Ahead:
+    """A limit that a run will reach: how many calls still fit, and what they will cost. An estimate."""
+
+    calls_left: int
+    usd: Decimal | None
+    limit: Decimal | int | None
+    unit: str
+    agent: str  # "": the whole run
+
+
+@dataclass(frozen=True, slots=True)
+class RunForecast:
+    calls: int  # that it is based on
+    cap: Ahead | None
+    window: Ahead | None  # of the model
+    tier: Ahead | None  # a higher price of the model
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +65,7 @@ class RunningRow:
     estimated_calls: int
     nudges: int
     stopped: str | None  # the rule
+    forecast: RunForecast | None = None  # None: too few calls
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,8 +11,10 @@ from pathlib import Path
 from typing import Any, Final, TypeVar
 from urllib.parse import unquote
 
+from runguard.accounting.forecast import budget_forecast
 from runguard.core.exceptions import PolicyError
 from runguard.core.money import UNITS, UNLIMITED, edge
+from runguard.core.periods import begin_of
 from runguard.ledger.control import read_control
 from runguard.ledger.daily_sums import DaySums, read_sums
 from runguard.ledger.identity import identity_of
@@ -30,6 +32,7 @@ from runguard.view.records import (
     latest,
     number,
     read_call,
+    read_forecast,
     table,
     whole,
     word,
@@ -134,22 +137,23 @@ class StoreView:
     def budgets(self, *, ended_runs: bool = False, limit: int | None = None) -> list[BudgetRow]:
         """Return every budget in its current period, the fullest first; budgets of runs only while they run."""
 
-        def read(session: StoreSession) -> list[tuple[float, str, int, Balance]]:
+        def read(session: StoreSession) -> tuple[float, list[tuple[float, str, int, Balance]]]:
             now, shown = session.now(), {None, *(run for run, *_ in session.running(_ALIVE_S))}
             current = (
                 b
                 for b in session.read()
                 if (b.ends is None or b.ends > now) and (ended_runs or run_of(b.scope) in shown)
             )
-            return [
+            return now, [
                 (-_share(b, unit), b.scope, unit, b)
                 for b in current
                 for unit, cap in enumerate(b.caps)
                 if cap < UNLIMITED
             ]
 
-        found = sorted(self._ask(read), key=lambda entry: entry[:3])
-        return [_budget(balance, unit) for _, _, unit, balance in found[:limit]]
+        now, found = self._ask(read)
+        found.sort(key=lambda entry: entry[:3])
+        return [_budget(balance, unit, now) for _, _, unit, balance in found[:limit]]
 
     def spend(self, since: float, until: float | None = None, by: str = "app") -> Spend:
         """Return the spending between two times of the store's clock (until now), by app, agent, model or user."""
@@ -283,7 +287,11 @@ def _share(balance: Balance, unit: int) -> float:
     return used / limit if limit else float(used > 0)
 
 
-def _budget(balance: Balance, unit: int) -> BudgetRow:
+def _budget(balance: Balance, unit: int, now: float) -> BudgetRow:
+    forecast = None
+    if balance.window is not None and balance.ends is not None:
+        cap, begins = balance.caps[unit] + balance.granted[unit], begin_of(balance.window, balance.ends)
+        forecast = budget_forecast(balance.spent[unit], cap, balance.spent[2], begins, now, balance.ends)
     return BudgetRow(
         balance.scope,
         balance.window,
@@ -296,6 +304,7 @@ def _budget(balance: Balance, unit: int) -> BudgetRow:
         _share(balance, unit),
         balance.closed,
         balance.ends,
+        forecast,
     )
 
 
@@ -319,6 +328,7 @@ def _running(run: str, worker: str, silent_s: float, facts: dict[str, Any]) -> R
         count(facts.get("estimated_calls")),
         count(facts.get("nudges")),
         word(facts.get("stopped")) or None,
+        read_forecast(facts.get("forecast")),
     )
 
 

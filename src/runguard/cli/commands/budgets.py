@@ -42,4 +42,7 @@ def _remarks(row: BudgetRow, now: float) -> str:
     remarks += [f"{amount(row.unit, row.overrun)} over"] if row.overrun else []
     remarks += ["closed until it is extended" + (" or the next window" if row.ends else "")] if row.closed else []
     remarks += [f"resets in {span(row.ends - now)}"] if row.ends else []
+    if row.forecast is not None and row.share < 1:
+        at, share = row.forecast.used_up_at, row.forecast.share_at_end
+        remarks.append(f"about {share:.0%} by then" if at is None else f"used up in about {span(at - now)}")
     return ", ".join(remarks)

@@ -10,7 +10,7 @@ from runguard.console.hints import hint
 from runguard.console.screen import console, heading, moment, print_table, span, table, usd
 from runguard.core.printable import printable
 from runguard.policy.settings import Policy
-from runguard.view.rows import BreakerRow, Figures, RunningRow, Spend
+from runguard.view.rows import BreakerRow, Figures, RunForecast, RunningRow, Spend
 from runguard.view.store_view import StoreView
 
 _NAMES: Final = 15
@@ -59,6 +59,7 @@ def _running(out: Console, running: list[RunningRow]) -> None:
     for row in running[:_RUNS]:
         remarks = [f"stopped by {row.stopped}"] if row.stopped else []
         remarks += [f"{row.in_flight} in flight"] if row.in_flight else []
+        remarks += _forecast(row.forecast)
         spent = usd(row.spent_usd) + (f" + {row.unpriced_calls} unpriced" if row.unpriced_calls else "")
         counts = (_count(row.model_calls), _count(row.tool_calls), _count(row.tokens))
         shown.add_row(
@@ -74,6 +75,19 @@ def _running(out: Console, running: list[RunningRow]) -> None:
     print_table(out, shown)
     if len(running) > _RUNS:
         out.print(f"and {len(running) - _RUNS} more; --json lists all", style="dim")
+
+
+def _forecast(forecast: RunForecast | None) -> list[str]:
+    """The nearest limit of a run."""
+    if forecast is None:
+        return []
+    named = (("cap", forecast.cap), ("context window", forecast.window), ("higher price", forecast.tier))
+    found = [(ahead.calls_left, name, ahead) for name, ahead in named if ahead is not None]
+    if not found:
+        return []
+    calls, name, ahead = min(found, key=lambda entry: entry[0])
+    money = f", {usd(ahead.usd)}" if ahead.usd is not None else ""
+    return [f"{name} in about {calls:,} call{'' if calls == 1 else 's'}{money}"]
 
 
 def _budgets(out: Console, state: dict[str, Any], rows: int | None, scope: str) -> None:

@@ -132,6 +132,7 @@ function showBudgets({ budgets, budgets_left_out, now }) {
       Number(row.granted) ? `${amount(row.unit, row.granted)} granted on top` : "",
       Number(row.overrun) ? `${amount(row.unit, row.overrun)} overrun` : "",
       row.window ? `per ${row.window}${row.ends ? `, resets in ${lasted(Math.max(row.ends - now, 0))}` : ""}` : "",
+      isFull ? "" : budgetForecast(row.forecast, now),
     ].filter(Boolean).join(" · "));
     const badge = line.querySelector(".badge");
     say(badge, row.closed ? "closed" : isFull ? "full" : "");
@@ -144,6 +145,22 @@ function showBudgets({ budgets, budgets_left_out, now }) {
     bar.querySelector(".reserved").setAttribute("width", Math.min(part(row.reserved), 100 - part(row.spent)));
   });
   note("budgets-note", !budgets.length ? 'No budget beyond single runs. Add one: budgets=[Budget(usd=5, per="user", window="1d")].' : budgets_left_out ? `The fullest ${counted(budgets.length)}; runguard status lists all.` : "");
+}
+
+// An estimate, so it says "about".
+function budgetForecast(forecast, now) {
+  if (!forecast) return "";
+  if (forecast.used_up_at === null) return `about ${Math.round(forecast.share_at_end * 100)} % by then`;
+  return `used up in about ${lasted(Math.max(forecast.used_up_at - now, 0))}`;
+}
+
+// The nearest limit of a run, as status shows it.
+function runForecast(forecast) {
+  const limits = Object.entries({ cap: "cap", window: "window", tier: "higher price" });
+  const found = limits.filter(([key]) => forecast && forecast[key]).map(([key, words]) => ({ ...forecast[key], words }));
+  if (!found.length) return "–";
+  const next = found.reduce((a, b) => (b.calls_left < a.calls_left ? b : a));
+  return `${next.words} in ~${briefly(next.calls_left)} calls`;
 }
 
 function newBudget() {
@@ -165,6 +182,7 @@ function showRunning({ running, running_left_out }) {
     { title: "for", right: true, text: (row) => lasted(row.seconds) },
     { title: "calls", right: true, text: (row) => `${briefly(row.model_calls)}${row.in_flight ? ` +${row.in_flight}` : ""}` },
     { title: "spent", right: true, text: (row) => usd(row.spent_usd, row.estimated_calls > 0) },
+    { title: "next limit", text: (row) => runForecast(row.forecast) },
   ], running, (row) => row.run);
   show(find("running"), running.length > 0);
   note("running-note", !running.length ? "No run is alive right now." : running_left_out ? `and ${counted(running_left_out)} more.` : "");

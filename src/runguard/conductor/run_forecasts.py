@@ -1,0 +1,91 @@
+"""When a run reaches its cap, the window of its model, or a higher price: estimated from its last calls.
+
+Computed only for those who look: snapshots, the signs of life of a run, and with them ``runguard status`` and the
+dashboard. ``runguard.accounting.forecast`` has the arithmetic.
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+from runguard.accounting.accounts import Accounts
+from runguard.accounting.charges import RecentCall
+from runguard.accounting.forecast import LEAST_CALLS, Trend, calls_until_size, calls_within, sum_of, trend_of, was_cut
+from runguard.conductor.runs import Run
+from runguard.core.money import UNITS, UNLIMITED, edge, to_usd
+from runguard.pricing.rates import Rates
+
+Facts = dict[str, Any]
+
+
+def run_facts(run: Run, accounts: Accounts, now: float) -> Facts:
+    """The snapshot of a run with its forecast."""
+    return {**run.snapshot(now), "forecast": run_forecast(run, accounts, now)}
+
+
+def run_forecast(run: Run, accounts: Accounts, now: float) -> Facts | None:
+    """The nearest cap, window and price tier of a run, each with the calls that still fit; None for too few calls."""
+    calls = [call for call in accounts.spending.recent_of(run.run_costs) if call[3].calls]
+    if len(calls) < LEAST_CALLS:
+        return None
+    by_agent: dict[tuple[str, str], list[RecentCall]] = {}
+    for call in calls:
+        by_agent.setdefault(call[:2], []).append(call)
+    is_cut = any(was_cut([entry.input for *_, entry in of_one]) for of_one in by_agent.values())
+    sizes = [found for of_one in by_agent.values() for found in _sizes(of_one, accounts, now)]
+    return {
+        "calls": len(calls),
+        "estimated": True,
+        "cap": _nearest(_caps(run, calls, is_flat=is_cut)),
+        "window": _nearest(found for kind, found in sizes if kind == "window"),
+        "tier": _nearest(found for kind, found in sizes if kind == "tier"),
+    }
+
+
+def _nearest(found: Any) -> Facts | None:
+    return min(found, key=lambda facts: facts["calls_left"], default=None)
+
+
+def _caps(run: Run, calls: list[RecentCall], *, is_flat: bool) -> Iterator[Facts]:
+    """The caps of the run alone: of its budgets, and of its model calls."""
+    cost = _cost_trend(calls, is_flat=is_flat)
+    tokens = trend_of([entry.input + entry.output for *_, entry in calls], is_flat=is_flat)
+    one = Trend(1, 0, 1)
+    own = run.run_costs.own
+    accounts = {a.key: a for lines in list(run.run_costs.lines.values()) for a in lines.accounts if a.scope in own}
+    for account in accounts.values():
+        for unit, (cap, trend) in enumerate(zip(account.caps, (cost, tokens, one), strict=True)):
+            left = calls_within(trend, cap - account.spent[unit]) if trend is not None and cap < UNLIMITED else None
+            if left is not None:
+                yield _facts(left, edge(unit, cap), cost, scope=account.scope, unit=UNITS[unit])
+    limit = run.model_calls
+    if limit is not None:
+        left = max(limit.limit - limit.kept - limit.count, 0)
+        yield _facts(left, limit.limit, cost, scope=f"run:{run.info.run}", unit="calls")
+
+
+def _sizes(calls: list[RecentCall], accounts: Accounts, now: float) -> Iterator[tuple[str, Facts]]:
+    """The window and the next higher price of the model of one agent."""
+    _, agent, model, last = calls[-1]
+    prompts = [entry.input for *_, entry in calls]
+    if len(prompts) < LEAST_CALLS:
+        return
+    rates = accounts.pricing.rates(model, now)
+    bands = rates.bands if isinstance(rates, Rates) else ()
+    tier = next((band.above for band in bands[1:] if band.above > last.input), None)
+    cost = _cost_trend(calls, is_flat=was_cut(prompts))
+    for kind, size in (("window", accounts.context_limit(model, quiet=True)), ("tier", tier)):
+        left = calls_until_size(prompts, size) if size is not None else None
+        if left is not None:
+            yield kind, _facts(left, size, cost, agent=agent, model=model, unit="tokens")
+
+
+def _cost_trend(calls: list[RecentCall], *, is_flat: bool) -> Trend | None:
+    """The cost of calls; None where one has no price."""
+    if any(entry.unpriced for *_, entry in calls):
+        return None
+    return trend_of([entry.nano for *_, entry in calls], is_flat=is_flat)
+
+
+def _facts(left: int, limit: Any, cost: Trend | None, **names: str) -> Facts:
+    usd = to_usd(sum_of(cost, left)) if cost is not None else None
+    return {**names, "limit": limit, "calls_left": left, "usd": usd}

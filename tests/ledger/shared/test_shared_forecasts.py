@@ -1,0 +1,46 @@
+"""Forecasts of budgets that two workers share, on every store: the spending of both counts."""
+
+from decimal import Decimal
+
+from runguard import Budget
+from runguard.accounting.forecast import LEAST_CALLS
+from runguard.core.periods import Window
+from runguard.testing import ScriptedModel, call, run, text
+from runguard.view import StoreView
+from tests.kit.commands import runguard
+from tests.kit.rule_agents import agent
+from tests.kit.shared_stores import CALL, Make
+from tests.kit.stores import Place
+from tests.kit.tools import step
+
+EACH = LEAST_CALLS // 2 + 1  # too few for a forecast without the calls of the other worker
+
+
+def model() -> ScriptedModel:
+    return ScriptedModel([*[call("step", q=n) for n in range(EACH - 1)], text("done")])
+
+
+async def test_a_shared_day_counts_the_calls_of_both_workers(place: Place, worker: Make) -> None:
+    budgets = [Budget(usd=1_000, per="app", window="1d")]
+    first, second = worker(budgets=budgets), worker(budgets=budgets)
+    await run(agent(model(), step), plugins=[first], user_id="alice", session_id="a")
+    assert first.flush(10)
+    assert first.snapshot()["forecasts"] == []
+    await run(agent(model(), step), plugins=[second], user_id="bob", session_id="b")
+    assert second.flush(10)
+    (found,) = second.snapshot()["forecasts"]
+    assert (found["calls"], found["scope"]) == (2 * EACH, "app:app")
+    view = StoreView(place.url)
+    try:
+        (row,) = [row for row in view.budgets() if row.scope == "app:app"]
+        now = view.now()
+    finally:
+        view.close()
+    assert row.spent == 2 * EACH * CALL
+    assert row.forecast is not None
+    assert row.forecast.calls == 2 * EACH
+    _, begins, ends = Window.parse("1d").bounds(now)
+    passed = (now - begins) / (ends - begins)
+    assert abs(row.forecast.share_at_end - float(row.spent / Decimal(1_000)) / passed) < 0.01 / passed
+    printed = runguard("status", "--store", place.url).stdout
+    assert ("by then" in printed) or ("used up in about" in printed)
