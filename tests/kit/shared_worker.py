@@ -69,6 +69,7 @@ class Worker:
         percents: tuple[float, ...] = (),
         usd: str = "",
         window: str | None = None,
+        budgets: tuple[dict[str, Any], ...] = (),
         **policy: Any,
     ) -> str:
         """Thresholds that fire are written to a file, so that a killed worker's are known too."""
@@ -81,9 +82,10 @@ class Worker:
             return tell
 
         thresholds = [Threshold(percent, note(percent)) for percent in percents]
-        budgets = [Budget(usd=usd, per="user", window=window, thresholds=thresholds)] if usd else []
+        limits = [Budget(usd=usd, per="user", window=window, thresholds=thresholds)] if usd else []
+        limits += [Budget.of(budget) for budget in budgets]
         self.plugin = RunGuardPlugin(
-            prices=PRICES, tokens=lambda request: 1_000, store=url, budgets=budgets, store_timeout=5, **policy
+            prices=PRICES, tokens=lambda request: 1_000, store=url, budgets=limits, store_timeout=5, **policy
         )
         return self.plugin.guard.accounts.ledger.worker
 

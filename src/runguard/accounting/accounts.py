@@ -16,6 +16,7 @@ from runguard.accounting.nested_guards import layers_around, stricter_than
 from runguard.accounting.reservation import Reserver, UnknownCapError
 from runguard.accounting.settlement import Settlement
 from runguard.accounting.spending import Spending
+from runguard.accounting.waiting_calls import RoomWaits
 from runguard.core.budget import BudgetStatus
 from runguard.core.events import ModelCall, RunInfo
 from runguard.core.exceptions import PolicyError
@@ -61,7 +62,8 @@ class Accounts(Settlement):
         # called when the store goes away or is replaced, and with None when it is back
         self.on_store: Callable[[Exception | None], None] | None = None
         self._finder = AccountFinder(policy, self.ledger, clock)
-        self._reserver = Reserver(policy, self.ledger, self._finder, self.switch, self._tell_store)
+        self.waits = RoomWaits(policy, self.ledger, clock)
+        self._reserver = Reserver(policy, self.ledger, self._finder, self.switch, self._tell_store, self.waits)
         self.standing = self._reserver.standing
 
     @property
@@ -115,6 +117,8 @@ class Accounts(Settlement):
             return None
         if lines.unknown is not None or (event.bound is not None and None in event.bound):
             return None
+        if lines.names and not self.ledger.line.is_free(lines.names):
+            return None  # others were first
         charge = self._charge(run_costs, event, lines, within, event.max_output_tokens or 0)
         if lines.may_stop or (lines.accounts and not self._hold_now(charge)):
             return None
@@ -154,7 +158,13 @@ class Accounts(Settlement):
             return charge, None
         try:
             reserved: tuple[Charge | None, Denied | None] = charge, None
-            if self.ledger.is_shared or self.switch.stops or lines.may_stop or not self._hold_now(charge):
+            if (
+                self.ledger.is_shared
+                or self.switch.stops
+                or lines.may_stop
+                or (lines.names and not self.ledger.line.is_free(lines.names))
+                or not self._hold_now(charge)
+            ):
                 reserved = await self._reserver.reserve(charge, event, enforce, stopped)
         except UnknownCapError as error:
             return self._without_cap(charge, error.unknown, enforce)

@@ -21,6 +21,9 @@ class BudgetGroup:
         self.per, self.window, self.budgets = per, window, budgets
         self.thresholds = [sorted(budget.thresholds, key=lambda t: t.percent) for budget in budgets]
         self.stops = any(t.action == "stop" for of_one in self.thresholds for t in of_one)
+        # A unit waits only where every budget that limits it waits: one that refuses must hold.
+        self.waits = tuple(_waits(budgets, unit) for unit in range(3))
+        self.may_wait = any(self.waits)
         # "agent" and "agent:research*" count apart
         patterns = [scope_part(name) for kind, name in per.parts if kind != "label" and name != "*"]
         self.suffix = f"/{'+'.join(patterns)}" if patterns else ""
@@ -33,6 +36,11 @@ class BudgetGroup:
         self.fixed: list[Amount] = [(budget.fixed(0), budget.fixed(1), budget.fixed(2)) for budget in budgets] or [
             NO_LIMIT
         ]
+
+
+def _waits(budgets: list[Budget], unit: int) -> bool:
+    ways = {b.on_exhausted for b in budgets if b.function(unit) is not None or b.fixed(unit) < UNLIMITED}
+    return ways == {"wait"}
 
 
 def budget_groups_of(policy: Policy) -> list[BudgetGroup]:

@@ -39,6 +39,7 @@ class AccountLines:
     until: float
     # a cap that is not known: calls are denied, and what is spent all the same is booked
     unknown: UnknownCap | None = None
+    names: frozenset[str] = frozenset()  # of the accounts that calls wait for
     in_usd: bool = field(init=False)
     may_stop: bool = field(init=False)  # some budget has a threshold that stops
 

@@ -114,6 +114,7 @@ class AccountFinder:
         until = _FOREVER
         unknown: UnknownCap | None = None
         is_current = True
+        names: frozenset[str] = frozenset()
         for group in self.groups:
             scope = Scope(
                 group.per.kind,
@@ -138,10 +139,12 @@ class AccountFinder:
                 until = min(until, account.ends)
             if any(kind == "run" for kind, _ in group.per.parts):
                 run_costs.own.add(account.scope)
+            if group.may_wait:
+                names |= {account.meter}
             accounts.append(account)
             groups.append(group)
             allowed.append(caps.limits)
-        return AccountLines(tuple(accounts), tuple(groups), tuple(allowed), until, unknown), is_current
+        return AccountLines(tuple(accounts), tuple(groups), tuple(allowed), until, unknown, names), is_current
 
     def _account(
         self, group: BudgetGroup, scope: Scope, at: float, run_costs: RunCosts | None

@@ -31,7 +31,8 @@ def not_held_by(around: list[Charge], lines: AccountLines) -> AccountLines:
         if a.key not in held
     ]
     accounts, groups, limits = zip(*kept, strict=True) if kept else ((), (), ())
-    return AccountLines(tuple(accounts), tuple(groups), tuple(limits), lines.until, lines.unknown)
+    names = lines.names and lines.names & {account.meter for account in accounts}
+    return AccountLines(tuple(accounts), tuple(groups), tuple(limits), lines.until, lines.unknown, names)
 
 
 def stricter_than(around: list[Charge], lines: AccountLines, event: ModelCall) -> Denied | None:

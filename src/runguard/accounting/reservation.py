@@ -10,6 +10,7 @@ from runguard.accounting.charges import Charge, Denied, UnknownCap, worst_of
 from runguard.accounting.lookup import AccountFinder
 from runguard.accounting.nested_guards import held_around
 from runguard.accounting.thresholds import over_threshold
+from runguard.accounting.waiting_calls import Opening, RoomWaits, Visit
 from runguard.core.events import ModelCall
 from runguard.ledger.base import Hold, Ledger, Refusal, Stale
 from runguard.ledger.identity import StoreReplacedError
@@ -48,9 +49,11 @@ class Reserver:
         finder: AccountFinder,
         switch: Switch,
         on_store: Callable[[Exception | None], None],
+        waits: RoomWaits,
     ) -> None:
         self._policy, self._ledger, self._finder, self._switch = policy, ledger, finder, switch
         self._on_store = on_store  # called when the store goes away or is replaced, and with None when it is back
+        self._waits = waits
         self._is_away = self._is_replaced = False
         # charges that stay open for as long as their run, by their identity: no call waits for them
         self.standing: dict[int, Charge] = {}
@@ -72,22 +75,35 @@ class Reserver:
             denied = over_threshold(lines)
         if denied is not None and enforce:
             return None, denied
-        result: Hold | Refusal | None = await self._ask(charge, event)
-        if isinstance(result, Refusal):
-            denied = Denied(result)
-            if enforce:
-                result = await self._wait_or_lower(charge, event, denied, stopped)
-                if result is None:
-                    denied.group = denied.group or _meter_of(charge, denied)
-                    return None, denied
-                denied = None
-            else:
-                denied.group = _meter_of(charge, denied)
-                if not would_refuse(charge, event, result, self._policy.min_output_tokens):
-                    charge.possible_refusal, denied = denied, None
-                result = await self._ask(charge, event, force=True)
+        # a call that blocks an event loop must not wait
+        visit = Visit(self._waits, charge, stopped) if lines.names and enforce and not event.no_wait else None
+        try:
+            if visit is not None and not visit.place.may_ask:
+                if event.no_loop:
+                    await _StepOut()
+                await visit.in_turn()
+                self._find_again(charge, event)
+            result: Hold | Refusal | None = await self._ask(charge, event)
+            if isinstance(result, Refusal):
+                denied = Denied(result)
+                if enforce:
+                    result = await self._wait_or_lower(charge, event, denied, stopped, visit)
+                    if result is None:
+                        if visit is not None:
+                            visit.leave()
+                        denied.group = denied.group or _meter_of(charge, denied)
+                        return None, denied
+                    denied = None
+                else:
+                    result, denied = await self._look_on(charge, event, denied, result)
+        except BaseException:
+            if visit is not None:
+                visit.leave()
+            raise
         assert isinstance(result, Hold)
         try:
+            if visit is not None:
+                visit.leave()
             late = self._denied_meanwhile(charge)
         except BaseException:
             self._ledger.release(result)
@@ -97,6 +113,30 @@ class Reserver:
             return None, late
         charge.hold, charge.held = result, result.amount[0]
         return charge, late or denied
+
+    async def _look_on(
+        self, charge: Charge, event: ModelCall, denied: Denied, refusal: Refusal
+    ) -> tuple[Hold | Refusal, Denied | None]:
+        """In shadow mode the call is made. Return its hold, and the refusal where an enforcing guard would refuse."""
+        left = self._waits.patience
+        while charge.lines.names and (opening := self._waits.opening(charge.lines, refusal, left)) is not None:
+            if not opening.fits:
+                break
+            self._waits.skip(charge, opening)
+            left -= opening.seconds
+            if self._waits.is_virtual:
+                self._find_again(charge, event)
+                result = await self._ask(charge, event)
+                if isinstance(result, Hold):
+                    return result, None
+                denied.refusal = refusal = result
+                continue
+            return await self._ask(charge, event, force=True), None
+        denied.group = _meter_of(charge, denied)
+        if not would_refuse(charge, event, refusal, self._policy.min_output_tokens):
+            charge.possible_refusal = denied
+            return await self._ask(charge, event, force=True), None
+        return await self._ask(charge, event, force=True), denied
 
     def _denied_meanwhile(self, charge: Charge) -> Denied | None:
         """What the store reported with the reservation: a threshold that stops was reached, or the kill switch was
@@ -121,50 +161,81 @@ class Reserver:
         raise StoreOutage(f"{self._ledger.name}: its clock moves faster than it answers")
 
     async def _wait_or_lower(
-        self, charge: Charge, event: ModelCall, denied: Denied, stopped: Callable[[], bool]
+        self, charge: Charge, event: ModelCall, denied: Denied, stopped: Callable[[], bool], visit: Visit | None
     ) -> Hold | None:
-        """Wait while that can help, then cap the answer to what the rest can pay, down to a useful minimum."""
+        """Wait while that can help, then cap the answer to what the rest can pay, down to a useful minimum.
+
+        On a budget that waits, a call that fits into a window waits for it; others take what is left, and wait when
+        that is too little.
+        """
         if event.no_loop:
             await _StepOut()
         ledger, loop = self._ledger, asyncio.get_running_loop()
         patience = self._policy.max_wait_seconds
         if event.no_wait:  # those it would wait for cannot come back; what is on its way to a store can
             patience = min(patience, _FACTS_S if ledger.is_shared else 0.0)
-        give_up = loop.time() + patience
+        give_up = loop.time() + (patience if visit is None else visit.left())
         refusal = denied.refusal
         assert refusal is not None
+        asked = charge.max_output, charge.lowered, charge.limited
         while not stopped():
             left = give_up - loop.time()
-            if refusal.wait_helps and left > 0 and refusal.held[refusal.unit] > self._held_for_long(refusal):
+            opening = visit.opens(refusal) if visit is not None else None
+            is_open = charge.bound is not None and None in charge.bound  # it takes what is left
+            if visit is not None and opening is None:
+                visit.step_aside(refusal)
+            if visit is not None and opening is not None and opening.fits and not is_open:
+                if await self._for_room(visit, refusal, opening, charge, event, denied):
+                    return None
+            elif refusal.wait_helps and left > 0 and refusal.held[refusal.unit] > self._held_for_long(refusal):
                 await ledger.changed(refusal, min(left, _LOOKS_S))
-                charge.bound = event.bound
                 if stopped():
                     break
-                self._find_again(charge, event)
-                # what was waited for reached a threshold that stops
-                if (now_denied := over_threshold(charge.lines)) is not None:
-                    denied.refusal, denied.group, denied.fraction = (
-                        now_denied.refusal,
-                        now_denied.group,
-                        now_denied.fraction,
-                    )
+                if self._is_over_meanwhile(charge, event, denied):
                     return None
             elif charge.bound is not None:
                 if not take_the_rest(charge, event, refusal):
-                    break
+                    if visit is None or opening is None:
+                        break
+                    if await self._for_room(visit, refusal, opening, charge, event, denied):
+                        return None
             else:
                 lowered = affordable_output(charge, refusal, self._policy.min_output_tokens)
-                if lowered is None:
+                if lowered is None and visit is not None and opening is not None:
+                    if await self._for_room(visit, refusal, opening, charge, event, denied):
+                        return None
+                    charge.max_output, charge.lowered, charge.limited = asked
+                elif lowered is None:
                     denied.least = (
                         self._policy.min_output_tokens if self._policy.min_output_tokens < charge.max_output else 0
                     )
                     break
-                charge.max_output, charge.lowered, charge.limited = lowered, True, True
+                else:
+                    charge.max_output, charge.lowered, charge.limited = lowered, True, True
+            if stopped():
+                break
             result = await self._ask(charge, event)
             if isinstance(result, Hold):
                 return result
             denied.refusal = refusal = result
         return None
+
+    async def _for_room(
+        self, visit: Visit, refusal: Refusal, opening: Opening, charge: Charge, event: ModelCall, denied: Denied
+    ) -> bool:
+        """Wait in line. Return whether a threshold that stops was reached meanwhile."""
+        await visit.for_room(refusal, opening)
+        return self._is_over_meanwhile(charge, event, denied)
+
+    def _is_over_meanwhile(self, charge: Charge, event: ModelCall, denied: Denied) -> bool:
+        """After a wait: find the accounts of now. Return whether one of them has reached a threshold that stops."""
+        charge.bound = event.bound
+        self._find_again(charge, event)
+        over = over_threshold(charge.lines)
+        if over is None:
+            return False
+        denied.refusal, denied.group, denied.fraction = over.refusal, over.group, over.fraction
+        return True
 
     def _held_for_long(self, refusal: Refusal) -> int:
         """What is held on the account that refuses and does not come back while a call waits."""

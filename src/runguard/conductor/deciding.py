@@ -96,6 +96,8 @@ class Deciding:
         trip = self.describe(run, lane, event, finding)
         if self.enforces:
             (run if owner is None else owner).stop(trip)
+            for visit in list(run.visits):
+                visit.wake()  # a stopped call does not wait
         self._faults.attempt("recording a trip", self._record, run, trip, finding)
         return trip
 

@@ -27,6 +27,7 @@ from runguard.conductor.paused import Pauses
 from runguard.conductor.reporting import Reporting, connect_alarms
 from runguard.conductor.reserving import Reserving
 from runguard.conductor.run_records import RunRecords
+from runguard.conductor.run_waits import RunWaits
 from runguard.conductor.runs import Run
 from runguard.conductor.session_growth import SessionGrowths
 from runguard.conductor.settling import Settling
@@ -96,6 +97,7 @@ class Guard:
         # what it knows
         known = before.accounts if before is not None else None
         self.accounts: Accounts = Accounts(policy, clock, before=known, pricing=pricing)
+        self.waits = self.accounts.waits.listener = RunWaits(clock, self.runs, self.deciding, self.faults)
         ledger = self.accounts.ledger
         failures, reset = policy.max_tool_failures or _BREAKER_FAILURES, policy.half_open_reset_seconds
         self.breakers = Breakers(ledger, failures, reset, breaker_runs)

@@ -7,6 +7,7 @@ from concurrent.futures import Future
 from typing import Any, Final
 
 from runguard.accounting.charges import RunCosts
+from runguard.accounting.waiting_calls import Visit, waiting_for
 from runguard.conductor.session_growth import SessionGrowth
 from runguard.conductor.slots import Slots
 from runguard.conductor.stopping import Stoppable
@@ -178,12 +179,14 @@ class Run(Stoppable):
         "refusing",
         "retired",
         "run_costs",
+        "skipped_waits_s",
         "slots",
         "spend",
         "started",
         "trips",
         "unchecked_once",
         "unsure",
+        "visits",
         "waiting",
         "written",
     )
@@ -210,6 +213,8 @@ class Run(Stoppable):
         self.refusing = False  # a refusal at the border is on its way: others beside it are the same round
         self.refused_at_border = (0, 0)  # times since the last model call that was made, and which one that was
         self.waiting = 0  # of the model calls counted, those that wait for a place or for money
+        self.visits: dict[Visit, None] = {}  # its calls that wait for room in a budget that waits
+        self.skipped_waits_s = 0.0  # in shadow mode: how long its calls would have waited
         self.bills: ToolBills | None = None  # of tools that have a price
         self.closing: Any = None  # the ``Closing`` of a run that gives a last answer
         self.lanes: dict[str, Lane] = {}
@@ -294,6 +299,7 @@ class Run(Stoppable):
             "estimated_calls": self.run_costs.estimated,
             "tools_usd": {tool: to_usd(nano) for tool, nano in self.run_costs.tool_costs().items()},
             "in_flight": self.slots.busy(),
+            "waiting": waiting_for(self.visits),
             "growth": growth,
             "nudges": self.nudges,
             "stopped": self.stopped.rule if self.stopped else None,

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
-from typing import Any, Final, Self
+from typing import Any, Final, Literal, Self
 
 from runguard.core.exceptions import PolicyError
 from runguard.core.mistakes import Checked, nearest
@@ -13,6 +13,7 @@ from runguard.core.scope import Per, Scope
 from runguard.core.threshold import Threshold
 
 DEFAULT_THRESHOLDS: Final = (Threshold(0.5), Threshold(0.8), Threshold(0.95))
+_LONGEST_WAIT_S: Final = 3_600.0  # as long as ``max_wait_seconds`` may be
 UsdAmount = int | float | str | Decimal | Callable[[Scope], Any] | None
 CountAmount = int | Callable[[Scope], Any] | None
 
@@ -24,7 +25,8 @@ class Budget(metaclass=Checked):
 
     ``per``: run, session, user, app, agent, model, tool or ``label:<name>``; ``"agent:research*"`` chooses by name,
     ``"run+agent"`` counts each agent of each run. ``window``: ``"1m"``, ``"1h"``, ``"1d"``, ``"1w"``, ``"month"``;
-    none: for as long as the ledger lives.
+    none: for as long as the ledger lives. ``on_exhausted``: ``"refuse"``, or ``"wait"`` for a rate limit: calls wait
+    in line until a window has room, at most ``max_wait_seconds``; without ``thresholds=`` it warns of nothing.
 
     Use it in ``budgets=``: it holds before each call. To only count tokens over all turns and react at thresholds,
     use ``BudgetMonitor``.
@@ -37,6 +39,7 @@ class Budget(metaclass=Checked):
     window: str | None = None
     tz: str | None = None
     thresholds: Sequence[Threshold] = DEFAULT_THRESHOLDS
+    on_exhausted: Literal["refuse", "wait"] = "refuse"
 
     def __post_init__(self) -> None:
         if self.usd is None and self.tokens is None and self.calls is None:
@@ -57,6 +60,7 @@ class Budget(metaclass=Checked):
                 )
         elif self.tz is not None:
             raise PolicyError(f"tz = {self.tz!r} without a window does nothing; add window='1d', '1w' or 'month'")
+        self._check_waiting()
         if not isinstance(self.thresholds, list | tuple):
             raise PolicyError(
                 f"thresholds = {self.thresholds!r}: give a list such as [0.5, 0.8]; an empty one for none"
@@ -65,7 +69,18 @@ class Budget(metaclass=Checked):
         for position, threshold in enumerate(thresholds):
             if threshold in thresholds[:position]:
                 raise PolicyError(f"thresholds: {threshold.percent:g} twice with the same action; keep one")
+        if self.thresholds is DEFAULT_THRESHOLDS and self.on_exhausted == "wait":
+            thresholds = ()  # a rate limit is meant to be reached: nothing to warn of
         object.__setattr__(self, "thresholds", thresholds)
+
+    def _check_waiting(self) -> None:
+        if self.on_exhausted not in ("refuse", "wait"):
+            raise PolicyError(f"on_exhausted = {self.on_exhausted!r}: give 'refuse' or 'wait'")
+        if self.on_exhausted == "wait" and (self.window is None or Window.parse(self.window).length > _LONGEST_WAIT_S):
+            raise PolicyError(
+                f"on_exhausted='wait' with window={self.window!r}: calls wait until the next window begins; give "
+                "window='1m', '1h' or another one of at most an hour"
+            )
 
     @classmethod
     def of(cls, entry: object) -> Self:
@@ -122,8 +137,10 @@ class Budget(metaclass=Checked):
                 shown[name] = "callable" if callable(value) else str(value)
         if self.window is not None:
             shown["window"], shown["tz"] = self.window, self.tz or "UTC"
-        if self.thresholds != DEFAULT_THRESHOLDS:
+        if self.thresholds != (DEFAULT_THRESHOLDS if self.on_exhausted == "refuse" else ()):
             shown["thresholds"] = [[t.percent, t.action, t.recurring] for t in self.thresholds]
+        if self.on_exhausted != "refuse":
+            shown["on_exhausted"] = self.on_exhausted
         return shown
 
 

@@ -48,6 +48,12 @@ class Window:
         _zone(name)
         return cls(text, str(name))
 
+    @property
+    def length(self) -> float:
+        """Seconds of the current kind of window; of months and days, those of the first one."""
+        _, begins, ends = self.bounds(0.0)
+        return ends - begins
+
     def period(self, at: float) -> tuple[str, float]:
         """The name of the period that ``at`` falls into, and when it ends."""
         name, _, ends = self.bounds(at)

@@ -13,6 +13,9 @@ from typing import Any, Final, Protocol
 
 from runguard.core.money import NOTHING, UNITS, UNLIMITED, Amount
 from runguard.ledger.store import Record, StoreSession
+from runguard.ledger.waiting_line import WaitingLine
+
+Sleeper = tuple[asyncio.AbstractEventLoop, "asyncio.Future[None]"]
 
 
 class Account:
@@ -52,6 +55,11 @@ class Account:
         self.alert: Amount = (UNLIMITED, UNLIMITED, UNLIMITED)  # the spend at which the next threshold fires
 
     @property
+    def meter(self) -> str:
+        """Its name without the period."""
+        return self.key.rpartition("#")[0]
+
+    @property
     def caps(self) -> Amount:
         return self.cap_usd, self.cap_tokens, self.cap_calls
 
@@ -75,15 +83,17 @@ class Account:
         )
 
     def refusing_unit(self, want: Amount) -> int | None:
-        """The first unit in which ``want`` does not fit."""
+        """The first unit in which ``want`` does not fit. Of a closed account: what it broke, or what it limits."""
+        return next(iter(self.refusing_units(want)), None)
+
+    def refusing_units(self, want: Amount) -> list[int]:
+        """All units in which ``want`` does not fit."""
+        due, caps = (self.due_usd, self.due_tokens, self.due_calls), self.caps
         if self.closed:
-            # Whatever it broke, or the first unit it limits at all.
-            return next(
-                (i for i in range(3) if self.overrun[i]), next((i for i in range(3) if self.caps[i] < UNLIMITED), 0)
-            )
-        due = (self.due_usd, self.due_tokens, self.due_calls)
+            broken = [unit for unit in range(3) if self.overrun[unit]]
+            return broken or [next((unit for unit in range(3) if caps[unit] < UNLIMITED), 0)]
         # not by the room: above its cap an account refuses nothing too
-        return next((i for i in range(3) if due[i] + want[i] > self.caps[i]), None)
+        return [unit for unit in range(3) if due[unit] + want[unit] > caps[unit]]
 
 
 class Hold:
@@ -102,7 +112,7 @@ class Hold:
 class Refusal:
     """Why a reservation did not fit: the tightest of the accounts that refused."""
 
-    __slots__ = ("account", "held", "room", "seen", "spent", "unit", "wait_helps", "wanted")
+    __slots__ = ("account", "held", "refusing", "room", "seen", "spent", "unit", "wait_helps", "wanted")
 
     def __init__(self, account: Account, unit: int, wanted: Amount, room: Amount, wait_helps: bool, seen: int) -> None:
         self.account, self.unit, self.wanted = account, unit, wanted
@@ -110,6 +120,7 @@ class Refusal:
         self.seen = seen  # the ledger's state that refused: what changed since then is not waited for
         self.room = room  # what would fit now on all accounts together
         self.wait_helps = wait_helps  # other calls' holds stand in the way; when they settle, more may fit
+        self.refusing: tuple[tuple[str, int], ...] = ()  # every account, by its key, and unit that refuses
 
     def __str__(self) -> str:
         return f"{self.account.scope} has no room for {self.wanted[self.unit]} {UNITS[self.unit]}"
@@ -130,7 +141,9 @@ def refusal_of(accounts: Sequence[Account], want: Amount, seen: int) -> Refusal:
     room = (min(r[0] for r in rooms), min(r[1] for r in rooms), min(r[2] for r in rooms))
     # Waiting helps while others hold something: when they settle for less, more room appears.
     wait_helps = all(not a.closed and a.held[u] > 0 and a.spent[u] < a.caps[u] for u, _, a in refusing)
-    return Refusal(account, unit, want, room, wait_helps, seen)
+    refusal = Refusal(account, unit, want, room, wait_helps, seen)
+    refusal.refusing = tuple((a.key, u) for _, _, a in refusing for u in a.refusing_units(want))
+    return refusal
 
 
 class Waiting:
@@ -139,12 +152,14 @@ class Waiting:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._changes = 0
-        self._waiting: list[tuple[asyncio.AbstractEventLoop, asyncio.Future[None]]] = []
+        self._waiting: list[Sleeper] = []
+        self.line = WaitingLine()  # calls that wait for room in a budget that waits
 
-    async def _wait(self, since: Refusal, seconds: float) -> bool:
-        loop = asyncio.get_running_loop()
-        woken: asyncio.Future[None] = loop.create_future()
-        entry = (loop, woken)
+    async def _wait(self, since: Refusal, seconds: float, sleeper: Sleeper | None = None) -> bool:
+        if sleeper is None:
+            loop = asyncio.get_running_loop()
+            sleeper = (loop, loop.create_future())
+        entry, woken = sleeper, sleeper[1]
         with self._lock:
             if self._changes != since.seen:
                 return True
@@ -158,7 +173,7 @@ class Waiting:
         return woken.done()
 
 
-def wake(waiting: "list[tuple[asyncio.AbstractEventLoop, asyncio.Future[None]]]") -> None:
+def wake(waiting: list[Sleeper]) -> None:
     for loop, woken in waiting:
         try:
             loop.call_soon_threadsafe(_resolve, woken)
@@ -177,6 +192,7 @@ class Ledger(Protocol):
     name: str
     is_shared: bool  # other processes see it: ask it before every paid call
     worker: str  # this process, for those who look at a shared ledger
+    line: WaitingLine  # calls of this process that wait for room
 
     @property
     def is_away(self) -> bool:
@@ -229,8 +245,12 @@ class Ledger(Protocol):
     def first(self, account: Account, mark: str, percent: float, limit: Amount) -> bool | None:
         """Return True for the first caller with this mark in this account and period; None without an answer."""
 
-    async def changed(self, since: Refusal, seconds: float) -> bool:
-        """Wait until something was settled, released or extended since a refusal; False when the time is over."""
+    async def changed(self, since: Refusal, seconds: float, sleeper: Sleeper | None = None) -> bool:
+        """Wait until something was settled, released or extended since a refusal; False when the time is over.
+
+        A shared ledger returns early, because other workers settle without notice. With a ``sleeper``, whose future
+        the caller may resolve to end the wait, every ledger waits for the whole time.
+        """
 
     def find(self, scope: str) -> list[Account]:
         """The accounts of a scope, the current period's last."""

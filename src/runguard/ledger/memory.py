@@ -15,7 +15,7 @@ from typing import Any, Final
 from weakref import ref
 
 from runguard.core.money import NOTHING, UNLIMITED, Amount, share_of, unit_reached
-from runguard.ledger.base import Account, Hold, Refusal, Waiting, refusal_of, wake
+from runguard.ledger.base import Account, Hold, Refusal, Sleeper, Waiting, refusal_of, wake
 from runguard.ledger.packed import PackedAccounts, can_be_packed
 from runguard.ledger.store import Record, StoreSession
 
@@ -214,8 +214,8 @@ class MemoryLedger(Waiting):
             account.fired[mark] = (percent, limit)
             return True
 
-    async def changed(self, since: Refusal, seconds: float) -> bool:
-        return await self._wait(since, seconds)
+    async def changed(self, since: Refusal, seconds: float, sleeper: Sleeper | None = None) -> bool:
+        return await self._wait(since, seconds, sleeper)
 
     def find(self, scope: str) -> list[Account]:
         with self._lock:

@@ -23,7 +23,7 @@ from typing import Any, Final, TypeVar
 
 from runguard.background import start_thread
 from runguard.core.money import NOTHING, Amount, share_of, unit_reached
-from runguard.ledger.base import STALE, Account, Hold, Refusal, Stale, Waiting, wake
+from runguard.ledger.base import STALE, Account, Hold, Refusal, Sleeper, Stale, Waiting, wake
 from runguard.ledger.fact_writer import FactWriter
 from runguard.ledger.facts import Fact
 from runguard.ledger.store import Balance, Line, Record, Store, StoreError, StoreOutage, StoreReply, StoreSession
@@ -325,8 +325,8 @@ class StoreLedger(Waiting):
         account.alert = NOTHING
         self._wake_all()
 
-    async def changed(self, since: Refusal, seconds: float) -> bool:
-        await self._wait(since, min(seconds, _POLL_S))
+    async def changed(self, since: Refusal, seconds: float, sleeper: Sleeper | None = None) -> bool:
+        await self._wait(since, min(seconds, _POLL_S) if sleeper is None else seconds, sleeper)
         return True  # other workers may have settled without notice: ask again
 
     def find(self, scope: str) -> list[Account]:

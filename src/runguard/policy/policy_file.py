@@ -149,7 +149,7 @@ class PolicyFile(SettingsModel):
     )
     max_wait_seconds: Annotated[float, Field(ge=0, le=3600, allow_inf_nan=False)] = Field(
         default=60.0,
-        description="How long a call may wait for other calls' reservations when only those stand in its way.",
+        description="How long a call may wait: for other calls' reservations, or for room in a budget that waits.",
     )
     max_identical_tool_results: Annotated[int, Field(ge=2, le=10**9)] | None = Field(
         default=None, description="Stop at this many equal failures of a tool, or equal answers to the same call."

@@ -66,7 +66,7 @@ class CommonSettings(TypedDict, total=False):
     retention_days: float
     """How long a store keeps records, ended runs and past periods."""
     max_wait_seconds: float
-    """How long a call may wait for other calls' reservations when only those stand in its way."""
+    """How long a call may wait: for other calls' reservations, or for room in a budget that waits."""
     max_identical_tool_results: int | None
     """Stop at this many equal failures of a tool, or equal answers to the same call."""
     max_handoff_repeats: int | None

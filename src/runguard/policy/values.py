@@ -50,6 +50,11 @@ _BUDGET_SCHEMA: Final = {
             "description": "'1m', '1h', '1d', '1w' or 'month'; none: for as long as the ledger lives.",
         },
         "tz": {"type": "string", "description": "Time zone by whose calendar days, weeks and months begin."},
+        "on_exhausted": {
+            "enum": ["refuse", "wait"],
+            "default": "refuse",
+            "description": "A call that does not fit: refuse it, or let it wait for room, at most max_wait_seconds.",
+        },
         "thresholds": {"type": "array", "items": {"anyOf": [{"type": "number"}, {"type": "object"}]}},
     },
 }

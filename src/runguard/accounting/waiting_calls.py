@@ -1,0 +1,173 @@
+"""Calls that wait for room in a budget with ``on_exhausted="wait"``.
+
+A call waits in line (``runguard.ledger.waiting_line``), at most ``max_wait_seconds`` and not past the deadline of its
+run. The first in line asks again when its window is over, when another call of this process was settled, and once a
+second, because other workers of a store settle without notice. When the time is over, the call is refused as if the
+budget did not wait.
+"""
+
+import asyncio
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any, Final, Protocol
+
+from runguard.accounting.charges import AccountLines, Charge
+from runguard.core.money import UNITS
+from runguard.ledger.base import Account, Ledger, Refusal
+from runguard.policy.settings import Policy
+
+_LOOKS_S: Final = 1.0
+_CLOCKS_DIFFER_S: Final = 0.25  # the time left and the time of a window come from different clocks
+_SHORTEST_S: Final = 0.001  # clocks are not exact: do not ask again and again for the last microseconds of a window
+
+
+@dataclass(frozen=True, slots=True)
+class Opening:
+    """When the budgets that refuse a call have room again."""
+
+    account: Account  # the one whose window ends last
+    unit: int
+    until: float  # by the clock of the ledger
+    seconds: float
+    fits: bool  # into a window in which nothing is spent
+
+    @property
+    def text(self) -> str:
+        limit, unit = self.account.caps[self.unit], UNITS[self.unit]
+        amount = f"${limit / 1e9:g}" if unit == "usd" else f"{limit:,} {unit}"
+        return f"room in the budget of {self.account.scope}: {amount} per {self.account.window}"
+
+
+class WaitListener(Protocol):
+    """What a guard wants to know of waiting calls."""
+
+    def seconds_left(self, charge: Charge) -> float:
+        """How long the run of a call may still go on."""
+
+    def began(self, visit: "Visit") -> None:
+        """A call begins to wait."""
+
+    def ended(self, visit: "Visit", seconds: float) -> None:
+        """A call waits no longer."""
+
+    def skipped(self, charge: Charge, opening: Opening) -> None:
+        """In shadow mode: an enforcing guard would have let the call wait."""
+
+
+class RoomWaits:
+    """The waiting calls of one policy on one ledger."""
+
+    def __init__(self, policy: Policy, ledger: Ledger, clock: Callable[[], float]) -> None:
+        self.patience, self.ledger, self._clock = policy.max_wait_seconds, ledger, clock
+        self.listener: WaitListener | None = None
+        self.is_virtual = False  # a replay: move the clock of the ledger instead of waiting
+
+    def opening(self, lines: AccountLines, refusal: Refusal, left: float) -> Opening | None:
+        """When there is room; None where a budget that refuses does not wait, or the time left is too short."""
+        known = {a.key: (a, group) for a, group in zip(lines.accounts, lines.groups, strict=True)}
+        last: tuple[Account, int] | None = None
+        fits = True
+        for key, unit in refusal.refusing:
+            account, group = known[key]
+            if not group.waits[unit] or account.ends is None:
+                return None
+            fits = fits and refusal.wanted[unit] <= account.caps[unit]
+            if last is None or account.ends > (last[0].ends or 0.0):
+                last = account, unit
+        if last is None or left <= 0:
+            return None
+        until = last[0].ends or 0.0
+        seconds = max(until - self.ledger.period_time(self._clock()), 0.0)
+        if seconds > left + _CLOCKS_DIFFER_S and not refusal.wait_helps:
+            return None
+        return Opening(last[0], last[1], until, seconds, fits)
+
+    def skip(self, charge: Charge, opening: Opening) -> None:
+        """Report a call that would have waited; in a replay, let the time pass."""
+        if self.listener is not None:
+            self.listener.skipped(charge, opening)
+        if self.is_virtual:
+            self.ledger.period_time(opening.until)
+
+
+class Visit:
+    """One call on budgets that wait, from the moment it asks until it has its reservation or gives up."""
+
+    __slots__ = ("_began", "_loop", "_sleeps", "_stopped", "_waits", "charge", "opening", "place")
+
+    def __init__(self, waits: RoomWaits, charge: Charge, stopped: Callable[[], bool]) -> None:
+        self._waits, self.charge, self._stopped = waits, charge, stopped
+        self.place = waits.ledger.line.join(charge.lines.names)
+        self.opening: Opening | None = None
+        self._began: float | None = None
+        self._sleeps = False  # the listener knows
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    def left(self) -> float:
+        """How long it may still wait."""
+        listener, now = self._waits.listener, asyncio.get_running_loop().time()
+        if self._began is None:
+            self._began = now
+        patience = self._began + self._waits.patience - now
+        return patience if listener is None else min(patience, listener.seconds_left(self.charge))
+
+    def opens(self, refusal: Refusal) -> Opening | None:
+        return self._waits.opening(self.charge.lines, refusal, self.left())
+
+    async def in_turn(self) -> None:
+        """Wait until no earlier call is in line, bounded."""
+        line = self._waits.ledger.line
+        while not self._is_next() and not self._stopped() and (left := self.left()) > 0:
+            sleeper = line.listen(self.place)
+            if self._is_next():
+                return
+            self._begin()
+            await asyncio.wait((sleeper[1],), timeout=min(left, _LOOKS_S))
+
+    async def for_room(self, refusal: Refusal, opening: Opening) -> None:
+        """Wait until it makes sense to ask again."""
+        line = self._waits.ledger.line
+        self.opening = opening
+        line.block(self.place, opening.account.meter)
+        if not self._is_next():
+            await self.in_turn()
+            return
+        sleeper = line.listen(self.place)
+        self._begin()
+        if not self._stopped():
+            seconds = min(opening.seconds, self.left(), _LOOKS_S)
+            await self._waits.ledger.changed(refusal, max(seconds, _SHORTEST_S), sleeper)
+
+    def step_aside(self, refusal: Refusal) -> None:
+        """A budget that does not wait refuses the call: it holds up nobody in line."""
+        self._waits.ledger.line.block(self.place, refusal.account.key)
+
+    def wake(self) -> None:
+        """The run was stopped: look now. From any thread."""
+        self._waits.ledger.line.wake(self.place)
+
+    def leave(self) -> None:
+        self._waits.ledger.line.leave(self.place)
+        if self._sleeps and self._waits.listener is not None:
+            now = self._loop.time() if self._loop is not None else 0.0
+            self._waits.listener.ended(self, now - (self._began or 0.0))
+
+    def _is_next(self) -> bool:
+        return self.place.may_ask
+
+    def _begin(self) -> None:
+        if not self._sleeps and self._waits.listener is not None:
+            self._sleeps, self._loop = True, asyncio.get_running_loop()
+            self._waits.listener.began(self)
+
+
+def waiting_for(visits: Iterable[Visit]) -> list[dict[str, Any]]:
+    """What these calls wait for, as plain data: the scope, how many calls, and when its window ends."""
+    scopes: dict[str, dict[str, Any]] = {}
+    for visit in list(visits):
+        opening = visit.opening
+        scope = opening.account.scope if opening is not None else ""
+        entry = scopes.setdefault(scope, {"scope": scope, "calls": 0, "until": None})
+        entry["calls"] += 1
+        entry["until"] = opening.until if opening is not None else None
+    return list(scopes.values())

@@ -1,0 +1,295 @@
+"""A budget with ``on_exhausted="wait"``: calls wait in line until a window has room, on a clock that needs no time."""
+
+import asyncio
+import logging
+from collections import Counter
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from runguard.core.budget import Budget
+from runguard.core.decision import Action
+from runguard.core.exceptions import PolicyError
+from tests.kit.accounts import Asked, Shop
+from tests.kit.virtual_time import START, VirtualLoop, run_virtually
+
+
+class VirtualShop(Shop):
+    """A shop whose clock is that of a virtual loop."""
+
+    def __init__(self, loop: VirtualLoop, *budgets: Budget, **policy: Any) -> None:
+        self.loop = loop
+        super().__init__(*budgets, **{"clock": loop.clock, "max_wait_seconds": 600, **policy})
+        for name in ("run", "other"):
+            self.open(name)
+
+    @property
+    def now(self) -> float:
+        return self.loop.clock()
+
+    @now.setter
+    def now(self, at: float) -> None: ...
+
+
+def per_minute(calls: int = 2, **more: Any) -> Budget:
+    return Budget(**{"calls": calls, "per": "model", "window": "1m", "on_exhausted": "wait", **more})
+
+
+def virtually(test: Any, *budgets: Budget, **policy: Any) -> Any:
+    """Run a test on a loop of its own."""
+    loop = VirtualLoop()
+    return run_virtually(loop, test(VirtualShop(loop, *budgets, **policy)))
+
+
+def waiting(shop: Shop, run: str = "run") -> list[dict[str, Any]]:
+    return next(one["waiting"] for one in shop.guard.snapshot()["runs"] if one["run"] == run)
+
+
+def test_a_call_waits_for_the_next_window():
+    async def go(shop):
+        for _ in range(2):
+            await shop.buy()
+        assert shop.loop.passed == 0
+        asked = await shop.ask()
+        assert asked.leave
+        assert shop.loop.passed == 60
+        assert shop.guard.waits.calls == 1
+
+    virtually(go, per_minute())
+
+
+def test_calls_with_room_do_not_wait():
+    async def go(shop):
+        await asyncio.gather(*(shop.buy() for _ in range(50)))
+        assert shop.loop.passed == 0
+        assert shop.guard.waits.calls == 0
+
+    virtually(go, per_minute(50))
+
+
+@pytest.mark.parametrize("unit", ["tokens", "usd"])
+def test_tokens_and_dollars_wait_too(unit):
+    amounts = {"tokens": {"calls": None, "tokens": 2_000}, "usd": {"calls": None, "usd": "0.002"}}
+
+    async def go(shop):
+        first, second = await shop.ask(), await shop.ask()
+        third = asyncio.create_task(shop.ask())
+        await asyncio.sleep(1)
+        assert not third.done()
+        shop.pay(first, 1)  # it took less than was held: but not enough for a whole call
+        await asyncio.sleep(1)
+        assert not third.done()
+        shop.pay(second, 1)
+        assert (await third).leave
+        assert not third.result().charge.lowered
+        assert shop.loop.passed < 10
+
+    virtually(go, per_minute(**amounts[unit]))
+
+
+def test_a_call_larger_than_the_window_takes_what_is_left_and_then_waits():
+    async def go(shop):
+        first = await shop.ask(10_000)
+        assert first.charge.max_output == 2_000
+        shop.pay(first, 1_950)
+        second = await shop.ask(10_000)  # 50 tokens are fewer than is useful
+        assert shop.loop.passed == 60
+        assert second.charge.max_output == 2_000
+
+    virtually(go, per_minute(calls=None, tokens=2_000))
+
+
+def test_the_bound_refuses_as_without_waiting():
+    async def go(shop):
+        for _ in range(2):
+            await shop.buy()
+        asked = await shop.ask()
+        assert not asked.leave
+        assert asked.decision.action is Action.STOP
+        return shop.loop.passed, asked.decision.trip.message
+
+    waited, message = virtually(go, per_minute(), max_wait_seconds=30)
+    _, plain = virtually(go, per_minute(on_exhausted="refuse"), max_wait_seconds=30)
+    assert waited == 0, "the window cannot open in time: there is nothing to wait for"
+    assert message == plain
+
+
+def test_the_line_is_longer_than_the_bound():
+    async def go(shop):
+        asked = await asyncio.gather(*(shop.ask(run=run) for run in ["run"] * 4 + ["other"]))
+        return [one.leave for one in asked], shop.loop.passed
+
+    assert virtually(go, per_minute(), max_wait_seconds=60) == ([True, True, True, True, False], 60)
+
+
+def test_the_deadline_of_the_run_bounds_the_wait():
+    async def go(shop):
+        for _ in range(2):
+            await shop.buy()
+        asked = await shop.ask()
+        assert not asked.leave
+        return asked.decision.trip.rule, shop.loop.passed
+
+    assert virtually(go, per_minute(), max_seconds=45) == ("budget", 0)
+
+
+def test_a_cancelled_call_holds_nothing_and_lets_the_next_one_go():
+    async def go(shop):
+        for _ in range(2):
+            await shop.buy()
+        first, second = (asyncio.create_task(shop.ask()) for _ in range(2))
+        await asyncio.sleep(5)
+        assert waiting(shop) == [
+            {"scope": "model:m", "calls": 1, "until": START + 60},
+            {"scope": "", "calls": 1, "until": None},
+        ]
+        first.cancel()
+        assert (await second).leave
+        assert first.cancelled()
+        assert shop.loop.passed == 60
+        assert shop.status("model:m", "calls").reserved == 1
+        assert waiting(shop) == []
+        assert len(shop.accounts.ledger.line) == 0
+
+    virtually(go, per_minute())
+
+
+@pytest.mark.parametrize("scope", ["run:run", "all"])
+def test_the_kill_switch_ends_a_wait_at_once(scope):
+    async def go(shop):
+        for _ in range(2):
+            await shop.buy()
+        asks = [asyncio.create_task(shop.ask()) for _ in range(3)]
+        await asyncio.sleep(7.25)
+        shop.guard.throw_switch(scope, "ops", None)
+        asked = await asyncio.gather(*asks)
+        assert [one.decision.trip.rule for one in asked] == ["kill_switch"] * 3
+        assert shop.loop.passed == 7.25
+        assert shop.nothing_is_held
+
+    virtually(go, per_minute())
+
+
+def test_an_extension_lets_waiting_calls_go():
+    async def go(shop):
+        for _ in range(2):
+            await shop.buy()
+        ask = asyncio.create_task(shop.ask())
+        await asyncio.sleep(3)
+        shop.accounts.extend("model:m", calls=1)
+        assert (await ask).leave
+        assert shop.loop.passed == 3
+
+    virtually(go, per_minute())
+
+
+def test_a_user_without_room_does_not_hold_up_others():
+    budgets = per_minute(10), Budget(calls=1, per="user", window="1h", on_exhausted="wait")
+
+    async def go(shop):
+        shop.open("bob's", user="bob")
+        await shop.buy()
+        ask = asyncio.create_task(shop.ask())
+        await asyncio.sleep(1)
+        assert (await shop.ask(run="bob's")).leave
+        assert shop.loop.passed == 1
+        assert (await ask).leave
+        assert shop.loop.clock() % 3_600 == 0
+
+    virtually(go, *budgets, max_wait_seconds=3_600)
+
+
+def test_a_budget_that_refuses_still_refuses():
+    async def go(shop):
+        for _ in range(2):
+            await shop.buy()
+        asked = await shop.ask()
+        assert not asked.leave
+        assert shop.loop.passed == 0
+
+    virtually(go, per_minute(5), Budget(calls=2, per="run"))
+    virtually(go, per_minute(5), Budget(calls=2, per="model", window="1m"))
+
+
+def test_shadow_mode_does_not_wait_and_reports_it(caplog):
+    async def go(shop):
+        for _ in range(4):
+            await shop.buy()
+        assert shop.loop.passed == 0
+        assert (shop.guard.waits.calls, shop.guard.waits.waited_s) == (2, 120)
+        assert not shop.guard.trips
+
+    with caplog.at_level(logging.INFO, "runguard"):
+        virtually(go, per_minute(), mode="shadow")
+    assert [line for line in caplog.messages if "would wait" in line] == [
+        "runguard.warn: a call would wait up to 60 s for room in the budget of model:m: 2 calls per 1m"
+    ]
+
+
+def test_a_wait_is_logged(caplog):
+    async def go(shop):
+        for _ in range(3):
+            await shop.buy()
+
+    with caplog.at_level(logging.INFO, "runguard"):
+        virtually(go, per_minute())
+    assert caplog.messages == [
+        "runguard.warn: a call waits up to 60 s for room in the budget of model:m: 2 calls per 1m",
+        "runguard.waited: a call of agent 'agent' waited 60.0 s for room in the budget of model:m: 2 calls per 1m",
+    ]
+
+
+@given(
+    cap=st.integers(1, 4),
+    arrivals=st.lists(st.tuples(st.integers(0, 150), st.integers(0, 40), st.booleans()), min_size=1, max_size=14),
+)
+def test_order_and_cap_hold_in_every_window(cap, arrivals):
+    """First come, first served, and never more calls in a window than it allows; cancelled ones take no room."""
+    came: list[int] = []
+    admitted: list[tuple[float, int]] = []
+    cancelled: set[int] = set()
+
+    async def ask_in_order(shop, number) -> Asked:
+        came.append(number)
+        asked = await shop.ask()
+        assert asked.leave
+        admitted.append((shop.loop.clock(), number))
+        return asked
+
+    async def call(shop, number, begin, takes, is_cancelled) -> None:
+        await asyncio.sleep(begin)
+        ask: asyncio.Task[Asked] = asyncio.create_task(ask_in_order(shop, number))
+        if is_cancelled:
+            await asyncio.sleep(takes / 10)
+            ask.cancel()
+        try:
+            asked = await ask
+        except asyncio.CancelledError:
+            cancelled.add(number)
+            return
+        await asyncio.sleep(takes)
+        shop.pay(asked)
+
+    async def go(shop):
+        await asyncio.gather(*(call(shop, n, *arrival) for n, arrival in enumerate(arrivals)))
+        assert shop.nothing_is_held
+        assert len(shop.accounts.ledger.line) == 0
+
+    virtually(go, per_minute(cap), max_wait_seconds=3_600)
+    assert max(Counter(at // 60 for at, _ in admitted).values(), default=0) <= cap
+    assert len(admitted) + len(cancelled) == len(arrivals)
+    assert [n for _, n in admitted] == [n for n in came if n not in cancelled]
+
+
+@pytest.mark.parametrize("window", [None, "2h", "1d", "month"])
+def test_only_windows_of_at_most_an_hour_can_wait(window):
+    with pytest.raises(PolicyError, match="on_exhausted='wait'"):
+        Budget(calls=1, per="user", window=window, on_exhausted="wait")
+
+
+def test_other_words_are_rejected():
+    with pytest.raises(PolicyError, match="give 'refuse' or 'wait'"):
+        Budget(calls=1, window="1m", on_exhausted="queue")
+    assert per_minute().to_dict()["on_exhausted"] == "wait"
