@@ -12,7 +12,7 @@ from collections.abc import Iterable
 _Loop = asyncio.AbstractEventLoop
 
 
-class Place:
+class LinePlace:
     """The place of one call in the line."""
 
     __slots__ = ("blocked_on", "loop", "may_ask", "names", "woken")
@@ -30,7 +30,7 @@ class WaitingLine:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._line: dict[Place, None] = {}  # in the order of arrival
+        self._line: dict[LinePlace, None] = {}  # in the order of arrival
 
     def __len__(self) -> int:
         return len(self._line)
@@ -42,35 +42,35 @@ class WaitingLine:
         with self._lock:
             return names.isdisjoint(self._taken_locked())
 
-    def join(self, names: frozenset[str]) -> Place:
-        place = Place(names)
+    def join(self, names: frozenset[str]) -> LinePlace:
+        place = LinePlace(names)
         with self._lock:
             place.may_ask = names.isdisjoint(self._taken_locked()) if self._line else True
             self._line[place] = None
         return place
 
-    def block(self, place: Place, name: str) -> None:
+    def block(self, place: LinePlace, name: str) -> None:
         """An account refused the call: it waits for that one, and calls on its other accounts may go ahead."""
         if place.blocked_on != name:
             with self._lock:
                 place.blocked_on = name
                 self._advance_locked()
 
-    def leave(self, place: Place) -> None:
+    def leave(self, place: LinePlace) -> None:
         """The call has what it wanted, gave up or was cancelled: the next one may ask."""
         with self._lock:
             self._line.pop(place, None)
             if self._line:
                 self._advance_locked()
 
-    def listen(self, place: Place) -> "tuple[_Loop, asyncio.Future[None]]":
+    def listen(self, place: LinePlace) -> "tuple[_Loop, asyncio.Future[None]]":
         """A future of the running loop that is done when the call may ask, or after ``wake``."""
         loop = asyncio.get_running_loop()
         with self._lock:
             place.loop, place.woken = loop, loop.create_future()
             return loop, place.woken
 
-    def wake(self, place: Place) -> None:
+    def wake(self, place: LinePlace) -> None:
         """Let a waiting call look around: its run was stopped."""
         with self._lock:
             _wake(place)
@@ -98,7 +98,7 @@ class WaitingLine:
             taken |= needs
 
 
-def _wake(place: Place) -> None:
+def _wake(place: LinePlace) -> None:
     if place.loop is None or place.woken is None:
         return
     try:
