@@ -7,11 +7,12 @@ import lookalikes
 import loops
 import noise
 import orders
+import reworded
 import talk
 import unseen_failures
 from shapes import Shapes
 
-_FAMILIES = (long_answers, unseen_failures, cut_off, noise, growing, orders, talk)
+_FAMILIES = (long_answers, unseen_failures, cut_off, noise, growing, orders, talk, reworded)
 
 
 def _all(first: Shapes, *more: Shapes) -> Shapes:

@@ -44,6 +44,7 @@ ENDED = [
     "one unknown column in ever new queries",
     "empty arguments again and again",
     "new commands that fail in the same way",
+    "one link clicked again and the page described anew",
 ]
 NUDGED = [
     "rephrased search finds nothing",
@@ -57,6 +58,8 @@ NUDGED = [
 ]
 LEFT_ALONE = [
     "polling with progress",
+    "list of waiting jobs that shrinks",
+    "inbox into which mails come",
     "five unchanged polls then done",
     "three jobs polled in turn",
     "paging by cursor",

@@ -17,8 +17,9 @@ from runguard.core.detectors.noise import OnlyNotes, SameAnswers, SamePair
 from runguard.core.detectors.polling import Polling
 from runguard.core.detectors.repetition import Repetition, SameCall
 from runguard.core.detectors.rereading import Rereading
+from runguard.core.detectors.reworded import Reworded
 from runguard.core.detectors.talk import Talk
-from runguard.policy.rule_defaults import FREE_RETRIES, LONG_ANSWERS, RULES
+from runguard.policy.rule_defaults import FREE_RETRIES, LONG_ANSWERS, REWORDED, RULES
 from runguard.policy.settings import Policy
 
 
@@ -66,7 +67,8 @@ def lane_detectors(
     if "no_news" in rungs:
         made.append(NoNews(rungs["no_news"], patient=not policy.is_explicit("no_news")))
         if rungs["no_news"] == RULES["no_news"][0]:  # limits that the user sets hold for answers of any length
-            made += [Rereading(LONG_ANSWERS), SameAnswers(), SamePair(), OnlyNotes(), NearEqualCalls()]
+            made += [Rereading(LONG_ANSWERS), Reworded(REWORDED)]
+            made += [SameAnswers(), SamePair(), OnlyNotes(), NearEqualCalls()]
     if "same_call" in rungs:
         made.append(SameCall(rungs["same_call"], look_from=2 if policy.store != "memory" else None))
     if "empty" in rungs:

@@ -62,6 +62,7 @@ SAME_ANSWER: Final = "equal long answers"
 SAME_PAIR: Final = "equal answers to one call"
 ONLY_NOTES: Final = "notes in a row"
 NEAR_EQUAL: Final = "nearly equal long calls"
+REWORDED: Final = "answers in other words"  # to one call
 ORDERS: Final = "rounds of the same work"  # of an agent that is set to work again and again
 CUT_OFF: Final = "calls without their arguments"  # unit of a finding of the rule stall about rejected calls
 HANDOFF_ROUNDS: Final = "rounds of hand-offs"  # unit of a finding of the rule cycle about agents instead of calls

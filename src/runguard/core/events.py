@@ -13,6 +13,7 @@ from enum import StrEnum
 from typing import Any, ClassVar
 
 ROOT_LANE = ""
+OTHER_WORDS, FEWER_WORDS = "other", "fewer"
 
 
 class Outcome(StrEnum):
@@ -143,6 +144,8 @@ class Answer:
     lacks_arguments: bool = False  # it failed because required arguments did not arrive
     is_long: bool = False  # more than a status: a page, a file, a report
     is_near: bool = False  # its call nearly repeats the one before
+    # OTHER_WORDS: it says what the answers before it said; FEWER_WORDS: it only leaves something out; "": it is new
+    wording: str = ""
     is_command: bool = False  # its call has one argument, a text of several words; set where it failed
     is_note: bool = False  # an acknowledged plan or thought
 

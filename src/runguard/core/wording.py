@@ -3,7 +3,17 @@
 from decimal import Decimal
 from typing import Final
 
-from runguard.core.decision import CUT_OFF, NEAR_EQUAL, ONLY_NOTES, ORDERS, SAME_ANSWER, SAME_PAIR, Action, Finding
+from runguard.core.decision import (
+    CUT_OFF,
+    NEAR_EQUAL,
+    ONLY_NOTES,
+    ORDERS,
+    REWORDED,
+    SAME_ANSWER,
+    SAME_PAIR,
+    Action,
+    Finding,
+)
 from runguard.core.printable import printable
 
 # For the model: what happened and what not to do again; never an invitation to vary arguments, no concept it lacks.
@@ -68,6 +78,10 @@ _NUDGES_BY_UNIT: Final[dict[str, str]] = {
     NEAR_EQUAL: (
         "You have sent nearly the same long call to '{tool}' {n} times in a row. If the last version is good enough, "
         "go on; otherwise say what is missing."
+    ),
+    REWORDED: (
+        "'{tool}' has answered this same call {n} times in a row, each time the same in other words. Use that answer, "
+        "ask something else, or say what is missing."
     ),
     ORDERS: (
         "'{tool}' was set to work {n} times, made the same calls each time and got the same answers. The same order in "

@@ -226,6 +226,7 @@ def _answer(a: Answer) -> Entry:
             "lacks": a.lacks_arguments,
             "note": a.is_note,
             "near": a.is_near,
+            "wording": a.wording,
             "command": a.is_command,
         }
     )
@@ -350,6 +351,7 @@ def _read_answers(where: _Where, entry: Entry) -> ToolResults:
             lacks_arguments=bool(answer.get("lacks")),
             is_note=bool(answer.get("note")),
             is_near=bool(answer.get("near")),
+            wording=str(answer.get("wording") or ""),
             is_command=bool(answer.get("command")),
         )
         for answer in entry["of"]

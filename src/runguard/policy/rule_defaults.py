@@ -8,6 +8,7 @@ from runguard.core.mistakes import nearest
 
 FREE_RETRIES: Final = 3  # of a call that failed: with them a retry holds as long as a poll
 LONG_ANSWERS: Final = Rungs(nudge=5, stop=10)  # default limits of no_news for answers longer than a status
+REWORDED: Final = Rungs(nudge=3, stop=6)  # default limits of no_news for one long answer in other words
 # default limits of no_news for an agent that is set to work again and again; a state may be checked nine times
 ORDERS: Final = Rungs(nudge=4, stop=10)
 RULES: Final[dict[str, tuple[Rungs, frozenset[str]]]] = {
