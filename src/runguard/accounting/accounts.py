@@ -101,11 +101,19 @@ class Accounts(Settlement):
         """The accounts that a call would go on."""
         return self._finder.of_call(run_costs, event).accounts
 
+    def account_lines(self, run_costs: RunCosts, event: ModelCall) -> AccountLines:
+        """The same with their budgets and limits."""
+        return self._finder.of_call(run_costs, event)
+
     # ---- before a call ----------------------------------------------------------------------------------------------
 
     def context_limit(self, model: str, *, quiet: bool = False) -> int | None:
         """Return how many input tokens a request may have; None if unknown, which is logged unless ``quiet``."""
         return self._expectations.context_limit(model, self.pricing, quiet=quiet)
+
+    def typical_output(self, event: ModelCall) -> int:
+        """How many tokens the answer to a call has as a rule."""
+        return self._expectations.typical(event.model, event.max_output_tokens)
 
     def open_now(self, run_costs: RunCosts, event: ModelCall) -> Charge | None:
         """``open`` of the common case: a ledger in memory, no call to wait for, no stop, and it fits. None: ask."""
@@ -215,7 +223,7 @@ class Accounts(Settlement):
         )
         charge.limited, charge.candidates = event.max_output_tokens is not None, event.candidates
         charge.home, charge.within, charge.bound = self, within, event.bound
-        charge.is_tool = event.is_tool
+        charge.is_tool, charge.instead_of = event.is_tool, event.instead_of
         return charge
 
     def _without_store(self, charge: Charge, error: Exception, enforce: bool) -> tuple[Charge | None, Denied | None]:

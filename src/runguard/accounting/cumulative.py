@@ -81,6 +81,8 @@ class BudgetMonitor(metaclass=Checked):
         """Add a threshold. It counts from the next record on; thresholds are kept in ascending order."""
         if not isinstance(threshold, Threshold):
             raise TypeError(f"a Threshold is needed, not {threshold!r}")
+        if threshold.model is not None:
+            raise InvalidValueError("Threshold(model=…) belongs to a Budget: a BudgetMonitor only counts tokens")
         with self._lock:
             insort(self._checkpoints, Checkpoint(threshold), key=lambda checkpoint: checkpoint.threshold.percent)
         return self

@@ -27,6 +27,8 @@ class BudgetPolicy(metaclass=Checked):
         for threshold in self.thresholds:
             if not isinstance(threshold, Threshold):
                 raise InvalidValueError(f"thresholds must be Threshold objects, not {threshold!r}")
+            if threshold.model is not None:
+                raise InvalidValueError("Threshold(model=…) belongs to a Budget: a BudgetPolicy only counts tokens")
 
     def build_monitor(self) -> BudgetMonitor:
         """A fresh count under this policy."""

@@ -62,10 +62,15 @@ class Expectations:
         """An estimate for a call that was sent and never reported its usage: its prompt, and a typical answer."""
         output = streamed_tokens
         if not streaming:
-            output = max(output, self._typical.get(charge.model, _TYPICAL_OUTPUT))
+            output = max(output, self.typical(charge.model))
         if charge.max_output:
             output = min(output, charge.max_output * charge.candidates)
         return Usage(input=charge.input, output=output, audio=charge.audio)
+
+    def typical(self, model: str, limit: int | None = None) -> int:
+        """The mean size of recent answers of a model, at most ``limit``."""
+        output = self._typical.get(model, _TYPICAL_OUTPUT)
+        return output if limit is None else min(output, limit)
 
     def learn(self, model: str, output: int) -> None:
         """Remember the size of a model's answers: the mean of recent ones."""

@@ -166,6 +166,8 @@ def record_of(charge: Charge, before: Earlier | None = None) -> dict[str, Any]:
         "session": info.session,
         **_figures_of(charge.booked or Entry(), charge.entry),
     }
+    if charge.instead_of:
+        record["instead_of"] = charge.instead_of
     if info.labels:
         record["labels"] = dict(info.labels)
     if before is not None:

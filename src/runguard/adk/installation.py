@@ -89,7 +89,7 @@ class _Successor(RunGuardPlugin):
         self._before = None  # only its runs keep it alive
 
     def _new_guard(self, policy: Policy) -> Guard:
-        return Guard(policy, heir_of=self._before, gives_last_answers=True)
+        return Guard(policy, heir_of=self._before, gives_last_answers=True, switches_models=True)
 
 
 def _replace(installed: RunGuardPlugin, policy: PolicySettings) -> RunGuardPlugin:

@@ -17,9 +17,11 @@ from runguard.adk.estimate import count_tokens, project
 from runguard.adk.invocation_state import Invocation, ModelInFlight
 from runguard.adk.invocations import Invocations
 from runguard.adk.lanes import lane_of
+from runguard.adk.model_choice import choose_model
 from runguard.adk.prompt_hash import prompt_hash
 from runguard.adk.run_start import RunStarter
 from runguard.adk.stops import Stopper
+from runguard.conductor.downgrades import Downgrades
 from runguard.conductor.guard import Guard
 from runguard.conductor.runs import Lane
 from runguard.core.decision import Action, Trip
@@ -56,6 +58,8 @@ class ModelHooks:
                 self._measure(invocation, event, flight, llm_request)
                 if self._counter is not None:
                     await self._count(invocation, event, llm_request)
+                if guard.downgrades is not None and not invocation.live:
+                    self._choose_model(guard.downgrades, invocation, event, agent, llm_request)
                 state = run.lanes[lane]
                 if (
                     state.is_new
@@ -107,6 +111,13 @@ class ModelHooks:
             event.context_limit = self._context_limit(invocation, event.model)
         tool = HERE.get().tool
         event.tool = tool.name if tool is not None and tool.guard is self._guard else ""
+
+    def _choose_model(
+        self, downgrades: Downgrades, invocation: Invocation, event: ModelCall, agent: Any, request: LlmRequest
+    ) -> None:
+        """Send the request to a cheaper model where a threshold says so."""
+        if choose_model(downgrades, invocation, event, agent, request) and self._watches_context:
+            event.context_limit = self._context_limit(invocation, event.model)
 
     async def _count(self, invocation: Invocation, event: ModelCall, request: LlmRequest) -> None:
         """Ask the user's own counter. What it returns replaces the estimate, but a live call reserves nothing."""

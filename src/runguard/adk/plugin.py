@@ -99,7 +99,7 @@ class RunGuardPlugin(Controls, BasePlugin):
         _log.info("runguard.start: %s", self.describe())
 
     def _new_guard(self, policy: Policy) -> Guard:
-        return Guard(policy, gives_last_answers=True)
+        return Guard(policy, gives_last_answers=True, switches_models=True)
 
     @property
     def _in_charge(self) -> Guard:

@@ -17,6 +17,7 @@ from runguard.conductor.adapter import Question, Result
 from runguard.conductor.answers import Answers
 from runguard.conductor.breakers import Breakers
 from runguard.conductor.deciding import Deciding, stop_in_force
+from runguard.conductor.downgrades import Downgrades
 from runguard.conductor.faults import GuardFaults
 from runguard.conductor.lanes import LaneKeeper
 from runguard.conductor.last_answer import INSTRUCTION, LastAnswers
@@ -46,6 +47,7 @@ from runguard.outlets.callbacks import Outbox
 from runguard.outlets.journal import KIND, Journal
 from runguard.outlets.span_cost import SpanCosts
 from runguard.outlets.telemetry import SAMPLE, Telemetry
+from runguard.policy.model_switches import switching
 from runguard.policy.settings import Policy
 from runguard.policy.tools import Tools
 from runguard.pricing.book import Pricing
@@ -70,6 +72,7 @@ class Guard:
         lane_rungs: Mapping[str, Rungs] | None = None,
         reports: bool = True,
         gives_last_answers: bool = False,
+        switches_models: bool = False,
     ) -> None:
         """``breaker_runs``: how many runs must have seen failures before a breaker opens for all. One user's bad
         arguments are not an outage.
@@ -78,7 +81,8 @@ class Guard:
         ``heir_of``: a guard whose policy this one replaces; see ``runguard.conductor.succession``. ``pricing`` and
         ``lane_rungs``: other prices and rungs than those of the policy. ``reports=False``: log, store and send no
         decision; only those who subscribe to ``sink`` receive it. ``gives_last_answers``: the adapter can make the call
-        that ``final_answer`` asks for.
+        that ``final_answer`` asks for. ``switches_models``: it asks ``downgrades`` which model to call; without it a
+        policy with ``Threshold(model=…)`` is rejected.
         """
         before = heir_of
         self.policy = policy
@@ -124,6 +128,14 @@ class Guard:
         settling = Settling(
             clock, accounts, self.runs, self.pauses.find, deciding, own_faults, self.outbox, self.alarms, spans
         )
+        self.downgrades: Downgrades | None = None
+        if switching(policy.budgets):
+            if not switches_models:
+                raise PolicyError(
+                    "Threshold(model=…): the model cannot be switched here; it works in RunGuardPlugin and install(). "
+                    "Remove model=, or guard the agent with one of them"
+                )
+            self.downgrades = Downgrades(accounts, deciding)
         self.last_answers: LastAnswers | None = None
         if policy.final_answer and gives_last_answers and policy.mode == "enforce":
             asked = policy.final_answer if isinstance(policy.final_answer, str) else INSTRUCTION

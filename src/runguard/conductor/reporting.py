@@ -21,6 +21,7 @@ from runguard.policy.settings import Policy
 
 _log: Final = logging.getLogger("runguard")
 _LOUD_RULES: Final = ("budget", "context", "growth")
+_OWN_LINES: Final = {"downgrade": "runguard.model_switch: %s"}  # by rule
 
 
 class Reporting:
@@ -108,6 +109,9 @@ def _log_decision(decided: Decided) -> None:
     """Findings about money and context are warnings. All others are logged at INFO. Trips have a line of their own."""
     finding, action = decided.finding, decided.decision.action
     if action is Action.STOP:
+        return
+    if finding.rule in _OWN_LINES:
+        _log.warning(_OWN_LINES[finding.rule], printable(finding.detail))
         return
     level = logging.WARNING if action is Action.WARN and finding.rule in _LOUD_RULES else logging.INFO
     if finding.money is not None:

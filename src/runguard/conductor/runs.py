@@ -7,6 +7,7 @@ from concurrent.futures import Future
 from typing import Any, Final
 
 from runguard.accounting.charges import RunCosts
+from runguard.accounting.switch_costs import CachedPrompt
 from runguard.accounting.waiting_calls import Visit, waiting_for
 from runguard.conductor.session_growth import SessionGrowth
 from runguard.conductor.slots import Slots
@@ -156,6 +157,7 @@ class Run(Stoppable):
     __slots__ = (
         "bills",
         "books",
+        "cached_prompts",
         "claimed_elsewhere",
         "closing",
         "cut_off",
@@ -183,6 +185,7 @@ class Run(Stoppable):
         "slots",
         "spend",
         "started",
+        "switched",
         "trips",
         "unchecked_once",
         "unsure",
@@ -217,6 +220,9 @@ class Run(Stoppable):
         self.skipped_waits_s = 0.0  # in shadow mode: how long its calls would have waited
         self.bills: ToolBills | None = None  # of tools that have a price
         self.closing: Any = None  # the ``Closing`` of a run that gives a last answer
+        self.switched: Any = None  # the ``SwitchedModel`` of each lane and agent that has another model than its own
+        # by lane and agent, once a model has reported cached tokens
+        self.cached_prompts: dict[tuple[str, str], CachedPrompt] | None = None
         self.lanes: dict[str, Lane] = {}
         self.retired: OrderedDict[str, list[Detector]] = OrderedDict()  # failure streaks of ended child lanes, by name
         self.books: OrderedDict[str, AnswerBook] = OrderedDict()  # answers of ended child lanes, by name
@@ -283,7 +289,12 @@ class Run(Stoppable):
                 if isinstance(detector, Growth):
                     for agent, ratio in detector.ratios().items():
                         growth[f"{lane.key}/{agent}" if lane.key else agent] = ratio
+        switched = {
+            agent: {"from": one.asked, "to": one.model, "because": one.because}
+            for (_, agent), one in list((self.switched or {}).items())
+        }
         return {
+            **({"switched": switched} if switched else {}),
             "run": self.info.run,
             "app": self.info.app,
             "user": self.info.user,

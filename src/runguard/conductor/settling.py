@@ -13,6 +13,7 @@ from runguard.accounting.charges import Charge, Fired
 from runguard.accounting.figures import Entry
 from runguard.accounting.refusals import finding_of
 from runguard.accounting.spending import Earlier, record_of, usd_of
+from runguard.conductor.cached_prompts import remember_prompt
 from runguard.conductor.deciding import Deciding
 from runguard.conductor.own_faults import OwnFaults
 from runguard.conductor.runs import Run
@@ -64,6 +65,8 @@ class Settling:
         if run is not None:
             run.spend.prompt_tokens += usage.input - (before.input if before is not None else 0)
             run.spend.output_tokens += usage.output - (before.output if before is not None else 0)
+            if usage.cached or run.cached_prompts is not None:
+                self._faults.attempt("settle", remember_prompt, run, charge, usage, model)
         facts: dict[str, Any] = {"nano": nano, "estimated": estimated, "free": free}
         try:
             booked = (

@@ -138,10 +138,15 @@ class Budget(metaclass=Checked):
         if self.window is not None:
             shown["window"], shown["tz"] = self.window, self.tz or "UTC"
         if self.thresholds != (DEFAULT_THRESHOLDS if self.on_exhausted == "refuse" else ()):
-            shown["thresholds"] = [[t.percent, t.action, t.recurring] for t in self.thresholds]
+            shown["thresholds"] = [_plain(threshold) for threshold in self.thresholds]
         if self.on_exhausted != "refuse":
             shown["on_exhausted"] = self.on_exhausted
         return shown
+
+
+def _plain(threshold: Threshold) -> list[Any]:
+    plain = [threshold.percent, threshold.action, threshold.recurring]
+    return plain if threshold.model is None else [*plain, threshold.model, list(threshold.agents)]
 
 
 def _threshold(entry: object) -> Threshold:

@@ -1,7 +1,8 @@
 """A checkpoint of a budget: at which share of it what happens, and its form as plain data."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
+from fnmatch import fnmatchcase
 from importlib import import_module
 from typing import Any, Final, Literal, Self, get_args
 
@@ -20,6 +21,9 @@ class Threshold(metaclass=Checked):
     record at or above it. ``action`` is what happens beside the callback: nothing (``"warn"``), a notice to the model
     (``"nudge"``), or a stop.
 
+    ``model``: from here on, send the calls of an agent to this cheaper model of the same model class, until the window
+    of the budget ends or the budget is extended. ``agents``: only those agents, by name or glob; by default all.
+
     Use it in ``Budget(thresholds=...)`` to react before calls are refused, or in a ``BudgetPolicy`` that only counts
     tokens. A threshold alone limits nothing: that is what ``Budget`` is for.
     """
@@ -28,6 +32,8 @@ class Threshold(metaclass=Checked):
     callback: Callable[[Any], Any] | None = None
     recurring: bool = False
     action: ThresholdAction = "warn"
+    model: str | None = None
+    agents: Sequence[str] = ()
 
     def __post_init__(self) -> None:
         if isinstance(self.percent, bool) or not isinstance(self.percent, int | float) or not 0 < self.percent <= 1:
@@ -39,11 +45,30 @@ class Threshold(metaclass=Checked):
             raise InvalidValueError(f"recurring must be True or False, not {self.recurring!r}")
         if self.action not in _ACTIONS:
             raise InvalidValueError(f"action must be one of {', '.join(_ACTIONS)}, not {self.action!r}")
+        self._check_model()
+
+    def _check_model(self) -> None:
+        if self.model is None:
+            if self.agents:
+                raise InvalidValueError("agents= chooses whose model is switched; add model=")
+            return
+        if not isinstance(self.model, str) or not self.model.strip():
+            raise InvalidValueError(f"model must be the name of a model, not {self.model!r}")
+        if self.action == "stop":
+            raise InvalidValueError("action='stop' and model= exclude each other; give two thresholds")
+        if not isinstance(self.agents, list | tuple) or not all(isinstance(a, str) and a for a in self.agents):
+            raise InvalidValueError(f"agents must be a list of names such as ['research*'], not {self.agents!r}")
+        object.__setattr__(self, "agents", tuple(self.agents))
+
+    def is_for(self, agent: str) -> bool:
+        """Whether ``model`` is meant for the calls of this agent."""
+        return not self.agents or any(fnmatchcase(agent, name) for name in self.agents)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data for YAML, TOML or JSON; the callback becomes ``"package.module:function"``."""
         path = None if self.callback is None else _path_of(self.callback)
-        return {"percent": self.percent, "callback": path, "recurring": self.recurring, "action": self.action}
+        data = {"percent": self.percent, "callback": path, "recurring": self.recurring, "action": self.action}
+        return data if self.model is None else {**data, "model": self.model, "agents": list(self.agents)}
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Self:

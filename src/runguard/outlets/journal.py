@@ -182,6 +182,7 @@ def _asked(event: ModelCall) -> Entry:
         "candidates": event.candidates - 1,
         "asked": event.asked,
         "bytes": event.request_bytes,
+        "instead_of": event.instead_of,
     }
     return _base("ask", event) | {"n": event.number, "model": event.model} | _sparse({**sizes, **rest})
 
@@ -321,6 +322,7 @@ def _read_ask(where: _Where, entry: Entry) -> ModelCall:
         number=int(get("n") or 0),
         asked=int(get("asked") or 0),
         request_bytes=int(get("bytes") or 0),
+        instead_of=str(get("instead_of") or ""),
     )
 
 

@@ -8,6 +8,7 @@ from pydantic import BaseModel, Field, field_validator, model_validator
 from runguard.alerts.alert_settings import AlertSettings
 from runguard.core.exceptions import PolicyError
 from runguard.ledger.urls import check_store
+from runguard.policy.model_switches import fault_of_switches
 from runguard.policy.remote_agent_rules import RemoteAgent
 from runguard.policy.rule_defaults import check_rule
 from runguard.policy.tool_rules import ToolRule
@@ -255,6 +256,8 @@ class PolicyFile(SettingsModel):
             raise ValueError(
                 "on_surplus='refuse' needs max_concurrent_agents, the number of model calls to allow at once"
             )
+        if fault := fault_of_switches(self.budgets, self.prices, self.models, self.prices_source):
+            raise ValueError(f"budgets: {fault}")
         return self
 
 

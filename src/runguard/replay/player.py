@@ -5,15 +5,15 @@ of its own, so budgets of a run and of its session are replayed. What runs share
 apps, breakers) is not.
 """
 
-from collections.abc import Coroutine, Mapping
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Final
 
 from runguard.conductor.adapter import Question, Result
 from runguard.conductor.event_lanes import EventLanes, UnansweredCall
 from runguard.conductor.guard import Guard
 from runguard.conductor.runs import Run
 from runguard.conductor.sink import Decided
-from runguard.core.decision import Decision, Rungs
+from runguard.core.decision import Rungs
 from runguard.core.events import (
     ROOT_LANE,
     AgentEntered,
@@ -28,7 +28,8 @@ from runguard.core.events import (
 from runguard.pricing.rates import Unpriced, Usage
 from runguard.providers.framework_tools import FRAMEWORK_TOOLS, is_framework_tool
 from runguard.replay.journal_player import JournalPlayer
-from runguard.replay.replayed_prices import ReplayedPrices
+from runguard.replay.replayed_prices import ReplayedPrices, drive_now
+from runguard.replay.replayed_switches import ReplayedSwitches
 from runguard.replay.results import RunResult
 from runguard.replay.steps import (
     Answered,
@@ -57,13 +58,17 @@ class Player:
     def __init__(self, judge: "Judge", run: RecordedRun, lane_rungs: Mapping[str, Rungs] | None = None) -> None:
         """``lane_rungs``: other rungs than those of the policy."""
         self.judge, self.clock, self.recorded = judge, judge.clock, run
-        self.guard = Guard(judge.policy, pricing=judge.pricing, lane_rungs=lane_rungs, reports=False)
+        self.guard = Guard(
+            judge.policy, pricing=judge.pricing, lane_rungs=lane_rungs, reports=False, switches_models=True
+        )
         self.guard.sink.on_decided("replay", self._decided)
         policy = judge.policy
         self._budgets = policy.max_usd is not None or policy.max_tokens is not None or bool(policy.budgets)
         self.result = RunResult(run.id, run.app, run.user, run.session, run.source, run.success, run.capped)
         self._verdicts = Verdicts(self.result, to_the_end=judge.to_the_end)
-        self.tool_prices = ReplayedPrices(self.guard, _drive, self._verdicts.paid_tool)
+        self.tool_prices = ReplayedPrices(self.guard, self._verdicts.paid_tool)
+        cheaper = self.guard.downgrades
+        self._switches = ReplayedSwitches(cheaper, judge.pricing, self.result) if cheaper is not None else None
         self.clock.now = 0.0
         self._takes = {Turn: self._turn, Asked: self._asked, Called: self._called, Answered: self._answered}
         self._takes |= {Passed: self._passed, Delegated: self._delegated, Wrote: self._wrote, Resumed: self._resumed}
@@ -210,7 +215,7 @@ class Player:
 
     def reserve(self, event: ModelCall) -> None:
         if self._budgets and not self.guard.reserve_now(event):
-            _drive(self.guard.reserve(event, slot=False))
+            drive_now(self.guard.reserve(event, slot=False))
 
     def book(
         self,
@@ -224,6 +229,8 @@ class Player:
     ) -> None:
         """A call was paid. ``nano``: what it cost, where the recording says so."""
         cost = self._cost(event, usage, model, estimated=estimated, nano=nano, free=free)
+        if event.cheaper and self._switches is not None:
+            self._switches.paid(event, usage, cost)
         self._verdicts.paid(event.lane, usage, cost, estimated=estimated)
 
     def _cost(
@@ -361,6 +368,8 @@ class Player:
         self._verdicts.add(decided, self.clock.now)
 
     def check(self, event: Question) -> None:
+        if self._switches is not None and isinstance(event, ModelCall):
+            self._switches.asked(self._live, event)
         self.guard.check(event)
 
     def after(self, event: Result) -> None:
@@ -388,14 +397,3 @@ class Player:
             return
         self._active[lane] = agent
         self.check(AgentEntered(self._run, lane, agent, self.clock.now))
-
-
-def _drive(waiting: Coroutine[Any, Any, Decision]) -> Decision:
-    """Run a coroutine that has nothing to wait for: accounts in memory, shadow mode."""
-    try:
-        waiting.send(None)
-    except StopIteration as done:
-        decision: Decision = done.value
-        return decision
-    waiting.close()
-    raise RuntimeError("a reservation in memory had to wait")

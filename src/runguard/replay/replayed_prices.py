@@ -10,8 +10,6 @@ from runguard.core.decision import Decision
 from runguard.core.events import ToolCall
 from runguard.outlets.journal import Entry
 
-Drive = Callable[[Coroutine[Any, Any, Decision]], Decision]
-
 
 class ReplayedPrices:
     """The priced tool calls of one player.
@@ -19,16 +17,16 @@ class ReplayedPrices:
     A journal holds no arguments and no answers: where this policy has no fixed price, what was booked then counts.
     """
 
-    def __init__(self, guard: Guard, drive: Drive, on_paid: Callable[[str, int, bool], None]) -> None:
+    def __init__(self, guard: Guard, on_paid: Callable[[str, int, bool], None]) -> None:
         """``on_paid`` is called with the lane, the nano-USD and whether they are an estimate."""
-        self._guard, self._drive, self._on_paid = guard, drive, on_paid
+        self._guard, self._on_paid = guard, on_paid
         self._called: dict[str, ToolCall] = {}  # of a journal, until it is known what they cost
         guard.tool_prices.on_paid = on_paid
 
     def called(self, run: Run, event: ToolCall, args: object) -> None:
         """A call of a recorded session. The guard books its price when it sees the answer."""
         if self._guard.tools.has_prices:
-            self._drive(self._guard.reserve_tool(run, event, args))
+            drive_now(self._guard.reserve_tool(run, event, args))
 
     def unjudged(self, tool: str, lane: str, args: object) -> None:
         """A call after the stop: the guard does not see it, and it is part of the bill."""
@@ -49,7 +47,7 @@ class ReplayedPrices:
     def held(self, run: Run, entry: Entry) -> None:
         event, bound = self._called.get(str(entry.get("id"))), entry["bound"]
         if event is not None:
-            self._drive(self._guard.tool_prices.hold(run, event, bound, bound))
+            drive_now(self._guard.tool_prices.hold(run, event, bound, bound))
 
     def paid(self, run: Run, entry: Entry) -> None:
         call_id, nano, estimated = str(entry.get("id")), entry["nano"], bool(entry.get("estimated"))
@@ -69,3 +67,14 @@ class ReplayedPrices:
     def _has_fixed_price(self, tool: str) -> bool:
         rule = self._guard.tool_rule(tool)
         return rule is not None and rule.price is not None and not callable(rule.price)
+
+
+def drive_now(waiting: Coroutine[Any, Any, Decision]) -> Decision:
+    """Run a coroutine that has nothing to wait for: accounts in memory, shadow mode."""
+    try:
+        waiting.send(None)
+    except StopIteration as done:
+        decision: Decision = done.value
+        return decision
+    waiting.close()
+    raise RuntimeError("a reservation in memory had to wait")

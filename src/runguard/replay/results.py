@@ -74,6 +74,8 @@ class RunResult:
     more: int = 0  # verdicts beyond the limit, counted only
     saved: After = field(default_factory=After)  # after the stops
     curve: list[tuple[int, int]] = field(default_factory=list)  # per model call: prompt tokens, nano-USD
+    # calls that would have gone to a cheaper model, and how much less they would have cost
+    switched: After = field(default_factory=After)
 
     @property
     def tokens(self) -> int:
@@ -117,7 +119,8 @@ class RunResult:
         )
         data = {name: getattr(self, name) for name in names}
         data |= {"usd": _text(self.usd), "unpriced_calls": self.unpriced, "estimated_calls": self.estimated}
-        return data | {"verdicts": verdicts, "more_verdicts": self.more, "after_stop": after_dict(self.saved)}
+        data |= {"verdicts": verdicts, "more_verdicts": self.more, "after_stop": after_dict(self.saved)}
+        return data | ({"switched": switched_dict(self.switched)} if self.switched.model_calls else {})
 
 
 def after_dict(after: After) -> dict[str, Any]:
@@ -126,6 +129,14 @@ def after_dict(after: After) -> dict[str, Any]:
         "tool_calls": after.tool_calls,
         "tokens": after.tokens,
         "usd": _text(to_usd(after.nano)),
+    }
+
+
+def switched_dict(switched: After) -> dict[str, Any]:
+    return {
+        "model_calls": switched.model_calls,
+        "tokens": switched.tokens,
+        "saved_usd": _text(to_usd(switched.nano)),
     }
 
 

@@ -123,6 +123,11 @@ def _print_totals(out: Console, totals: Totals, several: bool) -> None:
             for name, rule in sorted(totals.rules.items(), key=lambda item: -item[1].stop)
         )
         out.print(f"stops by rule: {by_rule}")
+    if (switched := totals.all.switched).model_calls:
+        out.print(
+            f"{count(switched.model_calls)} model calls would have gone to a cheaper model, for about "
+            f"{money(switched.nano)} less"
+        )
     if totals.false_stop_count:
         out.print(f"stopped although labelled a success: {totals.false_stop_count}", style="red")
         for name in totals.false_stops[:20]:

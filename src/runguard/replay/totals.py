@@ -6,7 +6,7 @@ from math import sqrt
 from typing import Any, Final
 
 from runguard.core.money import to_usd
-from runguard.replay.results import After, RunResult, after_dict
+from runguard.replay.results import After, RunResult, after_dict, switched_dict
 
 TURNS: Final = 200  # model calls of a run that the plots show
 BINS: Final = 20
@@ -26,6 +26,7 @@ class Group:
     tokens: int = 0
     nano: int = 0
     saved: After = field(default_factory=After)
+    switched: After = field(default_factory=After)
 
     def add(self, run: RunResult) -> None:
         self.runs += 1
@@ -36,6 +37,7 @@ class Group:
         self.tokens += run.tokens
         self.nano += run.nano
         self.saved.add(run.saved)
+        self.switched.add(run.switched)
 
     def to_dict(self) -> dict[str, Any]:
         low, high = wilson(self.stopped, self.runs)
@@ -46,7 +48,9 @@ class Group:
             "stopped": self.stopped,
             "stopped_interval": [round(low, 4), round(high, 4)],
         }
+        switched = {"switched": switched_dict(self.switched)} if self.switched.model_calls else {}
         return counts | {
+            **switched,
             "model_calls": self.model_calls,
             "tokens": self.tokens,
             "usd": f"{to_usd(self.nano):f}",

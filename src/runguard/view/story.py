@@ -165,6 +165,8 @@ class _Timeline:
 
     def _ask(self, step: dict[str, Any]) -> None:
         row = self._row(step, "model", "model call", word(step.get("model")))
+        if asked := word(step.get("instead_of")):
+            row.name = f"{row.name} instead of {asked}"
         row.tokens_in = whole(step.get("in"))
         self._open_calls.append(row)
         self._last_call = row

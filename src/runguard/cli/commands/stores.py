@@ -76,7 +76,7 @@ def check_file(store: str) -> None:
 
 def desk(policy: Policy) -> Guard:
     """Return a guard for operators: it changes accounts and the kill switch and sends the policy's alerts."""
-    return Guard(policy.model_copy(update={"telemetry": False}))
+    return Guard(policy.model_copy(update={"telemetry": False}), switches_models=True)
 
 
 def tell_alerts(guard: Guard) -> list[str]:

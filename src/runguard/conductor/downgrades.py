@@ -1,0 +1,176 @@
+"""A switch to a cheaper model: made when a budget reaches a ``Threshold(model=…)``, taken back when it no longer is
+beyond it, because its next window began or it was extended.
+
+An adapter calls ``choose`` before it checks and reserves a model call, so that everything after it is about the model
+that will answer. The switch is made at a safe point only: the new model's window fits the prompt, the call costs less
+with it, the lost prompt cache included, and the adapter sees no obstacle, such as an open tool call.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from decimal import Decimal
+from typing import Final
+
+from runguard.accounting.accounts import Accounts
+from runguard.accounting.budget_groups import BudgetGroup
+from runguard.accounting.charges import status_of
+from runguard.accounting.switch_costs import switch_costs
+from runguard.conductor.deciding import Deciding
+from runguard.conductor.runs import Run
+from runguard.core.budget import BudgetStatus
+from runguard.core.decision import Action, Finding, Money
+from runguard.core.events import ModelCall
+from runguard.core.money import share_of, to_usd, unit_reached, usd_text
+from runguard.core.threshold import Threshold
+from runguard.ledger.base import Account
+from runguard.pricing.model_ids import normalise
+from runguard.pricing.rates import Rates
+
+RULE: Final = "downgrade"
+_AGENTS_KEPT: Final = 1_024
+_OTHER_COUNT: Final = 8  # another model may count an eighth more tokens in the same prompt
+
+# Why the adapter cannot send the requests of an agent to a model; "" where it can.
+Obstacle = Callable[[str], str]
+
+
+@dataclass(slots=True)
+class SwitchedModel:
+    """The model that an agent of one lane has instead of its own."""
+
+    asked: str
+    model: str
+    because: str
+
+
+@dataclass(slots=True)
+class _Reached:
+    threshold: Threshold
+    account: Account
+    group: BudgetGroup
+    status: BudgetStatus
+
+    @property
+    def because(self) -> str:
+        return f"{self.threshold.percent:.0%} of the budget of {self.account.scope} is spent"
+
+
+class Downgrades:
+    """Chooses the models of one guard's calls. Only made where a threshold names a model."""
+
+    def __init__(self, accounts: Accounts, deciding: Deciding) -> None:
+        self._accounts, self._deciding = accounts, deciding
+
+    def choose(self, run: Run, event: ModelCall, has_open_call: Callable[[], bool], obstacle: Obstacle) -> str:
+        """The model that the call should go to, "" for its own. Enforcing, the event then names that model.
+
+        ``has_open_call``: a tool call in the conversation is not answered yet, so the switch or the way back waits.
+
+        Every switch, every way back and every refused switch is reported once.
+        """
+        if run.switched is None:
+            run.switched = {}
+        key = event.lane, event.agent
+        before: SwitchedModel | None = run.switched.get(key)
+        if before is not None and before.asked != event.model:
+            before = None  # the agent has another model of its own now
+        chosen = self._cheaper(run, event, before, has_open_call, obstacle)
+        if chosen is None and before is not None and has_open_call() and not self._does_not_fit(event, before.model):
+            chosen = before
+        if not self._deciding.enforces:
+            return "" if chosen is None else chosen.model
+        if chosen is None:
+            if run.switched.pop(key, None) is not None and before is not None:
+                self._say(run, event, before.model, f"back:{before.model}", f"is back on {event.model}", None)
+            return ""
+        if before is None or before.model != chosen.model:
+            if len(run.switched) >= _AGENTS_KEPT:
+                run.switched.clear()
+            run.switched[key] = chosen
+            event.input_tokens += event.input_tokens // _OTHER_COUNT
+        event.instead_of, event.model = event.model, chosen.model
+        return chosen.model
+
+    def _cheaper(
+        self,
+        run: Run,
+        event: ModelCall,
+        before: SwitchedModel | None,
+        has_open_call: Callable[[], bool],
+        obstacle: Obstacle,
+    ) -> SwitchedModel | None:
+        reached = sorted(self._reached(run, event), key=lambda one: one.threshold.percent, reverse=True)
+        for one in reached:
+            model = one.threshold.model or ""
+            if normalise(model) == normalise(event.model):
+                return None
+            why_not = self._does_not_fit(event, model)
+            is_new = before is None or before.model != model
+            if not why_not and is_new:
+                if has_open_call():
+                    return before
+                why_not = obstacle(model) or self._costs_more(run, event, model)
+            if not why_not:
+                if is_new:
+                    verb = "is switched" if self._deciding.enforces else "would be switched"
+                    text = f"{verb} from {event.model} to {model}"
+                    self._say(run, event, model, f"to:{one.account.key}:{one.account.granted}", text, one)
+                return SwitchedModel(event.model, model, one.because)
+            self._say(run, event, model, "not", f"stays on {event.model}: {why_not}", one)
+        return None
+
+    def _reached(self, run: Run, event: ModelCall) -> Iterator[_Reached]:
+        lines = self._accounts.account_lines(run.run_costs, event)
+        for account, group, limits in zip(lines.accounts, lines.groups, lines.limits, strict=True):
+            for thresholds, limit in zip(group.thresholds, limits, strict=False) if group.switches else ():
+                for threshold in thresholds:
+                    if threshold.model is None or not threshold.is_for(event.agent):
+                        continue
+                    spent = account.spent
+                    unit = unit_reached(spent, share_of(limit, account.granted, threshold.percent))
+                    if unit is not None:
+                        status = status_of(account, unit, limit[unit] + account.granted[unit], spent[unit])
+                        yield _Reached(threshold, account, group, status)
+
+    def _does_not_fit(self, event: ModelCall, model: str) -> str:
+        window = self._accounts.context_limit(model)
+        prompt = max(event.input_tokens, event.projected_tokens or 0)
+        if window is None or prompt > window:
+            return f"about {prompt:,} tokens do not fit into the window of {model}"
+        limit = self._accounts.pricing.limits(model)[1]
+        if limit is not None and event.max_output_tokens is not None and event.max_output_tokens > limit:
+            return f"the request allows {event.max_output_tokens:,} output tokens, and {model} gives at most {limit:,}"
+        return ""
+
+    def _costs_more(self, run: Run, event: ModelCall, model: str) -> str:
+        rates = self._accounts.pricing.rates
+        present, other = rates(event.model, event.at), rates(model, event.at)
+        if not isinstance(present, Rates) or not isinstance(other, Rates):
+            return f"the price of {event.model if not isinstance(present, Rates) else model} is not known"
+        last = run.cached_prompts.get((event.lane, event.agent)) if run.cached_prompts is not None else None
+        if last is not None and normalise(last.model) != normalise(event.model):
+            last = None  # its cache belongs to another model
+        prompt = event.projected_tokens or event.input_tokens
+        costs = switch_costs(present, other, prompt, self._accounts.typical_output(event), last)
+        if costs.saves:
+            return ""
+        cached = f", {costs.cached:,} of them cached" if costs.cached else ""
+        return (
+            f"the next call, about {prompt:,} prompt tokens{cached}, costs {usd_text(costs.stay)} there and "
+            f"{usd_text(costs.switch)} on {model}"
+        )
+
+    def _say(self, run: Run, event: ModelCall, model: str, kind: str, text: str, reached: _Reached | None) -> None:
+        about, money = f"agent {event.agent} {text}", None
+        spent: Decimal | int = 0
+        limit: Decimal | int = 0
+        unit = "model switches"
+        key = f"{kind}:{event.agent}:{event.model}:{model}"
+        if reached is not None:
+            account, status = reached.account, reached.status
+            held = to_usd(account.due_usd - account.spent_usd)
+            money = Money(reached.group.per.kind, account.scope, to_usd(account.spent_usd), held, account.ends)
+            about = f"{reached.because}: {about}"
+            spent, limit, unit = status.spent, status.limit, status.unit
+        finding = Finding(RULE, Action.WARN, spent, limit, unit, "run", "", key, about, money=money)
+        self._deciding.decide(run, run.lane(event.lane), event, finding)
