@@ -21,7 +21,6 @@ from runguard.policy.settings import Policy
 
 _log: Final = logging.getLogger("runguard")
 _LOUD_RULES: Final = ("budget", "context", "growth")
-_OWN_LINES: Final = {"downgrade": "runguard.model_switch: %s"}  # by rule
 
 
 class Reporting:
@@ -110,8 +109,8 @@ def _log_decision(decided: Decided) -> None:
     finding, action = decided.finding, decided.decision.action
     if action is Action.STOP:
         return
-    if finding.rule in _OWN_LINES:
-        _log.warning(_OWN_LINES[finding.rule], printable(finding.detail))
+    if finding.rule == "downgrade":
+        _log.warning("runguard.model_switch: %s", printable(finding.detail))
         return
     level = logging.WARNING if action is Action.WARN and finding.rule in _LOUD_RULES else logging.INFO
     if finding.money is not None:
