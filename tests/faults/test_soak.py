@@ -1,6 +1,6 @@
 """Long and wide work: nothing grows with the number of calls, and nothing is left behind.
 
-``RUNGUARD_FAULTS=long`` makes it longer and wider.
+``RUNGUARD_FAULTS=long`` makes it longer and wider, ``make soak`` lets it run for an hour.
 """
 
 import asyncio
@@ -16,23 +16,15 @@ from google.adk.sessions import InMemorySessionService
 from google.adk.tools import LongRunningFunctionTool
 from google.genai import types
 
-from runguard import Budget
 from runguard.adk import RunGuardPlugin
 from runguard.conductor.guard import Guard
-from runguard.core.events import ROOT_LANE, Answer, ModelCall, ModelResult, RunInfo, ToolCall, ToolResults
+from runguard.core.events import RunInfo
 from runguard.policy import Policy
-from runguard.pricing.rates import Usage
 from runguard.testing import ScriptedModel, call, text
 
 from .leftovers import Held, descriptors, look, traced
+from .soak import LIMITS, work
 
-LIMITS: dict[str, Any] = {
-    "max_usd": 100_000,
-    "max_model_calls": 1_000_000,
-    "max_tool_calls": 1_000_000,
-    "budgets": [Budget(usd=100_000, per="user", window="1d"), Budget(calls=10_000_000, per="app")],
-    "prices": {"scripted-1": {"input": 1, "output": 1}},
-}
 # bytes: a store has a piece of the journal and a few rows on their way, more or fewer of them
 SLACK = {"memory": 16_384, "sqlite": 65_536}
 
@@ -53,35 +45,6 @@ def step(n: int) -> dict[str, int]:
 
 
 # ---- one long run ---------------------------------------------------------------------------------------------------
-
-
-async def work(guard: Guard, run: str, first: int, last: int) -> None:
-    """Steps of a healthy run as an adapter tells them: a model call, two tool calls, their answers. Every
-    second one is a strand of its own, so that what strands share is full before the first look.
-    """
-    for n in range(first, last):
-        now, lane = guard.clock(), ROOT_LANE
-        if n % 2:
-            lane = f"/helper@{n}"
-            guard.open_lane(guard.runs[run], lane, ROOT_LANE, concurrent=n % 20 == 1)
-        event = ModelCall(run, lane, f"agent {n % 40}", now, "scripted-1", 100, max_output_tokens=100)
-        assert not guard.check(event)
-        if not guard.reserve_now(event):
-            assert not await guard.reserve(event)
-        guard.settle(event.charge, Usage(100, 10))
-        guard.after(ModelResult(run, lane, event.agent, now, 100, 10))
-        answers = []
-        for part in range(2):
-            fingerprint = guard.fingerprint("fetch", {"page": n, "part": part})
-            guard.check(ToolCall(run, lane, event.agent, now, "fetch", fingerprint, f"batch {n}", f"call {n}.{part}"))
-            answers.append(
-                Answer(
-                    "fetch", fingerprint, {"text": f"page {n}, part {part}"}, f"call {n}.{part}", event_id=f"event {n}"
-                )
-            )
-        guard.after(ToolResults(run, lane, event.agent, now, f"batch {n}", answers))
-        if lane:
-            guard.close_lane(guard.runs[run], lane)
 
 
 @pytest.mark.timeout(900)
