@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from runguard.accounting.budget_groups import scopes_of
+from runguard.accounting.burn_rate import BurnWatch
 from runguard.accounting.charges import AccountLines, Charge, Denied, RunCosts, UnknownCap, statuses_of, worst_of
 from runguard.accounting.expectations import Expectations
 from runguard.accounting.forecast import forecasts_of
@@ -55,6 +56,8 @@ class Accounts(Settlement):
             before.spending if before is not None else Spending(),
             Expectations(policy),
         )
+        heir = before is not None and before.ledger is self.ledger
+        self.burn_watch = BurnWatch(self.ledger, clock, before.burn_watch if before is not None and heir else None)
         self.switch: Switch = before.switch if before is not None and before.ledger is self.ledger else Switch()
         # calls that met a store that was away, by what was done
         self.outages: dict[str, int] = {"closed": 0, "open": 0}

@@ -25,6 +25,7 @@ class BudgetGroup:
         self.waits = tuple(_waits(budgets, unit) for unit in range(3))
         self.may_wait = any(self.waits)
         self.switches = any(t.model is not None for of_one in self.thresholds for t in of_one)
+        self.burns = any(budget.burn_alert for budget in budgets)
         # "agent" and "agent:research*" count apart
         patterns = [scope_part(name) for kind, name in per.parts if kind != "label" and name != "*"]
         self.suffix = f"/{'+'.join(patterns)}" if patterns else ""

@@ -4,7 +4,7 @@ from collections import deque
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from decimal import Decimal
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from runguard.accounting.budget_groups import BudgetGroup
 from runguard.accounting.figures import Entry, Tally, add_tally
@@ -42,11 +42,13 @@ class AccountLines:
     names: frozenset[str] = frozenset()  # of the accounts that calls wait for
     in_usd: bool = field(init=False)
     may_stop: bool = field(init=False)  # some budget has a threshold that stops
+    may_burn: bool = field(init=False)  # some budget warns when it is spent too fast
 
     def __post_init__(self) -> None:
-        self.in_usd, self.may_stop = (
+        self.in_usd, self.may_stop, self.may_burn = (
             any(a.cap_usd < UNLIMITED for a in self.accounts),
             any(m.stops for m in self.groups),
+            any(m.burns for m in self.groups),
         )
 
 
@@ -155,14 +157,23 @@ class Charge:
         return self.hold is not None
 
 
+class Burn(NamedTuple):
+    """A budget that is spent too fast: how many times as fast as what is left allows. An estimate."""
+
+    fast: float  # over the fast window
+    slow: float
+    used_up_at: float
+
+
 @dataclass(slots=True)
 class Fired:
-    """A threshold that was reached, and its budget as it stands."""
+    """A threshold that was reached, or a budget that is spent too fast, and the budget as it stands."""
 
     account: Account
     group: BudgetGroup
     threshold: Threshold
     status: BudgetStatus
+    burn: Burn | None = None
 
 
 @dataclass(slots=True)

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Callable
 
+from runguard.accounting.burn_rate import BurnWatch
 from runguard.accounting.charges import Charge, Fired
 from runguard.accounting.expectations import Expectations
 from runguard.accounting.figures import Entry
@@ -19,6 +20,8 @@ OnFired = Callable[[Charge, Fired], None]
 
 class Settlement:
     """Settles on one ledger, with one price book."""
+
+    burn_watch: BurnWatch
 
     def __init__(self, ledger: Ledger, pricing: Pricing, spending: Spending, expectations: Expectations) -> None:
         self.ledger, self.pricing, self.spending, self._expectations = ledger, pricing, spending, expectations
@@ -110,6 +113,9 @@ class Settlement:
         self.ledger.settle(hold, amount)
         if on_booked is not None:
             on_booked()
+        if charge.lines.may_burn:
+            self._look(charge, fired, on_fired)
+            return
         for account in charge.lines.accounts:
             alert_usd, alert_tokens, alert_calls = account.alert
             if (
@@ -156,11 +162,14 @@ class Settlement:
     def _look(
         self, charge: Charge, fired: list[Fired], on_fired: OnFired | None, on_booked: Callable[[], None] | None = None
     ) -> None:
-        """Whether what was booked reaches a threshold."""
+        """Whether what was booked reaches a threshold, or a budget is spent too fast."""
         if on_booked is not None:
             on_booked()
         for reached in newly_reached(charge.lines, self.ledger):
             fired.append(reached) if on_fired is None else on_fired(charge, reached)
+        if charge.lines.may_burn:
+            for burning in self.burn_watch.look(charge.lines):
+                fired.append(burning) if on_fired is None else on_fired(charge, burning)
 
     def rates_of(self, charge: Charge, model: str) -> Rates | Unpriced:
         """Return the model that answered; if it has no price, use the price of the requested one."""

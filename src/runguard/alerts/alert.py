@@ -9,7 +9,9 @@ from typing import Any, Final, Literal, get_args
 
 from runguard.alerts.secret_masking import HIDDEN, mask_also, names_a_secret
 
-AlertKind = Literal["trip", "threshold", "outage", "store_replaced", "breaker", "kill_switch", "growth", "compaction"]
+AlertKind = Literal[
+    "trip", "threshold", "outage", "store_replaced", "breaker", "kill_switch", "growth", "compaction", "burn_rate"
+]
 Severity = Literal["info", "warning", "critical"]
 Fact = str | int | float | bool | None
 _MAX_FACTS: Final = 32

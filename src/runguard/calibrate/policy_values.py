@@ -48,6 +48,8 @@ def _budget(budget: Budget, name: str, missing: list[str]) -> dict[str, Any] | N
     values_of_budget |= {"per": budget.per, "window": budget.window, "tz": budget.tz}
     if budget.on_exhausted != "refuse":
         values_of_budget["on_exhausted"] = budget.on_exhausted
+    if budget.burn_alert:
+        values_of_budget["burn_alert"] = True
     if tuple(budget.thresholds) != DEFAULT_THRESHOLDS:
         values_of_budget["thresholds"] = [
             {"percent": each.percent, "action": each.action, "recurring": each.recurring} for each in budget.thresholds

@@ -20,7 +20,7 @@ from runguard.conductor.runs import Run
 from runguard.core.decision import Action, Finding, Money
 from runguard.core.events import ModelCall, ModelResult
 from runguard.core.money import to_usd
-from runguard.outlets.alarms import Alarms
+from runguard.outlets.alarms import Alarms, burn_words
 from runguard.outlets.callbacks import Outbox
 from runguard.outlets.span_cost import SpanCosts
 from runguard.pricing.rates import Usage
@@ -172,12 +172,14 @@ class Settling:
         self._deciding.decide(run, run.lane(charge.lane), event, finding)
 
     def _threshold(self, charge: Charge, reached: Fired) -> None:
-        """A share of a budget is spent: call its callback, send an alert, and warn or nudge the run that spent it."""
-        account, threshold, status = reached.account, reached.threshold, reached.status
+        """A share of a budget is spent, or it is spent too fast: call its callback, send an alert, and warn or nudge
+        the run that spent it.
+        """
+        account, threshold, status, burn = reached.account, reached.threshold, reached.status, reached.burn
         if threshold.callback is not None:
             self._outbox.send(threshold.callback, status)
         if self._alarms is not None:
-            self._alarms.threshold(reached)
+            self._alarms.threshold(reached) if burn is None else self._alarms.burning(reached, burn)
         run = self._run_of(charge)
         if run is None:
             return
@@ -189,6 +191,9 @@ class Settling:
             f"{threshold.percent:.0%} of the budget of {account.scope} is spent: {status.spent} of {status.limit} "
             f"{status.unit}"
         )
+        if burn is not None:
+            key = f"{account.key}:{account.granted}:burn"
+            detail = burn_words(account.scope, status, burn, self._clock())
         held = to_usd(account.due_usd - account.spent_usd)
         money = Money(reached.group.per.kind, account.scope, to_usd(account.spent_usd), held, account.ends)
         finding = Finding(

@@ -27,6 +27,7 @@ class Budget(metaclass=Checked):
     ``"run+agent"`` counts each agent of each run. ``window``: ``"1m"``, ``"1h"``, ``"1d"``, ``"1w"``, ``"month"``;
     none: for as long as the ledger lives. ``on_exhausted``: ``"refuse"``, or ``"wait"`` for a rate limit: calls wait
     in line until a window has room, at most ``max_wait_seconds``; without ``thresholds=`` it warns of nothing.
+    ``burn_alert``: warn once per period when it is spent so fast that it will not last until the window ends.
 
     Use it in ``budgets=``: it holds before each call. To only count tokens over all turns and react at thresholds,
     use ``BudgetMonitor``.
@@ -40,6 +41,7 @@ class Budget(metaclass=Checked):
     tz: str | None = None
     thresholds: Sequence[Threshold] = DEFAULT_THRESHOLDS
     on_exhausted: Literal["refuse", "wait"] = "refuse"
+    burn_alert: bool = False
 
     def __post_init__(self) -> None:
         if self.usd is None and self.tokens is None and self.calls is None:
@@ -65,6 +67,10 @@ class Budget(metaclass=Checked):
             raise PolicyError(
                 f"thresholds = {self.thresholds!r}: give a list such as [0.5, 0.8]; an empty one for none"
             )
+        if not isinstance(self.burn_alert, bool):
+            raise PolicyError(f"burn_alert = {shown(self.burn_alert)}: give True or False")
+        if self.burn_alert and self.window is None:
+            raise PolicyError("burn_alert = True without a window: nothing to last until; add window='1d' or 'month'")
         thresholds = tuple(_threshold(entry) for entry in self.thresholds)
         for position, threshold in enumerate(thresholds):
             if threshold in thresholds[:position]:
@@ -141,6 +147,8 @@ class Budget(metaclass=Checked):
             shown["thresholds"] = [_plain(threshold) for threshold in self.thresholds]
         if self.on_exhausted != "refuse":
             shown["on_exhausted"] = self.on_exhausted
+        if self.burn_alert:
+            shown["burn_alert"] = True
         return shown
 
 

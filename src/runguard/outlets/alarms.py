@@ -9,7 +9,7 @@ from collections.abc import Callable
 from decimal import Decimal
 from typing import Final
 
-from runguard.accounting.charges import Fired
+from runguard.accounting.charges import Burn, Fired
 from runguard.alerts.alert import Alert, AlertKind, Fact
 from runguard.alerts.alert_settings import AlertSettings
 from runguard.alerts.sending import Alerts
@@ -126,6 +126,20 @@ class Alarms:
                 self._clock(),
             )
         )
+
+    def burning(self, reached: Fired, burn: Burn) -> None:
+        """A budget is spent too fast to last. The ledger says so once per period, to one worker."""
+        status, now = reached.status, self._clock()
+        facts: dict[str, Fact] = {
+            **_facts_of(status),
+            "fast": round(burn.fast, 2),
+            "slow": round(burn.slow, 2),
+            "used_up_at": round(burn.used_up_at),
+            "ends": status.ends,
+            "estimated": True,
+        }
+        key = f"burn {reached.account.key} {reached.account.granted}"
+        self._alerts.send(Alert("burn_rate", key, "warning", burn_words(status.scope, status, burn, now), facts, now))
 
     def grown(self, finding: Finding, info: RunInfo, agent: str, at: float) -> None:
         """The prompts of a session have grown. Sent once per session."""
@@ -244,6 +258,16 @@ class Alarms:
             self._ledger.tell(free)
         else:
             self._alerts.send(alert)
+
+
+def burn_words(scope: str, status: BudgetStatus, burn: Burn, now: float) -> str:
+    hours = max(burn.used_up_at - now, 0.0) / _HOUR
+    left = f"{hours:.1f} hours" if hours >= 1 else f"{hours * 60:.0f} minutes"
+    return (
+        f"the budget of {scope} will be used up in about {left}, before its window ends: "
+        f"{_figure(status.unit, status.spent)} of {_amount(status.unit, status.limit)} are spent, "
+        f"{burn.fast:.1f} times as fast as the rest allows"
+    )
 
 
 def _figure(unit: str, value: object) -> str:

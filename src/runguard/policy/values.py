@@ -55,6 +55,7 @@ _BUDGET_SCHEMA: Final = {
             "default": "refuse",
             "description": "A call that does not fit: refuse it, or let it wait for room, at most max_wait_seconds.",
         },
+        "burn_alert": {"type": "boolean", "default": False},
         "thresholds": {"type": "array", "items": {"anyOf": [{"type": "number"}, {"type": "object"}]}},
     },
 }

@@ -1,9 +1,11 @@
 """Forecasts of budgets that two workers share, on every store: the spending of both counts."""
 
+from datetime import UTC, datetime
 from decimal import Decimal
 
 from runguard import Budget
 from runguard.accounting.forecast import LEAST_CALLS
+from runguard.alerts import Alert
 from runguard.core.periods import Window
 from runguard.testing import ScriptedModel, call, run, text
 from runguard.view import StoreView
@@ -44,3 +46,20 @@ async def test_a_shared_day_counts_the_calls_of_both_workers(place: Place, worke
     assert abs(row.forecast.share_at_end - float(row.spent / Decimal(1_000)) / passed) < 0.01 / passed
     printed = runguard("status", "--store", place.url).stdout
     assert ("by then" in printed) or ("used up in about" in printed)
+
+
+async def test_two_workers_report_once_that_their_budget_will_not_last(worker: Make) -> None:
+    offset = 12 - datetime.now(UTC).hour  # noqa: TID251 - a store uses the real time; there it is noon
+    budget = Budget(
+        calls=2 * EACH + 1, per="app", window="1d", tz=f"Etc/GMT{-offset:+d}", thresholds=[], burn_alert=True
+    )
+    alerts: list[Alert] = []
+    first, second = (worker(budgets=[budget], alerts=alerts.append) for _ in range(2))
+    for session, plugin in enumerate((first, second)):
+        await run(agent(model(), step), plugins=[plugin], user_id="alice", session_id=str(session))
+        assert plugin.flush(10)
+    assert [alert.kind for alert in alerts] == ["burn_rate"]
+    assert alerts[0].facts["limit"] == str(2 * EACH + 1)
+    last = ScriptedModel([text("done")])
+    await run(agent(last), plugins=[first], user_id="alice", session_id="last")
+    assert (last.calls, first.flush(10), len(alerts)) == (1, True, 1)
