@@ -9,7 +9,16 @@ from typing import Any
 
 from runguard.accounting.budget_groups import scopes_of
 from runguard.accounting.burn_rate import BurnWatch
-from runguard.accounting.charges import AccountLines, Charge, Denied, RunCosts, UnknownCap, statuses_of, worst_of
+from runguard.accounting.charges import (
+    OWNERS,
+    AccountLines,
+    Charge,
+    Denied,
+    RunCosts,
+    UnknownCap,
+    statuses_of,
+    worst_of,
+)
 from runguard.accounting.expectations import Expectations
 from runguard.accounting.forecast import forecasts_of
 from runguard.accounting.lookup import AccountFinder
@@ -149,8 +158,11 @@ class Accounts(Settlement):
         Return a charge, or the reason of a refusal; both in shadow mode, where the call is made and billed and the
         refusal is only reported.
         """
-        lines, within = self._finder.own_of_call(run_costs, event, self)
-        charge = self._charge(run_costs, event, lines, within, self._output_of(event, lines))
+        lines, within = self._finder.of_call(run_costs, event), False
+        if OWNERS.get():
+            lines, within = self._finder.own_of_call(run_costs, event, self)
+        output = self._output_of(event, lines) if lines.accounts else event.max_output_tokens or 0
+        charge = self._charge(run_costs, event, lines, within, output)
         if self.switch.stops and self.switch.of(scopes_of(run_costs.info)) is not None:
             await self.ledger.refresh()  # somebody may have taken it back
             if (stop := self.switch.of(scopes_of(run_costs.info))) is not None:

@@ -54,8 +54,10 @@ class AccountFinder:
         ``anew``: those of now, not of the call's time.
         """
         key = (event.agent, event.model, event.tool)
-        at = self._ledger.period_time(self._clock() if anew else event.at)
         known = run_costs.lines.get(key)
+        if known is not None and known.until == _FOREVER:  # no budget has a window
+            return known
+        at = self._ledger.period_time(self._clock() if anew else event.at)
         if known is not None and at < known.until:
             return known
         lines, is_current = self._find_lines(run_costs, event, at)

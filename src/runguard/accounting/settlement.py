@@ -47,7 +47,7 @@ class Settlement:
 
         A fault of ours on the way is raised when nothing is held any more.
         """
-        before = _booked(charge)
+        before = (charge.booked, charge.entry) if charge.booked is not None else None
         entry: Entry | None = None
         fault: Exception | None = None
         fired: list[Fired] = []

@@ -18,7 +18,7 @@ from runguard.adk.stop_events import left_out, refusal, with_notice
 from runguard.adk.stop_owners import announce
 from runguard.adk.stops import Stopper
 from runguard.conductor.guard import Guard
-from runguard.core.decision import NOTICE_KEY, Action
+from runguard.core.decision import ALLOW, NOTICE_KEY, Action
 from runguard.core.events import Answer, HandOff, ModelCall, ModelResult, Outcome, StateChanged, ToolResults
 from runguard.core.fingerprint import answer_text, words_name
 from runguard.core.wording import PART_STOPPED
@@ -77,7 +77,7 @@ class EventReader:
                 self._on_live_event(invocation, event, ic)
         if target:
             self.judge_transfer(invocation, handed_in, event.author, target)
-        if self._stopper.is_skipping():
+        if self._invocations.skips:  # an agent was skipped: its event needs a mark
             self._stopper.mark(event, invocation.stop_in(self._event_lane(invocation, event)))
 
     def _transfer_lane(self, invocation: Invocation, event: Event, answers: list[types.FunctionResponse]) -> str:
@@ -208,7 +208,7 @@ class EventReader:
         if hands_over and len(answers) == 1:
             answers[0].hands_over = True
         decision = guard.after(ToolResults(run.info.run, lane, author, guard.clock(), batch, answers))
-        if not decision or not decision.enforced:
+        if decision is ALLOW or not decision or not decision.enforced:
             return
         finding = decision.finding
         if decision.action is _NUDGE and finding is not None:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from runguard.adk.lanes import Task
 
 _CALLS_KEPT: Final = 4_096
-_FLIGHTS_KEPT: Final = 64
+FLIGHTS_KEPT: Final = 64
 _PROMPTS_KEPT: Final = 1_024
 _START_S: Final = 1.0  # from a function call's event to its start; a paused task's delegation never starts
 # From a model's answer to its event. An agent that never yields the event must not block us for ever.
@@ -176,10 +176,7 @@ class Invocation:
         now = time.monotonic()
         return sum(1 for task, flight in self.flights.items() if not flight.is_over(task, now))
 
-    def begin_flight(self, task: "asyncio.Task[Any] | None", flight: ModelInFlight) -> list[ModelInFlight]:
+    def drop_flights(self) -> list[ModelInFlight]:
         """Returns flights that are over, which it forgets: a long run of many agents has a task for each."""
-        self.flights[task] = flight
-        if len(self.flights) <= _FLIGHTS_KEPT:
-            return []
         now = time.monotonic()
         return [self.flights.pop(done) for done in [t for t, f in self.flights.items() if f.is_over(t, now)]]

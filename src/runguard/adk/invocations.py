@@ -2,7 +2,7 @@
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from typing import Any, Final
 
@@ -37,9 +37,7 @@ class Invocations:
         self.skips: dict[str, Skips] = {}
         self.failed_stops: dict[str, int] = {}  # stops that could not be carried out as they should be
         self.writing: dict[str, Future[None]] = {}  # records of paused runs on their way to the store
-
-    def find(self, invocation_id: str) -> Invocation | None:
-        return self.known.get(invocation_id)
+        self.find: Callable[[str], Invocation | None] = self.known.get
 
     def find_current(self, invocation_id: str) -> Invocation | None:
         """As ``find``, but None where the run that it was nested in has ended: it is a run of its own from now on."""

@@ -14,7 +14,7 @@ from runguard.adk.call_accounts import cap_output
 from runguard.adk.closing_call import ask_for_last_answer, is_answer
 from runguard.adk.context import ANNOUNCED, HERE
 from runguard.adk.estimate import count_tokens, project
-from runguard.adk.invocation_state import Invocation, ModelInFlight
+from runguard.adk.invocation_state import FLIGHTS_KEPT, Invocation, ModelInFlight
 from runguard.adk.invocations import Invocations
 from runguard.adk.lanes import lane_of
 from runguard.adk.model_choice import choose_model
@@ -24,7 +24,7 @@ from runguard.adk.stops import Stopper
 from runguard.conductor.downgrades import Downgrades
 from runguard.conductor.guard import Guard
 from runguard.conductor.runs import Lane
-from runguard.core.decision import Action, Trip
+from runguard.core.decision import ALLOW, Action, Trip
 from runguard.core.events import ROOT_LANE, AgentEntered, ModelCall, ModelResult
 from runguard.core.fingerprint import words_name
 
@@ -47,10 +47,14 @@ class ModelHooks:
         if trip is None:
             try:
                 guard = self._guard
-                invocation = self._invocations.find_current(ic.invocation_id) or await self._starter.start(ic)
+                invocation = self._invocations.find(ic.invocation_id)
+                if invocation is None or invocation.nested:
+                    invocation = await self._starter.invocation_of(ic)
                 run, branch, agent, task = invocation.run, ic.branch, ic.agent, asyncio.current_task()
                 lane = lane_of(guard, invocation, branch, ic.isolation_scope)
-                self._settle_unanswered(invocation, task)
+                last = invocation.flights.get(task)
+                if last is not None and (not last.answered or (last.charge is not None and not last.charge.over)):
+                    self._settle_unanswered(invocation, last)
                 event = ModelCall(
                     run.info.run, lane, agent.name if agent is not None else "", guard.clock(), llm_request.model or ""
                 )
@@ -71,7 +75,9 @@ class ModelHooks:
                     await self._count_siblings(state, state.parent, event)
                 decision = guard.check(event)
                 if decision.action is not _STOP or not decision.enforced:
-                    decision = await guard.reserve(event) or decision
+                    reserved = await guard.reserve(event)
+                    if reserved is not ALLOW and reserved:
+                        decision = reserved
                 if decision.action is not _STOP or not decision.enforced:
                     self._admit(invocation, event, flight, llm_request, task)
                     if state.notice:
@@ -79,10 +85,10 @@ class ModelHooks:
                         state.notice = ""
                     return None
                 trip = decision.trip
-                last = guard.last_answers
+                answers = guard.last_answers
                 if (
-                    last is not None
-                    and last.may_answer(run, state, event, trip)
+                    answers is not None
+                    and answers.may_answer(run, state, event, trip)
                     and not invocation.live
                     and await ask_for_last_answer(guard, run, event, agent, llm_request)
                 ):
@@ -108,7 +114,10 @@ class ModelHooks:
             # its usage comes in events: this call reserves almost nothing, it only needs permission
             event.input_tokens = event.max_output_tokens = 1
         if self._watches_context:
-            event.context_limit = self._context_limit(invocation, event.model)
+            try:
+                event.context_limit = invocation.context_limits[event.model]
+            except KeyError:
+                event.context_limit = self._context_limit(invocation, event.model)
         tool = HERE.get().tool
         event.tool = tool.name if tool is not None and tool.guard is self._guard else ""
 
@@ -130,11 +139,10 @@ class ModelHooks:
     def _context_limit(self, invocation: Invocation, model: str) -> int | None:
         """The window of a model, looked up once per run."""
         limits = invocation.context_limits
-        if model not in limits:
-            if len(limits) >= _LIMITS_KEPT:
-                limits.clear()
-            limits[model] = self._guard.context_limit(model)
-        return limits[model]
+        if len(limits) >= _LIMITS_KEPT:
+            limits.clear()
+        limit = limits[model] = self._guard.context_limit(model)
+        return limit
 
     def _admit(
         self,
@@ -152,8 +160,10 @@ class ModelHooks:
             cap_output(request, charge.max_output)
         if charge is not None and invocation.live:
             guard.release(charge)
-        for over in invocation.begin_flight(task, flight):
-            self._invocations.close_flight(over)
+        invocation.flights[task] = flight
+        if len(invocation.flights) > FLIGHTS_KEPT:
+            for over in invocation.drop_flights():
+                self._invocations.close_flight(over)
         announced = ANNOUNCED.get()
         others = [entry for entry in announced if entry[0] is not guard and not entry[2].left] if announced else ()
         ANNOUNCED.set((*others, (guard, invocation, flight)))
@@ -190,11 +200,8 @@ class ModelHooks:
         finally:
             above.starting -= 1
 
-    def _settle_unanswered(self, invocation: Invocation, task: "asyncio.Task[Any] | None") -> None:
+    def _settle_unanswered(self, invocation: Invocation, flight: ModelInFlight) -> None:
         """Close the last call of this task. Without an answer from a model, a callback or a cache answered it."""
-        flight = invocation.flights.get(task)
-        if flight is None:
-            return
         if not flight.answered and not flight.left:
             flight.answered = flight.delivered = True
             self._guard.unspent(invocation.run.info.run)

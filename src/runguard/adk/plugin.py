@@ -210,18 +210,32 @@ class RunGuardPlugin(Controls, BasePlugin):
         if is_remote(agent):
             self.remote_calls.after(agent, callback_context._invocation_context)
 
-    @hook
+    # The five hooks of every step do what ``hook`` does themselves: each layer of calls counts there.
+
     async def before_model_callback(
         self, *, callback_context: CallbackContext, llm_request: LlmRequest
     ) -> LlmResponse | None:
-        return None if self._off else await self.model_hooks.before(callback_context, llm_request)
+        plugin = self
+        try:
+            if self.generations is not None:
+                plugin = self.generations.of(callback_context.invocation_id)
+            return None if plugin._off else await plugin.model_hooks.before(callback_context, llm_request)
+        except Exception as error:
+            answer: LlmResponse | None = plugin.instead_of("before_model", error, callback_context)
+            return answer
 
-    @hook
     async def after_model_callback(
         self, *, callback_context: CallbackContext, llm_response: LlmResponse
     ) -> LlmResponse | None:
-        stop = None if self._off else self.model_hooks.after(callback_context, llm_response)
-        return None if stop is None else await self.stopper.at_model(callback_context, *stop)
+        plugin = self
+        try:
+            if self.generations is not None:
+                plugin = self.generations.of(callback_context.invocation_id)
+            stop = None if plugin._off else plugin.model_hooks.after(callback_context, llm_response)
+            return None if stop is None else await plugin.stopper.at_model(callback_context, *stop)
+        except Exception as error:
+            plugin.instead_of("after_model", error, callback_context)
+            return None
 
     @hook
     async def on_model_error_callback(
@@ -230,18 +244,29 @@ class RunGuardPlugin(Controls, BasePlugin):
         stop = None if self._off else self.model_hooks.failed(callback_context.invocation_id)
         return None if stop is None else await self.stopper.at_model(callback_context, *stop)
 
-    @hook
     async def before_tool_callback(
         self, *, tool: BaseTool, tool_args: dict[str, Any], tool_context: ToolContext
     ) -> dict[str, Any] | None:
-        return None if self._off else await self.tool_hooks.before(tool, tool_args, tool_context)
+        plugin = self
+        try:
+            if self.generations is not None:
+                plugin = self.generations.of(tool_context.invocation_id)
+            return None if plugin._off else await plugin.tool_hooks.before(tool, tool_args, tool_context)
+        except Exception as error:
+            refused: dict[str, Any] | None = plugin.instead_of("before_tool", error, tool_context)
+            return refused
 
-    @hook
     async def after_tool_callback(
         self, *, tool: BaseTool, tool_args: dict[str, Any], tool_context: ToolContext, result: dict[str, Any]
     ) -> dict[str, Any] | None:
-        if not self._off:
-            self.tool_hooks.after(tool, tool_args, tool_context, result)
+        plugin = self
+        try:
+            if self.generations is not None:
+                plugin = self.generations.of(tool_context.invocation_id)
+            if not plugin._off:
+                plugin.tool_hooks.after(tool, tool_args, tool_context, result)
+        except Exception as error:
+            plugin.instead_of("after_tool", error, tool_context)
         return None
 
     @hook
@@ -250,20 +275,22 @@ class RunGuardPlugin(Controls, BasePlugin):
     ) -> dict[str, Any] | None:
         return None if self._off else self.tool_hooks.failed(tool, tool_context, error)
 
-    @hook
     async def on_event_callback(self, *, invocation_context: InvocationContext, event: Event) -> Event | None:
-        if self._off or event.partial:
-            return None
-        trip = self.stopper.gave_up(invocation_context.invocation_id)
-        if trip is not None:
-            self.stopper.mark(event, trip)
-            return None
+        plugin = self
         try:
-            invocation = self.invocations.find(invocation_context.invocation_id)
+            if self.generations is not None:
+                plugin = self.generations.of(invocation_context.invocation_id)
+            if plugin._off or event.partial:
+                return None
+            trip = plugin.stopper.gave_up(invocation_context.invocation_id)
+            if trip is not None:
+                plugin.stopper.mark(event, trip)
+                return None
+            invocation = plugin.invocations.find(invocation_context.invocation_id)
             if invocation is not None:
-                self.reader.on_event(invocation, event, invocation_context)
+                plugin.reader.on_event(invocation, event, invocation_context)
                 if event.custom_metadata or event.error_message:
-                    self.remote_calls.on_event(invocation, event)
+                    plugin.remote_calls.on_event(invocation, event)
         except Exception as error:
-            self.stopper.fault("on_event", error, invocation_context)
+            plugin.instead_of("on_event", error, invocation_context)
         return None

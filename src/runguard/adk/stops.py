@@ -4,6 +4,7 @@ end.
 
 import asyncio
 import logging
+from collections.abc import Callable
 from typing import Any, Final
 
 from google.adk.agents import BaseAgent, ParallelAgent
@@ -42,14 +43,8 @@ class Stopper:
 
     def __init__(self, guard: Guard, invocations: Invocations) -> None:
         self._guard, self._invocations = guard, invocations
-
-    def gave_up(self, invocation_id: str) -> Trip | None:
-        """The stop of an invocation in which the guard itself failed, where its policy says stop."""
-        return self._invocations.gave_up.get(invocation_id) if self._invocations.gave_up else None
-
-    def is_skipping(self) -> bool:
-        """Whether any agent was skipped, so that its event needs a mark."""
-        return bool(self._invocations.skips)
+        # the stop of an invocation in which the guard itself failed, where its policy says stop
+        self.gave_up: Callable[[str], Trip | None] = invocations.gave_up.get
 
     async def at_model(
         self, context: CallbackContext, trip: Trip, invocation: Invocation | None, lane: str

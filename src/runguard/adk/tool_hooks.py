@@ -49,7 +49,9 @@ class ToolHooks:
         if self._stopper.gave_up(ic.invocation_id) is not None:
             return refusal(STOPPED)
         try:
-            invocation = self._invocations.find_current(ic.invocation_id) or await self._starter.start(ic)
+            invocation = self._invocations.find(ic.invocation_id)
+            if invocation is None or invocation.nested:
+                invocation = await self._starter.invocation_of(ic)
             return await self._check(tool, tool_args, tool_context, invocation, ic)
         except Exception as error:
             return refusal(STOPPED) if self._stopper.fault("before_tool", error, ic) is not None else None

@@ -23,15 +23,13 @@ class Breakers:
     def __init__(self, ledger: Ledger, threshold: int, reset_after_s: float, min_runs: int) -> None:
         self._ledger, self._threshold, self._reset_after_s, self._min_runs = ledger, threshold, reset_after_s, min_runs
         self._tools: OrderedDict[str, Breaker] = OrderedDict()
+        self.get: Callable[[str], Breaker | None] = self._tools.get
         self._lock = threading.Lock()
         self.on_change: Callable[[str, bool], None] | None = None  # called when one opens or closes here
 
     def share(self, other: "Breakers") -> None:
         """Work on the same breakers as another guard. Those that exist keep their thresholds."""
-        self._tools, self._lock = other._tools, other._lock
-
-    def get(self, tool: str) -> Breaker | None:
-        return self._tools.get(tool)
+        self._tools, self._lock, self.get = other._tools, other._lock, other.get
 
     def items(self) -> Iterable[tuple[str, Breaker]]:
         return list(self._tools.items())

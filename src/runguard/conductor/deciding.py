@@ -32,17 +32,11 @@ class Deciding:
         self._policy, self._advice, self._sink, self._faults, self._trips = policy, advice, sink, faults, trips
         self.enforces = policy.mode == "enforce"
 
-    def ask(self, lane: Lane, event: Event) -> Finding | None:
-        """The strongest finding of all detectors of a lane. Every one of them sees the event."""
-        worst: Finding | None = None
-        for observe in lane.by_event.get(type(event), ()):
-            found = observe(event)
-            if found is not None:
-                if self._sink.watches_findings:
-                    self._sink.found(found, event)
-                if worst is None or found.action > worst.action:
-                    worst = found
-        return worst
+    def stronger(self, before: Finding | None, found: Finding, event: Event) -> Finding:
+        """Publish what one more detector of a lane found. Returns the stronger finding, of two equal ones the first."""
+        if self._sink.watches_findings:
+            self._sink.found(found, event)
+        return found if before is None or found.action > before.action else before
 
     def decide(self, run: Run, lane: Lane, event: Event, finding: Finding) -> Decision:
         """What follows from a finding. A stop takes effect here."""

@@ -181,7 +181,7 @@ class Guard:
             self.accounts.end(before.run_costs)
             if before.journal is not None:
                 before.journal.flush()
-        run = Run(info, self.policy, self.tool_rule, self.accounts.begin(info), self.growth.of(info))
+        run = Run(info, self.policy, self.tools.max_calls, self.accounts.begin(info), self.growth.of(info))
         self.lanes.open_root(run)
         if self.last_answers is not None and run.model_calls is not None and run.model_calls.limit > 1:
             run.model_calls.kept = 1
@@ -219,9 +219,8 @@ class Guard:
 
     def check(self, event: Question) -> Decision:
         """May this happen? After a stop the answer stays no."""
-        return self._timed(self._check, event) if self._calls_to_time > 0 else self._check(event)
-
-    def _check(self, event: Question) -> Decision:
+        if self._calls_to_time > 0:
+            return self._timed(self.check, event)
         run = self.runs[event.run]
         lane = run.lanes.get(event.lane) or run.lanes[ROOT_LANE]
         is_tool_call = type(event) is ToolCall
@@ -239,7 +238,11 @@ class Guard:
                 return decision
         if run.journal is not None:
             run.journal.saw(event)
-        found = self.deciding.ask(lane, event)
+        found: Finding | None = None
+        for observe in lane.by_event.get(type(event), ()):
+            one = observe(event)
+            if one is not None:
+                found = self.deciding.stronger(found, one, event)
         if found is not None:
             decision = self.deciding.decide(run, lane, event, found)
             if decision.action is _NUDGE and decision.enforced and type(event) is ModelCall:
@@ -257,9 +260,8 @@ class Guard:
 
     def after(self, event: Result) -> Decision:
         """Learn from what happened. A nudge, a refused answer or a stop may follow."""
-        return self._timed(self._after, event) if self._calls_to_time > 0 else self._after(event)
-
-    def _after(self, event: Result) -> Decision:
+        if self._calls_to_time > 0:
+            return self._timed(self.after, event)
         run = self.runs.get(event.run)
         if run is None:
             return ALLOW  # reported after the end of its run
@@ -269,12 +271,13 @@ class Guard:
                 self._answers.settle_effects(run, event)
             else:
                 self._answers.understand(run, lane, event)
-        if run.stopped is not None or (
-            (lane.stopped is not None or lane.parent is not None) and lane.stop_in_force() is not None
-        ):
-            found = None  # already ending: nothing more to decide
-        else:
-            found = self.deciding.ask(lane, event)
+        found: Finding | None = None
+        # a run that is already ending: nothing more to decide
+        if run.stopped is None and ((lane.stopped is None and lane.parent is None) or lane.stop_in_force() is None):
+            for observe in lane.by_event.get(type(event), ()):
+                one = observe(event)
+                if one is not None:
+                    found = self.deciding.stronger(found, one, event)
             if run.journal is not None:
                 run.journal.saw(event)
         decision = ALLOW if found is None else self.deciding.decide(run, lane, event, found)
@@ -288,11 +291,12 @@ class Guard:
         self._calls_to_time = calls if self.telemetry is not None else 0
 
     def _timed(self, answer: Callable[[Any], Decision], event: Any) -> Decision:
-        self._calls_to_time -= 1
+        left, self._calls_to_time = self._calls_to_time - 1, 0  # so that the call does not time itself
         begin = time.perf_counter()
         try:
             return answer(event)
         finally:
+            self._calls_to_time = left
             if self.telemetry is not None:
                 self.telemetry.took(time.perf_counter() - begin)
 

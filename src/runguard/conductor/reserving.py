@@ -11,7 +11,7 @@ from runguard.conductor.deciding import Deciding, stop_in_force
 from runguard.conductor.last_answer import LastAnswers
 from runguard.conductor.runs import Lane, Run
 from runguard.core.decision import ALLOW, Action, Decision, Finding, Trip
-from runguard.core.events import ModelCall
+from runguard.core.events import ROOT_LANE, ModelCall
 from runguard.policy.settings import Policy
 
 _WARN, _STOP = Action.WARN, Action.STOP
@@ -52,7 +52,7 @@ class Reserving:
         call takes no slot of its own, because it runs inside of another call or outside of the agents.
         """
         run = self._runs[event.run]
-        lane = run.lane(event.lane)
+        lane = run.lanes.get(event.lane) or run.lanes[ROOT_LANE]
         task = asyncio.current_task() if slot else None
         decision = ALLOW
         run.waiting += 1
@@ -77,6 +77,9 @@ class Reserving:
             run.waiting -= 1
         event.charge = charge
         try:
+            if charge is not None and denied is None and not charge.lowered and run.deadline is None:  # most calls
+                charge.number, charge.journal = event.number, run.journal
+                return decision
             return self._answer(run, lane, event, task, charge, denied, decision)
         except BaseException:  # a fault of the guard: free what was reserved
             event.charge = None

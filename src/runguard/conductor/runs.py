@@ -35,7 +35,6 @@ from runguard.core.money import to_usd, usd_text
 from runguard.outlets.journal import Journal
 from runguard.policy.rule_defaults import ORDERS, RULES
 from runguard.policy.settings import Policy
-from runguard.policy.tool_rules import ToolRule
 
 Observe = Callable[[Any], Finding | None]
 
@@ -198,7 +197,7 @@ class Run(Stoppable):
         self,
         info: RunInfo,
         policy: Policy,
-        tool_rule: Callable[[str], ToolRule | None],
+        max_calls: Callable[[str], int | None],
         run_costs: RunCosts,
         growth: SessionGrowth,
     ) -> None:
@@ -244,7 +243,7 @@ class Run(Stoppable):
         whole: list[Detector | None] = [
             self.model_calls,
             ToolCalls(policy.max_tool_calls) if policy.max_tool_calls else None,
-            CallsPerTool(lambda tool: rule.max_calls if (rule := tool_rule(tool)) is not None else None),
+            CallsPerTool(max_calls),
             Depth(policy.max_delegation_depth) if policy.max_delegation_depth else None,
             FanOut(policy.fan_out) if policy.fan_out else None,
             self.deadline,

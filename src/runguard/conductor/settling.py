@@ -60,7 +60,9 @@ class Settling:
         A later figure for the same call replaces the earlier one. ``nano``: its cost in nano-USD, where the caller
         knows it. ``estimated``: flag the figures as an estimate. ``free``: it cost nothing.
         """
-        before, run = charge.booked, self._run_of(charge, paused=False)
+        before, run = charge.booked, self._runs.get(charge.run_costs.info.run)
+        if run is not None and run.run_costs is not charge.run_costs:
+            run = None
         earlier = (before, charge.entry) if before is not None else None
         if run is not None:
             run.spend.prompt_tokens += usage.input - (before.input if before is not None else 0)
@@ -131,10 +133,10 @@ class Settling:
         self._faults.fault("settle", error, charge.run_costs.info.run)
         self._faults.attempt("settle", self._accounts.close, charge, usage)
 
-    def _run_of(self, charge: Charge, *, paused: bool = True) -> Run | None:
-        """The run that made a call, or None when it has ended. ``paused``: also when it is paused."""
+    def _run_of(self, charge: Charge) -> Run | None:
+        """The run that made a call, at work or paused. None when it has ended."""
         name = charge.run_costs.info.run
-        run = self._runs.get(name) or (self._find_paused(name) if paused else None)
+        run = self._runs.get(name) or self._find_paused(name)
         return run if run is not None and run.run_costs is charge.run_costs else None
 
     def _record(

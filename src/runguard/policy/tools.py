@@ -40,8 +40,13 @@ class Tools:
         rule = self.rule(tool)
         return rule is not None and rule.polling
 
+    def max_calls(self, tool: str) -> int | None:
+        """Calls of a tool that are allowed in one run."""
+        rule = self.known[tool] if tool in self.known else self.rule(tool)
+        return rule.max_calls if rule is not None else None
+
     def fingerprint(self, tool: str, args: object) -> bytes:
-        rule = self.rule(tool)
+        rule = self.known[tool] if tool in self.known else self.rule(tool)
         if rule is None:
             return call_fingerprint(tool, args)
         return call_fingerprint(tool, args, identity=rule.identity, volatile=rule.volatile, exact=rule.once)
@@ -50,7 +55,8 @@ class Tools:
         """The side effect of a call, known by the call's digest where nothing better was compared; empty for a tool
         that is not declared ``once``.
         """
-        rule = self.rule(call.tool)
+        tool = call.tool
+        rule = self.known[tool] if tool in self.known else self.rule(tool)
         return (call.once or call.call) if rule is not None and rule.once else b""
 
     def once_identity(self, tool: str, args: object, declared: Fields | None = None) -> bytes:

@@ -36,11 +36,22 @@ class CallBill(NamedTuple):
 class CallUsage:
     """What is known of one call so far."""
 
-    __slots__ = ("_answered", "_counts", "_final", "_streamed", "_usage", "_whole", "has_report", "problems")
+    __slots__ = (
+        "_answered",
+        "_counts",
+        "_final",
+        "_has_input",
+        "_streamed",
+        "_whole",
+        "has_report",
+        "problems",
+        "reported",
+    )
 
     def __init__(self) -> None:
         self._counts: Counts | None = None
-        self._usage: Usage | None = None
+        self._has_input = False  # the prompt was counted, or a part of it
+        self.reported: Usage | None = None  # the usage as it was reported; None: nothing was
         self._streamed = self._whole = 0  # bytes of the chunks, and of whole responses
         # whether the whole answer is there, and whether a report came with it or behind it
         self._answered = self._final = False
@@ -55,8 +66,12 @@ class CallUsage:
         get = fields(response).get
         partial = get("partial") is True
         self._answered = self._answered or not partial
-        report = usage_in(get)
-        counts = None if report is None else self._read(report)
+        counts: Counts | None = None
+        report = get("usage_metadata")
+        if report is not None or (report := get("usageMetadata")) is not None:
+            self.has_report = True
+            del self.problems[_PROBLEMS_KEPT:]
+            counts = read_usage(report, self.problems)
         if partial or counts is None:  # else its size is of no use any more
             size = answer_size(get("content"))
             if partial:
@@ -66,37 +81,19 @@ class CallUsage:
         if counts is None:
             return False
         self._final = self._final or self._answered
-        return self._take(counts)
-
-    def _read(self, report: Any) -> Counts | None:
-        self.has_report = True
-        del self.problems[_PROBLEMS_KEPT:]
-        return read_usage(report, self.problems)
-
-    def _take(self, counts: Counts) -> bool:
-        if self._counts is None:
-            self._counts = counts
-        elif not self._counts.add(counts):
+        known = self._counts
+        if known is None:
+            known = self._counts = counts
+        elif not known.add(counts):
             return False
-        self._usage = None
+        self.reported = known.usage()
+        self._has_input = known.input > 0 or known.cached > 0 or known.cache_write > 0
         return True
-
-    @property
-    def reported(self) -> Usage | None:
-        """The usage as it was reported; None: nothing was."""
-        if self._usage is None and self._counts is not None:
-            self._usage = self._counts.usage()
-        return self._usage
 
     @property
     def prompt(self) -> int | None:
         """The size of the prompt, if it was reported."""
-        usage = self.reported
-        return (
-            usage.input or None
-            if usage is not None and self._counts is not None and not self._counts.is_undivided
-            else None
-        )
+        return self.reported.input or None if self._has_input and self.reported is not None else None
 
     @property
     def text_tokens(self) -> int:
@@ -107,6 +104,8 @@ class CallUsage:
         """What the call took. ``prompt``: the tokens of its request, estimated; ``audio``: those of them that are
         audio.
         """
+        if self._has_input and self._final and self.reported is not None:  # most calls
+            return CallBill(self.reported, False)
         bill = self.bill_so_far(prompt, audio)
         if self._final or self.text_tokens <= bill.usage.output:
             return bill

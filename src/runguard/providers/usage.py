@@ -136,7 +136,7 @@ def read_usage(report: Any, problems: list[str]) -> Counts | None:
         return total_of(report, problems)
     get = fields(report).get
     before = len(problems)
-    if _has_counts(get, _SNAKE):
+    if type(get("prompt_token_count")) in _COUNTS or _has_counts(get, _SNAKE):
         counts = _gemini(get, _SNAKE, problems)
     elif type(get("prompt_tokens")) in _NUMBERS or type(get("completion_tokens")) in _NUMBERS:
         counts = _chat(get, problems)
@@ -257,7 +257,7 @@ def _rounds(rounds: Any, problems: list[str]) -> Counts | None:
 
 def _has_counts(get: Any, names: tuple[str, ...]) -> bool:
     """Whether a report has one of Gemini's names."""
-    return type(get(names[0])) in _COUNTS or any(type(get(name)) in _COUNTS for name in names[1:_TELLING])
+    return any(type(get(name)) in _COUNTS for name in names[:_TELLING])
 
 
 def _gemini(get: Any, names: tuple[str, ...], problems: list[str]) -> Counts | None:
@@ -281,13 +281,16 @@ def _gemini(get: Any, names: tuple[str, ...], problems: list[str]) -> Counts | N
     # most reports leave most figures out
     thinking = _count(get, thoughts, problems) if get(thoughts) is not None else 0
     tools = _count(get, tool, problems) if get(tool) is not None else 0
-    counts = Counts(
-        _count(get, prompt, problems) + tools,
-        _count(get, answer, problems) or _count(get, live, problems),
-        thinking,
-        _count(get, total, problems),
-        thinking=thinking,
-    )
+    asked, answered, whole = get(prompt), get(answer), get(total)
+    if not (
+        type(asked) is type(answered) is type(whole) is int
+        and asked >= 0 < answered
+        and asked + answered <= whole <= _MOST
+    ):
+        # something is missing, zero or strange
+        asked, answered = _count(get, prompt, problems), _count(get, answer, problems) or _count(get, live, problems)
+        whole = _count(get, total, problems)
+    counts = Counts(asked + tools, answered, thinking, whole, thinking=thinking)
     if len(problems) > before:
         return None
     if get(cached) is not None:
