@@ -95,7 +95,8 @@ class CallAccount:
             run.slots.give_back(holder)
 
     def ended(self, error: BaseException | None, streaming: bool) -> None:
-        self._give_back()
+        if self.holder is not None:
+            self._give_back()
         if self.is_layer and error is None and not self.delegated:
             charge, usage = self.charge, self._usage
             output = usage.reported.output if usage.reported is not None else None
@@ -119,27 +120,29 @@ class CallAccount:
 class Cancellation:
     """How the kill switch ends a call in flight: it cancels the task, and the cancellation becomes a stop."""
 
-    __slots__ = ("_accounts", "_loop", "_task", "_thrown")
+    __slots__ = ("_accounts", "_loop", "_runs", "_task", "_thrown")
 
     def __init__(self, accounts: list[CallAccount]) -> None:
         self._accounts, self._thrown = accounts, False
+        self._runs: list[Run] = []  # that can end the call now
         self._task: asyncio.Task[Any] | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
 
     def listen(self) -> None:
         self._task, self._loop = asyncio.current_task(), asyncio.get_running_loop()
         for account in self._accounts:
-            run = account.run
+            run = account.guard.runs.get(account.charge.run_costs.info.run)
             if run is not None:
+                self._runs.append(run)
                 run.in_flight.add(self._throw)
                 if run.stopped is not None and run.stopped.rule == "kill_switch":
                     self._throw()
 
     def stop_listening(self) -> None:
         self._task = None
-        for account in self._accounts:
-            if account.run is not None:
-                account.run.in_flight.discard(self._throw)
+        for run in self._runs:
+            run.in_flight.discard(self._throw)
+        self._runs.clear()
 
     def _throw(self) -> None:
         if self._loop is not None and not self._loop.is_closed():

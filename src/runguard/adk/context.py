@@ -30,6 +30,7 @@ import itertools
 from collections.abc import Callable
 from contextvars import Context, ContextVar
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from runguard.adk.invocation_state import Invocation, ModelInFlight
@@ -93,6 +94,9 @@ class Here(NamedTuple):
     conditions: tuple[Any, ...] = ()  # termination conditions, from the outermost to the innermost
     model_call: Any = None  # the call that passes through ``model_calls`` now
 
+
+# Makes a record from a tuple of all fields. ``_replace`` costs two Python calls, and each step changes fields often.
+here_of: Final[Callable[[tuple[Any, ...]], Here]] = partial(tuple.__new__, Here)
 
 HERE: Final[ContextVar[Here]] = ContextVar("runguard_here", default=Here())  # noqa: B039 - immutable
 # One entry per guard: guard, invocation, call.

@@ -9,7 +9,7 @@ accounts are closed here.
 import asyncio
 import logging
 from collections.abc import AsyncGenerator, Callable
-from contextlib import aclosing, nullcontext, suppress
+from contextlib import suppress
 from functools import wraps
 from typing import Any, Final
 
@@ -28,7 +28,7 @@ from runguard.adk.call_accounts import (
     give_up,
     keep_cap,
 )
-from runguard.adk.context import ANNOUNCED, HERE, enclosing_tool, runners_inside
+from runguard.adk.context import ANNOUNCED, HERE, enclosing_tool, here_of, runners_inside
 from runguard.adk.estimate import count_tokens, project
 from runguard.adk.invocation_state import Invocation, ModelInFlight
 from runguard.adk.joining import joined
@@ -52,10 +52,10 @@ class PassingCall:
 
     def __init__(self, llm: BaseLlm, accounts: list[CallAccount]) -> None:
         self.llm, self.accounts, self.cancellation = llm, accounts, Cancellation(accounts)
-        self.owners = (
-            *(charge for charge in OWNERS.get() if not charge.over),
-            *(account.charge for account in accounts),
-        )
+        around = OWNERS.get()
+        self.owners = tuple([charge for charge in around if not charge.over]) if around else ()
+        for account in accounts:
+            self.owners += (account.charge,)
 
 
 async def _guarded(
@@ -93,9 +93,11 @@ async def _guarded(
     cancellation = passing.cancellation if passing is not None else None
     try:
         answers = aiter(original(llm, request, stream, *args, **kwargs))
-        async with aclosing(answers) if hasattr(answers, "aclose") else nullcontext():  # not every one is a generator
+        try:
             while True:
-                tokens = HERE.set(HERE.get()._replace(model_call=inside)), OWNERS.set(owners)
+                now = HERE.get()
+                placed = here_of((now.tool, now.stream, now.layers, now.conditions, inside))
+                tokens = HERE.set(placed), OWNERS.set(owners)
                 try:
                     if cancellation is not None:
                         cancellation.listen()
@@ -114,7 +116,8 @@ async def _guarded(
                     OWNERS.reset(tokens[1])
                     now = HERE.get()
                     HERE.reset(tokens[0])
-                    HERE.set(now._replace(model_call=HERE.get().model_call))
+                    if now is not placed:  # the step has changed other fields
+                        HERE.set(now._replace(model_call=HERE.get().model_call))
                 for account in accounts:
                     try:
                         if not account.delegated:
@@ -122,6 +125,9 @@ async def _guarded(
                     except Exception as fault:
                         give_up(account, fault)
                 yield response
+        finally:
+            if hasattr(answers, "aclose"):  # not every one is a generator
+                await answers.aclose()
     except asyncio.CancelledError as raised:
         error = raised
         stopped = _stop_by_switch(cancellation, accounts)
@@ -199,6 +205,11 @@ async def _open_accounts(outer: PassingCall | None, request: LlmRequest, account
     for account in announced_accounts(request) if outer is None else ():
         accounts.append(account)
         keep_cap(request, account.charge)
+    here = HERE.get()
+    if accounts and not here.layers and here.tool is None and here.stream is not None:
+        registry = here.stream.registry
+        if registry is not None and registry.guard is accounts[0].guard:
+            return None  # most calls: the hook of the only guard around has announced it
     mine = {account.guard for account in accounts}
     for guard, invocation, lane, agent, tool, is_layer in callers(request):
         if guard in mine or (outer is not None and not is_layer):

@@ -9,7 +9,7 @@ from google.adk.agents import BaseAgent
 from google.adk.events import Event
 from google.adk.runners import Runner
 
-from runguard.adk.context import HERE, RunnerStream
+from runguard.adk.context import HERE, RunnerStream, here_of
 from runguard.adk.invocations import Invocations
 from runguard.adk.live import LiveTurn
 from runguard.adk.patching import IN_USE
@@ -102,15 +102,18 @@ async def guarded_stream(
                         if turn is not None:
                             turn.follow(event)
                         is_reported = is_reported or event.error_code == STOP_CODE
-                        stop = stop_in(event) or stop
-                        shown = None if raises and is_raised(event) else _shown(event)
+                        if event.custom_metadata:  # a stop or a termination has some
+                            stop = stop_in(event) or stop
+                            shown = None if raises and is_raised(event) else _shown(event)
                     except Exception as error:
                         report_fault(error, registry, here)
                     if shown is not None:
                         # what the caller does between two events is not part of the run
-                        HERE.set(HERE.get()._replace(stream=outer))
+                        now = HERE.get()
+                        HERE.set(here_of((now.tool, outer, now.layers, now.conditions, now.model_call)))
                         yield shown
-                        HERE.set(HERE.get()._replace(stream=here))
+                        now = HERE.get()
+                        HERE.set(here_of((now.tool, here, now.layers, now.conditions, now.model_call)))
                     try:
                         if (
                             stop is not None

@@ -29,7 +29,8 @@ def announced_accounts(request: LlmRequest) -> list[CallAccount]:
         found.append(CallAccount(guard, flight.charge, invocation, flight))
         flight.left = True  # last: the after-hook settles the others
     if found:
-        ANNOUNCED.set(tuple(entry for entry in ANNOUNCED.get() if not entry[2].left))
+        announced = ANNOUNCED.get()
+        ANNOUNCED.set(tuple([e for e in announced if not e[2].left]) if len(announced) > len(found) else ())
     return found
 
 
