@@ -91,7 +91,7 @@ def project(request: LlmRequest, known: Prompt | None) -> PromptProjection:
     count = len(contents)
     if known is not None and 0 < known.contents <= count:
         last = contents[known.contents - 1]
-        if _look_at(last, _measure(last, _LOOKED_AT)[0]) == known.tail:
+        if (last.role, len(last.parts or ()), _measure(last, _LOOKED_AT)[0]) == known.tail:
             added, audio, tail = _measure_all(contents[known.contents :])
             upper, likely = known.tokens - (-added // UPPER), known.tokens + added // LIKELY
             return PromptProjection(upper, likely, audio, known.size + added, count, tail or known.tail)
@@ -112,11 +112,8 @@ def _measure_all(contents: list[types.Content]) -> tuple[int, int, Look | None]:
     if not contents:
         return 0, 0, None
     last = contents[-1]
-    return total, audio, _look_at(last, size if size <= _LOOKED_AT else _measure(last, _LOOKED_AT)[0])
-
-
-def _look_at(content: types.Content, size: int) -> Look:
-    return content.role, len(content.parts or ()), size
+    looked = size if size <= _LOOKED_AT else _measure(last, _LOOKED_AT)[0]
+    return total, audio, (last.role, len(last.parts or ()), looked)
 
 
 def _measure(content: types.Content, enough: int) -> tuple[int, int]:
@@ -143,7 +140,7 @@ def _measure(content: types.Content, enough: int) -> tuple[int, int]:
 def _overhead(request: LlmRequest) -> int:
     """Instruction and tool declarations: sent with every request, measured with the first."""
     config = request.config
-    size = _instruction(config.system_instruction)
+    size = _instruction(config.system_instruction) if config.system_instruction else 0
     for tool in config.tools or ():
         for declaration in getattr(tool, "function_declarations", None) or ():
             size += size_of(declaration.model_dump(exclude_none=True, mode="json"), _ENOUGH) + _PART

@@ -196,6 +196,8 @@ def depth_of(agent: BaseAgent, invocation: Invocation, lane: str) -> int:
     agent they are those above the delegate, and those between the delegate and an agent below it: a transfer back up to
     the caller goes no less deep.
     """
+    if agent.parent_agent is None and not invocation.delegates:
+        return invocation.depth  # most agents
     levels = _levels(agent, invocation)
     delegate = invocation.delegates.get(lane)
     return levels if delegate is None else delegate[0] + max(levels - delegate[1], 0)

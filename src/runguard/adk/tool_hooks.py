@@ -41,6 +41,7 @@ class ToolHooks:
     def __init__(self, guard: Guard, invocations: Invocations, starter: RunStarter, stopper: Stopper) -> None:
         self._guard, self._invocations, self._starter, self._stopper = guard, invocations, starter, stopper
         self._known_tools: set[str] = set()
+        self._limits_time = False  # some call had a deadline
 
     async def before(
         self, tool: BaseTool, tool_args: dict[str, Any], tool_context: ToolContext
@@ -90,7 +91,8 @@ class ToolHooks:
             beside = sum(1 for other in invocation.calls.values() if other.batch == call.batch and other.tool == name)
             # a stop shows at the next check
             guard.check(AgentEntered(run.info.run, lane, agent_name, guard.clock(), 0, beside))
-        rule = guard.tool_rule(name)
+        known = guard.tools.known
+        rule = known[name] if name in known else guard.tool_rule(name)
         if rule is not None and rule.once:
             call.once = guard.tools.once_identity(name, tool_args, declared_by(tool))
         if guard.accounts.ledger.is_shared:
@@ -111,6 +113,7 @@ class ToolHooks:
             return refusal(decision.for_model)
         seconds = rule.max_seconds if rule is not None else None
         if guard.policy.max_seconds is not None or seconds is not None:
+            self._limits_time = True
             limit_time(tool)
             call.deadline = guard.clock() + seconds if seconds is not None else 0.0
         return None
@@ -148,7 +151,8 @@ class ToolHooks:
         try:
             if self._guard.tool_prices.is_used and (paying := self._invocations.find(ic.invocation_id)) is not None:
                 settle_price(self._guard, paying, tool, tool_context, tool_args, result)
-            self.judge_time()
+            if self._limits_time:
+                self.judge_time()
             verdict = app_verdict(tool, tool_args, tool_context, result)
             if verdict is not None and (known := self._invocations.find(ic.invocation_id)) is not None:
                 answered = known.calls.get(tool_context.function_call_id or "")

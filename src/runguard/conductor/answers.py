@@ -57,6 +57,7 @@ class Answers:
         """What each answer means and whether it is news."""
         kept: list[Answer] = []
         pairs: list[tuple[bytes, int]] = []
+        calls: list[bytes] = []
         agent, context, known = event.agent, lane.context, self._tools.known
         for a in event.answers:
             tool = a.tool
@@ -72,6 +73,8 @@ class Answers:
                 continue
             kept.append(a)
             if a.outcome is _REFUSED:
+                if a.counted:
+                    calls.append(a.call)
                 continue
             if self._max_chars:
                 a.chars = size_of(a.value, 2 * self._max_chars)
@@ -97,9 +100,11 @@ class Answers:
                 if items := named_items(a.args, value, rule.volatile if rule is not None else ()):
                     a.failure = f"{a.failure}\0{items}"
             a.answer, new = lane.book.name(a.call, value, agent)
+            size = lane.book.size
+            # an answer with fewer characters than the window has tokens needs no second look
             if (
                 context is not None
-                and (lane.book.size < 0 or lane.book.size > context.suspicious_chars > 0)
+                and (size < 0 or (0 < context.limit < size and size > context.suspicious_chars))
                 and not a.chars
             ):
                 a.chars = lane.book.chars if value is raw and lane.book.chars >= 0 else size_of(raw, 8 * context.limit)
@@ -108,18 +113,19 @@ class Answers:
                 a.unfinished = digest(mask(answer_text(value))).hex()
             if rule is not None:
                 self._apply_rule(run, lane, event, a, rule, good and not missing)
-            if new and good and lane.book.size < _NOTE_BYTES and _NOTES.fullmatch(tool) is not None:
+            if new and good and size < _NOTE_BYTES and _NOTES.fullmatch(tool) is not None:
                 a.counted = new = False  # neither news nor a step
                 a.is_note = True
             if a.counted:
+                calls.append(a.call)
                 pairs.append((a.call, a.answer))
-                a.is_long = not 0 <= lane.book.size <= _STATUS_BYTES and not is_unfinished(raw)
+                a.is_long = not 0 <= size <= _STATUS_BYTES and not is_unfinished(raw)
             if new:
                 event.news = True
                 event.progress = event.progress or (good and not a.hands_over)
         event.answers = kept
         event.pairs = frozenset(pairs)
-        event.calls = frozenset([a.call for a in kept if a.counted])
+        event.calls = frozenset(calls)
 
     def settle_effects(self, run: Run, event: ToolResults) -> None:
         """Answers from a journal, whose outcome is known: which side effects were done."""

@@ -61,7 +61,9 @@ class ToolGate:
             (run.unchecked_once if mine is None else run.claimed_elsewhere).add(effect)
 
     def check(self, run: Run, lane: Lane, event: ToolCall) -> Decision:
-        effect = self._tools.effect_of(event)
+        known, tool = self._tools.known, event.tool
+        rule = known[tool] if tool in known else self._tools.rule(tool)
+        effect = self._tools.effect_of(event) if rule is not None and rule.once else b""
         if effect:
             taken = run.pending_once.get(effect, event.id) != event.id or effect in run.claimed_elsewhere
             if taken or self._once.is_done(run.info, effect):
@@ -71,7 +73,7 @@ class ToolGate:
                 unsure = Finding("once_unsure", _BLOCK, 1, 0, "outages", "call", event.tool, effect.hex())
                 return self._deciding.decide(run, lane, event, unsure)
             run.pending_once[effect] = event.id
-        breaker = self._breakers.get(event.tool)
+        breaker = self._breakers.get(tool)
         if breaker is None or event.id in run.permits:  # none, or its probe was claimed for this call
             return ALLOW
         now = self._ledger.now(event.at)
@@ -79,7 +81,7 @@ class ToolGate:
         if permit is not None:
             run.permits[event.id] = (event.tool, permit)
             return ALLOW
-        failures, tool = breaker.threshold, event.tool
+        failures = breaker.threshold
         found = Finding("breaker", _BLOCK, failures, failures, "failures across runs", "call", tool, tool)
         decision = self._deciding.decide(run, lane, event, found)
         if decision:

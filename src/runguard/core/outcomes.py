@@ -231,8 +231,14 @@ def _of_body(answer: dict[str, object], depth: int) -> tuple[Outcome, str]:
         ):
             return classify(content, depth - 1)
     elif _BODY_KEYS.issuperset(answer):
-        bodies = [answer[key] for key in answer if key in _WRAPPERS]
-        if bodies and all(body is None or (type(body) in (str, list, dict) and not body) for body in bodies):
+        has_body = False
+        for key, body in answer.items():
+            if key not in _WRAPPERS:
+                continue
+            if body is not None and (type(body) not in (str, list, dict) or body):
+                return _OK, ""
+            has_body = True
+        if has_body:
             return _EMPTY, ""
     return _OK, ""
 

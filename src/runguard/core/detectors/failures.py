@@ -97,7 +97,7 @@ class Stall:
 
     def observe(self, event: ToolCall | ToolResults) -> Finding | None:
         if type(event) is ToolCall:
-            return self._attempt(event)
+            return self._attempt(event) if self._streaks.by_tool else None
         assert isinstance(event, ToolResults)
         if event.progress:
             if self._streaks.by_tool:
@@ -123,7 +123,7 @@ class Stall:
 
     def _attempt(self, event: ToolCall) -> Finding | None:
         block = self.rungs.block
-        streak = self._streaks.get(event.tool) if block is not None and self._streaks.by_tool else None
+        streak = self._streaks.get(event.tool) if block is not None else None
         if block is None or streak is None or self._streaks.next_count(streak, event.call) < block:
             return None
         if streak.is_new_command(event.call):

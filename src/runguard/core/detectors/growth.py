@@ -32,11 +32,8 @@ class PromptSizes:
         self.last_sum += tokens
         if len(self.last) > self.wanted:
             self.last_sum -= self.last.popleft()
-        self._compare()
-        return self.ratio
-
-    def _compare(self) -> None:
         self.ratio = self.last_sum / self.first if len(self.last) == self.wanted and self.first else None
+        return self.ratio
 
     def was_cut(self, size: int, stop: float) -> bool:
         """Whether the history was cut since the last answer: the next request is at most half as large, and would be
@@ -61,7 +58,7 @@ class PromptSizes:
             raise ValueError("sizes must be whole numbers, not negative")
         made = cls(wanted)
         made.seen, made.first, made.size, made.last, made.last_sum = seen, first, size, deque(last), sum(last)
-        made._compare()
+        made.ratio = made.last_sum / first if len(last) == wanted and first else None
         return made
 
 
@@ -76,10 +73,11 @@ class Growth:
     """
 
     sees: ClassVar[tuple[type, ...]] = (ModelResult, ModelCall)
-    __slots__ = ("_place", "_sizes", "events", "rungs")
+    __slots__ = ("_first", "_place", "_sizes", "events", "rungs")
 
     def __init__(self, rungs: Rungs, events: int = 5, known: Sizes | None = None, place: str = "") -> None:
         self.rungs, self.events, self._place = rungs, events, place
+        self._first = rungs.lowest  # nothing to say below the lowest rung
         self._sizes: Sizes = OrderedDict() if known is None else known
 
     def observe(self, event: ModelResult | ModelCall) -> Finding | None:
@@ -90,7 +88,7 @@ class Growth:
             if known is None:
                 return None
             known.asked = event.request_bytes
-            if known.ratio is None:
+            if known.ratio is None or known.ratio < self._first:
                 return None
             found = self._finding(event.agent, known.ratio, stops=True)
             if found is not None and known.was_cut(event.request_bytes, float(found.limit)):
@@ -106,11 +104,12 @@ class Growth:
                 self._sizes.popitem(last=False)
         else:
             self._sizes.move_to_end(key)
-        return self._finding(event.agent, sizes.add(event.prompt_tokens), stops=False)
+        ratio = sizes.add(event.prompt_tokens)
+        return None if ratio is None or ratio < self._first else self._finding(event.agent, ratio, stops=False)
 
-    def _finding(self, agent: str, ratio: float | None, *, stops: bool) -> Finding | None:
-        reached = self.rungs.at(ratio) if ratio is not None else None
-        if ratio is None or reached is None or (reached[0] is Action.STOP) is not stops:
+    def _finding(self, agent: str, ratio: float, *, stops: bool) -> Finding | None:
+        reached = self.rungs.at(ratio)
+        if reached is None or (reached[0] is Action.STOP) is not stops:
             return None
         return Finding(
             "growth",

@@ -35,7 +35,11 @@ class HandOffCycle:
                 self._edges.clear()
                 self._path.clear()
                 self._seen.clear()
-            self._answers += self._patient and any(a.counted and not a.hands_over for a in event.answers)
+            if self._patient:
+                for answer in event.answers:
+                    if answer.counted and not answer.hands_over:
+                        self._answers += 1
+                        break
             return None
         if not self._path or self._path[-1] != event.agent:
             self._path.append(event.agent)

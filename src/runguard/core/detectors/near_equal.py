@@ -9,6 +9,7 @@ from runguard.core.decision import NEAR_EQUAL, Action, Finding
 from runguard.core.detectors.evidence import evidence_of
 from runguard.core.events import Answer, Outcome, ToolResults
 
+_REFUSED: Final = Outcome.REFUSED  # bound once: a lookup on the enum costs as much as the rest of a line
 _NUDGE_AT: Final = 6
 _LONG: Final = 200  # characters: fewer cannot hold forty words
 _READ: Final = 16_384
@@ -31,11 +32,16 @@ class NearEqualCalls:
         self._words: frozenset[str] = frozenset()  # of the long argument of the last call
 
     def observe(self, event: ToolResults) -> Finding | None:
-        given = [a for a in event.answers if a.counted and a.outcome is not Outcome.REFUSED]
-        if len(given) != 1:
+        answer: Answer | None = None
+        for one in event.answers:
+            if one.counted and one.outcome is not _REFUSED:
+                if answer is not None:
+                    self._count = 0
+                    return None
+                answer = one
+        if answer is None:
             self._count = 0
             return None
-        answer = given[0]
         if not event.is_understood:
             answer.is_near = self._is_near(answer)
         self._count = self._count + 1 if answer.is_near else 1
@@ -54,9 +60,13 @@ class NearEqualCalls:
 
     def _is_near(self, answer: Answer) -> bool:
         """Whether the call resembles the last one; from now on it is the last one. An equal call is a repetition."""
-        args = answer.args
-        long = "" if type(args) is not dict else max((v for v in args.values() if type(v) is str), key=len, default="")
-        if type(args) is not dict or len(long) < _LONG:
+        args, long = answer.args, ""
+        if type(args) is not dict:
+            return False
+        for given in args.values():
+            if type(given) is str and len(given) > len(long):
+                long = given
+        if len(long) < _LONG:
             return False
         listed = long[:_READ].split()
         words = frozenset(listed)

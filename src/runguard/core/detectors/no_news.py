@@ -50,7 +50,7 @@ class NoNews:
     def observe(self, event: ModelCall | ModelResult | ToolResults) -> Finding | None:
         if type(event) is ModelCall:
             if event.asked:
-                self._is_asked_again = _is_known(self._asked, event.asked)
+                self._is_asked_again = event.asked in self._asked or _is_known(self._asked, event.asked)
             return self._before_the_next(event) if self._by_words else None
         if isinstance(event, ModelResult):
             if event.text_id:
@@ -58,7 +58,8 @@ class NoNews:
             return None
         assert isinstance(event, ToolResults)
         if event.news:
-            self._start_anew()
+            if self._count or self._by_words or self._times:
+                self._start_anew()
             return None
         if not event.calls or (event.batch and event.batch == self._batch):
             return None
@@ -119,8 +120,7 @@ class NoNews:
 
     def _start_anew(self) -> None:
         self._count, self._by_words = 0, False
-        if self._times:
-            self._times.clear()
+        self._times.clear()
 
 
 def _is_known(names: dict[int, None], name: int) -> bool:

@@ -41,7 +41,8 @@ class Repetition:
 
     def observe(self, event: AgentEntered | ToolCall | ToolResults) -> Finding | None:
         if type(event) is ToolCall:
-            return self._attempt(event) or self._ask_again(event)
+            found = self._attempt(event) if event.call in self._calls else None
+            return found if found is not None else self._ask_again(event)
         if type(event) is AgentEntered:
             if event.branches:
                 return None  # branches begin: the agent that starts them has nothing new
@@ -84,7 +85,7 @@ class Repetition:
 
     def _attempt(self, event: ToolCall) -> Finding | None:
         block = self.rungs.block
-        if block is None or event.call not in self._calls or event.agent != self._agent or self._count + 1 < block:
+        if block is None or event.agent != self._agent or self._count + 1 < block:
             return None
         if event.batch != self._batch or not event.batch:
             self._count += 1
@@ -144,7 +145,7 @@ class SameCall:
     """
 
     sees: ClassVar[tuple[type, ...]] = (ToolResults,)
-    __slots__ = ("_batch", "_calls", "_count", "_look_from", "_matters_from", "_words", "rungs")
+    __slots__ = ("_batch", "_calls", "_count", "_first", "_look_from", "_matters_from", "_words", "rungs")
 
     def __init__(self, rungs: Rungs, *, look_from: float | None = None) -> None:
         """``look_from``: how long a row must be before words are looked at; a journal is kept for other rungs too, so
@@ -154,7 +155,8 @@ class SameCall:
         self._calls: frozenset[bytes] = frozenset()
         self._count = 0
         self._batch = ""
-        self._matters_from = rungs.lowest / 2
+        self._first = rungs.lowest  # nothing to say below the lowest rung
+        self._matters_from = self._first / 2
         self._look_from = look_from or self._matters_from
         self._words: frozenset[str] = frozenset()  # of the last answer that was looked at
 
@@ -169,7 +171,7 @@ class SameCall:
             self._calls, self._count, self._words = calls, 1, frozenset()
         if self._count >= self._look_from and self._is_another_page(event) and self._count >= self._matters_from:
             self._count = 1
-        reached = self.rungs.at(self._count)
+        reached = self.rungs.at(self._count) if self._count >= self._first else None
         if reached is None:
             return None
         return Finding(
