@@ -220,7 +220,7 @@ class Guard:
     def check(self, event: Question) -> Decision:
         """May this happen? After a stop the answer stays no."""
         if self._calls_to_time > 0:
-            return self._timed(self.check, event)
+            return self._timed(Guard.check, event)
         run = self.runs[event.run]
         lane = run.lanes.get(event.lane) or run.lanes[ROOT_LANE]
         is_tool_call = type(event) is ToolCall
@@ -261,7 +261,7 @@ class Guard:
     def after(self, event: Result) -> Decision:
         """Learn from what happened. A nudge, a refused answer or a stop may follow."""
         if self._calls_to_time > 0:
-            return self._timed(self.after, event)
+            return self._timed(Guard.after, event)
         run = self.runs.get(event.run)
         if run is None:
             return ALLOW  # reported after the end of its run
@@ -290,11 +290,11 @@ class Guard:
         """Report to telemetry how long the next calls of ``check`` and ``after`` take, and time none after them."""
         self._calls_to_time = calls if self.telemetry is not None else 0
 
-    def _timed(self, answer: Callable[[Any], Decision], event: Any) -> Decision:
+    def _timed(self, answer: Callable[[Any, Any], Decision], event: Any) -> Decision:
         left, self._calls_to_time = self._calls_to_time - 1, 0  # so that the call does not time itself
         begin = time.perf_counter()
         try:
-            return answer(event)
+            return answer(self, event)
         finally:
             self._calls_to_time = left
             if self.telemetry is not None:
