@@ -131,7 +131,9 @@ class Accounts(Settlement):
         """``open`` of the common case: a ledger in memory, no call to wait for, no stop, and it fits. None: ask."""
         if self.switch.stops or self.ledger.is_shared:
             return None
-        lines, within = self._finder.own_of_call(run_costs, event, self)
+        lines, within = self._finder.of_call(run_costs, event), False
+        if OWNERS.get():
+            lines, within = self._finder.own_of_call(run_costs, event, self)
         # the most it may answer has to be found out, or its price is not known
         if event.bound is None and lines.accounts:
             return None

@@ -77,10 +77,12 @@ class Reserving:
             run.waiting -= 1
         event.charge = charge
         try:
-            if charge is not None and denied is None and not charge.lowered and run.deadline is None:  # most calls
+            late = self._too_late(run, event) if charge is not None and self._enforces else None
+            if charge is not None:
                 charge.number, charge.journal = event.number, run.journal
-                return decision
-            return self._answer(run, lane, event, task, charge, denied, decision)
+                if denied is None and late is None and not charge.lowered:  # most calls
+                    return decision
+            return self._answer(run, lane, event, task, charge, denied, late, decision)
         except BaseException:  # a fault of the guard: free what was reserved
             event.charge = None
             if charge is not None and not charge.over:
@@ -125,18 +127,16 @@ class Reserving:
         task: _Task | None,
         charge: Charge | None,
         denied: Denied | None,
+        late: Finding | None,
         decision: Decision,
     ) -> Decision:
-        """What follows from the answer of the accounts."""
+        """What follows from the answer of the accounts, and from a time that was over when it came."""
         decide = self._deciding.decide
-        if charge is not None:
-            charge.number, charge.journal = event.number, run.journal
-            late = self._too_late(run, event) if self._enforces else None
-            if late is not None:
-                event.charge = None
-                self._accounts.release(charge)
-                self._give_back(run, event, task)
-                return decide(run, lane, event, late)
+        if charge is not None and late is not None:
+            event.charge = None
+            self._accounts.release(charge)
+            self._give_back(run, event, task)
+            return decide(run, lane, event, late)
         if denied is None:
             if charge is not None and charge.lowered:
                 return decide(run, lane, event, lowered(event, charge)) or decision

@@ -47,7 +47,8 @@ def done(call: GuardedCall, result: Any, reading: Reading | None = None, receive
     except Exception as error:  # an internal error must not cost the caller the result
         drop(call, error)
     finally:
-        caller.give_back(call.ticket)
+        if call.ticket is not None:
+            caller.give_back(call.ticket)
 
 
 def failed(
@@ -176,14 +177,16 @@ def _book(call: GuardedCall, answer: Reading, result: Any, received: int | None)
     if received and usage is not None:
         usage = replace(usage, output=max(usage.output, tokens_in(received)))
     if usage is not None:
-        usage, guessed = _with_input(usage, answer, call.request)
+        if not usage.input:
+            usage, guessed = _with_input(usage, answer, call.request)
     elif call.request.input_tokens is not None or answer.size:
         prompt, audio = call.request.input_tokens or 0, call.request.audio_tokens
         usage, guessed = Usage(input=prompt, output=tokens_in(answer.size), audio=audio), True
     nano = caller.costs.of(answer, usage, result)
     model = answer.model or call.request.model
-    has_rates = usage is not None and isinstance(caller.guard.accounts.rates_of(charge, model), Rates)
-    priced = nano is not None or has_rates
+    priced = nano is not None or (
+        usage is not None and isinstance(caller.guard.accounts.rates_of(charge, model), Rates)
+    )
     estimated = guessed and (nano is None or settings.in_tokens)
     highest_usd, highest_tokens = caller.costs.highest
     if usage is None and settings.in_tokens:

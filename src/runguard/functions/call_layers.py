@@ -26,19 +26,15 @@ def is_inner_call(caller: Caller) -> bool:
     return inner is not None and caller in inner and inner.pop() is caller
 
 
-def _layers(caller: Caller, is_inner: bool) -> list[Caller]:
-    """The runs with limits around a call, the outermost first, then the callable itself.
-
-    ``is_inner``: the guard around has already asked the runs.
-    """
+def _layers(caller: Caller) -> tuple[Caller, ...]:
+    """The runs with limits around a call, the outermost first, then the callable itself."""
     layers = [caller]
-    context = None if is_inner else SURROUNDINGS.get().run
+    context = SURROUNDINGS.get().run
     while context is not None:
         if context.caller is not None and not context.ended and not context.caller.is_off:
             layers.append(context.caller)
         context = context.outer
-    layers.reverse()
-    return layers
+    return tuple(reversed(layers))
 
 
 # Both functions below keep each call in a list before anything else can fail, so that an error takes all of them back.
@@ -55,7 +51,8 @@ def open_layers(
     calls: list[GuardedCall] = []
     token = OWNERS.set(owners)
     try:
-        for layer in _layers(caller, is_inner):
+        layers = (caller,) if is_inner or SURROUNDINGS.get().run is None else _layers(caller)
+        for layer in layers:
             calls.append(_open(layer, args, kwargs))
             calls[-1].stacked = stacked
             owners = owners_of(before, calls)
@@ -75,7 +72,8 @@ async def open_layers_async(
     calls: list[GuardedCall] = []
     token = OWNERS.set(owners)
     try:
-        for layer in _layers(caller, is_inner):
+        layers = (caller,) if is_inner or SURROUNDINGS.get().run is None else _layers(caller)
+        for layer in layers:
             calls.append(await _open_async(layer, args, kwargs))
             calls[-1].stacked = stacked
             owners = owners_of(before, calls)

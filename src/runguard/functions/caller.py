@@ -235,7 +235,8 @@ def owners_of(before: tuple[Charge, ...], calls: list[GuardedCall]) -> tuple[Cha
 
     Finished calls are left out: a task that began inside one may outlive it.
     """
-    return (
-        *(charge for charge in before if not charge.over),
-        *(call.charge for call in calls if call.charge is not None),
-    )
+    owners = tuple([charge for charge in before if not charge.over]) if before else ()
+    for call in calls:
+        if call.charge is not None:
+            owners += (call.charge,)
+    return owners

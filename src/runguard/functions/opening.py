@@ -7,7 +7,7 @@ from typing import Final
 from runguard.accounting.budget_groups import scopes_of
 from runguard.conductor.runs import Run
 from runguard.core.breaker import Permit
-from runguard.core.decision import Action, Decision, Finding, Trip
+from runguard.core.decision import ALLOW, Action, Decision, Finding, Trip
 from runguard.core.events import ROOT_LANE, ModelCall
 from runguard.core.exceptions import PolicyError, RunStoppedError
 from runguard.functions.call_queue import Admission, Ticket
@@ -25,7 +25,7 @@ def open_now(caller: Caller, request: Request) -> GuardedCall | None:
     ``open_call``.
     """
     guard = caller.guard
-    if caller.settings.breaker or guard.shares_store:
+    if caller.settings.breaker or guard.accounts.ledger.is_shared:
         return None
     counted = ""
     run: Run | None = None
@@ -41,7 +41,8 @@ def open_now(caller: Caller, request: Request) -> GuardedCall | None:
         event.bound = bound
         with state.lock:
             decision = guard.check(event)
-        _obey(state, decision)
+        if decision is not ALLOW:
+            _obey(state, decision)
         counted = event.run
         if guard.reserve_now(event):
             return GuardedCall(caller, state, event.charge, request)

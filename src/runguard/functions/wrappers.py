@@ -31,6 +31,8 @@ from runguard.providers.responses import Reading, earlier_in, read
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
 _CONTROLS: Final = ("spend", "budgets", "extend", "stop", "resume", "stops", "snapshot", "flush", "reset")
+_TYPES_KEPT: Final = 512
+_WHOLE: Final[set[type]] = {dict}  # types of results that are whole answers: not streams, coroutines or managers
 _OWN: Final = ("budget", "loop", "context", "breaker", "tokens", "signature", "cost")
 
 
@@ -177,13 +179,16 @@ def _handed_over(
     result: Any, calls: list[GuardedCall], history: Callable[[], Any] | None, *, lazy: bool = False
 ) -> Any:
     """What the call returned, booked. A stream books it when it ends."""
-    if type(result) is not dict:  # most are
+    kind = type(result)
+    if kind not in _WHOLE:
         if isinstance(result, Iterator):
             return GuardedStream(result, calls, lazy=lazy)
         if isinstance(result, AsyncIterator):
             return AsyncGuardedStream(result, calls)
         if is_manager(result):
             return manage(result, calls)
+        if result.__class__ is kind and not hasattr(kind, "__await__") and len(_WHOLE) < _TYPES_KEPT:
+            _WHOLE.add(kind)
     reading = None if history is None else _chat_reading(result, history)
     for call in calls:
         done(call, result, reading)
@@ -201,7 +206,8 @@ def _guard(fn: Callable[..., Any], caller: Caller, inner: Caller | None) -> Call
         calls: list[GuardedCall] = []
         owners = OWNERS.get()
         try:
-            calls, owners = open_layers(caller, inner is not None, is_inner_call(caller), args, kwargs)
+            is_inner = SURROUNDINGS.get().inner is not None and is_inner_call(caller)
+            calls, owners = open_layers(caller, inner is not None, is_inner, args, kwargs)
         except (RunStoppedError, PolicyError):
             raise
         except Exception as fault:
@@ -218,7 +224,7 @@ def _guard(fn: Callable[..., Any], caller: Caller, inner: Caller | None) -> Call
             if mark is not None:
                 SURROUNDINGS.reset(mark)
             OWNERS.reset(token)
-        if type(result) is not dict and isinstance(result, Coroutine):
+        if type(result) not in _WHOLE and isinstance(result, Coroutine):
             result.close()
             take_back(calls)
             raise PolicyError(f"'{caller.name}' returned a coroutine: use guard_async")

@@ -126,7 +126,7 @@ def _usage(response: Any, get: Any, problems: list[str]) -> tuple[Counts | None,
 def _report(reading: Reading, counts: Counts | None, problems: list[str]) -> None:
     if counts is not None:
         reading.usage, reading.counts = counts.usage(), counts
-        if counts.lacks_input:
+        if not reading.usage.input and counts.lacks_input:
             problems.append(NO_INPUT)
 
 
@@ -206,7 +206,8 @@ class AnswerParts:
 def _content(response: Any, get: Any, parts: AnswerParts) -> None:
     if (found := get("choices")) and (choices := items(found)):
         _choice(fields(choices[0]).get, parts)
-        parts.beside(choices[1:])
+        if len(choices) > 1:
+            parts.beside(choices[1:])
     elif (found := get("candidates")) and (candidates := items(found)):
         gemini_parts(fields(candidates[0]).get("content"), parts)
         parts.beside(candidates[1:])
