@@ -2,8 +2,9 @@
 
 import os
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from operator import itemgetter
 from typing import Any, Final
 
 from runguard.accounting.charges import RunCosts
@@ -142,12 +143,31 @@ _LOOP_RULES: Final[tuple[type, ...]] = (
 )
 
 
-def dispatch(detectors: Iterable[Detector]) -> dict[type, list[Observe]]:
-    table: dict[type, list[Observe]] = {}
-    for detector in detectors:
-        for kind in detector.sees:
-            table.setdefault(kind, []).append(detector.observe)
-    return table
+# By the classes of a lane's detectors: each kind of event, and how to pick those that see it. Policies are few.
+_PLANS_KEPT: Final = 256
+_Plan = list[tuple[type, Callable[[list[Observe]], Sequence[Observe]]]]
+_plans: Final[dict[tuple[type, ...], _Plan]] = {}
+
+
+def dispatch(detectors: Sequence[Detector]) -> dict[type, Sequence[Observe]]:
+    """Which detectors see which kind of event, in their order."""
+    kinds = tuple([type(detector) for detector in detectors])
+    plan = _plans.get(kinds)
+    if plan is None:
+        if len(_plans) >= _PLANS_KEPT:
+            _plans.clear()
+        plan = _plans[kinds] = _planned(detectors)
+    observes = [detector.observe for detector in detectors]
+    return {event: pick(observes) for event, pick in plan}
+
+
+def _planned(detectors: Sequence[Detector]) -> _Plan:
+    places: dict[type, list[int]] = {}
+    for place, detector in enumerate(detectors):
+        for event in detector.sees:
+            places.setdefault(event, []).append(place)
+    # of a single place ``itemgetter`` would not give a sequence
+    return [(event, itemgetter(*(at if len(at) > 1 else [slice(at[0], at[0] + 1)]))) for event, at in places.items()]
 
 
 class Run(Stoppable):

@@ -123,7 +123,7 @@ class Policy(PolicyFile):
         """
         given = self.rules.get(rule)
         explicit, default = dict(given) if isinstance(given, Mapping) else self._from_keyword(rule), RULES[rule][0]
-        return any(
+        return bool(explicit) and any(
             explicit[name] <= (getattr(default, name) or explicit[name])
             for name in ("block", "stop")
             if name in explicit

@@ -187,10 +187,12 @@ class Translation:
         if self._sizes:
             self._history += _count(step.get("result_chars")) or size_of(value, _ENOUGH)
         call_id, tool = step.get("call_id"), word(step.get("tool")) or "None"
-        asked = next((call for call in self._open if call[0] == call_id and call[1] == tool), None)
-        if asked is None:
+        for place, asked in enumerate(self._open):
+            if asked[0] == call_id and asked[1] == tool:
+                del self._open[place]
+                break
+        else:
             return None  # the record holds no call for it
-        self._open.remove(asked)
         outcome = None
         if kind == "error":  # raised, or no such tool: ADK says so by a hook of its own
             outcome = Outcome.UNKNOWN_TOOL if classify(value)[0] is Outcome.UNKNOWN_TOOL else Outcome.ERROR

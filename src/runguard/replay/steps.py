@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from datetime import UTC, datetime
+from operator import attrgetter
 from typing import Any, Final
 
 from runguard.core.events import Outcome
@@ -175,11 +176,13 @@ def word(value: Any) -> str:
         text: str = value[:_WORD_CHARS]
         # half a surrogate pair cannot be encoded
         return text if text.isascii() else text.encode("utf-8", "replace").decode()
-    return str(value) if isinstance(value, int | float) and not isinstance(value, bool) else ""
+    return str(value) if value is not None and isinstance(value, int | float) and not isinstance(value, bool) else ""
 
 
 def time_of(value: Any) -> float | None:
     """Return a time in seconds from a number or an ISO date; None for anything else."""
+    if value is None:
+        return None
     if isinstance(value, int | float) and not isinstance(value, bool):
         return float(value) if -_LAST_TIME < value < _LAST_TIME else None
     if not isinstance(value, str):
@@ -199,7 +202,7 @@ def _short(text: str) -> str:
 # ---- values that the guard can handle -------------------------------------------------------------------------------
 
 _MOST_TOKENS: Final = 10**30  # tokens of one model call; sums and costs below this can still be printed
-_COUNTS: Final = tuple(field.name for field in fields(Usage))
+_counts_of: Final = attrgetter(*(field.name for field in fields(Usage)))
 _WORDS: Final[dict[type, tuple[str, ...]]] = {
     Turn: ("run",),
     Asked: ("agent", "branch", "model", "batch"),
@@ -223,17 +226,20 @@ def checked(run: RecordedRun, faults: Faults) -> RecordedRun:
     return run
 
 
+def _is_possible(counts: tuple[int, ...]) -> bool:
+    for count in counts:  # noqa: SIM110 - a generator costs a call for each count
+        if not 0 <= count < _MOST_TOKENS:
+            return False
+    return True
+
+
 def _steps(steps: Iterator[Step], name: str, faults: Faults) -> Iterator[Step]:
     for step in steps:
         if type(step) is not Wrote:  # the reader of a journal has checked its entries
             for field in _WORDS.get(type(step), ()):
                 if getattr(step, field).__class__ is not str:
                     setattr(step, field, word(getattr(step, field)))
-        if (
-            type(step) is Asked
-            and step.usage is not None
-            and not all(0 <= getattr(step.usage, count) < _MOST_TOKENS for count in _COUNTS)
-        ):
+        if type(step) is Asked and step.usage is not None and not _is_possible(_counts_of(step.usage)):
             faults.add(name, "a model call reports an impossible number of tokens: ignoring them")
             step.usage = None
         yield step
