@@ -4,7 +4,7 @@ import marshal
 from collections import deque
 from typing import Any, Final
 
-from runguard.core.fingerprint import BIG, MAX_CHARS, bounded_text, encode
+from runguard.core.fingerprint import BIG, LEVELS, MAX_CHARS, bounded_text, encode
 from runguard.core.masking import are_alike, mask
 
 
@@ -157,35 +157,40 @@ def plain_size(value: Any) -> int:
     Every answer pays for this look, so it looks at sizes and types only.
     """
     size = nodes = 0
-    pending: list[Any] = [(value,)]
-    for item in pending:
-        nodes += len(item)
-        if nodes > _MOST_NODES or size > _MOST_CHARS:
-            return -1
-        if type(item) is dict:
-            for key in item:
-                if type(key) is str:
-                    size += len(key)
-                elif key is None or (type(key) in _KEYS and -BIG < key < BIG):
+    level: list[Any] = [(value,)]
+    for _ in range(LEVELS):
+        below: list[Any] = []
+        for item in level:
+            nodes += len(item)
+            if nodes > _MOST_NODES or size > _MOST_CHARS:
+                return -1
+            if type(item) is dict:
+                for key in item:
+                    if type(key) is str:
+                        size += len(key)
+                    elif key is None or (type(key) in _KEYS and -BIG < key < BIG):
+                        size += 4
+                    else:
+                        return -1
+                item = item.values()
+            for part in item:
+                kind = type(part)
+                if kind is str:
+                    size += len(part)
+                elif kind is int:
+                    if not -BIG < part < BIG:
+                        return -1
+                    size += 4
+                elif kind is dict or kind is list or kind is tuple:
+                    below.append(part)
+                elif kind is float or kind is bool or part is None:
                     size += 4
                 else:
                     return -1
-            item = item.values()
-        for part in item:
-            kind = type(part)
-            if kind is str:
-                size += len(part)
-            elif kind is int:
-                if not -BIG < part < BIG:
-                    return -1
-                size += 4
-            elif kind is dict or kind is list or kind is tuple:
-                pending.append(part)
-            elif kind is float or kind is bool or part is None:
-                size += 4
-            else:
-                return -1
-    return size if size <= _MOST_CHARS else -1
+        if not below:
+            return size if size <= _MOST_CHARS else -1
+        level = below
+    return -1
 
 
 _MOST_NODES: Final = 32_768

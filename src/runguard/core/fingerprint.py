@@ -9,6 +9,7 @@ that is large, deep, cyclic or of an unknown type goes through ``bounded_text`` 
 """
 
 import json
+import sys
 from collections.abc import Iterable
 from datetime import date, datetime, timedelta
 from datetime import time as dt_time
@@ -16,9 +17,10 @@ from decimal import Decimal
 from hashlib import blake2b
 from itertools import islice
 from operator import itemgetter
-from types import GetSetDescriptorType, MemberDescriptorType
 from typing import Any, Final
 from uuid import UUID
+
+from runguard.core.stored_attributes import stored_attributes
 
 DIGEST_SIZE: Final = 16
 _WORDS_READ: Final = 16_384
@@ -177,6 +179,7 @@ def _edges(text: str, edge: int) -> str:
     return f"{text[:edge]}\0{len(text)}\0{text[-edge:]}"
 
 
+LEVELS: Final = 2_000  # one inside the other; ``marshal`` goes no deeper, and recursive encoders give up before
 CHARS_PER_TOKEN: Final = 4  # of ordinary text whose tokens were not counted
 
 
@@ -189,34 +192,48 @@ def size_of(value: Any, enough: int) -> int:
     if kind is str:
         return len(value)
     size = nodes = 0
-    pending: list[Any] = [value]
-    for item in pending:
-        kind = type(item)
-        if kind is dict or kind is list or kind is tuple:
-            held: Any = item
-        else:
-            held, own = _size_of_other(item)
-            size += own
-        nodes += len(held)
-        if nodes > _SIZED:
-            return max(size, enough + 1)  # so many parts are too large whatever they hold
-        if kind is dict:
-            for key in item:
-                size += len(key) if type(key) is str else _size_of_key(key)
-            held = item.values()
-        for part in held:
-            kind = type(part)
-            if kind is str:
-                size += len(part)
-                if size > enough:
-                    return size
-            elif kind in _SCALARS:
-                size += 4
+    level: list[Any] = [value]
+    for _ in range(LEVELS):
+        below: list[Any] = []
+        for item in level:
+            kind = type(item)
+            if kind is dict or kind is list or kind is tuple:
+                held: Any = item
             else:
-                pending.append(part)
-        if size > enough:
+                held, own = _size_of_other(item)
+                size += own
+                nodes += _ODD
+            nodes += len(held)
+            if nodes > _SIZED:
+                return max(size, enough + 1)  # so many parts are too large whatever they hold
+            if kind is dict:
+                for key in item:
+                    if type(key) is str:
+                        size += len(key)
+                    elif type(key) in _SCALARS:
+                        size += 4
+                    else:
+                        size += _size_of_key(key)
+                        nodes += _ODD
+                        if nodes > _SIZED:
+                            return max(size, enough + 1)
+                held = item.values()
+            for part in held:
+                kind = type(part)
+                if kind is str:
+                    size += len(part)
+                    if size > enough:
+                        return size
+                elif kind in _SCALARS:
+                    size += 4
+                else:
+                    below.append(part)
+            if size > enough:
+                return size
+        if not below:
             return size
-    return size
+        level = below
+    return max(size, enough + 1)  # no encoder goes so deep: it holds itself
 
 
 def _size_of_key(key: Any) -> int:
@@ -240,6 +257,7 @@ def _size_of_other(item: Any) -> tuple[list[Any], int]:
 
 
 _SIZED: Final = 100_000
+_ODD: Final = 7  # a value or a key of a type of its own takes as long as so many plain ones
 _TEXTS: Final[tuple[Any, ...]] = (str, bytes, bytearray)
 _PARTS: Final[tuple[Any, ...]] = (list, tuple, set, frozenset)
 
@@ -249,6 +267,7 @@ _PARTS: Final[tuple[Any, ...]] = (list, tuple, set, frozenset)
 # Values of the standard library whose text is theirs: exact types only, a subclass may bring code of its own.
 _SPOKEN: Final = frozenset({Decimal, UUID, complex, date, timedelta})
 _TIMES: Final = frozenset({datetime, dt_time})  # without their zone, whose code may be anybody's
+_MODULUS: Final = 2**61 - 1
 _WIDTH: Final = 2_048  # of a longer sequence or mapping, the first and last entries count
 _LONG: Final = 512  # a longer text is identified by its edges
 
@@ -326,7 +345,7 @@ def _told(item: Any, below: list[Any], budget: _Budget) -> str:
         )
         budget.nodes -= len(members)
         return f"<set {size}>" + budget.text(",".join(members))
-    fields = sorted(_fields(item), key=itemgetter(0))[:64]
+    fields = sorted(stored_attributes(item), key=itemgetter(0))[:64]
     below += (value for _, value in fields)
     return f"<{_type_name(kind)}>" + ",".join(budget.text(name) for name, _ in fields)
 
@@ -355,7 +374,11 @@ def _atom(item: Any, budget: _Budget) -> str | None:
         return "1b" if item is True else "0b" if item is False else "n"
     if issubclass(kind, int):
         bits = int.bit_length(item)
-        return f"i{int.__format__(item, 'x')}" if bits < 4_096 else f"i{bits}:{int.__mod__(item, 2**61 - 1)}"
+        if bits < 4_096:
+            return f"i{int.__format__(item, 'x')}"
+        # the hash of a positive integer is the same remainder, five times as fast
+        is_hash = sys.hash_info.modulus == _MODULUS and int.__gt__(item, 0)
+        return f"i{bits}:{int.__hash__(item) if is_hash else int.__mod__(item, _MODULUS)}"
     if issubclass(kind, float):
         return f"f{float.__repr__(item)}"
     if issubclass(kind, bytes | bytearray):
@@ -371,20 +394,3 @@ def _atom(item: Any, budget: _Budget) -> str | None:
 
 def _type_name(kind: type) -> str:
     return f"{kind.__module__}.{kind.__qualname__}"
-
-
-def _fields(item: Any) -> Iterable[tuple[str, Any]]:
-    """Attributes of an object without running its code: an address in a repr would make equal things differ."""
-    for kind in type(item).__mro__:
-        for name, found in list(vars(kind).items())[:256]:
-            if type(found) not in (MemberDescriptorType, GetSetDescriptorType):
-                continue
-            if name == "__dict__":
-                attributes = found.__get__(item)
-                if type(attributes) is dict:
-                    yield from ((key, value) for key, value in list(attributes.items())[:256] if type(key) is str)
-            elif type(found) is MemberDescriptorType:
-                try:
-                    yield name, found.__get__(item)
-                except AttributeError:
-                    continue

@@ -44,6 +44,7 @@ _PARTICULARS: Final = re.compile(
     r"|\d+(?! (?:[a-z]{1,20} )?(?:errors?|failures?|failed|failing|remaining|left|passed|to go)\b)(?!\d)"
 )
 
+_MOST_KEYS: Final = 32_768
 _STATUS_KEYS: Final = ("status", "state", "outcome", "result_status", "response_type")
 _HTTP_KEYS: Final = ("status", "status_code", "statusCode", "http_status")
 _ERROR_KEYS: Final = ("error", "errors", "error_message", "error_code", "exception", "errorMessage", "errorCode")
@@ -153,6 +154,8 @@ def _of_text(text: str, depth: int) -> tuple[Outcome, str]:
 def _of_dict(answer: dict[Any, object], depth: int) -> tuple[Outcome, str]:
     if not answer:
         return _EMPTY, ""
+    if len(answer) > _MOST_KEYS:
+        return _OK, ""  # a table: no tool's status looks like this
     telling = False
     for key in answer:
         if type(key) is not str:  # looking such a dict up may run a key's code; no tool's status looks like this
