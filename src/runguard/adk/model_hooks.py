@@ -19,6 +19,7 @@ from runguard.adk.invocations import Invocations
 from runguard.adk.lanes import lane_of
 from runguard.adk.model_choice import choose_model
 from runguard.adk.prompt_hash import prompt_hash
+from runguard.adk.prompt_parts import read_parts
 from runguard.adk.run_start import RunStarter
 from runguard.adk.stops import Stopper
 from runguard.conductor.downgrades import Downgrades
@@ -39,6 +40,7 @@ class ModelHooks:
         self._guard, self._invocations, self._starter, self._stopper = guard, invocations, starter, stopper
         self._watches_context = guard.policy.rungs("context") is not None
         self._counter = guard.policy.tokens
+        guard.cache_watch.read_parts = read_parts
 
     async def before(self, callback_context: CallbackContext, llm_request: LlmRequest) -> LlmResponse | None:
         ic = callback_context._invocation_context
@@ -156,8 +158,10 @@ class ModelHooks:
         guard = self._guard
         charge = flight.charge = event.charge
         flight.request = weakref.ref(request)
-        if charge is not None and charge.lowered:
-            cap_output(request, charge.max_output)
+        if charge is not None:
+            charge.request = flight.request
+            if charge.lowered:
+                cap_output(request, charge.max_output)
         if charge is not None and invocation.live:
             guard.release(charge)
         invocation.flights[task] = flight

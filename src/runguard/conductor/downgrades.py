@@ -147,7 +147,7 @@ class Downgrades:
         present, other = rates(event.model, event.at), rates(model, event.at)
         if not isinstance(present, Rates) or not isinstance(other, Rates):
             return f"the price of {event.model if not isinstance(present, Rates) else model} is not known"
-        last = run.cached_prompts.get((event.lane, event.agent)) if run.cached_prompts is not None else None
+        last = run.caches.last(event.lane, event.agent) if run.caches is not None else None
         if last is not None and normalise(last.model) != normalise(event.model):
             last = None  # its cache belongs to another model
         prompt = event.projected_tokens or event.input_tokens

@@ -16,6 +16,7 @@ from runguard.accounting.accounts import Accounts
 from runguard.conductor.adapter import Question, Result
 from runguard.conductor.answers import Answers
 from runguard.conductor.breakers import Breakers
+from runguard.conductor.cached_prompts import CacheWatch
 from runguard.conductor.deciding import Deciding, stop_in_force
 from runguard.conductor.downgrades import Downgrades
 from runguard.conductor.faults import GuardFaults
@@ -125,8 +126,9 @@ class Guard:
         accounts, deciding, own_faults = self.accounts, self.deciding, self.own_faults
         lanes = LaneKeeper(policy, self.tools, lane_rungs)
         spans = SpanCosts.opted_in() if self.telemetry is not None else None
+        self.cache_watch = watch = CacheWatch(accounts, deciding, clock, warns=reports)
         settling = Settling(
-            clock, accounts, self.runs, self.pauses.find, deciding, own_faults, self.outbox, self.alarms, spans
+            clock, accounts, self.runs, self.pauses.find, deciding, own_faults, self.outbox, self.alarms, watch, spans
         )
         self.downgrades: Downgrades | None = None
         if switching(policy.budgets):

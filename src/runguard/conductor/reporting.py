@@ -109,6 +109,9 @@ def _log_decision(decided: Decided) -> None:
     finding, action = decided.finding, decided.decision.action
     if action is Action.STOP:
         return
+    if finding.rule == "prompt_cache":
+        _log.warning("runguard.prompt_cache: %s", printable(finding.detail))
+        return
     if finding.rule == "downgrade":
         _log.warning("runguard.model_switch: %s", printable(finding.detail))
         return

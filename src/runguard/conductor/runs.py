@@ -8,7 +8,6 @@ from operator import itemgetter
 from typing import Any, Final
 
 from runguard.accounting.charges import RunCosts
-from runguard.accounting.switch_costs import CachedPrompt
 from runguard.accounting.waiting_calls import Visit, waiting_for
 from runguard.conductor.session_growth import SessionGrowth
 from runguard.conductor.slots import Slots
@@ -176,7 +175,7 @@ class Run(Stoppable):
     __slots__ = (
         "bills",
         "books",
-        "cached_prompts",
+        "caches",
         "claimed_elsewhere",
         "closing",
         "cut_off",
@@ -240,8 +239,7 @@ class Run(Stoppable):
         self.bills: ToolBills | None = None  # of tools that have a price
         self.closing: Any = None  # the ``Closing`` of a run that gives a last answer
         self.switched: Any = None  # the ``SwitchedModel`` of each lane and agent that has another model than its own
-        # by lane and agent, once a model has reported cached tokens
-        self.cached_prompts: dict[tuple[str, str], CachedPrompt] | None = None
+        self.caches: Any = None  # its ``PromptCaches``, once a model has reported cached tokens
         self.lanes: dict[str, Lane] = {}
         self.retired: OrderedDict[str, list[Detector]] = OrderedDict()  # failure streaks of ended child lanes, by name
         self.books: OrderedDict[str, AnswerBook] = OrderedDict()  # answers of ended child lanes, by name
@@ -314,6 +312,7 @@ class Run(Stoppable):
         }
         return {
             **({"switched": switched} if switched else {}),
+            **({"prompt_cache": self.caches.warning} if self.caches is not None and self.caches.warning else {}),
             "run": self.info.run,
             "app": self.info.app,
             "user": self.info.user,

@@ -13,7 +13,7 @@ from runguard.accounting.charges import Charge, Fired
 from runguard.accounting.figures import Entry
 from runguard.accounting.refusals import finding_of
 from runguard.accounting.spending import Earlier, record_of, usd_of
-from runguard.conductor.cached_prompts import remember_prompt
+from runguard.conductor.cached_prompts import CacheWatch
 from runguard.conductor.deciding import Deciding
 from runguard.conductor.own_faults import OwnFaults
 from runguard.conductor.runs import Run
@@ -39,11 +39,12 @@ class Settling:
         faults: OwnFaults,
         outbox: Outbox,
         alarms: Alarms | None,
+        cache_watch: CacheWatch,
         spans: SpanCosts | None = None,
     ) -> None:
         self._clock, self._accounts, self._runs, self._find_paused = clock, accounts, runs, find_paused
         self._deciding, self._faults, self._outbox, self._alarms = deciding, faults, outbox, alarms
-        self._spans, self._thresholds_reached = spans, 0
+        self._cache_watch, self._spans, self._thresholds_reached = cache_watch, spans, 0
 
     def settle(
         self,
@@ -67,8 +68,8 @@ class Settling:
         if run is not None:
             run.spend.prompt_tokens += usage.input - (before.input if before is not None else 0)
             run.spend.output_tokens += usage.output - (before.output if before is not None else 0)
-            if usage.cached or run.cached_prompts is not None:
-                self._faults.attempt("settle", remember_prompt, run, charge, usage, model)
+            if (usage.cached or run.caches is not None) and not estimated and not free:
+                self._faults.attempt("settle", self._cache_watch.settled, run, charge, usage, model)
         facts: dict[str, Any] = {"nano": nano, "estimated": estimated, "free": free}
         try:
             booked = (
