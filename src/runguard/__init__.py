@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from runguard.adk.installation import install, uninstall
     from runguard.adk.plugin import RunGuardPlugin
     from runguard.adk.termination import TerminationPlugin, terminate
-    from runguard.adk.termination_events import termination_reason
     from runguard.core.breaker import BreakerState
     from runguard.core.budget import Budget, BudgetStatus
     from runguard.core.decision import Decision, Finding, Trip, trip
@@ -50,6 +49,7 @@ if TYPE_CHECKING:
         TerminationCondition,
         TerminationResult,
     )
+    from runguard.termination.ended import termination_reason
     from runguard.termination.rules import NoProgressTermination, RuleTermination
     from runguard.termination.seen import (
         FinalAnswerTermination,
@@ -71,8 +71,8 @@ _HOMES = {
     "TerminationPlugin": "runguard.adk",
     "install": "runguard.adk",
     "terminate": "runguard.adk",
-    "termination_reason": "runguard.adk",
     "uninstall": "runguard.adk",
+    "termination_reason": "runguard.termination.ended",
     "BudgetPlugin": "runguard.adk.budget_plugin",
     "BreakerState": "runguard.core.breaker",
     "Budget": "runguard.core.budget",

@@ -20,7 +20,7 @@ from google.adk.tools.function_tool import FunctionTool
 from google.genai import types
 from pydantic import BaseModel, PrivateAttr
 
-from runguard.adk import RunGuardPlugin
+from runguard.adk import RunGuardPlugin, TerminationPlugin
 from runguard.conductor.controls import Controls
 from runguard.testing.harness import MODEL, AgentSpec, Harness, Reply, Session, TurnResult
 
@@ -78,12 +78,12 @@ def _parts(reply: Reply) -> list[types.Part]:
 
 
 class AdkSession(Session):
-    def __init__(self, spec: AgentSpec, guard: RunGuardPlugin | None, app: str) -> None:
+    def __init__(self, spec: AgentSpec, plugins: list[Any], app: str) -> None:
         self._counter = [0]
         agent = self._build(spec, [self._build(other, []) for other in spec.hand_offs])
         self._service = InMemorySessionService()
         self._runner = Runner(
-            app=App(name=app, root_agent=agent, plugins=[guard] if guard is not None else []),
+            app=App(name=app, root_agent=agent, plugins=plugins),
             session_service=self._service,
         )
         self._app, self._id = app, f"s{next(_ids)}"
@@ -162,8 +162,11 @@ class AdkHarness(Harness):
 
     def guard(self, **settings: Any) -> Controls:
         self._app = settings.pop("app", "") or "conformance"
+        condition = settings.pop("termination_condition", None)
+        self._conditions = [TerminationPlugin(condition)] if condition is not None else []
         return RunGuardPlugin(**settings)
 
     def session(self, agent: AgentSpec, guard: Controls | None) -> Session:
         assert guard is None or isinstance(guard, RunGuardPlugin)
-        return AdkSession(agent, guard, getattr(self, "_app", "conformance"))
+        plugins = [] if guard is None else [guard, *self._conditions]
+        return AdkSession(agent, plugins, getattr(self, "_app", "conformance"))

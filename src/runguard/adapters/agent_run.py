@@ -2,9 +2,9 @@
 
 An adapter creates an ``AgentRun`` when an agent starts, and then calls, in this order:
 
-1. ``ask`` (``ask_now`` without an event loop) before each model call. It returns a ``Permission``, or the ``Trip`` that
-   stops the run. A permission may carry a notice for the model and a lower output limit. Where ``last_after`` is set,
-   the request must have no tools: its answer is the last one of a stopped run.
+1. ``ask`` (``ask_now`` without an event loop) before each model call. It returns a ``Permission``, the ``Trip`` that
+   stops the run, or ``Ended`` by a termination condition. A permission may carry a notice for the model and a lower
+   output limit. Where ``last_after`` is set, the request must have no tools: its answer is the last one of the run.
 2. Exactly one of ``Permission.settle`` (the model answered), ``Permission.fail`` (the call raised, or its stream was
    cut) and ``Permission.release`` (the call was not made).
 3. ``check_tool`` (``check_tool_now``) before each tool call that the answer asks for. It returns the text that the
@@ -28,6 +28,7 @@ from functools import partial
 from typing import Any, Final, TypeVar
 
 from runguard.accounting.charges import OWNERS
+from runguard.adapters.ending_conditions import EndingConditions
 from runguard.adapters.last_call import last_permission
 from runguard.adapters.layers import (
     OUTERMOST,
@@ -40,12 +41,13 @@ from runguard.adapters.layers import (
     notice_kept,
     paid_around,
 )
-from runguard.adapters.model_calls import ModelRequest, Permission, in_event_loop
+from runguard.adapters.model_calls import ModelRequest, Permission, Reply, in_event_loop
 from runguard.adapters.tool_calls import NOT_EXECUTED, OpenCall, ToolUse, left_out
 from runguard.conductor.guard import Guard
 from runguard.core.decision import ALLOW, Action, Decision, Trip
 from runguard.core.events import ROOT_LANE, AgentEntered, HandOff, ModelCall, Outcome, RunInfo, ToolCall, ToolResults
 from runguard.functions.sync import drive
+from runguard.termination.condition import TerminationCondition
 
 _T = TypeVar("_T")
 _batches: Final = itertools.count(1)
@@ -63,11 +65,13 @@ class AgentRun:
         *,
         owns: bool = False,
         refused: Trip | None = None,
+        ending: EndingConditions | None = None,
     ) -> None:
         """``refused``: the guard could not begin the run, and its settings say that then no call is made."""
         self.guard, self.layers, self.agent, self.depth = guard, layers, agent, depth
         self._owns = owns  # the run of the last layer began with this agent
         self._refused = refused
+        self.ending = ending or EndingConditions()
         self._lock = threading.RLock()
         self._open: dict[str, OpenCall] = {}
         self._batch = ""
@@ -77,11 +81,12 @@ class AgentRun:
 
     @classmethod
     def start(
-        cls, guard: Guard, agent: str, *, app: str = "", user: str = "", session: str = "", labels: Any = None
+        cls, guard: Guard, agent: str, *, condition: TerminationCondition | None = None, **whom: Any
     ) -> "AgentRun":
         """Begin a run, or join the run in whose tool call this code is executed.
 
-        A layer that cannot begin is left out, or refuses every call: ``on_guard_error`` decides.
+        ``whom``: the app, user and session that budgets are for. ``condition`` ends a run that begins here. A layer
+        that cannot begin is left out, or refuses every call: ``on_guard_error`` decides.
         """
         layers: list[Layer] = []
         place, owns, refused = OUTERMOST, False, None
@@ -96,12 +101,13 @@ class AgentRun:
                 refused = refused or outer.guard.give_up("adapter", error, outer.run.info.run, agent)
         if all(outer.guard is not guard for outer in place.layers):
             try:
-                info = RunInfo(secrets.token_hex(8), app, user, session, "", guard.clock(), labels=labels)
+                info = RunInfo(secrets.token_hex(8), at=guard.clock(), **whom)
                 layers.append(Layer(guard, guard.start(info), ROOT_LANE))
                 owns = True
             except Exception as error:
                 refused = refused or guard.give_up("adapter", error, "", agent)
-        return cls(guard, tuple(layers), agent, place.depth, owns=owns, refused=refused)
+        ending = EndingConditions(place.conditions, condition if owns else None)
+        return cls(guard, tuple(layers), agent, place.depth, owns=owns, refused=refused, ending=ending)
 
     @classmethod
     def join(cls, agent: str, handled: Collection[Guard]) -> "AgentRun | None":
@@ -111,7 +117,8 @@ class AgentRun:
         if not outer:
             return None
         place = place._replace(call=f"{place.call}#{next(_batches)}")  # calls at the same time have their own lanes
-        return cls(outer[-1].guard, tuple(child_layer(one, place, agent) for one in outer), agent, place.depth)
+        layers, ending = tuple(child_layer(one, place, agent) for one in outer), EndingConditions(place.conditions)
+        return cls(outer[-1].guard, layers, agent, place.depth, ending=ending)
 
     @property
     def stopped(self) -> Trip | None:
@@ -136,24 +143,25 @@ class AgentRun:
         """The agent passes the conversation to another one, which goes on in the same lane."""
         trip = None
         for layer in self.layers:
-            trip = trip or self.stop_of(self._decide(layer, layer.guard.check, partial(_hand_off, target)))
+            trip = trip or self.stop_of(self._decide(layer, layer.guard.check, partial(HandOff, target=target)))
+        self.guard.faults.attempt("adapter", self.ending.handed_off, self.agent, target)
         self.agent = target
         return trip
 
     # ---- model calls ------------------------------------------------------------------------------------------------
 
-    async def ask(self, read: Callable[[], ModelRequest]) -> Permission | Trip:
+    async def ask(self, read: Callable[[], ModelRequest]) -> Reply:
         """Ask for one model call. Waits while calls in flight hold the rest of a budget.
 
         ``read`` describes the request. ``on_guard_error`` decides about a request that it cannot read.
         """
         return await self._ask(read, asyncio.current_task())
 
-    def ask_now(self, read: Callable[[], ModelRequest]) -> Permission | Trip:
+    def ask_now(self, read: Callable[[], ModelRequest]) -> Reply:
         """``ask`` for callers without an event loop."""
-        return self._drive(self._ask(read, None), _give_back)
+        return self._drive(self._ask(read, None), lambda lost: lost.release() if isinstance(lost, Permission) else None)
 
-    async def _ask(self, read: Callable[[], ModelRequest], task: "asyncio.Task[Any] | None") -> Permission | Trip:
+    async def _ask(self, read: Callable[[], ModelRequest], task: "asyncio.Task[Any] | None") -> Reply:
         permission = Permission(self, task)
         try:
             request = read()
@@ -162,10 +170,13 @@ class AgentRun:
             if trip is not None:
                 return trip
             request = ModelRequest()
+        permission.request = request
         try:
             notices = self._report_answers()
             if (trip := self.stopped) is not None:
                 return await last_permission(self, request, trip, task) or trip
+            if self.ending.all and (ended := await self.ending.ask()) is not None:
+                return ended
             for layer in self.layers:
                 try:
                     event = self.model_call(layer, request, no_loop=task is None)
@@ -270,7 +281,7 @@ class AgentRun:
     @contextmanager
     def tool(self, use: ToolUse) -> Iterator[None]:
         """The tool runs in this block. An agent that it starts joins this run."""
-        with inside(Place(self.layers, f"{use.tool}@{use.id}", self.depth + 1)):
+        with inside(Place(self.layers, f"{use.tool}@{use.id}", self.depth + 1, self.ending.all)):
             if any(layer.run.bills is not None for layer in self.layers):
                 with paid_around(self.layers, self._call(use).key):
                     yield
@@ -341,6 +352,7 @@ class AgentRun:
             calls, self._open = [call for call in self._open.values() if call.is_over], {}
             if not calls:
                 return []
+            self.guard.faults.attempt("adapter", self.ending.executed, self.agent, calls)
             notices = []
             for layer in self.layers:
                 answers = [answer for call in calls if (answer := call.answer_in(layer)) is not None]
@@ -360,8 +372,6 @@ class AgentRun:
             self._ended = True
             self.guard.faults.attempt("adapter", self._report_answers)
         end_layers(self.layers, self._owns)
-
-    # ---- helpers ----------------------------------------------------------------------------------------------------
 
     def fault(self, error: Exception) -> None:
         """A fault of the adapter. Where the settings say so, it stops the run."""
@@ -385,13 +395,5 @@ class AgentRun:
             return ALLOW if trip is None else Decision(Action.STOP, None, trip)
 
     def _drive(self, job: Coroutine[Any, Any, _T], lost: Callable[[_T], None]) -> _T:
-        return drive(job, any(layer.guard.accounts.ledger.is_shared for layer in self.layers), lost)
-
-
-def _hand_off(target: str, run: str, lane: str, agent: str, *, at: float) -> HandOff:
-    return HandOff(run, lane, agent, target, at)
-
-
-def _give_back(result: Permission | Trip) -> None:
-    if isinstance(result, Permission):
-        result.release()
+        waits = any(layer.guard.accounts.ledger.is_shared for layer in self.layers)
+        return drive(job, waits or self.ending.needs_await, lost)

@@ -7,7 +7,7 @@ guard.
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from runguard.accounting.charges import OWNERS
 from runguard.conductor.guard import Guard
@@ -29,6 +29,7 @@ class Place(NamedTuple):
     layers: tuple[Layer, ...]
     call: str  # tool and id of the call, unique within the lane
     depth: int  # agents above
+    conditions: tuple[Any, ...] = ()  # termination conditions of the runs around
 
 
 OUTERMOST: Final = Place((), "", 0)
@@ -48,12 +49,13 @@ def current_place() -> Place:
     places += [place for reader in _readers if (place := reader()) is not None]
     layers: dict[Guard, Layer] = {}
     call, depth = "", 0
+    conditions: tuple[Any, ...] = ()
     for place in places:
         alive = [one for one in place.layers if one.guard.runs.get(one.run.info.run) is one.run]
         if alive:
             layers |= {one.guard: one for one in alive}
-            call, depth = place.call, max(depth, place.depth)
-    return Place(tuple(layers.values()), call, depth) if layers else OUTERMOST
+            call, depth, conditions = place.call, max(depth, place.depth), (*conditions, *place.conditions)
+    return Place(tuple(layers.values()), call, depth, conditions) if layers else OUTERMOST
 
 
 def is_inside_tool() -> bool:

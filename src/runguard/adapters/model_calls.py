@@ -1,7 +1,8 @@
 """A model call from its permission to its bill, on every guard around it."""
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterable, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterable, Awaitable, Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -14,6 +15,7 @@ from runguard.core.fingerprint import words_name
 from runguard.pricing.rates import Usage
 from runguard.providers.sizes import LIKELY, UPPER, measure, tokens_in
 from runguard.providers.unbilled import was_unbilled
+from runguard.termination.ended import Ended
 
 if TYPE_CHECKING:
     from runguard.adapters.agent_run import AgentRun
@@ -41,14 +43,15 @@ class ModelRequest:
 class Permission:
     """Permission for one model call. One of ``settle``, ``fail`` and ``release`` ends it; a second one is ignored."""
 
-    __slots__ = ("_charged", "_is_over", "_run", "_task", "interrupted", "last_after", "notice")
+    __slots__ = ("_charged", "_is_over", "_run", "_task", "interrupted", "last_after", "notice", "request")
 
     def __init__(self, run: "AgentRun", task: "asyncio.Task[Any] | None") -> None:
         self._run, self._task = run, task
         self._charged: list[tuple[Layer, ModelCall]] = []
         self._is_over = False
+        self.request = ModelRequest()
         self.notice = ""  # for the model, to be added to this request
-        self.interrupted: Trip | None = None  # the stop that has ended the call in flight
+        self.interrupted: Trip | Ended | None = None  # what has ended the call in flight
         self.last_after: Trip | None = None  # the stop after which this is the last call: it must have no tools
 
     def add(self, layer: Layer, event: ModelCall) -> None:
@@ -67,10 +70,25 @@ class Permission:
         return min(limits, default=None)
 
     @property
-    def stopped(self) -> Trip | None:
-        """A stop since the call began, such as the kill switch: end the stream."""
+    def stopped(self) -> Trip | Ended | None:
+        """A stop or an end since the call began, such as the kill switch: end the stream."""
         trip = self._run.stopped
-        return None if trip is self.last_after else trip
+        return self._run.ending.ended if trip is None or trip is self.last_after else trip
+
+    @contextmanager
+    def _heeding(self, end: Callable[[], None]) -> Iterator[None]:
+        """The kill switch, or a condition that time or a signal has met, calls ``end`` while this block runs."""
+        for layer, _ in self._charged:
+            layer.run.in_flight.add(end)
+        ending, attempt = self._run.ending, self._run.guard.faults.attempt
+        silence = attempt("adapter", ending.listen, end) if ending.all else None
+        try:
+            yield
+        finally:
+            if silence is not None:
+                attempt("adapter", silence)
+            for layer, _ in self._charged:
+                layer.run.in_flight.discard(end)
 
     async def during(self, call: Awaitable[_T]) -> _T:
         """Await the model call. The kill switch ends it: then ``interrupted`` holds the trip."""
@@ -80,18 +98,15 @@ class Permission:
         def end() -> None:
             loop.call_soon_threadsafe(task.cancel)
 
-        for layer, _ in self._charged:
-            layer.run.in_flight.add(end)
         try:
-            return await task
+            with self._heeding(end):
+                return await task
         except asyncio.CancelledError:
             current = asyncio.current_task()
             if current is None or not current.cancelling():
-                self.interrupted = self._run.stopped
+                self.interrupted = self.stopped
             raise
         finally:
-            for layer, _ in self._charged:
-                layer.run.in_flight.discard(end)
             if not task.done():
                 task.cancel()
 
@@ -111,27 +126,24 @@ class Permission:
         def end() -> None:
             loop.call_soon_threadsafe(cut)
 
-        for layer, _ in self._charged:
-            layer.run.in_flight.add(end)
         try:
-            while (trip := self.stopped) is None:
-                waiting, token = asyncio.current_task(), OWNERS.set((*OWNERS.get(), *self.charges))
-                try:
-                    piece = await anext(pieces)
-                except StopAsyncIteration:
-                    return
-                except asyncio.CancelledError:
-                    if is_cut and waiting is not None and waiting.uncancel() == 0:
-                        break
-                    raise
-                finally:
-                    waiting = None
-                    OWNERS.reset(token)
-                yield piece
-            self.interrupted = trip or self._run.stopped
+            with self._heeding(end):
+                while (trip := self.stopped) is None:
+                    waiting, token = asyncio.current_task(), OWNERS.set((*OWNERS.get(), *self.charges))
+                    try:
+                        piece = await anext(pieces)
+                    except StopAsyncIteration:
+                        return
+                    except asyncio.CancelledError:
+                        if is_cut and waiting is not None and waiting.uncancel() == 0:
+                            break
+                        raise
+                    finally:
+                        waiting = None
+                        OWNERS.reset(token)
+                    yield piece
+                self.interrupted = trip or self.stopped
         finally:
-            for layer, _ in self._charged:
-                layer.run.in_flight.discard(end)
             if (close := getattr(pieces, "aclose", None)) is not None:
                 await close()
 
@@ -164,6 +176,14 @@ class Permission:
                 layer.guard.faults.attempt("adapter", _book, layer, event, usage, model, size)
             layer.guard.faults.attempt("adapter", _learn, layer, event, usage, model, "" if calls else text)
         self._run.asked_for(calls)
+        if self._run.ending.all:
+            used = (
+                usage
+                if _is_reported(usage) and usage is not None
+                else Usage(self.request.input_tokens, tokens_in(size))
+            )
+            at = (self._run.agent, used, model or self.request.model)
+            self._run.guard.faults.attempt("adapter", self._run.ending.answered, *at, calls, text)
 
     def fail(self, error: BaseException | None, streamed: int = 0, *, streaming: bool = False) -> None:
         """The call raised, was cancelled, or its stream was cut after ``streamed`` bytes: booked as an estimate."""
@@ -190,6 +210,9 @@ class Permission:
             for layer, _ in self._charged:
                 layer.guard.faults.attempt("adapter", layer.run.slots.give_back, self._task)
         return over
+
+
+Reply = Permission | Trip | Ended  # to the question for a model call
 
 
 def _is_reported(usage: Usage | None) -> bool:

@@ -21,8 +21,9 @@ from runguard.adk.estimate import project
 from runguard.adk.patching import IN_USE
 from runguard.adk.stop_events import stop_response
 from runguard.adk.unannounced_calls import announced_accounts
-from runguard.core.decision import Trip
+from runguard.core.decision import METADATA_KEY, Trip
 from runguard.providers.call_usage import CallUsage
+from runguard.termination.ended import KEY, Ended
 
 
 def joined(answers: Any, llm: BaseLlm, request: LlmRequest, stream: bool) -> Any:
@@ -45,9 +46,9 @@ async def _paid_by(
             permission = await run.ask(lambda: _asked(llm, request))
         finally:
             OWNERS.reset(token)
-        if isinstance(permission, Trip):
+        if not isinstance(permission, Permission):
             call_off(announced_accounts(request))
-            yield stop_response(permission, run.guard.stop_text(permission))
+            yield _last_response(run, permission)
             return
         permission.changed(_cap, request)
         capped = request.config
@@ -64,11 +65,17 @@ async def _paid_by(
                 request.config = config  # the caller may use the request again
         if (trip := permission.interrupted) is not None:
             permission.fail(None, streaming=stream)
-            yield stop_response(trip, run.guard.stop_text(trip))
+            yield _last_response(run, trip)
             return
         permission.read(_settle, usage)
     finally:
         run.end()
+
+
+def _last_response(run: AgentRun, end: Trip | Ended) -> LlmResponse:
+    if isinstance(end, Ended):  # as where a condition of ADK's own has fired
+        return LlmResponse(custom_metadata={METADATA_KEY: {KEY: {"refused": True}}})
+    return stop_response(end, run.guard.stop_text(end))
 
 
 def _cap(permission: Permission, request: LlmRequest) -> LlmRequest:

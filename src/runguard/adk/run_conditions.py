@@ -11,9 +11,9 @@ from runguard.adk.patching import IN_USE
 from runguard.adk.stop_events import answers_to_open_calls, read_session, store
 from runguard.adk.stream import note_fault
 from runguard.adk.termination import TerminationPlugin, condition_of
-from runguard.adk.termination_events import checked
 from runguard.adk.termination_watch import Finish, Passive, Watched, until
 from runguard.core.wording import TERMINATED
+from runguard.termination.ended import checked
 
 
 def until_terminated(

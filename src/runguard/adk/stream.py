@@ -15,9 +15,9 @@ from runguard.adk.live import LiveTurn
 from runguard.adk.patching import IN_USE
 from runguard.adk.stop_events import Halt, stored_stop
 from runguard.adk.stop_owners import Stop, announce, error_of, is_raised, stop_in
-from runguard.adk.termination_events import termination_reason
 from runguard.core.decision import METADATA_KEY, STOP_CODE, Trip
 from runguard.core.exceptions import RunStoppedError
+from runguard.termination.ended import termination_reason
 
 _log: Final = logging.getLogger("runguard")
 

@@ -11,10 +11,10 @@ from google.adk.models.llm_response import LlmResponse
 from runguard.adk.context import HERE
 from runguard.adk.estimate import project
 from runguard.adk.stream import note_fault
-from runguard.adk.termination_events import KEY
 from runguard.adk.termination_watch import PaidAnswer, Watched
 from runguard.core.decision import METADATA_KEY
 from runguard.providers.call_usage import CallBill, CallUsage
+from runguard.termination.ended import KEY
 
 
 async def asked_first(

@@ -13,6 +13,7 @@ from langgraph.config import get_config
 from pydantic import PrivateAttr
 
 from runguard.adapters.agent_run import AgentRun
+from runguard.adapters.ending_conditions import fitting
 from runguard.adapters.model_calls import Permission
 from runguard.adapters.tool_calls import ToolUse
 from runguard.conductor.controls import Controls
@@ -23,15 +24,17 @@ from runguard.langchain.messages import (
     answer_size,
     answered_by,
     calls_of,
+    last_message,
     limit_key,
     model_name,
     notice_message,
     request_of,
-    stop_message,
     usage_of,
 )
 from runguard.policy.settings import Policy
 from runguard.policy.typed_settings import PolicySettings
+from runguard.termination.condition import TerminationCondition
+from runguard.termination.ended import Ended
 
 _TURNS_KEPT: Final = 1_024
 # The outer model reports to the callbacks. Reports of the inner one would appear twice in a stream of messages.
@@ -49,12 +52,18 @@ class GuardedChatModel(Controls, BaseChatModel):
     _inner: Any = PrivateAttr()
     _guard: Guard = PrivateAttr()
     _model: BaseChatModel = PrivateAttr()
-    _whom: dict[str, str] = PrivateAttr()
+    _whom: dict[str, Any] = PrivateAttr()
     _turns: Any = PrivateAttr(default_factory=OrderedDict)  # id of the human message -> the message and its run
     _lock: Any = PrivateAttr(default_factory=threading.Lock)
 
     def __init__(
-        self, model: BaseChatModel, *, app: str = "", user: str = "", **policy: Unpack[PolicySettings]
+        self,
+        model: BaseChatModel,
+        *,
+        app: str = "",
+        user: str = "",
+        termination_condition: TerminationCondition | None = None,
+        **policy: Unpack[PolicySettings],
     ) -> None:
         if not isinstance(model, BaseChatModel):
             raise PolicyError(f"GuardedChatModel({model!r}): give a chat model of LangChain")
@@ -62,7 +71,8 @@ class GuardedChatModel(Controls, BaseChatModel):
         self._inner = self._model = model
         self._guard = Guard(Policy.build(**policy))
         self._guard.check_store()
-        self._whom = {"app": app, "user": user}
+        condition = fitting(termination_condition, "LangChain", has_hand_offs=False)
+        self._whom = {"app": app, "user": user, "condition": condition}
 
     @property
     def guard(self) -> Guard:  # type: ignore[override]
@@ -86,7 +96,7 @@ class GuardedChatModel(Controls, BaseChatModel):
     ) -> ChatResult:
         run, key = self._turn(messages)
         permission = run.ask_now(lambda: request_of(self._model, messages, kwargs, kwargs))
-        if isinstance(permission, Trip):
+        if not isinstance(permission, Permission):
             return _result(self._stopped(permission, key))
         asked, options = permission.changed(self._changed, (messages, kwargs))
         try:
@@ -102,7 +112,7 @@ class GuardedChatModel(Controls, BaseChatModel):
     ) -> ChatResult:
         run, key = self._turn(messages)
         permission = await run.ask(lambda: request_of(self._model, messages, kwargs, kwargs))
-        if isinstance(permission, Trip):
+        if not isinstance(permission, Permission):
             return _result(self._stopped(permission, key))
         asked, options = permission.changed(self._changed, (messages, kwargs))
         try:
@@ -120,7 +130,7 @@ class GuardedChatModel(Controls, BaseChatModel):
     ) -> Iterator[ChatGenerationChunk]:
         run, key = self._turn(messages)
         permission = run.ask_now(lambda: request_of(self._model, messages, kwargs, kwargs))
-        if isinstance(permission, Trip):
+        if not isinstance(permission, Permission):
             yield _chunk(self._stopped(permission, key))
             return
         asked, options = permission.changed(self._changed, (messages, kwargs))
@@ -139,7 +149,7 @@ class GuardedChatModel(Controls, BaseChatModel):
     ) -> AsyncIterator[ChatGenerationChunk]:
         run, key = self._turn(messages)
         permission = await run.ask(lambda: request_of(self._model, messages, kwargs, kwargs))
-        if isinstance(permission, Trip):
+        if not isinstance(permission, Permission):
             yield _chunk(self._stopped(permission, key))
             return
         asked, options = permission.changed(self._changed, (messages, kwargs))
@@ -198,11 +208,11 @@ class GuardedChatModel(Controls, BaseChatModel):
         if not calls:
             self._end(key)
 
-    def _stopped(self, trip: Trip, key: Any) -> AIMessage:
+    def _stopped(self, end: Trip | Ended, key: Any) -> AIMessage:
         self._end(key)
-        if self._guard.policy.on_stop == "raise":
-            raise RunStoppedError.of(trip)
-        return stop_message(trip, self._guard.stop_text(trip))
+        if self._guard.policy.on_stop == "raise" and isinstance(end, Trip):
+            raise RunStoppedError.of(end)
+        return last_message(self._guard, end)
 
     def _end(self, key: Any) -> None:
         with self._lock:

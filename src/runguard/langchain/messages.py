@@ -7,9 +7,11 @@ from langchain_core.messages import AIMessage, BaseMessage, HumanMessage
 
 from runguard.adapters.model_calls import ModelRequest
 from runguard.adapters.tool_calls import ToolUse
+from runguard.conductor.guard import Guard
 from runguard.core.decision import METADATA_KEY, Trip
 from runguard.pricing.rates import Usage
 from runguard.providers.sizes import size_of
+from runguard.termination.ended import Ended
 
 # What chat models call their output limit, in the order in which it is looked for.
 _LIMITS: Final = ("max_tokens", "max_output_tokens", "max_completion_tokens", "num_predict", "max_new_tokens")
@@ -72,9 +74,10 @@ def answer_size(message: BaseMessage) -> int:
     return size_of([message.content, getattr(message, "tool_calls", None)])
 
 
-def stop_message(trip: Trip, text: str) -> AIMessage:
-    """What an agent ends with after a stop: text for the user, and the trip for programs."""
-    return AIMessage(content=text, response_metadata={METADATA_KEY: trip.to_dict()})
+def last_message(guard: Guard, end: Trip | Ended) -> AIMessage:
+    """What an agent ends with: text for the user; the trip, or the reason of a condition, for programs."""
+    text = end.reason if isinstance(end, Ended) else guard.stop_text(end)
+    return AIMessage(content=text, response_metadata={METADATA_KEY: end.to_dict()})
 
 
 def notice_message(notice: str) -> HumanMessage:

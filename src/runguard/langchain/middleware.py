@@ -14,6 +14,7 @@ from langgraph.errors import GraphBubbleUp
 from langgraph.types import Command
 
 from runguard.adapters.agent_run import AgentRun
+from runguard.adapters.ending_conditions import error_of, fitting
 from runguard.adapters.model_calls import Permission
 from runguard.adapters.tool_calls import ToolUse
 from runguard.conductor.controls import Controls
@@ -24,14 +25,16 @@ from runguard.langchain.messages import (
     answer_size,
     answered_by,
     calls_of,
+    last_message,
     limit_key,
     notice_message,
     request_of,
-    stop_message,
     usage_of,
 )
 from runguard.policy.settings import Policy
 from runguard.policy.typed_settings import PolicySettings
+from runguard.termination.condition import TerminationCondition
+from runguard.termination.ended import Ended
 
 _RUN: Final = "runguard_run"
 _RESUMED_KEPT: Final = 1_024
@@ -52,13 +55,24 @@ class RunGuardMiddleware(Controls, AgentMiddleware[Any, Any, Any]):
 
     state_schema = _State
 
-    def __init__(self, *, app: str = "", user: str = "", **policy: Unpack[PolicySettings]) -> None:
-        """``app`` and ``user``: whom budgets per app and per user are for. The session is the thread's id."""
+    def __init__(
+        self,
+        *,
+        app: str = "",
+        user: str = "",
+        termination_condition: TerminationCondition | None = None,
+        **policy: Unpack[PolicySettings],
+    ) -> None:
+        """``app`` and ``user``: whom budgets per app and per user are for. The session is the thread's id.
+
+        ``termination_condition`` ends a run, of the first agent that has this middleware, when it fires.
+        """
         super().__init__()
         self.tools = []
         self.guard = Guard(Policy.build(**policy), gives_last_answers=True)
         self.guard.check_store()
         self._app, self._user = app, user
+        self._condition = fitting(termination_condition, "LangChain", has_hand_offs=False)
         self._is_off = self.guard.policy.mode == "off"
         self._resumed: OrderedDict[str, AgentRun] = OrderedDict()
         self._lock = threading.Lock()
@@ -88,7 +102,8 @@ class RunGuardMiddleware(Controls, AgentMiddleware[Any, Any, Any]):
         config = get_config()
         session = str(config.get("configurable", {}).get("thread_id") or "")
         name = str((config.get("metadata") or {}).get("lc_agent_name") or "agent")
-        return AgentRun.start(self.guard, name, app=self._app, user=self._user, session=session)
+        whom = {"app": self._app, "user": self._user, "session": session}
+        return AgentRun.start(self.guard, name, **whom, condition=self._condition)
 
     def _run_of(self, state: Any) -> AgentRun:
         """The run that ``before_agent`` began. After an interrupt the graph goes on without it: a new run begins."""
@@ -112,7 +127,7 @@ class RunGuardMiddleware(Controls, AgentMiddleware[Any, Any, Any]):
             return handler(request)
         run = self._run_of(request.state)
         permission = run.ask_now(lambda: _asked(request))
-        if isinstance(permission, Trip):
+        if not isinstance(permission, Permission):
             return self._stop(permission, request)
         try:
             response = handler(permission.changed(_changed, request))
@@ -131,7 +146,7 @@ class RunGuardMiddleware(Controls, AgentMiddleware[Any, Any, Any]):
             return await handler(request)
         run = self._run_of(request.state)
         permission = await run.ask(lambda: _asked(request))
-        if isinstance(permission, Trip):
+        if not isinstance(permission, Permission):
             return self._stop(permission, request)
         try:
             response = await permission.during(handler(permission.changed(_changed, request)))
@@ -143,12 +158,13 @@ class RunGuardMiddleware(Controls, AgentMiddleware[Any, Any, Any]):
         permission.read(_settle, response)
         return response
 
-    def _stop(self, trip: Trip, request: ModelRequest[Any]) -> AIMessage:
+    def _stop(self, end: Trip | Ended, request: ModelRequest[Any]) -> AIMessage:
         """End the agent. Structured output leaves no way but the exception."""
         if request.response_format is not None:
-            raise RunStoppedError.of(trip)
-        self._raise_if_asked(trip)
-        return stop_message(trip, self.guard.stop_text(trip))
+            raise error_of(end)
+        if isinstance(end, Trip):
+            self._raise_if_asked(end)
+        return last_message(self.guard, end)
 
     def _raise_if_asked(self, trip: Trip) -> None:
         if self.guard.policy.on_stop == "raise":

@@ -6,13 +6,11 @@ from typing import TYPE_CHECKING
 from runguard._lazy import lazy
 
 if TYPE_CHECKING:
-    from runguard.openai_agents.guarding import AgentGuard, guarded
+    from runguard.openai_agents.guarding import AgentGuard, GuardedAgent, guarded
 
-_HOMES = {"AgentGuard": "runguard.openai_agents.guarding", "guarded": "runguard.openai_agents.guarding"}
+__all__ = ["AgentGuard", "GuardedAgent", "guarded"]
 
-__all__ = ["AgentGuard", "guarded"]
-
-__getattr__, __dir__ = lazy(__name__, _HOMES)
+__getattr__, __dir__ = lazy(__name__, dict.fromkeys(__all__, "runguard.openai_agents.guarding"))
 
 if find_spec("agents") is None:
     raise ImportError("runguard.openai_agents needs openai-agents: pip install 'runguard-agents[openai-agents]'")

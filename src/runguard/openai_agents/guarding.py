@@ -6,9 +6,11 @@ from types import CellType, FunctionType
 from typing import Any, Final, Unpack
 
 from agents import Agent, AgentHooks, FunctionTool, Handoff
-from agents.models.interface import Model
+from agents.models.interface import Model, ModelProvider
 from agents.models.multi_provider import MultiProvider
+from agents.run_context import TContext
 
+from runguard.adapters.ending_conditions import fitting
 from runguard.adapters.tool_calls import ToolUse
 from runguard.conductor.controls import Controls
 from runguard.conductor.guard import Guard
@@ -18,37 +20,60 @@ from runguard.openai_agents.runs import Runs
 from runguard.policy.settings import Policy
 from runguard.policy.typed_settings import PolicySettings
 from runguard.providers.responses import arguments
+from runguard.termination.condition import TerminationCondition
 
 _log: Final = logging.getLogger("runguard")
 
 
 class AgentGuard(Controls):
-    """The guard behind a guarded agent: ``guard_of(agent)`` returns it. Trips, spend, the kill switch."""
+    """The guard behind a guarded agent, which has it as ``agent.runguard``. Trips, spend, the kill switch."""
 
-    def __init__(self, *, app: str = "", user: str = "", session: str = "", **policy: Unpack[PolicySettings]) -> None:
+    def __init__(
+        self,
+        *,
+        app: str = "",
+        user: str = "",
+        session: str = "",
+        termination_condition: TerminationCondition | None = None,
+        model_provider: ModelProvider | None = None,
+        **policy: Unpack[PolicySettings],
+    ) -> None:
+        """``app``, ``user`` and ``session``: whom budgets per app, per user and per session are for.
+
+        ``termination_condition`` ends a run when it fires. ``model_provider``: finds models that agents name by a text,
+        as that of ``RunConfig`` does for agents without a guard.
+        """
         self.guard = Guard(Policy.build(**policy), gives_last_answers=True)
         self.guard.check_store()
-        self._runs = Runs(self.guard, {"app": app, "user": user, "session": session})
-        self._copies: dict[int, tuple[Agent[Any], Agent[Any]]] = {}  # by identity of the original, which is kept alive
-        self._provider = MultiProvider()
+        condition = fitting(termination_condition, "OpenAI Agents", has_hand_offs=True)
+        self._runs = Runs(self.guard, {"app": app, "user": user, "session": session, "condition": condition})
+        self._copies: dict[
+            int, tuple[Agent[Any], GuardedAgent[Any]]
+        ] = {}  # by identity of the original, which is kept alive
+        self._provider = model_provider if model_provider is not None else MultiProvider()
 
-    def guarded(self, agent: Agent[Any]) -> Agent[Any]:
+    def guarded(self, agent: Agent[TContext]) -> "GuardedAgent[TContext]":
         """A guarded copy of ``agent``. Agents that hand off to each other are copied once."""
         known = self._copies.get(id(agent))
         if known is not None:
             return known[1]
-        if isinstance(agent, _Guarded):
+        if isinstance(agent, GuardedAgent):
             return agent
-        kind: Any = type(f"Guarded{type(agent).__name__}", (_Guarded, type(agent)), {})
+        kind: Any = type(f"Guarded{type(agent).__name__}", (GuardedAgent, type(agent)), {})
         made: Any = kind.__new__(kind)
         vars(made).update(vars(agent))
-        made.runguard = self
         self._copies[id(agent)] = (agent, made)
-        made.model = self._model(agent.model)
-        made.hooks = _Hooks(self._runs, agent.hooks)
-        made.tools = [self.tool(tool) for tool in agent.tools]
-        made.handoffs = [self._handoff(one) for one in agent.handoffs]
-        return made  # type: ignore[no-any-return]
+        copied: GuardedAgent[TContext] = self.around(made)
+        return copied
+
+    def around(self, made: Any) -> Any:
+        """Put this guard around the parts of a guarded agent that have none yet."""
+        made.runguard = self
+        made.model = self._model(made.model)
+        made.hooks = made.hooks if isinstance(made.hooks, _Hooks) else _Hooks(self._runs, made.hooks)
+        made.tools = [self.tool(tool) for tool in made.tools]
+        made.handoffs = [self._handoff(one) for one in made.handoffs]
+        return made
 
     def _model(self, model: str | Model | None) -> Model:
         if isinstance(model, GuardedModel):
@@ -95,14 +120,19 @@ class AgentGuard(Controls):
         return invoker
 
 
-class _Guarded:
-    """Mixed into the class of a guarded agent: guards the tools of MCP servers, which exist only during a run."""
+class GuardedAgent(Agent[TContext]):
+    """What ``guarded`` returns: an agent of the SDK whose ``runguard`` has the trips, the spend and the kill switch."""
 
     runguard: AgentGuard
 
     async def get_mcp_tools(self, run_context: Any) -> list[Any]:
-        tools = await super().get_mcp_tools(run_context)  # type: ignore[misc]
-        return [self.runguard.tool(tool) for tool in tools]
+        """The tools of MCP servers exist only during a run. They are guarded here."""
+        return [self.runguard.tool(tool) for tool in await super().get_mcp_tools(run_context)]
+
+    def clone(self, **changes: Any) -> "GuardedAgent[TContext]":
+        """A copy with changes, under the same guard."""
+        made: GuardedAgent[TContext] = self.runguard.around(super().clone(**changes))
+        return made
 
 
 class _GuardedInvoker:
@@ -168,7 +198,17 @@ class _Hooks(AgentHooks[Any]):
             await self._inner.on_tool_end(context, agent, tool, result)
 
 
-def guarded(agent: Agent[Any], **settings: Any) -> Agent[Any]:
+class AgentSettings(PolicySettings, total=False):
+    """The keywords of ``guarded``."""
+
+    app: str
+    user: str
+    session: str
+    termination_condition: TerminationCondition | None
+    model_provider: ModelProvider | None
+
+
+def guarded(agent: Agent[TContext], **settings: Unpack[AgentSettings]) -> GuardedAgent[TContext]:
     """``Runner.run(guarded(agent, max_usd=1.50), "…")``: a guarded copy of the agent and of all it can reach.
 
     The keywords are those of ``RunGuardPlugin``, and ``app``, ``user`` and ``session`` for budgets per app, user or

@@ -13,15 +13,17 @@ from agents.usage import Usage as ReportedUsage
 from openai.types.responses import Response, ResponseCompletedEvent, ResponseOutputMessage, ResponseOutputText
 
 from runguard.adapters.agent_run import AgentRun
+from runguard.adapters.ending_conditions import error_of
 from runguard.adapters.model_calls import ModelRequest, Permission
 from runguard.adapters.tool_calls import ToolUse
 from runguard.conductor.guard import Guard
 from runguard.core.decision import Trip
-from runguard.core.exceptions import RunStoppedError
 from runguard.openai_agents.runs import Runs
 from runguard.pricing.rates import Usage
 from runguard.providers.responses import arguments
 from runguard.providers.sizes import size_of
+from runguard.termination.ended import KEY as _ENDED
+from runguard.termination.ended import Ended
 
 
 class GuardedModel(Model):
@@ -53,7 +55,7 @@ class GuardedModel(Model):
         run, is_alone = self._run(input)
         try:
             permission = await run.ask(lambda: self._asked(system_instructions, input, model_settings, tools, handoffs))
-            if isinstance(permission, Trip):
+            if not isinstance(permission, Permission):
                 return ModelResponse([self._last_words(permission, output_schema)], ReportedUsage(), None)
             items, settings = permission.changed(_changed, (input, model_settings))
             if permission.last_after is not None:
@@ -89,7 +91,7 @@ class GuardedModel(Model):
         run, is_alone = self._run(input)
         try:
             permission = await run.ask(lambda: self._asked(system_instructions, input, model_settings, tools, handoffs))
-            if isinstance(permission, Trip):
+            if not isinstance(permission, Permission):
                 yield _completed(self._last_words(permission, output_schema), self._name)
                 return
             items, settings = permission.changed(_changed, (input, model_settings))
@@ -147,13 +149,15 @@ class GuardedModel(Model):
             size=size_of(output),
         )
 
-    def _last_words(self, trip: Trip, schema: AgentOutputSchemaBase | None) -> ResponseOutputMessage:
+    def _last_words(self, end: Trip | Ended, schema: AgentOutputSchemaBase | None) -> ResponseOutputMessage:
         """The message that ends the run. With structured output no text can end it, so the typed error is raised."""
-        if self._guard.policy.on_stop == "raise" or (schema is not None and not schema.is_plain_text()):
-            raise RunStoppedError.of(trip)
-        text = ResponseOutputText(type="output_text", text=self._guard.stop_text(trip), annotations=[])
+        is_trip = isinstance(end, Trip)
+        if (is_trip and self._guard.policy.on_stop == "raise") or (schema is not None and not schema.is_plain_text()):
+            raise error_of(end)
+        words, name = (self._guard.stop_text(end), end.id) if isinstance(end, Trip) else (end.reason, _ENDED)
+        text = ResponseOutputText(type="output_text", text=words, annotations=[])
         return ResponseOutputMessage(
-            id=f"runguard_{trip.id}", type="message", role="assistant", status="completed", content=[text]
+            id=f"runguard_{name}", type="message", role="assistant", status="completed", content=[text]
         )
 
 

@@ -19,7 +19,7 @@ _REQUESTS_KEPT: Final = 4_096
 class Runs:
     """The runs of one guard."""
 
-    def __init__(self, guard: Guard, whom: dict[str, str]) -> None:
+    def __init__(self, guard: Guard, whom: dict[str, Any]) -> None:
         self._guard, self._whom = guard, whom
         self._runs: dict[tuple[int, str], AgentRun] = {}
         self._requests: OrderedDict[int, tuple[Any, AgentRun]] = OrderedDict()

@@ -19,6 +19,7 @@ from pydantic_ai.models import ModelRequestContext
 from pydantic_ai.tools import RunContext, ToolDefinition
 
 from runguard.adapters.agent_run import AgentRun
+from runguard.adapters.ending_conditions import error_of, fitting
 from runguard.adapters.model_calls import ModelRequest as Asked
 from runguard.adapters.model_calls import Permission
 from runguard.adapters.tool_calls import ToolUse
@@ -30,6 +31,8 @@ from runguard.policy.settings import Policy
 from runguard.policy.typed_settings import PolicySettings
 from runguard.pricing.rates import Usage
 from runguard.providers.sizes import size_of
+from runguard.termination.condition import TerminationCondition
+from runguard.termination.ended import Ended
 
 # The tool was not executed, or it will be called again: neither is an answer.
 _NOT_ANSWERED: Final = (ApprovalRequired, CallDeferred, SkipToolExecution)
@@ -44,12 +47,24 @@ class RunGuard(Controls, AbstractCapability[Any]):
     a tool calls joins the run of its caller.
     """
 
-    def __init__(self, *, app: str = "", user: str = "", session: str = "", **policy: Unpack[PolicySettings]) -> None:
-        """``app``, ``user`` and ``session``: whom budgets per app, per user and per session are for."""
+    def __init__(
+        self,
+        *,
+        app: str = "",
+        user: str = "",
+        session: str = "",
+        termination_condition: TerminationCondition | None = None,
+        **policy: Unpack[PolicySettings],
+    ) -> None:
+        """``app``, ``user`` and ``session``: whom budgets per app, per user and per session are for.
+
+        ``termination_condition`` ends a run, of the first agent that has this capability, when it fires.
+        """
         self.id, self.description, self.defer_loading = None, None, False
         self.guard = Guard(Policy.build(**policy), gives_last_answers=True)
         self.guard.check_store()
-        self._whom = {"app": app, "user": user, "session": session}
+        condition = fitting(termination_condition, "Pydantic AI", has_hand_offs=False)
+        self._whom: dict[str, Any] = {"app": app, "user": user, "session": session, "condition": condition}
         self._is_off = self.guard.policy.mode == "off"
         self._run: AgentRun | None = None
 
@@ -77,7 +92,7 @@ class RunGuard(Controls, AbstractCapability[Any]):
         if run is None:
             return await handler(request_context)  # type: ignore[no-any-return]
         permission = await run.ask(partial(_asked, request_context))
-        if isinstance(permission, Trip):
+        if not isinstance(permission, Permission):
             raise self._stop(permission, request_context)
         request_context = permission.changed(_changed, request_context)
         try:
@@ -93,11 +108,12 @@ class RunGuard(Controls, AbstractCapability[Any]):
         permission.read(_settle, response)
         return response
 
-    def _stop(self, trip: Trip, request: ModelRequestContext) -> Exception:
-        if self.guard.policy.on_stop == "raise" or not _takes_text(request):
-            return RunStoppedError.of(trip)
-        text = TextPart(self.guard.stop_text(trip))
-        return SkipModelRequest(ModelResponse([text], metadata={METADATA_KEY: trip.to_dict()}))
+    def _stop(self, end: Trip | Ended, request: ModelRequestContext) -> Exception:
+        is_trip = isinstance(end, Trip)
+        if (is_trip and self.guard.policy.on_stop == "raise") or not _takes_text(request):
+            return error_of(end)
+        text = TextPart(self.guard.stop_text(end) if isinstance(end, Trip) else end.reason)
+        return SkipModelRequest(ModelResponse([text], metadata={METADATA_KEY: end.to_dict()}))
 
     # ---- tool calls -------------------------------------------------------------------------------------------------
 

@@ -22,7 +22,10 @@ Unsubscribe = Callable[[], None]
 
 
 class TerminatedError(RunGuardError):
-    """A condition that has fired was checked again. Call ``reset()``, or use ``for_run()`` to give every run a copy."""
+    """A condition that has fired was checked again: call ``reset()``, or use ``for_run()`` to give every run a copy.
+
+    Also raised where a condition ends a run that cannot end with a text, because its output is structured.
+    """
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,14 +10,15 @@ what RunGuard promises. ``matrix`` is the table of frameworks and scenarios for 
 
 import asyncio
 import contextlib
-import gc
 from collections.abc import Awaitable, Callable, Iterable
 from decimal import Decimal
 from typing import Any, Final
 
 from runguard.core.budget import Budget
 from runguard.core.exceptions import RunStoppedError
+from runguard.termination.seen import MaxIterationsTermination
 from runguard.testing.harness import MODEL, AgentSpec, Harness, Reply, Session, TurnResult
+from runguard.testing.scenario_checks import begun, nothing_left, stopped, untouched
 
 __all__ = ["SCENARIOS", "AgentSpec", "Harness", "Reply", "Session", "TurnResult", "check", "matrix"]
 
@@ -45,7 +46,7 @@ async def stubborn_loop(harness: Harness) -> None:
     guard = harness.guard()
     session = harness.session(_looping(lambda n: {"doc": "invoice"}), guard)
     result = await session.turn("parse it")
-    await _stopped(guard, result, {"repetition", "stall", "tool_failures"})
+    await stopped(guard, result, {"repetition", "stall", "tool_failures"})
     assert session.model_calls <= 10, f"{session.model_calls} model calls before the stop"
 
 
@@ -54,7 +55,7 @@ async def paraphrased_loop(harness: Harness) -> None:
     guard = harness.guard()
     session = harness.session(_looping(lambda n: {"doc": f"invoice, attempt {n}"}), guard)
     result = await session.turn("parse it")
-    await _stopped(guard, result, {"repetition", "stall", "tool_failures", "no_news"})
+    await stopped(guard, result, {"repetition", "stall", "tool_failures", "no_news"})
     assert session.model_calls <= 10, f"{session.model_calls} model calls before the stop"
 
 
@@ -64,7 +65,7 @@ async def healthy_batch(harness: Harness) -> None:
         lambda n, _: Reply(calls=[("save", {"row": n})]) if n <= 20 else Reply("saved 20 rows"),
         tools={"save": lambda row: "ok"},
     )
-    await _untouched(harness, spec)
+    await untouched(harness, spec)
 
 
 async def healthy_paging(harness: Harness) -> None:
@@ -73,7 +74,7 @@ async def healthy_paging(harness: Harness) -> None:
         lambda n, _: Reply(calls=[("page", {"number": n})]) if n <= 20 else Reply("read 20 pages"),
         tools={"page": lambda number: {"rows": [number * 10 + k for k in range(10)], "next": number + 1}},
     )
-    await _untouched(harness, spec)
+    await untouched(harness, spec)
 
 
 async def healthy_polling(harness: Harness) -> None:
@@ -88,7 +89,7 @@ async def healthy_polling(harness: Harness) -> None:
     spec = AgentSpec(
         lambda n, _: Reply(calls=[("status", {"job": "7"})]) if n <= 6 else Reply("done"), tools={"status": status}
     )
-    await _untouched(harness, spec)
+    await untouched(harness, spec)
 
 
 async def healthy_edits(harness: Harness) -> None:
@@ -105,7 +106,7 @@ async def healthy_edits(harness: Harness) -> None:
         runs.append(1)
         return f"{8 - (len(runs) - 1) % 8} failed"
 
-    await _untouched(harness, AgentSpec(step, tools={"edit": lambda line: "edited", "test": test}))
+    await untouched(harness, AgentSpec(step, tools={"edit": lambda line: "edited", "test": test}))
 
 
 async def budget_race(harness: Harness) -> None:
@@ -127,7 +128,7 @@ async def stream_cut(harness: Harness) -> None:
     spend = guard.spend()
     assert spend["calls"] >= 1, "the call was not booked"
     assert spend["estimated_calls"] >= 1, "the cut call was not booked as an estimate"
-    await _nothing_left(guard)
+    await nothing_left(guard)
 
 
 async def cancellation(harness: Harness) -> None:
@@ -135,12 +136,12 @@ async def cancellation(harness: Harness) -> None:
     guard = harness.guard(max_usd=1, prices=_PRICES, models=_LIMITS)
     session = harness.session(AgentSpec(lambda n, _: Reply(waits=True) if n == 1 else Reply("done")), guard)
     turn = asyncio.ensure_future(session.turn("go"))
-    await _begun(session)
+    await begun(session)
     turn.cancel()
     with contextlib.suppress(asyncio.CancelledError):
         await turn
     del turn
-    await _nothing_left(guard)
+    await nothing_left(guard)
     fresh = harness.session(AgentSpec(lambda n, _: Reply("done")), guard)
     assert (await fresh.turn("go")).text == "done", "no turn works after a cancelled one"
 
@@ -151,7 +152,7 @@ async def model_error(harness: Harness) -> None:
     spec = AgentSpec(lambda n, _: Reply(error=ConnectionError("no route to the model")))
     kinds = [type((await harness.session(spec, one).turn("go")).error) for one in (None, guard)]
     assert kinds[0] is kinds[1], f"without a guard {kinds[0]}, with one {kinds[1]}"
-    await _nothing_left(guard)
+    await nothing_left(guard)
 
 
 async def tool_exception(harness: Harness) -> None:
@@ -187,7 +188,7 @@ async def nested_agent(harness: Harness) -> None:
     guard = harness.guard(max_model_calls=12)
     session = harness.session(outer, guard)
     result = await session.turn("go")
-    await _stopped(guard, result, {"model_calls"})
+    await stopped(guard, result, {"model_calls"})
     assert session.model_calls == 12, f"{session.model_calls} calls on a limit of 12 for the whole tree"
 
 
@@ -198,7 +199,7 @@ async def hand_off_cycle(harness: Harness) -> None:
     guard = harness.guard()
     session = harness.session(first, guard)
     result = await session.turn("go")
-    await _stopped(guard, result, {"handoff", "cycle"})
+    await stopped(guard, result, {"handoff", "cycle"})
     assert session.model_calls < _CAP
 
 
@@ -211,7 +212,7 @@ async def next_turn(harness: Harness) -> None:
 
     spec = AgentSpec(step, tools={"parse": lambda doc: {"status": "partial_parse_error"}})
     session = harness.session(spec, guard)
-    await _stopped(guard, await session.turn("parse it"), {"repetition", "stall", "tool_failures"})
+    await stopped(guard, await session.turn("parse it"), {"repetition", "stall", "tool_failures"})
     second = await session.turn("good morning")
     assert second.text == "hello", f"the turn after a stop answered '{second.text}', {second.error!r}"
     assert len(guard.trips) == 1
@@ -232,7 +233,7 @@ async def kill_switch(harness: Harness) -> None:
     guard = harness.guard(app="shop")
     session = harness.session(AgentSpec(lambda n, _: Reply(waits=True) if n == 1 else Reply("done")), guard)
     turn = asyncio.ensure_future(session.turn("go"))
-    await _begun(session)
+    await begun(session)
     guard.stop("app:shop", actor="ops", reason="drill")
     await asyncio.wait_for(turn, 20)
     refused = harness.session(AgentSpec(lambda n, _: Reply("done")), guard)
@@ -272,7 +273,7 @@ async def paid_tool(harness: Harness) -> None:
     assert spend["tools_usd"] == Decimal("0.8"), f"{spend['tools_usd']} dollars were booked for two calls of 0.4"
     assert spend["by_tool"]["search"]["paid_tool_calls"] == 2, "the bill does not name the tool"
     assert result.text == "done", f"the run ended with '{result.text}': the model could not finish"
-    await _nothing_left(guard)
+    await nothing_left(guard)
 
 
 async def last_answer(harness: Harness) -> None:
@@ -290,7 +291,24 @@ async def last_answer(harness: Harness) -> None:
     texts = [content for kind, _, content in result.events if kind == "text"]
     assert any("what I have" in content for content in texts), f"the agent's answer is missing: {result.events}"
     assert not result.open_calls, f"tool calls without an answer in the history: {result.open_calls}"
-    await _nothing_left(guard)
+    await nothing_left(guard)
+
+
+async def termination_condition(harness: Harness) -> None:
+    """A termination condition ends the run before its next model call. That is no trip, and the next turn works."""
+    guard = harness.guard(termination_condition=MaxIterationsTermination(6))
+
+    def step(n: int, newest: str) -> Reply:
+        return Reply("hello") if newest == "good morning" else Reply(calls=[("page", {"n": n})])
+
+    session = harness.session(AgentSpec(step, tools={"page": lambda n: {"page": n}}), guard)
+    result = await session.turn("read on")
+    assert result.error is None, f"the end raised {result.error!r}"
+    assert session.model_calls == 3, f"{session.model_calls} model calls: each makes two events, six are allowed"
+    assert not result.open_calls, f"tool calls without an answer in the history: {result.open_calls}"
+    assert not guard.trips, "the end of the work was recorded as a trip"
+    second = await session.turn("good morning")
+    assert second.text == "hello", f"the next turn answered '{second.text}', {second.error!r}"
 
 
 SCENARIOS: Final[dict[str, Callable[[Harness], Awaitable[None]]]] = {
@@ -316,6 +334,7 @@ SCENARIOS: Final[dict[str, Callable[[Harness], Awaitable[None]]]] = {
         store_outage,
         paid_tool,
         last_answer,
+        termination_condition,
     )
 }
 
@@ -348,45 +367,3 @@ def matrix(harnesses: Iterable[Harness]) -> str:
         rows.append(f"| **{name.replace('_', ' ')}** {about} | {' | '.join(cells)} |")
     head = f"| scenario | {' | '.join(harness.name for harness in columns)} |\n|---|{'---|' * len(columns)}"
     return "\n".join([head, *rows, *([""] if notes else []), *(f"{n}. {note}" for n, note in enumerate(notes, 1))])
-
-
-# ---- helpers --------------------------------------------------------------------------------------------------------
-
-
-async def _stopped(guard: Any, result: TurnResult, rules: set[str]) -> None:
-    trips = guard.trips
-    assert len(trips) == 1, f"expected one trip, got {[trip.rule for trip in trips]}"
-    assert trips[0].rule in rules, f"stopped by {trips[0].rule}, expected one of {sorted(rules)}"
-    assert result.error is None, f"the stop raised {result.error!r}"
-    assert result.text == guard.guard.stop_text(trips[0]), f"the run ended with '{result.text}'"
-    assert not result.open_calls, f"tool calls without an answer in the history: {result.open_calls}"
-    await _nothing_left(guard)
-
-
-async def _begun(session: Session) -> None:
-    """Wait until a model was called."""
-    for _ in range(10_000):
-        if session.model_calls:
-            return
-        await asyncio.sleep(0.001)
-    raise AssertionError("no model was called")
-
-
-async def _untouched(harness: Harness, spec: AgentSpec) -> None:
-    guard = harness.guard()
-    bare, guarded = [await harness.session(spec, one).turn("go") for one in (None, guard)]
-    assert bare.error is None, f"the scenario fails without a guard: {bare.error!r}"
-    assert bare.events == guarded.events, "the guard changed a healthy run"
-    assert not guard.trips, f"a healthy run was stopped by {guard.trips[0].rule}"
-
-
-async def _nothing_left(guard: Any) -> None:
-    """Nothing stays reserved, and no run stays open. A run that failed may end with the last reference to it."""
-    for _ in range(100):
-        if not guard.guard.runs:
-            break
-        gc.collect()
-        await asyncio.sleep(0.01)
-    reserved = guard.spend()["reserved_usd"]
-    assert not reserved, f"{reserved} dollars stay reserved"
-    assert not guard.guard.runs, "a run was not ended"

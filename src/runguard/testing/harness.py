@@ -76,7 +76,10 @@ class Harness(ABC):
 
     @abstractmethod
     def guard(self, **settings: Any) -> Controls:
-        """A guard of this adapter: a plugin, a middleware, a capability. ``app``, ``user`` as in ``RunInfo``."""
+        """A guard of this adapter: a plugin, a middleware, a capability. ``app``, ``user`` as in ``RunInfo``.
+
+        ``termination_condition``: ends the runs of sessions with this guard.
+        """
 
     @abstractmethod
     def session(self, agent: AgentSpec, guard: Controls | None) -> Session:
