@@ -116,9 +116,14 @@ lock: $(NEW)/.ready
 	@$(NEW)/bin/uv pip compile --quiet --universal --upgrade --python-version 3.11 --generate-hashes --no-annotate --no-emit-index-url \
 	  --custom-compile-command "make lock" --group pyproject.toml:dev pyproject.toml --output-file locks/dev.txt
 
-# The ADK tests on 2.3, each minor release since, and the newest; ADK="2.7 pre" names others.
+# The ADK tests on 2.3, each minor release since, and the newest; ADK="2.7 pre" names others, TESTS="tests/adk/test_edges.py" fewer tests.
 test-adk: $(NEW)/.ready
 	@$(NEW)/bin/python scripts/test_adk.py $(ADK)
+
+# ADK's own unit tests without and with the guard: ADK_TESTS=/path/to/adk-python make test-adk-own. None may fail only with it.
+.PHONY: test-adk-own
+test-adk-own: $(NEW)/.ready
+	@$(NEW)/bin/python scripts/adk_own_tests.py
 
 # Everything that needs no browser and no documentation, on every supported Python that is installed.
 # uv finds those on the PATH and its own; those of pyenv are looked for in its folder.

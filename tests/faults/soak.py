@@ -46,6 +46,9 @@ _LOOKS: Final = 40  # at the process, in each part
 _MORE_MEMORY: Final = 6 * 1024**2  # bytes that the last quarter may take more than the second one
 _MORE_FILE: Final = 1024**2
 _KEPT_S: Final = 60.0  # of records: the shortest time that a store keeps them
+_PACE_S: Final = (
+    0.25  # a turn of the app begins this long after the one before: the file is as large as its last minute
+)
 
 
 @dataclass(frozen=True)
@@ -176,8 +179,9 @@ async def one_app(seconds: float, path: Path) -> Part:
     )
     service = InMemorySessionService()
     runner = Runner(app=App(name="app", root_agent=agent, plugins=[plugin]), session_service=service)
-    until, next_look, done = monotonic() + seconds, 0.0, 0
-    while monotonic() < until:
+    began, next_look, done = monotonic(), 0.0, 0
+    while monotonic() < began + seconds:
+        await asyncio.sleep(began + done * _PACE_S - monotonic())
         names: Any = {"app_name": "app", "user_id": f"u{done % 50}", "session_id": f"s{done}"}
         await service.create_session(**names)
         message = types.Content(role="user", parts=[types.Part(text="go")])
