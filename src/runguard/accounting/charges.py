@@ -145,6 +145,7 @@ class Charge:
     bound: tuple[int | None, int | None] | None = None
     number: int = 0  # of the call, in the run's journal
     is_tool: bool = False  # the price of a tool call: not a model call
+    is_probe: bool = False  # the first call after its provider asked to wait
     journal: Any = None  # of its run, where one is kept: the usage of a call may be reported after the run's end
     request: Any = None  # a weak reference to what is sent, where the adapter can read its parts
     instead_of: str = ""  # the model that was asked for, where a threshold chose a cheaper one

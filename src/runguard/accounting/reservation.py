@@ -32,7 +32,7 @@ class UnknownCapError(Exception):
         self.unknown = unknown
 
 
-class _StepOut:
+class StepOut:
     """Awaited before anything is waited for, by a call that was asked for without an event loop: it goes on on one."""
 
     def __await__(self) -> Generator[None, None, None]:
@@ -80,7 +80,7 @@ class Reserver:
         try:
             if visit is not None and not visit.place.may_ask:
                 if event.no_loop:
-                    await _StepOut()
+                    await StepOut()
                 await visit.in_turn()
                 self._find_again(charge, event)
             result: Hold | Refusal | None = await self._ask(charge, event)
@@ -169,7 +169,7 @@ class Reserver:
         that is too little.
         """
         if event.no_loop:
-            await _StepOut()
+            await StepOut()
         ledger, loop = self._ledger, asyncio.get_running_loop()
         patience = self._policy.max_wait_seconds
         if event.no_wait:  # those it would wait for cannot come back; what is on its way to a store can

@@ -54,6 +54,21 @@ class WaitListener(Protocol):
         """In shadow mode: an enforcing guard would have let the call wait."""
 
 
+class Waiter(Protocol):
+    """A call that waits."""
+
+    @property
+    def scope(self) -> str:
+        """What it waits for; "" for its turn."""
+
+    @property
+    def until(self) -> float | None:
+        """When it will have room, where that is known."""
+
+    def wake(self) -> None:
+        """The run was stopped: look now. From any thread."""
+
+
 class RoomWaits:
     """The waiting calls of one policy on one ledger."""
 
@@ -102,6 +117,14 @@ class Visit:
         self._began: float | None = None
         self._sleeps = False  # the listener knows
         self._loop: asyncio.AbstractEventLoop | None = None
+
+    @property
+    def scope(self) -> str:
+        return self.opening.account.scope if self.opening is not None else ""
+
+    @property
+    def until(self) -> float | None:
+        return self.opening.until if self.opening is not None else None
 
     def left(self) -> float:
         """How long it may still wait."""
@@ -161,13 +184,11 @@ class Visit:
             self._waits.listener.began(self)
 
 
-def waiting_for(visits: Iterable[Visit]) -> list[dict[str, Any]]:
+def waiting_for(visits: "Iterable[Waiter]") -> list[dict[str, Any]]:
     """What these calls wait for, as plain data: the scope, how many calls, and when its window ends."""
     scopes: dict[str, dict[str, Any]] = {}
     for visit in list(visits):
-        opening = visit.opening
-        scope = opening.account.scope if opening is not None else ""
-        entry = scopes.setdefault(scope, {"scope": scope, "calls": 0, "until": None})
+        entry = scopes.setdefault(visit.scope, {"scope": visit.scope, "calls": 0, "until": None})
         entry["calls"] += 1
-        entry["until"] = opening.until if opening is not None else None
+        entry["until"] = visit.until
     return list(scopes.values())

@@ -68,6 +68,8 @@ class CallAccount:
 
         Settles the charge when the answer is complete, and again when a later report changes the usage.
         """
+        if self.charge.is_probe:  # the provider takes calls again: do not wait for the end of the stream
+            self.guard.provider_waits.ended(self.charge, is_success=True)
         is_new = self._usage.add(response)
         self._model = response.model_version or self._model
         if is_new and self._flight is not None and self._invocation is not None:
@@ -114,6 +116,8 @@ class CallAccount:
         if isinstance(error, RunStoppedError) and not received:  # a guard further in refused it: it never left
             self.called_off()
             return
+        if error is not None:
+            self.guard.failed(self.charge, error)
         self.guard.abandon(self.charge, received, streaming=streaming, refused=was_unbilled(error))
 
 

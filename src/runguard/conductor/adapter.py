@@ -149,6 +149,9 @@ class Conductor(Protocol):
     def release(self, charge: Charge) -> None:
         """Give back the reservation of a call that was never sent."""
 
+    def failed(self, charge: Charge, error: BaseException | None) -> None:
+        """Find out from the exception of a call whether its provider asks to wait. Then ``abandon`` it."""
+
     def abandon(
         self, charge: Charge, streamed_tokens: int = 0, *, streaming: bool = False, refused: bool = False
     ) -> None:

@@ -26,6 +26,7 @@ from runguard.conductor.looking_in import snapshot_of
 from runguard.conductor.operator_stops import OperatorStops
 from runguard.conductor.own_faults import OwnFaults
 from runguard.conductor.paused import Pauses
+from runguard.conductor.provider_waits import ProviderWaits
 from runguard.conductor.reporting import Reporting, connect_alarms
 from runguard.conductor.reserving import Reserving
 from runguard.conductor.run_records import RunRecords
@@ -127,8 +128,19 @@ class Guard:
         lanes = LaneKeeper(policy, self.tools, lane_rungs)
         spans = SpanCosts.opted_in() if self.telemetry is not None else None
         self.cache_watch = watch = CacheWatch(accounts, deciding, clock, warns=reports)
+        self.provider_waits = provider = ProviderWaits(policy, self.waits)
         settling = Settling(
-            clock, accounts, self.runs, self.pauses.find, deciding, own_faults, self.outbox, self.alarms, watch, spans
+            clock,
+            accounts,
+            self.runs,
+            self.pauses.find,
+            deciding,
+            own_faults,
+            self.outbox,
+            self.alarms,
+            watch,
+            spans,
+            provider,
         )
         self.downgrades: Downgrades | None = None
         if switching(policy.budgets):
@@ -143,7 +155,9 @@ class Guard:
             asked = policy.final_answer if isinstance(policy.final_answer, str) else INSTRUCTION
             output = policy.min_output_tokens
             self.last_answers = LastAnswers(asked, output, clock, accounts, deciding, settling.release)
-        reserving = Reserving(policy, clock, self.runs, accounts, deciding, settling.release, self.last_answers)
+        reserving = Reserving(
+            policy, clock, self.runs, accounts, deciding, settling.release, self.last_answers, provider
+        )
         gate = ToolGate(clock, ledger, self.tools, self.breakers, self.once, deciding, on_outage=policy.on_outage)
         self.lanes, self.settling, self.reserving, self.tool_gate = lanes, settling, reserving, gate
         self.tool_prices = prices = ToolPrices(clock, accounts, self.tools, deciding, settling, gate.give_up)
@@ -158,7 +172,7 @@ class Guard:
         self.reserve, self.reserve_now, self.free_slot = reserving.reserve, reserving.reserve_now, reserving.free_slot
         self.unspent, self.context_limit = reserving.unspent, accounts.context_limit
         self.settle, self.release, self.abandon = settling.settle, settling.release, settling.abandon
-        self.close = settling.close
+        self.close, self.failed = settling.close, settling.failed
         self.declare, self.tool_rule, self.fingerprint = self.tools.declare, self.tools.rule, self.tools.fingerprint
         self.prepare_tool, self.settle_once = gate.prepare_tool, gate.settle_once
         self.report_failure = gate.report_failure

@@ -24,6 +24,7 @@ def snapshot_of(guard: "Guard") -> dict[str, Any]:
         "outages": dict(guard.accounts.outages),
         "store": ledger.health(),
         "breakers": {tool: breaker.state(ledger.now(now)).value for tool, breaker in guard.breakers.items()},
+        "provider_waits": guard.provider_waits.seconds_left(),
         "trips": len(guard.trips),
         "guard_errors": guard.guard_errors + guard.accounts.errors,
         "callbacks_dropped": guard.outbox.dropped,

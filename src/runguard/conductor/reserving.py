@@ -9,6 +9,7 @@ from runguard.accounting.charges import Charge, Denied
 from runguard.accounting.refusals import finding_of
 from runguard.conductor.deciding import Deciding, stop_in_force
 from runguard.conductor.last_answer import LastAnswers
+from runguard.conductor.provider_waits import ProviderWaits
 from runguard.conductor.runs import Lane, Run
 from runguard.core.decision import ALLOW, Action, Decision, Finding, Trip
 from runguard.core.events import ROOT_LANE, ModelCall
@@ -29,15 +30,16 @@ class Reserving:
         accounts: Accounts,
         deciding: Deciding,
         release: Callable[[Charge], None],
-        last_answers: LastAnswers | None = None,
+        last_answers: LastAnswers | None,
+        provider: ProviderWaits,
     ) -> None:
         self._policy, self._clock, self._runs, self._accounts = policy, clock, runs, accounts
         self._deciding, self._enforces, self._release = deciding, deciding.enforces, release
-        self._last_answers = last_answers
+        self._last_answers, self._provider = last_answers, provider
 
     def reserve_now(self, event: ModelCall) -> bool:
         """Permission without a slot and without waiting, where that is possible. False: await ``reserve``."""
-        if self._last_answers is not None:
+        if self._last_answers is not None or self._provider.gates:
             return False
         run = self._runs[event.run]
         event.charge = charge = self._accounts.open_now(run.run_costs, event)
@@ -54,13 +56,19 @@ class Reserving:
         run = self._runs[event.run]
         lane = run.lanes.get(event.lane) or run.lanes[ROOT_LANE]
         task = asyncio.current_task() if slot else None
-        decision = ALLOW
+        decision, is_probe = ALLOW, False
         run.waiting += 1
         try:
             if task is not None and not run.slots.take(task):
                 decision = await self._wait_for_slot(run, lane, event, task)
                 if decision.action is _STOP and decision.enforced:
                     return decision
+            if self._provider.gates:
+                is_probe = await self._provider.enter(run, event, lambda: _stop_meanwhile(run, lane) is not None)
+                event.at = max(event.at, self._clock())
+                if not is_probe and (stopped := _stop_meanwhile(run, lane)) is not None:
+                    self._give_back(run, event, task)
+                    return stop_in_force(stopped)
             denied = None
             if self._last_answers is not None:
                 denied = await self._last_answers.hold(run, event, lambda: _stop_meanwhile(run, lane) is not None)
@@ -71,6 +79,8 @@ class Reserving:
                     run.run_costs, event, self._enforces, lambda: _stop_meanwhile(run, lane) is not None
                 )
         except BaseException:  # cancelled while it waited, or the ledger failed
+            if is_probe:
+                self._provider.not_made(event)
             self._give_back(run, event, task)
             raise
         finally:
@@ -78,19 +88,30 @@ class Reserving:
         event.charge = charge
         try:
             late = self._too_late(run, event) if charge is not None and self._enforces else None
+            is_plain = charge is not None and denied is None and late is None and not charge.lowered  # most calls
             if charge is not None:
                 charge.number, charge.journal = event.number, run.journal
-                if denied is None and late is None and not charge.lowered:  # most calls
-                    return decision
-            return self._answer(run, lane, event, task, charge, denied, late, decision)
+            if not is_plain:
+                decision = self._answer(run, lane, event, task, charge, denied, late, decision)
+            if is_probe:
+                self._send_probe(event)
+            return decision
         except BaseException:  # a fault of the guard: free what was reserved
             event.charge = None
+            if is_probe:
+                self._provider.not_made(event)
             if charge is not None and not charge.over:
                 self._release(charge)
                 self.unspent(event.run, event)
             if task is not None:
                 run.slots.give_back(task)
             raise
+
+    def _send_probe(self, event: ModelCall) -> None:
+        if event.charge is None:
+            self._provider.not_made(event)
+        else:
+            event.charge.is_probe = True
 
     def free_slot(self, run_id: str, task: _Task | None = None) -> None:
         """Give back the slot that ``reserve`` took. ``task``: the one that awaited ``reserve``, by default the current

@@ -1,6 +1,7 @@
 """The waiting calls of the runs of one guard: how long they may wait, who waits for what, and the report of it."""
 
 import logging
+import math
 from collections.abc import Callable
 from typing import Final
 
@@ -28,8 +29,12 @@ class RunWaits:
 
     def seconds_left(self, charge: Charge) -> float:
         run = self._runs.get(charge.run_costs.info.run)
-        if run is None or run.deadline is None:
-            return float("inf")
+        return self.left_of(run) if run is not None else math.inf
+
+    def left_of(self, run: Run) -> float:
+        """The time until the deadline of a run."""
+        if run.deadline is None:
+            return math.inf
         return run.deadline.started + run.deadline.seconds - self._clock()
 
     def began(self, visit: Visit) -> None:
@@ -44,9 +49,12 @@ class RunWaits:
         run = self._runs.get(charge.run_costs.info.run)
         if run is not None:
             run.visits.pop(visit, None)
+        self.note(charge.agent, seconds, opening.text if opening is not None else "its turn")
+
+    def note(self, agent: str, seconds: float, what: str, verb: str = "waited") -> None:
+        """Count and log a call that has waited."""
         self.calls, self.waited_s = self.calls + 1, self.waited_s + seconds
-        what = opening.text if opening is not None else "its turn"
-        _log.info("runguard.waited: a call of agent '%s' waited %.1f s for %s", charge.agent, seconds, what)
+        _log.info("runguard.waited: a call of agent '%s' %s %.1f s for %s", agent, verb, seconds, what)
 
     def skipped(self, charge: Charge, opening: Opening) -> None:
         self.calls, self.waited_s = self.calls + 1, self.waited_s + opening.seconds

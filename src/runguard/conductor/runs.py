@@ -8,7 +8,7 @@ from operator import itemgetter
 from typing import Any, Final
 
 from runguard.accounting.charges import RunCosts
-from runguard.accounting.waiting_calls import Visit, waiting_for
+from runguard.accounting.waiting_calls import Waiter, waiting_for
 from runguard.conductor.session_growth import SessionGrowth
 from runguard.conductor.slots import Slots
 from runguard.conductor.stopping import Stoppable
@@ -234,7 +234,7 @@ class Run(Stoppable):
         self.refusing = False  # a refusal at the border is on its way: others beside it are the same round
         self.refused_at_border = (0, 0)  # times since the last model call that was made, and which one that was
         self.waiting = 0  # of the model calls counted, those that wait for a place or for money
-        self.visits: dict[Visit, None] = {}  # its calls that wait for room in a budget that waits
+        self.visits: dict[Waiter, None] = {}  # its calls that wait for room in a budget, or for a provider
         self.skipped_waits_s = 0.0  # in shadow mode: how long its calls would have waited
         self.bills: ToolBills | None = None  # of tools that have a price
         self.closing: Any = None  # the ``Closing`` of a run that gives a last answer

@@ -16,6 +16,7 @@ from runguard.accounting.spending import Earlier, record_of, usd_of
 from runguard.conductor.cached_prompts import CacheWatch
 from runguard.conductor.deciding import Deciding
 from runguard.conductor.own_faults import OwnFaults
+from runguard.conductor.provider_waits import ProviderWaits
 from runguard.conductor.runs import Run
 from runguard.core.decision import Action, Finding, Money
 from runguard.core.events import ModelCall, ModelResult
@@ -40,11 +41,12 @@ class Settling:
         outbox: Outbox,
         alarms: Alarms | None,
         cache_watch: CacheWatch,
-        spans: SpanCosts | None = None,
+        spans: SpanCosts | None,
+        provider: ProviderWaits,
     ) -> None:
         self._clock, self._accounts, self._runs, self._find_paused = clock, accounts, runs, find_paused
         self._deciding, self._faults, self._outbox, self._alarms = deciding, faults, outbox, alarms
-        self._cache_watch, self._spans, self._thresholds_reached = cache_watch, spans, 0
+        self._cache_watch, self._spans, self._provider, self._thresholds_reached = cache_watch, spans, provider, 0
 
     def settle(
         self,
@@ -81,6 +83,8 @@ class Settling:
         except Exception as error:
             self.close(charge, error, usage)
         try:
+            if charge.is_probe:
+                self._provider.ended(charge, is_success=True)
             if self._spans is not None and charge.booked is not None:
                 self._report_on_span(self._spans, charge, nano)
             if self._accounts.ledger.is_shared and charge.booked is not None and not charge.within:
@@ -101,11 +105,20 @@ class Settling:
         except Exception as error:
             self._faults.fault("release", error, charge.run_costs.info.run)
         try:
+            if charge.is_probe:
+                self._provider.ended(charge, is_success=False)
             run = self._run_of(charge)
             if run is not None and run.journal is not None:
                 run.journal.add({"k": "back", "n": charge.number})
         except Exception as error:
             self._faults.fault("release", error, charge.run_costs.info.run)
+
+    def failed(self, charge: Charge, error: BaseException | None) -> None:
+        """A call raised: find out whether its provider asks to wait. Then ``abandon`` or ``settle`` it."""
+        try:
+            self._provider.failed(charge, error)
+        except Exception as fault:
+            self._faults.fault("settle", fault, charge.run_costs.info.run)
 
     def abandon(
         self, charge: Charge, streamed_tokens: int = 0, *, streaming: bool = False, refused: bool = False

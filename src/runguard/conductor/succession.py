@@ -33,6 +33,7 @@ def take_over(heir: "Guard", before: "Guard") -> None:
     heir.pauses.share(before.pauses)
     heir.breakers.share(before.breakers)
     heir.once.share(before.once)
+    heir.provider_waits.share(before.provider_waits)
     heir.growth.share(before.growth)
     heir.summaries.share(before.summaries)
     heir.elders = (

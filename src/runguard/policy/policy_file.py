@@ -150,7 +150,14 @@ class PolicyFile(SettingsModel):
     )
     max_wait_seconds: Annotated[float, Field(ge=0, le=3600, allow_inf_nan=False)] = Field(
         default=60.0,
-        description="How long a call may wait: for other calls' reservations, or for room in a budget that waits.",
+        description="How long a call may wait: for other calls' reservations, a budget that waits, or the provider.",
+    )
+    on_rate_limit: Literal["wait", "pass"] | None = Field(
+        default=None,
+        description=(
+            "The provider asks to wait (429 or 503 with Retry-After): wait holds back calls to that model and sends "
+            "one first, pass does nothing. None: wait where a budget waits."
+        ),
     )
     max_identical_tool_results: Annotated[int, Field(ge=2, le=10**9)] | None = Field(
         default=None, description="Stop at this many equal failures of a tool, or equal answers to the same call."

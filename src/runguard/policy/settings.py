@@ -146,6 +146,12 @@ class Policy(PolicyFile):
         return self.max_concurrent_agents or 20
 
     @property
+    def waits_for_provider(self) -> bool:
+        if self.on_rate_limit is None:
+            return any(budget.on_exhausted == "wait" for budget in self.budgets)
+        return self.on_rate_limit == "wait"
+
+    @property
     def queues(self) -> bool:
         return self.on_surplus == "queue" or (self.on_surplus is None and self.max_concurrent_agents is None)
 

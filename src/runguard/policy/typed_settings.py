@@ -66,7 +66,10 @@ class CommonSettings(TypedDict, total=False):
     retention_days: float
     """How long a store keeps records, ended runs and past periods."""
     max_wait_seconds: float
-    """How long a call may wait: for other calls' reservations, or for room in a budget that waits."""
+    """How long a call may wait: for other calls' reservations, a budget that waits, or the provider."""
+    on_rate_limit: Literal["wait", "pass"] | None
+    """The provider asks to wait (429 or 503 with Retry-After): wait holds back calls to that model and sends one first,
+    pass does nothing. None: wait where a budget waits."""
     max_identical_tool_results: int | None
     """Stop at this many equal failures of a tool, or equal answers to the same call."""
     max_handoff_repeats: int | None
