@@ -235,9 +235,8 @@ def _learn(layer: Layer, event: ModelCall, usage: Usage | None, model: str, text
 
 
 def _abandon(layer: Layer, event: ModelCall, error: BaseException | None, streamed: int, streaming: bool) -> None:
-    if error is not None:
-        layer.guard.failed(event.charge, error)
-    layer.guard.abandon(event.charge, tokens_in(streamed), streaming=streaming, refused=was_unbilled(error))
+    refused = was_unbilled(error)
+    layer.guard.abandon(event.charge, tokens_in(streamed), streaming=streaming, refused=refused, error=error)
 
 
 def in_event_loop() -> bool:

@@ -116,9 +116,7 @@ class CallAccount:
         if isinstance(error, RunStoppedError) and not received:  # a guard further in refused it: it never left
             self.called_off()
             return
-        if error is not None:
-            self.guard.failed(self.charge, error)
-        self.guard.abandon(self.charge, received, streaming=streaming, refused=was_unbilled(error))
+        self.guard.abandon(self.charge, received, streaming=streaming, refused=was_unbilled(error), error=error)
 
 
 class Cancellation:

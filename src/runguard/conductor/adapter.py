@@ -149,13 +149,19 @@ class Conductor(Protocol):
     def release(self, charge: Charge) -> None:
         """Give back the reservation of a call that was never sent."""
 
-    def failed(self, charge: Charge, error: BaseException | None) -> None:
-        """Find out from the exception of a call whether its provider asks to wait. Then ``abandon`` it."""
-
     def abandon(
-        self, charge: Charge, streamed_tokens: int = 0, *, streaming: bool = False, refused: bool = False
+        self,
+        charge: Charge,
+        streamed_tokens: int = 0,
+        *,
+        streaming: bool = False,
+        refused: bool = False,
+        error: BaseException | None = None,
     ) -> None:
-        """Book an estimate for a call that was sent and did not report its usage."""
+        """Book an estimate for a call that was sent and did not report its usage.
+
+        ``error``: what it raised. It may say that the provider asks to wait.
+        """
 
     def unspent(self, run_id: str, event: ModelCall | None = None, *, denied: bool = False) -> None:
         """Do not count a model call that ``check`` has allowed and that was never sent."""

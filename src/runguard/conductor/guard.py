@@ -172,7 +172,7 @@ class Guard:
         self.reserve, self.reserve_now, self.free_slot = reserving.reserve, reserving.reserve_now, reserving.free_slot
         self.unspent, self.context_limit = reserving.unspent, accounts.context_limit
         self.settle, self.release, self.abandon = settling.settle, settling.release, settling.abandon
-        self.close, self.failed = settling.close, settling.failed
+        self.close = settling.close
         self.declare, self.tool_rule, self.fingerprint = self.tools.declare, self.tools.rule, self.tools.fingerprint
         self.prepare_tool, self.settle_once = gate.prepare_tool, gate.settle_once
         self.report_failure = gate.report_failure

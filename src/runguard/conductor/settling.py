@@ -121,14 +121,23 @@ class Settling:
             self._faults.fault("settle", fault, charge.run_costs.info.run)
 
     def abandon(
-        self, charge: Charge, streamed_tokens: int = 0, *, streaming: bool = False, refused: bool = False
+        self,
+        charge: Charge,
+        streamed_tokens: int = 0,
+        *,
+        streaming: bool = False,
+        refused: bool = False,
+        error: BaseException | None = None,
     ) -> None:
         """Book an estimate for a call that was sent and ended without reporting its usage.
 
         ``refused``: the provider refused it or could not be reached, so it cost nothing. It still counts as a call.
+        ``error``: what it raised. It may say that the provider asks to wait.
         """
         if charge.over:
             return
+        if error is not None:
+            self.failed(charge, error)
         if refused and not streamed_tokens:
             self.settle(charge, Usage(), free=True)
             return

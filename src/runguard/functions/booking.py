@@ -74,7 +74,7 @@ def failed(
         spared = status in _BAD_REQUEST or not isinstance(error, Exception) or isinstance(error, RunStoppedError)
         _report(call, None if spared else False)
         if call.charge is not None:
-            call.caller.guard.failed(call.charge, error)
+            call.caller.guard.settling.failed(call.charge, error)
             _book_failure(call, error, size, streaming, reading, last)
     except Exception as fault:
         drop(call, fault)
