@@ -6,7 +6,9 @@ from typing import Any
 
 import pytest
 
-from runguard import guard_async
+from runguard import DeadlineExceededError, guard_async
+from runguard.core.decision import Action, Finding
+from runguard.core.events import ModelCall
 from runguard.core.exceptions import RunStoppedError
 from tests.kit.virtual_time import VirtualLoop, run_virtually
 
@@ -164,3 +166,23 @@ def test_shadow_mode_does_not_wait(caplog: pytest.LogCaptureFixture):
     assert provider.loop.passed < 5
     assert any("would have waited" in line for line in caplog.messages)
     assert sum("runguard.provider_busy" in line for line in caplog.messages) == 1
+
+
+def test_a_stop_of_the_run_ends_the_wait():
+    loop = VirtualLoop()
+    provider = Provider(loop, 100.0)
+
+    async def go() -> None:
+        with pytest.raises(BusyError):
+            await provider.call()
+        waiting = asyncio.create_task(provider.call())
+        await asyncio.sleep(1.5)
+        guard = provider.guard
+        (run,) = guard.runs.values()
+        event = ModelCall(run.info.run, "", "agent", loop.clock())
+        guard.stop(run, event, Finding("deadline", Action.STOP, 2, 1, "seconds", "run"))
+        with pytest.raises(DeadlineExceededError):
+            await waiting
+
+    run_virtually(loop, go())
+    assert (loop.passed, len(provider.attempts)) == (3.5, 1)
