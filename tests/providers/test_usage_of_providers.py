@@ -296,7 +296,7 @@ RESPONSE: dict[str, Any] = {
 
 
 RESPONSE_READ = Reading(
-    Usage(50, 20, cached=10, cache_write=4, thinking=8),
+    Usage(50, 20, cached=10, cache_write=4, thinking=8, searches=1),
     "gpt-5-2025-08-07",
     (("search", {"q": "x"}), ("sql", "select 1")),
     "Hi!",

@@ -33,6 +33,8 @@ class Entry(Summable):
     estimated: int = 0  # calls whose usage or rate was estimated
     tool_calls: int = 0  # calls of tools that have a price
     tool_nano: int = 0  # of ``nano``, what those cost
+    searches: int = 0  # on the model's side
+    search_nano: int = 0  # of ``nano``, what those cost
 
     def count(self, one: "Entry") -> None:
         """Add the entry of one call, most of which is nothing."""
@@ -49,6 +51,9 @@ class Entry(Summable):
         if one.tool_calls:
             self.tool_calls += one.tool_calls
             self.tool_nano += one.tool_nano
+        if one.searches:
+            self.searches += one.searches
+            self.search_nano += one.search_nano
 
 
 Tally = dict[tuple[str, str, str], Entry]  # agent, model, tool
@@ -77,6 +82,8 @@ def totals(entries: Iterable[Entry]) -> dict[str, Any]:
         "estimated_calls": total.estimated,
         "paid_tool_calls": total.tool_calls,
         "tools_usd": to_usd(total.tool_nano),
+        "searches": total.searches,
+        "searches_usd": to_usd(total.search_nano),
     }
 
 

@@ -94,6 +94,10 @@ class Settlement:
             entry.estimated = 1 if estimated or rates.estimated else 0
         else:
             entry.unpriced, entry.estimated = int(not free), int(estimated)
+        if usage.searches:
+            entry.searches = usage.searches
+            if nano is None and not free and isinstance(rates, Rates):
+                entry.search_nano = rates.search.cost(usage.searches)
         return entry
 
     def _settle_hold(

@@ -188,6 +188,8 @@ def _figures_of(entry: Entry, key: tuple[str, str, str]) -> dict[str, Any]:
     unknown = {"estimated": True} if entry.estimated else {}
     if entry.tool_calls:
         facts["kind"] = "tool"
+    if entry.searches:
+        facts["searches"] = entry.searches
     return {**facts, **unknown, "usd": usd_of(entry)}
 
 

@@ -20,7 +20,8 @@ from runguard.conductor.guard import Guard
 from runguard.core.decision import Trip
 from runguard.openai_agents.runs import Runs
 from runguard.pricing.rates import Usage
-from runguard.providers.responses import arguments
+from runguard.providers.fields import fields
+from runguard.providers.responses import arguments, is_search
 from runguard.providers.sizes import size_of
 from runguard.termination.ended import KEY as _ENDED
 from runguard.termination.ended import Ended
@@ -143,7 +144,7 @@ class GuardedModel(Model):
         names = {one.tool_name for one in handoffs}
         calls = [item for item in output if getattr(item, "type", "") == "function_call" and item.name not in names]
         permission.settle(
-            _usage_of(response.usage),
+            _usage_of(response.usage, response.output),
             calls=[ToolUse(call.call_id, call.name, arguments(call.arguments)) for call in calls],
             text="" if len(calls) < len(output) - len(_texts(output)) else "".join(_texts(output)),
             size=size_of(output),
@@ -188,7 +189,7 @@ def _changed(permission: Permission, request: tuple[Any, ModelSettings]) -> tupl
     return items, settings
 
 
-def _usage_of(usage: Any) -> Usage | None:
+def _usage_of(usage: Any, output: Any) -> Usage | None:
     if usage is None or not (usage.input_tokens or usage.output_tokens):
         return None
     inputs, outputs = usage.input_tokens_details, usage.output_tokens_details
@@ -198,6 +199,7 @@ def _usage_of(usage: Any) -> Usage | None:
         cached=getattr(inputs, "cached_tokens", 0) or 0,
         cache_write=getattr(inputs, "cache_write_tokens", 0) or 0,
         thinking=getattr(outputs, "reasoning_tokens", 0) or 0,
+        searches=sum(is_search(fields(item).get) for item in output),
     )
 
 

@@ -47,7 +47,7 @@ class CommonSettings(TypedDict, total=False):
     """Limits per session, user, app, agent, model, tool or label, with windows."""
     prices: Mapping[str, PriceOf | Sequence[PriceOf]]
     """USD per million tokens, by model id or glob: adds to and overrides the price list."""
-    models: Mapping[str, ModelLimits | Mapping[str, int]]
+    models: Mapping[str, ModelLimits | Mapping[str, Any]]
     """Context window and output limit, by model id or glob, where they are not known or differ."""
     on_unpriced: Literal["refuse", "tokens"] | PriceOf
     """A dollar limit and a model without a price: refuse the call, count tokens only, or take this price."""

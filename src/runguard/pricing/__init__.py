@@ -5,6 +5,6 @@ Prices come from the user (``prices=``), else from a price list: the table of th
 genai-prices, or the installed genai-prices itself. The list is loaded when the first price is needed. An unknown price
 is never zero: it is ``Unpriced`` with a reason, or the rate the user gave for unknown models.
 
-Not in these sums, because no token count tells them: fees per search or per hour of audio, storage of caches, batch and
+Not in these sums, because no token count tells them: fees per hour of audio, storage of caches, batch and
 priority tariffs, a cache kept for an hour instead of five minutes.
 """

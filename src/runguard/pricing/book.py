@@ -13,7 +13,7 @@ from runguard.pricing.model_ids import is_tuned, normalise
 from runguard.pricing.model_limits import limits_of
 from runguard.pricing.price_list import ListedPrice, PricesSource, price_list
 from runguard.pricing.price_table import DAY_S, PriceTable
-from runguard.pricing.rates import Rates, Unpriced
+from runguard.pricing.rates import Rates, SearchPrice, Unpriced
 
 _CACHE_SIZE: Final = 1024
 _LONGEST_ID: Final = 512  # a longer name is no model, and must not be kept in a cache
@@ -155,8 +155,13 @@ class Pricing:
         found = schedule.rates(moment)
         if isinstance(found, Unpriced) and self._fallback is not None:
             found = self._fallback
+        if isinstance(found, Rates) and (search := self._search_price(model)) is not None:
+            found = found.with_searches(search)
         _keep(self._by_id, model, (*schedule.span(moment), found, schedule))
         return found
+
+    def _search_price(self, model: str) -> SearchPrice | None:
+        return next((given.search for given in self._models.matches(model) if given.search is not None), None)
 
     def limits(self, model: str) -> tuple[int | None, int | None]:
         """Context window and most output tokens; None: not known."""

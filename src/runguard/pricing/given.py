@@ -2,12 +2,12 @@
 
 from datetime import date, datetime
 from decimal import Decimal, InvalidOperation
-from typing import Annotated, Any, Final, Self
+from typing import Annotated, Any, Final, Literal, Self
 
 from pydantic import BeforeValidator, Field, field_validator, model_validator
 
-from runguard.core.money import nanos
-from runguard.pricing.rates import Band, Rates
+from runguard.core.money import fault_of_dollars, nanos, shown
+from runguard.pricing.rates import Band, Rates, SearchPrice
 from runguard.validation import SettingsModel
 
 _LEAST_USD: Final = Decimal("1e-12")
@@ -32,7 +32,14 @@ def _usd(value: Any) -> Decimal:
     return usd
 
 
+def _usd_of_a_search(value: Any) -> Decimal:
+    if fault := fault_of_dollars(value, 0):
+        raise ValueError(f"{shown(value)}: {fault}")
+    return Decimal(str(value))
+
+
 USD = Annotated[Decimal, BeforeValidator(_usd)]
+SearchUSD = Annotated[Decimal, BeforeValidator(_usd_of_a_search)]
 
 
 class _TokenPrices(SettingsModel):
@@ -90,6 +97,22 @@ class ModelLimits(SettingsModel):
     max_output_tokens: int | None = Field(
         default=None, ge=1, le=10**12, description="Output tokens of one call. None: what is known about the model."
     )
+    search_price: SearchUSD | None = Field(
+        default=None, description="USD of one web search on the model's side. None: searches are counted, not billed."
+    )
+    search_billing: Literal["search", "call"] = Field(
+        default="search", description="'call': all searches of a call cost search_price together."
+    )
+    max_searches: int = Field(
+        default=1, ge=0, le=1_000, description="Searches of one call whose price is reserved before the call."
+    )
+
+    @property
+    def search(self) -> SearchPrice | None:
+        """The price of searches, if there is one."""
+        if self.search_price is None:
+            return None
+        return SearchPrice(nanos(self.search_price, up=True), self.max_searches, self.search_billing == "call")
 
 
 def rates_of(price: Price, source: str, *, estimated: bool = False) -> Rates:

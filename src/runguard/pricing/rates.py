@@ -13,7 +13,7 @@ PER_MILLION: Final = 1_000_000
 
 @dataclass(slots=True)
 class Usage:
-    """The tokens of one model call."""
+    """The tokens of one model call, and the searches that the model made on its side."""
 
     input: int = 0  # every input token: cached, audio, tool-use prompt tokens included
     output: int = 0  # every output token, thinking included
@@ -23,6 +23,7 @@ class Usage:
     cached_audio: int = 0  # of cached, and of audio
     audio_output: int = 0  # of output
     thinking: int = 0  # of output; billed as output
+    searches: int = 0  # web searches by the provider, as it reports them
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,19 +50,43 @@ class Band(NamedTuple):
     audio_output: int
 
 
+class SearchPrice(NamedTuple):
+    """What a search on the model's side costs."""
+
+    nano: int  # of one search, or of all searches of a call
+    most: int  # searches of one call that are reserved for
+    per_call: bool  # all searches of a call cost as much as one
+
+    def cost(self, searches: int) -> int:
+        return self.nano * (min(searches, 1) if self.per_call else searches)
+
+
+NO_SEARCH_PRICE: Final = SearchPrice(0, 0, True)
+
+
 class Rates:
-    """What a model's tokens cost.
+    """What a model's tokens cost, and its searches.
 
     ``estimated``: not the list price of exactly these tokens, but never below it on purpose.
     """
 
-    __slots__ = ("_base", "_fee", "_first", "_long", "_worst", "estimated", "source")
+    __slots__ = ("_base", "_fee", "_first", "_long", "_most_fee", "_worst", "estimated", "search", "source")
 
-    def __init__(self, bands: Sequence[Band], source: str, *, estimated: bool = False, fee: int = 0) -> None:
+    def __init__(
+        self,
+        bands: Sequence[Band],
+        source: str,
+        *,
+        estimated: bool = False,
+        fee: int = 0,
+        search: SearchPrice = NO_SEARCH_PRICE,
+    ) -> None:
         ascending = sorted(bands)
+        self.search = search
         self.source = source
         self.estimated = estimated
         self._fee = fee  # per call, in nano-USD times a million, as the sums of tokens are
+        self._most_fee = fee + search.cost(search.most) * PER_MILLION
         self._base = ascending[0]
         self._long = tuple(reversed(ascending[1:]))
         self._first = ascending[1].above if self._long else UNLIMITED
@@ -75,6 +100,10 @@ class Rates:
             out = max(out, band.output, band.audio_output)
             worst.append((band.above, text, audio, out))
         self._worst = tuple(reversed(worst))
+
+    def with_searches(self, search: SearchPrice) -> "Rates":
+        """The same rates with a price of searches."""
+        return Rates(self.bands, self.source, estimated=self.estimated, fee=self._fee, search=search)
 
     @property
     def bands(self) -> tuple[Band, ...]:
@@ -129,6 +158,8 @@ class Rates:
             total += (audio - cached_audio) * r_audio + cached_audio * r_cached_audio
         if audio_output:
             total += audio_output * r_audio_output
+        if usage.searches:
+            total += self.search.cost(usage.searches) * PER_MILLION
         return -(-total // PER_MILLION)
 
     def worst(self, input: int, output: int, audio: int = 0) -> int:  # noqa: A002
@@ -155,7 +186,7 @@ class Rates:
         for above, text_rate, audio_rate, output_rate in self._worst:  # noqa: B007
             if tokens > above:
                 break
-        return (tokens - audio) * text_rate + audio * audio_rate + self._fee, output_rate
+        return (tokens - audio) * text_rate + audio * audio_rate + self._most_fee, output_rate
 
 
 def _consistent(usage: Usage) -> Usage:
@@ -178,4 +209,5 @@ def _consistent(usage: Usage) -> Usage:
         audio=audio + overlap,
         cached_audio=overlap,
         audio_output=min(max(usage.audio_output, 0), output),
+        searches=max(usage.searches, 0),
     )

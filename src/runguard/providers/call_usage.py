@@ -16,7 +16,7 @@ from typing import Any, Final, NamedTuple
 from runguard.pricing.rates import Usage
 from runguard.providers.fields import fields, items
 from runguard.providers.sizes import UPPER, answer_size, tokens_in
-from runguard.providers.usage import Counts, read_usage
+from runguard.providers.usage import Counts, read_usage, searches_in
 
 _CLOSED_KEPT: Final = 1_024
 _OPEN_KEPT: Final = 1_024
@@ -41,6 +41,7 @@ class CallUsage:
         "_counts",
         "_final",
         "_has_input",
+        "_searches",
         "_streamed",
         "_whole",
         "has_report",
@@ -52,6 +53,7 @@ class CallUsage:
         self._counts: Counts | None = None
         self._has_input = False  # the prompt was counted, or a part of it
         self.reported: Usage | None = None  # the usage as it was reported; None: nothing was
+        self._searches = 0  # on the model's side
         self._streamed = self._whole = 0  # bytes of the chunks, and of whole responses
         # whether the whole answer is there, and whether a report came with it or behind it
         self._answered = self._final = False
@@ -72,6 +74,11 @@ class CallUsage:
             self.has_report = True
             del self.problems[_PROBLEMS_KEPT:]
             counts = read_usage(report, self.problems)
+        if (grounding := get("grounding_metadata") or get("groundingMetadata")) is not None:
+            self._searches = max(self._searches, searches_in(grounding))
+            if counts is None and self._counts is not None and self._searches > self._counts.searches:
+                self._counts.searches = self._searches
+                self.reported = self._counts.usage()
         if partial or counts is None:  # else its size is of no use any more
             size = answer_size(get("content"))
             if partial:
@@ -82,6 +89,8 @@ class CallUsage:
             return False
         self._final = self._final or self._answered
         known = self._counts
+        if self._searches > counts.searches:
+            counts.searches = self._searches
         if known is None:
             known = self._counts = counts
         elif not known.add(counts):
@@ -115,7 +124,8 @@ class CallUsage:
         """The same in the middle of a stream: its next chunk may report what has come by now."""
         usage, counts = self.reported, self._counts
         if usage is None or counts is None:
-            return CallBill(Usage(input=prompt, output=self.text_tokens, audio=audio), True)
+            usage = Usage(input=prompt, output=self.text_tokens, audio=audio, searches=self._searches)
+            return CallBill(usage, True)
         if counts.lacks_input:
             return CallBill(replace(usage, input=prompt, audio=audio), True)
         return CallBill(usage, counts.is_undivided)

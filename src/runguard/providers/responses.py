@@ -9,7 +9,7 @@ from runguard.pricing.rates import Usage
 from runguard.providers.fields import fields, items
 from runguard.providers.sizes import UPPER, size_of, text_size
 from runguard.providers.stated_cost import dollars, stated_cost
-from runguard.providers.usage import NO_INPUT, Counts, read_usage, total_of
+from runguard.providers.usage import NO_INPUT, Counts, read_usage, searches_in, total_of
 
 TEXT_CHARS: Final = 10_000  # of the text that is kept
 MAX_CALLS: Final = 256
@@ -96,6 +96,8 @@ def _read(response: Any, depth: int) -> Reading:
         _content(response, get, parts)
     except Exception as error:
         problems.append(f"the content could not be read: {type(error).__name__}")
+    if counts is not None and parts.searches > counts.searches:
+        counts.searches = parts.searches
     reading = Reading(None, model_of(get), parts.calls, parts.text, usd, size=parts.size)
     _report(reading, counts, problems)
     if type(response) is dict:
@@ -174,10 +176,11 @@ def rounds_of(contents: Any) -> list[int]:
 class AnswerParts:
     """Collects texts and calls, each up to its bound; and the size of all of it, where ``measures`` asks for that."""
 
-    __slots__ = ("_measures", "calls", "size", "text")
+    __slots__ = ("_measures", "calls", "searches", "size", "text")
 
     def __init__(self, *, measures: bool = False) -> None:
         self._measures, self.size = measures, 0
+        self.searches = 0  # on the model's side
         self.text = ""
         self.calls: tuple[Call, ...] = ()
 
@@ -209,7 +212,10 @@ def _content(response: Any, get: Any, parts: AnswerParts) -> None:
         if len(choices) > 1:
             parts.beside(choices[1:])
     elif (found := get("candidates")) and (candidates := items(found)):
-        gemini_parts(fields(candidates[0]).get("content"), parts)
+        of = fields(candidates[0]).get
+        gemini_parts(of("content"), parts)
+        if (grounding := of("grounding_metadata") or of("groundingMetadata")) is not None:
+            parts.searches = searches_in(grounding)
         parts.beside(candidates[1:])
     elif (found := get("output")) and (output := items(found)):
         for item in output[:MAX_PARTS]:
@@ -280,8 +286,15 @@ def responses_item(get: Any, parts: AnswerParts) -> None:
     elif (where := _ACTIONS.get(kind)) is not None:
         name = get("name")
         parts.call(kind.removesuffix("_call") if name is None else name, get(where))
+    elif kind == "web_search_call":
+        parts.searches += is_search(get)
     elif kind == "reasoning":
         parts.beside([get("summary"), get("content")])
+
+
+def is_search(get: Any) -> bool:
+    """Whether an item of OpenAI's responses is a web search. Opening a page it has found is not a search."""
+    return get("type") == "web_search_call" and fields(get("action")).get("type") in (None, "search")
 
 
 def anthropic_block(get: Any, parts: AnswerParts) -> None:

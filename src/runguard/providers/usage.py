@@ -9,6 +9,7 @@ recorded sessions use the same names. How each kind of token counts is decided h
 - **Thinking** belongs to the output. Some models report it within the answer, some beside it: the total tells which.
 - **Audio tokens** are counted apart, because they have prices of their own. **Images and video** count as the text
   around them; where a model charges more for them, its price for that whole direction is the higher one.
+- **Web searches** that the provider makes for the model are counted beside the tokens.
 - **Only zeros** mean that nothing was reported. So does a figure that is not a count of tokens.
 """
 
@@ -49,7 +50,9 @@ _OF_INPUT: Final = (
     ("audio_tokens", "audio"),
     ("cache_creation_tokens", "cache_write"),
     ("cache_write_tokens", "cache_write"),
+    ("web_search_requests", "searches"),  # LiteLLM
 )
+_SERVER_TOOLS: Final = (("web_search_requests", "searches"),)
 _OF_OUTPUT: Final = (
     ("reasoning_tokens", "thinking"),
     ("thinking_tokens", "thinking"),
@@ -79,6 +82,7 @@ class Counts:
     cached_audio: int = 0
     audio_output: int = 0
     thinking: int = 0
+    searches: int = 0
 
     def add(self, later: "Counts") -> bool:
         """Take in another report of the same call.
@@ -106,6 +110,7 @@ class Counts:
             self.cached_audio,
             self.audio_output,
             self.thinking,
+            self.searches,
         )
 
     @property
@@ -121,7 +126,7 @@ class Counts:
     @classmethod
     def of(cls, usage: Usage) -> "Counts":
         parts = (usage.cached, usage.cache_write, usage.audio, usage.cached_audio, usage.audio_output, usage.thinking)
-        return cls(usage.input, usage.output, 0, 0, *parts)
+        return cls(usage.input, usage.output, 0, 0, *parts, usage.searches)
 
 
 _FIGURES: Final = tuple(field.name for field in dataclass_fields(Counts))
@@ -206,6 +211,8 @@ def _chat(get: Any, problems: list[str]) -> Counts | None:
         _parts(counts, {name: get(name) for name, _ in _CACHE}, _CACHE, problems)
     if (details := get("prompt_tokens_details")) is not None:
         _parts(counts, details, _OF_INPUT, problems)
+    if (tools := get("server_tool_use")) is not None:
+        _parts(counts, tools, _SERVER_TOOLS, problems)
     if (details := get("completion_tokens_details")) is not None:
         _parts(counts, details, _OF_OUTPUT, problems)
     return counts
@@ -242,6 +249,8 @@ def _anthropic(get: Any, problems: list[str]) -> Counts | None:
     if len(problems) > before:
         return None
     counts = Counts(tokens + cached + write, output, cached=cached, cache_write=write)
+    if (tools := get("server_tool_use")) is not None:
+        _parts(counts, tools, _SERVER_TOOLS, problems)
     if (details := get("output_tokens_details")) is not None:
         _parts(counts, details, _OF_OUTPUT, problems)
     return counts
@@ -330,3 +339,9 @@ def _plain(get: Any, problems: list[str]) -> Counts | None:
         _count(get, "input", problems), _count(get, "output", problems), cached=_count(get, "cached", problems)
     )
     return counts if len(problems) == before else None
+
+
+def searches_in(grounding: Any) -> int:
+    """The web searches in the grounding metadata of Gemini."""
+    get = fields(grounding).get
+    return len(items(get("web_search_queries") or get("webSearchQueries"))[:_ENTRIES])

@@ -171,7 +171,10 @@ def _steps(name: str, calls: list[tuple[float, dict[str, Any]]]) -> Iterator[Ste
             yield Wrote(at, {**entry, "estimated": bool(record.get("estimated"))})
             continue
         usage = Usage(
-            input=_count(record.get("input")), output=_count(record.get("output")), cached=_count(record.get("cached"))
+            input=_count(record.get("input")),
+            output=_count(record.get("output")),
+            cached=_count(record.get("cached")),
+            searches=_count(record.get("searches")),
         )
         agent, model = word(record.get("agent")), word(record.get("model"))
         yield Asked(at, agent, "", model, usage, bool(record.get("estimated")), goes_on=True)
