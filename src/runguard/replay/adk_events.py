@@ -8,10 +8,22 @@ from typing import Any, Final
 from runguard.conductor.paused import run_name
 from runguard.core.decision import LEFT_OUT, METADATA_KEY, NOT_EXECUTED, NOTICE_KEY, STOP_CODE
 from runguard.core.events import Outcome
-from runguard.core.fingerprint import words_name
+from runguard.core.fingerprint import answer_text, words_name
 from runguard.pricing.rates import Usage
 from runguard.providers.call_usage import CallUsage, EventUsage
-from runguard.replay.steps import Answered, Asked, Called, Delegated, Passed, Resumed, Step, Turn, time_of, word
+from runguard.replay.steps import (
+    Answered,
+    Asked,
+    Called,
+    Changed,
+    Delegated,
+    Passed,
+    Resumed,
+    Step,
+    Turn,
+    time_of,
+    word,
+)
 
 _Data = dict[str, Any]
 _USER: Final = "user"
@@ -74,6 +86,8 @@ class Events:
             yield from self._answered(event, at, author, actions, answers)
         elif author != _USER:
             yield from self._spoke(event, at, author, branch, scope, parts, calls)
+            if value := _change(event, actions, parts):
+                yield Changed(at, author, branch, value, scope)
         else:
             self._usage.pass_by(event)
         target = either(actions, "transfer_to_agent", "transferToAgent")
@@ -176,3 +190,13 @@ class Events:
                     value = {key: entry for key, entry in value.items() if key != NOTICE_KEY}  # it was judged without
             name, call_id = word(answer.get("name")), word(answer.get("id"))
             yield Answered(at, author, call_id, name, value, outcome, word(event.get("id")), ends, call_id in waiting)
+
+
+def _change(event: dict[str, Any], actions: dict[str, Any], parts: list[dict[str, Any]]) -> int:
+    """A name for what the event has stored, 0 for nothing. The words of an agent under its ``output_key`` are words."""
+    stored, output = either(actions, "state_delta", "stateDelta"), None if parts else event.get("output")
+    changed: list[Any] = [] if output is None else [output]
+    if isinstance(stored, dict) and stored:
+        words = "".join(p["text"] for p in parts if isinstance(p.get("text"), str) and not p.get("thought"))
+        changed += [[key, value] for key, value in stored.items() if value != words]
+    return words_name(answer_text(changed)) if changed else 0

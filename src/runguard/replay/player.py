@@ -22,12 +22,14 @@ from runguard.core.events import (
     ModelCall,
     ModelResult,
     RunInfo,
+    StateChanged,
     ToolCall,
     ToolResults,
 )
-from runguard.pricing.rates import Unpriced, Usage
+from runguard.pricing.rates import Usage
 from runguard.providers.framework_tools import FRAMEWORK_TOOLS, is_framework_tool
 from runguard.replay.journal_player import JournalPlayer
+from runguard.replay.replayed_costs import ReplayedCosts
 from runguard.replay.replayed_prices import ReplayedPrices, drive_now
 from runguard.replay.replayed_switches import ReplayedSwitches
 from runguard.replay.results import RunResult
@@ -35,6 +37,7 @@ from runguard.replay.steps import (
     Answered,
     Asked,
     Called,
+    Changed,
     Delegated,
     Passed,
     RecordedRun,
@@ -67,11 +70,13 @@ class Player:
         self.result = RunResult(run.id, run.app, run.user, run.session, run.source, run.success, run.capped)
         self._verdicts = Verdicts(self.result, to_the_end=judge.to_the_end)
         self.tool_prices = ReplayedPrices(self.guard, self._verdicts.paid_tool)
+        self._costs = ReplayedCosts(self.guard, judge.pricing, self.result)
         cheaper = self.guard.downgrades
         self._switches = ReplayedSwitches(cheaper, judge.pricing, self.result) if cheaper is not None else None
         self.clock.now = 0.0
         self._takes = {Turn: self._turn, Asked: self._asked, Called: self._called, Answered: self._answered}
         self._takes |= {Passed: self._passed, Delegated: self._delegated, Wrote: self._wrote, Resumed: self._resumed}
+        self._takes[Changed] = self._changed
         self._journal: JournalPlayer | None = None
         self._run = ""
         self._live: Run = None  # type: ignore[assignment]  # the guard's run, once one has begun
@@ -228,27 +233,10 @@ class Player:
         free: bool = False,
     ) -> None:
         """A call was paid. ``nano``: what it cost, where the recording says so."""
-        cost = self._cost(event, usage, model, estimated=estimated, nano=nano, free=free)
+        cost = self._costs.of_call(self._live, event, usage, model, estimated=estimated, nano=nano, free=free)
         if event.cheaper and self._switches is not None:
             self._switches.paid(event, usage, cost)
         self._verdicts.paid(event.lane, usage, cost, estimated=estimated)
-
-    def _cost(
-        self, event: ModelCall, usage: Usage, model: str, *, estimated: bool, nano: int | None, free: bool
-    ) -> int:
-        if event.charge is not None:
-            run_costs = self._live.run_costs
-            before, unpriced = run_costs.nano, run_costs.unpriced
-            self.guard.settle(event.charge, usage, model, nano=nano, estimated=estimated, free=free)
-            self.result.unpriced += run_costs.unpriced - unpriced
-            return int(run_costs.nano - before)
-        if nano is not None or free:
-            return nano or 0
-        rates = self.judge.pricing.rates(model, event.at)  # no budget looks at it: the price alone
-        if isinstance(rates, Unpriced):
-            self.result.unpriced += 1
-            return 0
-        return rates.cost(usage)
 
     def _called(self, step: Called) -> None:
         if self._answers:
@@ -262,6 +250,15 @@ class Player:
         self.result.steps -= 1
         if self._begun:
             self._lanes.delegations.add(step.id)
+
+    def _changed(self, step: Changed) -> None:
+        self.result.steps -= 1
+        if self._answers:
+            self._flush()
+        self.tick(step.at)
+        if self._begun and not self._verdicts.is_over:
+            lane = self._lanes.of(step.branch, step.scope)
+            self.after(StateChanged(self._run, lane, step.agent, self.clock.now, step.value))
 
     def _settle_calls(self) -> None:
         """Judge the calls of the last response when something follows: only then it is known which of them delegate a

@@ -97,6 +97,17 @@ class Passed:
 
 
 @dataclass(slots=True)
+class Changed:
+    """The state has changed, or a node has given its output, without a tool call."""
+
+    at: float | None
+    agent: str
+    branch: str
+    value: int  # identity of the new values
+    scope: str = ""  # as in ``Asked``
+
+
+@dataclass(slots=True)
 class Delegated:
     """An agent runs the call of another agent as its own task: no tool was called."""
 
@@ -111,7 +122,7 @@ class Wrote:
     entry: dict[str, Any]
 
 
-Step = Turn | Resumed | Asked | Called | Answered | Passed | Delegated | Wrote
+Step = Turn | Resumed | Asked | Called | Answered | Passed | Changed | Delegated | Wrote
 
 
 class UnreadableError(Exception):
@@ -209,6 +220,7 @@ _WORDS: Final[dict[type, tuple[str, ...]]] = {
     Called: ("agent", "branch", "batch", "id", "tool"),
     Answered: ("agent", "id", "tool", "event"),
     Passed: ("agent", "branch", "target"),
+    Changed: ("agent", "branch"),
     Delegated: ("id",),
 }
 
