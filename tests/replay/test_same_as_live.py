@@ -127,6 +127,8 @@ async def live(root: Any, service: Any, **policy: Any) -> Listening:
     plugin = Listening(**policy)
     async with asyncio.timeout(30):
         await run(root, "go", plugins=[plugin], session_service=service)
+    if isinstance(service, DatabaseSessionService):
+        await service.close()
     assert plugin.snapshot()["guard_errors"] == 0
     return plugin
 
