@@ -4,10 +4,12 @@ import json
 import math
 from dataclasses import dataclass, replace
 from decimal import Decimal, InvalidOperation
-from typing import Any
+from typing import Any, Final
 
 from runguard.core.money import nanos
 from runguard.view.rows import Ahead, RunForecast
+
+_NOTES_SHOWN: Final = 5  # agents
 
 
 class Unreadable:
@@ -133,3 +135,15 @@ def _ahead(value: Any) -> Ahead | None:
     unit = word(value.get("unit"))
     limit = dollars(value.get("limit")) if unit == "usd" else whole(value.get("limit"))
     return Ahead(left, dollars(value.get("usd")), limit, unit, word(value.get("agent")))
+
+
+def notes_of(facts: dict[str, Any]) -> tuple[str, ...]:
+    """What a running run reports beside its figures: agents on a cheaper model, and a prompt cache that is lost."""
+    switched = facts.get("switched")
+    notes = [
+        f"{agent} on {word(one.get('to'))} instead of {word(one.get('from'))}: {word(one.get('because'))}"
+        for agent, one in list(switched.items() if isinstance(switched, dict) else ())[:_NOTES_SHOWN]
+        if isinstance(one, dict)
+    ]
+    lost = word(facts.get("prompt_cache"))
+    return (*notes, *([f"prompt cache: {lost}"] if lost else ()))

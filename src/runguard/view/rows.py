@@ -66,6 +66,7 @@ class RunningRow:
     nudges: int
     stopped: str | None  # the rule
     forecast: RunForecast | None = None  # None: too few calls
+    notes: tuple[str, ...] = ()  # agents on a cheaper model, and a prompt cache that is no longer used
 
 
 @dataclass(frozen=True, slots=True)

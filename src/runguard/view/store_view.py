@@ -30,6 +30,7 @@ from runguard.view.records import (
     dollars,
     entries,
     latest,
+    notes_of,
     number,
     read_call,
     read_forecast,
@@ -329,6 +330,7 @@ def _running(run: str, worker: str, silent_s: float, facts: dict[str, Any]) -> R
         count(facts.get("nudges")),
         word(facts.get("stopped")) or None,
         read_forecast(facts.get("forecast")),
+        notes_of(facts),
     )
 
 

@@ -60,6 +60,7 @@ def _running(out: Console, running: list[RunningRow]) -> None:
         remarks = [f"stopped by {row.stopped}"] if row.stopped else []
         remarks += [f"{row.in_flight} in flight"] if row.in_flight else []
         remarks += _forecast(row.forecast)
+        remarks += row.notes
         spent = usd(row.spent_usd) + (f" + {row.unpriced_calls} unpriced" if row.unpriced_calls else "")
         counts = (_count(row.model_calls), _count(row.tool_calls), _count(row.tokens))
         shown.add_row(

@@ -183,6 +183,7 @@ function showRunning({ running, running_left_out }) {
     { title: "calls", right: true, text: (row) => `${briefly(row.model_calls)}${row.in_flight ? ` +${row.in_flight}` : ""}` },
     { title: "spent", right: true, text: (row) => usd(row.spent_usd, row.estimated_calls > 0) },
     { title: "next limit", text: (row) => runForecast(row.forecast) },
+    { title: "notes", text: (row) => row.notes.join("; ") || "–" },
   ], running, (row) => row.run);
   show(find("running"), running.length > 0);
   note("running-note", !running.length ? "No run is alive right now." : running_left_out ? `and ${counted(running_left_out)} more.` : "");

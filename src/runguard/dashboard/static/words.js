@@ -50,5 +50,6 @@ const rules = {
   budget: "Out of budget", model_calls: "Too many model calls", tool_calls: "Too many tool calls", tool_limit: "A tool's limit",
   depth: "Delegated too deep", result_size: "Answers too large", kill_switch: "Stopped by an operator", policy_error: "The policy is not valid",
   guard_error: "The guard itself failed", once: "Done once already", breaker: "The breaker is open", empty: "Nothing found", unpriced: "A model without a price",
+  downgrade: "A cheaper model", prompt_cache: "The prompt cache is lost",
 };
 export const ruleWords = (rule) => rules[rule] || rule || "Stopped";
