@@ -124,7 +124,7 @@ def _measure(content: types.Content, enough: int) -> tuple[int, int]:
     for part in content.parts or ():
         size += _PART
         if part.text is not None:
-            size += text_size(part.text)
+            size += len(part.text) if part.text.isascii() else text_size(part.text)
         elif part.function_call is not None:
             size += len(part.function_call.name or "") + size_of(part.function_call.args, enough)
         elif part.function_response is not None:

@@ -23,7 +23,7 @@ from runguard.core.events import Answer, HandOff, ModelCall, ModelResult, Outcom
 from runguard.core.fingerprint import answer_text, words_name
 from runguard.core.wording import PART_STOPPED
 from runguard.providers.call_usage import CallUsage
-from runguard.providers.framework_tools import is_framework_tool
+from runguard.providers.framework_tools import FRAMEWORK_TOOLS, REQUESTS
 
 _NUDGE, _BLOCK = Action.NUDGE, Action.BLOCK
 _REFUSED: Final = Outcome.REFUSED
@@ -181,7 +181,7 @@ class EventReader:
             call_id = response.id or ""
             call = invocation.calls.pop(call_id, None)
             name = response.name or ""
-            if call is None or call_id in waiting or is_framework_tool(name):
+            if call is None or call_id in waiting or name in FRAMEWORK_TOOLS or name.startswith(REQUESTS):
                 continue  # pending confirmation or sign-in is neither failure nor repetition
             lane, batch = call.lane, call.batch
             by_call[call_id] = response

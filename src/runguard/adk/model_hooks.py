@@ -236,7 +236,22 @@ class ModelHooks:
                 flight.text = _final_text(llm_response, flight.streamed)
                 flight.is_cut = llm_response.finish_reason is types.FinishReason.MAX_TOKENS
                 flight.done_at, flight.delivered = time.monotonic(), False
-                self._judge_result(invocation, flight)
+                charge = flight.charge
+                # a model that is not one of ADK's classes: ``model_calls`` does not see it
+                if charge is not None and not flight.left and not charge.over:
+                    bill = flight.usage.bill(charge.input, charge.audio)
+                    self._guard.settle(charge, bill.usage, estimated=bill.estimated)
+                if not flight.judged:  # the detectors see an answer once, however many responses it came in
+                    flight.judged, usage, said = True, flight.usage, flight.text
+                    output = usage.reported.output if usage.reported is not None else None
+                    name, now = invocation.run.info.run, self._guard.clock()
+                    result = ModelResult(
+                        name, flight.lane, flight.agent, now, usage.prompt, output, is_cut=flight.is_cut
+                    )
+                    if said is not None:
+                        result.text_id, result.text = words_name(said), said
+                        flight.text = None
+                    self._guard.after(result)
                 if task is not None:
                     invocation.run.slots.give_back(task)
                 if flight.last_after is not None and not is_answer(llm_response, ic.agent):
@@ -244,24 +259,6 @@ class ModelHooks:
         except Exception as error:
             self._stopper.fault("after_model", error, ic)
         return None
-
-    def _judge_result(self, invocation: Invocation, flight: ModelInFlight) -> None:
-        """An answer has arrived. The detectors see it once, however many responses it came in."""
-        charge, usage = flight.charge, flight.usage.reported
-        # a model that is not one of ADK's classes: ``model_calls`` does not see it
-        if charge is not None and not flight.left and not charge.over:
-            bill = flight.usage.bill(charge.input, charge.audio)
-            self._guard.settle(charge, bill.usage, estimated=bill.estimated)
-        if flight.judged:
-            return
-        flight.judged = True
-        prompt, output = flight.usage.prompt, usage.output if usage is not None else None
-        run, now = invocation.run.info.run, self._guard.clock()
-        result = ModelResult(run, flight.lane, flight.agent, now, prompt, output, is_cut=flight.is_cut)
-        if flight.text is not None:
-            result.text_id, result.text = words_name(flight.text), flight.text
-            flight.text = None
-        self._guard.after(result)
 
     def failed(self, invocation_id: str) -> tuple[Trip, Invocation, str] | None:
         """The model raised an error. Returns the stop, its invocation and lane where that was the last answer."""

@@ -53,70 +53,64 @@ class ToolHooks:
             invocation = self._invocations.find(ic.invocation_id)
             if invocation is None or invocation.nested:
                 invocation = await self._starter.invocation_of(ic)
-            return await self._check(tool, tool_args, tool_context, invocation, ic)
+            guard, run, name, agent = self._guard, invocation.run, tool.name, ic.agent
+            agent_name = agent.name if agent is not None else ""
+            lane = lane_of(guard, invocation, ic.branch, ic.isolation_scope)
+            call_id = tool_context.function_call_id or ""
+            call = invocation.calls.get(call_id)
+            if call is None:
+                call = OpenToolCall(name, tool_args, lane, invocation.batches.get(lane, ""), agent=agent_name)
+                invocation.remember(call_id, call)
+            call.lane, call.running, call.task = lane, True, asyncio.current_task()
+            if tool.is_long_running:
+                invocation.ask([call_id])
+            if name not in self._known_tools:
+                self._learn_tool(tool)
+            depth = depth_of(agent, invocation, lane) if isinstance(agent, BaseAgent) else invocation.depth
+            here, path = HERE.get(), (*run.lanes[lane].path, agent_name)
+            around = EnclosingTool(guard, invocation, call_id, name, lane, depth, path, here.tool, here.stream)
+            HERE.set(here_of((around, here.stream, here.layers, here.conditions, here.model_call)))
+            if name in FRAMEWORK_TOOLS:
+                return self._check_transfer(tool_args, ic, invocation, lane, agent_name) if name == TRANSFER else None
+            call.fingerprint = guard.fingerprint(name, tool_args)
+            below = 0
+            if isinstance(tool, AgentTool):
+                below = depth + 1
+                beside = sum(
+                    1 for other in invocation.calls.values() if other.batch == call.batch and other.tool == name
+                )
+                # a stop shows at the next check
+                guard.check(AgentEntered(run.info.run, lane, agent_name, guard.clock(), 0, beside))
+            known = guard.tools.known
+            rule = known[name] if name in known else guard.tool_rule(name)
+            if rule is not None and rule.once:
+                call.once = guard.tools.once_identity(name, tool_args, declared_by(tool))
+            if guard.accounts.ledger.is_shared:
+                await guard.prepare_tool(run, name, call.once, call_id)
+            now, fingerprint = guard.clock(), call.fingerprint
+            event = ToolCall(
+                run.info.run, lane, agent_name, now, name, fingerprint, call.batch, call_id, below, call.once
+            )
+            decision = guard.check(event)
+            if rule is not None and rule.price is not None and not (decision.action >= _BLOCK and decision.enforced):
+                decision = await reserve_price(guard, invocation, tool, event, tool_args)
+            if decision.action >= _BLOCK and decision.enforced:
+                call.refused = True
+                if decision.trip is not None:
+                    announce(decision.trip, self._invocations)
+                    # a Workflow's tool node has no model that would read the refusal
+                    if not isinstance(agent, BaseAgent):
+                        call.running = False
+                        await self._stopper.at_tool_node(ic, name, decision.trip, invocation, lane)
+                return refusal(decision.for_model)
+            seconds = rule.max_seconds if rule is not None else None
+            if guard.policy.max_seconds is not None or seconds is not None:
+                self._limits_time = True
+                limit_time(tool)
+                call.deadline = guard.clock() + seconds if seconds is not None else 0.0
+            return None
         except Exception as error:
             return refusal(STOPPED) if self._stopper.fault("before_tool", error, ic) is not None else None
-
-    async def _check(
-        self,
-        tool: BaseTool,
-        tool_args: dict[str, Any],
-        tool_context: ToolContext,
-        invocation: Invocation,
-        ic: InvocationContext,
-    ) -> dict[str, Any] | None:
-        guard, run, name, agent = self._guard, invocation.run, tool.name, ic.agent
-        agent_name = agent.name if agent is not None else ""
-        lane = lane_of(guard, invocation, ic.branch, ic.isolation_scope)
-        call_id = tool_context.function_call_id or ""
-        call = invocation.calls.get(call_id)
-        if call is None:
-            call = OpenToolCall(name, tool_args, lane, invocation.batches.get(lane, ""), agent=agent_name)
-            invocation.remember(call_id, call)
-        call.lane, call.running, call.task = lane, True, asyncio.current_task()
-        if tool.is_long_running:
-            invocation.ask([call_id])
-        if name not in self._known_tools:
-            self._learn_tool(tool)
-        depth = depth_of(agent, invocation, lane) if isinstance(agent, BaseAgent) else invocation.depth
-        here, path = HERE.get(), (*run.lanes[lane].path, agent_name)
-        around = EnclosingTool(guard, invocation, call_id, name, lane, depth, path, here.tool, here.stream)
-        HERE.set(here_of((around, here.stream, here.layers, here.conditions, here.model_call)))
-        if name in FRAMEWORK_TOOLS:
-            return self._check_transfer(tool_args, ic, invocation, lane, agent_name) if name == TRANSFER else None
-        call.fingerprint = guard.fingerprint(name, tool_args)
-        below = 0
-        if isinstance(tool, AgentTool):
-            below = depth + 1
-            beside = sum(1 for other in invocation.calls.values() if other.batch == call.batch and other.tool == name)
-            # a stop shows at the next check
-            guard.check(AgentEntered(run.info.run, lane, agent_name, guard.clock(), 0, beside))
-        known = guard.tools.known
-        rule = known[name] if name in known else guard.tool_rule(name)
-        if rule is not None and rule.once:
-            call.once = guard.tools.once_identity(name, tool_args, declared_by(tool))
-        if guard.accounts.ledger.is_shared:
-            await guard.prepare_tool(run, name, call.once, call_id)
-        now, fingerprint = guard.clock(), call.fingerprint
-        event = ToolCall(run.info.run, lane, agent_name, now, name, fingerprint, call.batch, call_id, below, call.once)
-        decision = guard.check(event)
-        if rule is not None and rule.price is not None and not (decision.action >= _BLOCK and decision.enforced):
-            decision = await reserve_price(guard, invocation, tool, event, tool_args)
-        if decision.action >= _BLOCK and decision.enforced:
-            call.refused = True
-            if decision.trip is not None:
-                announce(decision.trip, self._invocations)
-                # a Workflow's tool node has no model that would read the refusal
-                if not isinstance(agent, BaseAgent):
-                    call.running = False
-                    await self._stopper.at_tool_node(ic, name, decision.trip, invocation, lane)
-            return refusal(decision.for_model)
-        seconds = rule.max_seconds if rule is not None else None
-        if guard.policy.max_seconds is not None or seconds is not None:
-            self._limits_time = True
-            limit_time(tool)
-            call.deadline = guard.clock() + seconds if seconds is not None else 0.0
-        return None
 
     def _check_transfer(
         self, args: dict[str, Any], ic: InvocationContext, invocation: Invocation, lane: str, agent: str

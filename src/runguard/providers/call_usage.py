@@ -46,6 +46,7 @@ class CallUsage:
         "_whole",
         "has_report",
         "problems",
+        "prompt",
         "reported",
     )
 
@@ -54,6 +55,7 @@ class CallUsage:
         self._has_input = False  # the prompt was counted, or a part of it
         self.reported: Usage | None = None  # the usage as it was reported; None: nothing was
         self._searches = 0  # on the model's side
+        self.prompt: int | None = None  # the size of the prompt, if it was reported
         self._streamed = self._whole = 0  # bytes of the chunks, and of whole responses
         # whether the whole answer is there, and whether a report came with it or behind it
         self._answered = self._final = False
@@ -97,12 +99,8 @@ class CallUsage:
             return False
         self.reported = known.usage()
         self._has_input = known.input > 0 or known.cached > 0 or known.cache_write > 0
+        self.prompt = self.reported.input or None if self._has_input else None
         return True
-
-    @property
-    def prompt(self) -> int | None:
-        """The size of the prompt, if it was reported."""
-        return self.reported.input or None if self._has_input and self.reported is not None else None
 
     @property
     def text_tokens(self) -> int:

@@ -181,13 +181,6 @@ def _count(get: Any, name: str, problems: list[str]) -> int:
     return 0
 
 
-def _are_counts(asked: Any, answered: Any, whole: Any) -> bool:
-    """Whether the figures of most reports are there, and as they should be."""
-    if type(asked) is not int or type(answered) is not int or type(whole) is not int:
-        return False
-    return 0 <= asked <= _MOST and 0 <= answered <= _MOST and 0 <= whole <= _MOST
-
-
 def _parts(counts: Counts, report: Any, names: tuple[tuple[str, str], ...], problems: list[str]) -> None:
     """Figures that are parts of others. Most are missing or zero, and a broken one leaves the rest."""
     get = fields(report).get
@@ -199,7 +192,12 @@ def _parts(counts: Counts, report: Any, names: tuple[tuple[str, str], ...], prob
 def _chat(get: Any, problems: list[str]) -> Counts | None:
     """OpenAI's chat completions, LiteLLM, and all with the same names: the prompt includes what was cached."""
     asked, answered, whole = get("prompt_tokens"), get("completion_tokens"), get("total_tokens")
-    if not _are_counts(asked, answered, whole):  # something is missing or strange
+    if not (
+        type(asked) is type(answered) is type(whole) is int
+        and 0 <= asked <= _MOST
+        and 0 < answered <= _MOST
+        and 0 <= whole <= _MOST
+    ):  # something is missing, zero or strange
         before = len(problems)
         asked, answered = _count(get, "prompt_tokens", problems), _count(get, "completion_tokens", problems)
         whole = _count(get, "total_tokens", problems)
@@ -301,7 +299,12 @@ def _gemini(get: Any, names: tuple[str, ...], problems: list[str]) -> Counts | N
     thinking = _count(get, thoughts, problems) if get(thoughts) is not None else 0
     tools = _count(get, tool, problems) if get(tool) is not None else 0
     asked, answered, whole = get(prompt), get(answer), get(total)
-    if not answered or not _are_counts(asked, answered, whole):
+    if not (
+        type(asked) is type(answered) is type(whole) is int
+        and 0 <= asked <= _MOST
+        and 0 < answered <= _MOST
+        and 0 <= whole <= _MOST
+    ):
         # something is missing, zero or strange
         asked, answered = _count(get, prompt, problems), _count(get, answer, problems) or _count(get, live, problems)
         whole = _count(get, total, problems)
