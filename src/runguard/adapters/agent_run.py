@@ -28,6 +28,7 @@ from functools import partial
 from typing import Any, Final, TypeVar
 
 from runguard.accounting.charges import OWNERS
+from runguard.adapters.cheaper_models import cheaper_request
 from runguard.adapters.ending_conditions import EndingConditions
 from runguard.adapters.last_call import last_permission
 from runguard.adapters.layers import (
@@ -74,8 +75,7 @@ class AgentRun:
         self.ending = ending or EndingConditions()
         self._lock = threading.RLock()
         self._open: dict[str, OpenCall] = {}
-        self._batch = ""
-        self._ended = False
+        self._batch, self._ended = "", False
         # Where a framework calls no hook after an error, the run ends with the last reference to it.
         weakref.finalize(self, end_layers, layers, owns).atexit = False
 
@@ -177,6 +177,8 @@ class AgentRun:
                 return await last_permission(self, request, trip, task) or trip
             if self.ending.all and (ended := await self.ending.ask()) is not None:
                 return ended
+            if self.guard.downgrades is not None:
+                permission.request = request = cheaper_request(self, request, no_loop=task is None)
             for layer in self.layers:
                 try:
                     event = self.model_call(layer, request, no_loop=task is None)
@@ -214,9 +216,8 @@ class AgentRun:
         guard, run, lane = layer
         event = ModelCall(run.info.run, lane, self.agent, guard.clock(), request.model, request.input_tokens)
         event.audio_tokens, event.max_output_tokens = request.audio_tokens, request.max_output_tokens
-        event.no_loop = no_loop
-        event.no_wait = no_loop and in_event_loop()
-        event.projected_tokens = request.likely_tokens or None
+        event.no_loop, event.no_wait = no_loop, no_loop and in_event_loop()
+        event.projected_tokens, event.instead_of = request.likely_tokens or None, request.instead_of
         event.context_limit = guard.accounts.context_limit(request.model)
         return event
 

@@ -32,6 +32,8 @@ class ModelRequest:
     likely_tokens: int = 0  # the likely size, for the context window
     max_output_tokens: int | None = None  # None: as much as the model can
     audio_tokens: int = 0
+    instead_of: str = ""  # the model that was asked for, where a threshold chose a cheaper one
+    switch: Any = None  # a ``ModelSwitch`` where the adapter can send the request to another model
 
     @classmethod
     def of(cls, model: str, prompt: Any, max_output_tokens: int | None = None) -> "ModelRequest":
@@ -68,6 +70,11 @@ class Permission:
         """The output limit that the request must carry, because a budget cannot pay for more. None: no change."""
         limits = [e.charge.max_output for _, e in self._charged if e.charge is not None and e.charge.lowered]
         return min(limits, default=None)
+
+    @property
+    def model(self) -> str:
+        """The cheaper model that the request must go to, "" for its own."""
+        return next((event.model for _, event in self._charged if event.instead_of), "")
 
     @property
     def stopped(self) -> Trip | Ended | None:
@@ -157,7 +164,7 @@ class Permission:
 
     def changed(self, change: Callable[["Permission", _T], _T], request: _T) -> _T:
         """The request with this permission's notice and output limit. A fault there leaves the request as it is."""
-        if not self.notice and self.max_output_tokens is None:
+        if not self.notice and self.max_output_tokens is None and not self.model:
             return request
         try:
             return change(self, request)

@@ -146,8 +146,8 @@ class Guard:
         if switching(policy.budgets):
             if not switches_models:
                 raise PolicyError(
-                    "Threshold(model=…): the model cannot be switched here; it works in RunGuardPlugin and install(). "
-                    "Remove model=, or guard the agent with one of them"
+                    "Threshold(model=…): the model cannot be switched here; it works in RunGuardPlugin, install() and "
+                    "RunGuardMiddleware. Remove model=, or guard the agent with one of them"
                 )
             self.downgrades = Downgrades(accounts, deciding)
         self.last_answers: LastAnswers | None = None

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any, Final
 
-from langchain_core.messages import AIMessage, BaseMessage, HumanMessage
+from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, ToolMessage
 
 from runguard.adapters.model_calls import ModelRequest
 from runguard.adapters.tool_calls import ToolUse
@@ -21,6 +21,28 @@ _MODELS: Final = ("model_name", "model", "model_id")
 def model_name(model: Any) -> str:
     """The name under which the provider prices the model."""
     return next((name for key in _MODELS if isinstance(name := getattr(model, key, None), str) and name), "")
+
+
+def renamed(model: Any, name: str) -> Any:
+    """The same chat model with the name of another model of its class; None where its class has no field for it."""
+    fields = getattr(type(model), "model_fields", {})
+    key = next((key for key in _MODELS if key in fields), None)
+    if key is None:
+        return None
+    if str(getattr(model, key)).startswith("models/") and "/" not in name:
+        name = f"models/{name}"
+    return model.model_copy(update={key: name})
+
+
+def has_open_call(messages: Sequence[BaseMessage]) -> bool:
+    """Whether the newest tool calls of a conversation lack an answer."""
+    answered: set[str] = set()
+    for message in reversed(messages):
+        if isinstance(message, ToolMessage):
+            answered.add(message.tool_call_id)
+        elif isinstance(message, AIMessage) and message.tool_calls:
+            return any(call["id"] not in answered for call in message.tool_calls)
+    return False
 
 
 def limit_key(model: Any) -> str:

@@ -14,6 +14,7 @@ from langgraph.errors import GraphBubbleUp
 from langgraph.types import Command
 
 from runguard.adapters.agent_run import AgentRun
+from runguard.adapters.cheaper_models import ModelSwitch
 from runguard.adapters.ending_conditions import error_of, fitting
 from runguard.adapters.model_calls import Permission
 from runguard.adapters.tool_calls import ToolUse
@@ -25,9 +26,11 @@ from runguard.langchain.messages import (
     answer_size,
     answered_by,
     calls_of,
+    has_open_call,
     last_message,
     limit_key,
     notice_message,
+    renamed,
     request_of,
     usage_of,
 )
@@ -69,7 +72,7 @@ class RunGuardMiddleware(Controls, AgentMiddleware[Any, Any, Any]):
         """
         super().__init__()
         self.tools = []
-        self.guard = Guard(Policy.build(**policy), gives_last_answers=True)
+        self.guard = Guard(Policy.build(**policy), gives_last_answers=True, switches_models=True)
         self.guard.check_store()
         self._app, self._user = app, user
         self._condition = fitting(termination_condition, "LangChain", has_hand_offs=False)
@@ -210,11 +213,19 @@ class RunGuardMiddleware(Controls, AgentMiddleware[Any, Any, Any]):
 def _asked(request: ModelRequest[Any]) -> Any:
     tools = [tool if isinstance(tool, dict) else [tool.name, tool.description, tool.args] for tool in request.tools]
     system = request.system_message.content if request.system_message is not None else ""
-    return request_of(request.model, request.messages, [system, tools], request.model_settings)
+    asked = request_of(request.model, request.messages, [system, tools], request.model_settings)
+    asked.switch = ModelSwitch(lambda: has_open_call(request.messages), lambda name: _obstacle(request.model, name))
+    return asked
+
+
+def _obstacle(model: Any, name: str) -> str:
+    return "" if renamed(model, name) is not None else f"{type(model).__name__} has no field for the name of its model"
 
 
 def _changed(permission: Permission, request: ModelRequest[Any]) -> ModelRequest[Any]:
     """The request with a notice for the model, and with the output limit that the budget can pay."""
+    if permission.model:
+        request = request.override(model=renamed(request.model, permission.model))
     if permission.notice:
         request = request.override(messages=[*request.messages, notice_message(permission.notice)])
     if permission.last_after is not None:
