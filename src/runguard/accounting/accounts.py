@@ -291,10 +291,15 @@ class Accounts(Settlement):
         return self._expectations.guess(charge, streamed_tokens, streaming)
 
     @staticmethod
-    def has_come_true(possible_refusal: Denied) -> bool:
-        """Whether more was spent in the end than the budget that had seemed too small allows."""
+    def has_come_true(possible_refusal: Denied, kept: Amount = NOTHING) -> bool:
+        """Whether more was spent in the end than the budget that had seemed too small allows. ``kept``: not to be spent
+        by ordinary calls.
+        """
         refusal = possible_refusal.refusal
-        return refusal is not None and refusal.account.spent[refusal.unit] > refusal.account.caps[refusal.unit]
+        if refusal is None:
+            return False
+        account, unit = refusal.account, refusal.unit
+        return account.spent[unit] + kept[unit] > account.caps[unit]
 
     # ---- extending and looking in -----------------------------------------------------------------------------------
 

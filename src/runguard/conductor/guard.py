@@ -151,10 +151,14 @@ class Guard:
                 )
             self.downgrades = Downgrades(accounts, deciding)
         self.last_answers: LastAnswers | None = None
-        if policy.final_answer and gives_last_answers and policy.mode == "enforce":
+        if policy.final_answer and gives_last_answers and policy.mode != "off":
             asked = policy.final_answer if isinstance(policy.final_answer, str) else INSTRUCTION
             output = policy.min_output_tokens
-            self.last_answers = LastAnswers(asked, output, clock, accounts, deciding, settling.release)
+            self.last_answers = last = LastAnswers(
+                asked, output, clock, accounts, deciding, settling.release, reports=reports
+            )
+            if policy.mode == "shadow":
+                self.sink.on_decided("a last answer", last.would_answer)
         reserving = Reserving(
             policy, clock, self.runs, accounts, deciding, settling.release, self.last_answers, provider
         )

@@ -3,6 +3,9 @@
 The hold is opened with the first model call of a run, sized for a prompt twice as large as that call's, and replaced by
 a larger one when the prompts have grown past it. An ordinary call that leaves no room for the hold is refused: the run
 stops, and the held call lets the agent answer with what it has.
+
+In shadow mode the price is held as well, so that stops are decided where an enforcing guard decides them. The call is
+not made: ``would_answer`` reports it.
 """
 
 import logging
@@ -14,8 +17,10 @@ from runguard.accounting.accounts import Accounts
 from runguard.accounting.charges import Charge, Denied, worst_of
 from runguard.conductor.deciding import Deciding
 from runguard.conductor.runs import Lane, Run
+from runguard.conductor.sink import Decided
 from runguard.core.decision import Action, Finding, Trip
 from runguard.core.events import ROOT_LANE, ModelCall
+from runguard.core.money import NOTHING, Amount, usd_text
 from runguard.pricing.rates import Rates
 
 _log: Final = logging.getLogger("runguard")
@@ -37,7 +42,16 @@ class Closing:
 
     charge: Charge | None = None  # None: nothing limits it, or the hold did not fit
     is_without: bool = False  # the hold did not fit when the run began
-    is_taken: bool = False  # the call was made, or is being made
+    is_taken: bool = False  # the call was made, or is being made; in shadow mode: would have been made
+    asked: ModelCall | None = None  # the last ordinary call
+    nano: int = 0  # in shadow mode: what it would have cost at most, in nano-USD
+    tokens: int = 0
+
+    @property
+    def held(self) -> Amount:
+        """What is held for it."""
+        held = self.charge
+        return held.hold.amount if held is not None and held.hold is not None and not held.over else NOTHING
 
 
 class LastAnswers:
@@ -51,18 +65,20 @@ class LastAnswers:
         accounts: Accounts,
         deciding: Deciding,
         release: Callable[[Charge], None],
+        *,
+        reports: bool = True,
     ) -> None:
-        """``output``: the longest last answer, in tokens."""
-        self.instruction, self._output, self._clock = instruction, output, clock
+        """``output``: the longest last answer, in tokens. ``reports=False``: log nothing."""
+        self.instruction, self._output, self._clock, self._reports = instruction, output, clock, reports
         self._accounts, self._deciding, self._give_back = accounts, deciding, release
 
     async def hold(self, run: Run, event: ModelCall, stopped: Callable[[], bool]) -> Denied | None:
         """Hold the price of the last call beside an ordinary call. Returns why the ordinary one has to be refused."""
         closing = run.closing
         if closing is None:
-            closing = run.closing = Closing()
+            closing = run.closing = Closing(asked=event)
             return await self._begin(run, closing, event, stopped)
-        held = closing.charge
+        held, closing.asked = closing.charge, event
         # agents inside of tools do not give the last answer
         if held is None or held.over or closing.is_taken or event.tool:
             return None
@@ -99,7 +115,12 @@ class LastAnswers:
         wanted = self._request(event, 2 * event.input_tokens + _MARGIN)
         charge, denied = self._accounts.open_now(run.run_costs, wanted), None
         if charge is None:
-            charge, denied = await self._accounts.open(run.run_costs, wanted, True, stopped)
+            charge, denied = await self._accounts.open(run.run_costs, wanted, self._deciding.enforces, stopped)
+        if charge is not None and not self._deciding.enforces:
+            denied = denied or charge.possible_refusal
+            if denied is not None:  # shadow mode holds it whether or not it fits
+                self._give_back(charge)
+                charge = None
         if charge is not None:
             self._accounts.standing[id(charge)] = charge
         return charge, denied
@@ -118,14 +139,17 @@ class LastAnswers:
         """The run goes on without a last answer. Reported once."""
         found = Finding("budget", Action.WARN, 0, 1, "last answers", "run", "", "last answer", why)
         self._deciding.decide(run, run.lanes[ROOT_LANE], event, found)
-        _log.warning("runguard.no_last_answer: run %s starts without a last answer: %s", run.info.run, why)
+        if self._reports:
+            _log.warning("runguard.no_last_answer: run %s starts without a last answer: %s", run.info.run, why)
 
     # ---- the call itself --------------------------------------------------------------------------------------------
 
     def may_answer(self, run: Run, lane: Lane, event: ModelCall, trip: Trip | None) -> bool:
         """Whether this stop of the run ends with an answer of the agent that is about to call its model."""
         closing = run.closing
-        if closing is None or closing.is_taken or closing.is_without or trip is None or run.stopped is not trip:
+        if not self._deciding.enforces or trip is None or run.stopped is not trip:
+            return False
+        if closing is None or closing.is_taken or closing.is_without:
             return False
         if trip.rule in _NO_ANSWER_AFTER or event.tool or _is_called(lane):
             return False
@@ -178,6 +202,29 @@ class LastAnswers:
         charge.lowered = charge.limited = True
         event.charge = charge
         return charge
+
+    def would_answer(self, decided: Decided) -> None:
+        """In shadow mode: report once per run that a stop would have ended with a last answer, and what it would have
+        cost at most.
+        """
+        run, finding, trip = decided.run, decided.finding, decided.decision.trip
+        closing, lane = run.closing, decided.lane
+        if trip is None or closing is None or closing.is_taken or closing.is_without or closing.asked is None:
+            return
+        if trip.rule in _NO_ANSWER_AFTER or (finding.scope == "lane" and lane.owner(finding) is not None):
+            return
+        if run.deadline is not None and run.deadline.observe(replace(closing.asked, at=self._clock())) is not None:
+            return
+        closing.is_taken = True
+        closing.nano, closing.tokens = self._need(run, closing.asked, closing.asked.input_tokens + _MARGIN)
+        held, closing.charge = closing.charge, None
+        if held is not None:
+            self._release(held)
+        if self._reports:
+            _log.warning(
+                "runguard.last_answer_in_shadow: run %s would have ended with a last answer of %s, for at most %s",
+                *(run.info.run, closing.asked.agent or "its agent", usd_text(closing.nano)),
+            )
 
     def drop(self, run: Run) -> None:
         """The run has ended or paused: nothing is held for it any more."""

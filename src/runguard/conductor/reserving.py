@@ -72,12 +72,13 @@ class Reserving:
             denied = None
             if self._last_answers is not None:
                 denied = await self._last_answers.hold(run, event, lambda: _stop_meanwhile(run, lane) is not None)
-            if denied is not None:
+            if denied is not None and self._enforces:
                 charge = None
             else:
-                charge, denied = await self._accounts.open(
+                charge, refused = await self._accounts.open(
                     run.run_costs, event, self._enforces, lambda: _stop_meanwhile(run, lane) is not None
                 )
+                denied = denied or refused
         except BaseException:  # cancelled while it waited, or the ledger failed
             if is_probe:
                 self._provider.not_made(event)

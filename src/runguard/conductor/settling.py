@@ -20,7 +20,7 @@ from runguard.conductor.provider_waits import ProviderWaits
 from runguard.conductor.runs import Run
 from runguard.core.decision import Action, Finding, Money
 from runguard.core.events import ModelCall, ModelResult
-from runguard.core.money import to_usd
+from runguard.core.money import NOTHING, to_usd
 from runguard.outlets.alarms import Alarms, burn_words
 from runguard.outlets.callbacks import Outbox
 from runguard.outlets.span_cost import SpanCosts
@@ -187,7 +187,8 @@ class Settling:
     def _look_back(self, run: Run, charge: Charge) -> None:
         """In shadow mode a call that seemed too expensive was made. Decide now whether it was."""
         possible_refusal = charge.possible_refusal
-        if possible_refusal is None or not self._accounts.has_come_true(possible_refusal):
+        kept = run.closing.held if run.closing is not None else NOTHING
+        if possible_refusal is None or not self._accounts.has_come_true(possible_refusal, kept):
             return
         charge.possible_refusal = None
         event = ModelCall(run.info.run, charge.lane, charge.agent, self._clock(), charge.model)

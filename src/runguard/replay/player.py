@@ -62,11 +62,17 @@ class Player:
         """``lane_rungs``: other rungs than those of the policy."""
         self.judge, self.clock, self.recorded = judge, judge.clock, run
         self.guard = Guard(
-            judge.policy, pricing=judge.pricing, lane_rungs=lane_rungs, reports=False, switches_models=True
+            judge.policy,
+            pricing=judge.pricing,
+            lane_rungs=lane_rungs,
+            reports=False,
+            switches_models=True,
+            gives_last_answers=True,
         )
         self.guard.sink.on_decided("replay", self._decided)
         policy = judge.policy
         self._budgets = policy.max_usd is not None or policy.max_tokens is not None or bool(policy.budgets)
+        self._budgets = self._budgets or self.guard.last_answers is not None
         self.result = RunResult(run.id, run.app, run.user, run.session, run.source, run.success, run.capped)
         self._verdicts = Verdicts(self.result, to_the_end=judge.to_the_end)
         self.tool_prices = ReplayedPrices(self.guard, self._verdicts.paid_tool)

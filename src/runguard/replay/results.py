@@ -74,6 +74,7 @@ class RunResult:
     more: int = 0  # verdicts beyond the limit, counted only
     saved: After = field(default_factory=After)  # after the stops
     curve: list[tuple[int, int]] = field(default_factory=list)  # per model call: prompt tokens, nano-USD
+    last_answers: After = field(default_factory=After)  # calls that ``final_answer`` would have made, at most
     # calls that would have gone to a cheaper model, and how much less they would have cost
     switched: After = field(default_factory=After)
 
@@ -120,6 +121,8 @@ class RunResult:
         data = {name: getattr(self, name) for name in names}
         data |= {"usd": _text(self.usd), "unpriced_calls": self.unpriced, "estimated_calls": self.estimated}
         data |= {"verdicts": verdicts, "more_verdicts": self.more, "after_stop": after_dict(self.saved)}
+        if self.last_answers.model_calls:
+            data["last_answers"] = after_dict(self.last_answers)
         return data | ({"switched": switched_dict(self.switched)} if self.switched.model_calls else {})
 
 

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from typing import NamedTuple
 
+from runguard.conductor.last_answer import Closing
 from runguard.conductor.runs import Run
 from runguard.conductor.sink import Decided
 from runguard.core.decision import Action
@@ -66,8 +67,19 @@ class Verdicts:
             owner = known.owner(finding) if finding.scope == "lane" and known is not None else None
             if owner is None:
                 self._is_stopped, self.is_over = True, not self._to_the_end
+                closing = decided.run.closing
+                if closing is not None and closing.is_taken:
+                    self._answer_last(verdict, closing)
             else:
                 self._stopped_lanes.add(owner.key)
+
+    def _answer_last(self, verdict: Verdict, closing: Closing) -> None:
+        """The stop would have ended with a last answer: its price, at most, is not saved."""
+        for after in (self._result.saved, verdict.after):
+            after.model_calls -= 1
+            after.tokens -= closing.tokens
+            after.nano -= closing.nano
+        self._result.last_answers.add(After(1, 0, closing.tokens, closing.nano))
 
     def paid(self, lane: str, usage: Usage, nano: int, *, estimated: bool) -> None:
         """A model call was made."""
