@@ -5,7 +5,7 @@ as planned.
 import asyncio
 import gc
 import threading
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import aclosing, suppress
 from itertools import pairwise
 from pathlib import Path
@@ -291,17 +291,26 @@ async def test_calls_answered_by_somebody_else_are_not_counted() -> None:
 # ---- databases ------------------------------------------------------------------------------------------------------
 
 
-def _services(folder: Path) -> dict[str, Callable[[], BaseSessionService]]:
-    return {
-        "sqlite": lambda: SqliteSessionService(str(folder / "sessions.db")),
-        "database": lambda: DatabaseSessionService(f"sqlite+aiosqlite:///{folder / 'sessions.db'}"),
-    }
+@pytest.fixture(params=["sqlite", "database"])
+async def make(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Callable[[], BaseSessionService]]:
+    """Opens a session service on the same database each time it is called."""
+    opened: list[DatabaseSessionService] = []
+
+    def open_one() -> BaseSessionService:
+        if request.param == "sqlite":
+            return SqliteSessionService(str(tmp_path / "sessions.db"))
+        opened.append(DatabaseSessionService(f"sqlite+aiosqlite:///{tmp_path / 'sessions.db'}"))
+        return opened[-1]
+
+    yield open_one
+    for service in opened:
+        await service.close()
 
 
-@pytest.mark.parametrize("kind", ["sqlite", "database"])
 @pytest.mark.parametrize("topology", [single, parallel, workflow_cycle], ids=lambda topology: topology.__name__)
-async def test_a_stop_survives_in_a_database(kind: str, topology: Callable[[Team], Any], tmp_path: Path) -> None:
-    make = _services(tmp_path)[kind]
+async def test_a_stop_survives_in_a_database(
+    make: Callable[[], BaseSessionService], topology: Callable[[Team], Any]
+) -> None:
     team, plugin = Team(endless=True), RunGuardPlugin(max_model_calls=6)
     root = topology(team)
     first = await play(root, plugins=[plugin], session_service=make())
@@ -320,12 +329,9 @@ async def test_a_stop_survives_in_a_database(kind: str, topology: Callable[[Team
     assert not any(event.error_code for event in second.events)
 
 
-@pytest.mark.parametrize("kind", ["sqlite", "database"])
-async def test_a_swallowed_stop_is_stored_in_a_database_too(kind: str, tmp_path: Path) -> None:
+async def test_a_swallowed_stop_is_stored_in_a_database_too(make: Callable[[], BaseSessionService]) -> None:
     plugin = RunGuardPlugin(max_model_calls=3)
-    result = await play(
-        custom_quiet_loop(Team(endless=True)), plugins=[plugin], session_service=_services(tmp_path)[kind]()
-    )
+    result = await play(custom_quiet_loop(Team(endless=True)), plugins=[plugin], session_service=make())
     assert_stopped(result)
     assert [runguard.trip(event) for event in result.session.events if event.error_code] == plugin.trips
 
