@@ -28,7 +28,7 @@ from runguard import Budget
 from runguard.adk import RunGuardPlugin
 from runguard.conductor.guard import Guard
 from runguard.core.events import ROOT_LANE, Answer, ModelCall, ModelResult, RunInfo, ToolCall, ToolResults
-from runguard.ledger import fact_writer
+from runguard.ledger import fact_writer, remote
 from runguard.policy import Policy
 from runguard.pricing.rates import Usage
 from runguard.testing import ScriptedModel, call, text
@@ -195,6 +195,8 @@ async def one_app(seconds: float, path: Path) -> Part:
             next_look = monotonic() + seconds / _LOOKS
     assert (plugin.trips, plugin.snapshot()["guard_errors"]) == ([], 0)
     await runner.close()
+    for ledger in list(remote._ledgers):  # before its file is deleted
+        ledger.close()
     return part
 
 

@@ -99,6 +99,16 @@ def sum_up(session: StoreSession) -> bool:
             return False
 
 
+def purge(session: StoreSession, older_than: float) -> bool:
+    """Drop what is older than so many seconds. What calls cost stays, as sums of their days; without the sums nothing
+    is dropped. False when another worker sums up at this moment.
+    """
+    if not sum_up(session):
+        return False
+    session.purge(max(older_than, 2 * SETTLED_S))
+    return True
+
+
 def _add_to_day(session: StoreSession, day: str, records: list[tuple[str, str]]) -> bool:
     version, text = session.get(f"{_DONE} {day}")
     sums = DaySums.loaded(text)

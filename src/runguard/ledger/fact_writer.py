@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Final
 
 from runguard.background import log_fault
-from runguard.ledger.daily_sums import SETTLED_S, sum_up
+from runguard.ledger.daily_sums import purge, sum_up
 from runguard.ledger.facts import FACTS_KEPT, Fact, Facts
 from runguard.ledger.store import StoreError, StoreOutage, StoreReply, StoreSession
 from runguard.ledger.store_faults import UnforeseenError
@@ -80,9 +80,7 @@ class FactWriter:
         self._link.drop_session()
 
     def _purge(self, session: StoreSession) -> None:
-        """Drop what is old. What calls cost stays, as sums of their days; without the sums nothing is dropped."""
-        if sum_up(session):
-            session.purge(max(self._retention_s, 2 * SETTLED_S))
+        purge(session, self._retention_s)
 
     def _safely(self, what: str, job: Callable[[], None]) -> None:
         """Do something that is not a fact. Whatever it raises, the writer goes on with its facts."""

@@ -1,11 +1,15 @@
-"""``runguard store``: show the id of a store, accept a replaced one, repair a damaged one."""
+"""``runguard store``: show the id of a store, accept a replaced one, repair a damaged one, delete what is old."""
 
 import sys
+import time
+from typing import Final
 
 import click
 
 from runguard.cli.commands.command import Command, CommandError, CommandGroup, print_json
-from runguard.cli.commands.options import json_option, store_option
+from runguard.cli.commands.options import Since, json_option, store_option
+
+_TRIES: Final = 5
 
 
 @click.group(
@@ -17,13 +21,14 @@ from runguard.cli.commands.options import json_option, store_option
     runguard store adopt 3f2a9c0d5e6b7a81
     runguard store adopt 3f2a9c0d5e6b7a81 --store redis://cache:6379/0
     runguard store repair
+    runguard store purge --older-than 7d
     """,
 )
 @store_option
 @json_option
 @click.pass_context
 def command(ctx: click.Context, store: str | None, as_json: bool) -> None:
-    """Show the id of a store; accept it as a replacement; repair it.
+    """Show the id of a store; accept it as a replacement; repair it; delete what is old.
 
     A store has a random id in its data. Running workers refuse a store with another id than the one they know. Exit
     code 0, 1 if the control document (stops and breakers) is damaged, 2 if the store cannot be read.
@@ -119,3 +124,35 @@ def repair(store: str | None, as_json: bool) -> None:
         click.echo("  no stop is in force now: repeat `runguard stop` for each one you need")
     else:
         click.echo("nothing to repair: the control document is readable")
+
+
+@command.command("purge", cls=Command, examples="runguard store purge --older-than 7d")
+@click.option(
+    "--older-than", "since", type=Since(), required=True, metavar="TIME", help="A span such as 12h or 7d, or a day."
+)
+@store_option
+@json_option
+def purge_command(since: float, store: str | None, as_json: bool) -> None:
+    """Delete records, ended runs and past periods that are older.
+
+    Workers do the same once an hour with the policy's `retention_days`. What calls cost stays as sums of days, so
+    `runguard spend` does not change. The last minute is always kept. Exit code 0 if it is done, 2 if the store cannot
+    be reached.
+    """
+    from runguard.cli.commands.stores import named_store
+    from runguard.core.printable import printable
+    from runguard.ledger.daily_sums import purge
+
+    older_than = time.time() - since  # noqa: TID251 - a command uses the system's clock
+    if older_than <= 0:
+        raise CommandError("--older-than names a time in the future: use a span such as 7d")
+    name, session = named_store(store)
+    try:
+        if not any(purge(session, older_than) for _ in range(_TRIES)):
+            raise CommandError(f"{name}: a worker is summing up its records at this moment; try again")
+    finally:
+        session.close()
+    if as_json:
+        print_json({"ok": True, "store": name, "older_than_seconds": round(older_than)})
+    else:
+        click.echo(printable(f"purged: {name}; what calls cost is kept as sums of days"))
