@@ -40,7 +40,7 @@ COMMANDS: Final[
         "stop": "Stop a run, session, user, app or everything (the kill switch).",
         "resume": "Lift a stop.",
         "extend": "Raise the budget of a scope.",
-        "store": "Show the id of a store; accept it as a replacement; repair it.",
+        "store": "Show the id of a store; accept it as a replacement; repair it; delete what is old.",
     },
 }
 
