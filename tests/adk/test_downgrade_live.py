@@ -219,3 +219,21 @@ def test_invalid_thresholds_are_rejected() -> None:
 def test_a_guarded_model_rejects_the_setting() -> None:
     with pytest.raises(PolicyError, match="the model cannot be switched here"):
         GuardedLlm(Family([text("done")], model="big-1"), budgets=[budget()], prices=PRICES, models=MODELS)
+
+
+async def test_a_last_answer_comes_from_the_cheaper_model() -> None:
+    """The price of the last answer is held at the first model's price, and paid at that of the model that answers."""
+
+    def script(n: int, request: Any) -> Any:
+        return call("work", q=n) if request.config.tools else text("what I have")
+
+    root, model = worker(script)
+    plugin = RunGuardPlugin(
+        budgets=[budget("0.16", Threshold(0.25, model="small-1"))], final_answer=True, min_output_tokens=250, **SIZES
+    )
+    result = await play(root, plugins=[plugin])
+    assert result.texts == ["what I have"]
+    assert used(model)[-1] == "small-1"
+    assert plugin.spend()["usd"] <= Decimal("0.16")
+    assert plugin.spend()["reserved_usd"] == 0
+    assert [trip.rule for trip in plugin.trips] == ["budget"]

@@ -51,7 +51,7 @@ def work(q: int) -> str:
 
 
 @pytest.mark.parametrize(("mode", "switched"), [("enforce", 4), ("shadow", 0)])
-async def test_the_agent_goes_on_with_the_cheaper_model(mode: str, switched: int) -> None:
+async def test_the_agent_goes_on_with_the_cheaper_model(mode: Any, switched: int) -> None:
     ASKED.clear()
     guard = RunGuardMiddleware(**SETTINGS, mode=mode)
     agent = create_agent(NamedChat(), [work], middleware=[guard])
