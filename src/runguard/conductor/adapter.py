@@ -125,8 +125,10 @@ class Conductor(Protocol):
     async def reserve(self, event: ModelCall, *, slot: bool = True) -> Decision:
         """Wait for permission to send a model call. With permission, ``event.charge`` is set: close it."""
 
-    def context_limit(self, model: str) -> int | None:
-        """How many input tokens a request to a model may have, for ``ModelCall.context_limit``; None: not known."""
+    def context_limit(self, model: str, *, quiet: bool = False) -> int | None:
+        """How many input tokens a request to a model may have, for ``ModelCall.context_limit``; None: not known, which
+        is logged unless ``quiet``.
+        """
 
     def reserve_now(self, event: ModelCall) -> bool:
         """Permission without waiting, for callers without an event loop. False: use ``reserve``."""
