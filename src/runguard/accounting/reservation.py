@@ -124,7 +124,7 @@ class Reserver:
                 break
             self._waits.skip(charge, opening)
             left -= opening.seconds
-            if self._waits.is_virtual:
+            if self._waits.advance is not None:
                 self._find_again(charge, event)
                 result = await self._ask(charge, event)
                 if isinstance(result, Hold):

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
 from runguard.accounting.charges import AccountLines, Charge
-from runguard.core.money import UNITS
+from runguard.core.money import amount_text
 from runguard.ledger.base import Account, Ledger, Refusal
 from runguard.policy.settings import Policy
 
@@ -33,9 +33,8 @@ class Opening:
 
     @property
     def text(self) -> str:
-        limit, unit = self.account.caps[self.unit], UNITS[self.unit]
-        amount = f"${limit / 1e9:g}" if unit == "usd" else f"{limit:,} {unit}"
-        return f"room in the budget of {self.account.scope}: {amount} per {self.account.window}"
+        limit = amount_text(self.unit, self.account.caps[self.unit])
+        return f"room in the budget of {self.account.scope}: {limit} per {self.account.window}"
 
 
 class WaitListener(Protocol):
@@ -75,7 +74,7 @@ class RoomWaits:
     def __init__(self, policy: Policy, ledger: Ledger, clock: Callable[[], float]) -> None:
         self.patience, self.ledger, self._clock = policy.max_wait_seconds, ledger, clock
         self.listener: WaitListener | None = None
-        self.is_virtual = False  # a replay: move the clock of the ledger instead of waiting
+        self.advance: Callable[[float], None] | None = None  # of a replay: moves its clock instead of waiting
 
     def opening(self, lines: AccountLines, refusal: Refusal, left: float) -> Opening | None:
         """When there is room; None where a budget that refuses does not wait, or the time left is too short."""
@@ -101,8 +100,8 @@ class RoomWaits:
         """Report a call that would have waited; in a replay, let the time pass."""
         if self.listener is not None:
             self.listener.skipped(charge, opening)
-        if self.is_virtual:
-            self.ledger.period_time(opening.until)
+        if self.advance is not None:
+            self.advance(opening.until)
 
 
 class Visit:

@@ -32,7 +32,7 @@ from runguard.replay.journal_player import JournalPlayer
 from runguard.replay.replayed_costs import ReplayedCosts
 from runguard.replay.replayed_prices import ReplayedPrices, drive_now
 from runguard.replay.replayed_switches import ReplayedSwitches
-from runguard.replay.results import RunResult
+from runguard.replay.results import RunResult, Waited
 from runguard.replay.steps import (
     Answered,
     Asked,
@@ -70,6 +70,7 @@ class Player:
             gives_last_answers=True,
         )
         self.guard.sink.on_decided("replay", self._decided)
+        self.guard.accounts.waits.advance = self.tick
         policy = judge.policy
         self._budgets = policy.max_usd is not None or policy.max_tokens is not None or bool(policy.budgets)
         self._budgets = self._budgets or self.guard.last_answers is not None
@@ -105,6 +106,7 @@ class Player:
     def finish(self) -> RunResult:
         self._catch_up()
         self._close()
+        self.result.waited = Waited(self.guard.waits.calls, self.guard.waits.waited_s)
         return self.result
 
     def _catch_up(self) -> None:

@@ -22,6 +22,17 @@ class After(Summable):
 
 
 @dataclass(slots=True)
+class Waited(Summable):
+    """Calls that would have waited for room in a budget, and how long. A replay does not wait."""
+
+    calls: int = 0
+    seconds: float = 0.0
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"waited": {"calls": self.calls, "seconds": round(self.seconds, 3)}} if self.calls else {}
+
+
+@dataclass(slots=True)
 class Verdict:
     """A decision that the guard would have made."""
 
@@ -77,6 +88,7 @@ class RunResult:
     last_answers: After = field(default_factory=After)  # calls that ``final_answer`` would have made, at most
     # calls that would have gone to a cheaper model, and how much less they would have cost
     switched: After = field(default_factory=After)
+    waited: Waited = field(default_factory=Waited)
 
     @property
     def tokens(self) -> int:
@@ -123,6 +135,7 @@ class RunResult:
         data |= {"verdicts": verdicts, "more_verdicts": self.more, "after_stop": after_dict(self.saved)}
         if self.last_answers.model_calls:
             data["last_answers"] = after_dict(self.last_answers)
+        data |= self.waited.to_dict()
         return data | ({"switched": switched_dict(self.switched)} if self.switched.model_calls else {})
 
 

@@ -128,6 +128,10 @@ def _print_totals(out: Console, totals: Totals, several: bool) -> None:
             f"{count(switched.model_calls)} model calls would have gone to a cheaper model, for about "
             f"{money(switched.nano)} less"
         )
+    if (waited := totals.all.waited).calls:
+        out.print(
+            f"{count(waited.calls)} model calls would have waited for room in a budget, {waited.seconds:,.0f} s in all"
+        )
     if totals.false_stop_count:
         out.print(f"stopped although labelled a success: {totals.false_stop_count}", style="red")
         for name in totals.false_stops[:20]:

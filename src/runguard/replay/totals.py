@@ -6,7 +6,7 @@ from math import sqrt
 from typing import Any, Final
 
 from runguard.core.money import to_usd
-from runguard.replay.results import After, RunResult, after_dict, switched_dict
+from runguard.replay.results import After, RunResult, Waited, after_dict, switched_dict
 
 TURNS: Final = 200  # model calls of a run that the plots show
 BINS: Final = 20
@@ -27,6 +27,7 @@ class Group:
     nano: int = 0
     saved: After = field(default_factory=After)
     switched: After = field(default_factory=After)
+    waited: Waited = field(default_factory=Waited)
 
     def add(self, run: RunResult) -> None:
         self.runs += 1
@@ -38,6 +39,7 @@ class Group:
         self.nano += run.nano
         self.saved.add(run.saved)
         self.switched.add(run.switched)
+        self.waited.add(run.waited)
 
     def to_dict(self) -> dict[str, Any]:
         low, high = wilson(self.stopped, self.runs)
@@ -51,6 +53,7 @@ class Group:
         switched = {"switched": switched_dict(self.switched)} if self.switched.model_calls else {}
         return counts | {
             **switched,
+            **self.waited.to_dict(),
             "model_calls": self.model_calls,
             "tokens": self.tokens,
             "usd": f"{to_usd(self.nano):f}",

@@ -67,6 +67,7 @@ class RunningRow:
     stopped: str | None  # the rule
     forecast: RunForecast | None = None  # None: too few calls
     notes: tuple[str, ...] = ()  # agents on a cheaper model, and a prompt cache that is no longer used
+    waiting: int = 0  # calls that wait for room in a budget, or for their provider
 
 
 @dataclass(frozen=True, slots=True)

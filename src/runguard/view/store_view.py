@@ -331,6 +331,14 @@ def _running(run: str, worker: str, silent_s: float, facts: dict[str, Any]) -> R
         word(facts.get("stopped")) or None,
         read_forecast(facts.get("forecast")),
         notes_of(facts),
+        _waiting(facts.get("waiting")),
+    )
+
+
+def _waiting(found: Any) -> int:
+    """Return how many calls of a run wait."""
+    return (
+        sum(count(entry.get("calls")) for entry in found if isinstance(entry, dict)) if isinstance(found, list) else 0
     )
 
 

@@ -7,8 +7,10 @@ import click
 
 from runguard.cli.commands.command import Command, print_json
 from runguard.cli.commands.options import Since, json_option, store_option
+from runguard.core.scope import Per
 
 if TYPE_CHECKING:
+    from runguard.policy import Policy
     from runguard.view.rows import BudgetRow
     from runguard.view.store_view import StoreView
 
@@ -57,10 +59,11 @@ def command(scope: str, by: str, since: float, every: bool, store: str | None, a
 
     view, policy = look_at(store)
     state = _gather(view, scope, by, since)
+    limits = _rate_limits(policy)
     attention = (
         bool(state["stops"])
         or any(b.state != "closed" for b in state["breakers"])
-        or any(_is_used_up(row) for row in state["budgets"])
+        or any(_is_used_up(row) and (_kind(row), row.window) not in limits for row in state["budgets"])
     )
     if as_json:
         stops = [
@@ -106,6 +109,18 @@ def _gather(view: "StoreView", scope: str, by: str, since: float) -> dict[str, A
         "breakers": view.breakers(),
         "unreadable": view.unreadable.total,
     }
+
+
+def _rate_limits(policy: "Policy") -> set[tuple[str, str | None]]:
+    """Return kind and window of the budgets that wait: they are meant to be used up."""
+    ways: dict[tuple[str, str | None], set[str]] = {}
+    for budget in policy.budgets:
+        ways.setdefault((Per.parse(budget.per).kind, budget.window), set()).add(budget.on_exhausted)
+    return {key for key, found in ways.items() if found == {"wait"}}
+
+
+def _kind(row: "BudgetRow") -> str:
+    return row.scope.partition(":")[0]
 
 
 def _is_used_up(row: "BudgetRow") -> bool:

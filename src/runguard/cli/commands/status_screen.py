@@ -59,6 +59,7 @@ def _running(out: Console, running: list[RunningRow]) -> None:
     for row in running[:_RUNS]:
         remarks = [f"stopped by {row.stopped}"] if row.stopped else []
         remarks += [f"{row.in_flight} in flight"] if row.in_flight else []
+        remarks += [f"{row.waiting} waiting"] if row.waiting else []
         remarks += _forecast(row.forecast)
         remarks += row.notes
         spent = usd(row.spent_usd) + (f" + {row.unpriced_calls} unpriced" if row.unpriced_calls else "")

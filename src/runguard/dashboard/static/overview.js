@@ -178,7 +178,7 @@ function newBudget() {
 function showRunning({ running, running_left_out }) {
   const who = (row) => [row.app, row.user].filter(Boolean).join(" / ") || row.run;
   table(find("running"), "Runs that are alive", [
-    { title: "run", text: who, mark: (row) => (row.stopped ? [`stopping: ${row.stopped}`, "stop"] : row.silent_s > 5 ? ["silent", "shadow"] : null) },
+    { title: "run", text: who, mark: (row) => (row.stopped ? [`stopping: ${row.stopped}`, "stop"] : row.silent_s > 5 ? ["silent", "shadow"] : row.waiting ? [`${counted(row.waiting)} waiting`, "shadow"] : null) },
     { title: "for", right: true, text: (row) => lasted(row.seconds) },
     { title: "calls", right: true, text: (row) => `${briefly(row.model_calls)}${row.in_flight ? ` +${row.in_flight}` : ""}` },
     { title: "spent", right: true, text: (row) => usd(row.spent_usd, row.estimated_calls > 0) },
