@@ -202,6 +202,6 @@ def test_names_inside_a_policy(keywords: dict[str, Any], line: str) -> None:
 
 
 def test_the_signature_of_a_part_shows_its_settings() -> None:
-    names = ["usd", "tokens", "calls", "per", "window", "tz", "thresholds", "on_exhausted"]
+    names = ["usd", "tokens", "calls", "per", "window", "tz", "thresholds", "on_exhausted", "burn_alert"]
     assert list(signature(Budget).parameters) == names
     assert list(signature(ToolRule).parameters)[:2] == ["polling", "paging"]
