@@ -5,7 +5,7 @@ it works. What its reply reports is added up and booked when it ends, however it
 """
 
 import logging
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any, Final
 
 from google.adk.agents import BaseAgent
@@ -24,15 +24,13 @@ from runguard.core.decision import Action, Decision, Finding, Trip
 from runguard.core.events import ModelCall, ModelResult
 from runguard.core.money import UNLIMITED, to_nano
 from runguard.core.printable import printable
-from runguard.policy.remote_agent_rules import RemoteAgent
+from runguard.policy.remote_agent_rules import RemoteAgent, reserved_for
 from runguard.pricing.rates import Rates, Unpriced, Usage
-from runguard.providers.a2a_replies import RESPONSE_KEY, ReplyReader
+from runguard.providers.a2a_replies import RESPONSE_KEY, UNREPORTED, ReplyReader, total_of
 
 _log: Final = logging.getLogger("runguard")
-UNREPORTED: Final = "unreported"  # the model in the figures, where a reply does not say what it took
 _NO_USAGE: Final = Unpriced(UNREPORTED, "the remote agent did not report its usage")
 _AGENTS_KEPT: Final = 1_000
-_FIELDS: Final = tuple(one.name for one in fields(Usage))
 
 
 @dataclass(slots=True)
@@ -60,7 +58,9 @@ class RemoteCalls:
     async def before(self, agent: BaseAgent, invocation: Invocation, lane: str, ic: InvocationContext) -> Trip | None:
         """Reserve for a call of a remote agent. A trip: it may not be made."""
         guard, rule = self._guard, self._guard.policy.remote_agent(agent.name)
-        event = ModelCall(invocation.run.info.run, lane, agent.name, guard.clock(), rule.model, bound=_bound(rule))
+        event = ModelCall(
+            invocation.run.info.run, lane, agent.name, guard.clock(), rule.model, bound=reserved_for(rule)
+        )
         decision = guard.check(event)
         if _stops(decision):
             return decision.trip
@@ -100,7 +100,7 @@ class RemoteCalls:
 
     def _add(self, call: _RemoteCall, usage: Usage) -> None:
         call.reports += 1
-        call.usage = Usage(*(getattr(call.usage, name) + getattr(usage, name) for name in _FIELDS))
+        call.usage = total_of((call.usage, usage))
         rates = call.event.charge.rates
         if isinstance(rates, Rates):  # each model call at its own price: long prompts may cost more
             call.nano += rates.cost(usage)
@@ -158,15 +158,6 @@ def is_remote(agent: BaseAgent) -> bool:
         if len(_remote_types) < _AGENTS_KEPT:
             _remote_types[kind] = known
     return known
-
-
-def _bound(rule: RemoteAgent) -> tuple[int | None, int | None]:
-    """What to reserve. None: all that is left. Without a figure, as little as shows that something is left."""
-    least = None if rule.send_budget else 1
-    return (
-        least if rule.max_usd is None else to_nano(rule.max_usd),
-        least if rule.max_tokens is None else rule.max_tokens,
-    )
 
 
 def _held(charge: Any, rule: RemoteAgent) -> Ceiling:

@@ -2,6 +2,7 @@
 
 from pydantic import Field
 
+from runguard.core.money import to_nano
 from runguard.policy.values import Count, Usd
 from runguard.validation import SettingsModel
 
@@ -19,3 +20,14 @@ class RemoteAgent(SettingsModel):
     )
     max_usd: Usd | None = Field(default=None, description="Dollars to reserve for one call of the agent.")
     max_tokens: Count | None = Field(default=None, description="Tokens to reserve for one call of the agent.")
+
+
+def reserved_for(rule: RemoteAgent) -> tuple[int | None, int | None]:
+    """The nano-USD and tokens to reserve for a call. None: all that is left. Without a figure, as little as shows that
+    something is left.
+    """
+    least = None if rule.send_budget else 1
+    return (
+        least if rule.max_usd is None else to_nano(rule.max_usd),
+        least if rule.max_tokens is None else rule.max_tokens,
+    )

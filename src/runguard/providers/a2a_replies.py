@@ -13,8 +13,8 @@ import json
 import re
 import threading
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, fields
 from typing import Any, Final
 
 from runguard.core.decision import METADATA_KEY, STOP_CODE
@@ -22,6 +22,8 @@ from runguard.pricing.rates import Usage
 from runguard.providers.usage import read_usage
 
 RESPONSE_KEY: Final = "a2a:response"
+UNREPORTED: Final = "unreported"  # the model in the figures, where a reply does not say what it took
+_FIELDS: Final = tuple(one.name for one in fields(Usage))
 _TASKS_KEPT: Final = 10_000
 _IDS_KEPT: Final = 1_000  # reports of one task
 _HOPS: Final = 8  # remote agents behind remote agents
@@ -127,6 +129,12 @@ class ReplyReader:
         if len(self._tasks) > _TASKS_KEPT:
             self._tasks.popitem(last=False)
         return task
+
+
+def total_of(reports: Iterable[Usage]) -> Usage:
+    """What several model calls took together."""
+    calls = list(reports)
+    return Usage(*(sum(getattr(one, name) for one in calls) for name in _FIELDS))
 
 
 def _is_first(task: _Task, name: str) -> bool:

@@ -159,6 +159,7 @@ def _steps(rows: Any, where: str, faults: Faults, model: str) -> Iterator[Step]:
             faults.add(f"{where} event {number}", f"cannot be read: {error}")
             continue
         yield from steps
+    yield from events.rest()
 
 
 def _whole(rows: Any, where: str, faults: Faults) -> Iterator[Any]:

@@ -11,6 +11,7 @@ from runguard.core.events import Outcome
 from runguard.core.fingerprint import answer_text, words_name
 from runguard.pricing.rates import Usage
 from runguard.providers.call_usage import CallUsage, EventUsage
+from runguard.replay.remote_replies import RemoteReplies
 from runguard.replay.steps import (
     Answered,
     Asked,
@@ -46,6 +47,11 @@ class Events:
         self._messages: dict[str, int] = {}  # of the user, by invocation
         self._last: tuple[str, str, Any] | None = None  # author, branch and usage of the last model event
         self._usage = EventUsage()
+        self._remote = RemoteReplies()
+
+    def rest(self) -> list[Step]:
+        """What the end of the session completes."""
+        return [*self._remote.rest()]
 
     def steps(self, event: dict[str, Any]) -> Iterator[Step]:
         """Raises ValueError or TypeError for what is no event."""
@@ -70,13 +76,19 @@ class Events:
         is_message = author == _USER and bool(parts) and not answers and not compaction
         if (invocation and invocation != self._invocation) or is_message or not self._invocation:
             self._invocation, self._last = invocation or "?", None
+            yield from self._remote.rest()
             known = self._messages.get(invocation, 0)
             if invocation:
                 self._messages[invocation] = known + is_message
             yield Turn(at, run_name(invocation, known + is_message), resumes=bool(known) and not is_message)
         branch = word(event.get("branch"))
         scope = word(either(event, "isolation_scope", "isolationScope"))
-        if compaction:
+        metadata = either(event, "custom_metadata", "customMetadata")
+        error = either(event, "error_message", "errorMessage")
+        remote = self._remote.read(metadata, error, author, at, branch, scope) if metadata or error else None
+        if remote is not None:
+            yield from remote
+        elif compaction:
             yield Asked(at, "", branch, self._named(event), *self._summary(event, compaction), after_answer=True)
         elif answers:
             self._last = None

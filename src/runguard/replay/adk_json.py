@@ -117,6 +117,7 @@ class Document:
                     raise TruncatedError("not a session")
         except (TruncatedError, *DAMAGED) as error:
             self._cut_off(f"{self._name} ({word(self._facts.get('id'))})", error)
+        yield from events.rest()
 
     def _steps_of(self, events: Events, event: Any, number: int) -> list[Step]:
         try:
@@ -137,10 +138,7 @@ class Document:
             entry = self._stream.value()
             if isinstance(entry, dict) and isinstance(entry.get("events"), list):
                 self._facts = {key: value for key, value in entry.items() if key != "events"}
-                session_events, stored = Events(self._model), entry["events"]
-                yield self._session(
-                    step for at, event in enumerate(stored, 1) for step in self._steps_of(session_events, event, at)
-                )
+                yield self._session(self._stored_steps(Events(self._model), entry["events"]))
             elif isinstance(entry, dict) and isinstance(entry.get("conversation"), list):
                 yield from self._case(entry, number)
             elif isinstance(entry, dict) and "author" in entry:
@@ -150,7 +148,12 @@ class Document:
                 if self._faults.give_up(f"{self._name} entry {number}"):
                     break
         if events:
-            yield self._session(step for steps in events for step in steps)
+            yield self._session(step for steps in (*events, loose.rest()) for step in steps)
+
+    def _stored_steps(self, events: Events, stored: list[Any]) -> Iterator[Step]:
+        for number, event in enumerate(stored, 1):
+            yield from self._steps_of(events, event, number)
+        yield from events.rest()
 
     # ---- eval sets --------------------------------------------------------------------------------------------------
 

@@ -29,6 +29,7 @@ from runguard.core.events import (
 from runguard.pricing.rates import Usage
 from runguard.providers.framework_tools import FRAMEWORK_TOOLS, is_framework_tool
 from runguard.replay.journal_player import JournalPlayer
+from runguard.replay.remote_replies import play_remote
 from runguard.replay.replayed_costs import ReplayedCosts
 from runguard.replay.replayed_prices import ReplayedPrices, drive_now
 from runguard.replay.replayed_switches import ReplayedSwitches
@@ -188,6 +189,9 @@ class Player:
             self.tick(step.at)
             self._begin("")
         if self._verdicts.is_over:
+            if step.reports is not None:
+                play_remote(self, step, self._run, ROOT_LANE, is_over=True)
+                return
             self.tick(step.at)
             if not step.refused:
                 event = ModelCall(self._run, ROOT_LANE, step.agent, self.clock.now, step.model)
@@ -198,6 +202,10 @@ class Player:
         began = self.clock.now  # it was asked when the last thing before it had happened
         if not step.after_answer:
             self._enter(lane, step.agent)
+        if step.reports is not None:
+            play_remote(self, step, self._run, lane, is_over=False)
+            self._active.pop(lane, None)
+            return
         guard, judge = self.guard, self.judge
         usage = step.usage or Usage()
         event = ModelCall(

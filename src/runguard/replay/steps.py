@@ -54,6 +54,8 @@ class Asked:
     is_cut: bool = False  # it hit its output limit
     text: str = ""  # the final text of an activation, where it is known
     is_share: bool = False  # a share of the totals of a run: the size of this prompt is unknown
+    # of a remote agent: what each of its model calls took; empty: it did not say
+    reports: tuple[Usage, ...] | None = None
 
 
 @dataclass(slots=True)
