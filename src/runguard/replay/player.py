@@ -188,10 +188,7 @@ class Player:
         if not self._begun:
             self.tick(step.at)
             self._begin("")
-        if self._verdicts.is_over:
-            if step.reports is not None:
-                play_remote(self, step, self._run, ROOT_LANE, is_over=True)
-                return
+        if self._verdicts.is_over and step.reports is None:
             self.tick(step.at)
             if not step.refused:
                 event = ModelCall(self._run, ROOT_LANE, step.agent, self.clock.now, step.model)
@@ -199,13 +196,12 @@ class Player:
                 self.book(event, step.usage or Usage(), step.model, estimated=estimated, nano=step.nano)
             return
         lane = self._lanes.of(step.branch, step.scope)
+        if step.reports is not None:
+            play_remote(self, step, self._run, lane, is_over=self._verdicts.is_over)
+            return
         began = self.clock.now  # it was asked when the last thing before it had happened
         if not step.after_answer:
             self._enter(lane, step.agent)
-        if step.reports is not None:
-            play_remote(self, step, self._run, lane, is_over=False)
-            self._active.pop(lane, None)
-            return
         guard, judge = self.guard, self.judge
         usage = step.usage or Usage()
         event = ModelCall(

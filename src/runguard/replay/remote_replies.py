@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
-from runguard.core.events import ModelCall
+from runguard.core.events import AgentEntered, ModelCall
 from runguard.policy.remote_agent_rules import reserved_for
 from runguard.pricing.rates import Rates, Usage
 from runguard.providers.a2a_replies import RESPONSE_KEY, UNREPORTED, ReplyReader, total_of
@@ -82,6 +82,7 @@ def play_remote(player: "Player", step: Asked, run: str, lane: str, *, is_over: 
     at = (player.clock.now, rule.model if reports else UNREPORTED)
     event = ModelCall(run, lane, step.agent, *at, bound=reserved_for(rule))
     if not is_over:
+        player.check(AgentEntered(run, lane, step.agent, player.clock.now))
         player.check(event)
         player.reserve(event)
     player.tick(step.at)
