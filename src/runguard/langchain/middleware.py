@@ -41,6 +41,7 @@ from runguard.termination.ended import Ended
 
 _RUN: Final = "runguard_run"
 _RESUMED_KEPT: Final = 1_024
+_TOOLS_KEPT: Final = 256
 
 
 class _State(AgentState[Any]):
@@ -211,7 +212,7 @@ class RunGuardMiddleware(Controls, AgentMiddleware[Any, Any, Any]):
 
 
 def _asked(request: ModelRequest[Any]) -> Any:
-    tools = [tool if isinstance(tool, dict) else [tool.name, tool.description, tool.args] for tool in request.tools]
+    tools = [_declared(tool) for tool in request.tools]
     system = request.system_message.content if request.system_message is not None else ""
     asked = request_of(request.model, request.messages, [system, tools], request.model_settings)
     asked.switch = ModelSwitch(lambda: has_open_call(request.messages), lambda name: _obstacle(request.model, name))
@@ -220,6 +221,21 @@ def _asked(request: ModelRequest[Any]) -> Any:
 
 def _obstacle(model: Any, name: str) -> str:
     return "" if renamed(model, name) is not None else f"{type(model).__name__} has no field for the name of its model"
+
+
+_declarations: Final[OrderedDict[int, tuple[Any, Any]]] = OrderedDict()  # by identity of the tool, which is kept alive
+
+
+def _declared(tool: Any) -> Any:
+    """What a request says of a tool. LangChain builds the schema anew each time it is asked, which takes long."""
+    if isinstance(tool, dict):
+        return tool
+    known = _declarations.get(id(tool))
+    if known is None or known[0] is not tool:
+        known = _declarations[id(tool)] = (tool, tool.args)
+        while len(_declarations) > _TOOLS_KEPT:
+            _declarations.popitem(last=False)
+    return [tool.name, tool.description, known[1]]
 
 
 def _changed(permission: Permission, request: ModelRequest[Any]) -> ModelRequest[Any]:
