@@ -127,6 +127,7 @@ def main() -> None:
         parser.error("--curve needs a folder of recorded runs")
     named = settings(options.without, options.curve is not None)
     report = Report(markdown=options.markdown)
+    runs = recorded(options.runs, named, options.workers) if options.runs is not None else []
     shapes = made_up(named)
     report.made_up(shapes)
     result: dict[str, Any] = {
@@ -135,7 +136,6 @@ def main() -> None:
         }
     }
     if options.runs is not None:
-        runs = recorded(options.runs, named, options.workers)
         result |= report_recorded(report, runs, options.runs)
         if options.curve:
             Path(options.curve).write_text(draw(lines(runs, 1)), encoding="utf-8")

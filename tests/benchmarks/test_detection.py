@@ -14,7 +14,7 @@ from detection import main, recorded, settings
 from detection_curve import draw
 from detection_figures import OWN, Judged, lines, wilson
 from detection_report import NOT_READ
-from made_up import LOOPS
+from made_up import HEALTHY, LOOPS
 from replays import Verdict
 from shapes import work
 
@@ -39,7 +39,10 @@ def run(name: str, steps: Any, **facts: Any) -> dict[str, Any]:
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Path:
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Recorded runs; of the made-up ones only a few, for one test tries them all."""
+    monkeypatch.setattr("detection.LOOPS", dict(list(LOOPS.items())[:3]))
+    monkeypatch.setattr("detection.HEALTHY", dict(list(HEALTHY.items())[:3]))
     loop = LOOPS["same call same answer"].steps
     runs = [run("good", work(20), success=True), run("stuck", loop(), success=False), run("odd", loop(), success=True)]
     (tmp_path / "runs.jsonl").write_text("".join(json.dumps(one) + "\n" for one in runs), encoding="utf-8")
