@@ -16,6 +16,8 @@ from runguard.conductor.controls import Controls
 from runguard.conductor.guard import Guard
 from runguard.core.exceptions import PolicyError
 from runguard.openai_agents.model import GuardedModel
+from runguard.openai_agents.past_the_guard import report
+from runguard.openai_agents.replaced_models import watch
 from runguard.openai_agents.runs import Runs
 from runguard.policy.settings import Policy
 from runguard.policy.typed_settings import PolicySettings
@@ -23,6 +25,7 @@ from runguard.providers.responses import arguments
 from runguard.termination.condition import TerminationCondition
 
 _log: Final = logging.getLogger("runguard")
+watch()
 
 
 class AgentGuard(Controls):
@@ -76,11 +79,10 @@ class AgentGuard(Controls):
         return made
 
     def _model(self, model: str | Model | None) -> Model:
-        if isinstance(model, GuardedModel):
+        if isinstance(model, GuardedModel) and model.is_of(self._runs):
             return model
         inner = model if isinstance(model, Model) else self._provider.get_model(model)
-        name = model if isinstance(model, str) else getattr(inner, "model", "")
-        return GuardedModel(inner, name if isinstance(name, str) else str(name), self.guard, self._runs)
+        return GuardedModel(inner, model, self.guard, self._runs)
 
     def _handoff(self, target: Agent[Any] | Handoff[Any, Any]) -> Agent[Any] | Handoff[Any, Any]:
         if isinstance(target, Agent):
@@ -185,9 +187,13 @@ class _Hooks(AgentHooks[Any]):
             await self._inner.on_llm_start(context, agent, system_prompt, input_items)
 
     async def on_llm_end(self, context: Any, agent: Any, response: Any) -> None:
-        self._runs.disconnect(self._runs.of(context, agent.name))
+        run, error = self._runs.of(context, agent.name), None
+        if (past := self._runs.disconnect(run)) is not None:
+            error = await report(run, agent, past.items, response, is_first=past.is_first)
         if self._inner is not None:
             await self._inner.on_llm_end(context, agent, response)
+        if error is not None:
+            raise error
 
     async def on_tool_start(self, context: Any, agent: Any, tool: Any) -> None:
         if self._inner is not None:

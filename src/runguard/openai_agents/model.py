@@ -30,8 +30,28 @@ from runguard.termination.ended import Ended
 class GuardedModel(Model):
     """Asks the guard before each call of the inner model, and reports what it used."""
 
-    def __init__(self, inner: Model, name: str, guard: Guard, runs: Runs) -> None:
-        self._inner, self._name, self._guard, self._runs = inner, name, guard, runs
+    def __init__(self, inner: Model, given: str | Model | None, guard: Guard, runs: Runs) -> None:
+        """``given``: what the agent or ``RunConfig`` has as its model. It names the model for its price."""
+        self._inner, self.given, self._guard, self._runs = inner, given, guard, runs
+        self.name = given if isinstance(given, str) else name_of(inner)
+        self._instead: GuardedModel | None = None
+
+    def is_of(self, runs: Runs) -> bool:
+        """Whether these runs are checked here."""
+        return self._runs is runs
+
+    def guard_instead(self, chosen: Model, run_config: Any) -> Model:
+        """``chosen``, which ``RunConfig`` has put in the place of this model, with the same guard around it.
+
+        The newest one is kept: the SDK remembers all models of a run, and asks for the model before each call.
+        """
+        if isinstance(chosen, GuardedModel) and chosen.is_of(self._runs):
+            return chosen
+        given = run_config.model if isinstance(run_config.model, str) else chosen
+        made = self._instead
+        if made is None or made._inner is not chosen or made.given != given:
+            made = self._instead = GuardedModel(chosen, given, self._guard, self._runs)
+        return made
 
     async def close(self) -> None:
         await self._inner.close()
@@ -72,7 +92,7 @@ class GuardedModel(Model):
                 if (trip := permission.interrupted) is not None:
                     return ModelResponse([self._last_words(trip, output_schema)], ReportedUsage(), None)
                 raise
-            permission.read(lambda one, answer: self._settle(one, answer, handoffs), response)
+            permission.read(lambda one, answer: settle_answer(one, answer, handoffs), response)
             return response
         finally:
             if is_alone:
@@ -93,7 +113,7 @@ class GuardedModel(Model):
         try:
             permission = await run.ask(lambda: self._asked(system_instructions, input, model_settings, tools, handoffs))
             if not isinstance(permission, Permission):
-                yield _completed(self._last_words(permission, output_schema), self._name)
+                yield _completed(self._last_words(permission, output_schema), self.name)
                 return
             items, settings = permission.changed(_changed, (input, model_settings))
             if permission.last_after is not None:
@@ -110,17 +130,17 @@ class GuardedModel(Model):
                         elif isinstance(delta := getattr(event, "delta", None), str):
                             streamed += len(delta.encode())
                         if final is not None:
-                            permission.read(lambda one, answer: self._settle(one, answer, handoffs), final)
+                            permission.read(lambda one, answer: settle_answer(one, answer, handoffs), final)
                         yield event
                 if final is None and (trip := permission.interrupted) is not None:
                     permission.fail(None, streamed, streaming=True)
-                    yield _completed(self._last_words(trip, output_schema), self._name)
+                    yield _completed(self._last_words(trip, output_schema), self.name)
                     return
             except BaseException as error:
                 permission.fail(error, streamed, streaming=True)
                 if (trip := permission.interrupted) is None:
                     raise
-                yield _completed(self._last_words(trip, output_schema), self._name)
+                yield _completed(self._last_words(trip, output_schema), self.name)
                 return
             permission.fail(None, streamed, streaming=True)  # the stream ended without its last event
         finally:
@@ -137,18 +157,7 @@ class GuardedModel(Model):
     def _asked(self, instructions: Any, items: Any, settings: ModelSettings, tools: Any, handoffs: Any) -> ModelRequest:
         declared = [[getattr(tool, "name", ""), getattr(tool, "description", ""), _schema(tool)] for tool in tools]
         declared += [[one.tool_name, one.tool_description, one.input_json_schema] for one in handoffs]
-        return ModelRequest.of(self._name, [instructions, items, declared], settings.max_tokens)
-
-    def _settle(self, permission: Permission, response: Any, handoffs: Any) -> None:
-        output = response.output
-        names = {one.tool_name for one in handoffs}
-        calls = [item for item in output if getattr(item, "type", "") == "function_call" and item.name not in names]
-        permission.settle(
-            _usage_of(response.usage, response.output),
-            calls=[ToolUse(call.call_id, call.name, arguments(call.arguments)) for call in calls],
-            text="" if len(calls) < len(output) - len(_texts(output)) else "".join(_texts(output)),
-            size=size_of(output),
-        )
+        return ModelRequest.of(self.name, [instructions, items, declared], settings.max_tokens)
 
     def _last_words(self, end: Trip | Ended, schema: AgentOutputSchemaBase | None) -> ResponseOutputMessage:
         """The message that ends the run. With structured output no text can end it, so the typed error is raised."""
@@ -160,6 +169,27 @@ class GuardedModel(Model):
         return ResponseOutputMessage(
             id=f"runguard_{name}", type="message", role="assistant", status="completed", content=[text]
         )
+
+
+def name_of(model: str | Model | None) -> str:
+    """The name of a model, for its price."""
+    if isinstance(model, GuardedModel):
+        return model.name
+    name = model if isinstance(model, str) else getattr(model, "model", "")
+    return name if isinstance(name, str) else str(name)
+
+
+def settle_answer(permission: Permission, response: Any, handoffs: Any) -> None:
+    """Report the usage, the tool calls and the text of an answer."""
+    output = response.output
+    names = {one.tool_name for one in handoffs}
+    calls = [item for item in output if getattr(item, "type", "") == "function_call" and item.name not in names]
+    permission.settle(
+        _usage_of(response.usage, response.output),
+        calls=[ToolUse(call.call_id, call.name, arguments(call.arguments)) for call in calls],
+        text="" if len(calls) < len(output) - len(_texts(output)) else "".join(_texts(output)),
+        size=size_of(output),
+    )
 
 
 def _schema(tool: Any) -> Any:

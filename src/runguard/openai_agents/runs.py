@@ -7,7 +7,8 @@ the same list of input items, and that list connects the two.
 import threading
 import weakref
 from collections import OrderedDict
-from typing import Any, Final
+from dataclasses import dataclass
+from typing import Any, Final, NamedTuple
 
 from runguard.adapters.agent_run import AgentRun
 from runguard.adapters.layers import current_place
@@ -16,13 +17,28 @@ from runguard.conductor.guard import Guard
 _REQUESTS_KEPT: Final = 4_096
 
 
+@dataclass(slots=True)
+class _Request:
+    items: Any
+    run: AgentRun
+    is_guarded: bool = False  # a guarded model was called for it
+
+
+class PastTheGuard(NamedTuple):
+    """A model call that no guarded model has made."""
+
+    items: Any
+    is_first: bool  # of this guard
+
+
 class Runs:
     """The runs of one guard."""
 
     def __init__(self, guard: Guard, whom: dict[str, Any]) -> None:
         self._guard, self._whom = guard, whom
         self._runs: dict[tuple[int, str], AgentRun] = {}
-        self._requests: OrderedDict[int, tuple[Any, AgentRun]] = OrderedDict()
+        self._requests: OrderedDict[int, _Request] = OrderedDict()
+        self._has_missed = False  # a call past the guard was seen
         self._lock = threading.Lock()
 
     def of(self, context: Any, agent: str) -> AgentRun:
@@ -40,7 +56,11 @@ class Runs:
             return run
 
     def alone(self) -> AgentRun:
-        """A run for a model call that belongs to no guarded agent."""
+        """A run for a model call whose agent is not known: it was made with other input items, or by your code."""
+        with self._lock:
+            waiting = (request for request in reversed(self._requests.values()) if not request.is_guarded)
+            if (newest := next(waiting, None)) is not None:
+                newest.is_guarded = True
         return AgentRun.start(self._guard, "model", **self._whom)
 
     def end(self, context: Any) -> None:
@@ -55,17 +75,26 @@ class Runs:
     def connect(self, items: Any, run: AgentRun) -> None:
         """The next model call with these input items belongs to ``run``."""
         with self._lock:
-            self._requests[id(items)] = (items, run)
+            self._requests[id(items)] = _Request(items, run)
             if len(self._requests) > _REQUESTS_KEPT:
                 self._requests.popitem(last=False)
 
     def asking(self, items: Any) -> AgentRun | None:
         with self._lock:
             found = self._requests.get(id(items))
-        return found[1] if found is not None and found[0] is items else None
+            if found is None or found.items is not items:
+                return None
+            found.is_guarded = True
+            return found.run
 
-    def disconnect(self, run: AgentRun) -> None:
-        """The model has answered: its input items are no longer kept."""
+    def disconnect(self, run: AgentRun) -> PastTheGuard | None:
+        """The model has answered: its input items are no longer kept. Returns a call that no guarded model has made."""
         with self._lock:
-            for key in [key for key, (_, owner) in self._requests.items() if owner is run]:
-                del self._requests[key]
+            past = None
+            for key in [key for key, one in self._requests.items() if one.run is run]:
+                request = self._requests.pop(key)
+                past = past if request.is_guarded else request
+            if past is None:
+                return None
+            is_first, self._has_missed = not self._has_missed, True
+            return PastTheGuard(past.items, is_first)

@@ -1,0 +1,203 @@
+"""``RunConfig(model=…)`` replaces the model of every agent in a run. The replacement is guarded like the original."""
+
+import logging
+from typing import Any
+
+import pytest
+from agents import Agent, AgentHooks, FunctionTool, RunConfig, Runner
+from agents.models.interface import Model, ModelProvider
+from agents.run_internal import run_loop as _run_loop
+from agents.run_internal import turn_preparation
+
+from runguard.core.exceptions import RunGuardError
+from runguard.openai_agents import AgentGuard, guarded
+from runguard.testing.harness import AgentSpec, Reply, Script
+from tests.frameworks.openai_harness import ScriptedModel
+
+run_loop: Any = _run_loop
+NAME = "gpt-5-mini"  # a model with a known price
+
+
+class Priced(ScriptedModel):
+    """Follows a script and counts its calls."""
+
+    def __init__(self, script: Script) -> None:
+        self.calls = [0]
+        super().__init__(AgentSpec(script), self.calls)
+        self.model = NAME
+
+
+class Only(ModelProvider):
+    """Knows one model, by any name."""
+
+    def __init__(self, model: Model) -> None:
+        self.model, self.asked_for = model, set[str | None]()
+
+    def get_model(self, model_name: str | None) -> Model:
+        self.asked_for.add(model_name)
+        return self.model
+
+
+class Seen(AgentHooks[Any]):
+    """The user's own hooks."""
+
+    def __init__(self) -> None:
+        self.names: list[str] = []
+
+    async def on_llm_start(self, *_: Any) -> None:
+        self.names.append("start")
+
+    async def on_llm_end(self, *_: Any) -> None:
+        self.names.append("end")
+
+
+def endless(number: int, _: str) -> Reply:
+    return Reply(calls=[("look", {"page": number})]) if number < 30 else Reply("gave up")
+
+
+def never(number: int, _: str) -> Reply:
+    raise AssertionError("RunConfig replaces this model")
+
+
+def look() -> FunctionTool:
+    async def invoke(context: Any, args: str) -> str:
+        return f"page {args}"
+
+    return FunctionTool("look", "Look.", {"type": "object", "properties": {"page": {}}}, invoke)
+
+
+def worker(**parts: Any) -> Agent[Any]:
+    return Agent(name="worker", model=Priced(never), tools=[look()], **parts)
+
+
+async def play(way: str, agent: Agent[Any], config: RunConfig) -> Any:
+    if way == "run":
+        return (await Runner.run(agent, "go", max_turns=100, run_config=config)).final_output
+    streamed = Runner.run_streamed(agent, "go", max_turns=100, run_config=config)
+    async for _ in streamed.stream_events():
+        pass
+    return streamed.final_output
+
+
+@pytest.mark.parametrize("by_name", [False, True], ids=["model", "name"])
+@pytest.mark.parametrize("way", ["run", "run_streamed"])
+async def test_the_replacement_is_checked_and_booked(way: str, by_name: bool) -> None:
+    other = Priced(endless)
+    provider = Only(other)
+    config = RunConfig(model=NAME, model_provider=provider) if by_name else RunConfig(model=other)
+    agent = guarded(worker(), max_model_calls=3, max_usd=5)
+    said = await play(way, agent, config)
+    assert other.calls == [3]
+    [trip] = agent.runguard.trips
+    assert (trip.rule, said) == ("model_calls", agent.runguard.guard.stop_text(trip))
+    assert float(agent.runguard.spend()["usd"]) == pytest.approx(3 * (1_000 * 0.25 + 100 * 2.00) / 1e6)
+    assert config.model is (NAME if by_name else other), "the user's RunConfig stays as it is"
+    assert provider.asked_for == ({NAME} if by_name else set())
+
+
+def test_run_sync_is_guarded_too() -> None:
+    other = Priced(endless)
+    agent = guarded(worker(), max_model_calls=3)
+    Runner.run_sync(agent, "go", max_turns=100, run_config=RunConfig(model=other))
+    assert (other.calls, [trip.rule for trip in agent.runguard.trips]) == ([3], ["model_calls"])
+
+
+@pytest.mark.parametrize("way", ["run", "run_streamed"])
+@pytest.mark.parametrize("reached_by", ["hand-off", "tool"])
+async def test_agents_below_are_guarded_too(reached_by: str, way: str) -> None:
+    first = Reply(hand_off="worker") if reached_by == "hand-off" else Reply(calls=[("ask", {"input": "x"})])
+    other = Priced(lambda number, newest: first if number == 1 else endless(number, newest))
+    below: dict[str, Any] = {"handoffs": [worker()]}
+    if reached_by == "tool":
+        below = {"tools": [worker().as_tool("ask", "Ask.", max_turns=50)]}
+    agent = guarded(Agent(name="lead", model=Priced(never), **below), max_model_calls=4)
+    await play(way, agent, RunConfig(model=other))
+    assert other.calls == [4]
+    assert [trip.rule for trip in agent.runguard.trips] == ["model_calls"]
+
+
+async def test_a_guarded_agent_below_one_without_a_guard_is_guarded() -> None:
+    other = Priced(lambda number, newest: Reply(hand_off="worker") if number == 1 else endless(number, newest))
+    inner = guarded(worker(), max_model_calls=2)
+    await play("run", Agent(name="lead", handoffs=[inner]), RunConfig(model=other))
+    assert other.calls == [3], "one call of the lead, which has no guard, and two of the worker"
+
+
+async def test_shadow_mode_reports_and_books_only() -> None:
+    other = Priced(endless)
+    agent = guarded(worker(), max_model_calls=3, mode="shadow")
+    assert await play("run", agent, RunConfig(model=other)) == "gave up"
+    assert other.calls == [30]
+    assert "model_calls" in {trip.rule for trip in agent.runguard.trips}
+    assert float(agent.runguard.spend()["usd"]) > 0
+
+
+async def test_one_run_sees_one_replacement() -> None:
+    guard, other = AgentGuard(), Priced(endless)
+    agent, config = guard.guarded(worker()), RunConfig(model=other)
+    assert run_loop.get_model(agent, config) is run_loop.get_model(agent, config)
+    assert run_loop.get_model(agent, RunConfig()) is agent.model
+    assert run_loop.get_model(worker(), config) is other, "agents without a guard are left alone"
+
+
+async def test_the_settings_follow_the_replacement() -> None:
+    """The SDK gives an agent the settings that fit the name of its model, and those of the replacement in its place."""
+    plain: Agent[Any] = Agent(name="plain", model="gpt-5")
+    given = Only(Priced(endless))
+    for config in (RunConfig(), RunConfig(model="gpt-4.1"), RunConfig(model=Priced(endless))):
+        wanted = turn_preparation.get_model_settings(plain, config)
+        assert run_loop.get_model_settings(guarded(plain, model_provider=given), config) == wanted
+
+
+async def test_a_model_assigned_to_a_guarded_agent_does_not_pass_silently() -> None:
+    agent, other = guarded(worker(), max_usd=5), Priced(endless)
+    agent.model = other
+    with pytest.raises(RunGuardError, match=r"an assignment to agent\.model"):
+        await play("run", agent, RunConfig())
+    assert other.calls == [1]
+
+
+async def test_a_model_with_another_guard_is_checked_by_both() -> None:
+    theirs, other = AgentGuard(), Priced(endless)
+    agent = guarded(worker(), max_model_calls=3)
+    await play("run", agent, RunConfig(model=theirs.guarded(Agent(name="theirs", model=other)).model))
+    assert other.calls == [3]
+    assert float(theirs.spend()["usd"]) == float(agent.runguard.spend()["usd"]) > 0
+
+
+# ---- a version of the SDK in which the replacement cannot be guarded ------------------------------------------------
+
+
+@pytest.fixture
+def changed_sdk(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run_loop, "get_model", turn_preparation.get_model)
+
+
+@pytest.mark.usefixtures("changed_sdk")
+@pytest.mark.parametrize("way", ["run", "run_streamed"])
+async def test_a_call_past_the_guard_is_booked_and_ends_the_run(way: str) -> None:
+    other, hooks = Priced(endless), Seen()
+    agent = guarded(worker(hooks=hooks), max_usd=5)
+    with pytest.raises(RunGuardError, match=r"set the model on the agent"):
+        await play(way, agent, RunConfig(model=other))
+    assert other.calls == [1]
+    assert float(agent.runguard.spend()["usd"]) == pytest.approx((1_000 * 0.25 + 100 * 2.00) / 1e6)
+    assert hooks.names == ["start", "end"]
+
+
+@pytest.mark.usefixtures("changed_sdk")
+async def test_shadow_mode_books_and_logs_a_call_past_the_guard(caplog: pytest.LogCaptureFixture) -> None:
+    other = Priced(lambda number, newest: endless(number, newest) if number < 3 else Reply("done"))
+    agent = guarded(worker(), mode="shadow")
+    with caplog.at_level(logging.WARNING, "runguard"):
+        assert await play("run", agent, RunConfig(model=other)) == "done"
+    assert float(agent.runguard.spend()["usd"]) == pytest.approx(3 * (1_000 * 0.25 + 100 * 2.00) / 1e6)
+    assert sum("runguard.unguarded" in line.getMessage() for line in caplog.records) == 1, "logged once"
+
+
+@pytest.mark.usefixtures("changed_sdk")
+async def test_a_healthy_run_is_untouched_there() -> None:
+    model = Priced(lambda number, newest: endless(number, newest) if number < 3 else Reply("done"))
+    agent = guarded(Agent(name="worker", model=model, tools=[look()]), max_usd=5)
+    assert await play("run", agent, RunConfig()) == "done"
+    assert agent.runguard.trips == []
