@@ -9,6 +9,7 @@ from agents.models.interface import Model, ModelProvider
 from agents.run_internal import run_loop as _run_loop
 from agents.run_internal import turn_preparation
 
+from runguard.cli.doctor.framework_agents import find_agents
 from runguard.core.exceptions import RunGuardError
 from runguard.openai_agents import AgentGuard, guarded
 from runguard.testing.harness import AgentSpec, Reply, Script
@@ -163,6 +164,12 @@ async def test_a_model_with_another_guard_is_checked_by_both() -> None:
     await play("run", agent, RunConfig(model=theirs.guarded(Agent(name="theirs", model=other)).model))
     assert other.calls == [3]
     assert float(theirs.spend()["usd"]) == float(agent.runguard.spend()["usd"]) > 0
+
+
+def test_doctor_knows_the_model_of_a_guarded_agent() -> None:
+    root, _ = find_agents(guarded(worker()), "app:agent")
+    assert root is not None
+    assert root.models == [NAME]
 
 
 # ---- a version of the SDK in which the replacement cannot be guarded ------------------------------------------------

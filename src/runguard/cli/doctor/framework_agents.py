@@ -176,7 +176,8 @@ def _openai(agent: Any, ends: list[Any]) -> FoundAgent:
     found = FoundAgent(str(agent.name), "OpenAI", do, getattr(agent, "runguard", None))
     found.is_guarded = found.guard is not None
     model = agent.model
-    found.models = [model if isinstance(model, str) else str(getattr(model, "_name", getattr(model, "model", "")))]
+    name = "name" if isinstance(model, _class("runguard.openai_agents.model", "GuardedModel")) else "model"
+    found.models = [model if isinstance(model, str) else str(getattr(model, name, ""))]
     hosted = sorted({type(tool).__name__ for tool in agent.tools} & set(_HOSTED))
     if hosted:
         what = f"OpenAI executes {', '.join(hosted)}: the guard sees the tokens, not the calls"
