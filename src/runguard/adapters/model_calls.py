@@ -36,9 +36,13 @@ class ModelRequest:
     switch: Any = None  # a ``ModelSwitch`` where the adapter can send the request to another model
 
     @classmethod
-    def of(cls, model: str, prompt: Any, max_output_tokens: int | None = None) -> "ModelRequest":
-        """``prompt``: messages, instructions and tool declarations, as plain data or objects."""
+    def of(cls, model: str, prompt: Any, max_output_tokens: int | None = None, around: int = 0) -> "ModelRequest":
+        """``prompt``: messages, instructions and tool declarations, as plain data or objects.
+
+        ``around``: bytes beside them, such as what separates messages in the request.
+        """
         size, audio = measure(prompt)
+        size += around
         return cls(model, -(-size // UPPER), -(-size // LIKELY), max_output_tokens, audio)
 
 

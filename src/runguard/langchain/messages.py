@@ -1,9 +1,11 @@
 """LangChain's messages in RunGuard's terms, and the other way round."""
 
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any, Final
 
 from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, ToolMessage
+from pydantic import BaseModel
 
 from runguard.adapters.model_calls import ModelRequest
 from runguard.adapters.tool_calls import ToolUse
@@ -15,12 +17,27 @@ from runguard.termination.ended import Ended
 
 # What chat models call their output limit, in the order in which it is looked for.
 _LIMITS: Final = ("max_tokens", "max_output_tokens", "max_completion_tokens", "num_predict", "max_new_tokens")
+_MESSAGE: Final = 4  # bytes around a message
 _MODELS: Final = ("model_name", "model", "model_id")
 
 
 def model_name(model: Any) -> str:
     """The name under which the provider prices the model."""
-    return next((name for key in _MODELS if isinstance(name := getattr(model, key, None), str) and name), "")
+    kind: Any = type(model)
+    for key in _existing(kind, _MODELS):
+        if isinstance(name := getattr(model, key, None), str) and name:
+            return name
+    return ""
+
+
+@lru_cache(maxsize=256)
+def _existing(kind: type, names: tuple[str, ...]) -> tuple[str, ...]:
+    """Which of these attributes the models of a class can have. Asking pydantic for a missing one takes long."""
+    if not issubclass(kind, BaseModel) or kind.model_config.get("extra") == "allow":
+        return names
+    if any("__getattr__" in vars(base) for base in kind.__mro__ if base is not BaseModel):
+        return names
+    return tuple(name for name in names if name in kind.model_fields or hasattr(kind, name))
 
 
 def renamed(model: Any, name: str) -> Any:
@@ -52,14 +69,25 @@ def limit_key(model: Any) -> str:
 
 
 def output_limit(model: Any, settings: dict[str, Any]) -> int | None:
-    given = [settings.get(key) for key in _LIMITS] + [getattr(model, key, None) for key in _LIMITS]
-    return next((limit for limit in given if type(limit) is int and limit > 0), None)
+    for key in _LIMITS if settings else ():
+        if type(limit := settings.get(key)) is int and limit > 0:
+            return limit
+    kind: Any = type(model)
+    for key in _existing(kind, _LIMITS):
+        if type(limit := getattr(model, key, None)) is int and limit > 0:
+            return limit
+    return None
 
 
 def request_of(model: Any, messages: Sequence[BaseMessage], others: Any, settings: dict[str, Any]) -> ModelRequest:
     """``others``: what the request holds besides messages, such as the system message and the tools."""
-    prompt = [[message.content, getattr(message, "tool_calls", None)] for message in messages]
-    return ModelRequest.of(model_name(model), [prompt, others], output_limit(model, settings))
+    prompt = [others]
+    for message in messages:
+        held = message.__dict__  # asking pydantic for a field that a message does not have takes long
+        prompt.append(held["content"])
+        if calls := held.get("tool_calls"):
+            prompt.append(calls)
+    return ModelRequest.of(model_name(model), prompt, output_limit(model, settings), len(messages) * _MESSAGE)
 
 
 def usage_of(message: AIMessage) -> Usage | None:

@@ -24,9 +24,10 @@ _VIDEO_BYTES: Final = 400
 _DOCUMENT_BYTES: Final = 100
 _DATA_URL: Final = 64  # a shorter text is not worth a look
 
-_MARKS: Final = frozenset({"type", "data", "file_uri", "fileUri", "size_bytes", "sizeBytes"})
+_MARKS: Final = frozenset({"data", "file_uri", "fileUri", "size_bytes", "sizeBytes"})
 _IMAGES: Final = frozenset({"image_url", "input_image", "image"})
 _FILES: Final = frozenset({"file", "input_file", "document"})
+_MEDIA: Final = _IMAGES | _FILES
 _SOUNDS: Final = frozenset({"wav", "mp3", "flac", "opus", "pcm16", "aac", "ogg", "m4a"})
 _MIMES: Final = ("mime_type", "mimeType", "media_type", "mediaType", "format")
 _PLAIN: Final = frozenset({int, float})
@@ -67,21 +68,20 @@ def answer_size(content: Any) -> int:
 
 
 def measure(value: Any) -> tuple[int, int]:
-    """Bytes, and the tokens of it that are audio."""
+    """Bytes, and the tokens of it that are audio.
+
+    A text takes the same short time however long it is, and numbers and texts are counted where they are held. So a
+    prompt is measured whole for every call: a check that notices each change in an old message would take as long.
+    """
     size = audio = nodes = 0
     pending: list[Any] = [value]
     while pending:
         item = pending.pop()
         kind = type(item)
-        if kind is str:
-            if len(item) > _DATA_URL and item.startswith("data:"):
-                tokens, audio_tokens = _data_url(item)
-                size, audio = size + tokens * UPPER, audio + audio_tokens
-            else:
-                size += len(item) if item.isascii() else len(item.encode("utf-8", "replace"))
-        elif kind is dict:
+        if kind is dict:
             nodes += len(item)
-            if not _MARKS.isdisjoint(item) and (media := _media_in(item)) is not None:
+            may_be_media = not _MARKS.isdisjoint(item) or (type(named := item.get("type")) is str and named in _MEDIA)
+            if may_be_media and (media := _media_in(item)) is not None:
                 tokens, audio_tokens, deeper = media
                 size, audio = size + tokens * UPPER, audio + audio_tokens
                 if not deeper:
@@ -89,8 +89,11 @@ def measure(value: Any) -> tuple[int, int]:
             for name, entry in item.items():
                 if entry is not None:
                     size += len(name) + _ENTRY if type(name) is str else _ENTRY
-                    if type(entry) is str and entry.isascii() and (len(entry) <= _DATA_URL or entry[:5] != "data:"):
-                        size += len(entry)  # nearly all that a request holds, so without another round
+                    kind = type(entry)
+                    if kind is str and entry.isascii() and (len(entry) <= _DATA_URL or entry[:5] != "data:"):
+                        size += len(entry)
+                    elif kind is int or kind is bool:
+                        size += _NUMBER
                     else:
                         pending.append(entry)
         elif kind is list or kind is tuple:
@@ -100,7 +103,17 @@ def measure(value: Any) -> tuple[int, int]:
                 nodes -= len(item)
             else:
                 size += len(item) * _ITEM
-                pending += item
+                for entry in item:
+                    if type(entry) is str and entry.isascii() and (len(entry) <= _DATA_URL or entry[:5] != "data:"):
+                        size += len(entry)
+                    elif entry is not None:
+                        pending.append(entry)
+        elif kind is str:
+            if len(item) > _DATA_URL and item.startswith("data:"):
+                tokens, audio_tokens = _data_url(item)
+                size, audio = size + tokens * UPPER, audio + audio_tokens
+            else:
+                size += len(item) if item.isascii() else len(item.encode("utf-8", "replace"))
         elif item is not None:
             size += _other(item, kind, pending)
             nodes += 1

@@ -34,6 +34,7 @@ from runguard.providers.sizes import size_of
 from runguard.termination.condition import TerminationCondition
 from runguard.termination.ended import Ended
 
+_MESSAGE: Final = 4  # bytes around a message
 # The tool was not executed, or it will be called again: neither is an answer.
 _NOT_ANSWERED: Final = (ApprovalRequired, CallDeferred, SkipToolExecution)
 
@@ -170,17 +171,18 @@ def _changed(permission: Permission, request: ModelRequestContext) -> ModelReque
 
 
 def _asked(request: ModelRequestContext) -> Asked:
-    prompt = [[_content(part) for part in message.parts] for message in request.messages]
     parameters = request.model_request_parameters
     tools = [[tool.name, tool.description, tool.parameters_json_schema] for tool in parameters.function_tools]
+    prompt: list[Any] = [tools]
+    for message in request.messages:
+        for part in message.parts:
+            if isinstance(part, ToolCallPart):
+                prompt += (part.tool_name, part.args)
+            else:
+                prompt.append(getattr(part, "content", None))
     limit = (request.model_settings or {}).get("max_tokens")
-    return Asked.of(request.model.model_name, [prompt, tools], limit if isinstance(limit, int) else None)
-
-
-def _content(part: Any) -> Any:
-    if isinstance(part, ToolCallPart):
-        return [part.tool_name, part.args]
-    return getattr(part, "content", None)
+    around = len(request.messages) * _MESSAGE
+    return Asked.of(request.model.model_name, prompt, limit if isinstance(limit, int) else None, around)
 
 
 def _use_of(call: ToolCallPart) -> ToolUse:

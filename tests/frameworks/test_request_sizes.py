@@ -1,0 +1,193 @@
+"""The size of a request, after any edits of its history: that of the same messages, measured from the beginning."""
+
+import copy
+import sys
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from agents import ModelSettings
+from hypothesis import given
+from hypothesis import strategies as st
+from langchain_core.messages import AIMessage, HumanMessage, ToolMessage
+from pydantic_ai.messages import ModelRequest, ModelResponse, TextPart, ToolCallPart, ToolReturnPart, UserPromptPart
+
+from runguard.adapters.model_calls import ModelRequest as Asked
+from runguard.langchain.messages import request_of
+from runguard.openai_agents.model import GuardedModel
+from runguard.pydantic_ai.capability import _asked
+from runguard.testing.harness import MODEL
+from tests.frameworks.langchain_harness import ScriptedChat
+
+TEXTS = st.sampled_from(["", "a", "page", "größer", "x" * 90, "東京" * 40])
+ARGS = st.fixed_dictionaries({"page": st.integers(0, 9), "words": st.lists(TEXTS, max_size=3), "name": TEXTS})
+EDITS = ["append", "replace", "remove", "swap", "text in place", "argument in place", "nested in place"]
+STEPS = st.lists(st.tuples(st.sampled_from(EDITS), st.integers(0, 99), TEXTS, ARGS), min_size=1, max_size=12)
+
+
+class LangChain:
+    fixed, around = 2, 4  # bytes of a request without messages, and around each message
+
+    def make(self, n: int, text: str, args: dict[str, Any]) -> Any:
+        call: Any = {"name": "look", "args": args, "id": f"c{n}", "type": "tool_call"}
+        return [HumanMessage(text), AIMessage(text, tool_calls=[call]), ToolMessage(text, tool_call_id=f"c{n}")][n % 3]
+
+    def set_text(self, message: Any, text: str) -> None:
+        message.content = text
+
+    def args_of(self, message: Any) -> dict[str, Any] | None:
+        return message.tool_calls[0]["args"] if isinstance(message, AIMessage) else None
+
+    def held(self, message: Any) -> list[Any]:
+        return [message.content, *([message.tool_calls] if isinstance(message, AIMessage) else [])]
+
+    def read(self, history: list[Any]) -> Asked:
+        return request_of(None, history, None, {})
+
+
+class OpenAIItems:
+    fixed, around = 6, 0
+
+    def __init__(self) -> None:
+        nothing: Any = None
+        self._model = GuardedModel(nothing, MODEL, nothing, nothing)
+
+    def make(self, n: int, text: str, args: dict[str, Any]) -> Any:
+        return [
+            {"role": "user", "content": text},
+            {"type": "function_call", "call_id": f"c{n}", "name": text, "arguments": args},
+            {"type": "function_call_output", "call_id": f"c{n}", "output": text},
+        ][n % 3]
+
+    def set_text(self, item: Any, text: str) -> None:
+        item[next(key for key in ("content", "name", "output") if key in item)] = text
+
+    def args_of(self, item: Any) -> dict[str, Any] | None:
+        found: dict[str, Any] | None = item.get("arguments")
+        return found
+
+    def held(self, item: Any) -> list[Any]:
+        return [item]
+
+    def read(self, history: list[Any]) -> Asked:
+        return self._model._asked(None, history, ModelSettings(), [], [])
+
+
+class PydanticAI:
+    fixed, around = 2, 4
+
+    def make(self, n: int, text: str, args: dict[str, Any]) -> Any:
+        return [
+            ModelRequest([UserPromptPart(text)]),
+            ModelResponse([TextPart(text), ToolCallPart("look", args, f"c{n}")]),
+            ModelRequest([ToolReturnPart("look", text, f"c{n}")]),
+        ][n % 3]
+
+    def set_text(self, message: Any, text: str) -> None:
+        message.parts[0].content = text
+
+    def args_of(self, message: Any) -> dict[str, Any] | None:
+        return message.parts[1].args if len(message.parts) > 1 else None
+
+    def held(self, message: Any) -> list[Any]:
+        calls = [part for part in message.parts if isinstance(part, ToolCallPart)]
+        return [message.parts[0].content, *(given for call in calls for given in (call.tool_name, call.args))]
+
+    def read(self, history: list[Any]) -> Asked:
+        parameters = SimpleNamespace(function_tools=[])
+        request: Any = SimpleNamespace(
+            messages=history,
+            model=SimpleNamespace(model_name=MODEL),
+            model_settings=None,
+            model_request_parameters=parameters,
+        )
+        return _asked(request)
+
+
+def size(value: Any) -> int:
+    """Bytes of plain data, counted the simple way."""
+    if isinstance(value, str):
+        return len(value.encode())
+    if isinstance(value, dict):
+        return sum(len(name) + 6 + size(entry) for name, entry in value.items())
+    return sum(2 + size(entry) for entry in value) if isinstance(value, list) else 4
+
+
+def edit(kind: Any, history: list[Any], step: tuple[str, int, str, dict[str, Any]], n: int) -> None:
+    how, at, text, args = step
+    at = at % len(history) if history else 0
+    if how == "append" or not history:
+        history.append(kind.make(n, text, args))
+    elif how == "replace":
+        history[at] = kind.make(n, text, args)
+    elif how == "remove":
+        del history[at]
+    elif how == "swap":
+        history[at], history[-1] = history[-1], history[at]
+    elif how == "text in place":
+        kind.set_text(history[at], text)
+    elif (given := kind.args_of(history[at])) is not None:
+        if how == "argument in place":
+            given["name"] = text
+        else:
+            given["words"].append(text)
+
+
+@pytest.mark.parametrize("kind", [LangChain(), OpenAIItems(), PydanticAI()], ids=lambda kind: type(kind).__name__)
+@given(STEPS)
+def test_an_edited_history_has_the_size_of_its_messages(kind: Any, steps: list[Any]) -> None:
+    history = [kind.make(n, "some text", {"page": n, "words": ["one"], "name": ""}) for n in range(6)]
+    for n, step in enumerate(steps):
+        edit(kind, history, step, n)
+        asked = kind.read(history)
+        held = [one for message in history for one in kind.held(message)]
+        bytes_held = kind.fixed + sum(2 + size(one) for one in held) + kind.around * len(history)
+        assert (asked.input_tokens, asked.likely_tokens) == (-(-bytes_held // 3), -(-bytes_held // 4))
+        assert asked == kind.read(copy.deepcopy(history))
+
+
+@pytest.mark.parametrize("kind", [LangChain(), OpenAIItems(), PydanticAI()], ids=lambda kind: type(kind).__name__)
+def test_the_calls_of_reading_a_request_do_not_grow_with_its_history(kind: Any) -> None:
+    args: dict[str, Any] = {"page": 1, "words": ["one"], "name": "x"}
+    short, long = ([kind.make(n, "text", dict(args)) for n in range(count)] for count in (6, 300))
+    kind.read(short)
+    assert calls_of(lambda: kind.read(long)) == calls_of(lambda: kind.read(short))
+
+
+def calls_of(do: Callable[[], Any]) -> int:
+    count = 0
+
+    def look(frame: Any, event: str, _: Any) -> None:
+        nonlocal count
+        count += event == "call"
+
+    before = sys.getprofile()
+    sys.setprofile(look)
+    try:
+        do()
+    finally:
+        sys.setprofile(before)
+    return count
+
+
+class _Limited(ScriptedChat):
+    max_tokens: int = 700
+
+
+class _Open(ScriptedChat, extra="allow"):
+    pass
+
+
+def test_an_output_limit_is_found_wherever_a_chat_model_keeps_it() -> None:
+    def limit(model: Any, **settings: Any) -> int | None:
+        return request_of(model, [HumanMessage("go")], None, settings).max_output_tokens
+
+    script: Any = None
+    kinds: list[Any] = [_Limited, _Open]
+    limited, extended = (kind(script, [0]) for kind in kinds)
+    assert (limit(ScriptedChat(script, [0])), limit(extended)) == (None, None)
+    extended.max_output_tokens = 300
+    assert limit(extended) == 300
+    assert limit(limited) == 700
+    assert limit(limited, max_completion_tokens=50) == 50
