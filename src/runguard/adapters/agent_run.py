@@ -22,8 +22,8 @@ import itertools
 import secrets
 import threading
 import weakref
-from collections.abc import Callable, Collection, Coroutine, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Coroutine, Sequence
+from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any, Final, TypeVar
 
@@ -33,12 +33,12 @@ from runguard.adapters.ending_conditions import EndingConditions
 from runguard.adapters.last_call import last_permission
 from runguard.adapters.layers import (
     OUTERMOST,
+    InsideTool,
     Layer,
     Place,
     child_layer,
     current_place,
     end_layers,
-    inside,
     notice_kept,
     paid_around,
 )
@@ -210,7 +210,7 @@ class AgentRun:
         finally:
             OWNERS.reset(token)
         permission.add(layer, event)
-        return max(decision, reserved, key=lambda one: one.action)
+        return reserved if reserved.action > decision.action else decision
 
     def model_call(self, layer: Layer, request: ModelRequest, *, no_loop: bool) -> ModelCall:
         guard, run, lane = layer
@@ -279,15 +279,13 @@ class AgentRun:
             if run.bills is not None:
                 guard.faults.attempt("adapter", guard.release_tool, run, call.key)
 
-    @contextmanager
-    def tool(self, use: ToolUse) -> Iterator[None]:
+    def tool(self, use: ToolUse) -> AbstractContextManager[None]:
         """The tool runs in this block. An agent that it starts joins this run."""
-        with inside(Place(self.layers, f"{use.tool}@{use.id}", self.depth + 1, self.ending.all)):
-            if any(layer.run.bills is not None for layer in self.layers):
-                with paid_around(self.layers, self._call(use).key):
-                    yield
-            else:
-                yield
+        block = InsideTool(Place(self.layers, f"{use.tool}@{use.id}", self.depth + 1, self.ending.all))
+        for _, run, _ in self.layers:
+            if run.bills is not None:
+                return paid_around(block, self.layers, self._call(use).key)
+        return block
 
     def answered(self, use: ToolUse, value: object) -> str | None:
         """The tool returned ``value``: data, or text that may be JSON.

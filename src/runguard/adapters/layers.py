@@ -63,14 +63,19 @@ def is_inside_tool() -> bool:
     return isinstance(SURROUNDINGS.get().place, Place)
 
 
-@contextmanager
-def inside(place: Place) -> Iterator[None]:
-    """Code in this block runs inside a tool call."""
-    token = SURROUNDINGS.set(SURROUNDINGS.get()._replace(place=place))
-    try:
-        yield
-    finally:
-        SURROUNDINGS.reset(token)
+class InsideTool:
+    """``with InsideTool(place):`` code in this block runs inside a tool call."""
+
+    __slots__ = ("_place", "_token")
+
+    def __init__(self, place: Place) -> None:
+        self._place = place
+
+    def __enter__(self) -> None:
+        self._token = SURROUNDINGS.set(SURROUNDINGS.get()._replace(place=self._place))
+
+    def __exit__(self, *_: object) -> None:
+        SURROUNDINGS.reset(self._token)
 
 
 def end_layers(layers: tuple[Layer, ...], owns: bool) -> None:
@@ -103,13 +108,14 @@ def notice_kept(layer: Layer) -> str:
 
 
 @contextmanager
-def paid_around(layers: tuple[Layer, ...], key: str) -> Iterator[None]:
-    """Calls inside of a tool do not wait for what is held for the tool call ``key`` itself."""
+def paid_around(block: InsideTool, layers: tuple[Layer, ...], key: str) -> Iterator[None]:
+    """``block``, whose calls do not wait for what is held for the tool call ``key`` itself."""
     charges = [guard.tool_prices.charge_of(run, key) for guard, run, _ in layers]
     held = tuple(charge for charge in charges if charge is not None)
     token = OWNERS.set((*OWNERS.get(), *held)) if held else None
     try:
-        yield
+        with block:
+            yield
     finally:
         if token is not None:
             OWNERS.reset(token)

@@ -1,8 +1,7 @@
 """A model call from its permission to its bill, on every guard around it."""
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterable, Awaitable, Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import AsyncGenerator, AsyncIterable, Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -72,13 +71,20 @@ class Permission:
     @property
     def max_output_tokens(self) -> int | None:
         """The output limit that the request must carry, because a budget cannot pay for more. None: no change."""
-        limits = [e.charge.max_output for _, e in self._charged if e.charge is not None and e.charge.lowered]
-        return min(limits, default=None)
+        lowest = None
+        for _, event in self._charged:
+            charge = event.charge
+            if charge is not None and charge.lowered and (lowest is None or charge.max_output < lowest):
+                lowest = charge.max_output
+        return lowest
 
     @property
     def model(self) -> str:
         """The cheaper model that the request must go to, "" for its own."""
-        return next((event.model for _, event in self._charged if event.instead_of), "")
+        for _, event in self._charged:
+            if event.instead_of:
+                return event.model
+        return ""
 
     @property
     def stopped(self) -> Trip | Ended | None:
@@ -86,40 +92,55 @@ class Permission:
         trip = self._run.stopped
         return self._run.ending.ended if trip is None or trip is self.last_after else trip
 
-    @contextmanager
-    def _heeding(self, end: Callable[[], None]) -> Iterator[None]:
-        """The kill switch, or a condition that time or a signal has met, calls ``end`` while this block runs."""
+    def _heed(self, end: Callable[[], None]) -> Callable[[], None] | None:
+        """From now on the kill switch, or a condition that time or a signal has met, calls ``end``.
+
+        Returns what ``_ignore`` needs.
+        """
         for layer, _ in self._charged:
             layer.run.in_flight.add(end)
-        ending, attempt = self._run.ending, self._run.guard.faults.attempt
-        silence = attempt("adapter", ending.listen, end) if ending.all else None
-        try:
-            yield
-        finally:
-            if silence is not None:
-                attempt("adapter", silence)
-            for layer, _ in self._charged:
-                layer.run.in_flight.discard(end)
+        ending = self._run.ending
+        if not ending.all:
+            return None
+        silence: Callable[[], None] | None = self._run.guard.faults.attempt("adapter", ending.listen, end)
+        return silence
+
+    def _ignore(self, end: Callable[[], None], silence: Callable[[], None] | None) -> None:
+        if silence is not None:
+            self._run.guard.faults.attempt("adapter", silence)
+        for layer, _ in self._charged:
+            layer.run.in_flight.discard(end)
 
     async def during(self, call: Awaitable[_T]) -> _T:
-        """Await the model call. The kill switch ends it: then ``interrupted`` holds the trip."""
-        task = asyncio.ensure_future(call)
-        loop = asyncio.get_running_loop()
+        """Await the model call. The kill switch ends it: then ``interrupted`` holds the trip.
+
+        The call runs in the task of its caller, as without a guard: a task of its own would cost another round of the
+        event loop.
+        """
+        loop, task = asyncio.get_running_loop(), asyncio.current_task()
+        is_cut = is_over = False
+
+        def cut() -> None:
+            nonlocal is_cut
+            if task is not None and not is_cut and not is_over:
+                is_cut = task.cancel()
 
         def end() -> None:
-            loop.call_soon_threadsafe(task.cancel)
+            loop.call_soon_threadsafe(cut)
 
+        silence = self._heed(end)
+        is_ours = False
         try:
-            with self._heeding(end):
-                return await task
+            return await call
         except asyncio.CancelledError:
-            current = asyncio.current_task()
-            if current is None or not current.cancelling():
-                self.interrupted = self.stopped
+            is_ours = is_cut
             raise
         finally:
-            if not task.done():
-                task.cancel()
+            is_over = True
+            self._ignore(end, silence)
+            # Another cancellation counts too: then the task ends, whatever the guard says.
+            if is_cut and task is not None and task.uncancel() == 0 and is_ours:
+                self.interrupted = self.stopped
 
     async def pieces(self, stream: AsyncIterable[_T]) -> AsyncGenerator[_T, None]:
         """The pieces of a streamed answer. The kill switch ends the wait for a piece: then ``interrupted`` holds the
@@ -137,24 +158,25 @@ class Permission:
         def end() -> None:
             loop.call_soon_threadsafe(cut)
 
+        silence = self._heed(end)
         try:
-            with self._heeding(end):
-                while (trip := self.stopped) is None:
-                    waiting, token = asyncio.current_task(), OWNERS.set((*OWNERS.get(), *self.charges))
-                    try:
-                        piece = await anext(pieces)
-                    except StopAsyncIteration:
-                        return
-                    except asyncio.CancelledError:
-                        if is_cut and waiting is not None and waiting.uncancel() == 0:
-                            break
-                        raise
-                    finally:
-                        waiting = None
-                        OWNERS.reset(token)
-                    yield piece
-                self.interrupted = trip or self.stopped
+            while (trip := self.stopped) is None:
+                waiting, token = asyncio.current_task(), OWNERS.set((*OWNERS.get(), *self.charges))
+                try:
+                    piece = await anext(pieces)
+                except StopAsyncIteration:
+                    return
+                except asyncio.CancelledError:
+                    if is_cut and waiting is not None and waiting.uncancel() == 0:
+                        break
+                    raise
+                finally:
+                    waiting = None
+                    OWNERS.reset(token)
+                yield piece
+            self.interrupted = trip or self.stopped
         finally:
+            self._ignore(end, silence)
             if (close := getattr(pieces, "aclose", None)) is not None:
                 await close()
 

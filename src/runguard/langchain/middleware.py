@@ -3,6 +3,7 @@
 import threading
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Annotated, Any, Final, NotRequired, Unpack
 
 from langchain.agents.middleware import AgentMiddleware, AgentState, ModelRequest, ModelResponse
@@ -130,7 +131,7 @@ class RunGuardMiddleware(Controls, AgentMiddleware[Any, Any, Any]):
         if self._is_off:
             return handler(request)
         run = self._run_of(request.state)
-        permission = run.ask_now(lambda: _asked(request))
+        permission = run.ask_now(partial(_asked, request, self.guard.downgrades is not None))
         if not isinstance(permission, Permission):
             return self._stop(permission, request)
         try:
@@ -149,7 +150,7 @@ class RunGuardMiddleware(Controls, AgentMiddleware[Any, Any, Any]):
         if self._is_off:
             return await handler(request)
         run = self._run_of(request.state)
-        permission = await run.ask(lambda: _asked(request))
+        permission = await run.ask(partial(_asked, request, self.guard.downgrades is not None))
         if not isinstance(permission, Permission):
             return self._stop(permission, request)
         try:
@@ -211,11 +212,12 @@ class RunGuardMiddleware(Controls, AgentMiddleware[Any, Any, Any]):
         return _answered(run, use, result)
 
 
-def _asked(request: ModelRequest[Any]) -> Any:
+def _asked(request: ModelRequest[Any], switches: bool) -> Any:
     tools = [_declared(tool) for tool in request.tools]
     system = request.system_message.content if request.system_message is not None else ""
     asked = request_of(request.model, request.messages, [system, tools], request.model_settings)
-    asked.switch = ModelSwitch(lambda: has_open_call(request.messages), lambda name: _obstacle(request.model, name))
+    if switches:
+        asked.switch = ModelSwitch(lambda: has_open_call(request.messages), lambda name: _obstacle(request.model, name))
     return asked
 
 
