@@ -150,12 +150,21 @@ async def test_the_settings_follow_the_replacement() -> None:
         assert run_loop.get_model_settings(guarded(plain, model_provider=given), config) == wanted
 
 
-async def test_a_model_assigned_to_a_guarded_agent_does_not_pass_silently() -> None:
-    agent, other = guarded(worker(), max_usd=5), Priced(endless)
-    agent.model = other
-    with pytest.raises(RunGuardError, match=r"an assignment to agent\.model"):
-        await play("run", agent, RunConfig())
-    assert other.calls == [1]
+async def test_parts_assigned_to_a_guarded_agent_are_guarded() -> None:
+    agent, other, hooks = guarded(worker(), max_model_calls=3), Priced(endless), Seen()
+    agent.model, agent.tools, agent.hooks = other, [look()], hooks
+    await play("run", agent, RunConfig())
+    assert other.calls == [3]
+    assert [trip.rule for trip in agent.runguard.trips] == ["model_calls"]
+    assert hooks.names[:2] == ["start", "end"]
+
+
+async def test_a_hand_off_assigned_to_a_guarded_agent_is_guarded() -> None:
+    agent = guarded(Agent(name="lead", model=Priced(lambda *_: Reply(hand_off="second"))), max_model_calls=3)
+    second = Priced(endless)
+    agent.handoffs = [Agent(name="second", model=second, tools=[look()])]
+    await play("run", agent, RunConfig())
+    assert second.calls == [2], "the first call of the run was made by the lead"
 
 
 async def test_a_model_with_another_guard_is_checked_by_both() -> None:

@@ -25,6 +25,7 @@ from runguard.providers.responses import arguments
 from runguard.termination.condition import TerminationCondition
 
 _log: Final = logging.getLogger("runguard")
+_PARTS: Final = ("model", "hooks", "tools", "handoffs")  # of an agent, which the guard is put around
 watch()
 
 
@@ -72,11 +73,17 @@ class AgentGuard(Controls):
     def around(self, made: Any) -> Any:
         """Put this guard around the parts of a guarded agent that have none yet."""
         made.runguard = self
-        made.model = self._model(made.model)
-        made.hooks = made.hooks if isinstance(made.hooks, _Hooks) else _Hooks(self._runs, made.hooks)
-        made.tools = [self.tool(tool) for tool in made.tools]
-        made.handoffs = [self._handoff(one) for one in made.handoffs]
+        for part in _PARTS:
+            setattr(made, part, getattr(made, part))
         return made
+
+    def part(self, name: str, value: Any) -> Any:
+        """The value of an attribute of a guarded agent, with this guard around it."""
+        if name == "model":
+            return self._model(value)
+        if name == "hooks":
+            return value if isinstance(value, _Hooks) else _Hooks(self._runs, value)
+        return [self.tool(one) if name == "tools" else self._handoff(one) for one in value]
 
     def _model(self, model: str | Model | None) -> Model:
         if isinstance(model, GuardedModel) and model.is_of(self._runs):
@@ -126,6 +133,12 @@ class GuardedAgent(Agent[TContext]):
     """What ``guarded`` returns: an agent of the SDK whose ``runguard`` has the trips, the spend and the kill switch."""
 
     runguard: AgentGuard
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """A model, hooks, tools or hand-offs that are assigned later are guarded, too."""
+        if name in _PARTS and (guard := vars(self).get("runguard")) is not None:
+            value = guard.part(name, value)
+        super().__setattr__(name, value)
 
     async def get_mcp_tools(self, run_context: Any) -> list[Any]:
         """The tools of MCP servers exist only during a run. They are guarded here."""

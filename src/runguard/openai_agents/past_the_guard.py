@@ -16,9 +16,9 @@ from runguard.openai_agents.model import name_of, settle_answer
 _log: Final = logging.getLogger("runguard")
 
 _MESSAGE: Final = (
-    "agent '%s' called a model past its guard: RunConfig(model=...), or an assignment to agent.model, has replaced the "
-    "guarded model. The call is booked at the price of '%s'. Do this instead: set the model on the agent, then call "
-    "guarded(agent, ...)"
+    "agent '%s' called a model past its guard: RunConfig(model=...) has replaced the guarded model, and RunGuard "
+    "cannot guard the replacement in this version of openai-agents. The call is booked at the price of '%s'. Do this "
+    "instead: set the model on the agent, then call guarded(agent, ...)"
 )
 
 
