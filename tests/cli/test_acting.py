@@ -66,7 +66,7 @@ def test_a_stop_names_whoever_throws_it_and_what_it_replaces(file_store: str) ->
     again = told("stop", "all", "--reason", "y", "--actor", "ops", "--store", file_store)
     assert again["notes"] == [f"it was already stopped by {getpass.getuser()}: x"]
     ran = runguard("stop", "user:docs/alcie", "--reason", "typo", "--store", file_store)
-    assert "the store has no data for user:docs/alcie yet; did you mean 'user:docs/alice'" in ran.stdout
+    assert "the store has no budget and no active run of user:docs/alcie; did you mean 'user:docs/alice'" in ran.stdout
     assert ran.stdout.endswith(f"lift it with: runguard resume user:docs/alcie --store {file_store}\n")
     for no_reason in ([], ["--reason", ""], ["--reason", " "]):
         ran = runguard("stop", "app:docs", *no_reason, "--actor", "ops", "--store", file_store)

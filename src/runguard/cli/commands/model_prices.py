@@ -1,5 +1,6 @@
 """Model prices for people: one line per model, in dollars per million tokens."""
 
+import contextlib
 import json
 import time
 from decimal import Decimal
@@ -59,9 +60,9 @@ def seen_models(policy: Policy) -> list[str]:
     """Return the models of the last 30 days in the policy's store; none if the store is in memory."""
     if policy.store == "memory":
         return []
-    view = StoreView(policy.store)
-    now = view.now()
-    spend = view.spend(now - 30 * 86_400, now, by="model")
+    with contextlib.closing(StoreView(policy.store)) as view:
+        now = view.now()
+        spend = view.spend(now - 30 * 86_400, now, by="model")
     return [figures.name for figures in spend.totals if figures.name and figures.name not in ("others", TOOLS)]
 
 

@@ -53,7 +53,7 @@ def command(scope: str, reason: str, actor: str, store: str | None, as_json: boo
     guard.throw_switch(scope, actor, reason)
     notes = [f"it was already stopped by {before.actor}{before.because}"] if before is not None else []
     if not runs and before is None and scope != ALL and scope not in (known := known_scopes(view)):
-        notes.append(f"the store has no data for {scope} yet; {near(scope, known)}")
+        notes.append(f"the store has no budget and no active run of {scope}; {near(scope, known)}")
     notes += tell_alerts(guard)
     if as_json:
         print_json(

@@ -20,12 +20,16 @@ _LOOK_S: Final = 3.0
 
 
 def look_at(store: str | None) -> tuple[StoreView, Policy]:
-    """Return a view of the store and the policy in force; raise if the store is not durable or does not answer."""
+    """Return a view of the store and the policy in force; raise if the store is not durable or does not answer.
+
+    The view is closed when the command ends.
+    """
     policy = _policy(store)
     check_file(policy.store)
     # an outage ends the command with one message; do not log it as well
     logging.getLogger("runguard").addHandler(logging.NullHandler())
     view = StoreView(policy.store, _LOOK_S)
+    click.get_current_context().call_on_close(view.close)
     try:
         view.now()
     except StoreOutage as error:
