@@ -168,6 +168,7 @@ def test_a_missing_client_of_a_store_is_named(monkeypatch: pytest.MonkeyPatch) -
         assert f"needs {package}, which is not installed: pip install 'runguard-agents[{extra}]'" in ran.stderr
 
 
+ADK_APP = Path(__file__).parents[2] / "examples" / "adk_app" / "clerk"
 WITHOUT = """
 import sys
 sys.modules[{missing!r}] = None
@@ -179,7 +180,7 @@ main({arguments}, prog_name="runguard")
 @pytest.mark.parametrize(
     ("missing", "arguments", "message"),
     [
-        ("google.adk", ["doctor", "--app", "x:app"], "x:app cannot be checked: runguard.adk needs google-adk"),
+        ("google.adk", ["doctor", "--app", str(ADK_APP)], "cannot be checked: runguard.adk needs google-adk"),
         ("google.adk", ["demo"], "runguard demo needs google-adk 2.3 or newer"),
     ],
     ids=lambda value: value if isinstance(value, str) else value[0],

@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from runguard.core.money import NOTHING, Amount, to_usd
-from runguard.ledger import daily_sums, fact_writer
+from runguard.ledger import daily_sums
 from runguard.ledger.daily_sums import COUNTS, DaySums, read_sums, sum_up
 from runguard.ledger.remote import StoreLedger
 from runguard.ledger.store import Line, StoreOutage, StoreSession
@@ -193,9 +193,8 @@ def test_the_writer_purges_only_what_is_summed_up(
 ) -> None:
     books = Books(session)
     books.settle("shop", "ann", "small", (7, 1, 1))
-    monkeypatch.setattr(fact_writer, "SETTLED_S", -60.0)
     if not is_summed_up:  # another worker is doing it at this moment
-        monkeypatch.setattr(fact_writer, "sum_up", lambda _: False)
+        monkeypatch.setattr(daily_sums, "sum_up", lambda _: False)
     ledger = StoreLedger(place.store(), PATIENCE_S, retention_s=-60.0)
     ledger._writer._purge(session)
     assert len(session.tail("call", 5)) == (0 if is_summed_up else 1)

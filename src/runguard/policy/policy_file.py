@@ -154,10 +154,7 @@ class PolicyFile(SettingsModel):
     )
     on_rate_limit: Literal["wait", "pass"] | None = Field(
         default=None,
-        description=(
-            "The provider asks to wait (429 or 503 with Retry-After): wait holds back calls to that model and sends "
-            "one first, pass does nothing. None: wait where a budget waits."
-        ),
+        description="After a 429 or 503 with Retry-After, calls to that model wait or pass. None: as budgets do.",
     )
     max_identical_tool_results: Annotated[int, Field(ge=2, le=10**9)] | None = Field(
         default=None, description="Stop at this many equal failures of a tool, or equal answers to the same call."

@@ -68,8 +68,7 @@ class CommonSettings(TypedDict, total=False):
     max_wait_seconds: float
     """How long a call may wait: for other calls' reservations, a budget that waits, or the provider."""
     on_rate_limit: Literal["wait", "pass"] | None
-    """The provider asks to wait (429 or 503 with Retry-After): wait holds back calls to that model and sends one first,
-    pass does nothing. None: wait where a budget waits."""
+    """After a 429 or 503 with Retry-After, calls to that model wait or pass. None: as budgets do."""
     max_identical_tool_results: int | None
     """Stop at this many equal failures of a tool, or equal answers to the same call."""
     max_handoff_repeats: int | None
