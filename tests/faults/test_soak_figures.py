@@ -52,6 +52,7 @@ def test_a_look_counts_what_the_process_has(tmp_path: Path) -> None:
 
 
 def test_the_parts_of_a_short_soak() -> None:
+    asyncio.run(many_sessions(40))  # what starts once has started now
     steps, sessions = asyncio.run(one_long_run(400)), asyncio.run(many_sessions(400))
     assert (len(steps.looks), len(sessions.looks)) == (40, 40)
     assert (steps.looks[-1].done, sessions.looks[-1].done) == (400, 400)
