@@ -1,5 +1,6 @@
 """Forecasts of budgets that two workers share, on every store: the spending of both counts."""
 
+from collections.abc import Callable
 from datetime import UTC, datetime
 from decimal import Decimal
 
@@ -10,6 +11,7 @@ from runguard.core.periods import Window
 from runguard.testing import ScriptedModel, call, run, text
 from runguard.view import StoreView
 from tests.kit.commands import runguard
+from tests.kit.processes import Process
 from tests.kit.rule_agents import agent
 from tests.kit.shared_stores import CALL, Make
 from tests.kit.stores import Place
@@ -46,6 +48,17 @@ async def test_a_shared_day_counts_the_calls_of_both_workers(place: Place, worke
     assert abs(row.forecast.share_at_end - float(row.spent / Decimal(1_000)) / passed) < 0.01 / passed
     printed = runguard("status", "--store", place.url).stdout
     assert ("by then" in printed) or ("used up in about" in printed)
+
+
+def test_a_process_forecasts_what_another_one_spends(place: Place, process: Callable[[], Process]) -> None:
+    workers = [process(), process()]
+    for number, worker in enumerate(workers):
+        worker.do("open", url=place.url, budgets=[{"usd": 1_000, "per": "app", "window": "1d"}])
+        assert worker.do("run", session=f"s{number}", calls=EACH)["trips"] == []
+        assert worker.do("flush", seconds=10)
+    assert workers[0].do("snapshot")["forecasts"] == []
+    (found,) = workers[1].do("snapshot")["forecasts"]
+    assert (found["calls"], found["scope"]) == (2 * EACH, "app:app")
 
 
 async def test_two_workers_report_once_that_their_budget_will_not_last(worker: Make) -> None:

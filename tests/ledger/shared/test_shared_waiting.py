@@ -4,8 +4,6 @@ import asyncio
 from collections.abc import Callable
 from typing import Any
 
-import pytest
-
 from runguard.testing import run
 from tests.kit.processes import Process
 from tests.kit.shared_stores import Make, ledger
@@ -13,8 +11,6 @@ from tests.kit.shared_worker import agent, steps
 from tests.kit.stores import Place
 from tests.kit.tools import step
 from tests.kit.waiting import until
-
-pytestmark = pytest.mark.retries("real servers and processes are at work here; a busy machine can make them late")
 
 MODEL = "model:scripted-1"
 
