@@ -1,0 +1,66 @@
+"""Rules about single tools, and the typed exception of a stop, hold on every adapter."""
+
+from typing import Any
+
+import pytest
+
+from runguard import RunStoppedError, ToolRule
+from runguard.testing.harness import AgentSpec, Harness, Reply
+from tests.frameworks.adk_harness import AdkHarness
+from tests.frameworks.langchain_harness import LangChainHarness
+from tests.frameworks.openai_harness import OpenAIAgentsHarness
+from tests.frameworks.pydantic_harness import PydanticAIHarness
+
+
+@pytest.fixture(
+    params=[AdkHarness(), LangChainHarness(), OpenAIAgentsHarness(), PydanticAIHarness()],
+    ids=lambda harness: harness.name,
+)
+def harness(request: pytest.FixtureRequest) -> Harness:
+    found: Harness = request.param
+    return found
+
+
+async def test_a_side_effect_is_made_once(harness: Harness) -> None:
+    paid: list[str] = []
+
+    def pay(order: str) -> str:
+        paid.append(order)
+        return f"paid {order}"
+
+    def script(n: int, _: str) -> Reply:
+        return Reply(calls=[("pay", {"order": "7" if n < 3 else "8"})]) if n < 4 else Reply("done")
+
+    guard = harness.guard(tools={"pay": ToolRule(once=True)})
+    result = await harness.session(AgentSpec(script, "worker", {"pay": pay}), guard).turn("pay")
+    assert result.text == "done"
+    assert result.open_calls == []
+    assert paid == ["7", "8"]
+
+
+async def test_a_tool_that_fails_in_several_runs_is_taken_out_of_service(harness: Harness) -> None:
+    tries: list[int] = []
+
+    def fetch(page: int) -> str:
+        tries.append(page)
+        raise ConnectionError("the service is down")
+
+    def script(n: int, _: str) -> Reply:
+        return Reply(calls=[("fetch", {"page": n})]) if n % 2 else Reply("done")
+
+    guard = harness.guard(max_tool_failures=2, half_open_reset_seconds=3_600)
+    for _ in range(4):
+        await harness.session(AgentSpec(script, "worker", {"fetch": fetch}), guard).turn("go")
+    assert len(tries) == 2, "the breaker opened after two failures and let no later run try"
+
+
+async def test_a_stop_raises_the_typed_error_on_request(harness: Harness) -> None:
+    def script(n: int, _: str) -> Reply:
+        return Reply(calls=[("parse", {"hint": f"attempt {n}"})])
+
+    tools: dict[str, Any] = {"parse": lambda hint: '{"status": "partial_parse_error"}'}
+    guard = harness.guard(on_stop="raise")
+    session = harness.session(AgentSpec(script, "worker", tools), guard)
+    result = await session.turn("go")
+    assert isinstance(result.error, RunStoppedError)
+    assert (result.error.trip.rule, session.model_calls) == ("stall", 6)
