@@ -134,7 +134,7 @@ class MeasuringPlayer(Player):
             )
             if model_calls or tool_calls:  # an unanswered message is not a run
                 # without pauses
-                seconds = self.clock.now - self._live.started if self._is_timed and self._since is not None else nan
+                seconds = self.clock.now - self.live.started if self._is_timed and self._since is not None else nan
                 usages = Usages(nano / 1e9, float(tokens), model_calls, tool_calls, seconds, self.largest)
                 if unknown := self.recorded.unknown:
                     usages = Usages(

@@ -28,25 +28,13 @@ from runguard.core.events import (
 )
 from runguard.pricing.rates import Usage
 from runguard.providers.framework_tools import FRAMEWORK_TOOLS, is_framework_tool
+from runguard.replay import steps
 from runguard.replay.journal_player import JournalPlayer
 from runguard.replay.remote_replies import play_remote
 from runguard.replay.replayed_costs import ReplayedCosts
 from runguard.replay.replayed_prices import ReplayedPrices, drive_now
 from runguard.replay.replayed_switches import ReplayedSwitches
 from runguard.replay.results import RunResult, Waited
-from runguard.replay.steps import (
-    Answered,
-    Asked,
-    Called,
-    Changed,
-    Delegated,
-    Passed,
-    RecordedRun,
-    Resumed,
-    Step,
-    Turn,
-    Wrote,
-)
 from runguard.replay.verdicts import Stops, Verdicts
 
 if TYPE_CHECKING:
@@ -59,7 +47,7 @@ _PAUSED_KEPT: Final = 100
 class Player:
     """Plays one recorded run to one judge, step by step."""
 
-    def __init__(self, judge: "Judge", run: RecordedRun, lane_rungs: Mapping[str, Rungs] | None = None) -> None:
+    def __init__(self, judge: "Judge", run: steps.RecordedRun, lane_rungs: Mapping[str, Rungs] | None = None) -> None:
         """``lane_rungs``: other rungs than those of the policy."""
         self.judge, self.clock, self.recorded = judge, judge.clock, run
         self.guard = Guard(
@@ -82,17 +70,25 @@ class Player:
         cheaper = self.guard.downgrades
         self._switches = ReplayedSwitches(cheaper, judge.pricing, self.result) if cheaper is not None else None
         self.clock.now = 0.0
-        self._takes = {Turn: self._turn, Asked: self._asked, Called: self._called, Answered: self._answered}
-        self._takes |= {Passed: self._passed, Delegated: self._delegated, Wrote: self._wrote, Resumed: self._resumed}
-        self._takes[Changed] = self._changed
+        self._takes = {
+            steps.Turn: self._turn,
+            steps.Asked: self._asked,
+            steps.Called: self._called,
+            steps.Answered: self._answered,
+            steps.Passed: self._passed,
+            steps.Delegated: self._delegated,
+            steps.Wrote: self._wrote,
+            steps.Resumed: self._resumed,
+            steps.Changed: self._changed,
+        }
         self._journal: JournalPlayer | None = None
-        self._run = ""
-        self._live: Run = None  # type: ignore[assignment]  # the guard's run, once one has begun
+        self.run = ""
+        self.live: Run = None  # type: ignore[assignment]  # the guard's run, once one has begun
         self._begun = False
         self._lanes: EventLanes = None  # type: ignore[assignment]  # as above
         self._active: dict[str, str] = {}  # lane -> the agent at work in it
         self._agents: set[str] = set()  # tools that are agents: work of theirs was seen in a branch
-        self._waiting: list[Called] = []  # calls of the last response, until it is known that tools answer them
+        self._waiting: list[steps.Called] = []  # calls of the last response, until it is known that tools answer them
         self._answers: list[Answer] = []
         self._answered_as = ("", "", "", "")  # lane, batch, agent, event of self._answers
         # runs with open calls, after which other runs have begun
@@ -100,7 +96,7 @@ class Player:
 
     # ---- steps ------------------------------------------------------------------------------------------------------
 
-    def feed(self, step: Step) -> None:
+    def feed(self, step: steps.Step) -> None:
         self.result.steps += 1
         self._takes[type(step)](step)  # type: ignore[operator]
 
@@ -117,24 +113,24 @@ class Player:
         if self._answers:
             self._flush()
 
-    def _turn(self, step: Turn) -> None:
+    def _turn(self, step: steps.Turn) -> None:
         self._catch_up()
         self.tick(step.at)
         if not (step.resumes and self._resume(step.run)):
             self._begin(step.run)
 
-    def _resumed(self, step: Resumed) -> None:
+    def _resumed(self, step: steps.Resumed) -> None:
         """The time since the last step was a pause of the run."""
         self.result.steps -= 1
         self._catch_up()
         if self._begun:
-            self._live.paused_at = self.clock.now
+            self.live.paused_at = self.clock.now
             self.tick(step.at)
-            self._live.go_on(self.clock.now)
+            self.live.go_on(self.clock.now)
 
-    def _wrote(self, step: Wrote) -> None:
+    def _wrote(self, step: steps.Wrote) -> None:
         if self._journal is None:
-            self._journal, self._run = JournalPlayer(self), self.recorded.id
+            self._journal, self.run = JournalPlayer(self), self.recorded.id
         self._journal.feed(step.entry)
 
     def _begin(self, name: str) -> None:
@@ -146,11 +142,11 @@ class Player:
     def begin(self, info: RunInfo) -> None:
         self._close()
         self.result.runs += 1
-        self._run = info.run
-        self._live = self.guard.start(info)
+        self.run = info.run
+        self.live = self.guard.start(info)
         self._begun = True
-        self._lanes, self._active = EventLanes(self.guard, self._live), {}
-        self._verdicts.begin(self._live)
+        self._lanes, self._active = EventLanes(self.guard, self.live), {}
+        self._verdicts.begin(self.live)
 
     def _resume(self, name: str) -> bool:
         """A run that had paused goes on, after others."""
@@ -158,12 +154,12 @@ class Player:
         if known is None:
             return False
         self._close()
-        self._live, self._lanes, self._active, stops = known
-        run = self.guard.pauses.resume(self._live.info)
-        if run is not self._live:
+        self.live, self._lanes, self._active, stops = known
+        run = self.guard.pauses.resume(self.live.info)
+        if run is not self.live:
             return False
-        self._run, self._begun = name, True
-        self._verdicts.begin(self._live, stops)
+        self.run, self._begun = name, True
+        self._verdicts.begin(self.live, stops)
         return True
 
     def _close(self) -> None:
@@ -172,13 +168,13 @@ class Player:
             return
         stops = self._verdicts.end()
         if self._lanes.calls and len(self._paused) < _PAUSED_KEPT:
-            self._paused[self._run] = (self._live, self._lanes, self._active, stops)
-            self.guard.pauses.keep(self._run, waits=True)
+            self._paused[self.run] = (self.live, self._lanes, self._active, stops)
+            self.guard.pauses.keep(self.run, waits=True)
         else:
-            self.guard.end(self._run)
+            self.guard.end(self.run)
         self._begun = False
 
-    def _asked(self, step: Asked) -> None:
+    def _asked(self, step: steps.Asked) -> None:
         if self._waiting and step.branch:
             path, _, opened_by = step.branch.rpartition("@")
             # older ADK numbers the branches of agents called as tools
@@ -191,13 +187,13 @@ class Player:
         if self._verdicts.is_over and step.reports is None:
             self.tick(step.at)
             if not step.refused:
-                event = ModelCall(self._run, ROOT_LANE, step.agent, self.clock.now, step.model)
+                event = ModelCall(self.run, ROOT_LANE, step.agent, self.clock.now, step.model)
                 estimated = step.usage is None or step.estimated
                 self.book(event, step.usage or Usage(), step.model, estimated=estimated, nano=step.nano)
             return
         lane = self._lanes.of(step.branch, step.scope)
         if step.reports is not None:
-            play_remote(self, step, self._run, lane, is_over=self._verdicts.is_over)
+            play_remote(self, step, self.run, lane, is_over=self._verdicts.is_over)
             return
         began = self.clock.now  # it was asked when the last thing before it had happened
         if not step.after_answer:
@@ -205,7 +201,7 @@ class Player:
         guard, judge = self.guard, self.judge
         usage = step.usage or Usage()
         event = ModelCall(
-            self._run, lane, step.agent, began, step.model, usage.input, usage.audio, judge.policy.min_output_tokens
+            self.run, lane, step.agent, began, step.model, usage.input, usage.audio, judge.policy.min_output_tokens
         )
         event.after_answer = step.after_answer
         if step.nano is not None or step.is_share:  # what it took is known without a price, or not known at all
@@ -224,7 +220,7 @@ class Player:
         self.book(event, usage, step.model, estimated=step.usage is None or step.estimated, nano=step.nano)
         if not step.after_answer:
             prompt, output = (usage.input, usage.output) if knows_prompt else (None, None)
-            result = ModelResult(self._run, lane, step.agent, self.clock.now, prompt, output, text_id=step.text_id)
+            result = ModelResult(self.run, lane, step.agent, self.clock.now, prompt, output, text_id=step.text_id)
             result.is_cut, result.text = step.is_cut, step.text
             self.after(result)
             if not step.goes_on:
@@ -245,12 +241,12 @@ class Player:
         free: bool = False,
     ) -> None:
         """A call was paid. ``nano``: what it cost, where the recording says so."""
-        cost = self._costs.of_call(self._live, event, usage, model, estimated=estimated, nano=nano, free=free)
+        cost = self._costs.of_call(self.live, event, usage, model, estimated=estimated, nano=nano, free=free)
         if event.cheaper and self._switches is not None:
             self._switches.paid(event, usage, cost)
         self._verdicts.paid(event.lane, usage, cost, estimated=estimated)
 
-    def _called(self, step: Called) -> None:
+    def _called(self, step: steps.Called) -> None:
         if self._answers:
             self._flush()
         if not self._begun:
@@ -258,19 +254,19 @@ class Player:
             self._begin("")
         self._waiting.append(step)
 
-    def _delegated(self, step: Delegated) -> None:
+    def _delegated(self, step: steps.Delegated) -> None:
         self.result.steps -= 1
         if self._begun:
             self._lanes.delegations.add(step.id)
 
-    def _changed(self, step: Changed) -> None:
+    def _changed(self, step: steps.Changed) -> None:
         self.result.steps -= 1
         if self._answers:
             self._flush()
         self.tick(step.at)
         if self._begun and not self._verdicts.is_over:
             lane = self._lanes.of(step.branch, step.scope)
-            self.after(StateChanged(self._run, lane, step.agent, self.clock.now, step.value))
+            self.after(StateChanged(self.run, lane, step.agent, self.clock.now, step.value))
 
     def _settle_calls(self) -> None:
         """Judge the calls of the last response when something follows: only then it is known which of them delegate a
@@ -303,13 +299,13 @@ class Player:
             below = int(step.tool in self._agents)
             if below:
                 beside = sum(other.batch == step.batch and other.tool == step.tool for other in waiting)
-                self.check(AgentEntered(self._run, lane, step.agent, self.clock.now, 0, beside))
+                self.check(AgentEntered(self.run, lane, step.agent, self.clock.now, 0, beside))
             facts = (step.tool, call.fingerprint, step.batch, step.id, below, call.once)
-            event = ToolCall(self._run, lane, step.agent, self.clock.now, *facts)
+            event = ToolCall(self.run, lane, step.agent, self.clock.now, *facts)
             self.check(event)
-            self.tool_prices.called(self._live, event, step.args)
+            self.tool_prices.called(self.live, event, step.args)
 
-    def _answered(self, step: Answered) -> None:
+    def _answered(self, step: steps.Answered) -> None:
         if self._waiting:
             self._settle_calls()
         call = self._lanes.calls.pop(step.id, None) if self._begun else None
@@ -337,20 +333,20 @@ class Player:
                 once=call.once,
             )
         )
-        if self._live is not None and len(self._live.lanes) > 1:
-            self.guard.close_lane(self._live, f"{call.lane}/{step.tool}@{step.id}")
+        if self.live is not None and len(self.live.lanes) > 1:
+            self.guard.close_lane(self.live, f"{call.lane}/{step.tool}@{step.id}")
 
     def _flush(self) -> None:
         """The answers to one model response are one observation."""
         answers, self._answers = self._answers, []
         if self._verdicts.is_over:
             for answer in answers:
-                self.guard.tool_prices.close(self._live, answer)
+                self.guard.tool_prices.close(self.live, answer)
             return
         lane, batch, agent, _ = self._answered_as
-        self.after(ToolResults(self._run, lane, agent, self.clock.now, batch, answers))
+        self.after(ToolResults(self.run, lane, agent, self.clock.now, batch, answers))
 
-    def _passed(self, step: Passed) -> None:
+    def _passed(self, step: steps.Passed) -> None:
         if self._waiting:
             self._settle_calls()
         if self._answers:
@@ -363,7 +359,7 @@ class Player:
         if self._verdicts.is_over:
             return
         lane = self._lanes.of(step.branch, step.scope)
-        self.check(HandOff(self._run, lane, step.agent, step.target, self.clock.now))
+        self.check(HandOff(self.run, lane, step.agent, step.target, self.clock.now))
         self._active.pop(lane, None)
 
     def tick(self, at: float | None) -> None:
@@ -378,21 +374,13 @@ class Player:
 
     def check(self, event: Question) -> None:
         if self._switches is not None and isinstance(event, ModelCall):
-            self._switches.asked(self._live, event)
+            self._switches.asked(self.live, event)
         self.guard.check(event)
 
     def after(self, event: Result) -> None:
         self.guard.after(event)
 
     # ---- what a journal needs to know -------------------------------------------------------------------------------
-
-    @property
-    def run(self) -> str:
-        return self._run
-
-    @property
-    def live(self) -> Run:
-        return self._live
 
     @property
     def is_over(self) -> bool:
@@ -405,4 +393,4 @@ class Player:
         if self._active.get(lane) == agent:
             return
         self._active[lane] = agent
-        self.check(AgentEntered(self._run, lane, agent, self.clock.now))
+        self.check(AgentEntered(self.run, lane, agent, self.clock.now))
