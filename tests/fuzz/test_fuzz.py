@@ -57,7 +57,8 @@ async def test_nothing_is_kept_of_an_input(name: str) -> None:
         after = look()
     assert {kind: more for kind, more in after.more_than(before).items() if more > 20} == {}
     assert after.memory - before.memory < 65_536
-    assert (after.threads, after.descriptors) == (before.threads, before.descriptors)
+    assert after.threads <= before.threads  # one that another test started may end here
+    assert after.descriptors <= before.descriptors
 
 
 def answers() -> str:
