@@ -29,7 +29,7 @@ async def report(run: AgentRun, agent: Any, items: Any, response: Any, *, is_fir
         return None
     name = name_of(agent.model)
     if is_first:
-        _log.warning("runguard.unguarded: " + _MESSAGE, agent.name, name)
+        _log.warning("runguard.unguarded: %s", _MESSAGE % (agent.name, name))
     permission = await run.ask(lambda: ModelRequest.of(name, items))
     if isinstance(permission, Permission):
         permission.read(lambda one, answer: settle_answer(one, answer, ()), response)
