@@ -161,7 +161,7 @@ class Visit:
             await self._waits.ledger.changed(refusal, max(seconds, _SHORTEST_S), sleeper)
 
     def step_aside(self, refusal: Refusal) -> None:
-        """A budget that does not wait refuses the call: it holds up nobody in line."""
+        """A budget that does not wait refuses the call: let the calls behind it go first."""
         self._waits.ledger.line.block(self.place, refusal.account.key)
 
     def wake(self) -> None:

@@ -6,8 +6,8 @@
                                       ▲                          │
                                       └──── 429 again ───────────┘
 
-A call that has waited for ``max_wait_seconds``, or that would have to wait longer, is made as if nobody had asked to
-wait: the provider answers for itself.
+A call that has waited for ``max_wait_seconds``, or that would have to wait longer, is made at once. The provider then
+answers or refuses it.
 """
 
 import asyncio

@@ -32,8 +32,8 @@ def retry_after(error: BaseException | None) -> float | None:
         found = _in_headers(error)
         if found is None:
             found = _in_details(getattr(error, "details", None), _DEEPEST)
-        if found is None and (told := _IN_TEXT.search(str(error)[:_TEXT_READ])) is not None:
-            found = float(told[1])
+        if found is None and (match := _IN_TEXT.search(str(error)[:_TEXT_READ])) is not None:
+            found = float(match[1])
     except Exception:  # exception classes may run their own code
         return None
     return None if found is None else min(max(found, 0.0), _LONGEST_S)
@@ -77,8 +77,8 @@ def _in_details(details: Any, depth: int) -> float | None:
         return None
     if isinstance(details, Mapping):
         delay = details.get("retryDelay")
-        if isinstance(delay, str) and (told := _DELAY.fullmatch(delay)) is not None:
-            return float(told[1])
+        if isinstance(delay, str) and (match := _DELAY.fullmatch(delay)) is not None:
+            return float(match[1])
         details = [details.get("error"), details.get("details")]
     if isinstance(details, list | tuple):
         found = (_in_details(entry, depth - 1) for entry in details[:100])
