@@ -17,7 +17,8 @@ from runguard.core.budget import Budget
 from runguard.core.threshold import Threshold
 from runguard.policy import Policy, ToolRule
 from runguard.replay import open_sources, replay
-from runguard.replay.batches import harmless, workers_for
+from runguard.replay.batches import workers_for
+from runguard.replay.engine import harmless
 from runguard.replay.steps import RecordedRun, Wrote
 from tests.kit.recordings import sized, write
 

@@ -11,8 +11,7 @@ import pytest
 
 from runguard.policy import Policy
 from runguard.replay import RunResult, UnreadableError, open_sources, replay
-from runguard.replay.json_stream import JsonStream, TruncatedError
-from runguard.replay.lines import lines_of, ranges
+from runguard.replay.bounded_files import JsonStream, TruncatedError, lines_of, ranges
 from runguard.replay.steps import Faults
 from tests.kit.recordings import FIXTURES, early, looping, working
 

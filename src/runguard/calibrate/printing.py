@@ -3,7 +3,6 @@
 import json
 import os
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -22,7 +21,6 @@ from runguard.core.printable import printable
 from runguard.policy.settings import Policy
 from runguard.replay.formatting import count, money, share
 from runguard.replay.output import check_place, with_progress, write_file
-from runguard.replay.processes import PieceResult
 from runguard.replay.sources import Source
 from runguard.replay.table import print_faults
 
@@ -159,16 +157,13 @@ def run(
     if target is not None:
         check_place(target)
 
-    def watch(_: str, found: Iterator[PieceResult]) -> Iterator[PieceResult]:
-        return with_progress(sources, found, lambda worked: len(worked.found))
-
     made = calibrate(
         sources,
         policy,
         max_false_stops=max_false_stops,
         workers=workers or os.cpu_count() or 1,
         model=model,
-        watch=watch,
+        watch=lambda _, found: with_progress(sources, found),
     )
     has_advice = bool(made.changes)
     if as_json:

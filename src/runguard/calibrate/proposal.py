@@ -12,8 +12,8 @@ from runguard.calibrate.proposed_limits import SHARE, Limit, Missing, propose
 from runguard.calibrate.rungs import Choice, Curve, choose
 from runguard.calibrate.samples import HALVES, LABELS, Basis, Samples, half_of, runs_needed
 from runguard.policy.settings import Policy
-from runguard.replay.batches import harmless, workers_for
-from runguard.replay.processes import PieceResult, each_run
+from runguard.replay.batches import PieceResult, each_run, workers_for
+from runguard.replay.engine import harmless
 from runguard.replay.sources import Source, open_sources
 from runguard.replay.steps import Faults
 
@@ -124,7 +124,7 @@ def calibrate(
     made = Proposal([each.name for each in sources], policy, Samples(), Settings(Basis("", [], HALVES), [], []))
     for done in watch("measuring", each_run(sources, Measuring, (now, tried), workers, model)):
         made.faults.merge(done.faults)
-        for measured in done.found:
+        for measured in done.results:
             _count(made, curves, tried, measured)
 
     def fitted(halves: tuple[int, ...]) -> Settings:
@@ -144,7 +144,7 @@ def calibrate(
         )
         comparisons = _comparisons(made, parts, now)
         for done in watch("comparing", each_run(sources, Comparing, (comparisons,), workers, model)):
-            for compared in done.found:
+            for compared in done.results:
                 _compare(made, compared)
         if not _withhold(made, parts):
             return made

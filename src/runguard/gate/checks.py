@@ -8,8 +8,8 @@ from runguard.gate.baseline import Baseline
 from runguard.gate.cost_per_success import PAIRS_NEEDED, RUNS_NEEDED, Change, change, interval, pairs_of
 from runguard.policy.settings import Policy
 from runguard.replay.batches import replay
+from runguard.replay.bounded_files import MAX_UNPACKED
 from runguard.replay.results import RunResult
-from runguard.replay.size_limits import MAX_UNPACKED
 from runguard.replay.sources import Source, open_sources
 from runguard.replay.steps import Faults, UnreadableError
 

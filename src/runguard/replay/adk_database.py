@@ -13,7 +13,7 @@ from typing import Any, Final
 from urllib.parse import quote
 
 from runguard.replay.adk_events import Events
-from runguard.replay.size_limits import load_json
+from runguard.replay.bounded_files import load_json
 from runguard.replay.steps import ODD, Faults, RecordedRun, Step, UnreadableError, word
 
 Session = tuple[str, str, str]  # app, user, session

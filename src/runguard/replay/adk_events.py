@@ -38,6 +38,13 @@ def either(data: dict[str, Any], snake: str, camel: str) -> Any:
     return data.get(camel) if value is None else value
 
 
+def calls_and_answers(parts: list[Any]) -> tuple[list[_Data], list[_Data]]:
+    """The function calls and the function responses of a content."""
+    calls = (either(part, "function_call", "functionCall") for part in parts)
+    answers = (either(part, "function_response", "functionResponse") for part in parts)
+    return [one for one in calls if isinstance(one, dict)], [one for one in answers if isinstance(one, dict)]
+
+
 class Events:
     """The events of one session, in the order in which they passed the runner."""
 
@@ -65,12 +72,7 @@ class Events:
         at = time_of(event.get("timestamp"))
         actions = event.get("actions") or {}
         parts = [part for part in content.get("parts") or () if isinstance(part, dict)]
-        calls = [call for part in parts if isinstance(call := either(part, "function_call", "functionCall"), dict)]
-        answers = [
-            answer
-            for part in parts
-            if isinstance(answer := either(part, "function_response", "functionResponse"), dict)
-        ]
+        calls, answers = calls_and_answers(parts)
         invocation = word(either(event, "invocation_id", "invocationId"))
         compaction = actions.get("compaction")
         is_message = author == _USER and bool(parts) and not answers and not compaction

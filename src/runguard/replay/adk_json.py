@@ -10,9 +10,16 @@ from typing import Any, Final, TextIO
 
 from runguard.core.fingerprint import CHARS_PER_TOKEN, size_of, words_name
 from runguard.pricing.rates import Usage
-from runguard.replay.adk_events import Events, either
-from runguard.replay.json_stream import JsonStream, TruncatedError
-from runguard.replay.size_limits import DAMAGED, MAX_UNPACKED, UnpackedError, load_json, open_bytes
+from runguard.replay.adk_events import Events, calls_and_answers, either
+from runguard.replay.bounded_files import (
+    DAMAGED,
+    MAX_UNPACKED,
+    JsonStream,
+    TruncatedError,
+    UnpackedError,
+    load_json,
+    open_bytes,
+)
 from runguard.replay.steps import ODD, Answered, Asked, Called, Faults, RecordedRun, Step, Turn, time_of, word
 
 _HEAD: Final = 64 * 1024
@@ -226,12 +233,7 @@ class Document:
         self, steps: list[Step], at: float | None, author: str, parts: list[Any], batch: str, history: int
     ) -> int:
         size = size_of(parts, _ENOUGH)
-        calls = [call for part in parts if isinstance(call := either(part, "function_call", "functionCall"), dict)]
-        answers = [
-            answer
-            for part in parts
-            if isinstance(answer := either(part, "function_response", "functionResponse"), dict)
-        ]
+        calls, answers = calls_and_answers(parts)
         for number, answer in enumerate(answers):
             steps.append(
                 Answered(

@@ -1,27 +1,88 @@
-"""Replay every run of the sources under every policy."""
+"""Replay every run of the sources under every policy, in one process or in several."""
 
+import gc
+import multiprocessing
 import pickle
-from collections.abc import Iterable, Iterator
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ProcessPoolExecutor
 from dataclasses import dataclass
+from itertools import chain, islice
 from typing import Any, Final
 
-from runguard.alerts.alert_settings import AlertSettings
 from runguard.policy.settings import Policy
-from runguard.replay.engine import Judge, play, quiet
-from runguard.replay.processes import each_run
+from runguard.replay.engine import Judge, harmless, play, quiet
 from runguard.replay.results import RunResult
-from runguard.replay.sources import Source
-from runguard.replay.steps import Faults, RecordedRun, UnreadableError
+from runguard.replay.sources import Piece, Source
+from runguard.replay.steps import Faults, RecordedRun, UnreadableError, checked
 
-# Settings that a replay replaces, or that may work only in this process. The mode stays: reading a journal needs it.
-_HARMLESS: Final[dict[str, Any]] = {
-    "store": "memory",
-    "alerts": AlertSettings(),
-    "telemetry": False,
-    "on_trip": None,
-    "on_decision": None,
-    "clock": None,
-}
+_AHEAD: Final = 3  # pieces per process that wait or are done on
+_FEW: Final = 2  # for this number of pieces a process does not pay
+Task = Callable[[RecordedRun], Any]
+_task: list[Task] = []
+
+
+@dataclass(slots=True)
+class PieceResult:
+    """The results of one piece of a source, one per run."""
+
+    results: list[Any]
+    faults: Faults
+    size: int
+
+
+def each_run(
+    sources: Iterable[Source], task: Callable[..., Task], given: tuple[Any, ...], workers: int, model: str
+) -> Iterator[PieceResult]:
+    """Create ``task(*given)`` once per process and call it with every recorded run; yield the results in order."""
+    pieces: Iterator[Piece] = (piece for source in sources for piece in source.pieces())
+    first = list(islice(pieces, _FEW + 1))
+    pieces = chain(first, pieces)
+    if workers == 1 or len(first) <= _FEW:
+        call = task(*given)
+        for piece in pieces:
+            yield _work(piece, call, model)
+        return
+    # Spawn instead of fork: the thread of a progress bar may hold locks that a fork would copy.
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(workers, mp_context=context, initializer=_prepare, initargs=(task, given)) as pool:
+        waiting: deque[Future[PieceResult]] = deque()
+        try:
+            for piece in pieces:
+                waiting.append(pool.submit(_in_process, piece, model))
+                if len(waiting) >= workers * _AHEAD:
+                    yield waiting.popleft().result()
+            while waiting:
+                yield waiting.popleft().result()
+        finally:
+            for future in waiting:
+                future.cancel()
+
+
+def _work(piece: Piece, call: Task, model: str) -> PieceResult:
+    done = PieceResult([], Faults(), piece.size)
+    with quiet():
+        try:
+            for run in piece.runs(done.faults, model):
+                try:
+                    done.results.append(call(checked(run, done.faults)))
+                except UnreadableError as error:
+                    done.faults.add(run.id, str(error))
+                except Exception as error:  # one unforeseen record must not end the replay of the others
+                    done.faults.add(run.id, f"cannot be replayed: {type(error).__name__}: {error}")
+        except Exception as error:  # a damaged file, a connection that broke
+            done.faults.add("a part of the source", f"cannot be read to its end: {type(error).__name__}: {error}")
+    return done
+
+
+def _prepare(task: Callable[..., Task], given: tuple[Any, ...]) -> None:
+    _task[:] = [task(*given)]
+    gc.freeze()
+    gc.set_threshold(50_000, 20, 100)  # a parsed run consists of many short-lived objects
+
+
+def _in_process(piece: Piece, model: str) -> PieceResult:
+    return _work(piece, _task[0], model)
 
 
 @dataclass(slots=True)
@@ -41,19 +102,14 @@ def replay(
     ``to_the_end``: continue after a stop, as a live guard in shadow mode does.
     """
     policies = [harmless(policy) for policy in policies]
-    for worked in each_run(sources, _Playing, (policies, to_the_end), workers_for(policies, workers), model):
-        yield Batch(worked.found, worked.faults, worked.size)
+    for done in each_run(sources, _Playing, (policies, to_the_end), workers_for(policies, workers), model):
+        yield Batch(done.results, done.faults, done.size)
 
 
 def replay_run(run: RecordedRun, policy: Policy) -> RunResult:
     """Replay one run in this process."""
     with quiet():
         return Judge(policy).play(run)
-
-
-def harmless(policy: Policy) -> Policy:
-    """Return the policy without store, alerts, telemetry, callbacks and clock."""
-    return policy.model_copy(update=_HARMLESS)
 
 
 def workers_for(policies: list[Policy], workers: int) -> int:

@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any, Final
 
 from runguard.alerts.alert_settings import AlertSettings
 from runguard.conductor.adapter import Conductor
@@ -11,6 +12,21 @@ from runguard.pricing.book import Pricing
 from runguard.replay.player import Player
 from runguard.replay.results import RunResult
 from runguard.replay.steps import RecordedRun
+
+# Settings that a replay replaces, or that may work only in this process. The mode stays: reading a journal needs it.
+_HARMLESS: Final[dict[str, Any]] = {
+    "store": "memory",
+    "alerts": AlertSettings(),
+    "telemetry": False,
+    "on_trip": None,
+    "on_decision": None,
+    "clock": None,
+}
+
+
+def harmless(policy: Policy) -> Policy:
+    """Return the policy without store, alerts, telemetry, callbacks and clock."""
+    return policy.model_copy(update=_HARMLESS)
 
 
 class Clock:
@@ -41,15 +57,7 @@ class Judge:
         """``to_the_end``: judge also what a stopped run would not have reached, as a live guard in shadow mode does."""
         self.original, self.to_the_end = policy, to_the_end
         self.clock = Clock()
-        harmless = {
-            "mode": "shadow",
-            "store": "memory",
-            "telemetry": False,
-            "alerts": AlertSettings(),
-            "on_trip": None,
-            "on_decision": None,
-        }
-        self.policy = policy.model_copy(update={**harmless, "clock": self.clock})
+        self.policy = harmless(policy).model_copy(update={"mode": "shadow", "clock": self.clock})
         # one for all runs
         self.pricing = Pricing(policy.prices, policy.models, policy.unknown_price, policy.prices_source)
         self.watches_context = self.policy.rungs("context") is not None

@@ -18,7 +18,7 @@ from runguard.core.outcomes import classify
 from runguard.pricing.rates import Usage
 from runguard.providers.framework_tools import TRANSFER
 from runguard.replay import plain_log
-from runguard.replay.size_limits import load_json
+from runguard.replay.bounded_files import load_json
 from runguard.replay.steps import (
     Answered,
     Asked,

@@ -1,29 +1,26 @@
 """``runguard replay``: read sources, print a table or JSON, write a page."""
 
+import json
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import IO, Any, Final, TypeVar
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from runguard.console.screen import console
 from runguard.policy.settings import Policy
-from runguard.replay.batches import Batch, replay
+from runguard.replay.batches import Batch, PieceResult, replay
 from runguard.replay.engine import Judge, quiet
 from runguard.replay.explain import explain
-from runguard.replay.json_report import JsonReport, print_explanation, unknown_as_null
-from runguard.replay.processes import PieceResult
+from runguard.replay.results import RunResult
 from runguard.replay.sources import Source, error_text
 from runguard.replay.steps import Faults, RecordedRun, Step, Turn, UnreadableError, checked
-from runguard.replay.table import Rows, print_result
+from runguard.replay.table import Rows, print_explanation, print_result
 from runguard.replay.totals import Totals
-
-if TYPE_CHECKING:
-    from runguard.replay.results import RunResult
 
 _Piece = TypeVar("_Piece", Batch, PieceResult)
 _NAMED: Final = 10
@@ -46,7 +43,7 @@ def run(
     faults, rows = Faults(), Rows(every)
     report = JsonReport(sys.stdout, _head(sources, policies)) if as_json else None
     batches = replay(sources, [policy for _, policy in policies], workers=workers or os.cpu_count() or 1, model=model)
-    for batch in with_progress(sources, batches, lambda batch: len(batch.results)):
+    for batch in with_progress(sources, batches):
         faults.merge(batch.faults)
         for results in batch.results:
             _add(results, totals, rows, report)
@@ -60,6 +57,45 @@ def run(
         from runguard.replay.page import page_of
 
         write_file(page, page_of([source.name for source in sources], totals, rows, faults))
+
+
+class JsonReport:
+    """Writes one JSON document, run by run, so that memory does not depend on the number of runs."""
+
+    def __init__(self, out: IO[str], head: dict[str, Any]) -> None:
+        self._out, self._first = out, True
+        # written with the first run; without any run there is an error to print instead
+        self._head = json.dumps(head, indent=2)[:-2] + ',\n  "runs": ['
+
+    def add(self, results: list[RunResult]) -> None:
+        self._out.write(f"{self._head}\n    " if self._first else ",\n    ")
+        self._first = False
+        first, *others = (unknown_as_null(each.to_dict(), each.unpriced) for each in results)
+        for other in others:
+            first["against"] = {
+                key: value for key, value in other.items() if key in ("verdicts", "more_verdicts", "after_stop", "usd")
+            }
+        self._out.write(json.dumps(first))
+
+    def end(self, totals: list[Totals], faults: Faults) -> None:
+        self._out.write("\n  ],\n")
+        rest: dict[str, Any] = {"totals": unknown_as_null(totals[0].to_dict(), totals[0].unpriced)}
+        if len(totals) > 1:
+            rest["against"] = unknown_as_null(totals[1].to_dict(), totals[1].unpriced)
+        rest["skipped"] = {"count": faults.count, "first": faults.first}
+        self._out.write(json.dumps(rest, indent=2)[2:] + "\n")
+
+
+def unknown_as_null(data: Any, unpriced: int) -> Any:
+    """Replace a ``usd`` of zero by null if calls have no price: the sum is unknown, not zero."""
+    if not unpriced:
+        return data
+    if isinstance(data, list):
+        return [unknown_as_null(entry, unpriced) for entry in data]
+    if not isinstance(data, dict):
+        return data
+    known = {key: unknown_as_null(value, unpriced) for key, value in data.items()}
+    return known | {"usd": None} if known.get("usd") == "0" and known.get("model_calls") else known
 
 
 def _nothing_read(sources: list[Source], faults: Faults) -> str:
@@ -90,7 +126,7 @@ def write_file(file: Path, text: str) -> None:
     sys.stderr.write(f"{file} written\n")
 
 
-def _add(results: "list[RunResult]", totals: list[Totals], rows: Rows, report: JsonReport | None) -> None:
+def _add(results: list[RunResult], totals: list[Totals], rows: Rows, report: JsonReport | None) -> None:
     rows.add(results)
     for total, result in zip(totals, results, strict=True):
         total.add(result)
@@ -125,14 +161,12 @@ def _bar(sources: list[Source]) -> Iterator[Progress | None]:
         yield progress
 
 
-def with_progress(
-    sources: list[Source], pieces: Iterator[_Piece], runs_of: Callable[[_Piece], int]
-) -> Iterator[_Piece]:
+def with_progress(sources: list[Source], pieces: Iterator[_Piece]) -> Iterator[_Piece]:
     """Show a progress bar on a terminal while the pieces are processed."""
     runs = 0
     with _bar(sources) as progress:
         for piece in pieces:
-            runs += runs_of(piece)
+            runs += len(piece.results)
             if progress is not None:
                 progress.update(progress.task_ids[0], advance=piece.size, runs=runs)
             yield piece
@@ -149,8 +183,6 @@ def run_explanation(
         except Exception as error:  # an unforeseen record
             raise UnreadableError(f"{recorded.id}: cannot be replayed: {error_text(error)}") from None
     if as_json:
-        import json
-
         sys.stdout.write(
             json.dumps(unknown_as_null(explanation.to_dict(), explanation.result.unpriced), indent=2) + "\n"
         )

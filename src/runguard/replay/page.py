@@ -3,12 +3,12 @@
 from html import escape
 from typing import Final
 
-from runguard.replay.formatting import cost, count, money, share
+from runguard.replay.formatting import cost, count, money
 from runguard.replay.results import After, RunResult
 from runguard.replay.steps import Faults
 from runguard.replay.svg import Plot, key_of
-from runguard.replay.table import MEASURES, Rows
-from runguard.replay.totals import BINS, TURNS, Group, Totals
+from runguard.replay.table import MEASURES, Rows, group_cells
+from runguard.replay.totals import BINS, TURNS, Totals
 
 _NANO: Final = 1e9
 _STYLES: Final = ("first", "second")
@@ -65,8 +65,8 @@ def page_of(sources: list[str], totals: list[Totals], rows: Rows, faults: Faults
         *(_summary(each, len(totals) > 1) for each in totals),
         _notes(totals[0]),
         '<div class="plots">',
-        _cost_plot(totals[0]),
-        _prompt_plot(totals[0]),
+        _curves(totals[0], "Cost per turn", "USD", totals[0].cost_sums, column=1, scale=_NANO, prefix="$"),
+        _curves(totals[0], "Prompt growth", "prompt tokens", totals[0].prompt_sums, column=0),
         _where_plot(totals),
         _saved_plot(totals),
         "</div>",
@@ -96,28 +96,8 @@ def _cell(text: str, kind: str = "") -> str:
 
 def _summary(totals: Totals, several: bool) -> str:
     title = f"<h2>{escape(totals.name)}</h2>" if several else ""
-    rows = [[_cell(name), *_group(group)] for name, group in totals.groups.items()]
+    rows = [[_cell(text) for text in (name, *group_cells(group))] for name, group in totals.groups.items()]
     return title + _table(["", *MEASURES], rows)
-
-
-def _group(group: Group) -> list[str]:
-    touched = [f"{number} ({share(number, group.runs)})" for number in (group.nudged, group.blocked, group.stopped)]
-    saved = group.saved
-    after = [
-        f"{count(saved.tokens)} ({share(saved.tokens, group.tokens)})",
-        f"{money(saved.nano)} ({share(saved.nano, group.nano)})",
-    ]
-    return [
-        _cell(text)
-        for text in (
-            str(group.runs),
-            *touched,
-            count(group.model_calls),
-            count(group.tokens),
-            money(group.nano),
-            *after,
-        )
-    ]
 
 
 def _notes(totals: Totals) -> str:
@@ -226,32 +206,16 @@ def _means(sums: list[int], counts: list[int], turns: int, scale: float = 1.0) -
     return [(turn + 1, sums[turn] / counts[turn] / scale) for turn in range(min(turns, TURNS)) if counts[turn]]
 
 
-def _cost_plot(totals: Totals) -> str:
-    turns = _turns(totals)
-    means = _means(totals.cost_sums, totals.turn_counts, turns, _NANO)
-    lines = [
-        (name, [(turn + 1.0, nano / _NANO) for turn, (_, nano) in enumerate(curve[:turns])], stop)
-        for _, name, curve, stop in totals.lines
-    ]
-    return _curves("Cost per turn", "model call of the run", "USD", turns, means, lines, "$")
-
-
-def _prompt_plot(totals: Totals) -> str:
-    turns = _turns(totals)
-    means = _means(totals.prompt_sums, totals.turn_counts, turns)
-    lines = [
-        (name, [(turn + 1.0, float(prompt)) for turn, (prompt, _) in enumerate(curve[:turns])], stop)
-        for _, name, curve, stop in totals.lines
-    ]
-    return _curves("Prompt growth", "model call of the run", "prompt tokens", turns, means, lines, "")
-
-
-_Line = tuple[str, list[tuple[float, float]], int | None]
-
-
 def _curves(
-    title: str, x: str, y: str, turns: int, means: list[tuple[float, float]], lines: list[_Line], prefix: str
+    totals: Totals, title: str, unit: str, sums: list[int], *, column: int, scale: float = 1.0, prefix: str = ""
 ) -> str:
+    """The mean of all runs, and the most expensive runs. ``column``: of their curves, prompt tokens or cost."""
+    turns = _turns(totals)
+    means = _means(sums, totals.turn_counts, turns, scale)
+    lines: list[tuple[str, list[tuple[float, float]], int | None]] = [
+        (name, [(turn, values[column] / scale) for turn, values in enumerate(curve[:turns], 1)], stop)
+        for _, name, curve, stop in totals.lines
+    ]
     top = max((value for points in (means, *(line[1] for line in lines)) for _, value in points), default=1.0)
     stops = (
         [("stop", "would have been stopped")]
@@ -259,7 +223,7 @@ def _curves(
         else []
     )
     key = key_of(("first", "mean of all runs"), ("many", "the most expensive runs"), *stops)
-    plot = Plot(title, x, y, turns, top, y_prefix=prefix, whole="x", key=key)
+    plot = Plot(title, "model call of the run", unit, turns, top, y_prefix=prefix, whole="x", key=key)
     for name, points, stop in lines:
         plot.line(points, "many", name)
         if stop is not None and 0 < stop <= len(points):

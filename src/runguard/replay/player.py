@@ -26,14 +26,12 @@ from runguard.core.events import (
     ToolCall,
     ToolResults,
 )
-from runguard.pricing.rates import Usage
+from runguard.pricing.rates import Unpriced, Usage
 from runguard.providers.framework_tools import FRAMEWORK_TOOLS, is_framework_tool
 from runguard.replay import steps
 from runguard.replay.journal_player import JournalPlayer
 from runguard.replay.remote_replies import play_remote
-from runguard.replay.replayed_costs import ReplayedCosts
-from runguard.replay.replayed_prices import ReplayedPrices, drive_now
-from runguard.replay.replayed_switches import ReplayedSwitches
+from runguard.replay.replayed_money import ReplayedPrices, ReplayedSwitches, drive_now
 from runguard.replay.results import RunResult, Waited
 from runguard.replay.verdicts import Stops, Verdicts
 
@@ -64,9 +62,8 @@ class Player:
         self._budgets = policy.max_usd is not None or policy.max_tokens is not None or bool(policy.budgets)
         self._budgets = self._budgets or self.guard.last_answers is not None
         self.result = RunResult(run.id, run.app, run.user, run.session, run.source, run.success, run.capped)
-        self._verdicts = Verdicts(self.result, to_the_end=judge.to_the_end)
-        self.tool_prices = ReplayedPrices(self.guard, self._verdicts.paid_tool)
-        self._costs = ReplayedCosts(self.guard, judge.pricing, self.result)
+        self.verdicts = Verdicts(self.result, to_the_end=judge.to_the_end)
+        self.tool_prices = ReplayedPrices(self.guard, self.verdicts.paid_tool)
         cheaper = self.guard.downgrades
         self._switches = ReplayedSwitches(cheaper, judge.pricing, self.result) if cheaper is not None else None
         self.clock.now = 0.0
@@ -108,10 +105,8 @@ class Player:
 
     def _catch_up(self) -> None:
         """Judge the calls and answers that waited for the next step."""
-        if self._waiting:
-            self._settle_calls()
-        if self._answers:
-            self._flush()
+        self._settle_calls()
+        self._flush()
 
     def _turn(self, step: steps.Turn) -> None:
         self._catch_up()
@@ -133,6 +128,11 @@ class Player:
             self._journal, self.run = JournalPlayer(self), self.recorded.id
         self._journal.feed(step.entry)
 
+    def _begin_unless_begun(self, at: float | None) -> None:
+        if not self._begun:
+            self.tick(at)
+            self._begin("")
+
     def _begin(self, name: str) -> None:
         recorded = self.recorded
         name = name or f"{recorded.id}#{self.result.runs + 1}"
@@ -146,7 +146,7 @@ class Player:
         self.live = self.guard.start(info)
         self._begun = True
         self._lanes, self._active = EventLanes(self.guard, self.live), {}
-        self._verdicts.begin(self.live)
+        self.verdicts.begin(self.live)
 
     def _resume(self, name: str) -> bool:
         """A run that had paused goes on, after others."""
@@ -159,14 +159,14 @@ class Player:
         if run is not self.live:
             return False
         self.run, self._begun = name, True
-        self._verdicts.begin(self.live, stops)
+        self.verdicts.begin(self.live, stops)
         return True
 
     def _close(self) -> None:
         """The run is over: what came after each of its verdicts is known now."""
         if not self._begun:
             return
-        stops = self._verdicts.end()
+        stops = self.verdicts.end()
         if self._lanes.calls and len(self._paused) < _PAUSED_KEPT:
             self._paused[self.run] = (self.live, self._lanes, self._active, stops)
             self.guard.pauses.keep(self.run, waits=True)
@@ -181,10 +181,8 @@ class Player:
             name = path.rpartition(".")[2] if opened_by.isdigit() else ""
             self._agents.update(call.tool for call in self._waiting if call.id == opened_by or call.tool == name)
         self._catch_up()
-        if not self._begun:
-            self.tick(step.at)
-            self._begin("")
-        if self._verdicts.is_over and step.reports is None:
+        self._begin_unless_begun(step.at)
+        if self.verdicts.is_over and step.reports is None:
             self.tick(step.at)
             if not step.refused:
                 event = ModelCall(self.run, ROOT_LANE, step.agent, self.clock.now, step.model)
@@ -193,7 +191,7 @@ class Player:
             return
         lane = self._lanes.of(step.branch, step.scope)
         if step.reports is not None:
-            play_remote(self, step, self.run, lane, is_over=self._verdicts.is_over)
+            play_remote(self, step, self.run, lane, is_over=self.verdicts.is_over)
             return
         began = self.clock.now  # it was asked when the last thing before it had happened
         if not step.after_answer:
@@ -241,17 +239,32 @@ class Player:
         free: bool = False,
     ) -> None:
         """A call was paid. ``nano``: what it cost, where the recording says so."""
-        cost = self._costs.of_call(self.live, event, usage, model, estimated=estimated, nano=nano, free=free)
+        cost = self._cost(event, usage, model, estimated=estimated, nano=nano, free=free)
         if event.cheaper and self._switches is not None:
             self._switches.paid(event, usage, cost)
-        self._verdicts.paid(event.lane, usage, cost, estimated=estimated)
+        self.verdicts.paid(event.lane, usage, cost, estimated=estimated)
+
+    def _cost(
+        self, event: ModelCall, usage: Usage, model: str, *, estimated: bool, nano: int | None, free: bool
+    ) -> int:
+        """nano-USD of one model call. The result counts calls without a price."""
+        if event.charge is not None:
+            run_costs = self.live.run_costs
+            before, unpriced = run_costs.nano, run_costs.unpriced
+            self.guard.settle(event.charge, usage, model, nano=nano, estimated=estimated, free=free)
+            self.result.unpriced += run_costs.unpriced - unpriced
+            return int(run_costs.nano - before)
+        if nano is not None or free:
+            return nano or 0
+        rates = self.judge.pricing.rates(model, event.at)  # no budget looks at it: the price alone
+        if isinstance(rates, Unpriced):
+            self.result.unpriced += 1
+            return 0
+        return rates.cost(usage)
 
     def _called(self, step: steps.Called) -> None:
-        if self._answers:
-            self._flush()
-        if not self._begun:
-            self.tick(step.at)
-            self._begin("")
+        self._flush()
+        self._begin_unless_begun(step.at)
         self._waiting.append(step)
 
     def _delegated(self, step: steps.Delegated) -> None:
@@ -261,10 +274,9 @@ class Player:
 
     def _changed(self, step: steps.Changed) -> None:
         self.result.steps -= 1
-        if self._answers:
-            self._flush()
+        self._flush()
         self.tick(step.at)
-        if self._begun and not self._verdicts.is_over:
+        if self._begun and not self.verdicts.is_over:
             lane = self._lanes.of(step.branch, step.scope)
             self.after(StateChanged(self.run, lane, step.agent, self.clock.now, step.value))
 
@@ -275,9 +287,9 @@ class Player:
         waiting, self._waiting = self._waiting, []
         guard = self.guard
         for step in waiting:
-            if self._verdicts.is_over:
+            if self.verdicts.is_over:
                 if step.tool not in FRAMEWORK_TOOLS and step.id not in self._lanes.delegations:
-                    self.count_tool_call(ROOT_LANE)
+                    self.verdicts.called(ROOT_LANE)
                     self.tool_prices.unjudged(step.tool, ROOT_LANE, step.args)
                 continue
             lane = self._lanes.of(step.branch, step.scope)
@@ -293,7 +305,7 @@ class Player:
                 continue
             if step.tool in FRAMEWORK_TOOLS:
                 continue
-            self.count_tool_call(lane)
+            self.verdicts.called(lane)
             if step.agent:
                 self._enter(lane, step.agent)  # its model calls may not be recorded
             below = int(step.tool in self._agents)
@@ -306,8 +318,7 @@ class Player:
             self.tool_prices.called(self.live, event, step.args)
 
     def _answered(self, step: steps.Answered) -> None:
-        if self._waiting:
-            self._settle_calls()
+        self._settle_calls()
         call = self._lanes.calls.pop(step.id, None) if self._begun else None
         if call is None:
             return  # the record holds no call for it, or it was made in another run
@@ -317,8 +328,7 @@ class Player:
             return
         known_as = (call.lane, call.batch, step.agent or call.agent, step.event)
         if known_as != self._answered_as:
-            if self._answers:
-                self._flush()
+            self._flush()
             self._answered_as = known_as
         self.tick(step.at)
         self._answers.append(
@@ -339,7 +349,9 @@ class Player:
     def _flush(self) -> None:
         """The answers to one model response are one observation."""
         answers, self._answers = self._answers, []
-        if self._verdicts.is_over:
+        if not answers:
+            return
+        if self.verdicts.is_over:
             for answer in answers:
                 self.guard.tool_prices.close(self.live, answer)
             return
@@ -347,16 +359,14 @@ class Player:
         self.after(ToolResults(self.run, lane, agent, self.clock.now, batch, answers))
 
     def _passed(self, step: steps.Passed) -> None:
-        if self._waiting:
-            self._settle_calls()
+        self._settle_calls()
         if self._answers:
             is_router = len(self._answers) == 1 and self._answered_as[0] == self._lanes.of(step.branch, step.scope)
             self._answers[0].hands_over = is_router  # the answer of the tool that set the action
             self._flush()
         self.tick(step.at)
-        if not self._begun:
-            self._begin("")
-        if self._verdicts.is_over:
+        self._begin_unless_begun(step.at)
+        if self.verdicts.is_over:
             return
         lane = self._lanes.of(step.branch, step.scope)
         self.check(HandOff(self.run, lane, step.agent, step.target, self.clock.now))
@@ -366,11 +376,8 @@ class Player:
         if at is not None and at > self.clock.now:
             self.clock.now = at
 
-    def count_tool_call(self, lane: str) -> None:
-        self._verdicts.called(lane)
-
     def _decided(self, decided: Decided) -> None:
-        self._verdicts.add(decided, self.clock.now)
+        self.verdicts.add(decided, self.clock.now)
 
     def check(self, event: Question) -> None:
         if self._switches is not None and isinstance(event, ModelCall):
@@ -379,12 +386,6 @@ class Player:
 
     def after(self, event: Result) -> None:
         self.guard.after(event)
-
-    # ---- what a journal needs to know -------------------------------------------------------------------------------
-
-    @property
-    def is_over(self) -> bool:
-        return self._verdicts.is_over
 
     # ---- agents -----------------------------------------------------------------------------------------------------
 

@@ -11,9 +11,8 @@ from typing import Final, TypeVar
 from runguard.replay import adk_database as database
 from runguard.replay import adk_json, own_records
 from runguard.replay.adk_database import Session
-from runguard.replay.lines import lines_of, ranges
+from runguard.replay.bounded_files import DAMAGED, MAX_UNPACKED, is_gzip, lines_of, ranges
 from runguard.replay.neutral import read_line
-from runguard.replay.size_limits import DAMAGED, MAX_UNPACKED, is_gzip
 from runguard.replay.steps import Faults, RecordedRun, UnreadableError, word
 
 _T = TypeVar("_T")

@@ -1,4 +1,4 @@
-"""Print the result of a replay: the affected runs, and the totals."""
+"""Print the result of a replay: the affected runs and the totals, or one run with its explanation."""
 
 from typing import TYPE_CHECKING, Final
 
@@ -7,6 +7,7 @@ from rich.text import Text
 
 from runguard.console import screen
 from runguard.core.printable import printable
+from runguard.replay.explain import Explanation
 from runguard.replay.formatting import cost, count, money, share
 from runguard.replay.results import After, RunResult, Verdict
 from runguard.replay.totals import Group, Totals
@@ -110,7 +111,7 @@ def _print_totals(out: Console, totals: Totals, several: bool) -> None:
     groups = totals.groups
     out.print(Text.assemble("\n", screen.heading(f"under {printable(totals.name)}" if several else "in total")))
     shown = screen.table("", *groups, right=tuple(groups))
-    columns = [_group(group, totals.unpriced) for group in groups.values()]
+    columns = [group_cells(group, totals.unpriced) for group in groups.values()]
     for position, name in enumerate(MEASURES):
         shown.add_row(name, *(column[position] for column in columns))
     screen.print_table(out, shown)
@@ -157,7 +158,8 @@ def sum_of(spent: After | Group, unpriced: int) -> str:
     return money(spent.nano)
 
 
-def _group(group: Group, unpriced: int) -> list[str]:
+def group_cells(group: Group, unpriced: int = 0) -> list[str]:
+    """The figures of a group in the order of ``MEASURES``."""
     touched = [f"{number} ({share(number, group.runs)})" for number in (group.nudged, group.blocked, group.stopped)]
     saved = group.saved
     spent = [count(group.model_calls), count(group.tokens), sum_of(group, unpriced)]
@@ -168,3 +170,43 @@ def _group(group: Group, unpriced: int) -> list[str]:
 def _part(saved: After, group: Group, unpriced: int) -> str:
     text = sum_of(saved, unpriced)
     return text if unpriced else f"{text} ({share(saved.nano, group.nano)})"
+
+
+# ---- one run --------------------------------------------------------------------------------------------------------
+
+
+def print_explanation(out: Console, explanation: Explanation) -> None:
+    explanation = printable(explanation)
+    run = explanation.result
+    spent = f"{run.model_calls} model calls, {run.tool_calls} tool calls, {count(run.tokens)} tokens, {cost(run)}"
+    out.print(
+        Text.assemble((run.id, "bold"), f": {spent}, in {run.runs} user turn{'s' * (run.runs != 1)}"), soft_wrap=True
+    )
+    for verdict in run.verdicts:
+        where = f"step {verdict.step}, after model call {verdict.turn}" + (
+            f", lane {verdict.lane}" if verdict.lane else ""
+        )
+        after = (
+            f"; then {count(verdict.after.tokens)} tokens, {sum_of(verdict.after, run.unpriced)}"
+            if not verdict.moot
+            else " (not reached: the run was already stopped)"
+        )
+        out.print(f"  {where}: would have been {verdict}{after}", soft_wrap=True)
+        for piece in verdict.evidence:
+            out.print(
+                "    " + " ".join(f"{name}={value}" for name, value in piece.items() if value),
+                style="dim",
+                soft_wrap=True,
+            )
+    if not run.verdicts:
+        out.print("  no rule would have acted")
+    out.print(Text.assemble("\n", screen.heading("the highest count of each rule")))
+    shown = screen.table("rule", "highest", "where", "rungs", "why", whole=("rule",), sentences=("why",))
+    for near in explanation.rules:
+        peak = near.peak
+        where = "" if peak is None or not (peak.tool or peak.agent) else f"step {peak.step}, {peak.tool or peak.agent}"
+        rungs = " ".join(f"{name} {number:g}" for name, number in near.rungs.items())
+        shown.add_row(near.rule, f"{peak.observed:g} {peak.unit}" if peak is not None else "", where, rungs, near.why)
+    screen.print_table(out, shown)
+    for rule, why in explanation.not_recorded.items():
+        out.print(f"{rule}: not evaluated: {why}", style="dim", soft_wrap=True)

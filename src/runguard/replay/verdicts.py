@@ -1,7 +1,7 @@
 """The verdicts on a recorded run as it is played, and what the recording spent after each of them."""
 
 from collections.abc import Iterator
-from typing import NamedTuple
+from dataclasses import dataclass, field
 
 from runguard.conductor.last_answer import Closing
 from runguard.conductor.runs import Run
@@ -11,10 +11,11 @@ from runguard.pricing.rates import Usage
 from runguard.replay.results import CURVE_KEPT, VERDICTS_KEPT, After, RunResult, Verdict
 
 
-class Stops(NamedTuple):
+@dataclass(slots=True)
+class Stops:
     """What would have been stopped in a run so far."""
 
-    lanes: set[str]
+    lanes: set[str] = field(default_factory=set)
     run: bool = False
     is_over: bool = False  # nothing more of the run is judged
 
@@ -25,16 +26,18 @@ class Verdicts:
     def __init__(self, result: RunResult, *, to_the_end: bool) -> None:
         self._result, self._to_the_end = result, to_the_end
         self._run: Run | None = None
-        self._stopped_lanes: set[str] = set()
-        self._is_stopped = False
-        self.is_over = False
+        self._stops = Stops()
         # verdicts of this run, and what had been spent by then
         self._open: list[tuple[Verdict, int, int, int, int]] = []
 
     def begin(self, run: Run, stops: Stops | None = None) -> None:
         """A run begins, or goes on with the stops that it had."""
         self._run = run
-        self._stopped_lanes, self._is_stopped, self.is_over = stops or Stops(set())
+        self._stops = stops or Stops()
+
+    @property
+    def is_over(self) -> bool:
+        return self._stops.is_over
 
     def end(self) -> Stops:
         """The run has ended or paused: what came after each of its verdicts is known now."""
@@ -45,7 +48,7 @@ class Verdicts:
                     result.model_calls - calls, result.tool_calls - tools, result.tokens - tokens, result.nano - nano
                 )
         self._open.clear()
-        return Stops(self._stopped_lanes, self._is_stopped, self.is_over)
+        return self._stops
 
     def add(self, decided: Decided, at: float) -> None:
         """A decision of the guard."""
@@ -66,12 +69,12 @@ class Verdicts:
             known = decided.run.lanes.get(lane)
             owner = known.owner(finding) if finding.scope == "lane" and known is not None else None
             if owner is None:
-                self._is_stopped, self.is_over = True, not self._to_the_end
+                self._stops.run, self._stops.is_over = True, not self._to_the_end
                 closing = decided.run.closing
                 if closing is not None and closing.is_taken:
                     self._answer_last(verdict, closing)
             else:
-                self._stopped_lanes.add(owner.key)
+                self._stops.lanes.add(owner.key)
 
     def _answer_last(self, verdict: Verdict, closing: Closing) -> None:
         """The stop would have ended with a last answer: its price, at most, is not saved."""
@@ -114,7 +117,7 @@ class Verdicts:
         if not self._covers(lane):
             return
         yield self._result.saved
-        covering = None if self._is_stopped else set(self._chain(lane))
+        covering = None if self._stops.run else set(self._chain(lane))
         for verdict, *_ in self._open:
             if verdict.action != "stop" or verdict.moot:
                 continue
@@ -124,9 +127,8 @@ class Verdicts:
 
     def _covers(self, lane: str) -> bool:
         """Whether a stop so far covers a lane."""
-        if self._is_stopped:
-            return True
-        return bool(self._stopped_lanes) and any(key in self._stopped_lanes for key in self._chain(lane))
+        stops = self._stops
+        return stops.run or (bool(stops.lanes) and not stops.lanes.isdisjoint(self._chain(lane)))
 
     def _chain(self, lane: str) -> Iterator[str]:
         """A lane and those above it."""
@@ -136,4 +138,4 @@ class Verdicts:
             at = at.parent
 
     def _meets(self, lane: str, covering: set[str]) -> bool:
-        return any(key in covering and key in self._stopped_lanes for key in self._chain(lane))
+        return any(key in covering and key in self._stops.lanes for key in self._chain(lane))

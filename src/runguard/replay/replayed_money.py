@@ -1,14 +1,19 @@
-"""Prices of tools in a recording: what the policy says they cost, or what the recording says was booked."""
+"""Prices of tools in a recording, and what its model calls would have cost on a cheaper model."""
 
 from collections.abc import Callable, Coroutine
+from dataclasses import replace
 from typing import Any
 
+from runguard.conductor.downgrades import Downgrades
 from runguard.conductor.guard import Guard
 from runguard.conductor.runs import Run
 from runguard.conductor.tool_prices import bound_of
 from runguard.core.decision import Decision
-from runguard.core.events import ToolCall
+from runguard.core.events import ModelCall, ToolCall
 from runguard.outlets.journal import Entry
+from runguard.pricing.book import Pricing
+from runguard.pricing.rates import Rates, Usage
+from runguard.replay.results import RunResult
 
 
 class ReplayedPrices:
@@ -78,3 +83,30 @@ def drive_now(waiting: Coroutine[Any, Any, Decision]) -> Decision:
         return decision
     waiting.close()
     raise RuntimeError("a reservation in memory had to wait")
+
+
+class ReplayedSwitches:
+    """The switches of one recorded run. The recording goes on with its own models, so the saving is an estimate."""
+
+    def __init__(self, downgrades: Downgrades, pricing: Pricing, result: RunResult) -> None:
+        self._downgrades, self._pricing, self._result = downgrades, pricing, result
+        self._chosen: dict[tuple[str, str], str] = {}  # by lane and agent: the model of its last call
+
+    def asked(self, run: Run, event: ModelCall) -> None:
+        """A recorded model call. Recordings hold answered calls, so every point is a safe one."""
+        chosen = self._downgrades.choose(run, event, lambda: False, lambda model: "")
+        before = self._chosen.get((event.lane, event.agent), "")
+        self._chosen[event.lane, event.agent] = chosen
+        event.cheaper = chosen, chosen != before
+
+    def paid(self, event: ModelCall, usage: Usage, nano: int) -> None:
+        """The first call on another model finds no cache there; later ones read as much from it as in the recording."""
+        model, is_first = event.cheaper or ("", False)
+        rates = self._pricing.rates(model, event.at) if model else None
+        if not isinstance(rates, Rates):
+            return
+        if is_first:
+            usage = replace(usage, cached=0, cached_audio=0, cache_write=usage.cache_write + usage.cached)
+        self._result.switched.model_calls += 1
+        self._result.switched.tokens += usage.input + usage.output
+        self._result.switched.nano += nano - rates.cost(usage)
