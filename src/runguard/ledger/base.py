@@ -13,9 +13,7 @@ from typing import Any, Final, Protocol
 
 from runguard.core.money import NOTHING, UNITS, UNLIMITED, Amount
 from runguard.ledger.store import Record, StoreSession
-from runguard.ledger.waiting_line import WaitingLine
-
-Sleeper = tuple[asyncio.AbstractEventLoop, "asyncio.Future[None]"]
+from runguard.ledger.waiting_line import Sleeper, WaitingLine, new_sleeper
 
 
 class Account:
@@ -82,12 +80,8 @@ class Account:
             max(self.cap_calls - self.due_calls, 0),
         )
 
-    def refusing_unit(self, want: Amount) -> int | None:
-        """The first unit in which ``want`` does not fit. Of a closed account: what it broke, or what it limits."""
-        return next(iter(self.refusing_units(want)), None)
-
     def refusing_units(self, want: Amount) -> list[int]:
-        """All units in which ``want`` does not fit."""
+        """All units in which ``want`` does not fit. Of a closed account: what it broke, or what it limits."""
         due, caps = (self.due_usd, self.due_tokens, self.due_calls), self.caps
         if self.closed:
             broken = [unit for unit in range(3) if self.overrun[unit]]
@@ -135,14 +129,15 @@ STALE: Final = Stale()
 
 def refusal_of(accounts: Sequence[Account], want: Amount, seen: int) -> Refusal:
     """Name the tightest of those that refuse: the one with the least room, dollars first."""
-    refusing = [(unit, a.room[unit], a) for a in accounts if (unit := a.refusing_unit(want)) is not None]
-    unit, _, account = min(refusing, key=lambda entry: entry[:2])
+    refusing = [(a, units) for a in accounts if (units := a.refusing_units(want))]
+    firsts = [(a, units[0]) for a, units in refusing]
+    account, unit = min(firsts, key=lambda entry: (entry[1], entry[0].room[entry[1]]))
     rooms = [a.room for a in accounts]
     room = (min(r[0] for r in rooms), min(r[1] for r in rooms), min(r[2] for r in rooms))
     # Waiting helps while others hold something: when they settle for less, more room appears.
-    wait_helps = all(not a.closed and a.held[u] > 0 and a.spent[u] < a.caps[u] for u, _, a in refusing)
+    wait_helps = all(not a.closed and a.held[u] > 0 and a.spent[u] < a.caps[u] for a, u in firsts)
     refusal = Refusal(account, unit, want, room, wait_helps, seen)
-    refusal.refusing = tuple((a.key, u) for _, _, a in refusing for u in a.refusing_units(want))
+    refusal.refusing = tuple((a.key, u) for a, units in refusing for u in units)
     return refusal
 
 
@@ -156,10 +151,8 @@ class Waiting:
         self.line = WaitingLine()  # calls that wait for room in a budget that waits
 
     async def _wait(self, since: Refusal, seconds: float, sleeper: Sleeper | None = None) -> bool:
-        if sleeper is None:
-            loop = asyncio.get_running_loop()
-            sleeper = (loop, loop.create_future())
-        entry, woken = sleeper, sleeper[1]
+        entry = sleeper or new_sleeper()
+        woken = entry[1]
         with self._lock:
             if self._changes != since.seen:
                 return True
@@ -171,19 +164,6 @@ class Waiting:
                 if entry in self._waiting:
                     self._waiting.remove(entry)
         return woken.done()
-
-
-def wake(waiting: list[Sleeper]) -> None:
-    for loop, woken in waiting:
-        try:
-            loop.call_soon_threadsafe(_resolve, woken)
-        except RuntimeError:  # its loop is closed: nobody waits there any more
-            continue
-
-
-def _resolve(woken: "asyncio.Future[None]") -> None:
-    if not woken.done():
-        woken.set_result(None)
 
 
 class Ledger(Protocol):

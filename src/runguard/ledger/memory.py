@@ -15,9 +15,10 @@ from typing import Any, Final
 from weakref import ref
 
 from runguard.core.money import NOTHING, UNLIMITED, Amount, share_of, unit_reached
-from runguard.ledger.base import Account, Hold, Refusal, Sleeper, Waiting, refusal_of, wake
+from runguard.ledger.base import Account, Hold, Refusal, Waiting, refusal_of
 from runguard.ledger.packed import PackedAccounts, can_be_packed
 from runguard.ledger.store import Record, StoreSession
+from runguard.ledger.waiting_line import Sleeper, wake
 
 _log: Final = logging.getLogger("runguard")
 _ACCOUNTS_KEPT: Final = 100_000

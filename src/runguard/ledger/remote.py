@@ -23,14 +23,14 @@ from typing import Any, Final, TypeVar
 
 from runguard.background import start_thread
 from runguard.core.money import NOTHING, Amount, share_of, unit_reached
-from runguard.ledger.base import STALE, Account, Hold, Refusal, Sleeper, Stale, Waiting, wake
-from runguard.ledger.fact_writer import FactWriter
-from runguard.ledger.facts import Fact
+from runguard.ledger.base import STALE, Account, Hold, Refusal, Stale, Waiting
+from runguard.ledger.fact_writer import Fact, FactWriter
 from runguard.ledger.store import Balance, Line, Record, Store, StoreError, StoreOutage, StoreReply, StoreSession
 from runguard.ledger.store_guards import StoreGuards
 from runguard.ledger.store_jobs import StoreJobs
 from runguard.ledger.store_link import StoreLink
 from runguard.ledger.stored_account import StoredAccount, StoredAccounts, lines_of, refusal_from
+from runguard.ledger.waiting_line import Sleeper, wake
 
 _log: Final = logging.getLogger("runguard")
 _T = TypeVar("_T")

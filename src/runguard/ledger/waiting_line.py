@@ -6,23 +6,23 @@ without room must not block the other users of the same model.
 """
 
 import asyncio
+import contextlib
 import threading
 from collections.abc import Iterable
 
-_Loop = asyncio.AbstractEventLoop
+Sleeper = tuple[asyncio.AbstractEventLoop, "asyncio.Future[None]"]  # a call that waits, and what ends its wait
 
 
 class LinePlace:
     """The place of one call in the line."""
 
-    __slots__ = ("blocked_on", "loop", "may_ask", "names", "woken")
+    __slots__ = ("blocked_on", "may_ask", "names", "sleeper")
 
     def __init__(self, names: frozenset[str]) -> None:
         self.names = names  # of the accounts that it may have to wait for
         self.blocked_on = ""  # the account that refused it last; "": it has not asked yet
         self.may_ask = False
-        self.loop: _Loop | None = None
-        self.woken: asyncio.Future[None] | None = None
+        self.sleeper: Sleeper | None = None
 
 
 class WaitingLine:
@@ -63,17 +63,16 @@ class WaitingLine:
             if self._line:
                 self._advance_locked()
 
-    def listen(self, place: LinePlace) -> "tuple[_Loop, asyncio.Future[None]]":
+    def listen(self, place: LinePlace) -> Sleeper:
         """A future of the running loop that is done when the call may ask, or after ``wake``."""
-        loop = asyncio.get_running_loop()
         with self._lock:
-            place.loop, place.woken = loop, loop.create_future()
-            return loop, place.woken
+            place.sleeper = new_sleeper()
+            return place.sleeper
 
     def wake(self, place: LinePlace) -> None:
         """Let a waiting call look around: its run was stopped."""
         with self._lock:
-            _wake(place)
+            _wake_place(place)
 
     def waiting_for(self, names: Iterable[str]) -> int:
         """How many calls wait for one of these accounts."""
@@ -93,18 +92,27 @@ class WaitingLine:
             needs = {place.blocked_on} if place.blocked_on else place.names
             may_ask = taken.isdisjoint(needs)
             if may_ask and not place.may_ask:
-                _wake(place)
+                _wake_place(place)
             place.may_ask = may_ask
             taken |= needs
 
 
-def _wake(place: LinePlace) -> None:
-    if place.loop is None or place.woken is None:
-        return
-    try:
-        place.loop.call_soon_threadsafe(_resolve, place.woken)
-    except RuntimeError:  # its loop is closed: nothing waits there any more
-        place.woken = None
+def _wake_place(place: LinePlace) -> None:
+    if place.sleeper is not None:
+        wake([place.sleeper])
+
+
+def new_sleeper() -> Sleeper:
+    """For a call on the running loop."""
+    loop = asyncio.get_running_loop()
+    return loop, loop.create_future()
+
+
+def wake(sleepers: Iterable[Sleeper]) -> None:
+    """End their waits, from any thread."""
+    for loop, woken in sleepers:
+        with contextlib.suppress(RuntimeError):  # its loop is closed: nothing waits there any more
+            loop.call_soon_threadsafe(_resolve, woken)
 
 
 def _resolve(woken: "asyncio.Future[None]") -> None:
