@@ -12,10 +12,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from runguard.accounting import history as history_module
+from runguard.accounting import spending as spending_module
 from runguard.accounting.figures import Entry, add_tally
-from runguard.accounting.history import History
-from runguard.accounting.spending import Spending
+from runguard.accounting.spending import History, Spending
 from runguard.core.money import NOTHING, UNLIMITED
 from runguard.ledger import memory as memory_module
 from runguard.ledger.base import Account, Hold
@@ -306,7 +305,7 @@ names = st.tuples(st.sampled_from(["a", "b"]), st.sampled_from(["m", ""]), st.sa
 @given(st.lists(st.tuples(st.integers(0, 9), names, entries), max_size=40))
 def test_figures_survive_packing(added: list[tuple[int, tuple[str, str, str], Entry]]) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(history_module, "_UNPACKED_KEPT", 2)
+        patch.setattr(spending_module, "_UNPACKED_KEPT", 2)
         history = History()
         plain: dict[str, dict[tuple[str, str, str], Entry]] = {}
         for number, key, entry in added:
@@ -321,7 +320,7 @@ def test_figures_survive_packing(added: list[tuple[int, tuple[str, str, str], En
 
 
 def test_the_oldest_figures_are_forgotten_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(history_module, "_UNPACKED_KEPT", 10)
+    monkeypatch.setattr(spending_module, "_UNPACKED_KEPT", 10)
     spending = Spending()
     for number in range(200):
         add_tally(spending.history.changing(f"session:{number}"), {("a", "m", ""): Entry(calls=1, nano=number)})
