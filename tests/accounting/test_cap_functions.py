@@ -177,7 +177,7 @@ async def test_last_caps_are_kept_for_a_bounded_number_of_scopes(monkeypatch):
         shop.open(f"s{number}", user=f"u{number}")
         leaves.append((await shop.ask(run=f"s{number}")).leave)
     assert leaves == [False] * 3 + [True] * 5
-    functions = shop.accounts._finder.caps
+    functions = shop.accounts.cap_functions
     assert len(functions._given) == 5
     assert len(functions._failing) <= 5
 

@@ -134,7 +134,7 @@ async def test_an_estimate_is_what_answers_of_that_model_are_like_and_never_more
         shop.guard.abandon(asked.charge)
         assert (shop.status().spent - before) * 10**6 == expected
     asked = await shop.ask(5_000)  # an estimate teaches nothing
-    assert shop.accounts.guess(asked.charge, 0, False).output == 300
+    assert shop.accounts.expectations.guess(asked.charge, 0, False).output == 300
 
 
 async def test_a_broken_stream_took_what_it_said_so_far():

@@ -37,7 +37,7 @@ from runguard.ledger.store import StoreError, StoreOutage
 from runguard.ledger.urls import open_ledger
 from runguard.policy.settings import Policy
 from runguard.pricing.book import Pricing
-from runguard.pricing.rates import Rates, Usage
+from runguard.pricing.rates import Rates
 
 
 class Accounts(Settlement):
@@ -59,29 +59,26 @@ class Accounts(Settlement):
         self.policy, self.clock = policy, clock
         if before is not None and _store_of(policy) == _store_of(before.policy):
             ledger = before.ledger
+        pricing = pricing or Pricing(policy.prices, policy.models, policy.unknown_price, policy.prices_source)
         super().__init__(
             ledger or open_ledger(policy.store, policy.store_timeout, policy.retention_days * 86_400),
-            pricing or Pricing(policy.prices, policy.models, policy.unknown_price, policy.prices_source),
+            pricing,
             before.spending if before is not None else Spending(),
-            Expectations(policy),
+            Expectations(policy, pricing),
         )
-        heir = before is not None and before.ledger is self.ledger
-        self.burn_watch = BurnWatch(self.ledger, clock, before.burn_watch if before is not None and heir else None)
-        self.switch: Switch = before.switch if before is not None and before.ledger is self.ledger else Switch()
+        same_store = before if before is not None and before.ledger is self.ledger else None
+        self.burn_watch = BurnWatch(self.ledger, clock, same_store.burn_watch if same_store is not None else None)
+        self.switch: Switch = same_store.switch if same_store is not None else Switch()
         # calls that met a store that was away, by what was done
         self.outages: dict[str, int] = {"closed": 0, "open": 0}
         self.on_extended: Callable[[list[BudgetStatus], list[str]], None] | None = None
         # called when the store goes away or is replaced, and with None when it is back
         self.on_store: Callable[[Exception | None], None] | None = None
         self._finder = AccountFinder(policy, self.ledger, clock)
+        self.cap_functions = self._finder.caps
         self.waits = RoomWaits(policy, self.ledger, clock)
         self._reserver = Reserver(policy, self.ledger, self._finder, self.switch, self._tell_store, self.waits)
         self.standing = self._reserver.standing
-
-    @property
-    def errors(self) -> int:
-        """How often a cap function gave no cap."""
-        return self._finder.caps.errors
 
     def adopt_shared_budgets(self, heir: "Accounts") -> None:
         """Another policy is in force: its budgets replace those that several runs share. A run keeps the limits it
@@ -90,12 +87,6 @@ class Accounts(Settlement):
         self._finder.adopt_shared(heir._finder)
         for run_costs in list(self.spending.costs_by_run.values()):
             run_costs.lines.clear()
-
-    def on_cap(self, listener: Callable[[str, str, str], None]) -> None:
-        """``listener`` is called with a scope, a unit and what is wrong when a cap function fails, and with "" when it
-        works again.
-        """
-        self._finder.caps.on_change = listener
 
     # ---- runs -------------------------------------------------------------------------------------------------------
 
@@ -118,14 +109,6 @@ class Accounts(Settlement):
         return self._finder.of_call(run_costs, event)
 
     # ---- before a call ----------------------------------------------------------------------------------------------
-
-    def context_limit(self, model: str, *, quiet: bool = False) -> int | None:
-        """Return how many input tokens a request may have; None if unknown, which is logged unless ``quiet``."""
-        return self._expectations.context_limit(model, self.pricing, quiet=quiet)
-
-    def typical_output(self, event: ModelCall) -> int:
-        """How many tokens the answer to a call has as a rule."""
-        return self._expectations.typical(event.model, event.max_output_tokens)
 
     def open_now(self, run_costs: RunCosts, event: ModelCall) -> Charge | None:
         """``open`` of the common case: a ledger in memory, no call to wait for, no stop, and it fits. None: ask."""
@@ -160,9 +143,7 @@ class Accounts(Settlement):
         Return a charge, or the reason of a refusal; both in shadow mode, where the call is made and billed and the
         refusal is only reported.
         """
-        lines, within = self._finder.of_call(run_costs, event), False
-        if OWNERS.get():
-            lines, within = self._finder.own_of_call(run_costs, event, self)
+        lines, within = self._finder.own_of_call(run_costs, event, self)
         output = self._output_of(event, lines) if lines.accounts else event.max_output_tokens or 0
         charge = self._charge(run_costs, event, lines, within, output)
         if self.switch.stops and self.switch.of(scopes_of(run_costs.info)) is not None:
@@ -220,7 +201,7 @@ class Accounts(Settlement):
         if event.max_output_tokens is None and event.bound is None:
             for account in lines.accounts:
                 if account.cap_usd < UNLIMITED or account.cap_tokens < UNLIMITED:
-                    return self._expectations.max_output(event.model, self.pricing)
+                    return self.expectations.max_output(event.model)
         return event.max_output_tokens or 0
 
     def _charge(self, run_costs: RunCosts, event: ModelCall, lines: AccountLines, within: bool, output: int) -> Charge:
@@ -285,10 +266,6 @@ class Accounts(Settlement):
         return self.uncounted(charge)
 
     # ---- after a call -----------------------------------------------------------------------------------------------
-
-    def guess(self, charge: Charge, streamed_tokens: int, streaming: bool) -> Usage:
-        """What a call that left and never told its usage may have taken."""
-        return self._expectations.guess(charge, streamed_tokens, streaming)
 
     @staticmethod
     def has_come_true(possible_refusal: Denied, kept: Amount = NOTHING) -> bool:

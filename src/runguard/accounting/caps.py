@@ -73,7 +73,8 @@ class CapFunctions:
         except Exception as error:
             cause = type(error).__name__
             reason = f"the function for {unit} {error if isinstance(error, _NotACapError) else f'raised {cause}'}"
-            last, given_at = self._last(key)
+            with self._lock:
+                last, given_at = self._given.get(key, (UNLIMITED, float("-inf")))
             is_known = abs(now - given_at) <= KEPT_S
             found.is_current = False
             if not is_known:
@@ -84,10 +85,6 @@ class CapFunctions:
             return last
         self._works(key, cap, now)
         return cap
-
-    def _last(self, key: _Key) -> tuple[int, float]:
-        with self._lock:
-            return self._given.get(key, (UNLIMITED, float("-inf")))
 
     def _works(self, key: _Key, cap: int, now: float) -> None:
         with self._lock:
@@ -126,7 +123,8 @@ class CapFunctions:
             reason,
             follows,
             others,
-            exc_info=_origin(error),
+            # the traceback helps where the function raised; a wrong value is in the message
+            exc_info=None if isinstance(error, _NotACapError) else error,
         )
         self._tell(key, f"{reason}; {follows}")
 
@@ -150,11 +148,6 @@ def _call(function: Callable[[Scope], Any], scope: Scope, unit: int) -> int:
     except PolicyError:
         most = MOST_USD if unit == 0 else MOST_COUNT
         raise _NotACapError(f"returned {shown(given)}, not an amount from 0 to {most:,} or None for no limit") from None
-
-
-def _origin(error: Exception) -> Exception | None:
-    """The traceback helps where the function raised; a wrong value is in the message."""
-    return None if isinstance(error, _NotACapError) else error
 
 
 def _keep(memory: "OrderedDict[_Key, Any]", key: _Key, value: Any) -> None:

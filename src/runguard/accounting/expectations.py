@@ -17,12 +17,12 @@ _MODELS_KEPT: Final = 1_024
 class Expectations:
     """Limits from the policy and the price book, and what was learned from the answers so far."""
 
-    def __init__(self, policy: Policy) -> None:
-        self._policy = policy
+    def __init__(self, policy: Policy, pricing: Pricing) -> None:
+        self._policy, self._pricing = policy, pricing
         self._typical: dict[str, int] = {}
         self._logged: set[str] = set()
 
-    def context_limit(self, model: str, pricing: Pricing, *, quiet: bool = False) -> int | None:
+    def context_limit(self, model: str, *, quiet: bool = False) -> int | None:
         """How many input tokens a request may have: the policy's limit, or the model's window; None if unknown.
 
         ``quiet``: do not log that it is unknown.
@@ -30,10 +30,10 @@ class Expectations:
         headroom = self._policy.context_headroom
         if self._policy.max_context_tokens is not None:
             return self._policy.max_context_tokens - headroom
-        window = pricing.limits(model)[0]
-        if window is None and quiet:
-            return None
-        if window is None:
+        window = self._pricing.limits(model)[0]
+        if window is not None:
+            return max(window - headroom, 1)
+        if not quiet:
             self._log_once(
                 logging.INFO,
                 f"window:{model}",
@@ -41,22 +41,21 @@ class Expectations:
                 "set models={'%s': {'context_window': …}}",
                 model,
             )
-            return None
-        return max(window - headroom, 1)
+        return None
 
-    def max_output(self, model: str, pricing: Pricing) -> int:
+    def max_output(self, model: str) -> int:
         """How many tokens a model can answer with at most."""
-        limit = pricing.limits(model)[1]
-        if limit is None:
-            self._log_once(
-                logging.WARNING,
-                f"output:{model}",
-                "runguard.unknown_output_limit: the output limit of '%s' is unknown, assuming 65,536 tokens; "
-                "set models={'%s': {'max_output_tokens': …}}",
-                model,
-            )
-            return ASSUMED_OUTPUT
-        return limit
+        limit = self._pricing.limits(model)[1]
+        if limit is not None:
+            return limit
+        self._log_once(
+            logging.WARNING,
+            f"output:{model}",
+            "runguard.unknown_output_limit: the output limit of '%s' is unknown, assuming 65,536 tokens; "
+            "set models={'%s': {'max_output_tokens': …}}",
+            model,
+        )
+        return ASSUMED_OUTPUT
 
     def guess(self, charge: Charge, streamed_tokens: int, streaming: bool) -> Usage:
         """An estimate for a call that was sent and never reported its usage: its prompt, and a typical answer."""

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from itertools import chain
 
 from runguard.accounting.burn_rate import BurnWatch
 from runguard.accounting.charges import Charge, Fired
@@ -24,7 +25,7 @@ class Settlement:
     burn_watch: BurnWatch
 
     def __init__(self, ledger: Ledger, pricing: Pricing, spending: Spending, expectations: Expectations) -> None:
-        self.ledger, self.pricing, self.spending, self._expectations = ledger, pricing, spending, expectations
+        self.ledger, self.pricing, self.spending, self.expectations = ledger, pricing, spending, expectations
 
     def settle(
         self,
@@ -47,7 +48,7 @@ class Settlement:
 
         A fault of ours on the way is raised when nothing is held any more.
         """
-        before = (charge.booked, charge.entry) if charge.booked is not None else None
+        before = _booked(charge)
         entry: Entry | None = None
         fault: Exception | None = None
         fired: list[Fired] = []
@@ -70,7 +71,7 @@ class Settlement:
         if fault is not None:
             raise fault
         if not estimated and not free and usage.output:
-            self._expectations.learn(charge.model, usage.output)
+            self.expectations.learn(charge.model, usage.output)
         return fired
 
     def _entry(
@@ -169,11 +170,9 @@ class Settlement:
         """Whether what was booked reaches a threshold, or a budget is spent too fast."""
         if on_booked is not None:
             on_booked()
-        for reached in newly_reached(charge.lines, self.ledger):
+        burning = self.burn_watch.look(charge.lines) if charge.lines.may_burn else ()
+        for reached in chain(newly_reached(charge.lines, self.ledger), burning):
             fired.append(reached) if on_fired is None else on_fired(charge, reached)
-        if charge.lines.may_burn:
-            for burning in self.burn_watch.look(charge.lines):
-                fired.append(burning) if on_fired is None else on_fired(charge, burning)
 
     def rates_of(self, charge: Charge, model: str) -> Rates | Unpriced:
         """Return the model that answered; if it has no price, use the price of the requested one."""

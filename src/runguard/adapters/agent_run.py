@@ -218,7 +218,7 @@ class AgentRun:
         event.audio_tokens, event.max_output_tokens = request.audio_tokens, request.max_output_tokens
         event.no_loop, event.no_wait = no_loop, no_loop and in_event_loop()
         event.projected_tokens, event.instead_of = request.likely_tokens or None, request.instead_of
-        event.context_limit = guard.accounts.context_limit(request.model)
+        event.context_limit = guard.context_limit(request.model)
         return event
 
     def asked_for(self, calls: Sequence[ToolUse]) -> None:

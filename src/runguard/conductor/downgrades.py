@@ -133,7 +133,7 @@ class Downgrades:
                         yield _Reached(threshold, account, group, status)
 
     def _does_not_fit(self, event: ModelCall, model: str) -> str:
-        window = self._accounts.context_limit(model)
+        window = self._accounts.expectations.context_limit(model)
         prompt = max(event.input_tokens, event.projected_tokens or 0)
         if window is None or prompt > window:
             return f"about {prompt:,} tokens do not fit into the window of {model}"
@@ -151,7 +151,8 @@ class Downgrades:
         if last is not None and normalise(last.model) != normalise(event.model):
             last = None  # its cache belongs to another model
         prompt = event.projected_tokens or event.input_tokens
-        costs = switch_costs(present, other, prompt, self._accounts.typical_output(event), last)
+        output = self._accounts.expectations.typical(event.model, event.max_output_tokens)
+        costs = switch_costs(present, other, prompt, output, last)
         if costs.saves:
             return ""
         cached = f", {costs.cached:,} of them cached" if costs.cached else ""

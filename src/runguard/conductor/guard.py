@@ -174,7 +174,7 @@ class Guard:
         # The interface of ``runguard.conductor.adapter``: each method is that of the part that does the work.
         self.open_lane, self.close_lane = lanes.open_lane, lanes.close_lane
         self.reserve, self.reserve_now, self.free_slot = reserving.reserve, reserving.reserve_now, reserving.free_slot
-        self.unspent, self.context_limit = reserving.unspent, accounts.context_limit
+        self.unspent, self.context_limit = reserving.unspent, accounts.expectations.context_limit
         self.settle, self.release, self.abandon = settling.settle, settling.release, settling.abandon
         self.close = settling.close
         self.declare, self.tool_rule, self.fingerprint = self.tools.declare, self.tools.rule, self.tools.fingerprint

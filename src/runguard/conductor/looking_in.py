@@ -26,7 +26,7 @@ def snapshot_of(guard: "Guard") -> dict[str, Any]:
         "breakers": {tool: breaker.state(ledger.now(now)).value for tool, breaker in guard.breakers.items()},
         "provider_waits": guard.provider_waits.seconds_left(),
         "trips": len(guard.trips),
-        "guard_errors": guard.guard_errors + guard.accounts.errors,
+        "guard_errors": guard.guard_errors + guard.accounts.cap_functions.errors,
         "callbacks_dropped": guard.outbox.dropped,
         "callbacks_failed": guard.outbox.failed,
         "alerts": guard.alarms.counts if guard.alarms is not None else {},

@@ -90,7 +90,7 @@ def connect_alarms(alarms: Alarms, accounts: Accounts, breakers: Breakers) -> No
     opens.
     """
     accounts.on_store, accounts.on_extended = alarms.store, alarms.extended
-    accounts.on_cap(alarms.cap)
+    accounts.cap_functions.on_change = alarms.cap
     breakers.on_change = alarms.breaker
 
 

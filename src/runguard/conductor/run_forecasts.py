@@ -73,7 +73,7 @@ def _sizes(calls: list[RecentCall], accounts: Accounts, now: float) -> Iterator[
     bands = rates.bands if isinstance(rates, Rates) else ()
     tier = next((band.above for band in bands[1:] if band.above > last.input), None)
     cost = _cost_trend(calls, is_flat=was_cut(prompts))
-    for kind, size in (("window", accounts.context_limit(model, quiet=True)), ("tier", tier)):
+    for kind, size in (("window", accounts.expectations.context_limit(model, quiet=True)), ("tier", tier)):
         left = calls_until_size(prompts, size) if size is not None else None
         if left is not None:
             yield kind, _facts(left, size, cost, agent=agent, model=model, unit="tokens")

@@ -142,7 +142,7 @@ class Settling:
             self.settle(charge, Usage(), free=True)
             return
         try:
-            usage = self._accounts.guess(charge, streamed_tokens, streaming)
+            usage = self._accounts.expectations.guess(charge, streamed_tokens, streaming)
         except Exception as error:
             self.close(charge, error)
             return
