@@ -9,10 +9,11 @@ import noise
 import orders
 import reworded
 import talk
+import try_again
 import unseen_failures
 from shapes import Shapes
 
-_FAMILIES = (long_answers, unseen_failures, cut_off, noise, growing, orders, talk, reworded)
+_FAMILIES = (long_answers, unseen_failures, cut_off, noise, growing, orders, talk, reworded, try_again)
 
 
 def _all(first: Shapes, *more: Shapes) -> Shapes:

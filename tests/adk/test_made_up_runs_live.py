@@ -45,6 +45,10 @@ ENDED = [
     "empty arguments again and again",
     "new commands that fail in the same way",
     "one link clicked again and the page described anew",
+    "same soft failure to five hundred pages",
+    "two soft failures in turn",
+    "soft failure and failure in turn",
+    "soft failure inside mcp content that names its page",
 ]
 NUDGED = [
     "rephrased search finds nothing",
@@ -55,6 +59,7 @@ NUDGED = [
     "plans rewritten without action",
     "one file written again with another line",
     "one query with another condition each time",
+    "busy service with a fifth of good answers",
 ]
 LEFT_ALONE = [
     "polling with progress",
@@ -86,6 +91,11 @@ LEFT_ALONE = [
     "eight columns tried in long queries",
     "four rejected calls then smaller ones",
     "four equal failures of a shell then another command",
+    "hundred jobs that are queued",
+    "guesses that are wrong",
+    "forty reports that are not ready yet",
+    "rate limited batch in which some get through",
+    "twelve pages of a busy site and then all again",
 ]
 
 

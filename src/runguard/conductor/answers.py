@@ -122,7 +122,7 @@ class Answers:
                 a.is_long = not 0 <= size <= _STATUS_BYTES and not is_unfinished(raw)
             if new:
                 event.news = True
-                event.progress = event.progress or (good and not a.hands_over)
+                event.progress = event.progress or (good and not a.hands_over and not a.failure)
         event.answers = kept
         event.pairs = frozenset(pairs)
         event.calls = frozenset(calls)

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping
 
 from runguard.core.decision import Rungs
+from runguard.core.detectors.asked_again import AskedAgain
 from runguard.core.detectors.context import Context
 from runguard.core.detectors.cut_off import CutOff
 from runguard.core.detectors.cycles import Cycle
@@ -19,7 +20,7 @@ from runguard.core.detectors.repetition import Repetition, SameCall
 from runguard.core.detectors.rereading import Rereading
 from runguard.core.detectors.reworded import Reworded
 from runguard.core.detectors.talk import Talk
-from runguard.policy.rule_defaults import FREE_RETRIES, LONG_ANSWERS, REWORDED, RULES
+from runguard.policy.rule_defaults import FREE_RETRIES, LONG_ANSWERS, REWORDED, RULES, TRY_AGAIN
 from runguard.policy.settings import Policy
 
 
@@ -60,6 +61,7 @@ def lane_detectors(
         if rungs["stall"].nudge is not None:
             made.append(CutOff())
         made.append(Stall(rungs["stall"], 0 if policy.is_explicit("stall") else FREE_RETRIES))
+        made.append(AskedAgain(TRY_AGAIN))
     if policy.max_identical_tool_results is not None:
         made.append(EqualAnswers(policy.max_identical_tool_results))
     if "tool_failures" in rungs:

@@ -16,6 +16,7 @@ from runguard.conductor.tool_bills import ToolBills
 from runguard.core.answer_book import AnswerBook
 from runguard.core.breaker import Permit
 from runguard.core.decision import HANDOFF_ROUNDS, Action, Finding, RunCounts, Trip
+from runguard.core.detectors.asked_again import AskedAgain
 from runguard.core.detectors.context import Context
 from runguard.core.detectors.cut_off import CutOff
 from runguard.core.detectors.cycles import Cycle
@@ -127,6 +128,7 @@ class Lane(Stoppable):
 _HANDOFF_RULES: Final[tuple[type, ...]] = (HandOffCycle, HandOffRounds)
 _LOOP_RULES: Final[tuple[type, ...]] = (
     *_HANDOFF_RULES,
+    AskedAgain,
     CutOff,
     Cycle,
     EmptyAnswers,

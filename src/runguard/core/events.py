@@ -133,7 +133,8 @@ class Answer:
     outcome: Outcome | None = None  # set by the adapter where the value cannot tell: an exception, a refusal
     event_id: str = ""
     answer: int = 0  # name of the value within its lane, volatile parts aside
-    failure: str = ""  # class of the failure, "" when it is none
+    # class of the failure, "" when it is none; beside OK: of an answer that asks to try again
+    failure: str = ""
     chars: int = 0
     too_large: bool = False  # must not enter the history
     counted: bool = True  # False: a declared polling, paging or exempt tool, which repetition rules leave alone
@@ -163,7 +164,7 @@ class ToolResults:
     batch: str
     answers: list[Answer]
     news: bool = False  # at least one (call, answer) pair never seen in this lane
-    progress: bool = False  # at least one of those was no failure
+    progress: bool = False  # at least one of those was no failure and did not ask to try again
     failures: bool = False  # at least one answer is a failure
     calls: frozenset[bytes] = frozenset()  # of the answers that count
     pairs: frozenset[tuple[bytes, int]] = frozenset()  # (call, answer) of those that were not refused

@@ -11,9 +11,10 @@ from typing import Any, Final
 from runguard.core.absence import is_nothing, says_missing
 from runguard.core.embedded import embedded_json, exit_code, has_output
 from runguard.core.error_texts import HEAD, SAYS_ERROR, reports_failure
-from runguard.core.events import Outcome
+from runguard.core.events import FAILURES, Outcome
 from runguard.core.fingerprint import MAX_CHARS
 from runguard.core.masking import mask
+from runguard.core.try_again import is_try_again, may_ask, says_try_again
 
 # Members bound once: looking one up on its enum costs as much as the rest of a line.
 _OK, _EMPTY, _FAILED, _UNKNOWN_TOOL = Outcome.OK, Outcome.EMPTY, Outcome.FAILED, Outcome.UNKNOWN_TOOL
@@ -45,10 +46,12 @@ _PARTICULARS: Final = re.compile(
 )
 
 _MOST_KEYS: Final = 32_768
+_FEW_KEYS: Final = 8  # of a dict that only asks to try again
 _STATUS_KEYS: Final = ("status", "state", "outcome", "result_status", "response_type")
 _HTTP_KEYS: Final = ("status", "status_code", "statusCode", "http_status")
 _ERROR_KEYS: Final = ("error", "errors", "error_message", "error_code", "exception", "errorMessage", "errorCode")
 _MESSAGE_KEYS: Final = ("message", "error", "detail", "reason", "text", "content")
+_SAYING: Final = frozenset({*_STATUS_KEYS, *_MESSAGE_KEYS})
 MISSING: Final = "missing"  # beside EMPTY: told as an error, so nothing was done
 _NO_SUCH_PAGE: Final = (404, 410)
 _REFUSED: Final = (401, 403, 407, 429)
@@ -114,6 +117,7 @@ def was_done(answer: Any) -> bool:
 def classify(answer: Any, depth: int = _WRAPPED) -> tuple[Outcome, str]:
     """The outcome of an answer and, for a failure, its class: equal for the same failure told about other particulars.
 
+    OK with a class is an answer that looks like success and asks to try again.
     MISSING is like EMPTY, but the tool reported "nothing there" as an error. ``depth``: levels of wrapping to open.
     """
     if depth <= 0:
@@ -148,7 +152,9 @@ def _of_text(text: str, depth: int) -> tuple[Outcome, str]:
         return _failed(text)
     if code == 1 and len(text) <= HEAD and not has_output(text):
         return _EMPTY, ""  # as of grep or diff: nothing found
-    return _failed(text) if reports_failure(text) else (_OK, "")
+    if reports_failure(text):
+        return _failed(text)
+    return _OK, failure_class(text) if says_try_again(text) else ""
 
 
 def _of_dict(answer: dict[Any, object], depth: int) -> tuple[Outcome, str]:
@@ -162,7 +168,11 @@ def _of_dict(answer: dict[Any, object], depth: int) -> tuple[Outcome, str]:
             return _OK, ""
         if key in _TELLING:
             telling = True
-    return (_told(answer, depth) if telling else None) or _of_body(answer, depth)
+    found = (_told(answer, depth) if telling else None) or _of_body(answer, depth)
+    if found[1] or _SAYING.isdisjoint(answer) or found[0] in FAILURES:
+        return found
+    words = _asks_again(answer)
+    return (_OK, failure_class(words)) if words else found
 
 
 def _told(answer: dict[str, object], depth: int) -> tuple[Outcome, str] | None:
@@ -200,6 +210,21 @@ def _told(answer: dict[str, object], depth: int) -> tuple[Outcome, str] | None:
             if _BAD_STATUS.search(status):
                 return (_OK, "") if _STATE.match(status) and _is_record(answer) else _failed(_said(answer), answer)
     return None
+
+
+def _asks_again(answer: dict[str, object]) -> str:
+    """The words by which a dict that holds no result asks to try again, or ""."""
+    words = "; ".join(value for key, value in answer.items() if key in _SAYING and type(value) is str)
+    if not may_ask(words) or len(answer) > _FEW_KEYS:
+        return ""
+    for value in answer.values():
+        if type(value) in (dict, list, tuple) and value:
+            return ""  # a result
+    for key in _STATUS_KEYS:
+        status = answer.get(key)
+        if type(status) is str and is_try_again(status):
+            return words
+    return words if not _is_record(answer) and says_try_again(words) else ""
 
 
 def _of_exit(code: int, answer: dict[str, object], depth: int) -> tuple[Outcome, str]:

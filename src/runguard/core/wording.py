@@ -11,6 +11,7 @@ from runguard.core.decision import (
     REWORDED,
     SAME_ANSWER,
     SAME_PAIR,
+    TRY_AGAIN,
     Action,
     Finding,
 )
@@ -67,6 +68,10 @@ _NUDGES_BY_UNIT: Final[dict[str, str]] = {
     CUT_OFF: (
         "'{tool}' was not executed: the arguments of the call were empty or cut off, {n} times in a row. A response "
         "has a limited length. Send less per call: split the work into several smaller calls."
+    ),
+    TRY_AGAIN: (
+        "'{tool}' has asked {n} times to try again, whatever it was asked, and has given no result. More attempts in "
+        "this turn will probably be answered alike. Go on without it, or report that it does not work now."
     ),
     SAME_ANSWER: (
         "'{tool}' has given the same answer {n} times, whatever it was asked. Use that answer, or say what is missing."

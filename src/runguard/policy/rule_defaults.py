@@ -11,6 +11,8 @@ LONG_ANSWERS: Final = Rungs(nudge=5, stop=10)  # default limits of no_news for a
 REWORDED: Final = Rungs(nudge=3, stop=6)  # default limits of no_news for one long answer in other words
 # default limits of no_news for an agent that is set to work again and again; a state may be checked nine times
 ORDERS: Final = Rungs(nudge=4, stop=10)
+# limits of stall for answers that look like success and ask to try again; a whole batch may meet a busy service
+TRY_AGAIN: Final = Rungs(nudge=5, stop=20)
 RULES: Final[dict[str, tuple[Rungs, frozenset[str]]]] = {
     # rule: default rungs, and the rungs it can have at all. The figures are measured: see benchmarks/detection.py. A
     # call, five unchanged repeats and the one that may find the change are made (a poll, a flaky test, a retry); the

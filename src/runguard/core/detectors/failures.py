@@ -106,7 +106,7 @@ class Stall:
                 return None
         worst: Finding | None = None
         for a in event.answers:
-            if a.outcome is _OK or a.outcome is _EMPTY:
+            if (a.outcome is _OK and not a.failure) or a.outcome is _EMPTY:
                 self._streaks.clear(a.tool)  # the tool works, though it said nothing new
             if a.outcome not in FAILURES or (a.outcome is Outcome.FAILED and not a.counted):
                 continue

@@ -9,7 +9,7 @@ from runguard.core.events import ModelCall, ModelResult, ToolResults
 _TEXTS_KEPT: Final = 256
 _PAIRS_KEPT: Final = 256
 _WAITED: Final = 6  # times given again: five unchanged repeats, and the one that might have found the change
-_LONG_CIRCLE: Final = 48
+_LONG_CIRCLE: Final = 96
 
 
 class NoNews:
