@@ -15,7 +15,7 @@ from google.genai import types
 from runguard import testing
 from runguard.adk import RunGuardPlugin, estimate, model_hooks
 from runguard.adk.estimate import PromptProjection, project
-from runguard.core.fingerprint import size_of
+from runguard.core.plain_copy import copy_of
 
 STEPS = 6
 
@@ -81,12 +81,12 @@ async def test_contents_that_were_changed_in_place_are_measured_again(
 async def test_each_answer_is_measured_whole_once(monkeypatch: pytest.MonkeyPatch) -> None:
     measured: list[int] = []
 
-    def counting(value: Any, enough: int) -> int:
-        if type(value) is dict and "rows" in value and enough > 1_000_000:
+    def counting(value: Any) -> bytes | None:
+        if type(value) is dict and "rows" in value:
             measured.append(value["page"])
-        return size_of(value, enough)
+        return copy_of(value)
 
-    monkeypatch.setattr(estimate, "size_of", counting)
+    monkeypatch.setattr(estimate, "copy_of", counting)
     agent = LlmAgent(name="worker", model=testing.ScriptedModel(script), tools=[search])
     app = App(name="app", root_agent=agent, plugins=[RunGuardPlugin()])
     await testing.run(agent, runner=Runner(app=app, session_service=InMemorySessionService()))

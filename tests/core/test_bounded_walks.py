@@ -5,9 +5,9 @@ from typing import Any
 import pytest
 
 from runguard.conductor.guard import Guard
-from runguard.core.answer_book import plain_size
 from runguard.core.events import ROOT_LANE, ModelCall, RunInfo, ToolCall
 from runguard.core.fingerprint import LEVELS, answer_text, size_of
+from runguard.core.plain_copy import copy_of
 from runguard.core.stored_attributes import stored_attributes
 from runguard.policy.settings import Policy
 
@@ -30,11 +30,12 @@ def holds_itself() -> Any:
 @pytest.mark.parametrize("value", [nested(LEVELS + 1), holds_itself()], ids=["deep", "cyclic"])
 def test_a_value_that_no_encoder_can_write_is_too_large(value: Any) -> None:
     assert size_of(value, ENOUGH) == ENOUGH + 1
-    assert plain_size(value) == -1
+    assert copy_of(value) is None
 
 
-def test_a_value_that_marshal_can_copy_is_measured() -> None:
-    assert size_of(nested(LEVELS - 1), ENOUGH) == plain_size(nested(LEVELS - 1)) == 1
+def test_a_value_that_is_not_too_deep_is_measured() -> None:
+    assert size_of(nested(LEVELS - 1), ENOUGH) == 1
+    assert copy_of(nested(100)) is not None
 
 
 def test_keys_that_are_numbers_count_as_numbers() -> None:

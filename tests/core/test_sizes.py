@@ -1,13 +1,16 @@
 """How large a value is, and how far answers are compared exactly."""
 
+import json
+from copy import deepcopy
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runguard.core.answer_book import AnswerBook, plain_size
+from runguard.core.answer_book import AnswerBook
 from runguard.core.fingerprint import size_of
+from runguard.core.plain_copy import copy_of, restored, size_in
 from tests.kit.fingerprints import keys, scalars
 
 LOTS = 10**9
@@ -31,8 +34,18 @@ def test_the_size_is_that_of_all_texts(value: Any) -> None:
 
 
 @given(plain)
-def test_the_look_at_an_answer_gives_the_same_size(value: Any) -> None:
-    assert plain_size(value) in (counted(value), -1)
+def test_a_copy_is_equal_and_does_not_depend_on_what_a_value_shares(value: Any) -> None:
+    copy = copy_of([value, value])
+    assert copy is not None
+    assert copy == copy_of([deepcopy(value), deepcopy(value)]) == copy_of(restored(copy))
+
+
+@given(plain)
+def test_the_size_of_a_copy_is_about_that_of_the_json(value: Any) -> None:
+    copy = copy_of(value)
+    assert copy is not None
+    written = len(json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "surrogatepass"))
+    assert written / 3 - 16 <= size_in(copy) <= 5 * written + 16
 
 
 class Text(str):
@@ -62,17 +75,14 @@ def test_other_types_have_a_size(value: Any, size: int) -> None:
 @pytest.mark.parametrize(
     "value",
     [
-        pytest.param(10**50, id="huge integer"),
-        pytest.param({10**50: 1}, id="huge integer as a key"),
         pytest.param(Text("x"), id="subclass"),
-        pytest.param({"s": {1}}, id="set"),
         pytest.param({Text("x"): 1}, id="subclass as a key"),
-        pytest.param([0] * 100_000, id="many items"),
+        pytest.param([0] * 1_000_000, id="many items"),
         pytest.param("x" * 2_000_000, id="long text"),
     ],
 )
 def test_not_every_value_is_copied(value: Any) -> None:
-    assert plain_size(value) == -1
+    assert copy_of(value) is None
 
 
 def rows(count: int, middle: str) -> dict[str, Any]:

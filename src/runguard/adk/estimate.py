@@ -19,6 +19,7 @@ from google.genai import types
 
 from runguard.core.fingerprint import size_of
 from runguard.core.money import shown
+from runguard.core.plain_copy import copy_of, size_in
 from runguard.providers.sizes import IMAGE_TOKENS, LIKELY, UPPER, media_tokens, text_size
 
 _log: Final = logging.getLogger("runguard")
@@ -26,12 +27,12 @@ _COUNT_S: Final = 5.0  # a slower counter would delay the call that it protects
 _PART: Final = 12  # bytes of every part beside its text
 _ENOUGH: Final = 64_000_000
 _LOOKED_AT: Final = 4_096
-_EMPTY: Final = (None, 0, 0)
+_EMPTY: Final = (None, 0, 0, 0)
 
 
-# A look at one content that costs little however large it is: its role, and how many parts and characters it has, up to
-# a few thousand.
-Look = tuple[str | None, int, int]
+# How one content is recognised at little cost: its role, the number of its parts, its size, and for a large one how
+# many of the first few thousand characters are texts.
+Look = tuple[str | None, int, int, int]
 
 
 @dataclass(slots=True)
@@ -89,12 +90,14 @@ def project(request: LlmRequest, known: Prompt | None) -> PromptProjection:
     """
     contents = request.contents
     count = len(contents)
-    if known is not None and 0 < known.contents <= count:
-        last = contents[known.contents - 1]
-        if (last.role, len(last.parts or ()), _measure(last, _LOOKED_AT)[0]) == known.tail:
-            added, audio, tail = _measure_all(contents[known.contents :])
-            upper, likely = known.tokens - (-added // UPPER), known.tokens + added // LIKELY
-            return PromptProjection(upper, likely, audio, known.size + added, count, tail or known.tail)
+    if (
+        known is not None
+        and 0 < known.contents <= count
+        and _look(contents[known.contents - 1], known.tail[2]) == known.tail
+    ):
+        added, audio, tail = _measure_all(contents[known.contents :])
+        upper, likely = known.tokens - (-added // UPPER), known.tokens + added // LIKELY
+        return PromptProjection(upper, likely, audio, known.size + added, count, tail or known.tail)
     added, audio, look = _measure_all(contents)
     size, tail = _overhead(request) + added, look or _EMPTY
     if known is not None and known.size:
@@ -107,28 +110,33 @@ def _measure_all(contents: list[types.Content]) -> tuple[int, int, Look | None]:
     """Bytes and audio tokens of contents, and a look at the last one."""
     total = audio = size = 0
     for content in contents:
-        size, sound = _measure(content, _ENOUGH)
+        size, sound = _measure(content, _whole)
         total, audio = total + size, audio + sound
     if not contents:
         return 0, 0, None
     last = contents[-1]
-    looked = size if size <= _LOOKED_AT else _measure(last, _LOOKED_AT)[0]
-    return total, audio, (last.role, len(last.parts or ()), looked)
+    start = 0 if size <= _LOOKED_AT else _measure(last, _start)[0]
+    return total, audio, (last.role, len(last.parts or ()), size, start)
 
 
-def _measure(content: types.Content, enough: int) -> tuple[int, int]:
-    """Bytes of a content, media counted by the text that would have as many tokens; and its audio tokens. Values are
-    measured until ``enough`` is passed.
-    """
+def _look(content: types.Content, known_size: int) -> Look:
+    """``known_size``: as it was measured before. A large content is not measured again."""
+    if known_size <= _LOOKED_AT:
+        return content.role, len(content.parts or ()), _measure(content, _whole)[0], 0
+    return content.role, len(content.parts or ()), known_size, _measure(content, _start)[0]
+
+
+def _measure(content: types.Content, size_of_value: Callable[[Any], int]) -> tuple[int, int]:
+    """Bytes of a content, media counted by the text that would have as many tokens; and its audio tokens."""
     size = audio = 0
     for part in content.parts or ():
         size += _PART
         if part.text is not None:
             size += len(part.text) if part.text.isascii() else text_size(part.text)
         elif part.function_call is not None:
-            size += len(part.function_call.name or "") + size_of(part.function_call.args, enough)
+            size += len(part.function_call.name or "") + size_of_value(part.function_call.args)
         elif part.function_response is not None:
-            size += len(part.function_response.name or "") + size_of(part.function_response.response, enough)
+            size += len(part.function_response.name or "") + size_of_value(part.function_response.response)
         elif part.inline_data is not None:
             tokens, sound = media_tokens(part.inline_data.mime_type or "", len(part.inline_data.data or b""))
             size, audio = size + tokens * UPPER, audio + sound
@@ -137,13 +145,22 @@ def _measure(content: types.Content, enough: int) -> tuple[int, int]:
     return size, audio
 
 
+def _whole(value: Any) -> int:
+    copy = copy_of(value)
+    return size_of(value, _ENOUGH) if copy is None else size_in(copy)
+
+
+def _start(value: Any) -> int:
+    return size_of(value, _LOOKED_AT)
+
+
 def _overhead(request: LlmRequest) -> int:
     """Instruction and tool declarations: sent with every request, measured with the first."""
     config = request.config
     size = _instruction(config.system_instruction) if config.system_instruction else 0
     for tool in config.tools or ():
         for declaration in getattr(tool, "function_declarations", None) or ():
-            size += size_of(declaration.model_dump(exclude_none=True, mode="json"), _ENOUGH) + _PART
+            size += _whole(declaration.model_dump(exclude_none=True, mode="json")) + _PART
     return size
 
 
@@ -151,7 +168,7 @@ def _instruction(value: Any) -> int:
     if isinstance(value, str):
         return text_size(value)
     if isinstance(value, types.Content):
-        return _measure(value, _ENOUGH)[0]
+        return _measure(value, _whole)[0]
     if isinstance(value, list):
         return sum(_instruction(item) for item in value)
     return len(value.text) if isinstance(value, types.Part) and value.text else 0

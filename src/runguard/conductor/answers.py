@@ -28,8 +28,8 @@ _NOTES: Final = re.compile(
     r"|(?:update|write|set|save)_?plan",
     re.IGNORECASE,
 )
-_NOTE_BYTES: Final = 200
-_STATUS_BYTES: Final = 200  # a longer answer is more than a status
+_NOTE_BYTES: Final = 194
+_STATUS_BYTES: Final = 194  # a longer answer is more than a status
 
 
 class Answers:
@@ -107,7 +107,7 @@ class Answers:
                 and (size < 0 or (0 < context.limit < size and size > context.suspicious_chars))
                 and not a.chars
             ):
-                a.chars = lane.book.chars if value is raw and lane.book.chars >= 0 else size_of(raw, 8 * context.limit)
+                a.chars = size_of(raw, 8 * context.limit)
             good = outcome is _OK or outcome is _EMPTY
             if self._counts_unfinished and good and (outcome is _EMPTY or is_unfinished(raw)):
                 a.unfinished = digest(mask(answer_text(value))).hex()

@@ -1,11 +1,11 @@
 """The answers that a lane has seen, and the names by which they are compared."""
 
-import marshal
 from collections import deque
 from typing import Any, Final
 
-from runguard.core.fingerprint import BIG, LEVELS, MAX_CHARS, bounded_text, encode
+from runguard.core.fingerprint import MAX_CHARS, bounded_text, encode
 from runguard.core.masking import are_alike, mask
+from runguard.core.plain_copy import copy_of, restored, size_in
 
 
 class AnswerBook:
@@ -17,7 +17,7 @@ class AnswerBook:
     are compared instead: such a call is recognised from its second repetition on. Names are numbers of this process.
     """
 
-    __slots__ = ("_calls", "_held", "_recent", "chars", "size")
+    __slots__ = ("_calls", "_held", "_recent", "size")
     CALLS: Final = 512
     SNAPSHOTS: Final = 16  # calls with snapshots
     SNAPSHOT_BYTES: Final = 262_144  # of all snapshots
@@ -28,16 +28,14 @@ class AnswerBook:
         self._calls: dict[bytes, _Known] = {}  # the one used last at the end
         self._recent: deque[_Known] = deque()  # calls with snapshots, the oldest first
         self._held = 0  # bytes of their snapshots
-        # of the last answer: bytes of its snapshot, and characters; -1 when it is too large to be copied
-        self.size = self.chars = 0
+        self.size = 0  # bytes of the last answer; -1 when it is too large to be copied
 
     def name(self, call: bytes, value: Any, by: str = "") -> tuple[int, bool]:
         """Return the answer's identity, and whether this (call, answer) pair is new to the agent: a reviewer may read
         what a writer has read.
         """
-        self.chars = plain_size(value)
-        shot = _snapshot(value, self.chars)
-        self.size = len(shot) if type(shot) is bytes else -1
+        shot = snapshot(value)
+        self.size = size_in(shot) if type(shot) is bytes else -1
         exact = hash(shot)
         known = self._calls.get(call)
         if known is None:
@@ -125,74 +123,18 @@ class _Known:
 
 def snapshot(value: Any) -> bytes | str:
     """A copy for comparing, as cheap as copying gets; larger or stranger values by their bounded text."""
-    return _snapshot(value, plain_size(value))
-
-
-def _snapshot(value: Any, size: int) -> bytes | str:
-    if size >= 0:
-        try:
-            return marshal.dumps(value, 2)
-        except ValueError:  # too deep
-            pass
-    return bounded_text(value)
+    copy = copy_of(value)
+    return bounded_text(value) if copy is None else copy
 
 
 def _text_of(shot: bytes | str) -> str:
     """The text of a snapshot, for masking."""
     if not isinstance(shot, bytes):
         return shot
-    value = marshal.loads(shot)  # our own bytes, which never left this process
+    value = restored(shot)
     if type(value) is str:
         return value
     try:
         return encode(value)
-    except (TypeError, RecursionError):  # keys of several types, or too deep
+    except (TypeError, ValueError, RecursionError):  # keys of several types, huge integers, or too deep
         return bounded_text(value)
-
-
-def plain_size(value: Any) -> int:
-    """Characters inside a value that can be copied at once, as ``size_of`` counts them. -1: it is of a type of its own,
-    or too large.
-
-    Every answer pays for this look, so it looks at sizes and types only.
-    """
-    size = nodes = 0
-    level: list[Any] = [(value,)]
-    for _ in range(LEVELS):
-        below: list[Any] = []
-        for item in level:
-            nodes += len(item)
-            if nodes > _MOST_NODES or size > _MOST_CHARS:
-                return -1
-            if type(item) is dict:
-                for key in item:
-                    if type(key) is str:
-                        size += len(key)
-                    elif key is None or (type(key) in _KEYS and -BIG < key < BIG):
-                        size += 4
-                    else:
-                        return -1
-                item = item.values()
-            for part in item:
-                kind = type(part)
-                if kind is str:
-                    size += len(part)
-                elif kind is int:
-                    if not -BIG < part < BIG:
-                        return -1
-                    size += 4
-                elif kind is dict or kind is list or kind is tuple:
-                    below.append(part)
-                elif kind is float or kind is bool or part is None:
-                    size += 4
-                else:
-                    return -1
-        if not below:
-            return size if size <= _MOST_CHARS else -1
-        level = below
-    return -1
-
-
-_MOST_NODES: Final = 32_768
-_MOST_CHARS: Final = 1_048_576
-_KEYS: Final = frozenset({int, float, bool})

@@ -179,7 +179,7 @@ def _edges(text: str, edge: int) -> str:
     return f"{text[:edge]}\0{len(text)}\0{text[-edge:]}"
 
 
-LEVELS: Final = 2_000  # one inside the other; ``marshal`` goes no deeper, and recursive encoders give up before
+LEVELS: Final = 2_000  # one inside the other; recursive encoders give up before
 CHARS_PER_TOKEN: Final = 4  # of ordinary text whose tokens were not counted
 
 

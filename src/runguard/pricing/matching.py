@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterator
+from functools import lru_cache
 from typing import Final
 
 from runguard.pricing.model_ids import split_id
@@ -13,6 +14,7 @@ _VERSION: Final = re.compile(r"-(?:\d{3}|\d{8}|\d{4}-\d{2}-\d{2})$")
 _COMPACT_DATE: Final = re.compile(r"-(20\d{2})(\d{2})(\d{2})$")
 
 
+@lru_cache(maxsize=256)  # a search looks at every entry, and every guard of a process asks for the same models
 def entry_of(table: PriceTable, model: str) -> tuple[PricedModel, bool] | None:
     """The entry for a model, and whether it belongs to the provider that the id names (or names none).
 
