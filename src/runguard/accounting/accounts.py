@@ -1,7 +1,7 @@
 """A call from its reservation to its price, and what the budgets say to it.
 
 ``open`` reserves the worst case of a call on every budget that is about it; ``settle`` books what it took; ``release``
-undoes a call that never left. Who spent what is kept per agent, model and tool of each run, with or without a budget.
+undoes a call that was never sent. What each run spent is kept per agent, model and tool, with or without a budget.
 """
 
 from collections.abc import Callable
@@ -138,7 +138,7 @@ class Accounts(Settlement):
     async def open(
         self, run_costs: RunCosts, event: ModelCall, enforce: bool, stopped: Callable[[], bool]
     ) -> tuple[Charge | None, Denied | None]:
-        """Reserve the worst case of a call. When only other calls' holds stand in the way, wait for them, bounded.
+        """Reserve the worst case of a call. When only the holds of other calls leave no room, wait for them, bounded.
 
         Return a charge, or the reason of a refusal; both in shadow mode, where the call is made and billed and the
         refusal is only reported.
@@ -147,7 +147,7 @@ class Accounts(Settlement):
         output = self._output_of(event, lines) if lines.accounts else event.max_output_tokens or 0
         charge = self._charge(run_costs, event, lines, within, output)
         if self.switch.stops and self.switch.of(scopes_of(run_costs.info)) is not None:
-            await self.ledger.refresh()  # somebody may have taken it back
+            await self.ledger.refresh()  # it may have been lifted
             if (stop := self.switch.of(scopes_of(run_costs.info))) is not None:
                 return (None if enforce else self.uncounted(charge)), Denied(stop=stop)
         if lines.unknown is not None:
@@ -233,7 +233,7 @@ class Accounts(Settlement):
         return self.uncounted(charge), None
 
     def _without_cap(self, charge: Charge, unknown: UnknownCap, enforce: bool) -> tuple[Charge | None, Denied | None]:
-        """The cap is unknown: refuse paid calls, whatever the policy says about faults and outages."""
+        """The cap is unknown: refuse paid calls. ``on_guard_error`` and ``on_outage`` do not apply."""
         return (None if enforce else self.uncounted(charge)), Denied(unknown=unknown)
 
     def _tell_store(self, error: Exception | None) -> None:
@@ -312,10 +312,10 @@ class Accounts(Settlement):
         return [status for status, _ in moved]
 
     def budgets(self, scope: str | None = None, *, as_known_here: bool = False) -> list[BudgetStatus]:
-        """Every budget as it stands. ``as_known_here`` asks no store: what it last told."""
+        """Every budget with its figures. ``as_known_here``: as last reported, without asking the store."""
         asked = self.ledger.known if as_known_here else self.ledger.accounts
         accounts = asked() if scope is None or as_known_here else self.ledger.find(scope)
-        now = self.ledger.period_time(self.clock())  # as the store has just told it
+        now = self.ledger.period_time(self.clock())  # as the store has just reported it
         over = (
             {own for run_costs in list(self.spending.costs_by_run.values()) if run_costs.over for own in run_costs.own}
             if scope is None

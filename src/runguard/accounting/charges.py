@@ -169,7 +169,7 @@ class Burn(NamedTuple):
 
 @dataclass(slots=True)
 class Fired:
-    """A threshold that was reached, or a budget that is spent too fast, and the budget as it stands."""
+    """A threshold that was reached, or a budget that is spent too fast, and the figures of the budget."""
 
     account: Account
     group: BudgetGroup
@@ -186,7 +186,7 @@ class Denied:
     group: BudgetGroup | None = None
     unpriced: Unpriced | None = None
     fraction: float = 0.0  # a stop threshold that was reached
-    stop: Stop | None = None  # somebody threw the kill switch
+    stop: Stop | None = None  # the kill switch was used
     outage: str = ""  # the store is away
     unknown: UnknownCap | None = None
     least: int = 0  # output tokens below which an answer was not worth asking for

@@ -29,7 +29,7 @@ _NUDGE: Final = (
 
 @dataclass(frozen=True, slots=True)
 class CompressionTriggered:
-    """What a bus hears when a threshold fires: tokens used, and the number of tokens the threshold stands for."""
+    """Sent to a bus when a threshold fires: the tokens used, and the number of tokens at which it fires."""
 
     token_count: int
     threshold: int
@@ -243,7 +243,7 @@ class BudgetMonitor(metaclass=Checked):
             self._stop_asked = reason or "stopped by the application"
 
     def resume(self) -> None:
-        """Lift a stop, whatever it came from.
+        """Lift a stop, also one that came from a threshold.
 
         Thresholds that have fired stay so: they do not stop again in this cycle unless recurring.
         """

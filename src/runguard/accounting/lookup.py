@@ -75,7 +75,7 @@ class AccountFinder:
         ``costs_by_run``: of the runs under way.
         """
         found = self._ledger.find(scope)
-        now = self._ledger.period_time(self._clock())  # as the store has just told it
+        now = self._ledger.period_time(self._clock())  # as the store has just reported it
         found = [a for a in found if a.ends is None or a.ends > now]
         kind, _, rest = scope.partition(":")
         parts = rest.split("/")
@@ -92,7 +92,7 @@ class AccountFinder:
             if group.per.kind == kind and (named := _scope_named(kind, parts, costs_by_run)) is not None:
                 key = group.per.key(named)
                 if key is None or _key(group, key, now)[0] in have:
-                    continue  # the caps in force were told with more than the scope's name: not to be asked again
+                    continue  # its caps were found with more than the scope's name: keep them
                 run_costs = costs_by_run.get(named.run)
                 made = self._account(group, named, now, run_costs)
                 account, caps = made if made is not None else (None, None)

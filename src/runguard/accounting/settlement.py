@@ -41,8 +41,8 @@ class Settlement:
     ) -> list[Fired]:
         """Book the usage of a call; a later report replaces the earlier one.
 
-        The model that answered wins over the one that was asked. ``nano``: what it cost, where somebody knows
-        better than the price list.
+        The model that answered wins over the one that was asked. ``nano``: what it cost, where that is
+        known without the price list.
         ``free``: the provider refused the call and billed nothing. Thresholds that fire go to ``on_fired``,
         once the ledger has booked it; without that, those known at once are returned. ``on_booked``: then.
 
@@ -182,7 +182,7 @@ class Settlement:
         return rates if isinstance(rates, Rates) else charge.rates
 
     def release(self, charge: Charge) -> None:
-        """The call never left: nothing was spent."""
+        """The call was never sent: nothing was spent."""
         if charge.over:
             return
         try:

@@ -54,14 +54,14 @@ class Spending:
             self.history.keep(_HISTORY_KEPT)
 
     def opened(self, charge: Charge) -> None:
-        """A call leaves, with what is held for it."""
+        """A call is sent; add what is held for it."""
         run_costs = charge.run_costs
         with self._lock:
             run_costs.calls += 1
             run_costs.reserved += charge.held
 
     def released(self, charge: Charge) -> None:
-        """It never left."""
+        """The call was never sent."""
         run_costs = charge.run_costs
         with self._lock:
             run_costs.reserved -= charge.held
@@ -94,7 +94,7 @@ class Spending:
             elif not charge.over:
                 charge.over = True
                 run_costs.reserved -= charge.held
-            else:  # released, and left after all
+            else:  # released, and sent after all
                 run_costs.calls += 1
             if before is None:
                 run_costs.recent.append((charge.lane, charge.agent, model, entry))
@@ -109,7 +109,7 @@ class Spending:
             if entry.unpriced or entry.estimated:
                 run_costs.unpriced += entry.unpriced
                 run_costs.estimated += entry.estimated
-            if run_costs.ended:  # told after the end of its run, whose figures have moved on
+            if run_costs.ended:  # reported after the end of its run, whose figures are in the history
                 for scope in (*scopes_of(run_costs.info), ""):
                     kept_there = self.history.changing(scope)
                     if before is not None and charge.entry in kept_there:

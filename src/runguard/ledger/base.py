@@ -1,6 +1,6 @@
 """What every ledger does. Admission is one atomic step over all accounts; a settle is a fact and is never refused.
 
-A hold stands beside the spend, never on it: ``due`` is spent plus held. As long as no call bills more than it held,
+A hold is counted beside the spend, not in it: ``due`` is spent plus held. As long as no call bills more than it held,
 ``due`` of no account ever exceeds its cap.
 """
 
@@ -97,7 +97,7 @@ class Hold:
 
     def __init__(self, accounts: Sequence[Account], amount: Amount, id: str = "") -> None:  # noqa: A002
         self.accounts, self.amount, self.id = accounts, amount, id
-        self.expires = math.inf  # when a ledger in memory charges it; a store knows by itself
+        self.expires = math.inf  # when a ledger in memory charges it; a store keeps its own time
         self.peers: OrderedDict[Hold, None] | None = None  # the open holds of such a ledger that it waits among
         self.booked: Amount = NOTHING
         self.is_open = True
@@ -113,7 +113,7 @@ class Refusal:
         self.spent, self.held = account.spent, account.held  # as they were when it refused
         self.seen = seen  # the ledger's state that refused: what changed since then is not waited for
         self.room = room  # what would fit now on all accounts together
-        self.wait_helps = wait_helps  # other calls' holds stand in the way; when they settle, more may fit
+        self.wait_helps = wait_helps  # other calls hold the room; when they settle, more may fit
         self.refusing: tuple[tuple[str, int], ...] = ()  # every account, by its key, and unit that refuses
 
     def __str__(self) -> str:
@@ -171,7 +171,7 @@ class Ledger(Protocol):
 
     name: str
     is_shared: bool  # other processes see it: ask it before every paid call
-    worker: str  # this process, for those who look at a shared ledger
+    worker: str  # the name of this process in a shared ledger
     line: WaitingLine  # calls of this process that wait for room
 
     @property
@@ -195,17 +195,17 @@ class Ledger(Protocol):
     async def reserve(
         self, accounts: Sequence[Account], want: Amount, *, force: bool = False, ttl: float = 900.0
     ) -> Hold | Refusal | Stale:
-        """Hold ``want`` on all accounts, or on none. ``force`` holds it whatever the caps say: a shadow only looks on.
+        """Hold ``want`` on all accounts, or on none. ``force``, for shadow mode, ignores the caps.
 
         ``ttl``: seconds after which a hold that was not settled is charged; a late settlement corrects the
         charge. Raises ``StoreOutage`` or ``StoreError``.
         """
 
     def hold_now(self, accounts: Sequence[Account], want: Amount, ttl: float = 900.0) -> Hold | None:
-        """``reserve`` without waiting for anybody, where that can be done and it fits; None: ask."""
+        """``reserve`` at once, where this ledger can and it fits; None: await ``reserve``."""
 
     def book(self, accounts: Sequence[Account]) -> Hold:
-        """A hold of nothing, for a call that could not be asked about: its settlement is booked all the same."""
+        """A hold of nothing, for a call that could not be reserved: its settlement is still booked."""
 
     def settle(
         self, hold: Hold, actual: Amount, then: Callable[[], None] | None = None, record: Record | None = None
@@ -217,7 +217,7 @@ class Ledger(Protocol):
         """
 
     def release(self, hold: Hold) -> None:
-        """The call never left: as if it had not been asked for."""
+        """The call was never sent: undo its reservation."""
 
     def extend(self, account: Account, more: Amount) -> None:
         """Move the cap; what was spent stays spent."""
@@ -236,16 +236,13 @@ class Ledger(Protocol):
         """The accounts of a scope, the current period's last."""
 
     def accounts(self) -> list[Account]:
-        """Every account there is, to look at.
+        """Every account, for reading.
 
         Some may be copies: to change one, get it from ``find`` or ``account``.
         """
 
     def known(self) -> list[Account]:
-        """The accounts of which something is known in this process, without asking the store.
-
-        To look at, as ``accounts``.
-        """
+        """The accounts that this process knows, without asking the store. For reading, as ``accounts``."""
 
     def forget(self, scope: str) -> None:
         """A run has ended: its own accounts are not needed any more."""
@@ -263,19 +260,21 @@ class Ledger(Protocol):
         """Let a shared store do something now, within its deadline."""
 
     def tell(self, fact: Callable[[StoreSession], Any]) -> None:
-        """Something for the records of a ledger that has some."""
+        """Write a record, where the ledger keeps records."""
 
     def change_control(self, change: Callable[[str], str]) -> str:
         """Change the control document safely against concurrent changes; return the new text."""
 
     async def refresh(self) -> None:
-        """See whether the control document has changed."""
+        """Read the control document again if it has changed."""
 
     def refresh_now(self) -> None:
-        """The same, for callers that are not on the path of a run; raises when nobody answers."""
+        """The same, for callers that are not on the path of a run; raises when the store does not answer."""
 
     def check(self) -> None:
         """Raise ``StoreError`` when the store behind it cannot be worked with."""
 
     def watch(self, on_control: Callable[[str], None], running: Callable[[], Iterable[tuple[str, str]]]) -> None:
-        """Tell a guard when the control document changed, and let it say which runs are alive: names and texts."""
+        """Call ``on_control`` when the control document has changed, and ask ``running`` for the runs that are alive:
+        names and texts.
+        """

@@ -76,7 +76,7 @@ def _counts(facts: dict[str, Any], who: tuple[Any, Any, str]) -> tuple[Key, tupl
     names = (who[0], who[1], facts["agent"], facts["model"], facts["tool"])
     key = (*(name if isinstance(name, str) else "" for name in names), who[2])
     unpriced, estimated = int(usd is None), int(bool(facts.get("estimated")))
-    of_tool = int(facts.get("kind") == "tool")  # the price of a tool, which is no model call
+    of_tool = int(facts.get("kind") == "tool")  # the price of a tool, not a model call
     return key, (1 - of_tool, int(facts["input"]), int(facts["output"]), nano, unpriced, estimated, of_tool)
 
 

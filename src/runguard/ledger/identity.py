@@ -61,9 +61,8 @@ class Seen:
         self.files = (0, 0)  # SQLite: the inodes of the file and of its -wal file
 
     def meet(self, expected: str, found: str, generation: int = 0, floor: int = 0) -> None:
-        """Accept the identity that a store has ("":
-
-        none), or raise. ``expected`` and ``floor`` are what this process had seen before it asked.
+        """Accept the identity that a store has, "" for none, or raise. ``expected`` and ``floor`` are what this process
+        had seen before it asked.
         """
         own, *replaced = _ids(self.name, found)
         before = expected.partition(" ")[0]

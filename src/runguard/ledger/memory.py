@@ -250,7 +250,7 @@ class MemoryLedger(Waiting):
         """There is no store to ask."""
 
     def tell(self, fact: Callable[[StoreSession], Any]) -> None:
-        """Nothing is kept beyond the process: there are no records."""
+        """A ledger in memory keeps no records."""
 
     def change_control(self, change: Callable[[str], str]) -> str:
         with self._lock:
@@ -258,19 +258,19 @@ class MemoryLedger(Waiting):
             return self._control
 
     async def refresh(self) -> None:
-        """Nobody else can change it."""
+        """Only this process can change it."""
 
     def refresh_now(self) -> None:
-        """Nobody else can change it."""
+        """Only this process can change it."""
 
     def check(self) -> None:
-        """There is nothing that could be wrong."""
+        """Memory can always be used."""
 
     def watch(self, on_control: Callable[[str], None], running: Callable[[], Iterable[tuple[str, str]]]) -> None:
-        """Nobody else can change it."""
+        """Only this process can change it."""
 
     def _drop_past_locked(self, new: Account) -> None:
-        """Of a scope's earlier periods only those with calls on their way are kept."""
+        """Of a scope's earlier periods, keep only those with open holds."""
         if new.ends is None:
             return
         meter = new.key.rpartition("#")[0]
@@ -308,10 +308,7 @@ class MemoryLedger(Waiting):
             del self._by_scope[account.scope]
 
     def _pack_locked(self) -> None:
-        """Pack the older half of the accounts, except those that somebody uses.
-
-        An account in use counts as used now.
-        """
+        """Pack the older half of the accounts, except those in use, which count as used now."""
         for scope in {
             account.scope: None
             for account in islice(self._accounts.values(), len(self._accounts) - _UNPACKED_KEPT // 2)
@@ -325,7 +322,7 @@ class MemoryLedger(Waiting):
         """Pack a scope if this ledger alone refers to its accounts.
 
         A run, a hold or a caller may refer to one and would go on with an object that no longer counts. Weak
-        references show that: once the ledger lets go of an account, they are dead, unless somebody else has it.
+        references show it: they are dead once the ledger drops an account that nothing else refers to.
         """
         accounts = self._by_scope.pop(scope)
         for account in accounts:
@@ -363,7 +360,7 @@ def _sum(cap: int, more: int) -> int:
 
 
 def _overrun(account: Account, more: Amount) -> None:
-    """A call billed more than it held and broke the cap: book it, and let nobody in any more."""
+    """A call billed more than it held and broke the cap: book it, and close the account."""
     due = (account.due_usd, account.due_tokens, account.due_calls)
     beyond = (
         max(o, min(d - c, o + m)) if m > 0 else o

@@ -3,7 +3,7 @@
 One ``StoreSession`` is one connection, used by one thread at a time; all of it is synchronous.
 
 Rules that every store keeps:
-- ``reserve`` is one atomic step over all lines. Holds stand beside the spend, never on it.
+- ``reserve`` is one atomic step over all lines. Holds are counted beside the spend, not in it.
 - A hold's id is unique; a reserve with a known id changes nothing and answers as before.
 - ``settle`` is a fact: never refused, booked once; again with another amount it replaces the earlier one. It books also
   when the hold expired (it was charged then: the difference is booked) or is not known at all (the store forgot, or was
@@ -61,7 +61,7 @@ class Balance:
     held: Amount = NOTHING
     granted: Amount = NOTHING
     overrun: Amount = NOTHING
-    expired: Amount = NOTHING  # of spent: charged for holds that nobody settled
+    expired: Amount = NOTHING  # of spent: charged for holds that were never settled
     closed: bool = False
 
 
@@ -141,7 +141,7 @@ class StoreSession(Protocol):
         """Runs that gave a sign of life within so many seconds: run, worker, when, text."""
 
     def claim(self, key: str, ttl: float) -> str:
-        """Claim a side effect: "yes", "pending" (somebody is at it), or "done"."""
+        """Claim a side effect: "yes", "pending" (another call is doing it), or "done"."""
 
     def finish(self, key: str, done: bool) -> None:
         """The claimed side effect was done, or is free again."""
@@ -175,20 +175,20 @@ MOST: Final = 10**17  # of one amount: a hundred million dollars, and few enough
 
 
 def check_amounts(amounts: Amount, lines: Sequence[Line] = ()) -> None:
-    """Refuse what is no amount before anything is written."""
+    """Refuse invalid amounts before anything is written."""
     if len(amounts) != 3 or any(len(line.caps) != 3 for line in lines):
         raise ValueError("three amounts belong together: nano-USD, tokens, calls")
     for amount in amounts:
         if type(amount) is not int or not 0 <= amount <= MOST:
-            raise ValueError(f"{amount!r} is no amount: a whole number from 0 to {MOST}")
+            raise ValueError(f"{amount!r} is not an amount: a whole number from 0 to {MOST}")
     for cap in (cap for line in lines for cap in line.caps):
         if type(cap) is not int or not 0 <= cap <= UNLIMITED:
-            raise ValueError(f"{cap!r} is no limit: a whole number, not negative")
+            raise ValueError(f"{cap!r} is not a limit: a whole number, not negative")
 
 
 def check_ttl(ttl: float) -> None:
     if not 0 <= ttl <= 10**9:
-        raise ValueError(f"{ttl!r} is no time to live: seconds, not negative")
+        raise ValueError(f"{ttl!r} is not a time to live: seconds, not negative")
 
 
 def fits(balance: Balance, want: Amount) -> bool:

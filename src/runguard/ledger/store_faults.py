@@ -27,7 +27,7 @@ class UnforeseenError(StoreError):
 def store_faults(name: str, kinds: type[BaseException] = Exception) -> Iterator[None]:
     """Run code that talks to the store ``name``.
 
-    On a thread of ours ``kinds`` is ``BaseException``: no exception there is meant for anybody else.
+    On a thread of ours ``kinds`` is ``BaseException``: no other code handles exceptions there.
     """
     try:
         yield

@@ -34,7 +34,7 @@ def find_policy_file(start: Path | None = None) -> Path | None:
 
 
 def _is_there(path: Path) -> bool:
-    """Also a folder or a link to nothing: reading it tells of the mistake, where passing it over would drop every
+    """Also a folder or a link to nothing: reading it reports the mistake, and skipping it would drop every
     limit.
     """
     try:

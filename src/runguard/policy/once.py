@@ -1,7 +1,7 @@
 """The identity of a side effect: which calls of a ``once`` tool are the same call.
 
-A match refuses the call, so a wrong match refuses somebody's payment, and a missed match pays twice. Two calls are the
-same when the tool receives the same values: arguments that never reach it are dropped, defaults are filled in, and a
+A match refuses the call, so a wrong match refuses a new payment, and a missed match pays twice. Two calls are the same
+when the tool receives the same values: arguments that never reach it are dropped, defaults are filled in, and a
 value for a declared ``int``, ``float`` or ``bool`` is read as one. Texts are compared in Unicode form C without U+200B,
 U+2060 and U+FEFF. Whole numbers are equal however they are written (``5``, ``5.0``), and a list is the same as a tuple.
 Nothing else is made equal: white space, case, ``None``, the order of a list and every character of a long text count.

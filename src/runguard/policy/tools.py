@@ -21,7 +21,7 @@ class Tools:
         self.has_prices = any(rule.price is not None for rule in policy.tools.values())
 
     def declare(self, tool: str, rule: ToolRule) -> None:
-        """A rule that stands beside the tool's code; the policy's own rule for that name wins."""
+        """A rule that was declared beside the tool's code; the policy's own rule for that name wins."""
         if tool not in self._declared and len(self._declared) < _KEPT:
             self._declared[tool] = rule
             self.has_prices = self.has_prices or rule.price is not None

@@ -16,7 +16,7 @@ from runguard.pricing.price_table import DAY_S, PriceTable
 from runguard.pricing.rates import Rates, SearchPrice, Unpriced
 
 _CACHE_SIZE: Final = 1024
-_LONGEST_ID: Final = 512  # a longer name is no model, and must not be kept in a cache
+_LONGEST_ID: Final = 512  # no model has a longer name; such names must not fill the cache
 _LAST_SECOND: Final = 253_402_300_799  # of the year 9999; a clock beyond it is broken, not a reason to fail
 _EPOCH: Final = date(1970, 1, 1).toordinal()
 _NEVER_ASKED: Final = Unpriced("", "a price of the user is always in force")
@@ -30,7 +30,7 @@ class _Book(Generic[_T]):
 
     def __init__(self, given: Mapping[str, _T]) -> None:
         self._exact = dict(given)
-        # of two spellings of one model, the plain one speaks for all others
+        # of two spellings of one model, the plain one counts for all others
         self._normal = {
             normalise(model): value
             for model, value in sorted(given.items(), key=lambda item: item[0] == normalise(item[0]))
@@ -104,7 +104,7 @@ class _Schedule:
 
 
 def _possible(at: float) -> float:
-    """A moment that a calendar knows, whatever the clock says."""
+    """A moment within the calendar, also when the clock is broken."""
     return min(max(at, 0.0), _LAST_SECOND) if at == at else 0.0
 
 
@@ -115,7 +115,7 @@ def _keep(cache: dict[str, _T], model: str, value: _T) -> None:
     while len(cache) >= _CACHE_SIZE and model not in cache:
         try:
             cache.pop(next(iter(cache)), None)
-        except (StopIteration, RuntimeError):  # another thread is at it as well
+        except (StopIteration, RuntimeError):  # another thread has changed it meanwhile
             break
     cache[model] = value
 
@@ -180,7 +180,7 @@ class Pricing:
 
     def _schedule(self, model: str) -> _Schedule:
         if not model.strip() or len(model) > _LONGEST_ID:
-            return _Schedule((), Unpriced(model[:80], "that is no model id"))
+            return _Schedule((), Unpriced(model[:80], "that is not a model id"))
         given = tuple(self._prices.matches(model))
         if given and given[0][-1][0] == -math.inf:
             return _Schedule(given, _NEVER_ASKED)

@@ -16,13 +16,13 @@ _LEAST_USD: Final = Decimal("1e-12")
 def _usd(value: Any) -> Decimal:
     """Exact: 0.1 means 0.1, not the binary fraction nearest to it."""
     if isinstance(value, bool) or not isinstance(value, (int, float, str, Decimal)):
-        raise ValueError(f"{value!r} is no price; give USD per million tokens, such as 0.3")
+        raise ValueError(f"{value!r} is not a price; give USD per million tokens, such as 0.3")
     try:
         usd = value if isinstance(value, Decimal) else Decimal(str(value).strip())
     except InvalidOperation:
-        raise ValueError(f"{value!r} is no number; give USD per million tokens, such as 0.3") from None
+        raise ValueError(f"{value!r} is not a number; give USD per million tokens, such as 0.3") from None
     if not usd.is_finite():
-        raise ValueError(f"{value!r} is no price; give a finite number of USD per million tokens")
+        raise ValueError(f"{value!r} is not a price; give a finite number of USD per million tokens")
     if usd < 0:
         raise ValueError(f"{value} is negative; a price in USD per million tokens is 0 or more")
     if 0 < usd < _LEAST_USD:
@@ -77,7 +77,7 @@ class Price(_TokenPrices):
     @classmethod
     def _is_a_day(cls, value: Any) -> Any:
         if isinstance(value, (bool, int, float, datetime)):
-            raise ValueError(f"{value!r} is no day; give a date such as 2026-11-01")
+            raise ValueError(f"{value!r} is not a day; give a date such as 2026-11-01")
         return value
 
     @model_validator(mode="after")

@@ -1,7 +1,7 @@
 """Output limits and context windows of models: a dated table of our own where the price data has none.
 
 A limit that is too small would refuse good calls, so where a provider names two figures (a beta header, a second
-platform) the larger one stands here. What is not known for certain is left out: unknown is an answer, a guess is not.
+platform) the larger one is in the table. What is not known for certain is left out.
 """
 
 import re
@@ -10,8 +10,7 @@ from typing import Final
 AS_OF: Final = "2026-11"
 
 # What may follow a model's name without making it another model: dates, pinned versions, release stages. Everything
-# else
-# ("-lite", "-image", "-tts", "-8b", "-pro") names a different model, with other limits and other prices.
+# else ("-lite", "-image", "-tts", "-8b", "-pro") names a different model, with other limits and other prices.
 _RELEASE: Final = re.compile(
     r"(?:[-@:](?:\d{2,8}|v\d+(?:\.\d+)?|latest|default|stable|preview|exp|experimental|beta|thinking|customtools|high|medium|low)|:\d+)*"
 )

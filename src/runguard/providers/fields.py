@@ -101,9 +101,9 @@ class AttributeReader:
 
 
 def private(value: Any, name: str) -> Any:
-    """A field that pydantic's objects keep apart from the told ones."""
+    """A private attribute of a pydantic object, or a field of any other object."""
     kind = type(value)
-    if kind in _without_private:  # asking in vain is slow
+    if kind in _without_private:  # a lookup that fails is slow
         return None
     if _ways.get(kind) is not _model:
         return fields(value).get(name)
@@ -149,8 +149,8 @@ def _slots(value: Any) -> dict[Any, Any]:
 
 
 def items(value: Any) -> Any:
-    """A list or tuple as it is, anything else as an empty one; by its real class, which a stand-in of a test cannot
-    claim.
+    """A list or tuple as it is, anything else as an empty one; by its real class, which a mock cannot
+    fake.
     """
     kind = type(value)
     return value if kind is list or kind is tuple or issubclass(kind, (list, tuple)) else ()

@@ -92,7 +92,7 @@ class Request:
     """What is known of a call before it is made."""
 
     model: str = ""  # "": not reported
-    input_tokens: int | None = None  # reckoned high; None: nothing was recognised as a prompt
+    input_tokens: int | None = None  # estimated high; None: nothing was recognised as a prompt
     max_output_tokens: int | None = None  # of all candidates together; None: no limit was given
     audio_tokens: int = 0  # of input_tokens
     candidates: int = 1  # answers asked for: without a limit of its own, each may reach the model's
@@ -137,7 +137,7 @@ class _Found:
                     self.automatic(held)
 
     def automatic(self, config: dict[Any, Any]) -> None:
-        """Functions among the tools of google-genai: unless told not to, the client calls them and asks again."""
+        """Functions among the tools of google-genai: by default the client calls them and asks again."""
         tools = config["tools"]
         if not any(
             callable(tool) or hasattr(type(tool), "call_tool")

@@ -15,7 +15,7 @@ TEXT_CHARS: Final = 10_000  # of the text that is kept
 MAX_CALLS: Final = 256
 MAX_PARTS: Final = 1_024
 MAX_ARGUMENTS: Final = 262_144  # characters of arguments that are parsed; longer ones stay text
-LONGEST_ID: Final = 512  # a longer name is no model
+LONGEST_ID: Final = 512  # no model has a longer name
 _NESTED: Final = 4  # {"response": {"response": ...}} is followed so far
 _OWN: Final = frozenset(
     {
@@ -59,7 +59,7 @@ class Reading:
     text: str = ""  # what the model says aloud, thinking aside; its first TEXT_CHARS characters
     usd: Decimal | None = None  # only where someone stated it
     sig: object | None = None  # the caller's own name for this step
-    result: object | None = None  # the caller's own word: what the step came to
+    result: object | None = None  # what the step came to, according to the caller
     results: tuple[Result, ...] = ()  # and of its tools: name, arguments, what came back
     problems: tuple[str, ...] = ()  # what was there and cannot be true
     # Requests that the client made by itself before the one that ``usage`` is of, the newest first; an input of 0 is
@@ -143,7 +143,7 @@ def model_of(get: Any) -> str:
 
 
 def earlier_in(history: Any) -> tuple[Usage, ...]:
-    """The requests before the last one that a history of google-genai tells of."""
+    """The requests before the last one in a history of google-genai."""
     return tuple(Usage(output=tokens) for tokens in rounds_of(history))
 
 
@@ -321,13 +321,12 @@ def arguments(given: Any) -> object:
         return given
 
 
-# ---- what the caller tells of its own -------------------------------------------------------------------------------
+# ---- what the caller reports itself ---------------------------------------------------------------------------------
 
 
 def _own_word(given: dict[Any, Any], reading: Reading, problems: list[str], depth: int) -> None:
-    """``{"usd": 0.01, "sig":
-
-    "search", "tokens": 900, "response": ...}``: what is said outside goes before what the response says.
+    """What the caller reports in ``{"usd": 0.01, "sig": "search", "tokens": 900, "response": ...}``. It takes
+    precedence over what the response says.
     """
     if (inner := given.get("response")) is not None and depth < _NESTED:
         _fill(reading, _read(inner, depth + 1))

@@ -12,8 +12,8 @@ from runguard.providers.fields import attributes, fields, items
 UPPER: Final = 3  # bytes of text per token, estimated high: for what is reserved
 LIKELY: Final = CHARS_PER_TOKEN  # and as it mostly is: for what came back
 _NODES: Final = 250_000
-_ENOUGH: Final = 64_000_000  # bytes; so large is whatever holds more values than that
-_ENTRY: Final = 6  # what stands around a name and its value
+_ENOUGH: Final = 64_000_000  # bytes; assumed for anything that holds more values than that
+_ENTRY: Final = 6  # quotes, colon and comma around a name and its value
 _ITEM: Final = 2
 _NUMBER: Final = 4
 _FRACTION: Final = 12

@@ -52,7 +52,7 @@ class StreamReading(StreamCollector):
         self._reported_at = before if self._reported_at < 0 else self.chars  # with all that its own chunk says
 
     def take_whole(self, snapshot: object) -> None:
-        """What somebody else has put together from the same pieces so far."""
+        """A snapshot that the client library has put together from the same pieces."""
         self.feed(snapshot)
         get = fields(snapshot).get
         ends = [get("stop_reason"), *(fields(choice).get("finish_reason") for choice in items(get("choices"))[:1])]
@@ -252,7 +252,7 @@ class StreamReading(StreamCollector):
             self._say(of("thinking"), aloud=False)
 
     def _chunk_event(self, get: Any) -> None:
-        """The stream helper of OpenAI's library tells each chunk beside its own events."""
+        """The stream helper of OpenAI's library sends each chunk beside its own events."""
         if (chunk := get("chunk")) is not None:
             inner = fields(chunk).get
             if type(choices := inner("choices")) is list:

@@ -6,7 +6,7 @@ recorded sessions use the same names. How each kind of token counts is decided h
 - **Tool-use prompt tokens** belong to the input, as in google-genai's total.
 - **Cached tokens and cache writes** are parts of the input. Where they do not fit into it, they were reported beside it
   and are added.
-- **Thinking** belongs to the output. Some models report it within the answer, some beside it: the total tells which.
+- **Thinking** belongs to the output. Some models report it within the answer, some beside it: the total shows which.
 - **Audio tokens** are counted apart, because they have prices of their own. **Images and video** count as the text
   around them; where a model charges more for them, its price for that whole direction is the higher one.
 - **Web searches** that the provider makes for the model are counted beside the tokens.

@@ -62,7 +62,7 @@ def store_error_of(
         return StoreOutage(message)
     if code == "42501":
         return StoreError(
-            f'{message}; let somebody who may run: CREATE SCHEMA IF NOT EXISTS "{schema}" AUTHORIZATION '
+            f'{message}; let a user with that right run: CREATE SCHEMA IF NOT EXISTS "{schema}" AUTHORIZATION '
             f'"{user or "<user>"}", '
             "or grant USAGE on the schema and all rights on its tables"
         )
