@@ -75,12 +75,10 @@ class _Schedule:
     def __init__(self, given: Sequence[_Dated], listed: ListedPrice | Unpriced) -> None:
         self._given = given
         self._listed = listed
-        moments = {begins for dated in given for begins, _ in dated}
-        daily: set[float] = set()
-        if isinstance(listed, ListedPrice):
-            moments |= listed.first_moments
-            daily = listed.daily_moments
-        self._moments = sorted(moments)  # unix seconds at which a price begins
+        moments, daily = listed.moments if isinstance(listed, ListedPrice) else (set(), set())
+        self._moments = sorted(
+            moments.union(begins for dated in given for begins, _ in dated)
+        )  # unix seconds at which a price begins
         self._daily = sorted(daily)  # seconds of the UTC day at which the price changes every day
 
     def rates(self, at: float) -> Rates | Unpriced:

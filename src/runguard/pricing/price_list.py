@@ -64,15 +64,10 @@ class ListedPrice:
         return None if self._entry is None else self._entry.window
 
     @property
-    def first_moments(self) -> set[float]:
-        """When a new price begins, in unix seconds."""
-        return set() if self._entry is None else {price.begins for price in self._entry.prices}
-
-    @property
-    def daily_moments(self) -> set[float]:
-        """When the price changes every day, in seconds of the UTC day."""
-        entry = self._entry
-        return set() if entry is None else {second for price in entry.prices for second in price.daily or ()}
+    def moments(self) -> tuple[set[float], set[float]]:
+        """When a new price begins, in unix seconds; and when the price changes every day, in seconds of the UTC day."""
+        prices = () if self._entry is None else self._entry.prices
+        return {price.begins for price in prices}, {second for price in prices for second in price.daily or ()}
 
     def rates(self, at: float) -> Rates | Unpriced:
         if self._entry is None:
