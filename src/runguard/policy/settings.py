@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from fnmatch import fnmatchcase
 from functools import cached_property
 from hashlib import blake2b
-from typing import Any, Final, Self
+from typing import Any, Final, Self, TypeVar
 
 from pydantic import Field, ValidationError
 
@@ -25,6 +25,8 @@ from runguard.policy.rule_defaults import RULES, merge_rungs
 from runguard.policy.tool_rules import ToolRule
 from runguard.pricing.given import Price
 from runguard.validation import faults_of, summary
+
+_T = TypeVar("_T")
 
 
 class Policy(PolicyFile):
@@ -82,17 +84,11 @@ class Policy(PolicyFile):
 
     def tool_rule(self, tool: str) -> ToolRule | None:
         """The rule for a tool: its exact name, or else the first glob that fits."""
-        rule = self.tools.get(tool)
-        if rule is not None:
-            return rule
-        return next((rule for pattern, rule in self.tools.items() if fnmatchcase(tool, pattern)), None)
+        return _by_name(self.tools, tool)
 
     def remote_agent(self, name: str) -> RemoteAgent:
         """What is known of a remote agent: by its exact name, or else by the first glob that fits."""
-        known = self.remote_agents.get(name)
-        if known is None:
-            known = next((one for glob, one in self.remote_agents.items() if fnmatchcase(name, glob)), None)
-        return known or RemoteAgent()
+        return _by_name(self.remote_agents, name) or RemoteAgent()
 
     def rungs(self, rule: str) -> Rungs | None:
         """The rungs in force: explicit ones as they are,
@@ -154,6 +150,12 @@ class Policy(PolicyFile):
     @property
     def queues(self) -> bool:
         return self.on_surplus == "queue" or (self.on_surplus is None and self.max_concurrent_agents is None)
+
+
+def _by_name(rules: Mapping[str, _T], name: str) -> _T | None:
+    if name in rules:
+        return rules[name]
+    return next((rule for glob, rule in rules.items() if fnmatchcase(name, glob)), None)
 
 
 _CODE_ONLY: Final = {
