@@ -23,7 +23,6 @@ from runguard.providers.sizes import UPPER
 from runguard.providers.stated_cost import stated_cost
 from runguard.providers.stream_collector import StreamCollector
 
-_MAX_PROBLEMS: Final = 16
 _CHOICES: Final = 128
 _ENDS: Final = frozenset({"response.completed", "response.incomplete", "response.failed"})
 
@@ -88,11 +87,7 @@ class StreamReading(StreamCollector):
         elif type(getattr(content := get("content"), "parts", None)) is list or type(get("partial")) is bool:
             self._gemini_chunk(get, content)
         else:
-            self._whole(chunk)
-
-    def _whole(self, chunk: object) -> None:
-        """A whole answer, or something of the caller's own."""
-        self._add(read(chunk), chunk)
+            self._add(read(chunk), chunk)  # a whole answer, or something of the caller's own
 
     def _add(self, given: Reading, chunk: object) -> None:
         if given.counts is not None:
