@@ -136,4 +136,4 @@ async def test_a_long_line_at_a_healthy_store_is_no_outage(url: str) -> None:
     with mock.patch.object(store, "connect", unhurried):
         held = await asyncio.gather(*(ledger.reserve([account], (1, 1, 1)) for _ in range(120)), return_exceptions=True)
     assert [error for error in held if isinstance(error, BaseException)] == []
-    assert ledger.outages == 0
+    assert ledger.link.outages == 0

@@ -31,7 +31,7 @@ from runguard.core.budget import BudgetStatus
 from runguard.core.events import ModelCall, RunInfo
 from runguard.core.exceptions import PolicyError
 from runguard.core.money import NOTHING, UNITS, UNLIMITED, Amount, to_count, to_nano
-from runguard.ledger.base import Account, Ledger
+from runguard.ledger.base import Ledger
 from runguard.ledger.kill_switch import Switch
 from runguard.ledger.store import StoreError, StoreOutage
 from runguard.ledger.urls import open_ledger
@@ -100,12 +100,8 @@ class Accounts(Settlement):
             for own in run_costs.own:
                 self.ledger.forget(own)
 
-    def lines_of(self, run_costs: RunCosts, event: ModelCall) -> tuple[Account, ...]:
-        """The accounts that a call would go on."""
-        return self._finder.of_call(run_costs, event).accounts
-
     def account_lines(self, run_costs: RunCosts, event: ModelCall) -> AccountLines:
-        """The same with their budgets and limits."""
+        """The accounts that a call would go on, with their budgets and limits."""
         return self._finder.of_call(run_costs, event)
 
     # ---- before a call ----------------------------------------------------------------------------------------------

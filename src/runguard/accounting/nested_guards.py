@@ -1,5 +1,6 @@
 """Guards around guards: one layer owns a call, so what a layer around it holds on an account is not held again."""
 
+from collections.abc import Iterable
 from typing import Any
 
 from runguard.accounting.charges import OWNERS, AccountLines, Charge, Denied
@@ -50,16 +51,18 @@ def stricter_than(around: list[Charge], lines: AccountLines, event: ModelCall) -
                 due[unit] += max(event.least[unit], 1) - hold.amount[unit]
         refusing = next((u for u in range(3) if due[u] > account.caps[u]), None)
         if refusing is not None:
-            return Denied(Refusal(account, refusing, NOTHING, account.room, False, 0), group)
+            return Denied(Refusal(account, refusing, NOTHING, account.room), group)
     return None
 
 
-def held_around(refusal: Refusal, ledger: Ledger) -> int:
-    """What the calls around this one hold on the account that refuses: they cannot come back before it."""
+def held_for_long(refusal: Refusal, ledger: Ledger, standing: Iterable[Charge]) -> int:
+    """What is held on the account that refuses and does not come back while a call waits: by the calls around it, and
+    by ``standing`` charges.
+    """
     unit, key = refusal.unit, refusal.account.key
     holds = [
         charge.hold
-        for charge in OWNERS.get()
+        for charge in (*OWNERS.get(), *standing)
         if not charge.over and charge.hold is not None and charge.home is not None and charge.home.ledger is ledger
     ]
     return sum(hold.amount[unit] for hold in holds if any(account.key == key for account in hold.accounts))

@@ -8,7 +8,7 @@ from typing import Final
 from runguard.accounting.budget_groups import BudgetGroup, scopes_of
 from runguard.accounting.charges import Charge, Denied, UnknownCap, worst_of
 from runguard.accounting.lookup import AccountFinder
-from runguard.accounting.nested_guards import held_around
+from runguard.accounting.nested_guards import held_for_long
 from runguard.accounting.thresholds import over_threshold
 from runguard.accounting.waiting_calls import Opening, RoomWaits, Visit
 from runguard.core.events import ModelCall
@@ -187,7 +187,11 @@ class Reserver:
             if visit is not None and opening is not None and opening.fits and not is_open:
                 if await self._for_room(visit, refusal, opening, charge, event, denied):
                     return None
-            elif refusal.wait_helps and left > 0 and refusal.held[refusal.unit] > self._held_for_long(refusal):
+            elif (
+                refusal.wait_helps
+                and left > 0
+                and refusal.held[refusal.unit] > held_for_long(refusal, ledger, list(self.standing.values()))
+            ):
                 await ledger.changed(refusal, min(left, _LOOKS_S))
                 if stopped():
                     break
@@ -236,15 +240,6 @@ class Reserver:
             return False
         denied.refusal, denied.group, denied.fraction = over.refusal, over.group, over.fraction
         return True
-
-    def _held_for_long(self, refusal: Refusal) -> int:
-        """What is held on the account that refuses and does not come back while a call waits."""
-        around = held_around(refusal, self._ledger)
-        if not self.standing:
-            return around
-        unit, key = refusal.unit, refusal.account.key
-        holds = [charge.hold for charge in list(self.standing.values()) if charge.hold is not None and not charge.over]
-        return around + sum(hold.amount[unit] for hold in holds if any(a.key == key for a in hold.accounts))
 
     def _find_again(self, charge: Charge, event: ModelCall) -> None:
         charge.lines = self._finder.own_of_call(charge.run_costs, event, charge.home, anew=True)[0]

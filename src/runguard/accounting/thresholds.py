@@ -17,9 +17,7 @@ def over_threshold(lines: AccountLines) -> Denied | None:
                     continue
                 unit = unit_reached(account.spent, share_of(limit, account.granted, threshold.percent))
                 if unit is not None:
-                    return Denied(
-                        Refusal(account, unit, NOTHING, account.room, False, 0), group, fraction=threshold.percent
-                    )
+                    return Denied(Refusal(account, unit, NOTHING, account.room), group, fraction=threshold.percent)
     return None
 
 

@@ -188,7 +188,8 @@ class ToolPrices:
     def _without_bound(self, run: Run, event: ToolCall, fault: str) -> Decision:
         """What a call may cost is not known. Where dollars are limited, it is refused."""
         payment = ToolPayment(event.run, event.lane, event.agent, event.at, tool=event.tool)
-        if all(account.cap_usd >= UNLIMITED for account in self._accounts.lines_of(run.run_costs, payment)):
+        lines = self._accounts.account_lines(run.run_costs, payment)
+        if all(account.cap_usd >= UNLIMITED for account in lines.accounts):
             return ALLOW
         return self._refuse(run, event, _unknown_price(event, fault), None)
 

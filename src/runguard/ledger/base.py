@@ -108,13 +108,22 @@ class Refusal:
 
     __slots__ = ("account", "held", "refusing", "room", "seen", "spent", "unit", "wait_helps", "wanted")
 
-    def __init__(self, account: Account, unit: int, wanted: Amount, room: Amount, wait_helps: bool, seen: int) -> None:
+    def __init__(
+        self,
+        account: Account,
+        unit: int,
+        wanted: Amount,
+        room: Amount,
+        wait_helps: bool = False,
+        seen: int = 0,
+        refusing: Sequence[tuple[str, int]] = (),
+    ) -> None:
         self.account, self.unit, self.wanted = account, unit, wanted
         self.spent, self.held = account.spent, account.held  # as they were when it refused
         self.seen = seen  # the ledger's state that refused: what changed since then is not waited for
         self.room = room  # what would fit now on all accounts together
         self.wait_helps = wait_helps  # other calls hold the room; when they settle, more may fit
-        self.refusing: tuple[tuple[str, int], ...] = ()  # every account, by its key, and unit that refuses
+        self.refusing = refusing  # every account, by its key, and unit that refuses
 
     def __str__(self) -> str:
         return f"{self.account.scope} has no room for {self.wanted[self.unit]} {UNITS[self.unit]}"
@@ -136,9 +145,7 @@ def refusal_of(accounts: Sequence[Account], want: Amount, seen: int) -> Refusal:
     room = (min(r[0] for r in rooms), min(r[1] for r in rooms), min(r[2] for r in rooms))
     # Waiting helps while others hold something: when they settle for less, more room appears.
     wait_helps = all(not a.closed and a.held[u] > 0 and a.spent[u] < a.caps[u] for a, u in firsts)
-    refusal = Refusal(account, unit, want, room, wait_helps, seen)
-    refusal.refusing = tuple((a.key, u) for a, units in refusing for u in units)
-    return refusal
+    return Refusal(account, unit, want, room, wait_helps, seen, [(a.key, u) for a, units in refusing for u in units])
 
 
 class Waiting:

@@ -127,18 +127,9 @@ class StoreLedger(Waiting):
         return self.link.is_away
 
     @property
-    def outages(self) -> int:
-        return self.link.outages
-
-    @property
     def lost(self) -> int:
         """Facts that the store refused, or that did not fit into the queue."""
         return self._writer.lost
-
-    @property
-    def control(self) -> int:
-        """The version of the control document, as last seen."""
-        return self._guards.version
 
     def health(self) -> dict[str, Any]:
         """What is still on its way to the store, and what went wrong on the way. Plain data."""
@@ -378,6 +369,3 @@ def ledger_of(store: Store, url: str, timeout: float, retention_s: float) -> Sto
         if ledger is None:
             ledger = _open[url] = StoreLedger(store, timeout, retention_s)
         return ledger
-
-
-__all__ = ["StoreError", "StoreLedger", "StoreOutage", "ledger_of"]

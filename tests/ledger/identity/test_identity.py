@@ -192,7 +192,7 @@ async def test_the_stops_of_an_adopted_store_hold_although_its_document_has_the_
     Ground(place).begun_anew()
     desk = worker()
     desk.plugin.stop(ALICE, actor="ops", reason="new")
-    assert one.ledger.control == desk.ledger.control == 1  # type: ignore[attr-defined]
+    assert one.ledger._guards.version == desk.ledger._guards.version == 1  # type: ignore[attr-defined]
     store_command("adopt", one.id, "--store", place.url)
     assert await one.calls(1) == 0
     assert one.plugin.trips[-1].rule == "kill_switch"
