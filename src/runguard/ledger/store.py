@@ -79,6 +79,16 @@ class StoreReply:
 Record = tuple[str, str, str]  # kind, what it is about, text
 
 
+@dataclass(frozen=True, slots=True)
+class SettledCall:
+    """A settlement: what the call of a hold took."""
+
+    hold: str
+    lines: Sequence[Line]
+    actual: Amount
+    record: Record | None = None
+
+
 class StoreSession(Protocol):
     """One connection. Every method raises ``StoreOutage`` when the store is away and ``StoreError`` when it is
     unusable.
@@ -89,6 +99,14 @@ class StoreSession(Protocol):
 
     def settle(self, hold: str, lines: Sequence[Line], actual: Amount, record: Record | None = None) -> StoreReply:
         """Book what a call took, and append its record, in one step. Again with the same amount, it appends nothing."""
+
+    def settle_and_reserve(
+        self, bill: SettledCall, hold: str, ttl: float, lines: Sequence[Line], want: Amount, *, force: bool = False
+    ) -> tuple[StoreReply, StoreReply]:
+        """``settle`` and then ``reserve``, in one round trip and with one commit where the store can do that.
+
+        It may be repeated, as both of them. When it raises, the settlement may be booked: settle again.
+        """
 
     def release(self, hold: str) -> StoreReply:
         """The call never left. Of an expired or settled hold nothing is taken back. A hold that is not known is

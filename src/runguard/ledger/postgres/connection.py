@@ -12,6 +12,7 @@ from runguard.ledger.postgres.error_mapping import MISSING, DeadlineError, Dupli
 from runguard.ledger.postgres.schema import PostgresSchema
 from runguard.ledger.postgres.statements import (
     RESERVE_ONE,
+    SETTLE_AND_RESERVE_ONE,
     SETTLE_ONE,
     SETTLE_ONE_RECORDED,
     SETTLE_RECORDED,
@@ -51,6 +52,7 @@ class PostgresConnection:
         self._reserve_one, self._settle_one = in_schema(RESERVE_ONE, schema), in_schema(SETTLE_ONE, schema)
         self._settle_one_recorded = in_schema(SETTLE_ONE_RECORDED, schema)
         self._settle_recorded = in_schema(SETTLE_RECORDED, schema)
+        self._settle_and_reserve_one = in_schema(SETTLE_AND_RESERVE_ONE, schema)
         self._described = PostgresSchema(name, schema, seen)
         with self._mapped_errors():
             self._open(time.monotonic() + timeout)

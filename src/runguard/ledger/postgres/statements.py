@@ -84,6 +84,51 @@ SELECT CASE WHEN {_AFTER_RECORD} THEN runguard.settle(%(hold)s::text, %(names)s:
 FROM runguard.documents WHERE name = 'identity' AND text = %(identity)s::text
 """
 
+# The settlement of one call and the reservation of the next on the same account: the row of the account is written
+# once. It writes nothing unless the hold is open and covers the bill, and the next call fits. The two operations then
+# handle the other cases one after the other.
+SETTLE_AND_RESERVE_ONE: Final = f"""
+WITH before AS (
+  SELECT usd, tokens, calls FROM runguard.holds
+  WHERE id = %(bill)s::text AND state = 'open' AND keys = ARRAY[%(key)s::text]
+    AND usd >= %(paid0)s::bigint AND tokens >= %(paid1)s::bigint AND calls >= %(paid2)s::bigint
+    AND EXISTS (SELECT FROM runguard.documents WHERE name = 'identity' AND text = %(identity)s::text)
+  FOR UPDATE
+), account AS (
+  UPDATE runguard.accounts AS a SET cap_usd = %(cap0)s::bigint, cap_tokens = %(cap1)s::bigint,
+    cap_calls = %(cap2)s::bigint, updated = runguard.clock(),
+    spent_usd = least(spent_usd + %(paid0)s::bigint, 4611686018427387903),
+      spent_tokens = least(spent_tokens + %(paid1)s::bigint, 4611686018427387903),
+    spent_calls = least(spent_calls + %(paid2)s::bigint, 4611686018427387903),
+    held_usd = least(greatest(held_usd - usd, 0) + %(want0)s::bigint, 4611686018427387903),
+      held_tokens = least(greatest(held_tokens - tokens, 0) + %(want1)s::bigint, 4611686018427387903),
+    held_calls = least(greatest(held_calls - calls, 0) + %(want2)s::bigint, 4611686018427387903)
+  FROM before WHERE key = %(key)s::text AND NOT closed
+    AND %(want0)s::bigint <= %(cap0)s::bigint + granted_usd - spent_usd - %(paid0)s::bigint
+      - greatest(held_usd - usd, 0)
+    AND %(want1)s::bigint <= %(cap1)s::bigint + granted_tokens - spent_tokens - %(paid1)s::bigint
+      - greatest(held_tokens - tokens, 0)
+    AND %(want2)s::bigint <= %(cap2)s::bigint + granted_calls - spent_calls - %(paid2)s::bigint
+      - greatest(held_calls - calls, 0)
+    AND runguard.clock() >= %(begins)s::float8 AND runguard.clock() < %(ends)s::float8
+  RETURNING {_NUMBERS} AS numbers, a.updated
+), settled AS (
+  UPDATE runguard.holds AS h SET state = 'settled', updated = account.updated, paid_usd = %(paid0)s::bigint,
+    paid_tokens = %(paid1)s::bigint, paid_calls = %(paid2)s::bigint
+  FROM account WHERE id = %(bill)s::text
+), record AS (
+  INSERT INTO runguard.records (at, kind, ref, text)
+  SELECT updated, %(kind)s::text, %(ref)s::text, %(text)s::text FROM account WHERE %(kind)s::text IS NOT NULL
+), hold AS (
+  INSERT INTO runguard.holds SELECT %(hold)s::text, ARRAY[%(key)s::text], 'open', updated + %(ttl)s::float8, updated,
+    %(want0)s::bigint, %(want1)s::bigint, %(want2)s::bigint FROM account
+)
+SELECT numbers, updated, (SELECT version FROM runguard.documents WHERE name = 'control'),
+  EXISTS (SELECT FROM runguard.holds WHERE state = 'open' AND expires <= account.updated AND id <> %(bill)s::text),
+  %(number)s::text
+FROM account
+"""
+
 
 def in_schema(sql: str, schema: str) -> str:
     """A statement for another schema than ``runguard``."""

@@ -18,7 +18,10 @@ from runguard.ledger.store import SCHEMA_VERSION, StoreError, StoreOutage
 _IDLE_S: Final = 1.0
 _PEEKED: Final = 65_536
 # scripts that may run twice: the second run changes nothing
-_REPEATABLE: Final = frozenset({"reserve", "settle", "release", "read", "running", "list", "about", "command"})
+_REPEATABLE: Final = frozenset(
+    {"reserve", "settle", "settle_and_reserve", "release", "read", "running", "list", "about", "command"}
+)
+_USES: Final = {"settle_and_reserve": ("settle", "reserve")}  # scripts that call other ones
 _log: Final = logging.getLogger("runguard")
 _warned: Final[set[str]] = set()  # stores of this process whose settings could not be read
 
@@ -245,9 +248,11 @@ class RedisConnection:
 def script_of(name: str) -> tuple[bytes, bytes]:
     """The digest and the text of a script."""
     folder = files("runguard.ledger") / "scripts"
-    common, own = ((folder / f"{part}.lua").read_text(encoding="utf-8") for part in ("common", name))
+    used = _USES.get(name, ())
+    common, own, *parts = ((folder / f"{part}.lua").read_text(encoding="utf-8") for part in ("common", name, *used))
+    functions = "".join(f"local function {part}(ARGV)\n{text}\nend\n" for part, text in zip(used, parts, strict=True))
     source = (
-        f"local SCHEMA = '{SCHEMA_VERSION}'\n{common}\nlocal function answer()\n{own}\nend\nreturn "
+        f"local SCHEMA = '{SCHEMA_VERSION}'\n{common}\n{functions}local function answer()\n{own}\nend\nreturn "
         f"{{ answer(), NUMBER }}\n"
     ).encode()
     return hashlib.sha1(source, usedforsecurity=False).hexdigest().encode(), source

@@ -7,7 +7,7 @@ from runguard.core.money import NOTHING, UNLIMITED, Amount
 from runguard.ledger.identity import Seen
 from runguard.ledger.redis.connection import RedisConnection
 from runguard.ledger.redis.encoding import balance_of, balances_of, moment_text, seconds_text
-from runguard.ledger.store import Balance, Line, Record, StoreError, StoreReply, check_amounts, check_ttl
+from runguard.ledger.store import Balance, Line, Record, SettledCall, StoreError, StoreReply, check_amounts, check_ttl
 
 MOST_EXACT: Final = (1 << 53) - 1
 AT_ONCE: Final = 500
@@ -74,17 +74,36 @@ class RedisHolds(RedisConnection):
     # ---- operations -------------------------------------------------------------------------------------------------
 
     def reserve(self, hold: str, ttl: float, lines: Sequence[Line], want: Amount, *, force: bool = False) -> StoreReply:
-        check_ttl(ttl)
-        if len(lines) > 1:
-            lines = list({line.key: line for line in lines}.values())
-        reply = self._run(
-            "reserve", hold, self._amount(want), seconds_text(ttl), "1" if force else "0", *self._lines(lines)
-        )
-        return self._reply(lines, reply)
+        lines = _each_once(lines)
+        return self._reply(lines, self._run("reserve", *self._asked_for(hold, ttl, lines, want, force)))
 
     def settle(self, hold: str, lines: Sequence[Line], actual: Amount, record: Record | None = None) -> StoreReply:
+        return self._reply(lines, self._run("settle", *self._billed(hold, lines, actual, record)))
+
+    def settle_and_reserve(
+        self, bill: SettledCall, hold: str, ttl: float, lines: Sequence[Line], want: Amount, *, force: bool = False
+    ) -> tuple[StoreReply, StoreReply]:
+        lines = _each_once(lines)
+        first = self._billed(bill.hold, bill.lines, bill.actual, bill.record)
+        second = self._asked_for(hold, ttl, lines, want, force)
+        reply = self._run("settle_and_reserve", *first, *second, str(len(first)))
+        if isinstance(reply, list):
+            *settled, reserved = reply
+        else:
+            settled, _, reserved = reply.partition("\f")
+        return self._reply(bill.lines, settled), self._reply(lines, reserved)
+
+    def _asked_for(
+        self, hold: str, ttl: float, lines: Sequence[Line], want: Amount, force: bool
+    ) -> tuple[str | bytes, ...]:
+        check_ttl(ttl)
+        return hold, self._amount(want), seconds_text(ttl), "1" if force else "0", *self._lines(lines)
+
+    def _billed(
+        self, hold: str, lines: Sequence[Line], actual: Amount, record: Record | None
+    ) -> tuple[str | bytes, ...]:
         appended = (*record, str(RECORDS_KEPT)) if record is not None else ("", "", "", "")
-        return self._reply(lines, self._run("settle", hold, self._amount(actual), *appended, *self._lines(lines)))
+        return hold, self._amount(actual), *appended, *self._lines(lines)
 
     def release(self, hold: str) -> StoreReply:
         return self._reply((), self._run("release", hold))
@@ -103,3 +122,7 @@ class RedisHolds(RedisConnection):
         for start in range(0, len(keys), AT_ONCE):
             balances += balances_of(self._run("read", *keys[start : start + AT_ONCE]), 0)
         return sorted(balances, key=lambda balance: balance.key)
+
+
+def _each_once(lines: Sequence[Line]) -> Sequence[Line]:
+    return list({line.key: line for line in lines}.values()) if len(lines) > 1 else lines

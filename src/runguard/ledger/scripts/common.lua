@@ -12,6 +12,7 @@ local LINE = '^(%S+) (%S+) ((%S+) (%S+) (%S+)) (.*)$'
 local call, match, format, find = redis.call, string.match, string.format, string.find
 -- The last two arguments are the identity of the store that the caller has worked with, and the number of the request, which ends the answer.
 local NUMBER, ID = table.remove(ARGV), table.remove(ARGV)
+local LOADED, WORLD = {}, nil -- what was read already
 
 local function refuse(text)
   error('RUNGUARD ' .. text, 0)
@@ -58,9 +59,26 @@ local function stored(field)
 end
 
 -- caps, spent, held, granted, overrun, expired, closed; nil when there is no such account.
-local function load(key)
+local function load_again(key)
   local fields = call('HMGET', P .. 'a:' .. key, 'caps', 'spent', 'held', 'granted', 'overrun', 'expired', 'closed')
-  return fields[1] and fields or nil
+  LOADED[key] = fields[1] and fields or nil
+  return LOADED[key]
+end
+
+-- The same, read once: what a script changes in it, it writes too.
+local function load(key)
+  return LOADED[key] or load_again(key)
+end
+
+-- Seconds and microseconds; the version of the control document; the value of a hold. Checks the store, once.
+local function look(hold)
+  if not WORLD then
+    local found = call('MGET', P .. 't:identity', P .. 'v:control', P .. 'h:' .. hold, P .. 'schema')
+    same(found[1], found[4])
+    WORLD = { call('TIME'), found[2] or '0' }
+    return WORLD[1], WORLD[2], found[3]
+  end
+  return WORLD[1], WORLD[2], call('GET', P .. 'h:' .. hold)
 end
 
 -- The last three amounts and the flag are left out as long as they are nothing.
@@ -235,7 +253,7 @@ local function seldom()
         local a1, a2, a3 = stored(wanted)
         local whole, keys = pcall(it.keys, names)
         for _, key in ipairs(whole and keys or {}) do
-          local fine, account = pcall(load, key)
+          local fine, account = pcall(load_again, key)
           if fine and account and pcall(book, account, a1, a2, a3, 0, 0, 0, a1, a2, a3) then
             local sure, e1, e2, e3 = pcall(stored, account[6])
             if sure then
@@ -243,6 +261,7 @@ local function seldom()
               save(key, account, stamp)
             end
           end
+          LOADED[key] = nil -- it may be changed and not written
         end
         it.finish(hold, 'x ' .. wanted .. ' ' .. names, now)
       else

@@ -5,11 +5,9 @@ local w1, w2, w3 = amount(ARGV[2])
 if not ttl or ttl ~= ttl then
   refuse('time: not a number')
 end
-local time = call('TIME')
+local time, control, known = look(hold)
 local now, stamp = time[1] + time[2] / 1000000, format('%s.%06d', time[1], time[2])
-local found = call('MGET', P .. 't:identity', P .. 'v:control', P .. 'h:' .. hold, P .. 'schema')
-local world, known = ' ' .. stamp .. ' ' .. (found[2] or '0'), found[3]
-same(found[1], found[4])
+local world = ' ' .. stamp .. ' ' .. control
 if known then
   local reply = (find(known, '^o') and 'yes' or 'no') .. world
   for i = 5, last, 3 do

@@ -2,10 +2,8 @@
 -- Reply: as of a reservation; or, when the hold has other accounts than the lines, the list "full clock control", then each in full.
 local hold, last = ARGV[1], #ARGV
 local a1, a2, a3 = amount(ARGV[2])
-local time = call('TIME')
+local time, control, known = look(hold)
 local now, stamp = time[1] + time[2] / 1000000, format('%s.%06d', time[1], time[2])
-local found = call('MGET', P .. 't:identity', P .. 'v:control', P .. 'h:' .. hold, P .. 'schema')
-same(found[1], found[4])
 local keys, at, given, n = {}, {}, '', 0
 for i = 7, last, 3 do
   local key = ARGV[i]
@@ -14,9 +12,9 @@ for i = 7, last, 3 do
 end
 local state, names = 'u', given
 local h1, h2, h3, b1, b2, b3 = 0, 0, 0, 0, 0, 0
-if found[3] then
+if known then
   local value
-  state, value, names = match(found[3], '^(%l) (%d+ %d+ %d+) (.*)$')
+  state, value, names = match(known, '^(%l) (%d+ %d+ %d+) (.*)$')
   if state == 'o' then
     h1, h2, h3 = stored(value)
   elseif state == 's' or state == 'x' then
@@ -79,7 +77,7 @@ if recorded then
 end
 call('ZADD', P .. 'holds', format('%.6f', -now), hold)
 call('SET', P .. 'h:' .. hold, 's ' .. ARGV[2] .. ' ' .. names, 'EX', KEEP)
-local world = stamp .. ' ' .. (found[2] or '0')
+local world = stamp .. ' ' .. control
 local reply, list = 'yes ' .. world, { 'full ' .. world }
 for k = 1, n do
   local key = keys[k]

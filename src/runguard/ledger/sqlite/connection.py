@@ -27,6 +27,7 @@ class SqliteConnection:
         self._path, self._timeout, self._place, self._seen = path, timeout, str(path), seen
         self._queue: WriterQueue | None = None
         self._wal = self._generation = 0
+        self._now: float | None = None  # of the step whose parts are under way
         with mapped_errors(path):
             if seen.text:  # create nothing: neither the file nor its tables
                 self._db = self._reopened()
@@ -148,14 +149,26 @@ class SqliteConnection:
     def _write(self, *, count: bool = True) -> Iterator[float]:
         """A transaction that changes the store this process has seen, and no other store.
 
-        Records are not counted: losing some of them loses no money.
+        Records are not counted: losing some of them loses no money. Within ``_step`` it is a part of that transaction.
         """
+        if self._now is not None:
+            yield self._now
+            return
         seen = self._seen
         with self._transaction(self._committed) as now:
             yield now
             rows = self._db.execute(COUNT_CHANGE if count else READ_DOCUMENT, (IDENTITY,)).fetchall()
             self._generation, found = rows[0] if rows else (0, "")
             seen.meet(seen.text, found, self._generation, seen.generation + count)
+
+    @contextlib.contextmanager
+    def _step(self) -> Iterator[None]:
+        """One transaction for several operations: all of them are written, or none."""
+        with self._write() as self._now:
+            try:
+                yield
+            finally:
+                self._now = None
 
     def _committed(self) -> None:
         self._seen.changed(self._generation)

@@ -9,7 +9,17 @@ from runguard.core.money import NOTHING, UNITS, Amount
 from runguard.ledger.sqlite.connection import SqliteConnection
 from runguard.ledger.sqlite.error_mapping import mapped_errors
 from runguard.ledger.sqlite.statements import APPEND, BALANCE, CONTROL, RESERVE_ONE, SETTLE_ONE, balance_of
-from runguard.ledger.store import Balance, Line, Record, StoreReply, check_amounts, check_ttl, fits, overrun_of
+from runguard.ledger.store import (
+    Balance,
+    Line,
+    Record,
+    SettledCall,
+    StoreReply,
+    check_amounts,
+    check_ttl,
+    fits,
+    overrun_of,
+)
 
 _EXPIRE_AT_ONCE: Final = 64
 
@@ -112,6 +122,13 @@ class SqliteHolds(SqliteConnection):
                 (hold, json.dumps(keys), now, now, *actual),
             )
             return StoreReply(self._balances(keys), now, self._control())
+
+    def settle_and_reserve(
+        self, bill: SettledCall, hold: str, ttl: float, lines: Sequence[Line], want: Amount, *, force: bool = False
+    ) -> tuple[StoreReply, StoreReply]:
+        with self._step():
+            settled = self.settle(bill.hold, bill.lines, bill.actual, bill.record)
+            return settled, self.reserve(hold, ttl, lines, want, force=force)
 
     def _append(self, record: Record, now: float) -> None:
         self._db.execute(APPEND, (int(now * 1e6), now, *record))
