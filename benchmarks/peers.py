@@ -213,6 +213,26 @@ def usd(value: float | None) -> str:
     return "–" if value is None else f"{value:.2f}"
 
 
+def one_table(figures: dict[str, dict[str, Any]], without: dict[str, str]) -> Iterator[str]:
+    """Every case in one row: whether the cap holds, whether the bill is true, what a call costs."""
+    yield (
+        f"| | cap of ${CAP_USD:.2f} held, 50 calls at once | bill true | refused calls that reached the provider | "
+        "CPU µs of a guarded call | after 5,000 calls |\n|---|---|---|---:|---:|---:|"
+    )
+    for title, told in figures.items():
+        a, b, o = told.get("A"), told.get("B"), told["overhead"]
+        cost = f"{o['above']:.1f} | {o['aged']:.1f}"
+        if a is None or b is None:
+            yield f"| {title} | counts calls, not dollars | – | – | {cost} |"
+            continue
+        held = "yes" if a["real"] <= CAP_USD + 1e-9 else f"NO: ${a['real']:.2f}"
+        is_true = all(told[probe]["reported"] in (None, told[probe]["real"]) for probe in "ABC")
+        past = b["calls"] - b["tripped"] if b["tripped"] is not None else b["calls"]
+        yield f"| {title} | {held} | {'yes' if is_true else 'NO'} | {past} | {cost} |"
+    for title, reason in without.items():
+        yield f"| {title} | not measured: {reason[:80]} | | | | |"
+
+
 def tables(figures: dict[str, dict[str, Any]]) -> Iterator[str]:
     in_dollars = {title: told for title, told in figures.items() if "A" in told}
     yield f"A. 50 calls of ${CALL_USD:.2f} at once on a cap of ${CAP_USD:.2f} (asyncio; *: threads)"
@@ -298,6 +318,7 @@ def main() -> int:
         print(json.dumps({"figures": figures, "without": without, "goals": own}, indent=1, ensure_ascii=False))
     else:
         print(load)
+        print("\n".join(one_table(figures, without)), end="\n\n")
         print("\n".join(tables(figures)))
         print("\nNot measured:" if without else "\nEverything was measured.")
         for title, reason in without.items():

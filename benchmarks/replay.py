@@ -1,15 +1,16 @@
-"""What replaying costs: a made-up JSONL file through ``runguard.replay``, beside a bare parse of the same file.
+"""What replaying costs: runs through ``runguard.replay``, beside a bare parse of the same files.
 
-    python benchmarks/replay.py                     # 1 GB
-    python benchmarks/replay.py --mb 64             # smaller
-    python benchmarks/replay.py --file RUNS.jsonl   # a file of one's own
+    python benchmarks/replay.py            # 1 GB of made-up runs
+    python benchmarks/replay.py --mb 64    # smaller
+    python benchmarks/replay.py RUNS       # recorded runs: a file, or a folder with *.jsonl and *.jsonl.gz
 
-CPU time per step, on one core and over all of them, and the most memory that any process held. The made-up runs are
-four fifths healthy
-(new arguments, new answers of about a kilobyte, growing prompts) and one fifth stuck in the ways the rules know.
+CPU time per step, on one core and over all of them, and the most memory that any process held. Unpacking is part of
+it. The made-up runs are four fifths healthy (new arguments, new answers of about a kilobyte, growing prompts) and one
+fifth stuck in the ways the rules know.
 """
 
 import argparse
+import gzip
 import json
 import os
 import random
@@ -108,13 +109,19 @@ def write(path: Path, megabytes: int) -> None:
                 file.write(json.dumps(made_up(number, dice)) + "\n")
 
 
+def files_of(path: Path) -> list[Path]:
+    """The recordings in a folder, or the file itself."""
+    return sorted(path.glob("*.jsonl*")) if path.is_dir() else [path]
+
+
 def parse(path: str) -> dict[str, float]:
     """Nothing but reading lines and parsing them."""
     steps = 0
     begin = time.process_time()
-    with Path(path).open("rb") as file:
-        for line in file:
-            steps += len(json.loads(line)["steps"])
+    for each in files_of(Path(path)):
+        with gzip.open(each) if each.suffix == ".gz" else each.open("rb") as file:
+            for line in file:
+                steps += len(json.loads(line)["steps"])
     return {"cpu": time.process_time() - begin, "steps": steps, "rss_mb": _rss(resource.RUSAGE_SELF)}
 
 
@@ -165,16 +172,15 @@ def rows(path: Path) -> Iterator[tuple[str, dict[str, float]]]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--mb", type=int, default=1_000)
-    parser.add_argument("--file", type=Path)
+    parser.add_argument("runs", type=Path, nargs="?", help="recorded runs; without it, runs are made up")
+    parser.add_argument("--mb", type=int, default=1_000, help="size of the made-up runs")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        path = options.file or Path(folder) / "runs.jsonl"
-        if options.file is None:
+        path = options.runs or Path(folder) / "runs.jsonl"
+        if options.runs is None:
             write(path, options.mb)
-        print(
-            f"{path.name}: {path.stat().st_size / 1e6:.0f} MB, load {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores"
-        )
+        size = sum(each.stat().st_size for each in files_of(path)) / 1e6
+        print(f"{path.name}: {size:.0f} MB, load {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores")
         for name, found in rows(path):
             wall = (
                 f", {found['wall']:.1f} s by the clock, {found['runs']:.0f} runs of which "
