@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Callable
 from contextlib import aclosing
 from decimal import Decimal
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from google.adk.agents import LlmAgent, LoopAgent, ParallelAgent, SequentialAgen
 from google.adk.agents.run_config import RunConfig
 from google.adk.auth.auth_credential import AuthCredential, AuthCredentialTypes, OAuth2Auth
 from google.adk.auth.auth_tool import AuthConfig
+from google.adk.models import LlmResponse
 from google.adk.tools import FunctionTool
 from google.adk.tools.tool_context import ToolContext
 from google.adk.workflow import Workflow
@@ -257,6 +259,10 @@ async def test_two_resumes_at_once_share_one_account() -> None:
     assert (model.calls, len(plugin.trips), plugin.snapshot()["runs"]) == (9, 1, [])
 
 
+# After an error of its last node these releases put the nodes of a Workflow in a wrong order when they resume it.
+LOSES_ITS_PLACE = (2, 6) <= tuple(int(part) for part in version("google-adk").split(".")[:2]) <= (2, 8)
+
+
 def _workflow(agent: LlmAgent) -> Any:
     first = LlmAgent(name="first", model=ScriptedModel([text("first")]))
     return Workflow(name="flow", edges=[("START", first, agent)])
@@ -283,11 +289,28 @@ async def test_the_same_in_every_topology(team: str) -> None:
     desk.root = TEAMS[team](desk.root)
     plugin = RunGuardPlugin(max_usd=0.05, prices=PRICES, min_output_tokens=1)
     events = await desk.say(plugin)
-    for _ in range(8):
+    for _ in range(5 if team == "workflow" and LOSES_ITS_PLACE else 8):
         events += await desk.answer(plugin)
     assert_stopped(events, "budget")
     assert plugin.spend()["usd"] <= Decimal("0.05")
     assert len({trip.run_id for trip in plugin.trips}) == 1
+
+
+@pytest.mark.skipif(not LOSES_ITS_PLACE, reason="this ADK replays a Workflow that ended with an error")
+async def test_adk_cannot_replay_a_workflow_that_ended_with_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without RunGuard, too: that is why the test above answers a stopped Workflow only once on these releases."""
+    from google.adk.workflow.utils._replay_sequence_barrier import ReplaySequenceBarrier
+
+    monkeypatch.setattr(ReplaySequenceBarrier.__init__, "__defaults__", (0.1,))  # seconds; ADK waits 15
+    thought = types.Content(role="model", parts=[types.Part(text="hm", thought=True)])
+    failed = LlmResponse(error_code="FAILED", content=thought)
+    _, desk = asking(lambda n, _: call("ask", question="?") if n == 1 else failed)
+    desk.root = _workflow(desk.root)
+    await desk.say(None)
+    await desk.answer(None)
+    await desk.answer(None)
+    with pytest.raises(RuntimeError, match="Replay divergence"):
+        await desk.answer(None)
 
 
 # ---- a stopped run --------------------------------------------------------------------------------------------------
