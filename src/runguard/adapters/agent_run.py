@@ -28,9 +28,7 @@ from functools import partial
 from typing import Any, Final, TypeVar
 
 from runguard.accounting.charges import OWNERS
-from runguard.adapters.cheaper_models import cheaper_request
 from runguard.adapters.ending_conditions import EndingConditions
-from runguard.adapters.last_call import last_permission
 from runguard.adapters.layers import (
     OUTERMOST,
     InsideTool,
@@ -42,7 +40,14 @@ from runguard.adapters.layers import (
     notice_kept,
     paid_around,
 )
-from runguard.adapters.model_calls import ModelRequest, Permission, Reply, in_event_loop
+from runguard.adapters.model_calls import (
+    ModelRequest,
+    Permission,
+    Reply,
+    cheaper_request,
+    in_event_loop,
+    last_permission,
+)
 from runguard.adapters.tool_calls import NOT_EXECUTED, OpenCall, ToolUse, left_out
 from runguard.conductor.guard import Guard
 from runguard.core.decision import ALLOW, Action, Decision, Trip

@@ -1,9 +1,9 @@
-"""A model call from its permission to its bill, on every guard around it."""
+"""A model call from its permission to its bill, on every guard around it; a cheaper model, and the last answer."""
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterable, Awaitable, Callable, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeVar
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from runguard.accounting.charges import OWNERS, Charge
 from runguard.adapters.layers import Layer
@@ -20,6 +20,15 @@ if TYPE_CHECKING:
     from runguard.adapters.agent_run import AgentRun
 
 _T = TypeVar("_T")
+_INSTRUCTION_TOKENS: Final = 64  # what a framework adds around the instruction
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSwitch:
+    """What an adapter says about sending a request to another model."""
+
+    has_open_call: Callable[[], bool]
+    obstacle: Callable[[str], str]  # why the request cannot go to a model; "" where it can
 
 
 @dataclass(slots=True)
@@ -32,7 +41,7 @@ class ModelRequest:
     max_output_tokens: int | None = None  # None: as much as the model can
     audio_tokens: int = 0
     instead_of: str = ""  # the model that was asked for, where a threshold chose a cheaper one
-    switch: Any = None  # a ``ModelSwitch`` where the adapter can send the request to another model
+    switch: ModelSwitch | None = None  # where the adapter can send the request to another model
 
     @classmethod
     def of(cls, model: str, prompt: Any, max_output_tokens: int | None = None, around: int = 0) -> "ModelRequest":
@@ -278,3 +287,50 @@ def in_event_loop() -> bool:
     except RuntimeError:
         return False
     return True
+
+
+# ---- calls that the guard chooses ------------------------------------------------------------------------------------
+
+
+def cheaper_request(run: "AgentRun", request: ModelRequest, *, no_loop: bool) -> ModelRequest:
+    """The request, to a cheaper model where a threshold of the run's own guard says so."""
+    chosen: Any = run.guard.faults.attempt("adapter", _choose, run, request, no_loop)
+    if chosen is None or not chosen.instead_of:
+        return request
+    return replace(request, model=chosen.model, instead_of=chosen.instead_of, input_tokens=chosen.input_tokens)
+
+
+def _choose(run: "AgentRun", request: ModelRequest, no_loop: bool) -> ModelCall | None:
+    guard, switch = run.guard, request.switch
+    layer = next((one for one in reversed(run.layers) if one.guard is guard), None)
+    if layer is None or switch is None or guard.downgrades is None:
+        return None
+    event = run.model_call(layer, request, no_loop=no_loop)
+    guard.downgrades.choose(layer.run, event, switch.has_open_call, switch.obstacle)
+    return event
+
+
+async def last_permission(
+    run: "AgentRun", request: ModelRequest, trip: Trip, task: "asyncio.Task[Any] | None"
+) -> Permission | None:
+    """Permission for the last call of a run that was stopped. None: the run ends with the stop.
+
+    Runs around this one have not allowed the call, and an error in place of the stop would hide the answer.
+    """
+    if len(run.layers) != 1:  # none: the run could not be started
+        return None
+    layer = run.layers[0]
+    guard, state, lane = layer
+    last = guard.last_answers
+    if last is None or guard.policy.on_stop == "raise":
+        return None
+    event = run.model_call(layer, request, no_loop=task is None)
+    event.input_tokens += -(-len(last.instruction.encode()) // UPPER) + _INSTRUCTION_TOKENS
+    if not last.may_answer(state, state.lane(lane), event, trip):
+        return None
+    if await last.take(state, event) is None:
+        return None
+    permission = Permission(run, task)
+    permission.add(layer, event)
+    permission.notice, permission.last_after = last.instruction, trip
+    return permission

@@ -11,14 +11,14 @@ if TYPE_CHECKING:
     from runguard.alerts.alert import Alert, AlertKind, Severity
     from runguard.alerts.alert_settings import SCHEMA, AlertSettings
     from runguard.alerts.message_formats import verify_signature
-    from runguard.alerts.secret_masking import mask
+    from runguard.alerts.secret import mask
     from runguard.alerts.sending import Alerts
 
 _HOMES = {
     "Alert": "runguard.alerts.alert",
     "AlertKind": "runguard.alerts.alert",
     "Severity": "runguard.alerts.alert",
-    "mask": "runguard.alerts.secret_masking",
+    "mask": "runguard.alerts.secret",
     "verify_signature": "runguard.alerts.message_formats",
     "Alerts": "runguard.alerts.sending",
     "AlertSettings": "runguard.alerts.alert_settings",

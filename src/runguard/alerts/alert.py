@@ -7,7 +7,7 @@ from hashlib import sha256
 from math import isfinite
 from typing import Any, Final, Literal, get_args
 
-from runguard.alerts.secret_masking import HIDDEN, mask_also, names_a_secret
+from runguard.alerts.secret import HIDDEN, mask_also, names_a_secret
 
 AlertKind = Literal[
     "trip", "threshold", "outage", "store_replaced", "breaker", "kill_switch", "growth", "compaction", "burn_rate"

@@ -11,8 +11,7 @@ from math import isfinite
 from typing import Any, Final, Literal, Self
 
 from runguard.alerts.addresses import Endpoint
-from runguard.alerts.secret import Secret
-from runguard.alerts.secret_masking import mask
+from runguard.alerts.secret import Secret, mask
 from runguard.core.exceptions import PolicyError
 from runguard.core.mistakes import nearest
 

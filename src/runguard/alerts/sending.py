@@ -18,7 +18,7 @@ from runguard import log_lines  # noqa: F401 - its filter keeps every log line o
 from runguard.alerts import message_formats
 from runguard.alerts.alert import Alert, Parcel, parcel_of, topic_of
 from runguard.alerts.alert_settings import AlertSettings, Receiver
-from runguard.alerts.secret_masking import mask_also
+from runguard.alerts.secret import mask_also
 from runguard.alerts.transport import UndeliveredError, post
 from runguard.background import GOODBYE_S, BackgroundQueue, finish
 

@@ -4,8 +4,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from runguard.gate.baseline import Baseline
-from runguard.gate.cost_per_success import PAIRS_NEEDED, RUNS_NEEDED, Change, change, interval, pairs_of
+from runguard.gate.baseline import PAIRS_NEEDED, RUNS_NEEDED, Baseline, Change, change, interval, pairs_of
 from runguard.policy.settings import Policy
 from runguard.replay.batches import replay
 from runguard.replay.bounded_files import MAX_UNPACKED

@@ -15,9 +15,8 @@ from langgraph.errors import GraphBubbleUp
 from langgraph.types import Command
 
 from runguard.adapters.agent_run import AgentRun
-from runguard.adapters.cheaper_models import ModelSwitch
 from runguard.adapters.ending_conditions import error_of, fitting
-from runguard.adapters.model_calls import Permission
+from runguard.adapters.model_calls import ModelSwitch, Permission
 from runguard.adapters.tool_calls import ToolUse
 from runguard.conductor.controls import Controls
 from runguard.conductor.guard import Guard

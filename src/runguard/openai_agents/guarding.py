@@ -16,8 +16,7 @@ from runguard.conductor.controls import Controls
 from runguard.conductor.guard import Guard
 from runguard.core.exceptions import PolicyError
 from runguard.openai_agents.model import GuardedModel
-from runguard.openai_agents.past_the_guard import report
-from runguard.openai_agents.replaced_models import watch
+from runguard.openai_agents.replaced_models import report, watch
 from runguard.openai_agents.runs import Runs
 from runguard.policy.settings import Policy
 from runguard.policy.typed_settings import PolicySettings
@@ -177,44 +176,37 @@ class _Hooks(AgentHooks[Any]):
     """Follows the run, and passes every call on to the hooks of the original agent."""
 
     def __init__(self, runs: Runs, inner: AgentHooks[Any] | None) -> None:
-        self._runs, self._inner = runs, inner
+        self._runs, self._inner = runs, inner if inner is not None else AgentHooks[Any]()
 
     async def on_start(self, context: Any, agent: Any) -> None:
         self._runs.of(context, agent.name).enter()
-        if self._inner is not None:
-            await self._inner.on_start(context, agent)
+        await self._inner.on_start(context, agent)
 
     async def on_end(self, context: Any, agent: Any, output: Any) -> None:
         self._runs.end(context)
-        if self._inner is not None:
-            await self._inner.on_end(context, agent, output)
+        await self._inner.on_end(context, agent, output)
 
     async def on_handoff(self, context: Any, agent: Any, source: Any) -> None:
         self._runs.of(context, source.name).hand_off(agent.name)
-        if self._inner is not None:
-            await self._inner.on_handoff(context, agent, source)
+        await self._inner.on_handoff(context, agent, source)
 
     async def on_llm_start(self, context: Any, agent: Any, system_prompt: Any, input_items: Any) -> None:
         self._runs.connect(input_items, self._runs.of(context, agent.name))
-        if self._inner is not None:
-            await self._inner.on_llm_start(context, agent, system_prompt, input_items)
+        await self._inner.on_llm_start(context, agent, system_prompt, input_items)
 
     async def on_llm_end(self, context: Any, agent: Any, response: Any) -> None:
         run, error = self._runs.of(context, agent.name), None
         if (past := self._runs.disconnect(run)) is not None:
             error = await report(run, agent, past.items, response, is_first=past.is_first)
-        if self._inner is not None:
-            await self._inner.on_llm_end(context, agent, response)
+        await self._inner.on_llm_end(context, agent, response)
         if error is not None:
             raise error
 
     async def on_tool_start(self, context: Any, agent: Any, tool: Any) -> None:
-        if self._inner is not None:
-            await self._inner.on_tool_start(context, agent, tool)
+        await self._inner.on_tool_start(context, agent, tool)
 
     async def on_tool_end(self, context: Any, agent: Any, tool: Any, result: Any) -> None:
-        if self._inner is not None:
-            await self._inner.on_tool_end(context, agent, tool, result)
+        await self._inner.on_tool_end(context, agent, tool, result)
 
 
 class AgentSettings(PolicySettings, total=False):

@@ -3,17 +3,31 @@
 The SDK shows the ``RunConfig`` of a run to no hook and to no agent. Its run loop finds the model of each call with the
 function ``get_model``, and the settings for it with ``get_model_settings``. ``watch`` puts a function around both. They
 change nothing for agents without a guard, nor for runs without ``RunConfig.model``. They do not change ``RunConfig``.
-In a version of the SDK without these functions, ``past_the_guard`` sees the call when the model has answered.
+In a version of the SDK without these functions, ``report`` sees the call when the model has answered: it books the
+call and ends the run. In shadow mode the run goes on.
 """
 
+import logging
 from collections.abc import Callable
 from functools import wraps
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, Final
 
 from agents.run_internal import run_loop
 
-from runguard.openai_agents.model import GuardedModel
+from runguard.adapters.agent_run import AgentRun
+from runguard.adapters.ending_conditions import error_of
+from runguard.adapters.model_calls import ModelRequest, Permission
+from runguard.core.decision import Trip
+from runguard.core.exceptions import RunGuardError
+from runguard.openai_agents.model import GuardedModel, name_of, settle_answer
+
+_log: Final = logging.getLogger("runguard")
+_MESSAGE: Final = (
+    "agent '%s' called a model past its guard: RunConfig(model=...) has replaced the guarded model, and RunGuard "
+    "cannot guard the replacement in this version of openai-agents. The call is booked at the price of '%s'. Do this "
+    "instead: set the model on the agent, then call guarded(agent, ...)"
+)
 
 
 def watch() -> None:
@@ -43,3 +57,19 @@ def _fitting_settings(get_model_settings: Callable[..., Any]) -> Callable[..., A
         return get_model_settings(agent, run_config, *args, **kwargs)
 
     return fitting_settings
+
+
+async def report(run: AgentRun, agent: Any, items: Any, response: Any, *, is_first: bool) -> RunGuardError | None:
+    """Book the call, log the first one of a guard, and return the error that must end the run."""
+    mode = run.guard.policy.mode
+    if mode == "off":
+        return None
+    name = name_of(agent.model)
+    if is_first:
+        _log.warning("runguard.unguarded: %s", _MESSAGE % (agent.name, name))
+    permission = await run.ask(lambda: ModelRequest.of(name, items))
+    if isinstance(permission, Permission):
+        permission.read(lambda one, answer: settle_answer(one, answer, ()), response)
+    elif isinstance(permission, Trip):
+        return error_of(permission)
+    return RunGuardError(_MESSAGE % (agent.name, name)) if mode == "enforce" else None

@@ -17,8 +17,18 @@ from typing import Any, Final
 from runguard.core.budget import Budget
 from runguard.core.exceptions import RunStoppedError
 from runguard.termination.seen import MaxIterationsTermination
-from runguard.testing.harness import MODEL, AgentSpec, Harness, Reply, Session, TurnResult
-from runguard.testing.scenario_checks import begun, nothing_left, stopped, untouched
+from runguard.testing.harness import (
+    MODEL,
+    AgentSpec,
+    Harness,
+    Reply,
+    Session,
+    TurnResult,
+    begun,
+    nothing_left,
+    stopped,
+    untouched,
+)
 
 __all__ = ["SCENARIOS", "AgentSpec", "Harness", "Reply", "Session", "TurnResult", "check", "matrix"]
 

@@ -30,9 +30,8 @@ def command(
     unit, in every current window. Past spending still counts, and the next period begins with the policy's amount
     again. Exit code 0 if a budget was raised, 2 if there is no such budget.
     """
-    from runguard.cli.commands.budgets import budget_table
-    from runguard.cli.commands.scopes import known_scopes, near
-    from runguard.cli.commands.stores import desk, look_at, tell_alerts
+    from runguard.cli.commands.status_screen import budget_table
+    from runguard.cli.commands.stores import desk, known_scopes, look_at, near, tell_alerts
     from runguard.console.screen import console, print_table
     from runguard.core.exceptions import PolicyError
     from runguard.core.printable import printable

@@ -1,27 +1,33 @@
-"""Model prices for people: one line per model, in dollars per million tokens."""
+"""Model prices for people, in dollars per million tokens, and the price table that they come from."""
 
 import contextlib
 import json
+import os
 import time
+from datetime import UTC, datetime
 from decimal import Decimal
 from fnmatch import fnmatchcase
 from typing import Any, Final
 
-from runguard.cli.commands.price_tables import REFRESH
+from runguard.cli.commands.command import CommandError
 from runguard.console.screen import console, print_table, table
 from runguard.core.exceptions import RunGuardError
 from runguard.core.mistakes import nearest
 from runguard.core.money import nanos, to_usd, usd_text
 from runguard.core.printable import printable
 from runguard.policy.settings import Policy
+from runguard.pricing import genai_source
 from runguard.pricing.book import Pricing
 from runguard.pricing.model_ids import normalise
 from runguard.pricing.model_limits import LIMITS
-from runguard.pricing.price_list import listed_models
+from runguard.pricing.price_list import PricesSource, listed_models, price_list
+from runguard.pricing.price_table import PriceTable, current_table, updated_path
 from runguard.pricing.rates import Band, Rates
 from runguard.view.spend_over_time import TOOLS
 from runguard.view.store_view import StoreView
 
+OLD_DAYS: Final = 90  # providers change prices several times a year
+REFRESH: Final = "pip install -U 'runguard-agents[prices]' && runguard prices --update"
 _KINDS: Final = ("input", "output", "cached", "cache_write", "audio", "cached_audio", "audio_output")
 _SOURCES: Final = {"prices": "this policy, prices", "on_unpriced": "this policy, on_unpriced"}
 _SAME_AS: Final = {
@@ -31,6 +37,42 @@ _SAME_AS: Final = {
     "cached_audio": "cached",
     "audio_output": "output",
 }
+
+
+def list_in_use(source: PricesSource) -> dict[str, Any]:
+    """Name, date and age of the price list that runs use."""
+    used = price_list(source)
+    if used is None:  # a policy with this source is not valid without the package
+        return {"source": None, "date": None, "days_old": None, "old": True}
+    today = datetime.fromtimestamp(time.time(), UTC).date()  # noqa: TID251 - how old it is now
+    days = max((today - used.date).days, 0)
+    return {"source": used.source, "date": used.date.isoformat(), "days_old": days, "old": days > OLD_DAYS}
+
+
+def update_table() -> dict[str, Any]:
+    """Write a table from the installed genai-prices; says where, or that the one in use is as new.
+
+    It reads only the installed package and never uses the network.
+    """
+    try:
+        prices = genai_source.snapshot()
+    except ImportError:
+        raise CommandError(genai_source.MISSING) from None
+    text = genai_source.table_text(prices, genai_source.installed_on())
+    if not PriceTable(text).is_newer_than(current_table()):
+        return {"written": False, "file": None}
+    try:
+        path = updated_path()
+        path.parent.mkdir(parents=True, exist_ok=True)
+        partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
+        partial.write_text(text, encoding="utf-8")
+        partial.replace(path)  # a program that reads meanwhile sees the old table or the new one
+    except (OSError, RuntimeError) as error:
+        raise CommandError(
+            f"the price table cannot be written: {error}; name a file with the variable RUNGUARD_PRICES"
+        ) from None
+    current_table.cache_clear()
+    return {"written": True, "file": str(path)}
 
 
 def asked_models(policy: Policy, asked: tuple[str, ...]) -> tuple[list[str], list[str]]:

@@ -36,9 +36,15 @@ def command(models: tuple[str, ...], update: bool, store: str | None, as_json: b
     --update writes a price table from the installed genai-prices, if that is newer than the table in use. It does not
     use the network. Exit code 2 if genai-prices is not installed or the table cannot be written.
     """
-    from runguard.cli.commands.model_prices import asked_models, limits_usd, price_of, print_prices
+    from runguard.cli.commands.model_prices import (
+        asked_models,
+        limits_usd,
+        list_in_use,
+        price_of,
+        print_prices,
+        update_table,
+    )
     from runguard.cli.commands.policies import policy_here
-    from runguard.cli.commands.price_tables import list_in_use, update_table
 
     updated = update_table() if update else None
     policy = policy_here(store)

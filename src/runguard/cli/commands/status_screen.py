@@ -1,16 +1,17 @@
 """``runguard status`` on a screen."""
 
+from collections.abc import Sequence
 from typing import Any, Final
 
 from rich.console import Console
+from rich.table import Table
 from rich.text import Text
 
-from runguard.cli.commands.budgets import budget_table
 from runguard.console.hints import hint
-from runguard.console.screen import console, heading, moment, print_table, span, table, usd
+from runguard.console.screen import amount, console, heading, moment, print_table, span, table, usd
 from runguard.core.printable import printable
 from runguard.policy.settings import Policy
-from runguard.view.rows import BreakerRow, Figures, RunForecast, RunningRow, Spend
+from runguard.view.rows import BreakerRow, BudgetRow, Figures, RunForecast, RunningRow, Spend
 from runguard.view.store_view import StoreView
 
 _NAMES: Final = 15
@@ -157,3 +158,42 @@ def _breakers(out: Console, breakers: list[BreakerRow], now: float) -> None:
 
 def _count(number: int | None) -> str:
     return "?" if number is None else f"{number:,}"
+
+
+def budget_table(rows: Sequence[BudgetRow], now: float) -> Table:
+    shown = table(
+        "scope",
+        "window",
+        "spent",
+        "reserved",
+        "limit",
+        "used",
+        "",
+        right=("spent", "reserved", "limit", "used"),
+        whole=("limit",),
+    )
+    for row in rows:
+        what = {"usd": ""}.get(row.unit, f" {row.unit}")
+        limit = f"{amount(row.unit, row.limit + row.granted)}{what}"
+        colour = "red" if row.closed or row.share >= 1 else "yellow" if row.share >= 0.8 else ""
+        shown.add_row(
+            row.scope,
+            row.window or "",
+            amount(row.unit, row.spent),
+            amount(row.unit, row.reserved),
+            limit,
+            Text(f"{row.share:.0%}", colour),
+            _budget_remarks(row, now),
+        )
+    return shown
+
+
+def _budget_remarks(row: BudgetRow, now: float) -> str:
+    remarks = [f"{amount(row.unit, row.granted)} extension"] if row.granted else []
+    remarks += [f"{amount(row.unit, row.overrun)} over"] if row.overrun else []
+    remarks += ["closed until it is extended" + (" or the next window" if row.ends else "")] if row.closed else []
+    remarks += [f"resets in {span(row.ends - now)}"] if row.ends else []
+    if row.forecast is not None and row.share < 1:
+        at, share = row.forecast.used_up_at, row.forecast.share_at_end
+        remarks.append(f"about {share:.0%} by then" if at is None else f"used up in about {span(at - now)}")
+    return ", ".join(remarks)

@@ -36,8 +36,7 @@ def command(scope: str, reason: str, actor: str, store: str | None, as_json: boo
     model calls in flight within about a second and refuses later calls and new runs, until `runguard resume SCOPE`.
     Exit code 0 if the stop is in force, 2 if not.
     """
-    from runguard.cli.commands.scopes import known_scopes, near, running_in
-    from runguard.cli.commands.stores import desk, look_at, tell_alerts
+    from runguard.cli.commands.stores import desk, known_scopes, look_at, near, running_in, tell_alerts
     from runguard.console.hints import hint
     from runguard.core.printable import printable
     from runguard.ledger.kill_switch import ALL, check_scope

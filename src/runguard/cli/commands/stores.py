@@ -1,22 +1,29 @@
-"""The store that a command reads or changes: ``--store``, or the store of the policy in force."""
+"""The store that a command reads or changes, ``--store`` or the store of the policy in force, and its scopes."""
 
 import logging
 from typing import Final
 
 import click
 
+from runguard.accounting.budget_groups import scopes_of
 from runguard.cli.commands.command import CommandError
 from runguard.cli.commands.policies import policy_here
 from runguard.conductor.guard import Guard
+from runguard.core.events import RunInfo
 from runguard.core.exceptions import PolicyError
+from runguard.core.mistakes import nearest
+from runguard.core.printable import printable
+from runguard.ledger.kill_switch import ALL
 from runguard.ledger.sqlite.backend import SqliteStore
 from runguard.ledger.store import StoreOutage, StoreSession
 from runguard.ledger.urls import store_of
 from runguard.policy.settings import Policy
+from runguard.view.rows import RunningRow
 from runguard.view.store_view import StoreView
 
 _ALERTS_S: Final = 5.0
 _LOOK_S: Final = 3.0
+_SHOWN: Final = 20
 
 
 def look_at(store: str | None) -> tuple[StoreView, Policy]:
@@ -88,3 +95,25 @@ def tell_alerts(guard: Guard) -> list[str]:
     if guard.flush(_ALERTS_S) or guard.alarms is None:
         return []
     return [f"the alerts of the policy were not sent within {_ALERTS_S:g} s"]
+
+
+def running_in(view: StoreView, scope: str) -> list[str]:
+    """Return the ids of the active runs of a scope."""
+    return [row.run for row in view.running() if scope == ALL or scope in _scopes(row)]
+
+
+def known_scopes(view: StoreView) -> list[str]:
+    """Return every scope that has a budget in the store or an active run."""
+    running = {scope for row in view.running() for scope in _scopes(row)}
+    return sorted({row.scope for row in view.budgets()} | running)
+
+
+def near(scope: str, known: list[str]) -> str:
+    """Return a hint for an unknown scope: the nearest one, or the first ones of the store."""
+    if not known:
+        return "this store has no scope yet"
+    return nearest(scope, printable(known), cutoff=0.8, shown=_SHOWN)
+
+
+def _scopes(row: RunningRow) -> tuple[str, ...]:
+    return scopes_of(RunInfo(run=row.run, app=row.app, user=row.user, session=row.session))

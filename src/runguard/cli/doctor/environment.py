@@ -12,8 +12,7 @@ from typing import Final, Literal
 
 from runguard import _version
 from runguard.cli.commands.command import CommandError
-from runguard.cli.commands.model_prices import limits_usd, price_of, seen_models
-from runguard.cli.commands.price_tables import OLD_DAYS, REFRESH, list_in_use
+from runguard.cli.commands.model_prices import OLD_DAYS, REFRESH, limits_usd, list_in_use, price_of, seen_models
 from runguard.cli.commands.stores import check_file
 from runguard.core.exceptions import RunGuardError
 from runguard.ledger.sqlite.backend import SqliteStore
